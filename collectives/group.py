@@ -157,19 +157,16 @@ def _host_wiring(gpus: tuple[int, ...], machine: ByIdentity[Topology]) -> _HostW
         link = topology.gpu_route(gpus[0], gpus[1]).links[0].name
         return _HostWires(gpus, HostLinkClass.NVSWITCH, bandwidth, bandwidth, link)
     capacities = _direct_nvlinks(gpus, topology)
+    has_nvlinks = all(any(topology.nvlink_lanes(a, b) for b in gpus if b != a) for a in gpus)
     for bandwidth, is_chain in (
         (pack_rings(capacities), False),
-        (chain_bandwidth(capacities) if _is_nvlink_only(gpus, topology) else 0.0, True),
+        (chain_bandwidth(capacities) if has_nvlinks else 0.0, True),
     ):
         if bandwidth:
             pair, link = _pair_bandwidth(gpus, topology)
             lane = _lane_bandwidth(topology) if is_chain else bandwidth
             return _HostWires(gpus, HostLinkClass.NVLINK_MESH, lane, pair, link, is_chain)
     return _pcie_wiring(gpus, topology)
-
-
-def _is_nvlink_only(gpus: tuple[int, ...], topology: Topology) -> bool:
-    return all(any(topology.nvlink_lanes(a, b) for b in gpus if b != a) for a in gpus)
 
 
 def _lane_bandwidth(topology: Topology) -> float:

@@ -64,17 +64,12 @@ class CollectiveMeasurement:
         parts = [self.topology, f"{self.hosts}x{self.ranks // self.hosts}"]
         if self.hosts == 1:
             parts[1] = "one host"
-        version = self.nccl_version
-        parts += [self.kind.value, "nccl ?" if version is None else f"nccl {_dotted(version)}"]
-        return " ".join(parts)
+        version = "?" if self.nccl_version is None else ".".join(map(str, self.nccl_version))
+        return " ".join([*parts, self.kind.value, f"nccl {version}"])
 
     def wiring(self) -> Wiring:
         """What its group saw."""
         return wiring_of_run(self.topology, self.hosts, self.ranks)
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(str(part) for part in version)
 
 
 @lru_cache(maxsize=1024)
@@ -106,28 +101,19 @@ def _load_table(path: Path, prefix: str, place: RunPlace) -> list[CollectiveMeas
     faults = FaultList(str(path))
     rows: list[CollectiveMeasurement] = []
     text = read_packed_text(path, MeasurementError)
-    for number, record in enumerate(_records(text, path, place)):
-        _read_row(record, f"{prefix}{record.get('id') or number}", rows, faults)
+    records: Iterable[Mapping[str, str | None]] = (
+        read_nccl_tests(text, document=str(path), place=place)
+        if is_nccl_tests(text)
+        else parse_rows(text, document=str(path), error_type=MeasurementError, needed=COLUMNS)
+    )
+    for number, record in enumerate(records):
+        row = f"{prefix}{record.get('id') or number}"
+        try:
+            rows.append(_parse_row(record, row))
+        except (InputError, ValueError, TypeError, OverflowError) as fault:
+            faults.add(f"row {row}", " ".join(str(fault).split())[:200])
     faults.check(MeasurementError)
     return rows
-
-
-def _records(text: str, path: Path, place: RunPlace) -> Iterable[Mapping[str, str | None]]:
-    if is_nccl_tests(text):
-        return read_nccl_tests(text, document=str(path), place=place)
-    return parse_rows(text, document=str(path), error_type=MeasurementError, needed=COLUMNS)
-
-
-def _read_row(
-    record: Mapping[str, str | None],
-    row: str,
-    rows: list[CollectiveMeasurement],
-    faults: FaultList,
-) -> None:
-    try:
-        rows.append(_parse_row(record, row))
-    except (InputError, ValueError, TypeError, OverflowError) as fault:
-        faults.add(f"row {row}", " ".join(str(fault).split())[:200])
 
 
 def _parse_row(record: Mapping[str, str | None], row: str) -> CollectiveMeasurement:

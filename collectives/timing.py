@@ -64,10 +64,9 @@ def predict_duration_ns(
         duration = latency + inside
     else:
         duration = host.launch_ns + movement.roots * host.root_launch_ns
-        duration = duration + _spread_ns(movement, host)
-        duration = duration + _norm(
-            movement.host_hops * _host_hop_ns(protocol, host), inside, host.ll_overlap
-        )
+        duration = duration + host.spread_ns * _ramp(movement.chunk_bytes / host.spread_bytes)
+        hop_ns = host.ll_hop_ns if protocol is Protocol.LL else host.ll128_hop_ns
+        duration = duration + _norm(movement.host_hops * hop_ns, inside, host.ll_overlap)
     if fabric is not None:
         duration = duration + _net_ns(movement, algorithm, protocol, wires, fabric, inside)
     return np.asarray(duration, dtype=np.float64)
@@ -99,14 +98,6 @@ def _inside_ns(
     moved = movement.gpu_bytes + host.copy_ratio * movement.local_bytes
     sending = moved * ns_per_byte / host.simple_ratio
     return sending + np.sqrt(host.fill_ns * sending)
-
-
-def _host_hop_ns(protocol: Protocol, host: HostConstants) -> float:
-    return host.ll_hop_ns if protocol is Protocol.LL else host.ll128_hop_ns
-
-
-def _spread_ns(movement: Movement, host: HostConstants) -> Any:
-    return host.spread_ns * _ramp(movement.chunk_bytes / host.spread_bytes)
 
 
 def _net_ns(

@@ -94,14 +94,6 @@ def _size_even(task: ShardingTask) -> ShardingPlan:
     return task.whole(ranks, "size_even")
 
 
-def _balanced(task: ShardingTask) -> ShardingPlan:
-    return next(iter_balanced_plans(task))
-
-
-def _row_wise(task: ShardingTask) -> ShardingPlan:
-    return task.plan(spread_rows(task.tables, rank_count=task.rank_count), "row_wise")
-
-
 _COSTS: dict[str, TableCost] = {
     "size_greedy": size_cost,
     "lookup_greedy": lookup_cost,
@@ -113,8 +105,10 @@ SHARDERS: dict[str, Sharder] = {
     "naive_chunk": _naive_chunk,
     "random": _random,
     **{name: partial(_greedy, name, cost) for name, cost in _COSTS.items()},
-    "balanced": _balanced,
-    "row_wise": _row_wise,
+    "balanced": lambda task: next(iter_balanced_plans(task)),
+    "row_wise": lambda task: task.plan(
+        spread_rows(task.tables, rank_count=task.rank_count), "row_wise"
+    ),
     "size_even": _size_even,
     "torchrec": shard_as_torchrec,
     "hugectr_auto": shard_as_hugectr,

@@ -147,11 +147,8 @@ def _load(path: Path) -> Document:
 
 def _in_table(path: str) -> str:
     """A path of a document that was a table, such as `row 2, column rows`."""
-    return re.sub(r"^tables\[(\d+)\]\.?(.+)?$", _row_and_column, path)
-
-
-def _row_and_column(match: re.Match[str]) -> str:
-    return f"row {match[1]}" + (f", column {match[2]}" if match[2] else "")
+    path = re.sub(r"^tables\[(\d+)\]\.?", r"row \1, column ", path)
+    return path.removesuffix(", column ")
 
 
 def _with_indices(

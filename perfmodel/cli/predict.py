@@ -196,7 +196,7 @@ def compare(
 
 def _split(given: dict[str, str], asked: dict[str, Any]) -> list[str]:
     """Add the first of the values *given* to *asked*; returns what has several values."""
-    from perfmodel.base.value_lists import expand_values
+    from perfmodel.base.options import expand_values
 
     values = {key: expand_values(text) for key, text in given.items()}
     axes = [f"{key}={','.join(several)}" for key, several in values.items() if len(several) > 1]

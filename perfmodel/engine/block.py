@@ -1,8 +1,7 @@
-"""Block: some ranks of a job being replayed, advanced as far as is known.
+"""Block: the replay of some ranks of a job, advanced as far as its information allows.
 
-A block that holds all ranks needs nobody else. Several blocks of one job
-exchange only rendezvous that cross them: each says when the last of its own
-members was ready, and hears when the last of all was.
+A block with all ranks needs no other. Several blocks of one job exchange only the rendezvous that
+cross them: each reports when its last member was ready and gets the time of the last of all.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Arrivals:
 
 
 def no_arrivals(vector_count: int) -> Arrivals:
-    """Arrivals of nobody."""
+    """Arrivals without rows."""
     return Arrivals(np.empty((0, 3), dtype=np.int64), np.empty((0, vector_count), dtype=np.int64))
 
 
@@ -62,7 +61,7 @@ def join_arrivals(parts: Sequence[Arrivals]) -> Arrivals:
 
 
 class Block:
-    """The replay of what is in *layout*. Its state changes only through its methods."""
+    """The replay of *layout*. Its state changes only through its methods."""
 
     def __init__(self, layout: FlatJob, durations: DurationTable, *, kept_iterations: int) -> None:
         self.layout = layout
@@ -96,13 +95,13 @@ class Block:
 
     @property
     def can_walk(self) -> bool:
-        """Whether there are lanes that the last walk had no patience for."""
+        """Whether the last walk stopped before all lanes that could run."""
         return int(self._state.counts[STACK_HEIGHT]) > 0
 
     def awaited(self) -> NDArray[np.bool_]:
-        """Of which rendezvous with other blocks this one has members that others wait for.
+        """The rendezvous with other blocks in which others wait for members of this one.
 
-        To be asked right after `begin_iteration`.
+        Valid right after `begin_iteration`.
         """
         is_external = self.layout.g_is_external.astype(bool)
         counts = np.diff(self.layout.g_rendezvous)
@@ -110,18 +109,17 @@ class Block:
         return answer
 
     def begin_iteration(self) -> None:
-        """Go on to the next iteration; lanes keep the time that they have reached."""
+        """Begin the next iteration; lanes keep their times."""
         begin_iteration(self.layout, self._state, self.iteration + 1)
         if self._early:
             early, self._early = join_arrivals(self._early), []
             self.resolve(early)
 
     def resolve(self, resolved: Arrivals) -> None:
-        """Take in what was *resolved* outside.
+        """Apply rendezvous that were *resolved* outside.
 
-        What concerns an iteration that is done already is left out: members
-        that only signal do not wait for the others. Who only waits may hear of
-        an iteration before it gets there, and remembers that.
+        Those of a finished iteration are ignored: members that only signal do not wait for the
+        others. Those of a later iteration are stored: a block that only waits may be behind.
         """
         iteration = resolved.rendezvous[:, 0]
         now, later = iteration == self.iteration, iteration > self.iteration
@@ -132,9 +130,9 @@ class Block:
             self._early.append(Arrivals(resolved.rendezvous[later], resolved.ready_ns[later]))
 
     def advance(self, patience: int = TO_THE_END) -> Arrivals:
-        """Walk on, and say which members are ready.
+        """Continue the walk, and return which members are ready.
 
-        Where others wait for the answer, the walk ends after *patience* tasks.
+        If others wait for the answer, the walk ends after *patience* tasks.
         """
         state = self._state
         advance(self.layout, state, patience)
@@ -151,7 +149,7 @@ class Block:
         return rows
 
     def member_ready_ns(self, iteration: int) -> Int64s:
-        """When every member of a rendezvous was ready; NOT_DONE where none came."""
+        """When every member of a rendezvous was ready; NOT_DONE if it was not."""
         rows: Int64s = self._state.member_ready_ns[iteration % len(self._state.end_ns)]
         return rows
 

@@ -1,9 +1,8 @@
 """Condensed job: kinds of rank with only the tasks that matter, evaluated for many variants.
 
-What variants share (sharding plans of one model, say) is condensed once to slots
-and exact waits between them; of each variant only its own durations and the kind
-of every rank come in. The same rules as a replay of the whole job, and the same
-nanoseconds.
+The common part of all variants (such as sharding plans) is condensed once to slots and exact waits
+between them. A variant adds only its own durations and the kind of every rank. Rules and
+nanoseconds are those of a replay of the whole job.
 """
 
 from __future__ import annotations
@@ -42,14 +41,13 @@ FIXED = -1
 NOT_SETTLED = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CondensedJob:
+class CondensedJob(NamedTuple):
     """Slots of both kinds of rank, as columns for the compiled evaluation.
 
-    Waits of slot s on a rank of kind v are rows `wait_start[v, s]` to
-    `wait_start[v, s + 1]`. *changing* is the column of a variant's durations that
-    a slot takes, or FIXED; then `fixed_ns[v, s]` holds, by duration vector. *reach* is how many
-    iterations dependencies go back.
+    Waits of slot s on a rank of kind v are rows `wait_start[v, s]` to `wait_start[v, s + 1]`.
+    *changing* is the column of a variant's durations for a slot, or FIXED; then `fixed_ns[v, s]`
+    applies. *fixed_ns* and *wait_lag_ns* have a last axis of duration vectors, which compiled code
+    gets without. *reach* is how many iterations dependencies go back.
     """
 
     is_present: Bools
@@ -66,7 +64,7 @@ class CondensedJob:
 
     @property
     def vector_count(self) -> int:
-        """Number of duration vectors of what is fixed; the first is the nominal one."""
+        """Number of duration vectors of fixed tasks; the first is nominal."""
         return int(self.fixed_ns.shape[2])
 
 
@@ -80,9 +78,9 @@ class RankKind:
 
 
 def condense_job(kinds: Sequence[RankKind]) -> CondensedJob:
-    """Condense the *kinds* of rank of a job in which all ranks meet in all rendezvous.
+    """Condense the *kinds* of rank of a job in which all ranks take part in all rendezvous.
 
-    Slots are the tasks that are kept in any of them, found again by their origin.
+    Slots are the tasks that any kind keeps, matched by their origin.
     """
     found = [
         condense(kind.program, kind.durations_ns, choose_kept(kind.program, kind.changing != FIXED))
@@ -93,7 +91,7 @@ def condense_job(kinds: Sequence[RankKind]) -> CondensedJob:
 
 
 def _slot_keys(program: Program, found: CondensedProgram) -> dict[SlotKey, int]:
-    """Kept tasks by lane, origin and how many of that origin stood before on the lane."""
+    """Kept tasks by lane, origin and number among the tasks of that origin on the lane."""
     lanes = program.task_lanes()
     kept = set(found.tasks)
     counts: Counter[tuple[int, int]] = Counter()
@@ -108,7 +106,7 @@ def _slot_keys(program: Program, found: CondensedProgram) -> dict[SlotKey, int]:
 
 
 def _merge(keys: list[dict[SlotKey, int]], condensed: list[CondensedProgram]) -> list[SlotKey]:
-    """All slots in an order in which both kinds of rank can be worked off."""
+    """All slots, in an order that both kinds of rank can execute."""
     sources: dict[SlotKey, set[SlotKey]] = {key: set() for of_kind in keys for key in of_kind}
     for of_kind, found in zip(keys, condensed, strict=True):
         key_of = {task: key for key, task in of_kind.items()}
@@ -186,7 +184,7 @@ def _fill(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VariantTimes:
-    """Times of variants: isolated, and the period with the iterations it took to show."""
+    """Times of variants: isolated time, period, and the iterations needed to find it."""
 
     isolated_ns: Int64s
     period_ns: Int64s
@@ -199,19 +197,19 @@ def evaluate_variants(
 ) -> VariantTimes:
     """Times; *kinds* are variants x ranks, *durations_ns* variants x columns x ranks."""
     moments = _moments(job, kinds.shape[1])
-    found = _evaluate(kinds, durations_ns, moments, _columns(job, vector))
-    return VariantTimes(found[:, 0], found[:, 1], found[:, 2], found[:, 3])
+    found = _evaluate(kinds, durations_ns, moments, _of_vector(job, vector))
+    return VariantTimes(*found.T)
 
 
 def start_and_end(job: CondensedJob, kinds: Int8s, durations_ns: Int64s) -> tuple[Int64s, Int64s]:
     """Ready and end of every slot x rank of one variant in its first iteration."""
     moments = _moments(job, len(kinds))
-    _advance(0, kinds, durations_ns, moments, _columns(job, 0))
+    _advance(0, kinds, durations_ns, moments, _of_vector(job, 0))
     return moments.ready, moments.ends[0]
 
 
 class _Moments(NamedTuple):
-    """Where compiled code notes what happens when: iterations x slots x ranks."""
+    """Times that compiled code writes: iterations x slots x ranks."""
 
     starts: Int64s
     ends: Int64s
@@ -230,35 +228,11 @@ def _moments(job: CondensedJob, ranks: int) -> _Moments:
     )
 
 
-class _Columns(NamedTuple):
-    """The columns of a condensed job, for compiled code."""
-
-    is_present: NDArray[np.bool_]
-    is_rendezvous: NDArray[np.bool_]
-    changing: NDArray[np.int32]
-    fixed_ns: Int64s
-    wait_start: NDArray[np.int32]
-    wait_slot: NDArray[np.int32]
-    wait_is_start: NDArray[np.bool_]
-    wait_distance: NDArray[np.int32]
-    wait_lag_ns: Int64s
-    lane_slots: NDArray[np.int32]
-    reach: int
-
-
-def _columns(job: CondensedJob, vector: int) -> _Columns:
-    return _Columns(
-        job.is_present,
-        job.is_rendezvous,
-        job.changing,
-        np.ascontiguousarray(job.fixed_ns[:, :, vector]),
-        job.wait_start,
-        job.wait_slot,
-        job.wait_is_start,
-        job.wait_distance,
-        np.ascontiguousarray(job.wait_lag_ns[:, vector]),
-        job.lane_slots,
-        job.reach,
+def _of_vector(job: CondensedJob, vector: int) -> CondensedJob:
+    """*job* with one duration vector, for compiled code."""
+    return job._replace(
+        fixed_ns=np.ascontiguousarray(job.fixed_ns[:, :, vector]),
+        wait_lag_ns=np.ascontiguousarray(job.wait_lag_ns[:, vector]),
     )
 
 
@@ -268,12 +242,12 @@ def _advance(
     kinds: Int8s,
     durations: Int64s,
     moments: _Moments,
-    columns: _Columns,
+    columns: CondensedJob,
 ) -> None:
     """One iteration: ready, start and end of every slot on every rank.
 
-    Waits are worked off for all ranks as if each were of both kinds, in loops
-    that compile to vector instructions; then each rank takes those of its own.
+    Waits are computed for all ranks as if each were of both kinds, in loops that compile to vector
+    instructions; then each rank takes those of its own kind.
     """
     history = moments.starts.shape[0]
     now = iteration % history
@@ -301,7 +275,7 @@ def _advance(
 
 @numba.njit(cache=True, nogil=True)
 def _begin(
-    slot: int, kinds: Int8s, durations: Int64s, moments: _Moments, columns: _Columns, now: int
+    slot: int, kinds: Int8s, durations: Int64s, moments: _Moments, columns: CondensedJob, now: int
 ) -> None:
     """Start and end of one slot on every rank, once all are ready."""
     latest = 0
@@ -323,7 +297,7 @@ def _begin(
 
 
 @numba.njit(cache=True, nogil=True)
-def _last_end(now: int, moments: _Moments, columns: _Columns) -> int:
+def _last_end(now: int, moments: _Moments, columns: CondensedJob) -> int:
     """When the last lane of the iteration was done."""
     last = 0
     for lane in columns.lane_slots:
@@ -333,7 +307,7 @@ def _last_end(now: int, moments: _Moments, columns: _Columns) -> int:
 
 
 @numba.njit(cache=True, nogil=True)
-def _evaluate(kinds: Int8s, durations: Int64s, moments: _Moments, columns: _Columns) -> Int64s:
+def _evaluate(kinds: Int8s, durations: Int64s, moments: _Moments, columns: CondensedJob) -> Int64s:
     totals = np.zeros(MOST_ITERATIONS, dtype=np.int64)
     found = np.zeros((len(kinds), 4), dtype=np.int64)
     history = moments.starts.shape[0]
@@ -344,7 +318,12 @@ def _evaluate(kinds: Int8s, durations: Int64s, moments: _Moments, columns: _Colu
                 _advance(iteration, kinds[variant], durations[variant], moments, columns)
                 totals[iteration] = _last_end(iteration % history, moments, columns)
                 iteration += 1
-            cycle = _cycle(totals, iteration, moments, columns)
+            for length in range(1, LONGEST_CYCLE + 1):
+                if is_repeated(
+                    totals, iteration, moments.ends, columns.lane_slots, length, columns.reach
+                ):
+                    cycle = length
+                    break
             if cycle != NOT_SETTLED or wanted >= MOST_ITERATIONS:
                 break
             wanted = min(2 * wanted, MOST_ITERATIONS)
@@ -355,12 +334,3 @@ def _evaluate(kinds: Int8s, durations: Int64s, moments: _Moments, columns: _Colu
         found[variant, 2] = iteration
         found[variant, 3] = cycle
     return found
-
-
-@numba.njit(cache=True, nogil=True)
-def _cycle(totals: Int64s, count: int, moments: _Moments, columns: _Columns) -> int:
-    """The shortest cycle that the last iterations repeat."""
-    for cycle in range(1, LONGEST_CYCLE + 1):
-        if is_repeated(totals, count, moments.ends, columns.lane_slots, cycle, columns.reach):
-            return cycle
-    return NOT_SETTLED

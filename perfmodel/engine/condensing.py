@@ -1,8 +1,7 @@
 """Condensing: a program with only the tasks that matter, and exact waits between them.
 
-Start times are sums and maxima of durations (max-plus algebra). Tasks whose
-durations stay the same can therefore be folded, without error, into lags
-between the tasks that are kept: the longest way from one to the next.
+Start times are sums and maxima of durations (max-plus algebra). So tasks with fixed durations can
+be folded exactly into lags between the kept tasks: the longest path from one to the next.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Int64s = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 ORIGIN = -1
-"""Source of ways that begin with the job itself."""
+"""Source of paths that begin at the start of the job."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -32,12 +31,12 @@ class Moment:
 
 
 Ways = dict[Moment, Int64s]
-"""The longest way from each moment, in nanoseconds, one number a duration vector."""
+"""The longest path from each moment in nanoseconds, by duration vector."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CondensedProgram:
-    """Kept *tasks* in an order they can be worked off in, and what each waits for."""
+    """Kept *tasks* in an executable order, and the waits of each."""
 
     tasks: tuple[int, ...]
     waits: dict[int, Ways]
@@ -51,9 +50,7 @@ def choose_kept(program: Program, changing: Bools) -> Bools:
     that a later iteration waits for.
     """
     kept: Bools = changing | (program.slot != PLAIN)
-    for first, after in pairwise(program.lane_start.tolist()):
-        if after > first:
-            kept[after - 1] = True
+    kept[list(_lane_bounds(program).values())] = True
     kept[program.dep_task[program.dep_distance > 0]] = True
     return kept
 
@@ -78,7 +75,7 @@ def condense(program: Program, durations_ns: Int64s, kept: Bools) -> CondensedPr
     tasks = tuple(task for task in order if kept[task])
     for task in tasks:
         waits[task] = _prune(waits[task], waits)
-    return CondensedProgram(tasks, waits, _lane_ends(program))
+    return CondensedProgram(tasks, waits, tuple(_lane_bounds(program).values()))
 
 
 def _ready(
@@ -89,11 +86,11 @@ def _ready(
     ends: dict[int, Ways],
     vectors: int,
 ) -> Ways:
-    """All moments that *task* waits for, with the longest way from each."""
+    """All moments that *task* waits for, with the longest path from each."""
     zero = np.zeros(vectors, dtype=np.int64)
     ready: Ways = {Moment(ORIGIN, Anchor.END, 0): zero}
-    before, is_same_iteration = previous[task], previous[task] < task
-    if is_same_iteration:
+    before = previous[task]
+    if before < task:
         _join(ready, ends[before], 0)
     else:
         _join(ready, {Moment(before, Anchor.END, 1): zero}, 0)
@@ -115,7 +112,7 @@ def _join(ready: Ways, ways: Ways, lag_ns: int) -> None:
 
 
 def _prune(ways: Ways, waits: dict[int, Ways]) -> Ways:
-    """Leave out ways that another way, through a kept task, makes at least as long."""
+    """Drop paths that are no longer than another one through a kept task."""
     kept = dict(ways)
     for middle, second in ways.items():
         if middle.task == ORIGIN or middle.anchor is Anchor.START or middle.distance:
@@ -128,22 +125,21 @@ def _prune(ways: Ways, waits: dict[int, Ways]) -> Ways:
 
 
 def _previous_in_lane(program: Program) -> list[int]:
-    """The task before each on its lane; for the first of a lane, the last of it."""
+    """The task before each on its lane; for the first task of a lane its last one."""
     previous = list(range(-1, program.task_count - 1))
-    for first, after in pairwise(program.lane_start.tolist()):
-        if after > first:
-            previous[first] = after - 1
+    for first, last in _lane_bounds(program).items():
+        previous[first] = last
     return previous
 
 
-def _lane_ends(program: Program) -> tuple[int, ...]:
-    return tuple(
-        after - 1 for first, after in pairwise(program.lane_start.tolist()) if after > first
-    )
+def _lane_bounds(program: Program) -> dict[int, int]:
+    """The last task of every lane that has any, by its first task."""
+    starts = program.lane_start.tolist()
+    return {first: after - 1 for first, after in pairwise(starts) if after > first}
 
 
 def _sort(program: Program, previous: list[int]) -> list[int]:
-    """An order in which every task comes after what it waits for in the same iteration."""
+    """An order in which every task comes after its dependencies in the same iteration."""
     count = program.task_count
     missing = np.zeros(count, dtype=np.int64)
     followers: list[list[int]] = [[] for _ in range(count)]

@@ -1,15 +1,14 @@
-"""Folding: ranks that do exactly the same are replayed once.
+"""Folding: ranks with identical behaviour are replayed once.
 
-Ranks are told apart by what they run and how long it takes, then by whom
-they meet, until nothing new is learnt (colour refinement). Ranks of a class
-then have equal times to the nanosecond, so that one can stand for all: a
-rendezvous starts when the last member is ready, however many there are.
+Ranks are classified by program and durations, then by the classes in their groups, until nothing
+changes (colour refinement). Ranks of a class then have equal times to the nanosecond, so one
+represents all: a rendezvous starts when the last member is ready, however many there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from perfmodel.graph.job import NO_GROUP, Endpoints, Group, JobGraph
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Folded:
-    """A job with one rank a class. Class c stands for `class_size[c]` ranks.
+    """A job with one rank per class. Class c has `class_size[c]` ranks.
 
     *representative* is the lowest rank of each class.
     """
@@ -33,12 +32,15 @@ class Folded:
 
 
 def fold(job: JobGraph, durations: DurationTable) -> Folded:
-    """Fold the ranks of *job* that are alike under *durations*."""
+    """Fold the ranks of *job* that are equal under *durations*."""
     endpoints = job.endpoints()
     colours = _first_colours(job, durations)
     while True:
         group_colours = _colour_groups(job, endpoints, colours)
-        refined = _refine(job, colours, group_colours)
+        # Ranks by their colour so far and the colours of their groups, slot by slot.
+        padded = np.append(group_colours, NO_GROUP)
+        rows = np.column_stack([colours, padded[job.rank_group]])
+        refined = _number(row.tobytes() for row in np.ascontiguousarray(rows))
         if refined.max() == colours.max():
             break
         colours = refined
@@ -68,7 +70,7 @@ def _first_colours(job: JobGraph, durations: DurationTable) -> Int64s:
 
 
 def _colour_groups(job: JobGraph, endpoints: Endpoints, colours: Int64s) -> Int64s:
-    """Groups by the set of (colour, slot) that meet in them."""
+    """Groups by the set of (colour, slot) of their endpoints."""
     codes = colours[endpoints.rank] * job.rank_group.shape[1] + endpoints.slot
     bounds = endpoints.group_start
     return _number(
@@ -77,15 +79,8 @@ def _colour_groups(job: JobGraph, endpoints: Endpoints, colours: Int64s) -> Int6
     )
 
 
-def _refine(job: JobGraph, colours: Int64s, group_colours: Int64s) -> Int64s:
-    """Ranks by their colour so far and the colours of their groups, slot by slot."""
-    padded = np.append(group_colours, NO_GROUP)
-    met = np.column_stack([colours, padded[job.rank_group]])
-    return _number(row.tobytes() for row in np.ascontiguousarray(met))
-
-
 def _number(keys: Iterable[Hashable]) -> Int64s:
-    """Equal keys get equal numbers, counted in order of appearance."""
+    """Number the keys in order of appearance; equal keys get equal numbers."""
     seen: dict[Hashable, int] = {}
     return np.array([seen.setdefault(key, len(seen)) for key in keys], dtype=np.int64)
 
@@ -103,13 +98,6 @@ def _folded_job(
         )
         for first in first_of_colour
     )
-    return JobGraph(
-        ops=job.ops,
-        labels=job.labels,
-        origins=job.origins,
-        programs=job.programs,
-        rank_program=job.rank_program[representative],
-        groups=groups,
-        rank_group=rank_group,
-        facts=job.facts,
+    return replace(
+        job, rank_program=job.rank_program[representative], groups=groups, rank_group=rank_group
     )

@@ -1,9 +1,9 @@
-"""Replay: when everything happens in consecutive iterations, and the period once they repeat.
+"""Replay: the times of consecutive iterations, and the period once they repeat.
 
-A lane continues in the next iteration where it stopped in the last, so that a
-host that is ahead stays ahead. One iteration alone is the isolated case. A max-plus system
-settles into a cycle: after some iterations every one, or every c-th, is a shifted copy of an
-earlier one. Lanes that run ahead (a fast host) may have a shorter period; the slowest counts.
+A lane continues where it stopped in the last iteration, so a host that is ahead stays ahead. A
+single iteration is the isolated case. A max-plus system settles into a cycle: after some iterations
+every one, or every c-th, is a shifted copy of an earlier one. Lanes that run ahead (a fast host)
+may have a shorter period; the slowest lane counts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Reducer(Protocol):
         ...
 
     def release(self) -> None:
-        """Give up the columns; nobody reads them any more."""
+        """Drop the columns; they are not read any more."""
         ...
 
 
@@ -61,9 +61,8 @@ class Reducer(Protocol):
 class Timeline:
     """When every task of one iteration ended, and every member of a rendezvous was ready.
 
-    Rows of *end_ns* are the tasks of rank 0 in program order, then of rank 1,
-    and so on; columns are duration vectors. The *keeper* may be remote: a
-    column is fetched on first use.
+    Rows of *end_ns* are the tasks of rank 0 in program order, then of rank 1, and so on; columns
+    are duration vectors. The *keeper* may be remote: a column is fetched on first use.
     """
 
     iteration: int
@@ -105,10 +104,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """The engine's result: the last iterations in full, and when every lane ended each iteration.
+    """The result: the last iterations in full, and the end of every lane in each iteration.
 
-    *lane_now_ns* is iterations x lanes of all ranks x vectors. *remote* is where the
-    timelines are, unless they are here.
+    *lane_now_ns* is iterations x lanes of all ranks x vectors. *remote* holds the timelines if
+    they are in other processes.
     """
 
     timelines: tuple[Timeline, ...]
@@ -133,7 +132,7 @@ class Replay:
 
 
 def kept_of_reach(reach: int, iterations: int) -> int:
-    """How many iterations to keep: as many as dependencies *reach* back, and one more."""
+    """Number of iterations to keep: those that dependencies *reach* back to, and one more."""
     return min(iterations, max(reach, 1) + 1)
 
 
@@ -179,7 +178,7 @@ Replayer = Callable[[JobGraph, DurationTable, int], Replay]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SteadyState:
-    """The period of a job by vector; *cyclicity* iterations repeat as a whole.
+    """The period of a job by vector; a cycle has *cyclicity* iterations.
 
     If a job has not settled within MOST_ITERATIONS, *is_settled* is False
     and the period is the mean over the second half of the iterations.

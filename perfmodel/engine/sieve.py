@@ -1,8 +1,7 @@
-"""Sieve: whether a job that was laid out can be walked safely, in one compiled pass.
+"""Sieve: a fast compiled check that a flat job can be replayed.
 
-It lets through what the audit lets through, and is many times faster, because
-it says neither where a fault is nor which. A job that does not get through is
-handed to the audit, which finds the words.
+It accepts the same jobs as the audit and is many times faster, because it does not report faults. A
+job that fails is passed to the audit, which raises the error.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ SIGNALS = 1
 
 
 def lay_out_sound(job: JobGraph) -> FlatJob:
-    """The layout of *job*, or the error that says what is wrong with it."""
+    """The layout of *job*; raises the audit's error if the job is not sound."""
     if not _can_be_laid_out(job):
         check_job(job)
     layout = build_layout(job)
@@ -33,20 +32,25 @@ def lay_out_sound(job: JobGraph) -> FlatJob:
 
 
 def is_sound(job: JobGraph, layout: FlatJob) -> bool:
-    """Whether the audit would find nothing wrong with *job*, of which *layout* was made."""
+    """Whether *job*, which has *layout*, would pass the audit."""
     if not _names_members(job):
         return False
-    met = find_members(layout, _member_signatures(job))
+    # One signature per member of every program that is used.
+    used = [job.programs[int(index)] for index in np.unique(job.rank_program)]
+    ops = np.concatenate([program.op[program.slot != PLAIN] for program in used])
+    distinct, place = np.unique(ops, return_inverse=True)
+    signatures = number_signatures(job.ops[op] for op in distinct.tolist())
+    met = find_members(layout, signatures[place])
     return met is not None and bool((met[:, 1] > 0).all())
 
 
 def find_members(layout: FlatJob, signature: Int64s) -> Int64s | None:
-    """What comes to every rendezvous of *layout*; None where it cannot be walked.
+    """Check every rendezvous of *layout*; None if it cannot be replayed.
 
-    *signature* is by member of every program, a number for what partners must agree on. Rows are
-    by rendezvous: that number and one, and how many signal.
+    *signature* numbers, for each member of every program, the collective that partners must agree
+    on. Rows of the result are by rendezvous: that number plus one, and how many members signal.
     """
-    # Sequences without end would ask for memory without end.
+    # Wrong sequence numbers could request unbounded memory.
     if layout.g_member[-1] != np.diff(layout.p_member)[layout.r_program].sum():
         return None
     seen = np.zeros(int(layout.g_member[-1]), dtype=np.uint8)
@@ -57,7 +61,7 @@ def find_members(layout: FlatJob, signature: Int64s) -> Int64s | None:
 
 
 def number_signatures(ops: Iterable[Op]) -> Int64s:
-    """For every one of *ops* a number for what partners in a rendezvous must agree on."""
+    """Number the collectives of *ops* that partners in a rendezvous must agree on."""
     numbers: dict[object, int] = {}
     signatures = (signature_of(op) for op in ops)
     numbered = [numbers.setdefault(signature, len(numbers)) for signature in signatures]
@@ -65,7 +69,7 @@ def number_signatures(ops: Iterable[Op]) -> Int64s:
 
 
 def _can_be_laid_out(job: JobGraph) -> bool:
-    """Whether all numbers that a layout is made by are those of something."""
+    """Whether all indices that a layout uses are in range."""
     if job.rank_count == 0 or not _is_within(job.rank_program, len(job.programs)):
         return False
     if not _is_within(job.rank_group + 1, len(job.groups) + 1):
@@ -81,12 +85,12 @@ def _can_be_laid_out(job: JobGraph) -> bool:
 
 
 def _is_within(numbers: Int32s, count: int) -> bool:
-    """Whether all *numbers* are 0 to *count* - 1; negative ones are huge without their sign."""
+    """Whether all *numbers* are 0 to *count* - 1; negative ones are huge as unsigned."""
     return numbers.size == 0 or int(numbers.view(np.uint32).max()) < count
 
 
 def _names_members(job: JobGraph) -> bool:
-    """Whether a slot of every rank that a group names leads to the group."""
+    """Whether every rank that a group names has a slot for the group."""
     counts = [len(group.ranks) for group in job.groups]
     ranks = np.fromiter(chain.from_iterable(group.ranks for group in job.groups), dtype=np.int64)
     if len(ranks) and not 0 <= ranks.min() <= ranks.max() < job.rank_count:
@@ -97,17 +101,9 @@ def _names_members(job: JobGraph) -> bool:
     return bool(np.isin(stated, found).all())
 
 
-def _member_signatures(job: JobGraph) -> Int64s:
-    """By member of every program that is used: a number for what its partners must agree on."""
-    used = [job.programs[int(index)] for index in np.unique(job.rank_program)]
-    ops = np.concatenate([program.op[program.slot != PLAIN] for program in used])
-    distinct, place = np.unique(ops, return_inverse=True)
-    return number_signatures(job.ops[op] for op in distinct.tolist())[place]
-
-
 @numba.njit(cache=True, nogil=True)
 def _is_walkable(s: FlatJob) -> bool:
-    """Whether dependencies lie inside their program, in order, and none is on itself."""
+    """Whether dependencies are inside their program, in order, and none is on its own task."""
     for program in range(len(s.p_task) - 1):
         tasks = s.p_task[program + 1] - s.p_task[program]
         first = s.p_task[program] + program
@@ -129,9 +125,9 @@ def _is_walkable(s: FlatJob) -> bool:
 
 @numba.njit(cache=True, nogil=True)
 def _meets_alike(s: FlatJob, signature: Int64s, seen: Bytes8, found: Int64s) -> bool:
-    """Whether every endpoint comes once to every rendezvous, all with one signature.
+    """Whether every endpoint joins every rendezvous once, all with one signature.
 
-    *found* is by rendezvous: its signature and one, and how many signal.
+    *found* is by rendezvous: its signature plus one, and how many members signal.
     """
     for rank in range(len(s.r_program)):
         program = s.r_program[rank]

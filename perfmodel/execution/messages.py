@@ -1,9 +1,8 @@
-"""Messages: what goes between the driver and a block in a round.
+"""Messages between the driver and a block in a round.
 
-They travel as plain bytes: Ray takes those as they are, which makes a round a
-third cheaper than with arrays. FlatJob, all int64: number, word, rows, vectors;
-then rows x (iteration, group, sequence); then rows x vectors of ready_ns.
-Groups have the numbers of the whole job.
+They are plain bytes, which Ray sends unchanged: a round costs a third less than with arrays.
+Format, all int64: number, flags, rows, vectors; then rows x (iteration, group, sequence); then
+rows x vectors of ready_ns. Groups have the numbers of the whole job.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ CAN_WALK = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
-    """To a block: its round *number*, and what was *resolved*. Without that, it walks on."""
+    """To a block: its round *number* and the *resolved* rendezvous. Without any, it walks on."""
 
     number: int
     resolved: Arrivals
 
     def to_bytes(self) -> bytes:
-        """The order as it travels."""
+        """The order as bytes."""
         return _pack(self.number, 0, self.resolved)
 
     @classmethod
@@ -39,9 +38,9 @@ class Order:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """From a block, after its round *number*: how far it is, and who is ready.
+    """From a block, after its round *number*: its state, and which members are ready.
 
-    One that *can_walk* has more to do than it had patience for.
+    A block that *can_walk* stopped before all lanes that could run.
     """
 
     number: int
@@ -50,7 +49,7 @@ class Report:
     arrivals: Arrivals
 
     def to_bytes(self) -> bytes:
-        """The report as it travels."""
+        """The report as bytes."""
         return _pack(self.number, DONE * self.is_done + CAN_WALK * self.can_walk, self.arrivals)
 
     @classmethod

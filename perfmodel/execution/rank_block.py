@@ -1,10 +1,8 @@
-"""RankBlock: some ranks of a job in a process of their own, moved on round by round.
+"""RankBlock: some ranks of a job in their own process, advanced round by round.
 
-A block goes from one iteration to the next by itself. Lanes that others have
-let go are walked first, and what others wait for is reported before the rest
-is walked. Rounds are numbered. The round that was made last may be asked for
-again and gives the same report; an older one, or one too far ahead, is
-refused.
+A block continues from one iteration to the next by itself. Lanes that others released are walked
+first, and what others wait for is reported before the rest is walked. Rounds are numbered. The last
+round may be requested again and gives the same report; any other number but the next is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from perfmodel.execution.stored_parts import StoredJob, find_own_members, load_p
 from perfmodel.graph.durations import DurationTable
 
 PATIENCE = 250_000
-"""Tasks that a block walks on with while others wait for its word: some milliseconds."""
+"""Tasks that a block walks while others wait for its report: some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,9 @@ class RankBlock:
                 f"number {self._next_round}, got {order.number}."
             )
         if len(order.resolved):
-            self._block.resolve(self._to_local(order.resolved))
+            rows = order.resolved.rendezvous.copy()
+            rows[:, 1] = np.searchsorted(self._groups, rows[:, 1])
+            self._block.resolve(Arrivals(rows, order.resolved.ready_ns))
         arrivals = self._walk(0 if len(order.resolved) else PATIENCE)
         self._next_round += 1
         report = Report(order.number, self._is_done, self._block.can_walk, arrivals)
@@ -182,17 +182,12 @@ class RankBlock:
             self._lane_now_ns.append(self._block.lane_now_ns())
             if not self._is_done:
                 self._block.begin_iteration()
-                # Who waits for the word of the last iteration is told before this one is walked.
+                # Blocks that wait for the last iteration are answered before this one is walked.
                 if patience or not any(len(part) for part in found):
                     found.append(self._block.advance(patience))
         arrivals = join_arrivals(found)
         arrivals.rendezvous[:, 1] = self._groups[arrivals.rendezvous[:, 1]]
         return arrivals
-
-    def _to_local(self, resolved: Arrivals) -> Arrivals:
-        rows = resolved.rendezvous.copy()
-        rows[:, 1] = np.searchsorted(self._groups, rows[:, 1])
-        return Arrivals(rows, resolved.ready_ns)
 
     def _find_awaited(self) -> Int64s:
         """Rows (group, sequence) of the rendezvous to which this block has a word to add."""
@@ -203,10 +198,10 @@ class RankBlock:
 
 
 def _as_writable(array: NDArray[np.int64]) -> Int64s:
-    """The same memory, called writable. Nobody writes to it.
+    """The same memory, marked writable. It is never written.
 
-    Arrays in Ray's object store are read-only, and numba would compile the
-    whole pass anew for such an array, which takes longer than most replays.
+    Arrays in Ray's object store are read-only. For such an array numba would compile the whole pass
+    again, which takes longer than most replays.
     """
     if array.flags.writeable:
         return array

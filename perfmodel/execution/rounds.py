@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -38,14 +37,6 @@ class BlockWorkers(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Board:
-    """Reports of one iteration, by rendezvous: how many are missing, and the latest time."""
-
-    missing: NDArray[np.int32]
-    ready_ns: Int64s
-
-
 class Exchange:
     """Resolves the rendezvous that cross blocks.
 
@@ -67,7 +58,8 @@ class Exchange:
         for rows in awaited:
             self._expected[self._start[rows[:, 0]] + rows[:, 1]] += 1
         self._vector_count = vector_count
-        self._boards: dict[int, _Board] = {}
+        # By iteration: missing reports and latest time of every rendezvous.
+        self._reports: dict[int, tuple[NDArray[np.int32], Int64s]] = {}
         self._open: dict[int, int] = {}
 
     def take(self, said: Iterable[Arrivals]) -> dict[int, Arrivals]:
@@ -89,24 +81,24 @@ class Exchange:
         complete = np.zeros(len(said), dtype=np.bool_)
         latest_ns = np.empty_like(said.ready_ns)
         for iteration in np.unique(said.rendezvous[:, 0]).tolist():
-            board = self._board(iteration)
+            missing, ready_ns = self._of_iteration(iteration)
             of_now = np.flatnonzero(said.rendezvous[:, 0] == iteration)
             rows = self._start[said.rendezvous[of_now, 1]] + said.rendezvous[of_now, 2]
-            board.missing[rows] -= 1
-            board.ready_ns[rows] = np.maximum(board.ready_ns[rows], said.ready_ns[of_now])
-            complete[of_now] = board.missing[rows] == 0
-            latest_ns[of_now] = board.ready_ns[rows]
+            missing[rows] -= 1
+            ready_ns[rows] = np.maximum(ready_ns[rows], said.ready_ns[of_now])
+            complete[of_now] = missing[rows] == 0
+            latest_ns[of_now] = ready_ns[rows]
             self._open[iteration] -= int(complete[of_now].sum())
             if self._open[iteration] == 0:
-                del self._boards[iteration], self._open[iteration]
+                del self._reports[iteration], self._open[iteration]
         return Arrivals(said.rendezvous[complete], latest_ns[complete])
 
-    def _board(self, iteration: int) -> _Board:
-        if iteration not in self._boards:
+    def _of_iteration(self, iteration: int) -> tuple[NDArray[np.int32], Int64s]:
+        if iteration not in self._reports:
             ready_ns = np.zeros((len(self._expected), self._vector_count), dtype=np.int64)
-            self._boards[iteration] = _Board(self._expected.copy(), ready_ns)
+            self._reports[iteration] = (self._expected.copy(), ready_ns)
             self._open[iteration] = int((self._expected > 0).sum())
-        return self._boards[iteration]
+        return self._reports[iteration]
 
 
 def run_rounds(workers: BlockWorkers, crossings: Crossings, *, vector_count: int) -> bool:

@@ -1,8 +1,7 @@
-"""Stored parts: ranks of a saved job that a worker reads from its folder by itself.
+"""Stored parts: ranks of a saved job that a worker reads from its folder itself.
 
-The driver knows the outline of such a job and no task of it. So the worker
-also sees to it that what it reads can be walked, and says what its ranks bring
-to rendezvous with others; the driver compares that.
+The driver knows only the outline of such a job. So the worker checks that its ranks can be replayed
+and reports their rendezvous members; the driver compares these.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from perfmodel.base.errors import ExecutionError, GraphError
-from perfmodel.engine.layout import FlatJob, Int32s, Int64s
+from perfmodel.engine.layout import FlatJob, Int64s
 from perfmodel.engine.sieve import find_members, number_signatures
 from perfmodel.execution.parts import WALKED, Crossings, JobPart, take_part
 from perfmodel.graph.durations import DurationTable
@@ -88,11 +87,10 @@ def load_part(stored: StoredJob, op_ns: DurationTable, ranks: range, host: str) 
     rows = [op_ns.values_ns[program.op] for program in programs]
     starts = np.cumsum([0, *(len(row) for row in rows[:-1])])
     signatures = [stored.op_signature[one.op[one.slot != PLAIN]] for one in programs]
-    whole = replace(
-        stored.outline,
-        programs=programs,
-        rank_program=_renumbered(stored.outline, ranks, place),
-    )
+    # Ranks of other blocks keep no program; take_part does not look at them.
+    rank_program = np.zeros_like(stored.outline.rank_program)
+    rank_program[ranks.start : ranks.stop] = place
+    whole = replace(stored.outline, programs=programs, rank_program=rank_program)
     return LoadedPart(
         part=take_part(whole, ranks),
         durations=DurationTable(np.concatenate(rows), starts[place].astype(np.int64)),
@@ -137,13 +135,6 @@ def check_members(said: Sequence[Int64s], crossings: Crossings, job: JobGraph) -
             f"group {job.groups[group].name!r}: its members do not make the same collectives in "
             f"the same order, with one that signals; the first that differs is #{sequence}. {AGAIN}"
         )
-
-
-def _renumbered(job: JobGraph, ranks: range, place: Int64s) -> Int32s:
-    """Which program every rank runs, those outside *ranks* none that is here."""
-    numbers = np.zeros_like(job.rank_program)
-    numbers[ranks.start : ranks.stop] = place
-    return numbers
 
 
 def _read(stored: StoredJob, index: int) -> Program:

@@ -1,7 +1,7 @@
-"""Audit: refusing a job graph that cannot run, with the place and the first divergence.
+"""Audit: refuse a job graph that cannot run, naming the place and the first difference.
 
-What only shows when the graph runs (a cycle, collectives in an order that
-blocks) is found by the replay itself, which then says who waits for whom.
+Cycles and blocking orders of collectives show only in a replay, which then reports who waits for
+whom.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from collectives.collective import Collective
 from perfmodel.base.errors import GraphError
 from perfmodel.graph.job import NO_GROUP, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, Op
@@ -19,7 +20,7 @@ from perfmodel.graph.program import NO_ORIGIN, PLAIN, Int32s, Program, Role
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Calls:
-    """The tasks of one program behind one slot, in the order of their sequence."""
+    """The tasks of one program on one communicator slot, in sequence order."""
 
     program: int
     slot: int
@@ -35,7 +36,7 @@ def check_job(job: JobGraph) -> None:
 
 
 def check_outline(job: JobGraph) -> None:
-    """Raise a GraphError unless ranks have programs and groups have members, whatever those do."""
+    """Raise a GraphError unless ranks have programs and groups have members; reads no task."""
     _check_ranks(job)
     _check_group_numbers(job)
     endpoints = job.endpoints()
@@ -104,7 +105,7 @@ def _check_groups(job: JobGraph) -> None:
         ranks, slots = endpoints.rank[rows], endpoints.slot[rows]
         _check_members(job, group, ranks)
         pairs = np.unique(np.column_stack([job.rank_program[ranks], slots]), axis=0)
-        # Groups made of the same programs behind the same slots need one look only.
+        # Groups of the same programs on the same slots are checked once.
         key = tuple((int(program), int(slot)) for program, slot in pairs)
         if key not in checked:
             checked.add(key)
@@ -140,7 +141,7 @@ def _check_slots(job: JobGraph, calls: list[dict[int, _Calls]]) -> None:
                 label = job.label_of(int(lost[0]), int(of_slot.tasks[0]))
                 raise GraphError(
                     f"rank {int(lost[0])}: {label!r} uses communicator slot {slot}, "
-                    "but no group stands behind it. Add the rank to a group with that slot."
+                    "but that slot has no group. Add the rank to a group with that slot."
                 )
 
 
@@ -155,8 +156,8 @@ def _check_members(job: JobGraph, group: int, ranks: Int32s) -> None:
     missing = np.setdiff1d(np.array(stated.ranks, dtype=np.int64), ranks)
     if len(missing):
         raise GraphError(
-            f"group {stated.name!r}: rank {int(missing[0])} is a member but no slot of it leads "
-            "to the group, so its part in the collectives is missing."
+            f"group {stated.name!r}: rank {int(missing[0])} is a member but has no slot for the "
+            "group, so its part in the collectives is missing."
         )
 
 
@@ -173,8 +174,8 @@ def _check_same_calls(job: JobGraph, group: int, calls: list[_Calls]) -> None:
                 raise GraphError(
                     f"group {name!r}: members must make the same collectives in the same order; "
                     f"the first that differs is #{sequence}: rank "
-                    f"{_first_rank(job, first.program)} makes {_words(mine)}, rank "
-                    f"{_first_rank(job, other.program)} makes {_words(theirs)}."
+                    f"{_first_rank(job, first.program)} makes {_describe(mine)}, rank "
+                    f"{_first_rank(job, other.program)} makes {_describe(theirs)}."
                 )
         if len(first.tasks) != len(other.tasks):
             raise GraphError(
@@ -190,7 +191,7 @@ def _check_signals(job: JobGraph, name: str, calls: list[_Calls]) -> None:
     lone = np.flatnonzero(np.sum(roles, axis=0) == 0)
     if len(lone):
         raise GraphError(
-            f"group {name!r}: in #{int(lone[0])} every member waits and nobody signals. "
+            f"group {name!r}: in #{int(lone[0])} every member waits and none signals. "
             "Give one of them the role SIGNALS."
         )
 
@@ -199,20 +200,16 @@ def _call(job: JobGraph, calls: _Calls, sequence: int) -> Op:
     return job.ops[int(job.programs[calls.program].op[calls.tasks[sequence]])]
 
 
-def signature_of(op: Op) -> object:
-    """What the members of a rendezvous must agree on."""
+def signature_of(op: Op) -> Collective | None:
+    """The collective that the members of a rendezvous must agree on."""
     work = op.work if isinstance(op, Fixed) else op
-    if isinstance(work, Communication):
-        return work.collective
-    return None
+    return work.collective if isinstance(work, Communication) else None
 
 
-def _words(op: Op) -> str:
-    signature = signature_of(op)
-    if signature is None:
+def _describe(op: Op) -> str:
+    collective = signature_of(op)
+    if collective is None:
         return f"{type(op).__name__} work"
-    assert isinstance(op, Communication | Fixed)
-    collective = op.collective if isinstance(op, Communication) else op.work.collective  # type: ignore[union-attr]  # _signature found it
     return f"{collective.kind.value} of {collective.size_bytes} bytes ({collective.dtype.value})"
 
 

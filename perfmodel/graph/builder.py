@@ -1,7 +1,7 @@
-"""Builders: making programs and jobs one task at a time.
+"""Builders: make programs and jobs one task at a time.
 
-Tasks may be added to any lane in any order; what counts is the order on each
-lane. `build` sorts them lane after lane and renumbers the dependencies.
+Tasks may be added to lanes in any order; only the order within a lane counts. `build` sorts them
+lane by lane and renumbers the dependencies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perfmodel.graph.program import PLAIN, Anchor, Lane, LaneKind, Program, Role
 MOST_DISTANCE = 255
 _TASK_FIELDS = 7
 _SLOT = 4
-"""Where a task's row has its communicator, and behind it the rendezvous."""
+"""Field of a task's row with its communicator slot; the next one is its sequence."""
 _DEP_FIELDS = 5
 
 
@@ -47,8 +47,8 @@ class Tables:
     label_index: dict[str, int] = field(default_factory=dict)
     origin_index: dict[Origin, int] = field(default_factory=dict)
     _origin_of_label: dict[str, int] = field(default_factory=dict)
-    # The same op object comes thousands of times; asking for it by identity
-    # spares hashing its fields. The object is kept, so that no other gets its id.
+    # The same op object comes thousands of times; lookup by identity avoids hashing its fields.
+    # Keeping the object prevents reuse of its id.
     _op_of_id: dict[int, tuple[Op, int]] = field(default_factory=dict)
 
     def op(self, op: Op) -> int:
@@ -77,20 +77,20 @@ class Tables:
 
 
 class Naming(Protocol):
-    """What labels of a piece have in common where it stands; hashable, equal where they do."""
+    """The common part of the labels of a piece at one place; hashable."""
 
     def take_off(self, label: str) -> str:
-        """*label* as it is wherever the piece stands."""
+        """*label* without the part of this place."""
         ...
 
     def put_on(self, label: str) -> str:
-        """The label here."""
+        """*label* with the part of this place."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment in the making of a program: tasks, dependencies and rendezvous so far."""
+    """A state of a program builder: its numbers of tasks, dependencies and rendezvous."""
 
     tasks: int
     deps: int
@@ -99,11 +99,11 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Tasks in a row of a program, to be added again elsewhere.
+    """Consecutive tasks of a program, to be added again elsewhere.
 
-    Rows are as the builder keeps them, with tasks and rendezvous counted from the piece's start
-    and *label* counting in *labels*. A dependency on what was there before has its place among
-    the tasks that the piece leans on in *outside*, the others -1.
+    Rows are those of the builder, with tasks and rendezvous numbered from the start of the piece
+    and labels numbered in *labels*. *outside* is the place of a dependency among the earlier tasks
+    that the piece depends on, or -1 for one inside the piece.
     """
 
     tasks: NDArray[np.int64]
@@ -125,8 +125,8 @@ class Piece:
 class ProgramBuilder:
     """Collects the tasks of one rank's iteration.
 
-    Kept as flat numbers, seven a task and five a dependency, because programs
-    of a million tasks are built.
+    Stored as flat numbers, seven per task and five per dependency: programs may have a million
+    tasks.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -196,13 +196,13 @@ class ProgramBuilder:
         )
 
     def mark(self) -> Mark:
-        """This moment."""
+        """The current state."""
         return Mark(self.task_count, len(self._deps) // _DEP_FIELDS, dict(self._next_sequence))
 
     def cut(self, since: Mark, *, naming: Naming, leans_on: Sequence[int]) -> Piece:
-        """What was added *since*, with labels under *naming* that name its origins.
+        """The tasks added *since*, with labels under *naming*.
 
-        It may depend on itself and on the tasks that it *leans_on*.
+        They may depend on each other and on the tasks in *leans_on*.
         """
         tasks = np.array(self._tasks[since.tasks * _TASK_FIELDS :], dtype=np.int64)
         deps = np.array(self._deps[since.deps * _DEP_FIELDS :], dtype=np.int64)
@@ -227,7 +227,7 @@ class ProgramBuilder:
         )
 
     def paste(self, piece: Piece, *, naming: Naming, leans_on: Sequence[int]) -> None:
-        """Add *piece* again, labels under *naming*, leaning on other tasks in the same places."""
+        """Add *piece* again, with labels under *naming*, depending on the tasks in *leans_on*."""
         start = self.task_count
         tasks, deps = piece.tasks.copy(), piece.deps.copy()
         tasks[:, 2:4] = piece.names(self._tables, naming)[tasks[:, 2]]
@@ -268,7 +268,7 @@ class ProgramBuilder:
         )
 
     def place_of_tasks(self) -> NDArray[np.int64]:
-        """Where each added task stands in the built program, by its number here."""
+        """The number of each added task in the built program."""
         lanes = np.array(self._tasks, dtype=np.int64).reshape(-1, _TASK_FIELDS)[:, 0]
         place = np.empty(len(lanes), dtype=np.int64)
         place[np.argsort(lanes, kind="stable")] = np.arange(len(lanes))
@@ -298,7 +298,7 @@ class JobBuilder:
     """Collects programs, ranks and groups into a job."""
 
     def __init__(self, tables: Tables | None = None) -> None:
-        """*tables* are those of a job made before, whose pieces are used again."""
+        """*tables* are those of an earlier job whose pieces are reused."""
         self.tables = tables or Tables()
         self._programs: list[Program] = []
         self._rank_program: list[int] = []
@@ -306,7 +306,7 @@ class JobBuilder:
         self._endpoints: list[tuple[int, int, int]] = []
 
     def new_program(self) -> ProgramBuilder:
-        """A builder for a program whose ops and labels this job keeps."""
+        """A builder for a program that uses the tables of this job."""
         return ProgramBuilder(self.tables)
 
     def add_program(self, program: Program) -> int:
@@ -315,7 +315,7 @@ class JobBuilder:
         return len(self._programs) - 1
 
     def swap_ops(self, program: Program, swapped: Iterable[tuple[Op, Op]]) -> Program | None:
-        """*program* with other ops, each in the place of one; None if that is in several places."""
+        """*program* with ops replaced; None if an op to replace occurs more than once."""
         ops = program.op.copy()
         for before, after in swapped:
             places = np.flatnonzero(program.op == self.tables.op_index.get(before, PLAIN))
@@ -331,7 +331,7 @@ class JobBuilder:
         return len(self._rank_program) - 1
 
     def add_group(self, name: str, ranks: Sequence[int], *, slot: int | Sequence[int]) -> int:
-        """Add a group; *slot* is the communicator that it is for each of its ranks."""
+        """Add a group; *slot* is its communicator slot on each of its ranks."""
         slots = [slot] * len(ranks) if isinstance(slot, int) else list(slot)
         self._groups.append(Group(name, tuple(ranks)))
         group = len(self._groups) - 1

@@ -1,7 +1,7 @@
-"""DurationTable: how long every task of every rank takes, apart from the structure.
+"""DurationTable: the duration of every task of every rank, separate from the job graph.
 
-Ranks that share a program and cost the same share one row. A table may hold
-several vectors (samples, what-ifs), replayed side by side in one pass.
+Ranks with the same program and costs share rows. A table may hold several vectors (samples,
+what-ifs), which are replayed together in one pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perfmodel.graph.job import JobGraph
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DurationTable:
-    """Durations in nanoseconds: tasks x vectors, and where each rank's row begins."""
+    """Durations in nanoseconds: tasks x vectors, and the first row of each rank."""
 
     values_ns: NDArray[np.int64]
     rank_offset: NDArray[np.int64]
@@ -42,12 +42,12 @@ class DurationTable:
         )
 
     def rows_of(self, job: JobGraph, rank: int) -> slice | NDArray[np.int32]:
-        """Where the tasks of one *rank* of *job* stand in the table."""
+        """The rows of *rank* of *job* in the table."""
         offset = int(self.rank_offset[rank])
         return slice(offset, offset + job.program_of(rank).task_count)
 
-    def row_of(self, job: JobGraph, rank: int, task: int) -> int:  # noqa: ARG002  others look
-        """Where one *task* of *rank* stands in the table."""
+    def row_of(self, job: JobGraph, rank: int, task: int) -> int:  # noqa: ARG002  used by OpDurations
+        """The row of one *task* of *rank* in the table."""
         return int(self.rank_offset[rank]) + task
 
     def of_rank(self, job: JobGraph, rank: int) -> NDArray[np.int64]:
@@ -59,7 +59,7 @@ class DurationTable:
         return replace(self, rank_offset=self.rank_offset[ranks])
 
     def fingerprint_of(self, job: JobGraph, rank: int) -> bytes:
-        """The same for ranks of one program if and only if all their tasks take equal time."""
+        """Equal for ranks of one program if and only if all their tasks have equal durations."""
         row = np.ascontiguousarray(self.of_rank(job, rank))
         return hashlib.blake2b(row.tobytes(), digest_size=32).digest()
 
@@ -67,12 +67,12 @@ class DurationTable:
         """Raise unless every rank of *job* has a duration of zero or more for every task."""
         if len(self.rank_offset) != job.rank_count:
             raise GraphError(
-                f"durations: must have one row a rank, got {len(self.rank_offset)} rows for "
+                f"durations: must have one row per rank, got {len(self.rank_offset)} rows for "
                 f"{job.rank_count} ranks."
             )
         ends = self.rank_offset + job.task_counts()
         if (self.rank_offset < 0).any() or (ends > len(self.values_ns)).any():
-            raise GraphError("durations: a rank's row lies outside the table.")
+            raise GraphError("durations: the rows of a rank are outside the table.")
         if (self.values_ns < 0).any():
             self._refuse_negative(job)
 
@@ -92,18 +92,18 @@ class DurationTable:
 class OpDurations(DurationTable):
     """Durations by op, for a job whose tasks state them: ops x vectors.
 
-    Nobody need hold a row for every task. *rank_offset* tells ranks of different programs apart.
+    No row per task is stored. *rank_offset* only distinguishes ranks of different programs.
     """
 
     def rows_of(self, job: JobGraph, rank: int) -> slice | NDArray[np.int32]:
-        """Where the tasks of one *rank* of *job* stand in the table."""
+        """The rows of *rank* of *job* in the table."""
         return job.program_of(rank).op
 
     def row_of(self, job: JobGraph, rank: int, task: int) -> int:
-        """Where one *task* of *rank* stands in the table."""
+        """The row of one *task* of *rank* in the table."""
         return int(job.program_of(rank).op[task])
 
-    def fingerprint_of(self, job: JobGraph, rank: int) -> bytes:  # noqa: ARG002  not looked at
+    def fingerprint_of(self, job: JobGraph, rank: int) -> bytes:  # noqa: ARG002  not needed here
         """Ranks of one program have the same ops, hence equal durations."""
         return b""
 
@@ -111,15 +111,15 @@ class OpDurations(DurationTable):
         """Raise unless every rank of *job* has a duration of zero or more for every task."""
         if len(self.values_ns) != len(job.ops) or len(self.rank_offset) != job.rank_count:
             raise GraphError(
-                f"durations: must have one row an op, got {len(self.values_ns)} rows for "
+                f"durations: must have one row per op, got {len(self.values_ns)} rows for "
                 f"{len(job.ops)} ops."
             )
         if (self.values_ns < 0).any():
-            raise GraphError("durations: must not be negative, and that of an op is.")
+            raise GraphError("durations: must not be negative, but that of an op is.")
 
 
 def build_durations(job: JobGraph, rows: Sequence[NDArray[np.int64]]) -> DurationTable:
-    """Durations from one row a rank; equal row objects are stored once."""
+    """Durations from one array per rank; the same array object is stored once."""
     offset_of_row: dict[int, int] = {}
     kept: list[NDArray[np.int64]] = []
     offsets = np.empty(job.rank_count, dtype=np.int64)
@@ -139,5 +139,5 @@ def build_durations(job: JobGraph, rows: Sequence[NDArray[np.int64]]) -> Duratio
 
 
 def build_shared_durations(job: JobGraph, rows: Sequence[NDArray[np.int64]]) -> DurationTable:
-    """Durations from one row a program, shared by all its ranks."""
+    """Durations from one array per program, shared by all its ranks."""
     return build_durations(job, [rows[int(program)] for program in job.rank_program])

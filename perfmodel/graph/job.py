@@ -1,7 +1,7 @@
 """JobGraph: everything that must run in one iteration of a job, on all ranks, and its memory.
 
-Rendezvous are not stored: the members of the rendezvous number s of a group
-are the tasks with sequence s behind every endpoint (rank, slot) of that group.
+Rendezvous are not stored: the members of rendezvous number s of a group are the tasks with
+sequence s at every endpoint (rank, slot) of that group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perfmodel.graph.program import NO_ORIGIN, PLAIN, Int32s, Int64s, Program
 RUNTIME_BYTES = 2**30
 """Driver context, communicator buffers and fragmentation of the allocator: assumed, 1 GiB."""
 NO_GROUP = -1
-"""What `rank_group` holds where a rank has no such communicator."""
+"""Entry of `rank_group` if a rank does not have that communicator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a task stands for, as far as somebody said; labels are only for show.
+    """Where a task comes from, as far as known; labels are only for display.
 
-    An *operator* of a model, inside a *module*, called in a *line* of a script
-    or in a *span* that a profiler was told to name.
+    An *operator* of a model, inside a *module*, called in a *line* of a script or in a named
+    *span* of a profiler.
     """
 
     operator: str
@@ -45,12 +45,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What a job says about itself: name, origin, and sentences of assumption.
+    """Name, source and assumptions of a job.
 
-    *stack* names the software that issues it and *peak_memory_bytes* what every rank
-    allocates at most; both are empty where nobody knows. A recording names the *device*
-    that it ran on as its driver does, and how many *gpus_per_host* there were, where known; and
-    by *others_late_ns* a step was longer because of ranks that were not recorded.
+    *stack* is the software that issues it, *peak_memory_bytes* the peak of every rank; both may be
+    empty. A recording states its *device* (the driver's name) and *gpus_per_host*, if known, and by
+    how much steps were longer because of ranks that were not recorded (*others_late_ns*).
     """
 
     name: str
@@ -65,10 +64,10 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobGraph:
-    """Programs, which rank runs which, and which group stands behind each slot.
+    """Programs, the program of each rank, and the group of each slot.
 
-    *rank_group* is ranks x slots: the group of every endpoint, or NO_GROUP. In
-    a folded job a rank stands for many and may be an endpoint of a group twice.
+    *rank_group* is ranks x slots: the group of every endpoint, or NO_GROUP. In a folded job a rank
+    represents many and may be an endpoint of a group twice.
     """
 
     ops: tuple[Op, ...]
@@ -97,7 +96,7 @@ class JobGraph:
         return picked
 
     def rank_rows(self) -> Int64s:
-        """Where the rows of each rank begin in columns of all tasks, and the end."""
+        """The first row of each rank in columns of all tasks, and the end."""
         return np.concatenate([[0], np.cumsum(self.task_counts())])
 
     def program_of(self, rank: int) -> Program:
@@ -105,15 +104,15 @@ class JobGraph:
         return self.programs[int(self.rank_program[rank])]
 
     def label_of(self, rank: int, task: int) -> str:
-        """What *task* of *rank* is shown as."""
+        """The label of *task* of *rank*."""
         return self.labels[int(self.program_of(rank).label[task])]
 
     def op_of(self, rank: int, task: int) -> Op:
-        """What *task* of *rank* carries out."""
+        """The op of *task* of *rank*."""
         return self.ops[int(self.program_of(rank).op[task])]
 
     def group_of(self, rank: int, task: int) -> Group | None:
-        """The group that *task* of *rank* communicates with, if it does."""
+        """The group of *task* of *rank*; None if it does not communicate."""
         slot = int(self.program_of(rank).slot[task])
         if slot == PLAIN:
             return None
@@ -135,7 +134,7 @@ class JobGraph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Endpoints:
-    """Who stands behind each group: rows group_start[g] to group_start[g + 1]."""
+    """The endpoints of group g: rows group_start[g] to group_start[g + 1]."""
 
     group_start: NDArray[np.int64]
     rank: Int32s
@@ -143,9 +142,9 @@ class Endpoints:
 
 
 def with_own_origins(job: JobGraph) -> JobGraph:
-    """*job* with an origin of its own for every task, numbered program after program.
+    """*job* with a separate origin for every task, numbered program by program.
 
-    What is known of a task is then found by that number, however the job is changed.
+    That number identifies a task, however the job is changed.
     """
     starts = np.concatenate([[0], np.cumsum([program.task_count for program in job.programs])])
     column = np.concatenate([program.origin for program in job.programs]).tolist()
@@ -163,7 +162,7 @@ def with_own_origins(job: JobGraph) -> JobGraph:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """Bytes that one purpose takes."""
+    """The memory of one purpose."""
 
     name: str
     size_bytes: int
@@ -182,5 +181,5 @@ class RankMemory:
 
     @property
     def largest(self) -> MemoryPart:
-        """The part that takes most; the first of equals."""
+        """The largest part; the first of equals."""
         return max(self.parts, key=lambda part: part.size_bytes)

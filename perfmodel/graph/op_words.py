@@ -1,7 +1,7 @@
-"""Op words: ops as plain values that JSON can hold, and back.
+"""Op words: ops to and from plain JSON values.
 
-Each op is a mapping with its type under `op`. Reading checks every field, so
-that a file made by hand or by a newer version is refused, not misread.
+Each op is a mapping with its type under `op`. Reading checks every field, so a file from another
+version or an editor is refused, not misread.
 """
 
 from __future__ import annotations

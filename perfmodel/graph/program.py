@@ -1,9 +1,8 @@
-"""Program: what one rank does in one iteration, as columns.
+"""Program: the tasks of one rank in one iteration, as columns.
 
-Tasks are stored lane after lane, each lane in its order, so that the task
-before t on its lane is t - 1 and a lane is a slice. Ranks that do the same
-share one program; what differs between them is which group stands behind a
-communicator slot, and how long things take.
+Tasks are stored lane by lane in order: the task before t on its lane is t - 1, and a lane is a
+slice. Ranks that run the same tasks share one program. They differ in the groups of their
+communicator slots and in durations.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ Int64s = NDArray[np.int64]
 Bytes8 = NDArray[np.uint8]
 
 PLAIN = -1
-"""Slot and sequence of a task that takes part in no rendezvous."""
+"""Slot and sequence of a task without rendezvous."""
 NO_ORIGIN = -1
-"""Origin of a task that was added to a job and stands for nothing in it."""
+"""Origin of a task that was added to a job and has none."""
 
 
 class LaneKind(Enum):
-    """What works off a lane."""
+    """What executes a lane."""
 
     HOST = "host"
     COMPUTE = "compute"
@@ -35,7 +34,7 @@ class LaneKind(Enum):
 
     @property
     def is_device(self) -> bool:
-        """Whether the lane is a stream of the GPU rather than a thread of the host."""
+        """Whether the lane is a GPU stream, not a host thread."""
         return self in (LaneKind.COMPUTE, LaneKind.COMMUNICATION, LaneKind.COPY)
 
 
@@ -57,9 +56,9 @@ class Anchor(IntEnum):
 class Role(IntFlag):
     """How a task takes part in a rendezvous.
 
-    A member that WAITS starts when every member that SIGNALS is ready. In most
-    collectives everybody does both; the root of a broadcast only signals and
-    the receivers only wait, so that an early root is not held up.
+    A member that WAITS starts when every member that SIGNALS is ready. In most collectives all
+    members do both. The root of a broadcast only signals and the receivers only wait, so an early
+    root does not wait.
     """
 
     NONE = 0
@@ -70,14 +69,13 @@ class Role(IntFlag):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """The columns of one rank's iteration; see `ProgramBuilder` for how to make one.
+    """The columns of one rank's iteration; `ProgramBuilder` makes them.
 
-    Task t carries out `op[t]` (an index into the job's ops), stands for
-    `origin[t]` (an index into its origins, or NO_ORIGIN), is shown as
-    `label[t]`, and takes part in the rendezvous number `sequence[t]` of
-    communicator `slot[t]` (both PLAIN for an ordinary task). Its dependencies
-    are rows `dep_start[t]` to `dep_start[t + 1]` of the dep columns:
-    *dep_distance* counts how many iterations earlier the source ran.
+    Task t executes `op[t]` (an index into the job's ops), comes from `origin[t]` (an index into its
+    origins, or NO_ORIGIN), is shown as `label[t]`, and joins rendezvous number `sequence[t]` of
+    communicator `slot[t]` (both PLAIN for an ordinary task). Its dependencies are rows
+    `dep_start[t]` to `dep_start[t + 1]` of the dep columns. *dep_distance* is how many iterations
+    earlier the source ran.
     """
 
     lanes: tuple[Lane, ...]
@@ -110,7 +108,7 @@ class Program:
         return np.repeat(np.arange(len(self.lanes), dtype=np.int32), lengths)
 
     def is_on_device(self) -> NDArray[np.bool_]:
-        """Which tasks run on a stream of the device."""
+        """Which tasks run on a device stream."""
         is_device = np.array([lane.kind.is_device for lane in self.lanes], dtype=bool)
         picked: NDArray[np.bool_] = is_device[self.task_lanes()]
         return picked
@@ -134,4 +132,4 @@ COLUMN_TYPES: dict[str, type[np.generic]] = {
     "dep_distance": np.uint8,
     "dep_lag_ns": np.int64,
 }
-"""Every column of a program and the type it is held in."""
+"""Every column of a program and its type."""

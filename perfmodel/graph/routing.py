@@ -1,8 +1,8 @@
-"""Routing: how much more than the mean the most loaded rank of an expert group gets.
+"""Routing: the load of the most loaded rank of an expert group.
 
-Loads of experts follow a power law between one token and four fifths of all,
-as the public tables of expert layers draw them; which expert gets which load is
-drawn with a fixed seed, and the mean over draws is taken.
+Loads of experts follow a power law between one token and 80 % of all, as in the public tables of
+expert layers. Which expert gets which load is drawn with a fixed seed; the result is the mean over
+draws.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ _NEAR_ONE = 1e-6
 _LEAST_LOAD = 0.5
 _MOST_SHARE = 0.8
 _SMALL = (0.01, 2.0)
-"""Range of loads where there are fewer choices than experts."""
+"""Range of loads if there are fewer choices than experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """What the most loaded of the ranks that divide experts gets.
-
-    *rows* count all, *active* the experts that get any.
-    """
+    """Load of the most loaded rank: its *rows*, and its *active* experts, which get any rows."""
 
     rows: float
     active: float

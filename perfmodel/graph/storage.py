@@ -1,8 +1,7 @@
 """Storage: a job as a folder of Parquet columns and one small JSON header.
 
-The header is written last and names every file with its size and checksum.
-A folder appears under its own name only when it is whole, and one that was
-cut or changed afterwards is refused.
+The header is written last and lists every file with its size and checksum. A folder gets its name
+only when it is complete. A folder that was truncated or changed afterwards is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from perfmodel.base.errors import GraphError
 from perfmodel.base.reading import read_bytes
@@ -48,16 +48,16 @@ _ORIGINS = pa.schema([(name, pa.string()) for name in ("operator", "module", "li
 
 
 def save_job(job: JobGraph, folder: str | Path, *, is_overwriting: bool = True) -> None:
-    """Write *job* to *folder*, whole or not at all; see `draft_job_of`."""
+    """Write *job* to *folder*, completely or not at all; see `draft_job_of`."""
     with draft_job_of(Path(folder), is_overwriting=is_overwriting) as draft:
         write_job(job, draft)
 
 
 @contextmanager
 def draft_job_of(folder: Path, *, is_overwriting: bool = True) -> Iterator[Path]:
-    """A folder to fill in place of *folder*, which must not exist or hold a job already.
+    """A draft that becomes *folder*, which must not exist or must hold a job.
 
-    A job that is there is replaced only where *is_overwriting*.
+    An existing job is replaced only if *is_overwriting*.
     """
     check_job_place(folder, is_overwriting=is_overwriting)
     with draft_folder_of(folder) as draft:
@@ -65,7 +65,7 @@ def draft_job_of(folder: Path, *, is_overwriting: bool = True) -> Iterator[Path]
 
 
 def check_job_place(folder: Path, *, is_overwriting: bool) -> None:
-    """Refuse a *folder* that no job may be written to."""
+    """Raise unless a job may be written to *folder*."""
     recover_folder(folder)
     if folder.exists() and not (folder / HEADER).is_file():
         raise GraphError(
@@ -80,7 +80,7 @@ def check_job_place(folder: Path, *, is_overwriting: bool) -> None:
 def write_job(job: JobGraph, draft: Path, *, beside: Sequence[str] = ()) -> None:
     """Write the files of *job* to the empty folder *draft*.
 
-    *beside* are files that somebody else adds: without them the folder is not read.
+    *beside* are files that the caller adds; the folder is refused without them.
     """
     _write_columns(job, draft)
     files = {path.name: _fingerprint(path) for path in sorted(draft.iterdir())}
@@ -90,7 +90,7 @@ def write_job(job: JobGraph, draft: Path, *, beside: Sequence[str] = ()) -> None
 
 
 def load_job(folder: str | Path) -> JobGraph:
-    """Read the job in *folder*; anything but a whole, sound job is refused."""
+    """Read the job in *folder*; an incomplete or invalid job is refused."""
     folder = Path(folder)
     job = _open(folder, _read_whole_header(folder), is_loaded=True)
     check_job(job)
@@ -98,10 +98,9 @@ def load_job(folder: str | Path) -> JobGraph:
 
 
 def open_job(folder: Path) -> JobGraph:
-    """The job in *folder*, its programs read only when somebody looks.
+    """The job in *folder*, its programs read on access.
 
-    Every file is whole. Whether the programs are sound is for those to find
-    out who read them.
+    Checks that every file is complete. The reader of a program must check that it is valid.
     """
     job = _open(folder, _read_whole_header(folder), is_loaded=False)
     check_outline(job)
@@ -109,12 +108,12 @@ def open_job(folder: Path) -> JobGraph:
 
 
 def checksum_of(folder: Path) -> str:
-    """One word for all that the job in *folder* holds, every file of which is whole."""
+    """The checksum of the job in *folder*, after checking every file."""
     return _digest(_read_whole_header(folder))
 
 
 def _read_whole_header(folder: Path) -> dict[str, Any]:
-    """The header of the job in *folder*, where all files are as it says."""
+    """The header of the job in *folder*, after checking all its files."""
     header = _read_header(folder)
     for name, expected in header["files"].items():
         path = folder / name
@@ -169,14 +168,7 @@ def _read_header(folder: Path) -> dict[str, Any]:
 def _header(job: JobGraph) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
-        "name": job.facts.name,
-        "source": job.facts.source,
-        "assumptions": list(job.facts.assumptions),
-        "stack": job.facts.stack,
-        "peak_memory_bytes": list(job.facts.peak_memory_bytes),
-        "device": job.facts.device,
-        "gpus_per_host": job.facts.gpus_per_host,
-        "others_late_ns": job.facts.others_late_ns,
+        **asdict(job.facts),
         "programs": [
             {
                 "lanes": [[lane.name, lane.kind.value] for lane in program.lanes],
@@ -222,18 +214,24 @@ def _assemble(folder: Path, header: dict[str, Any], programs: Sequence[Program])
     labels = tuple(pq.read_table(folder / "labels.parquet")["label"].to_pylist())
     ranks = pq.read_table(folder / "ranks.parquet")
     groups = np.array(ranks["groups"].to_pylist(), dtype=np.int32)
+    # Folders of earlier versions have no origins, and fewer facts.
+    origins = tuple(Origin(label) for label in labels)
+    if (folder / _ORIGINS_FILE).is_file():
+        rows = pq.read_table(folder / _ORIGINS_FILE).to_pylist()
+        origins = tuple(Origin(**words) for words in rows)
+    facts = {one.name: header[one.name] for one in fields(JobFacts) if one.name in header}
     return JobGraph(
         ops=tuple(
             op_from_words(orjson.loads(words), where=f"{folder}: op {index}")
             for index, words in enumerate(ops)
         ),
         labels=labels,
-        origins=_read_origins(folder, labels),
+        origins=origins,
         programs=programs,
         rank_program=ranks["program"].to_numpy().astype(np.int32),
         groups=tuple(_read_group(words) for words in header["groups"]),
         rank_group=groups.reshape(len(ranks), header["slot_count"]),
-        facts=_read_facts(header),
+        facts=TypeAdapter(JobFacts).validate_python(facts),
     )
 
 
@@ -243,29 +241,8 @@ def _read_group(words: dict[str, Any]) -> Group:
     return Group(str(words["name"]), tuple(words["ranks"]))
 
 
-def _read_facts(header: dict[str, Any]) -> JobFacts:
-    # Jobs written before the last ones were known have none of them.
-    return JobFacts(
-        name=str(header["name"]),
-        source=str(header["source"]),
-        assumptions=tuple(str(one) for one in header["assumptions"]),
-        stack=str(header.get("stack", "")),
-        peak_memory_bytes=tuple(int(size) for size in header.get("peak_memory_bytes", ())),
-        device=str(header.get("device", "")),
-        gpus_per_host=int(header.get("gpus_per_host", 0)),
-        others_late_ns=int(header.get("others_late_ns", 0)),
-    )
-
-
-def _read_origins(folder: Path, labels: tuple[str, ...]) -> tuple[Origin, ...]:
-    """The origins of a job; one that was written without has its labels for them."""
-    if not (folder / _ORIGINS_FILE).is_file():
-        return tuple(Origin(label) for label in labels)
-    return tuple(Origin(**words) for words in pq.read_table(folder / _ORIGINS_FILE).to_pylist())
-
-
 def _read_outlines(descriptions: list[dict[str, Any]]) -> list[Outline]:
-    """What the header says of every program; lanes that are alike are held once."""
+    """The outline of every program; equal lanes are stored once."""
     known: dict[Lane, Lane] = {}
     outlines = []
     for description in descriptions:

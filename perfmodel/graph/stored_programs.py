@@ -1,8 +1,7 @@
-"""Stored programs: those of a saved job, read from its folder when somebody looks.
+"""Stored programs: programs of a saved job, read from its folder on access.
 
-A column is read in pieces, of which only a few are kept, so that a job larger
-than memory can be looked through rank by rank. Whoever needs programs for long
-takes `loaded` ones.
+Columns are read in pieces, of which only a few stay in memory. So a job larger than memory can be
+read rank by rank. Use `loaded` for programs that stay in memory.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ BY_TASK = ("op", "label", "origin", "slot", "sequence", "role")
 BY_DEPENDENCY = ("dep_task", "dep_anchor", "dep_distance", "dep_lag_ns")
 DEP_COUNT = "dep_count"
 PIECE_ROWS = 2**17
-"""How many rows are written, and therefore read, together."""
+"""Rows per row group: written and read together."""
 MOST_PIECES = 32
-"""So many are kept: of every column a few."""
+"""Pieces kept in memory, over all columns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outline:
-    """What the header of a job says of a program: its lanes, and where each begins."""
+    """A program as in the header of a job: its lanes, and the first task of each."""
 
     lanes: tuple[Lane, ...]
     lane_start: Int32s
@@ -82,7 +81,7 @@ class ColumnReader:
 
 
 class StoredProgram(Program):
-    """A program that has its lanes, and reads any other column when somebody looks."""
+    """A program that holds its lanes and reads other columns on access."""
 
     __slots__ = ("_index", "_shelf")
 
@@ -96,7 +95,7 @@ class StoredProgram(Program):
         outline = shelf.outlines[index]
         values = {"lanes": outline.lanes, "lane_start": outline.lane_start}
         for name, value in {**values, "_shelf": shelf, "_index": index}.items():
-            # It is frozen, as programs are.
+            # Programs are frozen.
             object.__setattr__(program, name, value)
         return program
 
@@ -112,7 +111,7 @@ class StoredProgram(Program):
 
 
 class StoredPrograms(Sequence[Program]):
-    """The programs of the job in *folder*, as its header outlines them."""
+    """The programs of the job in *folder*, with the *outlines* of its header."""
 
     def __init__(self, folder: Path, outlines: Sequence[Outline]) -> None:
         self.folder = folder
@@ -121,7 +120,7 @@ class StoredPrograms(Sequence[Program]):
         self._task_bounds: Int64s = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What was read stays here: the folder may be elsewhere, or nowhere, for who gets this.
+        # Open files stay in this process: the receiver may have no such folder.
         return StoredPrograms, (self.folder, self.outlines)
 
     @cached_property
@@ -156,14 +155,14 @@ class StoredPrograms(Sequence[Program]):
             bounds = (int(self._dep_bounds[index]), int(self._dep_bounds[index + 1]))
             values = self._dependencies.read(name, *bounds)
         else:
-            # Jobs of earlier versions have their labels for origins.
+            # Jobs of earlier versions use labels as origins.
             stored = name if name in self._tasks.names else "label"
             values = self._tasks.read(stored, *tasks)
         return as_column(name, values)
 
     @cached_property
     def _dep_bounds(self) -> Int64s:
-        """Where the dependencies of every program begin, and those of the last end."""
+        """The first dependency of every program, and the end of the last."""
         bounds = np.zeros(len(self._task_bounds), dtype=np.int64)
         first, total = 0, 0
         for counts in self._tasks.pieces(DEP_COUNT):
@@ -176,7 +175,7 @@ class StoredPrograms(Sequence[Program]):
 
 
 def as_column(name: str, values: NDArray[Any]) -> NDArray[Any]:
-    """*values* in the type of column *name*; what does not fit it is refused, not bent."""
+    """*values* in the type of column *name*; values out of its range are refused."""
     dtype: Any = COLUMN_TYPES[name]
     bounds = np.iinfo(dtype)
     is_whole = values.dtype.kind in "iu"
@@ -188,7 +187,7 @@ def as_column(name: str, values: NDArray[Any]) -> NDArray[Any]:
 
 
 def loaded(program: Program, names: Sequence[str]) -> Program:
-    """*program* with columns of its own, those that *names* leave out empty."""
+    """*program* with the columns in *names* read into memory, the others empty."""
     columns: dict[str, Any] = {
         name: np.array(getattr(program, name)) if name in names else np.empty(0, dtype=dtype)
         for name, dtype in COLUMN_TYPES.items()

@@ -13,9 +13,9 @@ from itertools import groupby, pairwise, product
 from typing import Any
 
 from perfmodel.base.errors import PerfModelError, ScenarioError
+from perfmodel.base.options import EXAMPLES, expand_values
 from perfmodel.base.shown import Shown
 from perfmodel.base.units import NS_PER_HOUR, format_duration
-from perfmodel.base.value_lists import EXAMPLES, expand_values
 from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps

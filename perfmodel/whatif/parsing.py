@@ -21,8 +21,8 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError, ScenarioError
 from perfmodel.base.fields import Bandwidth, Duration, NumberFormat, Parsed, ReadAs, Size
 from perfmodel.base.forms import Document, key_of
+from perfmodel.base.options import EXAMPLES, expand_values
 from perfmodel.base.units import format_duration, format_size
-from perfmodel.base.value_lists import EXAMPLES, expand_values
 from perfmodel.whatif.activations import EncodeActivations, Offload, Recompute
 from perfmodel.whatif.buckets import ChangeBuckets
 from perfmodel.whatif.durations import (
@@ -213,7 +213,10 @@ def _build(text: str, name: str, given: dict[str, str], topology: str | None) ->
         for one in parameters
         if one.key in stated.model_fields_set
     }
-    built: Transformation = TRANSFORMATIONS[name](**values)
+    try:
+        built: Transformation = TRANSFORMATIONS[name](**values)
+    except ScenarioError as fault:
+        raise ScenarioError(f"what-if {text!r}: {fault}") from None
     return built
 
 

@@ -14,14 +14,17 @@ import jsonschema
 import pytest
 
 from collectives.calibration import load_calibration
+from collectives.measurements import load_measurements
 from embeddings.plan_document import load_plan_document
 from embeddings.table import EmbeddingTable
 from embeddings.table_files import load_tables
 from perfmodel import api
 from perfmodel.base.documents import load_yaml
-from perfmodel.base.errors import InputError
+from perfmodel.base.errors import InputError, ScenarioError
 from perfmodel.prediction.scenario_file import load_scenario
 from perfmodel.stacks.profiles import load_stack
+from perfmodel.validation.runs_table import load_runs
+from perfmodel.whatif.parsing import parse_transformation
 from perfmodel.workloads import load_workload
 from topologies import load_device, load_topology
 
@@ -294,6 +297,99 @@ def test_what_is_no_document_at_all_is_refused_with_its_name(kind, tmp_path):
         if isinstance(content, bytes) and kind.load is load_kernels:
             continue
         assert str(path) in refusal(kind, path)
+
+
+RUNS = """id,device,n_gpus,gbs,iter_time_s,layers,hidden,heads,seq_len,recompute,compiled
+one,h100_sxm,8,64,0.5,12,768,12,1024,,1
+two,h100_sxm,8,64,0.5,12,768,12,1024,,1
+"""
+COLLECTIVES = """topology,hosts,nranks,collective,size_bytes,time_us,dtype
+dgx_h100,1,8,all_reduce,1024,12.5,fp32
+dgx_h100,1,8,all_reduce,2048,12.5,fp32
+"""
+MEASURED = [
+    Kind("runs", RUNS, load_runs, {}, repeated=("heads", "hidden"), ending=".csv"),
+    Kind("collectives", COLLECTIVES, lambda path: load_measurements([path]), {},
+         repeated=("dtype", "hosts"), ending=".csv"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MEASURED, ids=["runs", "collectives"])
+def test_what_is_no_table_of_measurements_is_refused_with_its_name(kind, tmp_path):
+    assert kind.load(write(tmp_path, kind, kind.text)) is not None
+    assert kind.repeated is not None
+    for content in (
+        kind.text.replace(*kind.repeated, 1),
+        kind.text.replace("device,", "").replace("topology,", ""),
+        "- 1\n- 2\n",
+        kind.text[: len(kind.text) * 2 // 3].rstrip("\n"),
+        kind.text.partition("\n")[0] + "\n",
+        b"\x00\xff\xfe\x80" * 50,
+        "",
+    ):
+        path = write(tmp_path, kind, content)
+        assert str(path) in refusal(kind, path), content
+
+
+def test_a_measured_run_names_every_cell_that_cannot_be_read(tmp_path):
+    text = RUNS.replace("two,h100_sxm,8,64,0.5", "one,h100_sxm,many,0,-1").replace(
+        "1024,,1\n", "1024,perhaps,often,3\n"
+    )
+    good, bad = load_runs(write(tmp_path, MEASURED[0], text)).rows
+
+    said = "; ".join(bad.faults)
+    for column in ("n_gpus", "gbs", "iter_time_s", "recompute", "compiled"):
+        assert f"column {column}: must be " in said
+    assert "as many cells as the heading" in said
+    assert "its id must be its own" in said
+    assert len(bad.faults) == 7
+    assert len(good.faults) == 3
+
+
+def test_measured_collectives_name_every_row_that_cannot_be_read(tmp_path):
+    rows = [
+        "dgx_h100,1,8,all_reduce,1024,fast,fp32",
+        "dgx_h100,1,8,all_reduce,1024,0,fp32",
+        "dgx_h100,1,8,all_refuse,1024,12.5,fp32",
+        "dgx_h100,3,8,all_reduce,1024,12.5,fp32",
+        "dgx_h100,1,8,all_reduce,-5,12.5,fp32",
+        "dgx_h100,1,8,all_reduce,1024,12.5,fp31",
+    ]
+    text = "\n".join([COLLECTIVES.partition("\n")[0], *rows, ""])
+    message = refusal(MEASURED[1], write(tmp_path, MEASURED[1], text))
+    assert f": {len(rows)} faults" in message
+    for number in range(len(rows)):
+        assert f"row {number}" in message
+
+
+WHAT_IFS = {
+    "unknown key": ("scale:match=a,factor=1,matsch=b", "matsch: unknown key; did you mean 'match'"),
+    "missing key": ("scale:match=a", "factor: must be given, but is missing"),
+    "wrong type": ("scale:match=a,factor=fast", "factor: must be a number, got 'fast'"),
+    "no unit": ("set:match=a,to=20", "to: quantity: must carry its unit"),
+    "out of bounds": ("scale:match=a,factor=-1", "factor: must be zero or more, got -1"),
+    "wrong word": ("scale:match=a,factor=1,lane=gpu", "lane: must be one of any, host, device"),
+    "repeated key": ("scale:match=a,match=b,factor=1", "each once"),
+    "no mapping": ("scale:match=a,factor", "parameters must be key=value"),
+    "cut": ("scale:match=a,factor=", "parameters must be key=value"),
+    "empty": ("", "must be one of"),
+}
+
+
+@pytest.mark.parametrize("damage", WHAT_IFS)
+def test_a_what_if_names_its_fault_and_its_parameter(damage):
+    text, words = WHAT_IFS[damage]
+    with pytest.raises(ScenarioError) as caught:
+        parse_transformation(text)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(f"what-if {text!r}")
+
+
+def test_a_what_if_names_all_its_faults_at_once():
+    with pytest.raises(ScenarioError) as caught:
+        parse_transformation("scale:factor=x,lane=y,color=z")
+    for words in ("4 faults", "factor: ", "lane: ", "color: ", "match: "):
+        assert words in str(caught.value)
 
 
 SHIPPED = {

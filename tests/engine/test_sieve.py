@@ -83,7 +83,7 @@ def test_a_rendezvous_where_everybody_waits_does_not_get_through():
     job, _ = alternating_job(ranks=3, members=2)
     waiting = replace(job.programs[0], role=np.array([0, 3, 0, 2], dtype=np.uint8))
 
-    with pytest.raises(GraphError, match="nobody signals"):
+    with pytest.raises(GraphError, match="none signals"):
         lay_out_sound(replace(job, programs=(waiting,)))
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from perfmodel.base.errors import InputError, ScenarioError
-from perfmodel.base.value_lists import expand_values
+from perfmodel.base.options import expand_values
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction.comparing import (
     Compared,

@@ -79,14 +79,6 @@ def test_what_cannot_be_read_is_refused_with_what_to_do(text, words):
         parse_transformation(text)
 
 
-def test_all_faults_are_named_at_once():
-    with pytest.raises(ScenarioError) as caught:
-        parse_transformation("scale:factor=x,lane=y,color=z")
-
-    for word in ("factor:", "lane:", "color:", "match:", "4 faults"):
-        assert word in str(caught.value)
-
-
 @pytest.mark.parametrize("text", ["scale:match=a,factor=1", "scale:match=a..b,factor=1..2"])
 def test_a_sweep_has_exactly_one_parameter_with_several_values(text):
     with pytest.raises(ScenarioError, match="exactly one parameter"):
