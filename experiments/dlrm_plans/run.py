@@ -28,7 +28,7 @@ from experiments.figures import (
 )
 from perfmodel.api import RankQuestion, rank
 from perfmodel.prediction.question import PredictOptions
-from perfmodel.validation.runs_prediction import RunAsked, predict_run
+from perfmodel.validation.runs import predict_run
 from perfmodel.validation.runs_table import load_runs
 
 Ask = Callable[..., dict[str, float]]
@@ -157,7 +157,7 @@ def draw_gpus(axes: Any, scenario: dict[str, Any]) -> dict[str, Any]:
         for row in load_runs(MEASURED / "runs_dcnv2.csv").rows
         if row.text("machine") in scenario["machines"] and row.measured_s
     ]
-    asked = RunAsked(PredictOptions(is_explained=False, samples=2))
+    asked = PredictOptions(is_explained=False, samples=2)
     found: dict[str, Any] = {"runs": {}, "curve_ms": {}}
     for row in rows[:: scenario["every"]]:
         answer = predict_run(asked, row)

@@ -68,7 +68,7 @@ def measured_cases(path: Path) -> tuple[EmbeddingCase, ...]:
     with tempfile.TemporaryDirectory() as folder:
         stated = Path(folder) / "cases.yaml"
         stated.write_text(yaml.safe_dump(document), encoding="utf-8")
-        return load_cases(stated, data=MEASURED).cases
+        return load_cases(stated, data=MEASURED)[0]
 
 
 def _row(error: CaseError) -> dict[str, Any]:

@@ -22,10 +22,10 @@ from experiments.figures import (
 )
 from perfmodel.api import LayoutQuestion, Scenario, predict, search
 from perfmodel.prediction.question import PredictOptions
-from perfmodel.validation.runs_prediction import RunAsked, predict_run
+from perfmodel.validation.runs import predict_run
 from perfmodel.validation.runs_table import RunRow, load_runs
 
-ASKED = RunAsked(PredictOptions(samples=2, is_explained=False))
+ASKED = PredictOptions(samples=2, is_explained=False)
 SUSPECT = "OLD_PP_CODE_SUSPECT"
 LAYOUT = (
     "tp", "pp", "vpp", "dp", "cp", "ep", "mbs", "grad_accum", "data_sharding", "recompute",

@@ -147,7 +147,7 @@ def make_studies(data: Path) -> None:
         calls=("time_us", "size"), total_us=("time_us", "sum")
     )
     write(summed, "paper/kernels_V100.csv")
-    cases = load_cases(EXPERIMENTS / "embedding_kernels" / "cases.yaml", data=data).cases
+    cases, _ = load_cases(EXPERIMENTS / "embedding_kernels" / "cases.yaml", data=data)
     times = [(one.name, part, ns / 1e3) for one in cases for part, ns in one.measured_ns.items()]
     write(pd.DataFrame(times, columns=["case", "part", "measured_us"]), "embeddings/kernels.csv")
     asked = yaml.safe_load((EXPERIMENTS / "kernel_interference" / "scenario.yaml").read_text())

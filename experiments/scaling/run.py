@@ -22,7 +22,7 @@ from experiments.figures import (
 )
 from perfmodel.api import Scenario, predict
 from perfmodel.prediction.question import PredictOptions
-from perfmodel.validation.runs_prediction import RunAsked, predict_run
+from perfmodel.validation.runs import predict_run
 from perfmodel.validation.runs_table import load_runs
 
 
@@ -77,7 +77,7 @@ def draw_measured(axes: Any) -> dict[str, Any]:
     found = {}
     rows = load_runs(MEASURED / "runs_scaling.csv").rows
     for row in rows:
-        answer = predict_run(RunAsked(PredictOptions(is_explained=False)), row)
+        answer = predict_run(PredictOptions(is_explained=False), row)
         found[str(row.name)] = {
             "run": f"{row.text('model')} on {row.count('n_gpus')} {row.text('device')}",
             "gpus": row.count("n_gpus"),

@@ -5,6 +5,7 @@ Schemas come from the documentation and from the code that reads the files, so t
 
 from __future__ import annotations
 
+import operator
 import os
 import platform
 import re
@@ -101,14 +102,10 @@ def describe_schema(kind: SchemaKind | str) -> str:
         SchemaKind.DEVICE: (Path(_place("topologies") or ""), "## A GPU", "## How well"),
         SchemaKind.STACK: (PACKAGES / "stacks", "## A stack file", "\n## "),
     }
-    readers = {
-        SchemaKind.GEMM: "perfmodel.costs.kernel_tables",
-        SchemaKind.ATTENTION: "perfmodel.costs.kernel_tables",
-        SchemaKind.MEMORY: "perfmodel.costs.kernel_tables",
-        SchemaKind.COLLECTIVES: "collectives.measurements",
-    }
-    if kind in readers:
-        return (import_module(readers[kind]).__doc__ or "").strip()
+    if kind in (SchemaKind.GEMM, SchemaKind.ATTENTION, SchemaKind.MEMORY, SchemaKind.COLLECTIVES):
+        is_kernel = kind is not SchemaKind.COLLECTIVES
+        reader = "perfmodel.costs.kernel_tables" if is_kernel else "collectives.measurements"
+        return (import_module(reader).__doc__ or "").strip()
     if kind in sections:
         folder, begin, stop = sections[kind]
         return _section((folder / "README.md").read_text(encoding="utf-8"), begin, stop)
@@ -142,14 +139,10 @@ def _fields(spec: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield f"\n{prefix}{name}:  {' '.join((kind.__doc__ or '').split())}"
             yield from _fields(kind, f"{prefix}{name}.")
         else:
-            needed = "must be given" if field.is_required() else f"default {_word(field.default)}"
+            default = "left open" if field.default is None else field.default
+            default = default.value if isinstance(default, Enum) else default
+            needed = "must be given" if field.is_required() else f"default {default}"
             yield f"  {prefix}{name}: {_words(kind)}; {needed}"
-
-
-def _word(value: object) -> str:
-    if value is None:
-        return "left open"
-    return str(value.value if isinstance(value, Enum) else value)
 
 
 def _words(kind: Any) -> str:
@@ -284,10 +277,6 @@ def _try_ray() -> str:
 
     try:
         with open_executor("ray", workers=1) as place:
-            return f"starts and works ({sum(place.map(_add, 1, [1, 2]))} = 5)"
+            return f"starts and works ({sum(place.map(operator.add, 1, [1, 2]))} = 5)"
     except ExecutionError as fault:
         return f"does not start: {fault}"
-
-
-def _add(shared: int, item: int) -> int:
-    return shared + item

@@ -122,12 +122,12 @@ def calibrate_embedding(
 
     if out is not None:
         check_writable("--out", Path(out))
-    loaded = load_cases(Path(cases), data=Path(data))
-    fit = fit_embedding(loaded.cases)
+    loaded, about = load_cases(Path(cases), data=Path(data))
+    fit = fit_embedding(loaded)
     if out is not None:
         command = f"perfmodel calibrate embedding {cases} --data {data}"
         day = datetime.now(UTC).date().isoformat()
-        write_constants(fit, {**loaded.about, "date": day, "command": command}, Path(out))
+        write_constants(fit, {**about, "date": day, "command": command}, Path(out))
     return fit
 
 
@@ -163,19 +163,20 @@ def calibrate_host(
 
     Everything but host times comes from the stack *extends*.
     """
-    from perfmodel.calibration.host import HostSource, build_host_stack, load_host_lines
+    from perfmodel.calibration.host import build_host_stack, load_host_lines
     from perfmodel.stacks.profiles import load_stack
 
     target = Path(out)
     check_writable("--out", target)
-    about = HostSource(
+    text = build_host_stack(
+        load_host_lines(Path(table)),
         name=target.stem,
         extends=extends,
         source=f"perfmodel calibrate host {Path(table).name}",
         date=datetime.now(UTC).date().isoformat(),
         licence=RECORDED_LICENCE,
     )
-    write_file(target, build_host_stack(load_host_lines(Path(table)), about))
+    write_file(target, text)
     return load_stack(target)
 
 

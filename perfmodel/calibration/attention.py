@@ -56,7 +56,7 @@ LIMITS = {
     "sustained_after_ns": Limit(1e6, 1e4, 1e8),
 }
 TILES = ((128.0, 128.0), (64.0, 64.0), (192.0, 128.0), (192.0, 192.0), (128.0, 64.0))
-"""Lengths of query tiles, for heads up to 96 and beyond; the best fit is taken."""
+"""Lengths of query tiles, for heads up to 96 and beyond; the best fit is used."""
 TRIAL_ROWS = 800
 TRIAL_EVALUATIONS = 25
 PLAN = TrainingPlan(

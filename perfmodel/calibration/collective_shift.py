@@ -83,7 +83,11 @@ def shift_collectives(
     calibration, sentences = replace(base, hosts=usual), []
     uncertainty = dict(base.uncertainty)
     spans = list(base.spans)
-    for name, several, rows in _blocks(measurements):
+    # Rows by machine, and by whether hosts were crossed.
+    blocks: dict[tuple[str, bool], list[CollectiveMeasurement]] = {}
+    for row in measurements:
+        blocks.setdefault((row.wiring().topology_name, row.hosts > 1), []).append(row)
+    for (name, several), rows in sorted(blocks.items()):
         if len(rows) < FEWEST_ROWS:
             raise CalibrationError(
                 f"{name}: must have {FEWEST_ROWS} rows or more "
@@ -116,16 +120,6 @@ def measured_spans(measurements: Sequence[CollectiveMeasurement]) -> tuple[Measu
         MeasuredSpan(*key, low_bytes=min(values), high_bytes=max(values))
         for key, values in sorted(sizes.items(), key=lambda item: (str(item[0]),))
     )
-
-
-def _blocks(
-    measurements: Sequence[CollectiveMeasurement],
-) -> list[tuple[str, bool, list[CollectiveMeasurement]]]:
-    """Rows by machine, and by whether hosts were crossed; one host first."""
-    gathered: dict[tuple[str, bool], list[CollectiveMeasurement]] = {}
-    for row in measurements:
-        gathered.setdefault((row.wiring().topology_name, row.hosts > 1), []).append(row)
-    return [(name, several, rows) for (name, several), rows in sorted(gathered.items())]
 
 
 def _fit(rows: Sequence[CollectiveMeasurement], base: Calibration) -> Shift:

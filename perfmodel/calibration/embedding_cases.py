@@ -180,16 +180,8 @@ class EmbeddingCase:
     fitted: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EmbeddingCases:
-    """The cases of a file, and its header."""
-
-    cases: tuple[EmbeddingCase, ...]
-    about: Mapping[str, str]
-
-
-def load_cases(path: Path, *, data: Path) -> EmbeddingCases:
-    """The cases in *path*; the files that they name are in the folder *data*."""
+def load_cases(path: Path, *, data: Path) -> tuple[tuple[EmbeddingCase, ...], dict[str, str]]:
+    """The cases in *path* and its header; the files that they name are in the folder *data*."""
     document = load_document(path, MeasurementError).read(CasesDocument)
     names = [case.name for case in document.cases]
     if len(names) < 2 or len(set(names)) < len(names):
@@ -203,7 +195,7 @@ def load_cases(path: Path, *, data: Path) -> EmbeddingCases:
         "software": document.software,
         "licence": document.licence,
     }
-    return EmbeddingCases(tuple(_build(case, path, data) for case in document.cases), about)
+    return tuple(_build(case, path, data) for case in document.cases), about
 
 
 def _build(case: CaseSection, path: Path, data: Path) -> EmbeddingCase:
@@ -241,7 +233,7 @@ def _read_times(case: CaseSection, path: Path, data: Path) -> dict[str, float]:
 
 
 def _distribution(group: TableGroup, data: Path) -> IndexDistribution:
-    """The reuse of that year's indices, taken as the reuse within a batch."""
+    """The index reuse of that year, used as the reuse within a batch."""
     if group.reuse_year is None:
         return UNIFORM
     path = data / HISTOGRAMS

@@ -10,10 +10,10 @@ from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.expert_physics import (
     LARGEST_CORRECTION,
     ExpertConstants,
-    SmoothCorrection,
     layer_features,
     layer_shapes,
     predict_layer_times,
+    smooth_log_ratio,
     square_terms,
 )
 from perfmodel.costs.gemm import machine_rates
@@ -35,7 +35,7 @@ LIMITS = {
 EVALUATIONS = 60
 SMALLEST_SIGMA = 0.05
 FEWEST_SHAPES = 8
-"""With fewer models in a table, what is learned on top would be those models."""
+"""With fewer models in a table, the correction would overfit to them."""
 RIDGE = 0.01
 ROUNDS = 15
 USUAL_ERROR = 0.03
@@ -59,9 +59,9 @@ def fit_expert_entry(table: KernelTable, device_name: str) -> Entry:
     curves: dict[str, list[list[float]]] = {}
     if len({tuple(kernel.columns.values()) for kernel in table.kernels}) >= FEWEST_SHAPES:
         features = layer_features(shapes, times)
-        correction = _fit_correction(features, log_ratio)
-        log_ratio = log_ratio - correction.log_ratio(features)
-        curves = {"span": correction.span.tolist(), "weights": [correction.weights.tolist()]}
+        span, weights = _fit_correction(features, log_ratio)
+        log_ratio = log_ratio - smooth_log_ratio(features, span, weights)
+        curves = {"span": span.tolist(), "weights": [weights.tolist()]}
     return build_entry(
         device,
         layers[0].variant,
@@ -71,11 +71,10 @@ def fit_expert_entry(table: KernelTable, device_name: str) -> Entry:
     )
 
 
-def _fit_correction(features: Matrix, log_ratio: Matrix) -> SmoothCorrection:
-    """Least absolute errors by weighted squares, drawn towards no correction at all.
+def _fit_correction(features: Matrix, log_ratio: Matrix) -> tuple[Matrix, Matrix]:
+    """Span and weights of `smooth_log_ratio`: ridge regression with robust reweighting.
 
-    Some rows of public tables ran kernels that nobody had tuned, at a fifth of the speed: they
-    must not decide.
+    Some rows of public tables ran untuned kernels at a fifth of the speed. They must not dominate.
     """
     scale = features.std(axis=0) + 1e-6
     span = np.stack(
@@ -90,4 +89,4 @@ def _fit_correction(features: Matrix, log_ratio: Matrix) -> SmoothCorrection:
         weighted = terms.T * weight
         found = np.linalg.solve(weighted @ terms + ridge, weighted @ wanted).astype(np.float64)
         weight = USUAL_ERROR / np.maximum(np.abs(wanted - terms @ found), USUAL_ERROR)
-    return SmoothCorrection(span, found)
+    return span, found

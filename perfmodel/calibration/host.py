@@ -41,17 +41,6 @@ class HostLine:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class HostSource:
-    """Where a stack comes from: its name, what it extends, and its header."""
-
-    name: str
-    extends: str
-    source: str
-    date: str
-    licence: str
-
-
 def load_host_lines(path: Path) -> tuple[HostLine, ...]:
     """Read host_overheads.csv; all its faults are reported."""
     rows = load_rows(path, CalibrationError, _COLUMNS)
@@ -76,13 +65,16 @@ def _line(row: dict[str, Any]) -> HostLine:
     return HostLine(HostPart(row["type"]), str(row["op"] or ""), mean_us, count)
 
 
-def build_host_stack(lines: Iterable[HostLine], about: HostSource) -> str:
-    """A stack file with the host times of *lines*, as YAML."""
-    find_profile(about.extends)
+def build_host_stack(lines: Iterable[HostLine], *, name: str, extends: str, **header: str) -> str:
+    """A stack file *name* with the host times of *lines*, as YAML.
+
+    Everything else comes from the stack *extends*; *header* is source, date and licence.
+    """
+    find_profile(extends)
     sums: dict[tuple[HostPart, str], list[float]] = {}
     for line in lines:
-        name = line.operator.removeprefix(_AUTOGRAD)
-        operator = canonical_operator(name) if line.part in _PARTS else ""
+        word = line.operator.removeprefix(_AUTOGRAD)
+        operator = canonical_operator(word) if line.part in _PARTS else ""
         for place in {(line.part, operator), (line.part, "")}:
             total = sums.setdefault(place, [0.0, 0.0])
             total[0] += line.mean_us * line.count
@@ -106,12 +98,10 @@ def build_host_stack(lines: Iterable[HostLine], about: HostSource) -> str:
     }
     host["operators"] = operators
     content = {
-        "name": about.name,
-        "description": f"{about.extends} with host times of a recording.",
-        "source": about.source,
-        "date": about.date,
-        "licence": about.licence,
-        "extends": about.extends,
+        "name": name,
+        "description": f"{extends} with host times of a recording.",
+        **header,
+        "extends": extends,
         "host": host,
     }
     return yaml.safe_dump(

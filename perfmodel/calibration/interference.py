@@ -89,7 +89,7 @@ def fit_interference(paths: Sequence[Path], *, device: str | None) -> FittedInte
     if not losses:
         raise CalibrationError(
             f"{', '.join(str(path) for path in paths)}: no kernel was recorded both alone and "
-            "beside a collective. Take traces of several steps of a job that overlaps them."
+            "while a collective ran. Record traces of several steps of a job that overlaps them."
         )
     return FittedInterference(
         of_architecture=fit_losses(losses),
@@ -103,8 +103,8 @@ def _device_of(job: JobTrace, fallback: str | None) -> str:
     named = next((name for trace in job.ranks for name in trace.device_names), fallback)
     if named is None:
         raise CalibrationError(
-            f"job {job.name!r}: the traces do not name their GPU. Say it with --device, such as "
-            "mi300x; it is taken for all traces without one."
+            f"job {job.name!r}: the traces do not name their GPU. Name it with --device, such as "
+            "mi300x; it applies to all traces that do not name one."
         )
     return named
 
@@ -118,7 +118,7 @@ def _architecture_of(recorded: str, job: JobTrace) -> str:
             f"job {job.name!r}: GPU {recorded!r} is none of the devices known: "
             f"{', '.join(list_devices())}."
         )
-    # Of devices with the same first word (RTX cards), the one with most words in the text.
+    # Of devices with the same first word (RTX cards), the one that shares most words.
     best = max(known, key=lambda parts: sum(part in word for part in parts))
     return load_device("_".join(best)).architecture.value
 

@@ -132,17 +132,8 @@ def _losses(device: str, kernel: str, calls: Sequence[_Call]) -> Iterator[Kernel
             yield KernelLoss(device, family, phase, kernel, float(loss), covered_ns, len(beside))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Spans:
-    """When collectives of a rank wait, move bytes, or do something unknown."""
-
-    waiting: Int64s
-    moving: Int64s
-    unknown: Int64s
-
-
-def _phase_spans(views: Sequence[RankView]) -> list[_Spans]:
-    """Phases of the collectives of every rank.
+def _phase_spans(views: Sequence[RankView]) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
+    """When collectives of every rank wait or move bytes, when they move, and unknown times.
 
     A kernel moves bytes once the last member has arrived. Where only one rank was recorded, that
     time is unknown and all of the kernel counts as moving.
@@ -160,19 +151,15 @@ def _phase_spans(views: Sequence[RankView]) -> list[_Spans]:
                 waiting[rank].append((start_ns, began_ns))
                 moving[rank].append((began_ns, end_ns))
                 known[rank].add(task)
-    result = []
     for rank, view in enumerate(views):
         tasks = np.flatnonzero(view.device.is_collective).tolist()
         rest = [_span(view, task) for task in tasks if task not in known[rank]]
-        is_lone = len(views) == 1
-        result.append(
-            _Spans(
-                waiting=_joined(waiting[rank]),
-                moving=_joined(rest if is_lone else moving[rank]),
-                unknown=_joined([] if is_lone else rest),
-            )
-        )
-    return result
+        unknown: list[tuple[int, int]] = []
+        if len(views) == 1:
+            moving[rank] = rest
+        else:
+            unknown = rest
+        yield _joined(waiting[rank] + moving[rank]), _joined(moving[rank]), _joined(unknown)
 
 
 def _span(view: RankView, task: int) -> tuple[int, int]:
@@ -202,13 +189,11 @@ def _covered_ns(spans: Int64s, starts_ns: Int64s, ends_ns: Int64s) -> Int64s:
     return covered
 
 
-def _calls(view: RankView, spans: _Spans) -> Iterator[tuple[_Work, _Call]]:
+def _calls(view: RankView, spans: tuple[Int64s, Int64s, Int64s]) -> Iterator[tuple[_Work, _Call]]:
+    """Kernels that nothing else disturbs; *spans* are those of `_phase_spans`."""
     device = view.device
     starts_ns, ends_ns = device.start_ns, device.end_ns
-    moving_ns = _covered_ns(spans.moving, starts_ns, ends_ns)
-    either = np.concatenate([spans.waiting, spans.moving])
-    covered_ns = _covered_ns(_joined(map(tuple, either.tolist())), starts_ns, ends_ns)
-    unknown_ns = _covered_ns(spans.unknown, starts_ns, ends_ns)
+    covered_ns, moving_ns, unknown_ns = (_covered_ns(one, starts_ns, ends_ns) for one in spans)
     is_usable = ~device.is_collective & ~device.is_copy & (unknown_ns == 0)
     is_usable &= ends_ns - starts_ns >= SHORTEST_NS
     is_usable &= _overlap_ns(view) <= MOST_OVERLAP_RATIO * (ends_ns - starts_ns)

@@ -1,8 +1,8 @@
 """Kernel fits: which rows belong together, what is fitted to them, and held-out predictions.
 
-Folds are made by the values of columns, so that near-duplicates of a held-out
-row are not fitted. Folding by device leaves whole GPUs out, which must then
-borrow constants: the test of how far the datasheet carries.
+Folds are made by the values of columns, so near-duplicates of a held-out row are not fitted.
+Folding by device leaves whole GPUs out, which must then borrow constants: this tests how well the
+datasheet extrapolates.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def join_tables(tables: Sequence[KernelTable]) -> KernelTable:
 
 
 def preferred_rows(table: KernelTable) -> KernelTable:
-    """Of devices that the preferred collector measured, only its products."""
+    """For devices that the preferred collector measured, only its GEMMs."""
     preferred = {
         kernel.device for kernel in table.kernels
         if kernel.group[0].startswith(PREFERRED_COLLECTOR)

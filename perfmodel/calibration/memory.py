@@ -47,15 +47,15 @@ def fit_memory_entry(table: KernelTable, device_name: str) -> Entry:
     size = np.array([op.read_bytes + op.write_bytes for op in ops], dtype=np.float64)
     byte_ns = NS_PER_S / device.memory_bandwidth_bytes_per_s
     rows = _Rows(size, length, table.measured_ns, byte_ns)
-    fitted = _fit(rows)
+    knots, weights, row_factors = _fit(rows)
     errors = _held_out_errors(rows) if len(ops) > 2 else np.ones(1)
-    offset_ns = float(fitted.weights[0])
+    offset_ns = float(weights[0])
     floor_ns = min(offset_ns, LARGEST_FLOOR_NS)
-    pairs = zip(fitted.knots.tolist(), fitted.weights[1:].tolist(), strict=True)
+    pairs = zip(knots.tolist(), weights[1:].tolist(), strict=True)
     curves: dict[str, Sequence[Sequence[float]]] = {"slopes": [list(pair) for pair in pairs]}
-    if fitted.row_factors:
-        curves["row_factors"] = fitted.row_factors
-    # The quantile of few errors is itself uncertain; a wider one keeps its promise.
+    if row_factors:
+        curves["row_factors"] = row_factors
+    # The quantile of few errors is itself uncertain, so it is widened.
     caution = 1.0 + 1.0 / math.sqrt(len(errors))
     quantile = float(np.quantile(np.abs(errors), 0.9))
     return build_entry(
@@ -85,28 +85,19 @@ class _Rows:
         return np.column_stack([np.ones(len(self.size)), hinges * factors[:, None]])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Fitted:
-    """Knots, the offset and slopes at them, and factors by the length of a row."""
-
-    knots: Matrix
-    weights: Matrix
-    row_factors: Sequence[Sequence[float]]
-
-
-def _fit(rows: _Rows) -> _Fitted:
-    """The curve, and factors by length where rows have several."""
+def _fit(rows: _Rows) -> tuple[Matrix, Matrix, Sequence[Sequence[float]]]:
+    """Knots, the offset and the slopes at them, and factors by row length if there are several."""
     knots, ones = _knots(rows.size), np.ones(len(rows.size))
     weights = _fit_curve(rows, ones, knots)
     lengths = np.unique(rows.length)
     if len(lengths) < 2:
-        return _Fitted(knots, weights, ())
+        return knots, weights, ()
     factors = ones
     for _ in range(ROUNDS):
         factors = _fit_row_factors(rows, knots, weights)
         weights = _fit_curve(rows, factors, knots)
     pairs = [[float(one), float(np.median(factors[rows.length == one]))] for one in lengths]
-    return _Fitted(knots, weights, pairs)
+    return knots, weights, pairs
 
 
 def _held_out_errors(rows: _Rows) -> Matrix:
@@ -115,9 +106,10 @@ def _held_out_errors(rows: _Rows) -> Matrix:
     part = np.random.default_rng(0).permutation(len(rows.size)) % count
     errors = np.empty(len(rows.size))
     for number in range(count):
-        fitted, rest = _fit(rows.take(part != number)), rows.take(part == number)
-        factors = interpolate_row_factor(rest.length, fitted.row_factors)
-        predicted = rest.basis(factors, fitted.knots) @ fitted.weights
+        knots, weights, row_factors = _fit(rows.take(part != number))
+        rest = rows.take(part == number)
+        factors = interpolate_row_factor(rest.length, row_factors)
+        predicted = rest.basis(factors, knots) @ weights
         errors[part == number] = np.log(rest.measured / np.maximum(predicted, 1.0))
     return errors
 

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.attention_kernels import AttentionKind, KernelRecipe, find_recipe
@@ -23,11 +24,11 @@ from perfmodel.costs.attention_physics import (
     predict_forward_times,
 )
 from perfmodel.costs.calibration_files import Entry
-from perfmodel.costs.corrections import Corrected
 from perfmodel.costs.estimates import (
     Bound,
     CalibratedModel,
     Estimates,
+    FloatColumn,
     build_estimates,
     price_by_kind,
     rows_of_kinds,
@@ -84,19 +85,19 @@ def price_attentions(
         # With a single key head almost nothing is written: the kernel that training runs.
         shapes = replace(shapes, kv_heads=np.ones(len(shapes)))
     times = predict_forward_times(shapes, machine, constants)
-    learned = _learned(shapes, machine, times, recipe)
+    log_ratio, sigma, is_inside = _learned(shapes, machine, times, recipe)
     # Sustained load slows the arithmetic only. Added, not multiplied, so the order of parts stays.
     slower_ns = (slowdown - 1.0) * times.busy_ns
-    duration_ns = recipe.time_ratio * (times.duration_ns * np.exp(learned.log_ratio) + slower_ns)
+    duration_ns = recipe.time_ratio * (times.duration_ns * np.exp(log_ratio) + slower_ns)
     if recipe.backward is not None:
         duration_ns = predict_backward_ns(shapes, machine, recipe.backward, forward_ns=duration_ns)
     is_memory = times.memory_ns > 0.5 * times.duration_ns
     bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE)
     return build_estimates(
         duration_ns,
-        relative_sigma=np.hypot(learned.relative_sigma, recipe.relative_sigma),
+        relative_sigma=np.hypot(sigma, recipe.relative_sigma),
         provenance=np.where(
-            learned.is_inside, recipe.provenance, max(recipe.provenance, Provenance.EXTRAPOLATED)
+            is_inside, recipe.provenance, max(recipe.provenance, Provenance.EXTRAPOLATED)
         ),
         bound=np.where(times.duration_ns < 2 * constants.floor_ns, Bound.LATENCY, bound),
     )
@@ -104,8 +105,8 @@ def price_attentions(
 
 def _learned(
     shapes: AttentionShapes, machine: MachineRates, times: AttentionTimes, recipe: KernelRecipe
-) -> Corrected:
-    """The correction of *times*; without one, only its uncertainty."""
+) -> tuple[FloatColumn, FloatColumn, NDArray[np.bool_]]:
+    """The correction of *times* (see `apply`); without one, only its uncertainty."""
     entry = recipe.match.entry
     if entry.ordered is not None and recipe.takes_correction:
         return entry.ordered.apply(attention_features(shapes, machine, times))
@@ -114,11 +115,7 @@ def _learned(
         for low, high in entry.curves.get(name, ()):
             is_inside &= (column >= low) & (column <= high)
     sigma = np.where(is_inside, 0.0, BEYOND_FEW_ROWS_SIGMA)
-    return Corrected(
-        log_ratio=np.zeros(len(shapes)),
-        relative_sigma=np.hypot(sigma, entry.relative_sigma),
-        is_inside=is_inside,
-    )
+    return np.zeros(len(shapes)), np.hypot(sigma, entry.relative_sigma), is_inside
 
 
 def forward_constants(entry: Entry) -> AttentionConstants:

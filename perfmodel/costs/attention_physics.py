@@ -146,7 +146,10 @@ def predict_forward_times(
         # Shorter tiles fill a last wave better, but a wider head is never less work.
         busy_ns = np.where(shapes.head_dim > NARROW_HEAD, np.maximum(narrow, wide), narrow)
     rate = machine.sm_count * machine.clock_hz * constants.traffic_bytes_per_clock
-    memory_ns = shapes.row_bytes * (NS_PER_S / rate) + _cache_ns(shapes, machine, constants)
+    memory_ns = shapes.row_bytes * (NS_PER_S / rate)
+    if constants.cache_ratio != 0.0:
+        cache_rate = machine.memory_bytes_per_s * constants.cache_ratio
+        memory_ns = memory_ns + CACHE_PASSES * shapes.key_value_bytes * (NS_PER_S / cache_rate)
     total_ns = busy_ns + memory_ns
     total_ns = total_ns * (
         1.0 + constants.sustained_loss * total_ns / (total_ns + constants.sustained_after_ns)
@@ -201,15 +204,6 @@ def predict_backward_ns(
     moved_bytes = shapes.row_bytes + expanded_bytes
     traffic_ns = moved_bytes * (NS_PER_S / machine.memory_bytes_per_s)
     return constants.backward_forwards * forward_ns + constants.backward_passes * traffic_ns
-
-
-def _cache_ns(
-    shapes: AttentionShapes, machine: MachineRates, constants: AttentionConstants
-) -> FloatColumn:
-    if constants.cache_ratio == 0.0:
-        return np.zeros(len(shapes))
-    rate = machine.memory_bytes_per_s * constants.cache_ratio
-    return CACHE_PASSES * shapes.key_value_bytes * (NS_PER_S / rate)
 
 
 def attention_features(

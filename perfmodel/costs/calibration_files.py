@@ -1,9 +1,8 @@
-"""Calibration files: fitted constants with their origin, and which to take for a device.
+"""Calibration files: fitted constants with their origin, and which of them a device uses.
 
-A device without constants of its own borrows from the nearest relative: the
-same architecture, else the same class of chip (data centre or graphics), else
-any. Constants are ratios of datasheet values, so they travel; the borrowed
-distance widens the interval.
+A device without its own constants borrows those of the nearest device: of the same architecture,
+else of the same class of chip (data centre or graphics), else of any. Constants are ratios of
+datasheet values, so they carry over; the distance widens the interval.
 """
 
 from __future__ import annotations
@@ -76,14 +75,14 @@ class CalibrationFile(CalibrationHeader):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The entry to use for a device, and how far it was fetched from."""
+    """The entry to use for a device, and the uncertainty that borrowing it adds."""
 
     entry: Entry
     borrowed_sigma: float
 
     @property
     def is_own(self) -> bool:
-        """Whether the constants were fitted on this very device."""
+        """Whether the constants were fitted on this device."""
         return self.borrowed_sigma == 0.0
 
     @property
@@ -113,7 +112,7 @@ def load_entries(name: str) -> tuple[Entry, ...]:
 
 
 def entries_for(name: str, device: Device) -> tuple[Entry, ...]:
-    """The entries of *name*: those in files of *device* itself first, then perfmodel's own."""
+    """The entries of *name*: those in calibration files of *device*, then the shipped ones."""
     own: list[Entry] = []
     for file in device.calibrations:
         if file.endswith(".json"):
@@ -124,11 +123,11 @@ def entries_for(name: str, device: Device) -> tuple[Entry, ...]:
 
 @lru_cache(maxsize=8)
 def _load_own(path: Path, changed_ns: int) -> Mapping[str, tuple[Entry, ...]]:
-    """The entries of a person's file by kind; read again when written again at *changed_ns*."""
+    """The entries of a user's file by kind; *changed_ns* makes a rewritten file a new key."""
     del changed_ns
     text = read_text(path, CalibrationError, MOST_BYTES)
     file = _parse(text, str(path))
-    # What was fitted stands in the command that made the file.
+    # The command that made the file names the kind of kernel.
     words = file.command.split()
     kind = words[words.index("calibrate") + 1] if "calibrate" in words[:-1] else ""
     if kind not in KINDS:
@@ -142,7 +141,7 @@ def _load_own(path: Path, changed_ns: int) -> Mapping[str, tuple[Entry, ...]]:
 
 
 def _check_names(entry: Entry, kind: str, place: str) -> None:
-    """Raise unless the constants of *entry* are those that perfmodel's own entries have."""
+    """Raise unless *entry* has the constants that the shipped entries have."""
     own = load_entries(kind)
     known = {name for one in own for name in one.constants}
     needed = {name for name in known if all(name in one.constants for one in own)}
@@ -165,7 +164,7 @@ def _parse(text: str, document: str) -> CalibrationFile:
 
 
 def entries_to_text(header: Mapping[str, str], entries: Sequence[Entry]) -> str:
-    """A calibration file of *entries*, one entry a line."""
+    """A calibration file of *entries*, one entry per line."""
     missing = [key for key in HEADER_KEYS if not header.get(key)]
     if missing:
         raise CalibrationError(f"calibration: must say {', '.join(missing)}.")
@@ -201,7 +200,7 @@ def match_entry(
 ) -> Match | None:
     """The nearest entry of *variant* for *device*, or None where there is none at all.
 
-    Among relatives as near as each other the one least *apart* is taken, then the first by name.
+    Of several that are equally near, the least *apart* is used, then the first by name.
     """
     candidates = [entry for entry in entries if entry.variant == variant]
     if not candidates:
@@ -213,7 +212,7 @@ def match_entry(
 
 
 def _distance_sigma(entry: Entry, device: Device) -> float:
-    """How unsure borrowing makes us; from leave-one-device-out errors."""
+    """The uncertainty that borrowing adds, from leave-one-device-out errors."""
     if entry.device == device.name:
         return 0.0
     is_same_class = (entry.compute_capability in DATA_CENTRE_CAPABILITIES) == (

@@ -81,17 +81,8 @@ class Correction:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Corrected:
-    """Log of measured over physics, its spread, and whether the row is in the fitted range."""
-
-    log_ratio: Matrix
-    relative_sigma: Matrix
-    is_inside: NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class OrderedNetwork:
-    """Two layers of tanh and a linear term beside them; every weight is at least zero."""
+    """Two layers of tanh plus a linear term; every weight is at least zero."""
 
     first: Matrix
     first_bias: Matrix
@@ -132,17 +123,17 @@ class OrderedCorrection:
     order: OrderedNetwork
     spread: Network
 
-    def apply(self, features: Matrix) -> Corrected:
-        """Corrections for rows of *features*."""
+    def apply(self, features: Matrix) -> tuple[Matrix, Matrix, NDArray[np.bool_]]:
+        """Per row of *features*: log of measured over physics, sigma, and if it is in range."""
         held = np.clip(features, self.low, self.high)
         inputs = (held - self.mean) / self.scale
         is_inside = (features >= self.low - ROUNDING) & (features <= self.high + ROUNDING)
         log_ratio = self.order.answer(inputs) - held[:, 0]
         sigma = np.exp(np.clip(self.spread.answer(inputs), -20, 5))
-        return Corrected(
-            log_ratio=np.clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION),
-            relative_sigma=np.clip(sigma, SMALLEST_SIGMA, LARGEST_SIGMA),
-            is_inside=np.all(is_inside, axis=1),
+        return (
+            np.clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION),
+            np.clip(sigma, SMALLEST_SIGMA, LARGEST_SIGMA),
+            np.all(is_inside, axis=1),
         )
 
 

@@ -133,9 +133,7 @@ class _KnownTerms:
         return self._terms[[number_of[key] for key in keys]]
 
 
-@lru_cache(maxsize=MOST_TABLES)
-def _known_terms(whole: EmbeddingTable, setting: TermsSetting) -> _KnownTerms:
-    return _KnownTerms(whole, setting)
+_known_terms = lru_cache(maxsize=MOST_TABLES)(_KnownTerms)
 
 
 def _find_terms(
@@ -153,7 +151,8 @@ def _find_terms(
     asked = batch_size * setting.lookup_ratio
     whole_draws = asked * whole.pooling_factor
     draws = asked * np.array([piece.pooling_factor for piece in pieces])
-    row = _row_bytes(width, whole.dtype)
+    scales = QUANTISED_ROW_BYTES if whole.dtype is DType.INT8 else 0
+    row = -(-(width * whole.dtype.size_bytes + scales) // SECTOR_BYTES) * SECTOR_BYTES
     moved = np.maximum(row, BURST_BYTES)
     handled = np.hypot(row, GATHER_BYTES)
     pooled_row = width * DType.FP32.size_bytes
@@ -166,6 +165,12 @@ def _find_terms(
     state = 2 * _STATE_TENSORS[setting.optimizer] * pooled_row
     if setting.optimizer == "rowwise_adagrad":
         state = np.full_like(width, 2 * SECTOR_BYTES)
+    gradient_rows = draws
+    if whole.is_pooled and batch_size >= 1:
+        # The gradient of a bag is read for each of its rows, often from the L2.
+        capacity = setting.share_bytes / pooled_row
+        in_batch = popularity_of(UNIFORM, batch_size)
+        gradient_rows = in_batch.lru_misses(draws, capacity_rows=capacity)
     deviation = np.array([piece.pooling_deviation for piece in pieces])
     values = {
         Term.DRAWS: draws,
@@ -174,7 +179,7 @@ def _find_terms(
         Term.OUTPUT_BYTES: bags * pooled_row,
         Term.CACHE_BYTES: draws * handled + index_bytes + bags * pooled_row,
         Term.HOST_BYTES: _host_rows(whole, popularity, rows, whole_draws) * moved,
-        Term.GRADIENT_BYTES: _gradient_rows(whole, draws, setting, pooled_row) * pooled_row,
+        Term.GRADIENT_BYTES: gradient_rows * pooled_row,
         Term.UPDATE_BYTES: distinct * (2 * moved + state),
         Term.ADDED_NUMBERS: draws * width,
         Term.LONG_ROWS: long_rows * MILLI,
@@ -191,12 +196,6 @@ def _find_terms(
         return np.rint(np.maximum(terms, 0.0)).astype(np.int64)
 
 
-def _row_bytes(width: Int64s, dtype: DType) -> Int64s:
-    """Bytes of rows in whole sectors."""
-    stored = width * dtype.size_bytes + (QUANTISED_ROW_BYTES if dtype is DType.INT8 else 0)
-    return -(-stored // SECTOR_BYTES) * SECTOR_BYTES
-
-
 def add_terms(of_tables: Int64s) -> Int64s:
     """The terms of a rank from tables x terms."""
     return np.concatenate(
@@ -205,16 +204,6 @@ def add_terms(of_tables: Int64s) -> Int64s:
             of_tables[:, FIRST_LARGEST:].max(axis=0, initial=0),
         ]
     )
-
-
-def _gradient_rows(
-    whole: EmbeddingTable, draws: Floats, setting: TermsSetting, pooled_row: Int64s
-) -> Floats:
-    """Gradients read from memory; that of a bag is read for each of its rows."""
-    if not whole.is_pooled or setting.batch_size < 1:
-        return draws
-    capacity = setting.share_bytes / pooled_row
-    return popularity_of(UNIFORM, setting.batch_size).lru_misses(draws, capacity_rows=capacity)
 
 
 def _host_rows(

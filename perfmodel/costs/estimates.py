@@ -43,7 +43,7 @@ class Bound(IntEnum):
 
     @property
     def word(self) -> str:
-        """The word used in reports and files."""
+        """The name used in reports and files."""
         return self.name.lower()
 
 

@@ -170,22 +170,14 @@ def layer_features(shapes: ExpertShapes, times: ExpertTimes) -> FloatColumn:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SmoothCorrection:
-    """A quadratic polynomial of features, clipped to the fitted range.
+def smooth_log_ratio(features: FloatColumn, span: FloatColumn, weights: FloatColumn) -> FloatColumn:
+    """Logs of measured over predicted times: a quadratic polynomial, clipped to the fitted range.
 
     *span* has one line per feature: mean, scale, lowest and highest value.
     """
-
-    span: FloatColumn
-    weights: FloatColumn
-
-    def log_ratio(self, features: FloatColumn) -> FloatColumn:
-        """Logarithms of measured over predicted times of rows of *features*."""
-        mean, scale, low, high = self.span.T
-        inputs = (np.clip(features, low, high) - mean) / scale
-        shift = square_terms(inputs) @ self.weights
-        return np.clip(shift, -LARGEST_CORRECTION, LARGEST_CORRECTION)
+    mean, scale, low, high = span.T
+    inputs = (np.clip(features, low, high) - mean) / scale
+    return np.clip(square_terms(inputs) @ weights, -LARGEST_CORRECTION, LARGEST_CORRECTION)
 
 
 def square_terms(inputs: FloatColumn) -> FloatColumn:

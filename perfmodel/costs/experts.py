@@ -27,11 +27,11 @@ from perfmodel.costs.estimates import (
 from perfmodel.costs.expert_physics import (
     ExpertConstants,
     ExpertLayer,
-    SmoothCorrection,
     layer_features,
     layer_shapes,
     predict_grouped_times,
     predict_layer_times,
+    smooth_log_ratio,
 )
 from perfmodel.costs.gemm import check_multiplies, machine_rates
 from perfmodel.costs.sustained import arithmetic_slowdown
@@ -62,8 +62,9 @@ class ExpertLayerModel(CalibratedModel):
             duration_ns = times.duration_ns
             if curves:
                 # Learned where enough models were measured.
-                learned = SmoothCorrection(np.array(curves["span"]), np.array(curves["weights"])[0])
-                duration_ns = duration_ns * np.exp(learned.log_ratio(layer_features(shapes, times)))
+                features = layer_features(shapes, times)
+                span, weights = np.array(curves["span"]), np.array(curves["weights"])[0]
+                duration_ns = duration_ns * np.exp(smooth_log_ratio(features, span, weights))
             return _estimates(duration_ns, match, Bound.COMPUTE)
 
         return price_by_kind(ops, rows_of_kinds(op.variant for op in ops), price)

@@ -209,8 +209,8 @@ def _carried_floor_ns(entry: Entry, device: Device) -> float:
     smallest = gemm_shapes([Gemm(SMALLEST_SIDE, SMALLEST_SIDE, SMALLEST_SIDE, DType.BF16)])
     machine = machine_rates(source, DType.BF16)
     times = predict_gemm_times(smallest, machine, constants, Residency.ROTATING)
-    learned = entry.ordered.apply(gemm_features(smallest, machine, times))
-    learned_ns = float((times.kernel_ns * np.exp(learned.log_ratio))[0])
+    log_ratio, _, _ = entry.ordered.apply(gemm_features(smallest, machine, times))
+    learned_ns = float((times.kernel_ns * np.exp(log_ratio))[0])
     return min(floor_ns, learned_ns) if steps > 0 else max(floor_ns, learned_ns)
 
 
@@ -232,7 +232,9 @@ def price_gemms(
         log_ratio, sigma = _apply(calibration.ordered, features)
         kernel_ns = kernel_ns * np.exp(log_ratio)
         is_inside &= has_fitted_sizes(features, calibration.ordered)
-        sigma = np.hypot(sigma, SMALLER_SIGMA * _halvings_below(features, calibration.ordered))
+        # How often sizes would have to be doubled to be in the range of the fit.
+        below = calibration.ordered.low[SIZE_FEATURES] - features[:, SIZE_FEATURES]
+        sigma = np.hypot(sigma, SMALLER_SIGMA * np.maximum(below, 0.0).sum(axis=1))
     if calibration.steps is not None:
         steps = calibration.steps.log_ratio(gemm_step_features(shapes, machine, times))
         kernel_ns = kernel_ns * np.exp(steps)
@@ -262,10 +264,8 @@ def _apply(correction: OrderedCorrection, features: FloatColumn) -> tuple[FloatC
         correction.apply(features[start : start + CHUNK_ROWS])
         for start in range(0, max(len(features), 1), CHUNK_ROWS)
     ]
-    return (
-        np.concatenate([part.log_ratio for part in parts]),
-        np.concatenate([part.relative_sigma for part in parts]),
-    )
+    log_ratios, sigmas, _ = zip(*parts, strict=True)
+    return np.concatenate(log_ratios), np.concatenate(sigmas)
 
 
 def has_fitted_sizes(features: FloatColumn, correction: OrderedCorrection) -> NDArray[np.bool_]:
@@ -273,13 +273,6 @@ def has_fitted_sizes(features: FloatColumn, correction: OrderedCorrection) -> ND
     sizes = features[:, SIZE_FEATURES]
     low, high = correction.low[SIZE_FEATURES], correction.high[SIZE_FEATURES]
     return np.asarray(np.all((sizes >= low - 1e-3) & (sizes <= high + 1e-3), axis=1))
-
-
-def _halvings_below(features: FloatColumn, correction: OrderedCorrection) -> FloatColumn:
-    """How often m, n, k and batch would have to be doubled to be in the range of the fit."""
-    below = correction.low[SIZE_FEATURES] - features[:, SIZE_FEATURES]
-    halvings: FloatColumn = np.maximum(below, 0.0).sum(axis=1)
-    return halvings
 
 
 def rows_by_dtype(ops: Sequence[Gemm]) -> dict[DType, Sequence[int]]:

@@ -51,10 +51,10 @@ _Factor = Annotated[float, Field(strict=True, ge=1, lt=10)]
 
 @dataclass(frozen=True, slots=True)
 class Slowdown(Form):
-    """How many times longer a family takes in a phase; *kernels* is how many were recorded so.
+    """How many times longer a family takes in a phase, from *kernels* recorded kernels.
 
-    Without recorded kernels the value is that of other generations or families. *measured*, *low*
-    and *high* are what the kernels showed.
+    Without recorded kernels the value comes from other generations or families. *measured*, *low*
+    and *high* are the mean of the kernels and its 90 % interval.
     """
 
     slowdown: _Factor

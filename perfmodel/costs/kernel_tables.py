@@ -22,7 +22,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
@@ -49,15 +49,12 @@ from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Pass
 from perfmodel.graph.routing import hottest_loads
 from perfmodel.stacks.capabilities import Residency
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 Row = Mapping[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class KernelKind:
-    """A kind of measured kernel: who reads its tables, which model prices it, by what variant."""
+    """A kind of measured kernel: the reader of its tables, its cost model, and its variants."""
 
     load: Callable[[Path], KernelTable]
     model: Callable[[Sequence[Entry] | None], KernelModel]
@@ -74,18 +71,13 @@ def load_gemm_table(path: Path) -> KernelTable:
             f"{path}: a table of GEMMs has columns m, n, k or op, B, M, N, K; "
             f"got {', '.join(frame.columns)}."
         )
-    _check_residency(frame)
-    return read_rows(frame, _read_gemm)
-
-
-def _check_residency(frame: pd.DataFrame) -> None:
-    """Raise if the table has a column residency with a value that is not known."""
     known = {residency.value for residency in Residency}
     strange = sorted({str(word) for word in frame.get("residency", ())} - known)
     if strange:
         raise MeasurementError(
             f"column residency: must be one of {', '.join(sorted(known))}, got {strange[0]!r}."
         )
+    return read_rows(frame, _read_gemm)
 
 
 def _read_gemm(name: str, row: Row) -> Iterator[MeasuredKernel]:

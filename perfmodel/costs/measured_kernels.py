@@ -201,9 +201,9 @@ def _number(value: Any) -> float:
 
 @cache
 def _device_called(words: str) -> str:
-    """The device that a table calls *words*: its own name, a file, or what drivers call it.
+    """The device that a table names by *words*: a catalog name, a file, or a driver's name.
 
-    Words that could mean several devices, or none, are left as they are.
+    A name that matches no device or several is returned unchanged.
     """
     if words in list_devices() or Path(words).suffix:
         return words

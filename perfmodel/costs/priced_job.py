@@ -1,9 +1,9 @@
 """PricedJob: a job with a duration for every task of every rank, and samples of it.
 
-Ops of one family err together, and all of them by the spread of their stack. A sample
-draws one factor a family and one for all, from the seed and a name alone, so two plans
-priced with one seed get the same draws and their difference is not noise. A job that states
-its durations has prices without doubt.
+Errors are shared by all ops of a family, and by all ops through the spread of the stack. A sample
+draws one factor per family and one for all ops, from the seed and the name only. Two plans priced
+with one seed get the same draws, so their difference is not noise. A job that states its durations
+has prices without uncertainty.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class PricedJob:
     *float_ns* are the durations before they were rounded to the clock. *family*
     is an index into FAMILIES. *link_use* is, for collectives, the share of the
     duration that they keep the links of a GPU and of a NIC busy. *slowdowns* say
-    how much longer kernels take beside collectives; recorded ones hold it already. *spread* is
-    what all costs but recorded ones err by together.
+    how much longer kernels take while collectives run; recorded durations include it already.
+    *spread* is the shared error of all costs except recorded ones.
     """
 
     job: JobGraph
@@ -52,7 +52,7 @@ class PricedJob:
     spread: Spread = NO_SPREAD
 
     def rows_of_rank(self, rank: int) -> slice:
-        """Where the tasks of *rank* stand in the columns."""
+        """The rows of the tasks of *rank*."""
         start = int(self.durations.rank_offset[rank])
         return slice(start, start + self.job.program_of(rank).task_count)
 
@@ -101,14 +101,14 @@ class PricedJob:
 def even_draws(count: int, *, seed: int) -> NDArray[np.float64]:
     """Standard normal draws, one from each of *count* equal parts of the distribution.
 
-    Few draws then have the quantiles of many, which the ends of an interval are.
+    Few draws then have the quantiles of many, and the interval is made of quantiles.
     """
     parts: NDArray[np.float64] = ndtri((np.arange(count) + 0.5) / count)
     return np.random.default_rng([seed, zlib.crc32(b"spread")]).permutation(parts)
 
 
 def family_draws(family: str, count: int, *, seed: int) -> NDArray[np.float64]:
-    """Standard normal draws of *family*, the same wherever they are asked for."""
+    """Standard normal draws of *family*; they depend on its name and the seed only."""
     generator = np.random.default_rng([seed, zlib.crc32(family.encode())])
     return generator.standard_normal(count)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +81,7 @@ class _CallPrice:
     link_use: tuple[float, float]
 
     def of_member(self, rank: int, ranks: Sequence[int]) -> _CallPrice:
-        """What *rank* pays; one that is not among the *ranks* of the group pays as the first."""
+        """The price for *rank*; the price of the first member if it is not in *ranks*."""
         if self.per_member_ns is None:
             return self
         position = ranks.index(rank) if rank in ranks else 0
@@ -101,23 +103,21 @@ def price_job(
     seen = cluster_seen_by(stack, cluster)
     calls = _CallPricer(job, seen, software, time_ratio=ratio, is_lean=is_lean)
     kind_of_rank, representatives = _rank_kinds(job, calls)
-    sheet = _PriceSheet(job, plain, calls)
-    offset_of_kind = [sheet.place(int(representative)) for representative in representatives]
-    columns = concatenate_estimates(sheet.rows)
+    starts, programs, columns, link_use = _price_kinds(job, plain, calls, representatives.tolist())
     family_code = {name: place for place, name in enumerate(FAMILIES)}
     family_of_op = np.array([family_code[family_of(type(op))] for op in job.ops], dtype=np.int8)
     return PricedJob(
         job=job,
         durations=DurationTable(
             np.rint(columns.duration_ns).astype(np.int64)[:, None],
-            np.array(offset_of_kind, dtype=np.int64)[kind_of_rank],
+            np.array(starts, dtype=np.int64)[kind_of_rank],
         ),
         float_ns=columns.duration_ns,
         relative_sigma=columns.relative_sigma,
         provenance=columns.provenance,
-        family=np.concatenate([family_of_op[program.op] for program in sheet.programs]),
+        family=np.concatenate([family_of_op[program.op] for program in programs]),
         bound=columns.bound,
-        link_use=np.concatenate(sheet.link_use),
+        link_use=link_use,
         slowdowns=slowdowns_for(cluster.device),
         spread=find_spread(
             stack,
@@ -141,7 +141,7 @@ def _check_fits(job: JobGraph, cluster: Cluster) -> None:
     if needed > cluster.rank_count:
         raise ScenarioError(
             f"job {job.facts.name!r} has {needed} ranks and the cluster has {cluster.rank_count}. "
-            "Add hosts to the cluster or take fewer ranks."
+            "Add hosts to the cluster or use fewer ranks."
         )
 
 
@@ -187,14 +187,15 @@ class _CallPricer:
         self.placement_of_group = np.array([kind_of_key[key] for key in keys], dtype=np.int64)
         self._rivals_of_group = rivals
 
-    def price(self, op: int, group: int) -> _CallPrice:
-        """What the collective number *op* costs group number *group*."""
+    def price(self, op: int, slot: int, rank: int) -> _CallPrice:
+        """What *rank* pays for the collective number *op* with its group in *slot*."""
+        group = int(self._job.rank_group[rank, slot])
         key = (op, int(self.placement_of_group[group]))
         if key not in self._price_of:
-            self._price_of[key] = self._ask(op, group)
-        return self._price_of[key]
+            self._price_of[key] = self._price_group(op, group)
+        return self._price_of[key].of_member(rank, self._job.groups[group].ranks)
 
-    def _ask(self, op: int, group: int) -> _CallPrice:
+    def _price_group(self, op: int, group: int) -> _CallPrice:
         communication = self._job.ops[op]
         assert isinstance(communication, Communication)
         ranks = self._job.groups[group].ranks
@@ -217,12 +218,12 @@ class _CallPricer:
                 for member in (group, *rivals)
             ]
             cost = share_links(calls, [cost] * len(calls), cluster=self._cluster)[0]
-        per_member = cost.per_rank_ns
+        per_member = None
+        if cost.per_rank_ns is not None:
+            per_member = tuple(float(ns) * self._time_ratio for ns in cost.per_rank_ns)
         return _CallPrice(
             duration_ns=float(cost.duration_ns) * self._time_ratio,
-            per_member_ns=None
-            if per_member is None
-            else tuple(float(ns) * self._time_ratio for ns in per_member),
+            per_member_ns=per_member,
             relative_sigma=float(cost.relative_sigma),
             provenance=int(cost.provenance),
             is_latency_bound=cost.latency_ns > cost.duration_ns / 2,
@@ -248,7 +249,7 @@ def _placement(
 
 
 def _rank_kinds(job: JobGraph, calls: _CallPricer) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The kind of every rank, alike in everything that prices depend on, and a rank per kind."""
+    """The kind of every rank, and one rank per kind. Ranks of one kind have the same prices."""
     signature = [job.rank_program.astype(np.int64)]
     if len(calls.placement_of_group):
         placement = calls.placement_of_group[job.rank_group]
@@ -274,66 +275,49 @@ def _positions(job: JobGraph) -> NDArray[np.int64]:
     return positions
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Calls:
-    """The collectives of a program: pairs of op and slot, the tasks that make them, and which."""
+def _price_kinds(
+    job: JobGraph, plain: Estimates, calls: _CallPricer, ranks: Sequence[int]
+) -> tuple[list[int], list[Program], Estimates, NDArray[np.float64]]:
+    """Where the prices of each of *ranks* begin; then, of all tasks, programs, prices, link use.
 
-    pairs: tuple[tuple[int, int], ...]
-    tasks: NDArray[np.intp]
-    pair_of_task: NDArray[np.intp]
+    Ranks of one program whose collectives all cost the same share their rows.
+    """
+    is_call = np.array([isinstance(op, Communication) for op in job.ops], dtype=bool)
+    slots = job.rank_group.shape[1] or 1
+    start_of: dict[tuple[int, tuple[_CallPrice, ...]], int] = {}
+    programs: list[Program] = []
+    columns: list[Estimates] = []
+    link_uses: list[NDArray[np.float64]] = []
 
+    @cache
+    def find_calls(number: int) -> tuple[list[tuple[int, int]], NDArray[np.intp], Any]:
+        """The collectives of a program: op and slot of each, the tasks, and which each makes."""
+        program = job.programs[number]
+        tasks = np.flatnonzero((program.slot >= 0) & is_call[program.op])
+        codes = program.op[tasks].astype(np.int64) * slots + program.slot[tasks]
+        distinct, call_of_task = np.unique(codes, return_inverse=True)
+        return [divmod(code, slots) for code in distinct.tolist()], tasks, call_of_task
 
-class _PriceSheet:
-    """Rows of prices, shared by ranks of one program whose collectives all cost the same."""
-
-    def __init__(self, job: JobGraph, plain: Estimates, calls: _CallPricer) -> None:
-        self._job, self._plain, self._calls = job, plain, calls
-        self._is_call = np.array([isinstance(op, Communication) for op in job.ops], dtype=bool)
-        self._calls_of: dict[int, _Calls] = {}
-        self._place_of: dict[tuple[int, tuple[_CallPrice, ...]], int] = {}
-        self._length = 0
-        self.programs: list[Program] = []
-        self.rows: list[Estimates] = []
-        self.link_use: list[NDArray[np.float64]] = []
-
-    def place(self, rank: int) -> int:
-        """Where the rows of *rank* begin, written if they are new."""
-        number = int(self._job.rank_program[rank])
-        if number not in self._calls_of:
-            self._calls_of[number] = self._find_calls(self._job.programs[number])
-        calls = self._calls_of[number]
-        prices = tuple(self._price(rank, op, slot) for op, slot in calls.pairs)
-        key = (number, prices)
-        if key not in self._place_of:
-            self._place_of[key] = self._length
-            self._write(self._job.programs[number], calls, prices)
-        return self._place_of[key]
-
-    def _find_calls(self, program: Program) -> _Calls:
-        tasks = np.flatnonzero((program.slot >= 0) & self._is_call[program.op])
-        width = self._job.rank_group.shape[1] or 1
-        codes, pair_of_task = np.unique(
-            program.op[tasks].astype(np.int64) * width + program.slot[tasks], return_inverse=True
-        )
-        pairs = tuple(divmod(code, width) for code in codes.tolist())
-        return _Calls(pairs, tasks, pair_of_task)
-
-    def _price(self, rank: int, op: int, slot: int) -> _CallPrice:
-        group = int(self._job.rank_group[rank, slot])
-        return self._calls.price(op, group).of_member(rank, self._job.groups[group].ranks)
-
-    def _write(self, program: Program, calls: _Calls, prices: Sequence[_CallPrice]) -> None:
-        columns = self._plain.take(program.op)
-        link_use = np.zeros((program.task_count, 2))
+    starts, length = [], 0
+    for rank in ranks:
+        number = int(job.rank_program[rank])
+        pairs, tasks, which = find_calls(number)
+        prices = tuple(calls.price(op, slot, rank) for op, slot in pairs)
+        is_known = (number, prices) in start_of
+        starts.append(start_of.setdefault((number, prices), length))
+        if is_known:
+            continue
+        program = job.programs[number]
+        own, link_use = plain.take(program.op), np.zeros((program.task_count, 2))
         if prices:
-            which, tasks = calls.pair_of_task, calls.tasks
             bounds = [Bound.LATENCY if one.is_latency_bound else Bound.LINK for one in prices]
-            columns.duration_ns[tasks] = np.array([one.duration_ns for one in prices])[which]
-            columns.relative_sigma[tasks] = np.array([one.relative_sigma for one in prices])[which]
-            columns.provenance[tasks] = np.array([one.provenance for one in prices])[which]
-            columns.bound[tasks] = np.array(bounds)[which]
+            own.duration_ns[tasks] = np.array([one.duration_ns for one in prices])[which]
+            own.relative_sigma[tasks] = np.array([one.relative_sigma for one in prices])[which]
+            own.provenance[tasks] = np.array([one.provenance for one in prices])[which]
+            own.bound[tasks] = np.array(bounds)[which]
             link_use[tasks] = np.array([one.link_use for one in prices])[which]
-        self.programs.append(program)
-        self.rows.append(columns)
-        self.link_use.append(link_use)
-        self._length += program.task_count
+        programs.append(program)
+        columns.append(own)
+        link_uses.append(link_use)
+        length += program.task_count
+    return starts, programs, concatenate_estimates(columns), np.concatenate(link_uses)

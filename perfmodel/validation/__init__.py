@@ -1,1 +1,1 @@
-"""Predictions beside measurements: scoreboards of kernels, collectives and runs."""
+"""Predictions compared with measurements: scoreboards of kernels, collectives and runs."""

@@ -1,8 +1,8 @@
-"""Fits or not: the memory verdict beside configurations that ran and that did not.
+"""Memory verdicts: whether runs were predicted to fit, compared with whether they ran.
 
-A row without a time failed. Failures say nothing by themselves: what ran of the
-same source is the other half. Balanced accuracy is the mean of the share of
-failures that were caught and the share of successes that were let pass.
+A row without a time failed. Failures are judged together with the rows of the same source that
+ran. Balanced accuracy is the mean of the share of failures that were predicted and the share of
+successes that were predicted.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from typing import Any
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import format_size
 from perfmodel.costs.measured_kernels import Unsupported
-from perfmodel.validation.runs_question import read_setting
+from perfmodel.validation.runs_question import layout_of, read_setting
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import SCHEMA_VERSION
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.transformer.layout_choice import choose_layout
 
 
 @dataclass(frozen=True, slots=True)
 class FitVerdict:
-    """Whether a row ran, whether it was said to fit, and why not."""
+    """Whether a row ran, whether it was predicted to fit, and why not."""
 
     row: str
     group: str
@@ -34,7 +33,7 @@ class FitVerdict:
 
 @dataclass(frozen=True, slots=True)
 class FitScore:
-    """Verdicts counted: failures caught of those there were, false alarms of what ran."""
+    """Counts of verdicts: failures and how many were caught, runs and false alarms among them."""
 
     group: str
     failed: int
@@ -44,7 +43,7 @@ class FitScore:
 
     @property
     def balanced_accuracy_pct(self) -> float | None:
-        """Mean of the two shares that were told rightly; nothing where one half is empty."""
+        """Mean of the two shares of correct verdicts; None if nothing failed or nothing ran."""
         if not self.failed or not self.ran:
             return None
         return 50.0 * (self.caught / self.failed + 1.0 - self.false_alarms / self.ran)
@@ -86,7 +85,7 @@ class FitBoard:
 
 
 def judge_fits(tables: Sequence[RunTable]) -> FitBoard:
-    """A verdict for each row that failed, and for those of its source that ran."""
+    """A verdict for each row that failed, and for the rows of its source that ran."""
     rows = [row for table in tables for row in table.rows]
     sources = {row.text("source") for row in rows if row.measured_s is None}
     asked = [row for row in rows if row.text("source") in sources]
@@ -112,7 +111,7 @@ def _judge(row: RunRow) -> FitVerdict:
     try:
         reason = _reason(row)
     except InputError as fault:
-        # What cannot be laid out cannot run either.
+        # Without a valid layout it cannot run.
         reason = " ".join(str(fault).split())
     ran = row.measured_s is not None
     return FitVerdict(str(row.name), group, ran=ran, fits=not reason, reason=reason)
@@ -121,13 +120,7 @@ def _judge(row: RunRow) -> FitVerdict:
 def _reason(row: RunRow) -> str:
     setting = read_setting(row)
     if isinstance(setting.workload, DlrmSpec):
-        raise InputError(f"row {row.name}: only Transformer runs are judged by their memory.")
-    cluster = setting.cluster
-    chosen = choose_layout(
-        setting.workload,
-        rank_count=cluster.rank_count,
-        ranks_per_host=cluster.ranks_per_host,
-        memory_bytes=cluster.device.memory_bytes,
-        stack=setting.stack,
-    )
-    return "" if chosen.fits else f"does not fit in {format_size(cluster.device.memory_bytes)}"
+        raise InputError(f"row {row.name}: memory is judged for Transformer runs only.")
+    memory_bytes = setting.cluster.device.memory_bytes
+    fits = layout_of(setting.workload, setting).fits
+    return "" if fits else f"does not fit in {format_size(memory_bytes)}"

@@ -1,37 +1,77 @@
-"""Validation of whole runs: every row of a table of measured training runs, predicted or listed."""
+"""Validation of training runs: every measured row is predicted, or listed with the reason why not.
+
+A row is predicted by `predict` itself, from the setting that `runs_question` reads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
+from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.measured_kernels import Unsupported
-from perfmodel.execution.executor import Executor
+from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
-from perfmodel.prediction.question import PredictOptions
+from perfmodel.prediction.predict import predict
+from perfmodel.prediction.question import PredictOptions, Question, build_question
 from perfmodel.stacks.capabilities import Family
-from perfmodel.validation.runs_prediction import RunAnswer, RunAsked, predict_run
+from perfmodel.validation.runs_question import read_setting
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import Deviation, Scoreboard
 
 KIND = "runs"
-"""Sentences that the scoreboard for people shows, those of most rows first."""
-
-
 _SAME_JOB = (
     "source", "framework", "release", "model", "device", "machine", "n_gpus", "gbs", "seq_len",
     "compute_precision",
 )  # fmt: skip
 _CLEARLY_APART = 1.05
-"""Measured times of two layouts whose order is asked for differ by more than this."""
+"""Two layouts are ranked only if their measured times differ by more than this factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunAnswer:
+    """The prediction of a run in nanoseconds, or the *reason* why there is none."""
+
+    predicted_ns: float = 0.0
+    low_ns: float = 0.0
+    high_ns: float = 0.0
+    reason: str = ""
+    assumptions: tuple[str, ...] = ()
+
+
+def predict_run(
+    options: PredictOptions, row: RunRow, calibration: tuple[str, ...] = ()
+) -> RunAnswer:
+    """The prediction of *row*, or the reason why it cannot be predicted.
+
+    *calibration* names files of constants that were measured on its machine.
+    """
+    if row.measured_s is None and not row.faults:
+        return RunAnswer(reason="no time was measured")
+    try:
+        return answer_run(build_question(read_setting(row, options, calibration=calibration)))
+    except InputError as fault:
+        return RunAnswer(reason=" ".join(str(fault).split()))
+
+
+def answer_run(question: Question) -> RunAnswer:
+    """The answer that `predict` gives to *question*."""
+    found = predict(question, executor=SerialExecutor())
+    return RunAnswer(
+        predicted_ns=float(found.iteration_ns),
+        low_ns=float(found.interval.low_ns),
+        high_ns=float(found.interval.high_ns),
+        assumptions=found.assumptions,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class OrderScore:
-    """How often the faster of two layouts of one job was told: *right* of *pairs*."""
+    """How often the faster of two layouts of one job was predicted: *right* of *pairs*."""
 
     group: str
     pairs: int
@@ -39,14 +79,14 @@ class OrderScore:
 
     @property
     def right_pct(self) -> float:
-        """The share that was told rightly."""
+        """The share of pairs that were ranked correctly."""
         return 100.0 * self.right / self.pairs
 
 
 def score_order(table: RunTable, deviations: Sequence[Deviation]) -> tuple[OrderScore, ...]:
-    """How often the faster layout is told, by framework, on one host and on several.
+    """How often the faster layout is predicted, by framework, on one host and on several.
 
-    Compared are rows that train the same model with the same batch on as many GPUs.
+    Rows are compared if they train the same model with the same batch on the same number of GPUs.
     """
     row_of = {row.name: row for row in table.rows}
     jobs: dict[tuple[str, ...], list[Deviation]] = {}
@@ -69,7 +109,7 @@ def score_order(table: RunTable, deviations: Sequence[Deviation]) -> tuple[Order
 
 @dataclass(frozen=True, slots=True)
 class RunScoreboard(Scoreboard):
-    """A scoreboard that also says what each prediction took for granted, and how layouts rank."""
+    """A scoreboard with the assumptions of each prediction, and how well layouts are ranked."""
 
     assumptions: Mapping[str | int, tuple[str, ...]] = field(default_factory=dict)
     orders: tuple[OrderScore, ...] = ()
@@ -92,7 +132,7 @@ def validate_tables(
     calibration: tuple[str, ...] = (),
     on_phase: OnPhase = ignore_phase,
 ) -> RunScoreboard:
-    """Compare *tables*; groups of several are told apart by what was trained."""
+    """Compare *tables* with predictions; with several tables, groups are named by family."""
     boards = [
         validate_runs(table, executor=executor, calibration=calibration, on_phase=on_phase)
         for table in tables
@@ -119,10 +159,14 @@ def validate_runs(
     calibration: tuple[str, ...] = (),
     on_phase: OnPhase = ignore_phase,
 ) -> RunScoreboard:
-    """Compare *table* with predictions, in seconds as the tables have them."""
-    asked = RunAsked(PredictOptions(is_explained=False), calibration)
+    """Compare *table* with predictions, in seconds, the unit of the tables."""
     answers = map_in_steps(
-        executor, predict_run, asked, table.rows, on_phase=on_phase, phase="predicting run"
+        executor,
+        partial(predict_run, calibration=calibration),
+        PredictOptions(is_explained=False),
+        table.rows,
+        on_phase=on_phase,
+        phase="predicting run",
     )
     pairs = list(zip(table.rows, answers, strict=True))
     deviations = tuple(_deviation(row, answer) for row, answer in pairs if not answer.reason)

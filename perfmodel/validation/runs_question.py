@@ -8,45 +8,47 @@ from perfmodel.base.dtypes import DType
 from perfmodel.prediction.question import PredictOptions, Setting
 from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.profiles import choose_stack
-from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.validation.runs_machines import build_machine
 from perfmodel.validation.runs_table import RunRow
 from perfmodel.validation.runs_workloads import build_dlrm_spec, build_transformer_spec
 from perfmodel.workloads.catalog import Workload
-from perfmodel.workloads.transformer.layout_choice import choose_layout, peak_bytes
+from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout, peak_bytes
 from perfmodel.workloads.transformer.spec import Recompute, TransformerSpec
 
 _FAR_BEYOND = 1.2
-"""Memory needs are known to about a fifth: a run that needs less than this may well have fitted."""
+"""Memory needs are known to about a fifth: a run that needs less than this may have fitted."""
 
 
 def read_setting(
     row: RunRow, asked: PredictOptions | None = None, *, calibration: tuple[str, ...] = ()
 ) -> Setting:
-    """The workload, cluster and stack of *row*; raises an InputError where they cannot be read."""
+    """The workload, cluster and stack of *row*; raises an InputError if they cannot be read."""
     row.check()
-    machine = build_machine(row, calibration=calibration)
+    sentences: list[str] = []
+    cluster = build_machine(row, sentences, calibration)
     chosen = choose_stack(
         row.text("framework"),
         release=row.text("release"),
         family=row.family,
         placement=row.text("placement"),
     )
-    stack = _as_said(chosen.stack, row)
-    sentences = [*machine.assumptions, *chosen.assumptions]
+    sentences += chosen.assumptions
+    stack = chosen.stack.with_compiling() if row.switch("compiled") else chosen.stack
+    is_tf32 = row.text("compute_precision") == DType.TF32.value
+    stack = replace(stack, matmul_dtypes={DType.FP32: DType.TF32 if is_tf32 else DType.FP32})
     build_spec = build_dlrm_spec if row.family is Family.DLRM else build_transformer_spec
     workload: Workload = build_spec(row, stack, sentences)
-    setting = Setting(workload, machine.cluster, stack, asked or PredictOptions())
+    setting = Setting(workload, cluster, stack, asked or PredictOptions())
     if not row.text("recompute"):
         setting = _with_recompute(setting, sentences)
     return replace(setting, assumptions=tuple(sentences))
 
 
 def _with_recompute(setting: Setting, sentences: list[str]) -> Setting:
-    """*setting* with as many quarters of its layers recomputed as it takes to fit.
+    """*setting* with as many quarters of its layers recomputed as it needs to fit.
 
-    What ran did fit. So where recomputation is not stated and activations need far more than
-    the memory, some layers were recomputed.
+    A measured run did fit. If recomputation is not stated and the activations far exceed the
+    memory, some layers must have been recomputed.
     """
     spec, memory_bytes = setting.workload, setting.cluster.device.memory_bytes
     if not isinstance(spec, TransformerSpec):
@@ -59,28 +61,24 @@ def _with_recompute(setting: Setting, sentences: list[str]) -> Setting:
         tried = spec.model_copy(update={"training": training})
         if _needed_bytes(tried, setting) <= memory_bytes:
             sentences.append(
-                f"Recomputation is not stated and nothing fits without: {share:.0%} of the layers "
-                "taken."
+                "Recomputation is not stated, but the run does not fit without it; assumed in "
+                f"{share:.0%} of the layers."
             )
             return replace(setting, workload=tried)
     return setting
 
 
 def _needed_bytes(spec: TransformerSpec, setting: Setting) -> int:
+    return peak_bytes(spec, layout_of(spec, setting).layout, setting.stack)
+
+
+def layout_of(spec: TransformerSpec, setting: Setting) -> ChosenLayout:
+    """The layout of *spec* on the cluster and under the stack of *setting*."""
     cluster = setting.cluster
-    chosen = choose_layout(
+    return choose_layout(
         spec,
         rank_count=cluster.rank_count,
         ranks_per_host=cluster.ranks_per_host,
         memory_bytes=cluster.device.memory_bytes,
         stack=setting.stack,
     )
-    return peak_bytes(spec, chosen.layout, setting.stack)
-
-
-def _as_said(stack: SoftwareStack, row: RunRow) -> SoftwareStack:
-    """*stack* with products in fp32 computed as *row* says, and compiled where it says so."""
-    if row.switch("compiled"):
-        stack = stack.with_compiling()
-    is_tf32 = row.text("compute_precision") == DType.TF32.value
-    return replace(stack, matmul_dtypes={DType.FP32: DType.TF32 if is_tf32 else DType.FP32})

@@ -1,7 +1,7 @@
 """RunTable: measured training runs as rows of checked cells.
 
-Which columns there are, what may stand in them and what they mean is in `columns.yaml`. An
-empty cell means "not stated", never zero. A cell that cannot be read is a fault of its row.
+`columns.yaml` lists the columns, their allowed values and their meaning. An empty cell means "not
+stated", never zero. A cell that cannot be read is a fault of its row.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _SWITCHES = {"0": False, "1": True, "0.0": False, "1.0": True}
 
 @dataclass(frozen=True, slots=True)
 class Column(Form):
-    """A column that is read: what a cell may hold, and what its words mean."""
+    """A column that is read: the kind of its cells, and what its words mean."""
 
     kind: Annotated[str, OneOf(("count", "natural", "number", "switch", "counts", "word", "text"))]
     meaning: Line
     words: Mapping[str, Any] = field(default_factory=dict)
 
     def fault(self, text: str) -> str:
-        """Why *text* cannot stand in this column; empty where it can."""
+        """Why *text* is not allowed in this column; empty if it is."""
         if self.kind in _KINDS:
             is_right, rule = _KINDS[self.kind]
             return "" if is_right(text) else f"must be {rule}, got {quote(text)}"
@@ -79,8 +79,8 @@ _KINDS: Mapping[str, tuple[Callable[[str], bool], str]] = {
 class ColumnsFile(Form):
     """`columns.yaml`: columns by family, those that a table must have, and what flags mean.
 
-    Flags under *apart* are reported apart; *unpadded* is the share of a sequence's length that was
-    computed, by flag.
+    Rows with a flag under *apart* are scored separately; *unpadded* is the share of the sequence
+    length that was computed, by flag.
     """
 
     common: Mapping[str, Column]
@@ -112,7 +112,7 @@ def required_columns(family: Family) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One measured run; *name* is what reports call it, *measured_s* None where nothing ran."""
+    """One measured run; reports call it *name*. *measured_s* is None if it did not run."""
 
     name: str | int
     family: Family
@@ -122,46 +122,46 @@ class RunRow:
 
     @property
     def tokens_ratio(self) -> float:
-        """Share of a sequence's length that was computed: less than 1 where padding was not."""
+        """Share of the sequence length that was computed: below 1 if padding was skipped."""
         shares = load_columns().unpadded
         return min((shares.get(flag, 1.0) for flag in self.text("flag").split(";")), default=1.0)
 
     @property
     def group(self) -> str:
-        """Framework and device, and flags that are reported apart: a line of a scoreboard."""
+        """The line of a scoreboard: framework, device, and flags that are scored separately."""
         flags = [flag for flag in self.text("flag").split(";") if flag in load_columns().apart]
         return ", ".join([self.text("framework") or "?", self.text("device") or "?", *flags])
 
     def check(self) -> None:
-        """Raise where a cell could not be read."""
+        """Raise if a cell could not be read."""
         if self.faults:
             raise WorkloadError("; ".join(self.faults))
 
     def text(self, column: str) -> str:
-        """A cell as it stands; empty where not stated or where the table has no such column."""
+        """The text of a cell; empty if not stated or if the table has no such column."""
         return self.cells.get(column, "")
 
     def count(self, column: str) -> int | None:
-        """A whole number, or None where not stated."""
+        """A whole number, or None if not stated."""
         text = self.text(column)
         return int(float(text)) if text else None
 
     def number(self, column: str) -> float | None:
-        """A number, or None where not stated."""
+        """A number, or None if not stated."""
         text = self.text(column)
         return float(text) if text else None
 
     def counts(self, column: str) -> list[int]:
-        """Whole numbers; empty where not stated."""
+        """Whole numbers; empty if not stated."""
         text = self.text(column)
         return [int(float(part)) for part in text.split("-")] if text else []
 
     def switch(self, column: str) -> bool | None:
-        """Yes or no, or None where not stated."""
+        """Yes or no, or None if not stated."""
         return _SWITCHES[self.text(column)] if self.text(column) else None
 
     def meaning(self, column: str) -> Mapping[str, Any]:
-        """What the word in *column* stands for; empty where not stated."""
+        """What the word in *column* means; empty if not stated."""
         return columns_of(self.family)[column].words.get(self.text(column)) or {}
 
 
@@ -172,14 +172,9 @@ class RunTable:
     family: Family
     rows: tuple[RunRow, ...]
 
-    def of_source(self, words: str) -> RunTable:
-        """The rows whose source contains *words*, in any case."""
-        [table] = of_source([self], words)
-        return table
-
 
 def of_source(tables: Sequence[RunTable], words: str | None) -> list[RunTable]:
-    """*tables* with those rows whose source contains *words*, in any case; none is left empty."""
+    """*tables* with only the rows whose source contains *words*, ignoring case; none is empty."""
     if words is None:
         return list(tables)
     wanted = words.casefold()
@@ -204,8 +199,8 @@ def find_core_tables() -> list[Path]:
     found = sorted(folder.glob("core_*.csv"), reverse=True)
     if not found:
         raise MeasurementError(
-            "validate runs: needs a FILE, for this installation has no measured runs: they are in "
-            "experiments/measured of the repository. Give a table of your own, or clone it."
+            "validate runs: needs a FILE, because this installation has no measured runs. They "
+            "are in experiments/measured of the repository: clone it, or give your own table."
         )
     return found
 
@@ -224,7 +219,7 @@ def load_runs(path: Path) -> RunTable:
         )
     rows = tuple(_iter_rows(names, lines, family))
     if not rows:
-        raise MeasurementError(f"{path}: must hold at least one row, has only a heading.")
+        raise MeasurementError(f"{path}: must have at least one row, has only a header.")
     return RunTable(family, rows)
 
 
@@ -237,21 +232,17 @@ def _iter_rows(
         cells = {
             name: cell.strip() for name, cell in zip(names, line, strict=False) if name in columns
         }
-        name = cells.get("id") or number
-        faults = _faults(cells, columns)
+        found = ((name, columns[name].fault(text)) for name, text in cells.items() if text)
+        faults = [f"column {name}: {fault}" for name, fault in found if fault]
         if len(line) != len(names):
-            faults.append("it must have as many cells as the heading; it has more or fewer")
+            faults.append("must have as many cells as the header")
+        name = cells.get("id") or number
         if name in seen:
-            faults.append("its id must be its own, but another row has it too")
+            faults.append("id must be unique, but an earlier row has the same")
         seen.add(name)
         measured = cells.get(_MEASURED, "")
         seconds = float(measured) if _is_number(measured) else None
         yield RunRow(name, family, cells, seconds, tuple(faults))
-
-
-def _faults(cells: Mapping[str, str], columns: Mapping[str, Column]) -> list[str]:
-    found = ((name, columns[name].fault(text)) for name, text in cells.items() if text)
-    return [f"column {name}: {fault}" for name, fault in found if fault]
 
 
 def stated_or_none(row: RunRow, names: Sequence[str]) -> dict[str, Any]:

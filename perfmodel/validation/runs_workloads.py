@@ -1,6 +1,6 @@
 """Workloads of measured runs: from the cells of a row to a Transformer or a DLRM.
 
-What the workloads cannot express is refused with a reason, so the row is listed and not guessed.
+A row that no workload can express is listed as unsupported, with the reason.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _SHAPE = ("layers", "hidden", "heads", "ffn", "vocab")
 _STATED_WIDTHS = ("kv_heads", "head_dim", "window", "window_every")
 _MASKED = "masked_tokens"
 _PREDICTED_TOKENS = {128: 20, 384: 60, 512: 80}
-"""Masked tokens a sequence of masked pre-training, by length."""
+"""Masked tokens per sequence in masked pre-training, by sequence length."""
 _USUAL_LATENTS = {"kv_lora_rank": 512, "q_lora_rank": 1536, "rope_dim": 64}
+"""Widths of latent attention, which tables do not state."""
 _STORED = {"fp32": "fp32", "tf32": "fp32", "fp16": "fp16"}
-"""What tensors are kept in, by what is computed in; bf16 for everything narrower."""
+"""Storage dtype by compute precision; bf16 for everything narrower."""
 
 
 def _heading(row: RunRow, stack: SoftwareStack) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def _heading(row: RunRow, stack: SoftwareStack) -> dict[str, Any]:
 def build_transformer_spec(
     row: RunRow, stack: SoftwareStack, sentences: list[str]
 ) -> TransformerSpec:
-    """The workload of *row* under *stack*; what is taken for granted goes into *sentences*."""
+    """The workload of *row* under *stack*; assumptions are added to *sentences*."""
     missing = [name for name in (*_SHAPE, "seq_len", "gbs") if row.count(name) is None]
     if missing:
         raise WorkloadError(f"not stated: {', '.join(missing)}")
@@ -65,11 +66,11 @@ def build_transformer_spec(
 
 
 def _length(row: RunRow, sentences: list[str]) -> int:
-    """Tokens of a sequence, padding aside where none was computed."""
+    """Tokens of a sequence, without padding if none was computed."""
     length = row.count("seq_len") or 0
     left = max(round(length * row.tokens_ratio), 1)
     if left < length:
-        sentences.append(f"Padding is not computed: {left} of {length} tokens a sequence taken.")
+        sentences.append(f"Padding is skipped; assumed {left} of {length} tokens per sequence.")
     return left
 
 
@@ -81,7 +82,9 @@ def _batch(row: RunRow, sentences: list[str]) -> int:
     if micro_batch is None or rounds is None or batch % (micro_batch * max(replicas, 1)) == 0:
         return batch
     whole = micro_batch * replicas * rounds
-    sentences.append(f"The batch of {batch} does not divide; {whole} sequences taken.")
+    sentences.append(
+        f"A batch of {batch} does not split into whole micro-batches; assumed {whole} sequences."
+    )
     return whole
 
 
@@ -97,12 +100,16 @@ def _model(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str,
         "dropout": not is_gated and stack.has(FrameworkBehaviour.DROPOUT),
         **row.meaning("arch"),
         **_experts(row),
-        **_latents(row, sentences),
     }
+    if row.text("attention_kind") == "mla":
+        model |= {**_USUAL_LATENTS, "kv_heads": None}
+        sentences.append(
+            "Latent widths are not stated; assumed 512 for keys, 1,536 for queries, 64 rotary."
+        )
     if not is_gated:
         model["max_positions"] = row.count("seq_len")
-    words = "gated, so as Llama has them" if is_gated else "not gated, so as GPT has them"
-    sentences.append(f"Norms, positions, bias: layers are {words}.")
+    gated, like = ("gated", "Llama") if is_gated else ("not gated", "GPT")
+    sentences.append(f"Norms, positions and bias are assumed as in {like}: the FFN is {gated}.")
     return model
 
 
@@ -112,14 +119,6 @@ def _experts(row: RunRow) -> dict[str, Any]:
     return stated_or_none(row, ("experts", "top_k", "moe_ffn")) | {
         name: int(row.number(name) or 0) for name in ("shared_experts", "dense_layers")
     }
-
-
-def _latents(row: RunRow, sentences: list[str]) -> dict[str, Any]:
-    """Latent attention: tables say that it is there, not how wide its latents are."""
-    if row.text("attention_kind") != "mla":
-        return {}
-    sentences.append("Latents of keys are 512 numbers, of queries 1,536, rotary parts 64: assumed.")
-    return {**_USUAL_LATENTS, "kv_heads": None}
 
 
 def _parallel(row: RunRow, sentences: list[str]) -> dict[str, Any]:
@@ -136,14 +135,14 @@ def _parallel(row: RunRow, sentences: list[str]) -> dict[str, Any]:
             parallel[name] = row.count(name)
     if (row.count("experts") or 0) > 1 and parallel["tp"] > 1:
         parallel["sequence_parallel"] = True
-        sentences.append("Experts behind a tensor split: sequence parallelism taken.")
+        sentences.append("Experts with tensor parallelism: sequence parallelism is assumed.")
     for name in ("tp_overlap", "dp_overlap"):
         if row.text(name):
             parallel[name] = row.text(name)
     if row.count("mbs") is not None:
         parallel["micro_batch"] = row.count("mbs")
     else:
-        sentences.append("The micro-batch is not stated: the largest that fits taken.")
+        sentences.append("The micro-batch is not stated; assumed the largest that fits.")
     return parallel
 
 
@@ -164,20 +163,20 @@ def _training(row: RunRow, sentences: list[str]) -> dict[str, Any]:
     }
     if row.number("recompute_fraction") is not None:
         training["recompute_fraction"] = row.number("recompute_fraction")
-    for name, word in (("recompute", "recomputation"), ("optimizer_kind", "optimizer")):
+    for name, word in (("recompute", "Recomputation"), ("optimizer_kind", "The optimizer")):
         if not row.text(name):
-            taken = training[name.removesuffix("_kind")]
-            sentences.append(f"The {word} is not stated: {taken} taken.")
+            assumed = training[name.removesuffix("_kind")]
+            sentences.append(f"{word} is not stated; assumed {assumed}.")
     return training
 
 
 _BYTES_PER_GB = 1e9
 _ALIKE, _ALIKE_SHARE = 1.3, 0.75
-"""Tables of one data set: so many of them differ by no more than this factor."""
+"""Tables are of one data set if this share of them differ by no more than this factor."""
 
 
 def build_dlrm_spec(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> DlrmSpec:
-    """The workload of *row* under *stack*; what is taken for granted goes into *sentences*."""
+    """The workload of *row* under *stack*; assumptions are added to *sentences*."""
     missing = [name for name in ("gbs", "dense_features", "emb_dim") if row.count(name) is None]
     missing += [
         name
@@ -189,9 +188,9 @@ def build_dlrm_spec(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> 
     precision = _STORED.get(row.text("compute_precision"), "bf16")
     optimizer = row.text("optimizer_kind") or "sgd"
     if not row.text("optimizer_kind"):
-        sentences.append("The optimizer is not stated: sgd taken.")
+        sentences.append("The optimizer is not stated; assumed sgd.")
     if precision != "fp32":
-        sentences.append(f"Tables are kept in fp32 and exchanged in {precision}.")
+        sentences.append(f"Tables are stored in fp32 and exchanged in {precision}.")
     content: dict[str, Any] = {
         **_heading(row, stack),
         "batch": row.count("gbs"),
@@ -209,13 +208,13 @@ def build_dlrm_spec(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> 
 def _embedding(row: RunRow, sentences: list[str]) -> dict[str, Any]:
     width, rows, lookups = row.count("emb_dim"), _table_rows(row, sentences), row.counts("lookups")
     if not lookups:
-        sentences.append("Lookups a sample and table are not stated: one taken.")
+        sentences.append("Lookups per sample and table are not stated; assumed one.")
     each = lookups if len(lookups) > 1 else (lookups or [1]) * len(rows)
     if row.switch("wide_table") is not True:
         skew = _skew(rows, each, sentences) if row.counts("table_rows") else {}
         pooling = [float(count) for count in each]
         return {"rows": rows, "width": width, "pooling_factors": pooling, **skew}
-    sentences.append("The wide part is a table of width 1 with a row for each of the others.")
+    sentences.append("The wide part is one table of width 1 with the rows of all others together.")
     return {
         "rows": [*rows, sum(rows)],
         "width": [width] * len(rows) + [1],
@@ -224,9 +223,9 @@ def _embedding(row: RunRow, sentences: list[str]) -> dict[str, Any]:
 
 
 def _skew(rows: list[int], lookups: list[int], sentences: list[str]) -> dict[str, Any]:
-    """How skewed indices are: as in the shipped workload that has the same tables, if one has.
+    """The index skew of the shipped workload with the same tables; empty if there is none.
 
-    Tables are compared in order of size, because data sets are cut at other row counts.
+    Tables are compared in order of size, because data sets are truncated at different row counts.
     """
     order = sorted(range(len(rows)), key=lambda place: -rows[place])
     for spec in _skewed_workloads():
@@ -247,7 +246,9 @@ def _skew(rows: list[int], lookups: list[int], sentences: list[str]) -> dict[str
             for own, other in pairs:
                 exponents[own] = known.zipf_exponents[other]
                 occurring[own] = min(rows[own], (known.zipf_rows or known.rows)[other])
-            sentences.append(f"Indices are as skewed as those of {spec.name}, whose tables it has.")
+            sentences.append(
+                f"Indices are as skewed as those of {spec.name}: it has the same tables."
+            )
             return {
                 "zipf_exponents": exponents,
                 "zipf_rows": occurring,
@@ -276,7 +277,7 @@ def _table_rows(row: RunRow, sentences: list[str]) -> list[int]:
         total = int(size_gb * _BYTES_PER_GB / (4 * (row.count("emb_dim") or 1)))
     if tables is None or total is None:
         raise WorkloadError("the rows of the tables are not stated")
-    sentences.append(f"The rows of each table are not stated: {tables} equal ones taken.")
+    sentences.append(f"The rows of each table are not stated; assumed {tables} equal tables.")
     return [max(total // tables, 1)] * tables
 
 

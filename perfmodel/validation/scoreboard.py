@@ -1,7 +1,7 @@
-"""Scoreboard: predictions beside measurements, by group and overall.
+"""Scoreboard: predictions compared with measurements, by group and overall.
 
-Errors are relative to the measurement. The geometric mean is of absolute errors, none
-counted below 0.01 %, so that one lucky row does not make it zero.
+Errors are relative to the measurement. The geometric mean is of absolute errors, each counted as
+0.01 % or more, so one exact row does not make it zero.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Deviation:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the measurement lies in the interval."""
+        """Whether the measurement is in the interval."""
         return self.low <= self.measured <= self.high
 
 

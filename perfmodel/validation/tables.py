@@ -1,4 +1,4 @@
-"""Validation of kernels and collectives: every row of a measured table beside its prediction."""
+"""Validation of kernels and collectives: every measured row compared with its prediction."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from perfmodel.validation.scoreboard import Deviation, Scoreboard, interval_of
 
 
 def validate_kernels(kind: str, path: Path, *, calibration: Sequence[str] = ()) -> Scoreboard:
-    """Compare the table at *path* with predictions, in milliseconds as the tables have them.
+    """Compare the table at *path* with predictions, in milliseconds, the unit of the tables.
 
     Constants of the files *calibration* override the shipped ones.
     """
     table, model = KERNEL_KINDS[kind].load(path), KERNEL_KINDS[kind].model(None)
     deviations: dict[str | int, Deviation] = {}
     unsupported = list(table.unsupported)
-    # Rows of one device and op can either all be priced or none of them.
+    # Rows of one device and op are either all priced or all unsupported.
     members: dict[tuple[str, str], list[MeasuredKernel]] = {}
     for kernel in table.kernels:
         members.setdefault((kernel.device, kernel.group[-1]), []).append(kernel)
@@ -52,7 +52,7 @@ def validate_kernels(kind: str, path: Path, *, calibration: Sequence[str] = ()) 
 def kernel_deviations(
     kernels: Sequence[MeasuredKernel], estimates: Estimates
 ) -> tuple[Deviation, ...]:
-    """Each of *kernels* beside its prediction."""
+    """Each of *kernels* compared with its prediction."""
     columns = zip(kernels, estimates.duration_ns, estimates.low_ns, estimates.high_ns, strict=True)
     return tuple(
         Deviation(
@@ -73,7 +73,7 @@ _Curve = tuple[Wiring, CollectiveKind, CollectiveSoftware, DType]
 def validate_collectives(
     measurements: Sequence[CollectiveMeasurement], *, calibration: Calibration | None = None
 ) -> Scoreboard:
-    """Compare *measurements* with predictions, in microseconds as the tables have them."""
+    """Compare *measurements* with predictions, in microseconds, the unit of the tables."""
     curves: dict[_Curve, list[int]] = {}
     unsupported: list[Unsupported] = []
     for place, row in enumerate(measurements):
@@ -105,7 +105,7 @@ def validate_collectives(
 def collective_deviation(
     row: CollectiveMeasurement, predicted_ns: float, relative_sigma: float
 ) -> Deviation:
-    """One row beside a prediction."""
+    """One row compared with a prediction."""
     low, high = interval_of(predicted_ns, relative_sigma)
     return Deviation(
         row=row.row,

@@ -105,7 +105,7 @@ def test_the_command_makes_the_constants_that_come_with_perfmodel(shared_data, t
 
 
 def test_fitted_cases_are_met_within_15_percent_and_skewed_ones_within_30(shared_data):
-    fit = fit_embedding(load_cases(CASES, data=shared_data).cases)
+    fit = fit_embedding(load_cases(CASES, data=shared_data)[0])
     measured = {(error.case, error.part): error.measured_ns for error in fit.errors}
     # Means over the calls of two recordings each, in microseconds.
     assert measured["DLRM_default", "forward"] == pytest.approx(521_750)
@@ -147,7 +147,7 @@ cases:
 def test_a_wrong_file_of_cases_is_refused_with_its_place(tmp_path, old, new, fault):
     path = tmp_path / "cases.yaml"
     path.write_text(CASE)
-    assert len(load_cases(path, data=tmp_path).cases) == 2
+    assert len(load_cases(path, data=tmp_path)[0]) == 2
     path.write_text(CASE.replace(old, new, 1))
     with pytest.raises(MeasurementError, match=fault):
         load_cases(path, data=tmp_path)

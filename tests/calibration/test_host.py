@@ -3,11 +3,17 @@
 import pytest
 
 from perfmodel.base.errors import CalibrationError
-from perfmodel.calibration.host import HostSource, build_host_stack, load_host_lines
+from perfmodel.calibration.host import build_host_stack, load_host_lines
 from perfmodel.graph.ops import HostPart
 from perfmodel.stacks.profiles import load_stack
 
-ABOUT = HostSource("mine", "pytorch_eager", "a test", "2026-01-01", "none")
+ABOUT = {
+    "name": "mine",
+    "extends": "pytorch_eager",
+    "source": "a test",
+    "date": "2026-01-01",
+    "licence": "none",
+}
 
 
 def write(path, *lines):
@@ -21,7 +27,7 @@ def test_recorded_host_times_become_a_stack(tmp_path):
         "t1,,3.0,1,10", "t2,aten::mm,10,1,3", "t2,aten::add,30,1,1", "t3,aten::mm,2,1,4",
         "t4,cudaLaunchKernel,4,1,30", "t4,cudaMemcpyAsync,8,1,10", "t5,aten::mm,1,1,1",
     )  # fmt: skip
-    (tmp_path / "mine.yaml").write_text(build_host_stack(load_host_lines(table), ABOUT))
+    (tmp_path / "mine.yaml").write_text(build_host_stack(load_host_lines(table), **ABOUT))
 
     host = load_stack(tmp_path / "mine.yaml").host
     # Launches: (30 x 4 + 10 x 8) / 40 = 5 us; operators not seen: (3 x 10 + 30) / 4 = 15 us.

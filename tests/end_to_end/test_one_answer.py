@@ -17,7 +17,7 @@ from perfmodel.planning.question import RankQuestion
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import build_question, load_setting
 from perfmodel.recordings.storage import save_recorded_job
-from perfmodel.validation.runs_prediction import answer_run
+from perfmodel.validation.runs import answer_run
 from perfmodel.workloads import build_workload
 from tests.recordings.builders import import_spans
 from tests.traces.builders import kernel, launch

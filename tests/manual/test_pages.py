@@ -17,7 +17,7 @@ import yaml
 
 from perfmodel.cli.commands import COMMANDS, load_command
 from perfmodel.prediction.question import PredictOptions
-from perfmodel.validation.runs_prediction import RunAsked, predict_run
+from perfmodel.validation.runs import predict_run
 from perfmodel.validation.runs_table import load_runs
 from perfmodel.validation.scoreboard import Deviation, build_score
 from tests.manual.pages import CHECKOUT, PAGES, Command, blocks_of, follow, rewritten
@@ -140,7 +140,7 @@ def test_the_stored_scoreboard_is_what_validate_runs_prints(table):
     assert len(told) + len(stored["unsupported"]) == len(rows)
     assert asdict(score) == pytest.approx(stored["overall"], rel=2e-2)
     for row in rows[:: len(rows) // 6]:
-        answer = predict_run(RunAsked(PredictOptions(is_explained=False)), row)
+        answer = predict_run(PredictOptions(is_explained=False), row)
         if not answer.reason:
             found = [answer.predicted_ns / 1e9, answer.low_ns / 1e9, answer.high_ns / 1e9]
             kept = stored["rows"][str(row.name)][1:]

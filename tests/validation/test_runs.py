@@ -8,7 +8,7 @@ from perfmodel.reports.scores import report_scores
 from perfmodel.reports.terminal import to_text
 from perfmodel.stacks.capabilities import Family
 from perfmodel.validation.runs import validate_runs
-from perfmodel.validation.runs_table import columns_of, load_runs, required_columns
+from perfmodel.validation.runs_table import columns_of, load_runs, of_source, required_columns
 
 TRANSFORMER = {
     "id": "a", "source": "ours", "framework": "nanotron", "release": "", "device": "h100_sxm",
@@ -177,7 +177,7 @@ def test_a_missing_column_is_named(tmp_path):
 
 def test_a_source_nobody_has_is_refused(tmp_path):
     with pytest.raises(MeasurementError, match="no row has such a source"):
-        load_runs(write(tmp_path, TRANSFORMER)).of_source("theirs")
+        of_source([load_runs(write(tmp_path, TRANSFORMER))], "theirs")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_source_nobody_has_is_refused(tmp_path):
     [("vTrain", 12, 8), ("llm-foundry", 8, 6), ("DLPerf GPT V100 (Megatron", 15, 12)],
 )
 def test_core_transformers_stay_within_their_error(shared_data, source, limit_pct, bias_pct):
-    table = load_runs(shared_data / "runs" / "core_transformer.csv").of_source(source)
+    [table] = of_source([load_runs(shared_data / "runs" / "core_transformer.csv")], source)
     board = validate_runs(table, executor=SerialExecutor())
     assert board.overall is not None
     assert board.overall.rows == len(table.rows)
@@ -230,9 +230,9 @@ def _assumed(folder, **changes):
 def test_what_ran_and_would_not_fit_was_recomputed_where_nobody_states_it(tmp_path):
     large = {"layers": "24", "hidden": "4096", "heads": "32", "ffn": "14336", "gbs": "8"}
     large |= {"data_sharding": "zero3", "tp": "1", "seq_len": "32768"}
-    assert "of the layers taken" in _assumed(tmp_path, recompute="", **large)
-    assert "of the layers taken" not in _assumed(tmp_path, recompute="")
-    assert "of the layers taken" not in _assumed(tmp_path, recompute="none", **large)
+    assert "does not fit without it" in _assumed(tmp_path, recompute="", **large)
+    assert "does not fit without it" not in _assumed(tmp_path, recompute="")
+    assert "does not fit without it" not in _assumed(tmp_path, recompute="none", **large)
 
 
 def test_a_framework_may_compute_the_logits_of_all_tokens(tmp_path):
