@@ -1,10 +1,9 @@
 """GEMM physics: tiles assigned to multiprocessors, fed from cache and memory.
 
-A GEMM is cut into tiles, which each multiprocessor works through one after the other. The library
-takes the fastest tile shape and split of k, so the time is the minimum over them. Every candidate
-takes longer with more m, n or k, hence so does the minimum; steps come from whole tiles and whole
-waves, as on the hardware. One step leads down, and it is real: GEMMs of fewer than 2**21
-multiply-adds run in a simple kernel that does not split k.
+A GEMM is cut into tiles, which each multiprocessor processes in sequence. The library takes the
+fastest tile shape and split of k, so the time is the minimum over them. It never falls with more
+m, n or k; steps come from whole tiles and whole waves. One step down is real: GEMMs of fewer than
+2**21 multiply-adds run in a simple kernel that does not split k.
 """
 
 from __future__ import annotations
@@ -22,13 +21,10 @@ from perfmodel.stacks.capabilities import Residency
 
 K_STEP = 32.0
 """Elements of k that a tile consumes at a time."""
-
 SUM_BYTES = 8.0
 """Bytes moved per element and part to add up a split GEMM: one fp32 written, one read."""
-
 TINY_WORK = 2.0**21
-"""Below so many multiply-adds libraries use one simple kernel, which never splits k. A vector
-times a matrix has special kernels."""
+"""Below so many multiply-adds libraries use one simple kernel, which never splits k."""
 
 
 @njit(cache=True)

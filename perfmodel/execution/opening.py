@@ -23,19 +23,16 @@ from perfmodel.execution.ray_surroundings import QUIET, core_count, environment
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 
-# The clock is looked at to choose the place, never to make the answer, which is
-# the same in both.
-
-
-# Measured on two cores with Ray 2.60: a local cluster takes 4 s to start and its workers 2 s to
-# be ready. One process replays 80 million tasks a second where ranks share a program, 35 where
-# each has its own; until a replay here has shown how fast this machine is, 30 stands for it.
+# The clock only chooses the executor; the answer is the same on both. Measured on two cores with
+# Ray 2.60: a local cluster takes 4 s to start and its workers 2 s to be ready. One process replays
+# 80 million tasks per second if ranks share a program, 35 if each has its own; 30 is assumed until
+# a replay has shown how fast this machine is.
 START_S = 6.0
 TASKS_PER_S = 30e6
 TELLING_TASKS = 1_000_000
-"""A replay of fewer says more about its beginning and end than about speed."""
+"""Replays of fewer tasks do not show the speed of the machine."""
 ROUND_S = 1e-3
-"""What it takes to talk about a rendezvous that crosses blocks."""
+"""Time to exchange messages about a rendezvous that crosses blocks."""
 
 
 class AutoExecutor:
