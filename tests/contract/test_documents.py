@@ -340,8 +340,8 @@ def test_a_measured_run_names_every_cell_that_cannot_be_read(tmp_path):
     said = "; ".join(bad.faults)
     for column in ("n_gpus", "gbs", "iter_time_s", "recompute", "compiled"):
         assert f"column {column}: must be " in said
-    assert "as many cells as the heading" in said
-    assert "its id must be its own" in said
+    assert "as many cells as the header" in said
+    assert "id must be unique" in said
     assert len(bad.faults) == 7
     assert len(good.faults) == 3
 
