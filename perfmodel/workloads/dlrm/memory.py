@@ -16,21 +16,11 @@ from perfmodel.workloads.kernels import FP32_BYTES, STATES
 def dlrm_memory(spec: DlrmSpec, *, rank_count: int, plan: ShardingPlan) -> tuple[RankMemory, ...]:
     """Peak memory of every rank."""
     samples = local_batch(spec, rank_count=rank_count)
-    pieces, optimizer = plan.pieces, spec.embedding.optimizer
-    columns = (
-        [table.size_bytes for table in pieces.tables],
-        [table.device_bytes for table in pieces.tables],
-        [table.state_bytes(optimizer) for table in pieces.tables],
-        [table.width for table in pieces.tables],
-        [table.pooling_factor for table in pieces.tables],
-    )
-    sums = [plan.by_rank(column).tolist() for column in columns]
+    sums = [plan.by_rank(column).tolist() for column in _columns(spec, plan.pieces.tables)]
     copied = _held(spec, plan.copied_tables)
     return tuple(
-        _rank_memory(
-            spec, _Held(int(size), int(device), int(state), int(width), drawn), copied, samples
-        )
-        for size, device, state, width, drawn in zip(*sums, strict=True)
+        _rank_memory(spec, _Held(*map(int, sizes), lookups=lookups), copied, samples)
+        for *sizes, lookups in zip(*sums, strict=True)
     )
 
 
@@ -45,14 +35,20 @@ class _Held:
     lookups: float = 0.0
 
 
-def _held(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> _Held:
-    return _Held(
-        sum(table.size_bytes for table in pieces),
-        sum(table.device_bytes for table in pieces),
-        sum(table.state_bytes(spec.embedding.optimizer) for table in pieces),
-        sum(table.width for table in pieces),
-        sum(table.pooling_factor for table in pieces),
+def _columns(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> tuple[Sequence[float], ...]:
+    """What `_Held` adds up, by piece."""
+    return (
+        [table.size_bytes for table in pieces],
+        [table.device_bytes for table in pieces],
+        [table.state_bytes(spec.embedding.optimizer) for table in pieces],
+        [table.width for table in pieces],
+        [table.pooling_factor for table in pieces],
     )
+
+
+def _held(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> _Held:
+    *sizes, lookups = map(sum, _columns(spec, pieces))
+    return _Held(*map(int, sizes), lookups=lookups)
 
 
 def piece_memory_bytes(spec: DlrmSpec, piece: EmbeddingTable) -> int:

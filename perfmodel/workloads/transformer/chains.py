@@ -69,6 +69,8 @@ def activation_steps(
 class Piece:
     """One kernel of a chain: tensors read and written in the model's format, and in fp32.
 
+    By default it reads one tensor and writes one, both in the model's format.
+
     *operator* is what the host issues, *kernel* the word that its traffic is priced by.
     """
 
