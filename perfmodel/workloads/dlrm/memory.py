@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from embeddings.plan import ShardingPlan
@@ -17,10 +17,9 @@ def dlrm_memory(spec: DlrmSpec, *, rank_count: int, plan: ShardingPlan) -> tuple
     """Peak memory of every rank."""
     samples = local_batch(spec, rank_count=rank_count)
     sums = [plan.by_rank(column).tolist() for column in _columns(spec, plan.pieces.tables)]
-    copied = _held(spec, plan.copied_tables)
+    copied = _held(map(sum, _columns(spec, plan.copied_tables)))
     return tuple(
-        _rank_memory(spec, _Held(*map(int, sizes), lookups=lookups), copied, samples)
-        for *sizes, lookups in zip(*sums, strict=True)
+        _rank_memory(spec, _held(of_rank), copied, samples) for of_rank in zip(*sums, strict=True)
     )
 
 
@@ -46,9 +45,9 @@ def _columns(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> tuple[Sequence
     )
 
 
-def _held(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> _Held:
-    *sizes, lookups = map(sum, _columns(spec, pieces))
-    return _Held(*map(int, sizes), lookups=lookups)
+def _held(sums: Iterable[float]) -> _Held:
+    size, device, state, width, lookups = sums
+    return _Held(int(size), int(device), int(state), int(width), lookups)
 
 
 def piece_memory_bytes(spec: DlrmSpec, piece: EmbeddingTable) -> int:
@@ -59,7 +58,7 @@ def piece_memory_bytes(spec: DlrmSpec, piece: EmbeddingTable) -> int:
 
 def base_memory_bytes(spec: DlrmSpec, copied: list[EmbeddingTable], *, samples: int) -> int:
     """Memory of a rank that holds no piece, with *copied* data-parallel tables."""
-    return _rank_memory(spec, _Held(), _held(spec, copied), samples).total_bytes
+    return _rank_memory(spec, _Held(), _held(map(sum, _columns(spec, copied))), samples).total_bytes
 
 
 def room_for_tables(
