@@ -73,12 +73,12 @@ class Zipf:
             edges = np.unique(np.rint(np.geomspace(exact, drawn, steps + 1)))
             counts.append(np.diff(edges))
             weights.append(_power_sums(edges, self.exponent) / np.diff(edges))
-        if self.bag == 1:
-            return build_popularity(np.concatenate(counts), np.concatenate(weights))
         return self._in_bags(np.concatenate(counts), np.concatenate(weights), rows)
 
     def _in_bags(self, counts: Floats, weights: Floats, rows: int) -> Popularity:
         """Popular identifiers have their own rows; the rows of all others overlap."""
+        if self.bag == 1:
+            return build_popularity(counts, weights)
         taken = np.cumsum(counts) * self.bag
         is_own = taken <= rows / 2
         if is_own.all():
@@ -183,17 +183,17 @@ class RowsByPopularity:
     @property
     def lookup_share(self) -> float:
         """The share of the table's lookups that go to these rows."""
-        whole = popularity_of(self.of, self.whole_rows)
-        return float(self._counts(whole) @ whole.probabilities)
+        counts, probabilities = self._classes()
+        return float(counts @ probabilities)
 
     def popularity(self, rows: int) -> Popularity:
         """The classes of these rows."""
         del rows
-        whole = popularity_of(self.of, self.whole_rows)
-        return build_popularity(self._counts(whole), whole.probabilities)
+        return build_popularity(*self._classes())
 
-    def _counts(self, whole: Popularity) -> Floats:
-        return whole.split(self.count)[0 if self.is_frequent else 1]
+    def _classes(self) -> tuple[Floats, Floats]:
+        whole = popularity_of(self.of, self.whole_rows)
+        return whole.split(self.count)[0 if self.is_frequent else 1], whole.probabilities
 
     def __str__(self) -> str:
         return f"{'most' if self.is_frequent else 'less'} popular rows of {self.of}"

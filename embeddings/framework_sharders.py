@@ -19,7 +19,7 @@ from enum import Enum
 
 import numpy as np
 
-from embeddings.plan import Shard, ShardingPlan
+from embeddings.plan import Shard, ShardingPlan, find_pieces
 from embeddings.sharding_task import (
     ShardingTask,
     cut_table,
@@ -46,12 +46,9 @@ _PARTS_OF_ROOM = (2, 4, 8, 16, 64)
 
 def shard_as_hugectr(task: ShardingTask) -> ShardingPlan:
     """Small tables on every rank, the others by rows over hosts and the ranks of a host."""
-    sizes = task.sizes
-    copied = [
-        place
-        for place, size in enumerate(sizes)
-        if size < COPIED_BELOW_BYTES and task.rank_count > 1
-    ]
+    sizes, copied = task.sizes, []
+    if task.rank_count > 1:
+        copied = [place for place, size in enumerate(sizes) if size < COPIED_BELOW_BYTES]
     if len(copied) == len(sizes):
         copied.remove(max(copied, key=lambda place: (sizes[place], place)))
     held = sorted(set(range(len(sizes))) - set(copied))
@@ -80,12 +77,8 @@ def _place_even_pieces(
     fault = PlanError("sharder: found no placement.")
     for part in _PARTS_OF_ROOM:
         pieces = _even_pieces(task, held, part, vector)
-        tables = [
-            task.tables[piece.table].piece(
-                first_row=piece.first_row, rows=piece.rows, width=piece.width
-            )
-            for piece in pieces
-        ]
+        found = find_pieces(task.tables, pieces)
+        tables = [found.tables[number] for number in found.number]
         costs = [(table.pooling_factor + vector) * table.width for table in tables]
         sizes = [table.held_bytes(task.optimizer) for table in tables]
         try:

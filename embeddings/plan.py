@@ -6,7 +6,6 @@ data-parallel table, once on every rank. It is checked when it is made.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -134,20 +133,24 @@ class ShardingPlan:
     def __post_init__(self) -> None:
         faults = FaultList(f"plan {self.name!r}")
         self._check_exchange(faults)
-        pieces: dict[int, list[Shard]] = defaultdict(list)
         for shard in self.shards:
             fault = self._fault_of(shard)
-            if fault is None:
-                pieces[shard.table].append(shard)
-            else:
+            if fault is not None:
                 faults.add(*fault)
         for place in self.data_parallel:
             if not 0 <= place < len(self.tables):
                 faults.add("data parallel", f"must name tables that exist, got {place}")
         if not faults.faults:
             for place, table in enumerate(self.tables):
-                self._check_cover(place, table, pieces[place], faults)
+                self._check_cover(place, table, self._shards_of_table[place], faults)
         faults.check(PlanError)
+
+    @cached_property
+    def _shards_of_table(self) -> tuple[list[Shard], ...]:
+        held: tuple[list[Shard], ...] = tuple([] for _ in self.tables)
+        for shard in self.shards:
+            held[shard.table].append(shard)
+        return held
 
     @cached_property
     def copied_places(self) -> frozenset[int]:
@@ -171,17 +174,14 @@ class ShardingPlan:
         held: list[list[Shard]] = [[] for _ in range(self.rank_count)]
         for shard in sorted(self.shards):
             held[shard.rank].append(shard)
-        return tuple(tuple(shards) for shards in held)
+        return tuple(map(tuple, held))
 
     @cached_property
     def kinds(self) -> tuple[ShardingKind, ...]:
         """How every table is spread."""
-        pieces: dict[int, list[Shard]] = defaultdict(list)
-        for shard in self.shards:
-            pieces[shard.table].append(shard)
         return tuple(
-            ShardingKind.DATA_PARALLEL if place in self.copied_places else self._kind(pieces[place])
-            for place in range(len(self.tables))
+            ShardingKind.DATA_PARALLEL if place in self.copied_places else self._kind(shards)
+            for place, shards in enumerate(self._shards_of_table)
         )
 
     @cached_property
@@ -223,22 +223,17 @@ class ShardingPlan:
     def lookups_of_shards(self) -> dict[Shard, float]:
         """Lookups per sample of every shard."""
         lookups = [table.pooling_factor for table in self.pieces.tables]
-        numbers = self.pieces.number.tolist()
-        return {
-            shard: lookups[number]
-            for shard, number in zip(sorted(self.shards), numbers, strict=True)
-        }
+        of_shards = map(lookups.__getitem__, self.pieces.number.tolist())
+        return dict(zip(sorted(self.shards), of_shards, strict=True))
 
     @cached_property
     def tables_of_rank(self) -> tuple[tuple[EmbeddingTable, ...], ...]:
         """The pieces every rank holds as tables of their own, in the order of its shards."""
         held: list[list[EmbeddingTable]] = [[] for _ in range(self.rank_count)]
-        tables = self.pieces.tables
-        for rank, number in zip(
-            self.pieces.rank.tolist(), self.pieces.number.tolist(), strict=True
-        ):
-            held[rank].append(tables[number])
-        return tuple(tuple(of_rank) for of_rank in held)
+        pieces = self.pieces
+        for rank, number in zip(pieces.rank.tolist(), pieces.number.tolist(), strict=True):
+            held[rank].append(pieces.tables[number])
+        return tuple(map(tuple, held))
 
     def table_of(self, shard: Shard) -> EmbeddingTable:
         """The piece as a table of its own, with the lookups of its rows."""
@@ -269,7 +264,7 @@ class ShardingPlan:
         if column_pieces > 1:
             return ShardingKind.GRID
         per_host = self.ranks_per_host or self.rank_count
-        hosts = {shard.rank // per_host for shard in pieces}
+        hosts = {self.host_of(shard.rank) for shard in pieces}
         is_inside = len(hosts) == 1 and per_host < self.rank_count
         return ShardingKind.TABLE_ROW_WISE if is_inside else ShardingKind.ROW_WISE
 

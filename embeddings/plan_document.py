@@ -27,14 +27,7 @@ from perfmodel.base.reading import parse_json, read_text
 
 MODULE = "embedding_bag_collection"
 MAX_PLAN_BYTES = 256 * 2**20
-_TYPES = {
-    ShardingKind.TABLE_WISE: "table_wise",
-    ShardingKind.ROW_WISE: "row_wise",
-    ShardingKind.COLUMN_WISE: "column_wise",
-    ShardingKind.TABLE_ROW_WISE: "table_row_wise",
-    ShardingKind.GRID: "grid_shard",
-    ShardingKind.DATA_PARALLEL: "data_parallel",
-}
+_TYPES = {kind: kind.value for kind in ShardingKind} | {ShardingKind.GRID: "grid_shard"}
 KNOWN_TYPES = (*_TYPES.values(), "table_column_wise")
 _PLACEMENT = re.compile(r"rank:(\d+)(/\w+(:\d+)?)?")
 

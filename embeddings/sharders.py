@@ -68,8 +68,7 @@ def _naive(task: ShardingTask) -> ShardingPlan:
 
 def _naive_chunk(task: ShardingTask) -> ShardingPlan:
     count = len(task.tables)
-    ranks = [place * task.rank_count // count for place in range(count)]
-    return task.whole(ranks, "naive_chunk")
+    return task.whole([place * task.rank_count // count for place in range(count)], "naive_chunk")
 
 
 def _random(task: ShardingTask) -> ShardingPlan:

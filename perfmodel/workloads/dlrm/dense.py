@@ -13,7 +13,7 @@ are part of the interaction.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from perfmodel.base.dtypes import DType
@@ -46,24 +46,25 @@ class DenseLayer(Linear):
     needs_input_gradient: bool = True
 
 
-def bottom_layers(spec: DlrmSpec) -> tuple[DenseLayer, ...]:
-    """The layers over the dense features."""
-    widths = (spec.dense.features, *spec.dense.bottom_mlp)
-    return tuple(
-        DenseLayer(before, after, after, f"bottom mlp/layer {place}", "relu", place > 0)
+def _stacked(label: str, *widths: int, is_input: bool = False) -> list[DenseLayer]:
+    return [
+        DenseLayer(
+            before, after, after, f"{label}/layer {place}", "relu", not is_input or place > 0
+        )
         for place, (before, after) in enumerate(pairwise(widths))
-    )
+    ]
+
+
+def bottom_layers(spec: DlrmSpec) -> tuple[DenseLayer, ...]:
+    """The layers over the dense features, which need no gradient."""
+    dense = spec.dense
+    return tuple(_stacked("bottom mlp", dense.features, *dense.bottom_mlp, is_input=True))
 
 
 def top_layers(spec: DlrmSpec) -> tuple[DenseLayer, ...]:
     """The layers that end in the click probability, or in the output that sums are added to."""
-    widths = (spec.top_inputs, *spec.dense.top_mlp)
-    last = "" if spec.has_skipping_sums else "sigmoid"
-    activations = ["relu"] * (len(spec.dense.top_mlp) - 1) + [last]
-    return tuple(
-        DenseLayer(before, after, after, f"top mlp/layer {place}", activations[place])
-        for place, (before, after) in enumerate(pairwise(widths))
-    )
+    *layers, last = _stacked("top mlp", spec.top_inputs, *spec.dense.top_mlp)
+    return (*layers, replace(last, activation="" if spec.has_skipping_sums else "sigmoid"))
 
 
 def cross_layers(spec: DlrmSpec) -> tuple[tuple[DenseLayer, DenseLayer], ...]:
@@ -222,13 +223,11 @@ class InteractionWriter:
             self._run("interaction", "dot forward", self._fused(is_backward=False))
         elif is_dot:
             self._dot_forward()
-        for operator, kernel, reads, writes in self._skipping_kernels(is_backward=False):
-            self._run(operator, "skipping forward", self._traffic(kernel, reads, writes))
+        self._run_skipping(is_backward=False)
 
     def run_backward(self) -> None:
         """Write the backward pass, up to the gradients of all vectors."""
-        for operator, kernel, reads, writes in self._skipping_kernels(is_backward=True):
-            self._run(operator, "skipping backward", self._traffic(kernel, reads, writes))
+        self._run_skipping(is_backward=True)
         is_dot = self.spec.dense.interaction is Interaction.DOT
         if is_dot and self.stack.fuses(Fusion.INTERACTION):
             self._run("InteractionBackward", "dot backward", self._fused(is_backward=True))
@@ -334,43 +333,45 @@ class InteractionWriter:
     def _triangle(self) -> MemoryBound:
         return self._traffic("interaction_tril", self._vectors**2, self._picked)
 
-    def _skipping_kernels(self, *, is_backward: bool) -> Sequence[tuple[str, str, int, int]]:
-        """Kernels of what skips the top layers: operator, kernel, numbers read and written.
+    def _run_skipping(self, *, is_backward: bool) -> None:
+        """Write what skips the top layers.
 
         A wide sum adds up the rows of the wide tables. A factorization machine is half of
         (sum of vectors)^2 - sum of squares, summed over the width; backward, each vector gets
         (sum of vectors - itself), added to its gradient from the top layers.
         """
         wide, deep, width = self.spec.wide_tables, self.spec.deep_inputs, self.spec.deep_width
+        # Operator, kernel, numbers per sample read and written.
         kernels: list[tuple[str, str, int, int]] = []
         if wide:
             kernels = [
                 ("ExpandBackward", "copy", 1, wide) if is_backward else ("sum", "sum", wide, 1)
             ]
-        if not self._has_machine:
-            return kernels
-        is_fused = self.stack.fuses(Fusion.INTERACTION)
-        if is_fused and is_backward:
-            return [*kernels, ("InteractionBackward", "interaction", 2 * deep + 1, deep)]
-        if is_fused:
-            return [*kernels, ("interaction", "interaction", deep, 1)]
-        if is_backward:
-            return [
-                *kernels,
+        if self._has_machine and self.stack.fuses(Fusion.INTERACTION):
+            kernels.append(
+                ("InteractionBackward", "interaction", 2 * deep + 1, deep)
+                if is_backward
+                else ("interaction", "interaction", deep, 1)
+            )
+        elif self._has_machine and is_backward:
+            kernels += [
                 ("MulBackward", "mul", width + 1, width),
                 ("PowBackward", "mul", deep + width, deep),
                 ("add", "add", deep + width, deep),
                 ("add", "add", 2 * deep, deep),
             ]
-        return [
-            *kernels,
-            ("sum", "sum", deep, width),
-            ("pow", "pow", width, width),
-            ("pow", "pow", deep, deep),
-            ("sum", "sum", deep, width),
-            ("sub", "sub", 2 * width, width),
-            ("sum", "sum", width, 1),
-        ]
+        elif self._has_machine:
+            kernels += [
+                ("sum", "sum", deep, width),
+                ("pow", "pow", width, width),
+                ("pow", "pow", deep, deep),
+                ("sum", "sum", deep, width),
+                ("sub", "sub", 2 * width, width),
+                ("sum", "sum", width, 1),
+            ]
+        label = f"skipping {'backward' if is_backward else 'forward'}"
+        for operator, kernel, reads, writes in kernels:
+            self._run(operator, label, self._traffic(kernel, reads, writes))
 
     def _traffic(self, kernel: str, reads: int, writes: int) -> MemoryBound:
         """A kernel that reads and writes so many numbers per sample."""

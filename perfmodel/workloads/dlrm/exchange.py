@@ -83,15 +83,10 @@ def build_exchanges(
     )
     numbers[0] += local_batch * first_rank_width
     pooled_bytes = numbers * exchange_dtype.size_bytes
-    to_others = ~np.eye(plan.rank_count, dtype=bool)
-    pooled = pooled_bytes[:, np.newaxis] * to_others
-    indices = index_bytes.astype(np.int64)[np.newaxis, :] * to_others
-    return Exchanges(
-        indices=_all_to_all(indices, index_dtype),
-        pooled=_all_to_all(pooled, exchange_dtype),
-        gradients=_all_to_all(pooled.T, exchange_dtype),
-        of_hosts=_of_hosts(plan, local_batch, exchange_dtype) if in_host else (),
-    )
+    # Indices go to the ranks that vectors come from.
+    _, indices = _there_and_back(index_bytes, index_dtype)
+    of_hosts = _of_hosts(plan, local_batch, exchange_dtype) if in_host else ()
+    return Exchanges(indices, *_there_and_back(pooled_bytes, exchange_dtype), of_hosts)
 
 
 def sent_numbers(plan: ShardingPlan, shards: Iterable[Shard], *, samples: int) -> int:
@@ -124,24 +119,17 @@ def _of_hosts(plan: ShardingPlan, local_batch: int, dtype: DType) -> tuple[HostE
     for (host, _, _), shards in shards_by_host(plan).items():
         across[host] += shards[0].width * _asked_ratio(plan, shards)
     vector_bytes = local_batch * dtype.size_bytes
-    between = np.rint(vector_bytes * across)[:, np.newaxis] * ~np.eye(hosts, dtype=bool)
-    there, back = (_all_to_all(way.astype(np.int64), dtype) for way in (between, between.T))
-    found = []
-    for of_ranks in width.reshape(hosts, per_host):
-        # Each rank of the host is handed partial sums for its own samples and those of the
-        # ranks at its place in the other hosts.
-        handed = np.rint(vector_bytes * hosts * of_ranks)
-        within = handed[:, np.newaxis] * ~np.eye(per_host, dtype=bool)
-        found.append(
-            HostExchange(
-                inside=_all_to_all(within.astype(np.int64), dtype),
-                inside_back=_all_to_all(within.T.astype(np.int64), dtype),
-                across=there,
-                across_back=back,
-                summed_width=round(float(of_ranks.sum())),
-            )
+    between = _there_and_back(np.rint(vector_bytes * across), dtype)
+    # Each rank of a host is handed partial sums for its own samples and those of the ranks at its
+    # place in the other hosts.
+    return tuple(
+        HostExchange(
+            *_there_and_back(np.rint(vector_bytes * hosts * of_ranks), dtype),
+            *between,
+            summed_width=round(float(of_ranks.sum())),
         )
-    return tuple(found)
+        for of_ranks in width.reshape(hosts, per_host)
+    )
 
 
 def shards_by_host(plan: ShardingPlan) -> dict[tuple[int, int, int], list[Shard]]:
@@ -164,10 +152,19 @@ def _asked_ratio(plan: ShardingPlan, shards: Iterable[Shard]) -> float:
     return min(1.0, sum(plan.lookups_of_shards[shard] for shard in shards))
 
 
-def _all_to_all(matrix: NDArray[np.int64], dtype: DType) -> Collective:
-    return Collective(
-        CollectiveKind.ALL_TO_ALL,
-        size_bytes=int(matrix.sum(axis=1).max()),
-        dtype=dtype,
-        byte_matrix=tuple(tuple(row) for row in matrix.tolist()),
+def _there_and_back(
+    sent_bytes: NDArray[np.int64] | NDArray[np.float64], dtype: DType
+) -> tuple[Collective, Collective]:
+    """Each rank sends its *sent_bytes* to every other, and the same the other way round."""
+    columns = sent_bytes.astype(np.int64)[:, np.newaxis]
+    matrix = columns * ~np.eye(len(columns), dtype=bool)
+    there, back = (
+        Collective(
+            CollectiveKind.ALL_TO_ALL,
+            size_bytes=int(way.sum(axis=1).max()),
+            dtype=dtype,
+            byte_matrix=tuple(tuple(row) for row in way.tolist()),
+        )
+        for way in (matrix, matrix.T)
     )
+    return there, back

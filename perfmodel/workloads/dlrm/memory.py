@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from embeddings.plan import ShardingPlan
@@ -16,21 +16,10 @@ from perfmodel.workloads.kernels import FP32_BYTES, STATES
 def dlrm_memory(spec: DlrmSpec, *, rank_count: int, plan: ShardingPlan) -> tuple[RankMemory, ...]:
     """Peak memory of every rank."""
     samples = local_batch(spec, rank_count=rank_count)
-    pieces, optimizer = plan.pieces, spec.embedding.optimizer
-    columns = (
-        [table.size_bytes for table in pieces.tables],
-        [table.device_bytes for table in pieces.tables],
-        [table.state_bytes(optimizer) for table in pieces.tables],
-        [table.width for table in pieces.tables],
-        [table.pooling_factor for table in pieces.tables],
-    )
-    sums = [plan.by_rank(column).tolist() for column in columns]
-    copied = _held(spec, plan.copied_tables)
+    sums = [plan.by_rank(column).tolist() for column in _columns(spec, plan.pieces.tables)]
+    copied = _held(map(sum, _columns(spec, plan.copied_tables)))
     return tuple(
-        _rank_memory(
-            spec, _Held(int(size), int(device), int(state), int(width), drawn), copied, samples
-        )
-        for size, device, state, width, drawn in zip(*sums, strict=True)
+        _rank_memory(spec, _held(of_rank), copied, samples) for of_rank in zip(*sums, strict=True)
     )
 
 
@@ -45,14 +34,20 @@ class _Held:
     lookups: float = 0.0
 
 
-def _held(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> _Held:
-    return _Held(
-        sum(table.size_bytes for table in pieces),
-        sum(table.device_bytes for table in pieces),
-        sum(table.state_bytes(spec.embedding.optimizer) for table in pieces),
-        sum(table.width for table in pieces),
-        sum(table.pooling_factor for table in pieces),
+def _columns(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> tuple[Sequence[float], ...]:
+    """What `_Held` adds up, by piece."""
+    return (
+        [table.size_bytes for table in pieces],
+        [table.device_bytes for table in pieces],
+        [table.state_bytes(spec.embedding.optimizer) for table in pieces],
+        [table.width for table in pieces],
+        [table.pooling_factor for table in pieces],
     )
+
+
+def _held(sums: Iterable[float]) -> _Held:
+    size, device, state, width, lookups = sums
+    return _Held(int(size), int(device), int(state), int(width), lookups)
 
 
 def piece_memory_bytes(spec: DlrmSpec, piece: EmbeddingTable) -> int:
@@ -63,7 +58,7 @@ def piece_memory_bytes(spec: DlrmSpec, piece: EmbeddingTable) -> int:
 
 def base_memory_bytes(spec: DlrmSpec, copied: list[EmbeddingTable], *, samples: int) -> int:
     """Memory of a rank that holds no piece, with *copied* data-parallel tables."""
-    return _rank_memory(spec, _Held(), _held(spec, copied), samples).total_bytes
+    return _rank_memory(spec, _Held(), _held(map(sum, _columns(spec, copied))), samples).total_bytes
 
 
 def room_for_tables(

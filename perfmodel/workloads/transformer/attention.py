@@ -19,7 +19,6 @@ from perfmodel.graph.ops import Attention, Gemm, Pass
 from perfmodel.stacks.capabilities import Fusion
 from perfmodel.workloads.kernels import dropout, elementwise
 from perfmodel.workloads.transformer.layout import Slot
-from perfmodel.workloads.transformer.shapes import layer_shape
 from perfmodel.workloads.transformer.spec import AttentionKernel, ContextKind
 from perfmodel.workloads.transformer.steps import (
     Joining,
@@ -69,7 +68,6 @@ def _fused_step(
     the same operations.
     """
     spec, layout = run.spec, run.layout
-    shape = layer_shape(spec.model, tp=layout.tp)
     chosen = spec.training.attention
     kernel = _KERNELS.get(chosen) or str(chosen.value)
     if chosen is AttentionKernel.FLASH:
@@ -79,8 +77,8 @@ def _fused_step(
         batch=layout.micro_batch,
         query_length=queries,
         key_length=keys,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
+        heads=run.shape.heads,
+        kv_heads=run.shape.kv_heads,
         head_dim=(spec.model.query_width + spec.model.head_width) // 2,
         dtype=run.dtype,
         is_causal=is_causal,
@@ -96,7 +94,7 @@ def _fused_step(
 def _unfused_steps(run: TransformerRun, direction: Pass) -> list[Step]:
     """GEMMs for scores and their mixture, with passes over all scores between them."""
     model, dtype, length = run.spec.model, run.dtype, run.spec.sequence_length
-    pairs = run.layout.micro_batch * layer_shape(model, tp=run.layout.tp).heads
+    pairs = run.layout.micro_batch * run.shape.heads
     width, scores = model.head_width, pairs * length**2
     is_masked_in_softmax = run.fuses(Fusion.SOFTMAX_MASK)
     is_backward = direction is Pass.BACKWARD
@@ -152,7 +150,7 @@ class _ContextAttention:
     def kv_elements(self) -> int:
         """Numbers in keys and values of a rank's own tokens."""
         model = self.run.spec.model
-        heads = layer_shape(model, tp=self.run.layout.tp).kv_heads
+        heads = self.run.shape.kv_heads
         return self.run.tokens * heads * (model.query_width + model.head_width)
 
     def gathered(self, most_keys: int) -> list[Step]:
@@ -167,8 +165,7 @@ class _ContextAttention:
 
     def ring(self) -> list[Step]:
         """Each turn attends to the present keys while the next ones arrive."""
-        model = self.run.spec.model
-        outputs = self.run.tokens * layer_shape(model, tp=self.run.layout.tp).projection.inputs
+        outputs = self.run.tokens * self.run.shape.projection.inputs
         steps = []
         for turn in range(self.run.layout.cp):
             steps += self._pass_on(turn)

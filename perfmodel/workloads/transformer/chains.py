@@ -69,15 +69,22 @@ def activation_steps(
 class Piece:
     """One kernel of a chain: tensors read and written in the model's format, and in fp32.
 
+    By default it reads one tensor and writes one, both in the model's format.
+
     *operator* is what the host issues, *kernel* the word that its traffic is priced by.
     """
 
     operator: str
     kernel: str
-    reads: float = 0.0
-    writes: float = 0.0
+    reads: float = 1.0
+    writes: float = 1.0
     wide_reads: float = 0.0
     wide_writes: float = 0.0
+
+
+def _wide(operator: str, kernel: str, reads: float = 1.0, writes: float = 1.0) -> Piece:
+    """A kernel whose tensors are all in fp32."""
+    return Piece(operator, kernel, 0.0, 0.0, reads, writes)
 
 
 def chain_steps(pieces: Sequence[Piece], label: str, *, elements: int, dtype: DType) -> list[Step]:
@@ -101,107 +108,111 @@ def chain_steps(pieces: Sequence[Piece], label: str, *, elements: int, dtype: DT
     ]
 
 
+_WIDENED = Piece("to", "cast", 1, 0, 0, 1)
+_NARROWED = Piece("to", "cast", 0, 1, 1, 0)
+_NARROWED_GRADIENT = replace(_NARROWED, operator="ToCopyBackward")
+
 GELU = (
-    Piece("pow", "pow", 1, 1),
-    Piece("mul", "scale", 1, 1),
-    Piece("add", "add", 2, 1),
-    Piece("mul", "scale", 1, 1),
-    Piece("tanh", "tanh", 1, 1),
-    Piece("add", "scale", 1, 1),
-    Piece("mul", "scale", 1, 1),
-    Piece("mul", "mul", 2, 1),
+    Piece("pow", "pow"),
+    Piece("mul", "scale"),
+    Piece("add", "add", 2),
+    Piece("mul", "scale"),
+    Piece("tanh", "tanh"),
+    Piece("add", "scale"),
+    Piece("mul", "scale"),
+    Piece("mul", "mul", 2),
 )
 """x / 2 (1 + tanh(c (x + a x^3)))."""
 
 GELU_BACKWARD = (
-    Piece("MulBackward", "mul", 2, 1),
-    Piece("MulBackward", "mul", 2, 1),
-    Piece("TanhBackward", "mul", 2, 1),
-    Piece("MulBackward", "scale", 1, 1),
-    Piece("MulBackward", "scale", 1, 1),
-    Piece("PowBackward", "pow", 1, 1),
-    Piece("PowBackward", "mul", 2, 1),
-    Piece("add", "add", 2, 1),
-    Piece("MulBackward", "scale", 1, 1),
-    Piece("add", "add", 2, 1),
+    Piece("MulBackward", "mul", 2),
+    Piece("MulBackward", "mul", 2),
+    Piece("TanhBackward", "mul", 2),
+    Piece("MulBackward", "scale"),
+    Piece("MulBackward", "scale"),
+    Piece("PowBackward", "pow"),
+    Piece("PowBackward", "mul", 2),
+    Piece("add", "add", 2),
+    Piece("MulBackward", "scale"),
+    Piece("add", "add", 2),
 )
 
-SWIGLU = (Piece("silu", "silu", 1, 1), Piece("mul", "mul", 2, 1))
+SWIGLU = (Piece("silu", "silu"), Piece("mul", "mul", 2))
 SWIGLU_BACKWARD = (
-    Piece("MulBackward", "mul", 2, 1),
-    Piece("MulBackward", "mul", 2, 1),
-    Piece("SiluBackward", "silu", 2, 1),
+    Piece("MulBackward", "mul", 2),
+    Piece("MulBackward", "mul", 2),
+    Piece("SiluBackward", "silu", 2),
     Piece("CatBackward", "concat", 2, 2),
 )
 """Gate and up are halves of one GEMM, so their gradients are joined."""
 
 ROTARY = (
     Piece("neg", "scale", 0.5, 0.5),
-    Piece("cat", "concat", 1, 1),
-    Piece("mul", "mul", 1, 1),
-    Piece("mul", "mul", 1, 1),
-    Piece("add", "add", 2, 1),
+    Piece("cat", "concat"),
+    Piece("mul", "mul"),
+    Piece("mul", "mul"),
+    Piece("add", "add", 2),
 )
 ROTARY_BACKWARD = (
-    Piece("MulBackward", "mul", 1, 1),
-    Piece("MulBackward", "mul", 1, 1),
-    Piece("SliceBackward", "slice", 0.5, 1),
-    Piece("SliceBackward", "slice", 0.5, 1),
+    Piece("MulBackward", "mul"),
+    Piece("MulBackward", "mul"),
+    Piece("SliceBackward", "slice", 0.5),
+    Piece("SliceBackward", "slice", 0.5),
     Piece("NegBackward", "scale", 0.5, 0.5),
-    Piece("add", "add", 2, 1),
-    Piece("add", "add", 2, 1),
+    Piece("add", "add", 2),
+    Piece("add", "add", 2),
 )
 
 RMS_NORM = (
-    Piece("to", "cast", reads=1, wide_writes=1),
-    Piece("pow", "pow", wide_reads=1, wide_writes=1),
-    Piece("mean", "reduction", wide_reads=1),
-    Piece("mul", "mul", wide_reads=1, wide_writes=1),
-    Piece("to", "cast", wide_reads=1, writes=1),
-    Piece("mul", "mul", 1, 1),
+    _WIDENED,
+    _wide("pow", "pow"),
+    _wide("mean", "reduction", writes=0),
+    _wide("mul", "mul"),
+    _NARROWED,
+    Piece("mul", "mul"),
 )
 RMS_NORM_BACKWARD = (
-    Piece("MulBackward", "mul", 1, 1),
-    Piece("MulBackward", "mul", 2, 1),
-    Piece("sum", "reduction", 1),
-    Piece("to", "cast", reads=1, wide_writes=1),
-    Piece("MulBackward", "mul", wide_reads=2, wide_writes=1),
-    Piece("sum", "reduction", wide_reads=1),
-    Piece("MulBackward", "mul", wide_reads=1, wide_writes=1),
-    Piece("PowBackward", "scale", wide_reads=1, wide_writes=1),
-    Piece("add", "add", wide_reads=2, wide_writes=1),
-    Piece("to", "cast", wide_reads=1, writes=1),
+    Piece("MulBackward", "mul"),
+    Piece("MulBackward", "mul", 2),
+    Piece("sum", "reduction", writes=0),
+    _WIDENED,
+    _wide("MulBackward", "mul", 2),
+    _wide("sum", "reduction", writes=0),
+    _wide("MulBackward", "mul"),
+    _wide("PowBackward", "scale"),
+    _wide("add", "add", 2),
+    _NARROWED,
 )
 
 LOSS = (
-    Piece("to", "cast", reads=1, wide_writes=1),
-    Piece("log_softmax", "log_softmax", wide_reads=1, wide_writes=1),
+    _WIDENED,
+    _wide("log_softmax", "log_softmax"),
 )
 LOSS_BACKWARD = (
-    Piece("NllLossBackward", "zero", wide_writes=1),
-    Piece("LogSoftmaxBackward", "log_softmax_backward", wide_reads=2, wide_writes=1),
-    Piece("ToCopyBackward", "cast", wide_reads=1, writes=1),
+    _wide("NllLossBackward", "zero", 0),
+    _wide("LogSoftmaxBackward", "log_softmax_backward", 2),
+    _NARROWED_GRADIENT,
 )
 
 COMPILED_LOSS = (
-    Piece("max", "reduction", reads=1),
-    Piece("sum", "reduction", reads=1),
+    Piece("max", "reduction", writes=0),
+    Piece("sum", "reduction", writes=0),
 )
-COMPILED_LOSS_BACKWARD = (Piece("LogSoftmaxBackward", "log_softmax_backward", reads=1, writes=1),)
+COMPILED_LOSS_BACKWARD = (Piece("LogSoftmaxBackward", "log_softmax_backward"),)
 """Where chains are fused but the loss has no kernel: one pass per reduction, none in fp32."""
 
 SPLIT_LOSS_HEAD = (
-    Piece("to", "cast", reads=1, wide_writes=1),
-    Piece("max", "reduction", wide_reads=1),
+    _WIDENED,
+    _wide("max", "reduction", writes=0),
 )
 SPLIT_LOSS_TAIL = (
-    Piece("sub", "sub", wide_reads=1, wide_writes=1),
-    Piece("exp", "tanh", wide_reads=1, wide_writes=1),
-    Piece("sum", "reduction", wide_reads=1),
-    Piece("div", "div", wide_reads=1, wide_writes=1),
+    _wide("sub", "sub"),
+    _wide("exp", "tanh"),
+    _wide("sum", "reduction", writes=0),
+    _wide("div", "div"),
 )
 SPLIT_LOSS_BACKWARD = (
-    Piece("MulBackward", "mul", wide_reads=1, wide_writes=1),
-    Piece("ToCopyBackward", "cast", wide_reads=1, writes=1),
+    _wide("MulBackward", "mul"),
+    _NARROWED_GRADIENT,
 )
 """A loss whose vocabulary is split over ranks: its pieces before and after the largest logit."""

@@ -55,7 +55,7 @@ class ExpertSteps:
         return [
             *self.without_down(),
             self._grouped(self.shape.down, _DOWN),
-            *self._returned("combine", "forward"),
+            *reversed(self._routed("combine", "unsort forward", CollectiveKind.REDUCE_SCATTER)),
             self._combined("forward"),
         ]
 
@@ -65,7 +65,7 @@ class ExpertSteps:
             *self.linears.replicated(self.shape.router, "ffn/router"),
             self._chosen("forward"),
             self._moved("ffn/permute forward", self.sent_rows),
-            *self._dispatched("dispatch", "forward"),
+            *self._routed("dispatch", "sort forward", CollectiveKind.ALL_GATHER),
             self._grouped(self.shape.up, _UP),
             *self._activation("forward"),
         ]
@@ -74,11 +74,13 @@ class ExpertSteps:
         """The same way back, with GEMMs for inputs and weights."""
         return [
             self._combined("backward"),
-            *self._dispatched("combine gradient", "backward"),
+            *self._routed("combine gradient", "sort backward", CollectiveKind.ALL_GATHER),
             *self._grouped_backward(self.shape.down, _DOWN),
             *self._activation("backward"),
             *self._grouped_backward(self.shape.up, _UP),
-            *self._returned("dispatch gradient", "backward"),
+            *reversed(
+                self._routed("dispatch gradient", "unsort backward", CollectiveKind.REDUCE_SCATTER)
+            ),
             self._moved("ffn/permute backward", self.sent_rows),
             self._chosen("backward"),
             *self.linears.replicated_backward(self.shape.router, "ffn/router"),
@@ -112,24 +114,17 @@ class ExpertSteps:
         """Rows that its experts work on, including those of the other ranks of an expert."""
         return self.received_rows * self.linears.layout.etp
 
-    def _dispatched(self, what: str, way: str) -> list[Step]:
-        """Rows sent to the ranks of the experts, to all ranks that share one, and sorted."""
-        layout = self.linears.layout
-        steps = [self._exchange(what)] if layout.ep > 1 else []
-        if layout.etp > 1:
-            steps.append(self._share(CollectiveKind.ALL_GATHER, what))
-        if layout.ep > 1:
-            steps.append(self._moved(f"ffn/sort {way}", self.rows))
-        return steps
+    def _routed(self, what: str, order: str, kind: CollectiveKind) -> list[Step]:
+        """Rows sent to the ranks of the experts, to all ranks that share one, and put in *order*.
 
-    def _returned(self, what: str, way: str) -> list[Step]:
-        """Rows sent back to the ranks of their tokens."""
+        Reversed, this is the way back to the ranks of their tokens.
+        """
         layout = self.linears.layout
-        steps = [self._moved(f"ffn/unsort {way}", self.rows)] if layout.ep > 1 else []
+        steps = []
         if layout.etp > 1:
-            steps.append(self._share(CollectiveKind.REDUCE_SCATTER, what))
+            steps.append(self._communication(kind, what, self.rows, Slot.EXPERT_TENSOR))
         if layout.ep > 1:
-            steps.append(self._exchange(what))
+            steps = [self._exchange(what), *steps, self._moved(f"ffn/{order}", self.rows)]
         return steps
 
     def _exchange(self, what: str) -> Step:
@@ -149,9 +144,6 @@ class ExpertSteps:
         places = layout.expert_hosts if layout.expert_hosts > 1 else layout.ep
         # Places that top_k independent, even choices are expected to fall on.
         return places * (1.0 - (1.0 - 1.0 / places) ** top_k) / top_k
-
-    def _share(self, kind: CollectiveKind, what: str) -> Step:
-        return self._communication(kind, what, self.rows, Slot.EXPERT_TENSOR)
 
     def _communication(self, kind: CollectiveKind, what: str, rows: int, slot: Slot) -> Step:
         dtype = self.linears.dtype

@@ -152,31 +152,30 @@ class Turn:
     run: int = 0
 
 
-def build_schedule(
-    *, stage: int, stages: int, micro_batches: int, runs: int = 1
-) -> tuple[Turn, ...]:
-    """The turns of *stage*, in order; with several *runs*, *stages* divide the micro-batches."""
-    total = micro_batches * runs
-    ahead = turns_ahead(stage=stage, stages=stages, micro_batches=micro_batches, runs=runs)
-    turns = [_turn(Pass.FORWARD, number, stages, runs) for number in range(ahead)]
+def build_schedule(layout: Layout, stage: int) -> tuple[Turn, ...]:
+    """The turns of *stage*, in order; interleaved, the stages divide the micro-batches."""
+    total, ahead = layout.micro_batches * layout.interleaving, turns_ahead(layout, stage)
+    turns = [_turn(layout, Pass.FORWARD, number) for number in range(ahead)]
     for number in range(total):
         if ahead + number < total:
-            turns.append(_turn(Pass.FORWARD, ahead + number, stages, runs))
-        turns.append(_turn(Pass.BACKWARD, number, stages, runs))
+            turns.append(_turn(layout, Pass.FORWARD, ahead + number))
+        turns.append(_turn(layout, Pass.BACKWARD, number))
     return tuple(turns)
 
 
-def turns_ahead(*, stage: int, stages: int, micro_batches: int, runs: int) -> int:
+def turns_ahead(layout: Layout, stage: int) -> int:
     """Forward turns of *stage* before its first backward one, without the one just before it."""
-    if runs == 1:
-        return min(stages - stage - 1, micro_batches)
-    if micro_batches == stages:
-        return micro_batches * runs
-    return min(2 * (stages - stage - 1) + (runs - 1) * stages, micro_batches * runs)
+    behind, total = layout.pp - stage - 1, layout.micro_batches * layout.interleaving
+    if layout.interleaving == 1:
+        return min(behind, total)
+    if layout.micro_batches == layout.pp:
+        return total
+    return min(2 * behind + (layout.interleaving - 1) * layout.pp, total)
 
 
-def _turn(direction: Pass, number: int, stages: int, runs: int) -> Turn:
+def _turn(layout: Layout, direction: Pass, number: int) -> Turn:
     """The turn with *number* among those of its *direction*."""
+    stages, runs = layout.pp, layout.interleaving
     if runs == 1:
         return Turn(direction, number)
     group, place = divmod(number, stages * runs)
@@ -248,9 +247,8 @@ def add_groups(job: JobBuilder, spec: TransformerSpec, layout: Layout) -> None:
             exchanging = experts.swapaxes(1, 2).reshape(-1, layout.ep)
             copies = experts.reshape(layout.expert_copies, -1).T
             _add(job, f"experts {stage}.", exchanging, Slot.EXPERTS)
-            _add(
-                job, f"expert tensor {stage}.", experts.reshape(-1, layout.etp), Slot.EXPERT_TENSOR
-            )
+            sharing = experts.reshape(-1, layout.etp)
+            _add(job, f"expert tensor {stage}.", sharing, Slot.EXPERT_TENSOR)
             _add(job, f"expert copies {stage}.", copies, Slot.EXPERT_DATA)
     _add_groups_across_stages(job, spec, layout)
 

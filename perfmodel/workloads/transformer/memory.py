@@ -8,6 +8,8 @@ and grouped-query layers.
 
 from __future__ import annotations
 
+from itertools import chain
+
 from perfmodel.graph.job import RUNTIME_BYTES, MemoryPart, RankMemory
 from perfmodel.stacks.capabilities import Fusion
 from perfmodel.stacks.stack import SoftwareStack
@@ -45,22 +47,18 @@ def memory_of_stages(
     spec: TransformerSpec, layout: Layout, *, stack: SoftwareStack | None = None
 ) -> tuple[RankMemory, ...]:
     """The peak of a rank of every stage under *stack*; without one, everything is fused."""
-    sizes = _layer_sizes(spec, layout, stack)
-    return tuple(_stage_memory(spec, layout, stage, stack, sizes) for stage in range(layout.pp))
-
-
-_LayerSizes = dict[tuple[bool, Recompute], int]
-"""Bytes that a layer keeps for its backward pass, by whether it has experts and by recompute."""
-
-
-def _layer_sizes(spec: TransformerSpec, layout: Layout, stack: SoftwareStack | None) -> _LayerSizes:
-    return {
+    sizes = {
         (is_expert, way): layer_activation_bytes(
             spec, layout, recompute=way, stack=stack, is_expert=is_expert
         )
         for is_expert in {False, spec.model.has_experts}
         for way in {Recompute.NONE, spec.training.recompute}
     }
+    return tuple(_stage_memory(spec, layout, stage, stack, sizes) for stage in range(layout.pp))
+
+
+_LayerSizes = dict[tuple[bool, Recompute], int]
+"""Bytes that a layer keeps for its backward pass, by whether it has experts and by recompute."""
 
 
 def _stage_memory(
@@ -70,24 +68,18 @@ def _stage_memory(
     stack: SoftwareStack | None,
     sizes: _LayerSizes,
 ) -> RankMemory:
-    training, sharding = spec.training, spec.parallel.sharding
     held = stage_parameters(spec.model, layout, stage=stage)
     experts = stage_expert_parameters(spec.model, layout, stage=stage)
     if not has_separate_experts(spec, layout):
         held, experts = held + experts, 0
     trained = _trained_parameters(spec, layout, stage, held)
-    shares = layout.shard_ranks
-    weight_bytes = held * training.weight_dtype.size_bytes
-    gradient_bytes = trained * training.gradient_dtype.size_bytes
-    state_bytes = trained * _state_bytes_per_element(spec)
-    # Stages of a pipeline keep what they gathered, and its gradients, until the iteration ends.
-    if sharding.divides_state:
-        state_bytes //= shares
-    if sharding.divides_gradients and layout.pp == 1:
-        gradient_bytes //= shares
-    if sharding.divides_weights:
-        weight_bytes //= shares
-    of_experts = _expert_bytes(spec, layout, experts)
+    weight_bytes = held * spec.training.weight_dtype.size_bytes
+    if spec.parallel.sharding.divides_weights:
+        weight_bytes //= layout.shard_ranks
+    gradient_bytes, state_bytes = _trained_bytes(spec, layout, trained, layout.shard_ranks)
+    # Experts that are spread separately from the rest.
+    of_experts = experts * spec.training.weight_dtype.size_bytes
+    of_experts += sum(_trained_bytes(spec, layout, experts, layout.expert_copies))
     activation_bytes = _activation_bytes(spec, layout, stage, sizes)
     return RankMemory(
         (
@@ -108,16 +100,23 @@ def _stage_memory(
     )
 
 
-def _expert_bytes(spec: TransformerSpec, layout: Layout, elements: int) -> int:
-    """Weights, gradients and state of experts that are spread separately from the rest."""
+def _trained_bytes(
+    spec: TransformerSpec, layout: Layout, elements: int, shares: int
+) -> tuple[int, int]:
+    """Gradients and optimizer state of trained *elements* that *shares* ranks may divide.
+
+    Stages of a pipeline keep what they gathered, and its gradients, until the iteration ends.
+    """
     training, sharding = spec.training, spec.parallel.sharding
-    state = elements * _state_bytes_per_element(spec)
     gradients = elements * training.gradient_dtype.size_bytes
-    if sharding.divides_state:
-        state //= layout.expert_copies
-    if sharding.divides_gradients and layout.pp == 1:
-        gradients //= layout.expert_copies
-    return elements * training.weight_dtype.size_bytes + gradients + state
+    state = 0
+    if training.optimizer != "none":
+        has_master = training.weight_dtype.size_bytes < FP32_BYTES
+        state = elements * (has_master + STATES[training.optimizer]) * FP32_BYTES
+    return (
+        gradients // (shares if sharding.divides_gradients and layout.pp == 1 else 1),
+        state // (shares if sharding.divides_state else 1),
+    )
 
 
 def _trained_parameters(spec: TransformerSpec, layout: Layout, stage: int, held: int) -> int:
@@ -128,20 +127,12 @@ def _trained_parameters(spec: TransformerSpec, layout: Layout, stage: int, held:
     return sum(adapters) * layout.layer_count(spec.model.layers, stage=stage)
 
 
-def _state_bytes_per_element(spec: TransformerSpec) -> int:
-    training = spec.training
-    if training.optimizer == "none":
-        return 0
-    has_master = training.weight_dtype.size_bytes < FP32_BYTES
-    return (has_master + STATES[training.optimizer]) * FP32_BYTES
-
-
 def _cast_bytes(spec: TransformerSpec, layout: Layout, stage: int) -> int:
     """Copies of weights that live from the forward to the backward pass."""
     training = spec.training
     if not (training.gemm_dtype.is_quantised or training.is_autocast):
         return 0
-    shapes = LayerShapes(spec.model, layout).of_stage(layout, stage)
+    shapes = LayerShapes(spec.model, layout).of_stage(stage)
     if spec.parallel.sharding.divides_weights and layout.pp == 1:
         shapes = shapes[-_GATHERED_LAYERS:]
     elements = sum(
@@ -168,24 +159,21 @@ def _gathered_bytes(spec: TransformerSpec, layout: Layout, held: int) -> int:
 
 def _activation_bytes(spec: TransformerSpec, layout: Layout, stage: int, sizes: _LayerSizes) -> int:
     training, runs = spec.training, layout.interleaving
-    ahead = turns_ahead(
-        stage=stage, stages=layout.pp, micro_batches=layout.micro_batches, runs=runs
-    )
-    in_flight = min(ahead + 1, layout.micro_batches * runs)
+    in_flight = min(turns_ahead(layout, stage) + 1, layout.micro_batches * runs)
     of_runs = layout.layer_runs(spec.model.layers, stage=stage)
+    is_expert_layer = spec.model.is_expert_layer
     ways = {True: training.recompute, False: Recompute.NONE}
-    is_again = [[training.recomputes(number) for number in run] for run in of_runs]
     of_run = [
-        sum(sizes[spec.model.is_expert_layer(n), ways[training.recomputes(n)]] for n in run)
-        for run in of_runs
+        sum(sizes[is_expert_layer(n), ways[training.recomputes(n)]] for n in run) for run in of_runs
     ]
     # Turns rotate over the runs: each is in flight equally often, the first ones once more.
     counts = [in_flight // runs + (run < in_flight % runs) for run in range(runs)]
     total = sum(count * size for count, size in zip(counts, of_run, strict=True))
-    has_again = any(again for run in is_again for again in run)
-    is_expert = any(spec.model.is_expert_layer(number) for run in of_runs for number in run)
-    whole, kept = (sizes[is_expert, way] for way in (Recompute.NONE, training.recompute))
-    return total + (whole - kept if has_again else 0)
+    layers = [*chain.from_iterable(of_runs)]
+    if not any(map(training.recomputes, layers)):
+        return total
+    is_expert = any(map(is_expert_layer, layers))
+    return total + sizes[is_expert, Recompute.NONE] - sizes[is_expert, training.recompute]
 
 
 def layer_activation_bytes(

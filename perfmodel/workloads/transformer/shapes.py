@@ -181,7 +181,7 @@ class LayerShapes:
     """The shapes of dense layers and of layers of experts on a rank of *layout*."""
 
     def __init__(self, model: ModelSection, layout: Layout) -> None:
-        self._model = model
+        self._model, self._layout = model, layout
         self.dense = layer_shape(model, tp=layout.tp)
         self.of_experts = self.dense
         if model.has_experts:
@@ -192,14 +192,14 @@ class LayerShapes:
         """The shape of *layer*."""
         return self.of_experts if self._model.is_expert_layer(layer) else self.dense
 
-    def of_stage(self, layout: Layout, stage: int) -> list[LayerShape]:
+    def of_stage(self, stage: int) -> list[LayerShape]:
         """The shapes of all layers of *stage*."""
-        runs = layout.layer_runs(self._model.layers, stage=stage)
+        runs = self._layout.layer_runs(self._model.layers, stage=stage)
         return [self.of(layer) for run in runs for layer in run]
 
-    def total(self, layout: Layout, stage: int, count: Callable[[LayerShape], int]) -> int:
+    def total(self, stage: int, count: Callable[[LayerShape], int]) -> int:
         """The sum of *count* over all layers of *stage*; equal layers are counted once."""
-        shapes = self.of_stage(layout, stage)
+        shapes = self.of_stage(stage)
         experts = sum(shape is self.of_experts for shape in shapes)
         return experts * count(self.of_experts) + (len(shapes) - experts) * count(self.dense)
 
@@ -259,13 +259,13 @@ def end_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
 
 def stage_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
     """Elements a rank of pipeline *stage* holds, without those of routed experts."""
-    of_layers = LayerShapes(model, layout).total(layout, stage, lambda shape: sum(shape.tensors))
+    of_layers = LayerShapes(model, layout).total(stage, lambda shape: sum(shape.tensors))
     return of_layers + end_parameters(model, layout, stage=stage)
 
 
 def stage_expert_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
     """Elements a rank of pipeline *stage* holds of routed experts."""
-    return LayerShapes(model, layout).total(layout, stage, lambda shape: sum(shape.expert_tensors))
+    return LayerShapes(model, layout).total(stage, lambda shape: sum(shape.expert_tensors))
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,12 +196,7 @@ class StageWriter:
             experts = [shape.expert_tensors for shape in shapes if shape.expert_tensors]
         update = UpdateWriter(writer, self._run, groups, experts)
         first_task = update.zero_gradients()
-        for turn in build_schedule(
-            stage=self._stage,
-            stages=layout.pp,
-            micro_batches=layout.micro_batches,
-            runs=layout.interleaving,
-        ):
+        for turn in build_schedule(layout, self._stage):
             self._take(turn)
         if is_end:
             update.reduce_tied_weight()

@@ -20,6 +20,7 @@ from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.eager import EagerWriter, OpenLane
 from perfmodel.workloads.kernels import elementwise
 from perfmodel.workloads.transformer.layout import Layout, Slot, has_separate_experts
+from perfmodel.workloads.transformer.shapes import LayerShape, layer_shape
 from perfmodel.workloads.transformer.spec import (
     AttentionKernel,
     DataOverlap,
@@ -67,6 +68,11 @@ class TransformerRun:
     def tokens(self) -> int:
         """Tokens of a micro-batch on one of the ranks that share its sequences."""
         return self.layout.micro_batch * self.spec.sequence_length // self.layout.cp
+
+    @property
+    def shape(self) -> LayerShape:
+        """A dense layer as one rank has it."""
+        return layer_shape(self.spec.model, tp=self.layout.tp)
 
     @property
     def dtype(self) -> DType:

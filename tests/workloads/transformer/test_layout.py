@@ -127,8 +127,12 @@ def test_a_stage_with_nothing_to_do_is_named():
         _choose("llama3_8b", 64, "parallel.stages=by_cost", "parallel.pp=64", "parallel.tp=1")
 
 
+def _pipeline(stages: int, micro_batches: int, runs: int = 1) -> Layout:
+    return Layout(1, stages, 1, 1, micro_batches, interleaving=runs)
+
+
 def _letters(stage: int, stages: int, micro_batches: int) -> str:
-    turns = build_schedule(stage=stage, stages=stages, micro_batches=micro_batches)
+    turns = build_schedule(_pipeline(stages, micro_batches), stage)
     return " ".join(f"{turn.direction.value[0]}{turn.micro_batch}" for turn in turns)
 
 
@@ -145,7 +149,7 @@ def test_a_single_stage_alternates():
 @pytest.mark.parametrize("stage", range(8))
 @pytest.mark.parametrize("micro_batches", [1, 3, 8, 20])
 def test_every_micro_batch_passes_once_each_way_and_forward_first(stage, micro_batches):
-    turns = build_schedule(stage=stage, stages=8, micro_batches=micro_batches)
+    turns = build_schedule(_pipeline(8, micro_batches), stage)
     for direction in Pass:
         passed = [turn.micro_batch for turn in turns if turn.direction is direction]
         assert passed == list(range(micro_batches))
@@ -156,7 +160,7 @@ def test_every_micro_batch_passes_once_each_way_and_forward_first(stage, micro_b
 
 
 def _runs(stage: int) -> str:
-    turns = build_schedule(stage=stage, stages=2, micro_batches=4, runs=2)
+    turns = build_schedule(_pipeline(2, 4, runs=2), stage)
     return " ".join(f"{turn.direction.value[0]}{turn.micro_batch}.{turn.run}" for turn in turns)
 
 
@@ -174,7 +178,7 @@ def test_interleaved_stages_by_hand():
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("micro_batches", [4, 8, 12])
 def test_interleaved_every_run_sees_every_micro_batch_once_each_way(stage, micro_batches):
-    turns = build_schedule(stage=stage, stages=4, micro_batches=micro_batches, runs=3)
+    turns = build_schedule(_pipeline(4, micro_batches, runs=3), stage)
     seen = [(turn.direction, turn.run, turn.micro_batch) for turn in turns]
     assert len(set(seen)) == len(seen) == 2 * 3 * micro_batches
     for run in range(3):
