@@ -20,10 +20,10 @@ from perfmodel.emulation.operator_names import (
     KERNEL_NAMES,
     SCATTERING,
     SOFTMAXES,
-    SPARSE,
     base_name,
     kernel_name,
 )
+from perfmodel.emulation.rank_record import SPARSE
 from perfmodel.graph.ops import (
     Attention,
     Convolution,
