@@ -29,6 +29,7 @@ GATHERING = frozenset(_NAMES["gathering"])
 SCATTERING = frozenset(_NAMES["scattering"])
 """Operators that touch only as much of their target as they write."""
 SOFTMAXES = frozenset(_NAMES["softmaxes"])
+GEMMS = frozenset(_NAMES["gemms"])
 _BY_KERNEL, _PLAIN = _by_operator("by_kernel"), _by_operator("plain")
 
 

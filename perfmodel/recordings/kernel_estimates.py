@@ -42,8 +42,7 @@ _VALUES_PER_THREAD = 4
 def is_gemm_kernel(name: str) -> bool:
     """Whether a kernel of this *name* is a GEMM or a convolution."""
     word = name.lower()
-    is_like_one, is_other = (any(w in word for w in _WORDS[key]) for key in ("gemm", "no_gemm"))
-    return is_like_one and not is_other
+    return any(w in word for w in _WORDS["gemm"]) and not any(w in word for w in _WORDS["no_gemm"])
 
 
 def estimate_work(

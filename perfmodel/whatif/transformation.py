@@ -62,8 +62,7 @@ class Transformation:
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job; *job* itself stays as it is."""
-        ranks = self.edited_ranks
-        return edit_programs(job, self.edit, assumptions=self.assumptions, ranks=ranks)
+        return edit_programs(job, self.edit, assumptions=self.assumptions, ranks=self.edited_ranks)
 
 
 class OpChange(Transformation):
@@ -87,9 +86,12 @@ class OpChange(Transformation):
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job; *job* itself stays as it is."""
-        ranks = self.edited_ranks
         return change_ops(
-            job, self.selection, self.change, assumptions=self.assumptions, ranks=ranks
+            job,
+            self.selection,
+            self.change,
+            assumptions=self.assumptions,
+            ranks=self.edited_ranks,
         )
 
 
@@ -179,8 +181,7 @@ def apply_one(
             )
         changed = transformation.apply(job)
         check_job(changed)
-        ranks = transformation.edited_ranks
-        matched = count_matched(job, transformation.selection, ranks)
+        matched = count_matched(job, transformation.selection, transformation.edited_ranks)
         touched = find_touched(job, changed, matched)
         if not touched.tasks and not may_touch_nothing:
             raise ScenarioError(
