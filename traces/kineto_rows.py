@@ -1,7 +1,7 @@
 """Rows of a Kineto trace: which fields are read, and how they become numbers.
 
 The quick way takes a whole batch and raises on anything odd; the careful way takes one object and
-says what is odd about it. Fields are described in schema_kineto.yaml.
+says what is odd about it. Fields and categories are described in schema_kineto.yaml.
 """
 
 from __future__ import annotations
@@ -9,32 +9,22 @@ from __future__ import annotations
 import math
 from array import array
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
+from perfmodel.base.documents import load_yaml
 from traces.trace import ABSENT, Category, TraceColumns
 
-CATEGORIES = {
-    "cpu_op": Category.HOST_OPERATOR,
-    "Operator": Category.HOST_OPERATOR,
-    "user_annotation": Category.HOST_ANNOTATION,
-    "cuda_runtime": Category.RUNTIME_CALL,
-    "cuda_driver": Category.RUNTIME_CALL,
-    "hip_runtime": Category.RUNTIME_CALL,
-    "Runtime": Category.RUNTIME_CALL,
-    "kernel": Category.KERNEL,
-    "Kernel": Category.KERNEL,
-    "gpu_memcpy": Category.MEMORY_COPY,
-    "Memcpy": Category.MEMORY_COPY,
-    "gpu_memset": Category.MEMORY_SET,
-    "Memset": Category.MEMORY_SET,
-    "cuda_sync": Category.SYNCHRONISATION,
-    "gpu_user_annotation": Category.DEVICE_ANNOTATION,
-    "overhead": Category.OVERHEAD,
-}
+_SCHEMA = load_yaml(Path(__file__).with_name("schema_kineto.yaml"))
 FUNCTION, _MODULE_WORD = "python_function", "nn.Module: "
+CATEGORIES = {
+    word: Category[meaning.upper().replace(" ", "_")]
+    for word, meaning in _SCHEMA["categories"].items()
+    if word != FUNCTION
+}
 SHAPE_FIELDS = ("Input Dims", "Input type", "Concrete Inputs")
 GEOMETRY_FIELDS = ("grid", "block", "registers per thread", "shared memory")
 COLLECTIVE_FIELDS = (

@@ -17,13 +17,14 @@ from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.emulation.operator_names import (
     GATHERING,
+    GEMMS,
     KERNEL_NAMES,
     SCATTERING,
     SOFTMAXES,
-    SPARSE,
     base_name,
     kernel_name,
 )
+from perfmodel.emulation.rank_record import SPARSE
 from perfmodel.graph.ops import (
     Attention,
     Convolution,
@@ -344,11 +345,7 @@ _ATTENTION = frozenset(
 )  # fmt: skip
 
 _TRANSLATORS: dict[str, Callable[[RecordedCall], Ops]] = {
-    **dict.fromkeys(
-        ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "_addmm_activation",
-         "_scaled_mm", "_int_mm"),
-        _gemm,
-    ),
+    **dict.fromkeys(GEMMS, _gemm),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "embedding": _lookup,
@@ -363,5 +360,5 @@ _TRANSLATORS: dict[str, Callable[[RecordedCall], Ops]] = {
     "_fused_rms_norm_backward": _norm_backward,
     "_cudnn_rnn": _recurrent,
     "_cudnn_rnn_backward": _recurrent,
-}  # fmt: skip
+}
 """The translator of each operator; the others are priced by their traffic."""

@@ -15,6 +15,8 @@ import orjson
 Call = tuple[int, int, int, int, int]
 DEVICE_SHIFT = 32
 """The number of a stream is below this bit, that of its device above."""
+SPARSE = "sparse_"
+"""How names of operators on sparse tensors begin."""
 
 
 class CallType(IntEnum):
@@ -77,16 +79,13 @@ def to_bytes(record: RankRecord) -> bytes:
 
 def from_bytes(content: bytes) -> RankRecord:
     """The record that `to_bytes` wrote."""
-    fields = orjson.loads(content)
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in orjson.loads(content).items()
+    }
     groups = tuple(
         GroupRecord(group["name"], tuple(group["ranks"]), group["family"])
         for group in fields.pop("groups")
     )
     calls = tuple(tuple(call) for call in fields.pop("calls"))
-    tuples: dict[str, Any] = {
-        name: tuple(fields.pop(name))
-        for name in (
-            "kinds", "collectives", "operator_names", "boundaries", "notes", "step_cpu_s",
-        )
-    }  # fmt: skip
-    return RankRecord(groups=groups, calls=calls, **tuples, **fields)
+    return RankRecord(groups=groups, calls=calls, **fields)

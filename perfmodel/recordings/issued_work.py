@@ -7,8 +7,10 @@ more than change a view.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from collectives.collective import CollectiveKind
+from perfmodel.base.documents import load_yaml
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Convolution, Copy, CopyRoute, Pass, Work
 from perfmodel.recordings.collective_calls import WORLD, dtype_of_word, kind_of_name
@@ -21,20 +23,7 @@ _COMMUNICATION = "record_param_comms"
 _SCALAR = "_local_scalar_dense"
 _AUTOGRAD = "autograd::engine::evaluate_function: "
 _NO_SPANS = ("ProfilerStep", "nccl:", "[pytorch|")
-# Views, allocations and queries launch nothing on the device.
-_NO_KERNEL = frozenset((
-    "as_strided", "as_strided_", "view", "view_as", "reshape", "_reshape_alias", "transpose",
-    "transpose_", "t", "t_", "permute", "expand", "expand_as", "slice", "select", "narrow",
-    "squeeze", "squeeze_", "unsqueeze", "unsqueeze_", "detach", "detach_", "alias", "empty",
-    "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
-    "new_zeros", "resize_", "resize_as_", "set_", "lift_fresh", "result_type", "record_stream",
-    "is_pinned", "pin_memory", "_pin_memory", "split", "split_with_sizes", "chunk", "unbind",
-    "unflatten", "flatten", "numpy_T", "mT", "movedim", "swapaxes", "diagonal", "unfold",
-    "_unsafe_view", "contiguous", "to", "item", "is_nonzero", "resolve_conj", "resolve_neg",
-    "requires_grad_", "size", "stride", "broadcast_tensors", "broadcast_to", "ones", "zeros",
-    "full", "zeros_like", "ones_like", "full_like", "rand", "randn", "arange", "can_cast", "dim",
-    "numel", "is_same_size", "wait_tensor",
-))  # fmt: skip
+_NO_KERNEL = frozenset(load_yaml(Path(__file__).with_suffix(".yaml"))["no_kernel"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from collectives.collective import Collective, CollectiveKind
+from perfmodel.base.documents import load_yaml
 from perfmodel.base.dtypes import DType
 from perfmodel.base.units import NS_PER_S
 from perfmodel.graph.ops import Gemm, MemoryBound, Work
@@ -24,21 +26,8 @@ _REACHED_RATIO = 0.7
 """Rough share of the datasheet's rates that kernels of a training job reach."""
 _FLOOR_NS = 2_000
 _UNKNOWN_DEVICE = "a100_sxm_80gb"
-_GEMM_WORDS = (
-    "gemm", "cijk_", "xmma", "nvjet", "cutlass", "gemv", "conv", "wgrad", "dgrad", "fprop",
-    "winograd", "cublas",
-)  # fmt: skip
-_NO_GEMM_WORDS = (
-    "splitkreduce", "transpose", "nchwtonhwc", "nhwctonchw", "reduce_", "tensorop1d", "embedding",
-    "fbgemm", "preprocess", "postprocess",
-)  # fmt: skip
-_FORMAT_WORDS = {
-    DType.FP8: ("qqtst", "qrtst", "rqsss", "e4m3"),
-    DType.BF16: ("bf16", "bfloat16", "_bbs_", "nvjet_tst"),
-    DType.FP16: ("half", "fp16", "_hhs_", "h884", "h1688", "h16816", "f16"),
-    DType.TF32: ("s1688", "tf32"),
-    DType.FP64: ("double", "dgemm"),
-}
+_WORDS = load_yaml(Path(__file__).with_suffix(".yaml"))
+_FORMAT_WORDS = {DType(dtype): words for dtype, words in _WORDS["formats"].items()}
 """Parts of kernel names that show the number format; the first format that fits decides."""
 _TILE = re.compile(r"(?<![0-9x])(\d{2,3})x(\d{2,3})(?![0-9])")
 _ELEMENTWISE = re.compile(
@@ -50,16 +39,10 @@ _CHUNK_VALUES = 65_536
 _VALUES_PER_THREAD = 4
 
 
-_KERNEL_WORDS = (
-    "embedding", "softmax", "layer_norm", "batch_norm", "multi_tensor_apply", "radixsort", "scan",
-    "reduce", "index", "cat", "transpose", "copy", "fill", "memset", "dropout", "elementwise",
-)  # fmt: skip
-
-
 def is_gemm_kernel(name: str) -> bool:
     """Whether a kernel of this *name* is a GEMM or a convolution."""
     word = name.lower()
-    return any(w in word for w in _GEMM_WORDS) and not any(w in word for w in _NO_GEMM_WORDS)
+    return any(w in word for w in _WORDS["gemm"]) and not any(w in word for w in _WORDS["no_gemm"])
 
 
 def estimate_work(
@@ -87,7 +70,7 @@ def estimate_work(
     counted_bytes = _counted_values(name, grid, block) * dtype.size_bytes
     moved_bytes = min(counted_bytes, fits_bytes) if counted_bytes else fits_bytes * _REACHED_RATIO
     half = max(round(moved_bytes / 2), 1)
-    family = next((known for known in _KERNEL_WORDS if known in word), "kernel")
+    family = next((known for known in _WORDS["families"] if known in word), "kernel")
     return MemoryBound(family, half, half, dtype)
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.base.documents import load_yaml
 from traces.trace import ABSENT, DEVICE_WORK, Category, Trace
 
 Int64s = NDArray[np.int64]
@@ -43,20 +45,11 @@ class CallKind(IntEnum):
     MARK_RECORD = 8
 
 
-# The first matching prefix decides; names without cuda, hip or cu in front.
-_PREFIXES: tuple[tuple[str | tuple[str, ...], CallKind], ...] = (
-    ("StreamSynchronize", CallKind.STREAM_SYNCHRONISE),
-    ("DeviceSynchronize", CallKind.DEVICE_SYNCHRONISE),
-    ("CtxSynchronize", CallKind.DEVICE_SYNCHRONISE),
-    ("EventSynchronize", CallKind.MARK_SYNCHRONISE),
-    ("EventElapsedTime", CallKind.ELAPSED_TIME),
-    ("EventRecord", CallKind.MARK_RECORD),
-    ("StreamWaitEvent", CallKind.STREAM_WAIT),
-    (("FreeAsync", "FreeHost"), CallKind.OTHER),
-    (("Free", "MemFree"), CallKind.FREE),
-    (("MallocAsync", "MallocHost", "MallocFromPool"), CallKind.OTHER),
-    (("Malloc", "MemAlloc"), CallKind.ALLOCATE),
-)
+_PREFIXES = [
+    (tuple(prefixes), CallKind[kind.upper()])
+    for kind, prefixes in load_yaml(Path(__file__).with_suffix(".yaml")).items()
+]
+"""Prefixes of calls and their kinds; the first matching prefix decides."""
 
 
 def kind_of_call(name: str) -> CallKind:
@@ -64,7 +57,7 @@ def kind_of_call(name: str) -> CallKind:
     for runtime in ("cuda", "hip", "cu"):
         if name.startswith(runtime):
             word = name.removeprefix(runtime)
-            kinds = (kind for prefix, kind in _PREFIXES if word.startswith(prefix))
+            kinds = (kind for prefixes, kind in _PREFIXES if word.startswith(prefixes))
             return next(kinds, CallKind.OTHER)
     return CallKind.OTHER
 

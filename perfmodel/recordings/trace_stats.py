@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from perfmodel.base.documents import load_yaml
 from perfmodel.base.units import NS_PER_MS
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
@@ -35,17 +37,8 @@ class Part(Enum):
     IDLE = "idle"
 
 
-# The first word found in the name of a kernel decides.
-_WORDS = (
-    (Part.LOOKUP, ("embedding", "fbgemm_gpu", "indexing_backward", "index_select", "gather")),
-    (Part.GEMM, ("gemm", "cijk_", "xmma", "nvjet", "cutlass", "conv", "gemv")),
-    (
-        Part.MEMORY,
-        ("elementwise", "reduce", "memcpy", "memset", "copy", "cat", "norm", "softmax", "fill",
-         "transpose", "scan", "sort", "multi_tensor", "adam", "pool", "dropout", "foreach",
-         "triton"),
-    ),
-)  # fmt: skip
+_WORDS = load_yaml(Path(__file__).with_suffix(".yaml"))
+"""Parts of kernel names by the value of their `Part`; the first one found decides."""
 
 
 def part_of(name: str) -> Part:
@@ -53,7 +46,7 @@ def part_of(name: str) -> Part:
     if is_communication(name):
         return Part.COMMUNICATION
     word = name.lower()
-    parts = (part for part, words in _WORDS if any(piece in word for piece in words))
+    parts = (Part(part) for part, words in _WORDS.items() if any(piece in word for piece in words))
     return next(parts, Part.OTHER)
 
 

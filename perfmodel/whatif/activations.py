@@ -113,9 +113,6 @@ class _Kept(Transformation):
     forward: Pattern = FORWARD
     backward: Pattern = BACKWARD
 
-    def __post_init__(self) -> None:
-        check_rate(self.rate_bytes_per_s)
-
     def _pairs(self, program: ProgramDraft) -> list[tuple[int, int]]:
         """Pairs of a forward kernel and the backward one that needs its result."""
         chosen = [Selection(one, LaneWord.COMPUTE) for one in (self.forward, self.backward)]
@@ -123,12 +120,6 @@ class _Kept(Transformation):
             program.draft.check_found(selection)
         ahead, back = (program.mask(selection) for selection in chosen)
         return find_partners(ahead & ~back, back)
-
-
-def check_rate(rate_bytes_per_s: float) -> None:
-    """Raise unless data can be processed at this rate."""
-    if not rate_bytes_per_s > 0:
-        raise ScenarioError(f"rate: must be above zero, got {rate_bytes_per_s:g} B/s.")
 
 
 def find_partners(forward: Mask, backward: Mask) -> list[tuple[int, int]]:

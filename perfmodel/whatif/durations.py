@@ -12,7 +12,7 @@ from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Attention, Convolution, Fixed, Gemm, MemoryBound, Op, duration_of
 from perfmodel.graph.program import PLAIN
 from perfmodel.whatif.drafts import ProgramDraft, Ranks
-from perfmodel.whatif.recosting import OnMachine, Recosted, check_factor, count_recosted, retime
+from perfmodel.whatif.recosting import OnMachine, Recosted, count_recosted, retime
 from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, Selection
 from perfmodel.whatif.transformation import OpChange, Transformation
 
@@ -32,14 +32,6 @@ class Scale(OpChange):
     factor: float
     lane: LaneWord = LaneWord.DEVICE
     rank: Numbers | None = None
-
-    def __post_init__(self) -> None:
-        check_factor("factor", self.factor)
-
-    @property
-    def selection(self) -> Selection:
-        """The tasks that change."""
-        return Selection(self.match, self.lane)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -84,17 +76,10 @@ class SetDuration(OpChange):
 class HostOverhead(OpChange):
     """All work of host threads takes *factor* times as long; 0 is no overhead."""
 
+    lane = LaneWord.HOST
     factor: float = 0.0
     match: Pattern | None = None
     rank: Numbers | None = None
-
-    def __post_init__(self) -> None:
-        check_factor("factor", self.factor)
-
-    @property
-    def selection(self) -> Selection:
-        """The tasks that change."""
-        return Selection(self.match, LaneWord.HOST)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -122,9 +107,6 @@ class ScaleBatch(OpChange):
     factor: float
     fixed: Pattern = BY_PARAMETERS
     floor_ns: int = 2_000
-
-    def __post_init__(self) -> None:
-        check_factor("factor", self.factor)
 
     @property
     def selection(self) -> Selection:
@@ -167,14 +149,10 @@ class ReplaceDType(OnMachine, OpChange):
     *was* is the format of kernels whose shapes are not known.
     """
 
+    lane = LaneWord.COMPUTE
     to: DType
     match: Pattern = GEMM_LIKE
     was: DType = DType.FP32
-
-    @property
-    def selection(self) -> Selection:
-        """The tasks that change."""
-        return Selection(self.match, LaneWord.COMPUTE)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -224,11 +202,6 @@ class MixedPrecision(OnMachine, Transformation):
     products: float = 1 / 3
     memory: float = 0.5
     keep: Pattern = FULL_PRECISION
-
-    def __post_init__(self) -> None:
-        OnMachine.__post_init__(self)
-        check_factor("products", self.products)
-        check_factor("memory", self.memory)
 
     @property
     def selection(self) -> Selection:

@@ -15,7 +15,7 @@ import numpy as np
 from perfmodel.graph.ops import Fixed, MemoryBound, duration_of
 from perfmodel.graph.program import PLAIN
 from perfmodel.whatif.drafts import ProgramDraft
-from perfmodel.whatif.recosting import check_factor, retime
+from perfmodel.whatif.recosting import retime
 from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 from perfmodel.whatif.transformation import Transformation
 
@@ -34,10 +34,6 @@ class Fuse(Transformation):
 
     match: Pattern
     traffic: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.traffic is not None:
-            check_factor("traffic", self.traffic)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -94,9 +90,6 @@ class JoinOptimizer(Transformation):
     match: Pattern = OPTIMIZER
     traffic: float = 1.0
 
-    def __post_init__(self) -> None:
-        check_factor("traffic", self.traffic)
-
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What is taken for granted."""
@@ -146,9 +139,6 @@ class RestructureBatchNorm(Transformation):
     match: Pattern = BATCH_NORM
     activation: Pattern = ACTIVATION
     factor: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_factor("factor", self.factor)
 
     @property
     def assumptions(self) -> tuple[str, ...]:

@@ -109,9 +109,7 @@ class Parameter:
     @property
     def words(self) -> str:
         """The parameter as text, with its default."""
-        if self.is_required:
-            return f"{self.key}=..."
-        return f"{self.key}={self._default_words}"
+        return f"{self.key}={'...' if self.is_required else self._default_words}"
 
     @property
     def _default_words(self) -> str:
@@ -147,14 +145,14 @@ def parse_transformation(text: str, *, topology: str | None = None) -> Transform
 
     *topology* is the machine for those that take one and do not name it.
     """
-    name, given = _split(text)
-    return _build(text, name, given, topology)
+    return _build(text, *_split(text), topology)
 
 
 def parse_sweep(text: str, *, topology: str | None = None) -> Sweep:
     """The transformations that *text* describes, with one parameter as `a,b,c` or `a:b:x2`."""
     name, given = _split(_joined(text))
-    several = {key: values for key, value in given.items() if len(values := _values(value)) > 1}
+    expanded = {key: expand_values(value.replace(_COMMA, ",")) for key, value in given.items()}
+    several = {key: values for key, values in expanded.items() if len(values) > 1}
     if len(several) != 1:
         raise ScenarioError(
             f"sweep {text!r}: must have exactly one parameter with several values, has "
@@ -173,10 +171,6 @@ def _joined(text: str) -> str:
     """*text* with a piece that names no parameter joined to the previous value."""
     first, *others = text.split(",")
     return first + "".join(f",{piece}" if "=" in piece else _COMMA + piece for piece in others)
-
-
-def _values(value: str) -> tuple[str, ...]:
-    return expand_values(value.replace(_COMMA, ","))
 
 
 def _split(text: str) -> tuple[str, dict[str, str]]:

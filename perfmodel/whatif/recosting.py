@@ -7,8 +7,9 @@ cancels. Without a machine it is the ratio of two amounts of work.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -107,6 +108,7 @@ class OnMachine:
             raise ScenarioError(
                 f"hosts: {self.hosts} hosts need a machine. Say which with topology=NAME."
             )
+        check_numbers(self)
 
     @property
     def machine(self) -> PricingMachine | None:
@@ -161,10 +163,17 @@ def retime(op: Op, duration_ns: float, *, work: Work | None = None) -> Fixed:
     )
 
 
-def check_factor(name: str, value: float) -> None:
-    """Raise unless *value* can multiply a duration."""
-    if not 0 <= value < float("inf"):
-        raise ScenarioError(f"{name}: must be zero or more, got {value:g}.")
+def check_numbers(transformation: Any) -> None:
+    """Raise unless its factors can multiply a duration, and data can be processed at its rate."""
+    for field in fields(transformation):
+        value = getattr(transformation, field.name)
+        if value is None or not str(field.type).startswith("float"):
+            continue
+        if field.name == "rate_bytes_per_s":
+            if not value > 0:
+                raise ScenarioError(f"rate: must be above zero, got {value:g} B/s.")
+        elif not 0 <= value < float("inf"):
+            raise ScenarioError(f"{field.name}: must be zero or more, got {value:g}.")
 
 
 @lru_cache(maxsize=100_000)

@@ -26,7 +26,6 @@ from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, pin_job
 from perfmodel.whatif.recosting import (
     OnMachine,
     Recosted,
-    check_factor,
     count_recosted,
     price_ns,
     retime,
@@ -82,10 +81,6 @@ class ChangeMachine(Transformation):
     stack: str = DEFAULT_STACK
     host: float | None = None
     doubt: Doubt = Doubt.NONE
-
-    def __post_init__(self) -> None:
-        if self.host is not None:
-            check_factor("host", self.host)
 
     @property
     def assumptions(self) -> tuple[str, ...]:

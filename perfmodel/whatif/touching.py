@@ -61,12 +61,7 @@ class Touched:
     @property
     def words(self) -> str:
         """What was touched, as text."""
-        how = {
-            "retimed": self.retimed,
-            "removed": self.removed,
-            "added": self.added,
-            "reordered": self.reordered,
-        }
+        how = {word: getattr(self, word) for word in ("retimed", "removed", "added", "reordered")}
         parts = [f"{count:,} {word}" for word, count in how.items() if count]
         kept = f"{self.matched:,} matched and unchanged"
         said = [f"{self.tasks:,} tasks ({', '.join(parts) or kept})"]
@@ -81,7 +76,7 @@ class Touched:
 
 def find_touched(before: JobGraph, after: JobGraph, matched: int = 0) -> Touched:
     """What differs between a job and the one that a change made of it."""
-    counts: Counter[str] = Counter()
+    counts = Counter(retimed=0, removed=0, added=0, reordered=0)
     old, new = Amounts(), Amounts()
     copies = max(after.rank_count // before.rank_count, 1)
     pairs = Counter(
@@ -99,18 +94,10 @@ def find_touched(before: JobGraph, after: JobGraph, matched: int = 0) -> Touched
         both = [pair for tasks in touched.values() for pair in tasks]
         old = old.add(_amounts(before, was, [one for one, _ in both]), ranks / copies)
         new = new.add(_amounts(after, now, [one for _, one in both]), ranks)
-    cloned = sum(
+    counts["added"] += sum(
         after.program_of(rank).task_count for rank in range(before.rank_count, after.rank_count)
     )
-    return Touched(
-        retimed=counts["retimed"],
-        removed=counts["removed"],
-        added=counts["added"] + cloned,
-        reordered=counts["reordered"],
-        matched=matched,
-        before=old,
-        after=new,
-    )
+    return Touched(**counts, matched=matched, before=old, after=new)
 
 
 def _compare(

@@ -15,9 +15,8 @@ from perfmodel.base.units import NS_PER_S, format_bandwidth
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, Op, duration_of
 from perfmodel.graph.program import PLAIN
-from perfmodel.whatif.activations import check_rate
 from perfmodel.whatif.drafts import ProgramDraft, Ranks
-from perfmodel.whatif.recosting import OnMachine, check_factor, retime
+from perfmodel.whatif.recosting import OnMachine, retime
 from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 from perfmodel.whatif.transformation import OpChange, Transformation, edit_programs
 
@@ -33,15 +32,6 @@ class Compress(OnMachine, OpChange):
 
     ratio: float
     match: Pattern = ALL_REDUCE
-
-    def __post_init__(self) -> None:
-        OnMachine.__post_init__(self)
-        check_factor("ratio", self.ratio)
-
-    @property
-    def selection(self) -> Selection:
-        """The tasks that change."""
-        return Selection(self.match, LaneWord.DEVICE)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -74,11 +64,6 @@ class Quantise(OnMachine, OpChange):
     to: DType
     match: Pattern = ALL_REDUCE
     was: DType = DType.FP32
-
-    @property
-    def selection(self) -> Selection:
-        """The tasks that change."""
-        return Selection(self.match, LaneWord.DEVICE)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -132,11 +117,6 @@ class SparsifyGradients(OnMachine, Transformation):
     ratio: float
     rate_bytes_per_s: float
     match: Pattern = ALL_REDUCE
-
-    def __post_init__(self) -> None:
-        OnMachine.__post_init__(self)
-        check_factor("ratio", self.ratio)
-        check_rate(self.rate_bytes_per_s)
 
     @property
     def assumptions(self) -> tuple[str, ...]:

@@ -18,8 +18,8 @@ from perfmodel.graph.job import JobGraph, with_own_origins
 from perfmodel.graph.ops import Op
 from perfmodel.graph.program import PLAIN, Program
 from perfmodel.whatif.drafts import JobDraft, ProgramDraft, Ranks
-from perfmodel.whatif.recosting import Recosted
-from perfmodel.whatif.selection import Numbers, Selection
+from perfmodel.whatif.recosting import Recosted, check_numbers
+from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, Selection
 from perfmodel.whatif.touching import Touched, count_matched, find_touched
 
 ChangeOp = Callable[[Op, Ranks], Op]
@@ -27,9 +27,15 @@ ChangeOp = Callable[[Op, Ranks], Op]
 
 
 class Transformation:
-    """A change of a job. Some have a field *rank*, and change only those ranks."""
+    """A change of a job. Some have a field *rank*, and change only those ranks.
+
+    Fields of type float are factors, or the rate at which data is processed.
+    """
 
     __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -56,19 +62,23 @@ class Transformation:
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job; *job* itself stays as it is."""
-        ranks = self.edited_ranks
-        return edit_programs(job, self.edit, assumptions=self.assumptions, ranks=ranks)
+        return edit_programs(job, self.edit, assumptions=self.assumptions, ranks=self.edited_ranks)
 
 
 class OpChange(Transformation):
-    """A transformation that gives the tasks of its selection other ops."""
+    """A transformation that gives the tasks of its selection other ops.
+
+    These are tasks like *match* on the lanes *lane*, which need not be parameters.
+    """
 
     __slots__ = ()
+    match: Pattern | None
+    lane = LaneWord.DEVICE
 
     @property
     def selection(self) -> Selection:
         """The tasks that change."""
-        raise NotImplementedError
+        return Selection(self.match, self.lane)
 
     def change(self, op: Op, ranks: Ranks) -> Op:
         """The op of a task instead of *op*, which *ranks* carry out together."""
@@ -76,9 +86,12 @@ class OpChange(Transformation):
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job; *job* itself stays as it is."""
-        ranks = self.edited_ranks
         return change_ops(
-            job, self.selection, self.change, assumptions=self.assumptions, ranks=ranks
+            job,
+            self.selection,
+            self.change,
+            assumptions=self.assumptions,
+            ranks=self.edited_ranks,
         )
 
 
@@ -168,8 +181,7 @@ def apply_one(
             )
         changed = transformation.apply(job)
         check_job(changed)
-        ranks = transformation.edited_ranks
-        matched = count_matched(job, transformation.selection, ranks)
+        matched = count_matched(job, transformation.selection, transformation.edited_ranks)
         touched = find_touched(job, changed, matched)
         if not touched.tasks and not may_touch_nothing:
             raise ScenarioError(

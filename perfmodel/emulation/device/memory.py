@@ -23,13 +23,13 @@ _FIRST_ADDRESS = 0x7F00_0000_0000
 _DEVICE_SHIFT = 56
 
 _CODES = {
-    torch.float64: (2, 64), torch.float32: (2, 32), torch.float16: (2, 16),
-    torch.bfloat16: (4, 16), torch.int64: (0, 64), torch.int32: (0, 32), torch.int16: (0, 16),
-    torch.int8: (0, 8), torch.uint8: (1, 8), torch.uint16: (1, 16), torch.uint32: (1, 32),
-    torch.uint64: (1, 64), torch.bool: (6, 8), torch.complex64: (5, 64),
-    torch.complex128: (5, 128), torch.float8_e4m3fn: (10, 8), torch.float8_e5m2: (12, 8),
+    torch.int64: 0, torch.int32: 0, torch.int16: 0, torch.int8: 0,
+    torch.uint8: 1, torch.uint16: 1, torch.uint32: 1, torch.uint64: 1,
+    torch.float64: 2, torch.float32: 2, torch.float16: 2, torch.bfloat16: 4,
+    torch.complex64: 5, torch.complex128: 5, torch.bool: 6,
+    torch.float8_e4m3fn: 10, torch.float8_e5m2: 12,
 }  # fmt: skip
-"""DLPack's code and bits of every format."""
+"""DLPack's code of every format."""
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
@@ -134,7 +134,7 @@ class DeviceMemory:
         rank = len(size)
         if rank not in self._array_types:
             self._array_types[rank] = ctypes.c_int64 * (8 + 2 * rank)
-        code, bits = _CODES[dtype]
+        code, bits = _CODES[dtype], 8 * dtype.itemsize
         # DLManagedTensor: data, device, rank and dtype, shape, strides, offset, context, deleter;
         # behind it the shape and strides it points to.
         words = self._array_types[rank](
