@@ -189,6 +189,7 @@ def _paint_wires(axes: Axes, topology: Topology, plan: Plan) -> None:
             "solid_capstyle": "round",
         }
         left, right = sorted((a.x, b.x))
+        narrow, wide = sorted((a, b), key=lambda place: place.width)
         if a.y == b.y and link.kind is LinkKind.NVLINK:
             _paint_arc(axes, a, b, style, lift=_lift(a, b))
         elif a.y == b.y and any(
@@ -197,19 +198,12 @@ def _paint_wires(axes: Axes, topology: Topology, plan: Plan) -> None:
             _paint_arc(axes, a, b, style, lift=-0.25 - 0.12 * (right - left))
         elif a.y == b.y:
             axes.plot((a.x, b.x), (a.y, b.y), **style)
-        elif (straight := _shared_x(a, b)) is not None:
-            axes.plot((straight, straight), (a.y, b.y), **style)
+        elif wide.width > 1 and abs(narrow.x - wide.x) < wide.width / 2:
+            axes.plot((narrow.x, narrow.x), (a.y, b.y), **style)
         else:
             fans_out = "nic:" in link.source + link.target
             upper, lower = sorted((a, b), key=lambda place: -place.y)
             _paint_elbow(axes, upper, lower, style, fans_out=fans_out)
-
-
-def _shared_x(a: Place, b: Place) -> float | None:
-    """The middle of the narrow box where it stands straight under or over a wide one."""
-    narrow, wide = sorted((a, b), key=lambda place: place.width)
-    is_under = wide.width > 1 and abs(narrow.x - wide.x) < wide.width / 2
-    return narrow.x if is_under else None
 
 
 def _paint_elbow(
@@ -220,16 +214,12 @@ def _paint_elbow(
     Far wires turn below near ones, so that wires that meet at one box do not cross.
     """
     away = lower.x - upper.x
-    start = upper.x + (_spread(away) if fans_out else 0.0)
-    end = lower.x - (0.0 if fans_out else _spread(away))
+    # How far from the middle of its box the wire is fixed.
+    spread = 0.3 * away / (0.4 + abs(away))
+    start, end = (upper.x + spread, lower.x) if fans_out else (upper.x, lower.x - spread)
     turn = lower.y + BOX_HEIGHT / 2 + 0.2 + 0.25 / (1 + abs(away))
     ys = (upper.y, turn, turn, lower.y)
     axes.plot((start, start, end, end), ys, solid_joinstyle="round", **style)
-
-
-def _spread(away: float) -> float:
-    """How far from the middle of a box a wire to or from a neighbour *away* is fixed."""
-    return 0.3 * away / (0.4 + abs(away))
 
 
 def _paint_arc(axes: Axes, a: Place, b: Place, style: dict[str, Any], *, lift: float) -> None:

@@ -305,7 +305,6 @@ def report_machines(machines: Sequence[str], devices: Sequence[str]) -> Report:
         gpus.append((name, *peaks, memory, bandwidth))
     headings = ("", "TFLOP/s fp32", "tf32", "fp16", "fp8", "memory", "TB/s")
     return Report(
-        "",
         sections=[
             Section(
                 "Machines (--topology)",
@@ -321,7 +320,6 @@ def report_models(
 ) -> Report:
     """Workloads and software stacks with their descriptions; *default* needs no option."""
     return Report(
-        "",
         sections=[
             Section("Workloads (--workload)", [_described(workloads)]),
             Section("Software stacks (--stack)", [_described(stacks)]),
@@ -338,7 +336,6 @@ def _described(rows: Sequence[tuple[str, str]]) -> Table:
 def report_whatifs(whatifs: Sequence[tuple[str, str, str]]) -> Report:
     """The changes that `whatif` knows: name, what it does, parameters."""
     return Report(
-        "",
         sections=[
             Section(name, [Sentences([summary]), Sentences([parameters])])
             for name, summary, parameters in whatifs
