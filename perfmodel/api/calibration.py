@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from perfmodel.api.details import KernelKind, load_collectives
+from perfmodel.api.questions import File, Files
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 
@@ -34,8 +35,8 @@ FOLD_COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 def calibrate_collectives(
-    tables: Sequence[str | Path],
-    out: str | Path,
+    tables: Files,
+    out: File,
     *,
     place: RunPlace | None = None,
     licence: str = "that of the sources",
@@ -72,7 +73,7 @@ def calibrate_collectives(
         measurements,
         command=f"perfmodel calibrate collectives {' '.join(words)} --out {out}",
         licence=licence,
-        day=datetime.now(UTC).date(),
+        day=_today(),
     )
     write_calibration(fitted, Path(out), about=about)
     return sentences
@@ -80,8 +81,8 @@ def calibrate_collectives(
 
 def calibrate_kernels(
     kind: KernelKind,
-    tables: Sequence[str | Path],
-    out: str | Path,
+    tables: Files,
+    out: File,
     *,
     on_phase: OnPhase = ignore_phase,
 ) -> int:
@@ -93,7 +94,7 @@ def calibrate_kernels(
     from perfmodel.costs.calibration_files import entries_to_text
 
     command = f"perfmodel calibrate {kind} {' '.join(map(str, tables))} --out {out}"
-    about = about_tables(kind, command=command, day=datetime.now(UTC).date())
+    about = about_tables(kind, command=command, day=_today())
     target = Path(out)
     if not target.is_dir():
         check_writable("--out", target)
@@ -109,9 +110,7 @@ def calibrate_kernels(
     return len(entries)
 
 
-def calibrate_embedding(
-    cases: str | Path, *, data: str | Path, out: str | Path | None = None
-) -> EmbeddingFit:
+def calibrate_embedding(cases: File, *, data: File, out: File | None = None) -> EmbeddingFit:
     """Fit lookups and updates to measured *cases*, whose files are in *data*.
 
     Every case is also predicted by constants that were fitted without it. The constants are written
@@ -126,16 +125,16 @@ def calibrate_embedding(
     fit = fit_embedding(loaded)
     if out is not None:
         command = f"perfmodel calibrate embedding {cases} --data {data}"
-        day = datetime.now(UTC).date().isoformat()
+        day = _today().isoformat()
         write_constants(fit, {**about, "date": day, "command": command}, Path(out))
     return fit
 
 
 def calibrate_interference(
-    traces: Sequence[str | Path],
+    traces: Files,
     *,
     device: str | None = None,
-    out: str | Path | None = None,
+    out: File | None = None,
     licence: str = RECORDED_LICENCE,
 ) -> FittedInterference:
     """Fit how much kernels slow down while collectives run, from recorded jobs.
@@ -150,15 +149,13 @@ def calibrate_interference(
     if out is not None:
         named = f" --device {device}" if device else ""
         command = f"perfmodel calibrate interference {' '.join(map(str, traces))}{named}"
-        day = datetime.now(UTC).date()
+        day = _today()
         about = about_traces(fitted, command=command, licence=licence, day=day)
         write_file(Path(out), to_text(fitted, about=about))
     return fitted
 
 
-def calibrate_host(
-    table: str | Path, out: str | Path, *, extends: str = "pytorch_eager"
-) -> SoftwareStack:
+def calibrate_host(table: File, out: File, *, extends: str = "pytorch_eager") -> SoftwareStack:
     """Make a software stack from host overheads that `trace_extract` wrote, in the file *out*.
 
     Everything but host times comes from the stack *extends*.
@@ -173,7 +170,7 @@ def calibrate_host(
         name=target.stem,
         extends=extends,
         source=f"perfmodel calibrate host {Path(table).name}",
-        date=datetime.now(UTC).date().isoformat(),
+        date=_today().isoformat(),
         licence=RECORDED_LICENCE,
     )
     write_file(target, text)
@@ -182,7 +179,7 @@ def calibrate_host(
 
 def measure_machine(
     device: Literal["cpu", "cuda"],
-    out: str | Path,
+    out: File,
     *,
     ranks: int = 2,
     samples: int = 9,
@@ -202,7 +199,7 @@ def measure_machine(
 
 def cross_validate(
     kind: Literal["collectives"] | KernelKind,
-    tables: Sequence[str | Path],
+    tables: Files,
     *,
     folds: int = FOLDS,
     by: Sequence[str] = (),
@@ -233,7 +230,7 @@ def cross_validate(
 
 
 def leave_out_collectives(
-    tables: Sequence[str | Path], machines: Sequence[str], *, place: RunPlace | None = None
+    tables: Files, machines: Sequence[str], *, place: RunPlace | None = None
 ) -> Scoreboard:
     """Predict *machines* of *tables* (`dgx_h100`, or `dgx_h100:10` hosts) by a fit without them."""
     from perfmodel.calibration import collectives as fitting
@@ -251,9 +248,13 @@ def _collectives_board(held: Sequence[HeldOut]) -> Scoreboard:
     return Scoreboard("collectives", deviations)
 
 
-def _load_kernels(kind: KernelKind, tables: Sequence[str | Path]) -> KernelTable:
+def _load_kernels(kind: KernelKind, tables: Files) -> KernelTable:
     from perfmodel.calibration.kernels import join_tables, preferred_rows
     from perfmodel.costs.kernel_tables import KERNEL_KINDS
 
     table = join_tables([KERNEL_KINDS[kind].load(Path(path)) for path in tables])
     return preferred_rows(table) if kind == "gemm" else table
+
+
+def _today() -> date:
+    return datetime.now(UTC).date()

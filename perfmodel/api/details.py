@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from perfmodel.api.questions import open_place
+from perfmodel.api.questions import File, Files, open_place
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ KernelKind = Literal["gemm", "attention", "experts", "memory"]
 
 def emulate(
     request: Emulation,
-    out: str | Path,
+    out: File,
     *,
     executor: str = "auto",
     workers: int | None = None,
@@ -117,7 +117,7 @@ def sweep_collective(
     topology: str,
     hosts: int = 1,
     ranks: int | Sequence[int] | None = None,
-    measured: Sequence[str | Path] = (),
+    measured: Files = (),
     dtype: str = "fp32",
     software: CollectiveSoftware | None = None,
     calibration: Sequence[str] = (),
@@ -156,7 +156,7 @@ def _group(
     )
 
 
-def describe_indices(file: str | Path, *, batch: int = 4096) -> DataStatistics:
+def describe_indices(file: File, *, batch: int = 4096) -> DataStatistics:
     """Pooling and reuse of the indices in *file*, over the whole set and within batches."""
     from embeddings.index_data import describe_data
     from embeddings.index_files import load_index_data
@@ -164,7 +164,7 @@ def describe_indices(file: str | Path, *, batch: int = 4096) -> DataStatistics:
     return describe_data(load_index_data(Path(file)), batch_size=batch)
 
 
-def trace_stats(paths: Sequence[str | Path], on_file: OnFile | None = None) -> list[dict[str, Any]]:
+def trace_stats(paths: Files, on_file: OnFile | None = None) -> list[dict[str, Any]]:
     """What every stream of every rank spends its time on, one document per recording in *paths*."""
     from perfmodel.recordings.trace_stats import stats_document
     from traces.job_trace import ignore_file, load_job_traces
@@ -173,7 +173,7 @@ def trace_stats(paths: Sequence[str | Path], on_file: OnFile | None = None) -> l
     return [stats_document(one) for one in recorded]
 
 
-def trace_diff(before: str | Path, after: str | Path) -> dict[str, Any]:
+def trace_diff(before: File, after: File) -> dict[str, Any]:
     """What is slower in the later recording: by operator, kernel, profiler range, wait."""
     from perfmodel.recordings.trace_diff import diff_traces
     from traces.job_trace import load_job_trace
@@ -181,9 +181,7 @@ def trace_diff(before: str | Path, after: str | Path) -> dict[str, Any]:
     return diff_traces(load_job_trace(before), load_job_trace(after))
 
 
-def trace_extract(
-    paths: Sequence[str | Path], out: str | Path, *, topology: str = "unknown"
-) -> tuple[Path, ...]:
+def trace_extract(paths: Files, out: File, *, topology: str = "unknown") -> tuple[Path, ...]:
     """Write the recorded GEMMs, collectives and host times of a job as tables into *out*."""
     from perfmodel.recordings.extraction import extract_tables, write_tables
     from traces.job_trace import load_job_trace
@@ -192,7 +190,7 @@ def trace_extract(
     return write_tables(tables, Path(out))
 
 
-def trace_chakra(job: str | Path, out: str | Path) -> tuple[Path, ...]:
+def trace_chakra(job: File, out: File) -> tuple[Path, ...]:
     """Write the recorded *job* as Chakra execution traces into *out*, one file per rank."""
     from perfmodel.recordings.storage import load_recorded_job, write_chakra_job
 
@@ -201,7 +199,7 @@ def trace_chakra(job: str | Path, out: str | Path) -> tuple[Path, ...]:
 
 def validate(
     kind: Literal["collectives"] | KernelKind,
-    tables: Sequence[str | Path],
+    tables: Files,
     *,
     place: RunPlace | None = None,
     calibration: Sequence[str] = (),
@@ -224,7 +222,7 @@ def validate(
     )
 
 
-def validate_fits(tables: Sequence[str | Path]) -> FitBoard:
+def validate_fits(tables: Files) -> FitBoard:
     """Compare the memory verdict with *tables* of runs; rows without a time failed."""
     from perfmodel.validation.fits import judge_fits
     from perfmodel.validation.runs_table import load_runs
@@ -233,7 +231,7 @@ def validate_fits(tables: Sequence[str | Path]) -> FitBoard:
 
 
 def validate_runs(
-    table: str | Path | None = None,
+    table: File | None = None,
     *,
     source: str | None = None,
     calibration: Sequence[str] = (),
@@ -259,7 +257,7 @@ def validate_runs(
 
 
 def load_collectives(
-    tables: Sequence[str | Path], place: RunPlace | None = None
+    tables: Files, place: RunPlace | None = None
 ) -> tuple[CollectiveMeasurement, ...]:
     """The rows of *tables*; *place* says what output of nccl-tests does not."""
     from collectives.measurements import load_measurements

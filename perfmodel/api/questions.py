@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from perfmodel.prediction.comparing import Comparison, NamedScenario
     from perfmodel.prediction.question import Question
 
+File = str | Path
+Files = Sequence[File]
+AnyScenario = Scenario | JobScenario
+"""A model on a machine, or a job."""
+
 
 def open_place(
     executor: str | None, workers: int | None, ray_address: str | None
@@ -34,7 +39,7 @@ def open_place(
 
 
 def predict(
-    scenario: Scenario | JobScenario | str | Path,
+    scenario: AnyScenario | File,
     *,
     executor: str = "auto",
     workers: int | None = None,
@@ -71,7 +76,7 @@ def predict(
     return found
 
 
-def build_scenario(scenario: Scenario | JobScenario, on_phase: OnPhase = ignore_phase) -> Question:
+def build_scenario(scenario: AnyScenario, on_phase: OnPhase = ignore_phase) -> Question:
     """The job of *scenario*, with a layout for a Transformer that states none."""
     from perfmodel.prediction.question import build_question, load_setting
     from perfmodel.workloads.transformer.spec import TransformerSpec
@@ -111,7 +116,7 @@ def _check_memory(
 
 
 def compare(
-    scenarios: Mapping[str, Scenario | JobScenario] | Sequence[Scenario | JobScenario | str | Path],
+    scenarios: Mapping[str, AnyScenario] | Sequence[AnyScenario | File],
     *,
     executor: str = "auto",
     workers: int | None = None,
@@ -130,9 +135,7 @@ def compare(
         return compare_scenarios(named, build=build_scenario, executor=place, on_phase=on_phase)
 
 
-def name_jobs(
-    folders: Sequence[str | Path], *, topology: str, stack: str | None = None
-) -> dict[str, JobScenario]:
+def name_jobs(folders: Files, *, topology: str, stack: str | None = None) -> dict[str, JobScenario]:
     """The jobs in *folders* on one machine, by name of the folder: for `compare`."""
     return {
         Path(folder).name: JobScenario(str(folder), topology=topology, stack=stack)
@@ -152,7 +155,7 @@ def _check_machines(named: Sequence[NamedScenario]) -> None:
 
 
 def sweep(
-    scenario: Scenario | JobScenario | str | Path,
+    scenario: AnyScenario | File,
     over: Mapping[str, Sequence[object]] | Sequence[str] | str,
     *,
     executor: str = "auto",
@@ -183,7 +186,7 @@ def sweep(
         )
 
 
-def _load(scenario: Scenario | JobScenario | str | Path) -> Scenario | JobScenario:
+def _load(scenario: AnyScenario | File) -> AnyScenario:
     """The scenario itself, in a file, or of the job in a folder."""
     if isinstance(scenario, Scenario | JobScenario):
         return scenario
@@ -192,7 +195,7 @@ def _load(scenario: Scenario | JobScenario | str | Path) -> Scenario | JobScenar
     return JobScenario(str(scenario)) if Path(scenario).is_dir() else load_scenario(scenario)
 
 
-def _name(scenario: Scenario | JobScenario | str | Path) -> str:
+def _name(scenario: AnyScenario | File) -> str:
     if isinstance(scenario, JobScenario):
         return scenario.job
     if isinstance(scenario, Scenario):
@@ -232,7 +235,7 @@ def search(
 
 
 def replay(
-    job: JobScenario | str | Path,
+    job: JobScenario | File,
     *,
     executor: str | None = None,
     workers: int | None = None,
@@ -257,7 +260,7 @@ def replay(
 
 
 def whatif(
-    job: JobScenario | str | Path,
+    job: JobScenario | File,
     changes: Sequence[str] = (),
     *,
     sweep: str | None = None,
@@ -291,5 +294,5 @@ def whatif(
         )
 
 
-def _as_scenario(job: JobScenario | str | Path) -> JobScenario:
+def _as_scenario(job: JobScenario | File) -> JobScenario:
     return job if isinstance(job, JobScenario) else JobScenario(str(job))

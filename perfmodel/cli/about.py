@@ -11,7 +11,7 @@ from perfmodel.api.about import EXTRAS, SchemaKind, TemplateKind
 from perfmodel.base.options import Option
 from perfmodel.base.writing import STDOUT, to_json
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import JsonFile, Outputs
+from perfmodel.cli.options import JsonFile, Outputs, argument
 
 INIT_EPILOG = """\b
 Examples:
@@ -31,9 +31,7 @@ Examples:
 
 @command(epilog=INIT_EPILOG)
 def init(
-    kind: Annotated[
-        TemplateKind, Option(is_argument=True, metavar="KIND", help="What the file describes.")
-    ],
+    kind: Annotated[TemplateKind, argument("KIND", "What the file describes.")],
     out: Annotated[str, Option(metavar="FILE", help="File to write; - is stdout.")] = STDOUT,
 ) -> None:
     """Write a commented template that perfmodel accepts as it is."""
@@ -43,7 +41,7 @@ def init(
 
 @command(epilog=SCHEMA_EPILOG)
 def schema(
-    kind: Annotated[SchemaKind, Option(is_argument=True, metavar="KIND", help="What to describe.")],
+    kind: Annotated[SchemaKind, argument("KIND", "What to describe.")],
     is_json: Annotated[
         bool, Option(name="--json", help="Print JSON Schema, for editors and other programs.")
     ] = False,

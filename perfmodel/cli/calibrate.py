@@ -10,13 +10,18 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
-from perfmodel.cli.commands import command
-from perfmodel.cli.options import CollectiveTables, JsonFile, Outputs, Run, RunPlaceOptions
+from perfmodel.cli.commands import command, command_group
+from perfmodel.cli.options import (
+    CollectiveTables,
+    JsonFile,
+    Outputs,
+    Run,
+    RunPlaceOptions,
+    argument,
+)
 from perfmodel.cli.validate import Limit, QuietRun, show_scores
 
 if TYPE_CHECKING:
@@ -40,7 +45,7 @@ KERNELS: dict[KernelKind, str] = {
 LONG_ROWS_NS = 10_000.0
 """Rows above this are reported first: shorter ones are mostly launch and timer."""
 ConstantsOut = Annotated[str | None, Option(metavar="FILE", help="Where to write the constants.")]
-calibrate = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+calibrate = command_group()
 
 
 def _kernel_command(kind: KernelKind) -> Callable[..., None]:
@@ -48,7 +53,7 @@ def _kernel_command(kind: KernelKind) -> Callable[..., None]:
         *,
         tables: Annotated[
             tuple[str, ...],
-            Option(is_argument=True, metavar="TABLE...", help="Tables of measurements."),
+            argument("TABLE...", "Tables of measurements."),
         ],
         folds: Annotated[
             int | None,
@@ -172,9 +177,7 @@ def collectives(
 @command(calibrate)
 def embedding(
     *,
-    cases: Annotated[
-        str, Option(is_argument=True, metavar="CASES.yaml", help="A file of measured cases.")
-    ],
+    cases: Annotated[str, argument("CASES.yaml", "A file of measured cases.")],
     data: Annotated[str, Option(metavar="FOLDER", help="Folder of the files that cases name.")],
     out: ConstantsOut = None,
     json_file: JsonFile = None,
@@ -201,9 +204,7 @@ def interference(
     *,
     traces: Annotated[
         tuple[str, ...],
-        Option(
-            is_argument=True, metavar="TRACES...", help="Kineto traces: files, or folders of jobs."
-        ),
+        argument("TRACES...", "Kineto traces: files, or folders of jobs."),
     ],
     device: Annotated[
         str | None, Option(metavar="NAME", help="GPU of traces that name none: mi300x.")
@@ -228,9 +229,7 @@ def interference(
 def host(
     table: Annotated[
         str,
-        Option(
-            is_argument=True, metavar="TABLE.csv", help="host_overheads.csv of `trace extract`."
-        ),
+        argument("TABLE.csv", "host_overheads.csv of `trace extract`."),
     ],
     out: Annotated[str, Option(metavar="STACK.yaml", help="The stack file to write.")],
     extends: Annotated[

@@ -6,32 +6,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from perfmodel import api
 from perfmodel.base.options import Option
 from perfmodel.base.writing import write_file
-from perfmodel.cli.commands import command
-from perfmodel.cli.options import Outputs
+from perfmodel.cli.commands import command, command_group
+from perfmodel.cli.options import Outputs, argument
 from perfmodel.prediction.scenario import DEFAULT_WORKLOAD
 
-CatalogName = Annotated[
-    str, Option(is_argument=True, metavar="NAME", help="A name of the catalog, or a file.")
-]
+CatalogName = Annotated[str, argument("NAME", "A name of the catalog, or a file.")]
 SCHEMA_VERSION = 1
-workload = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="List and show models. Example: perfmodel workload show llama3_8b",
+workload = command_group(help="List and show models. Example: perfmodel workload show llama3_8b")
+topology = command_group(
+    help="List, show and check machines. Example: perfmodel topology show dgx_h100"
 )
-topology = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="List, show and check machines. Example: perfmodel topology show dgx_h100",
-)
-embeddings = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+embeddings = command_group()
 
 
 @command(workload, name="list")
@@ -106,7 +94,7 @@ def show_topology(
 
 @command(topology)
 def check(
-    file: Annotated[str, Option(is_argument=True, metavar="FILE", help="A topology file.")],
+    file: Annotated[str, argument("FILE", "A topology file.")],
 ) -> None:
     """Check a topology file and name every fault in it.
 
@@ -129,9 +117,7 @@ def _embeddings() -> None:
 @command(embeddings)
 def describe(
     *,
-    file: Annotated[
-        str, Option(is_argument=True, metavar="FILE", help="npz, npy, parquet, pt or pth.")
-    ],
+    file: Annotated[str, argument("FILE", "npz, npy, parquet, pt or pth.")],
     batch: Annotated[int, Option(metavar="N", min=1, help="Samples per batch.")] = 4096,
     files: Annotated[Outputs, "json_file", "plot_file"],
 ) -> None:

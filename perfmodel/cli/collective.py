@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
@@ -14,9 +14,6 @@ from perfmodel.base.units import parse_size
 from perfmodel.cli.commands import command
 from perfmodel.cli.options import JsonFile, Outputs, parse_ranks
 from perfmodel.prediction.scenario import CalibrationFiles, Hosts, Machine
-
-if TYPE_CHECKING:
-    pass
 
 EPILOG = """\b
 Examples:

@@ -68,6 +68,13 @@ class LazyGroup(TyperGroup):
         return name, found and load_command(str(name)), rest
 
 
+def command_group(**settings: Any) -> typer.Typer:
+    """An application of several commands, which prints its help without one."""
+    return typer.Typer(
+        add_completion=False, rich_markup_mode=None, no_args_is_help=True, **settings
+    )
+
+
 def command(
     group: typer.Typer | None = None, **settings: Any
 ) -> Callable[[Callable[..., None]], typer.Typer]:

@@ -11,7 +11,7 @@ import typer
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
-from perfmodel.cli.commands import command
+from perfmodel.cli.commands import command, command_group
 from perfmodel.cli.options import JsonFile, Outputs
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ DEVICE_HELP = "GPU: a name or a file, e.g. h100_sxm."
 STACK_HELP = f"Software stack that runs the kernel; default: {DEFAULT_STACK}."
 Size = Annotated[int, Option(min=1, max=2**31, help="")]
 DTypeName = Annotated[str, Option(help="Number format: bf16, fp16, fp8, fp32 ...")]
-kernel = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+kernel = command_group()
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,13 @@ MAX_LISTED_RANKS = 1_000_000
 FEWEST_COMPARED = 2
 PAGE_ENDINGS = ("", ".html", ".htm")
 ExecutorName = Literal["auto", "serial", "ray"]
+
+
+def argument(metavar: str, meaning: str) -> Option:
+    """A value without a name on the command line."""
+    return Option(is_argument=True, metavar=metavar, help=meaning)
+
+
 JsonFile = Annotated[
     str | None,
     Option(name="--json", metavar="FILE", help="Write the answer as JSON; - is stdout."),
@@ -36,10 +43,9 @@ Quiet = Annotated[bool, Option(help="No progress on standard error.")]
 JobOut = Annotated[str, Option(metavar="JOB", help="Folder to write the job to.")]
 CollectiveTables = Annotated[
     tuple[str, ...],
-    Option(
-        is_argument=True,
-        metavar="TABLE...",
-        help="Output of nccl-tests (text or JSON), or CSV tables (`perfmodel schema collectives`).",
+    argument(
+        "TABLE...",
+        "Output of nccl-tests (text or JSON), or CSV tables (`perfmodel schema collectives`).",
     ),
 ]
 
@@ -60,11 +66,12 @@ class Run:
     quiet: Quiet = False
 
     @contextmanager
-    def open(self) -> Iterator[dict[str, Any]]:
-        """Show progress; yields the keywords of `perfmodel.api` that say where the work runs."""
+    def open(self, phase: str = "starting") -> Iterator[dict[str, Any]]:
+        """Show progress, which begins with *phase*; yields the keywords of `perfmodel.api`."""
         from perfmodel.reports.terminal import show_progress
 
         with show_progress(is_quiet=self.quiet) as progress:
+            progress(phase, 0.0)
             yield {
                 "executor": self.executor,
                 "workers": self.workers,

@@ -11,7 +11,7 @@ import typer
 from perfmodel import api
 from perfmodel.base.options import Option, options_of
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import Outputs, Run
+from perfmodel.cli.options import Outputs, Run, argument
 from perfmodel.prediction.scenario import JobScenario, Scenario
 
 PREDICT_EPILOG = """\b
@@ -48,7 +48,7 @@ def predict(
     asked: Annotated[dict[str, Any], Scenario, JobScenario],
     model: Annotated[
         str | None,
-        Option(is_argument=True, metavar="WORKLOAD", help="Model, as with --workload."),
+        argument("WORKLOAD", "Model, as with --workload."),
     ] = None,
     scenario_file: Annotated[
         str | None,
@@ -157,7 +157,7 @@ def compare(
     *,
     files: Annotated[
         tuple[str, ...],
-        Option(is_argument=True, metavar="FILE|JOB...", help="Scenario files or folders of jobs."),
+        argument("FILE|JOB...", "Scenario files or folders of jobs."),
     ] = (),
     topology: Annotated[
         str | None,

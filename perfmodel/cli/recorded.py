@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option, Overwrite
-from perfmodel.cli.commands import command
-from perfmodel.cli.options import JobOut, JsonFile, LocalRun, Outputs, Quiet
+from perfmodel.cli.commands import command, command_group
+from perfmodel.cli.options import JobOut, JsonFile, LocalRun, Outputs, Quiet, argument
 from perfmodel.prediction.scenario import JobScenario
 
 IMPORT_EPILOG = """\b
@@ -47,23 +45,18 @@ Example:
 """
 KinetoFiles = Annotated[
     tuple[str, ...],
-    Option(
-        is_argument=True,
-        metavar="PATH...",
-        help="Kineto files, or folders with one file per rank.",
-    ),
+    argument("PATH...", "Kineto files, or folders with one file per rank."),
 ]
-trace = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+trace = command_group(help="Look into recorded traces.")
 
 
 @command(epilog=IMPORT_EPILOG, name="import")
 def import_traces(
     paths: Annotated[
         tuple[str, ...],
-        Option(
-            is_argument=True,
-            metavar="PATH...",
-            help="Kineto, PyTorch execution trace or Chakra files of one job, a folder of them, or "
+        argument(
+            "PATH...",
+            "Kineto, PyTorch execution trace or Chakra files of one job, a folder of them, or "
             "a folder of such folders. The content of a file says what it is.",
         ),
     ],
@@ -99,7 +92,7 @@ def import_traces(
 def replay(
     job: Annotated[
         str,
-        Option(is_argument=True, metavar="JOB", help="A job that `import` or `save_job` wrote."),
+        argument("JOB", "A job that `import` or `save_job` wrote."),
     ],
     asked: Annotated[dict[str, Any], JobScenario, "topology", "hosts", "stack"],
     run: LocalRun,
@@ -113,11 +106,6 @@ def replay(
         found = api.replay(scenario, is_explained=files.report_file is not None, **where)
     document = to_replay_document(found, Path(job))
     files.write(report_replay(found, document.get("faults", ())), lambda: document)
-
-
-@trace.callback()
-def _trace() -> None:
-    """Look into recorded traces."""
 
 
 @command(trace, epilog=STATS_EPILOG)
@@ -141,12 +129,8 @@ def stats(
 
 @command(trace, epilog=DIFF_EPILOG)
 def diff(
-    before: Annotated[
-        str, Option(is_argument=True, metavar="A", help="Kineto file, or folder of a job.")
-    ],
-    after: Annotated[
-        str, Option(is_argument=True, metavar="B", help="The same job, recorded later.")
-    ],
+    before: Annotated[str, argument("A", "Kineto file, or folder of a job.")],
+    after: Annotated[str, argument("B", "The same job, recorded later.")],
     top: Annotated[int, Option(min=1, help="Lines per table.")] = 10,
     json_file: JsonFile = None,
 ) -> None:
@@ -179,7 +163,7 @@ def extract(
 
 @command(trace, epilog=CHAKRA_EPILOG)
 def chakra(
-    job: Annotated[str, Option(is_argument=True, metavar="JOB", help="A job that `import` wrote.")],
+    job: Annotated[str, argument("JOB", "A job that `import` wrote.")],
     out: Annotated[str, Option(metavar="FOLDER", help="Folder to write the files to.")],
 ) -> None:
     """Write a recorded job as Chakra execution traces, one file per rank."""

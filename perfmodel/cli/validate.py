@@ -11,8 +11,8 @@ import typer
 from perfmodel import api
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.options import Option
-from perfmodel.cli.commands import command
-from perfmodel.cli.options import CollectiveTables, Outputs, Run, RunPlaceOptions
+from perfmodel.cli.commands import command, command_group
+from perfmodel.cli.options import CollectiveTables, Outputs, Run, RunPlaceOptions, argument
 from perfmodel.prediction.scenario import CalibrationFiles
 
 if TYPE_CHECKING:
@@ -36,12 +36,7 @@ Limit = Annotated[
 ]
 ScoreFiles = Annotated[Outputs, "json_file", "report_file", "csv_file"]
 QuietRun = Annotated[Run, "quiet"]
-validate = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
-
-
-@validate.callback()
-def _validate() -> None:
-    """Compare predictions with measurements; exit 1 beyond the limit."""
+validate = command_group(help="Compare predictions with measurements; exit 1 beyond the limit.")
 
 
 @command(validate, epilog=EPILOG)
@@ -55,8 +50,7 @@ def collectives(
     run: QuietRun,
 ) -> None:
     """Compare predicted with measured collectives, one line per group."""
-    with run.open() as where:
-        where["on_phase"]("predicting", 0.0)
+    with run.open("predicting"):
         board = api.validate(
             "collectives", tables, place=api.RunPlace(**vars(place)), calibration=calibration
         )
@@ -66,16 +60,13 @@ def collectives(
 def _kernel_command(kind: KernelKind) -> Callable[..., None]:
     def kernels(
         *,
-        table: Annotated[
-            str, Option(is_argument=True, metavar="FILE", help="A table of measured kernels.")
-        ],
+        table: Annotated[str, argument("FILE", "A table of measured kernels.")],
         calibration: CalibrationFiles = (),
         limit: Limit = None,
         files: ScoreFiles,
         run: QuietRun,
     ) -> None:
-        with run.open() as where:
-            where["on_phase"]("predicting", 0.0)
+        with run.open("predicting"):
             board = api.validate(kind, [table], calibration=calibration)
         show_scores(board, files, limit)
 
@@ -93,10 +84,8 @@ def runs(
     *,
     table: Annotated[
         str | None,
-        Option(
-            is_argument=True,
-            metavar="FILE",
-            help="A table of measured runs, .csv or .csv.gz; default: those of the repository.",
+        argument(
+            "FILE", "A table of measured runs, .csv or .csv.gz; default: those of the repository."
         ),
     ] = None,
     limit: Limit = None,
@@ -108,8 +97,7 @@ def runs(
     files: ScoreFiles,
 ) -> None:
     """Compare predicted with measured training iterations, one line per framework and GPU."""
-    with run.open() as where:
-        where["on_phase"]("predicting", 0.0)
+    with run.open("predicting") as where:
         board = api.validate_runs(table, source=source, calibration=calibration, **where)
     show_scores(board, files, limit)
 
@@ -118,9 +106,7 @@ def runs(
 def fits(
     tables: Annotated[
         tuple[str, ...],
-        Option(
-            is_argument=True, metavar="FILE...", help="Tables of runs; rows without a time failed."
-        ),
+        argument("FILE...", "Tables of runs; rows without a time failed."),
     ],
     files: ScoreFiles,
     run: QuietRun,
@@ -128,8 +114,7 @@ def fits(
     """Compare the memory verdict with runs that failed and those of their source that ran."""
     from perfmodel.reports.scores import report_fits
 
-    with run.open() as where:
-        where["on_phase"]("predicting", 0.0)
+    with run.open("predicting"):
         board = api.validate_fits(tables)
     files.write(report_fits(board), board.to_json)
 

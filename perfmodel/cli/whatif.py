@@ -9,7 +9,7 @@ import typer
 from perfmodel import api
 from perfmodel.base.options import Option
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import LocalRun, Outputs
+from perfmodel.cli.options import LocalRun, Outputs, argument
 from perfmodel.prediction.scenario import JobScenario
 
 EPILOG = """\b
@@ -28,9 +28,7 @@ NAME:key=value,key=value. Patterns are found anywhere in a label, `*` is anythin
 @command(epilog=EPILOG)
 def whatif(
     *,
-    job: Annotated[
-        str | None, Option(is_argument=True, metavar="JOB", help="Folder of a job.")
-    ] = None,
+    job: Annotated[str | None, argument("JOB", "Folder of a job.")] = None,
     apply: Annotated[
         tuple[str, ...],
         Option(metavar="NAME[:key=value,...]", help="A change; repeatable, in order."),

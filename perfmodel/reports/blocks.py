@@ -185,12 +185,12 @@ class Section:
         return Section(title, more=lambda: [*self.blocks, *self.more()])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
     """The answer first: a verdict (*is_good* or not), the number, and a few facts."""
 
-    verdict: str
-    is_good: bool
+    verdict: str = ""
+    is_good: bool = True
     answer: str
     beside: str
     facts: Sequence[str] = ()
@@ -200,7 +200,7 @@ class Headline:
 class Report:
     """An answer as blocks, and its numbers as *rows*; piped text is *columns* wide."""
 
-    title: str
+    title: str = ""
     headline: Headline | None = None
     sections: Sequence[Section] = ()
     footer: str = ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,7 @@ def write_trace(
         file.write(b'{"displayTimeUnit":"ns","otherData":')
         file.write(orjson.dumps({"job": evidence.job.facts.name, "shown": note}))
         file.write(b',"traceEvents":[\n')
-        records = chain(iter_records(evidence, ranks), iter_counters(prediction, ranks))
-        for number, record in enumerate(records):
+        for number, record in enumerate(iter_records(prediction, ranks)):
             file.write(b",\n" if number else b"")
             file.write(orjson.dumps(record))
         file.write(b"\n]}\n")
@@ -79,18 +78,14 @@ def choose_ranks(evidence: Evidence, *, max_tasks: int) -> tuple[int, ...]:
     waited_ns = [int(evidence.waits_ns(rank).sum()) for rank in range(evidence.job.rank_count)]
     # Who waits least is waited for most. Ties: the lower rank.
     order = sorted(range(evidence.job.rank_count), key=lambda rank: (waited_ns[rank], rank))
-    chosen: list[int] = []
-    total = 0
-    for rank in order:
-        total += int(counts[rank])
-        if total > max_tasks and chosen:
-            break
-        chosen.append(rank)
-    return tuple(sorted(chosen))
+    totals = np.cumsum(counts[order])
+    chosen = max(int(np.searchsorted(totals, max_tasks, side="right")), 1)
+    return tuple(sorted(order[:chosen]))
 
 
-def iter_records(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[Record]:
-    """All records of *ranks*: names and spans, then arrows from launches and between ranks."""
+def iter_records(prediction: Prediction, ranks: tuple[int, ...]) -> Iterator[Record]:
+    """All records of *ranks*: names and spans, arrows from launches and between ranks, counters."""
+    evidence = prediction.evidence
     origin_ns = min(int(evidence.starts_ns(rank).min()) for rank in ranks)
     on_path = {(step.at.rank, step.at.task) for step in find_path(evidence)}
     for rank in ranks:
@@ -110,6 +105,7 @@ def iter_records(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[Record]
             both = {"cat": name, "name": name, "id": next(numbers)}
             yield {**both, "ph": "s", **start_of(*source)}
             yield {**both, "ph": "f", "bp": "e", **start_of(*target)}
+    yield from _counters(prediction, ranks, origin_ns)
 
 
 def _launches(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[tuple[Task, Task]]:
@@ -148,10 +144,9 @@ def _names(evidence: Evidence, rank: int) -> Iterator[Record]:
         yield {**of_lane, "name": "thread_sort_index", "args": {"sort_index": lane}}
 
 
-def iter_counters(prediction: Prediction, ranks: tuple[int, ...]) -> Iterator[Record]:
+def _counters(prediction: Prediction, ranks: tuple[int, ...], origin_ns: int) -> Iterator[Record]:
     """Memory at its peak, and whether communication runs with nothing beside it, by rank."""
     evidence, why = prediction.evidence, prediction.explanation
-    origin_ns = min(int(evidence.starts_ns(rank).min()) for rank in ranks)
     memory_of = {rank: one.memory for one in why.rank_classes for rank in one.ranks}
     for rank in ranks:
         pid = evidence.class_ranks[rank][0]
@@ -172,20 +167,18 @@ def _exposed_changes(evidence: Evidence, rank: int) -> Iterator[tuple[int, int]]
     program = evidence.job.program_of(rank)
     kinds = np.array([lane.kind for lane in program.lanes], dtype=object)[program.task_lanes()]
     starts_ns, ends_ns = evidence.starts_ns(rank), evidence.ends_ns(rank)
-    steps: dict[int, list[int]] = {}
-    for column, kind in enumerate((LaneKind.COMMUNICATION, LaneKind.COMPUTE)):
-        is_kind = (kinds == kind) & (ends_ns > starts_ns)
-        for moments_ns, change in ((starts_ns[is_kind], 1), (ends_ns[is_kind], -1)):
-            for moment_ns in moments_ns.tolist():
-                steps.setdefault(moment_ns, [0, 0])[column] += change
-    talking = computing = was_exposed = 0
-    for moment_ns in sorted(steps):
-        talking += steps[moment_ns][0]
-        computing += steps[moment_ns][1]
-        is_exposed = int(talking > 0 and computing == 0)
-        if is_exposed != was_exposed:
-            yield moment_ns, is_exposed
-        was_exposed = is_exposed
+    moments_ns = np.union1d(starts_ns, ends_ns)
+
+    def count_running(kind: LaneKind) -> np.ndarray:
+        """How many tasks of *kind* run after each moment."""
+        is_kind = kinds == kind
+        begun = np.searchsorted(np.sort(starts_ns[is_kind]), moments_ns, side="right")
+        return begun - np.searchsorted(np.sort(ends_ns[is_kind]), moments_ns, side="right")
+
+    is_alone = count_running(LaneKind.COMPUTE) == 0
+    is_exposed = is_alone & (count_running(LaneKind.COMMUNICATION) > 0)
+    changes = np.flatnonzero(np.diff(is_exposed, prepend=False))
+    yield from zip(moments_ns[changes].tolist(), map(int, is_exposed[changes]), strict=True)
 
 
 def describe_task(evidence: Evidence, rank: int, task: int, *, on_path: bool) -> Record:
@@ -216,23 +209,25 @@ def describe_task(evidence: Evidence, rank: int, task: int, *, on_path: bool) ->
 
 def _spans(evidence: Evidence, rank: int, origin_ns: int, on_path: set[int]) -> Iterator[Record]:
     program = evidence.job.program_of(rank)
-    starts_ns = (evidence.starts_ns(rank) - origin_ns).tolist()
-    ends_ns = (evidence.ends_ns(rank) - origin_ns).tolist()
-    waits_ns = evidence.waits_ns(rank).tolist()
-    lanes = program.task_lanes().tolist()
-    labels = program.label.tolist()
-    pid = evidence.class_ranks[rank][0]
-    for task, start_ns in enumerate(starts_ns):
-        label = evidence.job.labels[labels[task]]
-        kind = program.lanes[lanes[task]].kind.value
-        span = {"ph": "X", "pid": pid, "tid": lanes[task], "cat": kind}
-        if waits_ns[task] > 0:
-            begin = _us(start_ns - waits_ns[task])
+    starts_ns = evidence.starts_ns(rank)
+    columns = (
+        starts_ns - origin_ns,
+        evidence.ends_ns(rank) - starts_ns,
+        evidence.waits_ns(rank),
+        program.task_lanes(),
+        program.label,
+    )
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for task, (start_ns, length_ns, wait_ns, lane, number) in enumerate(rows):
+        label = evidence.job.labels[number]
+        span = {"ph": "X", "pid": evidence.class_ranks[rank][0], "tid": lane}
+        if wait_ns > 0:
             last = evidence.last_member(rank, task).rank
-            args = {"waits_for_rank": evidence.class_ranks[last][0]}
-            yield {**span, "cat": "wait", "name": f"wait: {label}", "ts": begin,
-                   "dur": _us(waits_ns[task]), "args": args}  # fmt: skip
-        yield {**span, "name": label, "ts": _us(start_ns), "dur": _us(ends_ns[task] - start_ns),
+            yield {**span, "cat": "wait", "name": f"wait: {label}", "ts": _us(start_ns - wait_ns),
+                   "dur": _us(wait_ns),
+                   "args": {"waits_for_rank": evidence.class_ranks[last][0]}}  # fmt: skip
+        yield {**span, "cat": program.lanes[lane].kind.value, "name": label, "ts": _us(start_ns),
+               "dur": _us(length_ns),
                "args": describe_task(evidence, rank, task, on_path=task in on_path)}  # fmt: skip
 
 

@@ -29,6 +29,7 @@ EXACT = 10**9
 def to_document(prediction: Prediction, price_per_gpu_hour: float | None = None) -> dict[str, Any]:
     """*prediction* as plain values, in the order they are written; costs where there is a price."""
     why, loss = prediction.explanation, prediction.interference
+    facts, run = prediction.facts, prediction.run
     path = why.critical_path
     document = {
         "schema_version": SCHEMA_VERSION,
@@ -63,16 +64,14 @@ def to_document(prediction: Prediction, price_per_gpu_hour: float | None = None)
         "assumptions": list(prediction.assumptions),
         "scenario": prediction.scenario and to_question_document(prediction.scenario),
         "facts": {
-            **pick(prediction.facts, "job", "device", "stack", "batch"),
-            "ranks": prediction.facts.rank_count,
-            "tasks": prediction.facts.task_count,
-            "iterations_replayed": prediction.facts.iterations_replayed,
+            **pick(facts, "job", "device", "stack", "batch"),
+            "ranks": facts.rank_count,
+            "tasks": facts.task_count,
+            "iterations_replayed": facts.iterations_replayed,
         },
         "run": {
-            "executor": prediction.run.executor,
-            "phase_s": {
-                phase: round(seconds, 6) for phase, seconds in prediction.run.phase_s.items()
-            },
+            "executor": run.executor,
+            "phase_s": {phase: round(seconds, 6) for phase, seconds in run.phase_s.items()},
         },
     }
     if prediction.score is not None:

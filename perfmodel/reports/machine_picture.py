@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.units import format_bandwidth
+from perfmodel.reports.machines import format_nic
 from perfmodel.reports.pictures import as_written, build_figure, check_picture_path, save_picture
 from topologies import Cluster, Fabric, FabricKind, Link, LinkKind, Topology, Vertex, VertexKind
 
@@ -24,15 +25,15 @@ INK = "#22303c"
 QUIET = "#66727d"
 PAPER = "#ffffff"
 BOX_HEIGHT = 0.52
-BOX_COLOURS = {
-    "gpu": ("#dff0d2", "#5a8f29"),
-    "nvswitch": ("#c9e6b2", "#4a7c1f"),
-    "pcie_switch": ("#e3e8f6", "#5369ad"),
-    "cpu": ("#fbe9cf", "#b87a1f"),
-    "nic": ("#f8dfe5", "#b04a66"),
-    "fabric": ("#f3e6ea", "#b04a66"),
+BOXES = {
+    "gpu": ("GPU", "#dff0d2", "#5a8f29"),
+    "nvswitch": ("NVSwitch", "#c9e6b2", "#4a7c1f"),
+    "pcie_switch": ("PCIe", "#e3e8f6", "#5369ad"),
+    "cpu": ("CPU", "#fbe9cf", "#b87a1f"),
+    "nic": ("NIC", "#f8dfe5", "#b04a66"),
+    "fabric": ("fabric", "#f3e6ea", "#b04a66"),
 }
-LABELS = {"nvswitch": "NVSwitch", "pcie_switch": "PCIe", "cpu": "CPU", "nic": "NIC", "gpu": "GPU"}
+"""Label, colour and colour of the edge of each kind of box."""
 WIRES = {
     LinkKind.NVLINK: ("#6fae2f", "NVLink"),
     LinkKind.NVLINK_C2C: ("#1f9a8a", "NVLink-C2C"),
@@ -42,6 +43,8 @@ WIRES = {
 }
 """Colour and name of each kind of link."""
 TRAYS_SHOWN = 2
+PARTLY_SHOWN = (VertexKind.GPU, VertexKind.PCIE_SWITCH, VertexKind.CPU, VertexKind.NIC)
+"""What trays hold."""
 ROW_GAP = 1.55
 
 
@@ -67,15 +70,10 @@ class Plan:
 def build_plan(topology: Topology) -> Plan:
     """Give every vertex of *topology* that is drawn its place."""
     hidden = max(topology.trays - TRAYS_SHOWN, 0)
+    share = TRAYS_SHOWN / topology.trays if hidden else 1.0
     gpus, switches, cpus, nics = (
-        topology.of_kind(kind)
-        for kind in (VertexKind.GPU, VertexKind.PCIE_SWITCH, VertexKind.CPU, VertexKind.NIC)
+        of_kind[: round(len(of_kind) * share)] for of_kind in map(topology.of_kind, PARTLY_SHOWN)
     )
-    if hidden:
-        share = TRAYS_SHOWN / topology.trays
-        gpus, switches, cpus, nics = (
-            of_kind[: round(len(of_kind) * share)] for of_kind in (gpus, switches, cpus, nics)
-        )
     places = {gpu.name: Place(float(column), 0.0, 0.8) for column, gpu in enumerate(gpus)}
     columns = len(gpus)
     middle = (columns - 1) / 2
@@ -190,28 +188,22 @@ def _paint_wires(axes: Axes, topology: Topology, plan: Plan) -> None:
             "zorder": 1,
             "solid_capstyle": "round",
         }
+        left, right = sorted((a.x, b.x))
+        narrow, wide = sorted((a, b), key=lambda place: place.width)
         if a.y == b.y and link.kind is LinkKind.NVLINK:
             _paint_arc(axes, a, b, style, lift=_lift(a, b))
         elif a.y == b.y and any(
-            place.y == a.y and min(a.x, b.x) < place.x < max(a.x, b.x)
-            for place in plan.places.values()
+            place.y == a.y and left < place.x < right for place in plan.places.values()
         ):
-            _paint_arc(axes, a, b, style, lift=-0.25 - 0.12 * abs(a.x - b.x))
+            _paint_arc(axes, a, b, style, lift=-0.25 - 0.12 * (right - left))
         elif a.y == b.y:
             axes.plot((a.x, b.x), (a.y, b.y), **style)
-        elif (straight := _shared_x(a, b)) is not None:
-            axes.plot((straight, straight), (a.y, b.y), **style)
+        elif wide.width > 1 and abs(narrow.x - wide.x) < wide.width / 2:
+            axes.plot((narrow.x, narrow.x), (a.y, b.y), **style)
         else:
             fans_out = "nic:" in link.source + link.target
             upper, lower = sorted((a, b), key=lambda place: -place.y)
             _paint_elbow(axes, upper, lower, style, fans_out=fans_out)
-
-
-def _shared_x(a: Place, b: Place) -> float | None:
-    """The middle of the narrow box where it stands straight under or over a wide one."""
-    narrow, wide = sorted((a, b), key=lambda place: place.width)
-    is_under = wide.width > 1 and abs(narrow.x - wide.x) < wide.width / 2
-    return narrow.x if is_under else None
 
 
 def _paint_elbow(
@@ -222,32 +214,23 @@ def _paint_elbow(
     Far wires turn below near ones, so that wires that meet at one box do not cross.
     """
     away = lower.x - upper.x
-    start = upper.x + (_spread(away) if fans_out else 0.0)
-    end = lower.x - (0.0 if fans_out else _spread(away))
+    # How far from the middle of its box the wire is fixed.
+    spread = 0.3 * away / (0.4 + abs(away))
+    start, end = (upper.x + spread, lower.x) if fans_out else (upper.x, lower.x - spread)
     turn = lower.y + BOX_HEIGHT / 2 + 0.2 + 0.25 / (1 + abs(away))
     ys = (upper.y, turn, turn, lower.y)
     axes.plot((start, start, end, end), ys, solid_joinstyle="round", **style)
-
-
-def _spread(away: float) -> float:
-    """How far from the middle of a box a wire to or from a neighbour *away* is fixed."""
-    return 0.3 * away / (0.4 + abs(away))
 
 
 def _paint_arc(axes: Axes, a: Place, b: Place, style: dict[str, Any], *, lift: float) -> None:
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Curve
 
-    rim = math.copysign(BOX_HEIGHT / 2, lift)
-    start, end = a.y + rim, b.y + rim
+    rim = a.y + math.copysign(BOX_HEIGHT / 2, lift)
     shift = 0.12 if b.x > a.x else -0.12
-    points = [
-        (a.x + shift, start),
-        (a.x + shift, start + lift),
-        (b.x - shift, end + lift),
-        (b.x - shift, end),
-    ]
-    curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
+    start, end = a.x + shift, b.x - shift
+    points = [(start, rim), (start, rim + lift), (end, rim + lift), (end, rim)]
+    curve = Curve(points, [Curve.MOVETO, *[Curve.CURVE4] * 3])
     axes.add_patch(
         PathPatch(curve, fill=False, edgecolor=style["color"], lw=style["lw"], zorder=1, alpha=0.9)
     )
@@ -270,7 +253,7 @@ def _paint_boxes(axes: Axes, topology: Topology, plan: Plan) -> None:
     vertices = {vertex.name: vertex for vertex in topology.vertices}
     for name, place in plan.places.items():
         kind, _, index = name.partition(":")
-        text = f"{LABELS[kind]} {index}"
+        text = f"{BOXES[kind][0]} {index}"
         if kind == "nvswitch":
             reduces = ", they reduce (NVLS)" if vertices[name].reduces else ""
             text = f"NVSwitch, {vertices[name].chips} chips{reduces}"
@@ -280,7 +263,7 @@ def _paint_boxes(axes: Axes, topology: Topology, plan: Plan) -> None:
 def _paint_box(axes: Axes, place: Place, kind: str, text: str) -> None:
     from matplotlib.patches import FancyBboxPatch
 
-    face, edge = BOX_COLOURS[kind]
+    _, face, edge = BOXES[kind]
     corner = (place.x - place.width / 2 + 0.06, place.y - BOX_HEIGHT / 2 + 0.06)
     axes.add_patch(
         FancyBboxPatch(
@@ -294,8 +277,8 @@ def _paint_box(axes: Axes, place: Place, kind: str, text: str) -> None:
             zorder=3,
         )
     )
-    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9, "color": INK}
-    axes.text(place.x, place.y - 0.01, as_written(text), zorder=4, **style)
+    middle = (place.x, place.y - 0.01)
+    axes.text(*middle, as_written(text), ha="center", va="center", fontsize=9, color=INK, zorder=4)
 
 
 def _paint_fabric(axes: Axes, fabric: Fabric, plan: Plan) -> None:
@@ -368,10 +351,7 @@ def build_legend(topology: Topology, plan: Plan) -> dict[str, tuple[str, float]]
         one = format_bandwidth(link.bandwidth_bytes_per_s / link.lanes)
         rate = total if link.lanes == 1 else f"{link.lanes} x {one} = {total}"
         legend[f"{name}  {rate}"] = (colour, line_width(link.bandwidth_bytes_per_s))
-    fabric = topology.fabric
-    if fabric is not None:
-        gbit = fabric.nic_bandwidth_bytes_per_s * 8e-9 / fabric.nic_lanes
-        lanes = f"{fabric.nic_lanes} x " if fabric.nic_lanes > 1 else ""
+    if (fabric := topology.fabric) is not None:
         width = line_width(fabric.nic_bandwidth_bytes_per_s)
-        legend[f"NIC  {lanes}{gbit:g} Gbit/s"] = (WIRES[LinkKind.NIC][0], width)
+        legend[f"NIC  {format_nic(fabric)}"] = (WIRES[LinkKind.NIC][0], width)
     return legend

@@ -112,14 +112,19 @@ def _nvlink_line(topology: Topology) -> str:
 
 
 def _fabric_line(topology: Topology, fabric: Fabric) -> str:
-    gbit = fabric.nic_bandwidth_bytes_per_s * 8 / 1e9 / fabric.nic_lanes
-    lanes = f"{fabric.nic_lanes} x " if fabric.nic_lanes > 1 else ""
     kind = "rail-optimised" if fabric.kind is FabricKind.RAIL_OPTIMISED else "flat"
     nics = "1 NIC" if topology.nics_per_host == 1 else f"{topology.nics_per_host} NICs"
     return (
-        f"{nics} of {lanes}{gbit:g} Gbit/s, {kind}, "
+        f"{nics} of {format_nic(fabric)}, {kind}, "
         f"{fabric.hosts_per_leaf} hosts per leaf, spine {fabric.oversubscription:g} to 1"
     )
+
+
+def format_nic(fabric: Fabric) -> str:
+    """The rate of a NIC, by lanes where it has several."""
+    gbit = fabric.nic_bandwidth_bytes_per_s * 8 / 1e9 / fabric.nic_lanes
+    lanes = f"{fabric.nic_lanes} x " if fabric.nic_lanes > 1 else ""
+    return f"{lanes}{gbit:g} Gbit/s"
 
 
 def _wiring(topology: Topology) -> Iterator[str]:
@@ -300,7 +305,6 @@ def report_machines(machines: Sequence[str], devices: Sequence[str]) -> Report:
         gpus.append((name, *peaks, memory, bandwidth))
     headings = ("", "TFLOP/s fp32", "tf32", "fp16", "fp8", "memory", "TB/s")
     return Report(
-        "",
         sections=[
             Section(
                 "Machines (--topology)",
@@ -316,7 +320,6 @@ def report_models(
 ) -> Report:
     """Workloads and software stacks with their descriptions; *default* needs no option."""
     return Report(
-        "",
         sections=[
             Section("Workloads (--workload)", [_described(workloads)]),
             Section("Software stacks (--stack)", [_described(stacks)]),
@@ -333,7 +336,6 @@ def _described(rows: Sequence[tuple[str, str]]) -> Table:
 def report_whatifs(whatifs: Sequence[tuple[str, str, str]]) -> Report:
     """The changes that `whatif` knows: name, what it does, parameters."""
     return Report(
-        "",
         sections=[
             Section(name, [Sentences([summary]), Sentences([parameters])])
             for name, summary, parameters in whatifs

@@ -256,7 +256,6 @@ def report_diff(document: Mapping[str, Any], *, top: int) -> Report:
     return Report(
         title=f"{document['before']}  ->  {document['after']}",
         headline=Headline(
-            verdict="",
             is_good=after_ms <= before_ms,
             answer=f"{before_ms:.3f} ms -> {after_ms:.3f} ms",
             beside=f"per step ({document['change_ms']:+.3f} ms, {change_pct:+.1f} %)",

@@ -126,8 +126,6 @@ def report_fits(board: FitBoard) -> Report:
     return Report(
         title="Memory verdicts, predicted and measured",
         headline=Headline(
-            verdict="",
-            is_good=True,
             answer=_percent(accuracy) or f"{right} of {len(board.verdicts)}",
             beside="balanced accuracy" if accuracy is not None else "right",
             facts=(f"{whole.failed} configurations failed, {whole.ran} ran",),

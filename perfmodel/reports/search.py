@@ -156,7 +156,6 @@ def report_search(rankings: Sequence[LayoutRanking]) -> Report:
         title=f"Layouts of {question.workload} on {question.topology}",
         headline=Headline(
             verdict=f"{best.best.name} fits and is {fastest}",
-            is_good=True,
             answer=format_duration(best.best.time_ns),
             beside=f"per iteration on {best.rank_count} GPUs, {interval}",
         ),
