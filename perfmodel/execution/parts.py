@@ -81,8 +81,7 @@ def crossed_rendezvous(job: JobGraph) -> Int64s:
     change = np.zeros(job.rank_count + 2, dtype=np.int64)
     np.add.at(change, np.minimum(first + 1, job.rank_count), counts)
     np.add.at(change, last + 1, -counts)
-    crossed: Int64s = np.cumsum(change)[: job.rank_count + 1]
-    return crossed
+    return np.cumsum(change)[: job.rank_count + 1]
 
 
 def find_crossings(job: JobGraph, blocks: tuple[range, ...]) -> Crossings:

@@ -92,8 +92,7 @@ class JobGraph:
     def task_counts(self) -> Int64s:
         """Number of tasks of every rank."""
         counts = np.array([program.task_count for program in self.programs], dtype=np.int64)
-        picked: Int64s = counts[self.rank_program]
-        return picked
+        return counts[self.rank_program]
 
     def rank_rows(self) -> Int64s:
         """The first row of each rank in columns of all tasks, and the end."""

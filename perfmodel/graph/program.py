@@ -110,8 +110,7 @@ class Program:
     def is_on_device(self) -> NDArray[np.bool_]:
         """Which tasks run on a device stream."""
         is_device = np.array([lane.kind.is_device for lane in self.lanes], dtype=bool)
-        picked: NDArray[np.bool_] = is_device[self.task_lanes()]
-        return picked
+        return is_device[self.task_lanes()]
 
     def columns(self) -> dict[str, NDArray[np.generic]]:
         """All columns by name, in the order they are stored."""

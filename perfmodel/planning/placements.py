@@ -166,8 +166,7 @@ class PieceCatalog:
             minlength=placements.plan_count * self.rank_count,
         )
         # Whole numbers below 2 ** 53 add up exactly in floating point.
-        used: Int64s = sums.astype(np.int64).reshape(placements.plan_count, self.rank_count)
-        return used
+        return sums.astype(np.int64).reshape(placements.plan_count, self.rank_count)
 
     def _build_columns(self, tables: Sequence[EmbeddingTable]) -> _PieceColumns:
         spec, device = self._spec, self._device

@@ -121,8 +121,7 @@ class Evidence:
 
     def waits_ns(self, rank: int) -> Int64s:
         """How long the tasks of *rank* waited for other ranks."""
-        waits: Int64s = self.starts_ns(rank) - self.history.ready_ns(self.iteration, rank)
-        return waits
+        return self.starts_ns(rank) - self.history.ready_ns(self.iteration, rank)
 
     def last_member(self, rank: int, task: int) -> Occurrence:
         """The member that the rendezvous of *task* waited for."""
