@@ -102,7 +102,7 @@ def test_the_spread_is_told_where_something_is_not_recorded():
 def test_interference_is_told_where_it_was_left_out_or_costs_something():
     job = priced(a=1)
     [left_out] = said(job, interference=Interference.LEFT_OUT)
-    assert left_out.startswith("Interference is left out")
+    assert left_out.startswith("Contention is not modelled")
     folded: Any = None
     lost = SettledCosts(folded, rounds=3, moved_ratio=0.0, has_losses=True)
     loss = InterferenceLoss(2_000, 3)

@@ -66,7 +66,7 @@ def test_compute_takes_longer_beside_collectives(counted, left_out):
 
 def test_the_answer_says_what_it_counted(counted, left_out):
     assert any("Interference adds" in sentence for sentence in counted.assumptions)
-    assert any("Interference is left out" in sentence for sentence in left_out.assumptions)
+    assert any("Contention is not modelled" in sentence for sentence in left_out.assumptions)
 
 
 def test_constants_of_another_generation_are_said_to_be_assumed():
