@@ -51,12 +51,11 @@ class RayWorkers:
         self._seats = seats
         self._on_round = on_round
         self._logs: list[list[bytes]] = [[] for _ in materials]
+        self._pending: list[deque[Any]] = [deque() for _ in materials]
         self.rounds = 0
         self.rebuilds = 0
         self._places: list[WorkerPlace | None] = [None for _ in materials]
-        # All blocks are built at once.
-        self._pending = [deque([self._take(block)]) for block in range(len(materials))]
-        self._taken = [self._build(block) for block in range(len(materials))]
+        self._taken = [self._build(block) for block in self._ask_to_take()]
 
     @property
     def awaited(self) -> Sequence[Int64s]:
@@ -135,6 +134,12 @@ class RayWorkers:
     @property
     def _used_seats(self) -> list[Any]:
         return self._seats[: len(self._materials)]
+
+    def _ask_to_take(self) -> range:
+        """Start building all blocks at once."""
+        for block in range(len(self._materials)):
+            self._pending[block].append(self._take(block))
+        return range(len(self._materials))
 
     def _take(self, block: int) -> Any:
         material = self._materials[block]
