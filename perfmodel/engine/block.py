@@ -105,8 +105,7 @@ class Block:
         """
         is_external = self.layout.g_is_external.astype(bool)
         counts = np.diff(self.layout.g_rendezvous)
-        answer: NDArray[np.bool_] = np.repeat(is_external, counts) & (self._state.missing > 1)
-        return answer
+        return np.repeat(is_external, counts) & (self._state.missing > 1)
 
     def begin_iteration(self) -> None:
         """Begin the next iteration; lanes keep their times."""

@@ -117,18 +117,15 @@ class History:
         """When every task of *rank* ended."""
         place = rank - self._first_rank
         rows = slice(self._places.r_task[place], self._places.r_task[place + 1])
-        ends: Int64s = self._timelines[iteration].ends_of(rows)[:, 0]
-        return ends
+        return self._timelines[iteration].ends_of(rows)[:, 0]
 
     def duration_ns(self, rank: int) -> Int64s:
         """How long every task of *rank* takes."""
-        durations: Int64s = self._durations.of_rank(self.job, rank - self._first_rank)[:, 0]
-        return durations
+        return self._durations.of_rank(self.job, rank - self._first_rank)[:, 0]
 
     def start_ns(self, iteration: int, rank: int) -> Int64s:
         """When every task of *rank* started."""
-        starts: Int64s = self.end_ns(iteration, rank) - self.duration_ns(rank)
-        return starts
+        return self.end_ns(iteration, rank) - self.duration_ns(rank)
 
     def ready_ns(self, iteration: int, rank: int) -> Int64s:
         """When every task of *rank* could have started, had it not waited for other ranks."""

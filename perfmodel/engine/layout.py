@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import NO_GROUP, JobGraph
-from perfmodel.graph.program import COLUMN_TYPES, PLAIN, Lane, Program
+from perfmodel.graph.program import COLUMN_TYPES, PLAIN, Lane, Program, Programs, offsets
 
 Number = TypeVar("Number", bound=np.generic)
 Int32s = NDArray[np.int32]
@@ -77,12 +77,12 @@ class Places(NamedTuple):
 
 def build_places(job: JobGraph) -> Places:
     """The places of *job*, without laying out its programs."""
-    g_size = _endpoint_counts(job.rank_group, len(job.groups))
+    g_size = endpoint_counts(job.rank_group, len(job.groups))
     return Places(
-        r_task=_starts(job.task_counts()),
+        r_task=offsets(job.task_counts()),
         r_position=_positions(job.rank_group, len(job.groups)),
         g_size=g_size,
-        g_member=_starts(sequence_counts(job) * g_size),
+        g_member=offsets(sequence_counts(job) * g_size),
     )
 
 
@@ -90,7 +90,7 @@ Layout = FlatJob
 """The name that files have in which numba keeps what it compiled before; it reads them first."""
 
 
-class LaidOutPrograms(Sequence[Program]):
+class LaidOutPrograms(Programs):
     """The programs of a layout, as far as it has them: *lanes* are not, names and ops neither."""
 
     def __init__(self, layout: FlatJob, lanes: Sequence[tuple[Lane, ...]]) -> None:
@@ -101,13 +101,8 @@ class LaidOutPrograms(Sequence[Program]):
     def __len__(self) -> int:
         return len(self._lanes)
 
-    @overload
-    def __getitem__(self, index: int) -> Program: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Program]: ...
-    def __getitem__(self, index: int | slice) -> Program | Sequence[Program]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
+    def make(self, index: int) -> Program:
+        """Program number *index*; the last one is cached."""
         if self._last is None or self._last[0] != index:
             self._last = index, self._build(index)
         return self._last[1]
@@ -167,7 +162,7 @@ def build_layout(job: JobGraph, external: NDArray[np.bool_] | None = None) -> Fl
     columns = _lay_out(programs)
     task_counts = np.array([program.task_count for program in programs], dtype=np.int64)
     lane_counts = np.array([len(program.lanes) for program in programs], dtype=np.int64)
-    p_task = _starts(task_counts)
+    p_task = offsets(task_counts)
     slot = columns["slot"]
     members = np.flatnonzero(slot != PLAIN)
     p_member = np.searchsorted(members, p_task)
@@ -184,13 +179,13 @@ def build_layout(job: JobGraph, external: NDArray[np.bool_] | None = None) -> Fl
     flat = np.repeat(np.arange(len(programs)) * by_slot.shape[1], counts) + m_slot
     # One flat index, because numpy takes a hundred times as long for two.
     np.maximum.at(by_slot.ravel(), flat, m_sequence.astype(np.int64) + 1)
-    g_size = _endpoint_counts(job.rank_group, len(job.groups))
+    g_size = endpoint_counts(job.rank_group, len(job.groups))
     sequences = _group_maxima(job.rank_group, r_program, by_slot, len(job.groups))
     return FlatJob(
         p_task=p_task,
-        p_lane=_starts(lane_counts),
+        p_lane=offsets(lane_counts),
         p_member=p_member,
-        p_dep=_starts(np.array([len(program.dep_task) for program in programs], dtype=np.int64)),
+        p_dep=offsets([len(program.dep_task) for program in programs]),
         lane_first=_join([program.lane_start[:-1] for program in programs], np.int32),
         lane_stop=_join([program.lane_start[1:] for program in programs], np.int32),
         member=slot,
@@ -203,15 +198,17 @@ def build_layout(job: JobGraph, external: NDArray[np.bool_] | None = None) -> Fl
         m_sequence=m_sequence,
         m_role=_pick([program.role for program in programs], rows, np.uint8),
         r_program=r_program.astype(np.int32),
-        r_task=_starts(task_counts[r_program]),
-        r_lane=_starts(lane_counts[r_program]),
+        r_task=offsets(task_counts[r_program]),
+        r_lane=offsets(lane_counts[r_program]),
         r_group=np.ascontiguousarray(job.rank_group, dtype=np.int32),
         r_position=_positions(job.rank_group, len(job.groups)),
         lane_rank=np.repeat(np.arange(job.rank_count, dtype=np.int32), lane_counts[r_program]),
         g_size=g_size,
-        g_rendezvous=_starts(sequences),
-        g_member=_starts(sequences * g_size),
-        g_is_external=_flags(external, len(job.groups)),
+        g_rendezvous=offsets(sequences),
+        g_member=offsets(sequences * g_size),
+        g_is_external=np.zeros(len(job.groups), dtype=np.uint8)
+        if external is None
+        else external.astype(np.uint8),
     )
 
 
@@ -268,14 +265,6 @@ def _group_maxima(
     return counts
 
 
-def _flags(external: NDArray[np.bool_] | None, count: int) -> Bytes8:
-    return np.zeros(count, dtype=np.uint8) if external is None else external.astype(np.uint8)
-
-
-def _starts(counts: Int64s) -> Int64s:
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts, dtype=np.int64)])
-
-
 def _join(parts: Sequence[NDArray[Any]], dtype: type[Number]) -> NDArray[Number]:
     """Always an array of its own, which may be written: numba compiles anew for others."""
     if not parts:
@@ -283,7 +272,8 @@ def _join(parts: Sequence[NDArray[Any]], dtype: type[Number]) -> NDArray[Number]
     return np.concatenate(parts, dtype=dtype, casting="unsafe")
 
 
-def _endpoint_counts(rank_group: Int32s, group_count: int) -> Int64s:
+def endpoint_counts(rank_group: Int32s, group_count: int) -> Int64s:
+    """How many endpoints each group has among the ranks of *rank_group*."""
     return np.bincount(rank_group[rank_group != NO_GROUP], minlength=group_count).astype(np.int64)
 
 
@@ -292,7 +282,7 @@ def _positions(rank_group: Int32s, group_count: int) -> Int32s:
     flat = rank_group.ravel()
     places = np.flatnonzero(flat != NO_GROUP)
     order = places[np.argsort(flat[places], kind="stable")]
-    starts = _starts(_endpoint_counts(rank_group, group_count))
+    starts = offsets(endpoint_counts(rank_group, group_count))
     positions = np.full(len(flat), NO_GROUP, dtype=np.int32)
     positions[order] = np.arange(len(order)) - starts[flat[order]]
     return positions.reshape(rank_group.shape)

@@ -53,7 +53,7 @@ def _find_stuck(job: JobGraph, heads: Int32s) -> list[_Stuck]:
 
 
 def _first_undone(program: Program, heads: Int32s, task: int) -> int:
-    lane_of = np.searchsorted(program.lane_start, np.arange(program.task_count), side="right") - 1
+    lane_of = program.task_lanes()
     for row in range(program.dep_start[task], program.dep_start[task + 1]):
         source = int(program.dep_task[row])
         if program.dep_distance[row] == 0 and source >= heads[lane_of[source]]:

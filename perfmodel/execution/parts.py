@@ -7,6 +7,7 @@ and names stay at home: nobody out there prices or shows anything.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -14,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.engine.layout import Int64s, sequence_counts
+from perfmodel.engine.layout import Int64s, endpoint_counts, sequence_counts
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import NO_GROUP, Group, JobFacts, JobGraph
-from perfmodel.graph.program import COLUMN_TYPES, Program
+from perfmodel.graph.program import COLUMN_TYPES, Program, offsets
 
 MOST_IMBALANCE_RATIO = 0.05
 """How far a cut may move, as a share of one block's tasks."""
@@ -81,17 +82,18 @@ def crossed_rendezvous(job: JobGraph) -> Int64s:
     change = np.zeros(job.rank_count + 2, dtype=np.int64)
     np.add.at(change, np.minimum(first + 1, job.rank_count), counts)
     np.add.at(change, last + 1, -counts)
-    crossed: Int64s = np.cumsum(change)[: job.rank_count + 1]
-    return crossed
+    return np.cumsum(change)[: job.rank_count + 1]
 
 
 def find_crossings(job: JobGraph, blocks: tuple[range, ...]) -> Crossings:
     """What the *blocks* of *job* have to say to each other."""
-    has_part = np.zeros((len(blocks), len(job.groups)), dtype=np.bool_)
-    for index, ranks in enumerate(blocks):
-        groups = job.rank_group[ranks.start : ranks.stop]
-        has_part[index, groups[groups != NO_GROUP]] = True
-    return Crossings(sequence_counts(job), has_part)
+    return Crossings(sequence_counts(job), count_endpoints(job, blocks) > 0)
+
+
+def count_endpoints(job: JobGraph, blocks: Sequence[range]) -> Int64s:
+    """How many endpoints of each group the ranks of each block have, blocks x groups."""
+    ranks = [job.rank_group[block.start : block.stop] for block in blocks]
+    return np.array([endpoint_counts(of_block, len(job.groups)) for of_block in ranks])
 
 
 def take_part(job: JobGraph, ranks: range) -> JobPart:
@@ -101,7 +103,7 @@ def take_part(job: JobGraph, ranks: range) -> JobPart:
     groups, local = np.unique(np.append(rank_group.ravel(), NO_GROUP), return_inverse=True)
     # NO_GROUP comes first of all numbers, so that the others count from one.
     here = np.bincount(local[:-1], minlength=len(groups))[1:]
-    everywhere = np.bincount(job.rank_group[job.rank_group != NO_GROUP], minlength=len(job.groups))
+    everywhere = endpoint_counts(job.rank_group, len(job.groups))
     part = replace(
         job,
         **{column.name: () for column in fields(job) if column.name in NAMES},
@@ -135,19 +137,18 @@ def _strip(program: Program) -> Program:
 
 def take_durations(job: JobGraph, durations: DurationTable, ranks: range) -> DurationTable:
     """The rows of *durations* that *ranks* of *job* read."""
-    offsets = durations.rank_offset[ranks.start : ranks.stop]
+    first_rows = durations.rank_offset[ranks.start : ranks.stop]
     counts = job.task_counts()[ranks.start : ranks.stop]
-    firsts, place = np.unique(offsets, return_inverse=True)
+    firsts, place = np.unique(first_rows, return_inverse=True)
     lengths = np.zeros(len(firsts), dtype=np.int64)
     np.maximum.at(lengths, place, counts)
     stops = firsts + lengths
     if (firsts[1:] <= stops[:-1]).all():
         # Without gaps: a piece of the table as it stands.
         piece = durations.values_ns[firsts[0] : stops.max()]
-        return DurationTable(piece, offsets - firsts[0])
+        return DurationTable(piece, first_rows - firsts[0])
     rows = [durations.values_ns[first:stop] for first, stop in zip(firsts, stops, strict=True)]
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    return DurationTable(np.concatenate(rows), starts[place])
+    return DurationTable(np.concatenate(rows), offsets(lengths)[place])
 
 
 def _best_cut(

@@ -25,6 +25,7 @@ from perfmodel.engine.stall import explain_stall
 from perfmodel.execution.executor import Item, OnRound, Result, Shared, ignore_round
 from perfmodel.execution.parts import (
     Crossings,
+    count_endpoints,
     deal_ranks,
     find_crossings,
     take_durations,
@@ -37,7 +38,8 @@ from perfmodel.execution.rounds import run_rounds
 from perfmodel.execution.stored_parts import check_members, store_job
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.durations import DurationTable, OpDurations
-from perfmodel.graph.job import NO_GROUP, JobGraph
+from perfmodel.graph.job import JobGraph
+from perfmodel.graph.program import offsets
 
 CHUNKS_A_WORKER = 8
 """Enough to balance slow chunks, few enough to send small items together."""
@@ -66,12 +68,11 @@ class Whole:
     def members_of(self, block: int) -> Int64s:
         """The numbers that the members of *block* have in the whole, in the block's own order."""
         sizes = self.endpoints.sum(axis=0)
-        first = np.concatenate([[0], np.cumsum(self.rendezvous * sizes)[:-1]])
-        first = first + self.endpoints[:block].sum(axis=0)
+        first = offsets(self.rendezvous * sizes)[:-1] + self.endpoints[:block].sum(axis=0)
         here = self.endpoints[block]
         counts = self.rendezvous * here
         group = np.repeat(np.arange(len(here)), counts)
-        within = np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
+        within = np.arange(len(group)) - np.repeat(offsets(counts)[:-1], counts)
         sequence, position = np.divmod(within, here[group])
         members: Int64s = first[group] + sequence * sizes[group] + position
         return members
@@ -85,12 +86,8 @@ def build_whole(
     job: JobGraph, blocks: Sequence[range], rendezvous: Int64s, vector_count: int
 ) -> Whole:
     """The columns of *job*, which is split into *blocks*; *rendezvous* is by group."""
-    endpoints = np.zeros((len(blocks), len(job.groups)), dtype=np.int64)
-    for block, ranks in enumerate(blocks):
-        groups = job.rank_group[ranks.start : ranks.stop]
-        endpoints[block] = np.bincount(groups[groups != NO_GROUP], minlength=len(job.groups))
     bounds = job.rank_rows()[[*(ranks.start for ranks in blocks), job.rank_count]]
-    return Whole(bounds, endpoints, rendezvous, vector_count)
+    return Whole(bounds, count_endpoints(job, blocks), rendezvous, vector_count)
 
 
 class RemoteTimelines:
@@ -188,13 +185,8 @@ class RemoteTimelines:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Looked:
-    """A replay whose timelines may still be read."""
-
-    keeper: weakref.ref[RemoteTimelines]
-    workers: RayWorkers
-    kept: range
+Readable = tuple[weakref.ref[RemoteTimelines], RayWorkers, range]
+"""A replay whose timelines may still be read, its workers, and the iterations that they keep."""
 
 
 class RayExecutor:
@@ -205,7 +197,7 @@ class RayExecutor:
         self._on_round = on_round
         self._seats: list[Any] = []
         self._sent: _Sent | None = None
-        self._looked: list[_Looked] = []
+        self._readable: list[Readable] = []
         self._replays = 0
         self._most_blocks = 0
         self._rounds = 0
@@ -278,12 +270,12 @@ class RayExecutor:
     def close(self) -> None:
         """End the worker processes; the cluster itself stays."""
         try:
-            for looked in self._looked:
-                keeper = looked.keeper()
+            for reference, _, kept in self._readable:
+                keeper = reference()
                 if keeper is not None:
-                    keeper.close(looked.kept)
+                    keeper.close(kept)
         finally:
-            self._looked.clear()
+            self._readable.clear()
             while self._seats:
                 self._cluster.give_up(self._seats.pop())
 
@@ -296,14 +288,14 @@ class RayExecutor:
         rendezvous = sent.crossings.rendezvous
         whole = build_whole(sent.job, sent.blocks, rendezvous, vector_count)
         keeper = RemoteTimelines(workers, whole, sent.crossings)
-        self._looked.append(_Looked(weakref.ref(keeper), workers, kept))
+        self._readable.append((weakref.ref(keeper), workers, kept))
         return Replay(tuple(Timeline(index, keeper) for index in kept), lane_now_ns, keeper)
 
     def _dismiss_unseen(self) -> None:
         """Release the blocks of replays that nobody reads any more."""
-        for looked in [looked for looked in self._looked if looked.keeper() is None]:
-            self._looked.remove(looked)
-            self._dismiss(looked.workers)
+        for unread in [one for one in self._readable if one[0]() is None]:
+            self._readable.remove(unread)
+            self._dismiss(unread[1])
 
     def _dismiss(self, workers: RayWorkers) -> None:
         with suppress(ExecutionError):

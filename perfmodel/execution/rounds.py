@@ -18,6 +18,7 @@ from perfmodel.engine.block import Arrivals, join_arrivals, no_arrivals
 from perfmodel.engine.layout import Int64s
 from perfmodel.execution.messages import Report
 from perfmodel.execution.parts import Crossings
+from perfmodel.graph.program import offsets
 
 
 class BlockWorkers(Protocol):
@@ -51,9 +52,7 @@ class Exchange:
         """*awaited* lists, for every block, the rendezvous that it reports to."""
         is_crossing = crossings.has_part.sum(axis=0) > 1
         self._has_part = crossings.has_part
-        self._start = np.concatenate(
-            [[0], np.cumsum(np.where(is_crossing, crossings.rendezvous, 0))]
-        )
+        self._start = offsets(np.where(is_crossing, crossings.rendezvous, 0))
         self._expected: NDArray[np.int32] = np.zeros(int(self._start[-1]), dtype=np.int32)
         for rows in awaited:
             self._expected[self._start[rows[:, 0]] + rows[:, 1]] += 1

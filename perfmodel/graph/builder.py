@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 from perfmodel.base.errors import GraphError
 from perfmodel.graph.job import NO_GROUP, Group, JobFacts, JobGraph, Origin
 from perfmodel.graph.ops import Op
-from perfmodel.graph.program import PLAIN, Anchor, Lane, LaneKind, Program, Role
+from perfmodel.graph.program import (
+    COLUMN_TYPES,
+    PLAIN,
+    Anchor,
+    Lane,
+    LaneKind,
+    Program,
+    Role,
+    offsets,
+)
 
 MOST_DISTANCE = 255
 _TASK_FIELDS = 7
@@ -58,10 +67,6 @@ class Tables:
             known = (op, self.op_index.setdefault(op, len(self.op_index)))
             self._op_of_id[id(op)] = known
         return known[1]
-
-    def label_names(self) -> tuple[str, ...]:
-        """All labels, in the order of their numbers."""
-        return tuple(self.label_index)
 
     def label(self, label: str) -> int:
         """The index of *label*, added if it is new."""
@@ -161,8 +166,7 @@ class ProgramBuilder:
         after: Iterable[Dependency | int] = (),
     ) -> int:
         """Append a plain task to *lane* and return its number for later dependencies."""
-        named = self._tables.label(label), self._tables.origin(origin, label)
-        return self._add((lane, self._tables.op(op), *named, PLAIN, PLAIN, 0), after)
+        return self._add(lane, op, label, origin, (PLAIN, PLAIN, 0), after)
 
     def add_rendezvous(
         self,
@@ -178,8 +182,7 @@ class ProgramBuilder:
         """Append this rank's part in the next rendezvous of communicator *slot*."""
         sequence = self._next_sequence.get(slot, 0)
         self._next_sequence[slot] = sequence + 1
-        named = self._tables.label(label), self._tables.origin(origin, label)
-        return self._add((lane, self._tables.op(op), *named, slot, sequence, int(role)), after)
+        return self._add(lane, op, label, origin, (slot, sequence, int(role)), after)
 
     def add_dependency(self, task: int, dependency: Dependency | int) -> None:
         """Let *task* also wait for *dependency*, which may be a task added later."""
@@ -208,7 +211,7 @@ class ProgramBuilder:
         deps = np.array(self._deps[since.deps * _DEP_FIELDS :], dtype=np.int64)
         tasks, deps = tasks.reshape(-1, _TASK_FIELDS), deps.reshape(-1, _DEP_FIELDS)
         numbers, tasks[:, 2] = np.unique(tasks[:, 2], return_inverse=True)
-        names = self._tables.label_names()
+        names = tuple(self._tables.label_index)
         deps[:, :2] -= since.tasks
         place_of = {task - since.tasks: place for place, task in enumerate(leans_on)}
         outside = [-1 if row >= 0 else place_of[row] for row in deps[:, 1].tolist()]
@@ -248,24 +251,21 @@ class ProgramBuilder:
         deps = np.array(self._deps, dtype=np.int64).reshape(-1, _DEP_FIELDS)
         self._check_sources(deps[:, 1])
         place = self.place_of_tasks()
-        lane, op, label, origin, slot, sequence, role = tasks[np.argsort(place)].T
+        lane, *of_tasks = tasks[np.argsort(place)].T
         deps = deps[np.argsort(place[deps[:, 0]], kind="stable")]
         dep_counts = np.bincount(place[deps[:, 0]], minlength=len(tasks))
-        return Program(
-            lanes=tuple(self._lanes),
-            lane_start=_offsets(np.bincount(lane, minlength=len(self._lanes))),
-            op=op.astype(np.int32),
-            label=label.astype(np.int32),
-            origin=origin.astype(np.int32),
-            slot=slot.astype(np.int32),
-            sequence=sequence.astype(np.int32),
-            role=role.astype(np.uint8),
-            dep_start=_offsets(dep_counts),
-            dep_task=place[deps[:, 1]].astype(np.int32),
-            dep_anchor=deps[:, 2].astype(np.uint8),
-            dep_distance=deps[:, 3].astype(np.uint8),
-            dep_lag_ns=deps[:, 4].copy(),
+        columns = (
+            offsets(np.bincount(lane, minlength=len(self._lanes))),
+            *of_tasks,
+            offsets(dep_counts),
+            place[deps[:, 1]],
+            *deps[:, 2:].T,
         )
+        typed: dict[str, Any] = {
+            name: column.astype(dtype)
+            for (name, dtype), column in zip(COLUMN_TYPES.items(), columns, strict=True)
+        }
+        return Program(lanes=tuple(self._lanes), **typed)
 
     def place_of_tasks(self) -> NDArray[np.int64]:
         """The number of each added task in the built program."""
@@ -275,12 +275,19 @@ class ProgramBuilder:
         return place
 
     def _add(
-        self, row: tuple[int, int, int, int, int, int, int], after: Iterable[Dependency | int]
+        self,
+        lane: int,
+        op: Op,
+        label: str,
+        origin: Origin | None,
+        member: tuple[int, int, int],
+        after: Iterable[Dependency | int],
     ) -> int:
-        if not 0 <= row[0] < len(self._lanes):
-            raise GraphError(f"task needs a lane that was added before, got lane {row[0]}.")
-        task = self.task_count
-        self._tasks.extend(row)
+        tables, task = self._tables, self.task_count
+        if not 0 <= lane < len(self._lanes):
+            raise GraphError(f"task needs a lane that was added before, got lane {lane}.")
+        named = tables.label(label), tables.origin(origin, label)
+        self._tasks.extend((lane, tables.op(op), *named, *member))
         for dependency in after:
             self.add_dependency(task, dependency)
         return task
@@ -371,7 +378,3 @@ class JobBuilder:
                 "Give each communicator of a rank its own slot."
             )
         rank_group[rank, slot] = group
-
-
-def _offsets(counts: NDArray[np.intp]) -> NDArray[np.int32]:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.graph.ops import Op
-from perfmodel.graph.program import NO_ORIGIN, PLAIN, Int32s, Int64s, Program
+from perfmodel.graph.program import NO_ORIGIN, PLAIN, Int32s, Int64s, Program, offsets
 
 RUNTIME_BYTES = 2**30
 """Driver context, communicator buffers and fragmentation of the allocator: assumed, 1 GiB."""
@@ -92,12 +92,11 @@ class JobGraph:
     def task_counts(self) -> Int64s:
         """Number of tasks of every rank."""
         counts = np.array([program.task_count for program in self.programs], dtype=np.int64)
-        picked: Int64s = counts[self.rank_program]
-        return picked
+        return counts[self.rank_program]
 
     def rank_rows(self) -> Int64s:
         """The first row of each rank in columns of all tasks, and the end."""
-        return np.concatenate([[0], np.cumsum(self.task_counts())])
+        return offsets(self.task_counts())
 
     def program_of(self, rank: int) -> Program:
         """The program that *rank* runs."""
@@ -123,10 +122,8 @@ class JobGraph:
         ranks, slots = np.nonzero(self.rank_group != NO_GROUP)
         group = self.rank_group[ranks, slots]
         order = np.lexsort((slots, ranks, group))
-        counts = np.bincount(group, minlength=len(self.groups))
-        start = np.concatenate([[0], np.cumsum(counts)])
         return Endpoints(
-            group_start=start.astype(np.int64),
+            group_start=offsets(np.bincount(group, minlength=len(self.groups))),
             rank=ranks[order].astype(np.int32),
             slot=slots[order].astype(np.int32),
         )
@@ -146,7 +143,7 @@ def with_own_origins(job: JobGraph) -> JobGraph:
 
     That number identifies a task, however the job is changed.
     """
-    starts = np.concatenate([[0], np.cumsum([program.task_count for program in job.programs])])
+    starts = offsets([program.task_count for program in job.programs])
     column = np.concatenate([program.origin for program in job.programs]).tolist()
     return replace(
         job,

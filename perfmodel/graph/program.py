@@ -7,11 +7,14 @@ communicator slots and in durations.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum, IntFlag
+from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -110,12 +113,32 @@ class Program:
     def is_on_device(self) -> NDArray[np.bool_]:
         """Which tasks run on a device stream."""
         is_device = np.array([lane.kind.is_device for lane in self.lanes], dtype=bool)
-        picked: NDArray[np.bool_] = is_device[self.task_lanes()]
-        return picked
+        return is_device[self.task_lanes()]
 
     def columns(self) -> dict[str, NDArray[np.generic]]:
         """All columns by name, in the order they are stored."""
         return {name: getattr(self, name) for name in COLUMN_TYPES}
+
+
+def offsets(counts: ArrayLike) -> Int64s:
+    """The first row of each of several parts with *counts* rows, and the end of the last."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+class Programs(Sequence[Program], ABC):
+    """Programs that are made on access."""
+
+    @overload
+    def __getitem__(self, index: int) -> Program: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Program]: ...
+    def __getitem__(self, index: int | slice) -> Program | Sequence[Program]:
+        places = range(len(self))[index]
+        return self.make(places) if isinstance(places, int) else [self[place] for place in places]
+
+    @abstractmethod
+    def make(self, index: int) -> Program:
+        """Program number *index*."""
 
 
 COLUMN_TYPES: dict[str, type[np.generic]] = {

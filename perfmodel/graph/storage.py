@@ -92,7 +92,7 @@ def write_job(job: JobGraph, draft: Path, *, beside: Sequence[str] = ()) -> None
 def load_job(folder: str | Path) -> JobGraph:
     """Read the job in *folder*; an incomplete or invalid job is refused."""
     folder = Path(folder)
-    job = _open(folder, _read_whole_header(folder), is_loaded=True)
+    job = _open(folder, is_loaded=True)
     check_job(job)
     return job
 
@@ -102,7 +102,7 @@ def open_job(folder: Path) -> JobGraph:
 
     Checks that every file is complete. The reader of a program must check that it is valid.
     """
-    job = _open(folder, _read_whole_header(folder), is_loaded=False)
+    job = _open(folder, is_loaded=False)
     check_outline(job)
     return job
 
@@ -130,11 +130,13 @@ def _read_whole_header(folder: Path) -> dict[str, Any]:
     return header
 
 
-def _open(folder: Path, header: dict[str, Any], *, is_loaded: bool) -> JobGraph:
+def _open(folder: Path, *, is_loaded: bool) -> JobGraph:
+    header = _read_whole_header(folder)
     try:
-        programs = StoredPrograms(folder, _read_outlines(header["programs"]))
-        kept = tuple(loaded(one, tuple(COLUMN_TYPES)) for one in programs) if is_loaded else None
-        return _assemble(folder, header, programs if kept is None else kept)
+        programs: Sequence[Program] = StoredPrograms(folder, _read_outlines(header["programs"]))
+        if is_loaded:
+            programs = tuple(loaded(one, tuple(COLUMN_TYPES)) for one in programs)
+        return _assemble(folder, header, programs)
     except (KeyError, TypeError, ValueError, pa.ArrowException) as fault:
         raise GraphError(
             f"{folder}: not a readable job ({type(fault).__name__}: {fault})."

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from perfmodel.graph.program import COLUMN_TYPES, Int32s, Int64s, Lane, Program
+from perfmodel.graph.program import COLUMN_TYPES, Int32s, Int64s, Lane, Program, Programs, offsets
 
 TASKS_FILE, DEPENDENCIES_FILE = "tasks.parquet", "dependencies.parquet"
 BY_TASK = ("op", "label", "origin", "slot", "sequence", "role")
@@ -44,7 +44,7 @@ class ColumnReader:
         self._file = pq.ParquetFile(path)
         metadata = self._file.metadata
         sizes = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
-        self._bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        self._bounds = offsets(sizes)
         self._kept: OrderedDict[tuple[str, int], NDArray[Any]] = OrderedDict()
 
     @property
@@ -110,14 +110,14 @@ class StoredProgram(Program):
         return self._shelf.read(name, self._index)
 
 
-class StoredPrograms(Sequence[Program]):
+class StoredPrograms(Programs):
     """The programs of the job in *folder*, with the *outlines* of its header."""
 
     def __init__(self, folder: Path, outlines: Sequence[Outline]) -> None:
         self.folder = folder
         self.outlines = outlines
         counts = [int(outline.lane_start[-1]) for outline in outlines]
-        self._task_bounds: Int64s = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self._task_bounds = offsets(counts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Open files stay in this process: the receiver may have no such folder.
@@ -134,14 +134,9 @@ class StoredPrograms(Sequence[Program]):
     def __len__(self) -> int:
         return len(self.outlines)
 
-    @overload
-    def __getitem__(self, index: int) -> Program: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Program]: ...
-    def __getitem__(self, index: int | slice) -> Program | Sequence[Program]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        return StoredProgram.on(self, range(len(self))[index])
+    def make(self, index: int) -> Program:
+        """Program number *index*."""
+        return StoredProgram.on(self, index)
 
     def read(self, name: str, index: int) -> NDArray[Any]:
         """A column of program number *index*."""
@@ -166,7 +161,7 @@ class StoredPrograms(Sequence[Program]):
         bounds = np.zeros(len(self._task_bounds), dtype=np.int64)
         first, total = 0, 0
         for counts in self._tasks.pieces(DEP_COUNT):
-            reached = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+            reached = offsets(counts)
             places = self._task_bounds - first
             here = (places > 0) & (places < len(reached))
             bounds[here] = total + reached[places[here]]

@@ -126,10 +126,6 @@ class PlanEvaluator:
         self._frames: dict[FrameKey, tuple[CondensedJob, int]] = {}
         self._whole: tuple[ShardingPlan, PricedJob] | None = None
 
-    def times(self, plans: Sequence[ShardingPlan]) -> VariantTimes:
-        """Times of *plans*, in their order."""
-        return self.measure(plans).times
-
     def measure(self, plans: Sequence[ShardingPlan]) -> PlanMeasures:
         """Times and memory of *plans*, in their order."""
         apart = [place for place, plan in enumerate(plans) if has_steps(plan)]
@@ -179,12 +175,8 @@ class PlanEvaluator:
 
     def _measure_condensed(self, plans: Sequence[ShardingPlan]) -> PlanMeasures:
         widths = np.array([partial_width(plan) for plan in plans], dtype=np.int64)
-        keys = [
-            FrameKey(plan.data_parallel, bool(width > 0))
-            for plan, width in zip(plans, widths, strict=True)
-        ]
-        placements = self.catalog.placements(plans)
-        return self._measure(placements, widths, keys, lambda place: plans[place])
+        keys = [frame_key(plan) for plan in plans]
+        return self._measure(self.catalog.placements(plans), widths, keys, plans.__getitem__)
 
     def measure_layouts(self, book: LayoutBook, layouts: Sequence[PlanLayout]) -> PlanMeasures:
         """The same for layouts. A plan is built only for a new frame."""

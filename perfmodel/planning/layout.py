@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -66,10 +66,6 @@ class PlanLayout:
         ranks: list[int] = self.rank[self.start[place] : self.start[place + 1]].tolist()
         return ranks
 
-    def with_ranks(self, rank: Int32s) -> PlanLayout:
-        """The same pieces on other ranks."""
-        return PlanLayout(self.cuts, self.start, self.piece, rank, self.partial_width, self.copied)
-
 
 def split_table(place: int, table: EmbeddingTable, cut: Cut) -> list[Shard]:
     """The pieces of the table at *place*, by columns, then by rows, with rank 0 as placeholder."""
@@ -100,6 +96,14 @@ class LayoutBook:
             shards = split_table(place, tables[place], cut)
             self._pieces[key] = self._catalog.pieces(tables, shards)
         return self._pieces[key]
+
+    def split(self, cuts: Sequence[Cut]) -> list[Shard]:
+        """The pieces of all tables, with rank 0 as placeholder."""
+        return [
+            shard
+            for place, (table, cut) in enumerate(zip(self.task.tables, cuts, strict=True))
+            for shard in split_table(place, table, cut)
+        ]
 
     def build(self, cuts: Sequence[Cut], ranks: Sequence[int]) -> PlanLayout:
         """The layout that puts the pieces of all tables on *ranks*, in order."""
@@ -136,12 +140,7 @@ class LayoutBook:
 
     def to_plan(self, layout: PlanLayout, name: str) -> ShardingPlan:
         """*layout* as a plan."""
-        task = self.task
-        shards = [
-            shard
-            for place, cut in enumerate(layout.cuts)
-            for shard in split_table(place, task.tables[place], cut)
-        ]
+        task, shards = self.task, self.split(layout.cuts)
         placed = [
             shard.on_rank(rank) for shard, rank in zip(shards, layout.rank.tolist(), strict=True)
         ]
@@ -239,7 +238,7 @@ class Neighbourhood:
             rank[self._random.choice(others)] = source
             if draw >= SWAP and len(mine) > 1:
                 rank[self._random.choice(mine)] = target
-        return layout.with_ranks(rank)
+        return replace(layout, rank=rank)
 
     def _recut(self, layout: PlanLayout, place: int) -> PlanLayout | None:
         """More or fewer pieces by rows or columns, on the least busy ranks."""

@@ -22,6 +22,7 @@ from perfmodel.costs.embedding_terms import (
     most_tables_at_once,
     tables_terms,
 )
+from perfmodel.graph.program import offsets
 from perfmodel.workloads.dlrm.memory import piece_memory_bytes
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from topologies import Device
@@ -54,12 +55,8 @@ class Placements:
 
 def join_placements(pieces: Sequence[Int32s], ranks: Sequence[Int32s]) -> Placements:
     """Concatenate plans, given piece and rank of the shards of each."""
-    counts = [len(of_plan) for of_plan in pieces]
-    return Placements(
-        np.concatenate(pieces),
-        np.concatenate(ranks),
-        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-    )
+    starts = offsets([len(of_plan) for of_plan in pieces])
+    return Placements(np.concatenate(pieces), np.concatenate(ranks), starts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,8 +163,7 @@ class PieceCatalog:
             minlength=placements.plan_count * self.rank_count,
         )
         # Whole numbers below 2 ** 53 add up exactly in floating point.
-        used: Int64s = sums.astype(np.int64).reshape(placements.plan_count, self.rank_count)
-        return used
+        return sums.astype(np.int64).reshape(placements.plan_count, self.rank_count)
 
     def _build_columns(self, tables: Sequence[EmbeddingTable]) -> _PieceColumns:
         spec, device = self._spec, self._device
@@ -218,12 +214,11 @@ def _sum_loads(
     memory_bytes: Int64s,
 ) -> RankLoads:
     """Loads of all ranks (plans x ranks, the shape of *memory_bytes*)."""
-    shape = memory_bytes.shape
     loads = RankLoads(
-        np.zeros((*shape, len(Term)), dtype=np.int64),
-        np.zeros(shape, dtype=np.int64),
-        np.zeros(shape, dtype=np.int64),
-        np.zeros(shape, dtype=np.int64),
+        np.zeros((*memory_bytes.shape, len(Term)), dtype=np.int64),
+        np.zeros_like(memory_bytes),
+        np.zeros_like(memory_bytes),
+        np.zeros_like(memory_bytes),
         memory_bytes,
     )
     _add_up(

@@ -164,8 +164,7 @@ class PlanPricer:
         times = [
             self._small(cast(self._spec.batch * int(width), source, target)) for width in distinct
         ]
-        result: Floats = np.array(times)[place.reshape(widths.shape)]
-        return result
+        return np.array(times)[place.reshape(widths.shape)]
 
     def _small(self, kernel: MemoryBound) -> float:
         if kernel not in self._small_ns:
@@ -226,8 +225,7 @@ class ExchangePricer:
         )
         assert cost.per_rank_ns is not None
         times_ns = np.asarray(cost.per_rank_ns, dtype=np.float64) * self._time_ratio
-        result: Floats = times_ns.reshape(each.shape)
-        return result
+        return times_ns.reshape(each.shape)
 
     def _nic_of_partners(self, nic: Floats, is_sending: NDArray[np.bool_]) -> Floats:
         """The largest of *nic* among the ranks on other hosts that a rank exchanges with."""
@@ -235,8 +233,7 @@ class ExchangePricer:
         if is_sending.all():
             return of_all
         of_senders = self._by_host.largest_elsewhere(np.where(is_sending, nic, 0.0))
-        result: Floats = np.where(is_sending, of_all, of_senders)
-        return result
+        return np.where(is_sending, of_all, of_senders)
 
     @property
     def reduction_ns_per_byte(self) -> float:
@@ -270,13 +267,11 @@ class _ByOwner:
     def sum(self, values: Floats) -> Floats:
         """The sum of *values*, plans x ranks, over the ranks with the same owner."""
         sums = np.add.reduceat(values[:, self._order], self._first, axis=1)
-        result: Floats = sums[:, self._place]
-        return result
+        return sums[:, self._place]
 
     def largest(self, values: Floats) -> Floats:
         """The largest of *values* among the ranks with the same owner."""
-        result: Floats = self._largest(values)[:, self._place]
-        return result
+        return self._largest(values)[:, self._place]
 
     def largest_elsewhere(self, values: Floats) -> Floats:
         """The largest of *values* among the ranks with other owners."""

@@ -187,3 +187,8 @@ class LayoutQuestion:
         check_ranges(self, ScenarioError, "search")
         if not self.hosts:
             raise ScenarioError("search: hosts must be one number or more, got none.")
+
+    @property
+    def stated(self) -> frozenset[str]:
+        """The fields that *overrides* fix."""
+        return frozenset(text.partition("=")[0].strip() for text in self.overrides)

@@ -113,27 +113,22 @@ def _facts(evaluator: PlanEvaluator, question: RankQuestion) -> tuple[str, ...]:
 
 def _with_places(ranked: Sequence[RankedPlan], question: RankQuestion) -> tuple[RankedPlan, ...]:
     """Plans in order: those that fit first. Ties: less memory first, then more even lookups."""
-    order = sorted(
-        range(len(ranked)), key=lambda number: sort_key(ranked[number], question, number)
-    )
-    fitting = [number for number in order if ranked[number].fits]
-    others = [number for number in order if not ranked[number].fits]
     placed: list[RankedPlan] = []
-    for part in (fitting, others):
-        places = number_ties([order_time(ranked[number], question) for number in part])
-        of_place = sorted(
-            zip(places, part, strict=True),
-            key=lambda pair: (
-                pair[0],
-                ranked[pair[1]].loads.peak_bytes,
-                ranked[pair[1]].loads.unevenness,
-                pair[1],
-            ),
+    for fits in (True, False):
+        timed = sorted(
+            (order_time(one, question), number)
+            for number, one in enumerate(ranked)
+            if one.fits == fits
         )
+        places = number_ties([time_ns for time_ns, _ in timed])
         behind = len(placed)
+        tied = [
+            (place, ranked[number].loads.peak_bytes, ranked[number].loads.unevenness, number)
+            for place, (_, number) in zip(places, timed, strict=True)
+        ]
         placed += [
             replace(ranked[number], place=behind + place, beats_next=None)
-            for place, number in of_place
+            for place, _, _, number in sorted(tied)
         ]
         heads = [place for place in range(behind, len(placed)) if placed[place].place == place + 1]
         shares = beats_next([np.array(placed[place].answer.drawn_ns) for place in heads])
@@ -198,11 +193,6 @@ def _rank_one(
         fits=max(memory_bytes) <= evaluator.cluster.device.memory_bytes,
         spread=_spread(evaluator, plan, question, answer.iteration_ns),
     )
-
-
-def sort_key(plan: RankedPlan, question: RankQuestion, place: int) -> tuple[bool, float, int]:
-    """Plans that fit first, then by time, then in the given order."""
-    return (not plan.fits, order_time(plan, question), place)
 
 
 def order_time(plan: RankedPlan, question: RankQuestion) -> float:

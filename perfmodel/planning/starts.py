@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from embeddings.balanced import iter_balanced_plans
 from embeddings.plan import ShardingPlan
 from perfmodel.planning.evaluator import PlanEvaluator
-from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, PlanLayout, split_table
+from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, PlanLayout
 from perfmodel.planning.plan_costs import AloneCosts, Floats
 
 Int64s = NDArray[np.int64]
@@ -136,7 +136,7 @@ class SearchStarts:
         self._evaluator = evaluator
         self._book = book
         self._tables = book.task.tables
-        wholes = [split_table(place, table, WHOLE)[0] for place, table in enumerate(self._tables)]
+        wholes = book.split([WHOLE] * len(self._tables))
         self._alone = evaluator.pieces_alone(self._tables, wholes)
         self._bytes = evaluator.pieces_bytes(self._tables, wholes)
         self._balanced = iter_balanced_plans(book.task)
@@ -195,11 +195,7 @@ class SearchStarts:
         return found
 
     def _start(self, cuts: list[Cut], seconds: float) -> PlanLayout | None:
-        shards = [
-            shard
-            for place, cut in enumerate(cuts)
-            for shard in split_table(place, self._tables[place], cut)
-        ]
+        shards = self._book.split(cuts)
         pieces = Pieces(
             costs=self._evaluator.pieces_alone(self._tables, shards),
             widths=np.array([float(shard.width) for shard in shards]),

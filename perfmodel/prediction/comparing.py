@@ -95,11 +95,14 @@ class Comparison(Shown):
         for one in self.answered:
             for said in one.assumed:
                 names.setdefault(said, []).append(one.name)
-        assumed = (f"{self._told(some)}: {said}" for said, some in names.items())
-        return (*find_knees(self), *assumed)
-
-    def _told(self, names: list[str]) -> str:
-        return "All" if 1 < len(names) == len(self.answered) else ", ".join(names)
+        everyone = len(self.answered)
+        return (
+            *find_knees(self),
+            *(
+                f"{'All' if 1 < len(some) == everyone else ', '.join(some)}: {said}"
+                for said, some in names.items()
+            ),
+        )
 
 
 def _time_if_it_fits(entry: Compared) -> tuple[bool, int]:
@@ -133,14 +136,11 @@ def sweep_scenario(base: AnyScenario, axes: Sequence[SweepAxis]) -> list[NamedSc
 
 def _with_value(scenario: AnyScenario, key: str, value: str) -> AnyScenario:
     known = {one.name for one in fields(scenario)}
-    if key in known and key in _WHOLE:
-        if not value.isdecimal():
+    if key in known & {*_WHOLE, *_TEXTS}:
+        if key in _WHOLE and not value.isdecimal():
             raise ScenarioError(f"sweep of {key}: must be whole numbers, got {value!r}.")
-        number: dict[str, Any] = {key: int(value)}
-        return replace(scenario, **number)
-    if key in known and key in _TEXTS:
-        text: dict[str, Any] = {key: value}
-        return replace(scenario, **text)
+        change: dict[str, Any] = {key: int(value) if key in _WHOLE else value}
+        return replace(scenario, **change)
     if isinstance(scenario, JobScenario):
         raise ScenarioError(
             f"sweep of {key}: a job has no such thing. Sweep topology, hosts or stack, or change "
@@ -214,7 +214,15 @@ def find_knees(comparison: Comparison) -> tuple[str, ...]:
     key = comparison.axes[0].key
     steps = [_Stretch(first, last) for first, last in pairwise(points)]
     groups = [list(group) for _, group in groupby(steps, key=lambda step: step.word)]
-    sentences = [_tell_stretch(key, group) for group in groups]
+    sentences = []
+    for group in groups:
+        whole = _Stretch(group[0].first, group[-1].last)
+        (low, before), (high, after) = whole.first, whole.last
+        sentences.append(
+            f"From {key}={low:,g} to {high:,g} the time {group[0].word} "
+            f"({format_duration(before.iteration_ns)} to {format_duration(after.iteration_ns)}): "
+            f"{_why(whole)}."
+        )
     bends = {group[0].first[0] for group in groups[1:]}
     for step in steps:
         (low, before), (high, after) = step.first, step.last
@@ -228,14 +236,6 @@ def find_knees(comparison: Comparison) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _tell_stretch(key: str, steps: Sequence[_Stretch]) -> str:
-    whole = _Stretch(steps[0].first, steps[-1].last)
-    return (
-        f"From {key}={whole.first[0]:,g} to {whole.last[0]:,g} the time {steps[0].word} "
-        f"({_times(whole)}): {_why(whole)}."
-    )
-
-
 def _points(comparison: Comparison) -> list[tuple[float, Prediction]]:
     points = []
     for entry in comparison.answered:
@@ -247,11 +247,6 @@ def _points(comparison: Comparison) -> list[tuple[float, Prediction]]:
         if value > 0:
             points.append((value, entry.prediction))
     return sorted(points, key=lambda point: point[0])
-
-
-def _times(stretch: _Stretch) -> str:
-    before, after = stretch.first[1], stretch.last[1]
-    return f"{format_duration(before.iteration_ns)} to {format_duration(after.iteration_ns)}"
 
 
 def _bound_words(found: Prediction) -> str:

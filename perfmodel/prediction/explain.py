@@ -41,7 +41,9 @@ from perfmodel.prediction.answer import (
 from perfmodel.prediction.time_parts import (
     from_breakdown,
     mean_parts,
-    share_out,
+    order_shares,
+    order_waits,
+    scale_shares,
     sum_waits,
 )
 
@@ -121,8 +123,7 @@ class Evidence:
 
     def waits_ns(self, rank: int) -> Int64s:
         """How long the tasks of *rank* waited for other ranks."""
-        waits: Int64s = self.starts_ns(rank) - self.history.ready_ns(self.iteration, rank)
-        return waits
+        return self.starts_ns(rank) - self.history.ready_ns(self.iteration, rank)
 
     def last_member(self, rank: int, task: int) -> Occurrence:
         """The member that the rendezvous of *task* waited for."""
@@ -145,7 +146,7 @@ def explain(
     classes = _rank_classes(evidence, memory_of_rank, iteration_ns)
     steps = find_path(evidence)
     of_window = Explanation(
-        time=mean_parts([entry.time for entry in classes], [len(entry.ranks) for entry in classes]),
+        time=mean_parts(classes),
         rank_classes=classes,
         critical_path=_sum_up(evidence, steps),
         waits=_waits(evidence),
@@ -169,17 +170,15 @@ def _path_start_ns(evidence: Evidence) -> int:
 def _rank_classes(
     evidence: Evidence, memory_of_rank: Sequence[RankMemory], iteration_ns: int
 ) -> tuple[RankClass, ...]:
-    classes = []
     breakdowns = evidence.history.by_rank(break_down, evidence.window)
-    for breakdown, ranks in zip(breakdowns, evidence.class_ranks, strict=True):
-        classes.append(
-            RankClass(
-                ranks=ranks,
-                time=from_breakdown(breakdown, total_ns=iteration_ns),
-                memory=fullest(memory_of_rank, ranks),
-            )
+    return tuple(
+        RankClass(
+            ranks=ranks,
+            time=from_breakdown(breakdown, total_ns=iteration_ns),
+            memory=fullest(memory_of_rank, ranks),
         )
-    return tuple(classes)
+        for breakdown, ranks in zip(breakdowns, evidence.class_ranks, strict=True)
+    )
 
 
 def fullest(memory_of_rank: Sequence[RankMemory], ranks: Sequence[int]) -> RankMemory:
@@ -194,7 +193,7 @@ def _sum_up(evidence: Evidence, steps: Sequence[PathStep]) -> CriticalPath:
     kinds = _shares(steps, lambda step: name_kind(job, step.at.rank, step.at.task))
     if lag_ns:
         gaps = PathShare(LAG, lag_ns, sum(step.lag_ns > 0 for step in steps))
-        kinds = tuple(sorted((*kinds, gaps), key=_longest_first))
+        kinds = order_shares((*kinds, gaps))
     changes = sum(before.at.rank != after.at.rank for before, after in pairwise(steps))
     return CriticalPath(
         by_kind=kinds,
@@ -212,12 +211,11 @@ def _shares(steps: Iterable[PathStep], name_of: Callable[[PathStep], str]) -> tu
         name = name_of(step)
         duration_ns, count = totals.get(name, (0, 0))
         totals[name] = (duration_ns + step.to_ns - step.from_ns - step.lag_ns, count + 1)
-    shares = [PathShare(name, duration_ns, count) for name, (duration_ns, count) in totals.items()]
-    return tuple(sorted((share for share in shares if share.duration_ns), key=_longest_first))
-
-
-def _longest_first(share: PathShare) -> tuple[int, str]:
-    return -share.duration_ns, share.name
+    return order_shares(
+        PathShare(name, duration_ns, count)
+        for name, (duration_ns, count) in totals.items()
+        if duration_ns
+    )
 
 
 def _waits(evidence: Evidence) -> tuple[RankWait, ...]:
@@ -228,7 +226,7 @@ def _waits(evidence: Evidence) -> tuple[RankWait, ...]:
         for (task, late), waited_ns in found.items():
             key = (waiting, late, merge_numbers(evidence.job.labels[int(labels[task])]))
             totals[key] = totals.get(key, 0) + waited_ns
-    waits = [
+    return order_waits(
         RankWait(
             waiting_ranks=evidence.class_ranks[waiting],
             awaited_rank=evidence.class_ranks[late][0],
@@ -236,9 +234,6 @@ def _waits(evidence: Evidence) -> tuple[RankWait, ...]:
             duration_ns=waited_ns,
         )
         for (waiting, late, label), waited_ns in totals.items()
-    ]
-    return tuple(
-        sorted(waits, key=lambda wait: (-wait.duration_ns, wait.waiting_ranks, wait.label))
     )
 
 
@@ -269,16 +264,10 @@ def shrink_to_iteration(
 def _shrink_path(path: CriticalPath, iteration_ns: int) -> CriticalPath:
     if not path.length_ns:
         return path
-    weights = [Fraction(share.duration_ns) for share in path.by_kind]
     ratio = Fraction(iteration_ns, path.length_ns)
     return replace(
         path,
-        by_kind=tuple(
-            replace(share, duration_ns=duration_ns)
-            for share, duration_ns in zip(
-                path.by_kind, share_out(weights, iteration_ns), strict=True
-            )
-        ),
+        by_kind=scale_shares(path.by_kind, iteration_ns),
         by_label=tuple(
             replace(share, duration_ns=round(share.duration_ns * ratio)) for share in path.by_label
         ),

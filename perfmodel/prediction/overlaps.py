@@ -28,7 +28,7 @@ from perfmodel.engine.replay import Timeline
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Communication
-from perfmodel.graph.program import PLAIN
+from perfmodel.graph.program import PLAIN, offsets
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int8]
@@ -220,7 +220,7 @@ def _slowed_lanes(
 ) -> tuple[Int64s, Int64s, Int64s]:
     """First task, stop and rank of the lanes with a task that something could slow."""
     firsts, stops, ranks = [], [], []
-    reached = np.concatenate([[0], np.cumsum(is_slowed)])
+    reached = offsets(is_slowed)
     for rank in range(job.rank_count):
         lane_start = layout.r_task[rank] + job.program_of(rank).lane_start
         has_slowed = np.diff(reached[lane_start]) > 0

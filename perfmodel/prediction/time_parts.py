@@ -7,7 +7,7 @@ iteration are extrapolated from those of two smaller jobs, and still add up to i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -16,6 +16,7 @@ import numpy as np
 from perfmodel.engine.history import History, Occurrence
 from perfmodel.engine.layout import Int64s
 from perfmodel.engine.reasons import Breakdown, Window, clipped_spans
+from perfmodel.graph.program import offsets
 from perfmodel.prediction.answer import (
     CriticalPath,
     Explanation,
@@ -82,7 +83,7 @@ class _IdleTime:
         begins[1:] = np.maximum(begins[1:], self._reach[:-1])
         self._ends = np.maximum(ordered[:, 1], begins)
         self._begins = begins
-        self._busy = np.concatenate([[0], np.cumsum(self._ends - begins)])
+        self._busy = offsets(self._ends - begins)
 
     def within(self, from_ns: int, to_ns: int) -> int:
         """Nanoseconds from *from_ns* to *to_ns* in which nothing ran."""
@@ -115,35 +116,29 @@ def from_breakdown(breakdown: Breakdown, *, total_ns: int) -> TimeParts:
     them, can differ from the mean iteration.
     """
     weights = [
-        Fraction(breakdown.compute_ns),
-        Fraction(breakdown.exposed_communication_ns),
-        Fraction(breakdown.exposed_copy_ns),
-        Fraction(breakdown.waiting_for_ranks_ns),
-        Fraction(breakdown.host_bound_idle_ns),
+        breakdown.compute_ns,
+        breakdown.exposed_communication_ns,
+        breakdown.exposed_copy_ns,
+        breakdown.waiting_for_ranks_ns,
+        breakdown.host_bound_idle_ns,
     ]
     return _as_parts(weights, total_ns)
 
 
-def mean_parts(parts: Sequence[TimeParts], class_sizes: Sequence[int]) -> TimeParts:
-    """The mean of *parts* of equal length, each counted as often as its class has ranks."""
+def mean_parts(classes: Sequence[RankClass]) -> TimeParts:
+    """The mean over all ranks of *classes*, whose times are equally long."""
     weights = [
-        Fraction(
-            sum(
-                size * entry.of_part_ns[part]
-                for entry, size in zip(parts, class_sizes, strict=True)
-            )
-        )
-        for part in Part
+        sum(len(entry.ranks) * entry.time.of_part_ns[part] for entry in classes) for part in Part
     ]
-    return _as_parts(weights, parts[0].total_ns)
+    return _as_parts(weights, classes[0].time.total_ns)
 
 
-def share_out(weights: Sequence[Fraction], total_ns: int) -> list[int]:
+def share_out(weights: Sequence[int], total_ns: int) -> list[int]:
     """*total_ns* in whole parts in proportion to *weights*; all 0 where the weights are."""
     whole = sum(weights)
     if whole == 0:
         return [0] * len(weights)
-    exact = [weight * total_ns / whole for weight in weights]
+    exact = [Fraction(weight * total_ns, whole) for weight in weights]
     floors = [int(share) for share in exact]
     order = sorted(range(len(exact)), key=lambda place: (floors[place] - exact[place], place))
     for place in order[: total_ns - sum(floors)]:
@@ -151,8 +146,29 @@ def share_out(weights: Sequence[Fraction], total_ns: int) -> list[int]:
     return floors
 
 
-def _as_parts(weights: Sequence[Fraction], total_ns: int) -> TimeParts:
+def _as_parts(weights: Sequence[int], total_ns: int) -> TimeParts:
     return TimeParts(dict(zip(Part, share_out(weights, total_ns), strict=True)))
+
+
+def scale_shares(shares: Sequence[PathShare], total_ns: int) -> tuple[PathShare, ...]:
+    """*shares* of a path as those of one of *total_ns*."""
+    lengths_ns = share_out([share.duration_ns for share in shares], total_ns)
+    return tuple(
+        replace(share, duration_ns=length_ns)
+        for share, length_ns in zip(shares, lengths_ns, strict=True)
+    )
+
+
+def order_shares(shares: Iterable[PathShare]) -> tuple[PathShare, ...]:
+    """*shares*, longest first."""
+    return tuple(sorted(shares, key=lambda share: (-share.duration_ns, share.name)))
+
+
+def order_waits(waits: Iterable[RankWait]) -> tuple[RankWait, ...]:
+    """*waits*, longest first."""
+    return tuple(
+        sorted(waits, key=lambda wait: (-wait.duration_ns, wait.waiting_ranks, wait.label))
+    )
 
 
 Reach = Callable[[int, int], int]
@@ -166,12 +182,13 @@ def extrapolate_explanation(
     def reach(of_small: int, of_large: int) -> int:
         return max(extrapolation.extrapolate(of_small, of_large), 0)
 
-    path = _extrapolate_path(small.critical_path, large.critical_path, reach, iteration_ns)
     classes = _extrapolate_classes(small.rank_classes, large.rank_classes, reach, iteration_ns)
     return Explanation(
-        time=mean_parts([entry.time for entry in classes], [len(entry.ranks) for entry in classes]),
+        time=mean_parts(classes),
         rank_classes=classes,
-        critical_path=path,
+        critical_path=_extrapolate_path(
+            small.critical_path, large.critical_path, reach, iteration_ns
+        ),
         waits=_extrapolate_waits(small.waits, large.waits, reach),
         provenance_ratio=large.provenance_ratio,
     )
@@ -187,9 +204,8 @@ def _extrapolate_classes(
         own = entry.time.of_part_ns
         earlier = before.get(entry.ranks)
         parts_ns = own if earlier is None else {p: reach(earlier[p], own[p]) for p in Part}
-        weights = [Fraction(parts_ns[part]) for part in Part]
-        whole = dict(zip(Part, share_out(weights, iteration_ns), strict=True))
-        classes.append(replace(entry, time=TimeParts(whole)))
+        whole = _as_parts([parts_ns[part] for part in Part], iteration_ns)
+        classes.append(replace(entry, time=whole))
     return tuple(classes)
 
 
@@ -197,12 +213,8 @@ def _extrapolate_path(
     small: CriticalPath, large: CriticalPath, reach: Reach, iteration_ns: int
 ) -> CriticalPath:
     kinds = _extrapolate_shares(small.by_kind, large.by_kind, reach)
-    lengths_ns = share_out([Fraction(share.duration_ns) for share in kinds], iteration_ns)
     return CriticalPath(
-        by_kind=tuple(
-            replace(share, duration_ns=length_ns)
-            for share, length_ns in zip(kinds, lengths_ns, strict=True)
-        ),
+        by_kind=scale_shares(kinds, iteration_ns),
         by_label=_extrapolate_shares(small.by_label, large.by_label, reach),
         rank_changes=reach(small.rank_changes, large.rank_changes),
     )
@@ -218,7 +230,7 @@ def _extrapolate_shares(
         duration_ns = reach(earlier.duration_ns, share.duration_ns)
         count = reach(earlier.task_count, share.task_count)
         shares.append(PathShare(share.name, duration_ns, count))
-    return tuple(sorted(shares, key=lambda share: (-share.duration_ns, share.name)))
+    return order_shares(shares)
 
 
 def _extrapolate_waits(
@@ -230,6 +242,4 @@ def _extrapolate_waits(
         earlier = before.get((wait.waiting_ranks, wait.awaited_rank, wait.label))
         earlier_ns = 0 if earlier is None else earlier.duration_ns
         waits.append(replace(wait, duration_ns=reach(earlier_ns, wait.duration_ns)))
-    return tuple(
-        sorted(waits, key=lambda wait: (-wait.duration_ns, wait.waiting_ranks, wait.label))
-    )
+    return order_waits(waits)

@@ -17,11 +17,9 @@ from perfmodel.planning.layouts.search import (
     _bound,
     _compare,
     _fitting,
-    _load,
     _order,
     _reasons,
     _replay,
-    _Setting,
     _tally,
     fastest_by_bound,
     search_layouts,
@@ -143,9 +141,9 @@ def test_bounds_are_found_for_the_most_promising_layers_until_time_is_up(
     monkeypatch.setattr(searching, "Bounds", Bounds)
     # Two layouts of each kind of layer, the least promising first.
     fitting = [SimpleNamespace(layer=n // 2, promise=n // 2, number=n) for n in range(400)][::-1]
-    setting: Any = SimpleNamespace(cluster=None, stack=None)
+    machine: Any = (None, None)
     executor: Any = Executor()
-    queue = _bound(setting, fitting, executor, 100.0 + until_s, lambda *one: told.append(one))
+    queue = _bound(machine, fitting, executor, 100.0 + until_s, lambda *one: told.append(one))
 
     assert [len(layers) for layers in asked] == rounds
     assert [layer for layers in asked for layer in layers] == list(range(sum(rounds)))
@@ -171,11 +169,11 @@ def test_a_layout_without_a_replay_is_the_lowest_bound_of_so_many_kinds_of_layer
 def test_a_layout_that_fills_what_is_usable_fits():
     cluster: Any = SimpleNamespace(device=SimpleNamespace(memory_bytes=1000))
     spec: Any = SimpleNamespace(name="any")
-    setting = _Setting(spec, cluster, None)  # type: ignore[arg-type]
+    stated: frozenset[str] = frozenset()
     some: Any = [SimpleNamespace(peak_bytes=size, overrides={}) for size in (901, 900, 899)]
-    assert _fitting(setting, some) == some[1:]
+    assert _fitting(spec, cluster, stated, some) == some[1:]
     with pytest.raises(PlanError, match=r"none of 1 layouts of any fits in 900 B \(90%"):
-        _fitting(setting, some[:1])
+        _fitting(spec, cluster, stated, some[:1])
 
 
 @pytest.mark.parametrize(("is_proven", "bounded"), [(True, 6), (True, 5), (False, 6)])
@@ -193,17 +191,17 @@ def test_the_winner_is_held_against_the_next_layout_with_another_split(monkeypat
     same, other, third = (RankedLayout(candidate(n), 0, answer(1)) for n in (2, 3, 4))
     times = {2: prediction(100, compute=90), 3: prediction(110, compute=100)}
     monkeypatch.setattr(searching, "judge", lambda shared, one: times[one.number])
-    setting: Any = SimpleNamespace(cluster=None, stack=None)
+    machine: Any = (None, None)
     for ranked in ([same, other, third], [same, same, other, third]):
-        reasons = _reasons(setting, ranked)
+        reasons = _reasons(machine, ranked)
         assert reasons[0] == "Against tp=3 pp=2 dp=3 micro_batch=4 (+10.0 ms): compute +10.0 ms."
-    assert _reasons(setting, [same]) == _reasons(setting, [same, same]) == ()
+    assert _reasons(machine, [same]) == _reasons(machine, [same, same]) == ()
 
 
 def test_the_time_there_is_is_shared_by_the_numbers_of_hosts(clock, monkeypatch):
     ends_s = []
 
-    def bound(setting: Any, fitting: Any, executor: Any, until_s: float, on_phase: Any) -> Any:
+    def bound(machine: Any, fitting: Any, executor: Any, until_s: float, on_phase: Any) -> Any:
         ends_s.append(until_s)
         return [(6, one) for one in fitting]
 
@@ -230,8 +228,7 @@ def test_what_is_set_is_not_searched_and_layouts_are_answered_without_explanatio
     fixed = ("batch=16", "model.layers=2", "parallel.tp=1", " parallel.pp =1")
     question = LayoutQuestion("quad_a100", "gpt2_xl", fixed, top=1, samples=2)
     stated = {"batch", "model.layers", "parallel.tp", "parallel.pp"}
-    setting = _load(question, 1)
-    assert setting.stated == stated
+    assert question.stated == stated
     [found] = search_layouts(question, executor=SerialExecutor())
     assert found.best.found.reasons is None
     assert len(found.best.found.drawn_ns) == 2

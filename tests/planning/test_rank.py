@@ -19,7 +19,7 @@ from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.making import build_task, iter_assignments, load_rank_setting
 from perfmodel.planning.plan_costs import AloneCosts
 from perfmodel.planning.question import RankBy, RankQuestion
-from perfmodel.planning.rank_plans import _with_places, find_loads, sort_key
+from perfmodel.planning.rank_plans import _with_places, find_loads
 from perfmodel.planning.ranking import PlanLoads, beats_next, number_ties
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.planning.starts import Pieces, assign, assign_greedily
@@ -174,14 +174,15 @@ def test_an_enumeration_finds_the_best_plan_of_whole_tables(tables):
 def test_plans_that_do_not_fit_stand_behind_all_that_do(tables):
     question = _question(tables)
     first, second, *_ = api.rank(question).plans
-    assert sort_key(first, question, 0) <= sort_key(second, question, 1)
-
     too_big = replace(first, fits=False)
+    slower = replace(too_big, answer=replace(first.answer, period_ns=2 * first.answer.period_ns))
+    same = replace(too_big, plan=second.plan)
 
-    assert sort_key(too_big, question, 0) > sort_key(second, question, 1)
     # Among those that do not fit the faster stands first, and ties keep their order.
-    assert sort_key(too_big, question, 0) <= sort_key(replace(second, fits=False), question, 1)
-    assert sort_key(first, question, 0) < sort_key(first, question, 1)
+    placed = _with_places([slower, too_big, same, second], question)
+    assert [one.fits for one in placed] == [True, False, False, False]
+    assert [one.place for one in placed] == [1, 2, 2, 4]
+    assert [one.plan for one in placed[1:]] == [first.plan, second.plan, first.plan]
 
 
 def test_too_many_plans_are_not_enumerated(tables):

@@ -1,6 +1,5 @@
 """Several steps explained as one of them."""
 
-from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -43,7 +42,7 @@ def test_an_empty_path_stays_empty():
 
 
 def test_weights_of_nothing_get_nothing():
-    assert share_out([Fraction(0), Fraction(0)], 10) == [0, 0]
+    assert share_out([0, 0], 10) == [0, 0]
 
 
 def test_provenance_is_by_the_time_that_the_path_spends():

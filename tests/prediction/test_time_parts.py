@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.engine.reasons import Breakdown
-from perfmodel.prediction.answer import Part, TimeParts
+from perfmodel.graph.job import RankMemory
+from perfmodel.prediction.answer import Part, RankClass, TimeParts
 from perfmodel.prediction.time_parts import from_breakdown, mean_parts
 
 durations = st.integers(0, 10**12)
@@ -36,7 +37,12 @@ def test_a_class_counts_as_often_as_it_has_ranks():
     waiting = TimeParts(dict(zip(Part, (0, 0, 0, 12, 0), strict=True)))
 
     # One rank computes for 12 and three wait for 12: 3 and 9 in the mean.
-    mean = mean_parts([busy, waiting], [1, 3])
+    mean = mean_parts(
+        [
+            RankClass((0,), busy, RankMemory(())),
+            RankClass((1, 2, 3), waiting, RankMemory(())),
+        ]
+    )
 
     assert mean.of_part_ns[Part.COMPUTE] == 3
     assert mean.of_part_ns[Part.WAITING_FOR_OTHER_RANKS] == 9

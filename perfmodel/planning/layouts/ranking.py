@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 from perfmodel.base.shown import Shown
 from perfmodel.base.units import NS_PER_HOUR
@@ -110,12 +110,8 @@ class Search(Shown, tuple[LayoutRanking, ...]):
 
 def pareto(rankings: Sequence[LayoutRanking]) -> tuple[LayoutRanking, ...]:
     """The numbers of hosts that no smaller or equal number beats in time."""
-    order = sorted(rankings, key=lambda one: (one.rank_count, one.best.time_ns))
-    first_of_size = [
-        next(iter(group)) for _, group in groupby(order, key=lambda one: one.rank_count)
-    ]
     front: list[LayoutRanking] = []
-    for one in first_of_size:
+    for one in sorted(rankings, key=lambda one: (one.rank_count, one.best.time_ns)):
         if not front or one.best.time_ns < front[-1].best.time_ns:
             front.append(one)
     assert all(a.best.time_ns > b.best.time_ns for a, b in pairwise(front))

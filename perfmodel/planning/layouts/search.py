@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
@@ -49,14 +49,7 @@ _KEPT = frozenset({"parallel.sharding", "training.recompute", "parallel.sequence
 _SPLIT = ("parallel.tp", "parallel.pp", "parallel.dp", "parallel.micro_batch")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Setting:
-    """What a question names, loaded for one number of hosts."""
-
-    spec: TransformerSpec
-    cluster: Cluster
-    stack: SoftwareStack
-    stated: frozenset[str] = field(default_factory=frozenset)
+Machine = tuple[Cluster, SoftwareStack]
 
 
 def search_layouts(
@@ -70,8 +63,8 @@ def fastest_by_bound(
     spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, *, stated: frozenset[str]
 ) -> Candidate:
     """The layout with the lowest bound among those that fit; nothing is replayed."""
-    setting = _Setting(spec, cluster, stack, stated)
-    fitting = _fitting(setting, list(iter_candidates(spec, cluster, stack, stated=stated)))
+    everything = list(iter_candidates(spec, cluster, stack, stated=stated))
+    fitting = _fitting(spec, cluster, stated, everything)
     bounds = Bounds(cluster, stack)
     # Limited by number, not by time: equal questions get equal answers.
     kinds = list(_by_layer(fitting).values())[:MOST_LAYERS]
@@ -126,18 +119,16 @@ def _search(
     question: LayoutQuestion, hosts: int, executor: Executor, on_phase: OnPhase
 ) -> LayoutRanking:
     began_s, seconds = time.monotonic(), question.seconds / len(question.hosts)
-    setting = _load(question, hosts)
+    spec, machine = _load(question, hosts)
+    cluster = machine[0]
     on_phase(f"{hosts} hosts: listing layouts", 0.0)
-    everything = list(
-        iter_candidates(setting.spec, setting.cluster, setting.stack, stated=setting.stated)
-    )
-    fitting = _fitting(setting, everything)
-    queue = _bound(setting, fitting, executor, began_s + BOUNDING_SHARE * seconds, on_phase)
+    everything = list(iter_candidates(spec, *machine, stated=question.stated))
+    fitting = _fitting(spec, cluster, question.stated, everything)
+    queue = _bound(machine, fitting, executor, began_s + BOUNDING_SHARE * seconds, on_phase)
     options = PredictOptions(samples=question.samples, seed=question.seed, is_explained=False)
-    shared = (setting.cluster, setting.stack, options)
     replayed, is_proven = _replay(
         queue,
-        lambda candidates: executor.map(judge, shared, candidates),
+        lambda candidates: executor.map(judge, (*machine, options), candidates),
         question.top,
         began_s + seconds,
         on_phase,
@@ -146,12 +137,12 @@ def _search(
     return LayoutRanking(
         question=question,
         hosts=hosts,
-        rank_count=setting.cluster.rank_count,
-        tokens=setting.spec.batch * setting.spec.sequence_length,
-        memory_bytes=setting.cluster.device.memory_bytes,
+        rank_count=cluster.rank_count,
+        tokens=spec.batch * spec.sequence_length,
+        memory_bytes=cluster.device.memory_bytes,
         layouts=tuple(ranked),
         tally=_tally(len(everything), len(fitting), queue, replayed, is_proven=is_proven),
-        reasons=_reasons(setting, ranked),
+        reasons=_reasons(machine, ranked),
     )
 
 
@@ -176,7 +167,7 @@ def _tally(
     )
 
 
-def _load(question: LayoutQuestion, hosts: int) -> _Setting:
+def _load(question: LayoutQuestion, hosts: int) -> tuple[TransformerSpec, Machine]:
     loaded = load_setting(
         Scenario(
             topology=question.topology,
@@ -194,26 +185,26 @@ def _load(question: LayoutQuestion, hosts: int) -> _Setting:
             f"search: {spec.name} is a recommendation model, whose plans are searched by "
             "`perfmodel rank --search SECONDS`. Name a Transformer here."
         )
-    stated = frozenset(text.partition("=")[0].strip() for text in question.overrides)
-    return _Setting(spec, loaded.cluster, loaded.stack, stated)
+    return spec, (loaded.cluster, loaded.stack)
 
 
-def _fitting(setting: _Setting, everything: Sequence[Candidate]) -> list[Candidate]:
+def _fitting(
+    spec: TransformerSpec, cluster: Cluster, stated: frozenset[str], everything: Sequence[Candidate]
+) -> list[Candidate]:
     if not everything:
-        fixed = f" with {', '.join(sorted(setting.stated))} fixed" if setting.stated else ""
+        fixed = f" with {', '.join(sorted(stated))} fixed" if stated else ""
         raise PlanError(
-            f"search: {setting.spec.name} has no layout on {setting.cluster.rank_count} ranks"
-            f"{fixed}: batch {setting.spec.batch}, {setting.spec.model.layers} "
-            f"layers and {setting.spec.model.heads} heads divide by none of them. "
-            f"{'Fix less' if setting.stated else 'Change batch'}, or change hosts."
+            f"search: {spec.name} has no layout on {cluster.rank_count} ranks{fixed}: batch "
+            f"{spec.batch}, {spec.model.layers} layers and {spec.model.heads} heads divide by none "
+            f"of them. {'Fix less' if stated else 'Change batch'}, or change hosts."
         )
-    usable_bytes = setting.cluster.device.memory_bytes * USABLE_SHARE
+    usable_bytes = cluster.device.memory_bytes * USABLE_SHARE
     fitting = [one for one in everything if one.peak_bytes <= usable_bytes]
     if not fitting:
         nearest = min(everything, key=lambda one: one.peak_bytes)
         words = ", ".join(f"{key}={value}" for key, value in nearest.overrides.items())
         raise PlanError(
-            f"search: none of {len(everything)} layouts of {setting.spec.name} fits in "
+            f"search: none of {len(everything)} layouts of {spec.name} fits in "
             f"{format_size(int(usable_bytes))} ({USABLE_SHARE:.0%} of a GPU). The nearest needs "
             f"{format_size(nearest.peak_bytes)}: {words}. Take more hosts, or shorter sequences."
         )
@@ -229,15 +220,14 @@ def _by_layer(fitting: Sequence[Candidate]) -> dict[TransformerSpec, list[Candid
 
 
 def _bound(
-    setting: _Setting,
+    machine: Machine,
     fitting: Sequence[Candidate],
     executor: Executor,
     until_s: float,
     on_phase: OnPhase,
 ) -> list[tuple[int, Candidate]]:
     """Layouts with their bounds, lowest first; without those not bounded in time."""
-    bounds, shared = Bounds(setting.cluster, setting.stack), (setting.cluster, setting.stack)
-    kinds = _by_layer(fitting)
+    bounds, kinds = Bounds(*machine), _by_layer(fitting)
     layers = list(kinds)
     first, at_once = 0, 2
     while first < len(layers):
@@ -246,7 +236,7 @@ def _bound(
             0.05 + 0.15 * first / len(layers),
         )
         part, began_s = layers[first : first + at_once], time.monotonic()
-        bounds.take(part, executor.map(measure_layer, shared, part))
+        bounds.take(part, executor.map(measure_layer, machine, part))
         first += len(part)
         took_s = time.monotonic() - began_s
         if time.monotonic() + took_s > until_s:
@@ -304,13 +294,13 @@ def _order(replayed: Sequence[RankedLayout]) -> list[RankedLayout]:
     return [replace(one, beats_next=share) for one, share in zip(order, shares, strict=True)]
 
 
-def _reasons(setting: _Setting, ranked: Sequence[RankedLayout]) -> tuple[str, ...]:
+def _reasons(machine: Machine, ranked: Sequence[RankedLayout]) -> tuple[str, ...]:
     """Why the first layout beats the next one with another split of the ranks."""
     winner = ranked[0]
     other = next((one for one in ranked[1:] if one.split != winner.split), None)
     if other is None:
         return ()
-    shared = (setting.cluster, setting.stack, PredictOptions(samples=2))
+    shared = (*machine, PredictOptions(samples=2))
     first, second = (judge(shared, one.candidate) for one in (winner, other))
     return _compare(first, second, other.name)
 
