@@ -2,10 +2,9 @@
 
 Ranks count tensor position first, then data-parallel position, then pipeline stage.
 
-A pipeline stage runs one forward, one backward (1F1B): as many forwards ahead as there
-are stages behind it, then it alternates, then it drains. Interleaved, a stage holds
-several runs of layers; micro-batches go round in groups as large as there are
-stages, and the bubble shrinks with the length of a run.
+A pipeline stage runs one forward, one backward (1F1B): as many forwards ahead as stages follow,
+then it alternates, then it drains. Interleaved, a stage holds several runs of layers; micro-batches
+go round in groups of as many as stages, and the bubble shrinks with the length of a run.
 Source: Narayanan et al., arXiv 2104.04473, section 2.2.
 """
 
@@ -32,13 +31,12 @@ _ENDS = 2
 class Layout:
     """Tensor, pipeline, context and data parallelism, and the micro-batches of every rank.
 
-    Ranks that share a sequence (*cp*) hold the same weights, so gradients are reduced over them
-    as over data-parallel ranks. Experts are spread over the ranks of a stage separately: *etp*
+    Ranks that share a sequence (*cp*) hold the same weights, so gradients are reduced over them as
+    over data-parallel ranks. Experts are spread over the ranks of a stage separately: *etp*
     neighbours share the GEMMs of an expert, *ep* such groups divide the experts. The ranks that
-    divide experts are on *expert_hosts* hosts.
-    *interleaving* is how many separate runs of layers a pipeline stage holds.
-    *shard* is how many data-parallel ranks divide state; by default all of them. *lengths* are
-    the layers of each run; by default as equal as possible.
+    divide experts are on *expert_hosts* hosts. *interleaving* is how many separate runs of layers a
+    pipeline stage holds. *shard* is how many data-parallel ranks divide state; by default all of
+    them. *lengths* are the layers of each run; by default as equal as possible.
     """
 
     tp: int
@@ -111,9 +109,8 @@ class Layout:
 def split_layers(layers: int, runs: int) -> tuple[int, ...]:
     """Layers of each of *runs* parts, in order.
 
-    Equal if that divides; else with embedding and head counted as a layer each,
-    if that divides; else the middle parts have a layer more than the others,
-    because the ends have more to do.
+    Equal if that divides; else with embedding and head counted as a layer each, if that divides;
+    else the middle parts have a layer more than the others, because the ends have more to do.
     """
     if layers % runs and (layers + _ENDS) % runs == 0 and runs > 1:
         whole = (layers + _ENDS) // runs
@@ -128,15 +125,12 @@ def split_layers_by_cost(
 ) -> tuple[int, ...]:
     """Layers of each of *runs* parts if a part takes blocks until it exceeds its share of cost.
 
-    Embedding, last norm, and two blocks of the loss cost nothing but are blocks.
-    A part that got no block at all has -1 layers.
+    Embedding, last norm and two loss blocks cost nothing. A part without blocks has -1 layers.
     """
     costs = [0, *[layer_cost] * layers, 0, head_cost, 0, 0]
-    total, so_far, part = sum(costs), 0, 0
-    part_of: list[int] = []
-    for cost in costs:
+    total, part, part_of = sum(costs), 0, list[int]()
+    for so_far in accumulate(costs):
         part_of.append(part)
-        so_far += cost
         if so_far * runs > total * (part + 1) and part < runs - 1:
             part += 1
     counts = Counter(part_of[1 : layers + 1])
@@ -247,8 +241,9 @@ def add_groups(job: JobBuilder, spec: TransformerSpec, layout: Layout) -> None:
             exchanging = experts.swapaxes(1, 2).reshape(-1, layout.ep)
             copies = experts.reshape(layout.expert_copies, -1).T
             _add(job, f"experts {stage}.", exchanging, Slot.EXPERTS)
-            sharing = experts.reshape(-1, layout.etp)
-            _add(job, f"expert tensor {stage}.", sharing, Slot.EXPERT_TENSOR)
+            _add(
+                job, f"expert tensor {stage}.", experts.reshape(-1, layout.etp), Slot.EXPERT_TENSOR
+            )
             _add(job, f"expert copies {stage}.", copies, Slot.EXPERT_DATA)
     _add_groups_across_stages(job, spec, layout)
 

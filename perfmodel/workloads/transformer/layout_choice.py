@@ -1,7 +1,6 @@
 """The choice of a layout: what a workload states of it, completed for a number of ranks.
 
-The layout with the fewest ranks per model copy that fits in memory is chosen,
-tensor parallelism inside a host before pipeline stages.
+It takes the fewest ranks per model copy that fit in memory, tensor parallelism in a host first.
 """
 
 from __future__ import annotations
