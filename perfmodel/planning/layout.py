@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 
 from embeddings.plan import Shard, ShardingPlan
-from embeddings.sharders import ShardingTask
+from embeddings.sharding_task import ShardingTask, cut_table
 from embeddings.table import EmbeddingTable
 from perfmodel.planning.placements import Int32s, PieceCatalog
 from perfmodel.planning.plan_costs import Floats
@@ -71,13 +71,7 @@ def split_table(place: int, table: EmbeddingTable, cut: Cut) -> list[Shard]:
     """The pieces of the table at *place*, by columns, then by rows, with rank 0 as placeholder."""
     if cut == COPIED:
         return []
-    bounds = [table.rows * piece // cut.rows for piece in range(cut.rows + 1)]
-    width = table.width // cut.columns
-    return [
-        Shard(place, 0, first, after - first, column * width, width)
-        for column in range(cut.columns)
-        for first, after in pairwise(bounds)
-    ]
+    return cut_table(place, table, columns=cut.columns, rows=cut.rows)
 
 
 class LayoutBook:
