@@ -135,7 +135,7 @@ class Placer:
         """
         of_size = np.asarray(sizes, dtype=np.float64)
         of_work = np.zeros((2, len(of_size)))
-        of_work[: len(work)] = work
+        of_work[: len(work)] = np.asarray(work, dtype=np.float64)
         of_span = np.broadcast_to(np.asarray(spans, dtype=np.int64), of_size.shape).copy()
         return _place_in_order(
             np.asarray(order, dtype=np.int64), of_size, of_work, of_span,
