@@ -13,8 +13,8 @@ from collectives.collective import CollectiveKind
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Convolution, Copy, CopyRoute, Pass, Work
+from perfmodel.graph.rendezvous import PeerCall
 from perfmodel.recordings.collective_calls import WORLD, dtype_of_word, kind_of_name
-from perfmodel.recordings.matching import PeerCall
 from perfmodel.recordings.operator_calls import OperatorCall, call_of_operator, whole_number
 from perfmodel.recordings.operator_work import gradient_of_weights, work_of_call
 from traces.execution_trace import ExecutedOperator, ExecutionTrace
