@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from collectives.collective import Collective, CollectiveKind
@@ -42,10 +44,8 @@ class Sketch(Issuer):
             deps = slice(program.dep_start[task], program.dep_start[task + 1])
             return words or labels[program.label[task]], program.dep_task[deps].tolist()
 
-        bounds = program.lane_start.tolist()
-        return program, [
-            [shown(task) for task in range(*pair)] for pair in zip(bounds, bounds[1:], strict=False)
-        ]
+        bounds = pairwise(program.lane_start.tolist())
+        return program, [[shown(task) for task in range(*pair)] for pair in bounds]
 
 
 def test_host_time_up_to_a_launch_is_one_task_and_its_kernel_waits_for_it():
