@@ -7,7 +7,6 @@ the fit.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -380,9 +379,7 @@ def write_calibration(calibration: Calibration, path: Path, *, about: Mapping[st
     write_file(path, _HEADING + text)
 
 
-def about_tables(
-    measurements: Sequence[CollectiveMeasurement], *, command: str, licence: str, day: datetime.date
-) -> dict[str, str]:
+def about_tables(measurements: Sequence[CollectiveMeasurement]) -> dict[str, str]:
     """Where constants come from: the sources, machines and releases that the tables name."""
     sources = sorted({row.source or "not stated" for row in measurements})
     versions = sorted({row.nccl_version for row in measurements if row.nccl_version is not None})
@@ -393,7 +390,4 @@ def about_tables(
         "source": "; ".join(sources),
         "hardware": ", ".join(sorted({row.topology for row in measurements})),
         "software": f"NCCL {', '.join(named)}",
-        "date": day.isoformat(),
-        "licence": licence,
-        "command": command,
     }
