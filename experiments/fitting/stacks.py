@@ -119,7 +119,7 @@ class Problem:
         for _ in range(25):
             scaled = slopes * (weight / ROBUST**2)[:, None]
             matrix = scaled.T @ slopes + np.diag(1 / self.prior**2)
-            value = np.linalg.solve(matrix, -scaled.T @ errors)
+            value = np.linalg.solve(matrix, -scaled.T @ errors).astype(np.float64)
             off = (errors + slopes @ value) / ROBUST
             weight = known / (1 + off**2) ** power
         return self._bounded(value)

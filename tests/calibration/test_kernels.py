@@ -56,7 +56,7 @@ def test_folding_by_something_unknown_or_by_one_value_is_refused():
 
 def test_constants_are_found_within_their_limits():
     x = np.linspace(1, 10, 30)
-    limits = {"a": Limit(1.0, 0.1, 100.0), "b": Limit(0.0, -1.0, 1.0, is_positive=False)}
+    limits = {"a": Limit(1.0, 0.1, 100.0), "b": Limit(0.0, -1.0, 1.0)}
     found = fit_constants(limits, lambda c: c["a"] * x + c["b"], 7 * x + 0.5)
     assert found == pytest.approx({"a": 7.0, "b": 0.5}, rel=1e-3)
     capped = fit_constants({"a": Limit(1.0, 0.1, 3.0)}, lambda c: c["a"] * x, 7 * x)
