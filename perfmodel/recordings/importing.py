@@ -17,6 +17,7 @@ import numpy as np
 
 from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import TraceError
+from perfmodel.engine.settle import Settled
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.program import Role
@@ -27,7 +28,7 @@ from perfmodel.recordings.collective_calls import (
     profiler_steps,
     step_ends,
 )
-from perfmodel.recordings.hold_back import HeldReplay, ready_ns_of
+from perfmodel.recordings.hold_back import ready_ns_of
 from perfmodel.recordings.host_chain import build_host_chain, with_unshared_allocations
 from perfmodel.recordings.import_report import (
     describe_missing,
@@ -212,11 +213,11 @@ def _find_arrivals(of_rank: RankFindings) -> dict[int, Arrival]:
 
 
 def _with_waits(
-    findings: Sequence[RankFindings], programs: Sequence[RankProgram], held: HeldReplay
+    findings: Sequence[RankFindings], programs: Sequence[RankProgram], held: Settled
 ) -> list[RankFindings]:
     """*findings* with how much later others arrived in the replay *held* of *programs*."""
     changed = []
-    parts = rank_parts(held.graph)
+    parts = rank_parts(held.job)
     for of_rank, built, (program, rows) in zip(findings, programs, parts, strict=True):
         lag_ns = program.dep_lag_ns.copy()
         for task, arrival in of_rank.arrivals.items():
