@@ -13,8 +13,8 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.calls import OperatorCall, launches_nothing
 from perfmodel.graph.operators import works_of_call
 from perfmodel.graph.ops import Copy, CopyRoute, Work
+from perfmodel.graph.rendezvous import PeerCall
 from perfmodel.recordings.collective_calls import WORLD, dtype_of_word, kind_of_name
-from perfmodel.recordings.matching import PeerCall
 from perfmodel.recordings.operator_calls import call_of_operator, whole_number
 from traces.execution_trace import ExecutedOperator, ExecutionTrace
 

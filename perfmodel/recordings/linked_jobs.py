@@ -21,10 +21,10 @@ from perfmodel.graph.job import JobFacts, Origin
 from perfmodel.graph.operators import works_of_call
 from perfmodel.graph.ops import Communication, Fixed, HostPart, HostWork, MemoryBound, Op, Work
 from perfmodel.graph.program import LaneKind, Program
+from perfmodel.graph.rendezvous import PeerCall, PeerGroups, group_peers
 from perfmodel.recordings.collective_calls import WORLD, dtype_of_word, kind_of_name
 from perfmodel.recordings.executed_jobs import ExecutedJob, uneven_faults
 from perfmodel.recordings.kernel_estimates import estimate_work, estimating_device, is_gemm_kernel
-from perfmodel.recordings.matching import PeerCall, PeerGroups, group_peers
 from perfmodel.recordings.operator_calls import call_of_operator, whole_number
 from perfmodel.recordings.rank_program import COLLECTIVE, COUNTED_WORK, ESTIMATED_WORK
 from perfmodel.recordings.rank_view import is_communication
