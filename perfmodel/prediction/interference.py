@@ -16,7 +16,7 @@ from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.folding import fold
 from perfmodel.engine.layout import Int64s
 from perfmodel.engine.replay import Replay, Replayer
-from perfmodel.engine.settle import Rules, Settled, settle
+from perfmodel.engine.settle import Round, Rules, settle
 from perfmodel.graph.durations import DurationTable, OpDurations
 from perfmodel.prediction.overlaps import STILL_RATIO, contention_rules, task_rows
 
@@ -93,24 +93,25 @@ def settle_costs(replay: Replayer, folded: FoldedCosts, rules: Rules) -> Settled
     """Replay *folded* until *rules* are at rest."""
     row = task_rows(folded.priced)
     settled = settle(replay, folded.priced.job, folded.priced.float_ns[row], rules)
-    if settled.rounds == 1:
+    if settled.count == 1:
         return SettledCosts(folded, 1, replay=settled.replay)
     slowed = replace(folded, priced=_price(folded.priced, row, settled))
-    return SettledCosts(slowed, settled.rounds, settled.moved_ratio, settled.replay)
+    return SettledCosts(slowed, settled.count, settled.moved_ratio, settled.replay)
 
 
-def _price(priced: PricedJob, row: Int64s, settled: Settled) -> PricedJob:
+def _price(priced: PricedJob, row: Int64s, settled: Round) -> PricedJob:
     """*priced* as it *settled*; ranks of one price that lost the same share rows."""
+    lost_ns = settled.lost_ns.sum(axis=0)
     blocks = [slice(*edge) for edge in pairwise(settled.job.rank_rows().tolist())]
     keys = [
-        (offset, settled.lost_ns[rows].tobytes())
+        (offset, lost_ns[rows].tobytes())
         for offset, rows in zip(priced.durations.rank_offset.tolist(), blocks, strict=True)
     ]
     chosen, offsets = _share_rows(keys, blocks)
     return replace(
         priced.take(row[chosen], offsets, job=settled.job),
         durations=DurationTable(settled.durations.values_ns[chosen], offsets),
-        float_ns=priced.float_ns[row[chosen]] + settled.lost_ns[chosen],
+        float_ns=priced.float_ns[row[chosen]] + lost_ns[chosen],
     )
 
 
