@@ -6,8 +6,7 @@ whom.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -17,14 +16,9 @@ from perfmodel.graph.job import NO_GROUP, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, Op
 from perfmodel.graph.program import NO_ORIGIN, PLAIN, Int32s, Program, Role
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Calls:
-    """The tasks of one program on one communicator slot, in sequence order."""
-
-    program: int
-    slot: int
-    tasks: Int32s
+_Endpoint = tuple[int, int]
+"""A program and one of its communicator slots."""
+_NO_CALLS: Int32s = np.empty(0, dtype=np.int32)
 
 
 def check_job(job: JobGraph) -> None:
@@ -93,13 +87,14 @@ def _check_range(where: str, what: str, column: Int32s, count: int) -> None:
 
 def _check_groups(job: JobGraph) -> None:
     _check_group_numbers(job)
-    calls = [
-        {of_slot.slot: of_slot for of_slot in _calls_by_slot(job, index)}
+    calls = {
+        (index, slot): tasks
         for index in range(len(job.programs))
-    ]
+        for slot, tasks in _calls_by_slot(job, index)
+    }
     _check_slots(job, calls)
     endpoints = job.endpoints()
-    checked: set[tuple[tuple[int, int], ...]] = set()
+    checked: set[tuple[_Endpoint, ...]] = set()
     for group in range(len(job.groups)):
         rows = slice(endpoints.group_start[group], endpoints.group_start[group + 1])
         ranks, slots = endpoints.rank[rows], endpoints.slot[rows]
@@ -109,15 +104,14 @@ def _check_groups(job: JobGraph) -> None:
         key = tuple((int(program), int(slot)) for program, slot in pairs)
         if key not in checked:
             checked.add(key)
-            empty = np.empty(0, dtype=np.int32)
-            of_group = [calls[p].get(s, _Calls(p, s, empty)) for p, s in key]
-            _check_same_calls(job, group, of_group)
+            _check_same_calls(job, group, {one: calls.get(one, _NO_CALLS) for one in key})
 
 
-def _calls_by_slot(job: JobGraph, index: int) -> Iterable[_Calls]:
+def _calls_by_slot(job: JobGraph, index: int) -> Iterator[tuple[int, Int32s]]:
+    """The tasks of a program on each of its slots, in sequence order."""
     program = job.programs[index]
     members = np.flatnonzero(program.slot != PLAIN)
-    for slot in np.unique(program.slot[members]):
+    for slot in np.unique(program.slot[members]).tolist():
         tasks = members[program.slot[members] == slot]
         tasks = tasks[np.argsort(program.sequence[tasks], kind="stable")].astype(np.int32)
         if not np.array_equal(program.sequence[tasks], np.arange(len(tasks))):
@@ -125,24 +119,20 @@ def _calls_by_slot(job: JobGraph, index: int) -> Iterable[_Calls]:
                 f"program {index} (rank {_first_rank(job, index)}): the collectives of slot "
                 f"{slot} must be numbered 0 to {len(tasks) - 1}, each once."
             )
-        yield _Calls(index, int(slot), tasks)
+        yield slot, tasks
 
 
-def _check_slots(job: JobGraph, calls: list[dict[int, _Calls]]) -> None:
-    for index, by_slot in enumerate(calls):
-        ranks = np.flatnonzero(job.rank_program == index)
-        for slot, of_slot in by_slot.items():
-            lost = ranks[
-                job.rank_group[ranks, slot] == NO_GROUP
-                if slot < job.rank_group.shape[1]
-                else slice(None)
-            ]
-            if len(lost):
-                label = job.label_of(int(lost[0]), int(of_slot.tasks[0]))
-                raise GraphError(
-                    f"rank {int(lost[0])}: {label!r} uses communicator slot {slot}, "
-                    "but that slot has no group. Add the rank to a group with that slot."
-                )
+def _check_slots(job: JobGraph, calls: Mapping[_Endpoint, Int32s]) -> None:
+    for (index, slot), tasks in calls.items():
+        lost = np.flatnonzero(job.rank_program == index)
+        if slot < job.rank_group.shape[1]:
+            lost = lost[job.rank_group[lost, slot] == NO_GROUP]
+        if len(lost):
+            label = job.label_of(int(lost[0]), int(tasks[0]))
+            raise GraphError(
+                f"rank {int(lost[0])}: {label!r} uses communicator slot {slot}, "
+                "but that slot has no group. Add the rank to a group with that slot."
+            )
 
 
 def _check_members(job: JobGraph, group: int, ranks: Int32s) -> None:
@@ -161,43 +151,38 @@ def _check_members(job: JobGraph, group: int, ranks: Int32s) -> None:
         )
 
 
-def _check_same_calls(job: JobGraph, group: int, calls: list[_Calls]) -> None:
+def _check_same_calls(job: JobGraph, group: int, calls: Mapping[_Endpoint, Int32s]) -> None:
     """The programs of a group must call the same collectives in the same order."""
-    name, first = job.groups[group].name, calls[0]
-    first_ops = job.programs[first.program].op[first.tasks]
-    for other in calls[1:]:
-        if np.array_equal(first_ops, job.programs[other.program].op[other.tasks]):
+    name = job.groups[group].name
+    (first, mine), *others = (
+        (f"rank {_first_rank(job, index)}", job.programs[index].op[tasks])
+        for (index, _), tasks in calls.items()
+    )
+    for other, theirs in others:
+        if np.array_equal(mine, theirs):
             continue
-        for sequence in range(min(len(first.tasks), len(other.tasks))):
-            mine, theirs = _call(job, first, sequence), _call(job, other, sequence)
-            if signature_of(mine) != signature_of(theirs):
+        pairs = zip(mine.tolist(), theirs.tolist(), strict=False)
+        for sequence, (one, another) in enumerate(pairs):
+            if signature_of(job.ops[one]) != signature_of(job.ops[another]):
                 raise GraphError(
                     f"group {name!r}: members must make the same collectives in the same order; "
-                    f"the first that differs is #{sequence}: rank "
-                    f"{_first_rank(job, first.program)} makes {_describe(mine)}, rank "
-                    f"{_first_rank(job, other.program)} makes {_describe(theirs)}."
+                    f"the first that differs is #{sequence}: {first} makes "
+                    f"{_describe(job.ops[one])}, {other} makes {_describe(job.ops[another])}."
                 )
-        if len(first.tasks) != len(other.tasks):
+        if len(mine) != len(theirs):
             raise GraphError(
-                f"group {name!r}: rank {_first_rank(job, first.program)} makes "
-                f"{len(first.tasks)} collectives, rank {_first_rank(job, other.program)} makes "
-                f"{len(other.tasks)}; #{min(len(first.tasks), len(other.tasks))} has no partner."
+                f"group {name!r}: {first} makes {len(mine)} collectives, {other} makes "
+                f"{len(theirs)}; #{min(len(mine), len(theirs))} has no partner."
             )
-    _check_signals(job, name, calls)
-
-
-def _check_signals(job: JobGraph, name: str, calls: list[_Calls]) -> None:
-    roles = [job.programs[of.program].role[of.tasks] & int(Role.SIGNALS) for of in calls]
+    roles = [
+        job.programs[index].role[tasks] & int(Role.SIGNALS) for (index, _), tasks in calls.items()
+    ]
     lone = np.flatnonzero(np.sum(roles, axis=0) == 0)
     if len(lone):
         raise GraphError(
             f"group {name!r}: in #{int(lone[0])} every member waits and none signals. "
             "Give one of them the role SIGNALS."
         )
-
-
-def _call(job: JobGraph, calls: _Calls, sequence: int) -> Op:
-    return job.ops[int(job.programs[calls.program].op[calls.tasks[sequence]])]
 
 
 def signature_of(op: Op) -> Collective | None:

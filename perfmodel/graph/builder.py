@@ -7,9 +7,10 @@ lane by lane and renumbers the dependencies.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from perfmodel.graph.program import (
     offsets,
 )
 
+Answer = TypeVar("Answer")
 MOST_DISTANCE = 255
 _TASK_FIELDS = 7
 _SLOT = 4
@@ -91,15 +93,6 @@ class Naming(Protocol):
     def put_on(self, label: str) -> str:
         """*label* with the part of this place."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A state of a program builder: its numbers of tasks, dependencies and rendezvous."""
-
-    tasks: int
-    deps: int
-    sequences: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,36 +191,33 @@ class ProgramBuilder:
             (task, dependency.task, dependency.anchor, dependency.distance, dependency.lag_ns)
         )
 
-    def mark(self) -> Mark:
-        """The current state."""
-        return Mark(self.task_count, len(self._deps) // _DEP_FIELDS, dict(self._next_sequence))
-
-    def cut(self, since: Mark, *, naming: Naming, leans_on: Sequence[int]) -> Piece:
-        """The tasks added *since*, with labels under *naming*.
+    def cut(
+        self, write: Callable[[], Answer], *, naming: Naming, leans_on: Sequence[int]
+    ) -> tuple[Piece, Answer]:
+        """The tasks that *write* adds, with labels under *naming*, and what it returns.
 
         They may depend on each other and on the tasks in *leans_on*.
         """
-        tasks = np.array(self._tasks[since.tasks * _TASK_FIELDS :], dtype=np.int64)
-        deps = np.array(self._deps[since.deps * _DEP_FIELDS :], dtype=np.int64)
+        start, first_dep, before = self.task_count, len(self._deps), dict(self._next_sequence)
+        answer = write()
+        tasks = np.array(self._tasks[start * _TASK_FIELDS :], dtype=np.int64)
+        deps = np.array(self._deps[first_dep:], dtype=np.int64)
         tasks, deps = tasks.reshape(-1, _TASK_FIELDS), deps.reshape(-1, _DEP_FIELDS)
         numbers, tasks[:, 2] = np.unique(tasks[:, 2], return_inverse=True)
         names = tuple(self._tables.label_index)
-        deps[:, :2] -= since.tasks
-        place_of = {task - since.tasks: place for place, task in enumerate(leans_on)}
+        deps[:, :2] -= start
+        place_of = {task - start: place for place, task in enumerate(leans_on)}
         outside = [-1 if row >= 0 else place_of[row] for row in deps[:, 1].tolist()]
-        sequences = {
-            slot: count - since.sequences.get(slot, 0)
-            for slot, count in self._next_sequence.items()
-        }
-        for slot in sequences:
-            tasks[tasks[:, _SLOT] == slot, _SLOT + 1] -= since.sequences.get(slot, 0)
-        return Piece(
+        for slot, count in before.items():
+            tasks[tasks[:, _SLOT] == slot, _SLOT + 1] -= count
+        piece = Piece(
             tasks=tasks,
             deps=deps,
             outside=np.array(outside, dtype=np.int64),
             labels=tuple(naming.take_off(names[number]) for number in numbers.tolist()),
-            sequences=sequences,
+            sequences=Counter(self._next_sequence) - Counter(before),
         )
+        return piece, answer
 
     def paste(self, piece: Piece, *, naming: Naming, leans_on: Sequence[int]) -> None:
         """Add *piece* again, with labels under *naming*, depending on the tasks in *leans_on*."""
@@ -236,9 +226,8 @@ class ProgramBuilder:
         tasks[:, 2:4] = piece.names(self._tables, naming)[tasks[:, 2]]
         for slot, count in piece.sequences.items():
             before = self._next_sequence.get(slot, 0)
-            if count:
-                tasks[tasks[:, _SLOT] == slot, _SLOT + 1] += before
-                self._next_sequence[slot] = before + count
+            tasks[tasks[:, _SLOT] == slot, _SLOT + 1] += before
+            self._next_sequence[slot] = before + count
         deps[:, :2] += start
         is_outside = piece.outside >= 0
         deps[is_outside, 1] = np.array(leans_on, dtype=np.int64)[piece.outside[is_outside]]
