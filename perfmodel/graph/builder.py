@@ -155,27 +155,28 @@ class ProgramBuilder:
         op: Op,
         *,
         label: str,
-        origin: Origin | None = None,
-        after: Iterable[Dependency | int] = (),
-    ) -> int:
-        """Append a plain task to *lane* and return its number for later dependencies."""
-        return self._add(lane, op, label, origin, (PLAIN, PLAIN, 0), after)
-
-    def add_rendezvous(
-        self,
-        lane: int,
-        op: Op,
-        *,
-        label: str,
-        slot: int,
+        slot: int = PLAIN,
         role: Role = Role.BOTH,
         origin: Origin | None = None,
         after: Iterable[Dependency | int] = (),
     ) -> int:
-        """Append this rank's part in the next rendezvous of communicator *slot*."""
-        sequence = self._next_sequence.get(slot, 0)
-        self._next_sequence[slot] = sequence + 1
-        return self._add(lane, op, label, origin, (slot, sequence, int(role)), after)
+        """Append a task to *lane* and return its number for later dependencies.
+
+        With a *slot* it is this rank's part in the next rendezvous of that communicator.
+        """
+        tables, task = self._tables, self.task_count
+        if not 0 <= lane < len(self._lanes):
+            raise GraphError(f"task needs a lane that was added before, got lane {lane}.")
+        member = (PLAIN, PLAIN, 0)
+        if slot != PLAIN:
+            sequence = self._next_sequence.get(slot, 0)
+            self._next_sequence[slot] = sequence + 1
+            member = (slot, sequence, int(role))
+        named = tables.label(label), tables.origin(origin, label)
+        self._tasks.extend((lane, tables.op(op), *named, *member))
+        for dependency in after:
+            self.add_dependency(task, dependency)
+        return task
 
     def add_dependency(self, task: int, dependency: Dependency | int) -> None:
         """Let *task* also wait for *dependency*, which may be a task added later."""
@@ -262,24 +263,6 @@ class ProgramBuilder:
         place = np.empty(len(lanes), dtype=np.int64)
         place[np.argsort(lanes, kind="stable")] = np.arange(len(lanes))
         return place
-
-    def _add(
-        self,
-        lane: int,
-        op: Op,
-        label: str,
-        origin: Origin | None,
-        member: tuple[int, int, int],
-        after: Iterable[Dependency | int],
-    ) -> int:
-        tables, task = self._tables, self.task_count
-        if not 0 <= lane < len(self._lanes):
-            raise GraphError(f"task needs a lane that was added before, got lane {lane}.")
-        named = tables.label(label), tables.origin(origin, label)
-        self._tasks.extend((lane, tables.op(op), *named, *member))
-        for dependency in after:
-            self.add_dependency(task, dependency)
-        return task
 
     def _check_sources(self, sources: NDArray[np.int64]) -> None:
         wrong = sources[(sources < 0) | (sources >= self.task_count)]
