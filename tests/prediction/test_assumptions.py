@@ -104,9 +104,9 @@ def test_interference_is_told_where_it_was_left_out_or_costs_something():
     [left_out] = said(job, interference=Interference.LEFT_OUT)
     assert left_out.startswith("Contention is not modelled")
     folded: Any = None
-    lost = SettledCosts(folded, rounds=3, moved_ratio=0.0, has_losses=True)
+    lost = SettledCosts(folded, rounds=3)
     loss = InterferenceLoss(2_000, 3)
-    assert said(job, settled=replace(lost, has_losses=False), loss=loss) == ()
+    assert said(job, settled=replace(lost, rounds=1), loss=loss) == ()
     assert said(job, settled=lost) == ()
     none = replace(job, slowdowns=GenerationSlowdowns("hopper", {}))
     assert said(none, settled=lost, loss=loss) == (

@@ -18,14 +18,9 @@ from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import Anchor, LaneKind
-from perfmodel.prediction import interference as interfering
-from perfmodel.prediction.interference import (
-    FoldedCosts,
-    fold_costs,
-    overlap_losses,
-    settle_interference,
-)
-from perfmodel.prediction.overlaps import CommIntervals, find_overlaps
+from perfmodel.prediction import overlaps
+from perfmodel.prediction.interference import FoldedCosts, fold_costs, settle_interference
+from perfmodel.prediction.overlaps import find_overlaps, overlap_losses
 from tests.builders import JobSketch
 from tests.strategies import JobSize, jobs
 
@@ -377,14 +372,14 @@ def test_a_round_is_the_last_when_the_third_iteration_stands_still(monkeypatch):
     assert (settled.rounds, settled.moved_ratio) == (3, 0.0)
     assert replays == [3, 3, 3]
     # Three iterations and the tail take 3 x 1400 + 300, then 3 x 1700 + 300: 900 of 5400 more.
-    monkeypatch.setattr(interfering, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(overlaps, "MOST_ROUNDS", 2)
     stopped = settle_interference(run, folded)
     assert (stopped.rounds, stopped.moved_ratio) == (2, 900 / 5400)
     assert not stopped.is_settled
 
 
 def test_no_more_than_eight_rounds_are_tried(monkeypatch):
-    monkeypatch.setattr(interfering, "STANDSTILL_RATIO", 0.0)
+    monkeypatch.setattr(overlaps, "STILL_RATIO", 0.0)
     assert settle_interference(run, tailed(slowdowns(moving=2.0))).rounds == 8
 
 
@@ -443,10 +438,9 @@ def test_a_lane_of_one_kernel_is_slowed_too():
 
 def test_who_moves_bytes_outweighs_who_waits():
     # One collective waits from 0 to 100 and moves until 200, another moves from 50 to 150.
-    column = lambda *values: np.array(values, dtype=np.int64)  # noqa: E731  a word for a row
-    calls = CommIntervals(column(0, 0), column(0, 50), column(100, 50), column(200, 150))
-    overlaps = find_overlaps(calls, 1)
-    phases = dict(zip(overlaps.moments_ns.tolist(), overlaps.phase.tolist(), strict=True))
+    calls = np.array([(0, 0), (0, 50), (100, 50), (200, 150)], dtype=np.int64)
+    found = find_overlaps(calls, 1)
+    phases = dict(zip(found.moments_ns.tolist(), found.phase.tolist(), strict=True))
     assert phases == {
         0: Phase.WAITING,
         50: Phase.MOVING,
