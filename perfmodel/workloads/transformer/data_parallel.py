@@ -100,7 +100,7 @@ class LayerGathering:
     is_ahead: bool = True
     is_kept: bool = False
     is_copied: bool = False
-    used: list[int] = field(default_factory=list)
+    used: list[Dependency | int] = field(default_factory=list)
     gathered: dict[str, int] = field(default_factory=dict)
 
     def state(self) -> list[list[Any]]:
