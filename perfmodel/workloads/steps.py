@@ -12,8 +12,9 @@ from typing import Any
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
+from perfmodel.graph.issuing import OpenLane
 from perfmodel.graph.ops import Op
-from perfmodel.workloads.eager import EagerWriter, OpenLane
+from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import elementwise
 
 
@@ -108,7 +109,7 @@ class StepWriter:
         elif step.kernels:
             task = writer.run(step.operator, step.kernels, label=label)
             if step.is_blocking:
-                writer.block(task, label=label)
+                writer.synchronize(task, label=label)
         else:
             writer.note(step.operator)
         self._join(step.closes)

@@ -51,9 +51,9 @@ class RankWriter:
         if run.rank_count > 1:
             # One process group has one stream, so exchanges and reductions queue in the order
             # in which they are issued.
-            stream = reducing = writer.add_stream("communication stream")
+            stream = reducing = writer.add_lane("communication stream")
             if overlaps(Overlap.EXCHANGE_AND_REDUCTION):
-                reducing = writer.add_stream("reduction stream")
+                reducing = writer.add_lane("reduction stream")
             # Gradients in one piece have no smaller first bucket.
             closed = int(reduces_once(run.stack))
             reduction = GradientReduction(
@@ -65,7 +65,7 @@ class RankWriter:
                 is_deferred=not overlaps(Overlap.GRADIENT_REDUCTION),
             )
             if overlaps(Overlap.INDEX_EXCHANGE):
-                index_stream = writer.add_stream("index stream")
+                index_stream = writer.add_lane("index stream")
         self._reduction = reduction
         self._steps = StepWriter(writer)
         self._sparse = SparseWriter(writer, run, part, stream, index_stream, reduction)
@@ -82,9 +82,9 @@ class RankWriter:
         copied = [table.rows * table.width for table in self._sparse.copied_tables]
         sizes = [size for layer in layers for size in layer.tensors] + copied
         self._zero_gradients(sizes)
-        writer.hand_over(writer.autograd, label="backward")
+        writer.switch(writer.autograd, label="backward hand-over")
         self._backward()
-        writer.hand_over(writer.main, label="optimizer")
+        writer.switch(writer.main, label="optimizer hand-over")
         self._step(sizes)
         return writer.finish(reads_loss=self._spec.sync_each_iteration)
 

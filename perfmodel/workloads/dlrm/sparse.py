@@ -14,6 +14,7 @@ from embeddings.plan import ShardingKind, ShardingPlan
 from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
+from perfmodel.graph.issuing import OpenLane
 from perfmodel.graph.ops import EmbeddingOp, Fixed, MemoryBound, Op, Pass
 from perfmodel.workloads.dlrm.exchange import (
     Exchanges,
@@ -23,7 +24,7 @@ from perfmodel.workloads.dlrm.exchange import (
 )
 from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.eager import EagerWriter, OpenLane
+from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import STATES, cast, elementwise
 from perfmodel.workloads.reduction import GradientReduction
 

@@ -73,7 +73,7 @@ class Transfers:
         before = (Slot.FORWARD_IN, Slot.BACKWARD_OUT) if self._is_ring or stage > 0 else ()
         has_next = self._is_ring or stage < run.layout.pp - 1
         after = (Slot.FORWARD_OUT, Slot.BACKWARD_IN) if has_next else ()
-        self._streams = {slot: writer.add_stream(slot.stream_name) for slot in (*before, *after)}
+        self._streams = {slot: writer.add_lane(slot.stream_name) for slot in (*before, *after)}
         self._size_bytes = run.tokens * run.spec.model.hidden * run.dtype.size_bytes
 
     def receive(self, slot: Slot, label: str) -> None:
@@ -89,7 +89,7 @@ class Transfers:
         if not self._overlaps:
             # The host waits for the device, too.
             last = writer.compute.last_task
-            writer.block(task, last, label=f"pipeline/{label} on the host")
+            writer.synchronize(task, last, label=f"pipeline/{label} on the host")
 
     def send(self, slot: Slot, label: str) -> None:
         """Send what was just computed."""

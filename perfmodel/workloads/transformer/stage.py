@@ -12,9 +12,10 @@ from functools import cache, partial
 
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import ProgramBuilder
+from perfmodel.graph.issuing import OpenLane
 from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import Program
-from perfmodel.workloads.eager import EagerWriter, OpenLane, feed_batch
+from perfmodel.workloads.eager import EagerWriter, feed_batch
 from perfmodel.workloads.repetition import KnownStretches, Repetition
 from perfmodel.workloads.steps import Step, StepWriter
 from perfmodel.workloads.transformer.data_parallel import (
@@ -91,13 +92,13 @@ class StageWriter:
         self._trained_root = 0 if spec.training.adapters_only else self._root_size
         self._writer = EagerWriter(program, run.stack)
         self._steps = StepWriter(self._writer, self._add_group_streams())
-        data = self._writer.add_stream("data stream") if layout.weight_copies > 1 else None
+        data = self._writer.add_lane("data stream") if layout.weight_copies > 1 else None
         self._transfers = Transfers(run, self._writer, self._steps, stage=stage)
         self._first_task: dict[str, int] = {}
         self._dense, self._experts = Reductions(self._first_task), Reductions(self._first_task)
         self._reductions = (self._dense, self._experts)
         if run.has_separate_experts and layout.expert_copies > 1:
-            stream = self._writer.add_stream("expert data stream")
+            stream = self._writer.add_lane("expert data stream")
             self._add_reductions(self._experts, stream, Slot.EXPERT_DATA)
         if data is not None:
             self._add_reductions(self._dense, data, Slot.DATA)
@@ -189,7 +190,7 @@ class StageWriter:
     def _backward(self, turn: Turn) -> None:
         if not self._is_end(turn):
             self._transfers.receive(Slot.BACKWARD_IN, "receive backward")
-        self._writer.hand_over(self._writer.autograd, label="backward")
+        self._writer.switch(self._writer.autograd, label="backward hand-over")
         if self._is_end(turn):
             self._write_end(self._parts.head.backward, "head")
         for number in reversed(self._runs[turn.run]):
@@ -203,7 +204,7 @@ class StageWriter:
             self._write_end(self._parts.embedding.backward, "embedding")
         if self._is_reduced_whole and self._trained_root:
             self._reduce(self._trained_root)
-        self._writer.hand_over(self._writer.main, label="forward")
+        self._writer.switch(self._writer.main, label="forward hand-over")
         if not self._is_begin(turn):
             self._transfers.send(Slot.BACKWARD_OUT, "send backward")
 
@@ -308,7 +309,7 @@ class StageWriter:
             Slot.EXPERT_TENSOR: has_experts and layout.etp > 1,
         }
         return {
-            slot: self._writer.add_stream(slot.stream_name)
+            slot: self._writer.add_lane(slot.stream_name)
             for slot, is_used in slots.items()
             if is_used
         }
