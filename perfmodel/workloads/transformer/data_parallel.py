@@ -98,7 +98,7 @@ class LayerGathering:
         self._writer, self._run = writer, run
         self._is_copied = run.stack.has(FrameworkBehaviour.COPIED_GATHERS)
         # The last kernels of past layers, and gathers whose weights are still to be used.
-        self._used: list[int] = []
+        self._used: list[Dependency | int] = []
         self._gathered: dict[str, int] = {}
 
     def state(self) -> list[list[Any]]:
