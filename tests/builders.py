@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from perfmodel.graph.builder import Dependency, JobBuilder, ProgramBuilder
 from perfmodel.graph.durations import DurationTable, build_shared_durations
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import LaneKind, Role
+from perfmodel.graph.program import Anchor, LaneKind, Role
 
 
 @dataclass
@@ -67,8 +68,11 @@ class JobSketch:
         self._builder = JobBuilder()
         self.ranks: list[RankSketch] = []
 
+    def new_program(self) -> ProgramBuilder:
+        return self._builder.new_program()
+
     def rank(self, **lanes: LaneKind) -> RankSketch:
-        sketch = RankSketch(self._builder.new_program())
+        sketch = RankSketch(self.new_program())
         for name, kind in lanes.items():
             sketch.lane(name, kind)
         self.ranks.append(sketch)
@@ -86,6 +90,53 @@ class JobSketch:
             rows.append(row)
         job = self._builder.build(JobFacts("sketch"))
         return job, build_shared_durations(job, rows)
+
+
+KINDS = {
+    "gpu": LaneKind.COMPUTE, "side": LaneKind.COMPUTE, "wire": LaneKind.COMMUNICATION,
+    "wire2": LaneKind.COMMUNICATION, "copy": LaneKind.COPY, "host": LaneKind.HOST,
+    "loader": LaneKind.LOADER,
+}  # fmt: skip
+"""Lanes of a job in words, by name."""
+
+
+def job_of(*ranks: str) -> tuple[JobGraph, DurationTable]:
+    """A job in words: for each rank, `lane task duration_ns waits` between semicolons.
+
+    A rank is repeated by `2 x ...`. `*task` is a rendezvous of all ranks, `*task@1` one in slot 1.
+    Waits are `<task` for the end of a task, `<^task` for its start, `<task+5` 5 ns later, and
+    `<task-1` for that of the iteration before.
+    """
+    sketch, slots = JobSketch(), set()
+    for text in ranks:
+        count, sign, tasks = text.partition(" x ")
+        for _ in range(int(count) if sign else 1):
+            rank = RankSketch(sketch.new_program())
+            sketch.ranks.append(rank)
+            for words in (task.split() for task in (tasks or text).split(";")):
+                lane, name, duration_ns = words[0], words[1], int(words[2])
+                if lane not in rank.lanes:
+                    rank.lane(lane, KINDS[lane])
+                after = [_wait(rank, word) for word in words[3:]]
+                if name.startswith("*"):
+                    name, _, slot = name[1:].partition("@")
+                    rank.meet(name, lane, duration_ns, slot=int(slot or 0), after=after)
+                    slots.add(int(slot or 0))
+                else:
+                    rank.task(name, lane, duration_ns, after=after)
+    for slot in sorted(slots):
+        sketch.group(*range(len(sketch.ranks)), slot=slot, name=f"slot {slot}")
+    return sketch.build()
+
+
+def _wait(rank: RankSketch, word: str) -> Dependency:
+    parts = re.fullmatch(r"<(\^?)(\w+?)(?:\+(\d+))?(?:-(\d+))?", word)
+    assert parts is not None, word
+    start, name, lag_ns, distance = parts.groups()
+    anchor = Anchor.START if start else Anchor.END
+    return Dependency(
+        rank.tasks[name], anchor, lag_ns=int(lag_ns or 0), distance=int(distance or 0)
+    )
 
 
 def times_by_label(
