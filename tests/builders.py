@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from perfmodel.graph.builder import Dependency, JobBuilder, ProgramBuilder
 from perfmodel.graph.durations import DurationTable, build_shared_durations
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import Anchor, LaneKind, Role
+from perfmodel.graph.program import PLAIN, Anchor, LaneKind, Role
 
 
 @dataclass
@@ -28,37 +29,29 @@ class RankSketch:
         self.lanes[name] = self.builder.add_lane(name, kind)
 
     def task(
-        self, name: str, lane: str, duration_ns: int, after: Iterable[str | Dependency] = ()
-    ) -> int:
-        self.tasks[name] = self.builder.add_task(
-            self.lanes[lane], Fixed(name, duration_ns), label=name, after=self._after(after)
-        )
-        self.durations_ns.append(duration_ns)
-        return self.tasks[name]
-
-    def meet(
         self,
         name: str,
         lane: str,
         duration_ns: int,
-        *,
-        slot: int = 0,
-        role: Role = Role.BOTH,
         after: Iterable[str | Dependency] = (),
+        *,
+        slot: int = PLAIN,
+        role: Role = Role.BOTH,
     ) -> int:
-        self.tasks[name] = self.builder.add_rendezvous(
+        self.tasks[name] = self.builder.add_task(
             self.lanes[lane],
             Fixed(name, duration_ns),
             label=name,
             slot=slot,
             role=role,
-            after=self._after(after),
+            after=[Dependency(self.tasks[dep]) if isinstance(dep, str) else dep for dep in after],
         )
         self.durations_ns.append(duration_ns)
         return self.tasks[name]
 
-    def _after(self, after: Iterable[str | Dependency]) -> list[Dependency]:
-        return [Dependency(self.tasks[dep]) if isinstance(dep, str) else dep for dep in after]
+    def meet(self, name: str, lane: str, duration_ns: int, *, slot: int = 0, **more: Any) -> int:
+        """A task that is a part in a rendezvous."""
+        return self.task(name, lane, duration_ns, slot=slot, **more)
 
 
 class JobSketch:
@@ -118,13 +111,11 @@ def job_of(*ranks: str) -> tuple[JobGraph, DurationTable]:
                 if lane not in rank.lanes:
                     rank.lane(lane, KINDS[lane])
                 after = [_wait(rank, word) for word in words[3:]]
-                if name.startswith("*"):
-                    name, _, slot = name[1:].partition("@")
-                    rank.meet(name, lane, duration_ns, slot=int(slot or 0), after=after)
-                    slots.add(int(slot or 0))
-                else:
-                    rank.task(name, lane, duration_ns, after=after)
-    for slot in sorted(slots):
+                name, _, number = name.partition("@")
+                slot = int(number or 0) if name.startswith("*") else PLAIN
+                rank.task(name.lstrip("*"), lane, duration_ns, after=after, slot=slot)
+                slots.add(slot)
+    for slot in sorted(slots - {PLAIN}):
         sketch.group(*range(len(sketch.ranks)), slot=slot, name=f"slot {slot}")
     return sketch.build()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.base.errors import MeasurementError
-from perfmodel.calibration.bounded_fit import Limit, minimise
+from perfmodel.calibration.bounded_fit import load_limits, minimise
 from perfmodel.calibration.embedding_cases import EmbeddingCase
 from perfmodel.costs.calibration_files import HEADER_KEYS
 from perfmodel.costs.corrections import Matrix
@@ -60,7 +60,7 @@ def _line(generation: str, constants: EmbeddingConstants, name: str) -> str:
         "tail_row_ns": "  # latency of the L2, not fitted",
         "relative_sigma": "  # from held-out errors",
     }
-    borrowed = "" if name in FITTED[generation] else f"  # that of {LENDERS[generation]}"
+    borrowed = "" if name in load_limits()[generation] else f"  # that of {LENDERS[generation]}"
     return f"{key}: {value:g}{unit}{origins.get(name, borrowed)}"
 
 
@@ -70,23 +70,6 @@ SMALLEST_SIGMA = 0.05
 MEAN_OF_NORMAL = 0.798
 """Mean absolute value of a normal draw, over its standard deviation."""
 DIGITS = 4
-_SORTED = {
-    "sort_ratio": Limit(0.6, 0.2, 1.0),
-    "block_ns": Limit(100.0, 20.0, 500.0),
-    "long_row_ns": Limit(10_000.0, 1_000.0, 50_000.0),
-}
-_COMMON = {"floor_ns": Limit(4_000.0, 1_000.0, 10_000.0), "cache_ratio": Limit(0.6, 0.2, 1.0)}
-FITTED: dict[str, dict[str, Limit]] = {
-    "volta": {
-        **_COMMON,
-        # Any kernel that does almost nothing takes 2 to 3 us on these GPUs.
-        "floor_ns": Limit(2_500.0, 1_000.0, 3_000.0),
-        "memory_ratio": Limit(0.85, 0.5, 1.0),
-        "updates_per_clock": Limit(64.0, 10.0, 200.0),
-    },
-    "ampere": {**_COMMON, **_SORTED},
-}
-"""Constants that the cases of a generation determine."""
 TAIL_ROW_NS = {"volta": 154.0, "ampere": 146.0}
 """Constants without a case: the latency of the L2, 212 clocks of 1,380 MHz on a V100 and 206
 of 1,410 MHz on an A100 (RRZE-HPC/gpu-benches, 2026-11-16; figures quoted as facts)."""
@@ -187,19 +170,20 @@ def fit_embedding(cases: Sequence[EmbeddingCase]) -> EmbeddingFit:
 def _fit_all(cases: Sequence[_Case]) -> dict[str, EmbeddingConstants]:
     """The constants of every generation, rounded as they will be written."""
     own: dict[str, dict[str, float]] = {}
-    for generation in FITTED:
+    for generation in LENDERS:
         members = [case for case in cases if case.generation == generation]
         own[generation] = _fit_generation(generation, members)
     return {
         generation: _constants({**own[LENDERS[generation]], **own[generation]})
-        for generation in FITTED
+        for generation in LENDERS
     }
 
 
 def _fit_generation(generation: str, cases: Sequence[_Case]) -> dict[str, float]:
     stated = {"tail_row_ns": TAIL_ROW_NS[generation]}
     # Borrowed constants do not affect the times that are fitted here.
-    every = {**FITTED["volta"], **FITTED["ampere"]}
+    known = load_limits()
+    every = {**known["volta"], **known["ampere"]}
     others = {**{name: limit.start for name, limit in every.items()}, **stated}
 
     def errors(tried: Mapping[str, float]) -> Matrix:
@@ -210,7 +194,7 @@ def _fit_generation(generation: str, cases: Sequence[_Case]) -> dict[str, float]
             logs += [np.log(predicted[p] / case.case.measured_ns[p]) for p in case.case.fitted]
         return np.array(logs, dtype=np.float64)
 
-    found = minimise(FITTED[generation], errors, evaluations=200, step=1e-4, pull=PULL)
+    found = minimise(known[generation], errors, evaluations=200, step=1e-4, pull=PULL)
     return {**stated, **{name: float(f"{value:.{DIGITS}g}") for name, value in found.items()}}
 
 

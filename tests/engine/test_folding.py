@@ -22,8 +22,8 @@ def ring_of_pairs(rank_count: int, slow_rank: int | None = None):
     gpu = program.add_lane("gpu", LaneKind.COMPUTE)
     for label in ("first", "second"):
         program.add_task(gpu, Fixed("work", 0), label=label)
-        program.add_rendezvous(gpu, Fixed("pair", 0), label="pair", slot=0)
-    program.add_rendezvous(gpu, Fixed("all", 0), label="all", slot=1)
+        program.add_task(gpu, Fixed("pair", 0), label="pair", slot=0)
+    program.add_task(gpu, Fixed("all", 0), label="all", slot=1)
     number = builder.add_program(program.build())
     for _ in range(rank_count):
         builder.add_rank(number)

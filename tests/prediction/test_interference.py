@@ -186,11 +186,11 @@ def test_ranks_that_share_prices_may_lose_differently():
         gpu = program.add_lane("gpu", LaneKind.COMPUTE)
         wire = program.add_lane("wire", LaneKind.COMMUNICATION)
         first = program.add_task(gpu, Fixed("first", arrival_ns), label="first")
-        program.add_rendezvous(
+        program.add_task(
             wire, Fixed("reduce", 600), label="reduce", slot=0, after=[Dependency(first)]
         )
         program.add_task(gpu, Fixed("second", 1000), label="second")
-        program.add_rendezvous(gpu, Fixed("barrier", 0), label="barrier", slot=1)
+        program.add_task(gpu, Fixed("barrier", 0), label="barrier", slot=1)
         programs.append(builder.add_program(program.build()))
     for number in (0, 0, 1, 0):
         builder.add_rank(programs[number])

@@ -11,15 +11,15 @@ and the loss takes three small ones: largest logit, sum, and the target's logit.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound, Pass
 from perfmodel.stacks.capabilities import Fusion
 from perfmodel.workloads.kernels import FP32_BYTES, Linear, dropout, elementwise
-from perfmodel.workloads.transformer import chains
 from perfmodel.workloads.transformer.attention import attention_steps
-from perfmodel.workloads.transformer.chains import norm_steps
+from perfmodel.workloads.transformer.chains import activation_steps, chain_steps, norm_steps
 from perfmodel.workloads.transformer.experts import ExpertSteps
 from perfmodel.workloads.transformer.linears import LinearSteps
 from perfmodel.workloads.transformer.shapes import (
@@ -180,20 +180,18 @@ class _LayerMaker:
         if self._run.fuses(Fusion.ROTARY):
             operator = "RotaryBackward" if is_backward else "rotary"
             return [pointwise(operator, label, "rotary", sum(sizes), linears.dtype)]
-        pieces = chains.ROTARY_BACKWARD if is_backward else chains.ROTARY
+        chain = "rotary_backward" if is_backward else "rotary"
         return [
             step
             for elements in sizes
-            for step in chains.chain_steps(pieces, label, elements=elements, dtype=linears.dtype)
+            for step in chain_steps(chain, label, elements=elements, dtype=linears.dtype)
         ]
 
     def _activation(self, way: str) -> list[Step]:
         if self._shape.down is None:
             return []
         elements, label = self._linears.tokens * self._shape.down.inputs, f"ffn/activation {way}"
-        return chains.activation_steps(
-            self._linears, elements, label, is_backward=way == "backward"
-        )
+        return activation_steps(self._linears, elements, label, is_backward=way == "backward")
 
     def _dropout(self, where: str, way: str) -> list[Step]:
         if not self._model.dropout:
@@ -329,13 +327,11 @@ def _loss_forward(linears: LinearSteps, vocab: int) -> list[Step]:
         kernel = elementwise("cross_entropy", elements, run.dtype, writes=0, row_length=vocab)
         return [*reductions, Step("cross_entropy_loss", label, (kernel,))]
 
-    def chain(pieces: tuple[chains.Piece, ...]) -> list[Step]:
-        return chains.chain_steps(pieces, label, elements=elements, dtype=run.dtype)
-
+    chain = partial(chain_steps, label=label, elements=elements, dtype=run.dtype)
     if not reductions:
-        return chain(chains.COMPILED_LOSS if run.fuses(Fusion.ELEMENTWISE) else chains.LOSS)
+        return chain("compiled_loss" if run.fuses(Fusion.ELEMENTWISE) else "loss")
     largest, *others = reductions
-    return [*chain(chains.SPLIT_LOSS_HEAD), largest, *chain(chains.SPLIT_LOSS_TAIL), *others]
+    return [*chain("split_loss_head"), largest, *chain("split_loss_tail"), *others]
 
 
 def _loss_backward(linears: LinearSteps, vocab: int) -> list[Step]:
@@ -344,9 +340,9 @@ def _loss_backward(linears: LinearSteps, vocab: int) -> list[Step]:
     if run.fuses(Fusion.CROSS_ENTROPY):
         kernel = elementwise("cross_entropy", elements, run.dtype, row_length=vocab)
         return [Step("CrossEntropyBackward", label, (kernel,))]
-    pieces: tuple[chains.Piece, ...] = chains.LOSS_BACKWARD
+    chain = "loss_backward"
     if run.layout.tp > 1:
-        pieces = chains.SPLIT_LOSS_BACKWARD
+        chain = "split_loss_backward"
     elif run.fuses(Fusion.ELEMENTWISE):
-        pieces = chains.COMPILED_LOSS_BACKWARD
-    return chains.chain_steps(pieces, label, elements=elements, dtype=run.dtype)
+        chain = "compiled_loss_backward"
+    return chain_steps(chain, label, elements=elements, dtype=run.dtype)

@@ -1,11 +1,11 @@
 """Fit the constants of all stacks of a family to measured runs, and score them on sources left out.
 
-    python experiments/runs_scoreboard/fit.py ../shared/data/runs transformer [--write]
+    python experiments/fitting/stacks.py ../shared/data/runs transformer [--write]
 
 One value a chip (Transformers: arithmetic on tensor cores, attention, memory-bound kernels), and
 for each stack at most four deviations from it, drawn towards none (ridge on the logarithm), or
 from the release that it extends. The forms are fixed here, before anything is scored.
-Predictions follow the constants by one replay a run (see cases.py), so a fit is a small
+Predictions follow the constants by one replay a run (see runs.py), so a fit is a small
 least-squares problem; `--write` puts constants and evidence into the stack files, `sustained.yaml`
 and `spread.yaml`, and another round starts from there. Scores are with publisher, model and
 device left out together, and with the configuration of a row.
@@ -26,9 +26,10 @@ from typing import Any
 
 import numpy as np
 import yaml
-from cases import Case, build_case, choose_rows, list_groups
 from numpy.typing import NDArray
 
+from experiments.figures import EXPERIMENTS
+from experiments.fitting.runs import Case, build_case, choose_rows, list_groups
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.sustained import FILE as SUSTAINED_FILE
 from perfmodel.costs.sustained import load_sustained, power_ratio, reference_of
@@ -113,11 +114,12 @@ class Problem:
         slopes, errors = self.slopes[kept], (self.now - self.stated)[kept]
         known = self.weights()[kept]
         power = DOUBT[self.cases[0].row.family]
-        weight, value = known, np.zeros(len(self.keys))
+        weight: NDArray[np.float64] = known
+        value: NDArray[np.float64] = np.zeros(len(self.keys))
         for _ in range(25):
             scaled = slopes * (weight / ROBUST**2)[:, None]
             matrix = scaled.T @ slopes + np.diag(1 / self.prior**2)
-            value = np.linalg.solve(matrix, -scaled.T @ errors)
+            value = np.linalg.solve(matrix, -scaled.T @ errors).astype(np.float64)
             off = (errors + slopes @ value) / ROBUST
             weight = known / (1 + off**2) ** power
         return self._bounded(value)
@@ -341,7 +343,7 @@ def _beyond(errors: NDArray[np.float64], kernels: NDArray[np.float64]) -> float:
 
 def report(
     problem: Problem, value: NDArray[np.float64], spreads: Spreads, core: set[object]
-) -> dict[str, float]:
+) -> dict[str, float | str]:
     """Print errors by framework: before, fitted, and left out, with inside and half-width.
 
     What comes back is the line of the core rows that were left out.
@@ -371,7 +373,7 @@ def report(
             flush=True,
         )
         if name == "core":
-            told = {
+            told: dict[str, float | str] = {
                 "rows": int(rows.sum()),
                 "mean_pct": round(float(sizes[2].mean()), 1),
                 "median_pct": round(float(np.median(sizes[2])), 1),
@@ -382,9 +384,9 @@ def report(
     return told
 
 
-def write_held_out(told: dict[str, float], family: Family) -> None:
+def write_held_out(told: Mapping[str, float | str], family: Family) -> None:
     """Keep the line of *family*; README and manual show it beside the errors in sample."""
-    path = Path(__file__).parent / "held_out.json"
+    path = EXPERIMENTS / "runs_scoreboard" / "held_out.json"
     document = json.loads(path.read_text(encoding="utf-8")) | {family.value: told}
     lines = [f' "{name}": {json.dumps(one)}' for name, one in document.items()]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
@@ -413,7 +415,9 @@ def write_stacks(problem: Problem, value: NDArray[np.float64], spreads: Spreads)
             if kind == "stack" and stack in lineage(name, family):
                 logs[word] = logs.get(word, 0.0) + one
         host = logs.pop("host", 0.0)
-        ratios = {word: round(math.exp(one), 3) for word, one in logs.items() if abs(one) >= SMALL}
+        ratios: dict[str, Any] = {
+            word: round(math.exp(one), 3) for word, one in logs.items() if abs(one) >= SMALL
+        }
         if "gemm" in ratios and PLAIN_GEMM in logs:
             # Left out, they would take after those on tensor cores.
             ratios.setdefault(PLAIN_GEMM, 1.0)
@@ -430,7 +434,7 @@ def write_stacks(problem: Problem, value: NDArray[np.float64], spreads: Spreads)
 
 
 def _evidence(cases: Sequence[Case], name: str, spreads: Spreads) -> dict[str, object]:
-    result = {}
+    result: dict[str, object] = {}
     for (stack, architecture), spread in spreads.of_stack.items():
         key = stack, architecture
         rows = [c for c in cases if (c.stack, c.architecture) == key and not c.has_experts]
