@@ -61,11 +61,8 @@ class JobSketch:
         self._builder = JobBuilder()
         self.ranks: list[RankSketch] = []
 
-    def new_program(self) -> ProgramBuilder:
-        return self._builder.new_program()
-
     def rank(self, **lanes: LaneKind) -> RankSketch:
-        sketch = RankSketch(self.new_program())
+        sketch = RankSketch(self._builder.new_program())
         for name, kind in lanes.items():
             sketch.lane(name, kind)
         self.ranks.append(sketch)
@@ -104,8 +101,7 @@ def job_of(*ranks: str) -> tuple[JobGraph, DurationTable]:
     for text in ranks:
         count, sign, tasks = text.partition(" x ")
         for _ in range(int(count) if sign else 1):
-            rank = RankSketch(sketch.new_program())
-            sketch.ranks.append(rank)
+            rank = sketch.rank()
             for words in (task.split() for task in (tasks or text).split(";")):
                 lane, name, duration_ns = words[0], words[1], int(words[2])
                 if lane not in rank.lanes:
