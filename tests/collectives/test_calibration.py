@@ -58,7 +58,7 @@ def test_a_machine_takes_the_entry_of_its_generation():
 def test_the_odd_host_lends_nothing_to_other_pcie_machines():
     calibration = load_default_calibration()
     for name in ("a100_pcie", "rtx_pro_6000_pcie"):
-        assert calibration.host_constants(wiring_of_run(name, 1, 8)).crowding == 0
+        assert calibration.constants(wiring_of_run(name, 1, 8)).host.crowding == 0
 
 
 def test_the_odd_host_lends_nothing_to_machines_of_its_name_but_its_own_table():

@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 from collectives import (
     Collective,
     CollectiveAlgorithm,
-    CollectiveCall,
     CollectiveKind,
     CollectiveSoftware,
     Protocol,
     price_collective,
-    price_collectives,
     price_sizes,
     wiring_of,
 )
@@ -84,18 +82,14 @@ def test_a_large_ring_on_one_nic_a_host_is_bounded_by_the_nic():
     assert cost.busiest_link.startswith("nic:")
 
 
-def test_many_calls_cost_what_each_costs_alone():
+@pytest.mark.parametrize("kind", ORDINARY)
+def test_many_sizes_cost_what_each_costs_alone(kind):
     cluster = h100(4)
-    calls = [
-        CollectiveCall(Collective(kind, 1000 << power), ranks)
-        for power in range(0, 20, 5)
-        for kind in ORDINARY
-        for ranks in ([0, 1], range(8), [0, 8, 16, 24], range(32), [5])
-    ]
-    together = price_collectives(calls, cluster=cluster)
-    for call, cost in zip(calls, together, strict=True):
-        alone = price_collective(call.collective, cluster=cluster, ranks=call.ranks)
-        assert cost == alone
+    sizes = [1000 << power for power in range(0, 20, 5)]
+    for ranks in ([0, 1], range(8), [0, 8, 16, 24], range(32)):
+        together = price_sizes(kind, np.array(sizes, float), wiring=wiring_of(ranks, cluster))
+        calls = [Collective(kind, size) for size in sizes]
+        assert together == [price_collective(one, cluster=cluster, ranks=ranks) for one in calls]
 
 
 def test_the_same_question_twice_gives_the_same_cost():
