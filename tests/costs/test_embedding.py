@@ -18,7 +18,7 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.embedding import lookups_terms, parse_constants, price_embeddings
-from perfmodel.costs.embedding_terms import Term, TermsSetting, _find_terms, tables_terms
+from perfmodel.costs.embedding_terms import Term, TermsSetting, find_terms, tables_terms
 from perfmodel.graph.ops import EmbeddingOp, Pass
 from perfmodel.stacks.profiles import load_stack
 from topologies import load_device
@@ -266,7 +266,7 @@ def test_a_piece_has_the_same_terms_alone_and_with_others(memory, is_pooled):
     together = tables_terms([*pieces[:3], table, *pieces], setting)
     assert (together[:3] == together[4:7]).all()
     for piece, found in zip(pieces, together[4:], strict=True):
-        assert (_find_terms(table, [piece], setting) == found).all()
+        assert (find_terms(table, [piece], setting) == found).all()
     # Pieces look up what the table does, and update the rows that it does.
     for term in (Term.DRAWS, Term.ROWS, Term.UPDATE_BYTES, Term.LONG_ROWS):
         assert together[4:, term].sum() == pytest.approx(together[3, term], abs=16)
