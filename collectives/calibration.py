@@ -184,11 +184,12 @@ def _distance(entry: HostEntry, wiring: Wiring) -> tuple[float, ...]:
     far_family = int(entry.link_class.is_nvlink != link_class.is_nvlink)
     far_class = int(entry.link_class is not link_class)
     if not link_class.is_nvlink:  # PCIe is the same wire in every generation of GPU
-        return (far_family, far_class, _generations_apart(entry.architecture, wiring.architecture))
-    return (far_family, _generations_apart(entry.architecture, wiring.architecture), far_class)
+        return (far_family, far_class, generations_apart(entry.architecture, wiring.architecture))
+    return (far_family, generations_apart(entry.architecture, wiring.architecture), far_class)
 
 
-def _generations_apart(first: str, second: str) -> int:
+def generations_apart(first: str, second: str) -> int:
+    """How many generations of GPUs lie between two, all of them where one is not in the row."""
     if first not in _GENERATIONS or second not in _GENERATIONS:
         return 0 if first == second else len(_GENERATIONS)
     return abs(_GENERATIONS.index(first) - _GENERATIONS.index(second))
