@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
-from perfmodel.workloads.eager import EagerWriter, OpenLane
+from perfmodel.graph.issuing import OpenLane
+from perfmodel.workloads.eager import EagerWriter
 
 FIRST_BUCKET_BYTES = 2**20
 

@@ -47,7 +47,7 @@ def one_call(collective: Collective, groups: list[list[int]]) -> JobGraph:
     builder = JobBuilder()
     program = builder.new_program()
     wire = program.add_lane("wire", LaneKind.COMMUNICATION)
-    program.add_rendezvous(wire, Communication(collective), label="call", slot=0)
+    program.add_task(wire, Communication(collective), label="call", slot=0)
     return build_job(program, groups, builder)
 
 
@@ -61,7 +61,7 @@ def job():
     launch = program.add_task(host, HostWork("linear", HostPart.LAUNCH), label="launch")
     work = program.add_task(compute, GEMM, label="gemm", after=[launch])
     program.add_task(compute, Fixed("known", 777), label="known")
-    program.add_rendezvous(wire, REDUCE, label="reduce", slot=0, after=[work])
+    program.add_task(wire, REDUCE, label="reduce", slot=0, after=[work])
     return build_job(program, [list(range(8))], builder)
 
 

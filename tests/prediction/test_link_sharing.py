@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfmodel.prediction.interference import overlap_losses
+from perfmodel.prediction.overlaps import overlap_losses
 
 
 def test_three_at_once_each_lose_two_thirds():

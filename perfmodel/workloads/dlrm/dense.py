@@ -21,7 +21,7 @@ from perfmodel.graph.ops import Gemm, MemoryBound, Op
 from perfmodel.stacks.capabilities import FrameworkBehaviour, Fusion
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.spec import DlrmSpec, Interaction
-from perfmodel.workloads.eager import EagerWriter, copy_blocking
+from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import FP32_BYTES, Linear, cast, elementwise, row_sum
 from perfmodel.workloads.reduction import GradientReduction
 
@@ -303,7 +303,7 @@ class InteractionWriter:
             self._note("tril_indices", "slice")
             for _ in range(2):  # row and column
                 label = "interaction/triangle indices"
-                copy_blocking(self.writer, self._picked * _INDEX_BYTES, label=label)
+                self.writer.copy_blocking(self._picked * _INDEX_BYTES, label=label)
         self._run("index", "triangle forward", self._triangle())
         self._run("cat", "output forward", self._concat(self.spec.top_inputs))
 

@@ -22,7 +22,7 @@ from perfmodel.workloads.dlrm.dense import (
 )
 from perfmodel.workloads.dlrm.sparse import SparsePart, SparseWriter, has_lone_bottom
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.eager import EagerWriter, copy_blocking, feed_batch
+from perfmodel.workloads.eager import EagerWriter, feed_batch
 from perfmodel.workloads.kernels import (
     FP32_BYTES,
     STATES,
@@ -56,9 +56,9 @@ class RankWriter:
         if rank_count > 1:
             # One process group has one stream, so exchanges and reductions queue in the order
             # in which they are issued.
-            stream = reducing = writer.add_stream("communication stream")
+            stream = reducing = writer.add_lane("communication stream")
             if stack.overlaps_with_compute(Overlap.EXCHANGE_AND_REDUCTION):
-                reducing = writer.add_stream("reduction stream")
+                reducing = writer.add_lane("reduction stream")
             # Gradients in one piece have no smaller first bucket.
             closed = int(stack.has(FrameworkBehaviour.ONE_REDUCTION))
             reduction = GradientReduction(
@@ -70,7 +70,7 @@ class RankWriter:
                 is_deferred=not stack.overlaps_with_compute(Overlap.GRADIENT_REDUCTION),
             )
             if stack.overlaps_with_compute(Overlap.INDEX_EXCHANGE):
-                index_stream = writer.add_stream("index stream")
+                index_stream = writer.add_lane("index stream")
         self._reduction = reduction
         self._dense = DenseWriter(writer, samples, precision, reduction, stack)
         self._has_lone_bottom = has_lone_bottom(stack, rank_count)
@@ -93,9 +93,9 @@ class RankWriter:
         copied = [table.rows * table.width for table in self._sparse.copied_tables]
         sizes = [size for layer in layers for size in layer.tensors] + copied
         self._zero_gradients(sizes)
-        writer.hand_over(writer.autograd, label="backward")
+        writer.switch(writer.autograd, label="backward hand-over")
         self._backward()
-        writer.hand_over(writer.main, label="optimizer")
+        writer.switch(writer.main, label="optimizer hand-over")
         self._step(sizes)
         return writer.finish(reads_loss=self._spec.sync_each_iteration)
 
@@ -147,14 +147,14 @@ class RankWriter:
     def _loss(self) -> None:
         writer, is_blocking = self._writer, self._stack.has(FrameworkBehaviour.BLOCKING_COPIES)
         if is_blocking:
-            copy_blocking(writer, self._samples * FP32_BYTES, label="loss/labels to device")
+            writer.copy_blocking(self._samples * FP32_BYTES, label="loss/labels to device")
         kernels: list[Op] = [elementwise("bce_loss", self._samples, DType.FP32, reads=2)]
         if not self._stack.fuses(Fusion.ELEMENTWISE):
             kernels.append(row_sum(self._samples, 1, DType.FP32))
         writer.run("binary_cross_entropy", kernels, label="loss forward")
         if is_blocking:
             route = CopyRoute.DEVICE_TO_HOST
-            copy_blocking(writer, FP32_BYTES, label="loss/read on the host", route=route)
+            writer.copy_blocking(FP32_BYTES, label="loss/read on the host", route=route)
 
     def _backward(self) -> None:
         spec = self._spec

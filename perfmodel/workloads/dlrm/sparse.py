@@ -14,6 +14,7 @@ from embeddings.plan import ShardingKind, ShardingPlan
 from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
+from perfmodel.graph.issuing import OpenLane
 from perfmodel.graph.ops import EmbeddingOp, Fixed, MemoryBound, Op, Pass
 from perfmodel.stacks.capabilities import FrameworkBehaviour, Fusion
 from perfmodel.stacks.stack import SoftwareStack
@@ -24,7 +25,7 @@ from perfmodel.workloads.dlrm.exchange import (
     shards_by_host,
 )
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.eager import EagerWriter, OpenLane
+from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import STATES, cast, elementwise
 from perfmodel.workloads.reduction import GradientReduction
 

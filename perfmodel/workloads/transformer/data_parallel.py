@@ -18,9 +18,10 @@ from typing import Any
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import Dependency
+from perfmodel.graph.issuing import OpenLane
 from perfmodel.graph.ops import MemoryBound
 from perfmodel.stacks.capabilities import OptimizerKernels, Overlap
-from perfmodel.workloads.eager import EagerWriter, OpenLane
+from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import FP32_BYTES, elementwise, iter_optimizer_calls
 from perfmodel.workloads.reduction import BucketFill, GradientReduction
 from perfmodel.workloads.transformer.layout import Slot, has_norm_group, has_tied_group
@@ -99,7 +100,7 @@ class LayerGathering:
     is_ahead: bool = True
     is_kept: bool = False
     is_copied: bool = False
-    used: list[int] = field(default_factory=list)
+    used: list[Dependency | int] = field(default_factory=list)
     gathered: dict[str, int] = field(default_factory=dict)
 
     def state(self) -> list[list[Any]]:
@@ -244,7 +245,7 @@ class UpdateWriter:
         task = self.writer.communicate(
             Collective(CollectiveKind.ALL_REDUCE, size_bytes, dtype),
             label=f"{label} all_reduce",
-            stream=self.writer.add_stream(slot.stream_name),
+            stream=self.writer.add_lane(slot.stream_name),
             slot=slot,
         )
         self.writer.hold(self.writer.compute, task)

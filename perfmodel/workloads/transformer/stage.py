@@ -13,10 +13,11 @@ from functools import partial
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import ProgramBuilder
+from perfmodel.graph.issuing import OpenLane
 from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import Program
 from perfmodel.stacks.capabilities import FrameworkBehaviour, Overlap
-from perfmodel.workloads.eager import EagerWriter, OpenLane, feed_batch
+from perfmodel.workloads.eager import EagerWriter, feed_batch
 from perfmodel.workloads.repetition import KnownStretches, Repetition, Stateful
 from perfmodel.workloads.transformer.data_parallel import (
     LayerGathering,
@@ -76,7 +77,7 @@ class Transfers:
         before = (Slot.FORWARD_IN, Slot.BACKWARD_OUT) if self._is_ring or stage > 0 else ()
         has_next = self._is_ring or stage < run.layout.pp - 1
         after = (Slot.FORWARD_OUT, Slot.BACKWARD_IN) if has_next else ()
-        self._streams = {slot: writer.add_stream(slot.stream_name) for slot in (*before, *after)}
+        self._streams = {slot: writer.add_lane(slot.stream_name) for slot in (*before, *after)}
         self._size_bytes = run.tokens * run.spec.model.hidden * run.dtype.size_bytes
 
     def receive(self, slot: Slot, label: str) -> None:
@@ -92,7 +93,7 @@ class Transfers:
         if not self._overlaps:
             # The host waits for the device, too.
             last = writer.compute.last_task
-            writer.block(task, last, label=f"pipeline/{label} on the host")
+            writer.synchronize(task, last, label=f"pipeline/{label} on the host")
 
     def send(self, slot: Slot, label: str) -> None:
         """Send what was just computed."""
@@ -156,12 +157,12 @@ class StageWriter:
         self._trained_root = 0 if spec.training.adapters_only else self._root_size
         self._writer = EagerWriter(program, run.stack)
         self._steps = StepWriter(self._writer, self._add_group_streams())
-        data = self._writer.add_stream("data stream") if layout.weight_copies > 1 else None
+        data = self._writer.add_lane("data stream") if layout.weight_copies > 1 else None
         self._transfers = Transfers(run, self._writer, self._steps, stage=stage)
         self._first_task: dict[str, int] = {}
         self._dense, self._experts = Reductions(self._first_task), Reductions(self._first_task)
         if run.has_separate_experts and layout.expert_copies > 1:
-            stream = self._writer.add_stream("expert data stream")
+            stream = self._writer.add_lane("expert data stream")
             self._add_reductions(self._experts, stream, Slot.EXPERT_DATA)
         self._gathering: LayerGathering | None = None
         if data is not None:
@@ -263,7 +264,7 @@ class StageWriter:
     def _backward(self, turn: Turn) -> None:
         if not self._is_end(turn):
             self._transfers.receive(Slot.BACKWARD_IN, "receive backward")
-        self._writer.hand_over(self._writer.autograd, label="backward")
+        self._writer.switch(self._writer.autograd, label="backward hand-over")
         if self._is_end(turn):
             self._write_end(self._parts.head.backward, "head")
         for number in reversed(self._runs[turn.run]):
@@ -278,7 +279,7 @@ class StageWriter:
             self._write_end(self._parts.embedding.backward, "embedding")
         if self._is_reduced_whole and self._trained_root:
             self._reduce(self._trained_root)
-        self._writer.hand_over(self._writer.main, label="forward")
+        self._writer.switch(self._writer.main, label="forward hand-over")
         if not self._is_begin(turn):
             self._transfers.send(Slot.BACKWARD_OUT, "send backward")
 
@@ -382,7 +383,7 @@ class StageWriter:
             Slot.EXPERT_TENSOR: has_experts and layout.etp > 1,
         }
         return {
-            slot: self._writer.add_stream(slot.stream_name)
+            slot: self._writer.add_lane(slot.stream_name)
             for slot, is_used in slots.items()
             if is_used
         }

@@ -14,10 +14,11 @@ from typing import Any
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
+from perfmodel.graph.issuing import OpenLane
 from perfmodel.graph.ops import Op
 from perfmodel.stacks.capabilities import Fusion, Overlap
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.eager import EagerWriter, OpenLane
+from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import elementwise
 from perfmodel.workloads.transformer.layout import Layout, Slot, has_separate_experts
 from perfmodel.workloads.transformer.shapes import LayerShape, layer_shape

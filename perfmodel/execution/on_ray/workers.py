@@ -9,28 +9,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.base.errors import ExecutionError
 from perfmodel.engine.block import Arrivals
-from perfmodel.engine.layout import Int64s
 from perfmodel.execution.executor import OnRound, RoundStatus, WorkerPlace
-from perfmodel.execution.messages import Order, Report
+from perfmodel.execution.on_ray.cluster import Lost, RayCluster
 from perfmodel.execution.rank_block import Assignment
-from perfmodel.execution.ray_cluster import Lost, RayCluster, Taken
+from perfmodel.execution.rounds import Message
 
 MOST_REBUILDS = 8
 """In one replay. A cluster that loses more workers cannot finish the work."""
 
-
-@dataclass(frozen=True, slots=True)
-class Material:
-    """What a block is made of: references to its part of the job and of the durations."""
-
-    part: Any
-    durations: Any
-    assignment: Assignment
+Material = tuple[Any, Any, Assignment]
+"""What a block is made of: references to its part of the job and of the durations, and its work."""
 
 
 class RayWorkers:
@@ -55,40 +47,29 @@ class RayWorkers:
         self.rounds = 0
         self.rebuilds = 0
         self._places: list[WorkerPlace | None] = [None for _ in materials]
-        self._taken = [self._build(block) for block in self._ask_to_take()]
-
-    @property
-    def awaited(self) -> Sequence[Int64s]:
-        """For every block, the rendezvous that it reports to."""
-        return [taken.awaited for taken in self._taken]
-
-    @property
-    def members(self) -> Sequence[Int64s]:
-        """The rendezvous members of blocks that read their own ranks."""
-        return [taken.members for taken in self._taken if taken.members is not None]
-
-    @property
-    def assignments(self) -> list[Assignment]:
-        """The ranks of every block."""
-        return [material.assignment for material in self._materials]
+        taken = cluster.wait_for([self._take(block) for block in range(len(materials))])
+        for block, answer in enumerate(taken):
+            if isinstance(answer, Lost):
+                self._rebuild(block, answer)
+            else:
+                self._places[block] = answer
 
     def tell(self, orders: Mapping[int, Sequence[Arrivals]]) -> None:
         """Send blocks their orders, in sequence, without waiting for them to finish."""
         for block, of_block in orders.items():
             for resolved in of_block:
-                self._logs[block].append(Order(len(self._logs[block]), resolved).to_bytes())
+                self._logs[block].append(Message(len(self._logs[block]), resolved).to_bytes())
         has_news = any(len(resolved) for of_block in orders.values() for resolved in of_block)
         if has_news or not self.rounds:
             places = tuple(place for place in self._places if place is not None)
             self._on_round(RoundStatus(self.rounds, places))
             self.rounds += 1
         for block, of_block in orders.items():
-            for message in self._logs[block][-len(of_block) :]:
-                self._send(block, message)
+            self._send(block, self._logs[block][-len(of_block) :])
 
-    def hear(self) -> list[tuple[int, Report]]:
+    def hear(self) -> list[tuple[int, Message]]:
         """Wait for the next reports, at least one; those of a block come in order."""
-        reports: list[tuple[int, Report]] = []
+        reports: list[tuple[int, Message]] = []
         while not reports:
             waiting = [block for block, pending in enumerate(self._pending) if pending]
             heard = self._cluster.hear([self._pending[block][0] for block in waiting])
@@ -98,7 +79,7 @@ class RayWorkers:
                     self._rebuild(block, answer)
                 else:
                     self._pending[block].popleft()
-                    reports.append((block, Report.from_bytes(answer)))
+                    reports.append((block, Message.from_bytes(answer)))
         return reports
 
     def ask(self, block: int, method: str, *words: Any) -> Any:
@@ -117,8 +98,8 @@ class RayWorkers:
     def ask_each(self, method: str, words: Sequence[Sequence[Any]]) -> list[Any]:
         """The answers of all blocks, each asked with its own *words*, all at once."""
         asked = [
-            seat.ask.remote(self._number, method, *of_block)
-            for seat, of_block in zip(self._used_seats, words, strict=True)
+            self._seats[block].ask.remote(self._number, method, *of_block)
+            for block, of_block in enumerate(words)
         ]
         answers = self._cluster.wait_for(asked)
         return [
@@ -128,57 +109,33 @@ class RayWorkers:
 
     def dismiss(self) -> None:
         """Tell the actors to drop their blocks, without waiting."""
-        for seat in self._used_seats:
+        for seat in self._seats[: len(self._materials)]:
             seat.leave.remote(self._number)
 
-    @property
-    def _used_seats(self) -> list[Any]:
-        return self._seats[: len(self._materials)]
-
-    def _ask_to_take(self) -> range:
-        """Start building all blocks at once."""
-        for block in range(len(self._materials)):
-            self._pending[block].append(self._take(block))
-        return range(len(self._materials))
-
     def _take(self, block: int) -> Any:
-        material = self._materials[block]
-        return self._seats[block].take.remote(
-            self._number, material.part, material.durations, material.assignment
-        )
+        return self._seats[block].take.remote(self._number, *self._materials[block])
 
-    def _build(self, block: int) -> Taken:
-        """Wait until a block is built, and return its description."""
-        while True:
-            (taken,) = self._cluster.wait_for([self._pending[block].popleft()])
-            if isinstance(taken, Taken):
-                self._places[block] = taken.place
-                return taken
-            self._replace_seat(block, taken)
-            self._pending[block].append(self._take(block))
-
-    def _send(self, block: int, message: bytes) -> None:
-        self._pending[block].append(self._seats[block].advance.remote(self._number, message))
+    def _send(self, block: int, messages: Sequence[bytes]) -> None:
+        seat = self._seats[block]
+        self._pending[block].extend(seat.ask.remote(self._number, "advance", m) for m in messages)
 
     def _rebuild(self, block: int, lost: Lost) -> None:
         """Rebuild a lost block in a new process: replay its log, then its pending orders."""
-        self._replace_seat(block, lost)
-        log, unheard = self._logs[block], len(self._pending[block])
-        heard = len(log) - unheard
-        seat = self._seats[block]
-        taken, _ = self._cluster.wait_for(
-            [self._take(block), seat.ask.remote(self._number, "catch_up", log[:heard])]
-        )
-        # Lost again: the next request notices.
-        if not isinstance(taken, Lost):
-            self._places[block] = taken.place
+        log = self._logs[block]
+        heard = len(log) - len(self._pending[block])
+        taken: WorkerPlace | Lost = lost
+        while isinstance(taken, Lost):
+            self._replace_seat(block, taken)
+            building = self._take(block)
+            catching_up = self._seats[block].ask.remote(self._number, "catch_up", log[:heard])
+            taken, _ = self._cluster.wait_for([building, catching_up])
+        self._places[block] = taken
         self._pending[block].clear()
-        for message in log[heard:]:
-            self._send(block, message)
+        self._send(block, log[heard:])
 
     def _replace_seat(self, block: int, lost: Lost) -> None:
         self.rebuilds += 1
-        ranks, place = self._materials[block].assignment.ranks, self._places[block]
+        ranks, place = self._materials[block][-1].ranks, self._places[block]
         if self.rebuilds > MOST_REBUILDS:
             where = "before it was in place" if place is None else f"on {place.host}"
             raise ExecutionError(
@@ -188,4 +145,4 @@ class RayWorkers:
                 "fewer workers a machine, or use --executor serial."
             )
         self._cluster.give_up(self._seats[block])
-        self._seats[block] = self._cluster.new_seat(after_loss=True)
+        self._seats[block : block + 1] = self._cluster.new_seats(1)
