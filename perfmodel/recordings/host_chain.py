@@ -138,7 +138,7 @@ class _ChainWriter:
         elif kind is CallKind.ELAPSED_TIME:
             self._append(StepKind.CALL, call, (start_ns, end_ns), end_ns - start_ns)
         else:
-            awaited, floor_ns = self.waits.awaited_by(call, kind)
+            awaited, floor_ns = self.waits.awaited_by(call, kind, start_ns, end_ns)
             is_allocation = kind in (CallKind.FREE, CallKind.ALLOCATE)
             step_kind = StepKind.ALLOCATION if is_allocation else StepKind.WAIT
             self._append(step_kind, call, (start_ns, end_ns), floor_ns, awaited)
@@ -247,10 +247,10 @@ class _WaitFinder:
         self.launched[self.launched_count] = task
         self.launched_count += 1
 
-    def awaited_by(self, call: int, kind: CallKind) -> tuple[tuple[int, ...], int]:
+    def awaited_by(
+        self, call: int, kind: CallKind, start_ns: int, end_ns: int
+    ) -> tuple[tuple[int, ...], int]:
         """The tasks that *call* waited for, and its floor."""
-        start_ns = int(self.view.calls.start_ns[call])
-        end_ns = int(self.view.calls.end_ns[call])
         ended = {
             stream: task
             for stream, task in self.last_on.items()

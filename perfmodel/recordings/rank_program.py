@@ -153,12 +153,10 @@ class _RecordedRankWriter(Issuer):
                 if call is not None and call.collective is not None:
                     work, is_estimated = Communication(call.collective), call.is_estimated
             name = f"{name}{ESTIMATED}" if is_estimated else name
-            slot, role = PLAIN, Role.BOTH
-            if member is not None:
-                slot, role, length_ns = member.slot, member.role, member.duration_ns
-            op = Fixed(name, length_ns, work=work)
+            member = member or Member(PLAIN, length_ns, Role.BOTH)
+            op = Fixed(name, member.duration_ns, work=work)
             self.of_device.append(
-                self.put(lane, op, label=label, slot=slot, role=role, origin=origin)
+                self.put(lane, op, label=label, slot=member.slot, role=member.role, origin=origin)
             )
 
     def _add_stream_lanes(self) -> dict[int, OpenLane]:
