@@ -18,7 +18,7 @@ import numpy as np
 from perfmodel.base.documents import load_yaml
 from perfmodel.costs.interference import Phase
 from perfmodel.recordings.collective_calls import find_collective_calls
-from perfmodel.recordings.matching import match_collectives, transfer_ns
+from perfmodel.recordings.rank_clocks import match_collectives, transfer_ns
 from perfmodel.recordings.rank_view import NO_OPERATOR, Int64s, RankView, view_rank
 from traces.job_trace import JobTrace
 
@@ -141,7 +141,7 @@ def _phase_spans(views: Sequence[RankView]) -> Iterator[tuple[Int64s, Int64s, In
     waiting: list[list[tuple[int, int]]] = [[] for _ in views]
     moving: list[list[tuple[int, int]]] = [[] for _ in views]
     known: list[set[int]] = [set() for _ in views]
-    for group in match_collectives([find_collective_calls(view) for view in views]):
+    for group in match_collectives(views, [find_collective_calls(view) for view in views]):
         for number in range(group.count):
             lengths_ns = transfer_ns(views, group, number)
             for member, rank in enumerate(group.members):

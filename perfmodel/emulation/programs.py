@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from collectives.collective import Collective, CollectiveKind
-from perfmodel.emulation.op_translation import ops_of_call
-from perfmodel.emulation.operator_names import aten_name, host_operator
 from perfmodel.emulation.rank_record import Call, CallType, RankRecord
 from perfmodel.emulation.windows import Windows
 from perfmodel.graph.builder import MOST_DISTANCE, Dependency, ProgramBuilder, Tables
+from perfmodel.graph.calls import aten_name, host_operator
 from perfmodel.graph.issuing import T1, T2, Issuer, OpenLane
+from perfmodel.graph.operators import emulated_works
 from perfmodel.graph.ops import Communication, HostPart, HostSpan, HostWork, MemoryBound, Op
 from perfmodel.graph.program import LaneKind, Program, Role
 
@@ -206,7 +206,7 @@ class _Writer(Issuer):
         """The kernels of a call by *node*."""
         if kind not in self._ops:
             call, capability = self._record.kinds[kind], self._machine.major_capability
-            self._ops[kind] = ops_of_call(call, major_capability=capability)
+            self._ops[kind] = emulated_works(call, major_capability=capability)
         # Gradients are summed up outside of what a compiler joins.
         is_sum = node.endswith(_ACCUMULATION)
         return [

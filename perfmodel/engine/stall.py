@@ -14,6 +14,7 @@ from perfmodel.base.errors import ReplayStalledError
 from perfmodel.engine.layout import Int32s
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import PLAIN, Program
+from perfmodel.graph.rendezvous import name_ranks
 
 MOST_LINES = 6
 
@@ -76,8 +77,8 @@ def _rendezvous_lines(job: JobGraph, stuck: list[_Stuck]) -> list[str]:
         missing = [rank for rank in job.groups[group].ranks if rank not in present]
         label = job.label_of(members[0].rank, members[0].task)
         lines.append(
-            f"{_name_ranks(present)} wait in {label!r} (#{sequence} of group "
-            f"{job.groups[group].name!r}) for {_name_ranks(missing)}: "
+            f"{name_ranks(present)} wait in {label!r} (#{sequence} of group "
+            f"{job.groups[group].name!r}) for {name_ranks(missing)}: "
             f"{_whereabouts(job, stuck, missing)}"
         )
     return lines
@@ -133,14 +134,3 @@ def _ring(by_lane: dict[int, _Stuck], lane: int, lane_start: Int32s) -> list[_St
         seen.append(lane)
         lane = int(np.searchsorted(lane_start, by_lane[lane].source, side="right")) - 1
     return [by_lane[place] for place in seen[seen.index(lane) :]]
-
-
-def _name_ranks(ranks: list[int]) -> str:
-    if not ranks:
-        return "nobody"
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]}-{ranks[-1]}"
-    shown = ", ".join(str(rank) for rank in ranks[:6])
-    return f"ranks {shown}" + (f" and {len(ranks) - 6} more" if len(ranks) > 6 else "")

@@ -6,8 +6,6 @@ whom.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import numpy as np
 
 from collectives.collective import Collective
@@ -15,10 +13,10 @@ from perfmodel.base.errors import GraphError
 from perfmodel.graph.job import NO_GROUP, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, Op
 from perfmodel.graph.program import NO_ORIGIN, PLAIN, Int32s, Program, Role
+from perfmodel.graph.rendezvous import describe_collective, find_divergence
 
-_Endpoint = tuple[int, int]
-"""A program and one of its communicator slots."""
-_NO_CALLS: Int32s = np.empty(0, dtype=np.int32)
+_Calls = dict[tuple[int, int], Int32s]
+"""By program and communicator slot, the tasks that are collectives, in sequence order."""
 
 
 def check_job(job: JobGraph) -> None:
@@ -87,29 +85,29 @@ def _check_range(where: str, what: str, column: Int32s, count: int) -> None:
 
 def _check_groups(job: JobGraph) -> None:
     _check_group_numbers(job)
-    calls = {
-        (index, slot): tasks
-        for index in range(len(job.programs))
-        for slot, tasks in _calls_by_slot(job, index)
-    }
+    calls: _Calls = {}
+    for index in range(len(job.programs)):
+        calls |= _calls_of_program(job, index)
     _check_slots(job, calls)
     endpoints = job.endpoints()
-    checked: set[tuple[_Endpoint, ...]] = set()
+    checked: set[frozenset[tuple[int, int]]] = set()
     for group in range(len(job.groups)):
         rows = slice(endpoints.group_start[group], endpoints.group_start[group + 1])
         ranks, slots = endpoints.rank[rows], endpoints.slot[rows]
         _check_members(job, group, ranks)
-        pairs = np.unique(np.column_stack([job.rank_program[ranks], slots]), axis=0)
+        members = list(zip(job.rank_program[ranks].tolist(), slots.tolist(), strict=True))
         # Groups of the same programs on the same slots are checked once.
-        key = tuple((int(program), int(slot)) for program, slot in pairs)
+        key = frozenset(members)
         if key not in checked:
             checked.add(key)
-            _check_same_calls(job, group, {one: calls.get(one, _NO_CALLS) for one in key})
+            empty = np.empty(0, dtype=np.int32)
+            of_group = {member: calls.get(member, empty) for member in sorted(key)}
+            of_ranks = list(zip(ranks.tolist(), members, strict=True))
+            _check_same_calls(job, job.groups[group].name, of_group, of_ranks)
 
 
-def _calls_by_slot(job: JobGraph, index: int) -> Iterator[tuple[int, Int32s]]:
-    """The tasks of a program on each of its slots, in sequence order."""
-    program = job.programs[index]
+def _calls_of_program(job: JobGraph, index: int) -> _Calls:
+    program, found = job.programs[index], {}
     members = np.flatnonzero(program.slot != PLAIN)
     for slot in np.unique(program.slot[members]).tolist():
         tasks = members[program.slot[members] == slot]
@@ -119,19 +117,20 @@ def _calls_by_slot(job: JobGraph, index: int) -> Iterator[tuple[int, Int32s]]:
                 f"program {index} (rank {_first_rank(job, index)}): the collectives of slot "
                 f"{slot} must be numbered 0 to {len(tasks) - 1}, each once."
             )
-        yield slot, tasks
+        found[index, slot] = tasks
+    return found
 
 
-def _check_slots(job: JobGraph, calls: Mapping[_Endpoint, Int32s]) -> None:
+def _check_slots(job: JobGraph, calls: _Calls) -> None:
     for (index, slot), tasks in calls.items():
-        lost = np.flatnonzero(job.rank_program == index)
+        lost = job.rank_program == index
         if slot < job.rank_group.shape[1]:
-            lost = lost[job.rank_group[lost, slot] == NO_GROUP]
-        if len(lost):
-            label = job.label_of(int(lost[0]), int(tasks[0]))
+            lost &= job.rank_group[:, slot] == NO_GROUP
+        if lost.any():
+            rank = int(lost.argmax())
             raise GraphError(
-                f"rank {int(lost[0])}: {label!r} uses communicator slot {slot}, "
-                "but that slot has no group. Add the rank to a group with that slot."
+                f"rank {rank}: {job.label_of(rank, int(tasks[0]))!r} uses communicator slot "
+                f"{slot}, but that slot has no group. Add the rank to a group with that slot."
             )
 
 
@@ -151,32 +150,22 @@ def _check_members(job: JobGraph, group: int, ranks: Int32s) -> None:
         )
 
 
-def _check_same_calls(job: JobGraph, group: int, calls: Mapping[_Endpoint, Int32s]) -> None:
-    """The programs of a group must call the same collectives in the same order."""
-    name = job.groups[group].name
-    (first, mine), *others = (
-        (f"rank {_first_rank(job, index)}", job.programs[index].op[tasks])
-        for (index, _), tasks in calls.items()
-    )
-    for other, theirs in others:
-        if np.array_equal(mine, theirs):
-            continue
-        pairs = zip(mine.tolist(), theirs.tolist(), strict=False)
-        for sequence, (one, another) in enumerate(pairs):
-            if signature_of(job.ops[one]) != signature_of(job.ops[another]):
-                raise GraphError(
-                    f"group {name!r}: members must make the same collectives in the same order; "
-                    f"the first that differs is #{sequence}: {first} makes "
-                    f"{_describe(job.ops[one])}, {other} makes {_describe(job.ops[another])}."
-                )
-        if len(mine) != len(theirs):
-            raise GraphError(
-                f"group {name!r}: {first} makes {len(mine)} collectives, {other} makes "
-                f"{len(theirs)}; #{min(len(mine), len(theirs))} has no partner."
-            )
-    roles = [
-        job.programs[index].role[tasks] & int(Role.SIGNALS) for (index, _), tasks in calls.items()
-    ]
+def _check_same_calls(
+    job: JobGraph, name: str, calls: _Calls, members: list[tuple[int, tuple[int, int]]]
+) -> None:
+    """The *calls* of a group must agree; *members* has the program and slot of each rank."""
+    ops = {of: job.programs[of[0]].op[tasks].tolist() for of, tasks in calls.items()}
+    first = next(iter(ops.values()))
+    if any(other != first for other in ops.values()):
+        works = {of: [job.ops[op] for op in numbers] for of, numbers in ops.items()}
+        # Ranks of the same program are compared only to say what most of them do.
+        each = [(program, of) for (program, _), of in works.items()]
+        if find_divergence(each, signature_of, _describe):
+            all_ranks = [(rank, works[of]) for rank, of in members]
+            divergence = find_divergence(all_ranks, signature_of, _describe)
+            assert divergence is not None
+            raise GraphError(divergence.sentence(name))
+    roles = [job.programs[of[0]].role[tasks] & int(Role.SIGNALS) for of, tasks in calls.items()]
     lone = np.flatnonzero(np.sum(roles, axis=0) == 0)
     if len(lone):
         raise GraphError(
@@ -195,7 +184,7 @@ def _describe(op: Op) -> str:
     collective = signature_of(op)
     if collective is None:
         return f"{type(op).__name__} work"
-    return f"{collective.kind.value} of {collective.size_bytes} bytes ({collective.dtype.value})"
+    return describe_collective(collective)
 
 
 def _first_rank(job: JobGraph, program: int) -> int:

@@ -21,8 +21,8 @@ from perfmodel.graph.issuing import Issuer
 from perfmodel.graph.job import JobFacts, JobGraph, Origin
 from perfmodel.graph.ops import Communication, Fixed, HostSpan, HostWork
 from perfmodel.graph.program import PLAIN, LaneKind, Program
+from perfmodel.graph.rendezvous import PeerCall, PeerGroups, group_peers
 from perfmodel.recordings.issued_work import Issued, Launched, read_issued
-from perfmodel.recordings.matching import PeerCall, PeerGroups, group_peers
 from perfmodel.recordings.recorded_job import SCHEMA_VERSION, rank_parts
 from perfmodel.recordings.trace_stats import known_share
 from traces.execution_trace import ExecutionTrace

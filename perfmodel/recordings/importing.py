@@ -37,7 +37,8 @@ from perfmodel.recordings.import_report import (
     report_rank,
 )
 from perfmodel.recordings.kernel_estimates import estimate_collective, estimating_device
-from perfmodel.recordings.matching import (
+from perfmodel.recordings.operator_calls import link_rows
+from perfmodel.recordings.rank_clocks import (
     MatchedGroup,
     check_overlap,
     match_collectives,
@@ -45,7 +46,6 @@ from perfmodel.recordings.matching import (
     root_of,
     transfer_ns,
 )
-from perfmodel.recordings.operator_calls import link_rows
 from perfmodel.recordings.rank_program import (
     Arrival,
     Member,
@@ -78,7 +78,7 @@ def import_job(traces: JobTrace) -> RecordedJob:
     executed = {trace.rank: trace for trace in traces.executed}
     linked = [link_rows(view, executed.get(view.trace.rank)) for view in views]
     calls = [find_collective_calls(view, rows) for view, rows in zip(views, linked, strict=True)]
-    groups = match_collectives(calls)
+    groups = match_collectives(views, calls)
     offsets_ns = _offsets_ns(views, groups)
     views = [view.shifted(offset) for view, offset in zip(views, offsets_ns, strict=True)]
     impossible = [check_overlap(views, group) for group in groups]
@@ -107,7 +107,7 @@ def import_job(traces: JobTrace) -> RecordedJob:
                 findings[rank].members[task] = Member(slot, lengths_ns[member], role)
     for of_rank in findings:
         of_rank.arrivals.update(_find_arrivals(of_rank))
-    faults = (*find_job_faults(findings), *(fault for fault in impossible if fault))
+    faults = (*find_job_faults(findings, groups), *(fault for fault in impossible if fault))
     report = ImportReport(
         ranks=tuple(map(report_rank, findings, offsets_ns)),
         rendezvous=sum(group.count for group in groups),

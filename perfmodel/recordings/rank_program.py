@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.graph.builder import Dependency, ProgramBuilder
+from perfmodel.graph.calls import OperatorCall
 from perfmodel.graph.issuing import Issuer, OpenLane
 from perfmodel.graph.job import Origin
 from perfmodel.graph.ops import ESTIMATED, Communication, Fixed, HostPart, HostWork
@@ -20,7 +21,6 @@ from perfmodel.graph.program import PLAIN, Anchor, LaneKind, Program, Role
 from perfmodel.recordings.collective_calls import CollectiveCall
 from perfmodel.recordings.hold_back import HoldRule, can_be_held, exempt_tasks, hold_ratios
 from perfmodel.recordings.host_chain import HostChain, StepKind
-from perfmodel.recordings.operator_calls import OperatorCall
 from perfmodel.recordings.rank_view import NO_OPERATOR, Int64s, RankView
 from perfmodel.recordings.stream_edges import Edge
 from perfmodel.recordings.task_work import WorkReader

@@ -70,7 +70,7 @@ def break_by_missing_member(job: Job) -> tuple[JobGraph, DurationTable, str]:
 
 def break_by_missing_call(job: Job) -> tuple[JobGraph, DurationTable, str]:
     job.extra[job.victim] = [job.call(n, 0) for n in range(job.calls - 1)]
-    return *job.build(), rf"'world': .*rank {job.victim} makes.*#{job.calls - 1} has no partner"
+    return *job.build(), rf"'world': .*#{job.calls - 1}: rank {job.victim} lacks all_reduce of"
 
 
 def break_by_order(job: Job) -> tuple[JobGraph, DurationTable, str]:
@@ -78,7 +78,7 @@ def break_by_order(job: Job) -> tuple[JobGraph, DurationTable, str]:
     first = job.source.randrange(job.calls - 1)
     order[first], order[first + 1] = order[first + 1], order[first]
     job.extra[job.victim] = order
-    return *job.build(), rf"'world': .*first that differs is #{first}: .*all_reduce of"
+    return *job.build(), rf"'world': .*differs is #{first}: all_reduce of .* on .*, all_reduce"
 
 
 def break_by_unknown_rank(job: Job) -> tuple[JobGraph, DurationTable, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.base.errors import EmulationError
-from perfmodel.emulation.collective_matching import build_job
+from perfmodel.emulation.communicators import build_job
 from perfmodel.emulation.programs import Machine
 from perfmodel.emulation.rank_record import CallType, GroupRecord, RankRecord, from_bytes, to_bytes
 from perfmodel.graph.audit import check_job
@@ -48,26 +48,35 @@ def test_equal_calls_become_one_rendezvous():
     assert [group.ranks for group in job.groups] == [(0, 1)]
 
 
-def test_different_calls_are_named_by_rank_line_and_call():
+REDUCE = "all_reduce of 64 bytes (fp32) at train.py:7"
+GATHER = "all_gather of 128 bytes (fp32) at train.py:9"
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        ("ra", f"#1: {GATHER} on rank 1, {REDUCE} on rank 0"),
+        ("r", f"#1: rank 1 lacks {REDUCE}, made by rank 0; in its place: no call"),
+        ("", f"#0: rank 1 lacks {REDUCE}, made by rank 0; in its place: no call"),
+        ("rrr", f"#2: rank 0 lacks {REDUCE}, made by rank 1; in its place: no call"),
+    ],
+)
+def test_the_first_call_that_differs_is_named_by_rank_number_and_line(calls, words):
+    kinds = {"r": collective(), "a": collective("all_gather", 128, "train.py:9")}
     with pytest.raises(EmulationError) as fault:
-        build(
-            record(0, [collective(), collective()]),
-            record(1, [collective(), collective("all_gather", 128, "train.py:9")]),
-        )
-    assert "in call 2 of their group rank 0 makes all_reduce of 64 bytes (fp32) at train.py:7" in (
-        str(fault.value)
-    )
-    assert "rank 1 makes all_gather of 128 bytes (fp32) at train.py:9" in str(fault.value)
+        build(record(0, [collective(), collective()]), record(1, [kinds[one] for one in calls]))
+    assert words in str(fault.value)
 
 
-def test_a_call_without_partner_is_named():
-    with pytest.raises(EmulationError, match=r"no partner is all_reduce of 64 bytes .* of rank 0"):
-        build(record(0, [collective(), collective()]), record(1, [collective()]))
-
-
-def test_a_rank_that_makes_no_call_at_all_is_named():
-    with pytest.raises(EmulationError, match="rank 1 makes no call in that group"):
-        build(record(0, [collective()]), record(1, []))
+def test_of_four_ranks_the_one_that_skips_a_call_is_named_with_the_line_it_comes_to():
+    gather = collective("all_gather", 128, "train.py:9")
+    group = GroupRecord("0", (0, 1, 2, 3), "train.py:1  4")
+    calls = {rank: [collective(), gather, collective()] for rank in (0, 1, 3)}
+    calls[2] = [collective(), collective()]
+    with pytest.raises(EmulationError) as fault:
+        build(*(record(rank, calls[rank], [group]) for rank in range(4)), world_size=4)
+    words = f"#1: rank 2 lacks {GATHER}, made by ranks 0, 1, 3; in its place: {REDUCE}"
+    assert words in str(fault.value)
 
 
 def test_ranks_that_were_not_run_meet_in_the_groups_made_by_the_same_line():

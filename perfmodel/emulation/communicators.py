@@ -1,8 +1,7 @@
-"""Collective matching: which ranks take part in which collective, and the job of all ranks.
+"""Communicators: which ranks take part in which collective, and the job of all ranks.
 
 A rank that was not run is in the groups that correspond to those of its model, the rank it
-equals: groups made by the same line of the script with the same size. Members of a group must
-make the same calls in the same order; an error names the first that differs.
+equals: groups made by the same line of the script with the same size.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from collectives.collective import Collective, CollectiveKind
+from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import EmulationError
 from perfmodel.emulation.programs import CollectivePart, Machine, build_program
@@ -21,6 +20,7 @@ from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.ops import Communication
 from perfmodel.graph.program import Role
+from perfmodel.graph.rendezvous import PeerCall, find_divergence, join_parts, name_ranks
 
 KINDS = {
     "all_reduce": CollectiveKind.ALL_REDUCE,
@@ -137,24 +137,19 @@ class Matching:
                 return GroupKey(group.ranks, use.key.word)
         raise EmulationError(
             f"rank {rank} was not run and was assumed to equal rank {model}, which communicates "
-            f"with ranks {_list(own.ranks)} ({own.family}); no such group has rank {rank}. Run "
+            f"with {name_ranks(own.ranks)} ({own.family}); no such group has rank {rank}. Run "
             "every rank with --all-ranks."
         )
 
     def _match(self, key: GroupKey, members: Mapping[int, int]) -> None:
-        missing = [rank for rank in key.ranks if rank not in members]
-        first = next(iter(members))
-        if missing:
-            call = self._calls(first, members[first])[0]
-            raise EmulationError(
-                f"ranks {_list(key.ranks)}: rank {first} calls {_text(call)} at {call['line']}, "
-                f"but rank {missing[0]} makes no call in that group in its iteration. Every rank "
-                "of a group must make the same calls."
-            )
-        rows = {rank: self._calls(rank, slot) for rank, slot in members.items()}
-        _check_alike(key, rows)
-        for place in range(len(rows[first])):
-            work = Communication(_collective(key, {r: calls[place] for r, calls in rows.items()}))
+        rows = {
+            rank: self._calls(rank, members[rank]) if rank in members else [] for rank in key.ranks
+        }
+        divergence = find_divergence(rows.items(), _agreed, _text)
+        if divergence:
+            raise EmulationError(divergence.sentence(key.name))
+        for place, calls in enumerate(zip(*rows.values(), strict=True)):
+            work = Communication(join_parts([_part(key, call) for call in calls]))
             for rank, slot in members.items():
                 model = self._model_of[rank]
                 number = self._uses[model][slot].numbers[place]
@@ -192,27 +187,6 @@ def _find_uses(windows: Windows) -> list[_Use]:
     return list(uses.values())
 
 
-def _check_alike(key: GroupKey, rows: Mapping[int, Sequence[Call]]) -> None:
-    first = key.ranks[0]
-    for rank in key.ranks[1:]:
-        mine, theirs = rows[first], rows[rank]
-        for place, (one, other) in enumerate(zip(mine, theirs, strict=False)):
-            if _agreed(one) != _agreed(other):
-                raise EmulationError(
-                    f"ranks {_list(key.ranks)} do not make the same calls: in call {place + 1} of "
-                    f"their group rank {first} makes {_text(one)} at {one['line']} and rank "
-                    f"{rank} makes {_text(other)} at {other['line']}."
-                )
-        if len(mine) != len(theirs):
-            longer, where = (first, mine) if len(mine) > len(theirs) else (rank, theirs)
-            lone = where[min(len(mine), len(theirs))]
-            raise EmulationError(
-                f"ranks {_list(key.ranks)} do not make the same calls: rank {first} makes "
-                f"{len(mine)} and rank {rank} makes {len(theirs)} in an iteration; the first that "
-                f"has no partner is {_text(lone)} of rank {longer} at {lone['line']}."
-            )
-
-
 def _agreed(call: Call) -> tuple[object, ...]:
     """What members of a group must agree on; pieces of an all-to-all may differ."""
     kind = KINDS[call["call"]]
@@ -220,25 +194,22 @@ def _agreed(call: Call) -> tuple[object, ...]:
     return kind, size, call["dtype"], call["root"]
 
 
-def _collective(key: GroupKey, calls: Mapping[int, Call]) -> Collective:
-    first = calls[key.ranks[0]]
-    kind, size, matrix = KINDS[first["call"]], first["bytes"], None
-    if first["call"] in ("gather", "scatter"):
-        size *= len(key.ranks)
+def _part(key: GroupKey, call: Call) -> PeerCall:
+    kind, size_bytes, splits = KINDS[call["call"]], call["bytes"], tuple(call["splits"] or ())
+    if call["call"] in ("gather", "scatter"):
+        size_bytes *= len(key.ranks)
     if kind is CollectiveKind.ALL_TO_ALL:
-        rows = tuple(tuple(calls[rank]["splits"]) for rank in key.ranks)
-        size = max(sum(row) for row in rows)
-        if len({piece for row in rows for piece in row}) > 1:
-            matrix = rows
-    return Collective(
-        kind, size, DType(first["dtype"]), byte_matrix=matrix, root=int(first["root"])
+        size_bytes = sum(splits)
+    return PeerCall(
+        key.name,
+        len(key.ranks),
+        kind,
+        size_bytes,
+        DType(call["dtype"]),
+        sent_bytes=splits,
+        root=int(call["root"]),
     )
 
 
 def _text(call: Call) -> str:
-    return f"{call['call']} of {call['bytes']} bytes ({call['dtype']})"
-
-
-def _list(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:6]))
-    return shown if len(ranks) <= 6 else f"{shown}, ... {ranks[-1]}"
+    return f"{call['call']} of {call['bytes']} bytes ({call['dtype']}) at {call['line']}"
