@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from perfmodel.graph.builder import Dependency, JobBuilder, ProgramBuilder
 from perfmodel.graph.durations import DurationTable, build_shared_durations
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import LaneKind, Role
+from perfmodel.graph.program import PLAIN, LaneKind, Role
 
 
 @dataclass
@@ -27,37 +28,29 @@ class RankSketch:
         self.lanes[name] = self.builder.add_lane(name, kind)
 
     def task(
-        self, name: str, lane: str, duration_ns: int, after: Iterable[str | Dependency] = ()
-    ) -> int:
-        self.tasks[name] = self.builder.add_task(
-            self.lanes[lane], Fixed(name, duration_ns), label=name, after=self._after(after)
-        )
-        self.durations_ns.append(duration_ns)
-        return self.tasks[name]
-
-    def meet(
         self,
         name: str,
         lane: str,
         duration_ns: int,
-        *,
-        slot: int = 0,
-        role: Role = Role.BOTH,
         after: Iterable[str | Dependency] = (),
+        *,
+        slot: int = PLAIN,
+        role: Role = Role.BOTH,
     ) -> int:
-        self.tasks[name] = self.builder.add_rendezvous(
+        self.tasks[name] = self.builder.add_task(
             self.lanes[lane],
             Fixed(name, duration_ns),
             label=name,
             slot=slot,
             role=role,
-            after=self._after(after),
+            after=[Dependency(self.tasks[dep]) if isinstance(dep, str) else dep for dep in after],
         )
         self.durations_ns.append(duration_ns)
         return self.tasks[name]
 
-    def _after(self, after: Iterable[str | Dependency]) -> list[Dependency]:
-        return [Dependency(self.tasks[dep]) if isinstance(dep, str) else dep for dep in after]
+    def meet(self, name: str, lane: str, duration_ns: int, *, slot: int = 0, **more: Any) -> int:
+        """A task that is a part in a rendezvous."""
+        return self.task(name, lane, duration_ns, slot=slot, **more)
 
 
 class JobSketch:

@@ -29,7 +29,7 @@ from perfmodel.planning.frame import CHANGING
 from perfmodel.planning.placements import Int64s, RankLoads
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import LENGTH_BYTES
-from perfmodel.workloads.dlrm.sparse import arriving_dtype
+from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from perfmodel.workloads.kernels import cast, elementwise
 from topologies import Cluster
@@ -68,7 +68,7 @@ class PlanPricer:
         self._samples = local_batch(spec, rank_count=cluster.rank_count)
         self._lookups = LookupPricer(cluster.device)
         self._kernel = stack.tables.kernel_for(spec.embedding.optimizer)
-        self._gradient_dtype = arriving_dtype(spec, stack)
+        self._gradient_dtype = DlrmRun(spec, cluster.rank_count, stack).arriving_dtype
         architecture = cluster.device.architecture.value
         self._lookup_ratio = stack.time_ratio("embedding", architecture)
         self._exchange = ExchangePricer(

@@ -18,14 +18,14 @@ from perfmodel.base.errors import TraceError
 from perfmodel.graph.builder import JobBuilder, ProgramBuilder
 from perfmodel.graph.issuing import Issuer
 from perfmodel.graph.job import JobFacts, Origin
+from perfmodel.graph.operators import works_of_call
 from perfmodel.graph.ops import Communication, Fixed, HostPart, HostWork, MemoryBound, Op, Work
-from perfmodel.graph.program import LaneKind, Program
+from perfmodel.graph.program import PLAIN, LaneKind, Program
 from perfmodel.graph.rendezvous import PeerCall, PeerGroups, group_peers
 from perfmodel.recordings.collective_calls import WORLD, dtype_of_word, kind_of_name
 from perfmodel.recordings.executed_jobs import ExecutedJob, uneven_faults
 from perfmodel.recordings.kernel_estimates import estimate_work, estimating_device, is_gemm_kernel
 from perfmodel.recordings.operator_calls import call_of_operator, whole_number
-from perfmodel.recordings.operator_work import work_of_call
 from perfmodel.recordings.rank_program import COLLECTIVE, COUNTED_WORK, ESTIMATED_WORK
 from perfmodel.recordings.rank_view import is_communication
 from traces.chakra import ChakraKind, ChakraOperation, ChakraTrace
@@ -105,7 +105,8 @@ def _from_executed(one: ExecutedOperator, around: str) -> LinkedOperation:
 
 def _main_work(kernel: ExecutedOperator, operator: str) -> Work | None:
     """The work of *operator* with the tensors of *kernel*, if that is its main kernel."""
-    work = work_of_call(replace(call_of_operator(kernel), name=operator))
+    works = works_of_call(replace(call_of_operator(kernel), name=operator))
+    work = works[0] if works else None
     return work if isinstance(work, MemoryBound) or is_gemm_kernel(kernel.name) else None
 
 
@@ -254,7 +255,7 @@ class _LinkedRankWriter(Issuer):
                         self.program.add_dependency(task, self.tasks[source])
         return self.finish()
 
-    def _add(self, one: LinkedOperation, kind: LaneKind, op: Op, slot: int | None = None) -> None:
+    def _add(self, one: LinkedOperation, kind: LaneKind, op: Op, slot: int = PLAIN) -> None:
         """Add *one* to its lane, as a member of communicator *slot* if there is one."""
         self.tasks[one.number] = self.put(
             self.lane(one.lane, kind), op, label=one.name, slot=slot, origin=Origin(one.name)

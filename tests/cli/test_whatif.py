@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.graph.storage import save_job
 from perfmodel.recordings.storage import save_recorded_job
-from perfmodel.whatif import TRANSFORMATIONS
+from perfmodel.whatif import load_recipes
 from tests.recordings.builders import call, import_spans
 from tests.traces.builders import span
 from tests.whatif.jobs import training_job
@@ -60,7 +60,7 @@ def test_the_same_question_gives_the_same_bytes(folder, typed):
 
 def test_all_changes_are_listed(typed):
     shown = typed("whatif --list").out
-    for name in TRANSFORMATIONS:
+    for name in load_recipes():
         assert f"\n{name}\n" in f"\n{shown}"
 
 

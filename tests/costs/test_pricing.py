@@ -43,7 +43,7 @@ def job():
     launch = program.add_task(host, HostWork("linear", HostPart.LAUNCH), label="launch")
     work = program.add_task(compute, GEMM, label="gemm", after=[launch])
     program.add_task(compute, Fixed("known", 777), label="known")
-    program.add_rendezvous(wire, REDUCE, label="reduce", slot=0, after=[work])
+    program.add_task(wire, REDUCE, label="reduce", slot=0, after=[work])
     number = builder.add_program(program.build())
     ranks = [builder.add_rank(number) for _ in range(8)]
     builder.add_group("all", ranks, slot=0)
@@ -170,7 +170,7 @@ def test_members_of_an_uneven_exchange_end_when_their_own_bytes_are_through(clus
     builder = JobBuilder()
     program = builder.new_program()
     wire = program.add_lane("wire", LaneKind.COMMUNICATION)
-    program.add_rendezvous(wire, Communication(collective), label="exchange", slot=0)
+    program.add_task(wire, Communication(collective), label="exchange", slot=0)
     number = builder.add_program(program.build())
     builder.add_group("all", [builder.add_rank(number) for _ in range(8)], slot=0)
     uneven = builder.build(JobFacts("uneven"))
@@ -205,7 +205,7 @@ def one_all_reduce(groups: list[list[int]]) -> JobGraph:
     program = builder.new_program()
     lane = program.add_lane("communication", LaneKind.COMMUNICATION)
     call = Communication(Collective(CollectiveKind.ALL_REDUCE, 2**28))
-    program.add_rendezvous(lane, call, label="all-reduce", slot=0)
+    program.add_task(lane, call, label="all-reduce", slot=0)
     number = builder.add_program(program.build())
     for _ in range(sum(len(group) for group in groups)):
         builder.add_rank(number)

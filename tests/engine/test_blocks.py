@@ -66,7 +66,7 @@ def test_a_block_remembers_what_was_resolved_of_iterations_to_come():
         program = builder.new_program()
         lane = program.add_lane("compute", LaneKind.COMPUTE)
         program.add_task(lane, Fixed("work", 0), label="work")
-        program.add_rendezvous(lane, Fixed("cast", 0), label="cast", slot=0, role=role)
+        program.add_task(lane, Fixed("cast", 0), label="cast", slot=0, role=role)
         builder.add_rank(builder.add_program(program.build()))
     builder.add_group("world", [0, 1], slot=0)
     job = builder.build(JobFacts("broadcast"))

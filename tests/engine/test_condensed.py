@@ -128,9 +128,7 @@ class TwoKinds:
             if who in ("meet", "all", name):
                 after = self._dependencies(kind.builder.task_count)
                 if who == "meet":
-                    kind.builder.add_rendezvous(
-                        lane, Fixed("meet", 0), label=label, slot=0, after=after
-                    )
+                    kind.builder.add_task(lane, Fixed("meet", 0), label=label, slot=0, after=after)
                 else:
                     kind.builder.add_task(lane, Fixed("work", 0), label=label, after=after)
                 kind.fixed_ns.append([self.source.choice([0, 3, 8, 20]) for _ in range(VECTORS)])

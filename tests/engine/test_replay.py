@@ -10,11 +10,11 @@ from hypothesis import given
 
 from perfmodel.base.errors import GraphError
 from perfmodel.engine.history import History, Occurrence
-from perfmodel.engine.reference import replay_reference
 from perfmodel.engine.replay import kept_of_reach, replay
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.program import LaneKind
 from tests.builders import JobSketch
+from tests.engine.reference import replay_reference
 from tests.strategies import RandomJob, random_job, random_jobs
 
 

@@ -159,7 +159,7 @@ def test_partners_make_the_same_call(sizes, is_alike):
         program = sketch.new_program()
         lane = program.add_lane("gpu", LaneKind.COMPUTE)
         call = Communication(Collective(CollectiveKind.ALL_REDUCE, size))
-        program.add_rendezvous(lane, call, label="call", slot=0)
+        program.add_task(lane, call, label="call", slot=0)
         sketch.add_rank(sketch.add_program(program.build()))
     sketch.add_group("all", range(2), slot=0)
     job = sketch.build(JobFacts("calls"))

@@ -38,7 +38,7 @@ def test_a_receive_that_was_posted_early_costs_only_what_the_device_idles():
         network = program.add_lane("network", LaneKind.COMMUNICATION)
         work = program.add_task(compute, Fixed("work", 0), label="work")
         after = [work] if is_late else []
-        received = program.add_rendezvous(
+        received = program.add_task(
             network, Fixed("receive", 0), label="receive", slot=0, after=after
         )
         program.add_task(compute, Fixed("rest", 0), label="rest", after=[received])

@@ -35,10 +35,6 @@ def slowdowns(*, waiting: float = 1.0, moving: float = 1.0) -> GenerationSlowdow
     )
 
 
-def run(job, durations, iterations):
-    return replay(job, durations, iterations=iterations)
-
-
 def price(job, durations, *, use=None, slowed=None) -> FoldedCosts:
     """Every task as a product; *use* is the use of links by label."""
     count = len(durations.values_ns)
@@ -92,7 +88,7 @@ def beside_all_reduce(*, arrivals_ns=(400, 400), slowed) -> FoldedCosts:
 
 def settled_ns(folded: FoldedCosts) -> dict[str, float]:
     """Durations by `rank/label` once everything stands still."""
-    priced = settle_interference(run, folded).folded.priced
+    priced = settle_interference(replay, folded).priced
     return {
         f"{rank}/{priced.job.label_of(rank, task)}": float(
             priced.float_ns[int(priced.durations.rank_offset[rank]) + task]
@@ -104,7 +100,7 @@ def settled_ns(folded: FoldedCosts) -> dict[str, float]:
 
 def period_ns(folded: FoldedCosts) -> int:
     priced = folded.priced
-    return int(find_period(run, priced.job, priced.durations).period_ns[0])
+    return int(find_period(replay, priced.job, priced.durations).period_ns[0])
 
 
 def test_two_all_reduces_on_one_nic_each_take_the_time_of_both():
@@ -116,7 +112,7 @@ def test_two_all_reduces_on_one_nic_each_take_the_time_of_both():
 
 def test_two_all_reduces_on_different_links_do_not_slow_each_other():
     folded = two_collectives(NIC, GPU_LINK)
-    assert settle_interference(run, folded).folded is folded
+    assert settle_interference(replay, folded).priced is folded.priced
 
 
 def test_collectives_that_leave_room_for_each_other_keep_their_time():
@@ -126,7 +122,7 @@ def test_collectives_that_leave_room_for_each_other_keep_their_time():
 
 def test_collectives_one_after_the_other_keep_their_time():
     folded = two_collectives(NIC, NIC, second_after_ns=3000)
-    assert settle_interference(run, folded).folded is folded
+    assert settle_interference(replay, folded).priced is folded.priced
 
 
 def test_half_an_overlap_costs_half_as_much():
@@ -149,7 +145,7 @@ def test_a_product_beside_a_collective_advances_at_the_pace_it_is_left_with():
         for label, length_ns in (("first", 400), ("second", 1300), ("reduce", 600), ("barrier", 0))
     }
     assert period_ns(folded) == 1400
-    assert period_ns(settle_interference(run, folded).folded) == 1700
+    assert period_ns(settle_interference(replay, folded)) == 1700
 
 
 def test_a_collective_that_waits_for_others_already_holds_its_share():
@@ -157,8 +153,8 @@ def test_a_collective_that_waits_for_others_already_holds_its_share():
     # 1/1.25 for 300 ns (240 done), at 1/2 for 600 (300 done) and has 460 left:
     # 300 + 600 + 460. On rank 1 nothing waits: 600 + 700 as above.
     folded = beside_all_reduce(arrivals_ns=(400, 700), slowed=slowdowns(waiting=1.25, moving=2.0))
-    first = settle_interference(run, folded)
-    priced = first.folded.priced
+    first = settle_interference(replay, folded)
+    priced = first.priced
     timeline = replay(priced.job, priced.durations).last
     assert timeline.end_ns[:, 0].max() == 2000
     assert settled_ns(folded)["0/second"] == pytest.approx(1360)
@@ -204,8 +200,8 @@ def test_without_overlap_nothing_moves_by_a_nanosecond():
         rank.task("second", "gpu", 1000, after=["reduce"])
     sketch.group(0, 1)
     folded = price(*sketch.build(), slowed=slowdowns(waiting=1.5, moving=2.0))
-    settled = settle_interference(run, folded)
-    assert settled.folded is folded
+    settled = settle_interference(replay, folded)
+    assert settled.priced is folded.priced
     assert not settled.has_losses
 
 
@@ -219,11 +215,11 @@ def test_ranks_that_share_prices_may_lose_differently():
         gpu = program.add_lane("gpu", LaneKind.COMPUTE)
         wire = program.add_lane("wire", LaneKind.COMMUNICATION)
         first = program.add_task(gpu, Fixed("first", arrival_ns), label="first")
-        program.add_rendezvous(
+        program.add_task(
             wire, Fixed("reduce", 600), label="reduce", slot=0, after=[Dependency(first)]
         )
         program.add_task(gpu, Fixed("second", 1000), label="second")
-        program.add_rendezvous(gpu, Fixed("barrier", 0), label="barrier", slot=1)
+        program.add_task(gpu, Fixed("barrier", 0), label="barrier", slot=1)
         programs.append(builder.add_program(program.build()))
     for number in (0, 0, 1, 0):
         builder.add_rank(programs[number])
@@ -240,7 +236,7 @@ def test_ranks_that_share_prices_may_lose_differently():
     )
     assert folded.priced.durations.rank_offset.tolist() == [0, 0, 4, 0]
 
-    slowed = settle_interference(run, folded).folded.priced
+    slowed = settle_interference(replay, folded).priced
     times = settled_ns(folded)
     assert times["0/second"] == pytest.approx(1360)
     assert times["1/second"] == times["3/second"] == pytest.approx(1300)
@@ -253,7 +249,7 @@ def test_ranks_that_share_prices_may_lose_differently():
 def test_interference_never_makes_a_task_or_an_iteration_shorter(made):
     job, durations = made
     folded = price(job, durations, slowed=slowdowns(waiting=1.3, moving=1.9))
-    slowed = settle_interference(run, folded).folded.priced
+    slowed = settle_interference(replay, folded).priced
 
     before = replay(job, durations, iterations=3)
     after = replay(job, slowed.durations, iterations=3)
@@ -265,7 +261,7 @@ def test_interference_never_makes_a_task_or_an_iteration_shorter(made):
 @given(made=jobs(JobSize(vectors=1)))
 def test_kernels_that_nothing_slows_keep_their_nanoseconds(made):
     folded = price(*made)
-    assert settle_interference(run, folded).folded is folded
+    assert settle_interference(replay, folded).priced is folded.priced
 
 
 @given(made=jobs(JobSize(vectors=1)))
@@ -273,7 +269,7 @@ def test_folded_ranks_lose_what_they_lose_unfolded(made):
     job, durations = made
     whole = price(job, durations, slowed=slowdowns(waiting=1.3, moving=1.9))
     folded = fold_costs(whole.priced)
-    alone, classes = (settle_interference(run, one).folded for one in (whole, folded))
+    alone, classes = (settle_interference(replay, one) for one in (whole, folded))
     for place, ranks in enumerate(classes.class_ranks):
         expected = classes.priced.durations.of_rank(classes.priced.job, place)
         for rank in ranks:
@@ -316,7 +312,7 @@ def test_overlaps_that_swap_places_come_to_rest_half_way():
         rank.task("e", "gpu", 700)
     sketch.group(0, 1)
     folded = price(*sketch.build(), slowed=slowdowns(waiting=1.5, moving=1.5))
-    settled = settle_interference(run, folded)
+    settled = settle_interference(replay, folded)
     assert settled.is_settled
     assert settled.has_losses
 
@@ -365,7 +361,7 @@ def test_a_round_is_the_last_when_the_third_iteration_stands_still(monkeypatch):
 
     def count(job, durations, iterations):
         replays.append(iterations)
-        return run(job, durations, iterations)
+        return replay(job, durations, iterations)
 
     # The first round finds the losses, the second that they are right, the third that all is.
     settled = settle_interference(count, folded)
@@ -373,14 +369,14 @@ def test_a_round_is_the_last_when_the_third_iteration_stands_still(monkeypatch):
     assert replays == [3, 3, 3]
     # Three iterations and the tail take 3 x 1400 + 300, then 3 x 1700 + 300: 900 of 5400 more.
     monkeypatch.setattr(overlaps, "MOST_ROUNDS", 2)
-    stopped = settle_interference(run, folded)
+    stopped = settle_interference(replay, folded)
     assert (stopped.rounds, stopped.moved_ratio) == (2, 900 / 5400)
     assert not stopped.is_settled
 
 
 def test_no_more_than_eight_rounds_are_tried(monkeypatch):
     monkeypatch.setattr(overlaps, "STILL_RATIO", 0.0)
-    assert settle_interference(run, tailed(slowdowns(moving=2.0))).rounds == 8
+    assert settle_interference(replay, tailed(slowdowns(moving=2.0))).rounds == 8
 
 
 def test_nothing_is_replayed_where_nothing_can_interfere():
@@ -392,15 +388,15 @@ def test_nothing_is_replayed_where_nothing_can_interfere():
         beside_all_reduce(slowed=slowdowns()),
         beside_all_reduce(slowed=GenerationSlowdowns("none", {})),
     ):
-        assert settle_interference(run, folded).rounds == 0
+        assert settle_interference(replay, folded).rounds == 0
     unlinked = two_collectives(NO_LINK, NO_LINK)
-    assert settle_interference(run, unlinked).rounds == 0
+    assert settle_interference(replay, unlinked).rounds == 0
     # Collectives on one lane never overlap.
     sketch = JobSketch()
     for _ in range(2):
         sketch.rank(wire=LaneKind.COMMUNICATION).meet("reduce", "wire", 600)
     sketch.group(0, 1)
-    assert settle_interference(run, price(*sketch.build(), use={"reduce": NIC})).rounds == 0
+    assert settle_interference(replay, price(*sketch.build(), use={"reduce": NIC})).rounds == 0
 
 
 def test_what_a_collective_loses_is_not_lost_by_the_next_of_its_group():

@@ -42,7 +42,8 @@ SYNC, COPY, ELAPSED = "cudaStreamSynchronize", "cudaMemcpyAsync", "cudaEventElap
 LATER = {
     "a synchronisation waits for the kernel": (
         # It returns at 110, 3 us after the kernel's end.
-        [launch(1, 0), kernel(1, 7, 100), call(SYNC, 6, 104, 2), launch(3, 120), kernel(3, 127, 10)],
+        [launch(1, 0), kernel(1, 7, 100), call(SYNC, 6, 104, 2),
+         launch(3, 120), kernel(3, 127, 10)],
         # Both kernels 50 us longer: the call returns 50 later, the second kernel ends 100 later.
         [(SYNC, 110, "gemm", 50, 160), ("gemm", 137, "gemm", 50, 237)],
     ),
