@@ -29,15 +29,11 @@ def _cluster(name: str, hosts: int = 1, ranks_per_host: int | None = None):
 
 @pytest.mark.parametrize(
     ("topology", "hosts", "ranks_per_host", "tables", "batch", "count", "embedding"),
-    [
-        ("quad_a100", 1, None, 6, 16384, 60, {}),
-        ("quad_a100", 1, 2, 3, 131072, 8, {}),
-        ("dgx_h100", 2, 2, 5, 32768, 30, {"optimizer": "rowwise_adagrad"}),
-        ("dgx1_v100", 1, None, 12, 65536, 20, {"exchange_dtype": "fp16"}),
-        ("dgx_a100", 2, None, 10, 65536, 10, {}),
-        ("dgx_a100", 16, None, 100, 65536, 4, {}),
-    ],
-)
+    [("quad_a100", 1, None, 6, 16384, 60, {}), ("quad_a100", 1, 2, 3, 131072, 8, {}),
+     ("dgx_h100", 2, 2, 5, 32768, 30, {"optimizer": "rowwise_adagrad"}),
+     ("dgx1_v100", 1, None, 12, 65536, 20, {"exchange_dtype": "fp16"}),
+     ("dgx_a100", 2, None, 10, 65536, 10, {}), ("dgx_a100", 16, None, 100, 65536, 4, {})],
+)  # fmt: skip
 def test_random_plans_take_the_nanoseconds_of_a_full_prediction(
     topology, hosts, ranks_per_host, tables, batch, count, embedding
 ):
