@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from collectives import Collective, CollectiveKind, price_collective
+from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.measure.clock import Timing
-from perfmodel.calibration.measure.collectives import CollectiveMeasurement
 from perfmodel.calibration.measure.fit import Wires, fit_device, fit_wires, wires_document
 from perfmodel.calibration.measure.kernels import KernelMeasurement
 from perfmodel.calibration.measure.machine import (
@@ -87,7 +87,15 @@ def test_the_bandwidth_behind_measurements_is_found_again(tmp_path, is_network):
     calls = [Collective(CollectiveKind.ALL_REDUCE, size, DType.FP32) for size in SIZES]
     costs = [price_collective(call, cluster=cluster, ranks=range(2)) for call in calls]
     measured = [
-        CollectiveMeasurement(call.kind, 2, call.size_bytes, took(cost.duration_ns))
+        CollectiveMeasurement(
+            row="",
+            topology="here",
+            hosts=1,
+            ranks=2,
+            kind=call.kind,
+            size_bytes=call.size_bytes,
+            duration_ns=cost.duration_ns,
+        )
         for call, cost in zip(calls, costs, strict=True)
     ]
     wires, error = fit_wires(measured, head=HEAD, path=path, is_network=is_network)
