@@ -69,9 +69,7 @@ def _tables(key: str, factor: int) -> Callable[[Case], Case | None]:
     def change(case: Case) -> Case | None:
         if not case.tables:
             return None
-        wider = replace(
-            case, tables=[{**table, key: table[key] * factor} for table in case.tables]
-        )
+        wider = replace(case, tables=[{**table, key: table[key] * factor} for table in case.tables])
         if key != "width":
             return wider
         *inner, last = case.workload["dense"]["bottom_mlp"]
