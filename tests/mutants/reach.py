@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -49,6 +48,11 @@ def name_function(path: Path, line: int) -> str:
     return f"{path.as_posix()}:{'.'.join(names[:-1]) if is_function else ''}"
 
 
+def _spent_s() -> float:
+    """Processor time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
 class Look:
     """Notes what each test calls; calls only, since every line would take too long."""
 
@@ -64,7 +68,7 @@ class Look:
         def trace(frame: FrameType, what: str, about: object) -> None:
             called.add(frame.f_code)
 
-        started_s = time.process_time()
+        started_s = _spent_s()
         sys.settrace(trace)
         try:
             return (yield)
@@ -75,7 +79,7 @@ class Look:
                 for code in called
                 if code.co_filename.startswith(self._root)
             }
-            self._seen[item.nodeid] = (time.process_time() - started_s, sorted(places))
+            self._seen[item.nodeid] = (_spent_s() - started_s, sorted(places))
 
     def pytest_sessionfinish(self) -> None:
         """Write what was seen."""
