@@ -11,7 +11,7 @@ from notebook import page_lines
 from scoreboard import scoreboard_lines
 
 from perfmodel.cli.commands import COMMANDS, load_command
-from perfmodel.whatif import TRANSFORMATIONS
+from perfmodel.whatif import load_recipes
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -51,9 +51,10 @@ def _command_pages(command: Any, name: str, level: int) -> Iterator[str]:
 
 
 def _whatifs() -> Iterator[str]:
-    yield from ("| name | does |", "|---|---|")
-    for name, kind in TRANSFORMATIONS.items():
-        yield f"| `{name}` | {_cell(str(kind.__doc__).partition(chr(10) * 2)[0])} |"
+    yield from ("| name | does | evidence |", "|---|---|---|")
+    for name, recipe in load_recipes().items():
+        does = f"{recipe.does} {recipe.more}"
+        yield f"| `{name}` | {_cell(does)} | {_cell(recipe.evidence)} |"
 
 
 def _catalog(place: str) -> Iterator[str]:

@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from perfmodel.calibration.kernels import cross_validate, join_tables
+from perfmodel.calibration.kernels import cross_validate, load_tables
 from perfmodel.costs.attention import AttentionModel
 from perfmodel.costs.attention_kernels import members_of
 from perfmodel.costs.calibration_files import load_entries
 from perfmodel.costs.estimates import INTERVAL_SIGMAS, Estimates, concatenate_estimates
-from perfmodel.costs.kernel_tables import load_attention_table
 from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel, price_measured
 
 HERE = Path(__file__).parent
@@ -50,7 +49,7 @@ def main() -> None:
     asked = parser.parse_args()
     by = asked.by
     names = yaml.safe_load((HERE / "scenario.yaml").read_text())["attention"]
-    table = join_tables([load_attention_table(DATA / name) for name in names])
+    table = load_tables("attention", [DATA / name for name in names])
     if asked.only is not None:
         table = table.of_device(asked.only)
     if by == "shape":

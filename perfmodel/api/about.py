@@ -55,6 +55,7 @@ class SchemaKind(Enum):
     PLAN = "plan"
     RUNS = "runs"
     CALIBRATION = "calibration"
+    RECIPES = "recipes"
     GEMM = "gemm"
     ATTENTION = "attention"
     MEMORY = "memory"
@@ -101,6 +102,7 @@ def describe_schema(kind: SchemaKind | str) -> str:
         SchemaKind.TOPOLOGY: (Path(_place("topologies") or ""), "## A machine", "## How well"),
         SchemaKind.DEVICE: (Path(_place("topologies") or ""), "## A GPU", "## How well"),
         SchemaKind.STACK: (PACKAGES / "stacks", "## A stack file", "\n## "),
+        SchemaKind.RECIPES: (PACKAGES / "whatif", "## A file of recipes", "\n## "),
     }
     if kind in (SchemaKind.GEMM, SchemaKind.ATTENTION, SchemaKind.MEMORY, SchemaKind.COLLECTIVES):
         is_kernel = kind is not SchemaKind.COLLECTIVES
@@ -182,6 +184,7 @@ _FORMS = {
     ),
     SchemaKind.STACK: ("perfmodel.stacks.stack:SoftwareStack",),
     SchemaKind.TABLES: ("embeddings.table_files:TablesFile",),
+    SchemaKind.RECIPES: ("perfmodel.whatif.recipes:RecipeFile",),
     SchemaKind.PLAN: ("embeddings.plan_document:PlanFile",),
     SchemaKind.CALIBRATION: (
         "perfmodel.costs.calibration_files:CalibrationFile",

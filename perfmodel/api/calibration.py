@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from perfmodel.calibration.embedding import EmbeddingFit
     from perfmodel.calibration.interference import FittedInterference
     from perfmodel.calibration.measure.machine import MeasuredMachine
-    from perfmodel.costs.measured_kernels import KernelTable
     from perfmodel.stacks.stack import SoftwareStack
     from perfmodel.validation.scoreboard import Scoreboard
 
@@ -69,13 +68,8 @@ def calibrate_collectives(
     if place is not None:
         said = (("topology", place.topology), ("hosts", place.hosts), ("kind", place.kind))
         words += [f"--{option} {value}" for option, value in said if value is not None]
-    about = about_tables(
-        measurements,
-        command=f"perfmodel calibrate collectives {' '.join(words)} --out {out}",
-        licence=licence,
-        day=_today(),
-    )
-    write_calibration(fitted, Path(out), about=about)
+    made = _made(licence, f"perfmodel calibrate collectives {' '.join(words)} --out {out}")
+    write_calibration(fitted, Path(out), about={**about_tables(measurements), **made})
     return sentences
 
 
@@ -90,23 +84,20 @@ def calibrate_kernels(
 
     A folder gets one file per GPU. A file is a `calibration` of scenarios.
     """
-    from perfmodel.calibration.kernels import about_tables, fit_entries
-    from perfmodel.costs.calibration_files import entries_to_text
+    from perfmodel.calibration.kernels import HARDWARE, fit_entries, load_tables, write_entries
 
-    command = f"perfmodel calibrate {kind} {' '.join(map(str, tables))} --out {out}"
-    about = about_tables(kind, command=command, day=_today())
+    names = " ".join(map(str, tables))
+    about = {
+        "source": f"tables {names}",
+        "software": "see the tables",
+        "hardware": HARDWARE,
+    }
+    made = _made("that of the tables", f"perfmodel calibrate {kind} {names} --out {out}")
     target = Path(out)
     if not target.is_dir():
         check_writable("--out", target)
-    entries = fit_entries(kind, _load_kernels(kind, tables), on_phase=on_phase)
-    files = {target: entries}
-    if target.is_dir():
-        files = {
-            target / f"{device}.json": tuple(one for one in entries if one.device == device)
-            for device in dict.fromkeys(entry.device for entry in entries)
-        }
-    for path, chosen in files.items():
-        write_file(path, entries_to_text(about, chosen))
+    entries = fit_entries(kind, load_tables(kind, [Path(one) for one in tables]), on_phase=on_phase)
+    write_entries(entries, target, {**about, **made})
     return len(entries)
 
 
@@ -124,9 +115,8 @@ def calibrate_embedding(cases: File, *, data: File, out: File | None = None) -> 
     loaded, about = load_cases(Path(cases), data=Path(data))
     fit = fit_embedding(loaded)
     if out is not None:
-        command = f"perfmodel calibrate embedding {cases} --data {data}"
-        day = _today().isoformat()
-        write_constants(fit, {**about, "date": day, "command": command}, Path(out))
+        made = _made(about["licence"], f"perfmodel calibrate embedding {cases} --data {data}")
+        write_constants(fit, {**about, **made}, Path(out))
     return fit
 
 
@@ -149,9 +139,8 @@ def calibrate_interference(
     if out is not None:
         named = f" --device {device}" if device else ""
         command = f"perfmodel calibrate interference {' '.join(map(str, traces))}{named}"
-        day = _today()
-        about = about_traces(fitted, command=command, licence=licence, day=day)
-        write_file(Path(out), to_text(fitted, about=about))
+        about = {**about_traces(fitted), **_made(licence, command)}
+        write_file(Path(out), to_text(fitted, about))
     return fitted
 
 
@@ -170,7 +159,7 @@ def calibrate_host(table: File, out: File, *, extends: str = "pytorch_eager") ->
         name=target.stem,
         extends=extends,
         source=f"perfmodel calibrate host {Path(table).name}",
-        date=_today().isoformat(),
+        date=_today(),
         licence=RECORDED_LICENCE,
     )
     write_file(target, text)
@@ -190,11 +179,9 @@ def measure_machine(
     The topology is written to *out*, the device next to it. With one rank no collectives are
     measured.
     """
-    from perfmodel.calibration.measure.machine import MeasureRequest
     from perfmodel.calibration.measure.machine import measure_machine as measure
 
-    request = MeasureRequest(device, Path(out), ranks, samples)
-    return measure(request, on_phase=on_phase)
+    return measure(device, Path(out), ranks=ranks, samples=samples, on_phase=on_phase)
 
 
 def cross_validate(
@@ -224,7 +211,7 @@ def cross_validate(
     from perfmodel.calibration import kernels
     from perfmodel.validation.tables import kernel_deviations
 
-    table = _load_kernels(kind, tables)
+    table = kernels.load_tables(kind, [Path(one) for one in tables])
     held_out = kernels.cross_validate(kind, table, folds=folds, by=columns, on_phase=on_phase)
     return Scoreboard(kind, kernel_deviations(*held_out), table.unsupported)
 
@@ -248,13 +235,10 @@ def _collectives_board(held: Sequence[HeldOut]) -> Scoreboard:
     return Scoreboard("collectives", deviations)
 
 
-def _load_kernels(kind: KernelKind, tables: Files) -> KernelTable:
-    from perfmodel.calibration.kernels import join_tables, preferred_rows
-    from perfmodel.costs.kernel_tables import KERNEL_KINDS
-
-    table = join_tables([KERNEL_KINDS[kind].load(Path(path)) for path in tables])
-    return preferred_rows(table) if kind == "gemm" else table
+def _made(licence: str, command: str) -> dict[str, str]:
+    """The end of a header: when and how a file was made."""
+    return {"date": _today(), "licence": licence, "command": command}
 
 
-def _today() -> date:
-    return datetime.now(UTC).date()
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.scenario import JobScenario, Scenario
@@ -264,6 +264,7 @@ def whatif(
     changes: Sequence[str] = (),
     *,
     sweep: str | None = None,
+    recipes: Sequence[File] = (),
     force: bool = False,
     executor: str | None = None,
     workers: int | None = None,
@@ -273,8 +274,9 @@ def whatif(
     """Compare *job* (a folder or its scenario) before and after *changes*, as after `--apply`.
 
     The machine prices jobs of shapes, and work that is changed. *sweep* is one more change with
-    several values of a parameter. Recordings that replay badly are refused unless *force* is set,
-    and so are changes that can price less than half of the time.
+    several values of a parameter; files of *recipes* have more changes. Recordings that replay
+    badly are refused unless *force* is set, and so are changes that can price less than half of
+    the time.
     """
     from perfmodel.prediction.changing import answer_changes, prepare_changes
     from perfmodel.prediction.saved_jobs import about_machine, open_job, recorded_machine
@@ -285,8 +287,9 @@ def whatif(
     topology = scenario.topology
     if topology is None and (topology := recorded_machine(opened.job)) is not None:
         opened = replace(opened, assumptions=(*opened.assumptions, about_machine(opened.job)))
-    named = [(text, parse_transformation(text, topology=topology)) for text in changes]
-    swept = None if sweep is None else parse_sweep(sweep, topology=topology)
+    asked: dict[str, Any] = {"topology": topology, "recipes": [str(file) for file in recipes]}
+    named = [(text, parse_transformation(text, **asked)) for text in changes]
+    swept = None if sweep is None else parse_sweep(sweep, **asked)
     question = prepare_changes(opened, force=force)
     with open_place(executor, workers, ray_address) as place:
         return answer_changes(

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
-from perfmodel.calibration.bounded_fit import Limit, build_entry, fit_constants
+from perfmodel.calibration.bounded_fit import Limits, build_entry, fit_constants, load_limits
 from perfmodel.calibration.networks import TrainingPlan, fit_ordered
 from perfmodel.costs.attention import attention_shapes
 from perfmodel.costs.attention_kernels import variant_of
@@ -44,17 +44,6 @@ SMALLEST_SIGMA = 0.04
 WITHOUT_CACHE = frozenset({"cudnn"})
 """Kernels with training benchmarks; serving benchmarks write causal keys to a cache."""
 
-LIMITS = {
-    "floor_ns": Limit(4000, 1000, 15_000),
-    "compute_ratio": Limit(0.7, 0.2, 1.0),
-    "pair_clocks": Limit(0.04, 0.001, 0.5),
-    "tile_clocks": Limit(300, 10, 5000),
-    "tail_ratio": Limit(0.5, 0.001, 1.0),
-    "balance": Limit(3.0, 1.0, 12.0),
-    "traffic_bytes_per_clock": Limit(10.0, 0.5, 60.0),
-    "sustained_loss": Limit(0.05, 0.001, 0.6),
-    "sustained_after_ns": Limit(1e6, 1e4, 1e8),
-}
 TILES = ((128.0, 128.0), (64.0, 64.0), (192.0, 128.0), (192.0, 192.0), (128.0, 64.0))
 """Lengths of query tiles, for heads up to 96 and beyond; the best fit is used."""
 TRIAL_ROWS = 800
@@ -70,12 +59,7 @@ PLAN = TrainingPlan(
 )
 MANY_ROWS = 5000
 """With so many rows or more, one held-out half is enough to learn the spread."""
-CACHE_LIMITS = {"cache_ratio": Limit(0.7, 0.1, 3.0)}
 FEW_ROWS = ("compute_ratio", "balance", "traffic_bytes_per_clock")
-BACKWARD_LIMITS = {
-    "backward_forwards": Limit(2.9, 2.0, 8.0),
-    "backward_passes": Limit(2.0, 0.1, 10.0),
-}
 
 
 def fit_attention_entry(table: KernelTable, device_name: str) -> Entry:
@@ -85,9 +69,10 @@ def fit_attention_entry(table: KernelTable, device_name: str) -> Entry:
     shapes, machine = attention_shapes(ops), machine_rates(device, ops[0].dtype)
     measured = table.measured_ns
     is_forward = np.flatnonzero(~shapes.is_backward)
-    limits = LIMITS
+    known = load_limits()
+    limits = known["attention"]
     if ops[0].is_causal and ops[0].kernel not in WITHOUT_CACHE:
-        limits = {**LIMITS, **CACHE_LIMITS}
+        limits = {**limits, **known["attention_cache"]}
     constants = _fit_forward(shapes.rows(is_forward), machine, measured[is_forward], limits)
     predicted = predict_forward_times(shapes, machine, constants).duration_ns
     backward: dict[str, float] = {}
@@ -100,7 +85,7 @@ def fit_attention_entry(table: KernelTable, device_name: str) -> Entry:
             return predict_backward_ns(behind, machine, relation, forward_ns=forward_ns)
 
         backward = fit_constants(
-            BACKWARD_LIMITS, predict, measured[is_backward], evaluations=EVALUATIONS
+            known["attention_backward"], predict, measured[is_backward], evaluations=EVALUATIONS
         )
         predicted[is_backward] = predict(backward)
     ordered, curves = None, {}
@@ -127,13 +112,13 @@ def _sigma(log_ratio: Matrix) -> float:
     """The spread of errors; with few rows, corrected for the fitted constants."""
     sigma = float(np.std(log_ratio))
     if len(log_ratio) < FEWEST_ROWS:
-        fitted = len(FEW_ROWS) + len(BACKWARD_LIMITS)
+        fitted = len(FEW_ROWS) + len(load_limits()["attention_backward"])
         sigma *= float(np.sqrt(len(log_ratio) / max(1, len(log_ratio) - fitted)))
     return max(SMALLEST_SIGMA, sigma)
 
 
 def _fit_forward(
-    shapes: AttentionShapes, machine: MachineRates, measured: Matrix, limits: Mapping[str, Limit]
+    shapes: AttentionShapes, machine: MachineRates, measured: Matrix, limits: Limits
 ) -> AttentionConstants:
     """The best fit over lengths of tiles, which are chosen on fewer rows."""
     # Constants that the rows cannot determine keep their usual values.

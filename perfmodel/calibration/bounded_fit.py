@@ -6,28 +6,41 @@ Positive constants are fitted by their logarithm.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from perfmodel.base.documents import load_yaml
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Matrix
 from topologies import Device
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The range of a constant and where its fit starts."""
+class Limit(NamedTuple):
+    """Where the fit of a constant starts and its range. Above zero, its logarithm is fitted."""
 
     start: float
     low: float
     high: float
-    is_positive: bool = True
+
+
+Limits = Mapping[str, Limit]
+
+
+@cache
+def load_limits() -> Mapping[str, Limits]:
+    """The limits of `limits.yaml`, by kind of fit."""
+    content = load_yaml(Path(__file__).with_name("limits.yaml"))
+    return {
+        kind: {name: Limit(*map(float, numbers)) for name, numbers in limits.items()}
+        for kind, limits in content.items()
+    }
 
 
 def fit_constants(
-    limits: Mapping[str, Limit],
+    limits: Limits,
     predict: Callable[[Mapping[str, float]], Matrix],
     measured: Matrix,
     *,
@@ -47,7 +60,7 @@ def fit_constants(
 
 
 def minimise(
-    limits: Mapping[str, Limit],
+    limits: Limits,
     errors: Callable[[Mapping[str, float]], Matrix],
     *,
     evaluations: int,
@@ -58,17 +71,16 @@ def minimise(
     """Constants within *limits* with the least *errors*, each pulled to its start by *pull*."""
     from scipy.optimize import least_squares  # heavy, and only fitting needs it
 
-    def vector_of(values: list[float]) -> Matrix:
-        pairs = zip(limits.values(), values, strict=True)
-        return np.array([np.log(value) if one.is_positive else value for one, value in pairs])
+    start, low, high = np.array(list(limits.values()), dtype=np.float64).T
+    is_positive = low > 0
+    start, low, high = (
+        np.where(is_positive, np.log(np.where(is_positive, one, 1.0)), one)
+        for one in (start, low, high)
+    )
 
     def constants_at(vector: Matrix) -> dict[str, float]:
-        return {
-            name: float(np.exp(value)) if limit.is_positive else float(value)
-            for (name, limit), value in zip(limits.items(), vector, strict=True)
-        }
-
-    start = vector_of([limit.start for limit in limits.values()])
+        values = np.where(is_positive, np.exp(vector), vector)
+        return dict(zip(limits, values.tolist(), strict=True))
 
     def cost(vector: Matrix) -> Matrix:
         found = errors(constants_at(vector))
@@ -77,10 +89,7 @@ def minimise(
     answer = least_squares(
         cost,
         start,
-        bounds=(
-            vector_of([limit.low for limit in limits.values()]),
-            vector_of([limit.high for limit in limits.values()]),
-        ),
+        bounds=(low, high),
         loss=loss,
         max_nfev=evaluations,
         diff_step=[step] * len(limits),

@@ -7,7 +7,6 @@ the fit.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,7 +15,12 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 
-from collectives.calibration import SCHEMA_VERSION, Calibration, load_default_calibration
+from collectives.calibration import (
+    SCHEMA_VERSION,
+    Calibration,
+    Constants,
+    load_default_calibration,
+)
 from collectives.collective import Protocol
 from collectives.constants import (
     FabricConstants,
@@ -43,11 +47,6 @@ from perfmodel.calibration.collective_fit import (
 from perfmodel.calibration.collective_shift import measured_spans, shift_collectives
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 
-TRANSFER_MACHINES = (
-    "dgx_a100", "dgx_h100", "dgx_b200", "alps_gh200", "aws_p4d", "azure_nd_a100_v4",
-)  # fmt: skip
-"""Machines whose generation or network others share: leaving each out shows the error that an
-unseen machine can expect."""
 ENOUGH_ROWS = 200
 """Fewer rows, or rows of other machines, shift the shipped constants by a few factors."""
 
@@ -78,12 +77,39 @@ class Block(Generic[_Entry]):
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """All blocks, in the order of fitting, and the priors that no block holds."""
+    """All blocks, in the order of fitting, and the priors that no block holds.
+
+    *other_pcie* is how machines without rows borrow; machines *left_out* in turn show the error of
+    unseen ones.
+    """
 
     hosts: tuple[Block[HostEntry], ...]
     fabrics: tuple[Block[FabricEntry], ...]
     pcie: HostConstants
     software: SoftwareConstants
+    other_pcie: Mapping[str, Any]
+    left_out: tuple[str, ...]
+
+    def with_pcie(self, entries: Sequence[HostEntry]) -> tuple[HostEntry, ...]:
+        """*entries* and those of other PCIe machines."""
+        rule, prior = self.other_pcie, self.pcie
+        measured = {entry.name: entry.constants for entry in entries}
+        usual = replace(
+            measured.get(rule["learns_from"], prior),
+            **{name: getattr(prior, name) for name in rule["frozen"]},
+            **dict.fromkeys(rule["uncrowded"], 0.0),
+        )
+        others = [
+            HostEntry(
+                name=links,
+                architecture=architecture,
+                link_class=HostLinkClass(links),
+                machines=(),
+                constants=usual,
+            )
+            for links, architecture in rule["architectures"].items()
+        ]
+        return (*entries, *others)
 
 
 @cache
@@ -129,6 +155,8 @@ def load_blocks() -> Blocks:
         tuple(map(network, content["fabrics"])),
         pcie,
         SoftwareConstants(**priors["software"]),
+        content["other_pcie"],
+        tuple(content["left_out"]),
     )
 
 
@@ -139,7 +167,7 @@ def fit_collectives(measurements: Sequence[CollectiveMeasurement]) -> Calibratio
     blocks = load_blocks()
     skeleton = replace(
         load_default_calibration(),
-        hosts=_with_pcie([block.entry for block in blocks.hosts], blocks.pcie),
+        hosts=blocks.with_pcie([block.entry for block in blocks.hosts]),
         fabrics=tuple(block.entry for block in blocks.fabrics),
         software_constants=blocks.software,
         spans=(),
@@ -154,12 +182,12 @@ def fit_collectives(measurements: Sequence[CollectiveMeasurement]) -> Calibratio
             continue
         prior = hosts.get(block.prior, block.entry).constants
         host = _fit_host(rows, prior, software, block.frozen)
-        if any(batch.software.is_before_2_24 for batch in rows):
+        if any(batch.call.software.is_before_2_24 for batch in rows):
             software = _fit_software(rows, host, software)
             host = _fit_host(rows, host, software, block.frozen)
         hosts[block.entry.name] = replace(block.entry, constants=host)
     partial = replace(
-        skeleton, hosts=_with_pcie(list(hosts.values()), blocks.pcie), software_constants=software
+        skeleton, hosts=blocks.with_pcie(list(hosts.values())), software_constants=software
     )
     return replace(partial, fabrics=_fit_fabrics(batches, partial))
 
@@ -168,41 +196,19 @@ def _fit_host(
     rows: Sequence[Batch], prior: HostConstants, software: SoftwareConstants, frozen: Sequence[str]
 ) -> HostConstants:
     return fit_constants(
-        prior, rows, lambda batch, host: batch.predict_ns(host, None, software), frozen=frozen
+        prior,
+        rows,
+        lambda batch, host: batch.predict_ns(Constants(host, None, software)),
+        frozen=frozen,
     )
 
 
 def _fit_software(
     rows: Sequence[Batch], host: HostConstants, prior: SoftwareConstants
 ) -> SoftwareConstants:
-    return fit_constants(prior, rows, lambda batch, tried: batch.predict_ns(host, None, tried))
-
-
-def _with_pcie(entries: Sequence[HostEntry], prior: HostConstants) -> tuple[HostEntry, ...]:
-    """*entries* and other PCIe machines: latencies of the measured one, not its bandwidth loss."""
-    measured = {entry.name: entry.constants for entry in entries}.get("l40s_pcie", prior)
-    usual = replace(
-        measured,
-        simple_ratio=prior.simple_ratio,
-        pair_ratio=prior.pair_ratio,
-        ll_ratio=prior.ll_ratio,
-        ll128_ratio=prior.ll128_ratio,
-        ll128_hop_ns=prior.ll128_hop_ns,
-        crowding=0.0,
-        pair_crowding=0.0,
+    return fit_constants(
+        prior, rows, lambda batch, tried: batch.predict_ns(Constants(host, None, tried))
     )
-    kinds = (("ada", HostLinkClass.PCIE_HOST), ("ampere", HostLinkClass.PCIE_PEER))
-    others = [
-        HostEntry(
-            name=link_class.value,
-            architecture=architecture,
-            link_class=link_class,
-            machines=(),
-            constants=usual,
-        )
-        for architecture, link_class in kinds
-    ]
-    return (*entries, *others)
 
 
 def _fit_fabrics(batches: Sequence[Batch], partial: Calibration) -> tuple[FabricEntry, ...]:
@@ -216,7 +222,7 @@ def _fit_fabrics(batches: Sequence[Batch], partial: Calibration) -> tuple[Fabric
                 prior,
                 rows,
                 lambda batch, fabric: batch.predict_ns(
-                    partial.host_constants(batch.wiring), fabric, partial.software_constants
+                    partial.constants(batch.wiring)._replace(fabric=fabric)
                 ),
                 frozen=block.frozen,
             )
@@ -238,15 +244,13 @@ def predict_rows(
     """Predict every row with *calibration*, in order."""
 
     def predict(batch: Batch) -> FloatArray:
-        wiring = batch.wiring
-        host, fabric = calibration.host_constants(wiring), calibration.fabric_constants(wiring)
-        return batch.predict_ns(host, fabric, calibration.software_constants)
+        return batch.predict_ns(calibration.constants(batch.wiring))
 
     found: dict[int, HeldOut] = {}
     for batch in build_batches(measurements, calibration):
         for row, one in batch.hold_out(measurements, predict).items():
             sigma = calibration.relative_sigma(
-                batch.wiring, batch.kind, one.measurement.size_bytes, one.latency_ratio
+                batch.wiring, batch.call.kind, one.measurement.size_bytes, one.latency_ratio
             )
             found[row] = replace(one, relative_sigma=sigma)
     return [found[number] for number in range(len(measurements))]
@@ -321,7 +325,7 @@ def fit_with_uncertainty(
     """Fit all rows, with the uncertainty that held-out sizes and left-out machines show."""
     held = cross_validate(measurements, folds=folds, on_phase=on_phase)
     unseen: list[HeldOut] = []
-    for machine in TRANSFER_MACHINES:
+    for machine in load_blocks().left_out:
         if any(row.topology == machine for row in measurements):
             on_phase(f"fitting without {machine}", 0.7)
             unseen += predict_left_out(measurements, [machine])
@@ -380,9 +384,7 @@ def write_calibration(calibration: Calibration, path: Path, *, about: Mapping[st
     write_file(path, _HEADING + text)
 
 
-def about_tables(
-    measurements: Sequence[CollectiveMeasurement], *, command: str, licence: str, day: datetime.date
-) -> dict[str, str]:
+def about_tables(measurements: Sequence[CollectiveMeasurement]) -> dict[str, str]:
     """Where constants come from: the sources, machines and releases that the tables name."""
     sources = sorted({row.source or "not stated" for row in measurements})
     versions = sorted({row.nccl_version for row in measurements if row.nccl_version is not None})
@@ -393,7 +395,4 @@ def about_tables(
         "source": "; ".join(sources),
         "hardware": ", ".join(sorted({row.topology for row in measurements})),
         "software": f"NCCL {', '.join(named)}",
-        "date": day.isoformat(),
-        "licence": licence,
-        "command": command,
     }

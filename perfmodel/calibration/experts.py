@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.calibration.bounded_fit import Limit, build_entry, fit_constants
+from perfmodel.calibration.bounded_fit import build_entry, fit_constants, load_limits
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.expert_physics import (
@@ -20,18 +20,6 @@ from perfmodel.costs.gemm import machine_rates
 from perfmodel.costs.measured_kernels import KernelTable
 from topologies import load_device
 
-LIMITS = {
-    "floor_ns": Limit(25_000, 3_000, 150_000),
-    "expert_ns": Limit(50, 1, 3_000),
-    "compute_ratio": Limit(0.6, 0.05, 1.0),
-    "memory_ratio": Limit(0.8, 0.1, 1.0),
-    "tile_rows": Limit(64, 16, 256),
-    "wasted_tiles": Limit(0.6, 0.05, 1.5),
-    "least_waves": Limit(0.5, 0.01, 1.5),
-    "start_k": Limit(100, 1, 1_500),
-    "row_traffic": Limit(1.0, 0.02, 12.0),
-    "token_traffic": Limit(1.0, 0.02, 30.0),
-}
 EVALUATIONS = 60
 SMALLEST_SIGMA = 0.05
 FEWEST_SHAPES = 8
@@ -49,7 +37,7 @@ def fit_expert_entry(table: KernelTable, device_name: str) -> Entry:
     shapes, machine = layer_shapes(layers), machine_rates(device, layers[0].dtype)
     measured = table.measured_ns
     constants = fit_constants(
-        LIMITS,
+        load_limits()["experts"],
         lambda values: predict_layer_times(shapes, machine, ExpertConstants(**values)).duration_ns,
         measured,
         evaluations=EVALUATIONS,

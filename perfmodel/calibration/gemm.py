@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.errors import CalibrationError
-from perfmodel.calibration.bounded_fit import Limit, build_entry, fit_constants
+from perfmodel.calibration.bounded_fit import build_entry, fit_constants, load_limits
 from perfmodel.calibration.networks import (
     TrainingPlan,
     fit_spread,
@@ -127,32 +127,6 @@ SMALLEST_KERNEL_SHARE = 0.2
 FLOOR_ROWS_NS = 5_000.0
 """Measurements shorter than this are mostly timer and launch; the physics is not fitted to them."""
 
-LIMITS = {
-    "floor_ns": Limit(2000, 500, 5_000),
-    "compute_ratio": Limit(0.85, 0.3, 1.1),
-    "loss_k": Limit(100, 1, 800),
-    "loss_intensity": Limit(10, 0.5, 60),
-    "tail_ratio": Limit(0.7, 0.0, 1.0, is_positive=False),
-    "load_bytes_per_clock": Limit(60, 8, 300),
-    "cache_ratio": Limit(0.7, 0.1, 3),
-    "memory_ratio": Limit(0.9, 0.5, 1.0),
-    "sustained_loss": Limit(0.1, 0.001, 1.0),
-    "sustained_after_ns": Limit(3e5, 1e4, 1e8),
-    "split_ns": Limit(1500, 10, 2e4),
-    "resident_ratio": Limit(1.0, 0.1, 1.5),
-    "resident_sharpness": Limit(15, 1, 60),
-    "activation_resident_ratio": Limit(0.5, 0.02, 3),
-}
-
-TIMING_LIMIT = Limit(10_000, 1, 40_000)
-"""Tables timed from the host include its launches; those from CUDA graphs do not."""
-
-CAST_LIMITS = {
-    "cast_floor_ns": Limit(4_000, 500, 20_000),
-    "cast_ratio": Limit(0.5, 0.05, 1.0),
-    "cast_cached_ratio": Limit(0.5, 0.05, 1.0),
-}
-"""Tables of quantised layers include the cast of the activation."""
 GEMM_FLOOR_NS = 3_000.0
 """Used where a cast precedes: a table cannot separate its floor from that of the GEMM, and half
 precision has floors of 2.9 to 3.5 us on chips that multiply 8 bits."""
@@ -209,7 +183,7 @@ def _fit_physics(
 
     given = {
         "timing_ns": 0.0,
-        "tiny_k_ns": _tiny_k_ns(shapes, measured),
+        "tiny_k_ns": tiny_k_ns(shapes, measured),
         "smallest_tile": SMALLEST_VECTOR_TILE if shapes.width_bytes[0] > 2 else 0.0,
     }
 
@@ -217,17 +191,18 @@ def _fit_physics(
         whole = GemmConstants(**{**given, **constants})
         return predict_gemm_times(few, machine, whole, residency).duration_ns
 
-    limits = dict(LIMITS)
+    known = load_limits()
+    limits = dict(known["gemm"])
     if residency is Residency.REPEATED:
-        limits["timing_ns"] = TIMING_LIMIT
+        limits |= known["gemm_timing"]
     if shapes.width_bytes[0] < ACTIVATION_BYTES:
-        limits |= CAST_LIMITS
+        limits |= known["gemm_cast"]
         given["floor_ns"] = GEMM_FLOOR_NS
         del limits["floor_ns"]
     return GemmConstants(**{**given, **fit_constants(limits, predict, measured[chosen])})
 
 
-def _tiny_k_ns(shapes: GemmShapes, measured: Matrix) -> float:
+def tiny_k_ns(shapes: GemmShapes, measured: Matrix) -> float:
     """What an element of k costs in tiny GEMMs, from those with a long k; 0 without any.
 
     The fastest tenth: where a library has no such kernel, nothing is slow.
@@ -237,5 +212,5 @@ def _tiny_k_ns(shapes: GemmShapes, measured: Matrix) -> float:
     rows = (work < TINY_WORK) & (shapes.k >= LONG_K) & ~is_vector
     if not rows.any():
         return 0.0
-    beyond_floor = measured[rows] - LIMITS["floor_ns"].start
+    beyond_floor = measured[rows] - load_limits()["gemm"]["floor_ns"].start
     return max(0.0, float(np.quantile(beyond_floor / shapes.k[rows], 0.1)))

@@ -7,7 +7,6 @@ inverse variance).
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,7 +224,7 @@ def _complete(
     return complete
 
 
-def to_text(fitted: FittedInterference, *, about: dict[str, str]) -> str:
+def to_text(fitted: FittedInterference, about: Mapping[str, str]) -> str:
     """A calibration file; *about* is its header."""
 
     def entry(cell: FittedLoss) -> dict[str, Any]:
@@ -248,15 +247,10 @@ def to_text(fitted: FittedInterference, *, about: dict[str, str]) -> str:
     return _HEADING + yaml.safe_dump(document, sort_keys=False, width=100, default_flow_style=None)
 
 
-def about_traces(
-    fitted: FittedInterference, *, command: str, licence: str, day: datetime.date
-) -> dict[str, str]:
+def about_traces(fitted: FittedInterference) -> dict[str, str]:
     """Where the constants come from."""
     return {
         "source": f"kernels recorded in {', '.join(fitted.jobs)}",
         "hardware": ", ".join(fitted.hardware),
-        "software": "releases of PyTorch and NCCL or RCCL as recorded, 2022 to 2025",
-        "date": day.isoformat(),
-        "licence": licence,
-        "command": command,
+        "software": "as recorded",
     }

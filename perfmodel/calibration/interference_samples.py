@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
+from perfmodel.base.documents import load_yaml
 from perfmodel.costs.interference import Phase
 from perfmodel.recordings.collective_calls import find_collective_calls
-from perfmodel.recordings.matching import match_collectives, transfer_ns
+from perfmodel.recordings.rank_clocks import match_collectives, transfer_ns
 from perfmodel.recordings.rank_view import NO_OPERATOR, Int64s, RankView, view_rank
 from traces.job_trace import JobTrace
 
@@ -32,13 +35,6 @@ LOSS_LIMITS = (-0.25, 0.75)
 """No kernel gains that much from an overlap or becomes four times as long: mixed work again."""
 MOST_OVERLAP_RATIO = 0.02
 """Share of a kernel that kernels and copies of other streams may overlap."""
-
-_ATTENTION_WORDS = ("fmha", "flash", "attention")
-_EMBEDDING_WORDS = ("embedding", "fbgemm", "bounds_check_indices", "linearize_index")
-# The last two are GEMMs written in Triton, of matrices with themselves.
-_GEMM_WORDS = (
-    "gemm", "cutlass", "cijk_", "xmma", "nvjet", "conv", "winograd", "xxt_kernel", "ba_plus_caa",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +98,15 @@ def collect_losses(jobs: Iterable[tuple[JobTrace, str]]) -> list[KernelLoss]:
 def family_of_kernel(name: str) -> str:
     """The family of cost models that the kernel *name* is of."""
     word = name.lower()
-    if any(part in word for part in _ATTENTION_WORDS):
-        return "attention"
-    if any(part in word for part in _EMBEDDING_WORDS):
-        return "embedding"
-    return "gemm" if any(part in word for part in _GEMM_WORDS) else "memory"
+    for family, parts in _load_words().items():
+        if any(part in word for part in parts):
+            return family
+    return "memory"
+
+
+@cache
+def _load_words() -> dict[str, list[str]]:
+    return load_yaml(Path(__file__).with_name("kernel_words.yaml"))
 
 
 def _losses(device: str, kernel: str, calls: Sequence[_Call]) -> Iterator[KernelLoss]:
@@ -141,7 +141,7 @@ def _phase_spans(views: Sequence[RankView]) -> Iterator[tuple[Int64s, Int64s, In
     waiting: list[list[tuple[int, int]]] = [[] for _ in views]
     moving: list[list[tuple[int, int]]] = [[] for _ in views]
     known: list[set[int]] = [set() for _ in views]
-    for group in match_collectives([find_collective_calls(view) for view in views]):
+    for group in match_collectives(views, [find_collective_calls(view) for view in views]):
         for number in range(group.count):
             lengths_ns = transfer_ns(views, group, number)
             for member, rank in enumerate(group.members):

@@ -7,28 +7,28 @@ datasheet extrapolates.
 
 from __future__ import annotations
 
-import datetime
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.errors import MeasurementError
+from perfmodel.base.writing import write_file
 from perfmodel.calibration.attention import fit_attention_entry
 from perfmodel.calibration.experts import fit_expert_entry
 from perfmodel.calibration.gemm import fit_gemm_entry
 from perfmodel.calibration.memory import fit_memory_entry
-from perfmodel.costs.calibration_files import Entry
+from perfmodel.costs.calibration_files import Entry, entries_to_text
 from perfmodel.costs.estimates import Estimates, concatenate_estimates
 from perfmodel.costs.kernel_tables import KERNEL_KINDS
 from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel, price_measured
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 FEWEST_ROWS = 2
-PREFERRED_COLLECTOR = "trtllm"
-"""Its operands are random; others may be zero, which runs 5 to 10 % faster on large shapes."""
-
+HARDWARE = "the device of each entry, as its datasheet file describes it"
+"""What the header of a file of kernels says about hardware."""
 
 FITS: dict[str, Callable[[KernelTable, str], Entry]] = {
     "gemm": fit_gemm_entry,
@@ -38,64 +38,14 @@ FITS: dict[str, Callable[[KernelTable, str], Entry]] = {
 }
 """The fit of one device and variant, by kind of kernel."""
 
-ABOUT = {
-    "gemm": {
-        "source": (
-            "ai-dynamo/aiconfigurator 095f58a (bf16, fp8, nvfp4); sitar-lab/NeuSight 6945927 (fp32)"
-        ),
-        "software": "TensorRT-LLM 1.0.0 and 1.3.0rc20; PyTorch with TF32 off",
-        "licence": "Apache-2.0; MIT",
-    },
-    "attention": {
-        "source": "ai-dynamo/aiconfigurator 095f58a; NVIDIA cudnn-frontend benchmarks",
-        "software": "TensorRT-LLM 1.0.0 and 1.3.0rc20, vLLM 0.14.0 and 0.24.0, SGLang 0.5.10 and "
-        "0.5.14, cuDNN 9.19; the kernel is in the variant",
-        "licence": "Apache-2.0; MIT",
-    },
-    "experts": {
-        "source": "ai-dynamo/aiconfigurator 095f58a",
-        "software": "TensorRT-LLM 1.0.0 and 1.3.0rc20, vLLM 0.14.0 and 0.24.0; the kernel is in "
-        "the variant",
-        "licence": "Apache-2.0",
-    },
-    "memory": {
-        "source": "sitar-lab/NeuSight 6945927; NVIDIA cudnn-frontend; linkedin/Liger-Kernel",
-        "software": "PyTorch, cuDNN 9.19, Liger-Kernel 0.2.1 and later; see variants",
-        "licence": "MIT; MIT; BSD-2-Clause",
-    },
-}
 
-
-def about_tables(kind: str, *, command: str, day: datetime.date) -> dict[str, str]:
-    """The header of a calibration file made from the public tables."""
-    return {
-        **ABOUT[kind],
-        "hardware": "the device of each entry, as its datasheet file describes it",
-        "date": day.isoformat(),
-        "command": command,
-    }
-
-
-def join_tables(tables: Sequence[KernelTable]) -> KernelTable:
-    """All rows of *tables*."""
+def load_tables(kind: str, paths: Sequence[Path]) -> KernelTable:
+    """All rows of the tables of *kind* at *paths*."""
+    tables = [KERNEL_KINDS[kind].load(path) for path in paths]
     return KernelTable(
         tuple(kernel for table in tables for kernel in table.kernels),
         tuple(row for table in tables for row in table.unsupported),
     )
-
-
-def preferred_rows(table: KernelTable) -> KernelTable:
-    """For devices that the preferred collector measured, only its GEMMs."""
-    preferred = {
-        kernel.device for kernel in table.kernels
-        if kernel.group[0].startswith(PREFERRED_COLLECTOR)
-    }  # fmt: skip
-    kept = tuple(
-        kernel for kernel in table.kernels
-        if kernel.device not in preferred or kernel.group[0].startswith(PREFERRED_COLLECTOR)
-        or kernel.group[0] in ("linear", "bmm")
-    )  # fmt: skip
-    return KernelTable(kept, table.unsupported)
 
 
 def fit_entries(
@@ -112,6 +62,16 @@ def fit_entries(
         if len(rows) >= FEWEST_ROWS:
             entries.append(FITS[kind](KernelTable(tuple(rows)), device))
     return tuple(entries)
+
+
+def write_entries(entries: Sequence[Entry], target: Path, about: Mapping[str, str]) -> None:
+    """Write *entries* to the file *target*; a folder gets one file per GPU."""
+    files: dict[Path, list[Entry]] = {} if target.is_dir() else {target: list(entries)}
+    if target.is_dir():
+        for entry in entries:
+            files.setdefault(target / f"{entry.device}.json", []).append(entry)
+    for path, chosen in files.items():
+        write_file(path, entries_to_text(about, chosen))
 
 
 def cross_validate(

@@ -37,6 +37,10 @@ def whatif(
         str | None,
         Option(metavar="NAME:key=a,b,c", help="A change with several values of one parameter."),
     ] = None,
+    recipes: Annotated[
+        tuple[str, ...],
+        Option(metavar="FILE", help="More changes (`perfmodel schema recipes`); repeatable."),
+    ] = (),
     list_names: Annotated[
         bool, Option(name="--list", help="List the changes with their parameters.")
     ] = False,
@@ -47,7 +51,7 @@ def whatif(
 ) -> None:
     """Change a job and compare: time, critical path, stragglers."""
     if list_names:
-        _print_list()
+        _print_list(recipes)
         return
     if job is None or not (apply or sweep):
         raise typer.BadParameter("name the job and the change: JOB --apply NAME, or --list")
@@ -55,20 +59,14 @@ def whatif(
 
     scenario = JobScenario(job, samples=0, **asked)
     with run.open() as where:
-        answer = api.whatif(scenario, apply, sweep=sweep, force=force, **where)
+        answer = api.whatif(scenario, apply, sweep=sweep, recipes=recipes, force=force, **where)
     files.write(report_whatif(answer), answer.to_dict, answer.plot)
 
 
-def _print_list() -> None:
-    from inspect import getdoc
-
+def _print_list(recipes: tuple[str, ...]) -> None:
     from perfmodel.reports.machines import report_whatifs
     from perfmodel.reports.terminal import print_report
-    from perfmodel.whatif import TRANSFORMATIONS
-    from perfmodel.whatif.parsing import list_parameters
+    from perfmodel.whatif import load_recipes
 
-    listed = []
-    for name, kind in TRANSFORMATIONS.items():
-        words = ", ".join(parameter.words for parameter in list_parameters(name))
-        listed.append((name, (getdoc(kind) or "").splitlines()[0], words))
-    print_report(report_whatifs(listed))
+    known = load_recipes(*recipes).items()
+    print_report(report_whatifs([(name, one.does, one.usage) for name, one in known]))

@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from perfmodel.base.documents import load_yaml
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
@@ -21,16 +23,7 @@ from perfmodel.costs.gemm_physics import MachineRates
 from perfmodel.graph.ops import Attention
 from topologies import Device
 
-GENERATIONS: dict[str, tuple[str, ...]] = {
-    "flash1": ("flash_attention", "vllm_flash_attn", "vllm_flash_attn_fa2",
-               "vllm_vit_flash_attn_fa2"),
-    "flash2": ("flash_attention", "vllm_flash_attn", "vllm_flash_attn_fa2",
-               "vllm_vit_flash_attn_fa2"),
-    "flash3": ("fa3", "vllm_flash_attn_fa3", "flash_attention_v3", "vllm_vit_flash_attn_fa3"),
-    "flash4": ("vllm_flash_attn_fa4",),
-    "trtllm": ("torch_flow",),
-    "cudnn": ("cudnn",),
-}  # fmt: skip
+GENERATIONS: dict[str, list[str]] = load_yaml(Path(__file__).with_name("attention_kernels.yaml"))
 """The measured kernels of a generation, best measured first."""
 
 AMPERE_KERNELS = frozenset({"flash1", "flash2", *GENERATIONS["flash2"]})

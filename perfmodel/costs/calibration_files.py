@@ -128,9 +128,8 @@ def _load_own(path: Path, changed_ns: int) -> Mapping[str, tuple[Entry, ...]]:
     text = read_text(path, CalibrationError, MOST_BYTES)
     file = _parse(text, str(path))
     # The command that made the file names the kind of kernel.
-    words = file.command.split()
-    kind = words[words.index("calibrate") + 1] if "calibrate" in words[:-1] else ""
-    if kind not in KINDS:
+    kind = next((word for word in file.command.split() if word in KINDS), "")
+    if not kind:
         raise CalibrationError(
             f"{path}: command must be `perfmodel calibrate KIND ...`, of a kind among "
             f"{', '.join(KINDS)}, got {quote(file.command)}."

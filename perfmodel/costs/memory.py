@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
+from perfmodel.base.documents import load_yaml
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.calibration_files import match_entry
@@ -31,27 +34,8 @@ from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
 
 PLAIN = "add"
-RESEMBLES = {
-    word: measured
-    for measured, words in {
-        "add": "add add_ residual_add sub bias_add dropout_residual bias_dropout_add accumulate "
-        "gradient_accumulation mse_loss binary_cross_entropy sgd momentum adagrad adam adamw lamb "
-        "master_weights",
-        "mul": "mul swiglu geglu dropout rotary rope mask scale_mask",
-        "mul_scalar": "scale gradient_clip",
-        "div": "div",
-        "pow": "pow",
-        "relu": "relu cast copy fill zero zero_ transpose concat cat split slice gather index sum "
-        "interaction reduction gradient_norm l2_norm embedding conv",
-        "gelu": "gelu silu bias_gelu",
-        "tanh": "tanh sigmoid",
-        "layer_norm": "layer_norm rms_norm batch_norm",
-        "softmax": "softmax log_softmax scale_mask_softmax cross_entropy",
-    }.items()
-    for word in words.split()
-}
-"""Operator -> measured operator with the same curve. The suffixes below do not change the curve."""
 SUFFIXES = ("_forward", "_backward", "_fused", "_foreach", "_plain", "_fwd", "_bwd")
+"""What does not change the curve of an operator."""
 UNKNOWN_SIGMA = 0.4
 RESEMBLING_SIGMA = 0.12
 FLOOR_NS = 2_000.0
@@ -65,17 +49,25 @@ SOFTNESS = 4.0
 """Exponent of the soft maximum: larger is harder."""
 
 
+@cache
+def resembling() -> dict[str, str]:
+    """The measured operator of every operator of `memory_words.yaml`."""
+    content = load_yaml(Path(__file__).with_name("memory_words.yaml"))
+    return {word: measured for measured, words in content.items() for word in words}
+
+
 def measured_word(operator: str) -> str | None:
     """The measured operator with the curve of *operator*, or None if there is none."""
     word = operator.rsplit("::", 1)[-1]
     if "/" in word or word.endswith("_scalar"):
         return word
-    while word not in RESEMBLES:
+    known = resembling()
+    while word not in known:
         suffix = next((one for one in SUFFIXES if word.endswith(one)), None)
         if suffix is None:
             return None
         word = word.removesuffix(suffix)
-    return RESEMBLES[word]
+    return known[word]
 
 
 def implementation_word(operator: str, stack: SoftwareStack) -> str:

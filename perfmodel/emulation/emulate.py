@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from perfmodel.base.errors import EmulationError
-from perfmodel.emulation.collective_matching import build_job
+from perfmodel.emulation.communicators import build_job
 from perfmodel.emulation.programs import Machine
 from perfmodel.emulation.rank_record import RankRecord, from_bytes
 from perfmodel.emulation.request import (

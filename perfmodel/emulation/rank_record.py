@@ -15,8 +15,6 @@ import orjson
 Call = tuple[int, int, int, int, int]
 DEVICE_SHIFT = 32
 """The number of a stream is below this bit, that of its device above."""
-SPARSE = "sparse_"
-"""How names of operators on sparse tensors begin."""
 
 
 class CallType(IntEnum):

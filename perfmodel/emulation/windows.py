@@ -16,8 +16,8 @@ from itertools import pairwise
 import orjson
 
 from perfmodel.base.errors import EmulationError
-from perfmodel.emulation.op_translation import ops_of_call
 from perfmodel.emulation.rank_record import Call, CallType, RankRecord
+from perfmodel.graph.operators import emulated_works
 
 _NUMBERED: dict[int, str] = {
     CallType.RECORD: "event",
@@ -95,7 +95,7 @@ def _describe(record: RankRecord, calls: Sequence[Call]) -> Iterator[bytes]:
             if what not in kinds:
                 described = {**record.kinds[what], "observed": None}
                 # Numbers in arguments may differ between ranks; the work may not.
-                ops = ops_of_call(described, major_capability=0) if "inputs" in described else ()
+                ops = emulated_works(described, major_capability=0) if "inputs" in described else ()
                 kinds[what] = f"{described['operator']} {ops}".encode()
             text = kinds[what]
         elif kind == CallType.COLLECTIVE:

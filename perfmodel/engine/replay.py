@@ -139,8 +139,8 @@ def kept_of_reach(reach: int, iterations: int) -> int:
 def replay(
     job: JobGraph,
     durations: DurationTable,
-    *,
     iterations: int = 1,
+    *,
     layout: FlatJob | None = None,
 ) -> Replay:
     """Replay *iterations* of *job* in this process.

@@ -1,7 +1,6 @@
-"""Stall: why a replay can go no further, in words.
+"""Stall: why a replay cannot continue, as an error message.
 
-Works on the next task of every lane alone, so that it can be asked of one
-block or of many put together.
+It needs only the next task of every lane, of one block or of several joined.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from perfmodel.base.errors import ReplayStalledError
 from perfmodel.engine.layout import Int32s
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import PLAIN, Program
+from perfmodel.graph.rendezvous import name_ranks
 
 MOST_LINES = 6
 
@@ -29,9 +29,9 @@ class _Stuck:
 
 
 def explain_stall(job: JobGraph, heads: Int32s) -> ReplayStalledError:
-    """The error that names who waits for whom, given the next task of every lane in *heads*."""
+    """The error that names which ranks wait for which; *heads* is the next task of every lane."""
     stuck = _find_stuck(job, heads)
-    # A cycle is the cause; that others wait for its rank is the effect.
+    # A cycle is the cause; ranks that wait for it are the effect.
     lines = _cycle_lines(job, stuck) + _rendezvous_lines(job, stuck)
     shown = lines[:MOST_LINES]
     if len(lines) > len(shown):
@@ -62,7 +62,7 @@ def _first_undone(program: Program, heads: Int32s, task: int) -> int:
 
 
 def _rendezvous_lines(job: JobGraph, stuck: list[_Stuck]) -> list[str]:
-    """One line for each rendezvous that some members have reached and others have not."""
+    """One line per rendezvous that some members have reached and others have not."""
     reached: dict[tuple[int, int], list[_Stuck]] = {}
     for waiting in stuck:
         program = job.program_of(waiting.rank)
@@ -76,8 +76,8 @@ def _rendezvous_lines(job: JobGraph, stuck: list[_Stuck]) -> list[str]:
         missing = [rank for rank in job.groups[group].ranks if rank not in present]
         label = job.label_of(members[0].rank, members[0].task)
         lines.append(
-            f"{_name_ranks(present)} wait in {label!r} (#{sequence} of group "
-            f"{job.groups[group].name!r}) for {_name_ranks(missing)}: "
+            f"{name_ranks(present)} wait in {label!r} (#{sequence} of group "
+            f"{job.groups[group].name!r}) for {name_ranks(missing)}: "
             f"{_whereabouts(job, stuck, missing)}"
         )
     return lines
@@ -108,7 +108,7 @@ def _whereabouts(job: JobGraph, stuck: list[_Stuck], ranks: list[int]) -> str:
 
 
 def _cycle_lines(job: JobGraph, stuck: list[_Stuck]) -> list[str]:
-    """The ring of tasks that wait for each other, on the first rank that has one."""
+    """The cycle of tasks that wait for each other, on the first rank that has one."""
     by_rank: dict[int, dict[int, _Stuck]] = {}
     for waiting in stuck:
         by_rank.setdefault(waiting.rank, {})[waiting.lane] = waiting
@@ -125,7 +125,7 @@ def _cycle_lines(job: JobGraph, stuck: list[_Stuck]) -> list[str]:
 
 
 def _ring(by_lane: dict[int, _Stuck], lane: int, lane_start: Int32s) -> list[_Stuck]:
-    """The lanes that wait for each other, met by going from *lane* to what it waits for."""
+    """The lanes that wait for each other, found by following what *lane* waits for."""
     seen: list[int] = []
     while lane not in seen:
         if lane not in by_lane or by_lane[lane].source == PLAIN:
@@ -133,14 +133,3 @@ def _ring(by_lane: dict[int, _Stuck], lane: int, lane_start: Int32s) -> list[_St
         seen.append(lane)
         lane = int(np.searchsorted(lane_start, by_lane[lane].source, side="right")) - 1
     return [by_lane[place] for place in seen[seen.index(lane) :]]
-
-
-def _name_ranks(ranks: list[int]) -> str:
-    if not ranks:
-        return "nobody"
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]}-{ranks[-1]}"
-    shown = ", ".join(str(rank) for rank in ranks[:6])
-    return f"ranks {shown}" + (f" and {len(ranks) - 6} more" if len(ranks) > 6 else "")

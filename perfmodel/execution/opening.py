@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass
 
 from perfmodel.base.errors import InputError
 from perfmodel.engine.replay import Replay
@@ -19,7 +18,7 @@ from perfmodel.execution.executor import (
     Shared,
     ignore_round,
 )
-from perfmodel.execution.ray_surroundings import QUIET, core_count, environment
+from perfmodel.execution.on_ray.surroundings import core_count, environment, quiet
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 
@@ -43,7 +42,7 @@ class AutoExecutor:
         self._workers = workers
         self._serial = SerialExecutor()
         self._ray: Executor | None = None
-        self._tasks_per_s = TASKS_PER_S
+        self.tasks_per_s = TASKS_PER_S
         self._mapped_s = 0.0
 
     @property
@@ -60,14 +59,14 @@ class AutoExecutor:
         """Replay *iterations* of *job*."""
         steps = job.task_count * iterations * durations.vector_count
         place = self._place_for(
-            steps / self._tasks_per_s,
+            steps / self.tasks_per_s,
             places=min(self._workers, job.rank_count),
             talking_s=lambda: ROUND_S * iterations * self._most_crossed(job),
         )
         began_s = time.monotonic()
         answer = place.replay(job, durations, iterations)
         if place is self._serial and steps >= TELLING_TASKS:
-            self._tasks_per_s = steps / (time.monotonic() - began_s)
+            self.tasks_per_s = steps / (time.monotonic() - began_s)
         return answer
 
     def map(
@@ -114,15 +113,6 @@ class AutoExecutor:
         return int(crossed.max())
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where to run, as far as it was said."""
-
-    workers: int | None
-    address: str | None
-    on_round: OnRound
-
-
 def open_executor(
     kind: ExecutorKind | str = ExecutorKind.AUTO,
     *,
@@ -140,12 +130,12 @@ def open_executor(
         raise InputError(f"executor: must be one of {', '.join(words)}, got {kind!r}.")
     if workers is not None and workers < 1:
         raise InputError(f"workers: must be 1 or more, got {workers}.")
-    return OPENERS[ExecutorKind(kind)](Place(workers, address, on_round))
+    return OPENERS[ExecutorKind(kind)](workers, address, on_round)
 
 
 @contextmanager
-def _open_serial(place: Place) -> Iterator[Executor]:
-    if place.address is not None or (place.workers or 1) > 1:
+def _open_serial(workers: int | None, address: str | None, _: OnRound) -> Iterator[Executor]:
+    if address is not None or (workers or 1) > 1:
         raise InputError(
             "executor serial: works in this process alone, and takes neither several workers nor "
             "the address of a cluster. Say --executor ray, or leave those out."
@@ -154,33 +144,40 @@ def _open_serial(place: Place) -> Iterator[Executor]:
 
 
 @contextmanager
-def _open_ray(place: Place) -> Iterator[Executor]:
-    with environment(QUIET):
-        # Ray looks when it is imported, so this comes before.
-        # Imported here: it takes half a second, and most questions never need it.
-        from perfmodel.execution.ray_executor import RayExecutor
-        from perfmodel.execution.ray_joining import open_cluster
+def _open_ray(workers: int | None, address: str | None, on_round: OnRound) -> Iterator[Executor]:
+    with environment(quiet()):
+        # Ray reads its environment when it is imported, so this comes before. Imported here: it
+        # takes half a second, and most questions never need it.
+        from perfmodel.execution.on_ray.executor import RayExecutor
+        from perfmodel.execution.on_ray.joining import open_cluster
 
-        with open_cluster(workers=place.workers, address=place.address) as cluster:
-            executor = RayExecutor(cluster, on_round=place.on_round)
-            with closing(executor):
-                yield executor
+        with (
+            open_cluster(workers=workers, address=address) as cluster,
+            closing(RayExecutor(cluster, on_round=on_round)) as executor,
+        ):
+            yield executor
 
 
 @contextmanager
-def _open_auto(place: Place) -> Iterator[Executor]:
+def _open_auto(workers: int | None, address: str | None, on_round: OnRound) -> Iterator[Executor]:
     with ExitStack() as opened:
-        if place.address is not None:
-            yield opened.enter_context(_open_ray(place))
-            return
-        yield AutoExecutor(
-            lambda: opened.enter_context(_open_ray(place)), workers=place.workers or core_count()
+
+        def open_ray() -> Executor:
+            return opened.enter_context(_open_ray(workers, address, on_round))
+
+        yield (
+            AutoExecutor(open_ray, workers=workers or core_count())
+            if address is None
+            else open_ray()
         )
 
 
-OPENERS: dict[ExecutorKind, Callable[[Place], AbstractContextManager[Executor]]] = {
+OPENERS: dict[
+    ExecutorKind,
+    Callable[[int | None, str | None, OnRound], AbstractContextManager[Executor]],
+] = {
     ExecutorKind.AUTO: _open_auto,
     ExecutorKind.SERIAL: _open_serial,
     ExecutorKind.RAY: _open_ray,
 }
-"""Every kind of executor and how it is opened."""
+"""Every kind of executor and how it is opened, with workers, address and observer."""

@@ -1,13 +1,12 @@
-"""Parts: which ranks make a block, and what of a job and its durations a block needs.
+"""Parts: which ranks form a block, and what a block needs of a job and its durations.
 
 A part is a small job of its own: the programs of its ranks, the groups that
-these are in, and which of the groups also have members elsewhere. Ops, labels
-and names stay at home: nobody out there prices or shows anything.
+these are in, and which of the groups also have members in other parts. Ops, labels
+and names are left out: a block neither prices nor shows anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -38,15 +37,50 @@ class JobPart:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Crossings:
-    """What the parts of a job have to say to each other, by group of the whole.
+class Division:
+    """A job divided into *blocks* of ranks.
 
-    *rendezvous* is how many a group holds in an iteration, *has_part* is
-    blocks x groups.
+    *task_bounds* are the first tasks of the blocks, and the number of all tasks. *rendezvous* is
+    how many a group has in an iteration. *endpoints* counts those of each group that each block
+    has, blocks x groups; neighbouring ranks have neighbouring places in a group.
     """
 
+    blocks: tuple[range, ...]
+    task_bounds: Int64s
     rendezvous: Int64s
-    has_part: NDArray[np.bool_]
+    endpoints: Int64s
+
+    @property
+    def has_part(self) -> NDArray[np.bool_]:
+        """Which groups each block has members of, blocks x groups."""
+        return self.endpoints > 0
+
+    @property
+    def member_count(self) -> int:
+        """Number of members of all rendezvous."""
+        return int((self.rendezvous * self.endpoints.sum(axis=0)).sum())
+
+    def members_of(self, block: int) -> Int64s:
+        """The numbers that the members of *block* have in the whole, in the block's own order."""
+        sizes = self.endpoints.sum(axis=0)
+        first = offsets(self.rendezvous * sizes)[:-1] + self.endpoints[:block].sum(axis=0)
+        here = self.endpoints[block]
+        counts = self.rendezvous * here
+        group = np.repeat(np.arange(len(here)), counts)
+        within = np.arange(len(group)) - np.repeat(offsets(counts)[:-1], counts)
+        sequence, position = np.divmod(within, here[group])
+        members: Int64s = first[group] + sequence * sizes[group] + position
+        return members
+
+
+def divide_job(job: JobGraph, *, block_count: int) -> Division:
+    """*job* divided into at most *block_count* blocks."""
+    blocks = deal_ranks(job, block_count=block_count)
+    starts = [ranks.start for ranks in blocks]
+    of_blocks = np.split(job.rank_group, starts[1:])
+    endpoints = np.array([endpoint_counts(of_block, len(job.groups)) for of_block in of_blocks])
+    bounds = job.rank_rows()[[*starts, job.rank_count]]
+    return Division(blocks, bounds, sequence_counts(job), endpoints)
 
 
 def deal_ranks(job: JobGraph, *, block_count: int) -> tuple[range, ...]:
@@ -83,17 +117,6 @@ def crossed_rendezvous(job: JobGraph) -> Int64s:
     np.add.at(change, np.minimum(first + 1, job.rank_count), counts)
     np.add.at(change, last + 1, -counts)
     return np.cumsum(change)[: job.rank_count + 1]
-
-
-def find_crossings(job: JobGraph, blocks: tuple[range, ...]) -> Crossings:
-    """What the *blocks* of *job* have to say to each other."""
-    return Crossings(sequence_counts(job), count_endpoints(job, blocks) > 0)
-
-
-def count_endpoints(job: JobGraph, blocks: Sequence[range]) -> Int64s:
-    """How many endpoints of each group the ranks of each block have, blocks x groups."""
-    ranks = [job.rank_group[block.start : block.stop] for block in blocks]
-    return np.array([endpoint_counts(of_block, len(job.groups)) for of_block in ranks])
 
 
 def take_part(job: JobGraph, ranks: range) -> JobPart:

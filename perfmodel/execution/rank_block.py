@@ -20,8 +20,8 @@ from perfmodel.engine.block import Arrivals, Block, join_arrivals
 from perfmodel.engine.history import History, Occurrence, Part, last_signals
 from perfmodel.engine.layout import Int32s, Int64s, LaidOutPrograms, Places, build_layout
 from perfmodel.engine.replay import Replay, Timeline
-from perfmodel.execution.messages import Order, Report
 from perfmodel.execution.parts import JobPart
+from perfmodel.execution.rounds import Message
 from perfmodel.execution.stored_parts import StoredJob, find_own_members, load_part
 from perfmodel.graph.durations import DurationTable
 
@@ -59,7 +59,7 @@ class RankBlock:
     ) -> None:
         """The block of a *part* that was sent, or of a saved job that is read here, on *host*."""
         self._assignment = assignment
-        self.members: Int64s | None = None
+        self._members: Int64s | None = None
         read = None
         if isinstance(part, StoredJob):
             read = load_part(part, durations, assignment.ranks, host)
@@ -70,17 +70,27 @@ class RankBlock:
         )
         layout = build_layout(part.job, part.external)
         if read is not None:
-            self.members = find_own_members(read, layout, assignment.ranks)
+            self._members = find_own_members(read, layout, assignment.ranks)
         # A layout holds all that is walked, so that the programs themselves can go.
         lanes = [program.lanes for program in part.job.programs]
         self._job = replace(part.job, programs=LaidOutPrograms(layout, lanes))
         self._history: History | None = None
         self._block = Block(layout, self._durations, kept_iterations=assignment.kept_iterations)
         self._block.begin_iteration()
-        self.awaited = self._find_awaited()
         self._lane_now_ns: list[Int64s] = []
         self._next_round = 0
         self._last_report = b""
+
+    def awaited(self) -> Int64s:
+        """Rows (group, sequence) of the rendezvous that this block reports to."""
+        layout = self._block.layout
+        rendezvous = np.flatnonzero(self._block.awaited())
+        group = np.searchsorted(layout.g_rendezvous, rendezvous, side="right") - 1
+        return np.column_stack([self._groups[group], rendezvous - layout.g_rendezvous[group]])
+
+    def members(self) -> Int64s | None:
+        """What its ranks bring to rendezvous with other blocks, if it read them itself."""
+        return self._members
 
     def heads(self) -> Heads:
         """How far every lane is."""
@@ -88,7 +98,8 @@ class RankBlock:
 
     def advance(self, message: bytes) -> bytes:
         """Make the round that *message* orders, and report; making it twice changes nothing."""
-        order = Order.from_bytes(message)
+        order = Message.from_bytes(message)
+        resolved = order.arrivals
         if order.number == self._next_round - 1:
             return self._last_report
         if order.number != self._next_round:
@@ -96,13 +107,12 @@ class RankBlock:
                 f"block of ranks from {self._assignment.ranks.start}: the next round must be "
                 f"number {self._next_round}, got {order.number}."
             )
-        if len(order.resolved):
-            rows = order.resolved.rendezvous.copy()
-            rows[:, 1] = np.searchsorted(self._groups, rows[:, 1])
-            self._block.resolve(Arrivals(rows, order.resolved.ready_ns))
-        arrivals = self._walk(0 if len(order.resolved) else PATIENCE)
+        if len(resolved):
+            resolved.rendezvous[:, 1] = np.searchsorted(self._groups, resolved.rendezvous[:, 1])
+            self._block.resolve(resolved)
+        arrivals = self._walk(0 if len(resolved) else PATIENCE)
         self._next_round += 1
-        report = Report(order.number, self._is_done, self._block.can_walk, arrivals)
+        report = Message(order.number, arrivals, self._is_done, self._block.can_walk)
         self._last_report = report.to_bytes()
         return self._last_report
 
@@ -188,13 +198,6 @@ class RankBlock:
         arrivals = join_arrivals(found)
         arrivals.rendezvous[:, 1] = self._groups[arrivals.rendezvous[:, 1]]
         return arrivals
-
-    def _find_awaited(self) -> Int64s:
-        """Rows (group, sequence) of the rendezvous to which this block has a word to add."""
-        layout = self._block.layout
-        rendezvous = np.flatnonzero(self._block.awaited())
-        group = np.searchsorted(layout.g_rendezvous, rendezvous, side="right") - 1
-        return np.column_stack([self._groups[group], rendezvous - layout.g_rendezvous[group]])
 
 
 def _as_writable(array: NDArray[np.int64]) -> Int64s:

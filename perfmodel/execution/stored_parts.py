@@ -16,7 +16,7 @@ import pyarrow as pa
 from perfmodel.base.errors import ExecutionError, GraphError
 from perfmodel.engine.layout import FlatJob, Int64s
 from perfmodel.engine.sieve import find_members, number_signatures
-from perfmodel.execution.parts import WALKED, Crossings, JobPart, take_part
+from perfmodel.execution.parts import WALKED, Division, JobPart, take_part
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import PLAIN, Program
@@ -116,18 +116,19 @@ def find_own_members(loaded_part: LoadedPart, layout: FlatJob, ranks: range) -> 
     return rows[is_external].astype(np.int64)
 
 
-def check_members(said: Sequence[Int64s], crossings: Crossings, job: JobGraph) -> None:
+def check_members(said: Sequence[Int64s | None], division: Division, job: JobGraph) -> None:
     """Raise unless the blocks of *job* bring the same to all rendezvous that cross them."""
-    if not any(len(rows) for rows in said):
+    reported = [rows for rows in said if rows is not None]
+    if not any(len(rows) for rows in reported):
         return
-    rows = np.concatenate(said)
+    rows = np.concatenate(reported)
     keys, place, counts = np.unique(rows[:, :2], axis=0, return_inverse=True, return_counts=True)
     place, what = place.reshape(-1), rows[:, 2]
     least, most = np.full(len(keys), what.max()), np.zeros(len(keys), dtype=np.int64)
     np.minimum.at(least, place, what)
     np.maximum.at(most, place, what)
     signals = np.bincount(place, weights=rows[:, 3], minlength=len(keys))
-    expected = crossings.has_part.sum(axis=0)[keys[:, 0]]
+    expected = division.has_part.sum(axis=0)[keys[:, 0]]
     wrong = np.flatnonzero((counts != expected) | (least != most) | (signals == 0))
     if len(wrong):
         group, sequence = keys[wrong[0]].tolist()

@@ -6,9 +6,6 @@ whom.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 import numpy as np
 
 from collectives.collective import Collective
@@ -16,15 +13,10 @@ from perfmodel.base.errors import GraphError
 from perfmodel.graph.job import NO_GROUP, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, Op
 from perfmodel.graph.program import NO_ORIGIN, PLAIN, Int32s, Program, Role
+from perfmodel.graph.rendezvous import describe_collective, find_divergence
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Calls:
-    """The tasks of one program on one communicator slot, in sequence order."""
-
-    program: int
-    slot: int
-    tasks: Int32s
+_Calls = dict[tuple[int, int], Int32s]
+"""By program and communicator slot, the tasks that are collectives, in sequence order."""
 
 
 def check_job(job: JobGraph) -> None:
@@ -93,31 +85,31 @@ def _check_range(where: str, what: str, column: Int32s, count: int) -> None:
 
 def _check_groups(job: JobGraph) -> None:
     _check_group_numbers(job)
-    calls = [
-        {of_slot.slot: of_slot for of_slot in _calls_by_slot(job, index)}
-        for index in range(len(job.programs))
-    ]
+    calls: _Calls = {}
+    for index in range(len(job.programs)):
+        calls |= _calls_of_program(job, index)
     _check_slots(job, calls)
     endpoints = job.endpoints()
-    checked: set[tuple[tuple[int, int], ...]] = set()
+    checked: set[frozenset[tuple[int, int]]] = set()
     for group in range(len(job.groups)):
         rows = slice(endpoints.group_start[group], endpoints.group_start[group + 1])
         ranks, slots = endpoints.rank[rows], endpoints.slot[rows]
         _check_members(job, group, ranks)
-        pairs = np.unique(np.column_stack([job.rank_program[ranks], slots]), axis=0)
+        members = list(zip(job.rank_program[ranks].tolist(), slots.tolist(), strict=True))
         # Groups of the same programs on the same slots are checked once.
-        key = tuple((int(program), int(slot)) for program, slot in pairs)
+        key = frozenset(members)
         if key not in checked:
             checked.add(key)
             empty = np.empty(0, dtype=np.int32)
-            of_group = [calls[p].get(s, _Calls(p, s, empty)) for p, s in key]
-            _check_same_calls(job, group, of_group)
+            of_group = {member: calls.get(member, empty) for member in sorted(key)}
+            of_ranks = list(zip(ranks.tolist(), members, strict=True))
+            _check_same_calls(job, job.groups[group].name, of_group, of_ranks)
 
 
-def _calls_by_slot(job: JobGraph, index: int) -> Iterable[_Calls]:
-    program = job.programs[index]
+def _calls_of_program(job: JobGraph, index: int) -> _Calls:
+    program, found = job.programs[index], {}
     members = np.flatnonzero(program.slot != PLAIN)
-    for slot in np.unique(program.slot[members]):
+    for slot in np.unique(program.slot[members]).tolist():
         tasks = members[program.slot[members] == slot]
         tasks = tasks[np.argsort(program.sequence[tasks], kind="stable")].astype(np.int32)
         if not np.array_equal(program.sequence[tasks], np.arange(len(tasks))):
@@ -125,24 +117,21 @@ def _calls_by_slot(job: JobGraph, index: int) -> Iterable[_Calls]:
                 f"program {index} (rank {_first_rank(job, index)}): the collectives of slot "
                 f"{slot} must be numbered 0 to {len(tasks) - 1}, each once."
             )
-        yield _Calls(index, int(slot), tasks)
+        found[index, slot] = tasks
+    return found
 
 
-def _check_slots(job: JobGraph, calls: list[dict[int, _Calls]]) -> None:
-    for index, by_slot in enumerate(calls):
-        ranks = np.flatnonzero(job.rank_program == index)
-        for slot, of_slot in by_slot.items():
-            lost = ranks[
-                job.rank_group[ranks, slot] == NO_GROUP
-                if slot < job.rank_group.shape[1]
-                else slice(None)
-            ]
-            if len(lost):
-                label = job.label_of(int(lost[0]), int(of_slot.tasks[0]))
-                raise GraphError(
-                    f"rank {int(lost[0])}: {label!r} uses communicator slot {slot}, "
-                    "but that slot has no group. Add the rank to a group with that slot."
-                )
+def _check_slots(job: JobGraph, calls: _Calls) -> None:
+    for (index, slot), tasks in calls.items():
+        lost = job.rank_program == index
+        if slot < job.rank_group.shape[1]:
+            lost &= job.rank_group[:, slot] == NO_GROUP
+        if lost.any():
+            rank = int(lost.argmax())
+            raise GraphError(
+                f"rank {rank}: {job.label_of(rank, int(tasks[0]))!r} uses communicator slot "
+                f"{slot}, but that slot has no group. Add the rank to a group with that slot."
+            )
 
 
 def _check_members(job: JobGraph, group: int, ranks: Int32s) -> None:
@@ -161,43 +150,28 @@ def _check_members(job: JobGraph, group: int, ranks: Int32s) -> None:
         )
 
 
-def _check_same_calls(job: JobGraph, group: int, calls: list[_Calls]) -> None:
-    """The programs of a group must call the same collectives in the same order."""
-    name, first = job.groups[group].name, calls[0]
-    first_ops = job.programs[first.program].op[first.tasks]
-    for other in calls[1:]:
-        if np.array_equal(first_ops, job.programs[other.program].op[other.tasks]):
-            continue
-        for sequence in range(min(len(first.tasks), len(other.tasks))):
-            mine, theirs = _call(job, first, sequence), _call(job, other, sequence)
-            if signature_of(mine) != signature_of(theirs):
-                raise GraphError(
-                    f"group {name!r}: members must make the same collectives in the same order; "
-                    f"the first that differs is #{sequence}: rank "
-                    f"{_first_rank(job, first.program)} makes {_describe(mine)}, rank "
-                    f"{_first_rank(job, other.program)} makes {_describe(theirs)}."
-                )
-        if len(first.tasks) != len(other.tasks):
-            raise GraphError(
-                f"group {name!r}: rank {_first_rank(job, first.program)} makes "
-                f"{len(first.tasks)} collectives, rank {_first_rank(job, other.program)} makes "
-                f"{len(other.tasks)}; #{min(len(first.tasks), len(other.tasks))} has no partner."
-            )
-    _check_signals(job, name, calls)
-
-
-def _check_signals(job: JobGraph, name: str, calls: list[_Calls]) -> None:
-    roles = [job.programs[of.program].role[of.tasks] & int(Role.SIGNALS) for of in calls]
+def _check_same_calls(
+    job: JobGraph, name: str, calls: _Calls, members: list[tuple[int, tuple[int, int]]]
+) -> None:
+    """The *calls* of a group must agree; *members* has the program and slot of each rank."""
+    ops = {of: job.programs[of[0]].op[tasks].tolist() for of, tasks in calls.items()}
+    first = next(iter(ops.values()))
+    if any(other != first for other in ops.values()):
+        works = {of: [job.ops[op] for op in numbers] for of, numbers in ops.items()}
+        # Ranks of the same program are compared only to say what most of them do.
+        each = [(program, of) for (program, _), of in works.items()]
+        if find_divergence(each, signature_of, _describe):
+            all_ranks = [(rank, works[of]) for rank, of in members]
+            divergence = find_divergence(all_ranks, signature_of, _describe)
+            assert divergence is not None
+            raise GraphError(divergence.sentence(name))
+    roles = [job.programs[of[0]].role[tasks] & int(Role.SIGNALS) for of, tasks in calls.items()]
     lone = np.flatnonzero(np.sum(roles, axis=0) == 0)
     if len(lone):
         raise GraphError(
             f"group {name!r}: in #{int(lone[0])} every member waits and none signals. "
             "Give one of them the role SIGNALS."
         )
-
-
-def _call(job: JobGraph, calls: _Calls, sequence: int) -> Op:
-    return job.ops[int(job.programs[calls.program].op[calls.tasks[sequence]])]
 
 
 def signature_of(op: Op) -> Collective | None:
@@ -210,7 +184,7 @@ def _describe(op: Op) -> str:
     collective = signature_of(op)
     if collective is None:
         return f"{type(op).__name__} work"
-    return f"{collective.kind.value} of {collective.size_bytes} bytes ({collective.dtype.value})"
+    return describe_collective(collective)
 
 
 def _first_rank(job: JobGraph, program: int) -> int:

@@ -215,6 +215,8 @@ Work = (
     | HostSpan
     | Communication
 )
+Works = tuple[Work, ...]
+"""The work of the kernels of one call, in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from perfmodel.prediction.saved_jobs import check_trust
 from perfmodel.recordings.recorded_job import SelfReplay
 from perfmodel.whatif.parsing import Sweep
 from perfmodel.whatif.pinning import pin_prices
-from perfmodel.whatif.scaling_out import ChangeMachine, Doubt
+from perfmodel.whatif.scaling_out import Doubt
 from perfmodel.whatif.touching import Touched
 from perfmodel.whatif.transformation import Applied, Transformation, apply_one
 
@@ -177,14 +177,10 @@ def apply_change(
         question.job, wish, name=name, force=force, may_touch_nothing=may_touch_nothing
     )
     ends = None
-    if question.ends is not None or isinstance(wish, ChangeMachine):
+    if question.ends is not None or wish.is_doubtful:
         fastest, slowest = question.ends or (question.job, question.job)
         ends = (
-            _at_end(wish, Doubt.FASTEST).apply(fastest),
-            _at_end(wish, Doubt.SLOWEST).apply(slowest),
+            wish.at_end(Doubt.FASTEST.value).apply(fastest),
+            wish.at_end(Doubt.SLOWEST.value).apply(slowest),
         )
     return replace(question.changed_to(applied.job), ends=ends), applied
-
-
-def _at_end(wish: Transformation, doubt: Doubt) -> Transformation:
-    return wish.doubted(doubt) if isinstance(wish, ChangeMachine) else wish

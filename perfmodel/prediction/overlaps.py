@@ -1,18 +1,16 @@
-"""Overlaps: what kernels and collectives of a replay lose because they run at the same time.
+"""Overlaps: what kernels and collectives lose because they run at the same time, as two rules.
 
-A kernel advances at 1/f while a collective runs on another lane of its rank. A lane is walked in
-order: a kernel that started when the one before ended moves with it, so one pass settles a whole
-chain.
+Collectives of a rank share links. A kernel advances at 1/f while a collective runs on another lane
+of its rank. A lane is walked in order: a kernel that started when the one before ended moves with
+it, so one pass settles a whole chain. `perfmodel.engine.settle` applies the rules.
 
-Ranks that share prices may overlap differently, so losses are kept by rank. Rows are shared
-again at the end where ranks lost the same.
+Leaves out: transfers between two ranks, which hold few multiprocessors and were never recorded
+with kernels at the same time, and what kernels cost collectives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numba
@@ -23,23 +21,50 @@ from collectives.collective import CollectiveKind
 from perfmodel.costs.interference import Phase
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.layout import FlatJob, Int32s, Int64s, build_layout
+from perfmodel.engine.layout import Int32s, Int64s, build_places
 from perfmodel.engine.replay import Timeline
-from perfmodel.graph.durations import DurationTable
+from perfmodel.engine.settle import Effects, Floats, Round, Rule, Rules
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Communication
 from perfmodel.graph.program import PLAIN, offsets
 
-Floats = NDArray[np.float64]
 Codes = NDArray[np.int8]
+MOST_ROUNDS = 8
+STILL_RATIO = 1e-4
+"""A round that moves the iteration by less than this is the last."""
+ITERATIONS = 3
+"""Enough for two iterations in a row that follow another one."""
+MOST_LOSS_RATIO = 0.9
 NOTICED_NS = 1e-3
 """Less is rounding, not a loss."""
 
 
-class Calls(NamedTuple):
-    """Members of rendezvous, rank after rank: flat task, rank, lane, rendezvous and member.
+def contention_rules(priced: PricedJob) -> Rules | None:
+    """What kernels and collectives of *priced* cost each other; None if nothing can overlap."""
+    if not (priced.slowdowns.of or priced.link_use.any()):
+        return None
+    calls, row = _find_calls(priced.job), task_rows(priced)
+    rules: list[Rule] = []
+    if len(calls.task):
+        slowed, shared = _kernel_slowdown(priced, row, calls), _link_sharing(priced, row, calls)
+        rules += [slowed] if len(slowed.lane_rank) else []
+        rules += [shared] if shared.ranks else []
+    return Rules(rules, MOST_ROUNDS, ITERATIONS, STILL_RATIO) if rules else None
 
-    *slows_kernels* is False for transfers between two ranks.
+
+def task_rows(priced: PricedJob) -> Int64s:
+    """The row in *priced* of every task of every rank."""
+    first_row = priced.job.rank_rows()
+    counts = np.diff(first_row)
+    within = np.arange(int(first_row[-1])) - np.repeat(first_row[:-1], counts)
+    return np.repeat(priced.durations.rank_offset, counts) + within
+
+
+class Calls(NamedTuple):
+    """Members of rendezvous, rank after rank: flat task, rank, lane, and number of the member.
+
+    *rendezvous* is the number of its first member. *slows_kernels* is False for transfers between
+    two ranks.
     """
 
     task: Int64s
@@ -50,35 +75,93 @@ class Calls(NamedTuple):
     slows_kernels: NDArray[np.bool_]
 
 
-class CommIntervals(NamedTuple):
-    """When collectives of a *rank* were ready, started and ended, one row per call."""
-
-    rank: Int64s
-    ready_ns: Int64s
-    start_ns: Int64s
-    end_ns: Int64s
-
-    def joined(self, other: CommIntervals) -> CommIntervals:
-        """These and the *other* intervals."""
-        return CommIntervals(
-            *(np.concatenate([self[part], other[part]]) for part in range(len(self)))
+def _find_calls(job: JobGraph) -> Calls:
+    places = build_places(job)
+    kinds = [op.collective.kind if isinstance(op, Communication) else None for op in job.ops]
+    is_pair = np.array([kind is CollectiveKind.SEND_RECV for kind in kinds], dtype=bool)
+    parts = []
+    for rank in range(job.rank_count):
+        program = job.program_of(rank)
+        tasks = np.flatnonzero(program.slot != PLAIN)
+        slots, groups = program.slot[tasks], job.rank_group[rank, program.slot[tasks]]
+        first = places.g_member[groups] + program.sequence[tasks] * places.g_size[groups]
+        parts.append(
+            Calls(
+                task=places.r_task[rank] + tasks,
+                rank=np.full(len(tasks), rank, dtype=np.int64),
+                lane=program.task_lanes()[tasks],
+                rendezvous=first,
+                member=first + places.r_position[rank, slots],
+                slows_kernels=~is_pair[program.op[tasks]],
+            )
         )
-
-    def only(self, is_wanted: NDArray[np.bool_]) -> CommIntervals:
-        """Those that are wanted."""
-        return CommIntervals(*(column[is_wanted] for column in self))
+    return Calls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-class OverlapTimeline(NamedTuple):
-    """What the collectives of each rank do from each of *moments_ns* on.
+@dataclass(frozen=True, slots=True, eq=False)
+class LinkSharing:
+    """Collectives on several lanes of a rank share links.
 
-    Rows of rank r are `rank_first[r]` to `rank_first[r + 1]`; before the first and after the last
-    nothing runs.
+    By call: its task, its use of each link and the place of its rendezvous. *ranks* are the calls
+    of every rank that communicates on several lanes.
     """
 
-    moments_ns: Int64s
-    phase: Codes
-    rank_first: Int64s
+    task: Int64s
+    use: Floats
+    place: Int64s
+    ranks: list[slice]
+
+    def __call__(self, last: Round, found: Effects) -> None:
+        """Lengthen every collective by what its members lose on links, the worst deciding."""
+        lengths_ns = last.duration_ns[self.task]
+        ends_ns = [timeline.end_ns[self.task, 0] for timeline in last.replay.timelines[-2:]]
+        share = np.zeros(len(self.task))
+        for own in self.ranks:
+            ends = np.concatenate([end_ns[own] for end_ns in ends_ns])
+            starts = ends - np.tile(lengths_ns[own], 2)
+            both = overlap_losses(starts, ends, np.tile(self.use[own], (2, 1)))
+            share[own] = both.reshape(2, -1).max(axis=0)
+        worst = np.zeros(len(self.place))
+        np.maximum.at(worst, self.place, share)
+        ratio = np.minimum(worst[self.place], MOST_LOSS_RATIO)
+        # A collective is on no lane that slows down, or holds its own time there.
+        found.lost_ns[0, self.task] += last.alone_ns[self.task] * ratio / (1 - ratio)
+
+
+def _link_sharing(priced: PricedJob, row: Int64s, calls: Calls) -> LinkSharing:
+    lanes = np.unique(np.column_stack([calls.rank, calls.lane]), axis=0)
+    ranks, lane_counts = np.unique(lanes[:, 0], return_counts=True)
+    sharing = ranks[lane_counts > 1] if priced.link_use.any() else ranks[:0]
+    bounds = np.searchsorted(calls.rank, np.column_stack([sharing, sharing + 1]))
+    place = np.unique(calls.rendezvous, return_inverse=True)[1]
+    use = priced.link_use[row[calls.task]]
+    return LinkSharing(calls.task, use, place, [slice(*bound) for bound in bounds.tolist()])
+
+
+def overlap_losses(starts_ns: Int64s, ends_ns: Int64s, link_use: Floats) -> Floats:
+    """The share of each interval lost to the others, its worst link deciding.
+
+    Where intervals ask a link for d > 1 times what it can carry, each that uses it all the time
+    advances at 1/d.
+    """
+    if not len(starts_ns):
+        return np.zeros(0)
+    moments = np.unique(np.concatenate([starts_ns, ends_ns]))
+    first, last = np.searchsorted(moments, starts_ns), np.searchsorted(moments, ends_ns)
+    spans = np.diff(moments)
+    shares = np.zeros(len(starts_ns))
+    for link in range(link_use.shape[1]):
+        change = np.zeros(len(moments))
+        np.add.at(change, first, link_use[:, link])
+        np.subtract.at(change, last, link_use[:, link])
+        demand = np.cumsum(change)[:-1]
+        idle = spans * (1 - 1 / np.maximum(demand, 1.0))
+        reached = np.concatenate([[0.0], np.cumsum(idle)])
+        lost_ns = (reached[last] - reached[first]) * np.minimum(link_use[:, link], 1.0)
+        shares = np.maximum(shares, lost_ns / np.maximum(ends_ns - starts_ns, 1))
+    # Sums of shares may miss 1 by the last bit.
+    shares[shares < 1e-9] = 0.0
+    return shares
 
 
 class KernelLanes(NamedTuple):
@@ -98,175 +181,112 @@ class KernelLanes(NamedTuple):
     speed: Floats
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FlatCosts:
-    """A priced job with one row per task of every rank.
+class OverlapTimeline(NamedTuple):
+    """What the collectives of each rank do from each of *moments_ns* on.
 
-    Tasks of rank r are the rows `first[r]` to `first[r + 1]`; *row* is theirs in *priced*. *lanes*
-    are the first three columns of `KernelLanes`; *sharing* are the ranks that communicate on more
-    than one lane.
+    Rows of rank r are `rank_first[r]` to `rank_first[r + 1]`; before the first and after the last
+    nothing runs.
     """
 
-    priced: PricedJob
-    first: Int64s
-    row: Int64s
-    alone_ns: Floats
+    moments_ns: Int64s
+    phase: Codes
+    rank_first: Int64s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelSlowdown:
+    """Kernels advance more slowly while collectives of their rank run.
+
+    Rows of *calls* are the task, rank and member of these collectives. *family* is by task, *speed*
+    by family and phase. Lanes with kernels to slow have the tasks *lane_first* to *lane_stop*.
+    """
+
+    calls: Int64s
     family: Codes
-    calls: Calls
-    lanes: tuple[Int64s, Int64s, Int64s]
     speed: Floats
-    sharing: Int64s
+    lane_first: Int64s
+    lane_stop: Int64s
+    lane_rank: Int64s
 
-    @property
-    def job(self) -> JobGraph:
-        """The job."""
-        return self.priced.job
+    def __call__(self, last: Round, found: Effects) -> None:
+        """Lengthen kernels by what they lose to collectives, early ones of the next iteration too.
 
-    @property
-    def can_lose(self) -> bool:
-        """Whether anything can overlap at a loss."""
-        return bool(len(self.calls.task)) and bool(len(self.lanes[0]) or len(self.sharing))
+        Work of this iteration includes what was lost to the next one, and the other way round.
+        """
+        before, now = last.replay.timelines[-2:]
+        calls = self._intervals(last, now)
+        both = np.concatenate([self._intervals(last, before), calls], axis=1)
+        lost_ns = self._slow(last, now, calls=both, work_ns=last.alone_ns + last.lost_ns[1])
+        found.lost_ns[0] += lost_ns
+        first_row = last.undelayed.rank_rows()
+        has_tasks = np.diff(first_row) > 0
+        ends_ns = np.zeros(len(has_tasks), dtype=np.int64)
+        ends_ns[has_tasks] = np.maximum.reduceat(before.end_ns[:, 0], first_row[:-1][has_tasks])
+        rank, ready_ns = calls[:2]
+        early = calls[:, ready_ns < ends_ns[rank]]
+        if early.size:
+            work_ns = last.alone_ns + lost_ns
+            found.lost_ns[1] += self._slow(last, before, calls=early, work_ns=work_ns)
 
-    def durations(self, lost_ns: Floats) -> DurationTable:
-        """What every task takes alone and what it lost, on the clock."""
-        values_ns = np.rint(self.alone_ns + lost_ns).astype(np.int64)[:, np.newaxis]
-        return DurationTable(values_ns, self.first[:-1].copy())
+    def _intervals(self, last: Round, timeline: Timeline) -> Int64s:
+        """Rank, ready, start and end of the collectives of *timeline*, one column per call."""
+        task, rank, member = self.calls
+        end_ns = timeline.end_ns[task, 0]
+        ready_ns = timeline.member_ready_ns[member, 0]
+        return np.stack([rank, ready_ns, end_ns - last.duration_ns[task], end_ns])
 
-    def price(self, lost_ns: Floats) -> PricedJob:
-        """The job with what its tasks lost; ranks of one price that lost the same share rows."""
-        priced, edges = self.priced, self.first.tolist()
-        blocks = [slice(*edge) for edge in pairwise(edges)]
-        keys = [
-            (offset, lost_ns[rows].tobytes())
-            for offset, rows in zip(priced.durations.rank_offset.tolist(), blocks, strict=True)
-        ]
-        chosen, offsets = share_rows(keys, blocks)
-        return replace(
-            priced.take(self.row[chosen], offsets, job=self.job),
-            durations=DurationTable(self.durations(lost_ns).values_ns[chosen], offsets),
-            float_ns=(self.alone_ns + lost_ns)[chosen],
+    def _slow(self, last: Round, timeline: Timeline, *, calls: Int64s, work_ns: Floats) -> Floats:
+        """How much longer than *work_ns* every task of *timeline* takes while *calls* run."""
+        end_ns = np.ascontiguousarray(timeline.end_ns[:, 0])
+        lanes = (self.lane_first, self.lane_stop, self.lane_rank)
+        times_ns = (end_ns - last.duration_ns, end_ns, work_ns)
+        lost_ns = np.zeros(len(work_ns))
+        _walk_lanes(
+            KernelLanes(*lanes, *times_ns, self.family, self.speed),
+            find_overlaps(calls, last.undelayed.rank_count),
+            lost_ns,
         )
+        lost_ns[lost_ns < NOTICED_NS] = 0.0
+        return lost_ns
 
 
-def share_rows(keys: Sequence[Hashable], blocks: Sequence[slice]) -> tuple[Int64s, Int64s]:
-    """Rows of *blocks*, those of equal *keys* once, and where each block begins among them."""
-    place_of: dict[Hashable, int] = {}
-    kept, total = [], 0
-    for key, block in zip(keys, blocks, strict=True):
-        if key not in place_of:
-            place_of[key] = total
-            kept.append(np.arange(block.start, block.stop, dtype=np.int64))
-            total += block.stop - block.start
-    return np.concatenate(kept), np.array([place_of[key] for key in keys], dtype=np.int64)
-
-
-def flatten_costs(priced: PricedJob) -> FlatCosts:
-    """*priced* with a row per task of every rank."""
-    job, layout = priced.job, build_layout(priced.job)
-    first = layout.r_task
-    counts = np.diff(first)
-    within = np.arange(int(first[-1])) - np.repeat(first[:-1], counts)
-    row = np.repeat(priced.durations.rank_offset, counts) + within
-    calls = _find_calls(job, layout)
-    family = priced.family[row]
+def _kernel_slowdown(priced: PricedJob, row: Int64s, calls: Calls) -> KernelSlowdown:
+    job, family = priced.job, priced.family[row]
     # A member advances with the others of its rendezvous, whatever overlaps it.
     family[calls.task] = FAMILIES.index(COMMUNICATION_FAMILY)
     factor = priced.slowdowns.factor
     speed = np.array([[1 / factor(family, phase) for phase in Phase] for family in FAMILIES])
-    is_slowed: NDArray[np.bool_] = np.any(speed < 1, axis=1)
-    sharing = np.zeros(0, dtype=np.int64)
-    if priced.link_use.any():
-        lanes = np.unique(np.column_stack([calls.rank, calls.lane]), axis=0)
-        ranks, lane_counts = np.unique(lanes[:, 0], return_counts=True)
-        sharing = ranks[lane_counts > 1].astype(np.int64)
-    return FlatCosts(
-        priced=priced,
-        first=first,
-        row=row,
-        alone_ns=priced.float_ns[row],
-        family=family,
-        calls=calls,
-        lanes=_slowed_lanes(job, layout, is_slowed[family]),
-        speed=speed,
-        sharing=sharing,
-    )
-
-
-def _find_calls(job: JobGraph, layout: FlatJob) -> Calls:
-    kinds = [op.collective.kind if isinstance(op, Communication) else None for op in job.ops]
-    is_pair = np.array([kind is CollectiveKind.SEND_RECV for kind in kinds], dtype=bool)
-    parts = []
-    for rank in range(job.rank_count):
-        program = job.program_of(rank)
-        tasks = np.flatnonzero(program.slot != PLAIN)
-        slots, sequences = program.slot[tasks], program.sequence[tasks]
-        groups = job.rank_group[rank, slots]
-        members = layout.g_member[groups] + sequences * layout.g_size[groups]
-        parts.append(
-            Calls(
-                task=layout.r_task[rank] + tasks,
-                rank=np.full(len(tasks), rank, dtype=np.int64),
-                lane=program.task_lanes()[tasks],
-                rendezvous=layout.g_rendezvous[groups] + sequences,
-                member=members + layout.r_position[rank, slots],
-                slows_kernels=~is_pair[program.op[tasks]],
-            )
+    reached = offsets(np.any(speed < 1, axis=1)[family])
+    lanes = []
+    for rank, first in enumerate(job.rank_rows()[:-1].tolist()):
+        lane_start = first + job.program_of(rank).lane_start.astype(np.int64)
+        bounds = np.column_stack(
+            [lane_start[:-1], lane_start[1:], np.full(len(lane_start) - 1, rank)]
         )
-    return Calls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        lanes.append(bounds[np.diff(reached[lane_start]) > 0])
+    slowing = np.stack([calls.task, calls.rank, calls.member])[:, calls.slows_kernels]
+    columns = np.ascontiguousarray(np.concatenate(lanes).T)
+    return KernelSlowdown(slowing, family, speed, *columns)
 
 
-def _slowed_lanes(
-    job: JobGraph, layout: FlatJob, is_slowed: NDArray[np.bool_]
-) -> tuple[Int64s, Int64s, Int64s]:
-    """First task, stop and rank of the lanes with a task that something could slow."""
-    firsts, stops, ranks = [], [], []
-    reached = offsets(is_slowed)
-    for rank in range(job.rank_count):
-        lane_start = layout.r_task[rank] + job.program_of(rank).lane_start
-        has_slowed = np.diff(reached[lane_start]) > 0
-        firsts.append(lane_start[:-1][has_slowed])
-        stops.append(lane_start[1:][has_slowed])
-        ranks.append(np.full(int(has_slowed.sum()), rank, dtype=np.int64))
-    return np.concatenate(firsts), np.concatenate(stops), np.concatenate(ranks)
-
-
-def find_overlaps(calls: CommIntervals, rank_count: int) -> OverlapTimeline:
+def find_overlaps(calls: Int64s, rank_count: int) -> OverlapTimeline:
     """What overlaps the kernels of each rank: moving bytes outweighs waiting.
 
-    From ready to start a collective waits for other ranks; its kernel is on the device already.
+    Rows of *calls* are ranks, and when collectives were ready, started and ended. From ready to
+    start a collective waits for other ranks; its kernel is on the device already.
     """
-    count = len(calls.rank)
-    moments = np.concatenate([calls.ready_ns, calls.start_ns, calls.start_ns, calls.end_ns])
-    ranks = np.tile(calls.rank, 4)
-    waiting = np.repeat(np.array([1, -1, 0, 0], dtype=np.int64), count)
-    moving = np.repeat(np.array([0, 0, 1, -1], dtype=np.int64), count)
+    rank, ready_ns, start_ns, end_ns = calls
+    moments = np.concatenate([ready_ns, start_ns, start_ns, end_ns])
+    ranks = np.tile(rank, 4)
+    waiting = np.repeat(np.array([1, -1, 0, 0], dtype=np.int64), len(rank))
+    moving = np.repeat(np.array([0, 0, 1, -1], dtype=np.int64), len(rank))
     order = np.lexsort((moments, ranks))
     # Every call ends, so sums are back at zero where the next rank begins.
     is_moving = np.cumsum(moving[order]) > 0
     is_waiting = np.cumsum(waiting[order]) > 0
     phase = np.where(is_moving, Phase.MOVING, np.where(is_waiting, Phase.WAITING, Phase.NONE))
-    edges = np.arange(rank_count + 1, dtype=ranks.dtype)
-    first = np.searchsorted(ranks[order], edges).astype(np.int64)
+    first = np.searchsorted(ranks[order], np.arange(rank_count + 1)).astype(np.int64)
     return OverlapTimeline(moments[order], phase.astype(np.int8), first)
-
-
-def slow_kernels(
-    flat: FlatCosts,
-    timeline: Timeline,
-    duration_ns: Int64s,
-    *,
-    calls: CommIntervals,
-    work_ns: Floats,
-) -> Floats:
-    """How much longer than *work_ns* every task of *timeline* takes while *calls* run."""
-    end_ns = np.ascontiguousarray(timeline.end_ns[:, 0])
-    kernels = KernelLanes(
-        *flat.lanes, end_ns - duration_ns, end_ns, work_ns, flat.family, flat.speed
-    )
-    lost_ns = np.zeros(len(work_ns))
-    _walk_lanes(kernels, find_overlaps(calls, flat.job.rank_count), lost_ns)
-    lost_ns[lost_ns < NOTICED_NS] = 0.0
-    return lost_ns
 
 
 @numba.njit(cache=True, nogil=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -23,10 +22,8 @@ from perfmodel.prediction.assumptions import list_assumptions
 from perfmodel.prediction.explain import explain
 from perfmodel.prediction.interference import (
     FoldedCosts,
-    SettledCosts,
     fold_costs,
-    hold_back,
-    leave_out,
+    settle_costs,
     settle_interference,
 )
 from perfmodel.prediction.loops import (
@@ -48,7 +45,6 @@ def predict(
 ) -> Prediction:
     """How long an iteration of *question* takes and, unless it asks for times alone, why."""
     clock, replay, recording = clock or PhaseClock(), executor.replay, question.recording
-    settle = _contention_of(question)
     loops: list[Loop] = []
     # An iteration of many equal micro-batches has two smaller jobs, and is extrapolated.
     for job in question.jobs:
@@ -57,7 +53,7 @@ def predict(
         with clock.phase("folding equal ranks", done=0.35):
             alone = fold_costs(priced, is_folded=recording is None)
         with clock.phase("modelling contention", done=0.4):
-            settled = settle(replay, alone)
+            settled = _settle(question, alone, replay)
         with clock.phase("replaying", done=0.45):
             if recording is None:
                 loops.append(find_loop(replay, alone, settled))
@@ -83,13 +79,16 @@ def price(question: Question, job: JobGraph) -> PricedJob:
     return price_job(job, cluster=question.cluster, stack=question.stack)
 
 
-def _contention_of(question: Question) -> Callable[[Replayer, FoldedCosts], SettledCosts]:
-    """The rule that decides how long tasks take that run at the same time."""
+def _settle(question: Question, alone: FoldedCosts, replay: Replayer) -> FoldedCosts:
+    """*alone* with what tasks that overlap cost each other; a recording has rules of its own."""
     if question.recording is not None:
-        return partial(hold_back, question.recording)
+        from perfmodel.recordings.hold_back import recorded_rules  # only recordings need it
+
+        job = alone.priced.job
+        return settle_costs(replay, alone, recorded_rules(job, question.recording.hold_rule(job)))
     if question.options.interference is Interference.LEFT_OUT:
-        return leave_out
-    return settle_interference
+        return alone
+    return settle_interference(replay, alone)
 
 
 def _whole(question: Question, loops: Sequence[Loop], of: Callable[[Loop], int]) -> int:
@@ -104,7 +103,7 @@ def _iteration_ns(question: Question, loops: Sequence[Loop], mode: Mode) -> int:
 def _draw(question: Question, loops: Sequence[Loop], replay: Replayer) -> tuple[float, ...]:
     """Times under drawn costs; those of a smaller job are kept in proportion."""
     options, loop = question.options, loops[0]
-    priced = loop.settled.folded.priced
+    priced = loop.settled.priced
     if not options.samples or not priced.relative_sigma.any():
         return ()
     times_ns = replay_samples(
@@ -147,7 +146,7 @@ def _explain(question: Question, loops: Sequence[Loop], replay: Replayer) -> Rea
     def lost_ns(loop: Loop) -> int:
         if not loop.settled.has_losses:
             return 0
-        undisturbed = find_loop(replay, loop.alone, leave_out(replay, loop.alone))
+        undisturbed = find_loop(replay, loop.alone, loop.alone)
         return loop.iteration_ns(mode) - undisturbed.iteration_ns(mode)
 
     loss = InterferenceLoss(_whole(question, loops, lost_ns), loops[0].settled.rounds)

@@ -20,9 +20,8 @@ from perfmodel.recordings.recorded_job import RecordedJob
 from perfmodel.recordings.recording_info import describe_recording
 from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
 from perfmodel.stacks.capabilities import Execution
-from perfmodel.whatif.compiling import Compile
+from perfmodel.whatif.compiling import compile_job
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, is_pinned
-from perfmodel.whatif.scaling_out import ChangeMachine
 from topologies import find_machine
 
 NO_MEMORY = "Memory is not checked: a saved job does not state what its ranks need."
@@ -105,7 +104,7 @@ def open_job(scenario: JobScenario, *, is_distributed: bool = False) -> Question
     cluster, loaded = machine.cluster(job.rank_count), machine.load_stack()
     if job.facts.stack and loaded.execution is Execution.COMPILED:
         # The job is eager code, whatever it says; one made for a compiled stack names none.
-        job = Compile().apply(job)
+        job = compile_job(job)
     return replace(
         question,
         job=job,
@@ -183,15 +182,17 @@ def move_question(question: Question, scenario: JobScenario) -> Question:
         assumptions = (*assumptions, about_machine(question.job))
     assert scenario.topology is not None
     stack = scenario.stack or DEFAULT_STACK
-    wish = ChangeMachine(topology=scenario.topology, was=was, hosts=scenario.hosts, stack=stack)
     target = PricingMachine(scenario.topology, scenario.hosts, stack)
     hosts = target.cluster(question.job.rank_count).host_count
     if question.recording is None:
         question = replace(question, job=with_own_origins(question.job))
     text = f"machine:topology={scenario.topology},was={was}"
-    # Imported here: it imports every what-if.
+    # Imported here: they import every what-if.
     from perfmodel.prediction.changing import apply_change
+    from perfmodel.whatif.parsing import build_transformation
 
+    stated = {"topology": scenario.topology, "was": was, "hosts": scenario.hosts, "stack": stack}
+    wish = build_transformation("machine", stated)
     moved, applied = apply_change(question, wish, name=text, force=scenario.force)
     return replace(
         moved,

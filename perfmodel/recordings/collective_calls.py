@@ -19,7 +19,8 @@ import numpy as np
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
-from perfmodel.recordings.operator_calls import OperatorCall, call_of_detail, whole_number
+from perfmodel.graph.calls import OperatorCall
+from perfmodel.recordings.operator_calls import call_of_detail, whole_number
 from perfmodel.recordings.rank_view import NO_OPERATOR, RankView
 from traces.trace import Category
 

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perfmodel.base.errors import TraceError
-from perfmodel.graph.builder import Dependency, JobBuilder, ProgramBuilder
+from perfmodel.graph.builder import JobBuilder, ProgramBuilder
+from perfmodel.graph.issuing import Issuer
 from perfmodel.graph.job import JobFacts, JobGraph, Origin
-from perfmodel.graph.ops import Communication, Fixed, HostPart, HostSpan, HostWork
+from perfmodel.graph.ops import Communication, Fixed, HostSpan, HostWork
 from perfmodel.graph.program import PLAIN, LaneKind, Program
+from perfmodel.graph.rendezvous import PeerCall, PeerGroups, group_peers
 from perfmodel.recordings.issued_work import Issued, Launched, read_issued
-from perfmodel.recordings.matching import PeerGroups, group_peers
 from perfmodel.recordings.recorded_job import SCHEMA_VERSION, rank_parts
 from perfmodel.recordings.trace_stats import known_share
 from traces.execution_trace import ExecutionTrace
@@ -124,30 +125,13 @@ def _by_rank(name: str, traces: Sequence[ExecutionTrace]) -> list[ExecutionTrace
     return sorted(traces, key=lambda trace: trace.rank)
 
 
-@dataclass(slots=True)
-class _Thread:
-    """A host thread while it is written: its next host span, and what that waits for."""
-
-    lane: int
-    pieces: list[HostWork] = field(default_factory=list)
-    awaited: list[Dependency | int] = field(default_factory=list)
-
-    def add(self, operator: str, part: HostPart) -> None:
-        """Append host work to the next span."""
-        self.pieces.append(HostWork(operator, part))
-
-
-class _ExecutedRankWriter:
+class _ExecutedRankWriter(Issuer):
     """Writes what one rank issued to host threads and streams."""
 
-    def __init__(self, builder: ProgramBuilder, peers: PeerGroups) -> None:
-        self.builder, self.peers = builder, peers
-        self.collectives = peers.iter_collectives()
-        self.threads: dict[int, _Thread] = {}
-        self.compute = builder.add_lane("compute stream", LaneKind.COMPUTE)
-        self.awaited: list[Dependency | int] = []
-        self.last_compute: int | None = None
-        self.lanes: dict[str, int] = {}
+    def __init__(self, program: ProgramBuilder, peers: PeerGroups) -> None:
+        super().__init__(program)
+        self.peers, self.collectives = peers, peers.iter_collectives()
+        self.compute = self.add_lane("compute stream", LaneKind.COMPUTE)
         self.task_of_key: dict[int, int] = {}
         self.task_of_storage: dict[int, int] = {}
         self.has_waits = False
@@ -157,91 +141,53 @@ class _ExecutedRankWriter:
         self.has_waits = any(
             launch.awaited_key is not None for one in issued for launch in one.launches
         )
-        current: _Thread | None = None
         for one in issued:
-            if one.thread not in self.threads:
-                lane = self.builder.add_lane(f"thread {one.thread}", LaneKind.HOST)
-                self.threads[one.thread] = _Thread(lane)
-            thread = self.threads[one.thread]
-            if current is not None and thread is not current:
-                current.add("hand_over", HostPart.BETWEEN_OPERATORS)
-                thread.awaited.append(self._flush(current, Origin("hand_over", span=one.span)))
-            current = thread
-            self._issue(thread, one)
-        for thread in self.threads.values():
-            if thread.pieces:
-                self._flush(thread, Origin("end of iteration"))
-        return self.builder.build()
+            thread = self.lane(f"thread {one.thread}", LaneKind.HOST)
+            self.switch(thread, label="hand_over", origin=Origin("hand_over", span=one.span))
+            self._issue(one)
+        return self.finish()
 
-    def _issue(self, thread: _Thread, one: Issued) -> None:
-        kernels = [launch for launch in one.launches if launch.works or launch.peer]
-        thread.add(one.operator, HostPart.BETWEEN_OPERATORS)
-        thread.add(one.operator, HostPart.BEFORE_LAUNCH if kernels else HostPart.BETWEEN_LAUNCHES)
+    def _issue(self, one: Issued) -> None:
+        has_kernels = any(launch.works or launch.peer for launch in one.launches)
+        if has_kernels:
+            self.begin(one.operator)
+        else:
+            self.note(one.operator)
         for launch in one.launches:
-            if launch.awaited_key is None:
-                if launch is not kernels[0]:
-                    thread.add(one.operator, HostPart.BETWEEN_LAUNCHES)
-                self._launch(thread, one, launch)
-            elif launch.awaited_key in self.task_of_key:
-                self.awaited.append(self.task_of_key[launch.awaited_key])
-        if kernels:
-            thread.add(one.operator, HostPart.AFTER_LAUNCH)
+            origin = Origin(launch.operator, span=one.span)
+            if launch.awaited_key is not None:
+                self.hold(self.compute, self.task_of_key.get(launch.awaited_key))
+            elif launch.peer is not None:
+                self._communicate(launch, launch.peer, origin)
+            else:
+                self._compute(launch, origin)
+        if has_kernels:
+            self.end()
 
-    def _launch(self, thread: _Thread, one: Issued, launch: Launched) -> None:
-        origin = Origin(launch.operator, span=one.span)
-        thread.add(one.operator, HostPart.LAUNCH)
-        started = self._flush(thread, origin)
-        if launch.peer is not None:
-            self._communicate(started, launch, origin)
-            return
-        task = -1
-        for work in launch.works:
-            task = self.builder.add_task(
-                self.compute,
-                work,
-                label=launch.operator,
-                origin=origin,
-                after=[started, *self._awaited_by(launch)],
-            )
-        self.last_compute = task
-        if launch.is_blocking:
-            thread.add("synchronize", HostPart.WAIT)
-            thread.awaited.append(task)
-            self._flush(thread, origin)
-
-    def _awaited_by(self, launch: Launched) -> list[Dependency | int]:
-        awaited, self.awaited = self.awaited, []
+    def _compute(self, launch: Launched, origin: Origin) -> None:
         if not self.has_waits:
             # Without explicit waits in the trace, the next use of the memory waits.
             found = {self.task_of_storage.pop(block, None) for block in launch.storages}
-            awaited += sorted(task for task in found if task is not None)
-        return awaited
+            self.hold(self.compute, *sorted(task for task in found if task is not None))
+        label = launch.operator
+        task = self.launch(*launch.works, stream=self.compute, label=label, origin=origin)
+        if launch.is_blocking:
+            self.synchronize(task, label=label, origin=origin)
 
-    def _communicate(self, started: int, launch: Launched, origin: Origin) -> None:
-        peer = launch.peer
-        assert peer is not None
+    def _communicate(self, launch: Launched, peer: PeerCall, origin: Origin) -> None:
         if peer.group not in self.collectives:
+            # The host calls it; what it does on the device is not known.
+            self.launch(stream=self.compute, label=launch.operator, origin=origin)
             return
         collective = next(self.collectives[peer.group])
-        if peer.group not in self.lanes:
-            lane = self.builder.add_lane(f"stream of group {peer.group}", LaneKind.COMMUNICATION)
-            self.lanes[peer.group] = lane
-        after = [started] if self.last_compute is None else [started, self.last_compute]
-        task = self.builder.add_rendezvous(
-            self.lanes[peer.group],
+        stream = self.lane(f"stream of group {peer.group}", LaneKind.COMMUNICATION)
+        self.hold(stream, self.compute.last_task)
+        task = self.launch(
             Communication(collective),
+            stream=stream,
             label=collective.kind.value,
             slot=self.peers.slot_of(peer.group),
             origin=origin,
-            after=after,
         )
         self.task_of_key[peer.key] = task
         self.task_of_storage |= dict.fromkeys(launch.storages, task)
-
-    def _flush(self, thread: _Thread, origin: Origin) -> int:
-        span = HostSpan(tuple(thread.pieces))
-        task = self.builder.add_task(
-            thread.lane, span, label=origin.operator, origin=origin, after=thread.awaited
-        )
-        thread.pieces, thread.awaited = [], []
-        return task

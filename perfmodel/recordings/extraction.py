@@ -25,7 +25,7 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.writing import write_csv
 from perfmodel.graph.ops import Gemm, HostPart
 from perfmodel.recordings.collective_calls import find_collective_calls
-from perfmodel.recordings.matching import match_collectives, transfer_ns
+from perfmodel.recordings.rank_clocks import match_collectives, transfer_ns
 from perfmodel.recordings.rank_view import CallKind, Int64s, RankView, view_rank
 from perfmodel.recordings.task_work import WorkReader
 from traces.job_trace import JobTrace
@@ -190,7 +190,7 @@ def _gemm_lines(name: str, views: Sequence[RankView]) -> list[Line]:
 
 def _collective_lines(traces: JobTrace, views: Sequence[RankView], topology: str) -> list[Line]:
     lengths: dict[tuple[int, str, int, str], list[int]] = {}
-    for group in match_collectives([find_collective_calls(view) for view in views]):
+    for group in match_collectives(views, [find_collective_calls(view) for view in views]):
         for number, call in enumerate(group.calls[0]):
             if call.collective is not None:
                 dtype = call.collective.dtype

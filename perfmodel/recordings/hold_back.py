@@ -2,8 +2,8 @@
 
 While blocks of a kernel still wait for a multiprocessor, no block of another stream gets one, so
 the kernel holds back other streams until its last wave. Which kernel delays which depends on when
-they are ready: a replay shows it, the holds become dependencies of the next replay, until nothing
-changes. Allocations that overlap on a host are slowed down in the same rounds (see `throttle`).
+they are ready: a replay shows it, and the rule delays tasks of the next replay (see
+`perfmodel.engine.settle`). Allocations that overlap on a host are slowed down in the same rounds.
 
 Leaves out: how much of the device the last wave leaves free. High-priority streams are exempt; a
 trace does not name them, but their start times show them.
@@ -14,19 +14,20 @@ Source: recorded V100 traces, where kernels held on the main and NCCL streams st
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.engine.replay import Replay, Replayer, replay
+from perfmodel.engine.replay import replay
+from perfmodel.engine.settle import Effects, Round, Rule, Rules, settle
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import Anchor, Int64s, Program
 from perfmodel.recordings.rank_view import RankView
-from perfmodel.recordings.recorded_job import rank_parts, with_programs
-from perfmodel.recordings.throttle import allocations_by_host, throttled_ns
+from perfmodel.recordings.recorded_job import rank_parts
+from perfmodel.recordings.throttle import SharedDriver, allocations_by_host
 
 _BLOCKS_PER_MULTIPROCESSOR = 32
 _THREADS_OF_A_WARP = 32
@@ -105,84 +106,36 @@ _NO_HOLDS = np.empty((0, 3), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeldReplay:
-    """When every task started and ended, how long it took, and whether all that had settled."""
-
-    start_ns: Int64s
-    end_ns: Int64s
-    graph: JobGraph
-    replay: Replay
-    durations: DurationTable
-    rounds: int
-    unsettled: int
-    moved_ns: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class HoldRule:
     """By row: the share of its time in which a task holds back others, and which can be held."""
 
     ratio: NDArray[np.float64]
     can_be_held: NDArray[np.bool_]
 
-    def part(self, rows: slice) -> HoldRule:
-        """The rule for some *rows*."""
-        return HoldRule(self.ratio[rows], self.can_be_held[rows])
+    def __call__(self, last: Round, found: Effects) -> None:
+        """Delay the tasks that were ready while a kernel held them back."""
+        for rank, (program, rows) in enumerate(rank_parts(last.undelayed)):
+            rule = HoldRule(self.ratio[rows], self.can_be_held[rows])
+            holds = _find_holds(program, last.start_ns[rows], last.end_ns[rows], rule)
+            if len(holds):
+                found.delays[rank] = holds
 
 
-def replay_in_process(job: JobGraph, durations: DurationTable, iterations: int) -> Replay:
-    """The replayer that needs no workers."""
-    return replay(job, durations, iterations=iterations)
+def recorded_rules(graph: JobGraph, hold: HoldRule) -> Rules:
+    """What tasks of a recording do to each other: *hold* back, and share the drivers of hosts."""
+    rules: list[Rule] = [hold] if (hold.ratio > 0).any() else []
+    rules += [SharedDriver(*calls) for calls in allocations_by_host(graph)]
+    return Rules(rules, rounds=MAX_ROUNDS, iterations=1, noticed_ns=_SETTLED_NS)
 
 
-def replay_held(
-    graph: JobGraph,
-    durations: DurationTable,
-    rule: HoldRule,
-    *,
-    replayer: Replayer = replay_in_process,
-) -> HeldReplay:
-    """Replay one pass of *graph* with kernels that hold back others as *rule* says.
+def replay_held(graph: JobGraph, durations: DurationTable, hold: HoldRule) -> Round:
+    """Replay one pass of *graph* with kernels that hold back others as *hold* says.
 
     Allocations that overlap on a host share its driver.
     """
-    ranks, parts = range(graph.rank_count), rank_parts(graph)
-    own_ns = np.concatenate([durations.of_rank(graph, rank)[:, 0] for rank in ranks])
-    allocations = allocations_by_host(graph)
-    lengths_ns, held = own_ns, graph
-    holds = [_NO_HOLDS for _ in ranks]
-    played = replayer(graph, durations, 1)
-    end_ns = played.last.end_ns[:, 0]
-    rounds, unsettled, moved_ns = 1, 0, 0
-    while rounds < MAX_ROUNDS and ((rule.ratio > 0).any() or allocations):
-        start_ns = end_ns - lengths_ns
-        found = [
-            _find_holds(program, start_ns[rows], end_ns[rows], rule.part(rows))
-            for program, rows in parts
-        ]
-        slowed_ns = own_ns.copy()
-        for calls, rank_of_call in allocations:
-            times = (start_ns[calls], end_ns[calls], own_ns[calls])
-            slowed_ns[calls] = throttled_ns(*times, rank_of_call)
-        unsettled = sum(
-            len({tuple(hold) for hold in new.tolist()} ^ {tuple(hold) for hold in old.tolist()})
-            for new, old in zip(found, holds, strict=True)
-        )
-        unsettled += int((np.abs(slowed_ns - lengths_ns) > _SETTLED_NS).sum())
-        if not unsettled:
-            break
-        holds, lengths_ns, before_ns = found, slowed_ns, int(end_ns.max())
-        # Holds differ between ranks, so each rank gets a program and durations of its own.
-        programs = (_with_holds(parts[rank][0], holds[rank]) for rank in ranks)
-        held = with_programs(graph, programs)
-        values_ns = np.ascontiguousarray(lengths_ns[:, None])
-        durations = DurationTable(values_ns, graph.rank_rows()[:-1].astype(np.int64))
-        played = replayer(held, durations, 1)
-        end_ns = played.last.end_ns[:, 0]
-        moved_ns = int(end_ns.max()) - before_ns
-        rounds += 1
-    start_ns = end_ns - lengths_ns
-    return HeldReplay(start_ns, end_ns, held, played, durations, rounds, unsettled, moved_ns)
+    own_ns = [durations.of_rank(graph, rank)[:, 0] for rank in range(graph.rank_count)]
+    alone_ns = np.concatenate(own_ns).astype(np.float64)
+    return settle(replay, graph, alone_ns, recorded_rules(graph, hold))
 
 
 def exempt_tasks(
@@ -204,28 +157,6 @@ def exempt_tasks(
         if len(ratios) >= _EVIDENT_COUNT and (ratios < _HELD_RATIO).mean() > _EXEMPT_RATIO:
             exempt |= lanes == lane
     return exempt
-
-
-def _with_holds(program: Program, holds: Int64s) -> Program:
-    """*program* with *holds* as dependencies on the start of the kernels that hold."""
-    if not len(holds):
-        return program
-    own = np.repeat(np.arange(program.task_count), np.diff(program.dep_start))
-    tasks = np.concatenate([own, holds[:, 0]])
-    order = np.argsort(tasks, kind="stable")
-    counts = np.bincount(tasks, minlength=program.task_count)
-    added = {
-        "dep_task": holds[:, 1].astype(np.int32),
-        "dep_anchor": np.full(len(holds), int(Anchor.START), dtype=np.uint8),
-        "dep_distance": np.zeros(len(holds), dtype=np.uint8),
-        "dep_lag_ns": holds[:, 2],
-    }
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(program, name), values])[order]
-        for name, values in added.items()
-    }
-    dep_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return replace(program, dep_start=dep_start, **columns)
 
 
 def _find_holds(program: Program, start_ns: Int64s, end_ns: Int64s, rule: HoldRule) -> Int64s:

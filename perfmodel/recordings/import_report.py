@@ -12,6 +12,7 @@ import numpy as np
 
 from perfmodel.base.units import format_duration
 from perfmodel.recordings.host_chain import StepKind
+from perfmodel.recordings.rank_clocks import MatchedGroup
 from perfmodel.recordings.rank_program import RankFindings
 from perfmodel.recordings.rank_view import RankView
 from perfmodel.recordings.recorded_job import RankReport
@@ -68,9 +69,12 @@ def describe_missing(traces: JobTrace) -> str:
     return f"{traces.missing_count} of {traces.world_size} ranks are not recorded ({named}{more})"
 
 
-def find_job_faults(findings: Sequence[RankFindings]) -> tuple[str, ...]:
+def find_job_faults(
+    findings: Sequence[RankFindings], groups: Sequence[MatchedGroup]
+) -> tuple[str, ...]:
     """Faults that only a comparison of ranks shows: missing kernels or missing partners."""
-    sentences = []
+    lost = {group.name: group.lost for group in groups if group.lost}
+    sentences = list(lost.values())
     typical = float(np.median([len(of_rank.view.device) for of_rank in findings]))
     for of_rank in findings:
         view, rank = of_rank.view, of_rank.view.trace.rank
@@ -82,7 +86,11 @@ def find_job_faults(findings: Sequence[RankFindings]) -> tuple[str, ...]:
                 f"rank {rank} has {count} device tasks, other ranks {round(typical)}: "
                 "its trace is incomplete"
             )
-        own = [call for call in of_rank.collectives if call.ranks is None or len(call.ranks) > 1]
+        own = [
+            call
+            for call in of_rank.collectives
+            if call.group not in lost and (call.ranks is None or len(call.ranks) > 1)
+        ]
         lone = sum(call.task not in of_rank.members for call in own)
         # The edge of the window cuts off a few partners.
         is_many = lone > max(_MOST_LONE_RATIO * len(own), 2) or (own and lone == len(own))

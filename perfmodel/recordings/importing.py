@@ -17,6 +17,7 @@ import numpy as np
 
 from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import TraceError
+from perfmodel.engine.settle import Round
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.program import Role
@@ -27,7 +28,7 @@ from perfmodel.recordings.collective_calls import (
     profiler_steps,
     step_ends,
 )
-from perfmodel.recordings.hold_back import HeldReplay, ready_ns_of
+from perfmodel.recordings.hold_back import ready_ns_of
 from perfmodel.recordings.host_chain import build_host_chain, with_unshared_allocations
 from perfmodel.recordings.import_report import (
     describe_missing,
@@ -36,7 +37,8 @@ from perfmodel.recordings.import_report import (
     report_rank,
 )
 from perfmodel.recordings.kernel_estimates import estimate_collective, estimating_device
-from perfmodel.recordings.matching import (
+from perfmodel.recordings.operator_calls import link_rows
+from perfmodel.recordings.rank_clocks import (
     MatchedGroup,
     check_overlap,
     match_collectives,
@@ -44,7 +46,6 @@ from perfmodel.recordings.matching import (
     root_of,
     transfer_ns,
 )
-from perfmodel.recordings.operator_calls import link_rows
 from perfmodel.recordings.rank_program import (
     Arrival,
     Member,
@@ -77,7 +78,7 @@ def import_job(traces: JobTrace) -> RecordedJob:
     executed = {trace.rank: trace for trace in traces.executed}
     linked = [link_rows(view, executed.get(view.trace.rank)) for view in views]
     calls = [find_collective_calls(view, rows) for view, rows in zip(views, linked, strict=True)]
-    groups = match_collectives(calls)
+    groups = match_collectives(views, calls)
     offsets_ns = _offsets_ns(views, groups)
     views = [view.shifted(offset) for view, offset in zip(views, offsets_ns, strict=True)]
     impossible = [check_overlap(views, group) for group in groups]
@@ -106,7 +107,7 @@ def import_job(traces: JobTrace) -> RecordedJob:
                 findings[rank].members[task] = Member(slot, lengths_ns[member], role)
     for of_rank in findings:
         of_rank.arrivals.update(_find_arrivals(of_rank))
-    faults = (*find_job_faults(findings), *(fault for fault in impossible if fault))
+    faults = (*find_job_faults(findings, groups), *(fault for fault in impossible if fault))
     report = ImportReport(
         ranks=tuple(map(report_rank, findings, offsets_ns)),
         rendezvous=sum(group.count for group in groups),
@@ -212,11 +213,11 @@ def _find_arrivals(of_rank: RankFindings) -> dict[int, Arrival]:
 
 
 def _with_waits(
-    findings: Sequence[RankFindings], programs: Sequence[RankProgram], held: HeldReplay
+    findings: Sequence[RankFindings], programs: Sequence[RankProgram], held: Round
 ) -> list[RankFindings]:
     """*findings* with how much later others arrived in the replay *held* of *programs*."""
     changed = []
-    parts = rank_parts(held.graph)
+    parts = rank_parts(held.job)
     for of_rank, built, (program, rows) in zip(findings, programs, parts, strict=True):
         lag_ns = program.dep_lag_ns.copy()
         for task, arrival in of_rank.arrivals.items():

@@ -7,23 +7,21 @@ more than change a view.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from collectives.collective import CollectiveKind
-from perfmodel.base.documents import load_yaml
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.ops import Convolution, Copy, CopyRoute, Pass, Work
+from perfmodel.graph.calls import OperatorCall, launches_nothing
+from perfmodel.graph.operators import works_of_call
+from perfmodel.graph.ops import Copy, CopyRoute, Work
+from perfmodel.graph.rendezvous import PeerCall
 from perfmodel.recordings.collective_calls import WORLD, dtype_of_word, kind_of_name
-from perfmodel.recordings.matching import PeerCall
-from perfmodel.recordings.operator_calls import OperatorCall, call_of_operator, whole_number
-from perfmodel.recordings.operator_work import gradient_of_weights, work_of_call
+from perfmodel.recordings.operator_calls import call_of_operator, whole_number
 from traces.execution_trace import ExecutedOperator, ExecutionTrace
 
 _COMMUNICATION = "record_param_comms"
 _SCALAR = "_local_scalar_dense"
 _AUTOGRAD = "autograd::engine::evaluate_function: "
 _NO_SPANS = ("ProfilerStep", "nccl:", "[pytorch|")
-_NO_KERNEL = frozenset(load_yaml(Path(__file__).with_suffix(".yaml"))["no_kernel"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,7 @@ class _OperatorTree:
         name, word = operator.name, operator.name.rsplit("::", 1)[-1]
         if name.startswith("nccl:"):
             return not self.is_named
-        if not _is_operator(operator) or name.startswith(_AUTOGRAD) or word in _NO_KERNEL:
+        if not _is_operator(operator) or name.startswith(_AUTOGRAD) or launches_nothing(word):
             return False
         if not operator.attributes.get("op_schema") and "::" not in name:
             # Views in the backward pass; an extension that computes something also allocates.
@@ -156,13 +154,8 @@ def _launched(operator: ExecutedOperator) -> Launched | None:
         is_pinned = len(operator.inputs) > 2 and operator.inputs[2].value is True
         copy = Copy(route, call.tensors[1].size_bytes, is_pinned=is_pinned)
         return Launched(operator.name, (copy,), is_blocking=not is_pinned, storages=storages)
-    work = work_of_call(call)
-    if work is None:
-        return None
-    works: tuple[Work, ...] = (work,)
-    if isinstance(work, Convolution) and work.direction is Pass.BACKWARD:
-        works = (work, gradient_of_weights(work))
-    return Launched(operator.name, works, storages=storages)
+    works = works_of_call(call)
+    return Launched(operator.name, works, storages=storages) if works else None
 
 
 def _communication(operator: ExecutedOperator) -> Launched | None:

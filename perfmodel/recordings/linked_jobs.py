@@ -16,15 +16,16 @@ from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import TraceError
 from perfmodel.graph.builder import JobBuilder, ProgramBuilder
+from perfmodel.graph.issuing import Issuer
 from perfmodel.graph.job import JobFacts, Origin
+from perfmodel.graph.operators import works_of_call
 from perfmodel.graph.ops import Communication, Fixed, HostPart, HostWork, MemoryBound, Op, Work
-from perfmodel.graph.program import LaneKind, Program
+from perfmodel.graph.program import PLAIN, LaneKind, Program
+from perfmodel.graph.rendezvous import PeerCall, PeerGroups, group_peers
 from perfmodel.recordings.collective_calls import WORLD, dtype_of_word, kind_of_name
 from perfmodel.recordings.executed_jobs import ExecutedJob, uneven_faults
 from perfmodel.recordings.kernel_estimates import estimate_work, estimating_device, is_gemm_kernel
-from perfmodel.recordings.matching import PeerCall, PeerGroups, group_peers
 from perfmodel.recordings.operator_calls import call_of_operator, whole_number
-from perfmodel.recordings.operator_work import work_of_call
 from perfmodel.recordings.rank_program import COLLECTIVE, COUNTED_WORK, ESTIMATED_WORK
 from perfmodel.recordings.rank_view import is_communication
 from traces.chakra import ChakraKind, ChakraOperation, ChakraTrace
@@ -104,7 +105,8 @@ def _from_executed(one: ExecutedOperator, around: str) -> LinkedOperation:
 
 def _main_work(kernel: ExecutedOperator, operator: str) -> Work | None:
     """The work of *operator* with the tensors of *kernel*, if that is its main kernel."""
-    work = work_of_call(replace(call_of_operator(kernel), name=operator))
+    works = works_of_call(replace(call_of_operator(kernel), name=operator))
+    work = works[0] if works else None
     return work if isinstance(work, MemoryBound) or is_gemm_kernel(kernel.name) else None
 
 
@@ -214,21 +216,21 @@ def _shortest_ns(ranks: Sequence[Sequence[LinkedOperation]]) -> dict[str, list[i
     return shortest
 
 
-class _LinkedRankWriter:
+class _LinkedRankWriter(Issuer):
     """Writes the operations of one rank."""
 
     def __init__(
         self,
         operations: Sequence[LinkedOperation],
-        builder: ProgramBuilder,
+        program: ProgramBuilder,
         peers: PeerGroups,
         shortest_ns: dict[str, list[int]],
     ) -> None:
-        self.operations, self.builder, self.peers = operations, builder, peers
+        super().__init__(program)
+        self.operations, self.peers = operations, peers
         self.collectives = peers.iter_collectives()
         self.shortest_ns = {group: iter(lengths) for group, lengths in shortest_ns.items()}
         self.has_times = any(one.duration_ns for one in operations if one.is_on_device)
-        self.lanes: dict[str, int] = {}
         self.tasks: dict[int, int] = {}
         self.device = estimating_device([])
 
@@ -250,19 +252,14 @@ class _LinkedRankWriter:
                     # A wait for a later operation of its own lane would be a cycle.
                     if source < one.number:
                         task = self.tasks[one.number]
-                        self.builder.add_dependency(task, self.tasks[source])
-        return self.builder.build()
+                        self.program.add_dependency(task, self.tasks[source])
+        return self.finish()
 
-    def _add(self, one: LinkedOperation, kind: LaneKind, op: Op, slot: int | None = None) -> None:
+    def _add(self, one: LinkedOperation, kind: LaneKind, op: Op, slot: int = PLAIN) -> None:
         """Add *one* to its lane, as a member of communicator *slot* if there is one."""
-        if one.lane not in self.lanes:
-            self.lanes[one.lane] = self.builder.add_lane(one.lane, kind)
-        lane, origin = self.lanes[one.lane], Origin(one.name)
-        if slot is None:
-            task = self.builder.add_task(lane, op, label=one.name, origin=origin)
-        else:
-            task = self.builder.add_rendezvous(lane, op, label=one.name, slot=slot, origin=origin)
-        self.tasks[one.number] = task
+        self.tasks[one.number] = self.put(
+            self.lane(one.lane, kind), op, label=one.name, slot=slot, origin=Origin(one.name)
+        )
 
     def _add_device(self, one: LinkedOperation) -> None:
         if one.peer is None:

@@ -10,75 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from perfmodel.base.dtypes import DType
+from perfmodel.graph.calls import OperatorCall, Tensor, dtype_of
 from perfmodel.recordings.rank_view import RankView
 from traces.execution_trace import Argument, ExecutedOperator, ExecutionTrace
 from traces.trace import Category
 
-_DTYPES = {
-    "float": DType.FP32,
-    "double": DType.FP64,
-    "c10::Half": DType.FP16,
-    "c10::BFloat16": DType.BF16,
-    **{f"c10::Float8_{kind}": DType.FP8 for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")},
-    **dict.fromkeys(("long", "long int"), DType.INT64),
-    "int": DType.INT32,
-    **dict.fromkeys(("bool", "unsigned char", "signed char", "char"), DType.INT8),
-}
-"""Formats as C++ spells them; `Int` and `Bool` with a capital are no tensors."""
 _MOST_VALUES = 2**48
 """More values than any memory holds: larger shapes are damage, not work."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """The shape and number format of a tensor."""
-
-    shape: tuple[int, ...]
-    dtype: DType
-    is_on_host: bool = False
-
-    @property
-    def count(self) -> int:
-        """Number of values."""
-        return math.prod(self.shape)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all values."""
-        return self.count * self.dtype.size_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorCall:
-    """An operator and its arguments: the tensors of each, and its value if it has one.
-
-    *results* are the output tensors, None if unknown.
-    """
-
-    name: str
-    arguments: tuple[tuple[Tensor, ...], ...]
-    values: tuple[Any, ...] = ()
-    results: tuple[Tensor, ...] | None = None
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All input tensors."""
-        return tuple(tensor for argument in self.arguments for tensor in argument)
-
-    def tensor(self, place: int, *, rank: int = 0) -> Tensor | None:
-        """The one tensor in argument *place*, if it has *rank* dimensions (0 is any number)."""
-        if place >= len(self.arguments) or len(self.arguments[place]) != 1:
-            return None
-        found = self.arguments[place][0]
-        return found if not rank or len(found.shape) == rank else None
-
-    def value(self, place: int) -> Any:
-        """The value of argument *place*, None if unknown."""
-        return self.values[place] if place < len(self.values) else None
 
 
 def parse_tensors(shape: Any, kind: Any, *, is_on_host: bool = False) -> tuple[Tensor, ...]:
@@ -89,14 +29,14 @@ def parse_tensors(shape: Any, kind: Any, *, is_on_host: bool = False) -> tuple[T
     """
     inner = re.findall(r"Tensor\(([^()]*)\)", str(kind))
     words = inner if inner or str(kind).startswith("GenericList") else [str(kind)]
-    dtypes = [_DTYPES[word.strip()] for word in words if word.strip() in _DTYPES]
+    dtypes = [dtype for word in words if (dtype := dtype_of(word.strip())) is not None]
     if not isinstance(shape, list) or not dtypes or len(dtypes) < len(words):
         return ()
     shapes = shape if shape and all(isinstance(inner, list) for inner in shape) else [shape]
     if len(dtypes) == 1:
         dtypes *= len(shapes)
     found = [
-        Tensor(tuple(extents), dtype, is_on_host)
+        Tensor(tuple(extents), dtype, math.prod(extents) * dtype.size_bytes, is_on_host)
         for extents, dtype in zip(shapes, dtypes, strict=False)
         if all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in extents)
         and math.prod(extents) <= _MOST_VALUES
@@ -117,7 +57,7 @@ def call_of_detail(name: str, detail: Mapping[str, Any]) -> OperatorCall | None:
     return OperatorCall(
         name=name,
         arguments=tuple(parse_tensors(shape, kind) for shape, kind in arguments),
-        values=tuple(values) if isinstance(values, list) else (),
+        values=dict(enumerate(values)) if isinstance(values, list) else {},
     )
 
 
@@ -127,9 +67,11 @@ def call_of_operator(operator: ExecutedOperator) -> OperatorCall:
     return OperatorCall(
         name=operator.name,
         arguments=tuple(_tensors(argument) for argument in operator.inputs),
-        values=tuple(
-            None if "Tensor(" in argument.kind else argument.value for argument in operator.inputs
-        ),
+        values={
+            place: argument.value
+            for place, argument in enumerate(operator.inputs)
+            if "Tensor(" not in argument.kind
+        },
         results=results or None,
     )
 

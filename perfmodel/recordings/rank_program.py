@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.graph.builder import Dependency, ProgramBuilder
+from perfmodel.graph.calls import OperatorCall
+from perfmodel.graph.issuing import Issuer, OpenLane
 from perfmodel.graph.job import Origin
 from perfmodel.graph.ops import ESTIMATED, Communication, Fixed, HostPart, HostWork
-from perfmodel.graph.program import Anchor, LaneKind, Program, Role
+from perfmodel.graph.program import PLAIN, Anchor, LaneKind, Program, Role
 from perfmodel.recordings.collective_calls import CollectiveCall
 from perfmodel.recordings.hold_back import HoldRule, can_be_held, exempt_tasks, hold_ratios
 from perfmodel.recordings.host_chain import HostChain, StepKind
-from perfmodel.recordings.operator_calls import OperatorCall
 from perfmodel.recordings.rank_view import NO_OPERATOR, Int64s, RankView
 from perfmodel.recordings.stream_edges import Edge
 from perfmodel.recordings.task_work import WorkReader
@@ -100,18 +101,19 @@ def build_rank_program(findings: RankFindings, builder: ProgramBuilder) -> RankP
     writer.add_device_tasks()
     writer.connect_host_steps()
     writer.connect_device_tasks()
-    return writer.finish()
+    return writer.as_recorded()
 
 
-class _RecordedRankWriter:
+class _RecordedRankWriter(Issuer):
     """Adds all tasks before any dependency, because waits point both ways."""
 
-    def __init__(self, findings: RankFindings, builder: ProgramBuilder) -> None:
-        self.findings, self.builder, self.view = findings, builder, findings.view
+    def __init__(self, findings: RankFindings, program: ProgramBuilder) -> None:
+        super().__init__(program)
+        self.findings, self.view = findings, findings.view
         self.recorded_starts = {"first call of a chain": 0, "work launched before the window": 0}
         self.ranges, self.modules = self.view.ranges_of_calls(), self.view.modules_of_calls()
-        lane = builder.add_lane("window", LaneKind.HOST)
-        self.origin = builder.add_task(lane, Fixed("window", 0), label="beginning of the window")
+        window = self.add_lane("window", LaneKind.HOST)
+        self.origin = self.put(window, Fixed("window", 0), label="beginning of the window")
         self.times: list[tuple[int, int]] = [(0, 0)]
         self.of_step: list[int] = []
         self.of_device: list[int] = []
@@ -123,15 +125,12 @@ class _RecordedRankWriter:
 
     def add_host_steps(self) -> None:
         """One lane per thread."""
-        lanes: dict[int, int] = {}
         for step in self.findings.chain.steps:
-            if step.thread not in lanes:
-                lanes[step.thread] = self.builder.add_lane(f"thread {step.thread}", LaneKind.HOST)
+            thread = self.lane(f"thread {step.thread}", LaneKind.HOST)
             work = HostWork(step.label, _HOST_PARTS[step.kind])
             op = Fixed(step.kind.value, step.duration_ns, work=work)
             origin = self._origin_of(step.label, step.call)
-            task = self.builder.add_task(lanes[step.thread], op, label=step.label, origin=origin)
-            self.of_step.append(task)
+            self.of_step.append(self.put(thread, op, label=step.label, origin=origin))
             self.times.append((step.start_ns, step.end_ns))
 
     def add_device_tasks(self) -> None:
@@ -154,17 +153,15 @@ class _RecordedRankWriter:
                 if call is not None and call.collective is not None:
                     work, is_estimated = Communication(call.collective), call.is_estimated
             name = f"{name}{ESTIMATED}" if is_estimated else name
-            if member is None:
-                op = Fixed(name, length_ns, work=work)
-                number = self.builder.add_task(lane, op, label=label, origin=origin)
-            else:
-                op = Fixed(name, member.duration_ns, work=work)
-                number = self.builder.add_rendezvous(
-                    lane, op, label=label, slot=member.slot, role=member.role, origin=origin
-                )
-            self.of_device.append(number)
+            slot, role = PLAIN, Role.BOTH
+            if member is not None:
+                slot, role, length_ns = member.slot, member.role, member.duration_ns
+            op = Fixed(name, length_ns, work=work)
+            self.of_device.append(
+                self.put(lane, op, label=label, slot=slot, role=role, origin=origin)
+            )
 
-    def _add_stream_lanes(self) -> dict[int, int]:
+    def _add_stream_lanes(self) -> dict[int, OpenLane]:
         device = self.view.device
         lanes = {}
         for stream in np.unique(device.stream).tolist():
@@ -172,7 +169,7 @@ class _RecordedRankWriter:
             kind = LaneKind.COPY if device.is_copy[chosen].all() else LaneKind.COMPUTE
             if device.is_collective[chosen].mean() > 0.5:
                 kind = LaneKind.COMMUNICATION
-            lanes[stream] = self.builder.add_lane(f"stream {stream & 0xFFFFFFFF}", kind)
+            lanes[stream] = self.add_lane(f"stream {stream & 0xFFFFFFFF}", kind)
         return lanes
 
     def connect_host_steps(self) -> None:
@@ -218,15 +215,15 @@ class _RecordedRankWriter:
     def _connect(
         self, task: int, source: int, lag_ns: int = 0, anchor: Anchor = Anchor.END
     ) -> None:
-        self.builder.add_dependency(task, Dependency(source, anchor, lag_ns))
+        self.program.add_dependency(task, Dependency(source, anchor, lag_ns))
 
     def _pin(self, task: int, start_ns: int, reason: str) -> None:
         self.recorded_starts[reason] += 1
         self._connect(task, self.origin, max(start_ns, 0), Anchor.START)
 
-    def finish(self) -> RankProgram:
+    def as_recorded(self) -> RankProgram:
         """The program and its columns in program order."""
-        place: Int64s = self.builder.place_of_tasks()
+        place: Int64s = self.program.place_of_tasks()
         start_ns, end_ns = np.empty((2, len(place)), dtype=np.int64)
         start_ns[place], end_ns[place] = np.array(self.times, dtype=np.int64).T
         ratios, held = np.zeros(len(place)), np.zeros(len(place), dtype=bool)
@@ -235,6 +232,6 @@ class _RecordedRankWriter:
         held[of_device] = can_be_held(self.view)
         # A collective that waits for other ranks is on the device already.
         held[of_device[list(self.findings.arrivals)]] = False
-        program = self.builder.build()
+        program = self.finish()
         held &= ~exempt_tasks(program, start_ns, end_ns, HoldRule(ratios, held))
         return RankProgram(program, start_ns, end_ns, ratios, held, of_device, self.recorded_starts)

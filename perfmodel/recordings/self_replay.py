@@ -12,8 +12,9 @@ import numpy as np
 
 from perfmodel.engine.history import History
 from perfmodel.engine.reasons import critical_path
+from perfmodel.engine.settle import Round
 from perfmodel.graph.program import PLAIN
-from perfmodel.recordings.hold_back import HeldReplay, HoldRule, ready_ns_of, replay_held
+from perfmodel.recordings.hold_back import HoldRule, ready_ns_of, replay_held
 from perfmodel.recordings.recorded_job import (
     Compared,
     Int64s,
@@ -28,7 +29,7 @@ def self_replay(job: RecordedJob) -> SelfReplay:
     return compare(job, replay_as_recorded(job))
 
 
-def replay_as_recorded(job: RecordedJob) -> HeldReplay:
+def replay_as_recorded(job: RecordedJob) -> Round:
     """*job* with its own durations."""
     return replay_held(job.graph, job.durations(), HoldRule(job.hold_ratio, job.can_be_held))
 
@@ -43,10 +44,10 @@ def step_moments_ns(job: RecordedJob, end_ns: Int64s) -> list[int]:
     return [int(end_ns[rows].max()) for rows in job.step_ends]
 
 
-def compare(job: RecordedJob, held: HeldReplay) -> SelfReplay:
+def compare(job: RecordedJob, held: Round) -> SelfReplay:
     """Compare the replay *held* with the recording of *job*."""
     lengths = (np.diff(step_moments_ns(job, ends)) for ends in (job.recorded_end_ns, held.end_ns))
-    durations, parts = job.durations(), rank_parts(held.graph)
+    durations, parts = job.durations(), rank_parts(held.job)
     ranks: list[Compared] = []
     streams: list[Compared] = []
     unexplained_ns = 0
@@ -77,13 +78,13 @@ def compare(job: RecordedJob, held: HeldReplay) -> SelfReplay:
         unexplained_delay_ns=unexplained_ns,
         unexplained_delay_ratio=unexplained_ns / max(sum(rank.recorded_ns for rank in ranks), 1),
         host_path_ratio=_host_path_ratio(job, held),
-        rounds=held.rounds,
+        rounds=held.count,
         unsettled=held.unsettled,
         faults=job.report.grave_faults,
     )
 
 
-def _collective_error_ns(job: RecordedJob, held: HeldReplay) -> float:
+def _collective_error_ns(job: RecordedJob, held: Round) -> float:
     """Median error of the arrival of the last member of a rendezvous."""
     came: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for rank, (program, rows) in enumerate(rank_parts(job.graph)):
@@ -99,14 +100,14 @@ def _collective_error_ns(job: RecordedJob, held: HeldReplay) -> float:
     return float(np.median(errors)) if errors else 0.0
 
 
-def _host_path_ratio(job: RecordedJob, held: HeldReplay) -> float:
+def _host_path_ratio(job: RecordedJob, held: Round) -> float:
     """Share of the critical path, from the first step end on, that is on the host."""
     moments = step_moments_ns(job, held.end_ns)
-    history = History(held.graph, held.durations, held.replay)
+    history = History(held.job, held.durations, held.replay)
     steps = critical_path(history, from_ns=moments[0] if len(moments) > 1 else 0)
     on_host = 0
     for step in steps:
-        program = held.graph.program_of(step.at.rank)
+        program = held.job.program_of(step.at.rank)
         lane = int(np.searchsorted(program.lane_start, step.at.task, side="right")) - 1
         if not program.lanes[lane].kind.is_device:
             on_host += step.to_ns - step.from_ns

@@ -12,25 +12,11 @@ from dataclasses import replace
 
 from embeddings.table import MOST_TABLES, Lookup
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.ops import (
-    Attention,
-    Convolution,
-    Copy,
-    CopyRoute,
-    EmbeddingOp,
-    Gemm,
-    MemoryBound,
-    Pass,
-    Work,
-)
+from perfmodel.graph.calls import OperatorCall
+from perfmodel.graph.operators import is_fused_lookup, lookup_of_call, works_of_call
+from perfmodel.graph.ops import Copy, CopyRoute, EmbeddingOp, MemoryBound, Pass, Work, Works
 from perfmodel.recordings.kernel_estimates import estimate_work, estimating_device, is_gemm_kernel
-from perfmodel.recordings.operator_calls import OperatorCall, call_of_detail
-from perfmodel.recordings.operator_work import (
-    gradient_of_weights,
-    is_lookup,
-    lookup_of_call,
-    work_of_call,
-)
+from perfmodel.recordings.operator_calls import call_of_detail
 from perfmodel.recordings.rank_view import NO_OPERATOR, RankView
 from traces.trace import ABSENT, Category
 
@@ -57,7 +43,7 @@ class WorkReader:
         self.operators = view.operators_of_tasks()
         self.device = estimating_device(view.trace.device_names)
         self._calls: dict[tuple[int, int], OperatorCall | None] = {}
-        self._work_of_id: dict[int, Work | None] = {}
+        self._works_of_id: dict[int, Works] = {}
         self._lookups = _find_lookups(self)
         self.works: dict[int, Work] = {}
         self.estimated: set[int] = set()
@@ -85,14 +71,14 @@ class WorkReader:
     def _find(self, row: int, kernels: Sequence[int]) -> None:
         """Find the work of the *kernels* of the operator in *row*."""
         call = self.call_at(row)
-        work = None if call is None else self._work_of_call(call)
-        if isinstance(work, MemoryBound):
-            self._share(work, kernels, row)
-        elif work is not None:
-            self._assign(work, kernels, row)
-        else:
+        works = () if call is None else self._works_of_call(call)
+        if not works:
             for task in kernels:
                 self._estimate(task, row)
+        elif isinstance(works[0], MemoryBound):
+            self._share(works[0], kernels, row)
+        else:
+            self._assign(works, kernels, row)
 
     def _find_copy(self, task: int) -> bool:
         """Copies and sets state their size."""
@@ -117,16 +103,16 @@ class WorkReader:
             self._estimate(task, NO_OPERATOR)
         return True
 
-    def _work_of_call(self, call: OperatorCall) -> Work | None:
+    def _works_of_call(self, call: OperatorCall) -> Works:
         is_backward = _is_lookup_backward(call.name)
-        if is_backward or is_lookup(call.name):
+        if is_backward or is_fused_lookup(call.name):
             lookup = self._lookups.get(_lookup_key(call, is_backward=is_backward))
             direction = Pass.BACKWARD if is_backward else Pass.FORWARD
-            return None if lookup is None else EmbeddingOp(lookup, direction)
+            return () if lookup is None else (EmbeddingOp(lookup, direction),)
         # Calls are kept, so no other call gets the id of one.
-        if id(call) not in self._work_of_id:
-            self._work_of_id[id(call)] = work_of_call(call)
-        return self._work_of_id[id(call)]
+        if id(call) not in self._works_of_id:
+            self._works_of_id[id(call)] = works_of_call(call)
+        return self._works_of_id[id(call)]
 
     def _share(self, work: MemoryBound, tasks: Sequence[int], row: int) -> None:
         """Kernels of one operator share its traffic as they share its time."""
@@ -146,25 +132,23 @@ class WorkReader:
                 write_bytes=round(work.write_bytes * share),
             )
 
-    def _assign(self, work: Work, tasks: Sequence[int], row: int) -> None:
-        """The main kernels of an operator do its *work*; the other kernels are estimated."""
+    def _assign(self, works: Works, tasks: Sequence[int], row: int) -> None:
+        """The main kernels of an operator do its *works*; the other kernels are estimated.
+
+        A convolution has two in its backward pass, told apart by the names of their kernels.
+        """
         names = {task: self.view.task_name(task).lower() for task in tasks}
         gemms = [task for task in tasks if is_gemm_kernel(names[task])]
-        is_backward = isinstance(work, Convolution) and work.direction is Pass.BACKWARD
-        candidates = tasks if isinstance(work, EmbeddingOp) else gemms or tasks
+        candidates = tasks if isinstance(works[0], EmbeddingOp) else gemms or tasks
         main = {max(candidates, key=self.view.device.length_ns)}
-        if is_backward:
-            main = set(gemms) or main
-        elif not isinstance(work, Gemm | Attention | Convolution | EmbeddingOp):
-            main = set(tasks)
+        if len(works) > 1 and gemms:
+            main = set(gemms)
         for task in tasks:
-            if task not in main:
+            if task in main:
+                is_weight = any(word in names[task] for word in _WEIGHT_WORDS)
+                self.works[task] = works[-1 if is_weight else 0]
+            else:
                 self._estimate(task, row)
-                continue
-            self.works[task] = work
-            if is_backward and any(word in names[task] for word in _WEIGHT_WORDS):
-                assert isinstance(work, Convolution)
-                self.works[task] = gradient_of_weights(work)
 
     def _estimate(self, task: int, operator: int) -> None:
         trace = self.view.trace
@@ -213,16 +197,18 @@ def _lookup_key(call: OperatorCall, *, is_backward: bool) -> tuple[int, int]:
 def _find_lookups(reader: WorkReader) -> dict[tuple[int, int], Lookup]:
     """Fused lookups by samples alone, and by the samples and width of their backward pass."""
     trace = reader.view.trace
-    is_wanted = [is_lookup(name) or _is_lookup_backward(name) for name in trace.names]
+    is_wanted = [is_fused_lookup(name) or _is_lookup_backward(name) for name in trace.names]
     if not any(is_wanted):
         return {}
     rows = trace.columns.rows_in(Category.HOST_OPERATOR).tolist()
     calls = [reader.call_at(row) for row in rows if is_wanted[int(trace.columns.name[row])]]
     known = [call for call in calls if call is not None]
-    widths = [_lookup_key(call, is_backward=True) for call in known if not is_lookup(call.name)]
+    widths = [
+        _lookup_key(call, is_backward=True) for call in known if not is_fused_lookup(call.name)
+    ]
     found: dict[tuple[int, int], Lookup] = {}
     for call in known:
-        if is_lookup(call.name):
+        if is_fused_lookup(call.name):
             samples = _lookup_key(call, is_backward=False)[0]
             width = next((width for batch, width in widths if batch == samples), None)
             lookup = lookup_of_call(call, width)

@@ -11,10 +11,12 @@ calls that take a lone rank 1.5 and 3.5 ms, and return within 0.1 ms.
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from perfmodel.engine.settle import Effects, Floats, Round
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import Int64s
@@ -45,6 +47,20 @@ def allocations_by_host(graph: JobGraph) -> list[tuple[Int64s, Int64s]]:
     ]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedDriver:
+    """The rule of one host: its allocations, by row, and the rank of each."""
+
+    calls: Int64s
+    rank: Int64s
+
+    def __call__(self, last: Round, found: Effects) -> None:
+        """Lengthen the allocations that overlap."""
+        own_ns = last.alone_ns[self.calls]
+        times_ns = (last.start_ns[self.calls], last.end_ns[self.calls])
+        found.lost_ns[0, self.calls] += throttled_ns(*times_ns, own_ns, self.rank) - own_ns
+
+
 def host_of(rank: int, gpus_per_host: int) -> int:
     """The host of *rank*; a host has eight GPUs if the number is unknown."""
     return rank // (gpus_per_host or _USUAL_GPUS_PER_HOST)
@@ -63,7 +79,7 @@ def alone_ns(start_ns: Int64s, end_ns: Int64s) -> Int64s:
     return alone
 
 
-def throttled_ns(start_ns: Int64s, end_ns: Int64s, own_ns: Int64s, rank: Int64s) -> Int64s:
+def throttled_ns(start_ns: Int64s, end_ns: Int64s, own_ns: Floats, rank: Int64s) -> Floats:
     """The time of calls of one host that take *own_ns* alone, slowed down where they overlap.
 
     *start_ns* and *end_ns* are those of a replay. If a call ends later than it did there, the
@@ -100,4 +116,4 @@ def throttled_ns(start_ns: Int64s, end_ns: Int64s, own_ns: Int64s, rank: Int64s)
         came_ns[call] = now_ns
         heapq.heappush(waiting, (served_ns + float(own_ns[call]), call))
         follow(call, now_ns - float(start_ns[call]), is_over=False)
-    return np.maximum(np.rint(left_ns - came_ns).astype(np.int64), own_ns)
+    return np.maximum(np.rint(left_ns - came_ns), own_ns)

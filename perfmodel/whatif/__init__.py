@@ -1,12 +1,13 @@
 """What-if: small graph transformations that compose, each with its assumptions."""
 
-from perfmodel.whatif.parsing import TRANSFORMATIONS, parse_sweep, parse_transformation
+from perfmodel.whatif.parsing import parse_sweep, parse_transformation
+from perfmodel.whatif.recipes import load_recipes
 from perfmodel.whatif.transformation import Transformation, apply_all
 
 __all__ = [
-    "TRANSFORMATIONS",
     "Transformation",
     "apply_all",
+    "load_recipes",
     "parse_sweep",
     "parse_transformation",
 ]

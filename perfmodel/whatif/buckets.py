@@ -1,4 +1,4 @@
-"""What-if about buckets: gradients reduced in more or fewer pieces.
+"""Buckets: gradients reduced in more or fewer pieces.
 
 Buckets that follow each other in one group are joined until a bucket is full, and cut where they
 are larger. All members of a group decide by the sizes alone, so that they keep making the same
@@ -9,22 +9,21 @@ lead to the other's result may not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from math import ceil
 
 from collectives import Collective
-from perfmodel.base.errors import GraphError, ScenarioError
-from perfmodel.base.units import format_size
+from perfmodel.base.errors import GraphError
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.ops import Communication, duration_of
 from perfmodel.graph.program import LaneKind, Program
-from perfmodel.whatif.drafts import ProgramDraft
-from perfmodel.whatif.recosting import OnMachine, retime
-from perfmodel.whatif.selection import Pattern, Selection
-from perfmodel.whatif.traffic import ALL_REDUCE, carry, collective_of
-from perfmodel.whatif.transformation import Transformation
+from perfmodel.whatif.drafts import ProgramDraft, Ranks
+from perfmodel.whatif.durations import carry, collective_of
+from perfmodel.whatif.editing import Found
+from perfmodel.whatif.pinning import PricingMachine
+from perfmodel.whatif.recosting import retime, time_ratio
 
 NOTHING = -1
 
@@ -58,116 +57,91 @@ def awaited_sequences(program: Program, collectives: Sequence[int]) -> dict[int,
     return awaited
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeBuckets(OnMachine, Transformation):
-    """Collectives like *match* carry about *size* each: small ones are joined, large ones cut."""
+def resize(
+    program: ProgramDraft,
+    found: Found,
+    *,
+    size_bytes: int,
+    machine: PricingMachine | None = None,
+) -> None:
+    """Collectives carry about *size* each: small ones are joined, large ones cut.
 
-    size_bytes: int
-    match: Pattern = ALL_REDUCE
-
-    def __post_init__(self) -> None:
-        OnMachine.__post_init__(self)
-        if self.size_bytes < 1:
-            raise ScenarioError(f"size: must be at least one byte, got {self.size_bytes}.")
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted."""
-        return (
-            (
-                f"Collectives like {self.match} that follow each other in a group are joined until "
-                f"they carry {format_size(self.size_bytes)}; a joined one starts when the last of "
-                "its parts could, and tasks that waited for a part wait for the whole."
-            ),
-            (
-                "Larger ones are cut into equal pieces, whose gradients are made evenly by the "
-                "kernels between the previous bucket and this one."
-            ),
-            self.cost_sentence,
-        )
-
-    def edit(self, program: ProgramDraft) -> None:
-        """Join and cut the buckets of one program."""
-        tasks = program.tasks
-        found = sorted(
-            program.find_collectives(Selection(self.match)),
-            key=lambda number: (tasks[number].slot, tasks[number].order),
-        )
-        # For every collective the last kernel that the one before in its slot waited for.
-        kernel_before: dict[int, int | None] = {}
-        last: dict[int, int | None] = {}
-        for number in found:
-            slot = tasks[number].slot
-            kernel_before[number] = last.get(slot)
-            last[slot] = _last_kernel(program, number)
-        for chunk in self._chunks(program, found):
-            if len(chunk) > 1:
-                self._join(program, chunk)
-            elif _collective(program, chunk[0]).size_bytes > self.size_bytes:
-                self._cut(program, chunk[0], kernel_before[chunk[0]])
-
-    def _chunks(self, program: ProgramDraft, found: Sequence[int]) -> list[list[int]]:
-        """Collectives to join: neighbours in their slot, alike, none waiting for another."""
-        awaited = awaited_sequences(program.program, found)
-        chunks: list[list[int]] = []
-        filled_bytes = 0
-        for number in found:
-            size_bytes = _collective(program, number).size_bytes
-            is_full = filled_bytes >= self.size_bytes
-            if (
-                chunks
-                and not is_full
-                and _are_alike(program, chunks[-1][-1], number)
-                and awaited[number] < program.tasks[chunks[-1][0]].order[0]
-            ):
-                chunks[-1].append(number)
-                filled_bytes += size_bytes
-            else:
-                chunks.append([number])
-                filled_bytes = size_bytes
-        return chunks
-
-    def _join(self, program: ProgramDraft, chunk: Sequence[int]) -> None:
-        last = chunk[-1]
-        parts = [_collective(program, number) for number in chunk]
-        whole = replace(parts[0], size_bytes=sum(part.size_bytes for part in parts))
-        stated_ns = sum(duration_of(program.op(number)) for number in chunk)
-        ratio = self._ratio(program, parts, [whole], last)
-        new = retime(program.op(last), stated_ns * ratio, work=Communication(whole))
-        program.set_op(last, new)
-        program.merge(dict.fromkeys(chunk[:-1], last))
-
-    def _cut(self, program: ProgramDraft, number: int, kernel_before: int | None) -> None:
-        whole, task, op = _collective(program, number), program.tasks[number], program.op(number)
-        count = -(-whole.size_bytes // self.size_bytes)
-        piece = carry(whole, ratio=1 / count)
-        ratio = self._ratio(program, [whole], [piece] * count, number) / count
-        program.set_op(number, retime(op, duration_of(op) * ratio, work=Communication(piece)))
+    A joined one starts when the last of its parts could. Gradients of a cut one are made evenly
+    by the kernels between the previous bucket and this one.
+    """
+    tasks = program.tasks
+    ordered = sorted(found, key=lambda number: (tasks[number].slot, tasks[number].order))
+    # For every collective the last kernel that the one before in its slot waited for.
+    kernel_before: dict[int, int | None] = {}
+    last: dict[int, int | None] = {}
+    for number in ordered:
+        slot = tasks[number].slot
+        kernel_before[number] = last.get(slot)
+        last[slot] = _last_kernel(program, number)
+    for chunk in _chunks(program, ordered, size_bytes):
+        number, parts = chunk[-1], [_collective(program, one) for one in chunk]
+        total_bytes = sum(part.size_bytes for part in parts)
+        count = -(-total_bytes // size_bytes)
+        if len(chunk) > 1:
+            new = [replace(parts[0], size_bytes=total_bytes)]
+        elif count > 1:
+            new = [carry(parts[0], ratio=1 / count)] * count
+        else:
+            continue
+        stated_ns = sum(duration_of(program.op(one)) for one in chunk)
+        ratio = _ratio(parts, new, program.members(number), machine) / len(new)
+        work = Communication(new[0])
+        program.set_op(number, retime(program.op(number), stated_ns * ratio, work=work))
+        if len(chunk) > 1:
+            program.merge(dict.fromkeys(chunk[:-1], number))
+            continue
         pieces = [
             replace(
-                task,
-                order=(task.order[0], part - count),
-                after=_waits_of_piece(program, number, kernel_before, share=(part + 1) / count),
+                tasks[number],
+                order=(tasks[number].order[0], part - count),
+                after=_waits_of_piece(
+                    program, number, kernel_before[number], share=(part + 1) / count
+                ),
             )
             for part in range(count - 1)
         ]
         program.insert(pieces, before=number)
 
-    def _ratio(
-        self,
-        program: ProgramDraft,
-        old: Sequence[Collective],
-        new: Sequence[Collective],
-        number: int,
-    ) -> float:
-        """How many times as long the *new* collectives take together as the *old*."""
-        ranks, reference = program.members(program.tasks[number].slot), Communication(old[0])
 
-        def together(collectives: Sequence[Collective]) -> float:
-            works = [Communication(one) for one in collectives]
-            return sum(self.time_ratio(reference, work, ranks) for work in works)
+def _chunks(program: ProgramDraft, found: Sequence[int], size_bytes: int) -> list[list[int]]:
+    """Collectives to join: neighbours in their slot, alike, none waiting for another."""
+    awaited = awaited_sequences(program.program, found)
+    chunks: list[list[int]] = []
+    filled_bytes = 0
+    for number in found:
+        own_bytes = _collective(program, number).size_bytes
+        if (
+            chunks
+            and filled_bytes < size_bytes
+            and _are_alike(program, chunks[-1][-1], number)
+            and awaited[number] < program.tasks[chunks[-1][0]].order[0]
+        ):
+            chunks[-1].append(number)
+            filled_bytes += own_bytes
+        else:
+            chunks.append([number])
+            filled_bytes = own_bytes
+    return chunks
 
-        return together(new) / together(old)
+
+def _ratio(
+    old: Sequence[Collective],
+    new: Sequence[Collective],
+    ranks: Ranks,
+    machine: PricingMachine | None,
+) -> float:
+    """How many times as long *ranks* take for the *new* collectives together as for the *old*."""
+    reference = Communication(old[0])
+    after, before = (
+        sum(time_ratio(reference, Communication(one), ranks, machine=machine) for one in several)
+        for several in (new, old)
+    )
+    return after / before
 
 
 def _collective(program: ProgramDraft, number: int) -> Collective:
@@ -190,7 +164,7 @@ def _waits_of_piece(
     program: ProgramDraft, number: int, kernel_before: int | None, *, share: float
 ) -> list[Dependency]:
     """What a piece waits for that needs the first *share* of the gradients of a bucket."""
-    own, tasks = program.tasks[number].dependencies, program.tasks
+    own, tasks = program.tasks[number].after, program.tasks
     kernel = _last_kernel(program, number)
     if kernel is None or kernel_before is None or not kernel_before < kernel:
         return list(own)
@@ -207,7 +181,7 @@ def _last_kernel(program: ProgramDraft, number: int) -> int | None:
     """The last task on a compute lane that a collective waits for in this iteration."""
     kernels = [
         dep.task
-        for dep in program.tasks[number].dependencies
+        for dep in program.tasks[number].after
         if not dep.distance and program.kind_of(dep.task) is LaneKind.COMPUTE
     ]
     return max(kernels, default=None)

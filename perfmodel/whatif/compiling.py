@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.base.dtypes import BITS_PER_BYTE
+from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import MemoryBound
 from perfmodel.graph.program import PLAIN, LaneKind
-from perfmodel.whatif.drafts import ProgramDraft
+from perfmodel.whatif.drafts import ProgramDraft, add_assumptions, edit_programs
 from perfmodel.whatif.fusion import find_runs, keep_first
-from perfmodel.whatif.transformation import Transformation
 
 _COMBINING = frozenset(
     {
@@ -60,38 +60,34 @@ _SIZE_TOLERANCE = 0.02
 _JOINED = _COMBINING | _UNARY | _REDUCING | _PICKING | _OUTSIDE
 
 
-@dataclass(frozen=True, slots=True)
-class Compile(Transformation):
-    """Chains of pointwise kernels of eager code are one kernel each."""
+ASSUMPTION = (
+    "Eager kernels are joined as a compiler does: pointwise kernels between two GEMMs "
+    "that pass on their output, with at most one norm, softmax or sum, are one kernel, "
+    "which reads external inputs and writes external outputs; producers are recognised "
+    "by size."
+)
 
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted."""
-        return (
-            (
-                "Eager kernels are joined as a compiler does: pointwise kernels between two GEMMs "
-                "that pass on their output, with at most one norm, softmax or sum, are one kernel, "
-                "which reads external inputs and writes external outputs; producers are recognised "
-                "by size."
-            ),
-        )
 
-    def edit(self, program: ProgramDraft) -> None:
-        """Change one program."""
-        works = {
-            number: op
-            for number, task in program.tasks.items()
-            if program.kind_of(number) is LaneKind.COMPUTE
-            and task.slot == PLAIN
-            and isinstance(op := program.op(number), MemoryBound)
-            and op.operator in _JOINED
-        }
-        chains = []
-        for run in find_runs(program, list(works)):
-            for chain in join_works([works[number] for number in run]):
-                chains.append([run[place] for place in chain.places])
-                program.set_op(chains[-1][0], chain.work)
-        keep_first(program, chains)
+def compile_job(job: JobGraph) -> JobGraph:
+    """*job* with chains of pointwise kernels of eager code as one kernel each."""
+    return add_assumptions(edit_programs(job, _compile), [ASSUMPTION])
+
+
+def _compile(program: ProgramDraft) -> None:
+    works = {
+        number: op
+        for number, task in program.tasks.items()
+        if program.kind_of(number) is LaneKind.COMPUTE
+        and task.slot == PLAIN
+        and isinstance(op := program.op(number), MemoryBound)
+        and op.operator in _JOINED
+    }
+    chains = []
+    for run in find_runs(program, works):
+        for chain in join_works([works[number] for number in run]):
+            chains.append([run[place] for place in chain.places])
+            program.set_op(chains[-1][0], chain.work)
+    keep_first(program, chains)
 
 
 @dataclass(slots=True)

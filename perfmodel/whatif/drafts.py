@@ -8,7 +8,7 @@ own dependencies instead. Ranks that share a program get separate ones only wher
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -34,14 +34,7 @@ class DraftTask:
     slot: int = PLAIN
     order: tuple[int, ...] = ()
     role: int = int(Role.NONE)
-    after: list[Dependency] | None = None
-
-    @property
-    def dependencies(self) -> list[Dependency]:
-        """What the task waits for."""
-        if self.after is None:
-            self.after = []
-        return self.after
+    after: list[Dependency] = field(default_factory=list)
 
 
 class JobDraft:
@@ -93,18 +86,69 @@ class JobDraft:
                 self._programs.append(edited)
                 self._rank_program[of_program] = len(self._programs) - 1
 
-    def build(self, assumptions: Iterable[str] = ()) -> JobGraph:
-        """The job as it is now, with more *assumptions*."""
-        facts = self.job.facts
-        stated = tuple(dict.fromkeys((*facts.assumptions, *assumptions)))
+    def build(self) -> JobGraph:
+        """The job as it is now."""
         return replace(
             self.job,
             ops=tuple(self.ops),
             labels=tuple(self.labels),
             programs=tuple(self._programs),
             rank_program=self._rank_program,
-            facts=replace(facts, assumptions=stated),
         )
+
+
+def members_of(job: JobGraph, rank: int, slot: int) -> Ranks:
+    """The ranks that communicate with *rank* through *slot*."""
+    return () if slot == PLAIN else job.groups[int(job.rank_group[rank, slot])].ranks
+
+
+def edit_programs(
+    job: JobGraph, edit: Callable[[ProgramDraft], None], *, ranks: Numbers | None = None
+) -> JobGraph:
+    """*job* with the structure of its programs changed by *edit*."""
+    if ranks is not None:
+        ranks.check_ranks(job)
+    draft = JobDraft(job, ranks)
+
+    def edit_one(program: Program, rank: int) -> Program:
+        of_program = ProgramDraft(draft, program, rank)
+        edit(of_program)
+        return of_program.build()
+
+    draft.edit(edit_one)
+    return draft.build()
+
+
+def change_ops(
+    job: JobGraph,
+    selection: Selection,
+    change: Callable[[Op, Ranks], Op],
+    *,
+    ranks: Numbers | None = None,
+) -> JobGraph:
+    """*job* with other ops for the tasks of *selection*, which must not be empty.
+
+    *change* takes an op and the ranks that carry it out together (none for a plain task).
+    """
+    selection.check_found(job, ranks)
+    draft = JobDraft(job, ranks)
+
+    def change_one(program: Program, rank: int) -> Program:
+        tasks = np.flatnonzero(selection.mask(job, program))
+        column = program.op.copy()
+        for op, slot in {(int(program.op[task]), int(program.slot[task])) for task in tasks}:
+            same = tasks[(program.op[tasks] == op) & (program.slot[tasks] == slot)]
+            column[same] = draft.op(change(job.ops[op], members_of(job, rank, slot)))
+        return program if np.array_equal(column, program.op) else replace(program, op=column)
+
+    draft.edit(change_one)
+    return draft.build()
+
+
+def add_assumptions(job: JobGraph, sentences: Iterable[str]) -> JobGraph:
+    """*job* with more *sentences* about what is taken for granted."""
+    stated = tuple(dict.fromkeys((*job.facts.assumptions, *sentences)))
+    return replace(job, facts=replace(job.facts, assumptions=stated))
 
 
 class ProgramDraft:
@@ -131,14 +175,6 @@ class ProgramDraft:
         self.draft.check_found(selection)
         return selection.tasks(self.draft.job, self.program)
 
-    def find_plain(self, selection: Selection) -> list[int]:
-        """The selected tasks that involve one rank only."""
-        return [task for task in self.find(selection) if self.program.slot[task] == PLAIN]
-
-    def find_collectives(self, selection: Selection) -> list[int]:
-        """The selected tasks that involve several ranks."""
-        return [task for task in self.find(selection) if self.program.slot[task] != PLAIN]
-
     def op(self, number: int) -> Op:
         """The op of a task."""
         return self.draft.ops[self.tasks[number].op]
@@ -153,10 +189,9 @@ class ProgramDraft:
         """A task that is not on its lane yet."""
         return DraftTask(lane, self.draft.op(op), self.draft.label(label), after=list(after))
 
-    def members(self, slot: int) -> Ranks:
-        """The ranks that communicate through *slot*."""
-        job = self.draft.job
-        return job.groups[int(job.rank_group[self.rank, slot])].ranks
+    def members(self, number: int) -> Ranks:
+        """The ranks that carry out a task together."""
+        return members_of(self.draft.job, self.rank, self.tasks[number].slot)
 
     def kind_of(self, number: int) -> LaneKind:
         """What kind of lane a task runs on."""
@@ -168,7 +203,7 @@ class ProgramDraft:
             return None
         launches = [
             dep.task
-            for dep in self.tasks[number].dependencies
+            for dep in self.tasks[number].after
             if dep.distance == 0 and not self.kind_of(dep.task).is_device
         ]
         return launches[-1] if launches else None
@@ -196,14 +231,11 @@ class ProgramDraft:
         of_lane[place:place] = numbers
         return numbers
 
-    def insert_after(self, number: int, new: DraftTask, *, redirect: bool = True) -> int:
-        """Add *new* right after a task of its lane; with *redirect* its waiters wait for *new*."""
+    def insert_after(self, number: int, new: DraftTask) -> int:
+        """Add *new* right after a task of its lane, and return its number."""
         of_lane = self.lane_tasks[self.tasks[number].lane]
         behind = of_lane[of_lane.index(number) + 1 :]
-        [added] = self.insert([new], before=behind[0] if behind else None)
-        if redirect:
-            self.redirect({number: added})
-        return added
+        return self.insert([new], before=behind[0] if behind else None)[0]
 
     def move(self, number: int, lane: int, *, after: int | None = None) -> None:
         """Put a task right behind *after*, or at the end of another *lane*."""
@@ -217,7 +249,7 @@ class ProgramDraft:
         for number, task in self.tasks.items():
             task.after = [
                 replace(dep, task=targets[dep.task]) if dep.task in targets else dep
-                for dep in task.dependencies
+                for dep in task.after
                 if targets.get(dep.task) != number or dep.distance
             ]
 
@@ -243,7 +275,7 @@ class ProgramDraft:
             for number in removed:
                 self.tasks[number].after = []
         inheritance = Inheritance(
-            {number: task.dependencies for number, task in self.tasks.items()},
+            {number: task.after for number, task in self.tasks.items()},
             self.lane_tasks,
             removed,
         )
@@ -259,7 +291,7 @@ class ProgramDraft:
         """For every task those that wait for it, apart from lane order."""
         waiting: dict[int, list[int]] = {number: [] for number in self.tasks}
         for number, task in self.tasks.items():
-            for dep in task.dependencies:
+            for dep in task.after:
                 waiting[dep.task].append(number)
         return waiting
 
@@ -285,7 +317,7 @@ class ProgramDraft:
         numbers = [number for of_lane in self.lane_tasks for number in of_lane]
         place = {number: index for index, number in enumerate(numbers)}
         tasks = [self.tasks[number] for number in numbers]
-        deps = [list(dict.fromkeys(task.dependencies)) for task in tasks]
+        deps = [list(dict.fromkeys(task.after)) for task in tasks]
         flat = [dep for of_task in deps for dep in of_task]
         return Program(
             lanes=tuple(self.lanes),

@@ -1,225 +1,196 @@
-"""What-ifs that remove, insert or move tasks."""
+"""Primitives that insert, remove, move and repeat tasks.
+
+Kernels of the forward and the backward pass are paired by position: of those of a step, the first
+forward one belongs to the last backward one, and so on.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from enum import Enum
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
-from perfmodel.base.units import format_duration
+from perfmodel.base.units import NS_PER_S
 from perfmodel.graph.builder import Dependency
-from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import LaneKind
-from perfmodel.whatif.drafts import ProgramDraft
-from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, Selection
-from perfmodel.whatif.transformation import Transformation
-
-ALLOCATIONS = Pattern(
-    "cudaMalloc|cudaFree|hipMalloc|hipFree|cuMemAlloc|cuMemFree|cuMemCreate|cuMemRelease"
+from perfmodel.graph.ops import (
+    Communication,
+    Convolution,
+    Copy,
+    CopyRoute,
+    Fixed,
+    Gemm,
+    MemoryBound,
+    Op,
 )
-REPEATED = Pattern("recompute|checkpoint")
-_INHERIT = "Tasks that waited for a removed one wait for its dependencies instead."
+from perfmodel.graph.program import Anchor, LaneKind
+from perfmodel.whatif.drafts import DraftTask, ProgramDraft
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection
+
+Found = dict[int, int]
+"""The selected tasks of a program, in order, each with its partner: itself if it has none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remove(Transformation):
-    """Tasks like *match* and the launches that serve only them are removed."""
+class Side(Enum):
+    """Whether a task is inserted ahead of another or behind it."""
 
-    match: Pattern
-    lane: LaneWord = LaneWord.ANY
-    rank: Numbers | None = None
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted."""
-        return (
-            (
-                f"Tasks like {self.match} are neither launched nor run. {_INHERIT} Other host "
-                "time around their launches stays."
-            ),
-        )
-
-    def edit(self, program: ProgramDraft) -> None:
-        """Change one program."""
-        remove_tasks(program, Selection(self.match, self.lane))
+    BEFORE = "before"
+    AFTER = "after"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteLayers(Transformation):
-    """The layers like *match* do not exist: no forward, backward, gradients or updates."""
-
-    match: Pattern
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted."""
-        return (
-            f"Tasks labelled like {self.match} are deleted on host and device. {_INHERIT}",
-            "Gradient buckets and optimizer kernels that cover several layers keep their size.",
-        )
-
-    def edit(self, program: ProgramDraft) -> None:
-        """Change one program."""
-        remove_tasks(program, Selection(self.match))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WithoutRecompute(Transformation):
-    """The backward pass does not repeat work of the forward pass."""
-
-    match: Pattern = REPEATED
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted."""
-        return (
-            (
-                f"Tasks like {self.match} repeat the forward pass and are removed; memory "
-                f"suffices to keep their results. {_INHERIT}"
-            ),
-        )
-
-    def edit(self, program: ProgramDraft) -> None:
-        """Change one program."""
-        remove_tasks(program, Selection(self.match))
+def find(program: ProgramDraft, selection: Selection) -> Found:
+    """The tasks of *selection*; if it wants partners, those that have one."""
+    tasks = program.find(selection)
+    if selection.partner is None:
+        return {task: task for task in tasks}
+    back = set(program.find(Selection(selection.partner, selection.lane)))
+    steps: list[tuple[list[int], list[int]]] = [([], [])]
+    for number in sorted({*tasks, *back}):
+        is_back = number in back
+        if not is_back and steps[-1][1]:
+            steps.append(([], []))
+        steps[-1][is_back].append(number)
+    return {
+        number: users[(len(makers) - 1 - place) * len(users) // len(makers)]
+        for makers, users in steps
+        for place, number in enumerate(makers)
+        if users
+    }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveStalls(Transformation):
-    """Host calls like *match* (allocations, frees) neither take time nor wait."""
+def remove(
+    program: ProgramDraft, found: Found, *, keep_waits: bool = True, keep_lags: bool = False
+) -> None:
+    """The tasks and the launches that serve only them are removed.
 
-    match: Pattern = ALLOCATIONS
-    rank: Numbers | None = None
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted."""
-        return (
-            (
-                f"Host calls like {self.match} are served from a cache: they take no time and do "
-                "not wait for the device."
-            ),
-        )
-
-    def edit(self, program: ProgramDraft) -> None:
-        """Change one program."""
-        remove_tasks(program, Selection(self.match, LaneWord.HOST), keep_waits=False)
-
-
-def remove_tasks(program: ProgramDraft, selection: Selection, *, keep_waits: bool = True) -> None:
-    """Remove the tasks of *selection* and the launches that serve only them."""
-    found = program.find(selection)
-    for number in found:
-        # A task's own delay (launch latency, other ranks) is removed with it.
+    Their own delay (launch latency, other ranks) is removed with them unless *keep_lags* is set.
+    Without *keep_waits* nothing waits for what they waited for.
+    """
+    for number in () if keep_lags else found:
         task = program.tasks[number]
-        task.after = [replace(dep, lag_ns=0) for dep in task.dependencies]
+        task.after = [replace(dep, lag_ns=0) for dep in task.after]
     program.remove(found, with_launches=True, keep_waits=keep_waits)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Insert(Transformation):
-    """A task of *takes* is inserted *after* (or *before*) every matching task, on its lane."""
+def insert(
+    program: ProgramDraft,
+    found: Found,
+    *,
+    name: str,
+    op: str | None = None,
+    takes_ns: int = 0,
+    rate_bytes_per_s: float | None = None,
+    side: Side = Side.AFTER,
+    stream: str | None = None,
+    copies: CopyRoute | None = None,
+) -> None:
+    """A task called *name* runs behind every task, or ahead of its partner, on its lane.
 
-    takes_ns: int
-    after: Pattern | None = None
-    before: Pattern | None = None
-    lane: LaneWord = LaneWord.DEVICE
-    rank: Numbers | None = None
-    name: str = "inserted"
+    It takes *takes*, or processes what the task writes at *rate*. On a stream of its own it starts
+    when the task has ended; one ahead of a partner waits for what was inserted behind the task, and
+    starts with the partner before.
+    """
 
-    def __post_init__(self) -> None:
-        if (self.after is None) == (self.before is None):
-            raise ScenarioError("insert: say either after=PATTERN or before=PATTERN.")
+    def new_op(maker: Op) -> Fixed:
+        length_ns, work = takes_ns, None
+        if rate_bytes_per_s is not None:
+            length_ns = round(made_bytes(maker) * NS_PER_S / rate_bytes_per_s)
+        if copies is not None:
+            work = Copy(copies, made_bytes(maker))
+        return Fixed(op or name, length_ns, Provenance.ASSUMED, work)
 
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted."""
-        side = "after" if self.before is None else "before"
-        return (
-            (
-                f"A task of {format_duration(self.takes_ns)} runs {side} every task like "
-                f"{self.before or self.after} on its lane; on a device it shares that task's "
-                "launch, which takes no longer."
-            ),
-            "Tasks that waited for a task also wait for the one inserted after it.",
-        )
+    ops = {number: new_op(program.op(number)) for number in found}
+    if stream is not None:
+        lane = program.add_lane(stream, LaneKind.COPY)
+        if side is Side.BEFORE:
+            _insert_ahead(
+                program, found, {one: program.new_task(lane, ops[one], name) for one in found}
+            )
+        else:
+            program.insert(
+                [program.new_task(lane, ops[one], name, [Dependency(one)]) for one in found]
+            )
+        return
+    behind = {}
+    for number, partner in found.items():
+        at = number if side is Side.AFTER else partner
+        task = program.tasks[at]
+        new = program.new_task(task.lane, ops[number], name)
+        if side is Side.AFTER:
+            behind[at] = program.insert_after(at, new)
+        else:
+            new.after = list(task.after)
+            program.insert([new], before=at)
+    program.redirect(behind)
 
-    def edit(self, program: ProgramDraft) -> None:
-        """Change one program."""
-        op = Fixed(self.name, self.takes_ns, Provenance.ASSUMED)
-        for number in program.find(Selection(self.before or self.after, self.lane)):
-            task = program.tasks[number]
-            new = program.new_task(task.lane, op, self.name)
-            if self.before is None:
-                program.insert_after(number, new)
-            else:
-                new.after = list(task.dependencies)
-                program.insert([new], before=number)
+
+def _insert_ahead(program: ProgramDraft, found: Found, new: dict[int, DraftTask]) -> None:
+    """Partners wait for the *new* task of theirs, which starts with the partner before."""
+    users = sorted(set(found.values()))
+    # What was inserted for a task waits for it.
+    sent = {
+        task.after[0].task: number
+        for number, task in program.tasks.items()
+        if number >= program.program.task_count and task.after
+    }
+    for maker, user in sorted(found.items(), key=lambda pair: (pair[1], -pair[0])):
+        place = users.index(user)
+        new[maker].after.append(Dependency(sent.get(maker, maker)))
+        if place:
+            new[maker].after.append(Dependency(users[place - 1], Anchor.START))
+        [number] = program.insert([new[maker]])
+        program.tasks[user].after.append(Dependency(number))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move(Transformation):
-    """Tasks like *match* run elsewhere: on *stream*, or *before* or *after* others of their lane.
+def made_bytes(op: Op) -> int:
+    """Bytes that a kernel writes or a collective carries; a task that does not say is refused."""
+    work = op.work if isinstance(op, Fixed) else op
+    if isinstance(work, MemoryBound | Convolution):
+        return work.write_bytes
+    if isinstance(work, Gemm):
+        return work.batch * work.m * work.n * work.dtype.size_bits // 8
+    if isinstance(work, Communication):
+        return work.collective.size_bytes
+    raise ScenarioError(
+        "a matching task does not say how many bytes it makes, so the amount to process is "
+        "unknown. Narrow the pattern to tasks with known work."
+    )
+
+
+def move(
+    program: ProgramDraft,
+    found: Found,
+    *,
+    stream: str | None = None,
+    before: Pattern | None = None,
+    after: Pattern | None = None,
+    until: Pattern | None = None,
+    lane: LaneWord = LaneWord.DEVICE,
+) -> None:
+    """The tasks run on *stream*, or next to others of their lane.
 
     *before* is the next matching task behind them, *after* the last one ahead of them. On another
     stream only tasks like *until* wait for them.
     """
-
-    match: Pattern
-    stream: str | None = None
-    before: Pattern | None = None
-    after: Pattern | None = None
-    until: Pattern | None = None
-    lane: LaneWord = LaneWord.DEVICE
-
-    def __post_init__(self) -> None:
-        given = [one for one in (self.stream, self.before, self.after) if one is not None]
-        if len(given) != 1:
-            raise ScenarioError("move: say one of stream=NAME, before=PATTERN or after=PATTERN.")
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted."""
-        kept = "Launches stay where they are, and tasks keep their dependencies on other lanes."
-        if self.stream is None:
-            side = f"before the next task like {self.before}"
-            if self.before is None:
-                side = f"behind the last task like {self.after} ahead of them"
-            return (f"Tasks like {self.match} run {side} on their lane. {kept}",)
-        until = "nothing" if self.until is None else f"the next task like {self.until}"
-        return (
-            (
-                f"Tasks like {self.match} run on stream {self.stream}, after the tasks that "
-                f"preceded them; of their old lane {until} waits for them."
-            ),
-            kept,
-        )
-
-    def edit(self, program: ProgramDraft) -> None:
-        """Change one program."""
-        found = program.find(Selection(self.match, self.lane))
-        goal = self.before or self.after or self.until
-        near = [] if goal is None else program.find(Selection(goal, self.lane))
-        for number in found:
-            self._move(program, number, set(near).difference(found))
-
-    def _move(self, program: ProgramDraft, number: int, goals: set[int]) -> None:
-        lane = program.tasks[number].lane
-        of_lane = program.lane_tasks[lane]
+    goal = before or after or until
+    near = set(() if goal is None else program.find(Selection(goal, lane))).difference(found)
+    for number in found:
+        own = program.tasks[number].lane
+        of_lane = program.lane_tasks[own]
         place = of_lane.index(number)
-        ahead = [one for one in of_lane[:place] if one in goals]
-        behind = [one for one in of_lane[place + 1 :] if one in goals]
-        if self.stream is not None:
+        ahead = [one for one in of_lane[:place] if one in near]
+        behind = [one for one in of_lane[place + 1 :] if one in near]
+        if stream is not None:
             if place:
-                program.tasks[number].dependencies.append(Dependency(of_lane[place - 1]))
+                program.tasks[number].after.append(Dependency(of_lane[place - 1]))
             if behind:
-                program.tasks[behind[0]].dependencies.append(Dependency(number))
-            program.move(number, _lane_called(program, self.stream, program.lanes[lane].kind))
-        elif self.before is not None and behind:
+                program.tasks[behind[0]].after.append(Dependency(number))
+            program.move(number, _lane_called(program, stream, program.lanes[own].kind))
+        elif before is not None and behind:
             of_lane.remove(number)
             of_lane.insert(of_lane.index(behind[0]), number)
-        elif self.after is not None and ahead:
-            program.move(number, lane, after=ahead[-1])
+        elif after is not None and ahead:
+            program.move(number, own, after=ahead[-1])
 
 
 def _lane_called(program: ProgramDraft, name: str, kind: LaneKind) -> int:
@@ -227,3 +198,57 @@ def _lane_called(program: ProgramDraft, name: str, kind: LaneKind) -> int:
         if lane.name in (name, f"stream {name}"):
             return number
     return program.add_lane(name, kind)
+
+
+def replicate(program: ProgramDraft, found: Found, *, before: Pattern, prefix: str) -> None:
+    """The tasks of a layer run again, with their launches, ahead of those like *before* of it.
+
+    A layer is named by the part of a label before the first `/`; labels of copies begin with
+    *prefix*.
+    """
+    back = set(program.find(Selection(before, LaneWord.COMPUTE))).difference(found)
+    runs: dict[str, tuple[list[list[int]], list[list[int]]]] = {}
+    last = None
+    for number in sorted({*found, *back}):
+        layer = program.draft.labels[program.tasks[number].label].split("/")[0]
+        of_layer = runs.setdefault(layer, ([], []))[number in back]
+        if last != (layer, number in back):
+            of_layer.append([])
+        of_layer[-1].append(number)
+        last = (layer, number in back)
+    for layer, (again, users) in runs.items():
+        if again and len(again) != len(users):
+            raise ScenarioError(
+                f"{layer!r}: must run backward as often as forward, but runs forward "
+                f"{len(again)} times and backward {len(users)} times. Name the kernels of both "
+                "with `forward` and `backward`."
+            )
+        for run, used in zip(again, users, strict=False):
+            _repeat(program, run, used[0], prefix)
+
+
+def _repeat(program: ProgramDraft, run: list[int], before: int, prefix: str) -> None:
+    """Insert a copy of the tasks of *run*, with their launches, ahead of a task and its launch."""
+
+    def copy(number: int, at: int) -> DraftTask:
+        task, draft = program.tasks[number], program.draft
+        label = draft.label(f"{prefix} {draft.labels[task.label]}")
+        return DraftTask(program.tasks[at].lane, task.op, label, task.origin)
+
+    launch_before, copy_of = program.launch_of(before), {}
+    if launch_before is not None:
+        launches = dict.fromkeys(program.launch_of(number) for number in run)
+        known = [launch for launch in launches if launch is not None]
+        numbers = program.insert(
+            [copy(launch, launch_before) for launch in known], before=launch_before
+        )
+        copy_of = dict(zip(known, numbers, strict=True))
+    copies = []
+    for number in run:
+        copies.append(copy(number, before))
+        copies[-1].after = [
+            replace(dep, task=copy_of[dep.task])
+            for dep in program.tasks[number].after
+            if dep.task in copy_of and not dep.distance
+        ]
+    program.insert(copies, before=before)

@@ -1,4 +1,4 @@
-"""What-ifs that make one kernel out of several.
+"""Merging: one kernel out of several.
 
 Kernels are joined where they follow each other on a stream and none but the first waits for
 another stream; the launch of the first one is kept.
@@ -6,177 +6,71 @@ another stream; the launch of the first one is kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from enum import Enum
-
-import numpy as np
 
 from perfmodel.graph.ops import Fixed, MemoryBound, duration_of
 from perfmodel.graph.program import PLAIN
 from perfmodel.whatif.drafts import ProgramDraft
+from perfmodel.whatif.editing import Found
 from perfmodel.whatif.recosting import retime
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection
-from perfmodel.whatif.transformation import Transformation
-
-OPTIMIZER = Pattern("range:Optimizer.step|optimizer/step|adam|sgd|adagrad|multi_tensor")
-BATCH_NORM = Pattern("batch_norm|BatchNorm|batchnorm|bn_fw|bn_bw")
-ACTIVATION = Pattern("relu|clamp_min|threshold")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fuse(Transformation):
-    """Runs of kernels like *match* are one kernel each.
+class BytesWord(Enum):
+    """Which bytes a merged kernel moves: of the first, read first and written last, or all."""
 
-    It takes *traffic* times the sum of their times. By default that is the ratio of bytes where
-    they are known (only the first kernel reads and the last one writes), and 1 elsewhere.
+    FIRST = "first"
+    OUTER = "outer"
+    SUM = "sum"
+
+
+def merge(
+    program: ProgramDraft,
+    found: Found,
+    *,
+    name: str,
+    traffic: float = 1.0,
+    moves: BytesWord = BytesWord.FIRST,
+    alike: bool = False,
+    between: bool = False,
+) -> None:
+    """Runs of the kernels are one each, which takes *traffic* times the sum of their times.
+
+    Their names begin with *name*. With *alike* only kernels of one name are merged; with
+    *between* host work between their launches is removed. A kernel that moves `outer` bytes
+    takes time in proportion to them.
     """
-
-    match: Pattern
-    traffic: float | None = None
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted."""
-        if self.traffic is None:
-            how = (
-                "reads what the first read and writes what the last wrote where that is known, "
-                "and takes the sum of their times elsewhere"
-            )
-        else:
-            how = f"takes {self.traffic:g} times the sum of their times"
-        return (
-            f"Kernels like {self.match} that follow each other on a stream are one, which {how}.",
-            "Only the first launch remains; other host time stays.",
-        )
-
-    def edit(self, program: ProgramDraft) -> None:
-        """Change one program."""
-        runs = find_runs(program, program.find_plain(Selection(self.match, LaneWord.COMPUTE)))
-        for run in (run for run in runs if len(run) > 1):
-            program.set_op(run[0], self._join(_parts(program, run)))
-        keep_first(program, runs)
-
-    def _join(self, parts: Sequence[Fixed]) -> Fixed:
-        total_ns = sum(part.duration_ns for part in parts)
-        works = [part.work for part in parts if isinstance(part.work, MemoryBound)]
-        named = replace(parts[0], name=f"fused {parts[0].name}")
-        if self.traffic is not None:
-            return retime(named, total_ns * self.traffic)
-        if len(works) < len(parts):
-            return retime(named, total_ns)
-        before = sum(work.read_bytes + work.write_bytes for work in works)
-        after = works[0].read_bytes + works[-1].write_bytes
-        work = replace(works[0], write_bytes=works[-1].write_bytes)
-        return retime(named, total_ns * after / max(before, 1), work=work)
+    runs = find_runs(program, found)
+    if alike:
+        runs = [part for run in runs for part in _by_name(program, run)]
+    runs = [run for run in runs if len(run) > 1]
+    gone = dict.fromkeys(one for run in runs if between for one in _host_between(program, run))
+    for run in runs:
+        program.set_op(run[0], _join(_parts(program, run), name, traffic, moves))
+    keep_first(program, runs)
+    program.remove(gone)
 
 
-class OptimizerWord(Enum):
-    """How an optimizer runs over its parameters."""
-
-    FOREACH = "foreach"
-    FUSED = "fused"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinOptimizer(Transformation):
-    """The optimizer runs as one kernel (`fused`), or one for each of its steps (`foreach`).
-
-    *traffic* is the share of the bytes that remains: 1 where each parameter tensor had one kernel
-    already, about 0.35 for an Adam of separate kernels (7 of 20 words).
-    """
-
-    kind: OptimizerWord = OptimizerWord.FUSED
-    match: Pattern = OPTIMIZER
-    traffic: float = 1.0
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted."""
-        what = "one kernel" if self.kind is OptimizerWord.FUSED else "one kernel per kind of kernel"
-        return (
-            (
-                f"Optimizer kernels like {self.match} that follow each other are {what}, which "
-                f"takes {self.traffic:g} times the sum of their times; only its launch remains, "
-                "and host work between the removed launches is removed with them."
-            ),
-        )
-
-    def edit(self, program: ProgramDraft) -> None:
-        """Change one program."""
-        runs = find_runs(program, program.find_plain(Selection(self.match, LaneWord.COMPUTE)))
-        if self.kind is OptimizerWord.FOREACH:
-            runs = [part for run in runs for part in _by_name(program, run)]
-        runs = [run for run in runs if len(run) > 1]
-        between = dict.fromkeys(one for run in runs for one in _host_between(program, run))
-        for run in runs:
-            program.set_op(run[0], self._join(_parts(program, run)))
-        keep_first(program, runs)
-        program.remove(between)
-
-    def _join(self, parts: Sequence[Fixed]) -> Fixed:
-        total_ns = sum(part.duration_ns for part in parts) * self.traffic
-        works = [part.work for part in parts if isinstance(part.work, MemoryBound)]
-        named = replace(parts[0], name=f"{self.kind.value} {parts[0].name}")
-        if len(works) < len(parts):
-            return retime(named, total_ns)
-        work = replace(
-            works[0],
-            read_bytes=round(sum(work.read_bytes for work in works) * self.traffic),
-            write_bytes=round(sum(work.write_bytes for work in works) * self.traffic),
-        )
-        return retime(named, total_ns, work=work)
+def _join(parts: Sequence[Fixed], name: str, traffic: float, moves: BytesWord) -> Fixed:
+    total_ns = sum(part.duration_ns for part in parts)
+    works = [part.work for part in parts if isinstance(part.work, MemoryBound)]
+    named = replace(parts[0], name=f"{name} {parts[0].name}")
+    if moves is BytesWord.FIRST or len(works) < len(parts):
+        return retime(named, total_ns * traffic)
+    read, written = (sum(getattr(work, key) for work in works) for key in _SIZES)
+    if moves is BytesWord.SUM:
+        sizes = {"read_bytes": round(read * traffic), "write_bytes": round(written * traffic)}
+        return retime(named, total_ns * traffic, work=replace(works[0], **sizes))
+    work = replace(works[0], write_bytes=works[-1].write_bytes)
+    left = work.read_bytes + work.write_bytes
+    return retime(named, total_ns * left / max(read + written, 1), work=work)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestructureBatchNorm(Transformation):
-    """Batch norms are split and joined to the convolutions next to them.
-
-    Kernels like *match* take *factor* of their time, and those like *activation* next to one on
-    its stream become part of the convolutions.
-    """
-
-    match: Pattern = BATCH_NORM
-    activation: Pattern = ACTIVATION
-    factor: float = 0.5
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted."""
-        return (
-            (
-                f"Batch norms like {self.match} read and write {self.factor:g} of what they did; "
-                f"kernels like {self.activation} right beside one cost nothing and are not "
-                "launched, and convolutions take no longer for doing their work."
-            ),
-        )
-
-    def edit(self, program: ProgramDraft) -> None:
-        """Change one program."""
-        norms = program.find(Selection(self.match, LaneWord.COMPUTE))
-        found, lanes = set(norms), program.program.task_lanes()
-        beside = program.mask(Selection(self.activation, LaneWord.COMPUTE))
-        gone = [
-            number
-            for number in np.flatnonzero(beside).tolist()
-            if number not in found
-            and any(
-                near in found and lanes[near] == lanes[number] for near in (number - 1, number + 1)
-            )
-        ]
-        for number in norms:
-            op = program.op(number)
-            work = op.work if isinstance(op, Fixed) else None
-            if isinstance(work, MemoryBound):
-                read, written = (
-                    round(size * self.factor) for size in (work.read_bytes, work.write_bytes)
-                )
-                work = replace(work, read_bytes=read, write_bytes=written)
-            program.set_op(number, retime(op, duration_of(op) * self.factor, work=work))
-        program.remove(gone, with_launches=True)
+_SIZES = ("read_bytes", "write_bytes")
 
 
-def find_runs(program: ProgramDraft, found: Sequence[int]) -> list[list[int]]:
+def find_runs(program: ProgramDraft, found: Iterable[int]) -> list[list[int]]:
     """Neighbours on a lane; one that waits for another stream starts a new run."""
     lanes = program.program.task_lanes()
     runs: list[list[int]] = []
@@ -199,7 +93,7 @@ def _waits_for_stream(program: ProgramDraft, number: int) -> bool:
     launch, lane = program.launch_of(number), program.tasks[number].lane
     return any(
         dep.task != launch and (program.tasks[dep.task].lane != lane or dep.distance > 0)
-        for dep in program.tasks[number].dependencies
+        for dep in program.tasks[number].after
     )
 
 
@@ -211,24 +105,21 @@ def _host_between(program: ProgramDraft, run: Sequence[int]) -> list[int]:
     launches = [one for number in run if (one := program.launch_of(number)) is not None]
     if not launches:
         return []
-    lane = program.lane_tasks[program.tasks[launches[0]].lane]
-    waiters = program.waiters()
+    lane, waiters = program.lane_tasks[program.tasks[launches[0]].lane], program.waiters()
     first, last = lane.index(launches[0]), max(lane.index(one) for one in launches if one in lane)
     return [
         number
         for number in lane[first + 1 : last]
         if not waiters[number]
         and program.tasks[number].slot == PLAIN
-        and not program.tasks[number].dependencies
+        and not program.tasks[number].after
     ]
 
 
 def _parts(program: ProgramDraft, run: Sequence[int]) -> list[Fixed]:
     """The ops of *run*, which must state their durations."""
     ops = [program.op(number) for number in run]
-    for op in ops:
-        duration_of(op)
-    return [op for op in ops if isinstance(op, Fixed)]
+    return [op for op in ops if duration_of(op) >= 0 and isinstance(op, Fixed)]
 
 
 def _by_name(program: ProgramDraft, run: Sequence[int]) -> list[list[int]]:

@@ -1,10 +1,9 @@
-"""What-ifs about the order of kernels and collectives: overlapped, one at a time, by priority."""
+"""Primitives about the order of kernels and collectives: overlapped, in turns, by priority."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -16,61 +15,35 @@ from perfmodel.engine.replay import replay
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed, duration_of
-from perfmodel.graph.program import PLAIN, LaneKind
-from perfmodel.whatif.drafts import ProgramDraft
+from perfmodel.graph.program import LaneKind
+from perfmodel.whatif.drafts import ProgramDraft, edit_programs
+from perfmodel.whatif.editing import Found
 from perfmodel.whatif.recosting import bytes_of
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection
-from perfmodel.whatif.traffic import ALL_REDUCE
-from perfmodel.whatif.transformation import Transformation, edit_programs
-
-UPDATE = Pattern("optimizer/|adam|sgd|adagrad|multi_tensor")
-STEP = Pattern(f"range:Optimizer.step|{UPDATE}")
+from perfmodel.whatif.selection import Pattern, Selection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap(Transformation):
-    """Only tasks like *until* wait for collectives like *match*; the rest runs beside them.
+def detach(program: ProgramDraft, found: Found, *, until: Pattern) -> None:
+    """Of the device only tasks like *until* wait for the collectives; the rest runs beside them.
 
     Collectives on a compute stream move to a stream of their own.
     """
-
-    match: Pattern = ALL_REDUCE
-    until: Pattern = UPDATE
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted."""
-        return (
-            (
-                f"Nothing needs collectives like {self.match} before the next task like "
-                f"{self.until}; they still wait for what they carry. Kernels are not slowed."
-            ),
-            (
-                "Host threads that wait for them, and streams on which no such task follows, "
-                "keep waiting where they do."
-            ),
-        )
-
-    def edit(self, program: ProgramDraft) -> None:
-        """Change one program."""
-        found = dict.fromkeys(program.find_collectives(Selection(self.match, LaneWord.DEVICE)))
-        until = program.find(Selection(self.until))
-        waits: dict[int, list[Dependency]] = {}
-        for number, task in program.tasks.items():
-            user = _next_user(program, number, until)
-            if number in found or user is None or not program.kind_of(number).is_device:
-                continue
-            lost = [dep for dep in task.dependencies if dep.task in found and not dep.distance]
-            task.after = [dep for dep in task.dependencies if dep not in lost]
-            waits.setdefault(user, []).extend(lost)
-        on_compute = [one for one in found if program.kind_of(one) is LaneKind.COMPUTE]
-        for number in on_compute:
-            user = _next_user(program, number, until)
-            if user is not None:
-                waits.setdefault(user, []).append(Dependency(number))
-        for user, added in waits.items():
-            program.tasks[user].dependencies.extend(added)
-        _move_off_compute(program, on_compute)
+    users = program.find(Selection(until))
+    waits: dict[int, list[Dependency]] = {}
+    for number, task in program.tasks.items():
+        user = _next_user(program, number, users)
+        if number in found or user is None or not program.kind_of(number).is_device:
+            continue
+        lost = [dep for dep in task.after if dep.task in found and not dep.distance]
+        task.after = [dep for dep in task.after if dep not in lost]
+        waits.setdefault(user, []).extend(lost)
+    on_compute = [one for one in found if program.kind_of(one) is LaneKind.COMPUTE]
+    for number in on_compute:
+        user = _next_user(program, number, users)
+        if user is not None:
+            waits.setdefault(user, []).append(Dependency(number))
+    for user, added in waits.items():
+        program.tasks[user].after.extend(added)
+    _move_off_compute(program, on_compute)
 
 
 def _move_off_compute(program: ProgramDraft, found: Sequence[int]) -> None:
@@ -84,7 +57,7 @@ def _move_off_compute(program: ProgramDraft, found: Sequence[int]) -> None:
         of_lane = program.lane_tasks[task.lane]
         place = of_lane.index(number)
         if place:
-            task.dependencies.append(Dependency(of_lane[place - 1]))
+            task.after.append(Dependency(of_lane[place - 1]))
         program.move(number, apart[task.lane])
 
 
@@ -96,84 +69,40 @@ def _next_user(program: ProgramDraft, number: int, until: list[int]) -> int | No
     return until[place]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serialise(Transformation):
-    """Kernels and collectives like *match* run one at a time, in launch order."""
-
-    match: Pattern = ALL_REDUCE
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted."""
-        return (
-            (
-                f"Collectives like {self.match} and kernels run one at a time in the order in "
-                "which one host thread launches them; work of different threads is unchanged."
-            ),
-        )
-
-    def edit(self, program: ProgramDraft) -> None:
-        """Let every collective and the kernels launched around it wait for each other."""
-        found = set(program.find_collectives(Selection(self.match, LaneWord.DEVICE)))
-        threads: dict[int, list[tuple[int, int]]] = {}
-        for number in program.tasks:
-            launch = program.launch_of(number)
-            is_kernel = program.kind_of(number) is LaneKind.COMPUTE
-            if launch is not None and (is_kernel or number in found):
-                threads.setdefault(program.tasks[launch].lane, []).append((launch, number))
-        for launched in threads.values():
-            # Numbers grow along a lane, so this is the order of the launches.
-            for (_, before), (_, after) in pairwise(sorted(launched)):
-                if (before in found) != (after in found):
-                    program.tasks[after].dependencies.append(Dependency(before))
+def take_turns(program: ProgramDraft, found: Found) -> None:
+    """Every collective and the kernels launched around it by one thread wait for each other."""
+    threads: dict[int, list[tuple[int, int]]] = {}
+    for number in program.tasks:
+        launch = program.launch_of(number)
+        is_kernel = program.kind_of(number) is LaneKind.COMPUTE
+        if launch is not None and (is_kernel or number in found):
+            threads.setdefault(program.tasks[launch].lane, []).append((launch, number))
+    for launched in threads.values():
+        # Numbers grow along a lane, so this is the order of the launches.
+        for (_, before), (_, after) in pairwise(sorted(launched)):
+            if (before in found) != (after in found):
+                program.tasks[after].after.append(Dependency(before))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prioritise(Transformation):
-    """P3: collectives like *match* run by when they are needed, and forward waits for its own.
+def prioritise(job: JobGraph, selection: Selection, *, update: Pattern) -> JobGraph:
+    """Collectives run by when they are needed, and the forward pass waits for its own.
 
-    Gradients are made from the last layer to the first, and used from the first to the last. So
-    the collective that comes last is needed first, and a free stream takes the last one that is
-    ready. Tasks like *update* are done piece by piece behind the collectives. Cut these first with
-    `bucket`, so that a large one does not hold up a late one.
+    The collective that comes last is needed first. Tasks like *update* are done piece by piece
+    behind the collectives.
     """
+    updates = Selection(update)
+    selection.check_found(job)
+    updates.check_found(job)
+    ready_ns = _ready_ns(job, selection)
 
-    match: Pattern = ALL_REDUCE
-    update: Pattern = STEP
+    def edit(program: ProgramDraft) -> None:
+        own_ns = {
+            task: ready_ns[_rendezvous(job, program.rank, task)] for task in program.find(selection)
+        }
+        if own_ns:
+            _prioritise(program, own_ns, program.find(updates))
 
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted."""
-        return (
-            (
-                f"Of collectives like {self.match} that are ready, a stream takes the one made "
-                "last, whose parameters the next iteration uses first; a running one is not "
-                "interrupted, and all ranks agree."
-            ),
-            (
-                f"Tasks like {self.update} run in pieces, in proportion to bytes, behind each "
-                "collective on its stream, with no launch of their own; the forward pass of the "
-                "next iteration, up to the first kernel that a collective waits for, uses "
-                "parameters evenly along its time and waits for no others."
-            ),
-        )
-
-    def apply(self, job: JobGraph) -> JobGraph:
-        """The changed job."""
-        chosen, updates = Selection(self.match, LaneWord.DEVICE), Selection(self.update)
-        chosen.check_found(job)
-        updates.check_found(job)
-        ready_ns = _ready_ns(job, chosen)
-
-        def edit(program: ProgramDraft) -> None:
-            own_ns = {
-                task: ready_ns[_rendezvous(job, program.rank, task)]
-                for task in program.find_collectives(chosen)
-            }
-            if own_ns:
-                _prioritise(program, own_ns, program.find(updates))
-
-        return edit_programs(job, edit, assumptions=self.assumptions)
+    return edit_programs(job, edit)
 
 
 def _rendezvous(job: JobGraph, rank: int, task: int) -> tuple[int, int]:
@@ -182,14 +111,14 @@ def _rendezvous(job: JobGraph, rank: int, task: int) -> tuple[int, int]:
     return int(job.rank_group[rank, program.slot[task]]), int(program.sequence[task])
 
 
-def _ready_ns(job: JobGraph, chosen: Selection) -> dict[tuple[int, int], int]:
+def _ready_ns(job: JobGraph, selection: Selection) -> dict[tuple[int, int], int]:
     """When the last member of each collective could begin, by group and sequence, in one pass."""
     played = replay(job, stated_durations(job)).last
     offsets = job.rank_rows()
     ready: dict[tuple[int, int], int] = {}
     for rank in range(job.rank_count):
         program, first = job.program_of(rank), int(offsets[rank])
-        for task in np.flatnonzero(chosen.mask(job, program) & (program.slot != PLAIN)).tolist():
+        for task in selection.tasks(job, program):
             rows = slice(program.dep_start[task], program.dep_start[task + 1])
             is_now = program.dep_distance[rows] == 0
             sources = program.dep_task[rows][is_now]
@@ -232,7 +161,7 @@ def _prioritise(program: ProgramDraft, ready_ns: dict[int, int], updates: Sequen
         share = start_ns / max(sum(lengths), 1) * needed[-1]
         place = min(int(np.searchsorted(needed, share, side="right")), len(used) - 1)
         own = Dependency(pieces[used[place]], distance=1)
-        program.tasks[number].dependencies.append(own)
+        program.tasks[number].after.append(own)
 
 
 def _length_ns(program: ProgramDraft, number: int) -> int:
@@ -246,7 +175,7 @@ def _forward(
     sources = [
         dep.task
         for number in collectives
-        for dep in program.tasks[number].dependencies
+        for dep in program.tasks[number].after
         if program.kind_of(dep.task).is_device and dep.task not in collectives
     ]
     if not sources:

@@ -7,15 +7,13 @@ cancels. Without a machine it is the ratio of two amounts of work.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from collectives import CollectiveKind, price_collective
 from perfmodel.base.dtypes import DType
-from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.models import price_ops
 from perfmodel.graph.job import JobGraph
@@ -36,7 +34,7 @@ from perfmodel.graph.ops import (
     duration_of,
 )
 from perfmodel.whatif.drafts import Ranks
-from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine
+from perfmodel.whatif.pinning import PricingMachine
 from perfmodel.whatif.selection import Selection
 
 _SENT_SHARE = {
@@ -91,59 +89,41 @@ def count_recosted(
     return Recosted(what, known, estimated, total)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnMachine:
-    """Parameters of transformations that change work: the machine to price it on.
+def time_ratio(
+    old: Work,
+    new: Work,
+    ranks: Ranks = (),
+    among: Ranks = (),
+    *,
+    machine: PricingMachine | None = None,
+) -> float:
+    """How many times as long *new* takes as *old*, which *ranks* do together.
 
-    *topology* is a file or a name from the catalog. Without it times are in proportion to the
-    amount of work.
+    *among* are the ranks of *new*, where they differ. Without a *machine* times are in proportion
+    to the amount of work.
     """
+    among = among or ranks
+    if (old, ranks) == (new, among):
+        return 1.0
+    if machine is None:
+        before, after = amount_of(old, ranks), amount_of(new, among)
+    else:
+        before, after = price_ns(old, ranks, machine), price_ns(new, among, machine)
+    return after / before if before > 0 else 1.0
 
-    topology: str | None = None
-    hosts: int | None = None
-    stack: str = DEFAULT_STACK
 
-    def __post_init__(self) -> None:
-        if self.topology is None and self.hosts is not None:
-            raise ScenarioError(
-                f"hosts: {self.hosts} hosts need a machine. Say which with topology=NAME."
-            )
-        check_numbers(self)
-
-    @property
-    def machine(self) -> PricingMachine | None:
-        """The machine, if one is named."""
-        if self.topology is None:
-            return None
-        return PricingMachine(self.topology, self.hosts, self.stack)
-
-    @property
-    def cost_sentence(self) -> str:
-        """How changed tasks are priced."""
-        if self.topology is None:
-            return (
-                "Changed tasks take time in proportion to their amount of work (bytes, or "
-                "operations times bytes per number); latencies scale with it."
-            )
-        return f"Changed tasks are scaled by the ratio of predictions for {self.topology}."
-
-    def time_ratio(self, old: Work, new: Work, ranks: Ranks = (), among: Ranks = ()) -> float:
-        """How many times as long *new* takes as *old*, which *ranks* do together.
-
-        *among* are the ranks of *new*, where they differ.
-        """
-        among = among or ranks
-        if (old, ranks) == (new, among):
-            return 1.0
-        if self.machine is None:
-            before, after = amount_of(old, ranks), amount_of(new, among)
-        else:
-            before, after = price_ns(old, ranks, self.machine), price_ns(new, among, self.machine)
-        return after / before if before > 0 else 1.0
-
-    def rework(self, op: Op, old: Work, new: Work, ranks: Ranks = (), among: Ranks = ()) -> Fixed:
-        """A task that did *old* and now does *new*, with its duration scaled accordingly."""
-        return retime(op, duration_of(op) * self.time_ratio(old, new, ranks, among), work=new)
+def rework(
+    op: Op,
+    old: Work,
+    new: Work,
+    ranks: Ranks = (),
+    among: Ranks = (),
+    *,
+    machine: PricingMachine | None = None,
+) -> Fixed:
+    """A task that did *old* and now does *new*, with its duration scaled accordingly."""
+    ratio = time_ratio(old, new, ranks, among, machine=machine)
+    return retime(op, duration_of(op) * ratio, work=new)
 
 
 def retime(op: Op, duration_ns: float, *, work: Work | None = None) -> Fixed:
@@ -161,19 +141,6 @@ def retime(op: Op, duration_ns: float, *, work: Work | None = None) -> Fixed:
         provenance=Provenance.ASSUMED,
         work=op.work if work is None else work,
     )
-
-
-def check_numbers(transformation: Any) -> None:
-    """Raise unless its factors can multiply a duration, and data can be processed at its rate."""
-    for field in fields(transformation):
-        value = getattr(transformation, field.name)
-        if value is None or not str(field.type).startswith("float"):
-            continue
-        if field.name == "rate_bytes_per_s":
-            if not value > 0:
-                raise ScenarioError(f"rate: must be above zero, got {value:g} B/s.")
-        elif not 0 <= value < float("inf"):
-            raise ScenarioError(f"{field.name}: must be zero or more, got {value:g}.")
 
 
 @lru_cache(maxsize=100_000)

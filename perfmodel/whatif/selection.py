@@ -36,7 +36,7 @@ from perfmodel.graph.ops import (
     MemoryBound,
     Op,
 )
-from perfmodel.graph.program import NO_ORIGIN, LaneKind, Program
+from perfmodel.graph.program import NO_ORIGIN, PLAIN, LaneKind, Program
 
 Mask = NDArray[np.bool_]
 
@@ -156,17 +156,36 @@ class Numbers:
         return "+".join(str(value) for value in self.values)
 
 
+class Only(Enum):
+    """How many ranks the selected tasks involve."""
+
+    ANY = "any"
+    PLAIN = "plain"
+    COLLECTIVES = "collectives"
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Tasks that match a pattern, on some lanes, longer than *longer_ns*.
 
-    *number* picks some of those in a program, in the order of its lanes.
+    *number* picks some of those in a program, in the order of its lanes. Of these, *only* leaves
+    out tasks of one or of several ranks, *unless* those that match it, and *beside* all that are
+    not next to a task that matches it. With *partner* each is paired with one that matches that.
     """
 
     match: Pattern | None = None
     lane: LaneWord = LaneWord.ANY
     longer_ns: int = -1
     number: Numbers | None = None
+    only: Only = Only.ANY
+    unless: Pattern | None = None
+    beside: Pattern | None = None
+    partner: Pattern | None = None
+
+    @property
+    def whole(self) -> Selection:
+        """The same before tasks are left out of it."""
+        return Selection(self.match, self.lane, self.longer_ns, self.number)
 
     def mask(self, job: JobGraph, program: Program) -> Mask:
         """Which tasks of *program* are selected."""
@@ -184,6 +203,15 @@ class Selection:
             picked = [value for value in self.number.values if value < len(places)]
             found = np.zeros(program.task_count, dtype=bool)
             found[places[picked]] = True
+        if self.only is not Only.ANY:
+            found &= (program.slot == PLAIN) == (self.only is Only.PLAIN)
+        if self.unless is not None:
+            found &= ~Selection(self.unless, self.lane).mask(job, program)
+        if self.beside is not None:
+            near = Selection(self.beside, self.lane).mask(job, program)
+            is_next = near[1:] & (np.diff(program.task_lanes()) == 0)
+            is_previous = near[:-1] & (np.diff(program.task_lanes()) == 0)
+            found &= ~near & (np.append(is_next, False) | np.append(False, is_previous))
         return found
 
     def tasks(self, job: JobGraph, program: Program) -> list[int]:
@@ -192,12 +220,17 @@ class Selection:
         return found
 
     def check_found(self, job: JobGraph, ranks: Numbers | None = None) -> None:
-        """Raise unless *job* has *ranks*, and some task of them is selected."""
+        """Raise unless *job* has *ranks*, and some task of them is selected.
+
+        Of tasks *beside* others there may be none.
+        """
         if ranks is not None:
             ranks.check_ranks(job)
         chosen = range(job.rank_count) if ranks is None else ranks.values
         programs = dict.fromkeys(int(job.rank_program[rank]) for rank in chosen)
-        if not any(self.mask(job, job.programs[program]).any() for program in programs):
+        if self.beside is None and not any(
+            self.whole.mask(job, job.programs[program]).any() for program in programs
+        ):
             raise ScenarioError(f"no task is {self.words}. {_suggestion(job, self)}")
 
     @property

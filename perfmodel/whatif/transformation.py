@@ -1,144 +1,173 @@
-"""Transformation: a what-if, which takes one job to another.
+"""Transformation: a what-if with values for its parameters, which takes one job to another.
 
-A transformation is a frozen dataclass; its fields are its parameters. It either edits programs
-task by task (`edit`), or gives tasks other ops (`OpChange`). It adds its assumptions to the job,
-so that every later answer carries them.
+Its steps run one after the other. A single change of ops leaves the programs alone; several steps
+edit them together, program by program. Its assumptions are added to the job, so that every later
+answer carries them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
+from functools import partial
+from typing import Any
 
 from perfmodel.base.errors import GraphError, PerfModelError, ScenarioError
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import JobGraph, with_own_origins
-from perfmodel.graph.ops import Op
-from perfmodel.graph.program import PLAIN, Program
-from perfmodel.whatif.drafts import JobDraft, ProgramDraft, Ranks
-from perfmodel.whatif.recosting import Recosted, check_numbers
-from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, Selection
+from perfmodel.whatif.drafts import ProgramDraft, add_assumptions, change_ops, edit_programs
+from perfmodel.whatif.editing import Found, find
+from perfmodel.whatif.pinning import PricingMachine
+from perfmodel.whatif.primitives import PRIMITIVES, Level, Primitive, arguments_of
+from perfmodel.whatif.recipes import PLACEHOLDER, Conditions, Recipe, is_reference
+from perfmodel.whatif.recosting import Recosted
+from perfmodel.whatif.scaling_out import host_times
+from perfmodel.whatif.selection import Numbers, Selection
 from perfmodel.whatif.touching import Touched, count_matched, find_touched
 
-ChangeOp = Callable[[Op, Ranks], Op]
-"""From an op and the ranks that carry it out together (none for a plain task) to a new op."""
+BoundStep = tuple[Primitive, dict[str, Any]]
+"""A primitive and its arguments with their values."""
 
 
+@dataclass(frozen=True, slots=True)
 class Transformation:
-    """A change of a job. Some have a field *rank*, and change only those ranks.
+    """The recipe *name* with *values* for all its parameters, None where one is left out.
 
-    Fields of type float are factors, or the rate at which data is processed.
+    A parameter called `rank` says which ranks change.
     """
 
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
+    name: str
+    recipe: Recipe
+    values: dict[str, Any]
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What is taken for granted, in sentences."""
-        raise NotImplementedError
+        sentences = (self._say(text) for text in self.recipe.assumes)
+        return tuple(sentence for sentence in sentences if sentence)
 
     @property
     def selection(self) -> Selection | None:
         """The tasks that count as touched even where they stay as they are."""
-        return None
+        keeps = all(primitive.keeps_tasks for primitive, _ in self._steps)
+        return self._first_selection if keeps else None
 
     @property
     def edited_ranks(self) -> Numbers | None:
         """The ranks that change, None for all."""
-        return getattr(self, "rank", None)
-
-    def recosted(self, job: JobGraph) -> Recosted | None:  # noqa: ARG002  some look at it
-        """How much of *job* is priced again; None where nothing is."""
-        return None
-
-    def edit(self, program: ProgramDraft) -> None:
-        """Change one program."""
-        raise NotImplementedError
-
-    def apply(self, job: JobGraph) -> JobGraph:
-        """The changed job; *job* itself stays as it is."""
-        return edit_programs(job, self.edit, assumptions=self.assumptions, ranks=self.edited_ranks)
-
-
-class OpChange(Transformation):
-    """A transformation that gives the tasks of its selection other ops.
-
-    These are tasks like *match* on the lanes *lane*, which need not be parameters.
-    """
-
-    __slots__ = ()
-    match: Pattern | None
-    lane = LaneWord.DEVICE
+        return self.values.get("rank")
 
     @property
-    def selection(self) -> Selection:
-        """The tasks that change."""
-        return Selection(self.match, self.lane)
+    def is_doubtful(self) -> bool:
+        """Whether it leaves open how fast the job is, between two ends."""
+        return "doubt" in self.values
 
-    def change(self, op: Op, ranks: Ranks) -> Op:
-        """The op of a task instead of *op*, which *ranks* carry out together."""
-        raise NotImplementedError
+    def at_end(self, doubt: str) -> Transformation:
+        """The same at one end of what it leaves open."""
+        return replace(self, values=self.values | {"doubt": doubt}) if self.is_doubtful else self
+
+    def recosted(self, job: JobGraph) -> Recosted | None:
+        """How much of *job* is priced again; None where nothing is counted."""
+        steps = [(primitive.count, values) for primitive, values in self._steps]
+        counted = [values for count, values in steps if count is not None]
+        count = next((count for count, _ in steps if count is not None), None)
+        if count is None or not self.recipe.counts:
+            return None
+        return count(job, self._first_selection, self._say(self.recipe.counts), counted)
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job; *job* itself stays as it is."""
-        return change_ops(
-            job,
-            self.selection,
-            self.change,
-            assumptions=self.assumptions,
-            ranks=self.edited_ranks,
+        selected: BoundStep = (PRIMITIVES["select"], {})
+        edits = [selected]
+        for primitive, values in self._steps:
+            if primitive.level is Level.JOB:
+                job = self._edit_job(job, edits)
+                job = primitive.function(job, Selection(**selected[1]), **values)
+                edits = [selected]
+                continue
+            if primitive.level is Level.SELECTION:
+                selected = (primitive, values)
+                edits = edits if len(edits) > 1 else []
+            edits.append((primitive, values))
+        return add_assumptions(self._edit_job(job, edits), self.assumptions)
+
+    def _edit_job(self, job: JobGraph, steps: Sequence[BoundStep]) -> JobGraph:
+        """*job* after *steps*, the first of which selects tasks."""
+        (_, selected), *changes = steps
+        if not changes:
+            return job
+        (primitive, values), *others = changes
+        if others or primitive.level is not Level.OP:
+            return edit_programs(job, partial(_edit, steps=steps), ranks=self.edited_ranks)
+        change = partial(primitive.function, **values)
+        return change_ops(job, Selection(**selected), change, ranks=self.edited_ranks)
+
+    @property
+    def _first_selection(self) -> Selection:
+        found = (values for primitive, values in self._steps if primitive.level is Level.SELECTION)
+        return Selection(**next(found, {})).whole
+
+    @property
+    def _steps(self) -> list[BoundStep]:
+        """The steps whose conditions hold."""
+        return [
+            (PRIMITIVES[step.primitive], self._bind(step.primitive, step.arguments))
+            for step in self.recipe.steps
+            if self._holds(step.when)
+        ]
+
+    def _bind(self, primitive: str, stated: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of *primitive* by name, without those that are left out."""
+        values = {}
+        for argument in arguments_of(primitive):
+            value = stated.get(argument.key)
+            if is_reference(value):
+                value = self.values[str(value)[1:]]
+            if argument.is_machine and self.values.get("topology") is not None:
+                named = (self.values[key] for key in ("topology", "hosts", "stack"))
+                value = PricingMachine(*named)
+            if value is not None:
+                values[argument.name] = value
+        return values
+
+    def _holds(self, conditions: Conditions) -> bool:
+        stated = ((self.values.get(key), state) for key, state in conditions.items())
+        return all(
+            (value is None) == (state == "none") if state in ("given", "none") else value == state
+            for value, state in stated
         )
 
+    def _say(self, text: str) -> str:
+        """*text* with its words."""
+        return PLACEHOLDER.sub(self._word, text)
 
-def edit_programs(
-    job: JobGraph,
-    edit: Callable[[ProgramDraft], None],
-    *,
-    assumptions: Sequence[str] = (),
-    ranks: Numbers | None = None,
-) -> JobGraph:
-    """*job* with the structure of its programs changed by *edit*."""
-    if ranks is not None:
-        ranks.check_ranks(job)
-    draft = JobDraft(job, ranks)
-
-    def edit_one(program: Program, rank: int) -> Program:
-        of_program = ProgramDraft(draft, program, rank)
-        edit(of_program)
-        return of_program.build()
-
-    draft.edit(edit_one)
-    return draft.build(assumptions)
+    def _word(self, placeholder: re.Match[str]) -> str:
+        name, spec = placeholder.groups()
+        if name in self.recipe.words:
+            chosen = (one.say for one in self.recipe.words[name] if self._holds(one.when))
+            return self._say(next(chosen, ""))
+        if name in self.values:
+            return self.recipe.parameters[name].show(self.values[name], spec or "")
+        if name == "selected":
+            return self._first_selection.words
+        if name == "bytes_ratio":
+            return f"{self.values['to'].size_bytes / self.values['was'].size_bytes:g}"
+        *_, words = host_times(*(self.values[key] for key in ("topology", "was", "host")))
+        return words
 
 
-def change_ops(
-    job: JobGraph,
-    selection: Selection,
-    change: ChangeOp,
-    *,
-    assumptions: Sequence[str] = (),
-    ranks: Numbers | None = None,
-) -> JobGraph:
-    """*job* with other ops for the tasks of *selection*, which must not be empty."""
-    selection.check_found(job, ranks)
-    draft = JobDraft(job, ranks)
-
-    def change_one(program: Program, rank: int) -> Program:
-        tasks = np.flatnonzero(selection.mask(job, program))
-        column = program.op.copy()
-        for op, slot in {(int(program.op[task]), int(program.slot[task])) for task in tasks}:
-            group = () if slot == PLAIN else job.groups[int(job.rank_group[rank, slot])].ranks
-            same = tasks[(program.op[tasks] == op) & (program.slot[tasks] == slot)]
-            column[same] = draft.op(change(job.ops[op], group))
-        return program if np.array_equal(column, program.op) else replace(program, op=column)
-
-    draft.edit(change_one)
-    return draft.build(assumptions)
+def _edit(program: ProgramDraft, steps: Sequence[BoundStep]) -> None:
+    found: Found = {}
+    for primitive, values in steps:
+        if primitive.level is Level.SELECTION:
+            found = find(program, Selection(**values))
+        elif primitive.level is Level.PROGRAM:
+            primitive.function(program, found, **values)
+        else:
+            for number in found:
+                ranks = program.members(number)
+                program.set_op(number, primitive.function(program.op(number), ranks, **values))
 
 
 LEAST_RECOSTED = 0.5
@@ -206,5 +235,5 @@ def apply_all(job: JobGraph, transformations: Iterable[Transformation]) -> JobGr
     if changes:
         job = with_own_origins(job)
     for change in changes:
-        job = apply_one(job, change, name=type(change).__name__).job
+        job = apply_one(job, change, name=change.name).job
     return job

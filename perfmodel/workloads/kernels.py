@@ -11,33 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
+from perfmodel.base.documents import load_yaml
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Gemm, MemoryBound
 from perfmodel.stacks.capabilities import OptimizerKernels
 
 FP32_BYTES = DType.FP32.size_bytes
 
-_MOMENTS = (
-    ("lerp_", 2, 1),
-    ("mul_", 1, 1),
-    ("addcmul_", 2, 1),
-    ("sqrt", 1, 1),
-    ("div_", 1, 1),
-    ("add_", 1, 1),
-)
-_FORMULAS: dict[str, tuple[tuple[str, int, int], ...]] = {
-    "sgd": (("add_", 2, 1),),
-    "adagrad": (("addcmul_", 2, 1), ("sqrt", 1, 1), ("add_", 1, 1), ("addcdiv_", 3, 1)),
-    "adam": (*_MOMENTS, ("addcdiv_", 3, 1)),
-    "adamw": (("mul_", 1, 1), *_MOMENTS, ("addcdiv_", 3, 1)),
-    "lamb": (*_MOMENTS, ("div", 2, 1), ("add_", 2, 1), ("norm", 1, 0), ("norm", 1, 0),
-             ("add_", 2, 1)),
-}  # fmt: skip
-"""Operations of a step with the fp32 tensors that each reads and writes."""
-
 STATES = {"sgd": 0, "adagrad": 1, "adam": 2, "adamw": 2, "lamb": 2}
 """fp32 tensors of state that an optimizer keeps per parameter."""
+
+
+@cache
+def _load_formulas() -> dict[str, list[tuple[str, int, int]]]:
+    """Operations of a step, with the fp32 tensors that each reads and writes."""
+    return load_yaml(Path(__file__).with_name("optimizers.yaml"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +138,7 @@ def _operations(
         casts = [("to", "cast", gradient_bytes, FP32_BYTES)] if gradient_bytes < FP32_BYTES else []
         return casts + [
             (operator, optimizer, reads * FP32_BYTES, writes * FP32_BYTES)
-            for operator, reads, writes in _FORMULAS[optimizer]
+            for operator, reads, writes in _load_formulas()[optimizer]
         ]
     name = f"Optimizer.step#{optimizer.upper()}.step"
     write = FP32_BYTES * (1 + STATES[optimizer])

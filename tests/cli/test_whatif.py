@@ -10,7 +10,7 @@ import pytest
 from perfmodel.cli import main
 from perfmodel.graph.storage import save_job
 from perfmodel.recordings.storage import save_recorded_job
-from perfmodel.whatif import TRANSFORMATIONS
+from perfmodel.whatif import load_recipes
 from tests.recordings.builders import call, import_spans
 from tests.traces.builders import span
 from tests.whatif.jobs import training_job
@@ -81,7 +81,7 @@ def test_all_changes_are_listed(capsys):
     assert run("--list") == 0
 
     shown = capsys.readouterr().out
-    for name in TRANSFORMATIONS:
+    for name in load_recipes():
         assert f"\n{name}\n" in f"\n{shown}"
 
 

@@ -403,6 +403,7 @@ SHIPPED = {
     ),
     "scenario": ("perfmodel/api/templates/scenario.yaml",),
     "tables": ("perfmodel/api/templates/tables.yaml",),
+    "recipes": ("perfmodel/whatif/recipes.yaml",),
     "calibration": ("collectives/calibrations/nccl.yaml", "perfmodel/costs/calibrations/**/*.json"),
 }
 

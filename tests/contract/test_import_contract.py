@@ -62,9 +62,12 @@ def test_an_import_that_points_up_is_refused(tmp_path):
     assert "topologies.wrong -> collectives" in outcome.stdout
 
 
-def test_ray_is_refused_outside_its_modules(tmp_path):
+def test_ray_is_refused_outside_its_folder(tmp_path):
     copy_of_skeleton(tmp_path)
-    (tmp_path / "perfmodel" / "execution" / "ray_cluster.py").write_text("import ray\n")
+    own = tmp_path / "perfmodel" / "execution" / "on_ray"
+    own.mkdir()
+    (own / "__init__.py").touch()
+    (own / "cluster.py").write_text("import ray\n")
     assert run_lint(tmp_path).returncode == 0
 
     (tmp_path / "perfmodel" / "engine" / "wrong.py").write_text("from ray import util\n")

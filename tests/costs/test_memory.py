@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.memory import (
-    RESEMBLES,
     MemoryModel,
     TrafficCurve,
     interpolate_row_factor,
     measured_word,
+    resembling,
 )
 from perfmodel.graph.ops import MemoryBound
 from perfmodel.stacks.capabilities import KERNEL_WORDS
@@ -29,7 +29,7 @@ def price(operator: str, size_bytes: int, device: str = "a100_sxm_80gb", row_len
 
 def test_a_stack_may_name_every_kernel_that_a_curve_is_known_for():
     # Names of the framework for `concat` and for kernels in place are found in traces only.
-    assert set(RESEMBLES) - set(KERNEL_WORDS) == {"add_", "zero_", "cat", "conv"}
+    assert set(resembling()) - set(KERNEL_WORDS) == {"add_", "zero_", "cat", "conv"}
 
 
 def test_slopes_add_up_from_knot_to_knot():

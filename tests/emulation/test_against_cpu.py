@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.emulation.operator_names import aten_name
 from perfmodel.emulation.rank_record import CallType, from_bytes
 from perfmodel.emulation.request import device_facts, load_gpu
 from perfmodel.emulation.windows import Windows
 from perfmodel.emulation.workers import WorkerOrder, WorkerTask, run_worker
+from perfmodel.graph.calls import aten_name
 from tests.emulation.emulating import SCRIPTS
 
 HERE = Path(__file__).parent

@@ -192,3 +192,27 @@ def test_a_hang_ends_with_the_line_it_hangs_at(tmp_path):
     assert run.code == 1
     # The script has ten lines; the last but one sleeps.
     assert f"hanging at {script}:9 in <module>" in run.stderr
+
+
+SKIPPING = """
+import torch.distributed as dist
+dist.init_process_group("nccl")
+values = torch.ones(16, device="cuda")
+for _ in range(4):
+    dist.all_reduce(values)
+    if dist.get_rank() != 2:
+        dist.broadcast(values, 0)
+    dist.all_reduce(values)
+    step()
+"""
+
+
+def test_a_rank_that_skips_a_collective_is_named_with_the_line_of_the_others(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(FAILING + SKIPPING)
+    run = emulate(script, tmp_path, "--ranks", "4")
+    assert run.code == 1
+    assert (
+        "#1: rank 2 lacks broadcast of 64 bytes (fp32) at train.py:15, made by ranks 0, 1, 3; "
+        "in its place: all_reduce of 64 bytes (fp32) at train.py:16."
+    ) in run.stderr

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from perfmodel.emulation.rank_record import DEVICE_SHIFT, CallType
 from perfmodel.emulation.windows import Windows
-from tests.emulation.test_collective_matching import collective, record
+from tests.emulation.test_communicators import collective, record
 
 VIEW = {"operator": "aten.view.default"}
 ADD = {

@@ -12,13 +12,8 @@ import uuid
 import psutil
 import pytest
 
-from perfmodel.execution import ray_watchdog
-from perfmodel.execution.ray_surroundings import (
-    FOLDER_PREFIX,
-    OWNER,
-    clear_leftovers,
-    private_folder,
-)
+from perfmodel.execution.on_ray import watchdog
+from perfmodel.execution.on_ray.surroundings import FOLDER_PREFIX, clear_leftovers, private_folder
 from tests.conftest import CHECKOUT
 
 pytestmark = pytest.mark.ray
@@ -143,31 +138,17 @@ def test_what_a_killed_driver_and_its_watchdog_have_left_is_cleared_by_the_next_
 ):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = tmp_path / f"{FOLDER_PREFIX}left"
-    folder.mkdir()
-    (folder / OWNER).touch()
-    agent = subprocess.Popen(["sleep", "600"], env={ray_watchdog.MARK: str(folder)})
+    (folder / "session").mkdir(parents=True)
+    agent = subprocess.Popen(["sleep", "600"], env={watchdog.MARK: str(folder)})
     # A program that has only just been started has no environment to read yet.
     end_s = time.monotonic() + PATIENCE_S
-    while agent.pid not in ray_watchdog.marked_processes(str(folder)):
+    while agent.pid not in watchdog.marked_processes(str(folder)):
         assert time.monotonic() < end_s
         time.sleep(0.01)
     with private_folder() as mine:
         assert agent.wait(timeout=PATIENCE_S) == -signal.SIGKILL
         assert sorted(tmp_path.iterdir()) == [mine]
-        # One that is in use stays, and one that is just being made.
-        (tmp_path / f"{FOLDER_PREFIX}new").mkdir()
+        # One that is in use stays.
         clear_leftovers()
         assert mine.is_dir()
-    assert [path.name for path in tmp_path.iterdir()] == [f"{FOLDER_PREFIX}new"]
-
-
-def test_a_folder_that_was_half_removed_goes_with_the_next_start(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder = tmp_path / f"{FOLDER_PREFIX}half"
-    (folder / "session").mkdir(parents=True)
-    an_hour_ago_s = time.time() - 3600
-    os.utime(folder, (an_hour_ago_s, an_hour_ago_s))
-
-    clear_leftovers()
-
     assert list(tmp_path.iterdir()) == []

@@ -12,27 +12,19 @@ import pytest
 from perfmodel.base.errors import ExecutionError, InputError
 from perfmodel.engine.replay import replay
 from perfmodel.execution import ExecutorKind, open_executor
-from perfmodel.execution.executor import SerialExecutor
 from perfmodel.execution.opening import START_S, TASKS_PER_S, AutoExecutor
 from tests.execution.comparison import assert_same
 from tests.execution.jobs import alternating_job, paired_job
 
 
-def test_serial_replays_in_this_process():
+@pytest.mark.parametrize("kind", ["serial", "auto"])
+def test_a_small_job_is_replayed_in_this_process(kind):
     job, durations = alternating_job(ranks=3, members=4)
 
-    with open_executor("serial") as executor:
+    with open_executor(kind) as executor:
         assert_same(executor.replay(job, durations, 2), replay(job, durations, iterations=2))
         assert executor.map(pow, 2, [3, 1, 2]) == [8, 2, 4]
-        assert executor.description == "serial"
-
-
-def test_auto_stays_in_this_process_for_a_small_job():
-    job, durations = alternating_job(ranks=3, members=4)
-
-    with open_executor() as executor:
-        assert_same(executor.replay(job, durations), replay(job, durations))
-        assert executor.map(pow, 2, [3, 1, 2]) == [8, 2, 4]
+        assert executor.map(pow, 2, []) == []
         assert executor.description == "serial"
 
 
@@ -87,15 +79,18 @@ def test_auto_takes_the_other_place_once_steps_of_a_list_add_up(monkeypatch):
     assert (opened.times, opened.replays) == (1, [[2, 3], [1, 2, 3]])
 
 
-def test_auto_counts_the_time_that_blocks_would_talk():
+def test_auto_counts_the_time_that_blocks_would_talk(monkeypatch):
     job, durations = alternating_job(ranks=2, members=100)
     opened = Opened()
     auto = AutoExecutor(opened, workers=2)
+    monkeypatch.setattr("perfmodel.execution.opening.START_S", 0.0)
+
     # 400 tasks take 13 us here and half of that there, and then 100 rounds of a millisecond.
-    assert isinstance(auto._place_for(1e9, places=2, talking_s=lambda: 1e9), SerialExecutor)
-    assert auto._most_crossed(job) == 100
     auto.replay(job, durations, 10)
     assert opened.times == 0
+    monkeypatch.setattr("perfmodel.execution.opening.ROUND_S", 0.0)
+    auto.replay(job, durations, 10)
+    assert opened.times == 1
 
 
 def test_auto_learns_how_fast_this_machine_is():
@@ -105,56 +100,31 @@ def test_auto_learns_how_fast_this_machine_is():
     # 400,000 tasks three times over are enough to tell.
     auto.replay(job, durations, 3)
 
-    assert auto._tasks_per_s != TASKS_PER_S
+    assert auto.tasks_per_s != TASKS_PER_S
 
 
 @pytest.mark.parametrize(("workers", "ranks"), [(1, 4), (2, 1)])
-def test_auto_never_leaves_this_process_for_one_block(workers, ranks):
+def test_auto_never_leaves_this_process_for_one_block(workers, ranks, monkeypatch):
     auto = AutoExecutor(lambda: pytest.fail("must not be opened"), workers=workers)
+    monkeypatch.setattr("perfmodel.execution.opening.START_S", 0.0)
 
-    place = auto._place_for(1e9, places=min(workers, ranks))
-
-    assert isinstance(place, SerialExecutor)
-
-
-def test_auto_answers_no_items_with_no_answers():
-    with open_executor("auto") as executor:
-        assert executor.map(pow, 2, []) == []
+    auto.replay(*alternating_job(ranks=ranks, members=3))
 
 
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(InputError, match="must be one of auto, serial, ray, got 'dask'"):
-        open_executor("dask")
-
-
-def test_no_workers_are_refused():
-    with pytest.raises(InputError, match="must be 1 or more, got 0"):
-        open_executor(ExecutorKind.RAY, workers=0)
-
-
-@pytest.mark.parametrize("said", [{"workers": 2}, {"address": "somewhere:6379"}])
-def test_serial_refuses_what_only_ray_can_do(said):
-    with (
-        pytest.raises(InputError, match="works in this process alone"),
-        open_executor("serial", **said),
-    ):
-        pass
-
-
-def test_an_address_where_nobody_answers_is_an_error_that_says_so():
-    # Port 1 of this machine: nobody listens there.
-    with (
-        pytest.raises(ExecutionError, match=r"nobody answers at '127\.0\.0\.1:1'"),
-        open_executor("ray", address="127.0.0.1:1"),
-    ):
-        pass
-
-
-def test_an_address_without_a_port_number_is_refused():
-    with (
-        pytest.raises(ExecutionError, match="must look like host:6379, got 'host:port'"),
-        open_executor("ray", address="host:port"),
-    ):
+# Port 1 of this machine: no process listens there.
+@pytest.mark.parametrize(
+    ("kind", "said", "error", "words"),
+    [
+        ("dask", {}, InputError, "must be one of auto, serial, ray, got 'dask'"),
+        (ExecutorKind.RAY, {"workers": 0}, InputError, "must be 1 or more, got 0"),
+        ("serial", {"workers": 2}, InputError, "works in this process alone"),
+        ("serial", {"address": "somewhere:6379"}, InputError, "works in this process alone"),
+        ("ray", {"address": "127.0.0.1:1"}, ExecutionError, r"nobody answers at '127\.0\.0\.1:1'"),
+        ("ray", {"address": "host:port"}, ExecutionError, "must look like host:6379, got 'host:p"),
+    ],
+)
+def test_an_executor_that_cannot_be_is_refused(kind, said, error, words):
+    with pytest.raises(error, match=words), open_executor(kind, **said):
         pass
 
 

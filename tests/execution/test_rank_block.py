@@ -7,9 +7,9 @@ import pytest
 
 from perfmodel.base.errors import ExecutionError
 from perfmodel.engine.block import Arrivals, no_arrivals
-from perfmodel.execution.messages import Order, Report
 from perfmodel.execution.parts import take_durations, take_part
 from perfmodel.execution.rank_block import Assignment, RankBlock
+from perfmodel.execution.rounds import Message
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobFacts
@@ -18,7 +18,7 @@ from perfmodel.graph.program import LaneKind
 from tests.benchmarks.graphs import give_own_programs
 from tests.execution.jobs import alternating_job
 
-BEGIN = Order(0, no_arrivals(1)).to_bytes()
+BEGIN = Message(0, no_arrivals(1)).to_bytes()
 
 
 def first_half(*, is_locked: bool = False) -> RankBlock:
@@ -39,7 +39,7 @@ def test_the_last_round_can_be_asked_for_again():
 
     assert block.advance(BEGIN) == report
     # It waits in the first of three members, and reports that once in all.
-    assert Report.from_bytes(report).arrivals.rendezvous.tolist() == [[0, 0, 0]]
+    assert Message.from_bytes(report).arrivals.rendezvous.tolist() == [[0, 0, 0]]
 
 
 def test_a_round_that_was_left_out_is_refused():
@@ -47,14 +47,14 @@ def test_a_round_that_was_left_out_is_refused():
     block.advance(BEGIN)
 
     with pytest.raises(ExecutionError, match="next round must be number 1, got 2"):
-        block.advance(Order(2, no_arrivals(1)).to_bytes())
+        block.advance(Message(2, no_arrivals(1)).to_bytes())
 
 
 def test_an_older_round_is_refused():
     block = first_half()
     block.advance(BEGIN)
     met = Arrivals(np.array([[0, 0, 0]]), np.array([[5_000]]))
-    block.advance(Order(1, met).to_bytes())
+    block.advance(Message(1, met).to_bytes())
 
     with pytest.raises(ExecutionError, match="next round must be number 2, got 0"):
         block.advance(BEGIN)
@@ -76,11 +76,11 @@ def test_a_block_says_what_others_wait_for_before_it_walks_on():
     job, durations = two_lanes()
     # Rank 0 alone: it works on one lane and meets rank 1 on the other.
     block = RankBlock(take_part(job, range(1)), durations, Assignment(range(1), 1, 1))
-    first = Report.from_bytes(block.advance(BEGIN))
+    first = Message.from_bytes(block.advance(BEGIN))
     met = Arrivals(np.array([[0, 0, 0]]), np.array([[50]]))
 
-    second = Report.from_bytes(block.advance(Order(1, met).to_bytes()))
-    third = Report.from_bytes(block.advance(Order(2, no_arrivals(1)).to_bytes()))
+    second = Message.from_bytes(block.advance(Message(1, met).to_bytes()))
+    third = Message.from_bytes(block.advance(Message(2, no_arrivals(1)).to_bytes()))
 
     assert first.arrivals.rendezvous.tolist() == [[0, 0, 0]]
     # The second rendezvous needs only the first: it is told before the work after that is walked.
@@ -119,8 +119,8 @@ def two_lanes():
     program = builder.new_program()
     work = program.add_lane("compute", LaneKind.COMPUTE)
     talk = program.add_lane("communication", LaneKind.COMMUNICATION)
-    first = program.add_rendezvous(talk, Fixed("meet", 0), label="meet", slot=0)
-    program.add_rendezvous(talk, Fixed("meet", 0), label="meet", slot=0)
+    first = program.add_task(talk, Fixed("meet", 0), label="meet", slot=0)
+    program.add_task(talk, Fixed("meet", 0), label="meet", slot=0)
     program.add_task(work, Fixed("work", 0), label="work", after=[first])
     number = builder.add_program(program.build())
     builder.add_group("pair", [builder.add_rank(number) for _ in range(2)], slot=0)

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 
 from perfmodel.base.errors import ExecutionError, ReplayStalledError, WorkloadError
 from perfmodel.engine.replay import replay
-from perfmodel.execution import open_executor, ray_watchdog, ray_workers
+from perfmodel.execution import open_executor
+from perfmodel.execution.on_ray import watchdog, workers
 from tests.benchmarks.graphs import build_benchmark_job
 from tests.benchmarks.measure_ray_memory import MIB, read_status
 from tests.execution.comparison import assert_same
@@ -61,7 +62,7 @@ def test_the_answer_says_where_it_ran(three_workers):
 def test_a_local_ray_listens_to_this_machine_and_to_who_knows_its_token(three_workers):
     assert three_workers.description.startswith("ray, 3 workers")
     places = set()
-    for pid in ray_watchdog.marked_processes(os.environ[ray_watchdog.MARK]):
+    for pid in watchdog.marked_processes(os.environ[watchdog.MARK]):
         # Workers come and go.
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
@@ -126,7 +127,7 @@ def test_a_cluster_that_loses_workers_again_and_again_is_an_error_that_says_so(
     three_workers, monkeypatch
 ):
     job, durations = alternating_job(ranks=2, members=4)
-    monkeypatch.setattr(ray_workers, "MOST_REBUILDS", 2)
+    monkeypatch.setattr(workers, "MOST_REBUILDS", 2)
 
     def kill_always(status):
         os.kill(status.places[0].pid, signal.SIGKILL)

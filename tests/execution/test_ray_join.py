@@ -18,13 +18,29 @@ import pytest
 
 from perfmodel.base.errors import ExecutionError
 from perfmodel.engine.replay import replay
-from perfmodel.execution import open_executor, ray_joining
-from perfmodel.execution.ray_surroundings import listens
+from perfmodel.execution import open_executor
+from perfmodel.execution.on_ray import joining
+from perfmodel.execution.on_ray.surroundings import listens
 from tests.execution.comparison import assert_same
 from tests.execution.jobs import alternating_job
 from tests.execution.questions import multiply
 
 pytestmark = pytest.mark.ray
+
+
+def test_private_names_of_ray_are_still_there():
+    """Those that `on_ray.joining` uses; seen in Ray 2.60.0."""
+    import ray
+    from ray._private import ray_constants
+
+    assert ray_constants.ENABLE_RAY_CLUSTER is True
+    inside = ray._raylet
+    assert callable(inside.GcsClient)
+    assert callable(inside.Config.initialize)
+    assert callable(inside.AuthenticationTokenLoader.instance().has_token)
+    assert callable(inside.AuthenticationTokenLoader.instance().reset_cache)
+    assert issubclass(ray.exceptions.AuthenticationError, Exception)
+
 
 # Ray asks a raylet every 3 s whether it lives and gives up after 5 silent answers. Less
 # patience than this, and a raylet on a busy machine is taken for a lost one.
@@ -142,7 +158,7 @@ def test_a_machine_that_does_not_answer_while_it_is_joined_is_named(cluster, mon
     second = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
     (raylet,) = second.all_processes["raylet"]
-    monkeypatch.setattr(ray_joining, "PROBE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(joining, "PROBE_TIMEOUT_S", 3.0)
     # It still listens, as a machine does that is about to be lost.
     os.kill(raylet.process.pid, signal.SIGSTOP)
     try:

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from perfmodel.base.errors import ReplayStalledError
+from perfmodel.engine.block import Arrivals, no_arrivals
 from perfmodel.engine.replay import replay
+from perfmodel.execution.rounds import Message
 from tests.execution.jobs import alternating_job, crossed_job, paired_job
 from tests.execution.workers import replay_in_blocks
+
+SAID = Arrivals(np.array([[0, 7, 1], [1, 9, 2]]), np.array([[100, 200, 300], [400, 500, 600]]))
+
+
+@pytest.mark.parametrize("arrivals", [SAID, no_arrivals(3)])
+@pytest.mark.parametrize("is_done", [True, False])
+@pytest.mark.parametrize("can_walk", [True, False])
+def test_a_message_arrives_as_it_was_sent(arrivals, is_done, can_walk):
+    message = Message.from_bytes(Message(4, arrivals, is_done, can_walk).to_bytes())
+
+    assert (message.number, message.is_done, message.can_walk) == (4, is_done, can_walk)
+    for name in ("rendezvous", "ready_ns"):
+        column = getattr(message.arrivals, name)
+        assert np.array_equal(column, getattr(arrivals, name))
+        # Numba would compile anew for arrays that cannot be written.
+        assert column.flags.writeable
+
+
+def test_a_message_without_rows_is_only_its_header():
+    # Number, two flags, rows, vectors: 5 x 8 bytes.
+    assert len(Message(0, no_arrivals(3)).to_bytes()) == 40
 
 
 def test_a_round_is_needed_for_every_rendezvous_of_all():

@@ -17,13 +17,9 @@ from perfmodel.costs.priced_job import stated_prices
 from perfmodel.engine.history import History
 from perfmodel.engine.reasons import Window, break_down, critical_path
 from perfmodel.engine.replay import replay
-from perfmodel.execution.parts import deal_ranks, find_crossings
+from perfmodel.execution.parts import divide_job
 from perfmodel.execution.rank_block import Assignment, RankBlock
 from perfmodel.execution.stored_parts import check_members, store_job
-from perfmodel.graph.builder import JobBuilder
-from perfmodel.graph.job import JobFacts
-from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import LaneKind
 from perfmodel.graph.storage import load_job, open_job, save_job
 from perfmodel.graph.stored_programs import PIECE_ROWS
 from perfmodel.prediction import saved_jobs
@@ -32,7 +28,7 @@ from perfmodel.prediction.time_parts import sum_waits
 from perfmodel.reports.document import to_document
 from perfmodel.whatif.pinning import pin_durations
 from tests.execution.comparison import assert_same
-from tests.execution.jobs import alternating_job
+from tests.execution.jobs import alternating_job, meeting_job
 from tests.execution.workers import replay_in_blocks
 from tests.strategies import random_jobs
 
@@ -107,39 +103,26 @@ def test_a_worker_that_sees_another_job_or_none_says_so(tmp_path):
         RankBlock(*words)
 
 
-def meeting_job(*, members):
-    """A rank for each of *members*, which meets all others so often; not sound if they differ."""
-    builder = JobBuilder()
-    for count in members:
-        program = builder.new_program()
-        lane = program.add_lane("compute", LaneKind.COMPUTE)
-        for _ in range(count):
-            program.add_rendezvous(lane, Fixed("meet", 5), label="meet", slot=0)
-        builder.add_rank(builder.add_program(program.build()))
-    builder.add_group("world", list(range(len(members))), slot=0)
-    return builder.build(JobFacts("rendezvous"))
-
-
 def test_ranks_of_one_block_that_do_not_fit_together_are_refused(tmp_path):
-    save_job(meeting_job(members=(2, 1)), tmp_path / "job")
+    save_job(meeting_job([[0, 0], [0]], [[0, 1]]), tmp_path / "job")
 
     with pytest.raises(GraphError, match="ranks 0-1: not a sound job"):
         stored_block(tmp_path / "job", ranks=range(2))()
 
 
 def test_blocks_that_do_not_fit_together_are_refused(tmp_path):
-    save_job(meeting_job(members=(2, 1)), tmp_path / "job")
+    save_job(meeting_job([[0, 0], [0]], [[0, 1]]), tmp_path / "job")
     job = open_job(tmp_path / "job")
-    blocks = deal_ranks(job, block_count=2)
-    said = [stored_block(tmp_path / "job", ranks=ranks)().members for ranks in blocks]
+    division = divide_job(job, block_count=2)
+    said = [stored_block(tmp_path / "job", ranks=ranks)().members() for ranks in division.blocks]
 
     # The second rendezvous, counted from 0, has one member only.
-    with pytest.raises(GraphError, match=r"group 'world'.*the first that differs is #1"):
-        check_members(said, find_crossings(job, blocks), job)
+    with pytest.raises(GraphError, match=r"group 'group 0'.*the first that differs is #1"):
+        check_members(said, division, job)
 
 
 def test_a_number_that_stands_for_nothing_is_refused_by_who_reads_it(tmp_path):
-    job = meeting_job(members=(1, 1))
+    job = meeting_job([[0], [0]], [[0, 1]])
     broken = replace(job.programs[1], label=np.array([7], dtype=np.int32))
     save_job(replace(job, programs=(job.programs[0], broken)), tmp_path / "job")
 

@@ -7,11 +7,12 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 
 from perfmodel.base.errors import ExecutionError
-from perfmodel.execution.ray_surroundings import Watch, environment, watchdog
+from perfmodel.execution.on_ray.surroundings import Watch, Watchdog, environment, quiet
 from tests.conftest import CHECKOUT
 
 PATIENCE_S = 60.0
@@ -47,7 +48,7 @@ def lines(tmp_path):
 @pytest.fixture
 def watch(lines, tmp_path):
     port = lines[1].getsockname()[1]
-    with watchdog(None) as guard:
+    with closing(Watchdog(None)) as guard:
         watching = Watch(
             guard,
             raylet_socket=str(tmp_path / "raylet"),
@@ -81,24 +82,39 @@ def test_a_head_that_is_gone_is_noticed_and_says_how_to_go_on(watch, lines):
     assert "--executor serial" in said
 
 
-LEAVES = """
-import os, sys
-from perfmodel.execution.ray_surroundings import watchdog
-with watchdog(None) as guard:
-    if sys.argv[1] == "noted":
-        guard.note("ray: all is lost.")
-    if sys.argv[1] != "in order":
-        os._exit(1)
+SCRIPT = """
+import os, sys, time
+from contextlib import closing
+from perfmodel.execution.on_ray import surroundings as here
+with closing(here.Watchdog(None)) as guard:
+    {}
 """
+LEFT = "os._exit(1)"
+NOTED = "guard.note('ray: all is lost.'); os._exit(1)"
+STUCK = """with guard.bounding(0.2, "ray: stuck"):
+        time.sleep(60)"""
+STUCK_AFTER_A_FAULT = """here.Watch.LAST_S = here.Watch.PERIOD_S = 0.1
+    here.Watch(guard, raylet_socket="/nowhere", head="127.0.0.1:1", host="here")
+    time.sleep(60)"""
+IN_TIME = """with guard.bounding(0.2, "ray: stuck"):
+        pass
+    time.sleep(0.4)"""
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
-    [("noted", "ray: all is lost."), ("cut", "ended without a word"), ("in order", "")],
+    ("script", "code", "said"),
+    [
+        ("pass", 0, ""),
+        (NOTED, 1, "ray: all is lost."),
+        (LEFT, 1, "ended without a word"),
+        (STUCK, 1, "ray: stuck"),
+        (STUCK_AFTER_A_FAULT, 1, "ray: the raylet on here"),
+        (IN_TIME, 0, ""),
+    ],
 )
-def test_the_watchdog_says_the_last_word_for_a_driver_that_cannot(how, said):
+def test_the_watchdog_reports_for_a_process_that_cannot_and_for_no_other(script, code, said):
     done = subprocess.run(
-        [sys.executable, "-c", LEAVES, how],
+        [sys.executable, "-c", SCRIPT.format(script)],
         cwd=CHECKOUT,
         capture_output=True,
         text=True,
@@ -106,63 +122,18 @@ def test_the_watchdog_says_the_last_word_for_a_driver_that_cannot(how, said):
         timeout=PATIENCE_S,
     )
 
+    assert done.returncode == code
     assert said in done.stderr
     assert bool(done.stderr) == bool(said)
 
 
-def test_what_a_person_has_set_stays_unless_it_must_not(monkeypatch):
+def test_variables_are_set_for_a_while_and_those_of_the_user_stay(monkeypatch):
     monkeypatch.setenv("RAY_ONE", "theirs")
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "theirs")
 
     with environment({"RAY_ONE": "ours", "RAY_TWO": "ours"}):
-        assert (os.environ["RAY_ONE"], os.environ["RAY_TWO"]) == ("theirs", "ours")
-    assert "RAY_TWO" not in os.environ
-    with environment({"RAY_ONE": "ours"}, is_forced=True):
-        assert os.environ["RAY_ONE"] == "ours"
+        assert (os.environ["RAY_ONE"], os.environ["RAY_TWO"]) == ("ours", "ours")
     assert os.environ["RAY_ONE"] == "theirs"
-
-
-STUCK = """
-import time
-from perfmodel.execution import ray_surroundings as here
-with here.watchdog(None) as guard:
-    with here.bounded(guard, 0.2, "ray: stuck"):
-        time.sleep(60)
-"""
-STUCK_AFTER_A_FAULT = """
-import time
-from perfmodel.execution import ray_surroundings as here
-here.Watch.LAST_S = here.Watch.PERIOD_S = 0.1
-with here.watchdog(None) as guard:
-    here.Watch(guard, raylet_socket="/nowhere", head="127.0.0.1:1", host="here")
-    time.sleep(60)
-"""
-IN_TIME = """
-import time
-from perfmodel.execution import ray_surroundings as here
-with here.watchdog(None) as guard:
-    with here.bounded(guard, 0.2, "ray: stuck"):
-        pass
-    time.sleep(0.4)
-"""
-
-
-@pytest.mark.parametrize(
-    ("script", "code", "said"),
-    [
-        (STUCK, 1, "ray: stuck"),
-        (STUCK_AFTER_A_FAULT, 1, "ray: the raylet on here"),
-        (IN_TIME, 0, ""),
-    ],
-)
-def test_only_a_process_that_ray_never_gives_back_ends_with_a_sentence(script, code, said):
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == code
-    assert said in done.stderr
-    assert bool(said) == bool(done.stderr)
+    assert "RAY_TWO" not in os.environ
+    assert quiet()["RAY_DEDUP_LOGS"] == "theirs"
+    assert quiet()["RAY_USAGE_STATS_ENABLED"] == "0"

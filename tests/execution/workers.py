@@ -1,17 +1,13 @@
-"""A workers in this process: all blocks of a replay, worked off in any order."""
+"""Workers in this process: all blocks of a replay, worked off in any order."""
 
 from __future__ import annotations
 
-import numpy as np
-
 from perfmodel.engine.layout import max_distance
-from perfmodel.engine.replay import Replay, Timeline, kept_of_reach
-from perfmodel.engine.stall import explain_stall
-from perfmodel.execution.messages import Order, Report
-from perfmodel.execution.parts import deal_ranks, find_crossings, take_durations, take_part
+from perfmodel.engine.replay import kept_of_reach
+from perfmodel.execution.parts import divide_job, take_durations, take_part
 from perfmodel.execution.rank_block import Assignment, RankBlock
-from perfmodel.execution.ray_executor import RemoteTimelines, build_whole, gather_heads
-from perfmodel.execution.rounds import run_rounds
+from perfmodel.execution.rounds import Message
+from perfmodel.execution.timelines import replay_blocks
 
 
 class LocalWorkers:
@@ -22,7 +18,6 @@ class LocalWorkers:
 
     def __init__(self, job, durations, *, blocks, iterations, source=None, stored=None):
         kept = kept_of_reach(max_distance(job), iterations)
-        self.assignments = [Assignment(ranks, iterations, kept) for ranks in blocks]
         self._make = lambda ranks: RankBlock(
             take_part(job, ranks) if stored is None else stored,
             take_durations(job, durations, ranks) if stored is None else durations,
@@ -35,15 +30,11 @@ class LocalWorkers:
         self.heard = [0] * len(blocks)
         self.rounds = 0
 
-    @property
-    def awaited(self):
-        return [block.awaited for block in self.rank_blocks]
-
     def tell(self, orders):
         self.rounds += any(len(news) for told in orders.values() for news in told)
         for block, told in orders.items():
             for news in told:
-                self.logs[block].append(Order(len(self.logs[block]), news).to_bytes())
+                self.logs[block].append(Message(len(self.logs[block]), news).to_bytes())
 
     def hear(self):
         waiting = [block for block, log in enumerate(self.logs) if self.heard[block] < len(log)]
@@ -55,7 +46,7 @@ class LocalWorkers:
         report = self.rank_blocks[block].advance(message)
         assert self.rank_blocks[block].advance(message) == report
         self.heard[block] += 1
-        return [(block, Report.from_bytes(report))]
+        return [(block, Message.from_bytes(report))]
 
     def ask(self, block, method, *words):
         return getattr(self.rank_blocks[block], method)(*words)
@@ -68,15 +59,10 @@ class LocalWorkers:
 
 
 def replay_in_blocks(job, durations, *, iterations, block_count, source=None, stored=None):
-    blocks = deal_ranks(job, block_count=block_count)
+    division = divide_job(job, block_count=block_count)
     workers = LocalWorkers(
-        job, durations, blocks=blocks, iterations=iterations, source=source, stored=stored
+        job, durations, blocks=division.blocks, iterations=iterations, source=source, stored=stored
     )
-    vectors, crossings = durations.vector_count, find_crossings(job, blocks)
-    if not run_rounds(workers, crossings, vector_count=vectors):
-        raise explain_stall(job, gather_heads(workers.ask_all("heads")))
-    whole = build_whole(job, blocks, crossings.rendezvous, vectors)
-    keeper = RemoteTimelines(workers, whole, crossings)
     kept = range(iterations - kept_of_reach(max_distance(job), iterations), iterations)
-    lane_now_ns = np.concatenate(workers.ask_all("lane_now_ns"), axis=1)
-    return Replay(tuple(Timeline(index, keeper) for index in kept), lane_now_ns, keeper), workers
+    found = replay_blocks(workers, job, division, kept, vector_count=durations.vector_count)
+    return found, workers

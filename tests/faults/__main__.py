@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.engine.replay import replay
-from perfmodel.execution import ray_surroundings, ray_watchdog
+from perfmodel.execution.on_ray import surroundings, watchdog
 from tests.execution.jobs import alternating_job
 from tests.faults.driver import ITERATIONS, MEETINGS, ROUNDS, digest
 
@@ -138,9 +138,9 @@ def judge(done, fault: str, wanted: str) -> str:
 
 def leftovers() -> list[str]:
     """What local Rays have left, once a start has cleared up after those that were killed."""
-    ray_surroundings.clear_leftovers()
-    folders = Path(tempfile.gettempdir()).glob(f"{ray_surroundings.FOLDER_PREFIX}*")
-    return [str(folder) for folder in folders if not ray_watchdog.marked_processes(str(folder))]
+    surroundings.clear_leftovers()
+    folders = Path(tempfile.gettempdir()).glob(f"{surroundings.FOLDER_PREFIX}*")
+    return [str(folder) for folder in folders if not watchdog.marked_processes(str(folder))]
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Gemm, HostPart, HostWork, MemoryBound
 from perfmodel.graph.program import LaneKind
-from perfmodel.whatif.compiling import Compile, join_works
+from perfmodel.whatif.compiling import compile_job, join_works
 
 M = 1_000_000
 
@@ -49,7 +49,7 @@ def test_a_chain_reads_once_and_writes_once():
 
 
 def test_chains_end_at_products_and_their_launches_go():
-    job = Compile().apply(
+    job = compile_job(
         job_of(
             kernel("add", 16, 8), kernel("gelu", 8, 8), Gemm(4, 4, 4, DType.BF16),
             kernel("relu", 8, 8), kernel("layer_norm", 8, 8), kernel("softmax", 8, 8),
@@ -66,7 +66,7 @@ def test_chains_end_at_products_and_their_launches_go():
 
 def test_kernels_that_do_not_hand_on_what_they_write_stay_apart():
     before = job_of(kernel("cast", 4, 64), kernel("cast", 8, 4))
-    assert kernels_of(Compile().apply(before)) == kernels_of(before)
+    assert kernels_of(compile_job(before)) == kernels_of(before)
 
 
 # 10 M activations of which 2 bytes each come out of a product, a residual stream of 4 bytes each,
@@ -121,7 +121,7 @@ def test_kernels_far_apart_or_of_other_sizes_are_left_alone():
     lookup = [kernel("gelu", 40 * M, 40 * M), kernel("gather", 40 * M, 40 * M)]
     assert joined(*lookup) == lookup
     accumulated = [fp32("cast", 2 * M, 4 * M), fp32("accumulate", 8 * M, 4 * M)]
-    assert kernels_of(Compile().apply(job_of(*accumulated))) == accumulated
+    assert kernels_of(compile_job(job_of(*accumulated))) == accumulated
     # Gradients are summed up behind the compiled code, and do not keep the others apart.
     between = [kernel("gelu", 8 * M, 8 * M), accumulated[1], kernel("relu", 8 * M, 8 * M)]
     assert joined(*between) == [kernel("gelu", 8 * M, 8 * M), accumulated[1]]

@@ -16,19 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perfmodel.graph.calls import listed
+
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 """Positional and keyword arguments of a call."""
 
-DTYPE_WORDS = {
-    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
-    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8", torch.int64: "int64",
-    torch.int32: "int32", torch.int16: "int32", torch.int8: "int8", torch.uint8: "int8",
-    torch.bool: "int8", torch.complex64: "fp32", torch.complex128: "fp64",
-    torch.complex32: "fp32", torch.uint16: "int32", torch.uint32: "int32", torch.uint64: "int64",
-}  # fmt: skip
+DTYPE_WORDS = listed("dtypes")
 """Our name of every number format, or that of the nearest one we have."""
-
 _PLAIN = (int, bool, str, type(None))
 _LIBRARIES = tuple(
     str(Path(folder)) + "/"
@@ -48,7 +43,7 @@ def describe_tensor(name: str, tensor: Tensor) -> list[Any]:
     for length, step in zip(tensor.shape, tensor.stride(), strict=True):
         if step or not length:
             count *= length
-    return [name, list(tensor.shape), DTYPE_WORDS[tensor.dtype], count * tensor.itemsize]
+    return [name, list(tensor.shape), DTYPE_WORDS[str(tensor.dtype)], count * tensor.itemsize]
 
 
 def describe_call(op: Any, args: Args, kwargs: Kwargs, outputs: list[Tensor]) -> dict[str, Any]:
@@ -121,7 +116,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple) and all(isinstance(item, int | float) for item in value):
         return list(value)
     if isinstance(value, torch.dtype):
-        return DTYPE_WORDS[value]
+        return DTYPE_WORDS[str(value)]
     return None
 
 

@@ -212,7 +212,7 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
             "call": call,
             "group": self._given_name,
             "bytes": _bytes(tensors if total is None else total),
-            "dtype": DTYPE_WORDS[tensors[0].dtype] if tensors else "fp32",
+            "dtype": DTYPE_WORDS[str(tensors[0].dtype)] if tensors else "fp32",
             "root": root,
             "peer": peer,
             "splits": splits,

@@ -18,7 +18,7 @@ from perfmodel.emulation.device.descriptions import schema_name, tensors_in
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.operators import Kernel
 from perfmodel.emulation.device.special import COMPRESSED, to_device
-from perfmodel.emulation.rank_record import SPARSE
+from perfmodel.graph.calls import SPARSE
 
 _MOST_ON_HOST = 1 << 27
 _SPARSE_CPU = DispatchKeySet(DispatchKey.SparseCPU)

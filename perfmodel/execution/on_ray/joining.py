@@ -1,0 +1,261 @@
+"""Joining Ray: the cluster at an address, or one started here behind a token, and left in order.
+
+Ray's own messages stay off the screen. What prevents joining comes as an ExecutionError that says
+where, what is missing and how to go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private import ray_constants
+
+import perfmodel
+from perfmodel.base.errors import ExecutionError
+from perfmodel.execution.on_ray.cluster import WATCH_S, RayCluster, is_failed, machines, only_on
+from perfmodel.execution.on_ray.surroundings import (
+    MOST_FOLDER_LENGTH,
+    Watch,
+    Watchdog,
+    core_count,
+    ended_in_order,
+    environment,
+    is_here,
+    private_folder,
+)
+from perfmodel.execution.on_ray.watchdog import end_processes
+
+PROBE_TIMEOUT_S = 120.0
+SHUTDOWN_S = 60.0
+STARTS = 3
+
+# Private names of Ray that have no public counterpart, as seen in Ray 2.60.0; a test fails if one
+# is gone. Older releases know no tokens.
+_inside: Any = ray._raylet
+_token_loader: Any = getattr(_inside, "AuthenticationTokenLoader", None)
+_refusal: Any = getattr(ray.exceptions, "AuthenticationError", ())
+
+
+@contextmanager
+def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayCluster]:
+    """The Ray cluster at *address*, or one started here and stopped at the end.
+
+    A process that is connected already stays so, and its cluster is used.
+    """
+    if ray.is_initialized():
+        joined = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", joined):
+            raise ExecutionError(
+                f"ray: this process is connected to the cluster at {joined!r} already and cannot "
+                f"join {address!r}. Call ray.shutdown() first, or leave the address out."
+            )
+        yield RayCluster(workers=workers, is_local=False)
+        return
+    with ExitStack() as stack:
+        stack.enter_context(ended_in_order())
+        folder = stack.enter_context(private_folder()) if address is None else None
+        guard = stack.enter_context(closing(Watchdog(folder)))
+        if address is None:
+            stack.enter_context(_showing_token({"RAY_AUTH_TOKEN": secrets.token_hex(32)}))
+        else:
+            stack.enter_context(_admitted(address))
+        stack.callback(_shut_down, guard)
+        place = _start(address) if folder is None else _start_here(folder, workers or core_count())
+        # Once more, because Ray has set its own handler of that signal.
+        stack.enter_context(ended_in_order())
+        watch = Watch(
+            guard,
+            raylet_socket=place["raylet_socket_name"],
+            head=place["gcs_address"],
+            host=place["node_ip_address"],
+        )
+        stack.callback(watch.end)
+        if address is not None:
+            _check_versions(address, watch.check)
+        yield RayCluster(workers=workers, is_local=address is None, check=watch.check)
+
+
+@contextmanager
+def _admitted(address: str) -> Iterator[None]:
+    """Show the token of this machine to a Ray on it that asks for one; raise if that is refused.
+
+    `ray start` asks for a token if there is one, and Ray by itself shows it at the address `auto`
+    only; for a cluster elsewhere the user decides whom to trust.
+    """
+    is_local = is_here(address)
+    with ExitStack() as stack:
+        # Ray ends a process that is to show a token and has none.
+        is_bare = os.environ.get("RAY_AUTH_MODE") == "token" and not _keeps_token()
+        if not is_bare and is_local and _asks_for_token(address) and _keeps_token():
+            stack.enter_context(_showing_token({}))
+        if is_bare or _asks_for_token(address):
+            raise ExecutionError(
+                f"ray: the cluster at {address!r} asks for a token. Set RAY_AUTH_MODE=token, and "
+                "RAY_AUTH_TOKEN to what `ray get-auth-token` prints where it was started."
+            )
+        yield
+
+
+def _keeps_token() -> bool:
+    """Whether there is a token to show, in the environment or in the home of the user."""
+    if _token_loader is None:
+        return False
+    try:
+        return bool(_token_loader.instance().has_token(ignore_auth_mode=True))
+    finally:
+        # Else Ray would show it to clusters that do not ask for it, too.
+        _token_loader.instance().reset_cache()
+
+
+def _asks_for_token(address: str) -> bool:
+    if address == "auto" or "://" in address:
+        return False
+    # Ray writes about the refusal to standard error, from below Python.
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            _inside.GcsClient(address=address)
+        except _refusal:
+            return True
+        # Any other fault is reported when the cluster is joined.
+        except Exception:
+            return False
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+    return False
+
+
+@contextmanager
+def _showing_token(token: dict[str, str]) -> Iterator[None]:
+    """Speak to Ray with a *token*, or with the one that this machine keeps.
+
+    With a token generated for a local Ray no other process can speak to it. Does nothing if the
+    user has chosen how Ray authenticates, or if Ray is too old. Ray remembers what it has read, so
+    it is told to forget it.
+    """
+    chosen = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ)
+    if chosen or _token_loader is None:
+        yield
+        return
+
+    def forget() -> None:
+        _inside.Config.initialize("")
+        _token_loader.instance().reset_cache()
+
+    try:
+        with environment({"RAY_AUTH_MODE": "token", **token}):
+            forget()
+            yield
+    finally:
+        forget()
+
+
+def _start_here(folder: Path, cores: int) -> dict[str, str]:
+    """Start a local Ray that no other machine can reach."""
+    options = {
+        "num_cpus": cores,
+        "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",
+        # A socket's path has 107 characters and Ray adds up to 80, or has its own.
+        "_temp_dir": str(folder) if len(str(folder)) <= MOST_FOLDER_LENGTH else None,
+    }
+    # On Linux Ray replaces the loopback address, unless clusters are switched off: by a variable
+    # that it reads when it is imported.
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        for _ in range(STARTS - 1):
+            with suppress(ExecutionError):
+                return _start("local", **options)
+            # Ray gives its processes 30 s, which may be too short on a busy machine.
+            ray.shutdown()
+            end_processes(str(folder))
+        return _start("local", **options)
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _start(address: str | None, **options: Any) -> dict[str, str]:
+    """Connect to Ray; the addresses of its parts."""
+    try:
+        context = ray.init(
+            address=address, log_to_driver=False, logging_level=logging.ERROR, **options
+        )
+    # Ray raises anything, a bare Exception if its processes do not come up in time.
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if address == "local":
+            raise ExecutionError(
+                f"ray: could not start on this machine ({said}). Nothing was left running. Look "
+                "for memory, disk and processor time to spare, or use --executor serial."
+            ) from error
+        raise ExecutionError(
+            f"ray: could not join the cluster at {address!r} ({said}). Check the address, and that "
+            "Ray and Python are of the same version there."
+        ) from error
+    places: dict[str, str] = context.address_info  # type: ignore[attr-defined]  # of RayContext
+    return places
+
+
+def _shut_down(guard: Watchdog) -> None:
+    """Leave Ray, which waits for processes that may be gone for good."""
+    stuck = (
+        f"ray: did not let go of this process within {SHUTDOWN_S:.0f} s, because parts of it are "
+        "gone. Nothing was answered. Ask again, or use --executor serial."
+    )
+    with guard.bounding(SHUTDOWN_S, stuck):
+        ray.shutdown()
+
+
+def _check_versions(address: str, check: Callable[[], None]) -> None:
+    """Refuse a cluster with a machine where perfmodel is missing or of another version.
+
+    A machine that is lost meanwhile is left out: the others go on without it.
+    """
+
+    # Inside a function so that Ray sends its code: where perfmodel is missing, a name
+    # could not be looked up.
+    def installed_version() -> str:
+        try:
+            from perfmodel import __version__
+        except ImportError:
+            return "missing"
+        return __version__
+
+    probe: Any = ray.remote(num_cpus=0, max_retries=0)(installed_version)
+    hosts = {row["NodeID"]: row["NodeManagerAddress"] for row in machines()}
+    asked = [probe.options(scheduling_strategy=only_on(raylet)).remote() for raylet in hosts]
+    late, until_s = asked, time.monotonic() + PROBE_TIMEOUT_S
+    while late and time.monotonic() < until_s:
+        check()
+        _, late = ray.wait(asked, num_returns=len(asked), timeout=WATCH_S)
+    there = {row["NodeID"] for row in machines()}
+    silent, wrong = [], []
+    for (raylet, host), reference in zip(hosts.items(), asked, strict=True):
+        if reference in late or is_failed(reference):
+            silent += [host] if raylet in there else []
+        elif (version := ray.get(reference)) != perfmodel.__version__:
+            wrong.append(f"{host}: perfmodel is {version}")
+    if silent:
+        raise ExecutionError(
+            f"ray: {', '.join(silent)} of the cluster at {address!r} did not answer while it was "
+            "joined: its raylet is lost or too busy. Nothing was begun. Take it out of the cluster "
+            "(`ray stop` there) or wait until Ray has noticed, and ask again."
+        )
+    if wrong:
+        raise ExecutionError(
+            f"ray: every machine of the cluster at {address!r} must have perfmodel "
+            f"{perfmodel.__version__} installed. {'; '.join(wrong)}. Install it there."
+        )

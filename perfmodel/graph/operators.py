@@ -1,0 +1,362 @@
+"""Operators: the ops that a cost model prices for a call of a torch operator.
+
+`operators.yaml` is the table: names, shapes and number formats -> op. Calls come from a recording,
+which often knows no outputs, or from an emulated script, which knows all. GEMMs, attention,
+convolutions and lookups have ops of their own; everything else is priced by its memory traffic,
+under its own name where the table has none, so that no operator is free.
+
+Attention over packed sequences in a recording is taken as sequences of their mean length, and the
+tables of one fused lookup as equal tables.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from itertools import compress
+from typing import Any
+
+from embeddings.distribution import UNIFORM, IndexDistribution, ObservedRows
+from embeddings.table import MOST_LOOKUPS, MOST_ROWS, MOST_WIDTH, EmbeddingTable, Lookup
+from perfmodel.base.dtypes import DType
+from perfmodel.graph.calls import (
+    OperatorCall,
+    Source,
+    Tensor,
+    emulated_call,
+    operator_table,
+)
+from perfmodel.graph.operator_traffic import (
+    bytes_of,
+    device_copy,
+    guessed_traffic,
+    host_copy,
+    norm_backward,
+    traffic,
+)
+from perfmodel.graph.ops import (
+    Attention,
+    Convolution,
+    EmbeddingOp,
+    Gemm,
+    MemoryBound,
+    Pass,
+    Work,
+    Works,
+)
+
+_MOST_TABLES = 256
+
+
+def works_of_call(call: OperatorCall) -> Works:
+    """The kernels that *call* launches, in order; none if its shapes do not tell."""
+    form = _form_of(call.name, call.source)
+    works = _FORMS[form](call) if form else ()
+    is_guessed = call.source is Source.RECORDED
+    if works or (form and is_guessed):
+        return works
+    return guessed_traffic(call) if is_guessed else traffic(call)
+
+
+def emulated_works(words: Mapping[str, Any], *, major_capability: int) -> Works:
+    """The kernels of a call that a virtual device described in *words*."""
+    return works_of_call(emulated_call(words, major_capability=major_capability))
+
+
+@cache
+def _form_of(name: str, source: Source) -> str:
+    """How a call of *name* is read; empty for those priced by their traffic."""
+    for form, columns in operator_table()["forms"].items():
+        known = columns.get(source.value, ())
+        if re.search(known, name) if isinstance(known, str) else name in known:
+            return str(form)
+    return ""
+
+
+def _gemm_dtype(call: OperatorCall, tensor: Tensor) -> DType:
+    is_single = tensor.dtype is DType.FP32
+    return DType.TF32 if is_single and call.allows_tf32 else tensor.dtype
+
+
+def _gemm(call: OperatorCall) -> Works:
+    """Two matrices, batches of them, or a matrix and a vector; the kernel includes the bias."""
+    operands = operator_table()["operands"]
+    place, left_rank, right_rank = operands.get(call.word, operands["default"])
+    left, right = call.tensor(place, rank=left_rank), call.tensor(place + 1, rank=right_rank)
+    if left is None or right is None or not left.count or not right.count:
+        return ()
+    depth, columns = (right.shape[0], 1) if right_rank == 1 else right.shape[-2:]
+    if left.shape[-1] != depth:
+        return ()
+    rows = left.shape[-2] if left_rank > 1 else 1
+    batch = left.shape[0] if left_rank == 3 else 1
+    return (Gemm(m=rows, n=columns, k=depth, dtype=_gemm_dtype(call, left), batch=batch),)
+
+
+def _recurrent(call: OperatorCall) -> Works:
+    """Layers of cuDNN: a GEMM per layer and step, for input and recurrent weights."""
+    data, passes = call.tensors[0], 2 if call.name.endswith("backward") else 1
+    steps, dtype = data.count // data.shape[-1], _gemm_dtype(call, data)
+    return tuple(
+        Gemm(m=steps, n=tensor.shape[0], k=tensor.shape[1], dtype=dtype)
+        for tensor in call.tensors
+        if tensor.name in ("weight", "") and len(tensor.shape) == 2
+        for _ in range(passes)
+    )
+
+
+def _groups(call: OperatorCall, image: Tensor | None, weight: Tensor | None) -> int:
+    """The groups of a convolution; 0 if its tensors do not fit together."""
+    if "groups" in call.values:
+        return int(call.values["groups"])
+    if image is None or weight is None or not image.count or not weight.count:
+        return 0
+    if not len(image.shape) == len(weight.shape) >= 3 or image.shape[1] % weight.shape[1]:
+        return 0
+    groups = image.shape[1] // weight.shape[1]
+    return 0 if weight.shape[0] % groups else groups
+
+
+def _convolution(call: OperatorCall) -> Works:
+    """The implicit product of one group: positions of the output x channels, over windows."""
+    image, weight = call.tensor(0), call.tensor(1)
+    groups = _groups(call, image, weight)
+    if image is None or weight is None or not groups:
+        return ()
+    positions = image.shape[0] * _positions_out(call, image, weight)
+    write_bytes = positions * weight.shape[0] * image.dtype.size_bytes
+    if call.source is Source.EMULATED:
+        write_bytes = bytes_of(call.results or ())
+    columns, depth = weight.shape[0] // groups, math.prod(weight.shape[1:])
+    if call.values.get("transposed"):
+        positions, columns, depth = _spread_out(image, weight, groups)
+    read_bytes, dtype = image.size_bytes + weight.size_bytes, _gemm_dtype(call, image)
+    return (Convolution(positions, columns, depth, dtype, groups, read_bytes, write_bytes),)
+
+
+def _spread_out(image: Tensor, weight: Tensor, groups: int) -> tuple[int, int, int]:
+    """Rows, columns and depth of a transposed convolution: every input position is spread out."""
+    rows = image.shape[0] * math.prod(image.shape[2:])
+    return rows, math.prod(weight.shape[1:]), weight.shape[0] // groups
+
+
+def _convolution_backward(call: OperatorCall) -> Works:
+    """The gradients that are needed: of the input, of the weight, of the bias.
+
+    A recording does not say which; the first two are taken.
+    """
+    gradient, image, weight = (call.tensor(place) for place in range(3))
+    groups = _groups(call, image, weight)
+    if gradient is None or image is None or weight is None or not groups:
+        return ()
+    if len(gradient.shape) != len(image.shape):
+        return ()
+    ways = operator_table()["ways"][call.source.value]
+    rows = gradient.shape[0] * math.prod(gradient.shape[2:])
+    depth, columns, window = weight.shape[0] // groups, weight.shape[1], weight.shape[2:]
+    if call.values.get("transposed"):
+        rows, depth, columns = _spread_out(image, weight, groups)
+    elif ways["has_window_in_depth"]:
+        depth *= math.prod(window)
+    else:
+        columns *= math.prod(window)
+
+    of_input = Convolution(
+        m=rows,
+        n=columns,
+        k=depth,
+        dtype=_gemm_dtype(call, image),
+        groups=groups,
+        read_bytes=gradient.size_bytes + weight.size_bytes,
+        write_bytes=image.size_bytes,
+        direction=Pass.BACKWARD,
+    )
+    of_weight = replace(of_input, m=depth, k=rows)
+    if ways["counts_weight_bytes"]:
+        read_bytes = gradient.size_bytes + image.size_bytes
+        of_weight = replace(of_weight, read_bytes=read_bytes, write_bytes=weight.size_bytes)
+    of_bias = MemoryBound("reduction", gradient.size_bytes, 0, gradient.dtype)
+    works: Works = (of_input, of_weight, of_bias)
+    return tuple(compress(works, call.values.get("output_mask", (True, True, False))))
+
+
+def _positions_out(call: OperatorCall, image: Tensor, weight: Tensor) -> int:
+    """Positions of the output; as many as the input has if strides are unknown."""
+    extents = image.shape[2:]
+    if call.results and len(call.results[0].shape) == len(image.shape):
+        return math.prod(call.results[0].shape[2:])
+    first = 2 if call.word == "cudnn_convolution" else 3
+    lists = [_whole_list(call.values.get(first + more), len(extents)) for more in (0, 1)]
+    padding, strides = lists if call.word.startswith(("cudnn", "miopen")) else lists[::-1]
+    if strides is None or padding is None or 0 in strides:
+        return math.prod(extents)
+    sides = zip(extents, weight.shape[2:], padding, strides, strict=True)
+    return math.prod(
+        max((extent + 2 * pad - window) // stride + 1, 1) for extent, window, pad, stride in sides
+    )
+
+
+def _whole_list(value: Any, length: int) -> list[int] | None:
+    numbers = value if isinstance(value, list) else re.findall(r"-?\d+", str(value))
+    try:
+        found = [int(number) for number in numbers]
+    except (TypeError, ValueError):
+        return None
+    return found if len(found) == length and min(found) >= 0 else None
+
+
+def _attention(call: OperatorCall) -> Works:
+    is_backward = "backward" in call.name or call.name.endswith("bwd")
+    first = 1 if is_backward else 0
+    query, key = call.tensor(first), call.tensor(first + 1)
+    if query is None or key is None or not query.count or not key.count:
+        return ()
+    if len(query.shape) != len(key.shape) or len(query.shape) not in (3, 4):
+        return ()
+    if len(query.shape) == 4:
+        head, length = (1, 2) if "scaled_dot_product" in call.name else (2, 1)
+        batch = query.shape[0]
+        lengths = (query.shape[length], key.shape[length])
+    else:
+        # Sequences packed end to end; a list of their starts gives their number.
+        starts = [
+            tensor.shape[0]
+            for tensor in call.tensors
+            if tensor.dtype is DType.INT32 and len(tensor.shape) == 1 and tensor.shape[0] > 1
+        ]
+        is_split = starts and operator_table()["ways"][call.source.value]["splits_sequences"]
+        head, batch = 1, min(starts) - 1 if is_split else 1
+        lengths = (max(query.shape[0] // batch, 1), max(key.shape[0] // batch, 1))
+    return (
+        Attention(
+            batch=batch,
+            query_length=lengths[0],
+            key_length=lengths[1],
+            heads=query.shape[head],
+            kv_heads=key.shape[head],
+            head_dim=query.shape[-1],
+            dtype=_gemm_dtype(call, query),
+            is_causal=_is_causal(call),
+            direction=Pass.BACKWARD if is_backward else Pass.FORWARD,
+            kernel=_attention_kernel(call),
+        ),
+    )
+
+
+def _is_causal(call: OperatorCall) -> bool:
+    if call.source is Source.EMULATED:
+        return any(call.values.get(name) for name in operator_table()["causal"])
+    # Training is causal as a rule; only a stated False on every flag denies it.
+    flags = {str(value) for value in call.values.values()} & {"True", "False"}
+    return flags != {"False"}
+
+
+def _attention_kernel(call: OperatorCall) -> str:
+    kernels = operator_table()["attention_kernels"]
+    if call.source is Source.RECORDED:
+        return "auto"
+    if "flash" in call.name or "cudnn" in call.name:
+        return str(kernels["flash"].get(str(call.major_capability), kernels["other_flash"]))
+    return str(kernels["efficient"])
+
+
+def is_fused_lookup(name: str) -> bool:
+    """Whether *name* is the fused lookup of embedding tables."""
+    return "embedding" in name and ("lookup" in name or "codegen_forward" in name)
+
+
+def lookup_of_call(call: OperatorCall, total_width: int | None = None) -> Lookup | None:
+    """The tables of a fused lookup; *total_width* of all of them if the call does not say."""
+    listed = operator_table()["fused_lookups"]
+    *places, place_of_width = next(listed[part] for part in listed if part in call.name)
+    weights, starts, indices, offsets = (call.tensor(place) for place in places)
+    if weights is None or starts is None or indices is None or offsets is None:
+        return None
+    width = call.values.get(place_of_width)
+    if not isinstance(width, int):
+        match = re.fullmatch(r"\s*(\d{1,12})\s*", str(width))
+        width = (int(match[1]) if match else 0) or total_width
+    tables = starts.count
+    if not width or not 0 < tables <= width or offsets.count < 2 or not weights.count:
+        return None
+    # Numbers beyond all tables are damage.
+    if width // tables > MOST_WIDTH or weights.count > MOST_ROWS or indices.count > MOST_LOOKUPS:
+        return None
+    batch = max((offsets.count - 1) // tables, 1)
+    each = EmbeddingTable(
+        name="table",
+        rows=max(weights.count // width, 1),
+        width=max(width // tables, 1),
+        pooling_factor=indices.count / (batch * tables),
+        dtype=weights.dtype,
+    )
+    kinds = ("rowwise_adagrad", "adagrad", "adam")
+    optimizer = next((kind for kind in kinds if kind in call.name), "sgd")
+    return Lookup((each,) * min(tables, _MOST_TABLES), batch, optimizer=optimizer)
+
+
+def _fused_lookup(call: OperatorCall) -> Works:
+    lookup = lookup_of_call(call)
+    return () if lookup is None else (EmbeddingOp(lookup),)
+
+
+def _vocabulary_rows(call: OperatorCall) -> Works:
+    """Rows of one table, as in the embedding of a vocabulary."""
+    table, indices = call.tensor(0, rank=2), call.tensor(1)
+    if table is None or indices is None:
+        return ()
+    moved_bytes = indices.count * table.shape[1] * table.dtype.size_bytes
+    read_bytes = moved_bytes + indices.size_bytes
+    return (MemoryBound("embedding", read_bytes, moved_bytes, table.dtype),)
+
+
+def _lookup(call: OperatorCall) -> Works:
+    """A lookup with real indices, or its backward pass.
+
+    Backward, a gradient as large as the table is zeroed, then rows are summed up and written.
+    """
+    first, indices = (tensor for tensor in call.tensors[:2])
+    is_backward, is_pooled = call.name.endswith("backward"), "bag" in call.name
+    rows = int(call.values["num_weights"]) if is_backward else first.shape[0]
+    bag_rows = first.shape[0] if is_backward else (call.results or ())[0].shape[0]
+    bags, width = bag_rows if is_pooled else indices.count, first.shape[-1]
+    distribution: IndexDistribution = UNIFORM
+    if call.observed is not None:
+        distribution = ObservedRows(
+            tuple(call.observed["times"]), tuple(call.observed["rows_seen"])
+        )
+    works: list[Work] = []
+    if is_backward:
+        works.append(MemoryBound("zero", 0, bytes_of((call.results or ())[:1]), first.dtype))
+    if min(rows, width, indices.count, bags):
+        table = EmbeddingTable(
+            name=f"{rows} x {width}",
+            rows=rows,
+            width=width,
+            pooling_factor=indices.count / bags,
+            dtype=first.dtype,
+            distribution=distribution,
+            is_pooled=is_pooled,
+        )
+        direction = Pass.BACKWARD if is_backward else Pass.FORWARD
+        works.append(EmbeddingOp(Lookup((table,), bags), direction))
+    return tuple(works)
+
+
+_FORMS: dict[str, Callable[[OperatorCall], Works]] = {
+    "gemm": _gemm,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "attention": _attention,
+    "fused_lookup": _fused_lookup,
+    "vocabulary_rows": _vocabulary_rows,
+    "lookup": _lookup,
+    "host_copy": host_copy,
+    "device_copy": device_copy,
+    "norm_backward": norm_backward,
+    "recurrent": _recurrent,
+}
+"""How the forms of the table are read."""

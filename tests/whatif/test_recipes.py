@@ -1,0 +1,106 @@
+"""Recipes of users: what they can say, and what is wrong with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.base.errors import ScenarioError
+from perfmodel.whatif import apply_all, load_recipes, parse_sweep, parse_transformation
+from tests.whatif.jobs import span_ns, times, training_job
+
+FASTER = """
+words:
+  rest: [{say: All else stays.}]
+recipes:
+  faster_gemm:
+    does: GEMMs take *factor* of their time, and kernels like *gone* are not launched.
+    parameters:
+      factor: {is: factor, default: 0.5}
+      gone: {is: pattern, optional: true}
+    words:
+      too: [{when: {gone: given}, say: " and {gone} disappears"}, {say: ""}]
+    assumes: ["GEMMs take {factor}{too}. {rest}"]
+    steps:
+      - select: {match: gemm, lane: compute}
+      - scale: {factor: $factor}
+      - {when: {gone: given}, select: {match: $gone}}
+      - {when: {gone: given}, remove: {}}
+      - {when: {gone: given}, select: {match: bucket, lane: device, only: collectives}}
+      - {when: {gone: given}, prioritise: {update: optimizer}}
+    evidence: none
+"""
+
+
+def write(tmp_path, text):
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    return [str(tmp_path / "mine.yaml")]
+
+
+def test_a_recipe_of_a_file_is_used_like_the_others(tmp_path):
+    files = write(tmp_path, FASTER)
+    wish = parse_transformation("faster_gemm", recipes=files)
+
+    job = apply_all(training_job(), [wish])
+
+    # As with `scale:match=gemm,factor=0.5`.
+    assert span_ns(job) == 500
+    assert wish.assumptions == ("GEMMs take 0.5. All else stays.",)
+    assert list(load_recipes(*files))[-1] == "faster_gemm"
+    sweep = parse_sweep("faster_gemm:factor=0.5,1", recipes=files)
+    assert [span_ns(apply_all(training_job(), [one])) for _, one in sweep.points] == [500, 690]
+
+
+def test_steps_whose_conditions_hold_run_in_order(tmp_path):
+    wish = parse_transformation("faster_gemm:1,gone=gelu", recipes=write(tmp_path, FASTER))
+
+    job = apply_all(training_job(), [wish])
+
+    assert wish.assumptions == ("GEMMs take 1 and gelu disappears. All else stays.",)
+    assert "0/layer 0/gelu forward" not in times(job)
+    assert "0/update piece" in times(job)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("scale: {factor", "skale: {factor", "skale (line 15): unknown key; did you mean 'scale'?"),
+        ("{factor: $factor}", "{}", "scale.factor (line 15): must be given"),
+        ("{factor: $factor}", "{factor: fast}", "factor (line 15): must be a number, got 'fast'"),
+        ("{factor: $factor}", "{factor: $fractor}", "'fractor' is unknown; did you mean 'factor'?"),
+        ("{factor: $factor}", "{factor: $gone}", "must be factor, but the parameter is pattern"),
+        ("lane: compute", "lane: gpu", "steps[0].select.lane (line 14): must be one of any"),
+        ("default: 0.5", "default: often", "parameters.factor (line 8): must be a number"),
+        ("is: factor", "is: number", "factor.is (line 8): must be one of pattern"),
+        ("{factor}{too}", "{factor}{to}", "assumes[0] (line 12): 'to' is unknown; did"),
+        ("and {gone} dis", "and {too} dis", "the word 'too' is made of itself"),
+        ("prioritise: {update: optimizer}", "rehost: {}", "add the parameter `topology`"),
+        ("when: {gone: given}, remove", "when: {gon: given}, remove", "steps[3].when"),
+        ("{when: {gone: given}, remove: {}}", "{when: {gone: given}}", "exactly one primitive"),
+        ("faster_gemm:", "scale:", "scale (line 5): must be a word of small letters"),
+        ("    evidence", "    code: print()\n    evidence", "code (line 20): unknown key"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_recipe_is_named_with_its_place(tmp_path, old, new, words):
+    assert old in FASTER
+    with pytest.raises(ScenarioError) as caught:
+        load_recipes(*write(tmp_path, FASTER.replace(old, new, 1)))
+
+    assert words in str(caught.value)
+    assert "mine.yaml: 1 fault" in str(caught.value)
+
+
+def test_all_faults_of_a_file_are_named_at_once(tmp_path):
+    bad = FASTER.replace("$factor", "$f").replace("{rest}", "{nothing}").replace("0.5", "x")
+
+    with pytest.raises(ScenarioError, match="3 faults"):
+        load_recipes(*write(tmp_path, bad))
+
+
+def test_exactly_one_of_several_parameters_is_given(tmp_path):
+    text = FASTER.replace(
+        "    words:\n      too", "    one_of: [factor, gone]\n    words:\n      too"
+    )
+    files = write(tmp_path, text)
+
+    with pytest.raises(ScenarioError, match="faster_gemm: say either factor=NAME or gone=PATTERN"):
+        parse_transformation("faster_gemm:gone=gelu", recipes=files)
