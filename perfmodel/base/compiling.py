@@ -47,7 +47,7 @@ def _choose_cache() -> bool:
         return True
     folder = Path(tempfile.gettempdir()) / f"perfmodel-kernels-{os.getuid()}"
     if own_folder(folder):
-        config.CACHE_DIR = str(folder)
+        config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]  # set when numba is loaded
     return _can_cache()
 
 
@@ -55,6 +55,6 @@ CACHES = _choose_cache()
 
 
 def compiled(function: _Function, **options: Any) -> _Function:
-    """*function* as machine code that runs without Python's lock."""
-    made: _Function = numba.njit(cache=CACHES, nogil=True, **options)(function)
+    """*function* as machine code that runs without Python's lock; *options* as numba has them."""
+    made: _Function = numba.njit(**{"cache": CACHES, "nogil": True, **options})(function)
     return made

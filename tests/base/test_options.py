@@ -48,7 +48,8 @@ def test_values_within_the_range_none_and_a_skipped_field_pass():
     ("text", "values"),
     [
         ("a, b", ("a", "b")),
-        ("dgx_a100..dgx_h100", ("dgx_a100", "dgx_h100")),
+        ("0.25..0.5..1", ("0.25", "0.5", "1")),
+        ("dgx_a100,../mine.yaml", ("dgx_a100", "../mine.yaml")),
         ("4", ("4",)),
         ("2:5", ("2", "3", "4", "5")),
         ("2:9:+3", ("2", "5", "8")),

@@ -1,4 +1,4 @@
-"""Random scenarios of both families on all shipped machines, small enough to be asked thousands of times.
+"""Random scenarios of both families on all shipped machines, small and quick to answer.
 
 A case is plain values, so that a law can change one of them: a workload document, a machine
 document with the document of its GPU, and the cluster around them.
