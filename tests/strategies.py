@@ -168,7 +168,7 @@ def _add_members(
     # not wait for each other.
     earlier = program.task_count
     for slot, lane in zip(slots, source.sample(range(lanes), len(slots)), strict=True):
-        program.add_rendezvous(
+        program.add_task(
             lane,
             Fixed("meet", 0),
             label=f"meet {program.task_count}",

@@ -112,7 +112,7 @@ def _times_ns(question: Question, job: JobGraph) -> NDArray[np.float64]:
     assert question.stack is not None
     replay = SerialExecutor().replay
     priced = price_job(job, cluster=question.cluster, stack=question.stack)
-    settled = settle_interference(replay, fold_costs(priced)).folded.priced
+    settled = settle_interference(replay, fold_costs(priced)).priced
     steady = find_period(replay, settled.job, settled.durations)
     longer = [np.where(settled.family == code, STEP, 0.0) for code in range(len(FAMILIES))]
     factors = np.exp(np.column_stack([np.zeros(len(settled.float_ns)), *longer]))

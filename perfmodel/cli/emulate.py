@@ -98,15 +98,14 @@ def _settings(words: tuple[str, ...], vary: Sequence[str]) -> dict[str, tuple[st
 
 
 def _report(emulated: EmulatedJob, out: Path) -> None:
-    job = emulated.job
-    assert job is not None
+    job, facts = emulated.job, emulated.job.facts
     lines = [
         *emulated.notices,
-        f"{emulated.source}.",
-        *emulated.assumptions,
+        f"{facts.source}.",
+        *facts.assumptions,
         (
             f"{job.rank_count} ranks, {job.program_of(0).task_count} tasks of rank 0, "
-            f"stack {emulated.stack}: written to {out}."
+            f"stack {facts.stack}: written to {out}."
         ),
     ]
     for line in lines:

@@ -24,7 +24,8 @@ from perfmodel.graph.program import LaneKind, Program, Role
 _ACCUMULATION = "AccumulateGrad"
 """How the name of a node ends that adds to the gradient of a parameter."""
 _COPIES = frozenset({"host_to_device", "device_to_host"})
-_LANE_WORDS = {LaneKind.COMPUTE: "compute", LaneKind.COPY: "copy"}
+_USES = (LaneKind.COPY, LaneKind.COMMUNICATION, LaneKind.COMPUTE)
+"""What streams are for; the last that applies names a stream."""
 _THREADS = ("main thread", "autograd thread")
 _LOAD = "DataLoader.__next__"
 
@@ -48,26 +49,6 @@ class CollectivePart:
 
 _NOT_WRITTEN = CollectivePart(Communication(Collective(CollectiveKind.BARRIER, 0)), 0, Role.BOTH)
 """Any collective of an iteration that is laid out but not written."""
-
-
-@dataclass(slots=True)
-class _Stream(OpenLane):
-    """A stream, whose last task may be of an earlier iteration."""
-
-    earlier: Dependency | None = None
-
-    def reached(self) -> list[Dependency | int]:
-        """What must have ended before the stream is done with all work so far."""
-        last = self.earlier if self.last_task is None else self.last_task
-        return [*self.awaited, *([] if last is None else [last])]
-
-    def age(self) -> None:
-        """Count all tasks as those of the iteration before."""
-        self.awaited = [_aged(moment) for moment in self.awaited]
-        if self.last_task is not None:
-            self.earlier, self.last_task = _aged(self.last_task), None
-        elif self.earlier is not None:
-            self.earlier = _aged(self.earlier)
 
 
 class _IterationBuilder(ProgramBuilder):
@@ -94,14 +75,15 @@ def build_program(
     windows: Windows, tables: Tables, machine: Machine, parts: Mapping[int, CollectivePart]
 ) -> Program:
     """The program of the chosen iteration of *windows*; *parts* are by number of the collective."""
-    streams: dict[int, _Stream] = {}
+    streams: dict[int, OpenLane] = {}
     events: dict[int, list[Dependency | int]] = {}
     # Earlier iterations are laid out too, for the events that this one waits for.
     for number in range(windows.chosen):
         scratch = _Writer(windows.record, Tables(), machine, parts, streams, events)
         scratch.write(windows.all[number])
         for stream in streams.values():
-            stream.age()
+            stream.awaited = [_aged(moment) for moment in stream.awaited]
+            stream.last_task = None if stream.last_task is None else _aged(stream.last_task)
         for moments in events.values():
             moments[:] = map(_aged, moments)
     writer = _Writer(windows.record, tables, machine, parts, streams, events)
@@ -125,7 +107,7 @@ class _Writer(Issuer):
         tables: Tables,
         machine: Machine,
         parts: Mapping[int, CollectivePart],
-        streams: dict[int, _Stream],
+        streams: dict[int, OpenLane],
         events: dict[int, list[Dependency | int]],
     ) -> None:
         super().__init__(_IterationBuilder(tables), latency_ns=machine.launch_latency_ns)
@@ -140,7 +122,7 @@ class _Writer(Issuer):
     def write(self, calls: Sequence[Call]) -> None:
         """Write all *calls*; those of one operator follow each other on their thread."""
         for stream, kind in _lane_kinds(calls, self._record.kinds).items():
-            name = f"{_LANE_WORDS.get(kind, 'communication')} stream {len(self._lane_of_stream)}"
+            name = f"{kind.value} stream {len(self._lane_of_stream)}"
             self._lane_of_stream[stream] = self.program.add_lane(name, kind)
         for operator, group in groupby(calls, key=_operator_of):
             if operator is None:
@@ -232,8 +214,8 @@ class _Writer(Issuer):
             for op in self._ops[kind]
         ]
 
-    def _stream(self, number: int) -> _Stream:
-        stream = self._streams.setdefault(number, _Stream(-1))
+    def _stream(self, number: int) -> OpenLane:
+        stream = self._streams.setdefault(number, OpenLane(-1))
         stream.lane = self._lane_of_stream.get(number, -1)
         return stream
 
@@ -241,7 +223,6 @@ class _Writer(Issuer):
 def _lane_kinds(
     calls: Sequence[Call], kinds: Sequence[Mapping[str, object]]
 ) -> dict[int, LaneKind]:
-    """What each stream is for: computing if anything computes on it, else what else it does."""
     found: dict[int, LaneKind] = {}
     for kind, what, _, stream, _ in calls:
         if kind == CallType.COLLECTIVE:
@@ -251,9 +232,7 @@ def _lane_kinds(
             use = LaneKind.COPY if is_copy else LaneKind.COMPUTE
         else:
             continue
-        if found.get(stream) is not LaneKind.COMPUTE:
-            is_stronger = stream not in found or use is not LaneKind.COPY
-            found[stream] = use if is_stronger else found[stream]
+        found[stream] = max(use, found.get(stream, use), key=_USES.index)
     return found
 
 

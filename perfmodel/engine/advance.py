@@ -1,16 +1,15 @@
-"""Advance: the compiled pass that works out when every task starts and ends.
+"""Advance: the compiled pass that computes when every task starts and ends.
 
-There is no clock and no queue of moments: a lane is walked until its next
-task waits for something not yet known, and walked on once that is known. The
-order of walking cannot change the answer (max-plus algebra), so blocks of
-ranks may be advanced anywhere, in any order, and give the same nanoseconds.
+There is no clock and no event queue. A lane is walked until its next task waits for something that
+is not known yet, and resumed once it is known. The order of the walk cannot change the result
+(max-plus algebra), so blocks of ranks may be advanced anywhere, in any order.
 
-Lanes that somebody elsewhere has let go come first, and where others wait for
-what this block knows, it can be told before the rest is walked.
+Lanes that another block released are walked first. If other blocks wait for a result of this one,
+the walk stops early to report it.
 
-Only ends and the moments members were ready are kept; why a task started when
-it did follows from them (see `history`). Loops stand where slices would do,
-because numba compiles them many times faster.
+Only ends, and when members of a rendezvous were ready, are stored; `history` derives from them why
+a task started when it did. The code has loops instead of slices because numba compiles them many
+times faster.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ LANES_LEFT = 4
 COUNTS = 5
 
 TO_THE_END = 2**62
-"""The patience of a walk that nobody waits for."""
+"""The patience of a walk that no other block waits for."""
 
 _Pass = TypeVar("_Pass", bound=Callable[..., object])
 
 
 def _compiled(function: _Pass) -> _Pass:
-    """Compile *function* without the counting of references.
+    """Compile *function* without reference counting.
 
-    Nothing here makes or frees an array. Left to count, numba does so for
-    every array of FlatJob and State at every call, which doubles the time.
+    No function here creates or frees an array. With reference counting numba updates a counter for
+    each array of FlatJob and State on every call, which doubles the time.
     """
     # In a dict because the option is not in numba's type hints.
     options: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
@@ -56,37 +55,36 @@ def _compiled(function: _Pass) -> _Pass:
 
 
 def _inlined(function: _Pass) -> _Pass:
-    """Compile *function* into those who call it.
+    """Compile *function* into its callers.
 
-    A call hands over the seven words of each of some forty arrays: as much
-    work as twenty tasks.
+    A call passes seven words for each of about forty arrays, which takes as long as twenty tasks.
     """
     options: dict[str, Any] = {"nogil": True, "_nrt": False, "forceinline": True}
     return cast(_Pass, numba.njit(**options)(function))
 
 
 class State(NamedTuple):
-    """Durations, and what is known so far. *end_ns* and *member_ready_ns* keep some iterations."""
+    """Durations and what is known so far. *end_ns* and *member_ready_ns* store a few iterations."""
 
     values_ns: Int64s
     r_offset: Int64s
     end_ns: NDArray[np.int64]
     member_ready_ns: NDArray[np.int64]
-    # lane: next task, time reached, what it waits for, who waits for it
+    # lane: next task, time reached, the task it waits for, the lanes that wait for it
     head: Int32s
     lane_now_ns: Int64s
     waits_for: Int32s
     first_waiter: Int32s
     next_waiter: Int32s
-    # lanes to walk, those that were let go from elsewhere apart
+    # lanes to walk; those that another block released are separate
     stack: Int32s
     urgent: Int32s
-    # rendezvous: signals still missing, and the latest that came
+    # rendezvous: signals still missing, and the latest one received
     missing: Int32s
     signal_ns: Int64s
     # member of a rendezvous: the lane that waits there
     member_lane: Int32s
-    # the moment at which the task being looked at is ready
+    # when the current task is ready
     ready_ns: Int64s
     # rendezvous to report: group and sequence
     outbox: Int64s
@@ -96,10 +94,10 @@ class State(NamedTuple):
 
 @_compiled
 def begin_iteration(s: FlatJob, x: State, iteration: int) -> None:
-    """Make *x* ready for an iteration; lanes keep the time that they have reached."""
+    """Prepare *x* for an iteration; lanes keep the time that they have reached."""
     x.counts[ITERATION] = iteration
     row = iteration % x.end_ns.shape[0]
-    # The first vector alone is asked whether a task is done.
+    # Only the first vector shows whether a task is done.
     for task in range(x.end_ns.shape[1]):
         x.end_ns[row, task, 0] = NOT_DONE
     _expect_signals(s, x)
@@ -118,10 +116,10 @@ def begin_iteration(s: FlatJob, x: State, iteration: int) -> None:
 
 @_compiled
 def advance(s: FlatJob, x: State, patience: int) -> None:
-    """Walk all lanes on the stacks, and those they wake, as far as they go.
+    """Walk all lanes on the stacks, and the lanes they wake, as far as possible.
 
-    Stops early where there is something to report, no urgent lane is left and
-    *patience* tasks were walked.
+    Stops early if there is something to report, no urgent lane is left and *patience* tasks were
+    walked.
     """
     walked = 0
     while x.counts[STACK_HEIGHT] + x.counts[URGENT_HEIGHT] > 0:
@@ -141,7 +139,7 @@ def advance(s: FlatJob, x: State, patience: int) -> None:
 
 @_compiled
 def resolve(s: FlatJob, x: State, found: Int64s, signal_ns: Int64s) -> None:
-    """Take in rendezvous that were resolved outside: rows (group, sequence)."""
+    """Apply rendezvous that were resolved outside: rows (group, sequence)."""
     for i in range(len(found)):
         rendezvous = s.g_rendezvous[found[i, 0]] + found[i, 1]
         x.missing[rendezvous] = 0
@@ -161,7 +159,7 @@ def _expect_signals(s: FlatJob, x: State) -> None:
         x.member_lane[member] = NOTHING
     for group in range(len(s.g_size)):
         if s.g_is_external[group]:
-            # The members elsewhere count as one, until `resolve` brings their word.
+            # The members in other blocks count as one, until `resolve` applies their time.
             for rendezvous in range(s.g_rendezvous[group], s.g_rendezvous[group + 1]):
                 x.missing[rendezvous] = 1
     for rank in range(len(s.r_program)):
@@ -176,8 +174,8 @@ def _expect_signals(s: FlatJob, x: State) -> None:
 def _walk_lane(s: FlatJob, x: State, lane: int) -> None:  # noqa: C901, PLR0912, PLR0915  see below
     """Run tasks of *lane* in order until one waits for something unknown.
 
-    The one hot loop. It is long because a call for every task, with some
-    forty arrays to hand over, would be many times slower.
+    This is the hot loop. It is long because a call per task, with about forty arrays to pass, would
+    be many times slower.
     """
     rank = s.lane_rank[lane]
     program = s.r_program[rank]
@@ -256,7 +254,7 @@ def _lane_of(s: FlatJob, program: int, task: int) -> int:
 
 @_inlined
 def _arrive(s: FlatJob, x: State, lane: int, task: int) -> bool:
-    """Bring a member, ready at `x.ready_ns`, to its rendezvous; False where it must wait there."""
+    """Add a member, ready at `x.ready_ns`, to its rendezvous; False if it must wait there."""
     rank = s.lane_rank[lane]
     program = s.r_program[rank]
     here = s.p_member[program] + s.member[s.p_task[program] + task]
@@ -272,7 +270,7 @@ def _arrive(s: FlatJob, x: State, lane: int, task: int) -> bool:
         for v in range(len(x.ready_ns)):
             x.signal_ns[rendezvous, v] = max(x.signal_ns[rendezvous, v], x.ready_ns[v])
         if x.missing[rendezvous] == 0:
-            # The members that came before are let go; this one goes on by itself below.
+            # Members that arrived earlier are released; this one continues below.
             _release(s, x, group, rendezvous)
         elif x.missing[rendezvous] == 1 and s.g_is_external[group]:
             x.outbox[x.counts[OUTBOX_LENGTH], 0] = group
@@ -289,7 +287,7 @@ def _arrive(s: FlatJob, x: State, lane: int, task: int) -> bool:
 def _start_member(
     s: FlatJob, x: State, lane: int, task: int, rendezvous: int, member: int, waits: bool
 ) -> None:
-    """Start a member that is ready, when those it waits for are too."""
+    """Start a member that is ready, once the members it waits for are ready too."""
     rank = s.lane_rank[lane]
     row = x.counts[ITERATION] % x.end_ns.shape[0]
     for v in range(len(x.ready_ns)):
@@ -303,7 +301,7 @@ def _start_member(
 
 @_inlined
 def _release(s: FlatJob, x: State, group: int, rendezvous: int) -> None:
-    """Start every member that waits in a rendezvous, and put its lane back to work."""
+    """Start every member that waits in a rendezvous, and put its lane back on a stack."""
     first = s.g_member[group] + (rendezvous - s.g_rendezvous[group]) * s.g_size[group]
     for member in range(first, first + s.g_size[group]):
         lane = x.member_lane[member]
@@ -321,7 +319,7 @@ def _release(s: FlatJob, x: State, group: int, rendezvous: int) -> None:
 
 @_inlined
 def _wake_waiters(x: State, lane: int) -> None:
-    """Put lanes back to work whose awaited task on *lane* is done now."""
+    """Put lanes back on the stack that wait for a task on *lane* which is now done."""
     waiter = x.first_waiter[lane]
     x.first_waiter[lane] = NOTHING
     while waiter != NOTHING:

@@ -12,23 +12,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.engine.layout import Int32s, Int64s
+from perfmodel.engine.layout import Int64s
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import NO_GROUP, Endpoints, Group, JobGraph
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Folded:
-    """A job with one rank per class. Class c has `class_size[c]` ranks.
-
-    *representative* is the lowest rank of each class.
-    """
+    """A job with one rank per class: rank c stands for the ranks `class_ranks[c]`, lowest first."""
 
     job: JobGraph
     durations: DurationTable
-    class_of_rank: Int32s
-    representative: Int32s
-    class_size: Int64s
+    class_ranks: tuple[tuple[int, ...], ...]
 
 
 def fold(job: JobGraph, durations: DurationTable) -> Folded:
@@ -44,15 +39,14 @@ def fold(job: JobGraph, durations: DurationTable) -> Folded:
         if refined.max() == colours.max():
             break
         colours = refined
-    _, representative, class_of_rank, class_size = np.unique(
-        colours, return_index=True, return_inverse=True, return_counts=True
-    )
+    # Colours are numbered in order of appearance, so they are the classes.
+    order = np.argsort(colours, kind="stable")
+    classes = np.split(order, np.cumsum(np.bincount(colours))[:-1])
+    representative = np.array([ranks[0] for ranks in classes])
     return Folded(
-        job=_folded_job(job, representative, class_of_rank, group_colours),
+        job=_folded_job(job, representative, colours, group_colours),
         durations=durations.of_ranks(representative),
-        class_of_rank=class_of_rank.astype(np.int32),
-        representative=representative.astype(np.int32),
-        class_size=class_size.astype(np.int64),
+        class_ranks=tuple(tuple(ranks.tolist()) for ranks in classes),
     )
 
 

@@ -1,9 +1,8 @@
-"""History: why every task started when it did, worked out from a replay.
+"""History: why every task started when it did, derived from a replay.
 
-Ties: a task is bound by the task before it on its lane rather than by a
-dependency that ends at the same nanosecond, and by the first such dependency
-in the order given. A rendezvous is bound by its last member; among members
-ready at the same nanosecond, by the lowest rank, then the lowest task.
+Ties: if the previous task on the lane and a dependency end at the same nanosecond, the task on the
+lane is the cause; of several dependencies, the first one. The cause of a rendezvous is its last
+member; of members that are ready at the same nanosecond, the lowest rank, then the lowest task.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ class Hop(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What made a task start no earlier, and when that was known.
+    """What a task waited for last, and when that was known.
 
-    *source* is None where nothing kept in the replay did.
+    *source* is None if it is not in the stored iterations.
     """
 
     hop: Hop
@@ -53,9 +52,9 @@ class Binding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Of which ranks a history knows, where it does not know all: from *first_rank* on.
+    """The ranks of a history that has only some, from *first_rank* on.
 
-    *last_members* are those of rendezvous with other ranks, by iteration, group and sequence.
+    *last_members* are of rendezvous with other ranks, by iteration, group and sequence.
     """
 
     first_rank: int
@@ -64,42 +63,40 @@ class Part:
 
 
 class History:
-    """A replay that can be asked about single tasks, for the first duration vector.
+    """Queries about single tasks of a replay, for the first duration vector.
 
-    Ranks have the numbers of the whole job, also where *job* is a *part* of it.
+    Ranks have the numbers of the whole job, even if *job* is a *part* of it.
     """
 
     def __init__(
         self, job: JobGraph, durations: DurationTable, replay: Replay, part: Part | None = None
     ) -> None:
+        part = Part(0, build_places(job)) if part is None else part
         self.job = job
         self.replay = replay
-        self._first_rank = 0 if part is None else part.first_rank
-        self._places = build_places(job) if part is None else part.places
+        self._first_rank, self._places = part.first_rank, part.places
         self._durations = durations
         self._endpoints = job.endpoints()
         self._timelines = {timeline.iteration: timeline for timeline in replay.timelines}
         self._member_tasks: dict[tuple[int, int], dict[int, int]] = {}
-        self._last_members: dict[tuple[int, int, int], Occurrence] = (
-            {} if part is None else dict(part.last_members)
-        )
+        self._last_members = dict(part.last_members)
 
     @property
     def ranks(self) -> range:
-        """The ranks of which this history knows."""
+        """The ranks of this history."""
         return range(self._first_rank, self._first_rank + self.job.rank_count)
 
     def by_rank(self, function: Callable[..., Any], *words: Any) -> list[Any]:
-        """`function(history, rank, *words)` for all ranks, worked out where their tasks are kept.
+        """`function(history, rank, *words)` for all ranks, computed where their tasks are stored.
 
-        *function* stands at the top level of a module, and looks at tasks of *rank* alone.
+        *function* is at the top level of a module and reads only tasks of *rank*.
         """
         if self.replay.remote is not None and self.replay.remote.is_open:
             return self.replay.remote.by_rank(function, *words)
         return [function(self, rank, *words) for rank in self.ranks]
 
     def at_rank(self, rank: int, function: Callable[..., Any], *words: Any) -> Any:
-        """`function(history, *words)`, worked out where the tasks of *rank* are kept."""
+        """`function(history, *words)`, computed where the tasks of *rank* are stored."""
         if self.replay.remote is not None and self.replay.remote.is_open:
             return self.replay.remote.at_rank(rank, function, *words)
         return function(self, *words)
@@ -110,7 +107,7 @@ class History:
 
     @property
     def iterations(self) -> list[int]:
-        """The iterations that the replay kept, in order."""
+        """The stored iterations, in order."""
         return sorted(self._timelines)
 
     def end_ns(self, iteration: int, rank: int) -> Int64s:
@@ -128,7 +125,7 @@ class History:
         return self.end_ns(iteration, rank) - self.duration_ns(rank)
 
     def ready_ns(self, iteration: int, rank: int) -> Int64s:
-        """When every task of *rank* could have started, had it not waited for other ranks."""
+        """When every task of *rank* could have started without waiting for other ranks."""
         ready = self.start_ns(iteration, rank).copy()
         program = self.program_of(rank)
         tasks = np.flatnonzero(program.slot != PLAIN)
@@ -147,7 +144,7 @@ class History:
         return end - int(self._durations.values_ns[row, 0])
 
     def moment_ready_ns(self, at: Occurrence) -> int:
-        """When one task could have started, had it not waited for other ranks."""
+        """When one task could have started without waiting for other ranks."""
         program = self.program_of(at.rank)
         slot = program.slot[at.task]
         if slot == PLAIN:
@@ -202,7 +199,7 @@ class History:
         return Binding(Hop.NOTHING, None, ready)
 
     def _members(self, rank: int, slots: Int32s, sequences: Int32s) -> Int64s:
-        """The numbers of the members that stand behind *slots* of *rank*."""
+        """The members of rendezvous *sequences* at *slots* of *rank*."""
         place = rank - self._first_rank
         group = self.job.rank_group[place, slots]
         first = self._places.g_member[group] + sequences * self._places.g_size[group]
@@ -227,9 +224,9 @@ class History:
 
 
 def last_signals(layout: FlatJob, ready_ns: Int64s, first_rank: int) -> Int64s:
-    """Who of the ranks in *layout* came last to the rendezvous that also have members elsewhere.
+    """The last of the ranks in *layout* at each rendezvous that has members in other blocks.
 
-    Rows of group, sequence, moment, rank, task, none where nobody here signals. *ready_ns* is by
+    Rows of group, sequence, moment, rank, task; none if no rank here signals. *ready_ns* is by
     member.
     """
     counts = np.diff(layout.p_member)[layout.r_program]
@@ -248,7 +245,7 @@ def last_signals(layout: FlatJob, ready_ns: Int64s, first_rank: int) -> Int64s:
 
 
 def first_of_each(rows: Int64s) -> Int64s:
-    """The rows of those who came last to each rendezvous: of equals the lowest rank, then task."""
+    """The row of the last member of each rendezvous: of equals the lowest rank, then task."""
     group, sequence, ready_ns, rank, task = rows.T
     ordered = rows[np.lexsort((task, rank, -ready_ns, sequence, group))]
     is_first = np.ones(len(ordered), dtype=np.bool_)

@@ -1,10 +1,9 @@
-"""FlatJob: a job's structure as flat arrays that the compiled pass can walk.
+"""FlatJob: the structure of a job as flat arrays for the compiled pass.
 
-Programs stay shared: a thousand ranks with one program read the same few
-kilobytes, so that a big job is limited by writing results, not by reading it.
-Programs of their own stand one behind the other in one array a column, and
-only what the pass reads is laid out: members of a rendezvous have a short
-table of their own, because most tasks are none.
+Programs stay shared: a thousand ranks with one program read the same few kilobytes, so a large job
+is limited by writing results. Each column of all programs is one array, and only columns that the
+pass reads are laid out. Members of a rendezvous have a short table of their own, because most tasks
+are not members.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ Bytes8 = NDArray[np.uint8]
 class FlatJob(NamedTuple):
     """Flat arrays. Prefix `p` is by program, `r` by rank, `g` by group, `m` by member of a program.
 
-    A program has one row more of *dep_start* than tasks, and counts its
-    dependencies from `p_dep`; *member* is counted from `p_member`.
+    A program has one more row of *dep_start* than tasks. Its dependencies are counted from `p_dep`,
+    and *member* from `p_member`.
     """
 
-    # program -> where its tasks, lanes, members and dependencies begin
+    # program -> first row of its tasks, lanes, members and dependencies
     p_task: Int64s
     p_lane: Int64s
     p_member: Int64s
@@ -67,7 +66,7 @@ class FlatJob(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where ranks, groups and their members stand in the columns of a replay."""
+    """Rows of ranks, groups and their members in the columns of a replay."""
 
     r_task: Int64s
     r_position: Int32s
@@ -76,7 +75,7 @@ class Places(NamedTuple):
 
 
 def build_places(job: JobGraph) -> Places:
-    """The places of *job*, without laying out its programs."""
+    """The rows of *job*, without laying out its programs."""
     g_size = endpoint_counts(job.rank_group, len(job.groups))
     return Places(
         r_task=offsets(job.task_counts()),
@@ -87,11 +86,11 @@ def build_places(job: JobGraph) -> Places:
 
 
 Layout = FlatJob
-"""The name that files have in which numba keeps what it compiled before; it reads them first."""
+"""The earlier name, which numba looks up when it reads its older cache files."""
 
 
 class LaidOutPrograms(Programs):
-    """The programs of a layout, as far as it has them: *lanes* are not, names and ops neither."""
+    """The programs of a layout. It has no *lanes*, so they are given, and no labels or ops."""
 
     def __init__(self, layout: FlatJob, lanes: Sequence[tuple[Lane, ...]]) -> None:
         self._layout = layout
@@ -123,7 +122,7 @@ class LaidOutPrograms(Programs):
         return Program(
             lanes=self._lanes[index],
             lane_start=np.append(s.lane_first[lanes], np.int32(stop - first)),
-            # How many ops there are says how many tasks.
+            # The number of ops is the number of tasks.
             op=slot,
             label=nothing,
             origin=nothing,
@@ -139,7 +138,7 @@ class LaidOutPrograms(Programs):
 
 
 def sequence_counts(job: JobGraph) -> Int64s:
-    """How many rendezvous each group of *job* holds in one iteration."""
+    """Number of rendezvous of each group of *job* in one iteration."""
     by_slot = np.zeros((len(job.programs), max(job.rank_group.shape[1], 1)), dtype=np.int64)
     for index, program in enumerate(job.programs):
         members = np.flatnonzero(program.slot != PLAIN)
@@ -148,14 +147,14 @@ def sequence_counts(job: JobGraph) -> Int64s:
 
 
 def max_distance(job: JobGraph) -> int:
-    """The longest reach of any dependency into earlier iterations."""
+    """The largest distance of a dependency into earlier iterations."""
     return max((int(program.dep_distance.max(initial=0)) for program in job.programs), default=0)
 
 
 def build_layout(job: JobGraph, external: NDArray[np.bool_] | None = None) -> FlatJob:
-    """The layout of *job*. Groups that are *external* also have members elsewhere.
+    """The layout of *job*. Groups that are *external* also have members in other blocks.
 
-    The rendezvous of an external group are resolved outside.
+    Rendezvous of an external group are resolved outside.
     """
     used, r_program = np.unique(job.rank_program, return_inverse=True)
     programs = [job.programs[int(index)] for index in used]
@@ -169,7 +168,7 @@ def build_layout(job: JobGraph, external: NDArray[np.bool_] | None = None) -> Fl
     m_slot = slot[members]
     counts = np.diff(p_member)
     local = members - np.repeat(p_task[:-1], counts)
-    # The column of slots becomes that of members: PLAIN is the same word in both.
+    # The column of slots becomes that of members: PLAIN has the same value in both.
     slot[members] = np.arange(len(members)) - np.repeat(p_member[:-1], counts)
     rows = [local[first:stop] for first, stop in pairwise(p_member)]
     m_sequence = _pick([program.sequence for program in programs], rows, np.int32)
@@ -177,7 +176,7 @@ def build_layout(job: JobGraph, external: NDArray[np.bool_] | None = None) -> Fl
         check_job(job)
     by_slot = np.zeros((len(programs), max(job.rank_group.shape[1], 1)), dtype=np.int64)
     flat = np.repeat(np.arange(len(programs)) * by_slot.shape[1], counts) + m_slot
-    # One flat index, because numpy takes a hundred times as long for two.
+    # One flat index, because numpy is a hundred times slower with two.
     np.maximum.at(by_slot.ravel(), flat, m_sequence.astype(np.int64) + 1)
     g_size = endpoint_counts(job.rank_group, len(job.groups))
     sequences = _group_maxima(job.rank_group, r_program, by_slot, len(job.groups))
@@ -216,11 +215,11 @@ LAID_OUT = ("slot", "dep_start", "dep_task", "dep_lag_ns", "dep_anchor", "dep_di
 ALIGNMENT_BYTES = 64
 SMALL_BYTES = 2**18
 BIG_BYTES = 2**22
-"""From here on numpy asks for big pages."""
+"""From this size on numpy requests huge pages."""
 
 
 def _lay_out(programs: Sequence[Program]) -> dict[str, NDArray[Any]]:
-    """The columns that the pass reads, those of all *programs* in one piece of memory."""
+    """The columns that the pass reads, of all *programs*, in one block of memory."""
     parts = {name: [getattr(program, name) for program in programs] for name in LAID_OUT}
     lengths = {name: sum(map(len, of_column)) for name, of_column in parts.items()}
     sizes = [lengths[name] * np.dtype(COLUMN_TYPES[name]).itemsize for name in LAID_OUT]
@@ -237,11 +236,10 @@ def _lay_out(programs: Sequence[Program]) -> dict[str, NDArray[Any]]:
 
 
 def in_big_pages(count: int, dtype: type[Number]) -> NDArray[Number]:
-    """An array of *count* numbers that nobody has filled yet.
+    """An uninitialised array of *count* numbers.
 
-    numpy asks the system for big pages where an array is big enough. Middling
-    ones are cut from such an array, because small pages take longer to get
-    than to fill; what is not touched costs nothing.
+    numpy requests huge pages for large arrays. Medium arrays are cut from a large one, because
+    allocating small pages takes longer than filling them; untouched memory costs nothing.
     """
     size_bytes = count * np.dtype(dtype).itemsize
     room_bytes = 2 * BIG_BYTES if SMALL_BYTES < size_bytes < 2 * BIG_BYTES else size_bytes
@@ -266,14 +264,14 @@ def _group_maxima(
 
 
 def _join(parts: Sequence[NDArray[Any]], dtype: type[Number]) -> NDArray[Number]:
-    """Always an array of its own, which may be written: numba compiles anew for others."""
+    """Always a new, writable array: numba would compile again for any other."""
     if not parts:
         return np.empty(0, dtype=dtype)
     return np.concatenate(parts, dtype=dtype, casting="unsafe")
 
 
 def endpoint_counts(rank_group: Int32s, group_count: int) -> Int64s:
-    """How many endpoints each group has among the ranks of *rank_group*."""
+    """Number of endpoints of each group among the ranks of *rank_group*."""
     return np.bincount(rank_group[rank_group != NO_GROUP], minlength=group_count).astype(np.int64)
 
 

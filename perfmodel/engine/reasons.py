@@ -11,7 +11,7 @@ contiguous, so they add up to the window. A history of some ranks walks until th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from perfmodel.graph.program import PLAIN, Anchor, LaneKind
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Parts of a window, in nanoseconds."""
+    """Parts of a window, in nanoseconds, in the order in which they are told apart."""
 
     compute_ns: int
     exposed_communication_ns: int
@@ -34,13 +34,7 @@ class Breakdown:
     @property
     def total_ns(self) -> int:
         """The whole window."""
-        return (
-            self.compute_ns
-            + self.exposed_communication_ns
-            + self.exposed_copy_ns
-            + self.waiting_for_ranks_ns
-            + self.host_bound_idle_ns
-        )
+        return sum(astuple(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +64,21 @@ def break_down(history: History, rank: int, window: Window) -> Breakdown:
     for part in (*busy, waits):
         spans = np.concatenate([spans, part])
         covered.append(union_length_ns(spans))
-    compute_ns, communication_ns, copy_ns, wait_ns = np.diff(covered)
-    return Breakdown(
-        compute_ns=int(compute_ns),
-        exposed_communication_ns=int(communication_ns),
-        exposed_copy_ns=int(copy_ns),
-        waiting_for_ranks_ns=int(wait_ns),
-        host_bound_idle_ns=window.length_ns - covered[-1],
-    )
+    return Breakdown(*np.diff([*covered, window.length_ns]).tolist())
 
 
 def union_length_ns(spans: Int64s) -> int:
     """Length of the union of *spans*, rows of (from, to)."""
-    if not len(spans):
-        return 0
-    ordered = spans[np.argsort(spans[:, 0], kind="stable")]
-    reached = np.maximum.accumulate(ordered[:, 1])
-    begins = ordered[:, 0].copy()
+    begins, ends = disjoint_spans(spans)
+    return int((ends - begins).sum())
+
+
+def disjoint_spans(spans: Int64s) -> Int64s:
+    """The begins and the ends of *spans* in order, each without what those before it cover."""
+    begins, ends = spans[np.argsort(spans[:, 0], kind="stable")].T
+    reached = np.maximum.accumulate(ends)
     begins[1:] = np.maximum(begins[1:], reached[:-1])
-    return int(np.maximum(ordered[:, 1] - begins, 0).sum())
+    return np.stack([begins, np.maximum(begins, ends)])
 
 
 def clipped_spans(

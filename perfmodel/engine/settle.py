@@ -7,10 +7,10 @@ knowledge is; here are the columns that rules read and write, and the one loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,16 +48,27 @@ class Effects:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """A *replay* of *job* in which tasks took *duration_ns*: *alone_ns* and *lost_ns*, rounded.
+    """One *replay*: *job* with its delays, and *durations* with what tasks lost.
 
-    Columns have a row per task of every rank; *job* is the one without delays.
+    Columns have a row per task of every rank. *undelayed* is the job without delays, *alone_ns* the
+    time of tasks without losses. The round is number *count* and moved the iteration by
+    *moved_ratio*; the rules changed *unsettled* effects when they looked last.
     """
 
-    job: JobGraph
+    undelayed: JobGraph
     alone_ns: Floats
     lost_ns: Floats
-    duration_ns: Int64s
+    job: JobGraph
+    durations: DurationTable
     replay: Replay
+    count: int
+    moved_ratio: float
+    unsettled: int
+
+    @property
+    def duration_ns(self) -> Int64s:
+        """How long each task took."""
+        return self.durations.values_ns[:, 0]
 
     @cached_property
     def end_ns(self) -> Int64s:
@@ -70,12 +81,8 @@ class Round:
         return self.end_ns - self.duration_ns
 
 
-class Rule(Protocol):
-    """Knows what tasks that overlap cost each other."""
-
-    def add_effects(self, last: Round, found: Effects) -> None:
-        """Add to *found* what overlaps in the *last* round cost."""
-        ...
+Rule = Callable[[Round, Effects], None]
+"""Adds to the effects found so far what tasks that overlap in a round cost each other."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,65 +102,34 @@ class Rules:
     noticed_ns: int = 0
 
 
-@dataclass(frozen=True, eq=False)
-class Settled:
-    """*job* with its delays, *durations* with what tasks lost, and the *replay* of the last round.
-
-    *moved_ratio* is how much that round moved the iteration, *unsettled* how many effects the
-    rules changed when they looked last.
-    """
-
-    job: JobGraph
-    lost_ns: Floats
-    durations: DurationTable
-    replay: Replay
-    rounds: int
-    moved_ratio: float
-    unsettled: int
-
-    @cached_property
-    def end_ns(self) -> Int64s:
-        """When each task of the last iteration ended."""
-        return self.replay.last.end_ns[:, 0]
-
-    @cached_property
-    def start_ns(self) -> Int64s:
-        """When each task of the last iteration started."""
-        return self.end_ns - self.durations.values_ns[:, 0]
-
-
-def settle(replay: Replayer, job: JobGraph, alone_ns: Floats, rules: Rules) -> Settled:
+def settle(replay: Replayer, job: JobGraph, alone_ns: Floats, rules: Rules) -> Round:
     """Replay *job*, whose tasks take *alone_ns* where nothing overlaps, until nothing moves."""
     is_exact, first_row = rules.still_ratio is None, job.rank_rows()[:-1]
-    assumed = Effects(np.zeros((2, len(alone_ns))))
-    delayed, durations = job, _lengthen(alone_ns, assumed.lost_ns, first_row)
+    assumed, delayed = Effects(np.zeros((2, len(alone_ns)))), job
+    durations = _lengthen(alone_ns, assumed.lost_ns, first_row)
     end_ns, moved_ratio, unsettled = 0, np.inf, 0
-    for rounds in range(1, rules.rounds + 1):
+    for count in range(1, rules.rounds + 1):
         played = replay(delayed, durations, rules.iterations)
-        before_ns, before_ratio = end_ns, moved_ratio
-        end_ns = int(played.iteration_end_ns[-1, 0])
+        before_ns, before_ratio, end_ns = end_ns, moved_ratio, int(played.iteration_end_ns[-1, 0])
         moved_ratio = abs(end_ns - before_ns) / max(end_ns, 1)
-        if rounds > 1 and moved_ratio < (rules.still_ratio or 0.0):
+        columns = (job, alone_ns, assumed.lost_ns, delayed, durations)
+        last = Round(*columns, played, count, moved_ratio, unsettled)
+        if is_exact and count == rules.rounds:
             break
-        if is_exact and rounds == rules.rounds:
+        if count > 1 and moved_ratio < (rules.still_ratio or 0.0):
             break
-        last = Round(job, alone_ns, assumed.lost_ns, durations.values_ns[:, 0], played)
         found = Effects(np.zeros_like(assumed.lost_ns))
         for rule in rules.rules:
-            rule.add_effects(last, found)
+            rule(last, found)
         unsettled = found.count_changes(assumed, noticed_ns=rules.noticed_ns)
-        if not unsettled and (is_exact or rounds == 1):
-            break
+        if not unsettled and (is_exact or count == 1):
+            return replace(last, unsettled=0)
         if not is_exact and moved_ratio > before_ratio / 2:
             # Half-way, so that two tasks that swap places come to rest.
             found = replace(found, lost_ns=(assumed.lost_ns + found.lost_ns) / 2)
-        assumed = found
-        delayed, durations = (
-            _delay(job, found.delays),
-            _lengthen(alone_ns, found.lost_ns, first_row),
-        )
-    lost_ns = assumed.lost_ns.sum(axis=0)
-    return Settled(delayed, lost_ns, durations, played, rounds, moved_ratio, unsettled)
+        assumed, delayed = found, _delay(job, found.delays)
+        durations = _lengthen(alone_ns, assumed.lost_ns, first_row)
+    return replace(last, lost_ns=assumed.lost_ns, durations=durations)
 
 
 def _lengthen(alone_ns: Floats, lost_ns: Floats, first_row: Int64s) -> DurationTable:

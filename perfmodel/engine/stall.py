@@ -1,7 +1,6 @@
-"""Stall: why a replay can go no further, in words.
+"""Stall: why a replay cannot continue, as an error message.
 
-Works on the next task of every lane alone, so that it can be asked of one
-block or of many put together.
+It needs only the next task of every lane, of one block or of several joined.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class _Stuck:
 
 
 def explain_stall(job: JobGraph, heads: Int32s) -> ReplayStalledError:
-    """The error that names who waits for whom, given the next task of every lane in *heads*."""
+    """The error that names which ranks wait for which; *heads* is the next task of every lane."""
     stuck = _find_stuck(job, heads)
-    # A cycle is the cause; that others wait for its rank is the effect.
+    # A cycle is the cause; ranks that wait for it are the effect.
     lines = _cycle_lines(job, stuck) + _rendezvous_lines(job, stuck)
     shown = lines[:MOST_LINES]
     if len(lines) > len(shown):
@@ -63,7 +62,7 @@ def _first_undone(program: Program, heads: Int32s, task: int) -> int:
 
 
 def _rendezvous_lines(job: JobGraph, stuck: list[_Stuck]) -> list[str]:
-    """One line for each rendezvous that some members have reached and others have not."""
+    """One line per rendezvous that some members have reached and others have not."""
     reached: dict[tuple[int, int], list[_Stuck]] = {}
     for waiting in stuck:
         program = job.program_of(waiting.rank)
@@ -109,7 +108,7 @@ def _whereabouts(job: JobGraph, stuck: list[_Stuck], ranks: list[int]) -> str:
 
 
 def _cycle_lines(job: JobGraph, stuck: list[_Stuck]) -> list[str]:
-    """The ring of tasks that wait for each other, on the first rank that has one."""
+    """The cycle of tasks that wait for each other, on the first rank that has one."""
     by_rank: dict[int, dict[int, _Stuck]] = {}
     for waiting in stuck:
         by_rank.setdefault(waiting.rank, {})[waiting.lane] = waiting
@@ -126,7 +125,7 @@ def _cycle_lines(job: JobGraph, stuck: list[_Stuck]) -> list[str]:
 
 
 def _ring(by_lane: dict[int, _Stuck], lane: int, lane_start: Int32s) -> list[_Stuck]:
-    """The lanes that wait for each other, met by going from *lane* to what it waits for."""
+    """The lanes that wait for each other, found by following what *lane* waits for."""
     seen: list[int] = []
     while lane not in seen:
         if lane not in by_lane or by_lane[lane].source == PLAIN:

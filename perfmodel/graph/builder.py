@@ -7,9 +7,10 @@ lane by lane and renumbers the dependencies.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from perfmodel.graph.program import (
     offsets,
 )
 
+Answer = TypeVar("Answer")
 MOST_DISTANCE = 255
 _TASK_FIELDS = 7
 _SLOT = 4
@@ -93,15 +95,6 @@ class Naming(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A state of a program builder: its numbers of tasks, dependencies and rendezvous."""
-
-    tasks: int
-    deps: int
-    sequences: Mapping[int, int]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
     """Consecutive tasks of a program, to be added again elsewhere.
@@ -162,27 +155,28 @@ class ProgramBuilder:
         op: Op,
         *,
         label: str,
-        origin: Origin | None = None,
-        after: Iterable[Dependency | int] = (),
-    ) -> int:
-        """Append a plain task to *lane* and return its number for later dependencies."""
-        return self._add(lane, op, label, origin, (PLAIN, PLAIN, 0), after)
-
-    def add_rendezvous(
-        self,
-        lane: int,
-        op: Op,
-        *,
-        label: str,
-        slot: int,
+        slot: int = PLAIN,
         role: Role = Role.BOTH,
         origin: Origin | None = None,
         after: Iterable[Dependency | int] = (),
     ) -> int:
-        """Append this rank's part in the next rendezvous of communicator *slot*."""
-        sequence = self._next_sequence.get(slot, 0)
-        self._next_sequence[slot] = sequence + 1
-        return self._add(lane, op, label, origin, (slot, sequence, int(role)), after)
+        """Append a task to *lane* and return its number for later dependencies.
+
+        With a *slot* it is this rank's part in the next rendezvous of that communicator.
+        """
+        tables, task = self._tables, self.task_count
+        if not 0 <= lane < len(self._lanes):
+            raise GraphError(f"task needs a lane that was added before, got lane {lane}.")
+        member = (PLAIN, PLAIN, 0)
+        if slot != PLAIN:
+            sequence = self._next_sequence.get(slot, 0)
+            self._next_sequence[slot] = sequence + 1
+            member = (slot, sequence, int(role))
+        named = tables.label(label), tables.origin(origin, label)
+        self._tasks.extend((lane, tables.op(op), *named, *member))
+        for dependency in after:
+            self.add_dependency(task, dependency)
+        return task
 
     def add_dependency(self, task: int, dependency: Dependency | int) -> None:
         """Let *task* also wait for *dependency*, which may be a task added later."""
@@ -198,36 +192,33 @@ class ProgramBuilder:
             (task, dependency.task, dependency.anchor, dependency.distance, dependency.lag_ns)
         )
 
-    def mark(self) -> Mark:
-        """The current state."""
-        return Mark(self.task_count, len(self._deps) // _DEP_FIELDS, dict(self._next_sequence))
-
-    def cut(self, since: Mark, *, naming: Naming, leans_on: Sequence[int]) -> Piece:
-        """The tasks added *since*, with labels under *naming*.
+    def cut(
+        self, write: Callable[[], Answer], *, naming: Naming, leans_on: Sequence[int]
+    ) -> tuple[Piece, Answer]:
+        """The tasks that *write* adds, with labels under *naming*, and what it returns.
 
         They may depend on each other and on the tasks in *leans_on*.
         """
-        tasks = np.array(self._tasks[since.tasks * _TASK_FIELDS :], dtype=np.int64)
-        deps = np.array(self._deps[since.deps * _DEP_FIELDS :], dtype=np.int64)
+        start, first_dep, before = self.task_count, len(self._deps), dict(self._next_sequence)
+        answer = write()
+        tasks = np.array(self._tasks[start * _TASK_FIELDS :], dtype=np.int64)
+        deps = np.array(self._deps[first_dep:], dtype=np.int64)
         tasks, deps = tasks.reshape(-1, _TASK_FIELDS), deps.reshape(-1, _DEP_FIELDS)
         numbers, tasks[:, 2] = np.unique(tasks[:, 2], return_inverse=True)
         names = tuple(self._tables.label_index)
-        deps[:, :2] -= since.tasks
-        place_of = {task - since.tasks: place for place, task in enumerate(leans_on)}
+        deps[:, :2] -= start
+        place_of = {task - start: place for place, task in enumerate(leans_on)}
         outside = [-1 if row >= 0 else place_of[row] for row in deps[:, 1].tolist()]
-        sequences = {
-            slot: count - since.sequences.get(slot, 0)
-            for slot, count in self._next_sequence.items()
-        }
-        for slot in sequences:
-            tasks[tasks[:, _SLOT] == slot, _SLOT + 1] -= since.sequences.get(slot, 0)
-        return Piece(
+        for slot, count in before.items():
+            tasks[tasks[:, _SLOT] == slot, _SLOT + 1] -= count
+        piece = Piece(
             tasks=tasks,
             deps=deps,
             outside=np.array(outside, dtype=np.int64),
             labels=tuple(naming.take_off(names[number]) for number in numbers.tolist()),
-            sequences=sequences,
+            sequences=Counter(self._next_sequence) - Counter(before),
         )
+        return piece, answer
 
     def paste(self, piece: Piece, *, naming: Naming, leans_on: Sequence[int]) -> None:
         """Add *piece* again, with labels under *naming*, depending on the tasks in *leans_on*."""
@@ -236,9 +227,8 @@ class ProgramBuilder:
         tasks[:, 2:4] = piece.names(self._tables, naming)[tasks[:, 2]]
         for slot, count in piece.sequences.items():
             before = self._next_sequence.get(slot, 0)
-            if count:
-                tasks[tasks[:, _SLOT] == slot, _SLOT + 1] += before
-                self._next_sequence[slot] = before + count
+            tasks[tasks[:, _SLOT] == slot, _SLOT + 1] += before
+            self._next_sequence[slot] = before + count
         deps[:, :2] += start
         is_outside = piece.outside >= 0
         deps[is_outside, 1] = np.array(leans_on, dtype=np.int64)[piece.outside[is_outside]]
@@ -273,24 +263,6 @@ class ProgramBuilder:
         place = np.empty(len(lanes), dtype=np.int64)
         place[np.argsort(lanes, kind="stable")] = np.arange(len(lanes))
         return place
-
-    def _add(
-        self,
-        lane: int,
-        op: Op,
-        label: str,
-        origin: Origin | None,
-        member: tuple[int, int, int],
-        after: Iterable[Dependency | int],
-    ) -> int:
-        tables, task = self._tables, self.task_count
-        if not 0 <= lane < len(self._lanes):
-            raise GraphError(f"task needs a lane that was added before, got lane {lane}.")
-        named = tables.label(label), tables.origin(origin, label)
-        self._tasks.extend((lane, tables.op(op), *named, *member))
-        for dependency in after:
-            self.add_dependency(task, dependency)
-        return task
 
     def _check_sources(self, sources: NDArray[np.int64]) -> None:
         wrong = sources[(sources < 0) | (sources >= self.task_count)]

@@ -19,7 +19,7 @@ from typing import Any
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.job import Origin
 from perfmodel.graph.ops import HostPart, HostSpan, HostWork, Op
-from perfmodel.graph.program import Anchor, LaneKind, Program, Role
+from perfmodel.graph.program import PLAIN, Anchor, LaneKind, Program, Role
 
 # Words, because enumerations are slow to hash.
 T1, T2, T3, T4, T5, WAIT = (
@@ -46,8 +46,12 @@ class OpenLane:
 
     lane: int
     awaited: list[Dependency | int] = field(default_factory=list)
-    last_task: int | None = None
+    last_task: Dependency | int | None = None
     spent: list[tuple[str, str]] = field(default_factory=list)
+
+    def reached(self) -> list[Dependency | int]:
+        """What must have ended before the lane is done with all work so far: a CUDA event."""
+        return [*self.awaited, *([] if self.last_task is None else [self.last_task])]
 
 
 class Issuer:
@@ -92,24 +96,22 @@ class Issuer:
         op: Op,
         *,
         label: str,
-        slot: int | None = None,
+        slot: int = PLAIN,
         role: Role = Role.BOTH,
         origin: Origin | None = None,
         after: Iterable[Dependency | int] = (),
     ) -> int:
-        """Append a task to *lane*, behind *after* and all that the lane waits for.
-
-        With a *slot* it is this rank's part in the next rendezvous of that communicator.
-        """
-        number, after = lane.lane, (*after, *lane.awaited)
-        if slot is None:
-            task = self.program.add_task(number, op, label=label, origin=origin, after=after)
-        else:
-            task = self.program.add_rendezvous(
-                number, op, label=label, slot=slot, role=role, origin=origin, after=after
-            )
-        lane.awaited = []
-        lane.last_task = task
+        """Append a task to *lane*, behind *after* and all that the lane waits for."""
+        task = self.program.add_task(
+            lane.lane,
+            op,
+            label=label,
+            slot=slot,
+            role=role,
+            origin=origin,
+            after=(*after, *lane.awaited),
+        )
+        lane.awaited, lane.last_task = [], task
         return task
 
     def begin(self, operator: str) -> None:
@@ -122,7 +124,7 @@ class Issuer:
         *kernels: Op,
         stream: OpenLane,
         label: str,
-        slot: int | None = None,
+        slot: int = PLAIN,
         role: Role = Role.BOTH,
         origin: Origin | None = None,
     ) -> int:

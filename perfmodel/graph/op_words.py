@@ -6,8 +6,6 @@ version or an editor is refused, not misread.
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
-from enum import Enum
 from functools import cache
 from typing import Any
 
@@ -37,11 +35,14 @@ _TYPES: dict[str, type[Any]] = {
         Communication, Fixed,
     )
 }  # fmt: skip
+_LEFT_OUT: dict[str, Any] = {"work": True, "collective": {"_hash"}}
+"""Fields that are not written as they are."""
 
 
 def op_to_words(op: Op) -> dict[str, Any]:
     """*op* as a mapping of plain values."""
-    words = {"op": type(op).__name__, **_plain_fields(op)}
+    kind = type(op).__name__
+    words = {"op": kind, **_adapter(kind).dump_python(op, mode="json", exclude=_LEFT_OUT)}
     if isinstance(op, Fixed) and op.work is not None:
         words["work"] = op_to_words(op.work)
     return words
@@ -72,21 +73,3 @@ def op_from_words(words: Any, *, where: str) -> Op:
 @cache
 def _adapter(name: str) -> TypeAdapter[Any]:
     return TypeAdapter(_TYPES[name])
-
-
-def _plain_fields(value: Any) -> dict[str, Any]:
-    return {
-        field.name: _plain(getattr(value, field.name))
-        for field in fields(value)
-        if field.init and not (isinstance(value, Fixed) and field.name == "work")
-    }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if is_dataclass(value) and not isinstance(value, type):
-        return _plain_fields(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value

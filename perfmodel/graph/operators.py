@@ -98,13 +98,13 @@ def _gemm(call: OperatorCall) -> Works:
 
 def _recurrent(call: OperatorCall) -> Works:
     """Layers of cuDNN: a GEMM per layer and step, for input and recurrent weights."""
-    data, passes = call.tensors[0], 2 if call.name.endswith("backward") else 1
+    data, direction = call.tensors[0], "backward" if call.name.endswith("backward") else "forward"
     steps, dtype = data.count // data.shape[-1], _gemm_dtype(call, data)
     return tuple(
         Gemm(m=steps, n=tensor.shape[0], k=tensor.shape[1], dtype=dtype)
         for tensor in call.tensors
-        if tensor.name in ("weight", "") and len(tensor.shape) == 2
-        for _ in range(passes)
+        if tensor.name in operator_table()["recurrent"][direction] and len(tensor.shape) == 2
+        for _ in range(2 if direction == "backward" else 1)
     )
 
 

@@ -247,12 +247,9 @@ class Prediction(Shown):
     @property
     def bound(self) -> PathShare:
         """What decides: the kind of work that fills most of the critical path."""
+        shares = self.explanation.critical_path.by_kind
         nothing = PathShare("nothing", 0, 0)
-        return max(
-            self.explanation.critical_path.by_kind,
-            key=lambda share: share.duration_ns,
-            default=nothing,
-        )
+        return max(shares, key=lambda share: share.duration_ns, default=nothing)
 
     @property
     def bound_ratio(self) -> float:
@@ -264,17 +261,13 @@ class Prediction(Shown):
         return {share.name: share.duration_ns for share in self.explanation.critical_path.by_kind}
 
     @property
-    def fullest_class(self) -> RankClass:
-        """The ranks that need most memory; the first of equals."""
-        return max(self.explanation.rank_classes, key=lambda entry: entry.memory.total_bytes)
-
-    @property
     def memory(self) -> MemoryFit | None:
         """What the fullest ranks need and what a GPU has; None where either is unknown."""
-        capacity_bytes = self.facts.device_memory_bytes
-        if capacity_bytes is None or not self.fullest_class.memory.parts:
+        classes, capacity_bytes = self.explanation.rank_classes, self.facts.device_memory_bytes
+        fullest = max(classes, key=lambda entry: entry.memory.total_bytes)
+        if capacity_bytes is None or not fullest.memory.parts:
             return None
-        return MemoryFit(self.fullest_class, capacity_bytes)
+        return MemoryFit(fullest, capacity_bytes)
 
 
 Answer = Prediction

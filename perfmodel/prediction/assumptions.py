@@ -13,7 +13,7 @@ from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.replay import MOST_ITERATIONS
 from perfmodel.prediction.answer import InterferenceLoss
 from perfmodel.prediction.explain import merge_numbers
-from perfmodel.prediction.interference import SettledCosts
+from perfmodel.prediction.interference import FoldedCosts
 from perfmodel.prediction.loops import Loop
 from perfmodel.prediction.overlaps import MOST_ROUNDS
 from perfmodel.prediction.question import PredictOptions, Question
@@ -71,7 +71,7 @@ def _about_recording(score: SelfReplay | None) -> list[str]:
 
 
 def _about_costs(loop: Loop, options: PredictOptions, loss: InterferenceLoss | None) -> list[str]:
-    priced, settled = loop.settled.folded.priced, loop.settled
+    priced, settled = loop.settled.priced, loop.settled
     sentences = []
     names = _assumed_labels(priced)
     if names:
@@ -93,7 +93,7 @@ def _about_costs(loop: Loop, options: PredictOptions, loss: InterferenceLoss | N
 
 
 def _about_interference(
-    slowdowns: GenerationSlowdowns, settled: SettledCosts, loss: InterferenceLoss | None
+    slowdowns: GenerationSlowdowns, settled: FoldedCosts, loss: InterferenceLoss | None
 ) -> list[str]:
     sentences = []
     if loss is not None:

@@ -16,17 +16,34 @@ from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.folding import fold
 from perfmodel.engine.layout import Int64s
 from perfmodel.engine.replay import Replay, Replayer
-from perfmodel.engine.settle import Rules, Settled, settle
+from perfmodel.engine.settle import Round, Rules, settle
 from perfmodel.graph.durations import DurationTable, OpDurations
 from perfmodel.prediction.overlaps import STILL_RATIO, contention_rules, task_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoldedCosts:
-    """A priced job with one rank per class; its rank r represents the ranks `class_ranks[r]`."""
+    """A priced job with one rank per class; its rank r represents the ranks `class_ranks[r]`.
+
+    After *rounds* of settling durations include what overlap costs. *moved_ratio* is how much the
+    last round still moved the iteration, *replay* is that round.
+    """
 
     priced: PricedJob
     class_ranks: tuple[tuple[int, ...], ...]
+    rounds: int = 0
+    moved_ratio: float = 0.0
+    replay: Replay | None = None
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether overlap costs anything: if not, the first round is the last."""
+        return self.rounds > 1
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the last round moved almost nothing."""
+        return self.moved_ratio < STILL_RATIO
 
 
 def fold_costs(priced: PricedJob, *, is_folded: bool = True) -> FoldedCosts:
@@ -48,69 +65,44 @@ def fold_costs(priced: PricedJob, *, is_folded: bool = True) -> FoldedCosts:
         ]
     )
     folded = fold(priced.job, replace(priced.durations, values_ns=signatures))
-    order = np.argsort(folded.class_of_rank, kind="stable")
-    bounds = np.cumsum(folded.class_size)[:-1]
-    class_ranks = tuple(tuple(ranks.tolist()) for ranks in np.split(order, bounds))
+    lowest = [ranks[0] for ranks in folded.class_ranks]
     if isinstance(priced.durations, OpDurations):
-        durations = priced.durations.of_ranks(folded.representative)
-        return FoldedCosts(replace(priced, job=folded.job, durations=durations), class_ranks)
-    blocks = [priced.rows_of_rank(rank) for rank in folded.representative.tolist()]
+        durations = priced.durations.of_ranks(np.array(lowest))
+        return FoldedCosts(replace(priced, job=folded.job, durations=durations), folded.class_ranks)
+    blocks = [priced.rows_of_rank(rank) for rank in lowest]
     rows, offsets = _share_rows([block.start for block in blocks], blocks)
-    return FoldedCosts(priced.take(rows, offsets, job=folded.job), class_ranks)
+    return FoldedCosts(priced.take(rows, offsets, job=folded.job), folded.class_ranks)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SettledCosts:
-    """*folded* with durations that include what overlap costs.
-
-    *moved_ratio* is how much the last of *rounds* still moved the iteration. *replay* is the last
-    one, where it shows the settled job.
-    """
-
-    folded: FoldedCosts
-    rounds: int = 0
-    moved_ratio: float = 0.0
-    replay: Replay | None = None
-
-    @property
-    def has_losses(self) -> bool:
-        """Whether overlap costs anything: if not, the first round is the last."""
-        return self.rounds > 1
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the last round moved almost nothing."""
-        return self.moved_ratio < STILL_RATIO
+def settle_interference(replay: Replayer, alone: FoldedCosts) -> FoldedCosts:
+    """Replay *alone* until kernels and collectives that overlap lose as much as before."""
+    rules = contention_rules(alone.priced)
+    return alone if rules is None else settle_costs(replay, alone, rules)
 
 
-def settle_interference(replay: Replayer, folded: FoldedCosts) -> SettledCosts:
-    """Replay *folded* until kernels and collectives that overlap lose as much as before."""
-    rules = contention_rules(folded.priced)
-    return SettledCosts(folded) if rules is None else settle_costs(replay, folded, rules)
+def settle_costs(replay: Replayer, alone: FoldedCosts, rules: Rules) -> FoldedCosts:
+    """Replay *alone* until *rules* are at rest."""
+    priced, row = alone.priced, task_rows(alone.priced)
+    last = settle(replay, priced.job, priced.float_ns[row], rules)
+    if last.count == 1:
+        return replace(alone, rounds=1, replay=last.replay)
+    slowed = _price(priced, row, last)
+    return FoldedCosts(slowed, alone.class_ranks, last.count, last.moved_ratio, last.replay)
 
 
-def settle_costs(replay: Replayer, folded: FoldedCosts, rules: Rules) -> SettledCosts:
-    """Replay *folded* until *rules* are at rest."""
-    row = task_rows(folded.priced)
-    settled = settle(replay, folded.priced.job, folded.priced.float_ns[row], rules)
-    if settled.rounds == 1:
-        return SettledCosts(folded, 1, replay=settled.replay)
-    slowed = replace(folded, priced=_price(folded.priced, row, settled))
-    return SettledCosts(slowed, settled.rounds, settled.moved_ratio, settled.replay)
-
-
-def _price(priced: PricedJob, row: Int64s, settled: Settled) -> PricedJob:
-    """*priced* as it *settled*; ranks of one price that lost the same share rows."""
-    blocks = [slice(*edge) for edge in pairwise(settled.job.rank_rows().tolist())]
+def _price(priced: PricedJob, row: Int64s, last: Round) -> PricedJob:
+    """*priced* as in the *last* round; ranks of one price that lost the same share rows."""
+    lost_ns = last.lost_ns.sum(axis=0)
+    blocks = [slice(*edge) for edge in pairwise(last.job.rank_rows().tolist())]
     keys = [
-        (offset, settled.lost_ns[rows].tobytes())
+        (offset, lost_ns[rows].tobytes())
         for offset, rows in zip(priced.durations.rank_offset.tolist(), blocks, strict=True)
     ]
     chosen, offsets = _share_rows(keys, blocks)
     return replace(
-        priced.take(row[chosen], offsets, job=settled.job),
-        durations=DurationTable(settled.durations.values_ns[chosen], offsets),
-        float_ns=priced.float_ns[row[chosen]] + settled.lost_ns[chosen],
+        priced.take(row[chosen], offsets, job=last.job),
+        durations=DurationTable(last.durations.values_ns[chosen], offsets),
+        float_ns=priced.float_ns[row[chosen]] + lost_ns[chosen],
     )
 
 

@@ -19,7 +19,7 @@ from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.answer import Interval
 from perfmodel.prediction.explain import Evidence
-from perfmodel.prediction.interference import FoldedCosts, SettledCosts
+from perfmodel.prediction.interference import FoldedCosts
 from perfmodel.prediction.scenario import Mode
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Loop:
     """
 
     alone: FoldedCosts
-    settled: SettledCosts
+    settled: FoldedCosts
     replay: Replay
     window: Window
     period_ns: int
@@ -56,7 +56,7 @@ class Loop:
 
     def evidence(self, mode: Mode, replay: Replayer) -> Evidence:
         """What is explained in *mode*: a single iteration is replayed again for it."""
-        priced = self.settled.folded.priced
+        priced = self.settled.priced
         played, window = self.replay, self.window
         if mode is Mode.ISOLATED:
             played = replay(priced.job, priced.durations, 1)
@@ -65,18 +65,18 @@ class Loop:
             history=History(priced.job, priced.durations, played),
             iteration=max(played.iteration_count - 2, 0),
             window=window,
-            class_ranks=self.settled.folded.class_ranks,
+            class_ranks=self.settled.class_ranks,
             priced=None if self.isolated_ns is None else priced,
         )
 
 
-def find_loop(replay: Replayer, alone: FoldedCosts, settled: SettledCosts) -> Loop:
+def find_loop(replay: Replayer, alone: FoldedCosts, settled: FoldedCosts) -> Loop:
     """Replay *settled* until its period shows.
 
     The window is the last iteration but one. There the replay knows what ranks that are ahead did
     next; in the very last they would seem to idle.
     """
-    priced = settled.folded.priced
+    priced = settled.priced
     steady = find_period(replay, priced.job, priced.durations)
     ends_ns = steady.replay.iteration_end_ns[:, 0].tolist()
     shown = max(len(ends_ns) - 2, 0)
@@ -95,10 +95,10 @@ def find_loop(replay: Replayer, alone: FoldedCosts, settled: SettledCosts) -> Lo
     )
 
 
-def find_recorded_loop(recording: RecordingInfo, alone: FoldedCosts, settled: SettledCosts) -> Loop:
+def find_recorded_loop(recording: RecordingInfo, alone: FoldedCosts, settled: FoldedCosts) -> Loop:
     """The loop of a recording, from the moments when its steps end."""
     assert settled.replay is not None
-    priced = settled.folded.priced
+    priced = settled.priced
     job, end_ns = priced.job, settled.replay.last.end_ns[:, 0]
     lengths_ns = [priced.durations.of_rank(job, rank)[:, 0] for rank in range(job.rank_count)]
     start_ns = end_ns - np.concatenate(lengths_ns)

@@ -111,7 +111,7 @@ class LinkSharing:
     place: Int64s
     ranks: list[slice]
 
-    def add_effects(self, last: Round, found: Effects) -> None:
+    def __call__(self, last: Round, found: Effects) -> None:
         """Lengthen every collective by what its members lose on links, the worst deciding."""
         lengths_ns = last.duration_ns[self.task]
         ends_ns = [timeline.end_ns[self.task, 0] for timeline in last.replay.timelines[-2:]]
@@ -208,7 +208,7 @@ class KernelSlowdown:
     lane_stop: Int64s
     lane_rank: Int64s
 
-    def add_effects(self, last: Round, found: Effects) -> None:
+    def __call__(self, last: Round, found: Effects) -> None:
         """Lengthen kernels by what they lose to collectives, early ones of the next iteration too.
 
         Work of this iteration includes what was lost to the next one, and the other way round.
@@ -218,7 +218,7 @@ class KernelSlowdown:
         both = np.concatenate([self._intervals(last, before), calls], axis=1)
         lost_ns = self._slow(last, now, calls=both, work_ns=last.alone_ns + last.lost_ns[1])
         found.lost_ns[0] += lost_ns
-        first_row = last.job.rank_rows()
+        first_row = last.undelayed.rank_rows()
         has_tasks = np.diff(first_row) > 0
         ends_ns = np.zeros(len(has_tasks), dtype=np.int64)
         ends_ns[has_tasks] = np.maximum.reduceat(before.end_ns[:, 0], first_row[:-1][has_tasks])
@@ -243,7 +243,7 @@ class KernelSlowdown:
         lost_ns = np.zeros(len(work_ns))
         _walk_lanes(
             KernelLanes(*lanes, *times_ns, self.family, self.speed),
-            find_overlaps(calls, last.job.rank_count),
+            find_overlaps(calls, last.undelayed.rank_count),
             lost_ns,
         )
         lost_ns[lost_ns < NOTICED_NS] = 0.0

@@ -22,7 +22,6 @@ from perfmodel.prediction.assumptions import list_assumptions
 from perfmodel.prediction.explain import explain
 from perfmodel.prediction.interference import (
     FoldedCosts,
-    SettledCosts,
     fold_costs,
     settle_costs,
     settle_interference,
@@ -80,7 +79,7 @@ def price(question: Question, job: JobGraph) -> PricedJob:
     return price_job(job, cluster=question.cluster, stack=question.stack)
 
 
-def _settle(question: Question, alone: FoldedCosts, replay: Replayer) -> SettledCosts:
+def _settle(question: Question, alone: FoldedCosts, replay: Replayer) -> FoldedCosts:
     """*alone* with what tasks that overlap cost each other; a recording has rules of its own."""
     if question.recording is not None:
         from perfmodel.recordings.hold_back import recorded_rules  # only recordings need it
@@ -88,7 +87,7 @@ def _settle(question: Question, alone: FoldedCosts, replay: Replayer) -> Settled
         job = alone.priced.job
         return settle_costs(replay, alone, recorded_rules(job, question.recording.hold_rule(job)))
     if question.options.interference is Interference.LEFT_OUT:
-        return SettledCosts(alone)
+        return alone
     return settle_interference(replay, alone)
 
 
@@ -104,7 +103,7 @@ def _iteration_ns(question: Question, loops: Sequence[Loop], mode: Mode) -> int:
 def _draw(question: Question, loops: Sequence[Loop], replay: Replayer) -> tuple[float, ...]:
     """Times under drawn costs; those of a smaller job are kept in proportion."""
     options, loop = question.options, loops[0]
-    priced = loop.settled.folded.priced
+    priced = loop.settled.priced
     if not options.samples or not priced.relative_sigma.any():
         return ()
     times_ns = replay_samples(
@@ -147,7 +146,7 @@ def _explain(question: Question, loops: Sequence[Loop], replay: Replayer) -> Rea
     def lost_ns(loop: Loop) -> int:
         if not loop.settled.has_losses:
             return 0
-        undisturbed = find_loop(replay, loop.alone, SettledCosts(loop.alone))
+        undisturbed = find_loop(replay, loop.alone, loop.alone)
         return loop.iteration_ns(mode) - undisturbed.iteration_ns(mode)
 
     loss = InterferenceLoss(_whole(question, loops, lost_ns), loops[0].settled.rounds)

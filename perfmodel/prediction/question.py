@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from collectives import wiring_of
 from embeddings.plan import ShardingPlan
 from embeddings.table import EmbeddingTable
@@ -111,12 +113,9 @@ class Question:
         """The ranks that need most memory and what a GPU has; None where either is unknown."""
         if self.cluster is None or not self.memory_of_rank:
             return None
-        peak_bytes = max(memory.total_bytes for memory in self.memory_of_rank)
-        fullest = [
-            rank for rank, one in enumerate(self.memory_of_rank) if one.total_bytes == peak_bytes
-        ]
-        memory = self.memory_of_rank[fullest[0]]
-        entry = RankClass(tuple(fullest), TimeParts({}), memory)
+        needs_bytes = [memory.total_bytes for memory in self.memory_of_rank]
+        fullest = tuple(np.flatnonzero(np.equal(needs_bytes, max(needs_bytes))).tolist())
+        entry = RankClass(fullest, TimeParts({}), self.memory_of_rank[fullest[0]])
         return MemoryFit(entry, self.cluster.device.memory_bytes)
 
     def changed_to(self, job: JobGraph) -> Question:

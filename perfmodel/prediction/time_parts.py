@@ -8,14 +8,14 @@ iteration are extrapolated from those of two smaller jobs, and still add up to i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from fractions import Fraction
 
 import numpy as np
 
 from perfmodel.engine.history import History, Occurrence
 from perfmodel.engine.layout import Int64s
-from perfmodel.engine.reasons import Breakdown, Window, clipped_spans
+from perfmodel.engine.reasons import Breakdown, Window, clipped_spans, disjoint_spans
 from perfmodel.graph.program import offsets
 from perfmodel.prediction.answer import (
     CriticalPath,
@@ -40,8 +40,8 @@ def find_exposed_waits(history: History, rank: int, window: Window) -> list[tupl
     idle = _IdleTime(clipped_spans(history, rank, window, is_device, is_wait=False))
     found = []
     covered: list[tuple[int, int]] = []
-    for from_ns, to_ns, at in _waits(history, rank, window):
-        exposed_ns = sum(idle.within(*gap) for gap in _take(covered, from_ns, to_ns))
+    for from_ns, to_ns, at in clipped_waits(history, rank, window):
+        exposed_ns = sum(idle.within(*gap) for gap in uncovered(covered, from_ns, to_ns))
         if exposed_ns:
             found.append((at, exposed_ns))
     return found
@@ -56,7 +56,7 @@ def sum_waits(history: History, rank: int, window: Window) -> dict[tuple[int, in
     return totals
 
 
-def _take(covered: list[tuple[int, int]], from_ns: int, to_ns: int) -> list[tuple[int, int]]:
+def uncovered(covered: list[tuple[int, int]], from_ns: int, to_ns: int) -> list[tuple[int, int]]:
     """The gaps that *covered* (in order, disjoint) leaves in a span, which is covered afterwards.
 
     Some may be empty. Spans come in order of their ends, so only the last ones can overlap.
@@ -77,13 +77,8 @@ class _IdleTime:
     """How much of a period of time no span covers."""
 
     def __init__(self, spans: Int64s) -> None:
-        ordered = spans[np.argsort(spans[:, 0], kind="stable")]
-        self._reach = np.maximum.accumulate(ordered[:, 1])
-        begins = ordered[:, 0].copy()
-        begins[1:] = np.maximum(begins[1:], self._reach[:-1])
-        self._ends = np.maximum(ordered[:, 1], begins)
-        self._begins = begins
-        self._busy = offsets(self._ends - begins)
+        self._begins, self._ends = disjoint_spans(spans)
+        self._busy = offsets(self._ends - self._begins)
 
     def within(self, from_ns: int, to_ns: int) -> int:
         """Nanoseconds from *from_ns* to *to_ns* in which nothing ran."""
@@ -97,7 +92,7 @@ class _IdleTime:
         return int(self._busy[place - 1]) + running_ns
 
 
-def _waits(history: History, rank: int, window: Window) -> list[tuple[int, int, Occurrence]]:
+def clipped_waits(history: History, rank: int, window: Window) -> list[tuple[int, int, Occurrence]]:
     """Waits that touch *window*, clipped to it, in order of their ends."""
     waits = []
     for iteration in history.iterations:
@@ -115,14 +110,7 @@ def from_breakdown(breakdown: Breakdown, *, total_ns: int) -> TimeParts:
     A period may repeat after several iterations, so the window of a breakdown, which is one of
     them, can differ from the mean iteration.
     """
-    weights = [
-        breakdown.compute_ns,
-        breakdown.exposed_communication_ns,
-        breakdown.exposed_copy_ns,
-        breakdown.waiting_for_ranks_ns,
-        breakdown.host_bound_idle_ns,
-    ]
-    return _as_parts(weights, total_ns)
+    return _as_parts(astuple(breakdown), total_ns)
 
 
 def mean_parts(classes: Sequence[RankClass]) -> TimeParts:

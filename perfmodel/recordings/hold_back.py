@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.engine.replay import replay
-from perfmodel.engine.settle import Effects, Round, Rule, Rules, Settled, settle
+from perfmodel.engine.settle import Effects, Round, Rule, Rules, settle
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import Anchor, Int64s, Program
@@ -112,9 +112,9 @@ class HoldRule:
     ratio: NDArray[np.float64]
     can_be_held: NDArray[np.bool_]
 
-    def add_effects(self, last: Round, found: Effects) -> None:
+    def __call__(self, last: Round, found: Effects) -> None:
         """Delay the tasks that were ready while a kernel held them back."""
-        for rank, (program, rows) in enumerate(rank_parts(last.job)):
+        for rank, (program, rows) in enumerate(rank_parts(last.undelayed)):
             rule = HoldRule(self.ratio[rows], self.can_be_held[rows])
             holds = _find_holds(program, last.start_ns[rows], last.end_ns[rows], rule)
             if len(holds):
@@ -128,7 +128,7 @@ def recorded_rules(graph: JobGraph, hold: HoldRule) -> Rules:
     return Rules(rules, rounds=MAX_ROUNDS, iterations=1, noticed_ns=_SETTLED_NS)
 
 
-def replay_held(graph: JobGraph, durations: DurationTable, hold: HoldRule) -> Settled:
+def replay_held(graph: JobGraph, durations: DurationTable, hold: HoldRule) -> Round:
     """Replay one pass of *graph* with kernels that hold back others as *hold* says.
 
     Allocations that overlap on a host share its driver.

@@ -17,7 +17,7 @@ import numpy as np
 
 from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import TraceError
-from perfmodel.engine.settle import Settled
+from perfmodel.engine.settle import Round
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.program import Role
@@ -213,7 +213,7 @@ def _find_arrivals(of_rank: RankFindings) -> dict[int, Arrival]:
 
 
 def _with_waits(
-    findings: Sequence[RankFindings], programs: Sequence[RankProgram], held: Settled
+    findings: Sequence[RankFindings], programs: Sequence[RankProgram], held: Round
 ) -> list[RankFindings]:
     """*findings* with how much later others arrived in the replay *held* of *programs*."""
     changed = []

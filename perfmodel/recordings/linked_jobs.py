@@ -20,7 +20,7 @@ from perfmodel.graph.issuing import Issuer
 from perfmodel.graph.job import JobFacts, Origin
 from perfmodel.graph.operators import works_of_call
 from perfmodel.graph.ops import Communication, Fixed, HostPart, HostWork, MemoryBound, Op, Work
-from perfmodel.graph.program import LaneKind, Program
+from perfmodel.graph.program import PLAIN, LaneKind, Program
 from perfmodel.graph.rendezvous import PeerCall, PeerGroups, group_peers
 from perfmodel.recordings.collective_calls import WORLD, dtype_of_word, kind_of_name
 from perfmodel.recordings.executed_jobs import ExecutedJob, uneven_faults
@@ -255,7 +255,7 @@ class _LinkedRankWriter(Issuer):
                         self.program.add_dependency(task, self.tasks[source])
         return self.finish()
 
-    def _add(self, one: LinkedOperation, kind: LaneKind, op: Op, slot: int | None = None) -> None:
+    def _add(self, one: LinkedOperation, kind: LaneKind, op: Op, slot: int = PLAIN) -> None:
         """Add *one* to its lane, as a member of communicator *slot* if there is one."""
         self.tasks[one.number] = self.put(
             self.lane(one.lane, kind), op, label=one.name, slot=slot, origin=Origin(one.name)

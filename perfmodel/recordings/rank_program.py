@@ -17,7 +17,7 @@ from perfmodel.graph.calls import OperatorCall
 from perfmodel.graph.issuing import Issuer, OpenLane
 from perfmodel.graph.job import Origin
 from perfmodel.graph.ops import ESTIMATED, Communication, Fixed, HostPart, HostWork
-from perfmodel.graph.program import Anchor, LaneKind, Program, Role
+from perfmodel.graph.program import PLAIN, Anchor, LaneKind, Program, Role
 from perfmodel.recordings.collective_calls import CollectiveCall
 from perfmodel.recordings.hold_back import HoldRule, can_be_held, exempt_tasks, hold_ratios
 from perfmodel.recordings.host_chain import HostChain, StepKind
@@ -153,7 +153,7 @@ class _RecordedRankWriter(Issuer):
                 if call is not None and call.collective is not None:
                     work, is_estimated = Communication(call.collective), call.is_estimated
             name = f"{name}{ESTIMATED}" if is_estimated else name
-            slot, role = None, Role.BOTH
+            slot, role = PLAIN, Role.BOTH
             if member is not None:
                 slot, role, length_ns = member.slot, member.role, member.duration_ns
             op = Fixed(name, length_ns, work=work)

@@ -12,7 +12,7 @@ import numpy as np
 
 from perfmodel.engine.history import History
 from perfmodel.engine.reasons import critical_path
-from perfmodel.engine.settle import Settled
+from perfmodel.engine.settle import Round
 from perfmodel.graph.program import PLAIN
 from perfmodel.recordings.hold_back import HoldRule, ready_ns_of, replay_held
 from perfmodel.recordings.recorded_job import (
@@ -29,7 +29,7 @@ def self_replay(job: RecordedJob) -> SelfReplay:
     return compare(job, replay_as_recorded(job))
 
 
-def replay_as_recorded(job: RecordedJob) -> Settled:
+def replay_as_recorded(job: RecordedJob) -> Round:
     """*job* with its own durations."""
     return replay_held(job.graph, job.durations(), HoldRule(job.hold_ratio, job.can_be_held))
 
@@ -44,7 +44,7 @@ def step_moments_ns(job: RecordedJob, end_ns: Int64s) -> list[int]:
     return [int(end_ns[rows].max()) for rows in job.step_ends]
 
 
-def compare(job: RecordedJob, held: Settled) -> SelfReplay:
+def compare(job: RecordedJob, held: Round) -> SelfReplay:
     """Compare the replay *held* with the recording of *job*."""
     lengths = (np.diff(step_moments_ns(job, ends)) for ends in (job.recorded_end_ns, held.end_ns))
     durations, parts = job.durations(), rank_parts(held.job)
@@ -78,13 +78,13 @@ def compare(job: RecordedJob, held: Settled) -> SelfReplay:
         unexplained_delay_ns=unexplained_ns,
         unexplained_delay_ratio=unexplained_ns / max(sum(rank.recorded_ns for rank in ranks), 1),
         host_path_ratio=_host_path_ratio(job, held),
-        rounds=held.rounds,
+        rounds=held.count,
         unsettled=held.unsettled,
         faults=job.report.grave_faults,
     )
 
 
-def _collective_error_ns(job: RecordedJob, held: Settled) -> float:
+def _collective_error_ns(job: RecordedJob, held: Round) -> float:
     """Median error of the arrival of the last member of a rendezvous."""
     came: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for rank, (program, rows) in enumerate(rank_parts(job.graph)):
@@ -100,7 +100,7 @@ def _collective_error_ns(job: RecordedJob, held: Settled) -> float:
     return float(np.median(errors)) if errors else 0.0
 
 
-def _host_path_ratio(job: RecordedJob, held: Settled) -> float:
+def _host_path_ratio(job: RecordedJob, held: Round) -> float:
     """Share of the critical path, from the first step end on, that is on the host."""
     moments = step_moments_ns(job, held.end_ns)
     history = History(held.job, held.durations, held.replay)

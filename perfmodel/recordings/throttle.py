@@ -54,7 +54,7 @@ class SharedDriver:
     calls: Int64s
     rank: Int64s
 
-    def add_effects(self, last: Round, found: Effects) -> None:
+    def __call__(self, last: Round, found: Effects) -> None:
         """Lengthen the allocations that overlap."""
         own_ns = last.alone_ns[self.calls]
         times_ns = (last.start_ns[self.calls], last.end_ns[self.calls])

@@ -83,10 +83,9 @@ class Repetition:
             # Tasks of the stretch count from 0; those before it from -1 down.
             return task - start if task >= start else ~place_of[task]
 
-        mark = self.program.mark()
-        answer = write()
+        piece, answer = self.program.cut(write, naming=naming, leans_on=tasks)
         self._stretches[name] = Stretch(
-            self.program.cut(mark, naming=naming, leans_on=tasks),
+            piece,
             [_with_tasks(writer.state(), relative) for writer in self.writers],
             None if answer is None else relative(answer),
         )

@@ -97,7 +97,7 @@ def _build_structure(rank_count: int) -> JobGraph:
         task = program.add_task(compute, Fixed("kernel", 0), label="kernel", after=after)
         if kernel == kernel_before(len(all_reduces)):
             all_reduces.append(
-                program.add_rendezvous(
+                program.add_task(
                     communication, Fixed("all_reduce", 0), label="all_reduce", slot=0, after=[task]
                 )
             )

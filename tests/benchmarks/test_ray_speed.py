@@ -107,7 +107,7 @@ def build_job(*, rank_count: int, all_reduces: int) -> tuple[JobGraph, DurationT
         task = program.add_task(compute, Fixed("kernel", 0), label="kernel", after=after)
         if kernel % stretch == stretch - 1:
             done.append(
-                program.add_rendezvous(
+                program.add_task(
                     communication, Fixed("reduce", 0), label="reduce", slot=0, after=[task]
                 )
             )

@@ -46,9 +46,7 @@ class Job:
             order = self.extra.get(rank) or [self.call(n, 0) for n in range(self.calls)]
             for number, call in enumerate(order):
                 launched = program.add_task(host, call, label=f"launch {number}")
-                program.add_rendezvous(
-                    gpu, call, label=f"all-reduce {number}", slot=0, after=[launched]
-                )
+                program.add_task(gpu, call, label=f"all-reduce {number}", slot=0, after=[launched])
             if self.cycle is not None and rank == self.victim:
                 program.add_dependency(2 * self.cycle, Dependency(2 * self.cycle + 1))
             rows.append(np.full(program.task_count, 5, dtype=np.int64))
@@ -151,7 +149,7 @@ def two_communicators(orders: list[list[int]]) -> tuple[JobGraph, DurationTable]
         gpu = program.add_lane("gpu", LaneKind.COMPUTE)
         for slot in order:
             call = Communication(Collective(CollectiveKind.ALL_REDUCE, (slot + 1) * MIB))
-            program.add_rendezvous(gpu, call, label=f"reduce on {'ab'[slot]}", slot=slot)
+            program.add_task(gpu, call, label=f"reduce on {'ab'[slot]}", slot=slot)
         rows.append(np.full(program.task_count, 5, dtype=np.int64))
         builder.add_rank(builder.add_program(program.build()))
     for slot, name in enumerate("ab"):

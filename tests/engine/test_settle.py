@@ -9,21 +9,14 @@ import pytest
 
 from perfmodel.engine.replay import replay
 from perfmodel.engine.settle import Effects, Round, Rules, settle
-from perfmodel.graph.program import LaneKind
-from tests.builders import JobSketch
+from tests.builders import job_of
 
 ALONE_NS = (100.0, 40.4, 10.0)
 """Tasks a and b on one lane, c on another."""
 
 
 def sketched(ranks: int = 1):
-    sketch = JobSketch()
-    for _ in range(ranks):
-        rank = sketch.rank(one=LaneKind.COMPUTE, two=LaneKind.COMPUTE)
-        rank.task("a", "one", 100)
-        rank.task("b", "one", 40)
-        rank.task("c", "two", 10)
-    return sketch.build()[0], np.array(ALONE_NS * ranks)
+    return job_of(f"{ranks} x gpu a 100; gpu b 40; side c 10")[0], np.array(ALONE_NS * ranks)
 
 
 @dataclass
@@ -33,7 +26,7 @@ class Scripted:
     losses_ns: list[float]
     seen: list[tuple[float, int]]
 
-    def add_effects(self, last: Round, found: Effects) -> None:
+    def __call__(self, last: Round, found: Effects) -> None:
         self.seen.append((float(last.lost_ns[:, 1].sum()), int(last.end_ns[1] - last.start_ns[1])))
         found.lost_ns[0, 1] += self.losses_ns[min(len(self.seen), len(self.losses_ns)) - 1]
 
@@ -44,7 +37,7 @@ class Delays:
 
     ranks: tuple[int, ...]
 
-    def add_effects(self, last: Round, found: Effects) -> None:
+    def __call__(self, last: Round, found: Effects) -> None:
         found.delays.update({rank: np.array([[2, 1, 5]], dtype=np.int64) for rank in self.ranks})
 
 
@@ -57,7 +50,7 @@ def run(*losses_ns: float, rounds: int = 6, **limits):
 def test_without_rules_the_first_round_is_the_last():
     job, alone_ns = sketched()
     settled = settle(replay, job, alone_ns, Rules([], rounds=9, iterations=1))
-    assert (settled.rounds, settled.unsettled) == (1, 0)
+    assert (settled.count, settled.unsettled) == (1, 0)
     assert settled.job is job
     assert settled.end_ns.tolist() == [100, 140, 10]
     assert settled.start_ns.tolist() == [0, 100, 0]
@@ -67,30 +60,30 @@ def test_losses_are_added_before_the_clock_rounds():
     settled, seen = run(20.2)
     # 40.4 + 20.2 = 60.6.
     assert settled.durations.values_ns[:, 0].tolist() == [100, 61, 10]
-    assert settled.lost_ns.tolist() == [0, 20.2, 0]
+    assert settled.lost_ns[0].tolist() == [0, 20.2, 0]
     assert seen == [(0.0, 40), (20.2, 61)]
-    assert (settled.rounds, settled.unsettled) == (2, 0)
+    assert (settled.count, settled.unsettled) == (2, 0)
 
 
 def test_a_difference_too_small_to_notice_ends_the_rounds():
     settled, _ = run(20.0, 24.0, 30.0, noticed_ns=5)
-    assert settled.lost_ns[1] == 20.0
-    assert settled.rounds == 2
+    assert settled.lost_ns[0, 1] == 20.0
+    assert settled.count == 2
 
 
 @pytest.mark.parametrize("rounds", [3, 4])
 def test_rules_that_never_rest_are_stopped_after_a_replay_of_what_they_found(rounds):
     settled, seen = run(10.0, 20.0, 10.0, 20.0, rounds=rounds)
     assert len(seen) == rounds - 1
-    assert (settled.rounds, settled.unsettled) == (rounds, 1)
-    assert settled.end_ns[1] == 140 + settled.lost_ns[1].round()
+    assert (settled.count, settled.unsettled) == (rounds, 1)
+    assert settled.end_ns[1] == 140 + settled.lost_ns[0, 1].round()
 
 
 def test_with_a_ratio_a_round_that_moves_little_is_the_last():
     # 140, 150 and 151: the last moved it by 1/151.
     settled, seen = run(10.0, 11.0, 99.0, still_ratio=0.01)
     assert settled.moved_ratio == 1 / 151
-    assert settled.lost_ns[1] == 11.0
+    assert settled.lost_ns[0, 1] == 11.0
     assert len(seen) == 2
 
 
@@ -100,7 +93,7 @@ def test_moves_that_do_not_shrink_are_halved():
     settled, seen = run(200.0, 0.0, 200.0, 200.0, rounds=4, still_ratio=1e-9)
     assert [lost_ns for lost_ns, _ in seen] == [0.0, 200.0, 100.0, 150.0]
     # What the last round found counts, though it was not replayed.
-    assert settled.lost_ns[1] == 200.0
+    assert settled.lost_ns[0, 1] == 200.0
     assert settled.durations.values_ns[1, 0] == 240
     assert settled.end_ns[1] == 290
 
@@ -109,7 +102,7 @@ def test_a_delay_is_a_wait_for_the_start_of_another_task_on_its_rank_alone():
     job, alone_ns = sketched(ranks=2)
     settled = settle(replay, job, alone_ns, Rules([Delays((1,))], rounds=5, iterations=1))
     assert settled.start_ns.tolist() == [0, 100, 0, 0, 100, 105]
-    assert (settled.rounds, settled.unsettled) == (2, 0)
+    assert (settled.count, settled.unsettled) == (2, 0)
     programs = [settled.job.program_of(rank) for rank in range(2)]
     assert [len(program.dep_task) for program in programs] == [0, 1]
 

@@ -35,7 +35,7 @@ def meeting_job(
             if slot is WORK:
                 program.add_task(lane, Fixed("work", 0), label="work")
             else:
-                program.add_rendezvous(lane, Fixed("meet", 5), label=f"meet {slot}", slot=slot)
+                program.add_task(lane, Fixed("meet", 5), label=f"meet {slot}", slot=slot)
         builder.add_program(program.build())
     for number in rank_program or range(len(programs)):
         builder.add_rank(number)

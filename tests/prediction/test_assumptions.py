@@ -19,7 +19,7 @@ from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import LaneKind
 from perfmodel.prediction.answer import InterferenceLoss
 from perfmodel.prediction.assumptions import NO_DOUBT, list_assumptions
-from perfmodel.prediction.interference import FoldedCosts, SettledCosts
+from perfmodel.prediction.interference import FoldedCosts
 from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.prediction.scenario import Interference
 from perfmodel.stacks.spread import Spread
@@ -55,12 +55,11 @@ def said(
     of: PricedJob,
     *,
     is_settled: bool = True,
-    settled: SettledCosts | None = None,
+    settled: FoldedCosts | None = None,
     interference: Interference = Interference.COUNTED,
     loss: InterferenceLoss | None = None,
 ) -> tuple[str, ...]:
-    folded = FoldedCosts(of, ())
-    settled = replace(settled, folded=folded) if settled else SettledCosts(folded)
+    settled = replace(settled or FoldedCosts(of, ()), priced=of)
     loop: Any = SimpleNamespace(settled=settled, is_steady=is_settled)
     question = Question(of.job, PredictOptions(interference=interference))
     return list_assumptions(question, loop, loss, is_drawn=True)
@@ -103,8 +102,7 @@ def test_interference_is_told_where_it_was_left_out_or_costs_something():
     job = priced(a=1)
     [left_out] = said(job, interference=Interference.LEFT_OUT)
     assert left_out.startswith("Contention is not modelled")
-    folded: Any = None
-    lost = SettledCosts(folded, rounds=3)
+    lost = FoldedCosts(job, (), rounds=3)
     loss = InterferenceLoss(2_000, 3)
     assert said(job, settled=replace(lost, rounds=1), loss=loss) == ()
     assert said(job, settled=lost) == ()
@@ -132,7 +130,7 @@ def test_interference_is_told_where_it_was_left_out_or_costs_something():
 
 def test_what_came_from_elsewhere_is_named():
     of = priced(a=1)
-    loop: Any = SimpleNamespace(settled=SettledCosts(FoldedCosts(of, ())), is_steady=True)
+    loop: Any = SimpleNamespace(settled=FoldedCosts(of, ()), is_steady=True)
 
     def told(**known: Any) -> tuple[str, ...]:
         return list_assumptions(Question(of.job, **known), loop, None, is_drawn=True)
@@ -150,7 +148,7 @@ def test_what_came_from_elsewhere_is_named():
 
 def test_without_a_draw_the_interval_is_said_to_be_empty():
     of = priced(a=1)
-    loop: Any = SimpleNamespace(settled=SettledCosts(FoldedCosts(of, ())), is_steady=True)
+    loop: Any = SimpleNamespace(settled=FoldedCosts(of, ()), is_steady=True)
     for samples, sentences in ((0, ()), (2, (NO_DOUBT,))):
         question = Question(of.job, PredictOptions(samples=samples))
         assert list_assumptions(question, loop, None, is_drawn=False) == sentences

@@ -46,7 +46,7 @@ def build_job(seed: int) -> JobGraph:
             kernel = program.add_task(
                 lanes[LaneKind.COMPUTE], _work("gemm", source, 1500), label="gemm", after=waits
             )
-            before = program.add_rendezvous(
+            before = program.add_task(
                 lanes[LaneKind.COMMUNICATION],
                 _work("reduce", source, 800),
                 label="reduce",

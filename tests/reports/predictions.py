@@ -43,7 +43,7 @@ def build_job(*, label: str = "matmul") -> JobGraph:
     network = program.add_lane("network", LaneKind.COMMUNICATION)
     launch = program.add_task(host, Fixed("launch", 0), label="launch")
     kernel = program.add_task(compute, Fixed("kernel", 0), label=label, after=[launch])
-    program.add_rendezvous(network, Fixed("sum", 0), label="all_reduce", slot=0, after=[kernel])
+    program.add_task(network, Fixed("sum", 0), label="all_reduce", slot=0, after=[kernel])
     number = builder.add_program(program.build())
     builder.add_group("world", [builder.add_rank(number), builder.add_rank(number)], slot=0)
     return builder.build(JobFacts("small"))
@@ -126,7 +126,7 @@ def build_wide_evidence(*, ranks: int, tasks: int) -> Evidence:
     for number in range(tasks):
         label = f"layer {number % 96}/kernel {number % 7}"
         if number % 100 == 99:
-            program.add_rendezvous(network, Fixed("sum", 0), label="all_reduce", slot=0)
+            program.add_task(network, Fixed("sum", 0), label="all_reduce", slot=0)
         else:
             program.add_task(compute, Fixed("kernel", 0), label=label)
     number = builder.add_program(program.build())

@@ -92,7 +92,7 @@ def _program(job, delay_ns):
         op = Fixed(label.split("/")[-1].split()[0], duration_ns, work=work)
         if isinstance(work, Communication):
             after = [Dependency(launch), Dependency(kernel)]
-            buckets.append(program.add_rendezvous(stream, op, label=label, slot=0, after=after))
+            buckets.append(program.add_task(stream, op, label=label, slot=0, after=after))
         else:
             waits = buckets if label.startswith("optimizer/step a") else []
             kernel = program.add_task(compute, op, label=label, after=[launch, *waits])

@@ -62,9 +62,7 @@ def twelve_tasks(*, ranks=2, buckets=True, threads=1):
         op, origin = Fixed(label, duration_ns, work=work), Origin(label, span=span)
         if label == "bucket":
             after = [Dependency(launch), Dependency(kernel)]
-            waits = [
-                program.add_rendezvous(stream, op, label=label, slot=0, after=after, origin=origin)
-            ]
+            waits = [program.add_task(stream, op, label=label, slot=0, after=after, origin=origin)]
         else:
             own = waits if label.startswith("optimizer") else []
             kernel = program.add_task(compute, op, label=label, after=[launch, *own], origin=origin)

@@ -18,7 +18,7 @@ from perfmodel.emulation.device.memory import DeviceMemory
 from perfmodel.emulation.device.native import NativeDevice
 from perfmodel.emulation.device.recorder import Recorder
 from perfmodel.emulation.device.values import Values
-from perfmodel.emulation.workers import DeviceFacts
+from perfmodel.emulation.request import DeviceFacts
 
 GIB = 2**30
 

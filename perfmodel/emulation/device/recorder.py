@@ -28,6 +28,7 @@ from perfmodel.emulation.device.descriptions import script_line
 from perfmodel.emulation.device.native import NativeDevice, ThreadState
 from perfmodel.emulation.device.native_code import LOG_ENTRIES
 from perfmodel.emulation.rank_record import DEVICE_SHIFT, CallType
+from perfmodel.emulation.request import Emulation
 
 _LOGGED = {
     1: CallType.RECORD,
@@ -203,14 +204,14 @@ class StepWatch:
     The last warm-up iteration is recorded too, because the first steady one waits for its events.
     """
 
-    def __init__(self, recorder: Recorder, *, warmup: int, iterations: int, runs_on: bool) -> None:
+    def __init__(self, recorder: Recorder, request: Emulation) -> None:
         self.step_count = 0
         self.boundaries: list[int] = []
         self.step_cpu_s: list[float] = []
         self._recorder = recorder
-        self._warmup = warmup
-        self._last = warmup + iterations
-        self._runs_on = runs_on
+        self._warmup = request.warmup
+        self._last = request.warmup + request.iterations
+        self._runs_on = request.runs_on
         self._watched: int | None = None
         self._has_gradients = False
         self._cleared_count = 0

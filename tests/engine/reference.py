@@ -1,7 +1,7 @@
-"""Reference: the rules of the replay in plain Python, to hold the compiled pass against.
+"""The rules of the replay in plain Python, to compare the compiled pass with.
 
-Slow on purpose: every sweep looks at every task that has not run, and runs
-those whose inputs are known.
+Slow on purpose: every sweep looks at every task that has not run, and runs those whose inputs are
+known.
 """
 
 from __future__ import annotations
