@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.base.compiling import compiled
 from perfmodel.engine.condensing import ORIGIN, Bools, Ways, choose_kept, condense, lane_ends
 from perfmodel.engine.layout import Int32s, Int64s
 from perfmodel.engine.replay import (
@@ -180,7 +180,7 @@ class _Moments(NamedTuple):
     ready_of_kind: Int64s
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _advance(
     iteration: int,
     kinds: Int8s,
@@ -217,7 +217,7 @@ def _advance(
         _begin(slot, kinds, durations, moments, columns, now)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _begin(
     slot: int, kinds: Int8s, durations: Int64s, moments: _Moments, columns: CondensedJob, now: int
 ) -> None:
@@ -239,7 +239,7 @@ def _begin(
         moments.ends[now, slot, rank] = begin + took
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _last_end(now: int, moments: _Moments, columns: CondensedJob) -> int:
     """When the last lane of the iteration was done."""
     last = 0
@@ -249,7 +249,7 @@ def _last_end(now: int, moments: _Moments, columns: CondensedJob) -> int:
     return last
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _evaluate(kinds: Int8s, durations: Int64s, moments: _Moments, columns: CondensedJob) -> Int64s:
     totals = np.zeros(MOST_ITERATIONS, dtype=np.int64)
     found = np.zeros((len(kinds), 4), dtype=np.int64)
