@@ -14,17 +14,14 @@ from perfmodel import api
 from perfmodel.base.errors import OutputError, PlanError
 from perfmodel.cli.commands import app
 from perfmodel.planning.batches import sample_batches
-from perfmodel.planning.evaluator import PlanEvaluator
-from perfmodel.planning.making import build_task, load_rank_setting
+from perfmodel.planning.making import load_rank_setting
 from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
-from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.job import choose_plan
 from perfmodel.workloads.jobs import apply_stack_defaults, fill
-from tests.planning.settings import build_spec
-from topologies import build_cluster, load_topology
+from tests.planning.settings import plan_setting
 
 
 def _question(tables: str, **changes) -> RankQuestion:
@@ -150,31 +147,22 @@ def test_a_transformer_has_no_tables_to_place(tables):
 
 
 def test_a_search_with_a_limit_of_plans_repeats_itself():
-    spec = build_spec(8, batch=16384)
-    cluster = build_cluster(load_topology("quad_a100"))
-    task = build_task(spec, spec.embedding.tables(), cluster)
-    stack = load_stack("pytorch_eager")
-    starts = [build_named_plan("naive", task)]
     outcomes = []
     for _ in range(2):
-        search = PlanSearch(PlanEvaluator(spec, cluster, stack), task, mode=Mode.PERIOD, seed=4)
+        evaluator, task = plan_setting(8)
+        search = PlanSearch(evaluator, task, mode=Mode.PERIOD, seed=4)
+        starts = [build_named_plan("naive", task)]
         outcomes.append(search.run(starts, SearchLimit(seconds=60, plans=300)))
     assert outcomes[0] == outcomes[1]
 
 
 def test_batches_that_differ_more_spread_the_time_more():
-    spec = build_spec(6, batch=65536)
-    cluster = build_cluster(load_topology("quad_a100"))
-    stack = load_stack("pytorch_eager")
     widths = []
     for deviation in (1.0, 60.0):
-        tables = tuple(
-            replace(table, pooling_deviation=deviation) for table in spec.embedding.tables()
-        )
-        plan = build_named_plan("naive", build_task(spec, tables, cluster))
-        spread = sample_batches(
-            PlanEvaluator(spec, cluster, stack), plan, mode=Mode.ISOLATED, batches=40, seed=0
-        )
+        evaluator, task = plan_setting(6, batch=65536)
+        tables = tuple(replace(table, pooling_deviation=deviation) for table in task.tables)
+        plan = build_named_plan("naive", replace(task, tables=tables))
+        spread = sample_batches(evaluator, plan, mode=Mode.ISOLATED, batches=40, seed=0)
         assert spread.low_ns <= spread.middle_ns <= spread.high_ns
         widths.append(spread.high_ns - spread.low_ns)
     assert widths[1] > widths[0]
