@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from perfmodel.graph.builder import Dependency, JobBuilder, ProgramBuilder
 from perfmodel.graph.durations import DurationTable, build_shared_durations
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import PLAIN, LaneKind, Role
+from perfmodel.graph.program import PLAIN, Anchor, LaneKind, Role
 
 
 @dataclass
@@ -79,6 +80,50 @@ class JobSketch:
             rows.append(row)
         job = self._builder.build(JobFacts("sketch"))
         return job, build_shared_durations(job, rows)
+
+
+KINDS = {
+    "gpu": LaneKind.COMPUTE, "side": LaneKind.COMPUTE, "wire": LaneKind.COMMUNICATION,
+    "wire2": LaneKind.COMMUNICATION, "copy": LaneKind.COPY, "host": LaneKind.HOST,
+    "loader": LaneKind.LOADER,
+}  # fmt: skip
+"""Lanes of a job in words, by name."""
+
+
+def job_of(*ranks: str) -> tuple[JobGraph, DurationTable]:
+    """A job in words: for each rank, `lane task duration_ns waits` between semicolons.
+
+    A rank is repeated by `2 x ...`. `*task` is a rendezvous of all ranks, `*task@1` one in slot 1.
+    Waits are `<task` for the end of a task, `<^task` for its start, `<task+5` 5 ns later, and
+    `<task-1` for that of the iteration before.
+    """
+    sketch, slots = JobSketch(), set()
+    for text in ranks:
+        count, sign, tasks = text.partition(" x ")
+        for _ in range(int(count) if sign else 1):
+            rank = sketch.rank()
+            for words in (task.split() for task in (tasks or text).split(";")):
+                lane, name, duration_ns = words[0], words[1], int(words[2])
+                if lane not in rank.lanes:
+                    rank.lane(lane, KINDS[lane])
+                after = [_wait(rank, word) for word in words[3:]]
+                name, _, number = name.partition("@")
+                slot = int(number or 0) if name.startswith("*") else PLAIN
+                rank.task(name.lstrip("*"), lane, duration_ns, after=after, slot=slot)
+                slots.add(slot)
+    for slot in sorted(slots - {PLAIN}):
+        sketch.group(*range(len(sketch.ranks)), slot=slot, name=f"slot {slot}")
+    return sketch.build()
+
+
+def _wait(rank: RankSketch, word: str) -> Dependency:
+    parts = re.fullmatch(r"<(\^?)(\w+?)(?:\+(\d+))?(?:-(\d+))?", word)
+    assert parts is not None, word
+    start, name, lag_ns, distance = parts.groups()
+    anchor = Anchor.START if start else Anchor.END
+    return Dependency(
+        rank.tasks[name], anchor, lag_ns=int(lag_ns or 0), distance=int(distance or 0)
+    )
 
 
 def times_by_label(

@@ -6,10 +6,9 @@ read rank by rank. Use `loaded` for programs that stay in memory.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +37,15 @@ class Outline:
 
 
 class ColumnReader:
-    """Rows of columns of one Parquet file."""
+    """Rows of columns of one Parquet file; *names* are its columns."""
 
     def __init__(self, path: Path) -> None:
         self._file = pq.ParquetFile(path)
         metadata = self._file.metadata
         sizes = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         self._bounds = offsets(sizes)
-        self._kept: OrderedDict[tuple[str, int], NDArray[Any]] = OrderedDict()
-
-    @property
-    def names(self) -> list[str]:
-        """The columns of the file."""
-        return list(self._file.schema_arrow.names)
+        self._piece = lru_cache(MOST_PIECES)(self._read_piece)
+        self.names: list[str] = self._file.schema_arrow.names
 
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Rows *start* to *stop* of a column."""
@@ -69,15 +64,9 @@ class ColumnReader:
         for index in range(len(self._bounds) - 1):
             yield self._piece(name, index)
 
-    def _piece(self, name: str, index: int) -> NDArray[Any]:
-        key = (name, index)
-        if key not in self._kept:
-            table = self._file.read_row_group(index, columns=[name], use_threads=False)
-            self._kept[key] = table[name].to_numpy()
-            if len(self._kept) > MOST_PIECES:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key]
+    def _read_piece(self, name: str, index: int) -> NDArray[Any]:
+        table = self._file.read_row_group(index, columns=[name], use_threads=False)
+        return table[name].to_numpy()  # type: ignore[no-any-return]  # pyarrow has no types
 
 
 class StoredProgram(Program):
@@ -145,7 +134,7 @@ class StoredPrograms(Programs):
             counts = self._tasks.read(DEP_COUNT, *tasks)
             if len(counts) and counts.min() < 0:
                 raise ValueError(f"column {DEP_COUNT} must not be negative")
-            values = np.concatenate([[0], np.cumsum(counts)])
+            values = offsets(counts)
         elif name in BY_DEPENDENCY:
             bounds = (int(self._dep_bounds[index]), int(self._dep_bounds[index + 1]))
             values = self._dependencies.read(name, *bounds)

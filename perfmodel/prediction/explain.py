@@ -150,7 +150,7 @@ def explain(
         rank_classes=classes,
         critical_path=_sum_up(evidence, steps),
         waits=_waits(evidence),
-        provenance_ratio=_provenance(priced, steps),
+        provenance_ratio=provenance_of_path(priced, steps),
     )
     window_ns = evidence.window.to_ns - evidence.window.from_ns
     return shrink_to_iteration(of_window, iteration_ns=iteration_ns, window_ns=window_ns)
@@ -158,10 +158,10 @@ def explain(
 
 def find_path(evidence: Evidence) -> list[PathStep]:
     """The critical path of the last iteration of *evidence*, earliest first."""
-    return critical_path(evidence.history, from_ns=_path_start_ns(evidence))
+    return critical_path(evidence.history, from_ns=path_start_ns(evidence))
 
 
-def _path_start_ns(evidence: Evidence) -> int:
+def path_start_ns(evidence: Evidence) -> int:
     """The path is walked over the last iteration, as long as the window."""
     ends_ns = evidence.history.replay.iteration_end_ns[:, 0]
     return int(ends_ns[-2]) if len(ends_ns) > 1 else evidence.window.from_ns
@@ -237,7 +237,7 @@ def _waits(evidence: Evidence) -> tuple[RankWait, ...]:
     )
 
 
-def _provenance(priced: PricedJob, steps: Sequence[PathStep]) -> dict[Provenance, float]:
+def provenance_of_path(priced: PricedJob, steps: Sequence[PathStep]) -> dict[Provenance, float]:
     """Share of the critical path by how its durations are known, best first."""
     totals = dict.fromkeys(Provenance, 0)
     for step in steps:

@@ -40,8 +40,8 @@ def find_exposed_waits(history: History, rank: int, window: Window) -> list[tupl
     idle = _IdleTime(clipped_spans(history, rank, window, is_device, is_wait=False))
     found = []
     covered: list[tuple[int, int]] = []
-    for from_ns, to_ns, at in _waits(history, rank, window):
-        exposed_ns = sum(idle.within(*gap) for gap in _take(covered, from_ns, to_ns))
+    for from_ns, to_ns, at in clipped_waits(history, rank, window):
+        exposed_ns = sum(idle.within(*gap) for gap in uncovered(covered, from_ns, to_ns))
         if exposed_ns:
             found.append((at, exposed_ns))
     return found
@@ -56,7 +56,7 @@ def sum_waits(history: History, rank: int, window: Window) -> dict[tuple[int, in
     return totals
 
 
-def _take(covered: list[tuple[int, int]], from_ns: int, to_ns: int) -> list[tuple[int, int]]:
+def uncovered(covered: list[tuple[int, int]], from_ns: int, to_ns: int) -> list[tuple[int, int]]:
     """The gaps that *covered* (in order, disjoint) leaves in a span, which is covered afterwards.
 
     Some may be empty. Spans come in order of their ends, so only the last ones can overlap.
@@ -92,7 +92,7 @@ class _IdleTime:
         return int(self._busy[place - 1]) + running_ns
 
 
-def _waits(history: History, rank: int, window: Window) -> list[tuple[int, int, Occurrence]]:
+def clipped_waits(history: History, rank: int, window: Window) -> list[tuple[int, int, Occurrence]]:
     """Waits that touch *window*, clipped to it, in order of their ends."""
     waits = []
     for iteration in history.iterations:

@@ -16,13 +16,9 @@ from perfmodel.engine.reasons import Window, break_down, critical_path
 from perfmodel.engine.replay import replay
 from perfmodel.execution import rank_block
 from perfmodel.execution.parts import take_durations, take_part
-from perfmodel.graph.builder import JobBuilder
-from perfmodel.graph.durations import build_durations
-from perfmodel.graph.job import JobFacts
-from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import LaneKind, Role
 from perfmodel.prediction.time_parts import sum_waits
-from tests.builders import JobSketch
+from tests.builders import JobSketch, job_of
 from tests.execution.comparison import assert_same
 from tests.execution.workers import replay_in_blocks
 from tests.strategies import random_jobs
@@ -61,16 +57,13 @@ def test_blocks_explain_what_they_keep_as_one_process_does(made, block_count):
 
 def test_a_block_remembers_what_was_resolved_of_iterations_to_come():
     # A root never waits, so its block is done before that of the receiver has begun.
-    builder = JobBuilder()
-    for role in (Role.SIGNALS, Role.WAITS):
-        program = builder.new_program()
-        lane = program.add_lane("compute", LaneKind.COMPUTE)
-        program.add_task(lane, Fixed("work", 0), label="work")
-        program.add_task(lane, Fixed("cast", 0), label="cast", slot=0, role=role)
-        builder.add_rank(builder.add_program(program.build()))
-    builder.add_group("world", [0, 1], slot=0)
-    job = builder.build(JobFacts("broadcast"))
-    durations = build_durations(job, [np.array([10, 1]), np.array([2, 1])])
+    sketch = JobSketch()
+    for role, work_ns in ((Role.SIGNALS, 10), (Role.WAITS, 2)):
+        rank = sketch.rank(gpu=LaneKind.COMPUTE)
+        rank.task("work", "gpu", work_ns)
+        rank.meet("cast", "gpu", 1, role=role)
+    sketch.group(0, 1)
+    job, durations = sketch.build()
 
     found, _ = replay_in_blocks(job, durations, iterations=3, block_count=2)
 
@@ -107,18 +100,8 @@ def mock_patience(tasks):
 
 def lone_block():
     """Rank 0 of two: it meets the other on one lane, and works on three others."""
-    sketch = JobSketch()
-    for _ in range(2):
-        rank = sketch.rank(
-            comm=LaneKind.COMMUNICATION, a=LaneKind.COMPUTE, b=LaneKind.COMPUTE, c=LaneKind.COMPUTE
-        )
-        rank.meet("meet", "comm", 5)
-        rank.task("after", "comm", 2)
-        for lane in "abc":
-            for number in range(3):
-                rank.task(f"{lane}{number}", lane, 10)
-    sketch.group(0, 1)
-    job, durations = sketch.build()
+    work = "; ".join(f"{lane} {lane}{n} 10" for lane in ("gpu", "side", "copy") for n in range(3))
+    job, durations = job_of(f"2 x wire *meet 5; wire after 2; {work}")
     part = take_part(job, range(1))
     layout, own = build_layout(part.job, part.external), take_durations(job, durations, range(1))
     return Block(layout, own, kept_iterations=1)
@@ -162,7 +145,6 @@ def test_lanes_that_were_let_go_come_before_others():
     block.advance(0)
     block.resolve(Arrivals(np.array([[0, 0, 0]]), np.array([[40]])))
     assert block.heads.tolist() == [1, 2, 5, 8]
-    assert not block._early
     block.advance(0)
     # Nothing to tell, so it walked to the end; the word for another iteration is kept.
     assert block.heads.tolist() == [2, 5, 8, 11]

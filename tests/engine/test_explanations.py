@@ -8,24 +8,20 @@ from hypothesis import given
 from perfmodel.engine.history import Binding, History, Hop, Occurrence
 from perfmodel.engine.reasons import Breakdown, Window, break_down, critical_path, union_length_ns
 from perfmodel.engine.replay import replay
-from perfmodel.graph.builder import Dependency
 from perfmodel.graph.program import Anchor, LaneKind
-from tests.builders import JobSketch
+from tests.builders import JobSketch, job_of
 from tests.strategies import random_jobs
+
+
+def history_of(*ranks: str, iterations: int = 1) -> History:
+    made = job_of(*ranks)
+    return History(*made, replay(*made, iterations))
 
 
 def two_ranks() -> History:
     """Rank 1 computes longer, so rank 0 waits for it in the all-reduce."""
-    sketch = JobSketch()
-    for compute_ns in (30, 50):
-        rank = sketch.rank(host=LaneKind.HOST, gpu=LaneKind.COMPUTE, comm=LaneKind.COMMUNICATION)
-        rank.task("launch", "host", 10)
-        rank.task("compute", "gpu", compute_ns, after=["launch"])
-        rank.meet("all-reduce", "comm", 20, after=["compute"])
-        rank.task("update", "gpu", 5, after=["all-reduce"])
-    sketch.group(0, 1)
-    job, durations = sketch.build()
-    return History(job, durations, replay(job, durations))
+    words = "host launch 10; gpu compute {} <launch; wire *reduce 20 <compute; gpu update 5 <reduce"
+    return history_of(words.format(30), words.format(50))
 
 
 def test_the_path_goes_through_the_rank_that_was_late():
@@ -40,15 +36,11 @@ def test_the_path_goes_through_the_rank_that_was_late():
     assert named == [
         (1, "launch", 0, 10),
         (1, "compute", 10, 60),
-        (0, "all-reduce", 60, 80),
+        (0, "reduce", 60, 80),
         (0, "update", 80, 85),
     ]
-    assert [step.hop for step in steps] == [
-        Hop.NOTHING,
-        Hop.DEPENDENCY,
-        Hop.RENDEZVOUS,
-        Hop.DEPENDENCY,
-    ]
+    hops = [Hop.NOTHING, Hop.DEPENDENCY, Hop.RENDEZVOUS, Hop.DEPENDENCY]
+    assert [step.hop for step in steps] == hops
 
 
 def test_the_breakdown_of_a_rank_that_waits():
@@ -56,35 +48,21 @@ def test_the_breakdown_of_a_rank_that_waits():
     # Rank 0: idle 0-10 until the launch, computes 10-40 and 80-85, waits
     # 40-60 for rank 1, communicates 60-80.
     assert break_down(history, 0, Window(0, 85)) == Breakdown(
-        compute_ns=35,
-        exposed_communication_ns=20,
-        exposed_copy_ns=0,
-        waiting_for_ranks_ns=20,
+        compute_ns=35, exposed_communication_ns=20, exposed_copy_ns=0, waiting_for_ranks_ns=20,
         host_bound_idle_ns=10,
-    )
+    )  # fmt: skip
 
 
 def test_a_lag_on_the_path_is_told_apart_from_the_task():
-    sketch = JobSketch()
-    rank = sketch.rank(gpu=LaneKind.COMPUTE, other=LaneKind.COMPUTE)
-    first = rank.task("first", "gpu", 10)
-    rank.task("second", "other", 5, after=[Dependency(first, lag_ns=4)])
-    job, durations = sketch.build()
-    steps = critical_path(History(job, durations, replay(job, durations)), from_ns=0)
+    steps = critical_path(history_of("gpu first 10; side second 5 <first+4"), from_ns=0)
     # first 0-10, lag 10-14, second 14-19.
     assert [(step.from_ns, step.to_ns, step.lag_ns) for step in steps] == [(0, 10, 0), (10, 19, 4)]
 
 
 def test_the_task_before_on_the_lane_binds_rather_than_a_dependency_at_the_same_moment():
-    sketch = JobSketch()
-    rank = sketch.rank(gpu=LaneKind.COMPUTE, other=LaneKind.COMPUTE)
-    rank.task("here", "gpu", 10)
-    rank.task("there", "other", 10)
-    last = rank.task("last", "gpu", 1, after=["there"])
-    job, durations = sketch.build()
-    history = History(job, durations, replay(job, durations))
-    place = int(rank.builder.place_of_tasks()[last])
-    assert history.binding(Occurrence(0, 0, place)).hop is Hop.LANE
+    history = history_of("gpu here 10; side there 10; gpu last 1 <there")
+    # Tasks are numbered lane by lane: here, last, there.
+    assert history.binding(Occurrence(0, 0, 1)).hop is Hop.LANE
 
 
 @given(made=random_jobs())
@@ -119,12 +97,11 @@ def test_the_breakdown_adds_up_to_its_window(made):
 
 def test_the_first_task_of_a_lane_is_bound_by_its_last_in_the_iteration_before():
     sketch = JobSketch()
-    rank = sketch.rank(idle=LaneKind.HOST, gpu=LaneKind.COMPUTE, other=LaneKind.COMPUTE)
-    rank.task("first", "gpu", 10)
-    rank.task("last", "gpu", 5)
-    rank.task("beside", "other", 1)
-    job, durations = sketch.build()
-    history = History(job, durations, replay(job, durations, iterations=2))
+    rank = sketch.rank(idle=LaneKind.HOST, gpu=LaneKind.COMPUTE, side=LaneKind.COMPUTE)
+    for name, lane, duration_ns in (("first", "gpu", 10), ("last", "gpu", 5), ("a", "side", 1)):
+        rank.task(name, lane, duration_ns)
+    made = sketch.build()
+    history = History(*made, replay(*made, iterations=2))
     assert history.binding(Occurrence(0, 0, 0)) == Binding(Hop.NOTHING, None, 0)
     assert history.binding(Occurrence(1, 0, 0)) == Binding(Hop.LANE, Occurrence(0, 0, 1), 15)
     assert history.binding(Occurrence(1, 0, 1)) == Binding(Hop.LANE, Occurrence(1, 0, 0), 25)
@@ -132,18 +109,9 @@ def test_the_first_task_of_a_lane_is_bound_by_its_last_in_the_iteration_before()
 
 
 def test_a_dependency_binds_with_its_own_moment_and_only_where_its_lag_ends():
-    sketch = JobSketch()
-    rank = sketch.rank(gpu=LaneKind.COMPUTE, other=LaneKind.COMPUTE)
-    first = rank.task("first", "gpu", 10)
-    second = rank.task("second", "gpu", 6)
-    after = [
-        Dependency(first, lag_ns=3),
-        Dependency(second, anchor=Anchor.START, lag_ns=4),
-        Dependency(second, lag_ns=2, distance=1),
-    ]
-    rank.task("late", "other", 1, after=after)
-    job, durations = sketch.build()
-    history = History(job, durations, replay(job, durations, iterations=2))
+    history = history_of(
+        "gpu first 10; gpu second 6; side late 1 <first+3 <^second+4 <second+2-1", iterations=2
+    )
     # 10 + 3 against 10 + 4: the start of the second binds, at 10.
     late = Occurrence(0, 0, 2)
     assert history.moment_ready_ns(late) == 14
@@ -155,15 +123,8 @@ def test_a_dependency_binds_with_its_own_moment_and_only_where_its_lag_ends():
 
 
 def test_copies_and_waits_count_only_while_nothing_else_runs():
-    sketch = JobSketch()
-    for compute_ns in (10, 60):
-        rank = sketch.rank(gpu=LaneKind.COMPUTE, comm=LaneKind.COMMUNICATION, copy=LaneKind.COPY)
-        rank.task("compute", "gpu", compute_ns)
-        rank.meet("meet", "comm", 20, after=["compute"])
-        rank.task("copy", "copy", 30)
-    sketch.group(0, 1)
-    job, durations = sketch.build()
-    history = History(job, durations, replay(job, durations))
+    words = "gpu compute {}; wire *meet 20 <compute; copy copy 30"
+    history = history_of(words.format(10), words.format(60))
     # Rank 0 computes 0-10, copies 0-30, waits 10-60, meets 60-80, and has nothing to do 80-100.
     assert break_down(history, 0, Window(0, 100)) == Breakdown(10, 20, 20, 30, 20)
     assert break_down(history, 0, Window(5, 65)) == Breakdown(5, 5, 20, 30, 0)

@@ -12,8 +12,7 @@ from perfmodel.base.errors import GraphError
 from perfmodel.engine.history import History, Occurrence
 from perfmodel.engine.replay import kept_of_reach, replay
 from perfmodel.graph.durations import DurationTable
-from perfmodel.graph.program import LaneKind
-from tests.builders import JobSketch
+from tests.builders import job_of
 from tests.engine.reference import replay_reference
 from tests.strategies import RandomJob, random_job, random_jobs
 
@@ -72,18 +71,14 @@ def test_longer_tasks_never_make_anything_end_earlier(made):
 
 
 def test_a_negative_duration_is_refused_with_rank_and_task():
-    sketch = JobSketch()
-    sketch.rank(host=LaneKind.HOST).task("load", "host", 5)
-    job, durations = sketch.build()
+    job, durations = job_of("host load 5")
     broken = DurationTable(durations.values_ns - 6, durations.rank_offset)
     with pytest.raises(GraphError, match=r"rank 0, task 0 'load': .* negative, got -1 ns"):
         replay(job, broken)
 
 
 def test_durations_for_the_wrong_number_of_ranks_are_refused():
-    sketch = JobSketch()
-    sketch.rank(host=LaneKind.HOST).task("load", "host", 5)
-    job, durations = sketch.build()
+    job, durations = job_of("host load 5")
     with pytest.raises(GraphError, match="2 rows for 1 ranks"):
         replay(job, DurationTable(durations.values_ns, np.zeros(2, dtype=np.int64)))
 

@@ -9,21 +9,14 @@ import pytest
 
 from perfmodel.engine.replay import replay
 from perfmodel.engine.settle import Effects, Round, Rules, settle
-from perfmodel.graph.program import LaneKind
-from tests.builders import JobSketch
+from tests.builders import job_of
 
 ALONE_NS = (100.0, 40.4, 10.0)
 """Tasks a and b on one lane, c on another."""
 
 
 def sketched(ranks: int = 1):
-    sketch = JobSketch()
-    for _ in range(ranks):
-        rank = sketch.rank(one=LaneKind.COMPUTE, two=LaneKind.COMPUTE)
-        rank.task("a", "one", 100)
-        rank.task("b", "one", 40)
-        rank.task("c", "two", 10)
-    return sketch.build()[0], np.array(ALONE_NS * ranks)
+    return job_of(f"{ranks} x gpu a 100; gpu b 40; side c 10")[0], np.array(ALONE_NS * ranks)
 
 
 @dataclass

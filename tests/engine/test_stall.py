@@ -10,20 +10,14 @@ from perfmodel.engine.replay import replay
 from perfmodel.engine.stall import explain_stall
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.program import LaneKind
-from tests.builders import JobSketch
+from tests.builders import JobSketch, job_of
 
 LAST = "rank {} has no task left. The ranks do not contain the same collectives."
 
 
 def rendezvous(count: int):
     """*count* ranks that all meet once, after some work."""
-    sketch = JobSketch()
-    for _ in range(count):
-        rank = sketch.rank(gpu=LaneKind.COMPUTE)
-        rank.task("work", "gpu", 1)
-        rank.meet("meet", "gpu", 1)
-    sketch.group(*range(count))
-    return sketch.build()[0]
+    return job_of(f"{count} x gpu work 1; gpu *meet 1")[0]
 
 
 def said(job, heads) -> list[str]:
@@ -47,17 +41,14 @@ def test_ranks_that_wait_and_ranks_that_miss_are_named(count, waiting, who, whom
     heads = [1 if rank in waiting else 2 for rank in range(count)]
     missing = min(set(range(count)) - waiting)
     assert said(rendezvous(count), heads) == [
-        f"{who} wait in 'meet' (#0 of group 'all') for {whom}: {LAST.format(missing)}"
+        f"{who} wait in 'meet' (#0 of group 'slot 0') for {whom}: {LAST.format(missing)}"
     ]
 
 
 def test_a_rendezvous_that_nobody_misses_is_one_of_ranks_that_are_not_alike():
-    assert said(rendezvous(2), [1, 1]) == [
-        (
-            "ranks 0-1 wait in 'meet' (#0 of group 'all') for nobody: "
-            "the ranks that folding put together are not alike."
-        )
-    ]
+    [line] = said(rendezvous(2), [1, 1])
+    assert line.startswith("ranks 0-1 wait in 'meet' (#0 of group 'slot 0') for nobody: ")
+    assert line.endswith(": the ranks that folding put together are not alike.")
 
 
 @pytest.mark.parametrize("pairs", [6, 7, 9])
@@ -73,27 +64,14 @@ def test_six_rendezvous_are_told_and_the_others_counted(pairs):
 
 
 def test_one_who_is_missing_may_be_held_by_another_rendezvous_or_by_a_task():
-    sketch = JobSketch()
-    for order in (("a", "b"), ("b", "a")):
-        rank = sketch.rank(gpu=LaneKind.COMPUTE, host=LaneKind.HOST)
-        for name in order:
-            rank.meet(name, "gpu", 1, slot="ab".index(name))
-        rank.task("last", "host", 1)
-    sketch.group(0, 1, slot=0, name="A")
-    sketch.group(0, 1, slot=1, name="B")
-    job, durations = sketch.build()
+    made = job_of("gpu *a 1; gpu *b@1 1; host last 1", "gpu *b@1 1; gpu *a 1; host last 1")
     with pytest.raises(ReplayStalledError) as error:
-        replay(job, durations)
+        replay(*made)
     order = "The order of collectives differs between these ranks."
     assert str(error.value).splitlines()[1:] == [
-        (
-            "rank 0 wait in 'a' (#0 of group 'A') for rank 1: on lane 'gpu', rank 1 is held in 'b' "
-            f"of group 'B'. {order}"
-        ),
-        (
-            "rank 1 wait in 'b' (#0 of group 'B') for rank 0: on lane 'gpu', rank 0 is held in 'a' "
-            f"of group 'A'. {order}"
-        ),
+        f"rank {mine} wait in {own!r} (#0 of group 'slot {mine}') for rank {other}: on lane 'gpu', "
+        f"rank {other} is held in {their!r} of group 'slot {other}'. {order}"
+        for mine, other, own, their in ((0, 1, "a", "b"), (1, 0, "b", "a"))
     ]
 
 

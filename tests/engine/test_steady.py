@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,22 +17,15 @@ from perfmodel.engine.replay import (
 )
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.program import LaneKind
-from tests.builders import JobSketch
+from tests.builders import JobSketch, job_of
 
-
-def run(job, durations, iterations):
-    return replay(job, durations, iterations=iterations)
+BEHIND = "host tick 10; gpu kernel 10 <tick+300; loader batch {}"
+"""Iteration k of the kernel ends at 320 + 10 k; the loader goes at a pace of its own."""
 
 
 def test_a_rhythm_is_not_accepted_while_a_lane_is_slower():
-    sketch = JobSketch()
-    rank = sketch.rank(clock=LaneKind.HOST, gpu=LaneKind.COMPUTE, loader=LaneKind.LOADER)
-    tick = rank.task("tick", "clock", 10)
-    rank.task("kernel", "gpu", 10, after=[Dependency(tick, lag_ns=300)])
-    rank.task("batch", "loader", 15)
-    steady = find_period(run, *sketch.build())
-
-    # Iteration k ends at 320 + 10 k until the loader, at 15 + 15 k, overtakes it after 61.
+    steady = find_period(replay, *job_of(BEHIND.format(15)))
+    # The loader, at 15 + 15 k, overtakes the kernel after 61 iterations.
     assert steady.replay.iteration_end_ns[:3, 0].tolist() == [320, 330, 340]
     assert steady.is_settled
     assert steady.period_ns.tolist() == [15]
@@ -60,18 +55,10 @@ def test_two_cycles_in_a_row_must_take_the_same_time_step_by_step():
 
 
 def test_every_vector_must_repeat_itself():
-    sketch = JobSketch()
-    rank = sketch.rank(clock=LaneKind.HOST, gpu=LaneKind.COMPUTE, loader=LaneKind.LOADER)
-    tick = rank.task("tick", "clock", 10)
-    rank.task("kernel", "gpu", 10, after=[Dependency(tick, lag_ns=300)])
-    rank.task("batch", "loader", 5)
-    job, durations = sketch.build()
-    slower = durations.values_ns.copy()
-    slower[-1] = 15
-    both = type(durations)(
-        np.ascontiguousarray(np.hstack([durations.values_ns, slower])), durations.rank_offset
-    )
-    assert find_period(run, job, both).period_ns.tolist() == [10, 15]
+    job, durations = job_of(BEHIND.format(5))
+    slower_ns = job_of(BEHIND.format(15))[1].values_ns
+    both = replace(durations, values_ns=np.hstack([durations.values_ns, slower_ns]))
+    assert find_period(replay, job, both).period_ns.tolist() == [10, 15]
 
 
 def test_a_period_is_rounded_half_up():
@@ -106,7 +93,7 @@ def test_batches_that_come_in_bursts_have_the_rhythm_of_all_loaders(loaders, cyc
     rank.task("step", "gpu", 1, after=["batch"])
     # Each loader takes 100 ns for a batch, and they take turns.
     rank.builder.add_dependency(batch, Dependency(batch, lag_ns=100, distance=loaders))
-    steady = find_period(run, *sketch.build())
+    steady = find_period(replay, *sketch.build())
     assert (steady.period_ns.tolist(), steady.cyclicity) == ([period_ns], cyclicity)
 
 
@@ -132,9 +119,7 @@ def in_steps_of(*steps_ns):
     ],
 )
 def test_rhythms_of_up_to_four_iterations_are_found(steps_ns, iterations, cyclicity, period_ns):
-    sketch = JobSketch()
-    sketch.rank(gpu=LaneKind.COMPUTE).task("step", "gpu", 1)
-    steady = find_period(in_steps_of(*steps_ns), *sketch.build())
+    steady = find_period(in_steps_of(*steps_ns), *job_of("gpu step 1"))
     assert steady.replay.iteration_count == iterations
     assert (steady.cyclicity, steady.is_settled) == (cyclicity, len(steps_ns) < 5)
     assert steady.period_ns.tolist() == [period_ns]

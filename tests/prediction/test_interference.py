@@ -1,4 +1,4 @@
-"""Collectives that overlap on a link slow each other down, and kernels beside them."""
+"""Collectives that overlap on a link slow each other down, and kernels that overlap them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from perfmodel.graph.builder import Dependency, JobBuilder
 from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import Anchor, LaneKind
+from perfmodel.graph.program import LaneKind
 from perfmodel.prediction import overlaps
 from perfmodel.prediction.interference import FoldedCosts, fold_costs, settle_interference
 from perfmodel.prediction.overlaps import find_overlaps, overlap_losses
-from tests.builders import JobSketch
+from tests.builders import job_of
 from tests.strategies import JobSize, jobs
 
 GPU_LINK, NIC, NO_LINK = (1.0, 0.0), (0.0, 1.0), (0.0, 0.0)
@@ -59,31 +59,20 @@ def price(job, durations, *, use=None, slowed=None) -> FoldedCosts:
 
 def two_collectives(first_use, second_use, *, second_after_ns: int = 0) -> FoldedCosts:
     """Two ranks that make two all-reduces of 1000 ns on two streams."""
-    sketch = JobSketch()
-    for _ in range(2):
-        rank = sketch.rank(
-            gpu=LaneKind.COMPUTE, one=LaneKind.COMMUNICATION, two=LaneKind.COMMUNICATION
-        )
-        before = rank.task("before", "gpu", second_after_ns)
-        rank.meet("first", "one", 1000, slot=0, after=[Dependency(before, Anchor.START)])
-        rank.meet("second", "two", 1000, slot=1, after=["before"])
-        rank.task("after", "gpu", 0, after=["first", "second"])
-    sketch.group(0, 1, slot=0, name="first group")
-    sketch.group(0, 1, slot=1, name="second group")
-    return price(*sketch.build(), use={"first": first_use, "second": second_use})
+    made = job_of(
+        f"2 x gpu before {second_after_ns}; wire *first 1000 <^before;"
+        "wire2 *second@1 1000 <before; gpu after 0 <first <second"
+    )
+    return price(*made, use={"first": first_use, "second": second_use})
 
 
 def beside_all_reduce(*, arrivals_ns=(400, 400), slowed) -> FoldedCosts:
     """Ranks that work, then make an all-reduce of 600 ns beside a product of 1000 ns."""
-    sketch = JobSketch()
-    for arrival_ns in arrivals_ns:
-        rank = sketch.rank(gpu=LaneKind.COMPUTE, wire=LaneKind.COMMUNICATION)
-        rank.task("first", "gpu", arrival_ns)
-        rank.meet("reduce", "wire", 600, after=["first"])
-        rank.task("second", "gpu", 1000)
-        rank.meet("barrier", "gpu", 0)
-    sketch.group(*range(len(arrivals_ns)))
-    return price(*sketch.build(), slowed=slowed)
+    ranks = (
+        f"gpu first {arrival_ns}; wire *reduce 600 <first; gpu second 1000; gpu *barrier 0"
+        for arrival_ns in arrivals_ns
+    )
+    return price(*job_of(*ranks), slowed=slowed)
 
 
 def settled_ns(folded: FoldedCosts) -> dict[str, float]:
@@ -164,42 +153,24 @@ def test_a_collective_that_waits_for_others_already_holds_its_share():
 def test_a_chain_of_products_is_slowed_only_as_far_as_the_collective_reaches():
     # Ten products of 100 start with a collective of 600: at half pace three of
     # them fit into it, and seven run alone after it.
-    sketch = JobSketch()
-    for _ in range(2):
-        rank = sketch.rank(gpu=LaneKind.COMPUTE, wire=LaneKind.COMMUNICATION)
-        rank.task("first", "gpu", 400)
-        rank.meet("reduce", "wire", 600, after=["first"])
-        for number in range(10):
-            rank.task(f"product {number}", "gpu", 100)
-    sketch.group(0, 1)
-    times = settled_ns(price(*sketch.build(), slowed=slowdowns(moving=2.0)))
-    assert [times[f"0/product {number}"] for number in range(10)] == [200] * 3 + [100] * 7
+    products = "".join(f"; gpu product{number} 100" for number in range(10))
+    made = job_of(f"2 x gpu first 400; wire *reduce 600 <first{products}")
+    times = settled_ns(price(*made, slowed=slowdowns(moving=2.0)))
+    assert [times[f"0/product{number}"] for number in range(10)] == [200] * 3 + [100] * 7
 
 
 def test_kernels_see_collectives_of_the_next_iteration():
     # The collective of the next iteration starts when `early` ends, beside
     # `late`: 300 ns at half pace do 150 of its 500, and 350 are left: 650.
-    sketch = JobSketch()
-    for _ in range(2):
-        rank = sketch.rank(gpu=LaneKind.COMPUTE, wire=LaneKind.COMMUNICATION)
-        early = rank.task("early", "gpu", 500)
-        rank.task("late", "gpu", 500)
-        rank.meet("fetch", "wire", 300, after=[Dependency(early, distance=1)])
-    sketch.group(0, 1)
-    times = settled_ns(price(*sketch.build(), slowed=slowdowns(moving=2.0)))
+    made = job_of("2 x gpu early 500; gpu late 500; wire *fetch 300 <early-1")
+    times = settled_ns(price(*made, slowed=slowdowns(moving=2.0)))
     assert times["0/early"] == 500
     assert times["0/late"] == 650
 
 
 def test_without_overlap_nothing_moves_by_a_nanosecond():
-    sketch = JobSketch()
-    for _ in range(2):
-        rank = sketch.rank(gpu=LaneKind.COMPUTE, wire=LaneKind.COMMUNICATION)
-        rank.task("first", "gpu", 400)
-        rank.meet("reduce", "wire", 600, after=["first"])
-        rank.task("second", "gpu", 1000, after=["reduce"])
-    sketch.group(0, 1)
-    folded = price(*sketch.build(), slowed=slowdowns(waiting=1.5, moving=2.0))
+    made = job_of("2 x gpu first 400; wire *reduce 600 <first; gpu second 1000 <reduce")
+    folded = price(*made, slowed=slowdowns(waiting=1.5, moving=2.0))
     settled = settle_interference(replay, folded)
     assert settled.priced is folded.priced
     assert not settled.has_losses
@@ -280,38 +251,23 @@ def test_folded_ranks_lose_what_they_lose_unfolded(made):
 def test_losses_to_the_next_iteration_delay_what_follows_on_the_lane():
     # `fetch` of the next iteration runs beside `late`: 650 ns instead of 500. `tail` therefore
     # starts with `reduce`, and its 100 ns take 200; without that delay it would end before.
-    sketch = JobSketch()
-    for _ in range(2):
-        rank = sketch.rank(
-            gpu=LaneKind.COMPUTE, one=LaneKind.COMMUNICATION, two=LaneKind.COMMUNICATION
-        )
-        early = rank.task("early", "gpu", 500)
-        late = rank.task("late", "gpu", 500)
-        rank.task("tail", "gpu", 100)
-        rank.meet("fetch", "one", 300, slot=0, after=[Dependency(early, distance=1)])
-        rank.meet("reduce", "two", 250, slot=1, after=[Dependency(late)])
-        rank.task("end", "gpu", 1000)
-    sketch.group(0, 1, slot=0, name="fetching")
-    sketch.group(0, 1, slot=1, name="reducing")
-    times = settled_ns(price(*sketch.build(), slowed=slowdowns(moving=2.0)))
+    made = job_of(
+        "2 x gpu early 500; gpu late 500; gpu tail 100; wire *fetch 300 <early-1;"
+        "wire2 *reduce@1 250 <late; gpu end 1000"
+    )
+    times = settled_ns(price(*made, slowed=slowdowns(moving=2.0)))
     assert times["0/late"] == pytest.approx(650, rel=1e-2)
     assert times["0/tail"] == pytest.approx(200, rel=1e-2)
 
 
 def test_overlaps_that_swap_places_come_to_rest_half_way():
     # Found by trying: without damping the last of eight rounds still moves it by 1.5 %.
-    sketch = JobSketch()
-    for late_ns in (0, 400):
-        rank = sketch.rank(gpu=LaneKind.COMPUTE, side=LaneKind.COMPUTE, wire=LaneKind.COMMUNICATION)
-        rank.task("a", "gpu", 700 + late_ns)
-        rank.meet("first", "wire", 600)
-        rank.task("b", "gpu", 700, after=["first"])
-        rank.task("s", "side", 1000, after=["a"])
-        rank.meet("second", "wire", 600, after=["s"])
-        rank.task("d", "side", 500)
-        rank.task("e", "gpu", 700)
-    sketch.group(0, 1)
-    folded = price(*sketch.build(), slowed=slowdowns(waiting=1.5, moving=1.5))
+    ranks = (
+        f"gpu a {a_ns}; wire *first 600; gpu b 700 <first; side s 1000 <a; wire *second 600 <s;"
+        "side d 500; gpu e 700"
+        for a_ns in (700, 1100)
+    )
+    folded = price(*job_of(*ranks), slowed=slowdowns(waiting=1.5, moving=1.5))
     settled = settle_interference(replay, folded)
     assert settled.is_settled
     assert settled.has_losses
@@ -324,6 +280,7 @@ def test_overlaps_that_swap_places_come_to_rest_half_way():
         # Two that ask all of a link all the time get half of it each, also for a nanosecond.
         ([(0, 10), (0, 10)], [1.0, 1.0], [0.5, 0.5]),
         ([(0, 1), (0, 1)], [1.0, 1.0], [0.5, 0.5]),
+        ([(0, 900)] * 3, [1.0] * 3, [2 / 3] * 3),
         # The second overlaps for a quarter of its time, and the first for half of it.
         ([(0, 10), (5, 25)], [1.0, 1.0], [0.25, 0.125]),
         # 0.5 + 1 is asked: a third is lost by whoever uses the link all the time, half of that
@@ -345,15 +302,8 @@ def test_the_worst_link_decides_what_an_interval_loses(spans, use, shares):
 
 def tailed(slowed) -> FoldedCosts:
     """As `beside_all_reduce`, with 300 ns of host work at the end of every iteration."""
-    sketch = JobSketch()
-    for _ in range(2):
-        rank = sketch.rank(gpu=LaneKind.COMPUTE, wire=LaneKind.COMMUNICATION, cpu=LaneKind.HOST)
-        rank.task("first", "gpu", 400)
-        rank.meet("reduce", "wire", 600, after=["first"])
-        rank.task("second", "gpu", 1000)
-        rank.task("tail", "cpu", 300, after=["second"])
-    sketch.group(0, 1)
-    return price(*sketch.build(), slowed=slowed)
+    words = "2 x gpu first 400; wire *reduce 600 <first; gpu second 1000; host tail 300 <second"
+    return price(*job_of(words), slowed=slowed)
 
 
 def test_a_round_is_the_last_when_the_third_iteration_stands_still(monkeypatch):
@@ -380,11 +330,8 @@ def test_no_more_than_eight_rounds_are_tried(monkeypatch):
 
 
 def test_nothing_is_replayed_where_nothing_can_interfere():
-    sketch = JobSketch()
-    sketch.rank(gpu=LaneKind.COMPUTE).task("alone", "gpu", 400)
-    slow = slowdowns(moving=2.0)
     for folded in (
-        price(*sketch.build(), slowed=slow),
+        price(*job_of("gpu alone 400"), slowed=slowdowns(moving=2.0)),
         beside_all_reduce(slowed=slowdowns()),
         beside_all_reduce(slowed=GenerationSlowdowns("none", {})),
     ):
@@ -392,43 +339,24 @@ def test_nothing_is_replayed_where_nothing_can_interfere():
     unlinked = two_collectives(NO_LINK, NO_LINK)
     assert settle_interference(replay, unlinked).rounds == 0
     # Collectives on one lane never overlap.
-    sketch = JobSketch()
-    for _ in range(2):
-        sketch.rank(wire=LaneKind.COMMUNICATION).meet("reduce", "wire", 600)
-    sketch.group(0, 1)
-    assert settle_interference(replay, price(*sketch.build(), use={"reduce": NIC})).rounds == 0
+    in_line = price(*job_of("2 x wire *reduce 600"), use={"reduce": NIC})
+    assert settle_interference(replay, in_line).rounds == 0
 
 
 def test_what_a_collective_loses_is_not_lost_by_the_next_of_its_group():
-    sketch = JobSketch()
-    for _ in range(2):
-        rank = sketch.rank(
-            gpu=LaneKind.COMPUTE, one=LaneKind.COMMUNICATION, two=LaneKind.COMMUNICATION
-        )
-        rank.meet("first", "one", 1000, slot=0)
-        rank.meet("second", "two", 1000, slot=1)
-        rank.meet("third", "one", 1000, slot=0, after=["second"])
-        rank.meet("fourth", "one", 1000, slot=0)
-        rank.task("after", "gpu", 0, after=["fourth"])
-        rank.meet("barrier", "two", 0, slot=1, after=["after"])
-    sketch.group(0, 1, slot=0, name="first group")
-    sketch.group(0, 1, slot=1, name="second group")
-    use = dict.fromkeys(("first", "second", "third", "fourth"), NIC)
-    times = settled_ns(price(*sketch.build(), use=use))
+    made = job_of(
+        "2 x wire *first 1000; wire2 *second@1 1000; wire *third 1000 <second; wire *fourth 1000;"
+        "gpu after 0 <fourth; wire2 *barrier@1 0 <after"
+    )
+    times = settled_ns(price(*made, use=dict.fromkeys(("first", "second", "third", "fourth"), NIC)))
     assert times["0/first"] == times["1/second"] == pytest.approx(2000, rel=1e-3)
     assert times["0/third"] == times["1/fourth"] == 1000
 
 
 def test_a_lane_of_one_kernel_is_slowed_too():
     # 600 ns at half pace do 300 of its 1000.
-    sketch = JobSketch()
-    for _ in range(2):
-        rank = sketch.rank(gpu=LaneKind.COMPUTE, wire=LaneKind.COMMUNICATION)
-        rank.task("work", "gpu", 1000)
-        rank.meet("reduce", "wire", 600)
-        rank.meet("barrier", "wire", 0, after=["work"])
-    sketch.group(0, 1)
-    times = settled_ns(price(*sketch.build(), slowed=slowdowns(moving=2.0)))
+    made = job_of("2 x gpu work 1000; wire *reduce 600; wire *barrier 0 <work")
+    times = settled_ns(price(*made, slowed=slowdowns(moving=2.0)))
     assert times["0/work"] == times["1/work"] == 1300
 
 
@@ -444,3 +372,11 @@ def test_who_moves_bytes_outweighs_who_waits():
         150: Phase.MOVING,
         200: Phase.NONE,
     }
+
+
+def test_the_link_that_is_asked_for_more_decides():
+    # Together 1.5 of the first link and 1.2 of the second: 1 - 1/1.5 is more than
+    # 1 - 1/1.2, of the share of time that each uses the link.
+    starts, ends = np.zeros(2, dtype=np.int64), np.full(2, 600, dtype=np.int64)
+    use = np.array([[1.0, 0.2], [0.5, 1.0]])
+    assert overlap_losses(starts, ends, use) == pytest.approx([1 / 3, 1 / 6])

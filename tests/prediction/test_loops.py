@@ -14,10 +14,6 @@ from perfmodel.prediction.loops import build_interval, replay_samples
 from tests.reports.predictions import build_job
 
 
-def replay_here(job: JobGraph, durations: DurationTable, iterations: int) -> Replay:
-    return replay(job, durations, iterations=iterations)
-
-
 def build_samples(job: JobGraph) -> DurationTable:
     # Tasks: launch, kernel, all-reduce; four vectors whose kernels take 10 to 40 us.
     values_ns = np.array([[1_000] * 4, [10_000, 20_000, 30_000, 40_000], [5_000] * 4])
@@ -27,7 +23,7 @@ def build_samples(job: JobGraph) -> DurationTable:
 def test_every_vector_has_its_own_time():
     job = build_job()
 
-    times_ns = replay_samples(replay_here, job, build_samples(job), iterations=1)
+    times_ns = replay_samples(replay, job, build_samples(job), iterations=1)
 
     # Launch, kernel, all-reduce one after the other: 1 + 10 + 5 us and so on.
     assert times_ns.tolist() == [16_000, 26_000, 36_000, 46_000]
@@ -39,7 +35,7 @@ def test_samples_replayed_a_few_at_a_time_have_the_same_times(monkeypatch):
 
     def replay_counted(job: JobGraph, durations: DurationTable, iterations: int) -> Replay:
         counts.append(durations.vector_count)
-        return replay_here(job, durations, iterations)
+        return replay(job, durations, iterations)
 
     at_once = replay_samples(replay_counted, job, build_samples(job), iterations=4)
     for room in (2 * job.task_count, job.task_count - 1):
@@ -49,18 +45,10 @@ def test_samples_replayed_a_few_at_a_time_have_the_same_times(monkeypatch):
     assert counts == [4, 2, 2, 1, 1, 1, 1]
 
 
-def test_the_interval_is_the_middle_90_percent():
+@pytest.mark.parametrize(("nominal_ns", "ends"), [(50, (5, 95)), (2, (2, 95)), (99, (5, 99))])
+def test_the_interval_is_the_middle_90_percent_and_always_holds_the_answer(nominal_ns, ends):
     # 0 to 100 in steps of one: the 5th and the 95th of a hundred steps.
-    interval = build_interval(np.arange(101.0), nominal_ns=50)
-
-    assert interval == Interval(5, 95)
-
-
-@pytest.mark.parametrize(("nominal_ns", "expected"), [(2, (2, 95)), (99, (5, 99))])
-def test_the_interval_always_holds_the_answer(nominal_ns, expected):
-    interval = build_interval(np.arange(101.0), nominal_ns=nominal_ns)
-
-    assert (interval.low_ns, interval.high_ns) == expected
+    assert build_interval(np.arange(101.0), nominal_ns=nominal_ns) == Interval(*ends)
 
 
 def test_samples_of_a_loop_are_judged_by_the_second_half_of_their_iterations():

@@ -19,12 +19,17 @@ from perfmodel.workloads import catalog
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("hosts", 0), ("ranks_per_host", 0), ("seed", -1), ("samples", 1), ("samples", 10**6)],
-)
-def test_a_scenario_that_makes_no_sense_is_refused_with_the_value(field, value):
+    ("kind", "field", "value"),
+    [
+        (Scenario, "hosts", 0), (Scenario, "ranks_per_host", 0), (Scenario, "seed", -1),
+        (Scenario, "samples", 1), (Scenario, "samples", 10**6), (JobScenario, "hosts", 0),
+        (JobScenario, "seed", -1), (JobScenario, "samples", 1),
+    ],
+)  # fmt: skip
+def test_a_scenario_that_makes_no_sense_is_refused_with_the_value(kind, field, value):
+    named = {"job": "job"} if kind is JobScenario else {}
     with pytest.raises(ScenarioError, match=rf"got {value}"):
-        Scenario(topology="dgx_h100", **{field: value})
+        kind(topology="dgx_h100", **named, **{field: value})
 
 
 @pytest.mark.parametrize(
@@ -36,10 +41,7 @@ def test_the_least_and_the_most_are_allowed(field, value):
     assert getattr(Scenario(topology="dgx_h100", **{field: value}), field) == value
 
 
-@pytest.mark.parametrize(("field", "value"), [("hosts", 0), ("seed", -1), ("samples", 1)])
-def test_a_job_is_asked_about_within_the_same_bounds(field, value):
-    with pytest.raises(ScenarioError, match=rf"got {value}"):
-        JobScenario("job", topology="dgx_h100", **{field: value})
+def test_a_job_may_have_one_host_and_one_file_of_constants():
     least = JobScenario("job", topology="dgx_h100", hosts=1, calibration="mine.yaml")
     assert (least.hosts, least.seed, least.calibration) == (1, 0, ("mine.yaml",))
 

@@ -14,18 +14,13 @@ def write(folder, text):
 
 
 def test_a_scenario_file_is_the_question_it_describes(tmp_path):
-    path = write(
-        tmp_path,
+    text = (
         "topology: dgx_h100\nworkload: llama3_8b\nhosts: 2\nmode: isolated\n"
-        "set: {batch: 256, parallel.tp: 2, model.causal: true}\n",
+        "set: {batch: 256, parallel.tp: 2, model.causal: true}\n"
     )
-
-    assert load_scenario(path) == Scenario(
-        topology="dgx_h100",
-        workload="llama3_8b",
-        hosts=2,
-        mode=Mode.ISOLATED,
-        overrides=("batch=256", "parallel.tp=2", "model.causal=true"),
+    overrides = ("batch=256", "parallel.tp=2", "model.causal=true")
+    assert load_scenario(write(tmp_path, text)) == Scenario(
+        "dgx_h100", "llama3_8b", overrides, hosts=2, mode=Mode.ISOLATED
     )
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.graph.program import LaneKind
 from perfmodel.recordings.hold_back import HoldRule, replay_held
-from tests.builders import JobSketch
+from tests.builders import job_of
 
 
 def held_starts(ratios, lengths=(100, 100), *, ready=(0, 0)):
     """Starts of two kernels on two streams, the first ready moments after the beginning."""
-    sketch = JobSketch()
-    rank = sketch.rank(host=LaneKind.HOST, one=LaneKind.COMPUTE, two=LaneKind.COMPUTE)
-    for number, (lane, ready_ns) in enumerate(zip(("one", "two"), ready, strict=True)):
-        rank.task(f"launch {number}", "host", ready_ns)
-        rank.task(f"kernel {number}", lane, lengths[number], after=[f"launch {number}"])
-    job, durations = sketch.build()
+    made = job_of(
+        f"host launch {ready[0]}; gpu kernel {lengths[0]} <launch;"
+        f"host again {ready[1]}; side other {lengths[1]} <again"
+    )
     rule = HoldRule(np.array([0.0, 0.0, *ratios]), np.array([False, False, True, True]))
-    return replay_held(job, durations, rule).start_ns[2:].tolist()
+    return replay_held(*made, rule).start_ns[2:].tolist()
 
 
 def test_a_kernel_of_several_waves_holds_back_the_other_stream():

@@ -95,19 +95,6 @@ def test_what_cannot_be_asked_is_listed_with_its_reason(tmp_path, change, word):
     assert word in unsupported.reason
 
 
-@pytest.mark.parametrize(("row", "generic"), [(TRANSFORMER, "generic"), (DLRM, "generic_dlrm")])
-def test_an_unknown_framework_gets_the_generic_stack_and_says_so(tmp_path, row, generic):
-    board = board_of(tmp_path, row | {"framework": "abacus"})
-    [sentences] = board.assumptions.values()
-    assert any("'abacus'" in one and f"'{generic}'" in one for one in sentences)
-    assert any("none under" in one and "spread" in one for one in sentences)
-
-
-def test_a_framework_of_another_family_is_an_unknown_one(tmp_path):
-    board = board_of(tmp_path, DLRM | {"framework": "nanotron"})
-    assert any("'generic_dlrm'" in one for one in board.assumptions["d"])
-
-
 def test_every_row_is_predicted_or_listed(tmp_path):
     rows = [TRANSFORMER | {"id": str(n), "cp": "3" if n % 3 == 0 else "1"} for n in range(5)]
     board = board_of(tmp_path, *rows)
@@ -122,23 +109,57 @@ def test_many_micro_batches_are_continued_as_if_all_were_built(tmp_path, monkeyp
     assert continued == pytest.approx(predicted_s(tmp_path, gbs="32"), rel=1e-3)
 
 
-def test_more_work_takes_longer(tmp_path):
-    base = predicted_s(tmp_path)
-    assert predicted_s(tmp_path, layers="4") > base
-    assert predicted_s(tmp_path, recompute="full") > base
-    assert predicted_s(tmp_path, gbs="32") > base
+TWO_HOSTS = {"n_gpus": "16", "n_nodes": "2"}
+ENCODER = {"arch": "encoder (MLM+NSP)", "tp": "1", "gated_ffn": "0"}
+WIDE = {"hidden": "8192", "heads": "64", "ffn": "28672", "layers": "1"}
+LARGE = {"layers": "24", "hidden": "4096", "heads": "32", "ffn": "14336", "gbs": "8", "tp": "1",
+         "data_sharding": "zero3", "seq_len": "32768"}  # fmt: skip
 
 
-def test_a_slower_network_is_taken_from_the_row(tmp_path):
-    two_hosts = {"n_gpus": "16", "n_nodes": "2"}
-    fast = predicted_s(tmp_path, **two_hosts, nic_gbit_per_gpu="400")
-    slow = predicted_s(tmp_path, **two_hosts, nic_gbit_per_gpu="12.5")
-    assert slow > fast
+@pytest.mark.parametrize(
+    ("fast", "slow"),
+    [
+        ({}, {"layers": "4"}),
+        ({}, {"recompute": "full"}),
+        ({}, {"gbs": "32"}),
+        (TWO_HOSTS | {"nic_gbit_per_gpu": "400"}, TWO_HOSTS | {"nic_gbit_per_gpu": "12.5"}),
+        ({"framework": "torchtitan", "compiled": "1"}, {"framework": "torchtitan"}),
+        # A framework may compute the logits of all tokens, not of the masked ones alone.
+        (ENCODER | {"framework": "megatron_lm"}, ENCODER | {"framework": "nvidia_pytorch_bert"}),
+        (WIDE, WIDE | {"power_w": "350"}),
+    ],
+)
+def test_more_work_or_a_slower_machine_takes_longer(tmp_path, fast, slow):
+    assert predicted_s(tmp_path, **fast) < predicted_s(tmp_path, **slow)
 
 
-def test_a_machine_that_nobody_states_is_one_with_such_gpus(tmp_path):
-    board = board_of(tmp_path, TRANSFORMER | {"machine": ""})
-    assert any("machine is not stated" in one for one in board.assumptions["a"])
+def test_stages_of_several_runs_of_layers_are_predicted(tmp_path):
+    pipeline = {"layers": "8", "pp": "2", "tp": "1", "gbs": "64"}
+    assert predicted_s(tmp_path, **pipeline, vpp="2") != predicted_s(tmp_path, **pipeline)
+
+
+@pytest.mark.parametrize(
+    ("row", "change", "words", "is_said"),
+    [
+        (TRANSFORMER, {"framework": "abacus"}, ("'abacus'", "'generic'"), True),
+        (TRANSFORMER, {"framework": "abacus"}, ("none under", "spread"), True),
+        (DLRM, {"framework": "abacus"}, ("'abacus'", "'generic_dlrm'"), True),
+        (DLRM, {"framework": "abacus"}, ("none under", "spread"), True),
+        # A framework of another family is an unknown one.
+        (DLRM, {"framework": "nanotron"}, ("'generic_dlrm'",), True),
+        (TRANSFORMER, {"machine": ""}, ("machine is not stated",), True),
+        (TRANSFORMER, {"mbs": ""}, ("micro-batch is not stated",), True),
+        # What ran and would not fit was recomputed, unless the row says otherwise.
+        (TRANSFORMER, {"recompute": ""} | LARGE, ("does not fit without it",), True),
+        (TRANSFORMER, {"recompute": ""}, ("does not fit without it",), False),
+        (TRANSFORMER, {"recompute": "none"} | LARGE, ("does not fit without it",), False),
+    ],
+)
+def test_what_is_assumed_is_said_with_the_row(tmp_path, row, change, words, is_said):
+    document = board_of(tmp_path, row | change).to_json()
+    [found] = document["rows"]
+    said = [one for one in found["assumptions"] if all(word in one for word in words)]
+    assert (document["kind"], bool(said)) == ("runs", is_said)
 
 
 def test_columns_that_are_missing_are_empty(tmp_path):
@@ -153,13 +174,6 @@ def test_a_recommendation_run_is_predicted_with_its_loader(tmp_path):
     # The loader of the profile: 8.9 ms and 0.537 us for each of 2,048 samples.
     assert board.deviations[0].predicted >= 0.00999
     assert any("Loading a batch takes 9.99" in sentence for sentence in board.assumptions["d"])
-
-
-def test_assumptions_stand_beside_the_rows_they_carry(tmp_path):
-    document = board_of(tmp_path, TRANSFORMER | {"mbs": ""}).to_json()
-    [row] = document["rows"]
-    assert any("micro-batch is not stated" in sentence for sentence in row["assumptions"])
-    assert document["kind"] == "runs"
 
 
 def test_a_compressed_table_is_read_like_a_plain_one(tmp_path):
@@ -197,17 +211,6 @@ def test_core_transformers_stay_within_their_error(shared_data, source, limit_pc
     assert board.overall.inside_interval_pct >= 80
 
 
-def test_stages_of_several_runs_of_layers_are_predicted(tmp_path):
-    pipeline = {"layers": "8", "pp": "2", "tp": "1", "gbs": "64"}
-    plain, interleaved = (predicted_s(tmp_path, **pipeline, vpp=runs) for runs in ("1", "2"))
-    assert interleaved != plain
-
-
-def test_a_compiled_run_is_faster_than_an_eager_one(tmp_path):
-    row = {"framework": "torchtitan"}
-    assert predicted_s(tmp_path, **row, compiled="1") < predicted_s(tmp_path, **row)
-
-
 def test_the_interval_says_which_evidence_it_rests_on(tmp_path):
     board = board_of(tmp_path, TRANSFORMER, TRANSFORMER | {"id": "b", "framework": "abacus"})
     known, unknown = (one.high / one.predicted for one in board.deviations)
@@ -220,33 +223,6 @@ def test_every_column_says_what_it_means():
         for name, column in columns_of(family).items():
             assert column.meaning, name
             assert set(required_columns(family)) <= set(columns_of(family))
-
-
-def _assumed(folder, **changes):
-    board = board_of(folder, TRANSFORMER | changes)
-    return " ".join(board.assumptions["a"])
-
-
-def test_what_ran_and_would_not_fit_was_recomputed_where_nobody_states_it(tmp_path):
-    large = {"layers": "24", "hidden": "4096", "heads": "32", "ffn": "14336", "gbs": "8"}
-    large |= {"data_sharding": "zero3", "tp": "1", "seq_len": "32768"}
-    assert "does not fit without it" in _assumed(tmp_path, recompute="", **large)
-    assert "does not fit without it" not in _assumed(tmp_path, recompute="")
-    assert "does not fit without it" not in _assumed(tmp_path, recompute="none", **large)
-
-
-def test_a_framework_may_compute_the_logits_of_all_tokens(tmp_path):
-    encoder = {"arch": "encoder (MLM+NSP)", "tp": "1", "gated_ffn": "0"}
-    masked, all_tokens = (
-        predicted_s(tmp_path, framework=framework, **encoder)
-        for framework in ("megatron_lm", "nvidia_pytorch_bert")
-    )
-    assert masked < all_tokens
-
-
-def test_a_chip_with_less_power_is_slower(tmp_path):
-    wide = {"hidden": "8192", "heads": "64", "ffn": "28672", "layers": "1"}
-    assert predicted_s(tmp_path, power_w="350", **wide) > predicted_s(tmp_path, **wide)
 
 
 def test_layouts_of_one_job_are_compared_where_their_times_are_clearly_apart(tmp_path):
