@@ -10,7 +10,7 @@ from collectives.collective import (
     Protocol,
 )
 from collectives.group import GroupShape, group_shape, wiring_of
-from collectives.pricing import CollectiveCall, price_collective, price_collectives, price_sizes
+from collectives.pricing import CollectiveCall, price_collective, price_sizes
 from collectives.sharing import share_links
 from collectives.wiring import HostLinkClass, Wiring
 
@@ -30,7 +30,6 @@ __all__ = [
     "load_calibration",
     "load_default_calibration",
     "price_collective",
-    "price_collectives",
     "price_sizes",
     "share_links",
     "wiring_of",

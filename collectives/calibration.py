@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
 from pydantic import Field
 
 from collectives.collective import CollectiveKind, CollectiveSoftware, Protocol
@@ -27,7 +26,8 @@ from collectives.constants import (
     SoftwareConstants,
     WholeBytes,
 )
-from collectives.timing import WireSpeeds
+from collectives.movement import FloatArray, Movement
+from collectives.timing import Choice, predict_duration_ns
 from collectives.tuner import Tuner, TunerConstants
 from collectives.wiring import HostLinkClass, Wiring
 from perfmodel.base.dtypes import DType
@@ -44,7 +44,25 @@ TRANSFER_SIGMA = 0.2
 UNKNOWN_PEER_SIGMA = 1.4
 """Without peer-to-peer PCIe hosts were seen to be up to ten times slower: ln(10) / 1.645."""
 
+REDUCTIONS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE)
+
 __all__ = ["Calibration", "calibration_for", "load_calibration", "load_default_calibration"]
+
+
+class Constants(NamedTuple):
+    """What applies to one group: inside its hosts, between them unless it has one, and factors."""
+
+    host: HostConstants
+    fabric: FabricConstants | None
+    software: SoftwareConstants
+
+
+class Call(NamedTuple):
+    """What calls of one kind have in common besides their sizes."""
+
+    kind: CollectiveKind
+    software: CollectiveSoftware = CollectiveSoftware()
+    dtype: DType = DType.FP32
 
 
 def _read_rows(rows: Iterable[tuple[Any, ...]]) -> tuple[MeasuredSpan, ...]:
@@ -95,10 +113,6 @@ class Calibration(CalibrationHeader):
         """The entry nearest to *wiring*: its machine, then NVLink or not, generation and class."""
         return min(self.hosts, key=lambda entry: _distance(entry, wiring))
 
-    def host_constants(self, wiring: Wiring) -> HostConstants:
-        """What applies inside the hosts of *wiring*."""
-        return self.host_entry(wiring).constants
-
     def fabric_entry(self, wiring: Wiring) -> FabricEntry:
         """The entry of the machine's network; the first entry if it was not measured."""
         for entry in self.fabrics:
@@ -106,9 +120,10 @@ class Calibration(CalibrationHeader):
                 return entry
         return self.fabrics[0]
 
-    def fabric_constants(self, wiring: Wiring) -> FabricConstants | None:
-        """What applies between the hosts of *wiring*; none on one host."""
-        return self.fabric_entry(wiring).constants if wiring.host_count > 1 else None
+    def constants(self, wiring: Wiring) -> Constants:
+        """What applies to a group with *wiring*."""
+        fabric = self.fabric_entry(wiring).constants if wiring.host_count > 1 else None
+        return Constants(self.host_entry(wiring).constants, fabric, self.software_constants)
 
     def provenance(self, wiring: Wiring, kind: CollectiveKind, size_bytes: float) -> Provenance:
         """How well this call is covered by what was measured."""
@@ -169,11 +184,12 @@ def _distance(entry: HostEntry, wiring: Wiring) -> tuple[float, ...]:
     far_family = int(entry.link_class.is_nvlink != link_class.is_nvlink)
     far_class = int(entry.link_class is not link_class)
     if not link_class.is_nvlink:  # PCIe is the same wire in every generation of GPU
-        return (far_family, far_class, _generations_apart(entry.architecture, wiring.architecture))
-    return (far_family, _generations_apart(entry.architecture, wiring.architecture), far_class)
+        return (far_family, far_class, generations_apart(entry.architecture, wiring.architecture))
+    return (far_family, generations_apart(entry.architecture, wiring.architecture), far_class)
 
 
-def _generations_apart(first: str, second: str) -> int:
+def generations_apart(first: str, second: str) -> int:
+    """How many generations of GPUs lie between two, all of them where one is not in the row."""
     if first not in _GENERATIONS or second not in _GENERATIONS:
         return 0 if first == second else len(_GENERATIONS)
     return abs(_GENERATIONS.index(first) - _GENERATIONS.index(second))
@@ -243,32 +259,16 @@ def build_tuner(wiring: Wiring, calibration: Calibration) -> Tuner:
     )
 
 
-def wire_speeds(wiring: Wiring) -> WireSpeeds:
-    """The datasheet bandwidths of *wiring*."""
-    return WireSpeeds(
-        ring_bytes_per_s=wiring.ring_bandwidth_bytes_per_s,
-        pair_bytes_per_s=wiring.pair_bandwidth_bytes_per_s,
-        nic_bytes_per_s=wiring.nic_bandwidth_bytes_per_s or np.inf,
-        ranks_per_host=wiring.ranks_per_host,
-        oversubscription=wiring.pair_oversubscription,
-        net_latency_ns=wiring.net_latency_ns,
-        call_latency_ns=wiring.call_latency_ns,
-        nic_sharing=wiring.nic_sharing,
+def predict_call_ns(
+    call: Call, movement: Movement, choice: Choice, wiring: Wiring, constants: Constants
+) -> FloatArray:
+    """Predict how long *movement* takes for *call*, with what its release and format change."""
+    host = constants.host
+    if call.software.is_before_2_24:
+        host = host.before_2_24(constants.software)
+    duration_ns = predict_duration_ns(
+        movement, choice, wiring=wiring, host=host, fabric=constants.fabric
     )
-
-
-def host_constants_for(
-    software: CollectiveSoftware, calibration: Calibration, wiring: Wiring
-) -> HostConstants:
-    """The host constants, with what the release of NCCL changes in them."""
-    host = calibration.host_constants(wiring)
-    if software.is_before_2_24:
-        return host.before_2_24(calibration.software_constants)
-    return host
-
-
-def byte_factor(kind: CollectiveKind, dtype: DType, constants: SoftwareConstants) -> float:
-    """How much slower numbers of one byte make *kind*: adding them takes longer."""
-    reductions = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE)
-    is_slow = dtype.size_bytes == 1 and kind in reductions
-    return constants.byte_reduction_ratio if is_slow else 1.0
+    # Adding numbers of one byte takes longer.
+    is_slow = call.dtype.size_bytes == 1 and call.kind in REDUCTIONS
+    return duration_ns * (constants.software.byte_reduction_ratio if is_slow else 1.0)

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ import numpy.typing as npt
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Provenance
+
+Word = TypeVar("Word", bound=Enum)
 
 
 class CollectiveKind(Enum):
@@ -41,15 +44,7 @@ class CollectiveKind(Enum):
 
 def parse_kind(text: str) -> CollectiveKind:
     """The kind that *text* means, in any spelling of it."""
-    try:
-        return CollectiveKind(text.strip())
-    except ValueError:
-        known = [kind.value for kind in CollectiveKind]
-        near = get_close_matches(text.strip().lower(), known, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise InputError(
-            f"collective: must be one of {', '.join(known)}, got {text!r}.{hint}"
-        ) from None
+    return _parse(CollectiveKind, text.lower(), text, "collective")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,21 +153,25 @@ def parse_nccl_version(text: str) -> tuple[int, ...]:
 
 def parse_algorithm(text: str) -> CollectiveAlgorithm:
     """Read an algorithm from *text*, in our words or NCCL's."""
-    word = text.strip().lower().replace("nvlstree", "nvls_tree")
-    try:
-        return CollectiveAlgorithm(word)
-    except ValueError:
-        known = ", ".join(member.value for member in CollectiveAlgorithm)
-        raise InputError(f"collective algorithm: must be one of {known}, got {text!r}.") from None
+    word = text.lower().replace("nvlstree", "nvls_tree")
+    return _parse(CollectiveAlgorithm, word, text, "collective algorithm")
 
 
 def parse_protocol(text: str) -> Protocol:
     """Read a protocol from *text*."""
+    return _parse(Protocol, text.lower(), text, "NCCL protocol")
+
+
+def _parse(kind: type[Word], word: str, text: str, what: str) -> Word:
     try:
-        return Protocol(text.strip().lower())
+        return kind(word.strip())
     except ValueError:
-        known = ", ".join(member.value for member in Protocol)
-        raise InputError(f"NCCL protocol: must be one of {known}, got {text!r}.") from None
+        known = [one.value for one in kind]
+        near = get_close_matches(word.strip(), known, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise InputError(
+            f"{what}: must be one of {', '.join(known)}, got {text!r}.{hint}"
+        ) from None
 
 
 _PASSES = {

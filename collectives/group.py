@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,83 +94,80 @@ def _checked_ranks(ranks: Ranks, cluster: Cluster) -> npt.NDArray[np.int64]:
 @lru_cache(maxsize=4096)
 def _wiring_of_shape(shape: GroupShape, machine: ByIdentity[Topology]) -> Wiring:
     topology = machine.value
-    inside = max(
-        (_host_wiring(gpus, machine) for gpus, _ in shape.patterns),
-        key=lambda wires: (len(wires.gpus), -wires.ring_bandwidth_bytes_per_s),
-    )
-    nets = [_net_wiring(gpus, machine) for gpus, _ in shape.patterns]
-    net = min(nets, key=lambda wires: wires.bandwidth_bytes_per_s)
+    hosts = [_host_wiring(gpus, machine) for gpus, _ in shape.patterns]
+    inside = max(hosts, key=lambda one: (one.rank_count, -one.ring_bandwidth_bytes_per_s))
+    net = min(hosts, key=lambda one: one.nic_bandwidth_bytes_per_s)
     is_wide = shape.host_count > 1
     if is_wide and topology.fabric is None:
         raise InputError(
             f"group on {topology.name}: spreads over {shape.host_count} hosts, which no fabric "
             "joins. Keep it on one host, or add `fabric:` to the topology."
         )
-    return Wiring(
-        topology_name=topology.name,
-        architecture=topology.device.architecture.value,
+    return replace(
+        inside,
         rank_count=shape.rank_count,
         host_count=shape.host_count,
-        ranks_per_host=len(inside.gpus),
-        link_class=inside.link_class,
-        ring_bandwidth_bytes_per_s=inside.ring_bandwidth_bytes_per_s,
-        pair_bandwidth_bytes_per_s=inside.pair_bandwidth_bytes_per_s,
-        is_chain=inside.is_chain,
-        is_peer_assumed=inside.is_peer_assumed,
-        can_reduce_in_switch=topology.has_nvls and len(inside.gpus) > 1,
-        nic_bandwidth_bytes_per_s=net.bandwidth_bytes_per_s if is_wide else 0.0,
-        nic_sharing=net.sharing,
+        nic_bandwidth_bytes_per_s=net.nic_bandwidth_bytes_per_s if is_wide else 0.0,
+        nic_sharing=net.nic_sharing,
         nic_count=net.nic_count if is_wide else 0,
         pair_oversubscription=_pair_oversubscription(shape, topology),
         net_latency_ns=_net_latency_ns(shape, topology),
         call_latency_ns=_call_latency_ns(shape, topology) if is_wide else 0.0,
-        host_link=inside.link,
-        nic_link=net.link,
+        nic_link=net.nic_link,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _HostWires:
-    gpus: tuple[int, ...]
-    link_class: HostLinkClass
-    ring_bandwidth_bytes_per_s: float
-    pair_bandwidth_bytes_per_s: float
-    link: str
-    is_chain: bool = False
-    is_peer_assumed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _NetWires:
-    bandwidth_bytes_per_s: float
-    nic_count: int
-    sharing: int
-    link: str
-
-
 @lru_cache(maxsize=4096)
-def _host_wiring(gpus: tuple[int, ...], machine: ByIdentity[Topology]) -> _HostWires:
+def _host_wiring(gpus: tuple[int, ...], machine: ByIdentity[Topology]) -> Wiring:
+    """What *gpus* of one host see: the wires between them, and the NICs that they send with."""
     topology = machine.value
+    alone = Wiring(
+        topology_name=topology.name,
+        architecture=topology.device.architecture.value,
+        rank_count=len(gpus),
+        host_count=1,
+        ranks_per_host=len(gpus),
+        link_class=HostLinkClass.NONE,
+        ring_bandwidth_bytes_per_s=math.inf,
+        pair_bandwidth_bytes_per_s=math.inf,
+        can_reduce_in_switch=topology.has_nvls and len(gpus) > 1,
+    )
+    return replace(alone, **_inside(gpus, topology), **_outside(gpus, topology))
+
+
+def _inside(gpus: tuple[int, ...], topology: Topology) -> dict[str, Any]:
     if len(gpus) == 1:
-        return _HostWires(gpus, HostLinkClass.NONE, math.inf, math.inf, "")
+        return {}
     if topology.has_nvswitch:
         bandwidth = min(topology.nvlink_bandwidth_bytes_per_s(gpu) for gpu in gpus)
         link = topology.gpu_route(gpus[0], gpus[1]).links[0].name
-        return _HostWires(gpus, HostLinkClass.NVSWITCH, bandwidth, bandwidth, link)
+        return _wires(HostLinkClass.NVSWITCH, bandwidth, bandwidth, link)
     capacities = _direct_nvlinks(gpus, topology)
     has_nvlinks = all(any(topology.nvlink_lanes(a, b) for b in gpus if b != a) for a in gpus)
-    for bandwidth, is_chain in (
-        (pack_rings(capacities), False),
-        (chain_bandwidth(capacities) if has_nvlinks else 0.0, True),
-    ):
-        if bandwidth:
-            pair, link = _pair_bandwidth(gpus, topology)
-            lane = _lane_bandwidth(topology) if is_chain else bandwidth
-            return _HostWires(gpus, HostLinkClass.NVLINK_MESH, lane, pair, link, is_chain)
-    return _pcie_wiring(gpus, topology)
+    pair, link = _pair_bandwidth(gpus, topology)
+    if bandwidth := pack_rings(capacities):
+        return _wires(HostLinkClass.NVLINK_MESH, bandwidth, pair, link)
+    if has_nvlinks and chain_bandwidth(capacities):
+        wires = _wires(HostLinkClass.NVLINK_MESH, lane_bandwidth(topology), pair, link)
+        return {**wires, "is_chain": True}
+    bandwidth, link = _busiest(list(zip(gpus, gpus[1:] + gpus[:1], strict=True)), topology)
+    is_host = topology.peer_to_peer is False
+    kind = HostLinkClass.PCIE_HOST if is_host else HostLinkClass.PCIE_PEER
+    is_assumed = topology.peer_to_peer is None
+    return {**_wires(kind, bandwidth, pair, link), "is_peer_assumed": is_assumed}
 
 
-def _lane_bandwidth(topology: Topology) -> float:
+def _wires(kind: HostLinkClass, ring: float, pair: float, link: str) -> dict[str, Any]:
+    return {
+        "link_class": kind,
+        "ring_bandwidth_bytes_per_s": ring,
+        "pair_bandwidth_bytes_per_s": pair,
+        "host_link": link,
+    }
+
+
+def lane_bandwidth(topology: Topology) -> float:
+    """The bandwidth of the thinnest NVLink of a host."""
     return min(
         link.bandwidth_bytes_per_s / link.lanes
         for link in topology.links
@@ -189,16 +187,6 @@ def _direct_nvlinks(gpus: tuple[int, ...], topology: Topology) -> tuple[tuple[fl
     )
 
 
-def _pcie_wiring(gpus: tuple[int, ...], topology: Topology) -> _HostWires:
-    ring = list(zip(gpus, gpus[1:] + gpus[:1], strict=True))
-    bandwidth, link = _busiest(ring, topology)
-    pair, _ = _pair_bandwidth(gpus, topology)
-    is_host = topology.peer_to_peer is False
-    kind = HostLinkClass.PCIE_HOST if is_host else HostLinkClass.PCIE_PEER
-    is_assumed = topology.peer_to_peer is None
-    return _HostWires(gpus, kind, bandwidth, pair, link, is_peer_assumed=is_assumed)
-
-
 def _pair_bandwidth(gpus: tuple[int, ...], topology: Topology) -> tuple[float, str]:
     pairs = [(a, b) for a in gpus for b in gpus if a != b]
     share, link = _busiest(pairs, topology)
@@ -212,11 +200,9 @@ def _busiest(pairs: list[tuple[int, int]], topology: Topology) -> tuple[float, s
     return link.bandwidth_bytes_per_s / flows[link], link.name
 
 
-@lru_cache(maxsize=4096)
-def _net_wiring(gpus: tuple[int, ...], machine: ByIdentity[Topology]) -> _NetWires:
-    topology = machine.value
+def _outside(gpus: tuple[int, ...], topology: Topology) -> dict[str, Any]:
     if topology.fabric is None:
-        return _NetWires(0.0, 0, 1, "")
+        return {}
     port = topology.fabric.nic_bandwidth_bytes_per_s
     taken = Counter(topology.nic_of_gpu[gpu] for gpu in gpus)
     nearest = {topology.nic_of_gpu[gpu]: gpu for gpu in reversed(gpus)}
@@ -225,7 +211,12 @@ def _net_wiring(gpus: tuple[int, ...], machine: ByIdentity[Topology]) -> _NetWir
         for nic, gpu in nearest.items()
     }
     busiest = max(sorted(taken), key=lambda nic: taken[nic])
-    return _NetWires(sum(bandwidths.values()), len(taken), taken[busiest], f"nic:{busiest} -> leaf")
+    return {
+        "nic_bandwidth_bytes_per_s": sum(bandwidths.values()),
+        "nic_count": len(taken),
+        "nic_sharing": taken[busiest],
+        "nic_link": f"nic:{busiest} -> leaf",
+    }
 
 
 def _call_latency_ns(shape: GroupShape, topology: Topology) -> float:

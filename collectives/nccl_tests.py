@@ -103,7 +103,7 @@ def _parse_print(text: str, document: str) -> _Run:
     library = _LIBRARY.search(text)
     version = ""
     if library is not None:
-        version = _dotted(int(library[1])) if library[1] else library[2]
+        version = dotted_version(int(library[1])) if library[1] else library[2]
     return _Run(
         kind=_kind_in(started[1] if started else text) or _kind_by_columns(lines, len(ranks)),
         hosts=len(set(ranks.values())),
@@ -173,7 +173,7 @@ def _parse_json(text: str, document: str) -> _Run:
         kind=_kind_in(program),
         hosts=len({str(one.get("hostname")) for one in devices}),
         ranks=len(devices) * each,
-        version=_dotted(_count(content.get("nccl_version"))),
+        version=dotted_version(_count(content.get("nccl_version"))),
         rows=[row for one in results if isinstance(one, dict) for row in _json_row(one)],
     )
 
@@ -218,7 +218,7 @@ def _kind_in_name(document: str) -> str:
     return named[0] if len(named) == 1 else ""
 
 
-def _dotted(code: int) -> str:
+def dotted_version(code: int) -> str:
     """NCCL's number of a release: 21805 is 2.18.5, and 2708 was 2.7.8."""
     if code >= 10_000:
         return f"{code // 10_000}.{code // 100 % 100}.{code % 100}"

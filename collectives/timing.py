@@ -6,7 +6,6 @@ continuous and never falls when bytes grow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,61 +13,43 @@ import numpy as np
 from collectives.collective import CollectiveAlgorithm, Protocol
 from collectives.constants import FabricConstants, HostConstants
 from collectives.movement import FloatArray, Movement
+from collectives.wiring import Wiring
 from perfmodel.base.units import NS_PER_S
 
 # What all channels of an NVLS tree hold before the first sum comes back.
 _NVLS_CHUNK = 4.0 * 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WireSpeeds:
-    """Datasheet bandwidths and latency of a wiring, and how many of its ranks share a host."""
-
-    ring_bytes_per_s: float
-    pair_bytes_per_s: float
-    nic_bytes_per_s: float
-    ranks_per_host: int
-    oversubscription: float = 1.0
-    net_latency_ns: float = 0.0
-    call_latency_ns: float = 0.0
-    nic_sharing: int = 1
-
-    def nic_ns_per_byte(self, ratio: float, crowding: float) -> float:
-        """What a byte takes on the NICs of a host that reach *ratio* of their datasheet.
-
-        Every further rank that shares a NIC holds the others up by *crowding* of their time.
-        """
-        crowd = 1.0 + crowding * (self.nic_sharing - 1)
-        return NS_PER_S * crowd / (self.nic_bytes_per_s * ratio)
+Choice = tuple[CollectiveAlgorithm, Protocol]
 
 
 def predict_duration_ns(
     movement: Movement,
+    choice: Choice,
     *,
-    algorithm: CollectiveAlgorithm,
-    protocol: Protocol,
-    wires: WireSpeeds,
+    wiring: Wiring,
     host: HostConstants,
     fabric: FabricConstants | None,
 ) -> FloatArray:
-    """Predict how long *movement* takes; *fabric* is needed where it leaves the host.
+    """Predict how long *movement* takes by *choice*; *fabric* is needed where it leaves the host.
 
     Leaves out: other traffic on the same wires (see `sharing`), and jitter of the hosts.
     Source: shape from the ring, tree and pairwise step counts; constants fitted.
     """
+    algorithm, protocol = choice
     if algorithm is CollectiveAlgorithm.PAIRWISE:
-        return _pairwise_ns(movement, protocol, wires, host, fabric)
+        return _pairwise_ns(movement, protocol, wiring, host, fabric)
     latency = _latency_ns(movement, algorithm, host) + movement.roots * host.root_launch_ns
-    inside = _inside_ns(movement, algorithm, protocol, wires, host)
+    inside = _inside_ns(movement, algorithm, protocol, wiring, host)
     if protocol is Protocol.SIMPLE or algorithm is CollectiveAlgorithm.NVLS:
         duration = latency + inside
     else:
         duration = host.launch_ns + movement.roots * host.root_launch_ns
         duration = duration + host.spread_ns * _ramp(movement.chunk_bytes / host.spread_bytes)
         hop_ns = host.ll_hop_ns if protocol is Protocol.LL else host.ll128_hop_ns
-        duration = duration + _norm(movement.host_hops * hop_ns, inside, host.ll_overlap)
+        duration = duration + soft_sum(movement.host_hops * hop_ns, inside, host.ll_overlap)
     if fabric is not None:
-        duration = duration + _net_ns(movement, algorithm, protocol, wires, fabric, inside)
+        duration = duration + _net_ns(movement, algorithm, protocol, wiring, fabric, inside)
     return np.asarray(duration, dtype=np.float64)
 
 
@@ -83,11 +64,11 @@ def _inside_ns(
     movement: Movement,
     algorithm: CollectiveAlgorithm,
     protocol: Protocol,
-    wires: WireSpeeds,
+    wiring: Wiring,
     host: HostConstants,
 ) -> Any:
-    crowd = np.maximum(wires.ranks_per_host / 2.0, 1.0) ** host.crowding
-    ns_per_byte = NS_PER_S * crowd / wires.ring_bytes_per_s
+    crowd = np.maximum(wiring.ranks_per_host / 2.0, 1.0) ** host.crowding
+    ns_per_byte = NS_PER_S * crowd / wiring.ring_bandwidth_bytes_per_s
     if algorithm in (CollectiveAlgorithm.NVLS, CollectiveAlgorithm.NVLS_TREE):
         sending = movement.gpu_bytes * ns_per_byte / host.nvls_ratio
         return sending + np.sqrt(host.nvls_fill_ns * sending)
@@ -104,7 +85,7 @@ def _net_ns(
     movement: Movement,
     algorithm: CollectiveAlgorithm,
     protocol: Protocol,
-    wires: WireSpeeds,
+    wiring: Wiring,
     fabric: FabricConstants,
     inside_ns: Any,
 ) -> Any:
@@ -114,11 +95,11 @@ def _net_ns(
         Protocol.LL128: (fabric.ll128_hop_ns, fabric.ll128_ratio),
         Protocol.SIMPLE: (fabric.simple_hop_ns, fabric.simple_ratio),
     }[protocol]
-    hop = hop + wires.net_latency_ns
+    hop = hop + wiring.net_latency_ns
     hop = hop + fabric.spread_ns * _ramp((movement.message_bytes / fabric.spread_bytes) ** 2)
     if algorithm is CollectiveAlgorithm.RING:
         hop = hop * fabric.ring_hop_ratio
-    launch = fabric.launch_ns + wires.call_latency_ns
+    launch = fabric.launch_ns + wiring.call_latency_ns
     if algorithm is CollectiveAlgorithm.NVLS_TREE:
         launch = launch + fabric.nvls_tree_fill_ns * _ramp(movement.message_bytes / _NVLS_CHUNK)
     # A ring streams: only its first chunk waits. A tree waits at every level.
@@ -129,44 +110,53 @@ def _net_ns(
     if protocol is Protocol.LL128:
         fill = fabric.ll128_fill_ns * _ramp(movement.message_bytes / fabric.ll128_fill_bytes)
         launch = launch + levels * fill
-    sending = movement.nic_bytes * wires.nic_ns_per_byte(ratio, fabric.nic_crowding)
+    sending = movement.nic_bytes * _nic_ns_per_byte(wiring, ratio, fabric.nic_crowding)
     return launch + movement.net_hops * hop + np.maximum(sending - inside_ns, 0.0)
 
 
 def _pairwise_ns(
     movement: Movement,
     protocol: Protocol,
-    wires: WireSpeeds,
+    wiring: Wiring,
     host: HostConstants,
     fabric: FabricConstants | None,
 ) -> FloatArray:
     """Every pair at once: set-up per peer, then the busier of GPU links and NICs."""
-    crowd = np.maximum(wires.ranks_per_host / 2.0, 1.0) ** host.pair_crowding
+    crowd = np.maximum(wiring.ranks_per_host / 2.0, 1.0) ** host.pair_crowding
     moved = movement.gpu_bytes + host.copy_ratio * movement.local_bytes
-    inside = moved * NS_PER_S * crowd / (wires.pair_bytes_per_s * host.pair_ratio)
+    inside = moved * NS_PER_S * crowd / (wiring.pair_bandwidth_bytes_per_s * host.pair_ratio)
     plateau = host.plateau_ns * _ramp((movement.chunk_bytes / host.plateau_bytes) ** 2)
     duration = host.launch_ns + host.pair_launch_ns
     duration = duration + host.pair_peer_ns * np.log2(1.0 + movement.peers)
-    duration = duration + _norm(plateau, inside, 4.0) + np.sqrt(host.pair_fill_ns * inside)
+    duration = duration + soft_sum(plateau, inside, 4.0) + np.sqrt(host.pair_fill_ns * inside)
     if fabric is not None:
-        byte_ns = wires.nic_ns_per_byte(fabric.pair_ratio, fabric.nic_crowding)
+        byte_ns = _nic_ns_per_byte(wiring, fabric.pair_ratio, fabric.nic_crowding)
         spine = _ramp((movement.chunk_bytes / fabric.pair_burst_bytes) ** 4)
-        slow = 1.0 + (wires.oversubscription - 1.0) * spine
+        slow = 1.0 + (wiring.pair_oversubscription - 1.0) * spine
         outside = movement.nic_bytes * slow * byte_ns
         is_ll = protocol is Protocol.LL
         peer = fabric.pair_ll_peer_ns if is_ll else fabric.pair_peer_ns
-        start = fabric.pair_launch_ns + wires.net_latency_ns + wires.call_latency_ns
+        start = fabric.pair_launch_ns + wiring.net_latency_ns + wiring.call_latency_ns
         duration = duration + start + peer * movement.net_peers
         duration = duration + np.maximum(outside - inside, 0.0)
         duration = duration + np.sqrt(fabric.pair_fill_ns * outside)
     return np.asarray(duration, dtype=np.float64)
 
 
+def _nic_ns_per_byte(wiring: Wiring, ratio: float, crowding: float) -> float:
+    """What a byte takes on the NICs of a host that reach *ratio* of their datasheet.
+
+    Every further rank that shares a NIC holds the others up by *crowding* of their time.
+    """
+    crowd = 1.0 + crowding * (wiring.nic_sharing - 1)
+    return NS_PER_S * crowd / (wiring.nic_bandwidth_bytes_per_s * ratio)
+
+
 def _ramp(ratio: Any) -> Any:
     return ratio / (1.0 + ratio)
 
 
-def _norm(first: Any, second: Any, power: float) -> Any:
+def soft_sum(first: Any, second: Any, power: float) -> Any:
     """Between the sum (power 1) and the larger (power without bound) of two times."""
     # Divided first: powers of long times are beyond what a number holds.
     larger = np.maximum(np.maximum(first, second), 1e-9)

@@ -17,12 +17,12 @@ from pydantic import Field
 
 from collectives.collective import CollectiveAlgorithm, CollectiveKind, CollectiveSoftware, Protocol
 from collectives.movement import FloatArray
+from collectives.timing import Choice
 from collectives.wiring import HostLinkClass, Wiring
 from perfmodel.base.errors import InputError
 from perfmodel.base.fields import Constant, Count, ReadAs
 from perfmodel.base.forms import CalibrationHeader, Form
 
-Choice = tuple[CollectiveAlgorithm, Protocol]
 Latencies = Mapping[Protocol, float]
 
 _REDUCED = (CollectiveKind.ALL_REDUCE, CollectiveKind.BARRIER)
@@ -102,7 +102,7 @@ class Tuner:
         if kind in _PAIRWISE:
             slices = sizes / (self.wiring.rank_count if kind is CollectiveKind.ALL_TO_ALL else 1)
             return candidates, (slices <= self.pair_ll_bytes).astype(np.int64)
-        estimates = np.stack([self._estimate_ns(kind, choice, sizes) for choice in candidates])
+        estimates = np.stack([self.estimate_ns(kind, choice, sizes) for choice in candidates])
         return candidates, np.argmin(estimates, axis=0)
 
     def candidates(self, kind: CollectiveKind, software: CollectiveSoftware) -> list[Choice]:
@@ -146,10 +146,11 @@ class Tuner:
             return kept or self.protocols
         return (Protocol.SIMPLE,)
 
-    def _estimate_ns(self, kind: CollectiveKind, choice: Choice, sizes: FloatArray) -> FloatArray:
+    def estimate_ns(self, kind: CollectiveKind, choice: Choice, sizes: FloatArray) -> FloatArray:
+        """How long NCCL expects *kind* to take by *choice* at each of *sizes*."""
         algorithm, protocol = choice
-        latency = self._latency_ns(kind, algorithm, protocol)
-        bandwidth: float | FloatArray = self._bandwidth(kind, algorithm, protocol)
+        latency = self.latency_ns(kind, choice)
+        bandwidth: float | FloatArray = self.bandwidth_bytes_per_s(kind, choice)
         if algorithm is CollectiveAlgorithm.TREE:
             steps = np.log2(np.maximum(sizes, 64.0) / 64.0).astype(np.int64)
             correction = np.array([*self.constants.tree_correction[protocol], 1.0])
@@ -169,9 +170,9 @@ class Tuner:
         channels = self.constants.plan_of(self.wiring.architecture).channels
         return channels if self.wiring.host_count == 1 else min(channels, 16)
 
-    def _latency_ns(
-        self, kind: CollectiveKind, algorithm: CollectiveAlgorithm, protocol: Protocol
-    ) -> float | np.ndarray:
+    def latency_ns(self, kind: CollectiveKind, choice: Choice) -> float | np.ndarray:
+        """What NCCL expects a call of no bytes to take."""
+        algorithm, protocol = choice
         table, wiring = self.constants, self.wiring
         hosts, n = wiring.host_count, wiring.rank_count
         base = table.base_ns[algorithm][protocol]
@@ -192,10 +193,9 @@ class Tuner:
         crossing = 0 if hosts == 1 else min(steps, 2 * hosts if kind in _REDUCED else hosts - 1)
         return base + (steps - crossing) * inside + crossing * net
 
-    def _bandwidth(
-        self, kind: CollectiveKind, algorithm: CollectiveAlgorithm, protocol: Protocol
-    ) -> float:
+    def bandwidth_bytes_per_s(self, kind: CollectiveKind, choice: Choice) -> float:
         """What NCCL expects in bytes of the buffer per second."""
+        algorithm, protocol = choice
         wiring, hosts = self.wiring, self.wiring.host_count
         plan = self.constants.plan_of(wiring.architecture)
         inside = wiring.ring_bandwidth_bytes_per_s * plan.link_ratio

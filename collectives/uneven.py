@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from collectives.calibration import Calibration, host_constants_for, wire_speeds
+from collectives.calibration import Calibration, Call, predict_call_ns
 from collectives.collective import (
     FREE,
     Collective,
@@ -30,7 +30,6 @@ from collectives.collective import (
 )
 from collectives.group import Ranks, wiring_of
 from collectives.movement import FloatArray, Movement
-from collectives.timing import predict_duration_ns
 from collectives.wiring import Wiring
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Provenance
@@ -131,13 +130,21 @@ def price_uneven(
     ranks could not be verified. *even* is the cost of the same
     bytes spread evenly: algorithm, provenance and uncertainty are taken from it.
     """
-    per_rank = predict_duration_ns(
-        _movement_of(load, wiring),
-        algorithm=CollectiveAlgorithm.PAIRWISE,
-        protocol=Protocol.SIMPLE,
-        wires=wire_speeds(wiring),
-        host=host_constants_for(software, calibration, wiring),
-        fabric=calibration.fabric_constants(wiring),
+    movement = Movement(
+        gpu_bytes=load.inside_bytes,
+        local_bytes=load.local_bytes,
+        nic_bytes=load.nic_bytes * max(wiring.nic_count, 1),
+        chunk_bytes=load.mean_slice_bytes,
+        message_bytes=load.mean_slice_bytes,
+        peers=wiring.ranks_per_host - 1,
+        net_peers=wiring.rank_count - wiring.ranks_per_host,
+    )
+    per_rank = predict_call_ns(
+        Call(CollectiveKind.ALL_TO_ALL, software),
+        movement,
+        (CollectiveAlgorithm.PAIRWISE, Protocol.SIMPLE),
+        wiring,
+        calibration.constants(wiring),
     )
     worst = float(per_rank.max())
     return replace(
@@ -151,18 +158,6 @@ def price_uneven(
             rank_count=wiring.rank_count,
             duration_ns=worst,
         ),
-    )
-
-
-def _movement_of(load: RankLoad, wiring: Wiring) -> Movement:
-    return Movement(
-        gpu_bytes=load.inside_bytes,
-        local_bytes=load.local_bytes,
-        nic_bytes=load.nic_bytes * max(wiring.nic_count, 1),
-        chunk_bytes=load.mean_slice_bytes,
-        message_bytes=load.mean_slice_bytes,
-        peers=wiring.ranks_per_host - 1,
-        net_peers=wiring.rank_count - wiring.ranks_per_host,
     )
 
 

@@ -14,19 +14,20 @@ host share every piece by rows and add up their sums before sending them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-import numba
 import numpy as np
 
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.popularity import Floats, Int64s
 from embeddings.sharding_task import (
+    NOWHERE,
     UNKNOWN_ROOM_BYTES,
+    Placer,
+    Rule,
     ShardingTask,
     cut_table,
     spread_over,
@@ -254,15 +255,15 @@ class _Placer:
         copied_bytes = 0.0 if is_unknown else float(self._copy_bytes[everywhere].sum())
         loads = [values / max(values.sum(), _LITTLE) for values in (own + sent, sizes)]
         order = np.lexsort((np.arange(len(own)), -np.maximum(*loads)))
-        places, busiest = _place_in_order(
-            order, own, sent, sizes, np.full(count, copied_bytes), float(limit), is_unknown
-        )
-        if math.isinf(busiest):
+        placer = Placer(count, limit, Rule.LEAST_PEAK, used=copied_bytes, is_forced=is_unknown)
+        places = placer.place(order, sizes, own, sent)
+        if (places == NOWHERE).any():
             return None
         shared = self._own[everywhere].sum() / count + self._summed_work[everywhere].sum()
         launches = bool(copied) * _COPY_BYTES + (self._per_place > 1) * _STEP_BYTES
         if self._weight > ONE_HOST_WEIGHT:
             launches += _PEER_BYTES * (count - 1)
+        busiest = float(placer.work.max(axis=1).sum())
         work = busiest + float(shared) + launches / self._task.batch_size
         return _Found(cuts, places, self._per_place, copied, work)
 
@@ -294,44 +295,3 @@ class _Placer:
             own, sizes = (np.maximum.reduceat(values, starts) for values in (own, sizes))
             self._pieces_of[cut] = np.stack([own, sent, sizes])
         return self._pieces_of[cut]
-
-
-@numba.njit(cache=True, nogil=True)
-def _place_in_order(
-    order: Int64s,
-    own: Floats,
-    sent: Floats,
-    sizes: Floats,
-    used: Floats,
-    limit: float,
-    is_forced: bool,
-) -> tuple[Int64s, float]:
-    """Ranks of pieces, and the most lookups and vectors of any; endless where one has no room.
-
-    Each goes where the two are least afterwards, of such ranks to the one with
-    least to do; without room to the emptiest if *is_forced*.
-    """
-    lookups, vectors = np.zeros(len(used)), np.zeros(len(used))
-    most_lookups, most_vectors = 0.0, 0.0
-    ranks = np.zeros(len(order), dtype=np.int64)
-    for number in order:
-        best, least, load = -1, np.inf, np.inf
-        for rank in range(len(used)):
-            if used[rank] + sizes[number] > limit:
-                continue
-            after = max(most_lookups, lookups[rank] + own[number])
-            after += max(most_vectors, vectors[rank] + sent[number])
-            done = lookups[rank] + vectors[rank]
-            if after < least or (after == least and done < load):
-                best, least, load = rank, after, done
-        if best < 0:
-            if not is_forced:
-                return ranks, np.inf
-            best = int(used.argmin())
-        ranks[number] = best
-        used[best] += sizes[number]
-        lookups[best] += own[number]
-        vectors[best] += sent[number]
-        most_lookups = max(most_lookups, lookups[best])
-        most_vectors = max(most_vectors, vectors[best])
-    return ranks, most_lookups + most_vectors

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-import numpy as np
-
 from embeddings.plan import Shard, ShardingPlan, find_pieces
 from embeddings.sharding_task import (
+    NOWHERE,
+    Placer,
+    Rule,
     ShardingTask,
     cut_table,
     place_greedily,
@@ -76,7 +77,7 @@ def _place_even_pieces(
     """
     fault = PlanError("sharder: found no placement.")
     for part in _PARTS_OF_ROOM:
-        pieces = _even_pieces(task, held, part, vector)
+        pieces = even_pieces(task, held, part, vector)
         found = find_pieces(task.tables, pieces)
         tables = [found.tables[number] for number in found.number]
         costs = [(table.pooling_factor + vector) * table.width for table in tables]
@@ -88,7 +89,7 @@ def _place_even_pieces(
     raise fault
 
 
-def _even_pieces(task: ShardingTask, held: Sequence[int], part: int, vector: float) -> list[Shard]:
+def even_pieces(task: ShardingTask, held: Sequence[int], part: int, vector: float) -> list[Shard]:
     """The tables at *held*, halved by rows until no piece exceeds its share."""
     tables, places, sizes = task.tables, task.rank_count, task.sizes
     costs = {place: (tables[place].pooling_factor + vector) * tables[place].width for place in held}
@@ -123,7 +124,7 @@ def shard_as_hybrid(task: ShardingTask) -> ShardingPlan:
     )
 
 
-class _Way(Enum):
+class Way(Enum):
     """How an option of TorchRec's planner cuts a table."""
 
     TABLE = "table"
@@ -146,11 +147,11 @@ _NUMBER_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Option:
+class Option:
     """One way to place the table at *place*: how it is cut, and what each piece takes."""
 
     place: int
-    way: _Way
+    way: Way
     columns: int
     rows: int
     seconds: float
@@ -164,9 +165,9 @@ class _Option:
 
 def shard_as_torchrec(task: ShardingTask) -> ShardingPlan:
     """The best of the placements that a greedy proposer tries."""
-    options = [_options(task, place) for place in range(len(task.tables))]
+    options = [list_options(task, place) for place in range(len(task.tables))]
     chosen = [0] * len(options)
-    best: list[_Option] = []
+    best: list[Option] = []
     best_ranks: list[list[int]] = []
     least_s = float("inf")
     fault = PlanError("torchrec: found no placement.")
@@ -175,7 +176,7 @@ def shard_as_torchrec(task: ShardingTask) -> ShardingPlan:
     for _ in range(count):
         proposal = [ways[number] for ways, number in zip(options, chosen, strict=True)]
         try:
-            ranks, busiest_s = _partition(task, proposal)
+            ranks, busiest_s = place_options(task, proposal)
         except PlanError as refused:
             fault = refused
             worst = [float(option.piece_bytes * option.count) for option in proposal]
@@ -195,67 +196,66 @@ def shard_as_torchrec(task: ShardingTask) -> ShardingPlan:
         table = task.tables[option.place]
         pieces = cut_table(option.place, table, columns=option.columns, rows=option.rows)
         shards += [piece.on_rank(rank) for piece, rank in zip(pieces, ranks_of, strict=True)]
-    in_host = [option.place for option in best if option.way is _Way.HOST_ROWS]
+    in_host = [option.place for option in best if option.way is Way.HOST_ROWS]
     return task.plan(shards, "torchrec", summed_in_host=in_host)
 
 
-def _partition(task: ShardingTask, proposal: Sequence[_Option]) -> tuple[list[list[int]], float]:
-    """Ranks of all pieces, and the seconds of the busiest rank.
+def place_options(task: ShardingTask, proposal: Sequence[Option]) -> tuple[list[list[int]], float]:
+    """Ranks of the pieces of every option, and the seconds of the busiest rank.
 
     Tables by rows over all ranks leave no choice and go first; the others follow greedily.
     """
-    work, used = np.zeros(task.rank_count), np.zeros(task.rank_count)
+    placer = Placer(task.rank_count, task.room_bytes, Rule.LEAST_WORK)
     ranks: list[list[int]] = [[] for _ in proposal]
-    order = sorted(proposal, key=lambda option: (-option.seconds, option.place))
-    for option in (o for o in order if o.way is _Way.ROWS):
-        # Every rank has one piece.
-        work += option.seconds
-        used += option.piece_bytes
-        ranks[option.place] = list(range(task.rank_count))
-    per_host = task.rank_count // task.host_count
-    for option in (o for o in order if o.way is not _Way.ROWS):
-        span = per_host if option.way is _Way.HOST_ROWS else 1
-        for _ in range(option.count // span):
-            after = used.reshape(-1, span).max(axis=1) + option.piece_bytes
-            if not (after <= task.room_bytes).any():
-                raise PlanError(
-                    f"torchrec: no rank has room for a piece of table "
-                    f"{task.tables[option.place].name!r}. Take more ranks."
-                )
-            busy = np.where(after <= task.room_bytes, work.reshape(-1, span).max(axis=1), np.inf)
-            first = int(busy.argmin()) * span
-            work[first : first + span] += option.seconds
-            used[first : first + span] += option.piece_bytes
-            ranks[option.place] += range(first, first + span)
-    if used.max() > task.room_bytes:
+    chosen: list[Option] = []
+    for option in sorted(proposal, key=lambda option: (-option.seconds, option.place)):
+        if option.way is Way.ROWS:
+            placer.work[0] += option.seconds
+            placer.used += option.piece_bytes
+            ranks[option.place] = list(range(task.rank_count))
+        else:
+            span = option.rows if option.way is Way.HOST_ROWS else 1
+            chosen += [option] * (option.count // span)
+    spans = [option.rows if option.way is Way.HOST_ROWS else 1 for option in chosen]
+    seconds = [option.seconds for option in chosen]
+    sizes = [option.piece_bytes for option in chosen]
+    placed = placer.place(range(len(chosen)), sizes, seconds, spans=spans)
+    for option, first, span in zip(chosen, placed.tolist(), spans, strict=True):
+        if first == NOWHERE:
+            raise PlanError(
+                f"torchrec: no rank has room for a piece of table "
+                f"{task.tables[option.place].name!r}. Take more ranks."
+            )
+        ranks[option.place] += range(first, first + span)
+    if placer.used.max() > task.room_bytes:
         raise PlanError("torchrec: tables by rows do not fit. Take more ranks.")
-    return ranks, float(work.max())
+    return ranks, float(placer.work[0].max())
 
 
-def _options(task: ShardingTask, place: int) -> list[_Option]:
-    """The ways to place a table, cheapest first, else in the order of `_Way`."""
+def list_options(task: ShardingTask, place: int) -> list[Option]:
+    """The ways to place a table, cheapest first, else in the order of `Way`."""
     table, ranks = task.tables[place], task.rank_count
-    cuts = {_Way.TABLE: (1, 1)}
+    cuts = {Way.TABLE: (1, 1)}
     columns = table.width // _MIN_COLUMNS
     if columns > 1 and table.width % columns == 0:
-        cuts[_Way.COLUMNS] = (columns, 1)
+        cuts[Way.COLUMNS] = (columns, 1)
     if table.rows >= ranks > 1:
-        cuts[_Way.ROWS] = (1, ranks)
+        cuts[Way.ROWS] = (1, ranks)
     per_host = ranks // task.host_count
     if task.host_count > 1 and ranks % task.host_count == 0 and table.rows >= per_host > 1:
-        cuts[_Way.HOST_ROWS] = (1, per_host)
+        cuts[Way.HOST_ROWS] = (1, per_host)
     found = []
     for way, (columns, rows) in cuts.items():
         largest = replace(table, rows=-(-table.rows // rows), width=table.width // columns)
         size = largest.held_bytes(task.optimizer)
-        seconds = _piece_seconds(task, table, way, columns * rows)
-        found.append(_Option(place, way, columns, rows, seconds, size))
+        seconds = piece_seconds(task, table, way, columns * rows)
+        found.append(Option(place, way, columns, rows, seconds, size))
     return sorted(found, key=lambda option: option.seconds * option.count)
 
 
-def _piece_seconds(task: ShardingTask, table: EmbeddingTable, way: _Way, count: int) -> float:
+def piece_seconds(task: ShardingTask, table: EmbeddingTable, way: Way, count: int) -> float:
     """The planner's estimate for a piece: lookup and exchange, forward and backward."""
-    is_by_rows = way in (_Way.ROWS, _Way.HOST_ROWS)
+    is_by_rows = way in (Way.ROWS, Way.HOST_ROWS)
     width = table.width if is_by_rows else table.width // count
     lookups = task.batch_size * table.pooling_factor / (count if is_by_rows else 1)
     sent = task.batch_size * width * _NUMBER_BYTES
@@ -263,7 +263,7 @@ def _piece_seconds(task: ShardingTask, table: EmbeddingTable, way: _Way, count: 
     compute_s = (1 + _BACKWARD_PASSES) * read / _MEMORY_BYTES_PER_S
     if task.host_count == 1:
         exchange_s = sent / _HOST_BYTES_PER_S
-    elif way is _Way.HOST_ROWS:
+    elif way is Way.HOST_ROWS:
         per_rank = sent * task.host_count / task.rank_count
         exchange_s = sent / _HOST_BYTES_PER_S + per_rank / _NETWORK_BYTES_PER_S
     else:

@@ -14,8 +14,8 @@ from functools import partial
 from embeddings.balanced import iter_balanced_plans
 from embeddings.framework_sharders import shard_as_hugectr, shard_as_hybrid, shard_as_torchrec
 from embeddings.plan import ShardingPlan
+from embeddings.sharding_task import Placer, Rule, place_greedily, spread_rows
 from embeddings.sharding_task import ShardingTask as ShardingTask
-from embeddings.sharding_task import place_greedily, spread_rows
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 
@@ -81,16 +81,10 @@ def _size_even(task: ShardingTask) -> ShardingPlan:
 
     As in NVIDIA's DLRM examples, which ignore room as this does.
     """
-    share, sizes = -(-len(task.tables) // task.rank_count), task.sizes
-    used, held = [0] * task.rank_count, [0] * task.rank_count
-    ranks = [0] * len(sizes)
-    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
-        is_open = (rank for rank in range(task.rank_count) if held[rank] < share)
-        rank = min(is_open, key=lambda rank: used[rank])
-        ranks[place] = rank
-        used[rank] += sizes[place]
-        held[rank] += 1
-    return task.whole(ranks, "size_even")
+    sizes, share = task.sizes, -(-len(task.tables) // task.rank_count)
+    placer = Placer(task.rank_count, math.inf, Rule.LEAST_WORK, most=share)
+    order = sorted(range(len(sizes)), key=lambda place: -sizes[place])
+    return task.whole(placer.place(order, sizes, sizes).tolist(), "size_even")
 
 
 _COSTS: dict[str, TableCost] = {

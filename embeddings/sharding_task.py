@@ -1,25 +1,31 @@
-"""ShardingTask: the question to a sharder, and what sharders have in common.
+"""ShardingTask: the question to a sharder, and the one placer that all sharders use.
 
-Tables are cut into pieces by rows and columns, and pieces are placed greedily:
-the most expensive first, on the rank with least cost among those with room. A
-tie goes to the rank with less memory used, then to the lower one.
+A sharder cuts tables into pieces by rows and columns and states the work of each piece, the
+order in which pieces are placed, and a `Rule` by which each of them gets a rank with room.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import pairwise
 
+import numba
 import numpy as np
+from numpy.typing import ArrayLike
 
 from embeddings.plan import Shard, ShardingPlan
+from embeddings.popularity import Floats, Int64s
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import BYTES_PER_GIB
 
 UNKNOWN_ROOM_BYTES = 2**60
 """Room of a rank whose memory is not known."""
+NOWHERE = -1
+"""Rank of a piece for which no rank has room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,25 +93,116 @@ class ShardingTask:
         )
 
 
+class Rule(IntEnum):
+    """Which rank with room gets the next piece; of equal ones the lowest."""
+
+    LEAST_WORK = 0
+    """The one with least to do."""
+    LEAST_WORK_THEN_BYTES = 1
+    """The same; of equals the one with fewest bytes."""
+    LEAST_PEAK = 2
+    """The one that keeps the sum over parts of the most work least; of equals that with least."""
+
+
+class Placer:
+    """Places pieces one after the other on ranks with *room* bytes and at most *most* pieces each.
+
+    *work* and *used* are what ranks have to do, in two parts, and hold already.
+    """
+
+    def __init__(
+        self,
+        rank_count: int,
+        room: float,
+        rule: Rule,
+        *,
+        used: float = 0.0,
+        most: int = sys.maxsize,
+        is_forced: bool = False,
+    ) -> None:
+        self.work = np.zeros((2, rank_count))
+        self.used = np.full(rank_count, used)
+        self._limits = float(room), most, rule, is_forced
+
+    def place(
+        self, order: ArrayLike, sizes: ArrayLike, *work: ArrayLike, spans: ArrayLike = 1
+    ) -> Int64s:
+        """The rank of every piece, or NOWHERE from the first one on that has no room.
+
+        *work* is one or two parts. A piece with a span above one needs that many ranks side by
+        side, and gets the first of them. If the placer is forced, a piece without room goes to the
+        emptiest rank.
+        """
+        of_size = np.asarray(sizes, dtype=np.float64)
+        of_work = np.zeros((2, len(of_size)))
+        of_work[: len(work)] = np.asarray(work, dtype=np.float64)
+        of_span = np.broadcast_to(np.asarray(spans, dtype=np.int64), of_size.shape).copy()
+        return _place_in_order(
+            np.asarray(order, dtype=np.int64), of_size, of_work, of_span,
+            self.work, self.used, *self._limits,
+        )  # fmt: skip
+
+
+@numba.njit(cache=True, nogil=True)
+def _place_in_order(
+    order: Int64s,
+    sizes: Floats,
+    work: Floats,
+    spans: Int64s,
+    done: Floats,
+    used: Floats,
+    room: float,
+    most: int,
+    rule: int,
+    is_forced: bool,
+) -> Int64s:
+    ranks = np.full(len(sizes), NOWHERE)
+    own, sent = done[0], done[1]
+    peak_own, peak_sent = own.max(), sent.max()
+    held = np.zeros(len(used), dtype=np.int64)
+    for piece in order:
+        best, least, tie = NOWHERE, np.inf, np.inf
+        for first in range(0, len(used), spans[piece]):
+            load, held_bytes = own[first] + sent[first], used[first]
+            for rank in range(first + 1, first + spans[piece]):
+                load, held_bytes = max(load, own[rank] + sent[rank]), max(held_bytes, used[rank])
+            if held_bytes + sizes[piece] > room or held[first] >= most:
+                continue
+            second = held_bytes if rule == Rule.LEAST_WORK_THEN_BYTES else 0.0
+            if rule == Rule.LEAST_PEAK:
+                second = load
+                load = max(peak_own, own[first] + work[0, piece])
+                load += max(peak_sent, sent[first] + work[1, piece])
+            if load < least or (load == least and second < tie):
+                best, least, tie = first, load, second
+        if best == NOWHERE:
+            if not is_forced:
+                break
+            best = int(used.argmin())
+        ranks[piece] = best
+        for rank in range(best, best + spans[piece]):
+            used[rank] += sizes[piece]
+            own[rank] += work[0, piece]
+            sent[rank] += work[1, piece]
+            held[rank] += 1
+            peak_own, peak_sent = max(peak_own, own[rank]), max(peak_sent, sent[rank])
+    return ranks
+
+
 def place_greedily(costs: Sequence[float], sizes: Sequence[int], task: ShardingTask) -> list[int]:
     """A rank for every piece: most expensive first, on the rank with least cost that has room."""
-    work, used = np.zeros(task.rank_count), np.zeros(task.rank_count)
-    ranks = [0] * len(costs)
-    for piece in sorted(range(len(costs)), key=lambda piece: (-costs[piece], piece)):
-        is_roomy = used + sizes[piece] <= task.room_bytes
-        if not is_roomy.any():
-            raise PlanError(
-                f"sharder: no rank has room for a piece of {sizes[piece] / BYTES_PER_GIB:.1f} GiB; "
-                f"the emptiest of {task.rank_count} has "
-                f"{(task.room_bytes - used.min()) / BYTES_PER_GIB:.1f} GiB left. "
-                "Take more ranks, or a sharder that splits tables."
-            )
-        least = np.where(is_roomy, work, np.inf)
-        rank = int(np.where(least == least.min(), used, np.inf).argmin())
-        work[rank] += costs[piece]
-        used[rank] += sizes[piece]
-        ranks[piece] = rank
-    return ranks
+    placer = Placer(task.rank_count, task.room_bytes, Rule.LEAST_WORK_THEN_BYTES)
+    order = sorted(range(len(costs)), key=lambda piece: -costs[piece])
+    ranks = placer.place(order, sizes, costs)
+    left = next((piece for piece in order if ranks[piece] == NOWHERE), None)
+    if left is not None:
+        raise PlanError(
+            f"sharder: no rank has room for a piece of {sizes[left] / BYTES_PER_GIB:.1f} GiB; "
+            f"the emptiest of {task.rank_count} has "
+            f"{(task.room_bytes - placer.used.min()) / BYTES_PER_GIB:.1f} GiB left. "
+            "Take more ranks, or a sharder that splits tables."
+        )
+    return [int(rank) for rank in ranks]
 
 
 def spread_rows(

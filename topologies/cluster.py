@@ -7,6 +7,7 @@ are built when a route is requested.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from topologies.link import Link, LinkKind, Route
 from topologies.topology import Topology
 
 Ranks = NDArray[np.int64]
+Seats = TypeVar("Seats", int, Ranks)
 
 MOST_RANKS = 2**20
 
@@ -66,9 +68,9 @@ class Cluster:
         """The GPU of every rank, counted inside its host."""
         return self.seats_of(np.arange(self.rank_count, dtype=np.int64))[1]
 
-    def seats_of(self, ranks: Ranks) -> tuple[Ranks, Ranks]:
-        """The hosts of *ranks* and their GPUs there."""
-        block, seat = np.divmod(ranks, self.ranks_per_block)
+    def seats_of(self, ranks: Seats) -> tuple[Seats, Seats]:
+        """The hosts of *ranks*, one or many, and their GPUs there."""
+        block, seat = divmod(ranks, self.ranks_per_block)
         gpu = block % self.blocks_per_host * self.gpus_per_block + seat
         return block // self.blocks_per_host, gpu
 
@@ -84,10 +86,6 @@ class Cluster:
         """The host of *rank*."""
         return self.seat_of(rank)[0]
 
-    def gpu_of(self, rank: int) -> int:
-        """The GPU of *rank*, counted inside its host."""
-        return self.seat_of(rank)[1]
-
     def seat_of(self, rank: int) -> tuple[int, int]:
         """The host of *rank* and its GPU there."""
         if not 0 <= rank < self.rank_count:
@@ -95,67 +93,52 @@ class Cluster:
                 f"rank {rank}: must be from 0 to {self.rank_count - 1} on this cluster. "
                 "Ask for a rank that exists, or build a larger cluster."
             )
-        block, seat = divmod(rank, self.ranks_per_block)
-        gpu = block % self.blocks_per_host * self.gpus_per_block + seat
-        return block // self.blocks_per_host, gpu
-
-    def nic_of(self, rank: int) -> int:
-        """The NIC *rank* sends with, counted inside its host."""
-        return self._nic(self.gpu_of(rank))
+        return self.seats_of(rank)
 
     def route(self, rank_a: int, rank_b: int) -> Route:
         """The links from *rank_a* to *rank_b*, each named with its host."""
         (host_a, gpu_a), (host_b, gpu_b) = self.seat_of(rank_a), self.seat_of(rank_b)
         if host_a == host_b:
             return Route(_on_host(self.topology.gpu_route(gpu_a, gpu_b).links, host_a))
-        nic_a, nic_b = self._nic(gpu_a), self._nic(gpu_b)
-        enter = self.topology.route(f"nic:{nic_b}", f"gpu:{gpu_b}")
-        return Route(
-            _on_host(self.topology.nic_route(gpu_a).links, host_a)
-            + self._fabric_links(host_a, nic_a, host_b, nic_b)
-            + _on_host(enter.links, host_b)
-        )
-
-    def _fabric_links(self, host_a: int, nic_a: int, host_b: int, nic_b: int) -> tuple[Link, ...]:
-        fabric = self._fabric()
-        leaf_a = fabric.leaf_of(host=host_a, nic=nic_a)
-        leaf_b = fabric.leaf_of(host=host_b, nic=nic_b)
-        port = Link(
-            source=f"host{host_a}/nic:{nic_a}",
-            target=leaf_a.name,
-            bandwidth_bytes_per_s=fabric.nic_bandwidth_bytes_per_s,
-            latency_ns=fabric.nic_latency_ns,
-            kind=LinkKind.NIC,
-            lanes=fabric.nic_lanes,
-        )
-        arrival = replace(port, source=leaf_b.name, target=f"host{host_b}/nic:{nic_b}")
-        if leaf_a == leaf_b:
-            return (port, arrival)
-        nics = self.topology.nics_per_host
-        up = Link(
-            source=leaf_a.name,
-            target="spine:0",
-            bandwidth_bytes_per_s=fabric.uplink_bandwidth_bytes_per_s(nics_per_host=nics),
-            latency_ns=fabric.spine_latency_ns,
-            kind=LinkKind.FABRIC,
-        )
-        return (port, up, replace(up, source="spine:0", target=leaf_b.name), arrival)
-
-    def _nic(self, gpu: int) -> int:
-        if not self.topology.nic_of_gpu:
-            raise TopologyError(
-                f"topology {self.topology.name}: has no NIC, so gpu:{gpu} cannot leave its host. "
-                "Add NICs and a fabric."
-            )
-        return self.topology.nic_of_gpu[gpu]
-
-    def _fabric(self) -> Fabric:
         if self.topology.fabric is None:
             raise TopologyError(
                 f"topology {self.topology.name}: has no fabric, so its hosts are not joined. "
                 "Add `fabric:` to the file."
             )
-        return self.topology.fabric
+        nic_a, nic_b = self.topology.nic_of_gpu[gpu_a], self.topology.nic_of_gpu[gpu_b]
+        enter = self.topology.route(f"nic:{nic_b}", f"gpu:{gpu_b}")
+        across = self._fabric_links(self.topology.fabric, host_a, nic_a, host_b, nic_b)
+        return Route(
+            _on_host(self.topology.nic_route(gpu_a).links, host_a)
+            + across
+            + _on_host(enter.links, host_b)
+        )
+
+    def _fabric_links(
+        self, fabric: Fabric, host_a: int, nic_a: int, host_b: int, nic_b: int
+    ) -> tuple[Link, ...]:
+        leaf_a = fabric.leaf_of(host=host_a, nic=nic_a)
+        leaf_b = fabric.leaf_of(host=host_b, nic=nic_b)
+        port = Link(
+            source=f"host{host_a}/nic:{nic_a}",
+            target=leaf_a,
+            bandwidth_bytes_per_s=fabric.nic_bandwidth_bytes_per_s,
+            latency_ns=fabric.nic_latency_ns,
+            kind=LinkKind.NIC,
+            lanes=fabric.nic_lanes,
+        )
+        arrival = replace(port, source=leaf_b, target=f"host{host_b}/nic:{nic_b}")
+        if leaf_a == leaf_b:
+            return (port, arrival)
+        nics = self.topology.nics_per_host
+        up = Link(
+            source=leaf_a,
+            target="spine:0",
+            bandwidth_bytes_per_s=fabric.uplink_bandwidth_bytes_per_s(nics_per_host=nics),
+            latency_ns=fabric.spine_latency_ns,
+            kind=LinkKind.FABRIC,
+        )
+        return (port, up, replace(up, source="spine:0", target=leaf_b), arrival)
 
 
 def _on_host(links: tuple[Link, ...], host: int) -> tuple[Link, ...]:

@@ -77,30 +77,13 @@ class Fabric(Form):
         if broken:
             raise TopologyError(f"fabric: {'; '.join(broken)}, got {self}. Correct these.")
 
-    @property
-    def spine_bandwidth_bytes_per_s(self) -> float:
-        """What is left to each NIC when all NICs send across the spine at once."""
-        return self.nic_bandwidth_bytes_per_s / self.oversubscription
-
-    def leaf_of(self, *, host: int, nic: int) -> LeafAddress:
-        """The leaf switch that *nic* of *host* is plugged into."""
+    def leaf_of(self, *, host: int, nic: int) -> str:
+        """The leaf switch that *nic* of *host* is plugged into: `leaf:BLOCK.RAIL`."""
         rail = nic if self.kind is FabricKind.RAIL_OPTIMISED else 0
-        return LeafAddress(block=host // self.hosts_per_leaf, rail=rail)
+        return f"leaf:{host // self.hosts_per_leaf}.{rail}"
 
     def uplink_bandwidth_bytes_per_s(self, *, nics_per_host: int) -> float:
         """What one leaf can pass up to the spine, all its uplinks together."""
         on_leaf = 1 if self.kind is FabricKind.RAIL_OPTIMISED else nics_per_host
-        return self.spine_bandwidth_bytes_per_s * self.hosts_per_leaf * on_leaf
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class LeafAddress:
-    """A leaf switch: the *block* of hosts it serves and, on rails, which rail."""
-
-    block: int
-    rail: int
-
-    @property
-    def name(self) -> str:
-        """The name links refer to it by, such as `leaf:2.0`."""
-        return f"leaf:{self.block}.{self.rail}"
+        per_nic = self.nic_bandwidth_bytes_per_s / self.oversubscription
+        return per_nic * self.hosts_per_leaf * on_leaf

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from perfmodel.base.errors import TopologyError
-from perfmodel.base.units import NS_PER_S, format_bandwidth
 
 
 class VertexKind(Enum):
@@ -115,20 +114,6 @@ class Link:
         """Both ends, such as `gpu:0 -> nvswitch:0`."""
         return f"{self.source} -> {self.target}"
 
-    def occupancy_ns(self, size_bytes: float) -> float:
-        """How long a transfer of *size_bytes* keeps the wire busy."""
-        return size_bytes * NS_PER_S / self.bandwidth_bytes_per_s
-
-    def arrival_ns(self, size_bytes: float) -> float:
-        """How long until the last byte of *size_bytes* is at the target."""
-        return self.latency_ns + self.occupancy_ns(size_bytes)
-
-    def describe(self) -> str:
-        """One line for people: ends, kind, lanes and bandwidth."""
-        lanes = f"{self.lanes} x " if self.lanes > 1 else ""
-        rate = format_bandwidth(self.bandwidth_bytes_per_s / self.lanes)
-        return f"{self.name} ({self.kind.value}, {lanes}{rate})"
-
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -198,10 +183,6 @@ class Route:
     def passes_cpu(self) -> bool:
         """Whether it goes through a CPU socket."""
         return any(_is_kind(stop, "cpu") for stop in self.stops)
-
-    def arrival_ns(self, size_bytes: float) -> float:
-        """How long until *size_bytes*, cut in small pieces, are at the target."""
-        return self.latency_ns + size_bytes * NS_PER_S / self.bandwidth_bytes_per_s
 
 
 def _is_kind(name: str, kind: str) -> bool:

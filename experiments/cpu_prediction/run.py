@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.figures import Wishes, legend_below, new_figure, plot_bars, read_wishes
 from perfmodel import api
-from perfmodel.calibration.measure.machine import MeasuredMachine, MeasureRequest, measure_machine
+from perfmodel.calibration.measure.machine import MeasuredMachine, measure_machine
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -23,8 +23,8 @@ from training import measure_steps  # noqa: E402  beside this file, which is no 
 
 def run_round(scenario: dict, folder: Path) -> tuple[dict[str, dict], MeasuredMachine]:
     """Every case predicted and measured once, right after the machine was."""
-    request = MeasureRequest("cpu", folder / "machine.yaml", scenario["ranks"], scenario["samples"])
-    machine = measure_machine(request)
+    how = {name: scenario[name] for name in ("ranks", "samples")}
+    machine = measure_machine("cpu", folder / "machine.yaml", **how)
     results = {}
     for case in scenario["cases"]:
         for ranks in range(1, scenario["ranks"] + 1):

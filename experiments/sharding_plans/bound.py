@@ -40,8 +40,7 @@ from perfmodel.costs.embedding_terms import (
 )
 from perfmodel.engine.condensed import evaluate_variants
 from perfmodel.graph.ops import Pass
-from perfmodel.planning.evaluator import PlanEvaluator
-from perfmodel.planning.frame import HOLDER
+from perfmodel.planning.evaluator import HOLDER, PlanEvaluator
 from perfmodel.planning.layout import WHOLE, Cut, split_table
 from perfmodel.planning.placements import RankLoads
 from perfmodel.planning.plan_costs import GRADIENTS, LOOKUP, POOLED, UPDATE

@@ -179,11 +179,9 @@ def measure_machine(
     The topology is written to *out*, the device next to it. With one rank no collectives are
     measured.
     """
-    from perfmodel.calibration.measure.machine import MeasureRequest
     from perfmodel.calibration.measure.machine import measure_machine as measure
 
-    request = MeasureRequest(device, Path(out), ranks, samples)
-    return measure(request, on_phase=on_phase)
+    return measure(device, Path(out), ranks=ranks, samples=samples, on_phase=on_phase)
 
 
 def cross_validate(

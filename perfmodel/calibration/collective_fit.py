@@ -14,15 +14,20 @@ from typing import TypeVar
 
 import numpy as np
 
-from collectives.calibration import Calibration, build_tuner, byte_factor, regime_of, wire_speeds
-from collectives.collective import CollectiveKind, CollectiveSoftware
+from collectives.calibration import (
+    Calibration,
+    Call,
+    Constants,
+    build_tuner,
+    predict_call_ns,
+    regime_of,
+)
+from collectives.collective import CollectiveKind
 from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
 from collectives.measurements import CollectiveMeasurement
 from collectives.movement import FloatArray, Movement, build_movement
-from collectives.timing import predict_duration_ns
-from collectives.tuner import Choice
+from collectives.timing import Choice
 from collectives.wiring import Wiring
-from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.costs.estimates import INTERVAL_SIGMAS
 
@@ -32,7 +37,7 @@ PRIOR_WEIGHT = 0.02
 OUTLIER_SCALE = 0.1
 _CURVE_ROWS = 20
 
-Constants = TypeVar("Constants", HostConstants, FabricConstants, SoftwareConstants)
+Fitted = TypeVar("Fitted", HostConstants, FabricConstants, SoftwareConstants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,36 +105,21 @@ def with_sigma(held: Sequence[HeldOut], fold_of_row: Sequence[int]) -> list[Held
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Rows of one wiring, kind, choice and software, as arrays."""
+    """Rows of one wiring, call and choice, as arrays."""
 
     wiring: Wiring
-    kind: CollectiveKind
+    call: Call
     choice: Choice
-    software: CollectiveSoftware
-    dtype: DType
     movement: Movement
     measured_ns: FloatArray
     weight: float
     rows: tuple[int, ...]
 
-    def predict_ns(
-        self,
-        host: HostConstants,
-        fabric: FabricConstants | None,
-        software: SoftwareConstants,
-    ) -> FloatArray:
+    def predict_ns(self, constants: Constants) -> FloatArray:
         """Predict the rows with other constants than those of the calibration."""
-        if self.software.is_before_2_24:
-            host = host.before_2_24(software)
-        duration = predict_duration_ns(
-            self.movement,
-            algorithm=self.choice[0],
-            protocol=self.choice[1],
-            wires=wire_speeds(self.wiring),
-            host=host,
-            fabric=fabric if self.wiring.host_count > 1 else None,
-        )
-        return duration * byte_factor(self.kind, self.dtype, software)
+        if self.wiring.host_count == 1:
+            constants = constants._replace(fabric=None)
+        return predict_call_ns(self.call, self.movement, self.choice, self.wiring, constants)
 
     def hold_out(
         self,
@@ -176,10 +166,8 @@ def _by_choice(
         taken = np.nonzero(chosen == number)[0]
         yield Batch(
             wiring=wiring,
-            kind=kind,
+            call=Call(kind, first.software, first.dtype),
             choice=candidates[number],
-            software=first.software,
-            dtype=first.dtype,
             movement=build_movement(kind, candidates[number][0], sizes[taken], wiring),
             measured_ns=measured[taken],
             weight=min(1.0, _CURVE_ROWS / len(rows)) ** 0.5,
@@ -188,12 +176,12 @@ def _by_choice(
 
 
 def fit_constants(
-    prior: Constants,
+    prior: Fitted,
     batches: Sequence[Batch],
-    predict: Callable[[Batch, Constants], FloatArray],
+    predict: Callable[[Batch, Fitted], FloatArray],
     *,
     frozen: Sequence[str] = (),
-) -> Constants:
+) -> Fitted:
     """The constants that bring *predict* closest to *batches*, pulled weakly to *prior*."""
     from scipy.optimize import least_squares  # heavy, and only fitting needs it
 
@@ -201,7 +189,7 @@ def fit_constants(
     names = [name for name, value in start.items() if name not in frozen and value > 0]
     origin = np.log([start[name] for name in names])
 
-    def constants_at(place: FloatArray) -> Constants:
+    def constants_at(place: FloatArray) -> Fitted:
         values = dict(zip(names, np.exp(np.clip(place, origin - 4, origin + 4)), strict=True))
         return replace(prior, **{name: float(value) for name, value in values.items()})
 

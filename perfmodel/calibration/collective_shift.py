@@ -144,12 +144,10 @@ def _fit(rows: Sequence[CollectiveMeasurement], base: Calibration) -> Shift:
 
 
 def _predict(batch: Batch, base: Calibration, shift: Shift) -> FloatArray:
-    host, fabric = base.host_constants(batch.wiring), base.fabric_constants(batch.wiring)
-    if fabric is None:
-        host = shift.apply(host)
-    else:
-        fabric = shift.apply(fabric)
-    return batch.predict_ns(host, fabric, base.software_constants)
+    constants = base.constants(batch.wiring)
+    if constants.fabric is None:
+        return batch.predict_ns(constants._replace(host=shift.apply(constants.host)))
+    return batch.predict_ns(constants._replace(fabric=shift.apply(constants.fabric)))
 
 
 def _held_out(rows: Sequence[CollectiveMeasurement], base: Calibration) -> list[HeldOut]:

@@ -15,7 +15,12 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 
-from collectives.calibration import SCHEMA_VERSION, Calibration, load_default_calibration
+from collectives.calibration import (
+    SCHEMA_VERSION,
+    Calibration,
+    Constants,
+    load_default_calibration,
+)
 from collectives.collective import Protocol
 from collectives.constants import (
     FabricConstants,
@@ -177,7 +182,7 @@ def fit_collectives(measurements: Sequence[CollectiveMeasurement]) -> Calibratio
             continue
         prior = hosts.get(block.prior, block.entry).constants
         host = _fit_host(rows, prior, software, block.frozen)
-        if any(batch.software.is_before_2_24 for batch in rows):
+        if any(batch.call.software.is_before_2_24 for batch in rows):
             software = _fit_software(rows, host, software)
             host = _fit_host(rows, host, software, block.frozen)
         hosts[block.entry.name] = replace(block.entry, constants=host)
@@ -191,14 +196,19 @@ def _fit_host(
     rows: Sequence[Batch], prior: HostConstants, software: SoftwareConstants, frozen: Sequence[str]
 ) -> HostConstants:
     return fit_constants(
-        prior, rows, lambda batch, host: batch.predict_ns(host, None, software), frozen=frozen
+        prior,
+        rows,
+        lambda batch, host: batch.predict_ns(Constants(host, None, software)),
+        frozen=frozen,
     )
 
 
 def _fit_software(
     rows: Sequence[Batch], host: HostConstants, prior: SoftwareConstants
 ) -> SoftwareConstants:
-    return fit_constants(prior, rows, lambda batch, tried: batch.predict_ns(host, None, tried))
+    return fit_constants(
+        prior, rows, lambda batch, tried: batch.predict_ns(Constants(host, None, tried))
+    )
 
 
 def _fit_fabrics(batches: Sequence[Batch], partial: Calibration) -> tuple[FabricEntry, ...]:
@@ -212,7 +222,7 @@ def _fit_fabrics(batches: Sequence[Batch], partial: Calibration) -> tuple[Fabric
                 prior,
                 rows,
                 lambda batch, fabric: batch.predict_ns(
-                    partial.host_constants(batch.wiring), fabric, partial.software_constants
+                    partial.constants(batch.wiring)._replace(fabric=fabric)
                 ),
                 frozen=block.frozen,
             )
@@ -234,15 +244,13 @@ def predict_rows(
     """Predict every row with *calibration*, in order."""
 
     def predict(batch: Batch) -> FloatArray:
-        wiring = batch.wiring
-        host, fabric = calibration.host_constants(wiring), calibration.fabric_constants(wiring)
-        return batch.predict_ns(host, fabric, calibration.software_constants)
+        return batch.predict_ns(calibration.constants(batch.wiring))
 
     found: dict[int, HeldOut] = {}
     for batch in build_batches(measurements, calibration):
         for row, one in batch.hold_out(measurements, predict).items():
             sigma = calibration.relative_sigma(
-                batch.wiring, batch.kind, one.measurement.size_bytes, one.latency_ratio
+                batch.wiring, batch.call.kind, one.measurement.size_bytes, one.latency_ratio
             )
             found[row] = replace(one, relative_sigma=sigma)
     return [found[number] for number in range(len(measurements))]

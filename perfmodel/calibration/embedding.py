@@ -10,6 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from perfmodel.costs.calibration_files import HEADER_KEYS
 from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.embedding import EmbeddingConstants, LookupPricer, lookups_terms
 from perfmodel.costs.embedding_terms import Int64s
-from perfmodel.graph.ops import EmbeddingOp, Pass
+from perfmodel.graph.ops import Pass
 
 _HEADING = """\
 # Constants of fused embedding kernels, one set a GPU generation. Others take those of ampere,
@@ -98,19 +99,20 @@ class CaseError:
     @property
     def error_pct(self) -> float:
         """Error of the prediction."""
-        return 100 * (self.predicted_ns / self.measured_ns - 1)
+        return self._pct(self.predicted_ns)
 
     @property
     def held_out_pct(self) -> float:
         """Error of a prediction whose constants did not see this case."""
-        return 100 * (self.held_out_ns / self.measured_ns - 1)
+        return self._pct(self.held_out_ns)
 
     @property
     def heuristic_pct(self) -> float | None:
         """Error of the other method."""
-        if self.heuristic_ns is None:
-            return None
-        return 100 * (self.heuristic_ns / self.measured_ns - 1)
+        return None if self.heuristic_ns is None else self._pct(self.heuristic_ns)
+
+    def _pct(self, predicted_ns: float) -> float:
+        return 100 * (predicted_ns / self.measured_ns - 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,65 +123,61 @@ class EmbeddingFit:
     errors: tuple[CaseError, ...]
 
 
-class _Case:
-    """A case with its terms, which do not depend on the constants."""
+@cache
+def _terms(case: EmbeddingCase) -> Int64s:
+    """The terms of *case*, which do not depend on the constants."""
+    return lookups_terms([case.lookup], case.device)
 
-    def __init__(self, case: EmbeddingCase) -> None:
-        self.case = case
-        self.generation = case.device.architecture.value
-        op = EmbeddingOp(case.lookup, Pass.FORWARD)
-        self._terms: Int64s = lookups_terms([op.lookup], case.device)
 
-    def predict_ns(self, constants: EmbeddingConstants) -> dict[str, float]:
-        """Every part of the case."""
-        pricer = LookupPricer(self.case.device, constants)
-        kernel = self.case.lookup.kernel
-        found = {
-            direction.value: float(pricer.times(self._terms, direction, kernel)[0][0])
-            for direction in Pass
-        }
-        parts = pricer.update_parts(self._terms, kernel)
-        return {**found, **{part: float(times_ns[0]) for part, times_ns in parts.items()}}
+def _predict_ns(case: EmbeddingCase, constants: EmbeddingConstants) -> dict[str, float]:
+    """Every part of *case*."""
+    pricer, terms, kernel = LookupPricer(case.device, constants), _terms(case), case.lookup.kernel
+    found = {one.value: float(pricer.times(terms, one, kernel)[0][0]) for one in Pass}
+    parts = pricer.update_parts(terms, kernel)
+    return {**found, **{part: float(times_ns[0]) for part, times_ns in parts.items()}}
 
 
 def fit_embedding(cases: Sequence[EmbeddingCase]) -> EmbeddingFit:
     """Fit all generations, and each once more without each of its cases."""
-    known = [_Case(case) for case in cases]
-    fitted = _fit_all(known)
-    held_out = {case.case.name: _fit_all([other for other in known if other is not case])
-                for case in known}  # fmt: skip
-    errors = tuple(
-        CaseError(
-            case.case.name,
-            case.generation,
-            part,
-            measured,
-            case.predict_ns(fitted[case.generation])[part],
-            case.predict_ns(held_out[case.case.name][case.generation])[part],
-            case.case.heuristic_ns.get(part),
-            part in case.case.fitted or part == Pass.BACKWARD.value,
+    fitted = _fit_all(cases)
+    errors: list[CaseError] = []
+    for case in cases:
+        held_out = _fit_all([other for other in cases if other is not case])
+        predicted_ns, held_out_ns = (
+            _predict_ns(case, generations[case.generation]) for generations in (fitted, held_out)
         )
-        for case in known
-        for part, measured in case.case.measured_ns.items()
-    )
+        errors += [
+            CaseError(
+                case.name,
+                case.generation,
+                part,
+                measured,
+                predicted_ns[part],
+                held_out_ns[part],
+                case.heuristic_ns.get(part),
+                part in case.fitted or part == Pass.BACKWARD.value,
+            )
+            for part, measured in case.measured_ns.items()
+        ]
     return EmbeddingFit(
-        {name: _with_sigma(constants, name, errors) for name, constants in fitted.items()}, errors
+        {name: _with_sigma(constants, name, errors) for name, constants in fitted.items()},
+        tuple(errors),
     )
 
 
-def _fit_all(cases: Sequence[_Case]) -> dict[str, EmbeddingConstants]:
+def _fit_all(cases: Sequence[EmbeddingCase]) -> dict[str, EmbeddingConstants]:
     """The constants of every generation, rounded as they will be written."""
     own: dict[str, dict[str, float]] = {}
     for generation in LENDERS:
         members = [case for case in cases if case.generation == generation]
         own[generation] = _fit_generation(generation, members)
     return {
-        generation: _constants({**own[LENDERS[generation]], **own[generation]})
-        for generation in LENDERS
+        generation: _constants({**own[lender], **own[generation]})
+        for generation, lender in LENDERS.items()
     }
 
 
-def _fit_generation(generation: str, cases: Sequence[_Case]) -> dict[str, float]:
+def _fit_generation(generation: str, cases: Sequence[EmbeddingCase]) -> dict[str, float]:
     stated = {"tail_row_ns": TAIL_ROW_NS[generation]}
     # Borrowed constants do not affect the times that are fitted here.
     known = load_limits()
@@ -190,8 +188,8 @@ def _fit_generation(generation: str, cases: Sequence[_Case]) -> dict[str, float]
         constants = _constants({**others, **tried})
         logs = []
         for case in cases:
-            predicted = case.predict_ns(constants)
-            logs += [np.log(predicted[p] / case.case.measured_ns[p]) for p in case.case.fitted]
+            predicted = _predict_ns(case, constants)
+            logs += [np.log(predicted[part] / case.measured_ns[part]) for part in case.fitted]
         return np.array(logs, dtype=np.float64)
 
     found = minimise(known[generation], errors, evaluations=200, step=1e-4, pull=PULL)

@@ -179,6 +179,11 @@ class EmbeddingCase:
     heuristic_ns: Mapping[str, float]
     fitted: tuple[str, ...]
 
+    @property
+    def generation(self) -> str:
+        """The architecture of its GPU."""
+        return self.device.architecture.value
+
 
 def load_cases(path: Path, *, data: Path) -> tuple[tuple[EmbeddingCase, ...], dict[str, str]]:
     """The cases in *path* and its header; the files that they name are in the folder *data*."""

@@ -183,7 +183,7 @@ def _fit_physics(
 
     given = {
         "timing_ns": 0.0,
-        "tiny_k_ns": _tiny_k_ns(shapes, measured),
+        "tiny_k_ns": tiny_k_ns(shapes, measured),
         "smallest_tile": SMALLEST_VECTOR_TILE if shapes.width_bytes[0] > 2 else 0.0,
     }
 
@@ -202,7 +202,7 @@ def _fit_physics(
     return GemmConstants(**{**given, **fit_constants(limits, predict, measured[chosen])})
 
 
-def _tiny_k_ns(shapes: GemmShapes, measured: Matrix) -> float:
+def tiny_k_ns(shapes: GemmShapes, measured: Matrix) -> float:
     """What an element of k costs in tiny GEMMs, from those with a long k; 0 without any.
 
     The fastest tenth: where a library has no such kernel, nothing is slow.

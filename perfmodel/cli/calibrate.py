@@ -7,25 +7,19 @@ in the same form as `perfmodel validate`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
 from perfmodel.cli.commands import command, command_group
-from perfmodel.cli.options import (
-    CollectiveTables,
-    JsonFile,
-    Outputs,
-    Run,
-    RunPlaceOptions,
-    argument,
-)
+from perfmodel.cli.options import MeasuredCollectives, Outputs, argument
 from perfmodel.cli.validate import Limit, QuietRun, show_scores
 
 if TYPE_CHECKING:
     from perfmodel.api.details import KernelKind
+    from perfmodel.validation.scoreboard import Scoreboard
 
 COLLECTIVES_EPILOG = """\b
 Examples:
@@ -45,43 +39,54 @@ KERNELS: dict[KernelKind, str] = {
 LONG_ROWS_NS = 10_000.0
 """Rows above this are reported first: shorter ones are mostly launch and timer."""
 ConstantsOut = Annotated[str | None, Option(metavar="FILE", help="Where to write the constants.")]
+JsonOnly = Annotated[Outputs, "json_file"]
 calibrate = command_group()
 
 
+@dataclass(frozen=True)
+class KernelFit:
+    """Measured kernels to fit constants to, or to check a fit with."""
+
+    tables: Annotated[tuple[str, ...], argument("TABLE...", "Tables of measurements.")]
+    folds: Annotated[
+        int | None,
+        Option(
+            name="--cross-validate", metavar="K", min=2, help="Report errors on held-out folds."
+        ),
+    ] = None
+    by: Annotated[
+        str, Option(metavar="COLUMNS", help="Rows equal in these share a fold: m,n,k.")
+    ] = ""
+    out: Annotated[
+        str | None,
+        Option(metavar="FILE", help="Where to write; a folder gets one file per GPU."),
+    ] = None
+
+
 def _kernel_command(kind: KernelKind) -> Callable[..., None]:
-    def kernels(
-        *,
-        tables: Annotated[
-            tuple[str, ...],
-            argument("TABLE...", "Tables of measurements."),
-        ],
-        folds: Annotated[
-            int | None,
-            Option(
-                name="--cross-validate", metavar="K", min=2, help="Report errors on held-out folds."
-            ),
-        ] = None,
-        by: Annotated[
-            str, Option(metavar="COLUMNS", help="Rows equal in these share a fold: m,n,k.")
-        ] = "",
-        out: Annotated[
-            str | None,
-            Option(metavar="FILE", help="Where to write; a folder gets one file per GPU."),
-        ] = None,
-        json_file: JsonFile = None,
-        run: QuietRun,
-    ) -> None:
-        if folds is not None:
-            _cross_validate_kernels(kind, tables, folds, by, json_file, run)
+    def kernels(question: KernelFit, files: JsonOnly, run: QuietRun) -> None:
+        if question.folds is not None:
+            columns = [column.strip() for column in question.by.split(",") if column.strip()]
+            with run.open() as where:
+                board = api.cross_validate(
+                    kind,
+                    question.tables,
+                    folds=question.folds,
+                    by=columns,
+                    on_phase=where["on_phase"],
+                )
+            _show_held_out(board, files)
             return
-        if out is None:
+        if question.out is None:
             raise InputError(
                 f"calibrate {kind}: needs a file to write. Give --out FILE, or --cross-validate K "
                 "for held-out errors only."
             )
         with run.open() as where:
-            count = api.calibrate_kernels(kind, tables, out, on_phase=where["on_phase"])
-        print(f"Wrote {count} sets of constants to {out}")
+            count = api.calibrate_kernels(
+                kind, question.tables, question.out, on_phase=where["on_phase"]
+            )
+        print(f"Wrote {count} sets of constants to {question.out}")
 
     return kernels
 
@@ -90,21 +95,15 @@ for _kind, _what in KERNELS.items():
     command(calibrate, name=_kind, help=f"Fit {_what}.")(_kernel_command(_kind))
 
 
-def _cross_validate_kernels(
-    kind: KernelKind, tables: tuple[str, ...], folds: int, by: str, json_file: str | None, run: Run
-) -> None:
+def _show_held_out(whole: Scoreboard, files: Outputs) -> None:
     from perfmodel.reports.scores import report_scores
-    from perfmodel.validation.scoreboard import Scoreboard
 
-    columns = tuple(column.strip() for column in by.split(",") if column.strip())
-    with run.open() as where:
-        whole = api.cross_validate(
-            kind, tables, folds=folds, by=columns, on_phase=where["on_phase"]
-        )
-    long_rows = Scoreboard(
-        kind, tuple(one for one in whole.deviations if one.measured * 1e6 > LONG_ROWS_NS)
+    long_rows = replace(
+        whole,
+        deviations=tuple(one for one in whole.deviations if one.measured * 1e6 > LONG_ROWS_NS),
+        unsupported=(),
     )
-    Outputs(json_file).write(
+    files.write(
         [
             report_scores(long_rows, title="Held-out rows above 10 us"),
             report_scores(whole, title="All held-out rows"),
@@ -113,61 +112,60 @@ def _cross_validate_kernels(
     )
 
 
-@command(calibrate, epilog=COLLECTIVES_EPILOG)
-def collectives(
-    *,
-    tables: CollectiveTables,
-    place: RunPlaceOptions,
+@dataclass(frozen=True)
+class CollectiveFit(MeasuredCollectives):
+    """Measured collectives to fit constants to, or to check a fit with."""
+
     cross_validate: Annotated[
         int | None,
         Option(metavar="K", min=2, help="Fit on K - 1 of K folds, score the other, e.g. 5."),
-    ] = None,
+    ] = None
     by: Annotated[
         Literal["size_bytes", "hosts", "nranks"],
         Option(help="Column whose values are split into folds."),
-    ] = "size_bytes",
+    ] = "size_bytes"
     leave_out: Annotated[
         tuple[str, ...],
         Option(
             metavar="NAME[:HOSTS]",
             help="Fit without a machine and score it, e.g. dgx_h100:10; repeatable.",
         ),
-    ] = (),
+    ] = ()
     out: Annotated[
         str | None, Option(name="--out,-o", metavar="FILE", help="Write the constants here.")
-    ] = None,
+    ] = None
     licence: Annotated[
         str, Option(metavar="TEXT", help="Licence of the measurements, for the file.")
-    ] = "that of the sources",
-    limit: Limit = None,
-    files: Annotated[Outputs, "json_file"],
-    run: QuietRun,
-) -> None:
+    ] = "that of the sources"
+    limit: Limit = None
+
+
+@command(calibrate, epilog=COLLECTIVES_EPILOG)
+def collectives(question: CollectiveFit, files: JsonOnly, run: QuietRun) -> None:
     """Fit the constants of collectives, or check a fit on rows it has not seen."""
-    where_run = api.RunPlace(**vars(place))
-    if leave_out:
-        show_scores(api.leave_out_collectives(tables, leave_out, place=where_run), files, limit)
-    if cross_validate is not None:
+    tables, place, out = question.tables, question.place, question.out
+    folds = question.cross_validate
+    if question.leave_out:
+        board = api.leave_out_collectives(tables, question.leave_out, place=place)
+        show_scores(board, files, question.limit)
+    if folds is not None:
         with run.open() as where:
+            phase = where["on_phase"]
             board = api.cross_validate(
-                "collectives",
-                tables,
-                folds=cross_validate,
-                by=[by],
-                place=where_run,
-                on_phase=where["on_phase"],
+                "collectives", tables, folds=folds, by=[question.by], place=place, on_phase=phase
             )
-        show_scores(board, files, limit)
+        show_scores(board, files, question.limit)
     if out is not None:
         with run.open() as where:
+            phase = where["on_phase"]
             lines = api.calibrate_collectives(
-                tables, out, place=where_run, licence=licence, on_phase=where["on_phase"]
+                tables, out, place=place, licence=question.licence, on_phase=phase
             )
-        machine = place.topology or "NAME"
         print("\n".join(lines))
         print(f"Wrote {out}")
+        machine = question.topology or "NAME"
         print(f"Use it: perfmodel predict --topology {machine} --calibration {out}")
-    elif cross_validate is None and not leave_out:
+    elif folds is None and not question.leave_out:
         raise InputError(
             "calibrate collectives: nothing to do. Give --out FILE to write the constants, "
             "or --cross-validate or --leave-out to check a fit."
@@ -180,7 +178,7 @@ def embedding(
     cases: Annotated[str, argument("CASES.yaml", "A file of measured cases.")],
     data: Annotated[str, Option(metavar="FOLDER", help="Folder of the files that cases name.")],
     out: ConstantsOut = None,
-    json_file: JsonFile = None,
+    files: JsonOnly,
 ) -> None:
     """Fit embedding lookups and updates: a few constants per GPU generation.
 
@@ -191,7 +189,6 @@ def embedding(
     fit = api.calibrate_embedding(cases, data=data, out=out)
     rows = [asdict(error) for error in fit.errors]
     document = {"schema_version": 1, "kind": "embedding", "rows": rows}
-    files = Outputs(json_file)
     files.write(report_embedding_fit(fit.errors), lambda: document)
     if files.is_printed:
         print(
@@ -216,11 +213,10 @@ def interference(
 ) -> None:
     """Fit how much kernels slow down while collectives run, from recorded jobs."""
     from perfmodel.reports.scores import report_interference
-    from perfmodel.reports.terminal import print_report
 
     said = {} if licence is None else {"licence": licence}
     fitted = api.calibrate_interference(traces, device=device, out=out, **said)
-    print_report(report_interference(fitted))
+    Outputs().write(report_interference(fitted), dict)
     if out is not None:
         print(f"Wrote {out}")
 
@@ -238,10 +234,8 @@ def host(
 ) -> None:
     """Make a software stack from recorded host overheads."""
     from perfmodel.reports.scores import report_host_stack
-    from perfmodel.reports.terminal import print_report
 
-    stack = api.calibrate_host(table, out, extends=extends)
-    print_report(report_host_stack(stack))
+    Outputs().write(report_host_stack(api.calibrate_host(table, out, extends=extends)), dict)
     print(f"Wrote {out}")
     print(f"perfmodel predict --job JOB --topology NAME --stack {out}")
 
@@ -262,12 +256,11 @@ def measure(
 ) -> None:
     """Measure kernels and collectives of this machine and write files that predict accepts."""
     from perfmodel.reports.scores import report_measured_machine
-    from perfmodel.reports.terminal import print_report
 
     found = api.measure_machine(
         device, out, ranks=ranks, samples=samples, on_phase=lambda one, _: print(f"{one} ...")
     )
-    print_report(report_measured_machine(found))
+    Outputs().write(report_measured_machine(found), dict)
     print(f"Wrote {found.topology} and {found.device}")
     hosts = f" --hosts {ranks}" if device == "cpu" and ranks > 1 else ""
     print(f"perfmodel predict --topology {found.topology} --stack {found.stack}{hosts}")

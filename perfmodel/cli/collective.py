@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,24 +26,48 @@ Examples:
 """
 
 
-@command(epilog=EPILOG)
-def collective(
-    *,
-    topology: Machine,
+def _parse_members(text: str) -> int | tuple[int, ...]:
+    """How many ranks, or which."""
+    return int(text) if text.strip().isdecimal() else parse_ranks(text)
+
+
+def load_byte_matrix(path: str) -> tuple[tuple[int, ...], ...]:
+    """Read a byte matrix: one line per sender, bytes to each receiver, separated by commas."""
+    from perfmodel.base.reading import check_end, read_packed_text
+
+    text = read_packed_text(Path(path), InputError)
+    check_end(text, document=path, error_type=InputError)
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+        return tuple(tuple(int(cell) for cell in row) for row in rows)
+    except (csv.Error, ValueError) as fault:
+        raise InputError(
+            f"{path}: must hold whole numbers of bytes, one line per sender. {str(fault)[:200]}"
+        ) from None
+
+
+@dataclass(frozen=True)
+class CollectiveQuestion:
+    """One collective on a machine, alone or with others, or a sweep over its sizes."""
+
+    topology: Machine
     kind: Annotated[
         str,
         Option(
             metavar="KIND",
             help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, ...",
         ),
-    ],
+    ]
     size: Annotated[
         str | None, Option(metavar="SIZE", help="Bytes as nccl-tests counts them, e.g. 64MiB.")
-    ] = None,
-    hosts: Hosts = 1,
+    ] = None
+    hosts: Hosts = 1
     ranks: Annotated[
-        str | None, Option(metavar="N|LIST", help="How many ranks, or which: 8, or 0-3,8-11.")
-    ] = None,
+        int | tuple[int, ...] | None,
+        Option(
+            metavar="N|LIST", parse=_parse_members, help="How many ranks, or which: 8, or 0-3,8-11."
+        ),
+    ] = None
     concurrent: Annotated[
         tuple[str, ...],
         Option(
@@ -50,69 +75,69 @@ def collective(
             metavar="KIND:SIZE:LIST",
             help="Another collective at the same time, e.g. all_reduce:1GiB:1,9; repeatable.",
         ),
-    ] = (),
+    ] = ()
     byte_matrix: Annotated[
-        str | None,
-        Option(metavar="FILE", help="Uneven all_to_all: CSV, row i is what rank i sends."),
-    ] = None,
-    sweep: Annotated[bool, Option(help="All sizes from 512 B to 1 GiB instead of one.")] = False,
+        tuple[tuple[int, ...], ...] | None,
+        Option(
+            metavar="FILE",
+            parse=load_byte_matrix,
+            help="Uneven all_to_all: CSV, row i is what rank i sends.",
+        ),
+    ] = None
+    sweep: Annotated[bool, Option(help="All sizes from 512 B to 1 GiB instead of one.")] = False
     plot: Annotated[
-        str | None, Option(metavar="FILE", help="Picture of the sweep, e.g. sweep.png.")
-    ] = None,
+        Path | None, Option(metavar="FILE", help="Picture of the sweep, e.g. sweep.png.")
+    ] = None
     measured: Annotated[
         tuple[str, ...],
         Option(metavar="TABLE", help="Measured points to show in the sweep; repeatable."),
-    ] = (),
+    ] = ()
     algorithm: Annotated[
         str | None,
         Option(name="--collective-algorithm", metavar="NAME", help="Force ring, tree, nvls ..."),
-    ] = None,
+    ] = None
     protocol: Annotated[
         str | None, Option(name="--nccl-proto", metavar="NAME", help="Force ll, ll128 or simple.")
-    ] = None,
-    nccl_version: Annotated[str, Option(metavar="X.Y", help="NCCL version, e.g. 2.23.")] = "2.27",
-    dtype: Annotated[str, Option(metavar="NAME", help="Number format, e.g. int8.")] = "fp32",
-    calibration: CalibrationFiles = (),
-    json_file: JsonFile = None,
-) -> None:
+    ] = None
+    nccl_version: Annotated[str, Option(metavar="X.Y", help="NCCL version, e.g. 2.23.")] = "2.27"
+    dtype: Annotated[str, Option(metavar="NAME", help="Number format, e.g. int8.")] = "fp32"
+    calibration: CalibrationFiles = ()
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """The ranks and their software, as `perfmodel.api` takes them."""
+        from collectives.collective import parse_algorithm, parse_nccl_version, parse_protocol
+
+        software = api.CollectiveSoftware(
+            nccl_version=parse_nccl_version(self.nccl_version),
+            algorithm=None if self.algorithm is None else parse_algorithm(self.algorithm),
+            protocol=None if self.protocol is None else parse_protocol(self.protocol),
+        )
+        own = ("topology", "hosts", "ranks", "dtype", "calibration")
+        return {name: getattr(self, name) for name in own} | {"software": software}
+
+
+@command(epilog=EPILOG)
+def collective(question: CollectiveQuestion, json_file: JsonFile = None) -> None:
     """Price a collective: time, bus bandwidth, algorithm, busiest link, share of latency."""
-    from collectives.collective import (
-        parse_algorithm,
-        parse_kind,
-        parse_nccl_version,
-        parse_protocol,
-    )
+    from collectives.collective import parse_kind
     from perfmodel.reports.op_prices import report_collective, report_sizes
 
-    kind = parse_kind(kind).value
-    group: dict[str, Any] = {
-        "topology": topology,
-        "hosts": hosts,
-        "ranks": int(ranks)
-        if ranks and ranks.strip().isdecimal()
-        else ranks and parse_ranks(ranks),
-        "dtype": dtype,
-        "software": api.CollectiveSoftware(
-            nccl_version=parse_nccl_version(nccl_version),
-            algorithm=None if algorithm is None else parse_algorithm(algorithm),
-            protocol=None if protocol is None else parse_protocol(protocol),
-        ),
-        "calibration": calibration,
-    }
-    files = Outputs(json_file, plot_file=None if plot is None else Path(plot))
-    if sweep:
-        found = api.sweep_collective(kind, measured=measured, **group)
+    kind, group = parse_kind(question.kind).value, question.group
+    files = Outputs(json_file, plot_file=question.plot)
+    if question.sweep:
+        found = api.sweep_collective(kind, measured=question.measured, **group)
         files.write(report_sizes(found), found.to_dict, found.plot)
         return
-    if plot is not None or measured:
+    if question.plot is not None or question.measured:
         raise InputError("collective: --plot and --measured need --sweep. Add --sweep.")
-    if size is None and kind != "barrier" and byte_matrix is None:
+    if question.size is None and kind != "barrier" and question.byte_matrix is None:
         raise InputError(f"{kind}: needs --size, such as 64MiB, or --sweep.")
     answer = api.ask_collective(
         kind,
-        size or 0,
-        beside=[_parse_concurrent(text) for text in concurrent],
-        byte_matrix=None if byte_matrix is None else load_byte_matrix(Path(byte_matrix)),
+        question.size or 0,
+        beside=[_parse_concurrent(text) for text in question.concurrent],
+        byte_matrix=question.byte_matrix,
         **group,
     )
     files.write(report_collective(answer), answer.to_dict)
@@ -126,18 +151,3 @@ def _parse_concurrent(text: str) -> tuple[str, int, tuple[int, ...]]:
             f"--with: must be KIND:SIZE:LIST such as all_reduce:1GiB:1,9, got {text!r}."
         )
     return parts[0], parse_size(parts[1]), parse_ranks(parts[2])
-
-
-def load_byte_matrix(path: Path) -> tuple[tuple[int, ...], ...]:
-    """Read a byte matrix: one line per sender, bytes to each receiver, separated by commas."""
-    from perfmodel.base.reading import check_end, read_packed_text
-
-    text = read_packed_text(path, InputError)
-    check_end(text, document=str(path), error_type=InputError)
-    try:
-        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
-        return tuple(tuple(int(cell) for cell in row) for row in rows)
-    except (csv.Error, ValueError) as fault:
-        raise InputError(
-            f"{path}: must hold whole numbers of bytes, one line per sender. {str(fault)[:200]}"
-        ) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, Signature, signature
@@ -145,6 +146,7 @@ class _Field(NamedTuple):
         elif option.parse is not None:
             kind = str
             default = ",".join(map(str, default)) if isinstance(default, tuple) else default
+            default = default.value if isinstance(default, Enum) else default
         elif get_origin(kind) is tuple:
             kind, default = list[get_args(kind)[0]], default or None  # type: ignore[misc]
         about: dict[str, Any] = {"metavar": option.metavar, "min": option.min, "max": option.max}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel import api
+from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
 from perfmodel.cli.commands import command, command_group
@@ -28,7 +29,9 @@ DEFAULT_STACK = "kernel_benchmark"
 DEVICE_HELP = "GPU: a name or a file, e.g. h100_sxm."
 STACK_HELP = f"Software stack that runs the kernel; default: {DEFAULT_STACK}."
 Size = Annotated[int, Option(min=1, max=2**31, help="")]
-DTypeName = Annotated[str, Option(help="Number format: bf16, fp16, fp8, fp32 ...")]
+Format = Annotated[
+    DType, Option(parse=parse_dtype, help="Number format: bf16, fp16, fp8, fp32 ...")
+]
 kernel = command_group()
 
 
@@ -51,121 +54,110 @@ def _kernel(
     context.obj = Target(device, stack)
 
 
+@dataclass(frozen=True)
+class GemmQuestion:
+    """The shape of a GEMM, or of a batch of them."""
+
+    m: Size
+    n: Size
+    k: Size
+    batch: Size = 1
+    dtype: Format = DType.BF16
+
+
 @command(kernel)
-def gemm(
-    *,
-    context: typer.Context,
-    m: Size,
-    n: Size,
-    k: Size,
-    batch: Size = 1,
-    dtype: DTypeName = "bf16",
-    target: Target,
-) -> None:
+def gemm(*, context: typer.Context, question: GemmQuestion, target: Target) -> None:
     """A GEMM C[m, n] = A[m, k] B[k, n], or a batch of them."""
-    from perfmodel.base.dtypes import parse_dtype
     from perfmodel.graph.ops import Gemm
 
-    _answer([Gemm(m=m, n=n, k=k, dtype=parse_dtype(dtype), batch=batch)], target, context.obj)
+    _answer([Gemm(**vars(question))], target, context.obj)
+
+
+@dataclass(frozen=True)
+class AttentionQuestion:
+    """The attention of one layer."""
+
+    length: Size
+    heads: Size
+    batch: Size = 1
+    kv_heads: Annotated[
+        int | None, Option(min=1, max=2**16, help="Key and value heads; default: as many.")
+    ] = None
+    head_dim: Size = 128
+    dtype: Format = DType.BF16
+    kernel: Annotated[str, Option(help="flash2, flash3, cudnn, triton, unfused, auto ...")] = "auto"
+    is_causal: Annotated[bool, Option(name="--causal/--full", help="")] = True
+    is_backward: Annotated[bool, Option(name="--backward/--forward", help="")] = False
 
 
 @command(kernel)
-def attention(
-    *,
-    context: typer.Context,
-    length: Size,
-    heads: Size,
-    batch: Size = 1,
-    kv_heads: Annotated[
-        int | None, Option(min=1, max=2**16, help="Key and value heads; default: as many.")
-    ] = None,
-    head_dim: Size = 128,
-    dtype: DTypeName = "bf16",
-    kernel: Annotated[
-        str, Option(help="flash2, flash3, cudnn, triton, unfused, auto ...")
-    ] = "auto",
-    is_causal: Annotated[bool, Option(name="--causal/--full", help="")] = True,
-    is_backward: Annotated[bool, Option(name="--backward/--forward", help="")] = False,
-    target: Target,
-) -> None:
+def attention(*, context: typer.Context, question: AttentionQuestion, target: Target) -> None:
     """Attention of one layer."""
-    from perfmodel.base.dtypes import parse_dtype
     from perfmodel.graph.ops import Attention, Pass
 
-    op = Attention(
-        batch=batch,
-        query_length=length,
-        key_length=length,
-        heads=heads,
-        kv_heads=heads if kv_heads is None else kv_heads,
-        head_dim=head_dim,
-        dtype=parse_dtype(dtype),
-        is_causal=is_causal,
-        direction=Pass.BACKWARD if is_backward else Pass.FORWARD,
-        kernel=kernel,
-    )
+    asked = vars(question).copy()
+    length, is_backward = asked.pop("length"), asked.pop("is_backward")
+    asked["kv_heads"] = asked["kv_heads"] or question.heads
+    direction = Pass.BACKWARD if is_backward else Pass.FORWARD
+    op = Attention(query_length=length, key_length=length, direction=direction, **asked)
     _answer([op], target, context.obj)
 
 
+@dataclass(frozen=True)
+class MemoryQuestion:
+    """The traffic of a kernel that is bound by it."""
+
+    operator: Annotated[str, Option(help="Such as layer_norm, gelu, adam.")]
+    read: Annotated[str, Option(metavar="SIZE", help="Bytes read, e.g. 64MiB.")]
+    write: Annotated[str, Option(metavar="SIZE", help="Bytes written, e.g. 64MiB.")]
+    row_length: Annotated[int, Option(min=0, max=2**31, help="Length of a reduction.")] = 0
+    dtype: Format = DType.BF16
+
+
 @command(kernel)
-def memory(
-    *,
-    context: typer.Context,
-    operator: Annotated[str, Option(help="Such as layer_norm, gelu, adam.")],
-    read: Annotated[str, Option(metavar="SIZE", help="Bytes read, e.g. 64MiB.")],
-    write: Annotated[str, Option(metavar="SIZE", help="Bytes written, e.g. 64MiB.")],
-    row_length: Annotated[int, Option(min=0, max=2**31, help="Length of a reduction.")] = 0,
-    dtype: DTypeName = "bf16",
-    target: Target,
-) -> None:
+def memory(*, context: typer.Context, question: MemoryQuestion, target: Target) -> None:
     """A kernel that is bound by its memory traffic."""
-    from perfmodel.base.dtypes import parse_dtype
     from perfmodel.base.units import parse_size
     from perfmodel.graph.ops import MemoryBound
 
-    read_bytes, write_bytes = parse_size(read), parse_size(write)
-    if min(read_bytes, write_bytes) < 0:
+    read, write = question.read, question.write
+    sizes = parse_size(read), parse_size(write)
+    if min(sizes) < 0:
         raise InputError(f"memory kernel: bytes must not be negative, got {read} and {write}.")
-    op = MemoryBound(
-        operator=operator,
-        read_bytes=read_bytes,
-        write_bytes=write_bytes,
-        dtype=parse_dtype(dtype),
-        row_length=row_length,
-    )
+    op = MemoryBound(question.operator, *sizes, question.dtype, row_length=question.row_length)
     _answer([op], target, context.obj)
 
 
-@command(kernel)
-def embedding(
-    *,
-    context: typer.Context,
-    rows: Size,
-    width: Size,
-    batch: Size,
-    lookups: Annotated[float, Option(min=0, max=1e6, help="Rows that a sample looks up.")] = 1.0,
-    tables: Annotated[int, Option(min=1, max=2**16, help="Equal tables, in one kernel.")] = 1,
-    zipf: Annotated[float, Option(min=0, max=10, help="Skew of the indices; 0 is uniform.")] = 0.0,
-    optimizer: Annotated[str, Option(help="sgd, adagrad, rowwise_adagrad, adam.")] = "sgd",
-    kernel: Annotated[str, Option(help="fbgemm, fbgemm_2022, two_step, table_batched.")] = "fbgemm",
+@dataclass(frozen=True)
+class EmbeddingQuestion:
+    """A lookup in equal tables, and how its rows are updated."""
+
+    rows: Size
+    width: Size
+    batch: Size
+    lookups: Annotated[float, Option(min=0, max=1e6, help="Rows that a sample looks up.")] = 1.0
+    tables: Annotated[int, Option(min=1, max=2**16, help="Equal tables, in one kernel.")] = 1
+    zipf: Annotated[float, Option(min=0, max=10, help="Skew of the indices; 0 is uniform.")] = 0.0
+    optimizer: Annotated[str, Option(help="sgd, adagrad, rowwise_adagrad, adam.")] = "sgd"
+    kernel: Annotated[str, Option(help="fbgemm, fbgemm_2022, two_step, table_batched.")] = "fbgemm"
     is_warm: Annotated[
         bool, Option(name="--warm/--cold", help="Whether the L2 cache holds earlier lookups.")
-    ] = True,
-    dtype: DTypeName = "fp32",
-    target: Target,
-) -> None:
+    ] = True
+    dtype: Format = DType.FP32
+
+
+@command(kernel)
+def embedding(*, context: typer.Context, question: EmbeddingQuestion, target: Target) -> None:
     """A lookup in embedding tables, and the backward pass that updates them."""
     from embeddings.distribution import UNIFORM, Zipf
     from embeddings.table import EmbeddingTable, Lookup
-    from perfmodel.base.dtypes import parse_dtype
     from perfmodel.graph.ops import EmbeddingOp, Pass
 
-    distribution = Zipf(zipf) if zipf else UNIFORM
-    held = tuple(
-        EmbeddingTable(f"t{place}", rows, width, lookups, parse_dtype(dtype), distribution)
-        for place in range(tables)
-    )
-    lookup = Lookup(held, batch, optimizer, kernel, is_warm)
+    shape = (question.rows, question.width, question.lookups, question.dtype)
+    indices = Zipf(question.zipf) if question.zipf else UNIFORM
+    held = tuple(EmbeddingTable(f"t{n}", *shape, indices) for n in range(question.tables))
+    how = (question.batch, question.optimizer, question.kernel, question.is_warm)
+    lookup = Lookup(held, *how)
     _answer([EmbeddingOp(lookup, direction) for direction in Pass], target, context.obj)
 
 

@@ -20,6 +20,7 @@ from perfmodel.base.writing import (
 )
 
 if TYPE_CHECKING:
+    from collectives.nccl_tests import RunPlace
     from perfmodel.prediction.answer import Prediction
     from perfmodel.prediction.comparing import Comparison
     from perfmodel.reports.blocks import Report
@@ -41,13 +42,6 @@ JsonFile = Annotated[
 ]
 Quiet = Annotated[bool, Option(help="No progress on standard error.")]
 JobOut = Annotated[str, Option(metavar="JOB", help="Folder to write the job to.")]
-CollectiveTables = Annotated[
-    tuple[str, ...],
-    argument(
-        "TABLE...",
-        "Output of nccl-tests (text or JSON), or CSV tables (`perfmodel schema collectives`).",
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -91,9 +85,16 @@ class LocalRun(Run):
 
 
 @dataclass(frozen=True)
-class RunPlaceOptions:
-    """What the output of nccl-tests does not say: the fields of `RunPlace`."""
+class MeasuredCollectives:
+    """Tables of measured collectives, and what the output of nccl-tests does not say."""
 
+    tables: Annotated[
+        tuple[str, ...],
+        argument(
+            "TABLE...",
+            "Output of nccl-tests (text or JSON), or CSV tables (`perfmodel schema collectives`).",
+        ),
+    ]
     topology: Annotated[
         str | None, Option(metavar="NAME|FILE", help="Machine that nccl-tests ran on.")
     ] = None
@@ -103,6 +104,13 @@ class RunPlaceOptions:
     kind: Annotated[
         str | None, Option(metavar="KIND", help="Collective it ran; default: as it says.")
     ] = None
+
+    @property
+    def place(self) -> RunPlace:
+        """Where nccl-tests ran."""
+        from collectives.nccl_tests import RunPlace
+
+        return RunPlace(topology=self.topology, hosts=self.hosts, kind=self.kind)
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:

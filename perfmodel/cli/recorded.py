@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option, Overwrite
 from perfmodel.cli.commands import command, command_group
-from perfmodel.cli.options import JobOut, JsonFile, LocalRun, Outputs, Quiet, argument
+from perfmodel.cli.options import JobOut, LocalRun, Outputs, Quiet, argument
 from perfmodel.prediction.scenario import JobScenario
+
+if TYPE_CHECKING:
+    from perfmodel.recordings.import_files import ImportWishes
+    from perfmodel.reports.blocks import Report
 
 IMPORT_EPILOG = """\b
 Examples:
@@ -50,8 +56,10 @@ KinetoFiles = Annotated[
 trace = command_group(help="Look into recorded traces.")
 
 
-@command(epilog=IMPORT_EPILOG, name="import")
-def import_traces(
+@dataclass(frozen=True)
+class ImportQuestion:
+    """The traces to import, where to, and what is accepted."""
+
     paths: Annotated[
         tuple[str, ...],
         argument(
@@ -59,33 +67,50 @@ def import_traces(
             "Kineto, PyTorch execution trace or Chakra files of one job, a folder of them, or "
             "a folder of such folders. The content of a file says what it is.",
         ),
-    ],
-    out: JobOut,
-    strict: Annotated[bool, Option(help="Refuse traces with any fault.")] = False,
-    overwrite: Overwrite = False,
+    ]
+    out: JobOut
+    strict: Annotated[bool, Option(help="Refuse traces with any fault.")] = False
+    overwrite: Overwrite = False
     limits_factor: Annotated[
         float,
         Option(metavar="FACTOR", help="Raise the limit on the unpacked size of files."),
-    ] = 1.0,
-    json_file: JsonFile = None,
-    quiet: Quiet = False,
+    ] = 1.0
+
+    @property
+    def wishes(self) -> ImportWishes:
+        """What is accepted, as `perfmodel.api` takes it."""
+        from perfmodel.recordings.import_files import ImportWishes
+        from traces.file_stream import DEFAULT_LIMITS
+
+        factor = self.limits_factor
+        if not 0 < factor <= 1e6:
+            raise InputError(f"--limits-factor: must be above 0 and at most 1000000, got {factor}.")
+        return ImportWishes(self.strict, self.overwrite, DEFAULT_LIMITS.scaled(factor))
+
+
+@command(epilog=IMPORT_EPILOG, name="import")
+def import_traces(
+    question: ImportQuestion, files: Annotated[Outputs, "json_file"], quiet: Quiet = False
 ) -> None:
     """Turn recorded traces of all ranks into a job, and replay it once to score it."""
-    from perfmodel.recordings.import_files import ImportWishes
     from perfmodel.reports.recordings import report_import
     from perfmodel.reports.terminal import show_files
-    from traces.file_stream import DEFAULT_LIMITS
 
-    if not 0 < limits_factor <= 1e6:
-        raise InputError(
-            f"--limits-factor: must be above 0 and at most 1000000, got {limits_factor}."
-        )
-    wishes = ImportWishes(strict, overwrite, DEFAULT_LIMITS.scaled(limits_factor))
     with show_files(is_quiet=quiet) as progress:
-        found = api.import_traces(paths, out, wishes, progress)
-    documents = [one.document() for one in found]
-    document = documents[0] if len(documents) == 1 else {"kind": "imports", "jobs": documents}
-    Outputs(json_file).write([report_import(told) for told in documents], lambda: document)
+        found = api.import_traces(question.paths, question.out, question.wishes, progress)
+    _write_jobs(files, [one.document() for one in found], "imports", report_import)
+
+
+def _write_jobs(
+    files: Outputs,
+    documents: list[dict[str, Any]],
+    kind: str,
+    report: Callable[[dict[str, Any]], Report],
+    draw: Callable[[Path], object] | None = None,
+) -> None:
+    """Write the answers about several jobs: one after the other, or as JSON of this *kind*."""
+    document = documents[0] if len(documents) == 1 else {"kind": kind, "jobs": documents}
+    files.write([report(found) for found in documents], lambda: document, draw)
 
 
 @command(epilog=REPLAY_EPILOG)
@@ -119,26 +144,24 @@ def stats(
 
     with show_files() as progress:
         documents = api.trace_stats(paths, progress)
-    document = documents[0] if len(documents) == 1 else {"kind": "trace_stats", "jobs": documents}
-    files.write(
-        [report_streams(found) for found in documents],
-        lambda: document,
-        lambda path: draw_streams(documents, path),
+    _write_jobs(
+        files, documents, "trace_stats", report_streams, lambda path: draw_streams(documents, path)
     )
 
 
 @command(trace, epilog=DIFF_EPILOG)
 def diff(
+    *,
     before: Annotated[str, argument("A", "Kineto file, or folder of a job.")],
     after: Annotated[str, argument("B", "The same job, recorded later.")],
     top: Annotated[int, Option(min=1, help="Lines per table.")] = 10,
-    json_file: JsonFile = None,
+    files: Annotated[Outputs, "json_file"],
 ) -> None:
     """What is slower in B than in A: by operator, kernel, profiler range, and wait."""
     from perfmodel.reports.recordings import report_diff
 
     document = api.trace_diff(before, after)
-    Outputs(json_file).write(report_diff(document, top=top), lambda: document)
+    files.write(report_diff(document, top=top), lambda: document)
 
 
 @command(trace, epilog=EXTRACT_EPILOG)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,7 @@ from perfmodel import api
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.options import Option
 from perfmodel.cli.commands import command, command_group
-from perfmodel.cli.options import CollectiveTables, Outputs, Run, RunPlaceOptions, argument
+from perfmodel.cli.options import MeasuredCollectives, Outputs, Run, argument
 from perfmodel.prediction.scenario import CalibrationFiles
 
 if TYPE_CHECKING:
@@ -39,36 +40,41 @@ QuietRun = Annotated[Run, "quiet"]
 validate = command_group(help="Compare predictions with measurements; exit 1 beyond the limit.")
 
 
+@dataclass(frozen=True)
+class CollectiveScores(MeasuredCollectives):
+    """Measured collectives to compare with, and the limit on the error."""
+
+    calibration: CalibrationFiles = ()
+    limit: Limit = None
+
+
 @command(validate, epilog=EPILOG)
-def collectives(
-    *,
-    tables: CollectiveTables,
-    place: RunPlaceOptions,
-    calibration: CalibrationFiles = (),
-    limit: Limit = None,
-    files: ScoreFiles,
-    run: QuietRun,
-) -> None:
+def collectives(question: CollectiveScores, files: ScoreFiles, run: QuietRun) -> None:
     """Compare predicted with measured collectives, one line per group."""
     with run.open("predicting"):
         board = api.validate(
-            "collectives", tables, place=api.RunPlace(**vars(place)), calibration=calibration
+            "collectives",
+            question.tables,
+            place=question.place,
+            calibration=question.calibration,
         )
-    show_scores(board, files, limit)
+    show_scores(board, files, question.limit)
+
+
+@dataclass(frozen=True)
+class KernelScores:
+    """Measured kernels to compare with, and the limit on the error."""
+
+    table: Annotated[str, argument("FILE", "A table of measured kernels.")]
+    calibration: CalibrationFiles = ()
+    limit: Limit = None
 
 
 def _kernel_command(kind: KernelKind) -> Callable[..., None]:
-    def kernels(
-        *,
-        table: Annotated[str, argument("FILE", "A table of measured kernels.")],
-        calibration: CalibrationFiles = (),
-        limit: Limit = None,
-        files: ScoreFiles,
-        run: QuietRun,
-    ) -> None:
+    def kernels(question: KernelScores, files: ScoreFiles, run: QuietRun) -> None:
         with run.open("predicting"):
-            board = api.validate(kind, [table], calibration=calibration)
-        show_scores(board, files, limit)
+            board = api.validate(kind, [question.table], calibration=question.calibration)
+        show_scores(board, files, question.limit)
 
     return kernels
 
@@ -79,27 +85,30 @@ for _kind, _what in KERNELS.items():
     )
 
 
-@command(validate)
-def runs(
-    *,
+@dataclass(frozen=True)
+class RunScores:
+    """Measured training runs to compare with, and the limit on the error."""
+
     table: Annotated[
         str | None,
         argument(
             "FILE", "A table of measured runs, .csv or .csv.gz; default: those of the repository."
         ),
-    ] = None,
-    limit: Limit = None,
+    ] = None
+    limit: Limit = None
     source: Annotated[
         str | None, Option(metavar="TEXT", help="Only rows whose source contains this.")
-    ] = None,
-    calibration: CalibrationFiles = (),
-    run: Run,
-    files: ScoreFiles,
-) -> None:
+    ] = None
+    calibration: CalibrationFiles = ()
+
+
+@command(validate)
+def runs(question: RunScores, run: Run, files: ScoreFiles) -> None:
     """Compare predicted with measured training iterations, one line per framework and GPU."""
+    asked = {name: value for name, value in vars(question).items() if name != "limit"}
     with run.open("predicting") as where:
-        board = api.validate_runs(table, source=source, calibration=calibration, **where)
-    show_scores(board, files, limit)
+        board = api.validate_runs(**asked, **where)
+    show_scores(board, files, question.limit)
 
 
 @command(validate)

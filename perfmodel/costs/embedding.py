@@ -122,33 +122,29 @@ def parse_constants(text: str, *, document: str) -> dict[str, EmbeddingConstants
     return found
 
 
-class EmbeddingModel:
-    """Prices fused lookups and their backward pass with the update."""
-
-    family = "embedding"
-
-    def price(self, ops: Sequence[EmbeddingOp], device: Device, stack: SoftwareStack) -> Estimates:
-        """Predict *ops* on *device*; *stack* does not matter."""
-        del stack
-        # Both directions of a rank use the same tables.
-        lookups = list(dict.fromkeys(op.lookup for op in ops))
-        number_of = {lookup: number for number, lookup in enumerate(lookups)}
-        terms = lookups_terms(lookups, device)[[number_of[op.lookup] for op in ops]]
-        pricer = LookupPricer(device)
-        durations = np.empty(len(ops))
-        bounds: CodeColumn = np.empty(len(ops), dtype=np.int8)
-        for row, op in enumerate(ops):
-            times = pricer.times(
-                terms[row : row + 1], op.direction, op.lookup.kernel, op.lookup.gradient_dtype
-            )
-            durations[row], bounds[row] = times[0][0], times[1][0]
-        is_own = device.architecture.value in load_constants()
-        return build_estimates(
-            durations,
-            relative_sigma=pricer.constants.relative_sigma,
-            provenance=Provenance.INTERPOLATED if is_own else Provenance.EXTRAPOLATED,
-            bound=bounds,
+def price_embeddings(
+    ops: Sequence[EmbeddingOp], device: Device, _stack: SoftwareStack
+) -> Estimates:
+    """Predict fused lookups and their backward pass with the update."""
+    # Both directions of a rank use the same tables.
+    lookups = list(dict.fromkeys(op.lookup for op in ops))
+    number_of = {lookup: number for number, lookup in enumerate(lookups)}
+    terms = lookups_terms(lookups, device)[[number_of[op.lookup] for op in ops]]
+    pricer = LookupPricer(device)
+    durations = np.empty(len(ops))
+    bounds: CodeColumn = np.empty(len(ops), dtype=np.int8)
+    for row, op in enumerate(ops):
+        times = pricer.times(
+            terms[row : row + 1], op.direction, op.lookup.kernel, op.lookup.gradient_dtype
         )
+        durations[row], bounds[row] = times[0][0], times[1][0]
+    is_own = device.architecture.value in load_constants()
+    return build_estimates(
+        durations,
+        relative_sigma=pricer.constants.relative_sigma,
+        provenance=Provenance.INTERPOLATED if is_own else Provenance.EXTRAPOLATED,
+        bound=bounds,
+    )
 
 
 def lookups_terms(lookups: Sequence[Lookup], device: Device) -> Int64s:

@@ -128,7 +128,7 @@ class _KnownTerms:
         }
         if fresh:
             number_of.update(zip(fresh, count(len(number_of)), strict=False))
-            terms = _find_terms(self._whole, list(fresh.values()), self._setting)
+            terms = find_terms(self._whole, list(fresh.values()), self._setting)
             self._terms = np.concatenate([self._terms, terms])
         return self._terms[[number_of[key] for key in keys]]
 
@@ -136,7 +136,7 @@ class _KnownTerms:
 _known_terms = lru_cache(maxsize=MOST_TABLES)(_KnownTerms)
 
 
-def _find_terms(
+def find_terms(
     whole: EmbeddingTable, pieces: Sequence[EmbeddingTable], setting: TermsSetting
 ) -> Int64s:
     """The terms of *whole* itself or of *pieces* by rows of it."""

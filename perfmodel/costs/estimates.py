@@ -127,6 +127,14 @@ class KernelModel(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class PlainModel:
+    """A model without constants of its own to choose: a *family* and its function."""
+
+    family: str
+    price: Callable[[Sequence[Any], Device, SoftwareStack], Estimates]
+
+
 class CalibratedModel:
     """A model with constants in calibration files of one *kind*, unless it is given *entries*."""
 

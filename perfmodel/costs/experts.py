@@ -70,31 +70,28 @@ class ExpertLayerModel(CalibratedModel):
         return price_by_kind(ops, rows_of_kinds(op.variant for op in ops), price)
 
 
-class GroupedGemmModel:
-    """Prices grouped GEMMs, which err and slow down together with plain ones."""
+def price_grouped_gemms(
+    ops: Sequence[GroupedGemm], device: Device, stack: SoftwareStack
+) -> Estimates:
+    """Predict grouped GEMMs, which err and slow down together with plain ones."""
 
-    family = "gemm"
+    def price(dtype: DType, chosen: Sequence[GroupedGemm]) -> Estimates:
+        check_multiplies(device, dtype)
+        match = _nearest(entries_for("experts", device), device, dtype)
+        sizes = [(op.groups, op.m, op.n, op.k) for op in chosen]
+        times = predict_grouped_times(
+            np.array(sizes, dtype=np.float64).T,
+            machine_rates(device, dtype),
+            ExpertConstants(**match.entry.constants),
+            width_bytes=dtype.size_bits / BITS_PER_BYTE,
+            slowdown=arithmetic_slowdown(device, stack, dtype),
+        )
+        is_memory = times.memory_ns > times.arithmetic_ns
+        bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE).astype(np.int8)
+        return _estimates(times.duration_ns, match, bound)
 
-    def price(self, ops: Sequence[GroupedGemm], device: Device, stack: SoftwareStack) -> Estimates:
-        """Predict *ops* on *device* under *stack*."""
-
-        def price(dtype: DType, chosen: Sequence[GroupedGemm]) -> Estimates:
-            check_multiplies(device, dtype)
-            match = _nearest(entries_for("experts", device), device, dtype)
-            sizes = [(op.groups, op.m, op.n, op.k) for op in chosen]
-            times = predict_grouped_times(
-                np.array(sizes, dtype=np.float64).T,
-                machine_rates(device, dtype),
-                ExpertConstants(**match.entry.constants),
-                width_bytes=dtype.size_bits / BITS_PER_BYTE,
-                slowdown=arithmetic_slowdown(device, stack, dtype),
-            )
-            is_memory = times.memory_ns > times.arithmetic_ns
-            bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE).astype(np.int8)
-            return _estimates(times.duration_ns, match, bound)
-
-        dtypes = (stack.matmul_dtypes.get(op.dtype, op.dtype) for op in ops)
-        return price_by_kind(ops, rows_of_kinds(dtypes), price)
+    dtypes = (stack.matmul_dtypes.get(op.dtype, op.dtype) for op in ops)
+    return price_by_kind(ops, rows_of_kinds(dtypes), price)
 
 
 def _match_kernel(entries: Sequence[Entry], device: Device, variant: str, dtype: DType) -> Match:

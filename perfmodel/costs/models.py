@@ -13,17 +13,18 @@ import numpy as np
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.attention import AttentionModel
-from perfmodel.costs.embedding import EmbeddingModel
+from perfmodel.costs.embedding import price_embeddings
 from perfmodel.costs.estimates import (
     Bound,
     Estimates,
     FloatColumn,
     KernelModel,
+    PlainModel,
     build_estimates,
     price_by_kind,
     rows_of_kinds,
 )
-from perfmodel.costs.experts import GroupedGemmModel
+from perfmodel.costs.experts import price_grouped_gemms
 from perfmodel.costs.gemm import (
     GemmModel,
     gemm_shapes,
@@ -61,39 +62,33 @@ CONVOLUTION_SIGMA = 0.25
 """No table of convolutions was measured: the constants are those of GEMMs."""
 
 
-class ConvolutionModel:
-    """Prices convolutions and their gradients by their implicit GEMM.
+def price_convolutions(
+    ops: Sequence[Convolution], device: Device, stack: SoftwareStack
+) -> Estimates:
+    """Predict convolutions and their gradients by their implicit GEMM.
 
     Arithmetic is that of the GEMM, with its tiles and waves. Traffic is the operands and the
     output once: the unrolled input is never written to memory.
     """
-
-    family = "gemm"
-
-    def __init__(self, gemms: GemmModel | None = None) -> None:
-        self._gemms = GemmModel() if gemms is None else gemms
-
-    def price(self, ops: Sequence[Convolution], device: Device, stack: SoftwareStack) -> Estimates:
-        """Predict *ops* on *device* under *stack*."""
-        gemms = [op.product for op in ops]
-        arithmetic_ns = np.empty(len(ops), dtype=np.float64)
-        for stored, rows in rows_by_dtype(gemms).items():
-            dtype = stack.matmul_dtypes.get(stored, stored)
-            constants = self._gemms.calibration(device, dtype).constants
-            shapes = gemm_shapes([gemms[row] for row in rows])
-            busy_ns = predict_arithmetic_ns(shapes, machine_rates(device, dtype), constants)
-            arithmetic_ns[list(rows)] = busy_ns * arithmetic_slowdown(device, stack, dtype)
-        vector_ns = FLOOR_NS + np.array([op.flops for op in ops]) * NS_PER_S / device.vector_flops
-        is_thin = np.array([op.n < LEAST_TENSOR_COLUMNS for op in ops])
-        arithmetic_ns = np.where(is_thin, vector_ns, arithmetic_ns)
-        moved_bytes = np.array([op.read_bytes + op.write_bytes for op in ops], dtype=np.float64)
-        memory_ns = moved_bytes * NS_PER_S / (MEMORY_RATIO * device.memory_bandwidth_bytes_per_s)
-        return build_estimates(
-            soft_maximum(arithmetic_ns, FLOOR_NS + memory_ns),
-            relative_sigma=CONVOLUTION_SIGMA,
-            provenance=Provenance.EXTRAPOLATED,
-            bound=np.where(memory_ns > arithmetic_ns, Bound.MEMORY, Bound.COMPUTE),
-        )
+    gemm_model, gemms = GemmModel(), [op.product for op in ops]
+    arithmetic_ns = np.empty(len(ops), dtype=np.float64)
+    for stored, rows in rows_by_dtype(gemms).items():
+        dtype = stack.matmul_dtypes.get(stored, stored)
+        constants = gemm_model.calibration(device, dtype).constants
+        shapes = gemm_shapes([gemms[row] for row in rows])
+        busy_ns = predict_arithmetic_ns(shapes, machine_rates(device, dtype), constants)
+        arithmetic_ns[list(rows)] = busy_ns * arithmetic_slowdown(device, stack, dtype)
+    vector_ns = FLOOR_NS + np.array([op.flops for op in ops]) * NS_PER_S / device.vector_flops
+    is_thin = np.array([op.n < LEAST_TENSOR_COLUMNS for op in ops])
+    arithmetic_ns = np.where(is_thin, vector_ns, arithmetic_ns)
+    moved_bytes = np.array([op.read_bytes + op.write_bytes for op in ops], dtype=np.float64)
+    memory_ns = moved_bytes * NS_PER_S / (MEMORY_RATIO * device.memory_bandwidth_bytes_per_s)
+    return build_estimates(
+        soft_maximum(arithmetic_ns, FLOOR_NS + memory_ns),
+        relative_sigma=CONVOLUTION_SIGMA,
+        provenance=Provenance.EXTRAPOLATED,
+        bound=np.where(memory_ns > arithmetic_ns, Bound.MEMORY, Bound.COMPUTE),
+    )
 
 
 COPY_FLOOR_NS = 2_000.0
@@ -102,95 +97,77 @@ PAGEABLE_RATIO = 0.5
 DEVICE_EFFICIENCY = 0.85
 
 
-class CopyModel:
-    """Prices copies: a floor plus bytes over the bandwidth of the slower memory or bus."""
+def price_copies(ops: Sequence[Copy], device: Device, _stack: SoftwareStack) -> Estimates:
+    """Predict copies: a floor plus bytes over the bandwidth of the slower memory or bus."""
 
-    family = "copy"
+    def bandwidth_bytes_per_s(op: Copy) -> float:
+        if op.route is CopyRoute.DEVICE_TO_DEVICE:
+            # A copy inside a device reads and writes every byte.
+            return DEVICE_EFFICIENCY * device.memory_bandwidth_bytes_per_s / 2
+        return (1.0 if op.is_pinned else PAGEABLE_RATIO) * device.pcie_bandwidth_bytes_per_s
 
-    def price(self, ops: Sequence[Copy], device: Device, stack: SoftwareStack) -> Estimates:
-        """Predict *ops* on *device*; *stack* does not matter."""
-        del stack
-
-        def bandwidth_bytes_per_s(op: Copy) -> float:
-            if op.route is CopyRoute.DEVICE_TO_DEVICE:
-                # A copy inside a device reads and writes every byte.
-                return DEVICE_EFFICIENCY * device.memory_bandwidth_bytes_per_s / 2
-            return (1.0 if op.is_pinned else PAGEABLE_RATIO) * device.pcie_bandwidth_bytes_per_s
-
-        sizes = np.array([op.size_bytes for op in ops], dtype=np.float64)
-        moved_ns = sizes * NS_PER_S / np.array([bandwidth_bytes_per_s(op) for op in ops])
-        return build_estimates(
-            COPY_FLOOR_NS + moved_ns,
-            relative_sigma=0.2,
-            provenance=Provenance.ANALYTIC,
-            bound=np.where(moved_ns > COPY_FLOOR_NS, Bound.LINK, Bound.LATENCY),
-        )
+    sizes = np.array([op.size_bytes for op in ops], dtype=np.float64)
+    moved_ns = sizes * NS_PER_S / np.array([bandwidth_bytes_per_s(op) for op in ops])
+    return build_estimates(
+        COPY_FLOOR_NS + moved_ns,
+        relative_sigma=0.2,
+        provenance=Provenance.ANALYTIC,
+        bound=np.where(moved_ns > COPY_FLOOR_NS, Bound.LINK, Bound.LATENCY),
+    )
 
 
 HOST_SIGMA = 0.15
 """Relative: hosts of one stack differ by clock and generation."""
 
 
-class HostModel:
-    """Prices host work by the table of its software stack, which does not depend on the GPU.
+def price_host(
+    ops: Sequence[HostWork | HostSpan], _device: Device, stack: SoftwareStack
+) -> Estimates:
+    """Look host work up in *stack*, whatever the GPU; a span is the sum of its parts.
 
     An operator that the stack does not list costs its default and is tagged assumed.
     """
-
-    family = "host"
-
-    def price(
-        self, ops: Sequence[HostWork | HostSpan], device: Device, stack: SoftwareStack
-    ) -> Estimates:
-        """Look *ops* up in *stack*; a span is the sum of its parts."""
-        del device
-        is_captured = stack.execution is Execution.CUDA_GRAPH
-        known = Provenance.ANALYTIC if is_captured else Provenance.MEASURED
-        duration_ns = np.empty(len(ops), dtype=np.float64)
-        provenance = np.empty(len(ops), dtype=np.int8)
-        for row, op in enumerate(ops):
-            parts = op.parts if isinstance(op, HostSpan) else (op,)
-            times = [stack.host.time(part.operator, part.part) for part in parts]
-            duration_ns[row] = sum(time.duration_ns for time in times)
-            assumed_ns = sum(time.duration_ns for time in times if time.is_assumed)
-            # A span is as well known as the larger part of its time.
-            is_assumed = assumed_ns > duration_ns[row] / 2 and not is_captured
-            provenance[row] = Provenance.ASSUMED if is_assumed else known
-        return build_estimates(
-            duration_ns,
-            relative_sigma=HOST_SIGMA,
-            provenance=provenance,
-            bound=Bound.HOST,
-        )
+    is_captured = stack.execution is Execution.CUDA_GRAPH
+    known = Provenance.ANALYTIC if is_captured else Provenance.MEASURED
+    duration_ns = np.empty(len(ops), dtype=np.float64)
+    provenance = np.empty(len(ops), dtype=np.int8)
+    for row, op in enumerate(ops):
+        parts = op.parts if isinstance(op, HostSpan) else (op,)
+        times = [stack.host.time(part.operator, part.part) for part in parts]
+        duration_ns[row] = sum(time.duration_ns for time in times)
+        assumed_ns = sum(time.duration_ns for time in times if time.is_assumed)
+        # A span is as well known as the larger part of its time.
+        is_assumed = assumed_ns > duration_ns[row] / 2 and not is_captured
+        provenance[row] = Provenance.ASSUMED if is_assumed else known
+    return build_estimates(
+        duration_ns,
+        relative_sigma=HOST_SIGMA,
+        provenance=provenance,
+        bound=Bound.HOST,
+    )
 
 
-class FixedModel:
-    """Prices ops that state their duration."""
-
-    family = "fixed"
-
-    def price(self, ops: Sequence[Fixed], device: Device, stack: SoftwareStack) -> Estimates:
-        """The stated durations of *ops*."""
-        del device, stack
-        return build_estimates(
-            np.array([op.duration_ns for op in ops], dtype=np.float64),
-            relative_sigma=0.0,
-            provenance=np.array([op.provenance for op in ops], dtype=np.int8),
-            bound=Bound.UNKNOWN,
-        )
+def price_fixed(ops: Sequence[Fixed], _device: Device, _stack: SoftwareStack) -> Estimates:
+    """The stated durations of *ops*."""
+    return build_estimates(
+        np.array([op.duration_ns for op in ops], dtype=np.float64),
+        relative_sigma=0.0,
+        provenance=np.array([op.provenance for op in ops], dtype=np.int8),
+        bound=Bound.UNKNOWN,
+    )
 
 
 MODELS: dict[type[object], KernelModel] = {
     Gemm: GemmModel(),
-    Convolution: ConvolutionModel(),
-    GroupedGemm: GroupedGemmModel(),
+    Convolution: PlainModel("gemm", price_convolutions),
+    GroupedGemm: PlainModel("gemm", price_grouped_gemms),
     Attention: AttentionModel(),
     MemoryBound: MemoryModel(),
-    EmbeddingOp: EmbeddingModel(),
-    Copy: CopyModel(),
-    HostWork: HostModel(),
-    HostSpan: HostModel(),
-    Fixed: FixedModel(),
+    EmbeddingOp: PlainModel("embedding", price_embeddings),
+    Copy: PlainModel("copy", price_copies),
+    HostWork: PlainModel("host", price_host),
+    HostSpan: PlainModel("host", price_host),
+    Fixed: PlainModel("fixed", price_fixed),
 }
 
 COMMUNICATION_FAMILY = "communication"

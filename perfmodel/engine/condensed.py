@@ -46,8 +46,7 @@ class CondensedJob(NamedTuple):
 
     Waits of slot s on a rank of kind v are rows `wait_start[v, s]` to `wait_start[v, s + 1]`.
     *changing* is the column of a variant's durations for a slot, or FIXED; then `fixed_ns[v, s]`
-    applies. *fixed_ns* and *wait_lag_ns* have a last axis of duration vectors, which compiled code
-    gets without. *reach* is how many iterations dependencies go back.
+    applies. *reach* is how many iterations dependencies go back.
     """
 
     is_present: Bools
@@ -62,15 +61,10 @@ class CondensedJob(NamedTuple):
     lane_slots: Int32s
     reach: int
 
-    @property
-    def vector_count(self) -> int:
-        """Number of duration vectors of fixed tasks; the first is nominal."""
-        return int(self.fixed_ns.shape[2])
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankKind:
-    """A kind of rank: its program, durations (tasks x vectors) and columns that variants change."""
+    """A kind of rank: its program, durations of tasks and columns that variants change."""
 
     program: Program
     durations_ns: Int64s
@@ -133,40 +127,30 @@ def _fill(
     condensed: list[CondensedProgram],
 ) -> CondensedJob:
     place_of = {key: place for place, key in enumerate(slots)}
-    vectors = rank_kinds[0].durations_ns.shape[1]
     kinds = len(rank_kinds)
     is_present = np.zeros((kinds, len(slots)), dtype=bool)
     is_rendezvous = np.zeros(len(slots), dtype=bool)
     changing = np.full(len(slots), FIXED, dtype=np.int32)
-    fixed_ns = np.zeros((kinds, len(slots), vectors), dtype=np.int64)
+    fixed_ns = np.zeros((kinds, len(slots)), dtype=np.int64)
     wait_start = np.zeros((kinds, len(slots) + 1), dtype=np.int32)
-    rows: list[tuple[int, bool, int]] = []
-    lags: list[Int64s] = []
+    rows: list[tuple[int, bool, int, int]] = []
+    lane_slots: set[int] = set()
     for kind, (of_kind, found, short) in enumerate(zip(keys, rank_kinds, condensed, strict=True)):
         place_of_task = {task: place_of[key] for key, task in of_kind.items()}
+        lane_slots |= {place_of_task[task] for task in short.lane_ends}
+        wait_start[kind, 0] = len(rows)
         for place, key in enumerate(slots):
-            wait_start[kind, place] = len(rows)
             task = of_kind.get(key)
-            if task is None:
-                continue
-            is_present[kind, place] = True
-            is_rendezvous[place] |= bool(found.program.slot[task] != PLAIN)
-            changing[place] = max(changing[place], found.changing[task])
-            fixed_ns[kind, place] = found.durations_ns[task]
-            for moment, lag in sorted(short.waits[task].items()):
-                source = ORIGIN if moment.task == ORIGIN else place_of_task[moment.task]
-                rows.append((source, moment.anchor is Anchor.START, moment.distance))
-                lags.append(lag)
-        wait_start[kind, len(slots)] = len(rows)
-    lane_slots = sorted(
-        {
-            place_of[key]
-            for of_kind, short in zip(keys, condensed, strict=True)
-            for key, task in of_kind.items()
-            if task in short.lane_ends
-        }
-    )
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
+            if task is not None:
+                is_present[kind, place] = True
+                is_rendezvous[place] |= bool(found.program.slot[task] != PLAIN)
+                changing[place] = max(changing[place], found.changing[task])
+                fixed_ns[kind, place] = found.durations_ns[task]
+                for moment, lag in sorted(short.waits[task].items()):
+                    source = place_of_task.get(moment.task, ORIGIN)
+                    rows.append((source, moment.anchor is Anchor.START, moment.distance, lag))
+            wait_start[kind, place + 1] = len(rows)
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 4)
     return CondensedJob(
         is_present=is_present,
         is_rendezvous=is_rendezvous,
@@ -176,14 +160,13 @@ def _fill(
         wait_slot=columns[:, 0].astype(np.int32),
         wait_is_start=columns[:, 1].astype(bool),
         wait_distance=columns[:, 2].astype(np.int32),
-        wait_lag_ns=np.stack(lags).astype(np.int64),
-        lane_slots=np.array(lane_slots, dtype=np.int32),
+        wait_lag_ns=columns[:, 3].copy(),
+        lane_slots=np.array(sorted(lane_slots), dtype=np.int32),
         reach=max(int(one.program.dep_distance.max(initial=0)) for one in rank_kinds),
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class VariantTimes:
+class VariantTimes(NamedTuple):
     """Times of variants: isolated time, period, and the iterations needed to find it."""
 
     isolated_ns: Int64s
@@ -192,48 +175,24 @@ class VariantTimes:
     cyclicity: Int64s
 
 
-def evaluate_variants(
-    job: CondensedJob, kinds: Int8s, durations_ns: Int64s, *, vector: int = 0
-) -> VariantTimes:
+def evaluate_variants(job: CondensedJob, kinds: Int8s, durations_ns: Int64s) -> VariantTimes:
     """Times; *kinds* are variants x ranks, *durations_ns* variants x columns x ranks."""
-    moments = _moments(job, kinds.shape[1])
-    found = _evaluate(kinds, durations_ns, moments, _of_vector(job, vector))
-    return VariantTimes(*found.T)
-
-
-def start_and_end(job: CondensedJob, kinds: Int8s, durations_ns: Int64s) -> tuple[Int64s, Int64s]:
-    """Ready and end of every slot x rank of one variant in its first iteration."""
-    moments = _moments(job, len(kinds))
-    _advance(0, kinds, durations_ns, moments, _of_vector(job, 0))
-    return moments.ready, moments.ends[0]
+    slots, ranks = len(job.changing), kinds.shape[1]
+    history = max(int(job.wait_distance.max(initial=0)), LONGEST_CYCLE) + 1
+    moments = _Moments(
+        np.zeros((history, slots, ranks), dtype=np.int64),
+        np.zeros((history, slots, ranks), dtype=np.int64),
+        np.zeros((2, ranks), dtype=np.int64),
+    )
+    return VariantTimes(*_evaluate(kinds, durations_ns, moments, job).T)
 
 
 class _Moments(NamedTuple):
-    """Times that compiled code writes: iterations x slots x ranks."""
+    """Times that compiled code writes: iterations x slots x ranks, and kinds x ranks."""
 
     starts: Int64s
     ends: Int64s
-    ready: Int64s
     ready_of_kind: Int64s
-
-
-def _moments(job: CondensedJob, ranks: int) -> _Moments:
-    slots = len(job.changing)
-    history = max(int(job.wait_distance.max(initial=0)), LONGEST_CYCLE) + 1
-    return _Moments(
-        np.zeros((history, slots, ranks), dtype=np.int64),
-        np.zeros((history, slots, ranks), dtype=np.int64),
-        np.zeros((slots, ranks), dtype=np.int64),
-        np.zeros((2, ranks), dtype=np.int64),
-    )
-
-
-def _of_vector(job: CondensedJob, vector: int) -> CondensedJob:
-    """*job* with one duration vector, for compiled code."""
-    return job._replace(
-        fixed_ns=np.ascontiguousarray(job.fixed_ns[:, :, vector]),
-        wait_lag_ns=np.ascontiguousarray(job.wait_lag_ns[:, vector]),
-    )
 
 
 @numba.njit(cache=True, nogil=True)
@@ -282,7 +241,6 @@ def _begin(
     for rank in range(len(kinds)):
         kind = kinds[rank]
         if columns.is_present[kind, slot]:
-            moments.ready[slot, rank] = moments.ready_of_kind[kind, rank]
             latest = max(latest, moments.ready_of_kind[kind, rank])
     column = columns.changing[slot]
     for rank in range(len(kinds)):
@@ -290,7 +248,7 @@ def _begin(
         if not columns.is_present[kind, slot]:
             moments.ends[now, slot, rank] = 0
             continue
-        begin = latest if columns.is_rendezvous[slot] else moments.ready[slot, rank]
+        begin = latest if columns.is_rendezvous[slot] else moments.ready_of_kind[kind, rank]
         took = durations[column, rank] if column >= 0 else columns.fixed_ns[kind, slot]
         moments.starts[now, slot, rank] = begin
         moments.ends[now, slot, rank] = begin + took

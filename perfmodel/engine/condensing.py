@@ -30,8 +30,8 @@ class Moment:
     distance: int
 
 
-Ways = dict[Moment, Int64s]
-"""The longest path from each moment in nanoseconds, by duration vector."""
+Ways = dict[Moment, int]
+"""The longest path from each moment, in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,22 +56,22 @@ def choose_kept(program: Program, changing: Bools) -> Bools:
 
 
 def condense(program: Program, durations_ns: Int64s, kept: Bools) -> CondensedProgram:
-    """Fold the tasks of *program* that are not *kept*; durations are tasks x vectors."""
+    """Fold the tasks of *program* that are not *kept*."""
     previous = _previous_in_lane(program)
+    lengths = durations_ns.tolist()
     ends: dict[int, Ways] = {}
     starts: dict[int, Ways] = {}
     waits: dict[int, Ways] = {}
     order = _sort(program, previous)
     for task in order:
-        ready = _ready(program, task, previous, starts, ends, durations_ns.shape[1])
+        ready = _ready(program, task, previous, starts, ends)
         if kept[task]:
             waits[task] = ready
-            zero = np.zeros(durations_ns.shape[1], dtype=np.int64)
-            starts[task] = {Moment(task, Anchor.START, 0): zero}
-            ends[task] = {Moment(task, Anchor.END, 0): zero}
+            starts[task] = {Moment(task, Anchor.START, 0): 0}
+            ends[task] = {Moment(task, Anchor.END, 0): 0}
         else:
             starts[task] = ready
-            ends[task] = {moment: way + durations_ns[task] for moment, way in ready.items()}
+            ends[task] = {moment: way + lengths[task] for moment, way in ready.items()}
     tasks = tuple(task for task in order if kept[task])
     for task in tasks:
         waits[task] = _prune(waits[task], waits)
@@ -84,21 +84,16 @@ def _ready(
     previous: list[int],
     starts: dict[int, Ways],
     ends: dict[int, Ways],
-    vectors: int,
 ) -> Ways:
     """All moments that *task* waits for, with the longest path from each."""
-    zero = np.zeros(vectors, dtype=np.int64)
-    ready: Ways = {Moment(ORIGIN, Anchor.END, 0): zero}
+    ready: Ways = {Moment(ORIGIN, Anchor.END, 0): 0}
     before = previous[task]
-    if before < task:
-        _join(ready, ends[before], 0)
-    else:
-        _join(ready, {Moment(before, Anchor.END, 1): zero}, 0)
+    _join(ready, ends[before] if before < task else {Moment(before, Anchor.END, 1): 0}, 0)
     for row in range(int(program.dep_start[task]), int(program.dep_start[task + 1])):
         source, lag = int(program.dep_task[row]), int(program.dep_lag_ns[row])
         anchor, distance = Anchor(int(program.dep_anchor[row])), int(program.dep_distance[row])
         if distance:
-            _join(ready, {Moment(source, anchor, distance): zero}, lag)
+            _join(ready, {Moment(source, anchor, distance): 0}, lag)
         else:
             _join(ready, ends[source] if anchor is Anchor.END else starts[source], lag)
     return ready
@@ -106,9 +101,7 @@ def _ready(
 
 def _join(ready: Ways, ways: Ways, lag_ns: int) -> None:
     for moment, way in ways.items():
-        longer = way + lag_ns
-        known = ready.get(moment)
-        ready[moment] = longer if known is None else np.maximum(known, longer)
+        ready[moment] = max(ready.get(moment, way + lag_ns), way + lag_ns)
 
 
 def _prune(ways: Ways, waits: dict[int, Ways]) -> Ways:
@@ -119,7 +112,7 @@ def _prune(ways: Ways, waits: dict[int, Ways]) -> Ways:
             continue
         for moment, first in waits[middle.task].items():
             direct = kept.get(moment)
-            if direct is not None and moment != middle and bool((first + second >= direct).all()):
+            if direct is not None and moment != middle and first + second >= direct:
                 del kept[moment]
     return kept
 

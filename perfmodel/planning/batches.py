@@ -10,15 +10,17 @@ Leaves out: correlations between tables, and rows that are hot only for a while.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from embeddings.plan import ShardingPlan
+from embeddings.table import EmbeddingTable
 from perfmodel.costs.embedding_terms import Term, TermsSetting, tables_terms
 from perfmodel.engine.condensed import evaluate_variants
-from perfmodel.planning.evaluator import PlanEvaluator, partial_width, times_in_mode
-from perfmodel.planning.placements import DrawnShards, Int32s
+from perfmodel.planning.evaluator import PlanEvaluator, times_in_mode
+from perfmodel.planning.placements import Int32s, PieceColumns, PlanColumns
 from perfmodel.planning.plan_costs import Floats
 from perfmodel.prediction.scenario import Mode
 
@@ -26,7 +28,7 @@ LOW, MIDDLE, HIGH = 0.05, 0.5, 0.95
 POISSON = 1.0
 """Deviation of a bag over the square root of its mean, if a table does not state one."""
 _STEP = 1.02
-_DISTINCT = (Term.READ_BYTES, Term.UPDATE_BYTES, Term.SHORT_CACHE_BYTES, Term.SUMMED_BYTES)
+DISTINCT = (Term.READ_BYTES, Term.UPDATE_BYTES, Term.SHORT_CACHE_BYTES, Term.SUMMED_BYTES)
 """Terms that grow with the distinct rows of a batch."""
 
 
@@ -42,63 +44,65 @@ class BatchSpread:
 
     def scaled(self, ratio: float) -> BatchSpread:
         """The same spread around a time that is *ratio* times as long."""
-        return replace(
-            self,
-            mean_ns=ratio * self.mean_ns,
-            low_ns=ratio * self.low_ns,
-            middle_ns=ratio * self.middle_ns,
-            high_ns=ratio * self.high_ns,
+        mean, low, middle, high = (
+            ratio * time_ns for time_ns in (self.mean_ns, self.low_ns, self.middle_ns, self.high_ns)
         )
+        return BatchSpread(mean, low, middle, high, self.batches)
 
 
 def sample_batches(
     evaluator: PlanEvaluator, plan: ShardingPlan, *, mode: Mode, batches: int, seed: int
 ) -> BatchSpread:
     """The spread of *plan* over *batches* batches drawn from *seed*."""
-    drawn = draw_shards(evaluator, plan, batches=batches, seed=seed)
-    widths = np.full(batches, partial_width(plan), dtype=np.int64)
-    priced = evaluator.price_loads(evaluator.catalog.load_batches(drawn), widths)
+    columns = evaluator.catalog.columns_of(plan)
+    drawn = draw_pieces(evaluator, plan, columns, batches=batches, seed=seed)
+    of_batch = replace(columns, piece=np.arange(len(columns.piece), dtype=np.int32))
+    priced = evaluator.price([of_batch] * batches, drawn)
     found = evaluate_variants(evaluator.frame(plan), priced.kinds, priced.durations_ns)
     times = times_in_mode(found, mode)
     low, middle, high = np.quantile(times, [LOW, MIDDLE, HIGH])
     return BatchSpread(float(times.mean()), float(low), float(middle), float(high), batches)
 
 
-def draw_shards(
-    evaluator: PlanEvaluator, plan: ShardingPlan, *, batches: int, seed: int
-) -> DrawnShards:
-    """The lookups of the shards of *plan* in *batches* batches.
+def draw_pieces(
+    evaluator: PlanEvaluator,
+    plan: ShardingPlan,
+    columns: PlanColumns,
+    *,
+    batches: int,
+    seed: int,
+) -> PieceColumns:
+    """The load of every shard of *plan*, which has *columns*, in each of *batches* batches.
 
     Draws depend on *seed* and the position of a table, so all plans see the same batches.
     """
-    placements = evaluator.catalog.placements([plan])
-    pieces, columns = placements.piece, evaluator.catalog.columns
-    growth = _growth(evaluator, pieces)
-    terms = np.repeat(columns.terms[:, pieces][np.newaxis].astype(np.float64), batches, axis=0)
+    pieces, known = columns.piece, evaluator.catalog.columns
+    growth = find_growth(evaluator, pieces)
+    terms = np.repeat(known.terms[:, :, pieces].astype(np.float64), batches, axis=0)
     indices = np.ones((batches, len(pieces)))
     tables: dict[int, tuple[Floats, Floats]] = {}
     for number, shard in enumerate(sorted(plan.shards)):
         place = shard.table
         if place not in tables:
-            tables[place] = _draw_table(evaluator, plan, place, batches, seed)
+            tables[place] = draw_table(
+                plan.tables[place], evaluator.spec.batch, batches, [seed, place]
+            )
         lookups, distinct = tables[place]
-        terms[:, :, number] *= _factors(growth[number], lookups, distinct)[:, None, :]
+        terms[:, :, number] *= scale_terms(growth[number], lookups, distinct)[:, None, :]
         indices[:, number] = lookups
-    return DrawnShards(
+    return PieceColumns(
         np.rint(np.maximum(terms, 0.0)).astype(np.int64),
-        np.rint(columns.index_counts[pieces] * indices).astype(np.int64),
-        columns.widths[pieces],
-        placements.rank,
+        np.rint(known.index_counts[0, pieces] * indices).astype(np.int64),
+        known.widths[pieces],
+        known.memory_bytes[pieces],
     )
 
 
-def _draw_table(
-    evaluator: PlanEvaluator, plan: ShardingPlan, place: int, batches: int, seed: int
+def draw_table(
+    table: EmbeddingTable, samples: int, batches: int, seed: Sequence[int]
 ) -> tuple[Floats, Floats]:
     """Lookups of one table per batch over their mean, and the deviation of its distinct rows."""
-    table, samples = plan.tables[place], evaluator.spec.batch
-    generator = np.random.default_rng([seed, place])
-    normal = generator.standard_normal((2, batches))
+    normal = np.random.default_rng(seed).standard_normal((2, batches))
     mean = table.pooling_factor
     deviation = table.pooling_deviation or POISSON * mean**0.5
     relative = deviation / mean / samples**0.5 if mean > 0 else 0.0
@@ -107,12 +111,12 @@ def _draw_table(
     return lookups, popularity.distinct_deviation(draws) * normal[1]
 
 
-def _growth(evaluator: PlanEvaluator, pieces: Int32s) -> Floats:
+def find_growth(evaluator: PlanEvaluator, pieces: Int32s) -> Floats:
     """The exponent with which each term of a piece grows with its lookups, pieces x terms.
 
     Found from two per cent more lookups.
     """
-    tables = [evaluator.catalog.table(piece) for piece in pieces.tolist()]
+    tables = [evaluator.catalog.tables[piece] for piece in pieces.tolist()]
     setting = TermsSetting(
         evaluator.spec.batch,
         evaluator.spec.embedding.optimizer,
@@ -126,8 +130,8 @@ def _growth(evaluator: PlanEvaluator, pieces: Int32s) -> Floats:
     return powers
 
 
-def _factors(growth: Floats, lookups: Floats, distinct: Floats) -> Floats:
+def scale_terms(growth: Floats, lookups: Floats, distinct: Floats) -> Floats:
     """How the terms of a piece change with its lookups and distinct rows, batches x terms."""
     factors: Floats = np.maximum(lookups, 1e-9)[:, None] ** growth[None, :]
-    factors[:, _DISTINCT] *= np.maximum(1 + distinct, 0.0)[:, None]
+    factors[:, DISTINCT] *= np.maximum(1 + distinct, 0.0)[:, None]
     return factors

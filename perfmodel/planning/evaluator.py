@@ -1,37 +1,48 @@
 """PlanEvaluator: iteration times of thousands of plans for one workload on one cluster.
 
-The common part is built, priced and condensed once per set of data-parallel tables (a frame).
-Only lookups and exchanges are priced per plan.
+The part of an iteration that is the same for all plans (a frame) is built, priced and condensed
+once per set of data-parallel tables. A plan changes the duration of lookups, exchanges and a few
+small kernels, and which ranks hold no piece: only that is priced per plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from embeddings.plan import Shard, ShardingKind, ShardingPlan
-from embeddings.sharders import ShardingTask
+from embeddings.plan import Shard, ShardingPlan
+from embeddings.sharding_task import ShardingTask
 from embeddings.table import EmbeddingTable
-from perfmodel.base.errors import PlanError
+from perfmodel.base.errors import GraphError, PlanError
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
-from perfmodel.engine.condensed import CondensedJob, Int8s, VariantTimes, evaluate_variants
+from perfmodel.engine.condensed import (
+    FIXED,
+    CondensedJob,
+    Int8s,
+    RankKind,
+    VariantTimes,
+    condense_job,
+    evaluate_variants,
+)
 from perfmodel.engine.replay import find_period, replay
 from perfmodel.execution.executor import SerialExecutor
-from perfmodel.planning.frame import EMPTY, HOLDER, build_frame
+from perfmodel.graph.program import PLAIN, Role
 from perfmodel.planning.layout import LayoutBook, PlanLayout
 from perfmodel.planning.placements import (
     Int32s,
     Int64s,
     PieceCatalog,
-    Placements,
+    PieceColumns,
+    PlanColumns,
     RankLoads,
-    join_placements,
 )
 from perfmodel.planning.plan_costs import (
+    CHANGING,
     GRADIENTS,
     LOOKUP,
     POOLED,
@@ -49,17 +60,10 @@ from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from topologies import Cluster
 
 EMBEDDING_FAMILY = "embedding"
-AT_ONCE = 64
-"""Plans priced together: large enough to vectorise, small enough for the cache."""
-BY_ROWS = (ShardingKind.ROW_WISE, ShardingKind.TABLE_ROW_WISE, ShardingKind.GRID)
-
-
-@dataclass(frozen=True, slots=True)
-class FrameKey:
-    """Plans with equal keys have the same frame."""
-
-    data_parallel: tuple[int, ...]
-    has_partial_sums: bool
+RANKS_AT_ONCE = 8192
+"""Ranks, over all plans that are priced together: enough to vectorise, few enough for the cache."""
+HOLDER, EMPTY = 0, 1
+"""The two kinds of rank: with pieces and without."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,159 +127,124 @@ class PlanEvaluator:
         self.stack = stack
         self.catalog = PieceCatalog(spec, cluster.device, rank_count=cluster.rank_count)
         self.pricer = PlanPricer(spec, cluster, stack)
-        self._frames: dict[FrameKey, tuple[CondensedJob, int]] = {}
-        self._whole: tuple[ShardingPlan, PricedJob] | None = None
+        self._frames: dict[tuple[tuple[int, ...], bool], tuple[CondensedJob, int]] = {}
 
     def measure(self, plans: Sequence[ShardingPlan]) -> PlanMeasures:
         """Times and memory of *plans*, in their order."""
-        apart = [place for place, plan in enumerate(plans) if has_steps(plan)]
-        others = [place for place, plan in enumerate(plans) if not has_steps(plan)]
-        parts = [self._measure_whole(plans[place]) for place in apart]
-        if others:
-            parts.append(self._measure_condensed([plans[place] for place in others]))
-        order = np.argsort([*apart, *others])
-        return PlanMeasures(
-            VariantTimes(
-                *(
-                    np.concatenate([getattr(part.times, name) for part in parts])[order]
-                    for name in ("isolated_ns", "period_ns", "iterations", "cyclicity")
-                )
-            ),
-            np.concatenate([part.busiest_ns for part in parts])[order],
-            np.concatenate([part.peak_bytes for part in parts])[order],
-        )
-
-    def price_whole(self, plan: ShardingPlan) -> PricedJob:
-        """The whole job of *plan*, priced: for plans that have no frame.
-
-        The last one is cached: a plan is measured and explained one after the other.
-        """
-        if self._whole is not None and self._whole[0] is plan:
-            return self._whole[1]
-        job = build_dlrm_job(self.spec, plan=plan, stack=self.stack)
-        self._whole = (plan, price_job(job, cluster=self.cluster, stack=self.stack))
-        return self._whole[1]
-
-    def _measure_whole(self, plan: ShardingPlan) -> PlanMeasures:
-        priced = self.price_whole(plan)
-        steady = find_period(SerialExecutor().replay, priced.job, priced.durations)
-        isolated = replay(priced.job, priced.durations, iterations=1)
-        memory = dlrm_memory(self.spec, rank_count=plan.rank_count, plan=plan)
-        parts = lookups_of_ranks_ns(priced)
-        return PlanMeasures(
-            VariantTimes(
-                isolated_ns=isolated.iteration_end_ns[0].astype(np.int64),
-                period_ns=np.rint(steady.period_ns).astype(np.int64),
-                iterations=np.array([steady.replay.iteration_count]),
-                cyclicity=np.array([steady.cyclicity]),
-            ),
-            np.array([parts.max()]),
-            np.array([max(rank.total_bytes for rank in memory)]),
-        )
-
-    def _measure_condensed(self, plans: Sequence[ShardingPlan]) -> PlanMeasures:
-        widths = np.array([partial_width(plan) for plan in plans], dtype=np.int64)
-        keys = [frame_key(plan) for plan in plans]
-        return self._measure(self.catalog.placements(plans), widths, keys, plans.__getitem__)
+        columns = [None if has_steps(plan) else self.catalog.columns_of(plan) for plan in plans]
+        return self._measure(columns, plans.__getitem__)
 
     def measure_layouts(self, book: LayoutBook, layouts: Sequence[PlanLayout]) -> PlanMeasures:
         """The same for layouts. A plan is built only for a new frame."""
-        return self._measure(
-            join_placements(
-                [layout.piece for layout in layouts], [layout.rank for layout in layouts]
-            ),
-            np.array([layout.partial_width for layout in layouts], dtype=np.int64),
-            [FrameKey(layout.copied, layout.partial_width > 0) for layout in layouts],
-            lambda place: book.to_plan(layouts[place], "layout"),
-        )
+        return self._measure(layouts, lambda place: book.to_plan(layouts[place], "layout"))
 
     def measure_assignments(self, task: ShardingTask, ranks: Int32s) -> PlanMeasures:
         """The same for plans of whole tables, *ranks* being plans x tables. Builds no plans."""
         like = task.whole([int(rank) for rank in ranks[0]], "assignment")
-        pieces = self.catalog.placements([like]).piece
-        starts = np.arange(len(ranks) + 1, dtype=np.int64) * len(pieces)
-        flat = np.ascontiguousarray(ranks, dtype=np.int32).reshape(-1)
-        placements = Placements(np.tile(pieces, len(ranks)), flat, starts)
-        keys = [frame_key(like)] * len(ranks)
-        return self._measure(placements, np.zeros(len(ranks), dtype=np.int64), keys, lambda _: like)
+        pieces = self.catalog.columns_of(like).piece
+        return self._measure([PlanColumns(pieces, of_plan) for of_plan in ranks], lambda _: like)
 
     def _measure(
-        self,
-        placements: Placements,
-        partial_widths: Int64s,
-        keys: Sequence[FrameKey],
-        plan_of: Callable[[int], ShardingPlan],
+        self, plans: Sequence[PlanColumns | None], plan_of: Callable[[int], ShardingPlan]
     ) -> PlanMeasures:
-        count = placements.plan_count
+        """Measure *plans*; those that no frame covers are None and replayed whole."""
+        count = len(plans)
         times = np.zeros((4, count), dtype=np.int64)
         busiest, peak = np.zeros(count), np.zeros(count, dtype=np.int64)
-        members: dict[FrameKey, list[int]] = {}
-        for place, key in enumerate(keys):
-            members.setdefault(key, []).append(place)
-        for key, places in members.items():
-            frame, base_bytes = self._known_frame(key, plan_of, places[0])
-            for first in range(0, len(places), AT_ONCE):
-                part = places[first : first + AT_ONCE]
-                priced = self.price_placements(placements.take(part), partial_widths[part])
-                found = evaluate_variants(frame, priced.kinds, priced.durations_ns)
-                times[:, part] = np.stack(
-                    [found.isolated_ns, found.period_ns, found.iterations, found.cyclicity]
-                )
+        members: dict[tuple[tuple[int, ...], bool], list[int]] = {}
+        for place, plan in enumerate(plans):
+            if plan is None:
+                times[:, place], busiest[place], peak[place] = self._measure_whole(plan_of(place))
+            else:
+                members.setdefault(plan.frame_key, []).append(place)
+        for places in members.values():
+            some = [plan for place in places if (plan := plans[place]) is not None]
+            frame, base_bytes = self._known_frame(some[0], partial(plan_of, places[0]))
+            at_once = max(RANKS_AT_ONCE // self.cluster.rank_count, 1)
+            for first in range(0, len(places), at_once):
+                part = places[first : first + at_once]
+                priced = self.price(some[first : first + at_once])
+                times[:, part] = evaluate_variants(frame, priced.kinds, priced.durations_ns)
                 busiest[part] = priced.busiest_ns
                 peak[part] = priced.loads.memory_bytes.max(axis=1) + base_bytes
         return PlanMeasures(VariantTimes(*times), busiest, peak)
 
+    def _measure_whole(self, plan: ShardingPlan) -> tuple[tuple[int, ...], float, int]:
+        """Times, longest lookups and peak memory of a plan that has no frame."""
+        job = build_dlrm_job(self.spec, plan=plan, stack=self.stack)
+        priced = price_job(job, cluster=self.cluster, stack=self.stack)
+        steady = find_period(SerialExecutor().replay, priced.job, priced.durations)
+        isolated = replay(priced.job, priced.durations, iterations=1)
+        memory = dlrm_memory(self.spec, rank_count=plan.rank_count, plan=plan)
+        times = (
+            int(isolated.iteration_end_ns[0, 0]),
+            int(np.rint(steady.period_ns[0])),
+            steady.replay.iteration_count,
+            steady.cyclicity,
+        )
+        longest_ns = max(lookups_of_ranks_ns(priced))
+        return times, longest_ns, max(rank.total_bytes for rank in memory)
+
     def _known_frame(
-        self, key: FrameKey, plan_of: Callable[[int], ShardingPlan], place: int
+        self, columns: PlanColumns, plan_of: Callable[[], ShardingPlan]
     ) -> tuple[CondensedJob, int]:
-        """The frame for *key*, and the memory of a rank without pieces."""
+        """The frame of plans like *columns*, and the memory of a rank without pieces."""
+        key = columns.frame_key
         if key not in self._frames:
-            plan = plan_of(place)
-            priced = self.price_variants(plan)
+            plan = plan_of()
             copied = [plan.tables[copy] for copy in plan.data_parallel]
             samples = local_batch(self.spec, rank_count=plan.rank_count)
             self._frames[key] = (
-                build_frame(priced, priced.durations.values_ns),
+                self._build_frame(plan),
                 base_memory_bytes(self.spec, copied, samples=samples),
             )
         return self._frames[key]
 
-    def knows(self, key: FrameKey) -> bool:
-        """Whether the frame for *key* is built already."""
-        return key in self._frames
-
-    def price(self, plans: Sequence[ShardingPlan]) -> PricedPlans:
-        """Durations of the tasks that *plans* change; all must have the same frame."""
-        widths = np.array([partial_width(plan) for plan in plans], dtype=np.int64)
-        return self.price_placements(self.catalog.placements(plans), widths)
-
-    def price_layout(self, layout: PlanLayout) -> PricedPlans:
-        """Durations of the tasks that *layout* changes."""
-        placements = join_placements([layout.piece], [layout.rank])
-        return self.price_placements(placements, np.array([layout.partial_width]))
-
-    def price_placements(self, placements: Placements, partial_widths: Int64s) -> PricedPlans:
-        """Durations of the tasks that *placements* change."""
-        return self.price_loads(self.catalog.load(placements), partial_widths)
-
-    def price_loads(self, loads: RankLoads, partial_widths: Int64s) -> PricedPlans:
-        """Durations for ranks with *loads*."""
-        kinds = np.where(loads.piece_counts > 0, HOLDER, EMPTY).astype(np.int8)
-        return PricedPlans(kinds, self.pricer.price(loads, partial_widths), loads)
-
-    def frame(self, plan: ShardingPlan) -> CondensedJob:
-        """The frame of plans like *plan*, with nominal durations only."""
-        return self._known_frame(frame_key(plan), lambda _: plan, 0)[0]
-
-    def price_variants(self, plan: ShardingPlan) -> PricedJob:
-        """The two kinds of rank of plans like *plan*, priced."""
+    def _build_frame(self, plan: ShardingPlan) -> CondensedJob:
+        """Condense a rank with pieces and one without, as plans like *plan* have them."""
         if not plan.shards:
             raise PlanError(
                 f"plan {plan.name!r}: all tables are data-parallel, so nothing is exchanged. "
                 "Predict it alone."
             )
         job = build_variant_job(self.spec, plan=plan, stack=self.stack)
-        return price_job(job, cluster=self.cluster, stack=self.stack)
+        priced = price_job(job, cluster=self.cluster, stack=self.stack)
+        for group in job.groups:
+            if len(group.ranks) != job.rank_count:
+                raise GraphError(
+                    f"group {group.name!r}: plans are compared on groups of all ranks."
+                )
+        column = {operator: place for place, operator in enumerate(CHANGING)}
+        of_origin = np.array([column.get(origin.operator, FIXED) for origin in job.origins])
+        kinds = []
+        for rank in (0, job.rank_count - 1):
+            program = job.program_of(rank)
+            if (program.role[program.slot != PLAIN] != Role.BOTH).any():
+                raise GraphError("plans are compared on collectives in which all ranks wait.")
+            changing = np.where(program.is_on_device(), of_origin[program.origin], FIXED)
+            durations_ns = priced.durations.values_ns[priced.rows_of_rank(rank), 0]
+            kinds.append(RankKind(program, durations_ns, changing.astype(np.int32)))
+        return condense_job(kinds)
+
+    def knows(self, columns: PlanColumns) -> bool:
+        """Whether the frame for *columns* is built already."""
+        return columns.frame_key in self._frames
+
+    def frame(self, plan: ShardingPlan) -> CondensedJob:
+        """The frame of plans like *plan*."""
+        return self._known_frame(self.catalog.columns_of(plan), lambda: plan)[0]
+
+    def price(
+        self, plans: Sequence[PlanColumns], columns: PieceColumns | None = None
+    ) -> PricedPlans:
+        """Durations of the tasks that *plans* change; all must have the same frame.
+
+        *columns* replace the loads of the catalog's pieces.
+        """
+        loads = self.catalog.load(plans, columns)
+        kinds = np.where(loads.piece_counts > 0, HOLDER, EMPTY).astype(np.int8)
+        widths = np.array([plan.partial_width for plan in plans], dtype=np.int64)
+        return PricedPlans(kinds, self.pricer.price(loads, widths), loads)
 
     def pieces_bytes(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> Int64s:
         """Memory of each piece on its rank, with its buffers."""
@@ -285,7 +254,7 @@ class PlanEvaluator:
     def pieces_alone(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> AloneCosts:
         """Lookup and update cost of each piece on its own, without fixed kernel time."""
         pieces = self.catalog.pieces(tables, shards)
-        return self.pricer.alone(self.catalog.columns.terms[0][pieces])
+        return self.pricer.alone(self.catalog.columns.terms[0, 0][pieces])
 
 
 def has_steps(plan: ShardingPlan) -> bool:
@@ -293,26 +262,8 @@ def has_steps(plan: ShardingPlan) -> bool:
     return bool(plan.summed_in_host or plan.frequent_rows)
 
 
-def lookups_of_ranks_ns(priced: PricedJob) -> Floats:
+def lookups_of_ranks_ns(priced: PricedJob) -> list[float]:
     """Time of all lookups and updates, per rank."""
-    code = FAMILIES.index(EMBEDDING_FAMILY)
-    found = []
-    for rank in range(priced.job.rank_count):
-        rows = priced.rows_of_rank(rank)
-        found.append(priced.float_ns[rows][priced.family[rows] == code].sum())
-    return np.array(found)
-
-
-def frame_key(plan: ShardingPlan) -> FrameKey:
-    """The key of the frame of *plan*."""
-    return FrameKey(plan.data_parallel, partial_width(plan) > 0)
-
-
-def partial_width(plan: ShardingPlan) -> int:
-    """Width of the partial sums per sample, from row-wise pieces."""
-    tables = plan.tables
-    for shard in plan.shards:
-        if shard.rows != tables[shard.table].rows:
-            kinds = plan.kinds
-            return sum(piece.width for piece in plan.shards if kinds[piece.table] in BY_ROWS)
-    return 0
+    is_lookup = priced.family == FAMILIES.index(EMBEDDING_FAMILY)
+    rows = map(priced.rows_of_rank, range(priced.job.rank_count))
+    return [float(priced.float_ns[own][is_lookup[own]].sum()) for own in rows]

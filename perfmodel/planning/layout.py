@@ -9,14 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 
 from embeddings.plan import Shard, ShardingPlan
-from embeddings.sharders import ShardingTask
+from embeddings.sharding_task import ShardingTask, cut_table
 from embeddings.table import EmbeddingTable
-from perfmodel.planning.placements import Int32s, PieceCatalog
+from perfmodel.planning.placements import Int32s, PieceCatalog, PlanColumns
 from perfmodel.planning.plan_costs import Floats
 
 NEAR = 6
@@ -47,19 +47,14 @@ COPIED = Cut(0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlanLayout:
-    """The cut of every table, and number and rank of all pieces, table by table.
+class PlanLayout(PlanColumns):
+    """The columns of a plan whose tables are cut regularly, table by table.
 
-    Pieces of table t are *start*[t] to *start*[t + 1]. *partial_width* is the width of the partial
-    sums per sample, *copied* lists the tables on every rank.
+    Pieces of table t are *start*[t] to *start*[t + 1].
     """
 
-    cuts: tuple[Cut, ...]
-    start: tuple[int, ...]
-    piece: Int32s
-    rank: Int32s
-    partial_width: int
-    copied: tuple[int, ...]
+    cuts: tuple[Cut, ...] = ()
+    start: tuple[int, ...] = ()
 
     def ranks_of(self, place: int) -> list[int]:
         """The ranks of the pieces of one table."""
@@ -71,13 +66,7 @@ def split_table(place: int, table: EmbeddingTable, cut: Cut) -> list[Shard]:
     """The pieces of the table at *place*, by columns, then by rows, with rank 0 as placeholder."""
     if cut == COPIED:
         return []
-    bounds = [table.rows * piece // cut.rows for piece in range(cut.rows + 1)]
-    width = table.width // cut.columns
-    return [
-        Shard(place, 0, first, after - first, column * width, width)
-        for column in range(cut.columns)
-        for first, after in pairwise(bounds)
-    ]
+    return cut_table(place, table, columns=cut.columns, rows=cut.rows)
 
 
 class LayoutBook:
@@ -140,30 +129,21 @@ class LayoutBook:
 
     def to_plan(self, layout: PlanLayout, name: str) -> ShardingPlan:
         """*layout* as a plan."""
-        task, shards = self.task, self.split(layout.cuts)
-        placed = [
-            shard.on_rank(rank) for shard, rank in zip(shards, layout.rank.tolist(), strict=True)
-        ]
-        return ShardingPlan(
-            tables=task.tables,
-            rank_count=task.rank_count,
-            shards=tuple(sorted(placed)),
-            data_parallel=layout.copied,
-            name=name,
-            ranks_per_host=task.ranks_per_host,
-        )
+        placed = zip(self.split(layout.cuts), layout.rank.tolist(), strict=True)
+        shards = [shard.on_rank(rank) for shard, rank in placed]
+        return self.task.plan(shards, name, data_parallel=layout.copied)
 
     def _layout(
         self, cuts: tuple[Cut, ...], pieces: Sequence[Int32s], ranks: Sequence[Int32s]
     ) -> PlanLayout:
         widths = [table.width for table in self.task.tables]
         return PlanLayout(
-            cuts,
-            (0, *accumulate(cut.count for cut in cuts)),
             np.concatenate(pieces),
             np.concatenate(ranks),
-            sum(cut.rows * width for cut, width in zip(cuts, widths, strict=True) if cut.rows > 1),
             tuple(place for place, cut in enumerate(cuts) if cut == COPIED),
+            sum(cut.rows * width for cut, width in zip(cuts, widths, strict=True) if cut.rows > 1),
+            cuts,
+            (0, *accumulate(cut.count for cut in cuts)),
         )
 
 

@@ -1,7 +1,7 @@
 """Plan costs: durations of the tasks that a plan changes, for many plans at once.
 
-Uses the cost models of a whole job, but prices only the columns of a frame. The durations equal
-those of `price_job` to the nanosecond.
+Uses the cost models of a whole job, but prices only what plans change. The durations equal those of
+`price_job` to the nanosecond.
 """
 
 from __future__ import annotations
@@ -25,16 +25,26 @@ from perfmodel.costs.embedding_terms import Term, TermsSetting, tables_terms
 from perfmodel.costs.models import COMMUNICATION_FAMILY, price_ops
 from perfmodel.costs.pricing import cluster_seen_by
 from perfmodel.graph.ops import MemoryBound, Pass
-from perfmodel.planning.frame import CHANGING
 from perfmodel.planning.placements import Int64s, RankLoads
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import LENGTH_BYTES
-from perfmodel.workloads.dlrm.sparse import arriving_dtype
+from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from perfmodel.workloads.kernels import cast, elementwise
 from topologies import Cluster
 
 Floats = NDArray[np.float64]
+CHANGING = (
+    "embedding/lookup forward",
+    "embedding/update backward",
+    "embedding/pooled all_to_all forward",
+    "embedding/gradients all_to_all backward",
+    "embedding/indices all_to_all",
+    "embedding/cast forward",
+    "embedding/cast backward",
+    "embedding/partial sums forward",
+)
+"""Operators whose durations depend on the plan: the columns of a plan's durations."""
 LOOKUP, UPDATE, POOLED, GRADIENTS, INDICES, CAST_OUT, CAST_BACK, PARTIAL = range(len(CHANGING))
 SOME_BYTES = 2**20
 GRADIENT_PASSES = 8
@@ -68,7 +78,7 @@ class PlanPricer:
         self._samples = local_batch(spec, rank_count=cluster.rank_count)
         self._lookups = LookupPricer(cluster.device)
         self._kernel = stack.tables.kernel_for(spec.embedding.optimizer)
-        self._gradient_dtype = arriving_dtype(spec, stack)
+        self._gradient_dtype = DlrmRun(spec, cluster.rank_count, stack).arriving_dtype
         architecture = cluster.device.architecture.value
         self._lookup_ratio = stack.time_ratio("embedding", architecture)
         self._exchange = ExchangePricer(

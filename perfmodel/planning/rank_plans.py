@@ -4,30 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embeddings.plan import ShardingPlan
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import BYTES_PER_GIB
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.condensed import evaluate_variants, start_and_end
 from perfmodel.engine.replay import find_period, replay
 from perfmodel.execution.executor import Executor, SerialExecutor
-from perfmodel.graph.durations import DurationTable
 from perfmodel.planning.batches import BatchSpread, sample_batches
-from perfmodel.planning.evaluator import (
-    EMBEDDING_FAMILY,
-    PlanEvaluator,
-    has_steps,
-    lookups_of_ranks_ns,
-    times_in_mode,
-)
-from perfmodel.planning.frame import build_frame
+from perfmodel.planning.evaluator import EMBEDDING_FAMILY, PlanEvaluator
 from perfmodel.planning.making import MadePlans, load_rank_setting, make_plans
-from perfmodel.planning.plan_costs import GRADIENTS, INDICES, LOOKUP, POOLED, UPDATE
 from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.ranking import (
     PlanBound,
@@ -38,7 +28,7 @@ from perfmodel.planning.ranking import (
     beats_next,
     number_ties,
 )
-from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.answer import Explanation, Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
@@ -75,17 +65,17 @@ def order_plans(
 ) -> Ranking:
     """The *made* plans in order of their predicted times, each explained."""
     plans = made.plans
-    options = _predict_options(question)
+    options = PredictOptions(mode=question.mode, samples=question.samples, seed=question.seed)
     setting = Setting(evaluator.spec, evaluator.cluster, evaluator.stack, options)
-    answered: list[tuple[Prediction, tuple[int, ...]]] = []
+    answered: list[PlanAnswer] = []
     for first in range(0, len(plans), AT_ONCE):
         on_phase(f"predicting plan {first + 1} of {len(plans)}", first / len(plans))
         answered += executor.map(answer_plan, setting, plans[first : first + AT_ONCE])
     ranked: list[RankedPlan] = []
     for plan, found in zip(plans, answered, strict=True):
-        on_phase(f"finding what bounds {plan.name}", len(ranked) / len(plans))
-        ranked.append(_rank_one(evaluator, question, plan, *found))
-    ordered = _with_places(ranked, question)
+        on_phase(f"finding the loads of {plan.name}", len(ranked) / len(plans))
+        ranked.append(_rank_one(evaluator, question, plan, found))
+    ordered = order_by_time(ranked, question)
     return Ranking(
         plans=ordered,
         refused=made.refused,
@@ -111,7 +101,7 @@ def _facts(evaluator: PlanEvaluator, question: RankQuestion) -> tuple[str, ...]:
     )
 
 
-def _with_places(ranked: Sequence[RankedPlan], question: RankQuestion) -> tuple[RankedPlan, ...]:
+def order_by_time(ranked: Sequence[RankedPlan], question: RankQuestion) -> tuple[RankedPlan, ...]:
     """Plans in order: those that fit first. Ties: less memory first, then more even lookups."""
     placed: list[RankedPlan] = []
     for fits in (True, False):
@@ -137,14 +127,40 @@ def _with_places(ranked: Sequence[RankedPlan], question: RankQuestion) -> tuple[
     return tuple(placed)
 
 
-def answer_plan(setting: Setting, plan: ShardingPlan) -> tuple[Prediction, tuple[int, ...]]:
-    """What `predict --plan` answers, and the memory of each rank.
+class PlanAnswer(NamedTuple):
+    """The prediction of one plan, memory and awaited time of each rank, and `find_gains`."""
+
+    prediction: Prediction
+    memory_bytes: tuple[int, ...]
+    awaited_ns: tuple[float, ...]
+    gains_ns: dict[PlanBound, float]
+
+
+def answer_plan(setting: Setting, plan: ShardingPlan) -> PlanAnswer:
+    """What `predict --plan` answers, and what bounds the plan, from the same replay.
 
     A module-level function, so that any worker can run it.
     """
     question = build_question(replace(setting, plan=plan))
-    memory_bytes = tuple(memory.total_bytes for memory in question.memory_of_rank)
-    return predict(question, executor=SerialExecutor()), memory_bytes
+    answer = predict(question, executor=SerialExecutor())
+    reasons = answer.reasons
+    assert reasons is not None
+    assert reasons.evidence.priced is not None
+    return PlanAnswer(
+        # What was replayed is not sent back.
+        replace(answer, reasons=None),
+        tuple(memory.total_bytes for memory in question.memory_of_rank),
+        find_awaited(reasons.explanation, plan.rank_count),
+        find_gains(reasons.evidence.priced, setting.options.mode),
+    )
+
+
+def find_awaited(explanation: Explanation, rank_count: int) -> tuple[float, ...]:
+    """How long ranks wait for each of them in collectives, on average over all."""
+    awaited = [0.0] * rank_count
+    for wait in explanation.waits:
+        awaited[wait.awaited_rank] += wait.duration_ns * len(wait.waiting_ranks) / rank_count
+    return tuple(awaited)
 
 
 def find_loads(spec: DlrmSpec, plan: ShardingPlan, memory_bytes: tuple[int, ...]) -> PlanLoads:
@@ -167,31 +183,21 @@ def find_loads(spec: DlrmSpec, plan: ShardingPlan, memory_bytes: tuple[int, ...]
     return PlanLoads(tuple(lookups.tolist()), tuple(sent.tolist()), memory_bytes)
 
 
-def _predict_options(question: RankQuestion) -> PredictOptions:
-    return PredictOptions(
-        mode=question.mode, samples=question.samples, seed=question.seed, is_explained=False
-    )
-
-
 def _rank_one(
-    evaluator: PlanEvaluator,
-    question: RankQuestion,
-    plan: ShardingPlan,
-    answer: Prediction,
-    memory_bytes: tuple[int, ...],
+    evaluator: PlanEvaluator, question: RankQuestion, plan: ShardingPlan, found: PlanAnswer
 ) -> RankedPlan:
-    gains = find_gains(evaluator, plan, question.mode)
+    gains = found.gains_ns
     return RankedPlan(
         plan=plan,
-        answer=answer,
+        answer=found.prediction,
         place=0,
         beats_next=None,
         bound=max(gains, key=lambda bound: gains[bound]),
         gains_ns=gains,
-        straggler=_straggler(evaluator, plan),
-        loads=find_loads(evaluator.spec, plan, memory_bytes),
-        fits=max(memory_bytes) <= evaluator.cluster.device.memory_bytes,
-        spread=_spread(evaluator, plan, question, answer.iteration_ns),
+        straggler=find_straggler(evaluator, plan, found.awaited_ns),
+        loads=find_loads(evaluator.spec, plan, found.memory_bytes),
+        fits=max(found.memory_bytes) <= evaluator.cluster.device.memory_bytes,
+        spread=_spread(evaluator, plan, question, found.prediction.iteration_ns),
     )
 
 
@@ -217,35 +223,23 @@ def _spread(
     return spread.scaled(iteration_ns / condensed_ns)
 
 
-def _straggler(evaluator: PlanEvaluator, plan: ShardingPlan) -> Straggler:
-    """The rank that others wait for most in collectives.
-
-    For plans with exchanges in steps it is the rank with the longest lookups.
-    """
-    waited = np.zeros(plan.rank_count)
-    if has_steps(plan):
-        own = lookups_of_ranks_ns(evaluator.price_whole(plan))
-        waited[int(own.argmax())] = float(own.max() - own.mean())
-    else:
-        frame = evaluator.frame(plan)
-        priced = evaluator.price([plan])
-        ready, _ = start_and_end(frame, priced.kinds[0], priced.durations_ns[0])
-        for slot in np.flatnonzero(frame.is_rendezvous):
-            last = int(ready[slot].argmax())
-            waited[last] += float((ready[slot, last] - ready[slot]).mean())
-    rank = int(waited.argmax())
+def find_straggler(
+    evaluator: PlanEvaluator, plan: ShardingPlan, awaited_ns: Sequence[float]
+) -> Straggler:
+    """The rank that others wait for most, and its most expensive tables."""
+    rank = int(np.argmax(awaited_ns))
     shards = plan.shards_of_rank[rank]
     costs = evaluator.pieces_alone(plan.tables, shards).total_ns if shards else np.zeros(0)
     dearest = np.argsort(-costs, kind="stable")[:SHOWN_TABLES]
     names = tuple(plan.tables[shards[int(place)].table].name for place in dearest)
-    return Straggler(rank, float(waited[rank]), names)
+    return Straggler(rank, awaited_ns[rank], names)
 
 
 def _assumptions(best: Prediction, made: MadePlans, question: RankQuestion) -> tuple[str, ...]:
     sentences = list(best.assumptions)
     sentences.append(
-        "Listed plans are predicted in full, as by `predict --plan`; their bound and straggler "
-        "are found without contention."
+        "Listed plans are predicted in full, as by `predict --plan`. Order, bound and straggler "
+        "count contention; what a faster part would save is found with contention unchanged."
     )
     if made.judged:
         sentences.append(
@@ -263,73 +257,33 @@ def _assumptions(best: Prediction, made: MadePlans, question: RankQuestion) -> t
 
 FASTER = 0.9
 """Factor on the duration of a part, to see how much it bounds the iteration."""
-_PLAN_PARTS = {
-    PlanBound.LOOKUP: (LOOKUP, UPDATE),
-    PlanBound.ALL_TO_ALL: (POOLED, GRADIENTS, INDICES),
-}
-_FIXED_FAMILIES = {
+_FAMILIES = {
+    PlanBound.LOOKUP: (EMBEDDING_FAMILY,),
+    PlanBound.ALL_TO_ALL: (COMMUNICATION_FAMILY,),
     PlanBound.MLP: ("gemm", "memory", "attention"),
     PlanBound.REDUCTION: (COMMUNICATION_FAMILY,),
     PlanBound.HOST: ("host",),
 }
 
 
-def find_gains(evaluator: PlanEvaluator, plan: ShardingPlan, mode: Mode) -> dict[PlanBound, float]:
-    """Time saved by reducing each part by 10 %."""
-    if has_steps(plan):
-        return _whole_gains(evaluator.price_whole(plan), mode)
-    variants, priced = evaluator.price_variants(plan), evaluator.price([plan])
-    masks = [_of_families(variants, families) for families in _FIXED_FAMILIES.values()]
-    vectors = np.column_stack([variants.durations.values_ns[:, 0], _faster(variants, masks)])
-    frame = build_frame(variants, np.ascontiguousarray(vectors))
-
-    def time_ns(durations_ns: NDArray[np.int64], vector: int) -> int:
-        found = evaluate_variants(frame, priced.kinds, durations_ns, vector=vector)
-        return int(times_in_mode(found, mode)[0])
-
-    nominal_ns = time_ns(priced.durations_ns, 0)
-    gains = {}
-    for bound, columns in _PLAN_PARTS.items():
-        durations_ns = priced.durations_ns.copy()
-        durations_ns[:, columns] = np.rint(FASTER * durations_ns[:, columns])
-        gains[bound] = float(nominal_ns - time_ns(durations_ns, 0))
-    for vector, bound in enumerate(_FIXED_FAMILIES, start=1):
-        gains[bound] = float(nominal_ns - time_ns(priced.durations_ns, vector))
-    return gains
-
-
-def _whole_gains(priced: PricedJob, mode: Mode) -> dict[PlanBound, float]:
-    """The same from the whole job, with one replay per part."""
-    job = priced.job
-    is_exchange = np.zeros(len(priced.float_ns), dtype=bool)
+def find_gains(priced: PricedJob, mode: Mode) -> dict[PlanBound, float]:
+    """Time saved by reducing each part by 10 %, with one replay of all parts."""
+    job, nominal_ns = priced.job, priced.durations.values_ns[:, 0]
+    is_exchange = np.zeros(len(nominal_ns), dtype=bool)
     for rank in range(job.rank_count):
         origins = [job.origins[place].operator for place in job.program_of(rank).origin]
-        is_exchange[priced.rows_of_rank(rank)] = [o.startswith("embedding/") for o in origins]
-    exchanged = _of_families(priced, (COMMUNICATION_FAMILY,)) & is_exchange
-    masks = {
-        PlanBound.LOOKUP: _of_families(priced, (EMBEDDING_FAMILY,)),
-        PlanBound.ALL_TO_ALL: exchanged,
-        **{
-            bound: _of_families(priced, families) & ~exchanged
-            for bound, families in _FIXED_FAMILIES.items()
-        },
-    }
-    unchanged = np.zeros(len(priced.float_ns), dtype=bool)
-    values = np.ascontiguousarray(_faster(priced, [unchanged, *masks.values()]))
-    table = DurationTable(values, priced.durations.rank_offset)
+        rows = priced.durations.rows_of(job, rank)
+        is_exchange[rows] = [operator.startswith("embedding/") for operator in origins]
+    vectors = [nominal_ns]
+    for bound, families in _FAMILIES.items():
+        is_part = np.isin(priced.family, [FAMILIES.index(name) for name in families])
+        if families == (COMMUNICATION_FAMILY,):
+            is_part &= is_exchange == (bound is PlanBound.ALL_TO_ALL)
+        vectors.append(np.where(is_part, np.rint(FASTER * nominal_ns), nominal_ns))
+    values = np.stack(vectors, axis=1).astype(np.int64)
+    durations = replace(priced.durations, values_ns=np.ascontiguousarray(values))
     if mode is Mode.PERIOD:
-        times = find_period(SerialExecutor().replay, job, table).period_ns
+        times = find_period(SerialExecutor().replay, job, durations).period_ns
     else:
-        times = replay(job, table, iterations=1).iteration_end_ns[0]
-    return {bound: float(times[0] - time) for bound, time in zip(masks, times[1:], strict=True)}
-
-
-def _of_families(priced: PricedJob, families: Sequence[str]) -> NDArray[np.bool_]:
-    return np.isin(priced.family, [FAMILIES.index(name) for name in families])
-
-
-def _faster(priced: PricedJob, masks: Sequence[NDArray[np.bool_]]) -> NDArray[np.int64]:
-    """Durations with the tasks of each mask reduced by 10 %, tasks x masks."""
-    scaled = [np.where(mask, FASTER * priced.float_ns, priced.float_ns) for mask in masks]
-    rounded: NDArray[np.int64] = np.rint(np.column_stack(scaled)).astype(np.int64)
-    return rounded
+        times = replay(job, durations, iterations=1).iteration_end_ns[0]
+    return {bound: float(times[0] - time) for bound, time in zip(_FAMILIES, times[1:], strict=True)}

@@ -18,7 +18,7 @@ import numpy as np
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import ShardingTask
 from perfmodel.base.errors import PlanError
-from perfmodel.planning.evaluator import FrameKey, PlanEvaluator, has_steps
+from perfmodel.planning.evaluator import PlanEvaluator, has_steps
 from perfmodel.planning.layout import LayoutBook, Neighbourhood, PlanLayout
 from perfmodel.planning.plan_costs import Floats
 from perfmodel.planning.starts import SearchStarts
@@ -157,13 +157,13 @@ class PlanSearch:
 
     def _next(self, current: _Judged) -> _Judged | None:
         """The best of a round of neighbours."""
-        own_ns = self._evaluator.price_layout(current.layout).own_ns[0]
+        own_ns = self._evaluator.price([current.layout]).own_ns[0]
         neighbours = Neighbourhood(self._book, self._random, own_ns)
         options = neighbours.propose(current.layout, ROUND)
         for option in neighbours.copy_steps(current.layout):
-            key = FrameKey(option.copied, option.partial_width > 0)
-            if self._evaluator.knows(key) or self._frames * PLANS_A_FRAME <= self._judged:
-                self._frames += not self._evaluator.knows(key)
+            is_known = self._evaluator.knows(option)
+            if is_known or self._frames * PLANS_A_FRAME <= self._judged:
+                self._frames += not is_known
                 options.append(option)
         return self._best(options) if options else None
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from embeddings.balanced import iter_balanced_plans
 from embeddings.plan import ShardingPlan
+from embeddings.sharding_task import NOWHERE, Placer, Rule
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, PlanLayout
 from perfmodel.planning.plan_costs import AloneCosts, Floats
@@ -73,17 +74,9 @@ def assign(pieces: Pieces, *, rank_count: int, seconds: float) -> Int64s | None:
 def assign_greedily(pieces: Pieces, *, rank_count: int) -> Int64s | None:
     """Most expensive piece first, to the least loaded rank with room."""
     total = pieces.parts_ns.sum(axis=0) + pieces.costs.tail_ns
-    load, used = np.zeros(rank_count), np.zeros(rank_count)
-    ranks = np.zeros(len(total), dtype=np.int64)
-    for piece in np.argsort(-total, kind="stable"):
-        cost = np.where(used + pieces.memory_bytes[piece] <= pieces.room_bytes, load, np.inf)
-        rank = int(cost.argmin())
-        if not np.isfinite(cost[rank]):
-            return None
-        load[rank] += total[piece]
-        used[rank] += pieces.memory_bytes[piece]
-        ranks[piece] = rank
-    return ranks
+    placer = Placer(rank_count, pieces.room_bytes, Rule.LEAST_WORK)
+    ranks = placer.place(np.argsort(-total, kind="stable"), pieces.memory_bytes, total)
+    return None if (ranks == NOWHERE).any() else ranks
 
 
 def _assign_exactly(pieces: Pieces, rank_count: int, seconds: float) -> Int64s | None:

@@ -22,7 +22,7 @@ from collectives.collective import (
 from collectives.group import wiring_of
 from collectives.measurements import CollectiveMeasurement
 from collectives.movement import FloatArray
-from collectives.pricing import CollectiveCall, price_collectives, price_sizes
+from collectives.pricing import CollectiveCall, price_collective, price_sizes
 from collectives.sharing import share_links
 from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.errors import InputError
@@ -233,7 +233,12 @@ def answer_calls(
     """Price *collective* of the *group*, and again with others of other ranks *beside* it."""
     others = (CollectiveCall(one, tuple(ranks)) for one, ranks in beside)
     calls = (CollectiveCall(collective, group.ranks), *others)
-    alone = tuple(price_collectives(calls, cluster=group.cluster, software=group.software))
+    alone = tuple(
+        price_collective(
+            one.collective, cluster=group.cluster, ranks=one.ranks, software=group.software
+        )
+        for one in calls
+    )
     together = alone
     if beside:
         together = tuple(share_links(calls, alone, cluster=group.cluster))

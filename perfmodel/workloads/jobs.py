@@ -23,6 +23,7 @@ from perfmodel.workloads.dlrm.job import build_dlrm_job, choose_plan
 from perfmodel.workloads.dlrm.memory import dlrm_memory
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.fields import Section
+from perfmodel.workloads.reduction import reduces_once
 from perfmodel.workloads.transformer.spec import AdapterPlaces, StageSplit, TransformerSpec
 
 Spec = TypeVar("Spec", bound=DlrmSpec | TransformerSpec)
@@ -92,6 +93,7 @@ def build_workload(
     from perfmodel.workloads.transformer.job import build_shorter_jobs, build_transformer_job
     from perfmodel.workloads.transformer.layout_choice import choose_layout
     from perfmodel.workloads.transformer.memory import memory_of_stages
+    from perfmodel.workloads.transformer.run import TransformerRun
 
     chosen = choose_layout(
         workload,
@@ -101,7 +103,7 @@ def build_workload(
         stack=stack,
     )
     layout = chosen.layout
-    of_stage = memory_of_stages(workload, layout, stack=stack)
+    of_stage = memory_of_stages(TransformerRun(workload, layout, stack))
     memory = tuple(one for one in of_stage for _ in range(layout.ranks_of_stage))
     count, fewer, stride = layout.micro_batches, layout.pp + _FILL, _STRIDE
     if layout.interleaving > 1:
@@ -156,15 +158,17 @@ def apply_stack_defaults(spec: Spec, stack: SoftwareStack) -> Spec:
     load_ns = stack.loader.load_ns(spec.batch)
     if load_ns:
         changes["input"] = fill(spec.input, load_time=load_ns)
+    training: dict[str, Any] = {}
     if isinstance(spec, DlrmSpec):
         changes["sharding"] = fill(spec.sharding, sharder=stack.tables.sharder)
         changes["embedding"] = fill(spec.embedding, index_dtype=stack.tables.key_dtype)
-        if stack.has(FrameworkBehaviour.ONE_REDUCTION):
-            changes["training"] = fill(spec.training, bucket_size=ONE_BUCKET_BYTES)
     else:
-        changes["training"] = fill(spec.training, **_training(spec, stack))
+        training = _training(spec, stack)
         if stack.has(FrameworkBehaviour.STAGES_BY_COST):
             changes["parallel"] = fill(spec.parallel, stages=StageSplit.BY_COST)
+    if reduces_once(stack):
+        training["bucket_size"] = ONE_BUCKET_BYTES
+    changes["training"] = fill(spec.training, **training)
     return fill(spec, **changes)
 
 
@@ -184,9 +188,7 @@ def _training(spec: TransformerSpec, stack: SoftwareStack) -> dict[str, Any]:
         stack.has(FrameworkBehaviour.FP16_GRADIENTS) and precision is DType.FP16
     )
     values: dict[str, Any] = {"gradient_dtype": precision} if is_short else {}
-    if stack.has(FrameworkBehaviour.ONE_REDUCTION):
-        values["bucket_size"] = ONE_BUCKET_BYTES
-    elif stack.has(FrameworkBehaviour.WEIGHT_BUCKETS):
+    if stack.has(FrameworkBehaviour.WEIGHT_BUCKETS):
         gradient = values.get("gradient_dtype", spec.training.gradient_dtype)
         ratio = gradient.size_bytes / spec.training.weight_dtype.size_bytes
         values["bucket_size"] = round(spec.training.bucket_size * ratio)

@@ -12,9 +12,16 @@ from dataclasses import dataclass, field
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.issuing import OpenLane
+from perfmodel.stacks.capabilities import FrameworkBehaviour
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.eager import EagerWriter
 
 FIRST_BUCKET_BYTES = 2**20
+
+
+def reduces_once(stack: SoftwareStack) -> bool:
+    """Whether *stack* reduces all gradients in one piece by default."""
+    return stack.has(FrameworkBehaviour.ONE_REDUCTION)
 
 
 @dataclass(slots=True)

@@ -3,56 +3,13 @@
 What must hold is a ratio of processor times of one run, so that no machine is too slow for it.
 """
 
-import random
 import time
 
 import numpy as np
 import pytest
 
-from collectives import (
-    Collective,
-    CollectiveCall,
-    CollectiveKind,
-    price_collective,
-    price_collectives,
-)
+from collectives import Collective, CollectiveKind, price_collective
 from topologies import build_cluster, load_topology
-
-KINDS = (
-    CollectiveKind.ALL_REDUCE,
-    CollectiveKind.ALL_GATHER,
-    CollectiveKind.REDUCE_SCATTER,
-    CollectiveKind.ALL_TO_ALL,
-)
-
-
-def different_calls(cluster, count):
-    """Calls of different kinds, sizes and groups, none a translation of another."""
-    source = random.Random(1)
-    return [
-        CollectiveCall(
-            Collective(KINDS[number % 4], source.randrange(1, 1 << 30)),
-            np.array(sorted(source.sample(range(cluster.rank_count), source.randint(2, 512)))),
-        )
-        for number in range(count)
-    ]
-
-
-@pytest.mark.benchmark
-def test_a_thousand_different_collectives_cost_no_more_together_than_one_by_one():
-    cluster = build_cluster(load_topology("dgx_h100"), hosts=512)
-    calls = different_calls(cluster, 1_000)
-    started = time.process_time()
-    costs = price_collectives(calls, cluster=cluster)
-    together_s = time.process_time() - started
-    alone = [price_collective(c.collective, cluster=cluster, ranks=c.ranks) for c in calls[:100]]
-    alone_s = time.process_time() - started - together_s
-    print(
-        f"\n1,000 different collectives on 4,096 ranks: {together_s:.2f} s together, "
-        f"{10 * alone_s:.2f} s one by one"
-    )
-    assert [cost.duration_ns for cost in costs[:100]] == [cost.duration_ns for cost in alone]
-    assert together_s < 3 * 10 * alone_s
 
 
 @pytest.mark.benchmark

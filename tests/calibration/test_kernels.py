@@ -4,7 +4,7 @@ import pytest
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.bounded_fit import Limit, fit_constants
-from perfmodel.calibration.gemm import LearnedRows, Learning, _tiny_k_ns, fit_learned
+from perfmodel.calibration.gemm import LearnedRows, Learning, fit_learned, tiny_k_ns
 from perfmodel.calibration.kernels import assign_folds, cross_validate, fit_entries
 from perfmodel.calibration.networks import TrainingPlan
 from perfmodel.costs.gemm_physics import GemmShapes
@@ -88,5 +88,5 @@ def test_what_tiny_products_cost_is_read_off_the_ones_with_a_long_k():
     lengths = np.array([2048.0, 3072.0, 4096.0, 5120.0, 6144.0, 6656.0, 7168.0, 7680.0])
     ones = np.ones(8)
     shapes = GemmShapes(batch=ones, m=4 * ones, n=64 * ones, k=lengths, width_bytes=2 * ones)
-    assert _tiny_k_ns(shapes, 2000 + 4 * lengths) == pytest.approx(4.0)
-    assert _tiny_k_ns(shapes.rows(np.array([], dtype=np.intp)), np.array([])) == 0.0
+    assert tiny_k_ns(shapes, 2000 + 4 * lengths) == pytest.approx(4.0)
+    assert tiny_k_ns(shapes.rows(np.array([], dtype=np.intp)), np.array([])) == 0.0

@@ -9,7 +9,6 @@ from perfmodel import api
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.measure.fit import Wires, wires_document
 from perfmodel.calibration.measure.machine import (
-    MeasureRequest,
     check_device,
     device_document,
     device_path,
@@ -25,7 +24,7 @@ from topologies import build_cluster, load_device, load_topology
 def machine(tmp_path_factory):
     """This machine, measured with as few samples as allowed."""
     out = tmp_path_factory.mktemp("measured") / "here.yaml"
-    return measure_machine(MeasureRequest("cpu", out, ranks=2, samples=3))
+    return measure_machine("cpu", out, ranks=2, samples=3)
 
 
 def test_measuring_this_cpu_gives_a_topology_that_predict_accepts(machine):
@@ -39,15 +38,11 @@ def test_measuring_this_cpu_gives_a_topology_that_predict_accepts(machine):
     assert 1e6 < prediction.period_ns < 1e10
 
 
-def test_every_family_is_measured(machine):
+def test_every_family_is_measured_and_rates_are_those_of_a_core(machine):
     assert set(machine.errors) == {
         "gemm", "bmm", "memory", "attention", "embedding", "collectives",
     }  # fmt: skip
-
-
-def test_measured_rates_are_those_of_a_core(machine):
     device = load_topology(machine.topology).device
-
     assert 1e9 < device.vector_flops < 1e12
     assert 1e8 < device.memory_bandwidth_bytes_per_s < 1e12
 
@@ -65,16 +60,16 @@ def test_cuda_without_a_gpu_is_refused_with_a_way_out():
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"ranks": 0}, "at least 1 rank"), ({"samples": 1}, "3 samples")],
+    [
+        ({"ranks": 0}, "at least 1 rank"),
+        ({"samples": 1}, "3 samples"),
+        ({"out": "absent/here.yaml"}, "folder that exists"),
+    ],
 )
-def test_too_little_to_measure_is_refused(tmp_path, change, message):
+def test_what_cannot_be_measured_or_written_is_refused_at_once(tmp_path, change, message):
+    out = tmp_path / change.pop("out", "here.yaml")
     with pytest.raises(MeasurementError, match=message):
-        MeasureRequest("cpu", tmp_path / "here.yaml", **change)
-
-
-def test_a_file_in_no_folder_is_refused_before_anything_is_measured(tmp_path):
-    with pytest.raises(MeasurementError, match="folder that exists"):
-        MeasureRequest("cpu", tmp_path / "absent" / "here.yaml")
+        measure_machine("cpu", out, **change)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

@@ -7,8 +7,8 @@ import yaml
 from collectives.calibration import (
     CALIBRATIONS,
     UNKNOWN_PEER_SIGMA,
-    _generations_apart,
     calibration_for,
+    generations_apart,
     load_calibration,
     load_default_calibration,
     regime_of,
@@ -32,33 +32,24 @@ def write(tmp_path, content):
     return path
 
 
-def test_the_shipped_calibration_says_where_it_is_from():
+def test_the_shipped_calibration_says_where_it_is_from_and_is_read_as_written(tmp_path):
     about = load_default_calibration().about
     for key in ("source", "hardware", "software", "date", "licence", "command"):
         assert about[key]
-
-
-def test_writing_and_reading_gives_the_same_constants(tmp_path):
     assert load_calibration(write(tmp_path, shipped())) == load_default_calibration()
 
 
 def test_a_machine_takes_the_entry_of_its_generation():
     calibration = load_default_calibration()
-
-    def entry(name, ranks=8):
-        return calibration.host_entry(wiring_of_run(name, 1, ranks)).name
-
-    assert entry("hgx_h200") == "hopper_nvswitch"
-    assert entry("dgx_b200") == "blackwell_nvswitch"
-    assert entry("dgx_b300") == "blackwell_nvswitch"
-    assert entry("polaris", 4) == "ampere_nvswitch"
-    assert entry("l40s_pcie") == "l40s_pcie"
-
-
-def test_the_odd_host_lends_nothing_to_other_pcie_machines():
-    calibration = load_default_calibration()
+    entries = {
+        "hgx_h200": "hopper_nvswitch", "dgx_b200": "blackwell_nvswitch",
+        "dgx_b300": "blackwell_nvswitch", "polaris": "ampere_nvswitch", "l40s_pcie": "l40s_pcie",
+    }  # fmt: skip
+    for name, entry in entries.items():
+        assert calibration.host_entry(wiring_of_run(name, 1, 4)).name == entry
+    # The odd host lends nothing to other PCIe machines.
     for name in ("a100_pcie", "rtx_pro_6000_pcie"):
-        assert calibration.host_constants(wiring_of_run(name, 1, 8)).crowding == 0
+        assert calibration.constants(wiring_of_run(name, 1, 8)).host.crowding == 0
 
 
 def test_the_odd_host_lends_nothing_to_machines_of_its_name_but_its_own_table():
@@ -75,49 +66,35 @@ def test_the_odd_host_lends_nothing_to_machines_of_its_name_but_its_own_table():
 
 
 def test_unknown_and_missing_keys_are_all_reported(tmp_path):
-    content = shipped()
+    content = {**shipped(), "colour": "red"}
     del content["fabrics"]
-    content["colour"] = "red"
     with pytest.raises(CalibrationError, match=r"2 faults[\s\S]*fabrics[\s\S]*colour"):
         load_calibration(write(tmp_path, content))
+    with pytest.raises(CalibrationError, match="schema_version must be 1"):
+        load_calibration(write(tmp_path, {**shipped(), "schema_version": 99}))
 
 
-def test_a_constant_that_is_no_number_is_named(tmp_path):
-    content = shipped()
-    content["hosts"][0]["constants"]["launch_ns"] = "fast"
-    with pytest.raises(CalibrationError, match="launch_ns"):
-        load_calibration(write(tmp_path, content))
+NO_PROTOCOL = r"protocols\[0\] .*: must be one of ll, ll128, simple, got \'fast\'"
+NO_CLASS = r"hosts\[0\].link_class .*: must be one of nvswitch, .*got \'bus\'"
 
 
 @pytest.mark.parametrize(
     ("block", "key", "value", "fault"),
     [
-        (
-            "hosts",
-            "link_class",
-            "bus",
-            r"hosts\[0\].link_class .*: must be one of nvswitch, .*got \'bus\'",
-        ),
+        ("hosts", "link_class", "bus", NO_CLASS),
         ("hosts", "machines", "dgx_h100", "machines .*: must be a list, got 'dgx_h100'"),
         ("hosts", "machine", ["dgx_h100"], "machine .*: unknown key; did you mean 'machines'"),
-        (
-            "fabrics",
-            "protocols",
-            ["fast"],
-            r"protocols\[0\] .*: must be one of ll, ll128, simple, got \'fast\'",
-        ),
+        ("fabrics", "protocols", ["fast"], NO_PROTOCOL),
         ("fabrics", "pair_ll_bytes", [], r"fabrics\[0\].pair_ll_bytes .*: must be a whole number"),
-        (
-            "hosts",
-            "constants",
-            {"launch_ns": float("nan")},
-            "constants.launch_ns .*: must be a finite number, got nan",
-        ),
+        ("hosts", "launch_ns", float("nan"), "launch_ns .*: must be a finite number, got nan"),
+        ("hosts", "launch_ns", -1.0, "launch_ns .*: must be at least 0, got -1"),
+        ("hosts", "launch_ns", "fast", "launch_ns"),
     ],
 )
 def test_an_entry_says_what_is_wrong_with_it(tmp_path, block, key, value, fault):
     content = shipped()
-    content[block][0][key] = value
+    entry = content[block][0]
+    (entry["constants"] if key in entry["constants"] else entry)[key] = value
     with pytest.raises(CalibrationError, match=fault):
         load_calibration(write(tmp_path, content))
 
@@ -131,44 +108,23 @@ def test_nothing_of_an_entry_may_be_missing(tmp_path, block):
             load_calibration(write(tmp_path, content))
 
 
-def test_another_version_of_the_format_is_refused(tmp_path):
-    content = shipped()
-    content["schema_version"] = 99
-    with pytest.raises(CalibrationError, match="schema_version must be 1"):
-        load_calibration(write(tmp_path, content))
-
-
-def test_negative_constants_are_refused(tmp_path):
-    content = shipped()
-    content["hosts"][0]["constants"]["launch_ns"] = -1.0
-    with pytest.raises(CalibrationError, match=r"launch_ns .*: must be at least 0, got -1"):
-        load_calibration(write(tmp_path, content))
-
-
 def test_groups_that_were_not_measured_are_less_certain():
-    calibration = load_default_calibration()
-    kind = CollectiveKind.ALL_TO_ALL
-    measured = calibration.relative_sigma(wiring_of_run("dgx_h100", 10, 10), kind, 1 << 30, 0.01)
-    new = calibration.relative_sigma(wiring_of_run("dgx_h100", 4, 32), kind, 1 << 30, 0.01)
-    foreign = calibration.relative_sigma(wiring_of_run("dgx_b200", 4, 32), kind, 1 << 30, 0.01)
+    sigma, call = load_default_calibration().relative_sigma, (CollectiveKind.ALL_TO_ALL, 1 << 30)
+    measured, new, foreign = (
+        sigma(wiring_of_run(*group), *call, 0.01)
+        for group in (("dgx_h100", 10, 10), ("dgx_h100", 4, 32), ("dgx_b200", 4, 32))
+    )
     assert measured < new < foreign
 
 
 @pytest.mark.parametrize(
     ("first", "second", "apart"),
-    [
-        ("volta", "volta", 0),
-        ("volta", "ampere", 1),
-        ("blackwell", "pascal", 5),
-        ("ada", "hopper", 1),
-        # One that is not in the row of generations is as far from all others as can be.
-        ("cdna3", "cdna3", 0),
-        ("cdna3", "hopper", 6),
-        ("hopper", "cdna3", 6),
-    ],
-)
+    # One that is not in the row of generations is as far from all others as can be.
+    [("volta", "volta", 0), ("volta", "ampere", 1), ("blackwell", "pascal", 5),
+     ("ada", "hopper", 1), ("cdna3", "cdna3", 0), ("cdna3", "hopper", 6), ("hopper", "cdna3", 6)],
+)  # fmt: skip
 def test_generations_are_apart_by_their_places(first, second, apart):
-    assert _generations_apart(first, second) == apart
+    assert generations_apart(first, second) == apart
 
 
 def test_a_device_takes_its_own_constants_as_they_are_now(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from collectives.calibration import load_default_calibration
 from collectives.collective import CollectiveKind
-from collectives.group import _lane_bandwidth, group_shape, wiring_of
+from collectives.group import group_shape, lane_bandwidth, wiring_of
 from collectives.wiring import HostLinkClass
 from perfmodel.base.errors import InputError
 from tests.collectives.machines import build_host
@@ -166,4 +166,4 @@ def test_a_chain_runs_over_one_lane_of_the_thinnest_wire():
         for link in topology.links
     )
     # 100 GB/s in four lanes or in five.
-    assert _lane_bandwidth(replace(topology, links=links)) == 20e9
+    assert lane_bandwidth(replace(topology, links=links)) == 20e9

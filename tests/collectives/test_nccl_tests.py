@@ -8,7 +8,7 @@ import pytest
 
 from collectives.collective import CollectiveKind
 from collectives.measurements import load_measurements
-from collectives.nccl_tests import RunPlace, _dotted, is_nccl_tests
+from collectives.nccl_tests import RunPlace, dotted_version, is_nccl_tests
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 
@@ -169,7 +169,7 @@ def test_damaged_output_is_refused_in_a_sentence(tmp_path, text):
      (999, ""), (1, "")],
 )  # fmt: skip
 def test_the_number_of_a_release_is_read_as_nccl_writes_it(code, version):
-    assert _dotted(code) == version
+    assert dotted_version(code) == version
 
 
 @pytest.mark.parametrize(

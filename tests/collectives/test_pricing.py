@@ -8,18 +8,16 @@ from hypothesis import strategies as st
 from collectives import (
     Collective,
     CollectiveAlgorithm,
-    CollectiveCall,
     CollectiveKind,
     CollectiveSoftware,
     Protocol,
     price_collective,
-    price_collectives,
     price_sizes,
     wiring_of,
 )
 from collectives.calibration import load_default_calibration
 from perfmodel.base.dtypes import DType
-from perfmodel.base.errors import InputError
+from perfmodel.base.errors import InputError, TopologyError
 from perfmodel.base.provenance import Provenance
 from tests.collectives.machines import build_host, hosts
 from topologies import build_cluster, load_topology
@@ -32,44 +30,39 @@ def h100(count=1):
     return build_cluster(load_topology("dgx_h100"), hosts=count)
 
 
-def time_ns(kind, size, cluster, ranks, **options):
-    call = Collective(kind, size)
-    return price_collective(call, cluster=cluster, ranks=ranks, **options).duration_ns
+def price(kind, size, cluster=None, ranks=range(8), *, call=None, **options):
+    made = Collective(kind, size, **(call or {}))
+    return price_collective(made, cluster=cluster or h100(), ranks=ranks, **options)
+
+
+def time_ns(kind, size, cluster=None, ranks=range(8), **options):
+    return price(kind, size, cluster, ranks, **options).duration_ns
 
 
 def test_a_call_that_queues_does_not_wait_for_late_hosts_again():
     cluster = build_cluster(load_topology("aws_p5"), hosts=4)
     alone, queued = (
-        price_collective(
-            Collective(CollectiveKind.ALL_REDUCE, 1 << 20, is_queued=is_queued),
-            cluster=cluster,
-            ranks=range(32),
-        ).duration_ns
-        for is_queued in (False, True)
+        time_ns(CollectiveKind.ALL_REDUCE, 1 << 20, cluster, range(32), call={"is_queued": queued})
+        for queued in (False, True)
     )
     # 500 us for each of two doublings of the hosts.
     assert alone - queued == pytest.approx(1_000_000)
 
 
 def test_a_group_of_one_is_free():
-    cost = price_collective(
-        Collective(CollectiveKind.ALL_REDUCE, 1 << 30), cluster=h100(), ranks=[3]
-    )
-    assert cost.duration_ns == 0
+    assert time_ns(CollectiveKind.ALL_REDUCE, 1 << 30, ranks=[3]) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_takes_time_and_names_its_choice(kind):
-    cost = price_collective(Collective(kind, 1 << 20), cluster=h100(2), ranks=range(16))
+    cost = price(kind, 1 << 20, h100(2), range(16))
     assert cost.duration_ns > 1_000
     assert cost.algorithm in {algorithm.value for algorithm in CollectiveAlgorithm}
     assert cost.busiest_link
 
 
 def test_large_all_reduces_on_one_h100_host_are_added_by_the_switch():
-    cost = price_collective(
-        Collective(CollectiveKind.ALL_REDUCE, 1 << 28), cluster=h100(), ranks=range(8)
-    )
+    cost = price(CollectiveKind.ALL_REDUCE, 1 << 28)
     assert cost.algorithm == "nvls"
     assert cost.busiest_link == "gpu:0 -> nvswitch:0"
 
@@ -77,34 +70,23 @@ def test_large_all_reduces_on_one_h100_host_are_added_by_the_switch():
 def test_a_large_ring_on_one_nic_a_host_is_bounded_by_the_nic():
     # Ten hosts with one rank each: bus bandwidth below, and near, the 50 GB/s of a NIC.
     cluster = build_cluster(load_topology("dgx_h100"), hosts=10, ranks_per_host=1)
-    cost = price_collective(
-        Collective(CollectiveKind.ALL_GATHER, 1 << 32), cluster=cluster, ranks=range(10)
-    )
+    cost = price(CollectiveKind.ALL_GATHER, 1 << 32, cluster, range(10))
     assert 45e9 < cost.bus_bandwidth_bytes_per_s < 50e9
     assert cost.busiest_link.startswith("nic:")
 
 
-def test_many_calls_cost_what_each_costs_alone():
+@pytest.mark.parametrize("kind", ORDINARY)
+def test_many_sizes_cost_what_each_costs_alone(kind):
     cluster = h100(4)
-    calls = [
-        CollectiveCall(Collective(kind, 1000 << power), ranks)
-        for power in range(0, 20, 5)
-        for kind in ORDINARY
-        for ranks in ([0, 1], range(8), [0, 8, 16, 24], range(32), [5])
-    ]
-    together = price_collectives(calls, cluster=cluster)
-    for call, cost in zip(calls, together, strict=True):
-        alone = price_collective(call.collective, cluster=cluster, ranks=call.ranks)
-        assert cost == alone
+    sizes = [1000 << power for power in range(0, 20, 5)]
+    for ranks in ([0, 1], range(8), [0, 8, 16, 24], range(32)):
+        together = price_sizes(kind, np.array(sizes, float), wiring=wiring_of(ranks, cluster))
+        calls = [Collective(kind, size) for size in sizes]
+        assert together == [price_collective(one, cluster=cluster, ranks=ranks) for one in calls]
 
 
 def test_the_same_question_twice_gives_the_same_cost():
-    ask = [
-        price_collective(
-            Collective(CollectiveKind.ALL_TO_ALL, 777), cluster=h100(2), ranks=range(16)
-        )
-        for _ in range(2)
-    ]
+    ask = [price(CollectiveKind.ALL_TO_ALL, 777, h100(2), range(16)) for _ in range(2)]
     assert ask[0] == ask[1]
 
 
@@ -170,24 +152,16 @@ def test_translated_groups_cost_the_same(shift):
 
 def test_forcing_an_algorithm_and_a_protocol_is_obeyed():
     software = CollectiveSoftware(algorithm=CollectiveAlgorithm.TREE, protocol=Protocol.LL)
-    cost = price_collective(
-        Collective(CollectiveKind.ALL_REDUCE, 1 << 26),
-        cluster=h100(2),
-        ranks=range(16),
-        software=software,
-    )
+    cost = price(CollectiveKind.ALL_REDUCE, 1 << 26, h100(2), range(16), software=software)
     assert cost.algorithm_word == "tree/ll"
 
 
 @pytest.mark.parametrize(("hosts", "name"), [(1, "nvls"), (2, "nvls_tree")])
 def test_switches_that_are_forced_add_alone_or_under_a_tree(hosts, name):
     for wanted in (CollectiveAlgorithm.NVLS, CollectiveAlgorithm.NVLS_TREE):
-        cost = price_collective(
-            Collective(CollectiveKind.ALL_REDUCE, 1 << 26),
-            cluster=h100(hosts),
-            ranks=range(8 * hosts),
-            software=CollectiveSoftware(algorithm=wanted),
-        )
+        forced = CollectiveSoftware(algorithm=wanted)
+        where = (h100(hosts), range(8 * hosts))
+        cost = price(CollectiveKind.ALL_REDUCE, 1 << 26, *where, software=forced)
         assert cost.algorithm == name
 
 
@@ -195,65 +169,35 @@ def test_nvls_is_refused_where_no_switch_reduces():
     software = CollectiveSoftware(algorithm=CollectiveAlgorithm.NVLS)
     cluster = build_cluster(load_topology("dgx_a100"), hosts=1)
     with pytest.raises(InputError, match="needs a switch that reduces"):
-        price_collective(
-            Collective(CollectiveKind.ALL_REDUCE, 1),
-            cluster=cluster,
-            ranks=range(8),
-            software=software,
-        )
+        price(CollectiveKind.ALL_REDUCE, 1, cluster, software=software)
 
 
-def test_hosts_that_no_fabric_joins_are_refused():
-    from perfmodel.base.errors import TopologyError
-
+def test_calls_that_cannot_be_are_refused():
     with pytest.raises(TopologyError, match="no fabric"):
         build_cluster(build_host(nics=0), hosts=2)
-
-
-def test_send_recv_between_three_ranks_is_refused():
     with pytest.raises(InputError, match="sender and the receiver"):
-        price_collective(Collective(CollectiveKind.SEND_RECV, 1), cluster=h100(), ranks=[0, 1, 2])
-
-
-def test_negative_bytes_are_refused():
+        price(CollectiveKind.SEND_RECV, 1, ranks=[0, 1, 2])
     with pytest.raises(InputError, match="must not be negative"):
         Collective(CollectiveKind.ALL_REDUCE, -1)
 
 
-def test_a_root_outside_the_group_is_refused():
-    with pytest.raises(InputError, match="root must be a member"):
-        price_collective(
-            Collective(CollectiveKind.BROADCAST, 1, root=8), cluster=h100(), ranks=range(8)
-        )
-
-
 def test_adding_bytes_takes_longer_than_adding_wider_numbers():
-    cluster = h100()
-    costs = [
-        price_collective(
-            Collective(CollectiveKind.REDUCE_SCATTER, 1 << 24, dtype),
-            cluster=cluster,
-            ranks=range(8),
-        )
+    wide, narrow = (
+        time_ns(CollectiveKind.REDUCE_SCATTER, 1 << 24, call={"dtype": dtype})
         for dtype in (DType.BF16, DType.INT8)
-    ]
-    assert costs[0].duration_ns < costs[1].duration_ns
+    )
+    assert wide < narrow
 
 
 def test_older_nccl_takes_longer_for_small_all_gathers():
-    cluster = h100()
     old = CollectiveSoftware(nccl_version=(2, 23))
-    new = time_ns(CollectiveKind.ALL_GATHER, 1 << 16, cluster, range(8))
-    assert time_ns(CollectiveKind.ALL_GATHER, 1 << 16, cluster, range(8), software=old) > new
+    new = time_ns(CollectiveKind.ALL_GATHER, 1 << 16)
+    assert time_ns(CollectiveKind.ALL_GATHER, 1 << 16, software=old) > new
 
 
 def test_what_was_measured_is_interpolated_and_the_rest_is_not():
-    small = price_collective(
-        Collective(CollectiveKind.ALL_REDUCE, 1 << 20), cluster=h100(), ranks=range(8)
-    )
-    far = price_collective(
-        Collective(CollectiveKind.ALL_REDUCE, 1 << 20), cluster=h100(64), ranks=range(512)
-    )
+    small = price(CollectiveKind.ALL_REDUCE, 1 << 20)
+    far = price(CollectiveKind.ALL_REDUCE, 1 << 20, h100(64), range(512))
     assert small.provenance is Provenance.INTERPOLATED
     assert far.provenance is Provenance.EXTRAPOLATED
     assert 0 < small.relative_sigma < 1
@@ -262,13 +206,11 @@ def test_what_was_measured_is_interpolated_and_the_rest_is_not():
 def test_machines_nobody_measured_scale_by_their_datasheet():
     # B200 has twice the NVLink of H100: a large all-gather takes about half the time.
     blackwell = build_cluster(load_topology("dgx_b200"), hosts=1)
-    new = time_ns(CollectiveKind.ALL_GATHER, 1 << 32, blackwell, range(8))
-    old = time_ns(CollectiveKind.ALL_GATHER, 1 << 32, h100(), range(8))
-    assert 0.45 < new / old < 0.55
+    new = time_ns(CollectiveKind.ALL_GATHER, 1 << 32, blackwell)
+    assert 0.45 < new / time_ns(CollectiveKind.ALL_GATHER, 1 << 32) < 0.55
 
 
 def test_equal_questions_are_priced_once_and_by_the_constants_they_name():
-    cluster, call = h100(), Collective(CollectiveKind.ALL_GATHER, 12_345)
     shipped = load_default_calibration()
     slow = replace(
         shipped,
@@ -277,7 +219,7 @@ def test_equal_questions_are_priced_once_and_by_the_constants_they_name():
         ),
     )
     first, again, other = (
-        price_collective(call, cluster=cluster, ranks=range(8), calibration=constants)
+        price(CollectiveKind.ALL_GATHER, 12_345, calibration=constants)
         for constants in (shipped, shipped, slow)
     )
     assert again is first
@@ -286,16 +228,14 @@ def test_equal_questions_are_priced_once_and_by_the_constants_they_name():
 
 @pytest.mark.parametrize(("root", "is_member"), [(-1, False), (0, True), (7, True), (8, False)])
 def test_the_root_is_one_of_the_group(root, is_member):
-    call = Collective(CollectiveKind.REDUCE, 1, root=root)
     if is_member:
-        assert price_collective(call, cluster=h100(), ranks=range(8)).duration_ns > 0
+        assert time_ns(CollectiveKind.REDUCE, 1, call={"root": root}) > 0
         return
-    with pytest.raises(InputError, match=f"from 0 to 7, got {root}"):
-        price_collective(call, cluster=h100(), ranks=range(8))
+    with pytest.raises(InputError, match=f"root must be a member from 0 to 7, got {root}"):
+        price(CollectiveKind.REDUCE, 1, call={"root": root})
 
 
 def test_send_recv_between_two_ranks_is_priced():
-    call = Collective(CollectiveKind.SEND_RECV, 1 << 20)
-    near, far = (price_collective(call, cluster=h100(2), ranks=(0, rank)) for rank in (1, 8))
+    near, far = (price(CollectiveKind.SEND_RECV, 1 << 20, h100(2), (0, rank)) for rank in (1, 8))
     assert 0 < near.duration_ns < far.duration_ns
     assert far.busiest_link.startswith("nic:")

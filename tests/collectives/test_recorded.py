@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives.calibration import Calibration, load_default_calibration, wire_speeds
+from collectives.calibration import Calibration, load_default_calibration
 from collectives.collective import (
     FREE,
     Collective,
@@ -28,7 +28,7 @@ from collectives.constants import (
 )
 from collectives.group import group_shape, wiring_of
 from collectives.movement import ALGORITHMS, build_movement
-from collectives.pricing import CollectiveCall, price_collective, price_collectives
+from collectives.pricing import CollectiveCall, price_collective
 from collectives.sharing import share_links
 from collectives.timing import predict_duration_ns
 from collectives.tuner import Tuner
@@ -101,7 +101,6 @@ def values() -> dict[str, Any]:
         wiring = wiring_of(ranks, cluster)
         found[f"shape of {name}"] = group_shape(ranks, cluster)
         found[f"wiring of {name}"] = wiring
-        wires = wire_speeds(wiring)
         for algorithm in ALGORITHMS:
             if algorithm is CollectiveAlgorithm.PAT and wiring.ranks_per_host > 1:
                 continue
@@ -112,9 +111,8 @@ def values() -> dict[str, Any]:
                 found[f"times of {place}"] = [
                     predict_duration_ns(
                         movement,
-                        algorithm=algorithm,
-                        protocol=protocol,
-                        wires=wires,
+                        (algorithm, protocol),
+                        wiring=wiring,
                         host=host,
                         fabric=fabric if wiring.host_count > 1 else None,
                     )
@@ -125,7 +123,7 @@ def values() -> dict[str, Any]:
             candidates, chosen = tuner.choose(kind, 2.0 ** np.arange(9, 33), CollectiveSoftware())
             found[f"choices for {kind.value}, {name}"] = [candidates[one] for one in chosen]
             found[f"estimates for {kind.value}, {name}"] = [
-                tuner._estimate_ns(kind, choice, SIZES) for choice in candidates
+                tuner.estimate_ns(kind, choice, SIZES) for choice in candidates
             ]
         matrix = [[10**6 * a + 7000 * b for b in range(len(ranks))] for a in range(len(ranks))]
         if len(ranks) <= 8:
@@ -228,7 +226,7 @@ def _priced(cluster: Any, ranks: Any) -> list[Any]:
         )
         calls.append(Collective(CollectiveKind.ALL_TO_ALL, 0, byte_matrix=matrix))
     here = {"cluster": cluster, "calibration": CALIBRATION}
-    new = price_collectives([CollectiveCall(call, ranks) for call in calls], **here)
+    new = [price_collective(call, ranks=ranks, **here) for call in calls]
     old = [price_collective(call, ranks=ranks, software=OLD, **here) for call in calls[::5]]
     return [list(plain(cost).values()) for cost in (*new, *old)]
 

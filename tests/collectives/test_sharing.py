@@ -1,6 +1,6 @@
 import pytest
 
-from collectives import Collective, CollectiveCall, CollectiveKind, price_collectives, share_links
+from collectives import Collective, CollectiveCall, CollectiveKind, price_collective, share_links
 from perfmodel.base.errors import InputError
 from tests.collectives.machines import build_host
 from topologies import build_cluster, load_topology
@@ -12,7 +12,7 @@ def together(cluster, *calls):
     made = [
         CollectiveCall(Collective(CollectiveKind.ALL_REDUCE, size), ranks) for size, ranks in calls
     ]
-    costs = price_collectives(made, cluster=cluster)
+    costs = [price_collective(c.collective, cluster=cluster, ranks=c.ranks) for c in made]
     return costs, share_links(made, costs, cluster=cluster)
 
 

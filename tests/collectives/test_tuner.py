@@ -94,35 +94,33 @@ def test_the_plan_of_a_ring_counts_its_crossings_between_hosts(kind, crossings):
     net_ns = table.net_ns[ring][simple] + 1_000
     inside_ns = table.nvlink_ns[ring][simple]
     expected = table.base_ns[ring][simple] + crossings * net_ns + (steps - crossings) * inside_ns
-    assert tuner._latency_ns(kind, ring, simple) == pytest.approx(expected)
+    assert tuner.latency_ns(kind, (ring, simple)) == pytest.approx(expected)
 
 
 def test_a_ring_inside_a_host_crosses_nothing():
     tuner = planning_tuner(hosts=1, gpus=4)
     ring, ll = CollectiveAlgorithm.RING, Protocol.LL
     # 6.6 us and 2 x 3 steps of 0.6 us.
-    assert tuner._latency_ns(CollectiveKind.ALL_REDUCE, ring, ll) == pytest.approx(10_200)
+    assert tuner.latency_ns(CollectiveKind.ALL_REDUCE, (ring, ll)) == pytest.approx(10_200)
 
 
-def test_a_tree_between_hosts_is_planned_with_four_fifths_of_the_links_inside():
-    # Links of 100 GB/s, of which NCCL counts 0.80 on Ampere; NICs of 4 x 100 GB/s do not bind.
-    # 0.8 x 80 GB/s x 0.92 for Simple, halved because the buffer goes up and down.
-    tuner = planning_tuner(hosts=4, gpus=4, nic_gb_per_s=100.0)
-    planned = tuner._bandwidth(CollectiveKind.ALL_REDUCE, CollectiveAlgorithm.TREE, Protocol.SIMPLE)
-    assert planned == pytest.approx(0.5 * 0.92 * 0.8 * 80e9)
-
-
-def test_a_tree_inside_a_host_is_planned_with_all_of_the_links():
-    tuner = planning_tuner(hosts=1, gpus=4)
-    planned = tuner._bandwidth(CollectiveKind.ALL_REDUCE, CollectiveAlgorithm.TREE, Protocol.SIMPLE)
-    assert planned == pytest.approx(0.5 * 0.92 * 80e9)
-
-
-def test_a_tree_between_two_hosts_reaches_twice_their_nics():
-    tuner = planning_tuner(hosts=2, gpus=4, nic_gb_per_s=5.0)
-    planned = tuner._bandwidth(CollectiveKind.ALL_REDUCE, CollectiveAlgorithm.TREE, Protocol.SIMPLE)
-    # 4 NICs of 5 GB/s, twice: 40 GB/s, below 0.8 x 80.
-    assert planned == pytest.approx(0.5 * 0.92 * 40e9)
+@pytest.mark.parametrize(
+    ("hosts", "nic_gb_per_s", "bus"),
+    [
+        # Links of 100 GB/s, of which NCCL counts 0.80 on Ampere; NICs of 4 x 100 GB/s do not bind.
+        # Between hosts the links inside carry what goes up and what comes down.
+        (4, 100.0, 0.8 * 80e9),
+        (1, 25.0, 80e9),
+        # 4 NICs of 5 GB/s, twice: 40 GB/s, below 0.8 x 80.
+        (2, 5.0, 40e9),
+    ],
+)
+def test_a_tree_is_planned_with_the_links_inside_or_twice_the_nics(hosts, nic_gb_per_s, bus):
+    tuner = planning_tuner(hosts=hosts, gpus=4, nic_gb_per_s=nic_gb_per_s)
+    tree = (CollectiveAlgorithm.TREE, Protocol.SIMPLE)
+    # 0.92 for Simple, halved because the buffer goes up and down.
+    planned = tuner.bandwidth_bytes_per_s(CollectiveKind.ALL_REDUCE, tree)
+    assert planned == pytest.approx(0.5 * 0.92 * bus)
 
 
 def planning_tuner(*, hosts: int, gpus: int, nic_gb_per_s: float = 25.0) -> Tuner:
@@ -144,13 +142,13 @@ def test_large_messages_over_hosts_are_planned_with_dearer_steps():
     simple = (CollectiveAlgorithm.RING, Protocol.SIMPLE)
     # From 64 bytes a channel and rank on: over hosts NCCL counts 16 channels at most, 8 ranks.
     sizes = np.array([64 * 16 * 8 - 1.0, 64 * 16 * 8.0])
-    before, after = tuner._estimate_ns(CollectiveKind.ALL_REDUCE, simple, sizes)
-    latency_ns = tuner._latency_ns(CollectiveKind.ALL_REDUCE, *simple)
+    before, after = tuner.estimate_ns(CollectiveKind.ALL_REDUCE, simple, sizes)
+    latency_ns = tuner.latency_ns(CollectiveKind.ALL_REDUCE, simple)
     assert after - before == pytest.approx(0.4 * latency_ns, abs=1.0)
-    before, after = tuner._estimate_ns(CollectiveKind.ALL_GATHER, simple, sizes)
+    before, after = tuner.estimate_ns(CollectiveKind.ALL_GATHER, simple, sizes)
     assert after - before < 1.0
     alone = planning_tuner(hosts=1, gpus=4)
-    before, after = alone._estimate_ns(CollectiveKind.ALL_REDUCE, simple, sizes / 2)
+    before, after = alone.estimate_ns(CollectiveKind.ALL_REDUCE, simple, sizes / 2)
     assert after - before < 1.0
 
 

@@ -23,8 +23,12 @@ CALL = Attention(
 )  # fmt: skip
 
 
+def price(*ops: Attention, device: str = "h100_sxm"):
+    return AttentionModel().price(list(ops), load_device(device), STACK)
+
+
 def duration_ns(op: Attention, device: str = "h100_sxm") -> float:
-    return float(AttentionModel().price([op], load_device(device), STACK).duration_ns[0])
+    return float(price(op, device=device).duration_ns[0])
 
 
 def test_a_causal_tile_row_passes_over_half_the_keys_and_its_diagonal():
@@ -51,14 +55,10 @@ def test_no_kernel_beats_the_datasheet():
 def test_flash2_runs_on_hopper_at_the_rate_of_amperes_instructions():
     # Published for H100, 16384 tokens, 16 heads of 128, length 4096, causal: 319 TFLOP/s by
     # flash-attention 2 and 579 by 3 (arXiv 2407.08608): 4 x 4 x 16 x 4096^2 x 128 / 2 operations.
-    call = replace(CALL, batch=4, heads=16, kv_heads=16)
     operations = 4 * 4 * 16 * 4096**2 * 128 / 2
-    assert operations / duration_ns(replace(call, kernel="flash2")) / 1e3 == pytest.approx(
-        319, rel=0.15
-    )
-    assert operations / duration_ns(replace(call, kernel="flash3")) / 1e3 == pytest.approx(
-        579, rel=0.15
-    )
+    for kernel, tflops in (("flash2", 319), ("flash3", 579)):
+        call = replace(CALL, batch=4, heads=16, kv_heads=16, kernel=kernel)
+        assert operations / duration_ns(call) / 1e3 == pytest.approx(tflops, rel=0.15)
 
 
 @pytest.mark.parametrize(("kernel", "tflops"), [("flash2", 310), ("flash3", 542), ("cudnn", 499)])
@@ -77,10 +77,8 @@ def test_only_benchmarks_of_serving_write_a_cache():
 
 
 def test_what_was_not_measured_is_extrapolated_and_less_sure():
-    own, carried = (
-        AttentionModel().price([replace(CALL, kernel="flash2")], load_device(name), STACK)
-        for name in ("a100_sxm_80gb", "h100_sxm")
-    )
+    flash2 = replace(CALL, kernel="flash2")
+    own, carried = price(flash2, device="a100_sxm_80gb"), price(flash2)
     assert own.provenance[0] == Provenance.INTERPOLATED
     assert carried.provenance[0] == Provenance.EXTRAPOLATED
     assert carried.relative_sigma[0] > own.relative_sigma[0]
@@ -88,18 +86,16 @@ def test_what_was_not_measured_is_extrapolated_and_less_sure():
 
 def test_a_few_rows_of_one_head_size_say_little_about_others():
     ops = [replace(CALL, kernel="cudnn", head_dim=size) for size in (128, 64)]
-    priced = AttentionModel().price(ops, load_device("h200_sxm"), STACK)
+    priced = price(*ops, device="h200_sxm")
     assert priced.provenance.tolist() == [Provenance.INTERPOLATED, Provenance.EXTRAPOLATED]
     assert priced.relative_sigma[1] > 2 * priced.relative_sigma[0]
 
 
 def test_flash1_is_assumed_to_take_twice_as_long_as_flash2():
-    first, second = (
-        AttentionModel().price([replace(CALL, kernel=name)], load_device("a100_sxm_80gb"), STACK)
-        for name in ("flash1", "flash2")
-    )
-    assert first.duration_ns[0] == pytest.approx(2 * second.duration_ns[0])
-    assert first.provenance[0] == Provenance.ASSUMED
+    ops = [replace(CALL, kernel=name) for name in ("flash1", "flash2")]
+    priced = price(*ops, device="a100_sxm_80gb")
+    assert priced.duration_ns[0] == pytest.approx(2 * priced.duration_ns[1])
+    assert priced.provenance[0] == Provenance.ASSUMED
 
 
 def test_the_kernel_used_is_told():
@@ -163,5 +159,4 @@ def test_an_unknown_kernel_is_refused_by_name():
 
 def test_order_is_kept_when_kernels_are_mixed():
     ops = [replace(CALL, kernel="unfused"), CALL, replace(CALL, direction=Pass.BACKWARD)]
-    priced = AttentionModel().price(ops, load_device("h100_sxm"), STACK).duration_ns
-    assert priced.tolist() == [duration_ns(op) for op in ops]
+    assert price(*ops).duration_ns.tolist() == [duration_ns(op) for op in ops]

@@ -17,8 +17,8 @@ from embeddings.table import EmbeddingTable, Lookup, TableMemory
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.embedding import EmbeddingModel, lookups_terms, parse_constants
-from perfmodel.costs.embedding_terms import Term, TermsSetting, _find_terms, tables_terms
+from perfmodel.costs.embedding import lookups_terms, parse_constants, price_embeddings
+from perfmodel.costs.embedding_terms import Term, TermsSetting, find_terms, tables_terms
 from perfmodel.graph.ops import EmbeddingOp, Pass
 from perfmodel.stacks.profiles import load_stack
 from topologies import load_device
@@ -34,7 +34,7 @@ CRITEO_ROWS = (
 
 def _time_us(lookup: Lookup, direction: Pass, device=V100) -> float:
     op = EmbeddingOp(lookup, direction)
-    return float(EmbeddingModel().price([op], device, STACK).duration_ns[0]) / 1e3
+    return float(price_embeddings([op], device, STACK).duration_ns[0]) / 1e3
 
 
 def _alike(count: int, **fields) -> tuple[EmbeddingTable, ...]:
@@ -234,9 +234,7 @@ def test_more_samples_never_take_less_time(batch, pooling, width, exponent):
 
 
 def test_other_generations_borrow_constants_and_say_so():
-    priced = EmbeddingModel().price(
-        [EmbeddingOp(Lookup((TABLE,), 64))], load_device("h100_sxm"), STACK
-    )
+    priced = price_embeddings([EmbeddingOp(Lookup((TABLE,), 64))], load_device("h100_sxm"), STACK)
     assert priced.provenance[0] == Provenance.EXTRAPOLATED
     assert priced.relative_sigma[0] == pytest.approx(0.2)
 
@@ -268,7 +266,7 @@ def test_a_piece_has_the_same_terms_alone_and_with_others(memory, is_pooled):
     together = tables_terms([*pieces[:3], table, *pieces], setting)
     assert (together[:3] == together[4:7]).all()
     for piece, found in zip(pieces, together[4:], strict=True):
-        assert (_find_terms(table, [piece], setting) == found).all()
+        assert (find_terms(table, [piece], setting) == found).all()
     # Pieces look up what the table does, and update the rows that it does.
     for term in (Term.DRAWS, Term.ROWS, Term.UPDATE_BYTES, Term.LONG_ROWS):
         assert together[4:, term].sum() == pytest.approx(together[3, term], abs=16)

@@ -39,32 +39,32 @@ SIMPLE = GemmConstants(
 MACHINE = MachineRates(
     sm_count=1, clock_hz=1e9, peak_flops=2 * 128 * 128 * 1e9, memory_bytes_per_s=1e9, l2_bytes=1e6
 )
+LONG_LOAD = replace(STACK, loads_long=True)
+LARGE_AND_THIN = (Gemm(8192, 8192, 8192, DType.BF16), Gemm(8, 16384, 16384, DType.BF16))
 sizes = st.integers(1, 20_000)
 
 
-def duration_ns(op: Gemm, device: str = "h100_sxm", stack=STACK) -> float:
-    return float(GemmModel().price([op], load_device(device), stack).duration_ns[0])
+def price(*ops: Gemm, device="h100_sxm", stack=STACK):
+    return GemmModel().price(list(ops), load_device(device), stack)
+
+
+def cold(op: Gemm, machine=MACHINE):
+    return predict_gemm_times(gemm_shapes([op]), machine, SIMPLE, Residency.COLD)
 
 
 def test_tiles_are_paid_whole():
     # Memory is out of the way: 1 byte a ns would dominate, so make it fast.
     machine = MachineRates(1, 1e9, MACHINE.peak_flops, 1e18, 1e6)
-    full = predict_gemm_times(
-        gemm_shapes([Gemm(128, 128, 64, DType.BF16)]), machine, SIMPLE, Residency.COLD
-    )
+    full = cold(Gemm(128, 128, 64, DType.BF16), machine)
     # 64 steps of k at one nanosecond each for a tile of 128 x 128, on top of the floor.
     assert full.duration_ns[0] == pytest.approx(1064.0)
-    part = predict_gemm_times(
-        gemm_shapes([Gemm(65, 65, 64, DType.BF16)]), machine, SIMPLE, Residency.COLD
-    )
+    part = cold(Gemm(65, 65, 64, DType.BF16), machine)
     # The best cover of 65 x 65 is 2 x 5 tiles of 64 x 16 (each 1/16): 10 / 16 x 64 = 40 ns.
     assert part.duration_ns[0] == pytest.approx(1040.0)
 
 
 def test_operands_that_come_from_memory_take_their_bytes_over_its_bandwidth():
-    times = predict_gemm_times(
-        gemm_shapes([Gemm(16, 1024, 1024, DType.BF16)]), MACHINE, SIMPLE, Residency.COLD
-    )
+    times = cold(Gemm(16, 1024, 1024, DType.BF16))
     # Weights 2 MiB, activations and output 32 KiB each, one byte a nanosecond.
     assert times.memory_ns[0] == pytest.approx(2 * (1024 * 1024 + 2 * 16 * 1024), rel=1e-6)
 
@@ -115,7 +115,7 @@ def smaller_and_larger(growth, dtype: DType) -> tuple[Gemm, Gemm]:
 @given(growth=growths)
 def test_more_fp32_work_never_takes_less_time(device, stack, growth):
     ops = smaller_and_larger(growth, DType.FP32)
-    small, large = GemmModel().price(list(ops), load_device(device), stack).duration_ns
+    small, large = price(*ops, device=device, stack=stack).duration_ns
     # Single steps of the last digit: networks are summed up in another order.
     assert large >= small * (1 - 1e-9)
 
@@ -127,7 +127,7 @@ def test_more_fp32_work_never_takes_less_time(device, stack, growth):
 @given(growth=growths)
 def test_more_half_precision_work_is_faster_by_a_step_of_the_library_at_most(device, stack, growth):
     ops = smaller_and_larger(growth, DType.BF16)
-    small, large = GemmModel().price(list(ops), load_device(device), stack).duration_ns
+    small, large = price(*ops, device=device, stack=stack).duration_ns
     # Measured times fall at one step of m in ten, by up to 40 %; the model follows 3 % either way.
     assert large >= small * np.exp(-2 * LARGEST_STEP) * (1 - 1e-9)
 
@@ -141,43 +141,32 @@ def test_without_the_steps_of_libraries_more_work_never_takes_less_time(growth):
 
 
 def test_a_product_too_small_to_split_k_takes_longer_than_a_slightly_larger_one_on_graphics_chips():
-    small, large = Gemm(7, 64, 4096, DType.BF16), Gemm(8, 64, 4096, DType.BF16)
     # 7 x 64 x 4096 is below 2**21 = 8 x 64 x 4096; measured 18.5 and 4.0 us on L40S.
-    assert duration_ns(small, "l40s") > 2 * duration_ns(large, "l40s")
+    ops = (Gemm(7, 64, 4096, DType.BF16), Gemm(8, 64, 4096, DType.BF16))
+    small, large = price(*ops, device="l40s").duration_ns
+    assert small > 2 * large
 
 
 def test_long_load_slows_arithmetic_and_not_memory():
-    large, thin = Gemm(8192, 8192, 8192, DType.BF16), Gemm(8, 16384, 16384, DType.BF16)
-    device = load_device("h100_sxm")
-    plain = GemmModel().price([large, thin], device, STACK).duration_ns
-    long_load = replace(STACK, loads_long=True)
-    slowed = GemmModel().price([large, thin], device, long_load).duration_ns
-    factor = arithmetic_slowdown(device, long_load, DType.BF16)
+    # The last one does not run on tensor cores.
+    ops = (*LARGE_AND_THIN, Gemm(4096, 4096, 4096, DType.FP32))
+    plain, slowed = (price(*ops, stack=stack).duration_ns for stack in (STACK, LONG_LOAD))
+    factor = arithmetic_slowdown(load_device("h100_sxm"), LONG_LOAD, DType.BF16)
     assert factor > 1.05
     assert slowed[0] == pytest.approx(factor * plain[0], rel=0.1)
-    assert slowed[1] == plain[1]
-
-
-def test_long_load_does_not_slow_arithmetic_without_tensor_cores():
-    large = [Gemm(4096, 4096, 4096, DType.FP32)]
-    device, long_load = load_device("h100_sxm"), replace(STACK, loads_long=True)
-    plain = GemmModel().price(large, device, STACK).duration_ns
-    assert GemmModel().price(large, device, long_load).duration_ns == plain
+    assert slowed[1:].tolist() == plain[1:].tolist()
 
 
 def test_a_power_limit_slows_arithmetic_under_long_load():
-    device, long_load = load_device("h100_sxm"), replace(STACK, loads_long=True)
+    device = load_device("h100_sxm")
     limited = replace(device, power_w=device.power_w / 8)
     # Dynamic power goes with the cube of the clock: an eighth of the power, half of the clock.
-    free, slow = (arithmetic_slowdown(one, long_load, DType.BF16) for one in (device, limited))
+    free, slow = (arithmetic_slowdown(one, LONG_LOAD, DType.BF16) for one in (device, limited))
     assert slow == pytest.approx(2 * free)
 
 
 def test_a_large_product_is_bound_by_arithmetic_and_a_thin_one_by_memory():
-    device = load_device("h100_sxm")
-    priced = GemmModel().price(
-        [Gemm(8192, 8192, 8192, DType.BF16), Gemm(8, 16384, 16384, DType.BF16)], device, STACK
-    )
+    priced = price(*LARGE_AND_THIN)
     assert priced.bound.tolist() == [Bound.COMPUTE, Bound.MEMORY]
     # The datasheet: 2 x 8192^3 at 989.4 TFLOP/s is 1111 us, 537 MB at 3.35 TB/s is 160 us.
     assert priced.duration_ns[0] > 1_111_000
@@ -185,8 +174,8 @@ def test_a_large_product_is_bound_by_arithmetic_and_a_thin_one_by_memory():
 
 
 def test_a_device_nobody_measured_is_tagged_and_less_sure():
-    own = GemmModel().price([Gemm(4096, 4096, 4096, DType.BF16)], load_device("h100_sxm"), STACK)
-    other = GemmModel().price([Gemm(4096, 4096, 4096, DType.BF16)], load_device("b300_sxm"), STACK)
+    op = Gemm(4096, 4096, 4096, DType.BF16)
+    own, other = price(op), price(op, device="b300_sxm")
     assert own.provenance[0] == Provenance.INTERPOLATED
     assert other.provenance[0] == Provenance.EXTRAPOLATED
     assert other.relative_sigma[0] > own.relative_sigma[0]
@@ -196,68 +185,60 @@ def test_a_device_nobody_measured_is_tagged_and_less_sure():
 def test_every_halving_of_a_side_below_the_tables_makes_us_less_sure():
     # The smallest fp32 product that was measured on a V100 is 128 x 64 x 64.
     ops = [Gemm(m, 1024, k, DType.FP32) for m, k in ((128, 64), (64, 64), (16, 32))]
-    fitted, one, four = GemmModel().price(ops, load_device("v100_sxm2_32gb"), STACK).relative_sigma
+    fitted, one, four = price(*ops, device="v100_sxm2_32gb").relative_sigma
     assert one > fitted
     # Four halvings of 0.12 each, beside what the fit itself leaves open.
     assert 0.48 < four < 0.55
 
 
 def test_lower_precision_is_faster_and_the_order_of_ops_is_kept():
-    device = load_device("h100_sxm")
-    ops = [Gemm(4096, 4096, 4096, kind) for kind in (DType.FP32, DType.FP8, DType.BF16)]
-    fp32, fp8, bf16 = GemmModel().price(ops, device, STACK).duration_ns
+    kinds = (DType.FP32, DType.FP8, DType.BF16)
+    fp32, fp8, bf16 = price(*(Gemm(4096, 4096, 4096, kind) for kind in kinds)).duration_ns
     assert fp8 < bf16 < fp32
 
 
 def test_pricing_many_equals_pricing_one_by_one():
-    device = load_device("a100_sxm_80gb")
+    where = {"device": "a100_sxm_80gb", "stack": BENCHMARK}
     ops = [Gemm(64 * i, 128, 256, DType.BF16) for i in range(1, 40)]
-    together = GemmModel().price(ops, device, BENCHMARK).duration_ns
-    alone = [GemmModel().price([op], device, BENCHMARK).duration_ns[0] for op in ops]
+    together, alone = price(*ops, **where).duration_ns, [price(op, **where) for op in ops]
+    alone = [one.duration_ns[0] for one in alone]
     np.testing.assert_allclose(together, alone, rtol=1e-6)
 
 
 def test_a_format_the_chip_cannot_multiply_is_refused_with_a_sentence():
     fp8 = Gemm(512, 512, 512, DType.FP8)
     with pytest.raises(TopologyError, match="a100_sxm_80gb: cannot multiply fp8; it states"):
-        GemmModel().price([fp8], load_device("a100_sxm_80gb"), STACK)
+        price(fp8, device="a100_sxm_80gb")
     # Scales of 32 values came with Blackwell.
     with pytest.raises(TopologyError, match="h100_sxm: cannot multiply mxfp8"):
-        GemmModel().price([replace(fp8, dtype=DType.MXFP8)], load_device("h100_sxm"), STACK)
+        price(replace(fp8, dtype=DType.MXFP8))
 
 
 def test_a_rate_that_a_chip_lacks_is_taken_from_a_wider_format_and_tagged_assumed():
-    device = load_device("v100_sxm2_16gb")
-    assert not device.supports(DType.BF16)
-    priced = GemmModel().price([Gemm(512, 512, 512, DType.BF16)], device, STACK)
+    assert not load_device("v100_sxm2_16gb").supports(DType.BF16)
+    priced = price(Gemm(512, 512, 512, DType.BF16), device="v100_sxm2_16gb")
     assert priced.provenance[0] == Provenance.ASSUMED
 
 
 @pytest.mark.parametrize("name", ["b200_sxm", "gb200", "b300_sxm", "gb300"])
 def test_narrower_formats_are_faster_on_blackwell(name):
-    device = load_device(name)
     kinds = (DType.BF16, DType.MXFP8, DType.FP8, DType.NVFP4)
     ops = [Gemm(16384, 16384, 16384, kind) for kind in kinds]
-    bf16, mxfp8, fp8, nvfp4 = GemmModel().price(ops, device, STACK).duration_ns
+    bf16, mxfp8, fp8, nvfp4 = price(*ops, device=name).duration_ns
     assert nvfp4 < fp8 < bf16
     assert mxfp8 == pytest.approx(fp8)
 
 
 def test_a_faster_peak_makes_a_borrowed_product_faster_in_proportion():
-    times = [
-        GemmModel().price([Gemm(16384, 16384, 16384, DType.BF16)], load_device(name), STACK)
-        for name in ("b200_sxm", "gb200")
-    ]
-    rates = [load_device(name).peak_flops[DType.BF16] for name in ("b200_sxm", "gb200")]
-    ratio = times[0].duration_ns[0] / times[1].duration_ns[0]
-    assert ratio == pytest.approx(rates[1] / rates[0], rel=0.1)
+    names, op = ("b200_sxm", "gb200"), Gemm(16384, 16384, 16384, DType.BF16)
+    slow, fast = (price(op, device=name).duration_ns[0] for name in names)
+    low, high = (load_device(name).peak_flops[DType.BF16] for name in names)
+    assert slow / fast == pytest.approx(high / low, rel=0.1)
 
 
 def test_a_table_of_quantised_layers_times_the_cast_and_training_does_not():
-    device = load_device("h100_sxm")
-    tall = [Gemm(32768, 512, 4096, DType.FP8)]
-    timed = GemmModel().price(tall, device, BENCHMARK).duration_ns[0]
-    trained = GemmModel().price(tall, device, STACK).duration_ns[0]
+    tall = Gemm(32768, 512, 4096, DType.FP8)
+    timed, trained = (price(tall, stack=stack).duration_ns[0] for stack in (BENCHMARK, STACK))
     # 134 M values, 3 bytes each: 0.4 GB take at least 120 us at 3.35 TB/s.
     assert timed - trained > 120_000
 
@@ -272,23 +253,19 @@ def test_a_cast_costs_its_floor_and_its_bytes():
 
 
 def test_a_quantised_product_gives_out_half_precision():
-    [shapes] = [gemm_shapes([Gemm(10, 20, 30, DType.NVFP4)])]
+    shapes = gemm_shapes([Gemm(10, 20, 30, DType.NVFP4)])
     # Operands of half a byte, sums of two bytes.
     assert shapes.activation_bytes[0] == 150
     assert shapes.weight_bytes[0] == 300
     assert shapes.output_bytes[0] == 400
 
 
-def test_long_load_does_not_slow_vector_arithmetic():
-    device = load_device("h100_sxm")
-    burst, loaded = (replace(STACK, loads_long=is_long) for is_long in (False, True))
-    fp32, bf16 = ([Gemm(8192, 8192, 8192, dtype)] for dtype in (DType.FP32, DType.BF16))
-
-    def times_ns(ops):
-        return [GemmModel().price(ops, device, stack).duration_ns[0] for stack in (burst, loaded)]
-
-    assert times_ns(fp32)[0] == times_ns(fp32)[1]
-    assert times_ns(bf16)[0] < times_ns(bf16)[1]
+def test_long_load_slows_tensor_cores_and_not_vector_arithmetic():
+    ops = [Gemm(8192, 8192, 8192, dtype) for dtype in (DType.FP32, DType.BF16)]
+    stacks = (replace(STACK, loads_long=False), LONG_LOAD)
+    burst, loaded = (price(*ops, stack=stack).duration_ns for stack in stacks)
+    assert burst[0] == loaded[0]
+    assert burst[1] < loaded[1]
 
 
 def test_among_equal_relatives_the_nearest_memory_lends():

@@ -38,17 +38,14 @@ TABLES = [
 @pytest.mark.parametrize("word", ["inf", "-inf", "nan", "soon", "-1", "0", "1e400", "", "True"])
 def test_a_time_or_a_size_that_is_none_costs_its_row_only(tmp_path, load, text, word):
     for cells in ({"time": word, "size": 64}, {"time": 1, "size": word}):
-        file = tmp_path / "table.csv"
-        file.write_text(text.format(gpu=GPU, **cells))
-        table = load(file)
-        assert len(table.kernels) == 1
-        assert [row.row for row in table.unsupported] == ["0"]
+        read = load(table(tmp_path, text.format(gpu=GPU, **cells)))
+        assert len(read.kernels) == 1
+        assert [row.row for row in read.unsupported] == ["0"]
 
 
 @pytest.mark.parametrize(("load", "text"), TABLES)
 def test_a_fraction_of_a_size_is_no_size(tmp_path, load, text):
-    file = tmp_path / "table.csv"
-    file.write_text(text.format(gpu=GPU, time=1, size="64.5"))
+    file = table(tmp_path, text.format(gpu=GPU, time=1, size="64.5"))
     assert "whole number" in load(file).unsupported[0].reason
 
 

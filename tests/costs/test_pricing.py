@@ -33,6 +33,24 @@ GEMM = Gemm(1024, 1024, 1024, DType.BF16)
 REDUCE = Communication(Collective(CollectiveKind.ALL_REDUCE, 2**24, DType.BF16))
 
 
+def build_job(program, groups, builder) -> JobGraph:
+    """Ranks that all run *program*, in *groups* of slot 0."""
+    number = builder.add_program(program.build())
+    for _ in range(sum(map(len, groups))):
+        builder.add_rank(number)
+    for place, group in enumerate(groups):
+        builder.add_group(f"group {place}", group, slot=0)
+    return builder.build(JobFacts("small"))
+
+
+def one_call(collective: Collective, groups: list[list[int]]) -> JobGraph:
+    builder = JobBuilder()
+    program = builder.new_program()
+    wire = program.add_lane("wire", LaneKind.COMMUNICATION)
+    program.add_task(wire, Communication(collective), label="call", slot=0)
+    return build_job(program, groups, builder)
+
+
 @pytest.fixture(scope="module")
 def job():
     builder = JobBuilder()
@@ -44,10 +62,7 @@ def job():
     work = program.add_task(compute, GEMM, label="gemm", after=[launch])
     program.add_task(compute, Fixed("known", 777), label="known")
     program.add_task(wire, REDUCE, label="reduce", slot=0, after=[work])
-    number = builder.add_program(program.build())
-    ranks = [builder.add_rank(number) for _ in range(8)]
-    builder.add_group("all", ranks, slot=0)
-    return builder.build(JobFacts("small"))
+    return build_job(program, [list(range(8))], builder)
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +70,17 @@ def cluster():
     return build_cluster(load_topology("dgx_h100"), hosts=1)
 
 
-def test_ranks_that_do_the_same_share_one_row(job, cluster):
-    priced = price_job(job, cluster=cluster, stack=STACK)
+@pytest.fixture(scope="module")
+def priced(job, cluster):
+    return price_job(job, cluster=cluster, stack=STACK)
+
+
+def test_ranks_that_do_the_same_share_one_row(job, priced):
     assert set(priced.durations.rank_offset.tolist()) == {0}
     assert len(priced.durations.values_ns) == job.program_of(0).task_count
 
 
-def test_durations_are_those_of_the_models_rounded_once(job, cluster):
-    priced = price_job(job, cluster=cluster, stack=STACK)
+def test_durations_are_those_of_the_models_rounded_once(job, cluster, priced):
     alone = price_ops([GEMM], device=cluster.device, stack=STACK)
     row = priced.durations.of_rank(job, 3)[:, 0].tolist()
     assert round(alone.duration_ns[0]) in row
@@ -70,15 +88,13 @@ def test_durations_are_those_of_the_models_rounded_once(job, cluster):
     assert 4_000 in row  # the launch of the paper
 
 
-def test_a_fixed_duration_stays_the_same_in_every_sample(job, cluster):
-    priced = price_job(job, cluster=cluster, stack=STACK)
+def test_a_fixed_duration_stays_the_same_in_every_sample(priced):
     sampled = priced.sample(20, seed=1)
     known = np.flatnonzero(priced.durations.values_ns[:, 0] == 777)
     assert (sampled.values_ns[known] == 777).all()
 
 
-def test_samples_of_a_family_move_together_and_depend_only_on_the_seed(job, cluster):
-    priced = price_job(job, cluster=cluster, stack=STACK)
+def test_samples_of_a_family_move_together_and_depend_only_on_the_seed(priced):
     first, again = priced.sample(50, seed=3), priced.sample(50, seed=3)
     assert (first.values_ns == again.values_ns).all()
     assert (first.values_ns != priced.sample(50, seed=4).values_ns).any()
@@ -88,8 +104,7 @@ def test_samples_of_a_family_move_together_and_depend_only_on_the_seed(job, clus
     assert spread == pytest.approx(wanted, rel=0.4)
 
 
-def test_costs_of_all_families_but_recorded_ones_share_the_spread_of_the_stack(job, cluster):
-    priced = price_job(job, cluster=cluster, stack=STACK)
+def test_costs_of_all_families_but_recorded_ones_share_the_spread_of_the_stack(priced):
     sure = replace(priced, relative_sigma=np.zeros_like(priced.relative_sigma))
     ratios = sure.sample(20, seed=0).values_ns / priced.durations.values_ns
     is_long = (priced.float_ns > 10_000) & (priced.provenance != Provenance.RECORDED)
@@ -131,13 +146,12 @@ def test_a_pageable_copy_takes_twice_as_long():
     assert slow / fast == pytest.approx(2.0, rel=1e-3)
 
 
-def test_a_profiles_ratios_stretch_their_families_and_nothing_else(job, cluster):
+def test_a_profiles_ratios_stretch_their_families_and_nothing_else(job, cluster, priced):
     ratios = {"gemm": {"hopper": 2.0, "default": 9.0}, "communication": {"default": 1.5}}
-    plain = price_job(job, cluster=cluster, stack=STACK)
     stretched = price_job(job, cluster=cluster, stack=replace(STACK, kernel_time_ratio=ratios))
-    factor = stretched.float_ns / plain.float_ns
+    factor = stretched.float_ns / priced.float_ns
     wanted = {"gemm": 2.0, "communication": 1.5, "host": 1.0, "fixed": 1.0}
-    for code, ratio in zip(plain.family.tolist(), factor.tolist(), strict=True):
+    for code, ratio in zip(priced.family.tolist(), factor.tolist(), strict=True):
         assert ratio == pytest.approx(wanted[FAMILIES[code]])
 
 
@@ -167,14 +181,7 @@ def test_members_of_an_uneven_exchange_end_when_their_own_bytes_are_through(clus
     collective = Collective(
         CollectiveKind.ALL_TO_ALL, sum(map(sum, matrix)), DType.BF16, byte_matrix=matrix
     )
-    builder = JobBuilder()
-    program = builder.new_program()
-    wire = program.add_lane("wire", LaneKind.COMMUNICATION)
-    program.add_task(wire, Communication(collective), label="exchange", slot=0)
-    number = builder.add_program(program.build())
-    builder.add_group("all", [builder.add_rank(number) for _ in range(8)], slot=0)
-    uneven = builder.build(JobFacts("uneven"))
-
+    uneven = one_call(collective, [list(range(8))])
     priced = price_job(uneven, cluster=cluster, stack=STACK)
     times_ns = [int(priced.durations.of_rank(uneven, rank)[0, 0]) for rank in range(8)]
 
@@ -183,9 +190,9 @@ def test_members_of_an_uneven_exchange_end_when_their_own_bytes_are_through(clus
     assert times_ns[0] == times_ns[1] > 2 * times_ns[2] == 2 * times_ns[7]
 
 
-def test_families_of_costs_err_each_on_its_own(job, cluster):
+def test_families_of_costs_err_each_on_its_own(priced):
     # Beside what all of them share, the spread of the stack.
-    priced = replace(price_job(job, cluster=cluster, stack=STACK), spread=NO_SPREAD)
+    priced = replace(priced, spread=NO_SPREAD)
     draws = priced.sample(64, seed=0).values_ns / priced.durations.values_ns
     unsure = np.flatnonzero(priced.relative_sigma > 0)
     relative = np.log(draws[unsure]) / priced.relative_sigma[unsure, np.newaxis]
@@ -201,17 +208,7 @@ def test_families_of_costs_err_each_on_its_own(job, cluster):
 
 
 def one_all_reduce(groups: list[list[int]]) -> JobGraph:
-    builder = JobBuilder()
-    program = builder.new_program()
-    lane = program.add_lane("communication", LaneKind.COMMUNICATION)
-    call = Communication(Collective(CollectiveKind.ALL_REDUCE, 2**28))
-    program.add_task(lane, call, label="all-reduce", slot=0)
-    number = builder.add_program(program.build())
-    for _ in range(sum(len(group) for group in groups)):
-        builder.add_rank(number)
-    for place, group in enumerate(groups):
-        builder.add_group(f"data {place}", group, slot=0)
-    return builder.build(JobFacts("one all-reduce"))
+    return one_call(Collective(CollectiveKind.ALL_REDUCE, 2**28), groups)
 
 
 def across_two_hosts(ranks_per_host: int) -> JobGraph:
@@ -230,12 +227,9 @@ def test_neighbours_on_one_nic_are_rivals():
     assert any(rivals)
 
 
-def test_a_nic_of_its_own_has_no_rivals():
+def test_a_nic_of_its_own_has_no_rivals_and_groups_inside_a_host_use_none():
     cluster = build_cluster(load_topology("dgx_h100"), hosts=2)
     assert not any(find_rivals(across_two_hosts(8), cluster))
-
-
-def test_groups_inside_a_host_use_no_nic():
     cluster = build_cluster(load_topology("polaris"), hosts=2)
     job = one_all_reduce([[0, 1], [2, 3], [4, 5], [6, 7]])
     assert not any(find_rivals(job, cluster))
@@ -243,9 +237,8 @@ def test_groups_inside_a_host_use_no_nic():
 
 def test_two_groups_on_one_nic_take_nearly_twice_as_long():
     cluster = build_cluster(load_topology("polaris"), hosts=2)
-    stack = load_stack("pytorch_eager")
-    both = price_job(across_two_hosts(4), cluster=cluster, stack=stack).float_ns[0]
+    both = price_job(across_two_hosts(4), cluster=cluster, stack=STACK).float_ns[0]
     lone_cluster = build_cluster(load_topology("polaris"), hosts=2, ranks_per_host=1)
-    alone = price_job(one_all_reduce([[0, 1]]), cluster=lone_cluster, stack=stack).float_ns[0]
+    alone = price_job(one_all_reduce([[0, 1]]), cluster=lone_cluster, stack=STACK).float_ns[0]
     # 256 MiB are nearly all wire time, and two share the wire.
     assert both / alone == pytest.approx(2.0, rel=0.1)

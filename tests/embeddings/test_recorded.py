@@ -19,7 +19,7 @@ from embeddings.distribution import (
     observe,
     popularity_of,
 )
-from embeddings.framework_sharders import _options
+from embeddings.framework_sharders import list_options
 from embeddings.index_data import bin_reuse, build_index_data, describe_data
 from embeddings.plan import ShardingPlan
 from embeddings.popularity import RowRange
@@ -153,7 +153,7 @@ def _of_placing() -> dict[str, Any]:
                     lambda name=name, task=task: _of_plan(build_named_plan(name, task))
                 )
         found[f"ways of {ranks} by {per_host}"] = [
-            [(one.way, one.seconds * 1e9, one.piece_bytes) for one in _options(task, place)]
+            [(one.way, one.seconds * 1e9, one.piece_bytes) for one in list_options(task, place)]
             for place in (0, 5, 8)
         ]
     return found

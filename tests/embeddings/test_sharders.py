@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from embeddings.distribution import Zipf, observe
 from embeddings.framework_sharders import (
-    _even_pieces,
-    _Option,
-    _options,
-    _partition,
-    _piece_seconds,
-    _Way,
+    Option,
+    Way,
+    even_pieces,
+    list_options,
+    piece_seconds,
+    place_options,
 )
 from embeddings.plan import Shard, ShardingKind, ShardingPlan
 from embeddings.sharders import (
@@ -238,7 +238,7 @@ def test_ranks_fill_hosts_the_last_perhaps_in_part(per_host, hosts):
 def test_tables_are_halved_until_two_pieces_fit_beside_each_other(room, pieces):
     # 100 rows of 64 bytes, and a rank's share of lookups each.
     task = _task(*(EmbeddingTable(f"t{n}", 100, 16, 1.0) for n in range(4)), ranks=4)
-    found = _even_pieces(replace(task, room_bytes=room), range(4), 2, 0.0)
+    found = even_pieces(replace(task, room_bytes=room), range(4), 2, 0.0)
     assert len(found) == 4 * pieces
 
 
@@ -247,7 +247,7 @@ def test_tables_are_halved_until_lookups_are_even_and_not_beyond_ranks(lookups, 
     # Shares are (lookups + 8) / 3; a tenth above is let be: 4.4 for 4.3 + 7.7, 4.77 for 5.
     tables = [EmbeddingTable("t", 100, 16, lookups), EmbeddingTable("u", 100, 16, 8.0)]
     task = _task(*tables, ranks=3, room=10**9)
-    assert [one.table for one in _even_pieces(task, (0, 1), 2, 0.0)].count(0) == pieces
+    assert [one.table for one in even_pieces(task, (0, 1), 2, 0.0)].count(0) == pieces
 
 
 def test_a_piece_of_a_host_is_dealt_over_its_ranks():
@@ -266,22 +266,22 @@ def test_what_a_piece_takes_in_the_planners_eyes_by_hand():
     sent = 100 * 256 * 4
 
     def seconds(way, count, of=task):
-        return _piece_seconds(of, table, way, count)
+        return piece_seconds(of, table, way, count)
 
     def compute_s(lookups, width):
         return 3 * (lookups * (8 + 4 * width) + 100 * width * 4) / 897e9
 
     one_host, alone = replace(task, ranks_per_host=8), replace(task, rank_count=1)
     whole = compute_s(1000, 256)
-    assert seconds(_Way.TABLE, 1) == pytest.approx(whole + 2 * sent / 12.5e9)
-    assert seconds(_Way.TABLE, 1, one_host) == pytest.approx(whole + 2 * sent / 600e9)
-    assert seconds(_Way.TABLE, 1, replace(alone, ranks_per_host=1)) == pytest.approx(whole)
+    assert seconds(Way.TABLE, 1) == pytest.approx(whole + 2 * sent / 12.5e9)
+    assert seconds(Way.TABLE, 1, one_host) == pytest.approx(whole + 2 * sent / 600e9)
+    assert seconds(Way.TABLE, 1, replace(alone, ranks_per_host=1)) == pytest.approx(whole)
     half = compute_s(1000, 128)
-    assert seconds(_Way.COLUMNS, 2) == pytest.approx(half + sent / 12.5e9)
-    assert seconds(_Way.ROWS, 8) == pytest.approx(compute_s(125, 256) + 2 * sent / 12.5e9)
+    assert seconds(Way.COLUMNS, 2) == pytest.approx(half + sent / 12.5e9)
+    assert seconds(Way.ROWS, 8) == pytest.approx(compute_s(125, 256) + 2 * sent / 12.5e9)
     # By rows of a host: sums inside it, and of two hosts' eight ranks each sends a quarter.
     inside = 2 * (sent / 600e9 + sent / 4 / 12.5e9)
-    assert seconds(_Way.HOST_ROWS, 4) == pytest.approx(compute_s(250, 256) + inside)
+    assert seconds(Way.HOST_ROWS, 4) == pytest.approx(compute_s(250, 256) + inside)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_what_a_piece_takes_in_the_planners_eyes_by_hand():
 )
 def test_the_ways_that_are_open_to_a_table(rows, width, ranks, per_host, ways):
     task = ShardingTask((EmbeddingTable("t", rows, width),), ranks, 10**9, 64, "sgd", per_host)
-    found = _options(task, 0)
+    found = list_options(task, 0)
     assert {one.way.value: (one.columns, one.rows) for one in found} == ways
     for one in found:
         assert one.piece_bytes == -(-rows // one.rows) * (width // one.columns) * 4
@@ -356,40 +356,40 @@ def test_rows_over_all_ranks_are_summed_in_hosts_of_several(per_host, is_summed)
     assert plan.summed_in_host == ((0, 1) if is_summed else ())
 
 
-def _option(place: int, way: _Way, seconds: float, size: int, count: int = 1) -> _Option:
-    return _Option(place, way, 1, count, seconds, size)
+def _option(place: int, way: Way, seconds: float, size: int, count: int = 1) -> Option:
+    return Option(place, way, 1, count, seconds, size)
 
 
 def test_the_planner_gives_the_next_piece_to_the_least_busy_rank_with_room():
     proposal = [
-        _option(0, _Way.TABLE, 10.0, 64),
-        _option(1, _Way.TABLE, 5.0, 6400),
-        _option(2, _Way.TABLE, 1.0, 3200),
+        _option(0, Way.TABLE, 10.0, 64),
+        _option(1, Way.TABLE, 5.0, 6400),
+        _option(2, Way.TABLE, 1.0, 3200),
     ]
     task = _task(*FOUR[:3])
     # The third would go to rank 1, where 6,400 + 3,200 bytes are too many.
-    assert _partition(replace(task, room_bytes=8000), proposal) == ([[0], [1], [0]], 11.0)
-    assert _partition(replace(task, room_bytes=9600), proposal) == ([[0], [1], [1]], 10.0)
+    assert place_options(replace(task, room_bytes=8000), proposal) == ([[0], [1], [0]], 11.0)
+    assert place_options(replace(task, room_bytes=9600), proposal) == ([[0], [1], [1]], 10.0)
 
 
 def test_the_planner_keeps_pieces_of_a_host_together_behind_those_of_all_ranks():
     proposal = [
-        _option(0, _Way.HOST_ROWS, 3.0, 100, 2),
-        _option(1, _Way.HOST_ROWS, 2.0, 100, 2),
-        _option(2, _Way.ROWS, 1.0, 50, 4),
-        _option(3, _Way.TABLE, 4.0, 10),
+        _option(0, Way.HOST_ROWS, 3.0, 100, 2),
+        _option(1, Way.HOST_ROWS, 2.0, 100, 2),
+        _option(2, Way.ROWS, 1.0, 50, 4),
+        _option(3, Way.TABLE, 4.0, 10),
     ]
     task = replace(_task(*FOUR, ranks=4, room=160), ranks_per_host=2)
     # By rows 1 everywhere; the table to rank 0 (5); then the host of ranks 2 and 3 (4 each); the
     # last to it as well, were there room: to ranks 0 and 1 (7 and 3).
-    ranks, busiest = _partition(task, proposal)
+    ranks, busiest = place_options(task, proposal)
     assert ranks == [[2, 3], [0, 1], [0, 1, 2, 3], [0]]
     assert busiest == 7.0
     with pytest.raises(PlanError, match="no rank has room for a piece of table 'b'"):
-        _partition(replace(task, room_bytes=159), proposal)
+        place_options(replace(task, room_bytes=159), proposal)
     with pytest.raises(PlanError, match="tables by rows do not fit"):
-        _partition(replace(task, room_bytes=49), [replace(proposal[2], place=0)])
-    assert _partition(replace(task, room_bytes=50), [replace(proposal[2], place=0)])[1] == 1.0
+        place_options(replace(task, room_bytes=49), [replace(proposal[2], place=0)])
+    assert place_options(replace(task, room_bytes=50), [replace(proposal[2], place=0)])[1] == 1.0
 
 
 def test_tables_with_fewer_rows_than_ranks_go_to_the_next_ranks_in_turn():

@@ -10,16 +10,16 @@ import pytest
 from embeddings.distribution import UNIFORM, Zipf
 from embeddings.popularity import build_popularity
 from embeddings.sharders import build_named_plan
+from embeddings.sharding_task import cut_table
 from perfmodel.costs.embedding_terms import Term
 from perfmodel.planning.batches import (
-    _DISTINCT,
-    _factors,
-    _growth,
-    draw_shards,
+    DISTINCT,
+    draw_pieces,
+    find_growth,
     sample_batches,
+    scale_terms,
 )
 from perfmodel.planning.evaluator import PlanEvaluator
-from perfmodel.planning.layout import Cut, split_table
 from perfmodel.planning.making import build_task
 from perfmodel.prediction.scenario import Mode
 from tests.planning.settings import STACK, build_spec
@@ -38,15 +38,20 @@ def _by_rows(task, pieces: int):
     shards = [
         shard.on_rank(number % pieces)
         for place, table in enumerate(task.tables)
-        for number, shard in enumerate(split_table(place, table, Cut(1, pieces)))
+        for number, shard in enumerate(cut_table(place, table, columns=1, rows=pieces))
     ]
     return task.plan(shards, "by rows")
+
+
+def _draw(evaluator, plan, *, batches: int, seed: int):
+    columns = evaluator.catalog.columns_of(plan)
+    return draw_pieces(evaluator, plan, columns, batches=batches, seed=seed)
 
 
 def test_draws_have_the_expected_mean_and_the_deviation_of_a_batch():
     evaluator, task = _setting(pooling_factor=50.0, pooling_deviation=640.0)
     plan = build_named_plan("naive", task)
-    drawn = draw_shards(evaluator, plan, batches=4000, seed=1)
+    drawn = _draw(evaluator, plan, batches=4000, seed=1)
     draws = drawn.terms[:, 0, :, Term.DRAWS] / (16384 * 50.0)
     assert draws.mean(axis=0) == pytest.approx(1, abs=0.01)
     # 640 / 50 / sqrt(16384) = 12.8 / 128 = 0.1.
@@ -56,7 +61,7 @@ def test_draws_have_the_expected_mean_and_the_deviation_of_a_batch():
 def test_different_rows_grow_slower_than_lookups_where_rows_repeat():
     evaluator, task = _setting(pooling_factor=50.0, pooling_deviation=640.0, rows=1000)
     plan = build_named_plan("naive", task)
-    terms = draw_shards(evaluator, plan, batches=500, seed=1).terms[:, 0, 0]
+    terms = _draw(evaluator, plan, batches=500, seed=1).terms[:, 0, 0]
     spread = terms.std(axis=0) / np.maximum(terms.mean(axis=0), 1)
     # Nearly all of the 1,000 rows are hit in every batch.
     assert spread[Term.UPDATE_BYTES] < 0.1 * spread[Term.DRAWS]
@@ -73,7 +78,7 @@ def test_the_deviation_of_different_rows_is_that_of_counted_draws():
 
 def test_the_piece_with_the_hottest_row_is_asked_for_most():
     evaluator, task = _setting(1, distribution=Zipf(1.2), rows=100_000, pooling_factor=50.0)
-    terms = draw_shards(evaluator, _by_rows(task, 4), batches=200, seed=0).terms[:, 0]
+    terms = _draw(evaluator, _by_rows(task, 4), batches=200, seed=0).terms[:, 0]
     draws = terms[:, :, Term.DRAWS]
     total = draws.sum(axis=1) / (16384 * 50.0)
     assert total == pytest.approx(np.ones(200), rel=0.02)
@@ -84,7 +89,7 @@ def test_the_piece_with_the_hottest_row_is_asked_for_most():
 
 def test_uniform_pieces_by_rows_keep_to_their_share():
     evaluator, task = _setting(1, rows=100_000, pooling_factor=50.0, distribution=UNIFORM)
-    drawn = draw_shards(evaluator, _by_rows(task, 4), batches=50, seed=0)
+    drawn = _draw(evaluator, _by_rows(task, 4), batches=50, seed=0)
     draws = drawn.terms[:, 0, :, Term.DRAWS]
     assert draws.std() / draws.mean() < 0.01
 
@@ -94,7 +99,7 @@ def test_all_plans_see_the_same_batches():
     whole = build_named_plan("naive", task)
     moved = build_named_plan("naive_chunk", task)
     first, second = (
-        draw_shards(evaluator, plan, batches=5, seed=3).index_counts for plan in (whole, moved)
+        _draw(evaluator, plan, batches=5, seed=3).index_counts for plan in (whole, moved)
     )
     assert np.array_equal(first, second)
 
@@ -111,11 +116,11 @@ def test_a_batch_without_deviation_takes_the_nominal_time():
 def test_terms_of_different_rows_follow_their_own_draw_too():
     evaluator, task = _setting(1, pooling_factor=5.0)
     plan = build_named_plan("naive", task)
-    (growth,) = _growth(evaluator, evaluator.catalog.placements([plan]).piece)
+    (growth,) = find_growth(evaluator, evaluator.catalog.columns_of(plan).piece)
     lookups = np.array([1.0, 1.2, 0.5, 0.0])
-    even = _factors(growth, lookups, np.zeros(4))
-    drawn = _factors(growth, lookups, np.array([0.25, -0.5, -1.0, -3.0]))
-    distinct = list(_DISTINCT)
+    even = scale_terms(growth, lookups, np.zeros(4))
+    drawn = scale_terms(growth, lookups, np.array([0.25, -0.5, -1.0, -3.0]))
+    distinct = list(DISTINCT)
     others = [term for term in Term if term not in distinct]
     assert (drawn[:, others] == even[:, others]).all()
     times = np.array([1.25, 0.5, 0.0, 0.0])[:, None]

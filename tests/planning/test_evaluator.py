@@ -13,14 +13,11 @@ from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import SHARDERS, ShardingTask, build_named_plan
 from perfmodel.base.errors import PlanError
 from perfmodel.costs.models import FAMILIES
-from perfmodel.planning.evaluator import (
-    FrameKey,
-    PlanEvaluator,
-    frame_key,
-    lookups_of_ranks_ns,
-    partial_width,
-)
+from perfmodel.costs.pricing import price_job
+from perfmodel.planning.evaluator import PlanEvaluator, lookups_of_ranks_ns
 from perfmodel.planning.making import build_task
+from perfmodel.planning.placements import PieceCatalog
+from perfmodel.workloads.dlrm.job import build_dlrm_job
 from perfmodel.workloads.dlrm.memory import dlrm_memory
 from tests.planning.settings import STACK, build_spec, predict_plan, random_plan
 from topologies import build_cluster, load_topology
@@ -75,7 +72,8 @@ def test_plans_with_exchanges_in_steps_take_the_nanoseconds_of_a_full_prediction
     alone = evaluator.measure(plans[1:2])
     assert alone.busiest_ns[0] == found.busiest_ns[1]
     assert alone.peak_bytes[0] == found.peak_bytes[1]
-    of_ranks_ns = lookups_of_ranks_ns(evaluator.price_whole(plans[0]))
+    whole = build_dlrm_job(spec, plan=plans[0], stack=STACK)
+    of_ranks_ns = lookups_of_ranks_ns(price_job(whole, cluster=cluster, stack=STACK))
     assert found.busiest_ns[0] == max(of_ranks_ns) > min(of_ranks_ns)
     needed = dlrm_memory(spec, rank_count=4, plan=plans[0])
     assert found.peak_bytes[0] == max(rank.total_bytes for rank in needed)
@@ -89,7 +87,7 @@ def test_what_ranks_take_for_lookups_is_the_sum_of_their_own():
         float_ns=np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0]),
         family=np.array([lookup, gemm, lookup, gemm, gemm, lookup]),
     )
-    assert lookups_of_ranks_ns(priced).tolist() == [5.0, 32.0]
+    assert lookups_of_ranks_ns(priced) == [5.0, 32.0]
 
 
 def test_partial_sums_are_as_wide_as_all_pieces_by_rows():
@@ -105,14 +103,16 @@ def test_partial_sums_are_as_wide_as_all_pieces_by_rows():
     half = tables[2].width // 2
     by_columns = [Shard(2, rank, 0, tables[2].rows, rank * half, half) for rank in range(2)]
 
-    def width(*shards: Shard) -> tuple[int, FrameKey]:
-        plan = ShardingPlan(tables, 2, tuple(shards), (), "some")
-        return partial_width(plan), frame_key(plan)
+    catalog = PieceCatalog(spec, _cluster("quad_a100").device, rank_count=2)
 
-    assert width(*whole) == (0, FrameKey((), has_partial_sums=False))
-    assert width(*whole[:2], *by_columns) == (0, FrameKey((), has_partial_sums=False))
-    both = 2 * tables[1].width
-    assert width(whole[0], *by_rows, whole[2]) == (both, FrameKey((), has_partial_sums=True))
+    def width(*shards: Shard) -> tuple[int, bool]:
+        found = catalog.columns_of(ShardingPlan(tables, 2, tuple(shards), (), "some"))
+        assert found.frame_key[0] == ()
+        return found.partial_width, found.frame_key[1]
+
+    assert width(*whole) == (0, False)
+    assert width(*whole[:2], *by_columns) == (0, False)
+    assert width(whole[0], *by_rows, whole[2]) == (2 * tables[1].width, True)
 
 
 def test_memory_is_that_of_a_full_prediction():

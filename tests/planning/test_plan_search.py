@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from perfmodel.planning import search
-from perfmodel.planning.evaluator import FrameKey
 from perfmodel.planning.search import PlanSearch, SearchLimit, _Judged
 from perfmodel.prediction.scenario import Mode
 from tests.planning.test_plan_rules import task_of
@@ -121,11 +120,6 @@ def test_a_walk_ends_without_neighbours_and_turns_back_where_it_strayed():
 
 
 def test_a_round_judges_neighbours_and_few_new_sets_of_copied_tables(monkeypatch):
-    known = FrameKey((1,), has_partial_sums=False)
-    copied = [
-        SimpleNamespace(copied=(1,), partial_width=0),
-        SimpleNamespace(copied=(1,), partial_width=3),
-    ]
     rounds = []
 
     class Near:
@@ -137,14 +131,14 @@ def test_a_round_judges_neighbours_and_few_new_sets_of_copied_tables(monkeypatch
             return ["step"] if layout == "some" else []
 
         def copy_steps(self, layout: Any) -> list[Any]:
-            return copied if layout == "some" else []
+            return ["known", "new"] if layout == "some" else []
 
     monkeypatch.setattr(search, "Neighbourhood", Near)
     of = searcher(
         SimpleNamespace(
             catalog=None,
-            knows=lambda key: key == known,
-            price_layout=lambda layout: SimpleNamespace(own_ns=np.zeros((1, 1, 1))),
+            knows=lambda layout: layout == "known",
+            price=lambda layouts: SimpleNamespace(own_ns=np.zeros((1, 1, 1))),
         )
     )
     of._best = lambda options: options

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import build_named_plan
 from perfmodel import api
 from perfmodel.base.errors import OutputError, PlanError, ScenarioError
@@ -19,7 +18,7 @@ from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.making import build_task, iter_assignments, load_rank_setting
 from perfmodel.planning.plan_costs import AloneCosts
 from perfmodel.planning.question import RankBy, RankQuestion
-from perfmodel.planning.rank_plans import _with_places, find_loads
+from perfmodel.planning.rank_plans import order_by_time
 from perfmodel.planning.ranking import PlanLoads, beats_next, number_ties
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.planning.starts import Pieces, assign, assign_greedily
@@ -100,7 +99,7 @@ def test_of_a_tie_the_plan_with_less_memory_then_the_more_even_one_stands_first(
     large = replace(one, loads=replace(loads, memory_bytes=(9, 1)))
     uneven = replace(one, loads=replace(loads, lookups=(6.0, 2.0)))
     even = replace(one, loads=loads)
-    ordered = _with_places([large, uneven, even], question)
+    ordered = order_by_time([large, uneven, even], question)
     assert [plan.loads for plan in ordered] == [even.loads, uneven.loads, large.loads]
     assert [plan.place for plan in ordered] == [1, 1, 1]
     assert [plan.beats_next for plan in ordered] == [None, None, None]
@@ -114,18 +113,6 @@ def test_the_verdict_says_when_the_plan_does_not_matter(tables):
     assert same.verdict.endswith(f"What does: {first.bound.value}.")
     alone = replace(ranking, plans=(first, replace(ranking.plans[1], fits=False, place=2)))
     assert "is the only plan that fits" in alone.verdict
-
-
-def test_loads_are_what_ranks_look_up_and_send():
-    spec = build_spec(2, batch=64)
-    tables = spec.embedding.tables()
-    shards = tuple(Shard(p, p, 0, table.rows, 0, table.width) for p, table in enumerate(tables))
-    loads = find_loads(spec, ShardingPlan(tables, 2, shards), (10, 20))
-    size = spec.embedding.exchange_dtype.size_bytes
-    assert loads.lookups == tuple(64 * table.pooling_factor for table in tables)
-    # Each rank sends the 32 samples of the other one a vector.
-    assert loads.sent_bytes == tuple(32 * table.width * size for table in tables)
-    assert loads.peak_bytes == 20
 
 
 def test_nothing_that_fits_is_an_error_and_writes_no_plan(tmp_path):
@@ -179,7 +166,7 @@ def test_plans_that_do_not_fit_stand_behind_all_that_do(tables):
     same = replace(too_big, plan=second.plan)
 
     # Among those that do not fit the faster stands first, and ties keep their order.
-    placed = _with_places([slower, too_big, same, second], question)
+    placed = order_by_time([slower, too_big, same, second], question)
     assert [one.fits for one in placed] == [True, False, False, False]
     assert [one.place for one in placed] == [1, 2, 2, 4]
     assert [one.plan for one in placed[1:]] == [first.plan, second.plan, first.plan]
@@ -190,7 +177,7 @@ def test_too_many_plans_are_not_enumerated(tables):
         api.rank(_question(tables, enumerate_limit=20))
 
 
-def test_the_same_question_twice_has_the_same_answer(tables):
+def test_the_same_question_twice_has_the_same_answer_and_says_how_it_was_found(tables):
     first, second = (
         api.rank(_question(tables, batches=10, rank_by=RankBy.QUANTILE)) for _ in range(2)
     )
@@ -198,6 +185,25 @@ def test_the_same_question_twice_has_the_same_answer(tables):
     assert [plan.spread for plan in first.plans] == [plan.spread for plan in second.plans]
     highs = [plan.spread.high_ns for plan in first.plans]
     assert highs == sorted(highs)
+    assert first.facts == (
+        "quad_a100: 1 host, 4 ranks",
+        "dlrm_dcnv2: 5 tables, 0.1 GiB of weights",
+        "batch 16,384, 4,096 samples per rank",
+        "stack pytorch_fused",
+    )
+    *_, full, batches = first.assumptions
+    assert full.startswith("Listed plans are predicted in full")
+    assert "count contention" in full
+    assert batches.startswith("Sampled batches differ")
+    for plan in first.plans:
+        assert plan.gains_ns[plan.bound] == max(plan.gains_ns.values())
+    two = {"topology": "dgx_h100", "hosts": 2, "ranks_per_host": 1, "mode": Mode.ISOLATED}
+    few = api.rank(_question(tables, enumerate_limit=51, sharders=("naive",), **two))
+    assert few.facts[0] == "dgx_h100: 2 hosts, 2 ranks"
+    # Two ranks: half of 2 ** 5.
+    assert few.assumptions[-1].startswith("The 16 plans tried")
+    assert {plan.spread for plan in few.plans} == {None}
+    assert {plan.answer.mode for plan in few.plans} == {Mode.ISOLATED}
 
 
 @pytest.mark.parametrize(

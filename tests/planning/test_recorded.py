@@ -16,7 +16,7 @@ from embeddings.distribution import Zipf
 from embeddings.sharders import ShardingTask, build_named_plan
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError, ScenarioError
-from perfmodel.planning.batches import BatchSpread, _draw_table
+from perfmodel.planning.batches import BatchSpread, draw_table
 from perfmodel.planning.layout import LayoutBook, Neighbourhood
 from perfmodel.planning.layouts.candidates import iter_candidates
 from perfmodel.planning.layouts.ranking import pareto
@@ -98,9 +98,7 @@ def values() -> dict[str, Any]:
     found["crowded"] = assign(_pieces(room_bytes=9.0), rank_count=3, seconds=0.0)
     for name, (hosts, changes, stated) in QUESTIONS.items():
         found[f"candidates, {name}"] = _candidates(hosts, changes, stated)
-    plan = build_named_plan("naive", ShardingTask(TABLES, 2, 10**9, 512))
-    evaluator = SimpleNamespace(spec=SimpleNamespace(batch=100))
-    drawn = [_draw_table(evaluator, plan, place, 4, 7) for place in range(len(TABLES))]
+    drawn = [draw_table(table, 100, 4, [7, place]) for place, table in enumerate(TABLES)]
     found["draws"] = [dict(zip(("lookups", "distinct"), one, strict=True)) for one in drawn]
     found["ties"] = number_ties([100.0, 101.0, 101.5, 102.0, 102.6, 200.0])
     found["beats"] = beats_next([np.array([1.0, 2.0, 3.0, 9.0]), np.array([2.0, 2.0, 4.0, 1.0])])

@@ -41,7 +41,6 @@ def test_every_machine_and_device_of_the_measured_runs_is_in_the_catalog(shared_
 @pytest.mark.parametrize("name", list_topologies())
 def test_every_gpu_reaches_every_gpu_socket_and_nic(name):
     topology = load_topology(name)
-
     assert topology.name == name
     for gpu_a, gpu_b in permutations(range(topology.gpus_per_host), 2):
         route = topology.gpu_route(gpu_a, gpu_b)
@@ -50,22 +49,12 @@ def test_every_gpu_reaches_every_gpu_socket_and_nic(name):
         assert topology.cpu_route(gpu).target.startswith("cpu")
         if topology.fabric is not None:
             assert topology.nic_route(gpu).target.startswith("nic")
-
-
-@pytest.mark.parametrize("name", list_topologies())
-def test_routes_there_and_back_pass_the_same_number_of_links_at_the_same_rate(name):
-    topology = load_topology(name)
+    # There and back are as many links at the same rate, and NICs are shared evenly.
     for gpu in range(1, topology.gpus_per_host):
         there, back = topology.gpu_route(0, gpu), topology.gpu_route(gpu, 0)
         assert len(there.links) == len(back.links)
         assert there.bandwidth_bytes_per_s == back.bandwidth_bytes_per_s
-
-
-@pytest.mark.parametrize("name", list_topologies())
-def test_nics_are_shared_evenly(name):
-    topology = load_topology(name)
-    taken = [topology.nic_of_gpu.count(nic) for nic in range(topology.nics_per_host)]
-    assert len(set(taken)) <= 1
+    assert len({topology.nic_of_gpu.count(nic) for nic in range(topology.nics_per_host)}) <= 1
 
 
 @pytest.mark.parametrize("path", sorted([*CATALOG.glob("*.yaml"), *DEVICES.glob("*.yaml")]))
@@ -74,45 +63,26 @@ def test_every_file_names_its_source_date_and_licence(path):
     assert all(content[key] for key in ("source", "date", "licence"))
 
 
-@pytest.mark.parametrize(
-    ("name", "gpus", "nvlink_gb_per_s"),
-    [
-        # Datasheets count both ways together: 300, 600, 900 and 1800 GB/s a GPU.
-        ("dgx1_v100", 8, 300 / 2),
-        ("dgx2_v100", 16, 300 / 2),
-        ("dgx_a100", 8, 600 / 2),
-        ("polaris", 4, 600 / 2),
-        ("dgx_h100", 8, 900 / 2),
-        ("hgx_h200", 8, 900 / 2),
-        ("alps_gh200", 4, 900 / 2),
-        ("dgx_b200", 8, 1800 / 2),
-        ("gb200_nvl72", 72, 1800 / 2),
-        ("dgx_b300", 8, 1800 / 2),
-        ("gb300_nvl72", 72, 1800 / 2),
-        ("grand_teton_h100", 8, 900 / 2),
-        ("jean_zay_a100", 8, 600 / 2),
-        ("azure_nd_a100_v4", 8, 600 / 2),
-        ("dgx2h_v100", 16, 300 / 2),
-        ("hgx_a100_4gpu", 4, 600 / 2),
-        ("hgx_h100_4gpu", 4, 900 / 2),
-        ("a30_pcie_nvbridge", 8, 200 / 2),
-        ("a40_pcie_nvbridge", 8, 112.5 / 2),
-        ("rtx_a5000_pcie_nvbridge", 8, 112.5 / 2),
-        ("a100_pcie_nvbridge", 8, 600 / 2),
-        ("h100_pcie_nvbridge", 8, 600 / 2),
-        ("h200_nvl_pcie_nvbridge", 8, 900 / 2),
-        ("a100_pcie", 8, 0),
-        ("v100_pcie", 8, 0),
-        ("l4_pcie", 8, 0),
-        ("h200_nvl_pcie", 8, 0),
-    ],
-)
-def test_gpus_have_the_nvlink_bandwidth_of_their_datasheet(name, gpus, nvlink_gb_per_s):
-    topology = load_topology(name)
+# GPUs, and what the datasheet of each counts both ways together.
+NVLINK_GB_PER_S = {
+    "dgx1_v100": (8, 300), "dgx2_v100": (16, 300), "dgx_a100": (8, 600), "polaris": (4, 600),
+    "dgx_h100": (8, 900), "hgx_h200": (8, 900), "alps_gh200": (4, 900), "dgx_b200": (8, 1800),
+    "gb200_nvl72": (72, 1800), "dgx_b300": (8, 1800), "gb300_nvl72": (72, 1800),
+    "grand_teton_h100": (8, 900), "jean_zay_a100": (8, 600), "azure_nd_a100_v4": (8, 600),
+    "dgx2h_v100": (16, 300), "hgx_a100_4gpu": (4, 600), "hgx_h100_4gpu": (4, 900),
+    "a30_pcie_nvbridge": (8, 200), "a40_pcie_nvbridge": (8, 112.5),
+    "rtx_a5000_pcie_nvbridge": (8, 112.5), "a100_pcie_nvbridge": (8, 600),
+    "h100_pcie_nvbridge": (8, 600), "h200_nvl_pcie_nvbridge": (8, 900), "a100_pcie": (8, 0),
+    "v100_pcie": (8, 0), "l4_pcie": (8, 0), "h200_nvl_pcie": (8, 0),
+}  # fmt: skip
 
+
+@pytest.mark.parametrize("name", NVLINK_GB_PER_S)
+def test_gpus_have_the_nvlink_bandwidth_of_their_datasheet(name):
+    topology, (gpus, gb_per_s) = load_topology(name), NVLINK_GB_PER_S[name]
     assert topology.gpus_per_host == gpus
     for gpu in range(gpus):
-        assert topology.nvlink_bandwidth_bytes_per_s(gpu) == nvlink_gb_per_s * GB
+        assert topology.nvlink_bandwidth_bytes_per_s(gpu) == gb_per_s / 2 * GB
 
 
 def test_switches_of_a_machine_carry_what_the_datasheet_says():
@@ -125,32 +95,20 @@ def test_switches_of_a_machine_carry_what_the_datasheet_says():
     assert round(total / 1e12) == 130
 
 
-@pytest.mark.parametrize(
-    ("name", "gbit_per_s"),
-    [
-        ("dgx_a100", 8 * 200),
-        ("dgx_h100", 8 * 400),
-        ("aws_p4d", 400),
-        ("aws_p5", 3200),
-        ("aws_p5en", 3200),
-        ("polaris", 2 * 200),
-        ("alps_gh200", 4 * 200),
-        ("gb200_nvl72", 72 * 400),
-        ("dgx1_v100", 4 * 100),
-        ("dgx_b300", 8 * 800),
-        ("gb300_nvl72", 72 * 800),
-        ("jean_zay_a100", 4 * 100),
-        ("grand_teton_h100", 8 * 400),
-        ("azure_nd_a100_v4", 8 * 200),
-        ("hgx_h100_4gpu", 4 * 400),
-    ],
-)
-def test_hosts_send_what_their_nics_add_up_to(name, gbit_per_s):
+NICS_GBIT_PER_S = {
+    "dgx_a100": 8 * 200, "dgx_h100": 8 * 400, "aws_p4d": 400, "aws_p5": 3200, "aws_p5en": 3200,
+    "polaris": 2 * 200, "alps_gh200": 4 * 200, "gb200_nvl72": 72 * 400, "dgx1_v100": 4 * 100,
+    "dgx_b300": 8 * 800, "gb300_nvl72": 72 * 800, "jean_zay_a100": 4 * 100,
+    "grand_teton_h100": 8 * 400, "azure_nd_a100_v4": 8 * 200, "hgx_h100_4gpu": 4 * 400,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NICS_GBIT_PER_S)
+def test_hosts_send_what_their_nics_add_up_to(name):
     topology = load_topology(name)
     total = topology.nics_per_host * topology.fabric.nic_bandwidth_bytes_per_s
-
     # 8 bits a byte.
-    assert total * 8 == pytest.approx(gbit_per_s * 1e9)
+    assert total * 8 == pytest.approx(NICS_GBIT_PER_S[name] * 1e9)
 
 
 def test_switches_reduce_from_hopper_on():
@@ -161,27 +119,17 @@ def test_switches_reduce_from_hopper_on():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "gpus"),
-    [
-        ("gb200_nvl72", 72),
-        ("gb300_nvl72", 72),
-        ("dgx_b300", 8),
-        ("dgx2h_v100", 16),
-        ("hgx_a100_4gpu", 4),
-        ("hgx_h100_4gpu", 4),
-        ("h200_nvl_pcie_nvbridge", 4),
-        ("a100_pcie_nvbridge", 2),
-        ("rtx_4090_pcie", 1),
-    ],
-)
-def test_nvlink_joins_as_many_gpus_as_a_machine_is_known_for(name, gpus):
-    topology = load_topology(name)
-    joined = [
-        gpu for gpu in range(1, topology.gpus_per_host) if topology.gpu_route(0, gpu).is_nvlink
-    ]
+JOINED_GPUS = {
+    "gb200_nvl72": 72, "gb300_nvl72": 72, "dgx_b300": 8, "dgx2h_v100": 16, "hgx_a100_4gpu": 4,
+    "hgx_h100_4gpu": 4, "h200_nvl_pcie_nvbridge": 4, "a100_pcie_nvbridge": 2, "rtx_4090_pcie": 1,
+}  # fmt: skip
 
-    assert 1 + len(joined) == gpus
+
+@pytest.mark.parametrize("name", JOINED_GPUS)
+def test_nvlink_joins_as_many_gpus_as_a_machine_is_known_for(name):
+    topology = load_topology(name)
+    others = range(1, topology.gpus_per_host)
+    assert 1 + sum(topology.gpu_route(0, gpu).is_nvlink for gpu in others) == JOINED_GPUS[name]
 
 
 def test_a_gb300_rack_has_trays_of_four():
@@ -192,7 +140,6 @@ def test_a_gb300_rack_has_trays_of_four():
 @pytest.mark.parametrize(("name", "lanes"), [("hgx_a100_4gpu", 4), ("hgx_h100_4gpu", 6)])
 def test_boards_of_four_gpus_have_no_switch_and_divide_their_links_evenly(name, lanes):
     topology = load_topology(name)
-
     # 12 links of an A100 or 18 of an H100, over three others.
     assert not topology.has_nvswitch
     assert all(topology.nvlink_lanes(a, b) == lanes for a, b in permutations(range(4), 2))
@@ -201,7 +148,6 @@ def test_boards_of_four_gpus_have_no_switch_and_divide_their_links_evenly(name, 
 @pytest.mark.parametrize("name", ["dgx_b300", "gb300_nvl72"])
 def test_gpus_of_blackwell_ultra_fill_their_nics(name):
     topology = load_topology(name)
-
     # 800 Gbit/s = 100 GB/s, more than PCIe 5.0 carries.
     assert topology.fabric.nic_bandwidth_bytes_per_s == 100 * GB
     for gpu in range(topology.gpus_per_host):
@@ -254,7 +200,6 @@ def test_far_corners_of_the_cube_mesh_are_reached_through_one_gpu():
 
 def test_bridged_pairs_meet_over_pcie():
     topology = load_topology("quad_a100")
-
     assert topology.nvlink_lanes(0, 1) == topology.nvlink_lanes(2, 3) == 12
     assert topology.nvlink_lanes(1, 2) == 0
     assert topology.gpu_route(1, 2).stops == ("cpu:0",)

@@ -1,5 +1,6 @@
 import pickle
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.base.errors import TopologyError
-from tests.topologies.machines import both_ways, build_pcie_host, build_topology
+from tests.topologies.machines import both_ways, build_fabric, build_pcie_host, build_topology
 from topologies import FabricKind, LinkKind, build_cluster, load_topology
 
 
@@ -17,7 +18,9 @@ def test_ranks_fill_host_after_host():
     assert cluster.rank_count == 12
     assert cluster.host_of_rank.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert cluster.gpu_of_rank.tolist() == [0, 1, 2, 3] * 3
-    assert (cluster.host_of(6), cluster.gpu_of(6), cluster.nic_of(6)) == (1, 2, 1)
+    assert cluster.seat_of(6) == (1, 2)
+    # NIC 1 of host 1; numbers of hosts are 4 apart, as many as GPUs.
+    assert cluster.nics_of(np.array([6])).tolist() == [5]
 
 
 @given(hosts=st.integers(1, 40), per_host=st.integers(1, 4))
@@ -28,8 +31,9 @@ def test_the_seat_of_one_rank_is_that_of_the_arrays(hosts, per_host):
     assert cluster.rank_count == hosts * per_host
     assert cluster.host_count == hosts
     assert [cluster.host_of(rank) for rank in ranks] == cluster.host_of_rank.tolist()
-    assert [cluster.gpu_of(rank) for rank in ranks] == cluster.gpu_of_rank.tolist()
-    assert len({cluster.seat_of(rank) for rank in ranks}) == cluster.rank_count
+    seats = [cluster.seat_of(rank) for rank in ranks]
+    assert [gpu for _, gpu in seats] == cluster.gpu_of_rank.tolist()
+    assert len(set(seats)) == cluster.rank_count
 
 
 def test_ranks_are_spread_evenly_over_hosts():
@@ -51,12 +55,9 @@ def test_a_cluster_that_cannot_be_is_refused(request_, complaint):
         build_cluster(build_pcie_host(), **request_)
 
 
-def test_hosts_without_fabric_cannot_be_joined():
+def test_hosts_without_fabric_and_ranks_that_do_not_exist_are_refused():
     with pytest.raises(TopologyError, match="no fabric to join 2 hosts"):
         build_cluster(build_pcie_host(fabric=None), hosts=2)
-
-
-def test_a_rank_that_does_not_exist_is_refused():
     with pytest.raises(TopologyError, match="rank 4: must be from 0 to 3"):
         build_cluster(build_pcie_host()).host_of(4)
 
@@ -93,12 +94,8 @@ def test_other_rails_and_other_blocks_are_a_spine_away():
 
 
 def test_on_a_flat_fabric_only_other_blocks_are_a_spine_away():
-    fabric = build_pcie_host().fabric
-    from dataclasses import replace
-
-    flat = build_pcie_host(fabric=replace(fabric, kind=FabricKind.FLAT))
+    flat = build_pcie_host(fabric=build_fabric(kind=FabricKind.FLAT))
     cluster = build_cluster(flat, hosts=4)
-
     assert "spine:0" not in cluster.route(0, 6).stops
     assert "spine:0" in cluster.route(0, 8).stops
 
@@ -106,17 +103,13 @@ def test_on_a_flat_fabric_only_other_blocks_are_a_spine_away():
 def test_trays_of_a_rack_are_hosts_to_a_launcher():
     rack = load_topology("gb200_nvl72")
     two_trays = build_cluster(rack, hosts=2, ranks_per_host=4)
-
     # One rack, so NVLink all the way.
     assert two_trays.host_count == 1
     assert two_trays.gpu_of_rank.tolist() == list(range(8))
     assert two_trays.route(0, 7).is_nvlink
     assert build_cluster(rack, hosts=2, ranks=4).gpu_of_rank.tolist() == [0, 1, 4, 5]
-
-
-def test_trays_beyond_a_rack_go_to_the_next():
-    cluster = build_cluster(load_topology("gb200_nvl72"), hosts=36, ranks_per_host=4)
-
+    # Trays beyond a rack go to the next.
+    cluster = build_cluster(rack, hosts=36, ranks_per_host=4)
     assert cluster.host_count == 2
     assert cluster.ranks_per_host == 72
     assert cluster.seat_of(72) == (1, 0)
@@ -125,7 +118,6 @@ def test_trays_beyond_a_rack_go_to_the_next():
 
 def test_hosts_that_hold_more_than_a_tray_are_racks():
     rack = load_topology("gb200_nvl72")
-
     assert build_cluster(rack, hosts=1, ranks=8).gpu_of_rank.tolist() == list(range(8))
     assert build_cluster(rack, hosts=2).rank_count == 144
     assert build_cluster(rack, hosts=2, ranks=16).host_count == 2
@@ -153,10 +145,11 @@ def test_a_cluster_of_16384_ranks_costs_nothing_to_build():
     assert time.perf_counter() - start < 2.0
 
 
-def test_a_host_without_nic_says_so():
+def test_hosts_that_nothing_joins_have_no_route():
     topology = build_topology(both_ways("gpu:0", "gpu:1"), counts={"gpu": 2})
-    with pytest.raises(TopologyError, match="has no NIC"):
-        build_cluster(topology).nic_of(0)
+    apart = replace(build_cluster(topology), block_count=2)
+    with pytest.raises(TopologyError, match="has no fabric"):
+        apart.route(0, 2)
 
 
 def test_seats_and_nics_of_many_ranks_are_those_of_each():
@@ -164,6 +157,5 @@ def test_seats_and_nics_of_many_ranks_are_those_of_each():
     ranks = np.array([3, 4, 71, 72, 79])
     hosts, gpus = cluster.seats_of(ranks)
     assert list(zip(hosts, gpus, strict=True)) == [cluster.seat_of(int(rank)) for rank in ranks]
-    count = len(cluster.topology.nic_of_gpu)
-    wanted = [cluster.host_of(int(r)) * count + cluster.nic_of(int(r)) for r in ranks]
-    assert cluster.nics_of(ranks).tolist() == wanted
+    nics = np.array(cluster.topology.nic_of_gpu)
+    assert cluster.nics_of(ranks).tolist() == (hosts * len(nics) + nics[gpus]).tolist()

@@ -5,14 +5,6 @@ from tests.topologies.machines import wire
 from topologies import Link, LinkKind, Vertex, VertexKind
 
 
-def test_latency_delays_arrival_but_does_not_keep_the_wire_busy():
-    link = Link("gpu:0", "gpu:1", 100e9, latency_ns=500, kind=LinkKind.NVLINK)
-
-    # 1 MB over 100 GB/s: 10**6 / 10**11 s = 10 us.
-    assert link.occupancy_ns(1_000_000) == 10_000
-    assert link.arrival_ns(1_000_000) == 10_500
-
-
 @pytest.mark.parametrize("bandwidth", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_link_needs_a_real_bandwidth(bandwidth):
     with pytest.raises(TopologyError, match="gpu:0 -> gpu:1: bandwidth must be above zero"):

@@ -1,40 +1,29 @@
 import pytest
 
 from perfmodel.base.errors import TopologyError
-from tests.topologies.machines import both_ways, build_pcie_host, build_topology, wire
+from tests.topologies.machines import both_ways, build_fabric, build_pcie_host, build_topology, wire
 from topologies import load_topology
 
 
-def test_gpus_that_cannot_reach_each_other_are_refused():
-    with pytest.raises(TopologyError, match=r"no links lead gpu:1 -> gpu:0"):
-        build_topology([wire("gpu:0", "gpu:1")], counts={"gpu": 2})
-
-
-def test_a_dangling_link_is_refused():
-    with pytest.raises(TopologyError, match="ends at nvswitch:0, which is no vertex"):
-        build_topology([wire("gpu:0", "nvswitch:0")], counts={"gpu": 1})
-
-
-def test_a_link_that_stands_twice_is_refused():
-    links = [*both_ways("gpu:0", "gpu:1"), wire("gpu:0", "gpu:1")]
-    with pytest.raises(TopologyError, match="stands 2 times; write `lanes: 2` instead"):
-        build_topology(links, counts={"gpu": 2})
-
-
-def test_a_machine_without_gpu_is_refused():
-    with pytest.raises(TopologyError, match="at least one gpu"):
-        build_topology([], counts={"cpu": 1})
-
-
-def test_a_fabric_without_nic_is_refused():
-    fabric = build_pcie_host().fabric
-    with pytest.raises(TopologyError, match="a GPU reaches no nic"):
-        build_topology([], counts={"gpu": 1}, fabric=fabric)
-
-
-def test_gpus_divide_evenly_over_trays():
-    with pytest.raises(TopologyError, match="divide evenly over 3 trays"):
-        build_pcie_host(trays=3)
+@pytest.mark.parametrize(
+    ("links", "counts", "changes", "fault"),
+    [
+        ([wire("gpu:0", "gpu:1")], {"gpu": 2}, {}, "no links lead gpu:1 -> gpu:0"),
+        ([wire("gpu:0", "nvswitch:0")], {"gpu": 1}, {}, "ends at nvswitch:0, which is no vertex"),
+        (
+            [*both_ways("gpu:0", "gpu:1"), wire("gpu:0", "gpu:1")],
+            {"gpu": 2},
+            {},
+            "stands 2 times; write `lanes: 2` instead",
+        ),
+        ([], {"cpu": 1}, {}, "at least one gpu"),
+        ([], {"gpu": 1}, {"fabric": build_fabric()}, "a GPU reaches no nic"),
+        (both_ways("gpu:0", "gpu:1"), {"gpu": 2}, {"trays": 3}, "divide evenly over 3 trays"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused(links, counts, changes, fault):
+    with pytest.raises(TopologyError, match=fault):
+        build_topology(links, counts=counts, **changes)
 
 
 def test_each_gpu_sends_with_the_nearest_nic():
@@ -52,12 +41,9 @@ def test_equally_near_nics_are_taken_in_turn():
     assert topology.nic_of_gpu == (0, 1, 0, 1)
 
 
-def test_asking_for_a_vertex_that_is_not_there_says_what_is():
+def test_a_route_joins_two_vertices_that_are_there():
     with pytest.raises(TopologyError, match=r"no vertex 'gpu:9'\. It has gpu:0 to gpu:3"):
         build_pcie_host().route("gpu:9", "gpu:0")
-
-
-def test_a_gpu_has_no_route_to_itself():
     with pytest.raises(TopologyError, match="no links lead from gpu:1 to gpu:1"):
         build_pcie_host().gpu_route(1, 1)
 

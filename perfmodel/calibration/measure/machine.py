@@ -46,27 +46,6 @@ _LICENCE = "measured by whoever ran the command; no restriction"
 
 
 @dataclass(frozen=True, slots=True)
-class MeasureRequest:
-    """What to measure: *samples* of everything, collectives over *ranks* ranks (1: none)."""
-
-    device: str
-    out: Path
-    ranks: int = 2
-    samples: int = 9
-
-    def __post_init__(self) -> None:
-        if self.ranks < 1 or self.samples < 3:
-            raise MeasurementError(
-                "measure: must have at least 1 rank and 3 samples, got "
-                f"{self.ranks} and {self.samples}."
-            )
-        if self.out.suffix != ".yaml" or not self.out.parent.is_dir():
-            raise MeasurementError(
-                f"measure: {self.out} must be a file ending in .yaml in a folder that exists."
-            )
-
-
-@dataclass(frozen=True, slots=True)
 class MeasuredMachine:
     """Files that were written, what the fit leaves, and how noisy the machine was.
 
@@ -83,44 +62,51 @@ class MeasuredMachine:
 
 
 def measure_machine(
-    request: MeasureRequest, *, on_phase: OnPhase = ignore_phase
+    device: str,
+    out: Path,
+    *,
+    ranks: int = 2,
+    samples: int = 9,
+    on_phase: OnPhase = ignore_phase,
 ) -> MeasuredMachine:
-    """Measure what *request* asks for, fit, and write the files."""
-    check_device(request.device)
+    """Measure *samples* of everything, collectives over *ranks* ranks (1: none), fit, and write."""
+    if ranks < 1 or samples < 3:
+        raise MeasurementError(
+            f"measure: must have at least 1 rank and 3 samples, got {ranks} and {samples}."
+        )
+    if out.suffix != ".yaml" or not out.parent.is_dir():
+        raise MeasurementError(
+            f"measure: {out} must be a file ending in .yaml in a folder that exists."
+        )
+    check_device(device)
     torch.set_num_threads(1)
     on_phase("kernels", 0.0)
-    kernels = measure_kernels(
-        request.device,
-        dtypes_of(request.device),
-        stopwatch=stopwatch_for(request.device),
-        samples=request.samples,
-    )
+    stopwatch = stopwatch_for(device)
+    kernels = measure_kernels(device, dtypes_of(device), stopwatch=stopwatch, samples=samples)
     calls: list[CollectiveMeasurement] = []
-    if request.ranks > 1:
+    if ranks > 1:
         on_phase("collectives", 0.0)
-        calls = measure_collectives(request.device, ranks=request.ranks, samples=request.samples)
+        calls = measure_collectives(device, ranks=ranks, samples=samples)
     on_phase("fitting", 0.0)
-    return _write(request, kernels, calls)
+    return _write(device, out, kernels, calls)
 
 
 def _write(
-    request: MeasureRequest,
-    kernels: list[KernelMeasurement],
-    calls: list[CollectiveMeasurement],
+    kind: str, out: Path, kernels: list[KernelMeasurement], calls: list[CollectiveMeasurement]
 ) -> MeasuredMachine:
     day = datetime.now(UTC).date().isoformat()
-    stack = STACKS[request.device]
+    stack = STACKS[kind]
     source = (
-        f"perfmodel calibrate measure --device {request.device}, torch {torch.__version__}; "
+        f"perfmodel calibrate measure --device {kind}, torch {torch.__version__}; "
         f"effective rates under the stack {stack}"
     )
-    guesses = guess_devices(request.device, name=request.out.stem, source=source)
+    guesses = guess_devices(kind, name=out.stem, source=source)
     device, errors = fit_device(guesses, kernels, stack=load_stack(stack))
-    beside = device_path(request.out)
+    beside = device_path(out)
     write_document(beside, device_document(device, date=day))
     head = {
-        "name": request.out.stem,
-        "description": f"{request.ranks} {request.device} ranks of the machine measured",
+        "name": out.stem,
+        "description": f"{calls[0].ranks if calls else 1} {kind} ranks of the machine measured",
         "source": source,
         "date": day,
         "licence": _LICENCE,
@@ -128,13 +114,11 @@ def _write(
     }
     wires = Wires(1e9, 1000.0, 1, is_network=False)
     if calls:
-        is_network = BACKENDS[request.device] == "gloo"
-        wires, errors["collectives"] = fit_wires(
-            calls, head=head, path=request.out, is_network=is_network
-        )
-    write_document(request.out, {**head, **wires_document(wires)})
+        is_network = BACKENDS[kind] == "gloo"
+        wires, errors["collectives"] = fit_wires(calls, head=head, path=out, is_network=is_network)
+    write_document(out, {**head, **wires_document(wires)})
     return MeasuredMachine(
-        topology=request.out,
+        topology=out,
         device=beside,
         stack=stack,
         errors=errors,

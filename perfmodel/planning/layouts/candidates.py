@@ -14,8 +14,8 @@ from typing import Any
 from perfmodel.base.errors import WorkloadError
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout
+from perfmodel.workloads.transformer.run import unfuses_attention
 from perfmodel.workloads.transformer.spec import Recompute, StateSharding, TransformerSpec
-from perfmodel.workloads.transformer.steps import unfuses_attention
 from topologies import Cluster
 
 MOST_STAGES = 64

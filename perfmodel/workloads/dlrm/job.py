@@ -19,6 +19,7 @@ from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import Exchanges, build_exchanges, empty_exchanges
 from perfmodel.workloads.dlrm.memory import room_for_tables
 from perfmodel.workloads.dlrm.rank import REDUCTION_SLOT, RankWriter
+from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.sparse import (
     EXCHANGE_SLOT,
     HOST_SLOT,
@@ -26,7 +27,6 @@ from perfmodel.workloads.dlrm.sparse import (
     SparsePart,
     build_sparse_part,
     count_partial_numbers,
-    has_lone_bottom,
     own_ops,
 )
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
@@ -104,7 +104,7 @@ def choose_plan(
 ) -> ShardingPlan:
     """The plan of a job under *stack*; a rank with all bottom layers holds no tables if it can."""
     place = partial(build_plan, spec, ranks_per_host=ranks_per_host, memory_bytes=memory_bytes)
-    is_lone = has_lone_bottom(stack, rank_count)
+    is_lone = DlrmRun(spec, rank_count, stack).has_lone_bottom
     if given is None and is_lone and rank_count >= _RANKS_TO_SPARE_ONE:
         given = _without_first(place(rank_count=rank_count - 1))
     return place(rank_count=rank_count, given=given)
@@ -115,57 +115,47 @@ def build_dlrm_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStack) 
 
     The defaults of *stack* are applied to *spec* already.
     """
-    rank_count = plan.rank_count
-    samples = local_batch(spec, rank_count=rank_count)
-    is_lone = has_lone_bottom(stack, rank_count)
+    run = DlrmRun(spec, plan.rank_count, stack)
+    samples = local_batch(spec, rank_count=plan.rank_count)
     exchanges = None
-    if rank_count > 1 and (plan.shards or is_lone):
+    if run.rank_count > 1 and (plan.shards or run.has_lone_bottom):
         exchanges = build_exchanges(
             plan,
             local_batch=samples,
             index_dtype=spec.embedding.index_dtype,
             exchange_dtype=spec.embedding.exchange_dtype,
-            first_rank_width=spec.dense_width if is_lone else 0,
+            first_rank_width=spec.dense_width if run.has_lone_bottom else 0,
         )
     job = JobBuilder()
-    programs = _Programs(job, spec, stack, rank_count)
     program_of_part: dict[SparsePart, int] = {}
+    written: dict[SparsePart, tuple[Lookup, Program]] = {}
     partial = count_partial_numbers(plan, exchanges, samples=samples)
-    for rank in range(rank_count):
-        part = build_sparse_part(
-            spec, plan, stack, rank=rank, exchanges=exchanges, partial_numbers=partial
-        )
+    for rank in range(run.rank_count):
+        part = build_sparse_part(run, plan, rank=rank, exchanges=exchanges, partial_numbers=partial)
         if part not in program_of_part:
-            program_of_part[part] = job.add_program(programs.program(part))
+            program_of_part[part] = job.add_program(_program(job, run, part, written))
         job.add_rank(program_of_part[part])
-    return _build(job, spec, plan, stack, exchanges)
+    return _build(job, run, plan, exchanges)
 
 
-class _Programs:
-    """Programs of ranks; one that differs only in its lookup is made from an earlier one."""
-
-    def __init__(
-        self, job: JobBuilder, spec: DlrmSpec, stack: SoftwareStack, rank_count: int
-    ) -> None:
-        self._job, self._spec, self._stack, self._rank_count = job, spec, stack, rank_count
-        self._written: dict[SparsePart, tuple[Lookup, Program]] = {}
-
-    def program(self, part: SparsePart) -> Program:
-        """The program of ranks with *part*."""
-        others, lookup = replace(part, lookup=None), part.lookup
-        if lookup is not None and others in self._written:
-            before, written = self._written[others]
-            pairs = zip(own_ops(self._spec, before), own_ops(self._spec, lookup), strict=True)
-            program = self._job.swap_ops(written, pairs)
-            if program is not None:
-                return program
-        writer = RankWriter(
-            self._job.new_program(), self._spec, part, self._rank_count, self._stack
-        )
-        program = writer.write()
-        if lookup is not None:
-            self._written[others] = (lookup, program)
-        return program
+def _program(
+    job: JobBuilder,
+    run: DlrmRun,
+    part: SparsePart,
+    written: dict[SparsePart, tuple[Lookup, Program]],
+) -> Program:
+    """The program of ranks with *part*, made from one in *written* that only looks up otherwise."""
+    others, lookup = replace(part, lookup=None), part.lookup
+    if lookup is not None and others in written:
+        before, program = written[others]
+        pairs = zip(own_ops(run.spec, before), own_ops(run.spec, lookup), strict=True)
+        swapped = job.swap_ops(program, pairs)
+        if swapped is not None:
+            return swapped
+    program = RankWriter(job.new_program(), run, part).write()
+    if lookup is not None:
+        written[others] = (lookup, program)
+    return program
 
 
 def _without_first(plan: ShardingPlan) -> ShardingPlan:
@@ -183,25 +173,22 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStac
     Plans with the same data-parallel tables consist of these two programs; the durations of
     lookups and exchanges depend on the plan.
     """
-    rank_count = plan.rank_count
-    if has_lone_bottom(stack, rank_count):
+    run = DlrmRun(spec, plan.rank_count, stack)
+    if run.has_lone_bottom:
         raise PlanError(
             f"stack {stack.name!r}: runs the bottom layers on one rank; plans are compared only "
             "where all ranks do. Take another stack, or predict each plan alone."
         )
     exchanges = empty_exchanges()
     holder = next(rank for rank, shards in enumerate(plan.shards_of_rank) if shards)
-    partial = count_partial_numbers(plan, exchanges, samples=spec.batch // rank_count)
-    part = build_sparse_part(
-        spec, plan, stack, rank=holder, exchanges=exchanges, partial_numbers=partial
-    )
+    partial = count_partial_numbers(plan, exchanges, samples=run.samples)
+    part = build_sparse_part(run, plan, rank=holder, exchanges=exchanges, partial_numbers=partial)
     job = JobBuilder()
     for variant in (part, replace(part, lookup=None)):
-        writer = RankWriter(job.new_program(), spec, variant, rank_count, stack)
-        job.add_program(writer.write())
-    for rank in range(rank_count):
-        job.add_rank(0 if rank == 0 else 1)
-    return _build(job, spec, plan, stack, exchanges)
+        job.add_program(RankWriter(job.new_program(), run, variant).write())
+    for rank in range(run.rank_count):
+        job.add_rank(min(rank, 1))
+    return _build(job, run, plan, exchanges)
 
 
 def _check_plan(spec: DlrmSpec, plan: ShardingPlan, rank_count: int) -> None:
@@ -220,11 +207,7 @@ def _check_plan(spec: DlrmSpec, plan: ShardingPlan, rank_count: int) -> None:
 
 
 def _build(
-    job: JobBuilder,
-    spec: DlrmSpec,
-    plan: ShardingPlan,
-    stack: SoftwareStack,
-    exchanges: Exchanges | None,
+    job: JobBuilder, run: DlrmRun, plan: ShardingPlan, exchanges: Exchanges | None
 ) -> JobGraph:
     """*job* with its groups and its assumptions; its ranks are added already."""
     per_host, ranks = plan.ranks_per_host or plan.rank_count, range(plan.rank_count)
@@ -236,14 +219,15 @@ def _build(
             job.add_group(f"host {host}", ranks[first : first + per_host], slot=HOST_SLOT)
         for place in range(per_host):
             job.add_group(f"rail {place}", ranks[place::per_host], slot=RAIL_SLOT)
-    assumptions = tuple(_iter_assumptions(spec, plan, stack, exchanges))
-    source = f"specification: {spec.source}"
-    return job.build(JobFacts(name=spec.name, source=source, assumptions=assumptions))
+    assumptions = tuple(_iter_assumptions(run, plan, exchanges))
+    source = f"specification: {run.spec.source}"
+    return job.build(JobFacts(name=run.spec.name, source=source, assumptions=assumptions))
 
 
 def _iter_assumptions(
-    spec: DlrmSpec, plan: ShardingPlan, stack: SoftwareStack, exchanges: Exchanges | None
+    run: DlrmRun, plan: ShardingPlan, exchanges: Exchanges | None
 ) -> Iterator[str]:
+    spec = run.spec
     yield from host_assumptions(spec.input)
     words = sorted({str(table.distribution) for table in plan.tables})
     shown = ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
@@ -270,5 +254,5 @@ def _iter_assumptions(
     empty = sum(not shards for shards in plan.shards_of_rank)
     if empty and plan.rank_count > 1:
         yield f"{empty} of {plan.rank_count} ranks hold no piece of a table."
-    if has_lone_bottom(stack, plan.rank_count):
+    if run.has_lone_bottom:
         yield "The bottom layers run on rank 0 alone, for the whole batch."

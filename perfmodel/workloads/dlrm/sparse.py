@@ -16,14 +16,13 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
 from perfmodel.graph.issuing import OpenLane
 from perfmodel.graph.ops import EmbeddingOp, Fixed, MemoryBound, Op, Pass
-from perfmodel.stacks.capabilities import FrameworkBehaviour, Fusion
-from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import (
     Exchanges,
     HostExchange,
     sent_numbers,
     shards_by_host,
 )
+from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import STATES, cast, elementwise
@@ -53,38 +52,36 @@ class SparsePart:
 
 
 def build_sparse_part(
-    spec: DlrmSpec,
+    run: DlrmRun,
     plan: ShardingPlan,
-    stack: SoftwareStack,
     *,
     rank: int,
     exchanges: Exchanges | None,
     partial_numbers: int,
 ) -> SparsePart:
     """The lookups of *rank* under *plan*, where all ranks add up *partial_numbers*."""
-    local_batch = spec.batch // plan.rank_count
-    optimizer = spec.embedding.optimizer
-    kernel = stack.tables.kernel_for(optimizer)
-    dtype = arriving_dtype(spec, stack)
-    bottom_samples = local_batch
-    if has_lone_bottom(stack, plan.rank_count):
+    spec, optimizer = run.spec, run.spec.embedding.optimizer
+    kernel = run.stack.tables.kernel_for(optimizer)
+    bottom_samples = run.samples
+    if run.has_lone_bottom:
         bottom_samples = 0 if rank else spec.batch
 
     def look_up(tables: tuple[EmbeddingTable, ...], samples: int) -> Lookup | None:
         if not tables:
             return None
-        return Lookup(tables, samples, optimizer, kernel, gradient_dtype=dtype)
+        return Lookup(tables, samples, optimizer, kernel, gradient_dtype=run.arriving_dtype)
 
+    in_host = None
+    if exchanges is not None and exchanges.of_hosts:
+        in_host = exchanges.of_hosts[plan.host_of(rank)]
     return SparsePart(
         lookup=look_up(plan.tables_of_rank[rank], spec.batch),
-        copied=look_up(plan.copied_tables, local_batch),
+        copied=look_up(plan.copied_tables, run.samples),
         exchanges=exchanges,
         partial_numbers=partial_numbers,
         received_width=plan.received_width,
         bottom_samples=bottom_samples,
-        in_host=exchanges.of_hosts[plan.host_of(rank)]
-        if exchanges is not None and exchanges.of_hosts
-        else None,
+        in_host=in_host,
     )
 
 
@@ -98,16 +95,6 @@ def own_ops(spec: DlrmSpec, lookup: Lookup) -> tuple[Op, ...]:
         cast(numbers, sent, DType.FP32),
         EmbeddingOp(lookup, Pass.BACKWARD),
     )
-
-
-def arriving_dtype(spec: DlrmSpec, stack: SoftwareStack) -> DType:
-    """The format in which updates read the gradients of pooled vectors."""
-    return spec.embedding.exchange_dtype if stack.fuses(Fusion.LOOKUP_CAST) else DType.FP32
-
-
-def has_lone_bottom(stack: SoftwareStack, rank_count: int) -> bool:
-    """Whether one rank runs the bottom layers for all."""
-    return rank_count > 1 and stack.has(FrameworkBehaviour.LONE_BOTTOM)
 
 
 def count_partial_numbers(plan: ShardingPlan, exchanges: Exchanges | None, *, samples: int) -> int:
@@ -139,13 +126,11 @@ class SparseWriter:
     """Writes the sparse part of one rank."""
 
     writer: EagerWriter
-    spec: DlrmSpec
+    run: DlrmRun
     part: SparsePart
-    samples: int
     stream: OpenLane | None
     index_stream: OpenLane | None
     reduction: GradientReduction | None
-    stack: SoftwareStack
 
     @property
     def copied_tables(self) -> tuple[EmbeddingTable, ...]:
@@ -154,11 +139,11 @@ class SparseWriter:
 
     @property
     def _sent_dtype(self) -> DType:
-        return self.spec.embedding.exchange_dtype
+        return self.run.spec.embedding.exchange_dtype
 
     def distribute_indices(self) -> int | None:
         """Send indices to the ranks that hold their tables; the task, if there is one."""
-        if self.part.exchanges is None or self.stack.tables.has_all_keys:
+        if self.part.exchanges is None or self.run.stack.tables.has_all_keys:
             return None
         label = "indices all_to_all"
         return self._exchange(self.part.exchanges.indices, label, stream=self.index_stream)
@@ -168,16 +153,16 @@ class SparseWriter:
 
         Returns the first lookup kernel and the last exchange, where there are any.
         """
-        tables, held, copied = self.stack.tables, self.part.lookup, self.part.copied
-        keys = sum(table.pooling_factor for table in self.spec.embedding.tables())
+        tables, held, copied = self.run.stack.tables, self.part.lookup, self.part.copied
+        keys = sum(table.pooling_factor for table in self.run.spec.embedding.tables())
         if tables.key_ns:
             # Every rank spends it on each key of the whole batch.
-            key_ns = round(self.spec.batch * keys * tables.key_ns)
+            key_ns = round(self.run.spec.batch * keys * tables.key_ns)
             self._run("handle_keys", "keys", Fixed("handle keys", key_ns, Provenance.EXTRAPOLATED))
         if tables.key_traffic_bytes and self.part.exchanges is not None:
             # Find out where each key of this rank's samples goes, count, and sort them.
-            half = round(self.samples * keys * tables.key_traffic_bytes / 2)
-            kernel = MemoryBound("prepare_keys", half, half, self.spec.embedding.index_dtype)
+            half = round(self.run.samples * keys * tables.key_traffic_bytes / 2)
+            kernel = MemoryBound("prepare_keys", half, half, self.run.spec.embedding.index_dtype)
             self._run("prepare_keys", "keys", kernel)
         lookup = None
         if held is not None:
@@ -201,7 +186,7 @@ class SparseWriter:
             inside = self._exchange(host.inside, "partial sums in host forward", slot=HOST_SLOT)
             self.writer.hold(self.writer.compute, inside)
             members = len(host.inside.byte_matrix or ((),))
-            numbers = self.spec.batch // members * host.summed_width
+            numbers = self.run.spec.batch // members * host.summed_width
             kernel = elementwise("reduce_sum", numbers, self._sent_dtype)
             self._run("sum", "sums in host", kernel)
             last = self._exchange(host.across, "pooled between hosts forward", slot=RAIL_SLOT)
@@ -243,10 +228,10 @@ class SparseWriter:
         if self.part.lookup is not None:
             op = EmbeddingOp(self.part.lookup, Pass.BACKWARD)
             self._run("LookupFunctionBackward", "update", op, way="backward")
-        if self.stack.tables.updates_all_rows:
+        if self.run.stack.tables.updates_all_rows:
             # A pass over weights and state of all tables, also those of other ranks. State per
             # row is small beside the row.
-            name, tables = self.spec.embedding.optimizer, self.spec.embedding.tables()
+            name, tables = self.run.spec.embedding.optimizer, self.run.spec.embedding.tables()
             numbers = sum(table.rows * table.width for table in tables) * (1 + STATES.get(name, 0))
             kernel = elementwise(name, numbers, DType.FP32)
             self._run("update_all_rows", "all rows", kernel, way="backward")
@@ -269,18 +254,18 @@ class SparseWriter:
 
     def _rearrange(self, way: str) -> None:
         """Put received vectors, or their gradients, in the order that is needed."""
-        passes, dtype = self.stack.tables.vector_passes, self._sent_dtype
+        passes, dtype = self.run.stack.tables.vector_passes, self._sent_dtype
         if passes:
-            half = round(passes * self.samples * self.part.received_width * dtype.size_bytes)
+            half = round(passes * self.run.samples * self.part.received_width * dtype.size_bytes)
             kernel = MemoryBound("rearrange_vectors", half, half, dtype)
             self._run("rearrange", "rearrange", kernel, way=way)
 
     def _cast_sent(self, source: DType, target: DType, way: str) -> None:
         lookup = self.part.lookup
-        if source is target or lookup is None or self.stack.fuses(Fusion.LOOKUP_CAST):
+        if lookup is None or self.run.arriving_dtype is self._sent_dtype:
             return
         width = sum(table.width for table in lookup.tables)
-        self._run("to", "cast", cast(self.spec.batch * width, source, target), way=way)
+        self._run("to", "cast", cast(self.run.spec.batch * width, source, target), way=way)
 
     def _run(self, operator: str, label: str, *kernels: Op, way: str = "forward") -> int:
         return self.writer.run(operator, kernels, label=f"embedding/{label} {way}")

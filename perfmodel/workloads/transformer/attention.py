@@ -11,22 +11,17 @@ of the queries see all. Both are the same number of pairs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from collectives.collective import CollectiveKind
 from perfmodel.base.errors import WorkloadError
 from perfmodel.graph.ops import Attention, Gemm, Pass
 from perfmodel.stacks.capabilities import Fusion
 from perfmodel.workloads.kernels import dropout, elementwise
+from perfmodel.workloads.steps import Joining, Step, communication, pointwise
 from perfmodel.workloads.transformer.layout import Slot
+from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.spec import AttentionKernel, ContextKind
-from perfmodel.workloads.transformer.steps import (
-    Joining,
-    Step,
-    TransformerRun,
-    communication,
-    pointwise,
-)
 
 _KERNELS = {AttentionKernel.FMHA: "flash1"}
 """Kernels by the generation that they are priced as: the fused one of 2020 is no better."""
@@ -52,7 +47,7 @@ def attention_steps(
         context = _ContextAttention(run, direction, seen if seen < most else None)
         if spec.parallel.cp_kind is ContextKind.ALL_GATHER:
             return context.gathered(most)
-        return context.ring() if direction is Pass.FORWARD else context.ring_backward()
+        return context.ring()
     if run.has_unfused_attention:
         return _unfused_steps(run, direction)
     is_causal = spec.model.causal and seen >= length
@@ -96,7 +91,7 @@ def _unfused_steps(run: TransformerRun, direction: Pass) -> list[Step]:
     model, dtype, length = run.spec.model, run.dtype, run.spec.sequence_length
     pairs = run.layout.micro_batch * run.shape.heads
     width, scores = model.head_width, pairs * length**2
-    is_masked_in_softmax = run.fuses(Fusion.SOFTMAX_MASK)
+    is_masked_in_softmax = run.stack.fuses(Fusion.SOFTMAX_MASK)
     is_backward = direction is Pass.BACKWARD
     label = f"attention/core {direction.value}"
     score = Gemm(length, length, width, dtype, batch=pairs)
@@ -126,103 +121,84 @@ def _unfused_steps(run: TransformerRun, direction: Pass) -> list[Step]:
     return [*copies, first, *steps, last, reorder("reshape")]
 
 
-@dataclass(frozen=True, slots=True)
 class _ContextAttention:
     """Attention over the keys and values of all ranks that share a sequence.
 
     *windowed_keys* are the keys that a query sees under a window, where a window limits them.
     """
 
-    run: TransformerRun
-    direction: Pass
-    windowed_keys: int | None
-
-    @property
-    def own(self) -> int:
-        """Tokens of a sequence on one rank."""
-        return self.run.spec.sequence_length // self.run.layout.cp
-
-    @property
-    def label(self) -> str:
-        return f"attention/core {self.direction.value}"
-
-    @property
-    def kv_elements(self) -> int:
-        """Numbers in keys and values of a rank's own tokens."""
-        model = self.run.spec.model
-        heads = self.run.shape.kv_heads
-        return self.run.tokens * heads * (model.query_width + model.head_width)
+    def __init__(self, run: TransformerRun, direction: Pass, windowed_keys: int | None) -> None:
+        model = run.spec.model
+        self._run, self._direction, self._windowed_keys = run, direction, windowed_keys
+        self._cp, self._label = run.layout.cp, f"attention/core {direction.value}"
+        # Tokens of a sequence on one rank, and numbers in keys and values of its own tokens.
+        self._own = run.spec.sequence_length // run.layout.cp
+        width = model.query_width + model.head_width
+        self._kv_elements = run.tokens * run.shape.kv_heads * width
 
     def gathered(self, most_keys: int) -> list[Step]:
         """Attention behind a gather of all keys and values; gradients are scattered again."""
-        keys = self.windowed_keys or most_keys
-        core = _fused_step(self.run, self.direction, self.own, keys, is_causal=False)
-        steps = [self._collective(CollectiveKind.ALL_GATHER, "keys and values"), core]
-        if self.direction is Pass.FORWARD:
-            return steps
-        scatter = self._collective(CollectiveKind.REDUCE_SCATTER, "key and value gradients")
-        return [*steps, scatter]
+        keys = self._windowed_keys or most_keys
+        core = _fused_step(self._run, self._direction, self._own, keys, is_causal=False)
+        gather = self._collective(CollectiveKind.ALL_GATHER, "keys and values", self._cp)
+        if self._direction is Pass.FORWARD:
+            return [gather, core]
+        what = "key and value gradients"
+        return [gather, core, self._collective(CollectiveKind.REDUCE_SCATTER, what, self._cp)]
 
     def ring(self) -> list[Step]:
-        """Each turn attends to the present keys while the next ones arrive."""
-        outputs = self.run.tokens * self.run.shape.projection.inputs
-        steps = []
-        for turn in range(self.run.layout.cp):
-            steps += self._pass_on(turn)
-            block = self._block(turn)
-            steps += block
-            if block and turn:
-                steps.append(self._merge(outputs))
-        return steps
+        """Each turn attends to the present keys while the next ones arrive.
 
-    def ring_backward(self) -> list[Step]:
-        """Keys and values go round again, followed by their gradients back to their rank."""
+        Backward, keys and values go round again, followed by their gradients back to their rank.
+        """
+        is_backward = self._direction is Pass.BACKWARD
+        outputs = self._run.tokens * self._run.shape.projection.inputs
         steps = []
-        for turn in range(self.run.layout.cp):
-            steps += [*self._pass_on(turn), *self._block(turn)]
-            if turn:
-                merge = self._merge(self.kv_elements)
-                steps.append(replace(merge, joins=(Joining.BLOCK_GRADIENT,)))
-            steps += self._send_and_receive("key and value gradients", Joining.BLOCK_GRADIENT)
-        return [*steps, self._wait(Joining.BLOCK_GRADIENT)]
+        for turn in range(self._cp):
+            block = self._block(turn)
+            if turn + 1 < self._cp:
+                steps += self._send_and_receive("keys and values", Joining.NEXT_BLOCK)
+            else:
+                steps.append(self._wait(Joining.NEXT_BLOCK))
+            steps += block
+            if is_backward:
+                if turn:
+                    merge = self._merge(self._kv_elements)
+                    steps.append(replace(merge, joins=(Joining.BLOCK_GRADIENT,)))
+                steps += self._send_and_receive("key and value gradients", Joining.BLOCK_GRADIENT)
+            elif block and turn:
+                steps.append(self._merge(outputs))
+        return [*steps, self._wait(Joining.BLOCK_GRADIENT)] if is_backward else steps
 
     def _block(self, turn: int) -> list[Step]:
         """Attention over the keys that arrive in *turn*; all keys of a window in the first."""
-        is_causal, keys = self.run.spec.model.causal, self.own
+        is_causal, keys = self._run.spec.model.causal, self._own
         is_masked = is_causal and turn == 0
-        if self.windowed_keys is not None:
+        if self._windowed_keys is not None:
             if turn:
                 return []
-            keys, is_masked = self.windowed_keys, False
+            keys, is_masked = self._windowed_keys, False
         elif is_causal and turn:
             keys //= 2
-        return [_fused_step(self.run, self.direction, self.own, keys, is_causal=is_masked)]
-
-    def _pass_on(self, turn: int) -> list[Step]:
-        """Send the present keys to the next rank, once they are here, and receive others."""
-        if turn + 1 < self.run.layout.cp:
-            return self._send_and_receive("keys and values", Joining.NEXT_BLOCK)
-        return [self._wait(Joining.NEXT_BLOCK)]
+        return [_fused_step(self._run, self._direction, self._own, keys, is_causal=is_masked)]
 
     def _wait(self, joining: Joining) -> Step:
-        return Step("wait", f"{self.label} wait", joins=(joining,))
+        return Step("wait", f"{self._label} wait", joins=(joining,))
 
     def _send_and_receive(self, what: str, joining: Joining) -> list[Step]:
-        name, size_bytes = f"{self.label} {what}", self.kv_elements * self.run.dtype.size_bytes
-        kind = CollectiveKind.SEND_RECV
-        moved = communication(kind, name, size_bytes, self.run.dtype, Slot.RING_OUT, Joining.NEVER)
+        """Send to the next rank, keys once they are here, and receive from the one before."""
+        name, moved = f"{self._label} {what}", self._collective(CollectiveKind.SEND_RECV, what)
         joins = (joining,) if joining is Joining.NEXT_BLOCK else ()
-        return [
-            replace(moved, label=f"{name} send", joins=joins),
-            replace(moved, label=f"{name} receive", joining=joining, slot=Slot.RING_IN),
-        ]
+        sent = replace(moved, label=f"{name} send", slot=Slot.RING_OUT, joins=joins)
+        received = replace(moved, label=f"{name} receive", slot=Slot.RING_IN, joining=joining)
+        return [replace(sent, joining=Joining.NEVER), received]
 
     def _merge(self, elements: int) -> Step:
         """Add the result of a block to that of the blocks before it."""
-        name = f"{self.label} merge"
-        return pointwise("add", name, "residual_add", elements, self.run.dtype, reads=2)
+        name = f"{self._label} merge"
+        return pointwise("add", name, "residual_add", elements, self._run.dtype, reads=2)
 
-    def _collective(self, kind: CollectiveKind, what: str) -> Step:
-        size_bytes = self.kv_elements * self.run.dtype.size_bytes * self.run.layout.cp
-        name = f"{self.label} {what}"
-        return communication(kind, name, size_bytes, self.run.dtype, Slot.CONTEXT)
+    def _collective(self, kind: CollectiveKind, what: str, parts: int = 1) -> Step:
+        size_bytes = self._kv_elements * self._run.dtype.size_bytes * parts
+        name = f"{self._label} {what}"
+        return communication(kind, name, size_bytes, self._run.dtype, Slot.CONTEXT)

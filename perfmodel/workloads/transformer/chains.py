@@ -1,4 +1,4 @@
-"""Chains: norms and activations as one fused kernel, or as small kernels without that fusion.
+"""Chains: norms, activations, rotary positions and losses, fused or as separate kernels.
 
 The pieces of a chain (`chains.yaml`) follow the operators of the usual Python code: gelu by its
 tanh formula, rotary positions by rotating halves, RMS norm in fp32, a loss over fp32 logits.
@@ -17,58 +17,17 @@ from pathlib import Path
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.ops import MemoryBound
+from perfmodel.graph.ops import MemoryBound, Pass
 from perfmodel.stacks.capabilities import Fusion
 from perfmodel.workloads.kernels import FP32_BYTES, cast, elementwise
+from perfmodel.workloads.steps import Joining, Step, pointwise
 from perfmodel.workloads.transformer.linears import LinearSteps
 from perfmodel.workloads.transformer.spec import Norm
-from perfmodel.workloads.transformer.steps import Joining, Step, pointwise
-
-
-def norm_steps(linears: LinearSteps, label: str, *, is_backward: bool = False) -> list[Step]:
-    """A norm over the tokens that one rank sees."""
-    model, run = linears.run.spec.model, linears.run
-    elements = linears.split_tokens * model.hidden
-    if model.norm is Norm.RMS and not run.fuses(Fusion.NORM):
-        chain = "rms_norm_backward" if is_backward else "rms_norm"
-        first, *rest = chain_steps(chain, label, elements=elements, dtype=run.dtype)
-        return [replace(first, joins=(Joining.GRADIENT,)), *rest]
-    # The backward pass reads the input and the gradient, once more for the parameters.
-    reads, writes = (3, 1) if is_backward else (1, 1)
-    if run.fuses(Fusion.ELEMENTWISE):
-        reads, writes = reads + 1, writes if is_backward else writes + 1
-    dtype, word, operator = run.residual_dtype, model.norm.value, model.norm.value
-    if is_backward:
-        word = f"{word}_backward"
-        operator = "NativeLayerNormBackward" if model.norm is Norm.LAYER else "RmsNormBackward"
-    kernel = elementwise(word, elements, dtype, reads=reads, writes=writes, row_length=model.hidden)
-    steps = [Step(operator, label, (kernel,), joins=(Joining.GRADIENT,))]
-    if dtype is not run.dtype and not run.fuses(Fusion.ELEMENTWISE):
-        # Between a norm in fp32 and GEMMs in a shorter format.
-        formats = (run.dtype, dtype) if is_backward else (dtype, run.dtype)
-        steps.append(
-            Step("ToCopyBackward" if is_backward else "to", label, (cast(elements, *formats),))
-        )
-    return steps
-
-
-def activation_steps(
-    linears: LinearSteps, elements: int, label: str, *, is_backward: bool
-) -> list[Step]:
-    """A feed-forward network's activation that writes *elements* numbers."""
-    is_gated, dtype = linears.run.spec.model.gated_ffn, linears.dtype
-    kernel, inputs = ("swiglu", 2) if is_gated else ("gelu", 1)
-    if not linears.run.fuses(Fusion.SWIGLU if is_gated else Fusion.GELU):
-        chain = f"{kernel}_backward" if is_backward else kernel
-        return chain_steps(chain, label, elements=elements, dtype=dtype)
-    reads, writes = (inputs + 1, inputs) if is_backward else (inputs, 1)
-    operator = f"{kernel.capitalize()}Backward" if is_backward else kernel
-    return [pointwise(operator, label, kernel, elements, dtype, reads=reads, writes=writes)]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One kernel of a chain: tensors read and written in the model's format, and in fp32.
+    """A kernel of a chain: tensors read and written in the model's format, and in fp32.
 
     *operator* is what the host issues, *kernel* the word that its traffic is priced by.
     """
@@ -88,8 +47,8 @@ def load_chains() -> dict[str, tuple[Piece, ...]]:
     return {name: tuple(Piece(*row) for row in rows) for name, rows in content.items()}
 
 
-def chain_steps(chain: str, label: str, *, elements: int, dtype: DType) -> list[Step]:
-    """One step per piece of *chain* over tensors of *elements* numbers; fp32 needs no casts."""
+def chain_steps(name: str, label: str, elements: int, dtype: DType) -> list[Step]:
+    """One step per piece of a chain over tensors of *elements* numbers; fp32 needs no casts."""
     size = dtype.size_bytes
     return [
         Step(
@@ -104,6 +63,47 @@ def chain_steps(chain: str, label: str, *, elements: int, dtype: DType) -> list[
                 ),
             ),
         )
-        for one in load_chains()[chain]
+        for one in load_chains()[name]
         if not (dtype is DType.FP32 and one.kernel == "cast")
     ]
+
+
+def chain_name(word: str, direction: Pass) -> str:
+    """The name of a chain or kernel in *direction*."""
+    return word if direction is Pass.FORWARD else f"{word}_backward"
+
+
+def norm_steps(linears: LinearSteps, where: str, direction: Pass) -> list[Step]:
+    """A norm over the tokens that one rank sees."""
+    model, run, label = linears.run.spec.model, linears.run, f"{where}/norm {direction.value}"
+    elements, name = linears.split_tokens * model.hidden, chain_name(model.norm.value, direction)
+    if model.norm is Norm.RMS and not run.stack.fuses(Fusion.NORM):
+        first, *rest = chain_steps(name, label, elements, run.dtype)
+        return [replace(first, joins=(Joining.GRADIENT,)), *rest]
+    operator, is_cast, dtype = model.norm.value, "to", run.residual_dtype
+    reads, writes, formats = 1, 1 + run.fuses_pointwise, (dtype, run.dtype)
+    if direction is Pass.BACKWARD:
+        # Reads the input and the gradient, once more for the parameters.
+        reads, writes, formats = 3, 1, (run.dtype, dtype)
+        is_layer = model.norm is Norm.LAYER
+        operator = "NativeLayerNormBackward" if is_layer else "RmsNormBackward"
+        is_cast = "ToCopyBackward"
+    reads += run.fuses_pointwise
+    kernel = elementwise(name, elements, dtype, reads=reads, writes=writes, row_length=model.hidden)
+    steps = [Step(operator, label, (kernel,), joins=(Joining.GRADIENT,))]
+    if dtype is not run.dtype and not run.fuses_pointwise:
+        # Between a norm in fp32 and GEMMs in a shorter format.
+        steps.append(Step(is_cast, label, (cast(elements, *formats),)))
+    return steps
+
+
+def activation_steps(linears: LinearSteps, elements: int, what: str, direction: Pass) -> list[Step]:
+    """A feed-forward network's activation that writes *elements* numbers."""
+    kernel, inputs = ("swiglu", 2) if linears.run.spec.model.gated_ffn else ("gelu", 1)
+    label, dtype = f"{what} {direction.value}", linears.dtype
+    if not linears.run.fuses_activation:
+        return chain_steps(chain_name(kernel, direction), label, elements, dtype)
+    if direction is Pass.FORWARD:
+        return [pointwise(kernel, label, kernel, elements, dtype, reads=inputs)]
+    operator = f"{kernel.capitalize()}Backward"
+    return [pointwise(operator, label, kernel, elements, dtype, reads=inputs + 1, writes=inputs)]

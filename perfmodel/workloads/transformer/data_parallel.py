@@ -20,12 +20,12 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.issuing import OpenLane
 from perfmodel.graph.ops import MemoryBound
-from perfmodel.stacks.capabilities import OptimizerKernels, Overlap
+from perfmodel.stacks.capabilities import FrameworkBehaviour, OptimizerKernels
 from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import FP32_BYTES, elementwise, iter_optimizer_calls
 from perfmodel.workloads.reduction import BucketFill, GradientReduction
 from perfmodel.workloads.transformer.layout import Slot, has_norm_group, has_tied_group
-from perfmodel.workloads.transformer.steps import TransformerRun
+from perfmodel.workloads.transformer.run import TransformerRun
 
 _AHEAD = 2
 
@@ -79,68 +79,68 @@ def build_reduction(
         training.gradient_dtype,
         BucketFill(1 if is_by_layer else training.bucket_size),
         CollectiveKind.REDUCE_SCATTER if sharding.divides_state else CollectiveKind.ALL_REDUCE,
-        not (is_by_layer or run.overlaps(Overlap.GRADIENT_REDUCTION)),
+        not (is_by_layer or run.overlaps_reduction),
         Slot.REPLICA if has_replicas else None,
         layout.shard_ranks,
     )
 
 
-@dataclass(slots=True)
 class LayerGathering:
-    """Gathers of weights in *dtype* on *stream*; *used* are the last kernels of past layers.
+    """Gathers of weights of *run* on *stream*; without a stream nothing is gathered.
 
-    Without *is_ahead* a gather waits for all compute issued before it. With *is_kept* gathered
-    weights stay until the iteration ends, as stages of a pipeline need them again at once. With
-    *is_copied* they are copied to the place of each weight before they are used.
+    If gathers do not overlap, each waits for all compute issued before it. Stages of a pipeline
+    need weights again at once, so what they gathered stays until the iteration ends.
     """
 
-    writer: EagerWriter
-    stream: OpenLane
-    dtype: DType
-    is_ahead: bool = True
-    is_kept: bool = False
-    is_copied: bool = False
-    used: list[Dependency | int] = field(default_factory=list)
-    gathered: dict[str, int] = field(default_factory=dict)
+    def __init__(self, writer: EagerWriter, run: TransformerRun, stream: OpenLane | None) -> None:
+        self.stream = stream
+        self.is_kept = run.layout.pp > 1
+        self._writer, self._run = writer, run
+        self._is_copied = run.stack.has(FrameworkBehaviour.COPIED_GATHERS)
+        # The last kernels of past layers, and gathers whose weights are still to be used.
+        self._used: list[Dependency | int] = []
+        self._gathered: dict[str, int] = {}
 
     def state(self) -> list[list[Any]]:
         """Gathered weights, and the layers that the next gather may wait for."""
-        return [self.used[-_AHEAD:], [*self.gathered], [*self.gathered.values()]]
+        return [self._used[-_AHEAD:], [*self._gathered], [*self._gathered.values()]]
 
     def restore(self, cells: Sequence[list[Any]]) -> None:
         """Continue from what `state` returned."""
-        self.used, names, tasks = cells
-        self.gathered = dict(zip(names, tasks, strict=True))
+        self._used, names, tasks = cells
+        self._gathered = dict(zip(names, tasks, strict=True))
 
     def gather(self, name: str, parameters: int) -> None:
         """Start to gather the weights called *name*, unless that was done."""
-        if name in self.gathered:
+        if name in self._gathered or self.stream is None:
             return
-        if len(self.used) >= _AHEAD and not self.is_kept:
-            self.writer.hold(self.stream, self.used[-_AHEAD])
-        size_bytes = parameters * self.dtype.size_bytes
-        self.gathered[name] = self.writer.communicate(
-            Collective(CollectiveKind.ALL_GATHER, size_bytes, self.dtype),
+        if len(self._used) >= _AHEAD and not self.is_kept:
+            self._writer.hold(self.stream, self._used[-_AHEAD])
+        dtype = self._run.dtype
+        self._gathered[name] = self._writer.communicate(
+            Collective(CollectiveKind.ALL_GATHER, parameters * dtype.size_bytes, dtype),
             label=f"{name}/weights all_gather",
             stream=self.stream,
             slot=Slot.DATA,
-            is_behind_compute=not self.is_ahead,
+            is_behind_compute=not self._run.overlaps_gathers,
         )
 
     def use(self, name: str, parameters: int) -> None:
-        """Make compute wait for the weights called *name*."""
+        """Make compute wait for the weights called *name*, and copy them to their place."""
+        if self.stream is None:
+            return
         self.gather(name, parameters)
-        self.writer.hold(self.writer.compute, self.gathered[name])
-        if self.is_copied:
-            copy = elementwise("split", parameters, self.dtype)
-            self.writer.run("split_with_sizes_copy", [copy], label=f"{name}/weights copied out")
+        self._writer.hold(self._writer.compute, self._gathered[name])
+        if self._is_copied:
+            copy = elementwise("split", parameters, self._run.dtype)
+            self._writer.run("split_with_sizes_copy", [copy], label=f"{name}/weights copied out")
         if not self.is_kept:
-            del self.gathered[name]
+            del self._gathered[name]
 
     def release(self) -> None:
         """Note that compute is done with the weights it used last."""
-        if self.writer.compute.last_task is not None:
-            self.used.append(self.writer.compute.last_task)
+        if self.stream is not None and self._writer.compute.last_task is not None:
+            self._used.append(self._writer.compute.last_task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class UpdateWriter:
             return
         what = "experts" if reduction.slot == Slot.EXPERT_DATA else "weights"
         buckets, users = list(enumerate(reduction.bucket_elements)), reductions.users
-        if not self.run.overlaps(Overlap.PARAMETER_GATHER):
+        if not self.run.overlaps_gathers:
             buckets, users = [(0, sum(reduction.bucket_elements))], {0: [first_task]}
         waits = []
         for number, elements in reversed(buckets):

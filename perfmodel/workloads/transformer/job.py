@@ -13,6 +13,7 @@ from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.eager import host_assumptions
 from perfmodel.workloads.transformer.layout import add_groups
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout
+from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.spec import (
     AdapterPlaces,
     Recompute,
@@ -20,7 +21,6 @@ from perfmodel.workloads.transformer.spec import (
     TransformerSpec,
 )
 from perfmodel.workloads.transformer.stage import StageParts, StageWriter
-from perfmodel.workloads.transformer.steps import TransformerRun
 
 _PLACES = {AdapterPlaces.ALL: "every GEMM", AdapterPlaces.QKV: "queries, keys and values"}
 _RECOMPUTED = {

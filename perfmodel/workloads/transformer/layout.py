@@ -1,11 +1,6 @@
-"""Layout: how a Transformer job is spread over ranks, in which order, and which ranks communicate.
+"""Layout: how a Transformer job is spread over ranks, and which ranks communicate.
 
 Ranks count tensor position first, then data-parallel position, then pipeline stage.
-
-A pipeline stage runs one forward, one backward (1F1B): as many forwards ahead as stages follow,
-then it alternates, then it drains. Interleaved, a stage holds several runs of layers; micro-batches
-go round in groups of as many as stages, and the bubble shrinks with the length of a run.
-Source: Narayanan et al., arXiv 2104.04473, section 2.2.
 """
 
 from __future__ import annotations
@@ -21,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.graph.builder import JobBuilder
-from perfmodel.graph.ops import Pass
 from perfmodel.workloads.transformer.spec import ContextKind, TransformerSpec
 
 _ENDS = 2
@@ -135,48 +129,6 @@ def split_layers_by_cost(
             part += 1
     counts = Counter(part_of[1 : layers + 1])
     return tuple(counts[number] if number in part_of else -1 for number in range(runs))
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One pass over one micro-batch, through run *run* of the stage's layers."""
-
-    direction: Pass
-    micro_batch: int
-    run: int = 0
-
-
-def build_schedule(layout: Layout, stage: int) -> tuple[Turn, ...]:
-    """The turns of *stage*, in order; interleaved, the stages divide the micro-batches."""
-    total, ahead = layout.micro_batches * layout.interleaving, turns_ahead(layout, stage)
-    turns = [_turn(layout, Pass.FORWARD, number) for number in range(ahead)]
-    for number in range(total):
-        if ahead + number < total:
-            turns.append(_turn(layout, Pass.FORWARD, ahead + number))
-        turns.append(_turn(layout, Pass.BACKWARD, number))
-    return tuple(turns)
-
-
-def turns_ahead(layout: Layout, stage: int) -> int:
-    """Forward turns of *stage* before its first backward one, without the one just before it."""
-    behind, total = layout.pp - stage - 1, layout.micro_batches * layout.interleaving
-    if layout.interleaving == 1:
-        return min(behind, total)
-    if layout.micro_batches == layout.pp:
-        return total
-    return min(2 * behind + (layout.interleaving - 1) * layout.pp, total)
-
-
-def _turn(layout: Layout, direction: Pass, number: int) -> Turn:
-    """The turn with *number* among those of its *direction*."""
-    stages, runs = layout.pp, layout.interleaving
-    if runs == 1:
-        return Turn(direction, number)
-    group, place = divmod(number, stages * runs)
-    run, within = divmod(place, stages)
-    if direction is Pass.BACKWARD:
-        run = runs - 1 - run
-    return Turn(direction, group * stages + within, run)
 
 
 class Slot(IntEnum):

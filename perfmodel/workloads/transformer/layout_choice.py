@@ -14,6 +14,7 @@ from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import DEFAULT_MEMORY_BYTES
 from perfmodel.workloads.transformer.layout import Layout, split_layers_by_cost
 from perfmodel.workloads.transformer.memory import memory_of_stages
+from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import multiplied_parameters
 from perfmodel.workloads.transformer.spec import StageSplit, StateSharding, TransformerSpec
 
@@ -39,12 +40,12 @@ def choose_layout(
     *,
     rank_count: int,
     ranks_per_host: int,
+    stack: SoftwareStack,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
-    stack: SoftwareStack | None = None,
 ) -> ChosenLayout:
     """The layout that *spec* states, completed for *rank_count* ranks of *memory_bytes* each.
 
-    Chains that *stack* does not fuse keep more activations; without a stack, all are fused.
+    Chains that *stack* does not fuse keep more activations.
     """
     candidates = _candidates(spec, rank_count, ranks_per_host)
     if not candidates:
@@ -61,9 +62,11 @@ def choose_layout(
     return _described(spec, candidates[needed.index(least)], least, usable_bytes)
 
 
-def peak_bytes(spec: TransformerSpec, layout: Layout, stack: SoftwareStack | None = None) -> int:
+def peak_bytes(spec: TransformerSpec, layout: Layout, stack: SoftwareStack) -> int:
     """Peak memory of the rank that needs most."""
-    return max(memory.total_bytes for memory in memory_of_stages(spec, layout, stack=stack))
+    return max(
+        memory.total_bytes for memory in memory_of_stages(TransformerRun(spec, layout, stack))
+    )
 
 
 def _candidates(spec: TransformerSpec, rank_count: int, ranks_per_host: int) -> list[Layout]:
@@ -266,7 +269,7 @@ def _shard(spec: TransformerSpec, tp: int, dp: int, ranks_per_host: int) -> int 
 
 
 def _grow_micro_batch(
-    spec: TransformerSpec, layout: Layout, stack: SoftwareStack | None, usable_bytes: int
+    spec: TransformerSpec, layout: Layout, stack: SoftwareStack, usable_bytes: int
 ) -> Layout:
     """The largest micro-batch that divides, fits, and leaves a pipeline enough of them."""
     if spec.parallel.micro_batch:

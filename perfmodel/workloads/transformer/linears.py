@@ -20,10 +20,11 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound, Op
 from perfmodel.stacks.capabilities import Fusion
 from perfmodel.workloads.kernels import Linear, cast, elementwise, row_sum
+from perfmodel.workloads.steps import Joining, Step, communication
 from perfmodel.workloads.transformer.layout import Layout
+from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import has_adapter
 from perfmodel.workloads.transformer.spec import TensorOverlap, TrainingSection
-from perfmodel.workloads.transformer.steps import Joining, Step, TransformerRun, communication
 
 _OVERLAPPING = "LinearWithGradAccumulationAndAsyncCommunicationBackward"
 _GATHER = CollectiveKind.ALL_GATHER
@@ -76,7 +77,7 @@ class LinearSteps:
     @property
     def split_tokens(self) -> int:
         """Tokens that norms and residuals of one rank see."""
-        return self.tokens // self.layout.tp if self.layout.is_sequence_parallel else self.tokens
+        return self.tokens // self.run.split_ranks
 
     def column_parallel(self, linear: Linear, label: str) -> list[Step]:
         """Forward of a GEMM split by outputs."""
@@ -99,9 +100,9 @@ class LinearSteps:
         if self.layout.tp == 1:
             return steps
         if self.run.tensor_overlap is not TensorOverlap.FULL:
-            return [*steps, self._exchange(self._reducing, linear.outputs, name)]
-        rest = self._exchange(self._reducing, linear.outputs, name, Joining.PIECES, _PIECES - 1)
-        last = self._exchange(self._reducing, linear.outputs, name, pieces=1)
+            return [*steps, self._exchange(self.reducing, linear.outputs, name)]
+        rest = self._exchange(self.reducing, linear.outputs, name, Joining.PIECES, _PIECES - 1)
+        last = self._exchange(self.reducing, linear.outputs, name, pieces=1)
         return [rest, _closing(steps[0]), *steps[1:], last]
 
     def column_parallel_backward(self, linear: Linear, label: str) -> list[Step]:
@@ -117,7 +118,7 @@ class LinearSteps:
         gradient = f"{label} input gradient"
         steps = [
             Step(_OVERLAPPING, name, (*casts, gemm)),
-            self._exchange(self._reducing, inputs, gradient, of_gradient),
+            self._exchange(self.reducing, inputs, gradient, of_gradient),
         ]
         if not self.is_frozen:
             transposed: tuple[Op, ...] = ()
@@ -154,7 +155,7 @@ class LinearSteps:
     def forward_kernels(self, linear: Linear) -> tuple[Op, ...]:
         """The GEMM of the forward pass, and the bias where it is added separately."""
         gemm = linear.forward_gemm(self.tokens, self.gemm_dtype)
-        if not linear.bias or self.run.fuses(Fusion.BIAS):
+        if not linear.bias or self.run.stack.fuses(Fusion.BIAS):
             return (gemm,)
         return (gemm, elementwise("bias_add", self.tokens * linear.outputs, self.dtype))
 
@@ -183,7 +184,7 @@ class LinearSteps:
         if self.is_frozen and not is_trained:
             return []
         training = self.training
-        if self.run.fuses(Fusion.GRADIENT_SUM) and not training.is_autocast:
+        if self.run.stack.fuses(Fusion.GRADIENT_SUM) and not training.is_autocast:
             return [Step("AccumulateGrad", label, (), parameters=parameters)]
         dtype, fresh = training.gradient_dtype, self.dtype
         is_wider = dtype is not fresh
@@ -209,7 +210,8 @@ class LinearSteps:
         return (cast(elements, self.dtype, self.gemm_dtype, copies=copies),)
 
     @property
-    def _reducing(self) -> CollectiveKind:
+    def reducing(self) -> CollectiveKind:
+        """The collective that adds up partial sums of the tensor group."""
         if self.layout.is_sequence_parallel:
             return CollectiveKind.REDUCE_SCATTER
         return CollectiveKind.ALL_REDUCE

@@ -8,39 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
-from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import ProgramBuilder
 from perfmodel.graph.issuing import OpenLane
 from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import Program
-from perfmodel.stacks.capabilities import FrameworkBehaviour, Overlap
 from perfmodel.workloads.eager import EagerWriter, feed_batch
-from perfmodel.workloads.repetition import KnownStretches, Repetition, Stateful
+from perfmodel.workloads.repetition import KnownStretches, Repetition
+from perfmodel.workloads.steps import Step, StepWriter
 from perfmodel.workloads.transformer.data_parallel import (
     LayerGathering,
     Reductions,
     UpdateWriter,
     build_reduction,
 )
-from perfmodel.workloads.transformer.layers import (
-    LayerKind,
-    build_embedding_steps,
-    build_head_steps,
-    build_layer_steps,
-)
-from perfmodel.workloads.transformer.layout import Slot, Turn, build_schedule
+from perfmodel.workloads.transformer.ends import build_embedding_steps, build_head_steps
+from perfmodel.workloads.transformer.layers import LayerKind, build_layer_steps
+from perfmodel.workloads.transformer.layout import Slot
+from perfmodel.workloads.transformer.pipeline import Transfers, Turn, build_schedule
+from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import LayerShapes, end_parameters
 from perfmodel.workloads.transformer.spec import ContextKind
-from perfmodel.workloads.transformer.steps import (
-    PartSteps,
-    Step,
-    StepWriter,
-    TransformerRun,
-    communication,
-)
 
 _ROOT = "embedding and head"
 _LAYER = "layer "
@@ -65,55 +55,6 @@ class _LayerNaming:
         return _LayerNaming(-self.first).take_off(label)
 
 
-class Transfers:
-    """Writes the transfers of *stage*; each direction and side has its own stream."""
-
-    def __init__(
-        self, run: TransformerRun, writer: EagerWriter, steps: StepWriter, *, stage: int
-    ) -> None:
-        self._run, self._writer, self._steps = run, writer, steps
-        self._is_ring = run.layout.interleaving > 1
-        self._overlaps = run.overlaps(Overlap.PIPELINE_TRANSFER)
-        before = (Slot.FORWARD_IN, Slot.BACKWARD_OUT) if self._is_ring or stage > 0 else ()
-        has_next = self._is_ring or stage < run.layout.pp - 1
-        after = (Slot.FORWARD_OUT, Slot.BACKWARD_IN) if has_next else ()
-        self._streams = {slot: writer.add_lane(slot.stream_name) for slot in (*before, *after)}
-        self._size_bytes = run.tokens * run.spec.model.hidden * run.dtype.size_bytes
-
-    def receive(self, slot: Slot, label: str) -> None:
-        """Wait for what the neighbouring stage sends, and put its parts together."""
-        writer, layout = self._writer, self._run.layout
-        task = self._transfer(slot, label, is_behind_compute=False)
-        writer.hold(writer.compute, task)
-        if layout.tp > 1 and not layout.is_sequence_parallel:
-            # Every rank needs the whole.
-            kind = CollectiveKind.ALL_GATHER
-            gather = communication(kind, label, self._size_bytes, self._run.dtype)
-            self._steps.write(gather, prefix="pipeline/")
-        if not self._overlaps:
-            # The host waits for the device, too.
-            last = writer.compute.last_task
-            writer.synchronize(task, last, label=f"pipeline/{label} on the host")
-
-    def send(self, slot: Slot, label: str) -> None:
-        """Send what was just computed."""
-        task = self._transfer(slot, label, is_behind_compute=True)
-        # Stages of several runs send to a stage that may itself wait to send: that never blocks.
-        if not (self._is_ring or self._overlaps):
-            self._writer.hold(self._writer.compute, task)
-
-    def _transfer(self, slot: Slot, label: str, *, is_behind_compute: bool) -> int:
-        # Every rank of the tensor group sends its part, whether or not it holds the whole.
-        size_bytes = self._size_bytes // self._run.layout.tp
-        return self._writer.communicate(
-            Collective(CollectiveKind.SEND_RECV, size_bytes, self._run.dtype),
-            label=f"pipeline/{label}",
-            stream=self._streams[slot],
-            slot=slot,
-            is_behind_compute=is_behind_compute,
-        )
-
-
 class StageParts:
     """What all stages of runs are made of, and the stretches that were written of them before.
 
@@ -121,24 +62,18 @@ class StageParts:
     """
 
     def __init__(self, run: TransformerRun) -> None:
-        self._run = run
-        self._layers: dict[LayerKind, PartSteps] = {}
+        self._spec = run.spec
+        self.layer = cache(partial(build_layer_steps, run))
         self.embedding = build_embedding_steps(run)
         self.head = build_head_steps(run)
         self.known: KnownStretches = {}
 
     def kind(self, layer: int) -> LayerKind:
         """What *layer* has in common with others of equal steps."""
-        model, training = self._run.spec.model, self._run.spec.training
+        model, training = self._spec.model, self._spec.training
         return LayerKind(
             model.has_window(layer), training.recomputes(layer), model.is_expert_layer(layer)
         )
-
-    def layer(self, kind: LayerKind) -> PartSteps:
-        """The steps of layers of *kind*, made once."""
-        if kind not in self._layers:
-            self._layers[kind] = build_layer_steps(self._run, kind)
-        return self._layers[kind]
 
 
 class StageWriter:
@@ -161,24 +96,16 @@ class StageWriter:
         self._transfers = Transfers(run, self._writer, self._steps, stage=stage)
         self._first_task: dict[str, int] = {}
         self._dense, self._experts = Reductions(self._first_task), Reductions(self._first_task)
+        self._reductions = (self._dense, self._experts)
         if run.has_separate_experts and layout.expert_copies > 1:
             stream = self._writer.add_lane("expert data stream")
             self._add_reductions(self._experts, stream, Slot.EXPERT_DATA)
-        self._gathering: LayerGathering | None = None
         if data is not None:
             self._add_reductions(self._dense, data, Slot.DATA)
-            if spec.parallel.sharding.divides_weights:
-                self._gathering = LayerGathering(
-                    self._writer,
-                    data,
-                    run.dtype,
-                    is_ahead=run.overlaps(Overlap.PARAMETER_GATHER),
-                    is_kept=layout.pp > 1,
-                    is_copied=run.stack.has(FrameworkBehaviour.COPIED_GATHERS),
-                )
+        is_gathered = spec.parallel.sharding.divides_weights
+        self._gathering = LayerGathering(self._writer, run, data if is_gathered else None)
         self._cast_layers: set[int] = set()
-        states: list[Stateful] = [self._writer, self._steps]
-        states += [self._gathering] if self._gathering is not None else []
+        states = (self._writer, self._steps, self._gathering)
         self._repetition = Repetition(program, states, parts.known)
 
     def write(self) -> Program:
@@ -201,10 +128,10 @@ class StageWriter:
             self._take(turn)
         if is_end:
             update.reduce_tied_weight()
-        for reductions in (self._dense, self._experts):
+        for reductions in self._reductions:
             reductions.finish()
         update.step()
-        for reductions in (self._dense, self._experts):
+        for reductions in self._reductions:
             update.gather_weights(reductions, first_task=first_task)
         return writer.finish(reads_loss=self._spec.sync_each_iteration)
 
@@ -217,14 +144,14 @@ class StageWriter:
 
     @property
     def _is_reducing(self) -> bool:
-        return self._dense.active is not None or self._experts.active is not None
+        return any(reductions.active is not None for reductions in self._reductions)
 
     def _take(self, turn: Turn) -> None:
         """Write *turn*; equal turns that reduce nothing are written once."""
         is_forward = turn.direction is Pass.FORWARD
         is_final = turn.micro_batch == self._layout.micro_batches - 1
         if not is_forward:
-            for reductions in (self._dense, self._experts):
+            for reductions in self._reductions:
                 reductions.active = reductions.last if is_final else reductions.early
         write = partial(self._forward if is_forward else self._backward, turn)
         # The first pass also notes which kernels use which weights first.
@@ -245,7 +172,7 @@ class StageWriter:
     def _forward(self, turn: Turn) -> None:
         if not self._is_begin(turn):
             self._transfers.receive(Slot.FORWARD_IN, "receive forward")
-        if self._gathering is not None and self._root_size:
+        if self._root_size:
             self._gathering.use(_ROOT, self._root_size)
         if self._is_begin(turn):
             self._write_end(self._parts.embedding.forward, "embedding")
@@ -254,8 +181,7 @@ class StageWriter:
             layer = self._parts.layer(self._kind_of[number])
             casts = layer.casts if self._needs_cast(number) else ()
             self._write_layer(number, casts + layer.forward, Pass.FORWARD)
-            if self._gathering is not None:
-                self._gathering.release()
+            self._gathering.release()
         if self._is_end(turn):
             self._write_end(self._parts.head.forward, "head")
         else:
@@ -271,8 +197,7 @@ class StageWriter:
             self._use_layer(number, number - 1)
             layer = self._parts.layer(self._kind_of[number])
             self._write_layer(number, layer.recompute + layer.backward, Pass.BACKWARD)
-            if self._gathering is not None:
-                self._gathering.release()
+            self._gathering.release()
             if self._is_reduced_whole:
                 self._reduce(sum(self._tensors(number)))
         if self._is_begin(turn):
@@ -334,14 +259,14 @@ class StageWriter:
     @property
     def _is_reduced_whole(self) -> bool:
         """Whether gradients are reduced one layer at a time, because weights are gathered so."""
-        return self._gathering is not None and self._dense.active is not None
+        return self._gathering.stream is not None and self._dense.active is not None
 
     def _reduce(self, elements: int) -> None:
         """Reduce the gradients of a sharded layer; without overlap, compute waits for it."""
         active = self._dense.active
         assert active is not None
         active.add(elements)
-        if not self._run.overlaps(Overlap.GRADIENT_REDUCTION):
+        if not self._run.overlaps_reduction:
             self._writer.hold(self._writer.compute, *active.tasks[-1:])
 
     def _needs_cast(self, number: int) -> bool:
@@ -349,27 +274,28 @@ class StageWriter:
 
         A quantised copy is kept while the weights are; autocast drops its own.
         """
-        is_dropped = self._gathering is not None and not self._gathering.is_kept
+        is_dropped = self._gathering.stream is not None and not self._gathering.is_kept
         is_new = number not in self._cast_layers
         self._cast_layers.add(number)
         return is_new or is_dropped or self._spec.training.is_autocast
 
     def _use_layer(self, number: int, following: int) -> None:
         """Gather layer *number*, and the *following* one ahead of its use."""
-        if self._gathering is None:
+        if self._gathering.stream is None:
             return
-        for ahead in (number, following):
-            if ahead == number or (ahead in self._kind_of and self._gathering.is_ahead):
-                size = self._shapes.of(ahead).all_parameters
-                self._gathering.gather(f"{_LAYER}{ahead}", size)
-        self._gathering.use(f"{_LAYER}{number}", self._shapes.of(number).all_parameters)
+        size = self._shapes.of(number).all_parameters
+        self._gathering.gather(f"{_LAYER}{number}", size)
+        if following in self._kind_of and self._run.overlaps_gathers:
+            ahead = self._shapes.of(following).all_parameters
+            self._gathering.gather(f"{_LAYER}{following}", ahead)
+        self._gathering.use(f"{_LAYER}{number}", size)
 
     def _add_reductions(self, reductions: Reductions, stream: OpenLane, slot: Slot) -> None:
         reductions.last = build_reduction(self._run, self._writer, stream, slot)
         if self._spec.parallel.sharding.divides_gradients and self._layout.pp == 1:
             reductions.early = build_reduction(self._run, self._writer, stream, slot)
 
-    def _add_group_streams(self) -> dict[Slot, OpenLane]:
+    def _add_group_streams(self) -> dict[int, OpenLane]:
         """The streams of the groups that the steps of a layer communicate in."""
         layout, spec = self._layout, self._spec
         is_ring = spec.parallel.cp_kind is ContextKind.RING

@@ -15,6 +15,7 @@ from perfmodel.graph.ops import Attention
 from perfmodel.workloads import build_job
 from perfmodel.workloads.transformer.layout_choice import choose_layout
 from perfmodel.workloads.transformer.memory import layer_activation_bytes
+from perfmodel.workloads.transformer.run import TransformerRun
 from tests.workloads.reading import collectives_of, memory_of
 from tests.workloads.transformer.test_words import STACK, bytes_of, job_of, ops_of, tiny
 from topologies import build_cluster, load_topology
@@ -85,13 +86,11 @@ def test_gathered_keys_are_those_of_all_ranks_and_their_gradients_are_scattered(
 
 
 def test_twice_the_ranks_halve_the_activations_of_a_layer():
-    of = {
-        cp: choose_layout(
-            tiny(parallel={"cp": cp, "dp": 1}), rank_count=cp, ranks_per_host=8
-        ).layout
-        for cp in (1, 2, 4)
-    }
-    sizes = {cp: layer_activation_bytes(tiny(), layout) for cp, layout in of.items()}
+    sizes = {}
+    for cp in (1, 2, 4):
+        spec = tiny(parallel={"cp": cp, "dp": 1})
+        layout = choose_layout(spec, rank_count=cp, ranks_per_host=8, stack=STACK).layout
+        sizes[cp] = layer_activation_bytes(TransformerRun(tiny(), layout, STACK))
 
     assert sizes[1] == 2 * sizes[2] == 4 * sizes[4]
     assert memory_of(tiny(parallel={"cp": 2}), rank_count=2, ranks_per_host=2)

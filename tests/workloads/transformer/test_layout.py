@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
 from perfmodel.base.errors import WorkloadError
 from perfmodel.graph.ops import Pass
+from perfmodel.stacks.capabilities import Fusion
+from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import load_workload
-from perfmodel.workloads.transformer.layout import (
-    Layout,
-    build_schedule,
-    split_layers,
-    split_layers_by_cost,
-)
+from perfmodel.workloads.transformer.layout import Layout, split_layers, split_layers_by_cost
 from perfmodel.workloads.transformer.layout_choice import choose_layout
+from perfmodel.workloads.transformer.pipeline import build_schedule
+
+STACK = replace(load_stack("pytorch_fused"), fusions=frozenset(Fusion))
 
 
 def _choose(name: str, rank_count: int, *overrides: str):
-    return choose_layout(load_workload(name, overrides), rank_count=rank_count, ranks_per_host=8)
+    spec = load_workload(name, overrides)
+    return choose_layout(spec, rank_count=rank_count, ranks_per_host=8, stack=STACK)
 
 
 @pytest.mark.parametrize("name", ["llama3_8b", "llama3_70b", "gpt3_175b", "bert_large", "gpt2_xl"])
