@@ -167,7 +167,7 @@ class KernelSlowdown:
 
 
 def find_slowdown(priced: PricedJob, row: Int64s, calls: Calls) -> KernelSlowdown:
-    """The rule for the kernels of *priced*, *row* being that of each task; no lanes if none slows."""
+    """The rule for kernels of *priced*, *row* being that of each task; it may have no lanes."""
     job, family = priced.job, priced.family[row]
     # A member advances with the others of its rendezvous, whatever overlaps it.
     family[calls.task] = FAMILIES.index(COMMUNICATION_FAMILY)
