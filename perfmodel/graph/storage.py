@@ -275,7 +275,7 @@ def _read_outlines(descriptions: list[dict[str, Any]]) -> list[Outline]:
     for description in descriptions:
         lanes = [Lane(name, LaneKind(kind)) for name, kind in description["lanes"]]
         starts = as_column("lane_start", np.array(description["lane_start"]))
-        outlines.append(Outline(tuple(known.setdefault(lane, lane) for lane in lanes), starts))
+        outlines.append((tuple(known.setdefault(lane, lane) for lane in lanes), starts))
     return outlines
 
 
