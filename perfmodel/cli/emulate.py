@@ -52,7 +52,7 @@ def emulate(
     """Run a torch training script on virtual GPUs and write the work it issues as a job."""
     from perfmodel.emulation.emulate import ScriptFailedError
 
-    settings = _settings(request.words, vary)
+    settings = settings_of(request.words, vary)
     for name, changed in settings.items():
         try:
             emulated = api.emulate(
@@ -75,7 +75,7 @@ def emulate(
         )
 
 
-def _settings(words: tuple[str, ...], vary: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def settings_of(words: tuple[str, ...], vary: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The words of the script for every combination of values, by name of the job's folder."""
     from itertools import product
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.emulation.communicators import build_job
@@ -42,20 +42,16 @@ COMPILED_STACK = "torch_compile"
 MOST_AT_ONCE = 16
 """Ranks that a worker runs at once, unless they must communicate with each other."""
 
-Shared = TypeVar("Shared")
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
 
 class Place(Protocol):
     """Where workers run: an executor of `perfmodel.execution`."""
 
     def map(
         self,
-        function: Callable[[Shared, Item], Result],
-        shared: Shared,
-        items: Sequence[Item],
-    ) -> list[Result]:
+        function: Callable[[WorkerTask, tuple[int, ...]], WorkerOutcome],
+        shared: WorkerTask,
+        items: Sequence[tuple[int, ...]],
+    ) -> list[WorkerOutcome]:
         """`function(shared, item)` for all *items*, in their order."""
         ...
 

@@ -42,7 +42,7 @@ main()
 MOST_WORKING = 2
 """Ranks of a worker that work at once."""
 _LOOK_S = 0.02
-_STANDSTILL_S = 3.0
+STANDSTILL_S = 3.0
 """Working ranks that use no processor time for this long are taken to wait for others."""
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
 _LIBRARY_PATHS = ("site-packages", "perfmodel/emulation", "<frozen", "/lib/python")
@@ -188,7 +188,7 @@ class Throttle:
             now = [_progress(os.pread(file, 12, 0)) for file in self._files]
             if now != seen or any(state.startswith(b"R") for state in now):
                 seen, since_s = now, time.monotonic()
-            if time.monotonic() - since_s > _STANDSTILL_S:
+            if time.monotonic() - since_s > STANDSTILL_S:
                 return
             time.sleep(_LOOK_S)
 

@@ -7,7 +7,7 @@ largest one possible, and the recorder counts it as a placeholder.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -181,10 +181,10 @@ def index(gpu: VirtualGpu, op: Any, tensor: Tensor, indices: Sequence[Any], **kw
     for one in indices:
         is_mask = one is not None and one.dtype in (torch.bool, torch.uint8)
         places += one.nonzero().unbind(1) if is_mask else [one]
-    kernel = gpu.kernels.get(op)
-    if kernel is None:
-        kernel = gpu.kernels[op] = OperatorKernel(gpu, op)
-    return kernel(tensor, places, **kwargs)
+    return _generic_kernel(gpu, op)(tensor, places, **kwargs)
+
+
+_generic_kernel = cache(OperatorKernel)
 
 
 def to_device(gpu: VirtualGpu, result: Any, device: int) -> Any:
