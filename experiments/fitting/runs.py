@@ -65,7 +65,7 @@ class Case:
     @property
     def has_experts(self) -> bool:
         """Whether tokens choose among experts."""
-        return self.is_transformer and (self.row.number("experts") or 0) > 1
+        return self.is_transformer and (self.row.value("experts") or 0) > 1
 
     @property
     def group(self) -> tuple[str, str, str]:
