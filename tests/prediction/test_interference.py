@@ -21,9 +21,10 @@ from perfmodel.graph.program import LaneKind
 from perfmodel.prediction import interference as interfering
 from perfmodel.prediction.interference import (
     FoldedCosts,
+    contention_rules,
     fold_costs,
     overlap_losses,
-    settle_interference,
+    settle_costs,
 )
 from perfmodel.prediction.overlaps import find_overlaps
 from tests.builders import job_of
@@ -38,6 +39,10 @@ def slowdowns(*, waiting: float = 1.0, moving: float = 1.0) -> GenerationSlowdow
     return GenerationSlowdowns(
         "made up", {("gemm", phase): factor for phase, factor in factors.items()}
     )
+
+
+def settle_interference(replayer, folded: FoldedCosts) -> FoldedCosts:
+    return settle_costs(replayer, folded, contention_rules(folded.priced))
 
 
 def price(job, durations, *, use=None, slowed=None) -> FoldedCosts:
