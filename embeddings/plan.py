@@ -142,11 +142,12 @@ class ShardingPlan:
                 faults.add("data parallel", f"must name tables that exist, got {place}")
         if not faults.faults:
             for place, table in enumerate(self.tables):
-                self._check_cover(place, table, self._shards_of_table[place], faults)
+                self._check_cover(place, table, self.shards_of_table[place], faults)
         faults.check(PlanError)
 
     @cached_property
-    def _shards_of_table(self) -> tuple[list[Shard], ...]:
+    def shards_of_table(self) -> tuple[list[Shard], ...]:
+        """The pieces of every table."""
         held: tuple[list[Shard], ...] = tuple([] for _ in self.tables)
         for shard in self.shards:
             held[shard.table].append(shard)
@@ -181,7 +182,7 @@ class ShardingPlan:
         """How every table is spread."""
         return tuple(
             ShardingKind.DATA_PARALLEL if place in self.copied_places else self._kind(shards)
-            for place, shards in enumerate(self._shards_of_table)
+            for place, shards in enumerate(self.shards_of_table)
         )
 
     @cached_property
@@ -302,7 +303,7 @@ class ShardingPlan:
                     f"got {len(pieces)}. Leave them out",
                 )
             return
-        if _is_regular(table, pieces):
+        if is_regular(table, pieces):
             return
         placed, wanted = sum(shard.rows * shard.width for shard in pieces), table.rows * table.width
         twice = _first_overlap(pieces)
@@ -321,7 +322,7 @@ class ShardingPlan:
             )
 
 
-def _is_regular(table: EmbeddingTable, pieces: Sequence[Shard]) -> bool:
+def is_regular(table: EmbeddingTable, pieces: Sequence[Shard]) -> bool:
     """Whether *pieces* are columns one after the other, each cut by rows from first to last."""
     # Sorted by first column, then by first row.
     row = column = width = 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -38,7 +39,7 @@ def to_plan_document(plan: ShardingPlan, *, gpus_per_host: int | None = None) ->
     parameters: dict[str, Any] = {}
     for place, table in enumerate(plan.tables):
         kind = plan.kinds[place]
-        shards = sorted(shard for shard in plan.shards if shard.table == place)
+        shards = sorted(plan.shards_of_table[place])
         is_copied = kind is ShardingKind.DATA_PARALLEL
         is_cached = table.memory is TableMemory.HOST_CACHED
         parameters[table.name] = {
@@ -70,10 +71,7 @@ def list_unrunnable(plan: ShardingPlan) -> tuple[str, ...]:
         kind = _type_of(plan, place)
         columns: dict[int, list[int]] = {}
         if kind in ("row_wise", "table_row_wise", "grid_shard"):
-            pieces = sorted(
-                (shard.first_row, shard) for shard in plan.shards if shard.table == place
-            )
-            for _, shard in pieces:
+            for shard in sorted(plan.shards_of_table[place], key=attrgetter("first_row")):
                 columns.setdefault(shard.first_column, []).append(shard.rank)
         size = plan.rank_count if kind == "row_wise" else per_host
         is_even = all(

@@ -94,7 +94,7 @@ class Popularity:
         share = rows / where.whole_rows
         if len(self.probabilities) <= 1:
             return Popularity(self.row_counts * share, self.probabilities)
-        places = _hot_rows(where.whole_rows, where.hottest_row)
+        places = hot_rows(where.whole_rows, where.hottest_row)
         dealt = np.zeros((*first_row.shape[:-1], len(places) + 1))
         np.cumsum((places >= first_row) & (places < first_row + rows), axis=-1, out=dealt[..., 1:])
         order = np.argsort(-self.probabilities, kind="stable")
@@ -227,13 +227,13 @@ def _chance_of_at_least(times: int, means: Floats) -> Floats:
 
 def has_hot_row(where: RowRange) -> NDArray[np.bool_]:
     """Whether one of the rows that are spread one by one is in *where*."""
-    places = np.sort(_hot_rows(where.whole_rows, where.hottest_row))
+    places = np.sort(hot_rows(where.whole_rows, where.hottest_row))
     first, after = np.asarray(where.first_row), np.add(where.first_row, where.rows)
     return np.asarray(np.searchsorted(places, first) < np.searchsorted(places, after))
 
 
 @lru_cache(maxsize=65536)
-def _hot_rows(whole_rows: int, hottest_row: int) -> Int64s:
+def hot_rows(whole_rows: int, hottest_row: int) -> Int64s:
     """The places of the most popular rows, the hottest first."""
     places = _SPREAD_OUT * whole_rows // HOT_ROWS
     if whole_rows < HOT_ROWS:

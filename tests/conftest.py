@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from perfmodel.cli import main
 
 # The everyday profile draws the same examples each time, so that a red run is due to the
 # change it tests; `HYPOTHESIS_PROFILE=ci` looks for new ones.
@@ -25,3 +32,44 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"measured tables are not here: {folder} is no directory")
     return folder
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What a command printed."""
+
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """The JSON on standard output."""
+        return json.loads(self.out)
+
+    @property
+    def said(self) -> str:
+        """The message on standard error in one line; it is no traceback and no bug of ours."""
+        assert "Traceback" not in self.err
+        assert "internal fault" not in self.err
+        return " ".join(self.err.split())
+
+
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str]) -> Callable[..., Typed]:
+    """Run a command in this process: its words in one text, more words, and the exit code."""
+
+    def run(words: str, *more: object, code: int = 0) -> Typed:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main([*shlex.split(words), *map(str, more)])
+        shown = Typed(*capsys.readouterr())
+        assert stop.value.code == code, shown.err
+        return shown
+
+    return run
+
+
+@pytest.fixture
+def ask(typed: Callable[..., Typed]) -> Callable[..., Any]:
+    """Run a command and read its answer as JSON."""
+    return lambda words, *more: typed(words, *more, "--json", "-").document

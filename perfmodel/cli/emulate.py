@@ -52,7 +52,7 @@ def emulate(
     """Run a torch training script on virtual GPUs and write the work it issues as a job."""
     from perfmodel.emulation.emulate import ScriptFailedError
 
-    settings = _settings(request.words, vary)
+    settings = settings_of(request.words, vary)
     for name, changed in settings.items():
         try:
             emulated = api.emulate(
@@ -75,7 +75,7 @@ def emulate(
         )
 
 
-def _settings(words: tuple[str, ...], vary: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def settings_of(words: tuple[str, ...], vary: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The words of the script for every combination of values, by name of the job's folder."""
     from itertools import product
 
@@ -98,15 +98,14 @@ def _settings(words: tuple[str, ...], vary: Sequence[str]) -> dict[str, tuple[st
 
 
 def _report(emulated: EmulatedJob, out: Path) -> None:
-    job = emulated.job
-    assert job is not None
+    job, facts = emulated.job, emulated.job.facts
     lines = [
         *emulated.notices,
-        f"{emulated.source}.",
-        *emulated.assumptions,
+        f"{facts.source}.",
+        *facts.assumptions,
         (
             f"{job.rank_count} ranks, {job.program_of(0).task_count} tasks of rank 0, "
-            f"stack {emulated.stack}: written to {out}."
+            f"stack {facts.stack}: written to {out}."
         ),
     ]
     for line in lines:

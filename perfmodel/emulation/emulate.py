@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.emulation.communicators import build_job
@@ -22,21 +21,18 @@ from perfmodel.emulation.rank_record import RankRecord, from_bytes
 from perfmodel.emulation.request import (
     Emulation,
     check_platform,
-    describe_commit,
     device_facts,
     load_gpu,
 )
-from perfmodel.emulation.summary import EmulatedJob, summarise
+from perfmodel.emulation.summary import EmulatedJob, describe_job, describe_run
 from perfmodel.emulation.windows import are_alike
 from perfmodel.emulation.workers import (
     NEEDS_ALL_RANKS,
-    WorkerOrder,
     WorkerOutcome,
     WorkerTask,
     run_worker,
 )
 from perfmodel.graph.audit import check_job
-from perfmodel.graph.job import JobFacts
 from perfmodel.graph.storage import check_job_place, save_job
 from perfmodel.stacks.profiles import load_stack
 
@@ -46,20 +42,16 @@ COMPILED_STACK = "torch_compile"
 MOST_AT_ONCE = 16
 """Ranks that a worker runs at once, unless they must communicate with each other."""
 
-Shared = TypeVar("Shared")
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
 
 class Place(Protocol):
     """Where workers run: an executor of `perfmodel.execution`."""
 
     def map(
         self,
-        function: Callable[[Shared, Item], Result],
-        shared: Shared,
-        items: Sequence[Item],
-    ) -> list[Result]:
+        function: Callable[[WorkerTask, tuple[int, ...]], WorkerOutcome],
+        shared: WorkerTask,
+        items: Sequence[tuple[int, ...]],
+    ) -> list[WorkerOutcome]:
         """`function(shared, item)` for all *items*, in their order."""
         ...
 
@@ -82,41 +74,20 @@ def emulate(request: Emulation, out: Path, *, place: Place) -> EmulatedJob:
     check_job_place(out, is_overwriting=request.is_overwriting)
     device = load_gpu(request.device)
     facts = device_facts(device)
-    order = WorkerOrder(
-        words=request.words,
-        ranks=(),
-        world_size=request.ranks,
-        ranks_per_host=request.host_size,
-        device=facts,
-        warmup=request.warmup,
-        iterations=request.iterations,
-        runs_on=request.runs_on,
-        is_plain=request.is_plain,
-        timeout_s=request.timeout_s,
-        folder="",
-    )
-    task = WorkerTask(order, str(Path.cwd()), tuple(sorted(os.environ.items())))
+    environment = tuple(sorted(os.environ.items()))
+    task = WorkerTask(request, facts, str(Path.cwd()), environment)
     records = _run(request, partial(_start, place, task))
     stack = COMPILED_STACK if records[min(records)].is_compiled else EAGER_STACK
     machine = Machine(facts.capability[0], round(load_stack(stack).host.launch_latency_ns))
-    summary = summarise(request, records, device=device, commit=describe_commit(request.script))
-    # A rank that was not run gets the highest peak of those that were.
-    highest = max(record.peak_memory_bytes for record in records.values())
-    peaks = (
-        records[rank].peak_memory_bytes if rank in records else highest
-        for rank in range(request.ranks)
+    job = build_job(
+        records,
+        world_size=request.ranks,
+        machine=machine,
+        facts=describe_job(request, records, device=device, stack=stack),
     )
-    facts_of_job = JobFacts(
-        name=summary.name,
-        source=summary.source,
-        assumptions=summary.assumptions,
-        stack=stack,
-        peak_memory_bytes=tuple(peaks),
-    )
-    job = build_job(records, world_size=request.ranks, machine=machine, facts=facts_of_job)
     check_job(job)
     save_job(job, out, is_overwriting=request.is_overwriting)
-    return replace(summary, job=job, folder=out, stack=stack)
+    return EmulatedJob(job, out, describe_run(records))
 
 
 def _run(request: Emulation, start: Start) -> dict[int, RankRecord]:

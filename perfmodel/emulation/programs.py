@@ -113,9 +113,8 @@ class _Writer(Issuer):
         super().__init__(_IterationBuilder(tables), latency_ns=machine.launch_latency_ns)
         self._record, self._machine, self._parts = record, machine, parts
         self._streams, self._events = streams, events
-        self._thread_of: dict[int, OpenLane] = {}
+        self._threads_seen: dict[int, int] = {}
         self._lane_of_stream: dict[int, int] = {}
-        self._loader: OpenLane | None = None
         self._ops: dict[int, tuple[Op, ...]] = {}
         self._switch(record.main_thread)
 
@@ -186,9 +185,8 @@ class _Writer(Issuer):
         if not has_workers:
             self.spend((_LOAD, T2))
             return
-        self._loader = self._loader or self.add_lane("loader", LaneKind.LOADER)
         span = HostSpan((HostWork(_LOAD, HostPart.BEFORE_LAUNCH),))
-        load = self.put(self._loader, span, label="load batch")
+        load = self.put(self.lane("loader", LaneKind.LOADER), span, label="load batch")
         if self.thread.spent:
             self.write_spent("before the batch")
         self.hold(self.thread, load)
@@ -196,11 +194,9 @@ class _Writer(Issuer):
         self.make_room(load, self.write_spent("take batch"))
 
     def _switch(self, ident: int) -> None:
-        count = len(self._thread_of)
-        if ident not in self._thread_of:
-            name = _THREADS[count] if count < len(_THREADS) else f"thread {count}"
-            self._thread_of[ident] = self.add_lane(name, LaneKind.HOST)
-        self.switch(self._thread_of[ident], label="hand-over")
+        number = self._threads_seen.setdefault(ident, len(self._threads_seen))
+        name = _THREADS[number] if number < len(_THREADS) else f"thread {number}"
+        self.switch(self.lane(name, LaneKind.HOST), label="hand-over")
 
     def _ops_of(self, kind: int, node: str) -> list[Op]:
         """The kernels of a call by *node*."""
@@ -223,6 +219,7 @@ class _Writer(Issuer):
 def _lane_kinds(
     calls: Sequence[Call], kinds: Sequence[Mapping[str, object]]
 ) -> dict[int, LaneKind]:
+    """What each stream is for: computing if anything computes on it, else what else it does."""
     found: dict[int, LaneKind] = {}
     for kind, what, _, stream, _ in calls:
         if kind == CallType.COLLECTIVE:

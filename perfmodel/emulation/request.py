@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.base.options import Option, Overwrite, check_ranges
-from perfmodel.emulation.workers import DeviceFacts
 
 if TYPE_CHECKING:
     from topologies import Device
@@ -22,6 +21,19 @@ TORCH_VERSION = "2.13.0"
 DEFAULT_WARMUP = 2
 DEFAULT_GPUS_PER_HOST = 8
 MOST_GPUS_PER_HOST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What scripts see of their GPU."""
+
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int]
+    multiprocessors: int
+    max_threads: int
+    shared_memory_bytes: int
+    l2_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +100,11 @@ class Emulation:
         if self.ranks_per_host is None:
             return min(max(self.ranks, 1), DEFAULT_GPUS_PER_HOST)
         return self.ranks_per_host
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks a host has."""
+        return min(self.ranks, self.host_size)
 
     @property
     def script(self) -> str:

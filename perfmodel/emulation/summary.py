@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.emulation.rank_record import RankRecord
-from perfmodel.emulation.request import Emulation
+from perfmodel.emulation.request import Emulation, describe_commit
 from perfmodel.emulation.windows import Windows, are_alike
-from perfmodel.graph.job import JobGraph
+from perfmodel.graph.job import JobFacts, JobGraph
 from topologies import Device
 
 GIB = 2**30
@@ -19,39 +19,23 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmulatedJob:
-    """A job that was written, and the sentences about it."""
+    """A job that was written to *folder*, and sentences about the run of its script."""
 
-    name: str
-    source: str
-    assumptions: tuple[str, ...]
+    job: JobGraph
+    folder: Path
     notices: tuple[str, ...]
-    peak_memory_bytes: int
-    job: JobGraph | None = None
-    folder: Path = Path()
-    stack: str = ""
 
 
-def summarise(
-    request: Emulation, records: Mapping[int, RankRecord], *, device: Device, commit: str
-) -> EmulatedJob:
-    """The sentences about *records*, without the job itself."""
+def describe_job(
+    request: Emulation, records: Mapping[int, RankRecord], *, device: Device, stack: str
+) -> JobFacts:
+    """What the job of *records* says about itself."""
     first = records[min(records)]
     peak = max(records.values(), key=lambda record: record.peak_memory_bytes)
+    commit = describe_commit(request.script)
     at_commit = f" (commit {commit})" if commit else ""
     notes = (note for record in records.values() for note in record.notes)
-    notices = []
-    if first.was_stopped:
-        notices.append(
-            f"the script was stopped at its first device call after {first.step_count} optimizer "
-            "steps; --run-on lets it finish."
-        )
-    later_s = [seconds for record in records.values() for seconds in record.step_cpu_s[1:]]
-    if later_s:
-        notices.append(
-            f"iterations after the first took at most {max(later_s):.2f} s of processor time "
-            "per rank."
-        )
-    return EmulatedJob(
+    return JobFacts(
         name=Path(request.script).stem,
         source=(
             f"emulated: {shlex.join(request.words)}{at_commit}, torch {first.torch_version}, "
@@ -70,9 +54,29 @@ def summarise(
                 "when the script needs them."
             ),
         ),
-        notices=tuple(notices),
-        peak_memory_bytes=peak.peak_memory_bytes,
+        stack=stack,
+        # A rank that was not run gets the highest peak of those that were.
+        peak_memory_bytes=tuple(
+            records.get(rank, peak).peak_memory_bytes for rank in range(request.ranks)
+        ),
     )
+
+
+def describe_run(records: Mapping[int, RankRecord]) -> tuple[str, ...]:
+    """How the script ended, and how long its iterations took."""
+    first, notices = records[min(records)], []
+    if first.was_stopped:
+        notices.append(
+            f"the script was stopped at its first device call after {first.step_count} optimizer "
+            "steps; --run-on lets it finish."
+        )
+    later_s = [seconds for record in records.values() for seconds in record.step_cpu_s[1:]]
+    if later_s:
+        notices.append(
+            f"iterations after the first took at most {max(later_s):.2f} s of processor time "
+            "per rank."
+        )
+    return tuple(notices)
 
 
 def _proof(request: Emulation, records: Mapping[int, RankRecord]) -> str:

@@ -18,13 +18,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
 import orjson
 
 from perfmodel.base.errors import EmulationError
+from perfmodel.emulation.request import DeviceFacts, Emulation
 
 NEEDS_ALL_RANKS = 213
 """Exit code of a rank that must communicate with one that is not being emulated."""
@@ -41,57 +42,30 @@ main()
 MOST_WORKING = 2
 """Ranks of a worker that work at once."""
 _LOOK_S = 0.02
-_STANDSTILL_S = 3.0
+STANDSTILL_S = 3.0
 """Working ranks that use no processor time for this long are taken to wait for others."""
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
 _LIBRARY_PATHS = ("site-packages", "perfmodel/emulation", "<frozen", "/lib/python")
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFacts:
-    """What scripts see of their GPU."""
+class WorkerTask:
+    """What all workers of an emulation share: the request, its GPU, and the script's place."""
 
-    name: str
-    memory_bytes: int
-    capability: tuple[int, int]
-    multiprocessors: int
-    max_threads: int
-    shared_memory_bytes: int
-    l2_bytes: int
+    request: Emulation
+    device: DeviceFacts
+    folder: str
+    environment: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
-    """Run the script *words* as *ranks* of *world_size*, with results in *folder*.
+    """Run *ranks* of *request* at the same time, with results in *folder*."""
 
-    With *is_plain* the script does not get torchrun's environment.
-    """
-
-    words: tuple[str, ...]
-    ranks: tuple[int, ...]
-    world_size: int
-    ranks_per_host: int
+    request: Emulation
     device: DeviceFacts
-    warmup: int
-    iterations: int
-    runs_on: bool
-    is_plain: bool
-    timeout_s: float | None
+    ranks: tuple[int, ...]
     folder: str
-
-    @property
-    def local_size(self) -> int:
-        """How many ranks a host has."""
-        return min(self.world_size, self.ranks_per_host)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerTask:
-    """What all workers of an emulation share: the order without ranks, and the script's place."""
-
-    order: WorkerOrder
-    folder: str
-    environment: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +80,17 @@ class WorkerOutcome:
 def read_order(path: Path) -> WorkerOrder:
     """The order in *path*."""
     fields = orjson.loads(path.read_bytes())
-    device = fields["device"]
-    device["capability"] = tuple(device["capability"])
-    fields |= {"words": tuple(fields["words"]), "ranks": tuple(fields["ranks"])}
-    return WorkerOrder(**fields | {"device": DeviceFacts(**device)})
+    request, device = fields["request"], fields["device"]
+    request["words"], device["capability"] = tuple(request["words"]), tuple(device["capability"])
+    made = (Emulation(**request), DeviceFacts(**device))
+    return WorkerOrder(*made, tuple(fields["ranks"]), fields["folder"])
 
 
 def run_worker(task: WorkerTask, ranks: tuple[int, ...]) -> WorkerOutcome:
     """Run *ranks* at the same time."""
     with tempfile.TemporaryDirectory(prefix="perfmodel-emulate-") as name:
         folder = Path(name)
-        order = replace(task.order, ranks=ranks, folder=name)
+        order = WorkerOrder(task.request, task.device, ranks, name)
         path = folder / "order.json"
         path.write_bytes(orjson.dumps(asdict(order)))
         _run_process(task, path)
@@ -173,7 +147,8 @@ def _find_hangs(folder: Path, order: WorkerOrder) -> tuple[str, ...]:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         if text.startswith("Timeout"):
             sentences.append(
-                f"rank {rank} was ended after {order.timeout_s:g} s, hanging at {_line(text)}."
+                f"rank {rank} was ended after {order.request.timeout_s:g} s, "
+                f"hanging at {_line(text)}."
             )
     return tuple(sentences)
 
@@ -213,7 +188,7 @@ class Throttle:
             now = [_progress(os.pread(file, 12, 0)) for file in self._files]
             if now != seen or any(state.startswith(b"R") for state in now):
                 seen, since_s = now, time.monotonic()
-            if time.monotonic() - since_s > _STANDSTILL_S:
+            if time.monotonic() - since_s > STANDSTILL_S:
                 return
             time.sleep(_LOOK_S)
 

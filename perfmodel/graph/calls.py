@@ -73,12 +73,11 @@ class OperatorCall:
         """All input tensors."""
         return tuple(tensor for argument in self.arguments for tensor in argument)
 
-    def tensor(self, place: int, *, rank: int = 0) -> Tensor | None:
-        """The one tensor in argument *place*, if it has *rank* dimensions (0 is any number)."""
-        if place >= len(self.arguments) or len(self.arguments[place]) != 1:
-            return None
-        found = self.arguments[place][0]
-        return found if not rank or len(found.shape) == rank else None
+    def operands(self, *places: int) -> tuple[Tensor, ...]:
+        """The one tensor in each argument of *places*; none at all if one of them has not one."""
+        found = [argument for place in places for argument in self.arguments[place : place + 1]]
+        is_whole = len(found) == len(places) and all(len(argument) == 1 for argument in found)
+        return tuple(argument[0] for argument in found) if is_whole else ()
 
 
 @cache

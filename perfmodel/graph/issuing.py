@@ -22,17 +22,7 @@ from perfmodel.graph.ops import HostPart, HostSpan, HostWork, Op
 from perfmodel.graph.program import PLAIN, Anchor, LaneKind, Program, Role
 
 # Words, because enumerations are slow to hash.
-T1, T2, T3, T4, T5, WAIT = (
-    part.value
-    for part in (
-        HostPart.BETWEEN_OPERATORS,
-        HostPart.BEFORE_LAUNCH,
-        HostPart.AFTER_LAUNCH,
-        HostPart.LAUNCH,
-        HostPart.BETWEEN_LAUNCHES,
-        HostPart.WAIT,
-    )
-)
+T1, T2, T3, T4, T5, WAIT = (part.value for part in HostPart)
 LOADED_AHEAD = 2
 """Batches that a data loader keeps ready."""
 
@@ -80,8 +70,8 @@ class Issuer:
         lane = OpenLane(self.program.add_lane(name, kind))
         self._lanes.append(lane)
         if kind is LaneKind.HOST:
+            self.thread = self.thread if self._threads else lane
             self._threads.append(lane)
-            self.thread = self._threads[0]
         return lane
 
     def lane(self, name: str, kind: LaneKind) -> OpenLane:

@@ -84,35 +84,36 @@ def _gemm_dtype(call: OperatorCall, tensor: Tensor) -> DType:
 def _gemm(call: OperatorCall) -> Works:
     """Two matrices, batches of them, or a matrix and a vector; the kernel includes the bias."""
     operands = operator_table()["operands"]
-    place, left_rank, right_rank = operands.get(call.word, operands["default"])
-    left, right = call.tensor(place, rank=left_rank), call.tensor(place + 1, rank=right_rank)
-    if left is None or right is None or not left.count or not right.count:
+    place, *ranks = operands.get(call.word, operands["default"])
+    pair = call.operands(place, place + 1)
+    if [len(one.shape) for one in pair] != ranks or not all(one.count for one in pair):
         return ()
-    depth, columns = (right.shape[0], 1) if right_rank == 1 else right.shape[-2:]
-    if left.shape[-1] != depth:
+    left, right = (one.shape for one in pair)
+    depth, columns = right[-2:] if len(right) > 1 else (right[0], 1)
+    if left[-1] != depth:
         return ()
-    rows = left.shape[-2] if left_rank > 1 else 1
-    batch = left.shape[0] if left_rank == 3 else 1
-    return (Gemm(m=rows, n=columns, k=depth, dtype=_gemm_dtype(call, left), batch=batch),)
+    rows = left[-2] if len(left) > 1 else 1
+    batch = left[0] if len(left) == 3 else 1
+    return (Gemm(m=rows, n=columns, k=depth, dtype=_gemm_dtype(call, pair[0]), batch=batch),)
 
 
 def _recurrent(call: OperatorCall) -> Works:
     """Layers of cuDNN: a GEMM per layer and step, for input and recurrent weights."""
-    data, passes = call.tensors[0], 2 if call.name.endswith("backward") else 1
+    data, direction = call.tensors[0], "backward" if call.name.endswith("backward") else "forward"
     steps, dtype = data.count // data.shape[-1], _gemm_dtype(call, data)
     return tuple(
         Gemm(m=steps, n=tensor.shape[0], k=tensor.shape[1], dtype=dtype)
         for tensor in call.tensors
-        if tensor.name in ("weight", "") and len(tensor.shape) == 2
-        for _ in range(passes)
+        if tensor.name in operator_table()["recurrent"][direction] and len(tensor.shape) == 2
+        for _ in range(2 if direction == "backward" else 1)
     )
 
 
-def _groups(call: OperatorCall, image: Tensor | None, weight: Tensor | None) -> int:
+def _groups(call: OperatorCall, image: Tensor, weight: Tensor) -> int:
     """The groups of a convolution; 0 if its tensors do not fit together."""
     if "groups" in call.values:
         return int(call.values["groups"])
-    if image is None or weight is None or not image.count or not weight.count:
+    if not image.count or not weight.count:
         return 0
     if not len(image.shape) == len(weight.shape) >= 3 or image.shape[1] % weight.shape[1]:
         return 0
@@ -122,10 +123,11 @@ def _groups(call: OperatorCall, image: Tensor | None, weight: Tensor | None) -> 
 
 def _convolution(call: OperatorCall) -> Works:
     """The implicit product of one group: positions of the output x channels, over windows."""
-    image, weight = call.tensor(0), call.tensor(1)
-    groups = _groups(call, image, weight)
-    if image is None or weight is None or not groups:
+    tensors = call.operands(0, 1)
+    groups = _groups(call, *tensors) if tensors else 0
+    if not groups:
         return ()
+    image, weight = tensors
     positions = image.shape[0] * _positions_out(call, image, weight)
     write_bytes = positions * weight.shape[0] * image.dtype.size_bytes
     if call.source is Source.EMULATED:
@@ -148,12 +150,11 @@ def _convolution_backward(call: OperatorCall) -> Works:
 
     A recording does not say which; the first two are taken.
     """
-    gradient, image, weight = (call.tensor(place) for place in range(3))
-    groups = _groups(call, image, weight)
-    if gradient is None or image is None or weight is None or not groups:
+    tensors = call.operands(0, 1, 2)
+    groups = _groups(call, *tensors[1:]) if tensors else 0
+    if not groups or len(tensors[0].shape) != len(tensors[1].shape):
         return ()
-    if len(gradient.shape) != len(image.shape):
-        return ()
+    gradient, image, weight = tensors
     ways = operator_table()["ways"][call.source.value]
     rows = gradient.shape[0] * math.prod(gradient.shape[2:])
     depth, columns, window = weight.shape[0] // groups, weight.shape[1], weight.shape[2:]
@@ -211,10 +212,11 @@ def _whole_list(value: Any, length: int) -> list[int] | None:
 def _attention(call: OperatorCall) -> Works:
     is_backward = "backward" in call.name or call.name.endswith("bwd")
     first = 1 if is_backward else 0
-    query, key = call.tensor(first), call.tensor(first + 1)
-    if query is None or key is None or not query.count or not key.count:
+    pair = call.operands(first, first + 1)
+    if not pair or [len(one.shape) for one in pair] not in ([3, 3], [4, 4]):
         return ()
-    if len(query.shape) != len(key.shape) or len(query.shape) not in (3, 4):
+    query, key = pair
+    if not query.count or not key.count:
         return ()
     if len(query.shape) == 4:
         head, length = (1, 2) if "scaled_dot_product" in call.name else (2, 1)
@@ -272,9 +274,10 @@ def lookup_of_call(call: OperatorCall, total_width: int | None = None) -> Lookup
     """The tables of a fused lookup; *total_width* of all of them if the call does not say."""
     listed = operator_table()["fused_lookups"]
     *places, place_of_width = next(listed[part] for part in listed if part in call.name)
-    weights, starts, indices, offsets = (call.tensor(place) for place in places)
-    if weights is None or starts is None or indices is None or offsets is None:
+    tensors = call.operands(*places)
+    if not tensors:
         return None
+    weights, starts, indices, offsets = tensors
     width = call.values.get(place_of_width)
     if not isinstance(width, int):
         match = re.fullmatch(r"\s*(\d{1,12})\s*", str(width))
@@ -305,9 +308,10 @@ def _fused_lookup(call: OperatorCall) -> Works:
 
 def _vocabulary_rows(call: OperatorCall) -> Works:
     """Rows of one table, as in the embedding of a vocabulary."""
-    table, indices = call.tensor(0, rank=2), call.tensor(1)
-    if table is None or indices is None:
+    pair = call.operands(0, 1)
+    if not pair or len(pair[0].shape) != 2:
         return ()
+    table, indices = pair
     moved_bytes = indices.count * table.shape[1] * table.dtype.size_bytes
     read_bytes = moved_bytes + indices.size_bytes
     return (MemoryBound("embedding", read_bytes, moved_bytes, table.dtype),)

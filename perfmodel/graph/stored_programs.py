@@ -6,10 +6,8 @@ read rank by rank. Use `loaded` for programs that stay in memory.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,28 +27,20 @@ MOST_PIECES = 32
 """Pieces kept in memory, over all columns."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Outline:
-    """A program as in the header of a job: its lanes, and the first task of each."""
-
-    lanes: tuple[Lane, ...]
-    lane_start: Int32s
+Outline = tuple[tuple[Lane, ...], Int32s]
+"""A program as in the header of a job: its lanes, and the first task of each."""
 
 
 class ColumnReader:
-    """Rows of columns of one Parquet file."""
+    """Rows of columns of one Parquet file; *names* are its columns."""
 
     def __init__(self, path: Path) -> None:
         self._file = pq.ParquetFile(path)
         metadata = self._file.metadata
         sizes = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         self._bounds = offsets(sizes)
-        self._kept: OrderedDict[tuple[str, int], NDArray[Any]] = OrderedDict()
-
-    @property
-    def names(self) -> list[str]:
-        """The columns of the file."""
-        return list(self._file.schema_arrow.names)
+        self._piece = lru_cache(MOST_PIECES)(self._read_piece)
+        self.names: list[str] = self._file.schema_arrow.names
 
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Rows *start* to *stop* of a column."""
@@ -69,15 +59,9 @@ class ColumnReader:
         for index in range(len(self._bounds) - 1):
             yield self._piece(name, index)
 
-    def _piece(self, name: str, index: int) -> NDArray[Any]:
-        key = (name, index)
-        if key not in self._kept:
-            table = self._file.read_row_group(index, columns=[name], use_threads=False)
-            self._kept[key] = table[name].to_numpy()
-            if len(self._kept) > MOST_PIECES:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key]
+    def _read_piece(self, name: str, index: int) -> NDArray[Any]:
+        table = self._file.read_row_group(index, columns=[name], use_threads=False)
+        return table[name].to_numpy()  # type: ignore[no-any-return]  # pyarrow has no types
 
 
 class StoredProgram(Program):
@@ -92,9 +76,9 @@ class StoredProgram(Program):
     def on(cls, shelf: StoredPrograms, index: int) -> StoredProgram:
         """Program number *index* of *shelf*."""
         program = object.__new__(cls)
-        outline = shelf.outlines[index]
-        values = {"lanes": outline.lanes, "lane_start": outline.lane_start}
-        for name, value in {**values, "_shelf": shelf, "_index": index}.items():
+        lanes, starts = shelf.outlines[index]
+        values = {"lanes": lanes, "lane_start": starts, "_shelf": shelf, "_index": index}
+        for name, value in values.items():
             # Programs are frozen.
             object.__setattr__(program, name, value)
         return program
@@ -116,8 +100,7 @@ class StoredPrograms(Programs):
     def __init__(self, folder: Path, outlines: Sequence[Outline]) -> None:
         self.folder = folder
         self.outlines = outlines
-        counts = [int(outline.lane_start[-1]) for outline in outlines]
-        self._task_bounds = offsets(counts)
+        self._task_bounds = offsets([int(starts[-1]) for _, starts in outlines])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Open files stay in this process: the receiver may have no such folder.
@@ -145,7 +128,7 @@ class StoredPrograms(Programs):
             counts = self._tasks.read(DEP_COUNT, *tasks)
             if len(counts) and counts.min() < 0:
                 raise ValueError(f"column {DEP_COUNT} must not be negative")
-            values = np.concatenate([[0], np.cumsum(counts)])
+            values = offsets(counts)
         elif name in BY_DEPENDENCY:
             bounds = (int(self._dep_bounds[index]), int(self._dep_bounds[index + 1]))
             values = self._dependencies.read(name, *bounds)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import attrgetter
 
 import numpy as np
 
@@ -109,12 +110,9 @@ class LayoutBook:
 
     def from_plan(self, plan: ShardingPlan) -> PlanLayout | None:
         """*plan* as a layout; None if a table is not cut into a regular grid."""
-        held: list[list[Shard]] = [[] for _ in plan.tables]
-        for shard in plan.shards:
-            held[shard.table].append(shard)
         cuts, ranks = [], []
-        for place, shards in enumerate(held):
-            shards.sort(key=lambda shard: (shard.first_column, shard.first_row))
+        for place, held in enumerate(plan.shards_of_table):
+            shards = sorted(held, key=attrgetter("first_column", "first_row"))
             cut = COPIED
             if shards:
                 columns = len({shard.first_column for shard in shards})

@@ -123,13 +123,13 @@ def make_plans(
     judged = 0
     if question.enumerate_limit:
         on_phase("enumerating", 0.0)
-        found = _enumerate(question, setting, executor)
+        found = enumerate_plans(question, setting, executor)
         plans += found.plans
         judged += found.judged
     if question.search_seconds > 0:
         on_phase(f"searching for {question.search_seconds:g} s", 0.0)
         try:
-            outcome = _search(question, executor, tuple(plans))
+            outcome = search_plans(question, executor, tuple(plans))
         except PlanError as fault:
             refused.append(("search", str(fault)))
         else:
@@ -138,7 +138,7 @@ def make_plans(
     return MadePlans(tuple(plans), tuple(refused), judged)
 
 
-def _search(
+def search_plans(
     question: RankQuestion, executor: Executor, starts: tuple[ShardingPlan, ...]
 ) -> SearchOutcome:
     """The best outcome of several searches, each with its own seed."""
@@ -168,7 +168,7 @@ def _evaluator(question: RankQuestion) -> PlanEvaluator:
     return PlanEvaluator(setting.spec, setting.cluster, setting.stack)
 
 
-def _enumerate(question: RankQuestion, setting: RankSetting, executor: Executor) -> MadePlans:
+def enumerate_plans(question: RankQuestion, setting: RankSetting, executor: Executor) -> MadePlans:
     """All plans of whole tables, ranks being interchangeable; refused above the limit."""
     limit = question.enumerate_limit
     all_ranks = list(islice(iter_assignments(setting.task), limit + 1))

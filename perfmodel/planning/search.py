@@ -67,7 +67,7 @@ class SearchOutcome:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Judged:
+class Judged:
     """A layout and its score."""
 
     layout: PlanLayout
@@ -112,7 +112,7 @@ class PlanSearch:
         best = None if best is None else self._anneal(best, begin, limit)
         return self._outcome(best, apart)
 
-    def _anneal(self, best: _Judged, begin: float, limit: SearchLimit) -> _Judged:
+    def _anneal(self, best: Judged, begin: float, limit: SearchLimit) -> Judged:
         """The best layout on a walk from *best* whose temperature falls."""
         current = best
         while (done := self._share_done(begin, limit)) < 1:
@@ -129,7 +129,7 @@ class PlanSearch:
                 current = best
         return best
 
-    def _outcome(self, best: _Judged | None, apart: Sequence[SearchOutcome]) -> SearchOutcome:
+    def _outcome(self, best: Judged | None, apart: Sequence[SearchOutcome]) -> SearchOutcome:
         """The faster of the plan of *best* and those *apart*."""
         own = [] if best is None else [self._judge(self._book.to_plan(best.layout, "searched"))]
         found = min([*own, *apart], key=lambda outcome: outcome.time_ns)
@@ -155,7 +155,7 @@ class PlanSearch:
             return used
         return self._judged / limit.plans
 
-    def _next(self, current: _Judged) -> _Judged | None:
+    def _next(self, current: Judged) -> Judged | None:
         """The best of a round of neighbours."""
         own_ns = self._evaluator.price([current.layout]).own_ns[0]
         neighbours = Neighbourhood(self._book, self._random, own_ns)
@@ -167,10 +167,10 @@ class PlanSearch:
                 options.append(option)
         return self._best(options) if options else None
 
-    def _best(self, layouts: Sequence[PlanLayout]) -> _Judged:
+    def _best(self, layouts: Sequence[PlanLayout]) -> Judged:
         scores = self._score(layouts)
         place = int(np.argmin(scores))
-        return _Judged(layouts[place], float(scores[place]))
+        return Judged(layouts[place], float(scores[place]))
 
     def _score(self, layouts: Sequence[PlanLayout]) -> Floats:
         """Iteration time plus the weighted longest parts; infinite if a layout does not fit."""

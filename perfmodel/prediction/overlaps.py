@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from collectives.collective import CollectiveKind
+from perfmodel.base.compiling import compiled
 from perfmodel.costs.interference import Phase
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
 from perfmodel.costs.priced_job import PricedJob
@@ -206,7 +206,7 @@ def find_overlaps(calls: Int64s, rank_count: int) -> OverlapTimeline:
     return OverlapTimeline(moments[order], phase.astype(np.int8), first)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _walk_lanes(kernels: KernelLanes, overlaps: OverlapTimeline, lost_ns: Floats) -> None:
     for lane in range(len(kernels.first)):
         rank = kernels.rank[lane]

@@ -18,8 +18,8 @@ from enum import Enum
 import numpy as np
 
 from perfmodel.graph.builder import Dependency
-from perfmodel.graph.program import Anchor
-from perfmodel.recordings.rank_view import NO_OPERATOR, CallKind, Int64s, RankView
+from perfmodel.graph.program import Anchor, Int64s
+from perfmodel.recordings.rank_view import NO_OPERATOR, CallKind, RankView
 from perfmodel.recordings.throttle import ALLOCATION, alone_ns, host_of
 
 _NO_STEP = -1
@@ -136,12 +136,12 @@ class _ChainWriter:
         if tasks:
             self._launch(call, tasks, start_ns, end_ns)
         elif kind is CallKind.ELAPSED_TIME:
-            self._append(StepKind.CALL, call, (start_ns, end_ns), end_ns - start_ns)
+            self._append(StepKind.CALL, call, start_ns, end_ns)
         else:
-            awaited, floor_ns = self.waits.awaited_by(call, kind)
             is_allocation = kind in (CallKind.FREE, CallKind.ALLOCATE)
             step_kind = StepKind.ALLOCATION if is_allocation else StepKind.WAIT
-            self._append(step_kind, call, (start_ns, end_ns), floor_ns, awaited)
+            awaited = self.waits.awaited_by(call, kind, start_ns, end_ns)
+            self._append(step_kind, call, start_ns, end_ns, awaited)
         chain = self.chain_of[int(calls.thread[call])]
         self.reached_ns[chain] = max(self.reached_ns[chain], end_ns)
 
@@ -160,28 +160,22 @@ class _ChainWriter:
         """Fill the time since the last step of the chain."""
         chain = self.chain_of[int(self.view.calls.thread[call])]
         since_ns = self.reached_ns.setdefault(chain, start_ns)
-        span_ns = (since_ns, start_ns)
         if chain not in self.last_step:
-            self._append(StepKind.FIRST, call, span_ns, 0)
+            self._append(StepKind.FIRST, call, since_ns, start_ns)
         elif start_ns > since_ns:
-            hidden = self.waits.hidden_wait(since_ns, start_ns) if is_hidden_wait else None
-            if hidden is None:
-                self._append(StepKind.WORK, call, span_ns, start_ns - since_ns)
-            else:
-                awaited, floor_ns = hidden
-                self._append(StepKind.WAIT, call, span_ns, floor_ns, awaited)
+            hidden = self.waits.hidden_wait(since_ns, start_ns) if is_hidden_wait else ()
+            kind = StepKind.WAIT if hidden else StepKind.WORK
+            self._append(kind, call, since_ns, start_ns, hidden)
 
     def _launch(self, call: int, tasks: list[int], start_ns: int, end_ns: int) -> None:
         blocking = self._blocking_copy(tasks, start_ns, end_ns)
         if blocking is None:
-            step = self._append(StepKind.LAUNCH, call, (start_ns, end_ns), end_ns - start_ns)
+            step = self._append(StepKind.LAUNCH, call, start_ns, end_ns)
             release = Dependency(step, lag_ns=self.lag_ns)
         else:
-            step = self._append(StepKind.LAUNCH, call, (start_ns, start_ns), 0)
+            step = self._append(StepKind.LAUNCH, call, start_ns, start_ns)
             release = Dependency(step, Anchor.START, self.delay_ns)
-            copied_ns = int(self.view.device.end_ns[blocking])
-            floor_ns = max(end_ns - max(copied_ns, start_ns), 0)
-            self._append(StepKind.WAIT, call, (start_ns, end_ns), floor_ns, (blocking,))
+            self._append(StepKind.WAIT, call, start_ns, end_ns, [blocking])
         for task in tasks:
             self.releases[task] = release
             self.waits.note_launch(call, task)
@@ -202,10 +196,13 @@ class _ChainWriter:
         self,
         kind: StepKind,
         call: int,
-        span_ns: tuple[int, int],
-        duration_ns: int,
-        awaited: tuple[int, ...] = (),
+        start_ns: int,
+        end_ns: int,
+        awaited: Sequence[int] = (),
     ) -> int:
+        """Add a step; it keeps what is left of its time after all *awaited* have ended."""
+        waited_ns = max((int(self.view.device.end_ns[task]) for task in awaited), default=start_ns)
+        own_ns = end_ns - max(start_ns, min(waited_ns, end_ns))
         thread = int(self.view.calls.thread[call])
         label = self.view.trace.name_of(int(self.view.calls.row[call]))
         if kind is StepKind.FIRST:
@@ -215,14 +212,15 @@ class _ChainWriter:
             label = "python" if operator == NO_OPERATOR else self.view.trace.name_of(operator)
         previous = self.last_step.get(self.chain_of[thread], _NO_STEP)
         self.last_step[self.chain_of[thread]] = len(self.steps)
+        order = tuple(sorted(awaited))
         self.steps.append(
-            HostStep(kind, thread, label, duration_ns, *span_ns, awaited, previous, call)
+            HostStep(kind, thread, label, own_ns, start_ns, end_ns, order, previous, call)
         )
         return len(self.steps) - 1
 
 
 class _WaitFinder:
-    """Finds the device tasks that a call waited for, and how long it took beyond them.
+    """Finds the device tasks that a call waited for.
 
     Keeps track of all that was launched before the current call.
     """
@@ -247,41 +245,34 @@ class _WaitFinder:
         self.launched[self.launched_count] = task
         self.launched_count += 1
 
-    def awaited_by(self, call: int, kind: CallKind) -> tuple[tuple[int, ...], int]:
-        """The tasks that *call* waited for, and its floor."""
-        start_ns = int(self.view.calls.start_ns[call])
-        end_ns = int(self.view.calls.end_ns[call])
+    def awaited_by(self, call: int, kind: CallKind, start_ns: int, end_ns: int) -> list[int]:
+        """The tasks that *call* waited for."""
         ended = {
             stream: task
             for stream, task in self.last_on.items()
             if self.end_ns[task] <= end_ns + _CLOCK_TOLERANCE_NS
         }
-        tasks: list[int] = []
         if kind in (CallKind.DEVICE_SYNCHRONISE, CallKind.FREE):
-            tasks = list(ended.values())
-        elif kind is CallKind.ALLOCATE:
+            return list(ended.values())
+        if kind is CallKind.ALLOCATE:
             # It waits for the whole device or, if some work outlasts it, for nothing.
-            if len(ended) == len(self.last_on):
-                tasks = [task for task in ended.values() if self.end_ns[task] > start_ns]
-        elif kind is CallKind.MARK_SYNCHRONISE:
-            if end_ns - start_ns > _SHORT_MARK_WAIT_NS:
-                tolerance_ns = _CLOCK_TOLERANCE_NS
-                tasks = self._last_ended(start_ns - tolerance_ns, end_ns + tolerance_ns)
-        else:
-            stream = self.stream_of_thread.get(int(self.view.calls.thread[call]))
-            own = None if stream is None else ended.get(stream)
-            tasks = self._awaited_on_stream(ended, own, start_ns, end_ns)
-        return self._with_floor(tasks, start_ns, end_ns)
+            is_whole = len(ended) == len(self.last_on)
+            return [task for task in ended.values() if is_whole and self.end_ns[task] > start_ns]
+        if kind is CallKind.MARK_SYNCHRONISE:
+            if end_ns - start_ns <= _SHORT_MARK_WAIT_NS:
+                return []
+            return self._last_ended(start_ns - _CLOCK_TOLERANCE_NS, end_ns + _CLOCK_TOLERANCE_NS)
+        stream = self.stream_of_thread.get(int(self.view.calls.thread[call]))
+        own = None if stream is None else ended.get(stream)
+        return self._awaited_on_stream(ended, own, start_ns, end_ns)
 
-    def hidden_wait(self, since_ns: int, until_ns: int) -> tuple[tuple[int, ...], int] | None:
-        """The same for a gap before an elapsed time is read; None if it was no wait."""
+    def hidden_wait(self, since_ns: int, until_ns: int) -> list[int]:
+        """The same for a gap before an elapsed time is read; nothing if it was no wait."""
         if until_ns - since_ns <= _HIDDEN_WAIT_NS:
-            return None
+            return []
         tasks = self._last_ended(until_ns - _HIDDEN_RETURN_NS, until_ns + _HIDDEN_AHEAD_NS)
-        if not tasks:
-            return None
-        self.hidden_waits += 1
-        return self._with_floor(tasks, since_ns, until_ns)
+        self.hidden_waits += len(tasks)
+        return tasks
 
     def _awaited_on_stream(
         self, ended: dict[int, int], own: int | None, start_ns: int, end_ns: int
@@ -303,12 +294,6 @@ class _WaitFinder:
         if not is_fitting.any():
             return []
         return [int(launched[is_fitting][np.argmax(ends[is_fitting])])]
-
-    def _with_floor(
-        self, tasks: list[int], start_ns: int, end_ns: int
-    ) -> tuple[tuple[int, ...], int]:
-        last_ns = max((self.end_ns[task] for task in tasks), default=start_ns)
-        return tuple(sorted(tasks)), end_ns - max(start_ns, min(last_ns, end_ns))
 
 
 def _launch_lags(view: RankView) -> tuple[int, int]:

@@ -17,11 +17,11 @@ from perfmodel.graph.calls import OperatorCall
 from perfmodel.graph.issuing import Issuer, OpenLane
 from perfmodel.graph.job import Origin
 from perfmodel.graph.ops import ESTIMATED, Communication, Fixed, HostPart, HostWork
-from perfmodel.graph.program import PLAIN, Anchor, LaneKind, Program, Role
+from perfmodel.graph.program import PLAIN, Anchor, Int64s, LaneKind, Program, Role
 from perfmodel.recordings.collective_calls import CollectiveCall
 from perfmodel.recordings.hold_back import HoldRule, can_be_held, exempt_tasks, hold_ratios
 from perfmodel.recordings.host_chain import HostChain, StepKind
-from perfmodel.recordings.rank_view import NO_OPERATOR, Int64s, RankView
+from perfmodel.recordings.rank_view import NO_OPERATOR, RankView
 from perfmodel.recordings.stream_edges import Edge
 from perfmodel.recordings.task_work import WorkReader
 
@@ -105,7 +105,10 @@ def build_rank_program(findings: RankFindings, builder: ProgramBuilder) -> RankP
 
 
 class _RecordedRankWriter(Issuer):
-    """Adds all tasks before any dependency, because waits point both ways."""
+    """Adds all tasks before any dependency, because waits point both ways.
+
+    The first task is the beginning of the window. Host steps follow, then device tasks.
+    """
 
     def __init__(self, findings: RankFindings, program: ProgramBuilder) -> None:
         super().__init__(program)
@@ -113,10 +116,9 @@ class _RecordedRankWriter(Issuer):
         self.recorded_starts = {"first call of a chain": 0, "work launched before the window": 0}
         self.ranges, self.modules = self.view.ranges_of_calls(), self.view.modules_of_calls()
         window = self.add_lane("window", LaneKind.HOST)
-        self.origin = self.put(window, Fixed("window", 0), label="beginning of the window")
-        self.times: list[tuple[int, int]] = [(0, 0)]
-        self.of_step: list[int] = []
-        self.of_device: list[int] = []
+        self.window = self.put(window, Fixed("window", 0), label="beginning of the window")
+        self.first_step = self.window + 1
+        self.first_device = self.first_step + len(findings.chain.steps)
 
     def _origin_of(self, operator: str, call: int) -> Origin:
         if call < 0:
@@ -129,9 +131,7 @@ class _RecordedRankWriter(Issuer):
             thread = self.lane(f"thread {step.thread}", LaneKind.HOST)
             work = HostWork(step.label, _HOST_PARTS[step.kind])
             op = Fixed(step.kind.value, step.duration_ns, work=work)
-            origin = self._origin_of(step.label, step.call)
-            self.of_step.append(self.put(thread, op, label=step.label, origin=origin))
-            self.times.append((step.start_ns, step.end_ns))
+            self.put(thread, op, label=step.label, origin=self._origin_of(step.label, step.call))
 
     def add_device_tasks(self) -> None:
         """One lane per stream."""
@@ -141,24 +141,27 @@ class _RecordedRankWriter(Issuer):
         for task in range(len(device)):
             label, row = view.task_name(task), reader.operators[task]
             operator = label if row == NO_OPERATOR else view.trace.name_of(row)
-            origin = self._origin_of(operator, int(device.call[task]))
-            lane = lanes[int(device.stream[task])]
-            self.times.append((int(device.start_ns[task]), int(device.end_ns[task])))
             member, arrival = self.findings.members.get(task), self.findings.arrivals.get(task)
             length_ns = device.length_ns(task) if arrival is None else arrival.transfer_ns
-            name, is_estimated = COUNTED_WORK, task in reader.estimated
-            work = reader.works.get(task)
+            name, work, is_estimated = (
+                COUNTED_WORK,
+                reader.works.get(task),
+                task in reader.estimated,
+            )
             if member is not None or device.is_collective[task]:
                 call, name, work, is_estimated = described.get(task), COLLECTIVE, None, False
                 if call is not None and call.collective is not None:
                     work, is_estimated = Communication(call.collective), call.is_estimated
-            name = f"{name}{ESTIMATED}" if is_estimated else name
-            slot, role = PLAIN, Role.BOTH
-            if member is not None:
-                slot, role, length_ns = member.slot, member.role, member.duration_ns
-            op = Fixed(name, length_ns, work=work)
-            self.of_device.append(
-                self.put(lane, op, label=label, slot=slot, role=role, origin=origin)
+            member = member or Member(PLAIN, length_ns, Role.BOTH)
+            self.put(
+                lanes[int(device.stream[task])],
+                Fixed(
+                    f"{name}{ESTIMATED}" if is_estimated else name, member.duration_ns, work=work
+                ),
+                label=label,
+                slot=member.slot,
+                role=member.role,
+                origin=self._origin_of(operator, int(device.call[task])),
             )
 
     def _add_stream_lanes(self) -> dict[int, OpenLane]:
@@ -174,28 +177,28 @@ class _RecordedRankWriter(Issuer):
 
     def connect_host_steps(self) -> None:
         """A step follows the one before it in its chain, and the tasks it waited for."""
-        for step, task in zip(self.findings.chain.steps, self.of_step, strict=True):
+        for task, step in enumerate(self.findings.chain.steps, self.first_step):
             if step.kind is StepKind.FIRST:
                 self._pin(task, step.start_ns, "first call of a chain")
             if step.previous >= 0:
-                self._connect(task, self.of_step[step.previous])
+                self._connect(task, self.first_step + step.previous)
             for awaited in step.awaited:
-                self._connect(task, self.of_device[awaited])
+                self._connect(task, self.first_device + awaited)
 
     def connect_device_tasks(self) -> None:
         """A device task follows its launch, tasks of other streams, and other ranks.
 
         If it is known how much later those arrived, it starts as much later than all that.
         """
-        before, device = self.view.is_before_window(), self.view.device
+        before, device, first = self.view.is_before_window(), self.view.device, self.first_device
         arrivals, releases = self.findings.arrivals, self.findings.chain.releases
         waits = {task: arrival.wait_ns or 0 for task, arrival in arrivals.items()}
         last_on: dict[int, int] = {}
         for task, stream in enumerate(device.stream.tolist()):
-            number, wait_ns = self.of_device[task], waits.get(task, 0)
+            number, wait_ns = first + task, waits.get(task, 0)
             if task in releases:
                 release = releases[task]
-                step, lag_ns = self.of_step[release.task], release.lag_ns + wait_ns
+                step, lag_ns = self.first_step + release.task, release.lag_ns + wait_ns
                 self._connect(number, step, lag_ns, release.anchor)
             elif before[task]:
                 start_ns = int(device.start_ns[task]) + wait_ns
@@ -205,12 +208,12 @@ class _RecordedRankWriter(Issuer):
             if task in arrivals and arrivals[task].wait_ns is None:
                 previous, lag_ns = arrivals[task].previous, max(arrivals[task].lag_ns, 0)
                 if previous is None:
-                    self._connect(number, self.origin, lag_ns, Anchor.START)
+                    self._connect(number, self.window, lag_ns, Anchor.START)
                 else:
-                    self._connect(number, self.of_device[previous], lag_ns)
+                    self._connect(number, first + previous, lag_ns)
             last_on[stream] = number
         for target, source in self.findings.edges:
-            self._connect(self.of_device[target], self.of_device[source], waits.get(target, 0))
+            self._connect(first + target, first + source, waits.get(target, 0))
 
     def _connect(
         self, task: int, source: int, lag_ns: int = 0, anchor: Anchor = Anchor.END
@@ -219,15 +222,17 @@ class _RecordedRankWriter(Issuer):
 
     def _pin(self, task: int, start_ns: int, reason: str) -> None:
         self.recorded_starts[reason] += 1
-        self._connect(task, self.origin, max(start_ns, 0), Anchor.START)
+        self._connect(task, self.window, max(start_ns, 0), Anchor.START)
 
     def as_recorded(self) -> RankProgram:
         """The program and its columns in program order."""
         place: Int64s = self.program.place_of_tasks()
+        device, steps = self.view.device, self.findings.chain.steps
         start_ns, end_ns = np.empty((2, len(place)), dtype=np.int64)
-        start_ns[place], end_ns[place] = np.array(self.times, dtype=np.int64).T
+        start_ns[place] = [0, *(step.start_ns for step in steps), *device.start_ns]
+        end_ns[place] = [0, *(step.end_ns for step in steps), *device.end_ns]
         ratios, held = np.zeros(len(place)), np.zeros(len(place), dtype=bool)
-        of_device: Int64s = place[np.array(self.of_device, dtype=np.int64)]
+        of_device: Int64s = place[self.first_device :]
         ratios[of_device] = hold_ratios(self.view)
         held[of_device] = can_be_held(self.view)
         # A collective that waits for other ranks is on the device already.

@@ -88,7 +88,7 @@ class RecordingInfo:
         if all(left.intersection(ends.tolist()) for ends in self.step_ends):
             return list(self.step_ends)
         chains = [
-            [_substitutes(self.recorded, int(task)) for task in ends] for ends in self.step_ends
+            [list_substitutes(self.recorded, int(task)) for task in ends] for ends in self.step_ends
         ]
         # The same task of every step and rank, so that the time between them is a period.
         for place in range(min(len(chain) for step in chains for chain in step)):
@@ -115,7 +115,7 @@ def describe_recording(recorded: RecordedJob) -> RecordingInfo:
     )
 
 
-def _substitutes(job: JobGraph, row: int) -> list[int]:
+def list_substitutes(job: JobGraph, row: int) -> list[int]:
     """A task of *job* by its number among those of all ranks, its launch, and what came before it.
 
     Each rank has a program of its own, whose tasks are numbered in order.

@@ -187,8 +187,9 @@ def _is_lookup_backward(name: str) -> bool:
 def _lookup_key(call: OperatorCall, *, is_backward: bool) -> tuple[int, int]:
     """Samples, and the width of all tables if the backward pass states it, else 0."""
     if is_backward:
-        gradient = call.tensor(0, rank=2)
-        return (0, 0) if gradient is None else (gradient.shape[0], gradient.shape[1])
+        gradients = call.operands(0)
+        shape = gradients[0].shape if gradients else ()
+        return (shape[0], shape[1]) if len(shape) == 2 else (0, 0)
     # Any width does: the samples do not depend on it.
     lookup = lookup_of_call(call, total_width=MOST_TABLES)
     return (0, 0) if lookup is None else (lookup.batch_size, 0)

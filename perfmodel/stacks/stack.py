@@ -122,14 +122,12 @@ class HostTimes(Form):
 
     def faster(self, ratio: float) -> HostTimes:
         """The same host, *ratio* times as fast; what the device adds to a launch stays."""
-        return HostTimes(
-            between_operators_ns=self.between_operators_ns / ratio,
-            launch_ns=self.launch_ns / ratio,
-            wait_ns=self.wait_ns / ratio,
-            launch_latency_ns=self.launch_latency_ns,
+        parts = ("between_operators_ns", "launch_ns", "wait_ns", "iteration_ns")
+        return replace(
+            self,
+            **{name: getattr(self, name) / ratio for name in parts},
             operators={name: _divided(parts, ratio) for name, parts in self.operators.items()},
             default=_divided(self.default, ratio),
-            iteration_ns=self.iteration_ns / ratio,
         )
 
     def time(self, operator: str, part: HostPart) -> HostTime:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
 from math import ceil
 
 from collectives import Collective
@@ -19,7 +18,7 @@ from perfmodel.base.errors import GraphError
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.ops import Communication, duration_of
 from perfmodel.graph.program import LaneKind, Program
-from perfmodel.whatif.drafts import ProgramDraft, Ranks
+from perfmodel.whatif.drafts import ProgramDraft, Ranks, read_dependencies
 from perfmodel.whatif.durations import carry, collective_of
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.pinning import PricingMachine
@@ -30,11 +29,8 @@ NOTHING = -1
 
 def awaited_sequences(program: Program, collectives: Sequence[int]) -> dict[int, int]:
     """For each of *collectives* the last one of its slot that its dependencies lead to."""
-    bounds, sources = program.dep_start.tolist(), program.dep_task.tolist()
-    distances = program.dep_distance.tolist()
     waits = [
-        [sources[row] for row in range(first, stop) if not distances[row]]
-        for first, stop in pairwise(bounds)
+        [dep.task for dep in after if not dep.distance] for after in read_dependencies(program)
     ]
     firsts = set(program.lane_start.tolist())
     before = {task: own if task in firsts else [*own, task - 1] for task, own in enumerate(waits)}

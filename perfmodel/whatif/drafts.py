@@ -7,8 +7,11 @@ own dependencies instead. Ranks that share a program get separate ones only wher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +19,17 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Op
-from perfmodel.graph.program import NO_ORIGIN, PLAIN, Anchor, Lane, LaneKind, Program, Role
+from perfmodel.graph.program import (
+    COLUMN_TYPES,
+    NO_ORIGIN,
+    PLAIN,
+    Anchor,
+    Lane,
+    LaneKind,
+    Program,
+    Role,
+    offsets,
+)
 from perfmodel.whatif.inheritance import Inheritance
 from perfmodel.whatif.selection import Mask, Numbers, Selection
 
@@ -160,10 +173,7 @@ class ProgramDraft:
         self.rank = rank
         self.lanes = list(program.lanes)
         self.tasks: dict[int, DraftTask] = dict(enumerate(_read_tasks(program)))
-        self.lane_tasks = [
-            list(range(program.lane_start[lane], program.lane_start[lane + 1]))
-            for lane in range(len(program.lanes))
-        ]
+        self.lane_tasks = [list(range(*ends)) for ends in pairwise(program.lane_start.tolist())]
         self._next = program.task_count
 
     def mask(self, selection: Selection) -> Mask:
@@ -274,11 +284,8 @@ class ProgramDraft:
         if not keep_waits:
             for number in removed:
                 self.tasks[number].after = []
-        inheritance = Inheritance(
-            {number: task.after for number, task in self.tasks.items()},
-            self.lane_tasks,
-            removed,
-        )
+        waits = {number: task.after for number, task in self.tasks.items()}
+        inheritance = Inheritance(waits, self.lane_tasks, removed)
         for number, task in self.tasks.items():
             if number not in removed:
                 task.after = inheritance.dependencies_of(number)
@@ -319,63 +326,55 @@ class ProgramDraft:
         tasks = [self.tasks[number] for number in numbers]
         deps = [list(dict.fromkeys(task.after)) for task in tasks]
         flat = [dep for of_task in deps for dep in of_task]
-        return Program(
-            lanes=tuple(self.lanes),
-            lane_start=_offsets(self.lane_tasks),
-            op=np.array([task.op for task in tasks], dtype=np.int32),
-            label=np.array([task.label for task in tasks], dtype=np.int32),
-            origin=np.array([task.origin for task in tasks], dtype=np.int32),
-            slot=np.array([task.slot for task in tasks], dtype=np.int32),
-            sequence=_number_rendezvous(tasks),
-            role=np.array([task.role for task in tasks], dtype=np.uint8),
-            dep_start=_offsets(deps),
-            dep_task=np.array([place[dep.task] for dep in flat], dtype=np.int32),
-            dep_anchor=np.array([dep.anchor for dep in flat], dtype=np.uint8),
-            dep_distance=np.array([dep.distance for dep in flat], dtype=np.uint8),
-            dep_lag_ns=np.array([dep.lag_ns for dep in flat], dtype=np.int64),
-        )
+        columns: dict[str, Any] = {
+            "lane_start": offsets([len(of_lane) for of_lane in self.lane_tasks]),
+            "sequence": _number_rendezvous(tasks),
+            "dep_start": offsets([len(of_task) for of_task in deps]),
+            "dep_task": [place[dep.task] for dep in flat],
+        }
+        for name in ("op", "label", "origin", "slot", "role"):
+            columns[name] = [getattr(task, name) for task in tasks]
+        for name in ("anchor", "distance", "lag_ns"):
+            columns[f"dep_{name}"] = [getattr(dep, name) for dep in flat]
+        typed = {name: np.array(columns[name], dtype=kind) for name, kind in COLUMN_TYPES.items()}
+        return Program(lanes=tuple(self.lanes), **typed)
 
 
-def _read_tasks(program: Program) -> Iterable[DraftTask]:
-    columns = [
-        column.tolist()
-        for column in (
-            program.task_lanes(), program.op, program.label, program.origin, program.slot,
-            program.sequence, program.role, program.dep_start[:-1], program.dep_start[1:],
-        )
-    ]  # fmt: skip
-    dependencies = [
+def read_dependencies(program: Program) -> list[list[Dependency]]:
+    """What every task of *program* waits for."""
+    rows = zip(
+        program.dep_task.tolist(), program.dep_anchor.tolist(),
+        program.dep_lag_ns.tolist(), program.dep_distance.tolist(), strict=True,
+    )  # fmt: skip
+    flat = [
         Dependency(task, Anchor(anchor), lag_ns, distance)
-        for task, anchor, lag_ns, distance in zip(
-            program.dep_task.tolist(), program.dep_anchor.tolist(),
-            program.dep_lag_ns.tolist(), program.dep_distance.tolist(), strict=True,
-        )
-    ]  # fmt: skip
-    lanes = columns[0]
-    for number, row in enumerate(zip(*columns, strict=True)):
-        lane, op, label, origin, slot, sequence, role, first, stop = row
-        order = () if slot == PLAIN else (sequence, 0)
+        for task, anchor, lag_ns, distance in rows
+    ]
+    return [flat[first:stop] for first, stop in pairwise(program.dep_start.tolist())]
+
+
+def _read_tasks(program: Program) -> Iterator[DraftTask]:
+    names = ("op", "label", "origin", "slot", "sequence", "role")
+    columns = [getattr(program, name).tolist() for name in names]
+    lanes, after = program.task_lanes().tolist(), read_dependencies(program)
+    for number, (op, label, origin, slot, sequence, role) in enumerate(zip(*columns, strict=True)):
+        lane, order = lanes[number], () if slot == PLAIN else (sequence, 0)
         # A lane runs in order anyway: as a dependency this would look like a wait.
-        after = [
+        waits = [
             dep
-            for dep in dependencies[first:stop]
+            for dep in after[number]
             if lanes[dep.task] != lane or dep.task >= number or dep != Dependency(dep.task)
         ]
-        yield DraftTask(lane, op, label, origin, slot, order, role, after)
+        yield DraftTask(lane, op, label, origin, slot, order, role, waits)
 
 
-def _number_rendezvous(tasks: Sequence[DraftTask]) -> np.ndarray:
+def _number_rendezvous(tasks: Sequence[DraftTask]) -> list[int]:
     """Sequence numbers without gaps, by slot, sorted by the *order* of the tasks."""
-    sequence = np.full(len(tasks), PLAIN, dtype=np.int32)
-    of_slot: dict[int, list[tuple[tuple[int, ...], int]]] = {}
-    for place, task in enumerate(tasks):
-        if task.slot != PLAIN:
-            of_slot.setdefault(task.slot, []).append((task.order, place))
-    for members in of_slot.values():
-        for number, (_, place) in enumerate(sorted(members)):
-            sequence[place] = number
+    sequence = [PLAIN] * len(tasks)
+    counts: Counter[int] = Counter()
+    for place in sorted(range(len(tasks)), key=lambda place: (tasks[place].order, place)):
+        slot = tasks[place].slot
+        if slot != PLAIN:
+            sequence[place] = counts[slot]
+            counts[slot] += 1
     return sequence
-
-
-def _offsets(parts: Sequence[Sequence[object]]) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int32)

@@ -24,7 +24,7 @@ from perfmodel.graph.ops import (
 )
 from perfmodel.whatif.drafts import Ranks
 from perfmodel.whatif.pinning import PricingMachine
-from perfmodel.whatif.recosting import Recosted, count_recosted, retime, rework, time_ratio
+from perfmodel.whatif.recosting import Recosted, count_recosted, retime, time_ratio
 from perfmodel.whatif.selection import Selection
 
 _WIDE = (DType.FP32, DType.TF32)
@@ -76,52 +76,44 @@ def reprice(
     work: WorkWord,
     to: DType | None = None,
     was: DType | None = None,
-    ratio: float | None = None,
+    ratio: float = 1.0,
     share: float | None = None,
     sparse: bool = False,
     machine: PricingMachine | None = None,
 ) -> Op:
-    """Tasks with known *work* of a kind have *ratio* of the bytes, or numbers in the format *to*.
+    """Tasks with known *work* of a kind have *ratio* of the bytes, and numbers in the format *to*.
 
-    With *share* only work of 32 bits changes, and takes that share of its time if no machine
-    is named. Collectives that are sparse gather *ratio* of the numbers with their indices.
-    Tasks whose work is not known are scaled like their bytes, for numbers that were *was*.
+    With *share* only work of 32 bits changes, and takes that share of its time if no machine is
+    named. Sparse collectives gather *ratio* of the numbers with their indices. Tasks whose work
+    is not known are scaled like their bytes, for numbers that were *was*.
     """
     duration_ns = duration_of(op)
-    old = op.work if isinstance(op, Fixed) else op
-    if sparse:
-        whole = collective_of(op)
-        sent = whole.size_bytes * (ratio or 0) * _INDEX_AND_VALUE * len(ranks)
-        gathered = Collective(CollectiveKind.ALL_GATHER, round(sent), whole.dtype)
-        return rework(op, Communication(whole), Communication(gathered), ranks, machine=machine)
+    old = Communication(collective_of(op)) if sparse else op.work if isinstance(op, Fixed) else op
     if not isinstance(old, _WORKS[work]):
         if to is not None and was is not None:
             ratio = to.size_bytes / was.size_bytes
         is_unknown = old is None or work is WorkWord.COLLECTIVES
-        return retime(op, duration_ns * ratio) if is_unknown and ratio is not None else op
+        return retime(op, duration_ns * ratio) if is_unknown else op
     if share is not None and getattr(old, "dtype", None) not in _WIDE:
         return op
-    new = _changed(old, to, ratio)
+    new: Work
+    if isinstance(old, Communication):
+        whole = old.collective
+        if sparse:
+            sent = whole.size_bytes * ratio * _INDEX_AND_VALUE * len(ranks)
+            new = Communication(Collective(CollectiveKind.ALL_GATHER, round(sent), whole.dtype))
+        else:
+            dtype = to or whole.dtype
+            ratio *= dtype.size_bytes / whole.dtype.size_bytes
+            new = Communication(replace(carry(whole, ratio=ratio), dtype=dtype))
+    elif isinstance(old, MemoryBound):
+        read, written = int(old.read_bytes * ratio), int(old.write_bytes * ratio)
+        new = replace(old, dtype=to or old.dtype, read_bytes=read, write_bytes=written)
+    else:
+        new = replace(old, dtype=to or old.dtype)  # type: ignore[arg-type, union-attr]
     if share is None or machine is not None:
         share = time_ratio(old, new, ranks, machine=machine)
     return retime(op, duration_ns * share, work=new)
-
-
-def _changed(work: Work, to: DType | None, ratio: float | None) -> Work:
-    """*work* with *ratio* of its bytes, or with numbers in the format *to*."""
-    if isinstance(work, Communication):
-        old = work.collective
-        if to is None:
-            return Communication(carry(old, ratio=ratio or 0))
-        return Communication(
-            replace(carry(old, ratio=to.size_bytes / old.dtype.size_bytes), dtype=to)
-        )
-    assert to is not None
-    if isinstance(work, MemoryBound):
-        read, written = work.read_bytes // 2, work.write_bytes // 2
-        return replace(work, dtype=to, read_bytes=read, write_bytes=written)
-    assert isinstance(work, Gemm | Attention | Convolution)
-    return replace(work, dtype=to)
 
 
 def count_repriced(
@@ -129,7 +121,9 @@ def count_repriced(
 ) -> Recosted:
     """How much of the time of *selection* is of works that *steps* reprice; *what* names it."""
     known = tuple(kind for step in steps for kind in _WORKS[step["work"]])
-    return count_recosted(job, selection, lambda op: isinstance(op.work, known), what=what)
+    return count_recosted(
+        job, selection.by_program(job), lambda op: isinstance(op.work, known), what=what
+    )
 
 
 def carry(collective: Collective, *, ratio: float) -> Collective:

@@ -16,7 +16,7 @@ from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed, duration_of
 from perfmodel.graph.program import LaneKind
-from perfmodel.whatif.drafts import ProgramDraft, edit_programs
+from perfmodel.whatif.drafts import ProgramDraft, edit_programs, read_dependencies
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.recosting import bytes_of
 from perfmodel.whatif.selection import Pattern, Selection
@@ -113,18 +113,17 @@ def _rendezvous(job: JobGraph, rank: int, task: int) -> tuple[int, int]:
 
 def _ready_ns(job: JobGraph, selection: Selection) -> dict[tuple[int, int], int]:
     """When the last member of each collective could begin, by group and sequence, in one pass."""
-    played = replay(job, stated_durations(job)).last
-    offsets = job.rank_rows()
+    end_ns = replay(job, stated_durations(job)).last.end_ns[:, 0].tolist()
     ready: dict[tuple[int, int], int] = {}
-    for rank in range(job.rank_count):
-        program, first = job.program_of(rank), int(offsets[rank])
+    for rank, first in enumerate(job.rank_rows()[: job.rank_count].tolist()):
+        program = job.program_of(rank)
+        after = read_dependencies(program)
         for task in selection.tasks(job, program):
-            rows = slice(program.dep_start[task], program.dep_start[task + 1])
-            is_now = program.dep_distance[rows] == 0
-            sources = program.dep_task[rows][is_now]
-            ends = played.end_ns[first + sources] + program.dep_lag_ns[rows][is_now]
             key = _rendezvous(job, rank, task)
-            ready[key] = max(ready.get(key, 0), int(ends.max(initial=0)))
+            ends = (
+                end_ns[first + dep.task] + dep.lag_ns for dep in after[task] if not dep.distance
+            )
+            ready[key] = max(ready.get(key, 0), *ends, 0)
     return ready
 
 

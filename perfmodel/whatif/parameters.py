@@ -151,7 +151,10 @@ class Parameter(Form):
 
     def show(self, value: Any, spec: str = "") -> str:
         """*value* in a sentence, as a number in the format *spec* if that is given."""
-        return format(value, spec) if spec else KINDS[self.kind][1](value)
+        if value is None:
+            return "(none)"
+        is_number = isinstance(value, int | float)
+        return format(value, spec) if spec and is_number else KINDS[self.kind][1](value)
 
     @property
     def type(self) -> Any:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, create_model
 from pydantic_core import core_schema
 
 from perfmodel.base.errors import InputError, ScenarioError
@@ -27,7 +27,7 @@ from perfmodel.whatif.primitives import PRIMITIVES, arguments_of
 
 COMPUTED_WORDS = {"selected": "select", "bytes_ratio": "reprice", "host_times": "rehost"}
 """Words that a step knows: by its primitive."""
-PLACEHOLDER = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
+PLACEHOLDER = re.compile(r"\{(\w+)(?::(\.\d[gf%]))?\}")
 """A word or parameter in a sentence, with the format of a number."""
 Conditions = dict[str, str]
 """By parameter `given`, `none`, or its value."""
@@ -41,7 +41,22 @@ class Alternative(Form):
     when: Conditions = field(default_factory=dict)
 
 
-Vocabulary = dict[str, tuple[Alternative, ...]]
+def _alternatives(stated: Any) -> Any:
+    """A text alone is always said, and so is one of several."""
+    several = [stated] if isinstance(stated, str) else stated
+    if not isinstance(several, list):
+        return stated
+    return [{"say": one} if isinstance(one, str) else one for one in several]
+
+
+Vocabulary = dict[
+    str,
+    Annotated[
+        tuple[Alternative, ...],
+        BeforeValidator(_alternatives, json_schema_input_type=str | list[str | Alternative]),
+    ],
+]
+"""Words, each with its alternatives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +123,16 @@ class Recipe(Form):
     does: Line
     more: Line = ""
     machine: Switch = False
-    parameters: dict[str, Parameter] = field(default_factory=dict)
+    parameters: dict[
+        str,
+        Annotated[
+            Parameter,
+            BeforeValidator(
+                lambda stated: {"is": stated} if isinstance(stated, str) else stated,
+                json_schema_input_type=str | Parameter,
+            ),
+        ],
+    ] = field(default_factory=dict)
     one_of: tuple[str, ...] = ()
     words: Vocabulary = field(default_factory=dict)
     assumes: Annotated[tuple[Line, ...], Field(min_length=1)]
@@ -161,6 +185,10 @@ class RecipeFile(Form):
     recipes: Annotated[dict[str, Recipe], Field(min_length=1)]
 
 
+_KINDS_BY_NAME = {
+    "rank": "numbers", "topology": "text", "hosts": "count", "stack": "text", "doubt": "word",
+}  # fmt: skip
+"""Parameters that mean the same in every recipe."""
 _MACHINE = {
     "topology": Parameter(kind="text", optional=True),
     "hosts": Parameter(kind="count", optional=True),
@@ -204,6 +232,8 @@ def _load(
 def _iter_faults(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Place and rule of what is wrong with the names, kinds and defaults of *recipe*."""
     for key, one in recipe.parameters.items():
+        if one.kind != _KINDS_BY_NAME.get(key, one.kind):
+            yield f"parameters.{key}.is", f"must be {_KINDS_BY_NAME[key]}, got {one.kind!r}"
         try:
             form = values_form(((key, one),))
             if one.default is not None:

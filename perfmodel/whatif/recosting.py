@@ -6,7 +6,7 @@ cancels. Without a machine it is the ratio of two amounts of work.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -33,9 +33,10 @@ from perfmodel.graph.ops import (
     Work,
     duration_of,
 )
+from perfmodel.graph.program import Program
 from perfmodel.whatif.drafts import Ranks
 from perfmodel.whatif.pinning import PricingMachine
-from perfmodel.whatif.selection import Selection
+from perfmodel.whatif.selection import Mask
 
 _SENT_SHARE = {
     # Bytes that cross a member's link per byte of the buffer, divided by (p - 1) / p.
@@ -72,17 +73,19 @@ class Recosted:
 
 
 def count_recosted(
-    job: JobGraph, selection: Selection, is_known: Callable[[Fixed], bool], *, what: str
+    job: JobGraph,
+    chosen: Iterable[tuple[Program, Mask, int]],
+    is_known: Callable[[Fixed], bool],
+    *,
+    what: str,
 ) -> Recosted:
-    """How much of the time of *selection*, on all ranks, has work that *is_known*."""
+    """How much of the time of *chosen* tasks, each by so many ranks, has work that *is_known*."""
     known = estimated = total = 0
-    for number, ranks in zip(*np.unique(job.rank_program, return_counts=True), strict=True):
-        program = job.programs[int(number)]
-        found = selection.mask(job, program)
+    for program, found, ranks in chosen:
         for op_number, count in zip(*np.unique(program.op[found], return_counts=True), strict=True):
             op = job.ops[int(op_number)]
             if isinstance(op, Fixed):
-                time_ns = op.duration_ns * int(count) * int(ranks)
+                time_ns = op.duration_ns * int(count) * ranks
                 total += time_ns
                 known += time_ns * is_known(op)
                 estimated += time_ns * (is_known(op) and op.is_estimated)

@@ -21,7 +21,6 @@ from perfmodel.graph.ops import (
     Work,
     duration_of,
 )
-from perfmodel.graph.program import PLAIN
 from perfmodel.whatif.drafts import Ranks, change_ops
 from perfmodel.whatif.pinning import PricingMachine, pin_job
 from perfmodel.whatif.recosting import Recosted, count_recosted, price_ns, retime, time_ratio
@@ -151,7 +150,9 @@ def device_work(op: Op) -> Work | None:
 
 def count_rehosted(job: JobGraph, selection: Selection, what: str, _: object) -> Recosted:
     """How much of the time of *selection* has known work; *what* names that time."""
-    return count_recosted(job, selection, lambda op: device_work(op) is not None, what=what)
+    return count_recosted(
+        job, selection.by_program(job), lambda op: device_work(op) is not None, what=what
+    )
 
 
 def clone(
@@ -213,18 +214,13 @@ def count_grown(
 ) -> Recosted:
     """How much of the time of the groups that grow is of collectives with known bytes."""
     groups: Pattern | None = steps[0].get("groups")
-    known = estimated = total = 0
+    grown = [number for number, group in enumerate(job.groups) if _is_grown(job, group, groups)]
+    chosen = []
     for rank in range(job.rank_count):
-        program = job.program_of(rank)
-        for task in np.flatnonzero(program.slot != PLAIN).tolist():
-            op, group = job.op_of(rank, task), job.group_of(rank, task)
-            if group is None or not isinstance(op, Fixed) or not _is_grown(job, group, groups):
-                continue
-            total += op.duration_ns
-            if isinstance(op.work, Communication):
-                known += op.duration_ns
-                estimated += op.duration_ns * op.is_estimated
-    return Recosted(what, known, estimated, total)
+        program, group_of_slot = job.program_of(rank), np.append(job.rank_group[rank], NO_GROUP)
+        # PLAIN is -1: the last one, which is none.
+        chosen.append((program, np.isin(group_of_slot[program.slot], grown), 1))
+    return count_recosted(job, chosen, lambda op: isinstance(op.work, Communication), what=what)
 
 
 def _is_grown(job: JobGraph, group: Group, groups: Pattern | None) -> bool:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -219,6 +220,16 @@ class Selection:
         found: list[int] = np.flatnonzero(self.mask(job, program)).tolist()
         return found
 
+    def by_program(
+        self, job: JobGraph, ranks: Numbers | None = None
+    ) -> Iterator[tuple[Program, Mask, int]]:
+        """Every program of *ranks* (or all), its selected tasks, and how many of them run it."""
+        chosen = range(job.rank_count) if ranks is None else ranks.values
+        counts = Counter(int(job.rank_program[rank]) for rank in chosen)
+        for number, count in counts.items():
+            program = job.programs[number]
+            yield program, self.mask(job, program), count
+
     def check_found(self, job: JobGraph, ranks: Numbers | None = None) -> None:
         """Raise unless *job* has *ranks*, and some task of them is selected.
 
@@ -226,11 +237,8 @@ class Selection:
         """
         if ranks is not None:
             ranks.check_ranks(job)
-        chosen = range(job.rank_count) if ranks is None else ranks.values
-        programs = dict.fromkeys(int(job.rank_program[rank]) for rank in chosen)
-        if self.beside is None and not any(
-            self.whole.mask(job, job.programs[program]).any() for program in programs
-        ):
+        found = (mask.any() for _, mask, _ in self.whole.by_program(job, ranks))
+        if self.beside is None and not any(found):
             raise ScenarioError(f"no task is {self.words}. {_suggestion(job, self)}")
 
     @property

@@ -11,14 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
-import numpy as np
-
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import Program
+from perfmodel.whatif.drafts import read_dependencies
 from perfmodel.whatif.recosting import bytes_of
-from perfmodel.whatif.selection import LaneWord, Numbers, Selection, lane_mask
 
 _Name = tuple[int, int, int]
 
@@ -135,44 +133,30 @@ def _names(program: Program) -> list[_Name]:
 def _keys(program: Program, names: list[_Name]) -> list[tuple[object, ...]]:
     """The position of every task, and what it waits for."""
     lanes, starts = program.task_lanes().tolist(), set(program.lane_start.tolist())
-    bounds, sources = program.dep_start.tolist(), program.dep_task.tolist()
-    lags, distances = program.dep_lag_ns.tolist(), program.dep_distance.tolist()
     return [
         (
             program.lanes[lane],
             None if task in starts else names[task - 1],
             sorted(
-                (names[sources[row]], lags[row], distances[row])
-                for row in range(bounds[task], bounds[task + 1])
-                if lanes[sources[row]] != lane or lags[row] or distances[row]
+                (names[dep.task], dep.lag_ns, dep.distance)
+                for dep in after
+                if lanes[dep.task] != lane or dep.lag_ns or dep.distance
             ),
         )
-        for task, lane in enumerate(lanes)
+        for task, (lane, after) in enumerate(zip(lanes, read_dependencies(program), strict=True))
     ]
-
-
-def count_matched(job: JobGraph, selection: Selection | None, ranks: Numbers | None) -> int:
-    """How many tasks of *ranks*, or of all, *selection* selects."""
-    if selection is None:
-        return 0
-    chosen = range(job.rank_count) if ranks is None else ranks.values
-    of_program = Counter(int(job.rank_program[rank]) for rank in chosen)
-    return sum(
-        int(np.count_nonzero(selection.mask(job, job.programs[number]))) * count
-        for number, count in of_program.items()
-    )
 
 
 def _amounts(job: JobGraph, program: Program, numbers: Sequence[int | None]) -> Amounts:
     tasks = [number for number in numbers if number is not None]
     ops = [job.ops[int(program.op[task])] for task in tasks]
-    on_device = lane_mask(program, LaneWord.DEVICE)
-    launches: set[int] = set()
-    for task in tasks:
-        if on_device[task]:
-            rows = slice(program.dep_start[task], program.dep_start[task + 1])
-            sources = program.dep_task[rows][program.dep_distance[rows] == 0]
-            launches.update(sources[~on_device[sources]].tolist())
+    is_device, after = program.is_on_device().tolist(), read_dependencies(program)
+    launches = {
+        dep.task
+        for task in tasks
+        for dep in after[task]
+        if is_device[task] and not is_device[dep.task] and not dep.distance
+    }
     return Amounts(
         tasks=len(tasks),
         launches=len(launches),

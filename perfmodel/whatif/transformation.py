@@ -18,13 +18,13 @@ from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import JobGraph, with_own_origins
 from perfmodel.whatif.drafts import ProgramDraft, add_assumptions, change_ops, edit_programs
 from perfmodel.whatif.editing import Found, find
-from perfmodel.whatif.pinning import PricingMachine
+from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine
 from perfmodel.whatif.primitives import PRIMITIVES, Level, Primitive, arguments_of
 from perfmodel.whatif.recipes import PLACEHOLDER, Conditions, Recipe, is_reference
 from perfmodel.whatif.recosting import Recosted
 from perfmodel.whatif.scaling_out import host_times
 from perfmodel.whatif.selection import Numbers, Selection
-from perfmodel.whatif.touching import Touched, count_matched, find_touched
+from perfmodel.whatif.touching import Touched, find_touched
 
 BoundStep = tuple[Primitive, dict[str, Any]]
 """A primitive and its arguments with their values."""
@@ -47,11 +47,12 @@ class Transformation:
         sentences = (self._say(text) for text in self.recipe.assumes)
         return tuple(sentence for sentence in sentences if sentence)
 
-    @property
-    def selection(self) -> Selection | None:
-        """The tasks that count as touched even where they stay as they are."""
-        keeps = all(primitive.keeps_tasks for primitive, _ in self._steps)
-        return self._first_selection if keeps else None
+    def count_matched(self, job: JobGraph) -> int:
+        """How many tasks of *job* count as touched even where they stay as they are."""
+        if not all(primitive.keeps_tasks for primitive, _ in self._steps):
+            return 0
+        programs = self._first_selection.by_program(job, self.edited_ranks)
+        return sum(int(mask.sum()) * ranks for _, mask, ranks in programs)
 
     @property
     def edited_ranks(self) -> Numbers | None:
@@ -69,12 +70,12 @@ class Transformation:
 
     def recosted(self, job: JobGraph) -> Recosted | None:
         """How much of *job* is priced again; None where nothing is counted."""
-        steps = [(primitive.count, values) for primitive, values in self._steps]
-        counted = [values for count, values in steps if count is not None]
-        count = next((count for count, _ in steps if count is not None), None)
-        if count is None or not self.recipe.counts:
+        counted = [step for step in self._steps if step[0].count is not None]
+        if not counted or not self.recipe.counts:
             return None
-        return count(job, self._first_selection, self._say(self.recipe.counts), counted)
+        what, (primitive, _) = self._say(self.recipe.counts), counted[0]
+        arguments = [values for _, values in counted]
+        return primitive.count and primitive.count(job, self._first_selection, what, arguments)
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job; *job* itself stays as it is."""
@@ -124,12 +125,17 @@ class Transformation:
             value = stated.get(argument.key)
             if is_reference(value):
                 value = self.values[str(value)[1:]]
-            if argument.is_machine and self.values.get("topology") is not None:
-                named = (self.values[key] for key in ("topology", "hosts", "stack"))
-                value = PricingMachine(*named)
+            if argument.is_machine:
+                value = self._machine
             if value is not None:
                 values[argument.name] = value
         return values
+
+    @property
+    def _machine(self) -> PricingMachine | None:
+        """The machine that changed work is priced on, if one is named."""
+        topology, hosts, stack = (self.values.get(key) for key in ("topology", "hosts", "stack"))
+        return topology and PricingMachine(topology, hosts, stack or DEFAULT_STACK)
 
     def _holds(self, conditions: Conditions) -> bool:
         stated = ((self.values.get(key), state) for key, state in conditions.items())
@@ -152,9 +158,10 @@ class Transformation:
         if name == "selected":
             return self._first_selection.words
         if name == "bytes_ratio":
-            return f"{self.values['to'].size_bytes / self.values['was'].size_bytes:g}"
-        *_, words = host_times(*(self.values[key] for key in ("topology", "was", "host")))
-        return words
+            to, was = (self.values.get(key) for key in ("to", "was"))
+            return f"{to.size_bytes / was.size_bytes:g}" if to and was else "1"
+        topology, was, host = (self.values.get(key) for key in ("topology", "was", "host"))
+        return host_times(str(topology), was, host)[-1]
 
 
 def _edit(program: ProgramDraft, steps: Sequence[BoundStep]) -> None:
@@ -210,7 +217,7 @@ def apply_one(
             )
         changed = transformation.apply(job)
         check_job(changed)
-        matched = count_matched(job, transformation.selection, transformation.edited_ranks)
+        matched = transformation.count_matched(job)
         touched = find_touched(job, changed, matched)
         if not touched.tasks and not may_touch_nothing:
             raise ScenarioError(

@@ -1,52 +1,33 @@
 import pytest
 
 from embeddings.table_files import load_tables
-from perfmodel.cli import main
 from perfmodel.workloads.catalog import load_workload
 from topologies import load_topology
 
 
-def run(*words):
-    with pytest.raises(SystemExit) as stop:
-        main(list(words))
-    return stop.value.code
+@pytest.mark.parametrize(
+    ("kind", "read", "expected"),
+    [
+        ("topology", lambda path: load_topology(path).gpus_per_host, 8),
+        ("tables", lambda path: [one.name for one in load_tables(path)],
+         ["user_id", "clicked_items"]),
+        ("workload", lambda path: load_workload(str(path)).model.layers, 32),
+        ("dlrm", lambda path: len(load_workload(str(path)).embedding.rows), 4),
+    ],
+)  # fmt: skip
+def test_a_template_is_a_file_that_is_accepted(typed, tmp_path, kind, read, expected):
+    typed(f"init {kind} --out", tmp_path / "mine.yaml")
+    assert read(tmp_path / "mine.yaml") == expected
 
 
-def test_the_template_of_a_topology_is_a_machine(tmp_path):
-    assert run("init", "topology", "--out", str(tmp_path / "mine.yaml")) == 0
-
-    assert load_topology(tmp_path / "mine.yaml").gpus_per_host == 8
-
-
-def test_the_template_of_tables_holds_skewed_ones(tmp_path):
-    assert run("init", "tables", "--out", str(tmp_path / "mine.yaml")) == 0
-
-    assert [table.name for table in load_tables(tmp_path / "mine.yaml")] == [
-        "user_id",
-        "clicked_items",
-    ]
-
-
-def test_the_templates_of_models_are_a_transformer_and_a_dlrm(tmp_path):
-    assert run("init", "workload", "--out", str(tmp_path / "gpt.yaml")) == 0
-    assert run("init", "dlrm", "--out", str(tmp_path / "dlrm.yaml")) == 0
-
-    assert load_workload(str(tmp_path / "gpt.yaml")).model.layers == 32
-    assert len(load_workload(str(tmp_path / "dlrm.yaml")).embedding.rows) == 4
-
-
-def test_a_template_never_replaces_a_file(tmp_path, capsys):
+def test_a_template_never_replaces_a_file(typed, tmp_path):
     target = tmp_path / "mine.yaml"
     target.write_text("precious")
-
-    assert run("init", "workload", "--out", str(target)) == 1
+    assert "exists already" in typed("init workload --out", target, code=1).said
     assert target.read_text() == "precious"
-    assert "exists already" in capsys.readouterr().err
 
 
-def test_the_doctor_names_versions_and_places(capsys):
-    assert run("doctor") == 0
-
-    told = capsys.readouterr().out
+def test_the_doctor_names_versions_and_places(typed):
+    told = typed("doctor").out
     assert "numba" in told
     assert "All well." in told

@@ -13,74 +13,45 @@ import pytest
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
-from perfmodel.cli import main
 from perfmodel.cli.commands import COMMANDS, load_command
 
 HEAVY = ("numpy", "scipy", "pandas", "matplotlib", "ray", "torch", "numba", "pyarrow", "rich")
 
 
+KERNELS = ("gemm", "attention", "experts", "memory")
 ASKS = {
-    "predict": ("predict", "sweep"),
-    "compare": ("compare", "sweep", "name_jobs"),
-    "rank": ("rank",),
-    "embeddings describe": ("describe_indices",),
-    "search": ("search",),
-    "emulate": ("emulate",),
-    "import": ("import_traces",),
-    "replay": ("replay",),
-    "whatif": ("whatif",),
-    "trace stats": ("trace_stats",),
-    "trace diff": ("trace_diff",),
-    "trace extract": ("trace_extract",),
-    "trace chakra": ("trace_chakra",),
-    "validate collectives": ("validate",),
-    "validate gemm": ("validate",),
-    "validate attention": ("validate",),
-    "validate experts": ("validate",),
-    "validate memory": ("validate",),
-    "validate runs": ("validate_runs",),
-    "validate fits": ("validate_fits",),
-    "calibrate gemm": ("calibrate_kernels", "cross_validate"),
-    "calibrate attention": ("calibrate_kernels", "cross_validate"),
-    "calibrate experts": ("calibrate_kernels", "cross_validate"),
-    "calibrate memory": ("calibrate_kernels", "cross_validate"),
-    "calibrate collectives": (
-        "calibrate_collectives",
-        "cross_validate",
-        "leave_out_collectives",
-    ),
-    "calibrate embedding": ("calibrate_embedding",),
-    "calibrate interference": ("calibrate_interference",),
-    "calibrate host": ("calibrate_host",),
-    "calibrate measure": ("measure_machine",),
-    "workload list": ("list_workloads", "list_stacks"),
-    "workload show": ("load_workload",),
-    "topology list": ("list_topologies", "list_devices"),
-    "topology show": ("load_topology",),
-    "topology check": ("load_topology",),
-    "collective": ("ask_collective", "sweep_collective"),
-    "kernel gemm": ("price_kernel",),
-    "kernel attention": ("price_kernel",),
-    "kernel memory": ("price_kernel",),
-    "kernel embedding": ("price_kernel",),
-    "init": ("init",),
-    "schema": ("describe_schema", "json_schema"),
-    "doctor": ("examine_installation",),
+    "predict": "predict sweep",
+    "compare": "compare sweep name_jobs",
+    "rank": "rank",
+    "embeddings describe": "describe_indices",
+    "search": "search",
+    "emulate": "emulate",
+    "import": "import_traces",
+    "replay": "replay",
+    "whatif": "whatif",
+    **{f"trace {word}": f"trace_{word}" for word in ("stats", "diff", "extract", "chakra")},
+    **{f"validate {kind}": "validate" for kind in ("collectives", *KERNELS)},
+    **{f"validate {word}": f"validate_{word}" for word in ("runs", "fits")},
+    **{f"calibrate {kind}": "calibrate_kernels cross_validate" for kind in KERNELS},
+    "calibrate collectives": "calibrate_collectives cross_validate leave_out_collectives",
+    **{f"calibrate {kind}": f"calibrate_{kind}" for kind in ("embedding", "interference", "host")},
+    "calibrate measure": "measure_machine",
+    "workload list": "list_workloads list_stacks",
+    "workload show": "load_workload",
+    "topology list": "list_topologies list_devices",
+    "topology show": "load_topology",
+    "topology check": "load_topology",
+    "collective": "ask_collective sweep_collective",
+    **{f"kernel {kind}": "price_kernel" for kind in ("gemm", "attention", "memory", "embedding")},
+    "init": "init",
+    "schema": "describe_schema json_schema",
+    "doctor": "examine_installation",
 }
 """The functions of `perfmodel.api` that each command calls: what can be typed can be called."""
 
 
-def run_main(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(list(words))
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
-
-
-def test_help_names_every_command(capsys):
-    assert run_main("--help") == 0
-
-    shown = capsys.readouterr().out
+def test_help_names_every_command(typed):
+    shown = typed("--help").out
     for name in COMMANDS:
         assert f"  {name}" in shown
     assert "perfmodel predict llama3_8b" in shown
@@ -99,7 +70,7 @@ def test_what_can_be_typed_can_be_called_and_asks_through_the_api():
     for command, functions in ASKS.items():
         module = COMMANDS[command.split()[0]][0].partition(":")[0]
         source = inspect.getsource(import_module(f"perfmodel.cli.{module}"))
-        for function in functions:
+        for function in functions.split():
             assert function in api.__all__
             assert callable(getattr(api, function))
             assert f"api.{function}(" in source, f"{command} does not call api.{function}"
@@ -133,10 +104,8 @@ def test_help_answers_in_under_half_a_second():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself(name, capsys):
-    assert run_main(name, "--help") == 0
-
-    assert f"Usage: perfmodel {name}" in capsys.readouterr().out
+def test_every_command_explains_itself(name, typed):
+    assert f"Usage: perfmodel {name}" in typed(name, "--help").out
 
 
 @pytest.mark.parametrize(
@@ -169,57 +138,32 @@ def test_the_package_runs_as_a_program():
     assert shown.stdout.startswith("perfmodel ")
 
 
-def test_an_unknown_command_is_a_wrong_command_line(capsys):
-    assert run_main("predikt") == 2
-
-    assert "predikt" in capsys.readouterr().err
+def test_an_unknown_command_is_a_wrong_command_line(typed):
+    assert "predikt" in typed("predikt", code=2).said
 
 
-def test_the_version_is_shown(capsys):
-    assert run_main("--version") == 0
-
-    assert capsys.readouterr().out.startswith("perfmodel ")
+def test_the_version_is_shown(typed):
+    assert typed("--version").out.startswith("perfmodel ")
 
 
-def test_an_option_of_one_value_may_not_be_given_twice(capsys):
-    assert run_main("topology", "show", "dgx_h100", "--hosts", "2", "--hosts=3") == 1
-
-    assert "--hosts: is given 2 times" in capsys.readouterr().err
-
-
-def test_an_option_that_may_be_repeated_is_taken_twice(capsys):
-    assert (
-        run_main(
-            "predict",
-            "--topology",
-            "nowhere",
-            "--set",
-            "batch=4096",
-            "--set",
-            "input.prefetch=true",
-        )
-        == 1
-    )
-
-    assert "nowhere" in capsys.readouterr().err
+def test_an_option_of_one_value_may_not_be_given_twice_and_one_of_several_may(typed):
+    said = typed("topology show dgx_h100 --hosts 2 --hosts=3", code=1).said
+    assert "--hosts: is given 2 times" in said
+    words = "predict --topology nowhere --set batch=4096 --set input.prefetch=true"
+    assert "nowhere" in typed(words, code=1).said
 
 
-def test_what_the_system_refuses_is_no_mistake_of_ours(tmp_path, capsys):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-
-    assert run_main("predict", "--topology", str(folder)) == 1
-
-    assert "bug of perfmodel" not in capsys.readouterr().err
+def test_what_the_system_refuses_is_no_mistake_of_ours(tmp_path, typed):
+    assert "bug of perfmodel" not in typed("predict --topology", tmp_path, code=1).err
 
 
-def test_a_command_gets_questions_made_of_the_options_that_were_given(monkeypatch):
+def test_a_command_gets_questions_made_of_the_options_that_were_given(monkeypatch, typed):
     asked = []
     monkeypatch.setattr(api, "search", lambda question, **where: asked.append((question, where)))
     monkeypatch.setattr("perfmodel.reports.search.report_search", lambda found: 1 / 0)
 
-    words = ("--workload", "gpt2_xl", "--topology", "dgx_a100", "--hosts", "1,2", "--workers", "3")
-    assert run_main("search", *words, "--set", "batch=8", "--set", "parallel.tp=2") == 1
+    words = "search --workload gpt2_xl --topology dgx_a100 --hosts 1,2 --workers 3"
+    typed(f"{words} --set batch=8 --set parallel.tp=2", code=1)
 
     [(question, where)] = asked
     assert question == api.LayoutQuestion(
@@ -228,8 +172,8 @@ def test_a_command_gets_questions_made_of_the_options_that_were_given(monkeypatc
     assert (where["executor"], where["workers"], where["ray_address"]) == (None, 3, None)
 
 
-@pytest.mark.parametrize("words", [["gpt2_xl"], ["--workload", "gpt2_xl"], ["gpt2_xl"] * 2])
-def test_the_workload_is_an_argument_or_an_option(words, monkeypatch):
+@pytest.mark.parametrize("words", ["gpt2_xl", "--workload gpt2_xl", "gpt2_xl --workload gpt2_xl"])
+def test_the_workload_is_an_argument_or_an_option(words, monkeypatch, typed):
     asked = []
 
     def predict(scenario, **where):
@@ -237,7 +181,5 @@ def test_the_workload_is_an_argument_or_an_option(words, monkeypatch):
         raise InputError("enough")
 
     monkeypatch.setattr(api, "predict", predict)
-    given = [words[0], "--workload", words[1]] if words == ["gpt2_xl"] * 2 else words
-
-    assert run_main("predict", *given, "--topology", "dgx_a100", "--isolated") == 1
+    typed(f"predict {words} --topology dgx_a100 --isolated", code=1)
     assert asked == [api.Scenario("dgx_a100", "gpt2_xl", mode=api.Mode.ISOLATED)]

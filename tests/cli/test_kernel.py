@@ -1,23 +1,9 @@
-import json
-
 import pytest
 
-from perfmodel.cli import main
 
-
-def run(capsys, *words: str) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as stop:
-        main(list(words))
-    code = stop.value.code
-    captured = capsys.readouterr()
-    return (code if isinstance(code, int) else 0), captured.out + captured.err
-
-
-def test_a_product_is_answered_with_time_rate_bound_and_interval(capsys):
+def test_a_product_is_answered_with_time_rate_bound_and_interval(typed):
     words = "kernel --device h100_sxm gemm --m 4096 --n 4096 --k 4096 --dtype bf16 --json -"
-    code, text = run(capsys, *words.split())
-    answer = json.loads(text)
-    assert code == 0
+    answer = typed(words).document
     assert answer["schema_version"] == 1
     low, high = answer["interval_ms"]
     assert low < answer["time_ms"] < high
@@ -28,24 +14,37 @@ def test_a_product_is_answered_with_time_rate_bound_and_interval(capsys):
     assert answer["provenance"] == "interpolated"
 
 
-def test_people_get_sentences(capsys):
-    words = "kernel --device a100_sxm_80gb attention --length 2048 --heads 16 --causal"
-    code, text = run(capsys, *words.split())
-    assert code == 0
-    assert "bound by" in text
-    assert "90 %" in text
+@pytest.mark.parametrize(
+    ("words", "op"),
+    [
+        ("gemm --m 64 --n 8 --k 16 --batch 3", {"m": 64, "n": 8, "k": 16, "batch": 3}),
+        ("attention --length 512 --heads 8", {"heads": 8, "kv_heads": 8, "query_length": 512}),
+        ("attention --length 512 --heads 8 --kv-heads 2 --full --backward --dtype fp16",
+         {"kv_heads": 2, "is_causal": False, "direction": "backward", "dtype": "fp16"}),
+        ("memory --operator gelu --read 1MiB --write 2MiB --row-length 5",
+         {"operator": "gelu", "read_bytes": 2**20, "write_bytes": 2**21, "row_length": 5}),
+    ],
+)  # fmt: skip
+def test_the_options_are_the_shape_of_the_kernel(typed, monkeypatch, words, op):
+    asked = []
+    monkeypatch.setattr("perfmodel.api.price_kernel", lambda op, **_: asked.append(op) or 1 / 0)
+    typed(f"kernel --device h100_sxm {words}", code=1)
+    for name, value in op.items():
+        found = getattr(asked[0], name)
+        assert getattr(found, "value", found) == value
 
 
-def test_an_unknown_device_is_refused(capsys):
-    words = "kernel --device warp9 gemm --m 1 --n 1 --k 1"
-    code, text = run(capsys, *words.split())
-    assert code == 1
-    assert "warp9" in text
+def test_people_get_sentences(typed):
+    told = typed("kernel --device a100_sxm_80gb attention --length 2048 --heads 16 --causal").out
+    assert "bound by" in told
+    assert "90 %" in told
 
 
-def test_calibration_says_what_it_needs(capsys, tmp_path):
+def test_an_unknown_device_is_refused(typed):
+    assert "warp9" in typed("kernel --device warp9 gemm --m 1 --n 1 --k 1", code=1).said
+
+
+def test_calibration_says_what_it_needs(typed, tmp_path):
     table = tmp_path / "table.csv"
     table.write_text("op,device,latency_ms,B,H\nadd,NVIDIA A100 80GB PCIe,1,10,10\n")
-    code, text = run(capsys, "calibrate", "memory", str(table))
-    assert code == 1
-    assert "--out" in text
+    assert "--out" in typed("calibrate memory", table, code=1).said

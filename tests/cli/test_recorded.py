@@ -1,17 +1,10 @@
 """`import`, `replay` and `trace` as typed by a person."""
 
-import json
+import shutil
 
 import pytest
 
-from perfmodel.cli import main
 from tests.traces.builders import kernel, launch, write_trace
-
-
-def run(*words):
-    with pytest.raises(SystemExit) as stop:
-        main([str(word) for word in words])
-    return stop.value.code
 
 
 @pytest.fixture
@@ -32,15 +25,13 @@ def folder(tmp_path):
     return traces
 
 
-def test_a_folder_is_imported_and_replayed(folder, tmp_path, capsys):
-    assert run("import", folder, "--out", tmp_path / "job") == 0
-    told = capsys.readouterr().out
+def test_a_folder_is_imported_and_replayed(folder, tmp_path, typed, ask):
+    told = typed("import", folder, "--out", tmp_path / "job").out
     assert "ranks                        2" in told
     assert "launches linked              12 of 12" in told
     assert "per iteration, recorded; replayed" in told
 
-    assert run("replay", tmp_path / "job", "--json", "-") == 0
-    document = json.loads(capsys.readouterr().out)
+    document = ask("replay", tmp_path / "job")
     assert document["kind"] == "replay"
     score = document["self_replay"]
     # The same collective ends every 1000 us.
@@ -49,53 +40,50 @@ def test_a_folder_is_imported_and_replayed(folder, tmp_path, capsys):
     assert len(score["ranks"]) == 2
 
 
-def test_import_writes_what_it_found_as_json(folder, tmp_path, capsys):
-    assert run("import", folder, "--out", tmp_path / "job", "--json", "-") == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["events_read"] == 24
-    assert document["collectives_matched"] == 6
-    assert document["steps"] == 3
-    assert document["recorded_starts"]["first call of a chain"] == 2
+def test_an_import_is_written_as_json_goes_out_as_chakra_and_comes_back(
+    folder, tmp_path, typed, ask
+):
+    first = ask("import", folder, "--out", tmp_path / "job")
+    assert first["events_read"] == 24
+    assert first["collectives_matched"] == 6
+    assert first["steps"] == 3
+    assert first["recorded_starts"]["first call of a chain"] == 2
 
-
-def test_a_job_goes_out_as_chakra_and_comes_back(folder, tmp_path, capsys):
-    assert run("import", folder, "--out", tmp_path / "job", "--json", "-") == 0
-    first = json.loads(capsys.readouterr().out)
-    assert run("trace", "chakra", tmp_path / "job", "--out", tmp_path / "chakra") == 0
-    capsys.readouterr()
-    assert run("import", tmp_path / "chakra", "--out", tmp_path / "back", "--json", "-") == 0
-    second = json.loads(capsys.readouterr().out)
+    typed("trace chakra", tmp_path / "job", "--out", tmp_path / "chakra")
+    second = ask("import", tmp_path / "chakra", "--out", tmp_path / "back")
     assert second["self_replay"] == first["self_replay"]
 
 
-def test_trace_stats_shows_every_stream_and_draws_them(folder, tmp_path, capsys):
+def test_trace_stats_shows_every_stream_and_draws_them(folder, tmp_path, typed, ask):
     picture = tmp_path / "streams.png"
-    assert run("trace", "stats", folder, "--plot", picture) == 0
-    assert "communication" in capsys.readouterr().out
+    assert "communication" in typed("trace stats", folder, "--plot", picture).out
     assert picture.read_bytes()[:4] == b"\x89PNG"
-
-    assert run("trace", "stats", folder, "--json", "-") == 0
-    document = json.loads(capsys.readouterr().out)
-    assert len(document["streams"]) == 4
+    assert len(ask("trace stats", folder)["streams"]) == 4
 
 
-def test_tables_are_extracted(folder, tmp_path, capsys):
-    assert run("trace", "extract", folder, "--topology", "dgx1_v100", "--out", tmp_path / "t") == 0
-    assert "host_overheads.csv" not in capsys.readouterr().err
+def test_several_jobs_are_one_document(folder, tmp_path, ask):
+    for name in ("a", "b"):
+        shutil.copytree(folder, tmp_path / "runs" / name)
+    document = ask("import", tmp_path / "runs", "--out", tmp_path / "jobs")
+    assert document["kind"] == "imports"
+    assert [job["job"] for job in document["jobs"]] == ["a", "b"]
+    assert [job["job"] for job in ask("trace stats", tmp_path / "runs")["jobs"]] == ["a", "b"]
+
+
+def test_tables_are_extracted(folder, tmp_path, typed):
+    shown = typed("trace extract --topology dgx1_v100", folder, "--out", tmp_path / "t")
+    assert "host_overheads.csv" not in shown.err
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["import", "absent", "--out", "job"],
-        ["replay", "absent"],
-        ["trace", "stats", "absent.json"],
-        ["trace", "chakra", "absent", "--out", "x"],
+        "import absent --out job",
+        "replay absent",
+        "trace stats absent.json",
+        "trace chakra absent --out x",
     ],
 )
-def test_what_is_not_there_gives_one_clear_line(words, tmp_path, monkeypatch, capsys):
+def test_what_is_not_there_gives_one_clear_line(words, tmp_path, monkeypatch, typed):
     monkeypatch.chdir(tmp_path)
-    assert run(*words) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("perfmodel: ")
-    assert "internal fault" not in told
+    assert typed(words, code=1).said.startswith("perfmodel: ")

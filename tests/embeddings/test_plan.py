@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.distribution import UNIFORM, Zipf, popularity_of
-from embeddings.plan import Shard, ShardingKind, ShardingPlan, _is_regular
-from embeddings.popularity import HOT_ROWS, RowRange, _hot_rows, has_hot_row
+from embeddings.plan import Shard, ShardingKind, ShardingPlan, is_regular
+from embeddings.popularity import HOT_ROWS, RowRange, has_hot_row, hot_rows
 from embeddings.sharding_task import spread_rows
 from embeddings.table import EmbeddingTable, TableMemory
 from perfmodel.base.errors import PlanError
@@ -194,7 +194,7 @@ QUARTERS = (
 
 
 def test_pieces_that_are_not_cut_straight_through_are_compared_two_by_two():
-    assert not _is_regular(TABLE, QUARTERS)
+    assert not is_regular(TABLE, QUARTERS)
     assert _plan(*QUARTERS).kinds[0] is ShardingKind.GRID
     for place in range(5):
         with pytest.raises(PlanError, match="do not add up"):
@@ -220,7 +220,7 @@ def test_pieces_that_are_not_cut_straight_through_are_compared_two_by_two():
     ],
 )
 def test_columns_each_cut_by_rows_are_known_at_a_glance(shards, is_straight):
-    assert _is_regular(TABLE, [Shard(*shard) for shard in shards]) is is_straight
+    assert is_regular(TABLE, [Shard(*shard) for shard in shards]) is is_straight
 
 
 def test_by_rows_over_one_host_of_several_is_told_apart():
@@ -306,10 +306,10 @@ def test_a_cache_has_room_for_its_share_of_bytes_and_no_part_of_one(ratio, devic
 
 def test_fewer_than_64_rows_are_dealt_by_their_places_all_the_same():
     # Bits reversed, 0, 32, 16, 48, 8 and 40 of 64, are in this order among themselves.
-    assert tuple(_hot_rows(6, 0)) == (0, 3, 2, 5, 1, 4)
-    assert tuple(_hot_rows(6, 2)) == (2, 5, 4, 1, 3, 0)
-    assert tuple(_hot_rows(640, 5)[:4]) == (5, 325, 165, 485)
-    assert len(_hot_rows(640, 5)) == HOT_ROWS == len(set(_hot_rows(64, 9)))
+    assert tuple(hot_rows(6, 0)) == (0, 3, 2, 5, 1, 4)
+    assert tuple(hot_rows(6, 2)) == (2, 5, 4, 1, 3, 0)
+    assert tuple(hot_rows(640, 5)[:4]) == (5, 325, 165, 485)
+    assert len(hot_rows(640, 5)) == HOT_ROWS == len(set(hot_rows(64, 9)))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from perfmodel import api
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Communication, Op
+from perfmodel.graph.ops import Communication, Gemm, Op
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
@@ -36,6 +36,10 @@ class Run:
 
     def ops(self, rank: int = 0) -> list[Op]:
         return [self.job.ops[index] for index in self.job.program_of(rank).op]
+
+    @property
+    def gemm_flops(self) -> int:
+        return sum(op.flops for op in self.ops() if isinstance(op, Gemm))
 
     def collectives(self, rank: int = 0) -> Counter[tuple[str, int]]:
         return Counter(

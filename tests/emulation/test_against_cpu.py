@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from perfmodel.emulation.rank_record import CallType, from_bytes
-from perfmodel.emulation.request import device_facts, load_gpu
+from perfmodel.emulation.request import Emulation, device_facts, load_gpu
 from perfmodel.emulation.windows import Windows
-from perfmodel.emulation.workers import WorkerOrder, WorkerTask, run_worker
+from perfmodel.emulation.workers import WorkerTask, run_worker
 from perfmodel.graph.calls import aten_name
 from tests.emulation.emulating import SCRIPTS
 
@@ -41,12 +41,9 @@ def on_the_cpu():
 
 
 def on_the_device(tmp_path):
-    order = WorkerOrder(
-        words=(str(SCRIPTS / "ddp.py"),), ranks=(), world_size=1, ranks_per_host=1,
-        device=device_facts(load_gpu("h100_sxm")), warmup=2, iterations=1, runs_on=False,
-        is_plain=False, timeout_s=None, folder="",
-    )  # fmt: skip
-    outcome = run_worker(WorkerTask(order, str(tmp_path), tuple(os.environ.items())), (0,))
+    request = Emulation((str(SCRIPTS / "ddp.py"),), ranks=1, device="h100_sxm")
+    facts, environment = device_facts(load_gpu(request.device)), tuple(os.environ.items())
+    outcome = run_worker(WorkerTask(request, facts, str(tmp_path), environment), (0,))
     windows = Windows(from_bytes(outcome.records[0]))
     record = windows.record
     names = []

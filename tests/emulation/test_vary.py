@@ -7,7 +7,7 @@ import json
 import pytest
 
 from perfmodel.base.errors import ScenarioError
-from perfmodel.cli.emulate import _settings
+from perfmodel.cli.emulate import settings_of
 from tests.emulation.emulating import run_perfmodel
 
 SCRIPT = """
@@ -27,16 +27,16 @@ for _ in range(6):
 
 
 def test_settings_stand_for_their_places_or_behind_the_words():
-    found = _settings(("train.py", "lr={lr}"), ["lr=1,2", "batch=8,16"])
+    found = settings_of(("train.py", "lr={lr}"), ["lr=1,2", "batch=8,16"])
 
     assert list(found) == ["lr=1,batch=8", "lr=1,batch=16", "lr=2,batch=8", "lr=2,batch=16"]
     assert found["lr=2,batch=8"] == ("train.py", "lr=2", "--batch", "8")
-    assert _settings(("train.py",), []) == {"": ("train.py",)}
+    assert settings_of(("train.py",), []) == {"": ("train.py",)}
 
 
 def test_a_setting_of_one_value_is_refused():
     with pytest.raises(ScenarioError, match="has one value"):
-        _settings(("train.py",), ["batch=8"])
+        settings_of(("train.py",), ["batch=8"])
 
 
 def test_every_setting_becomes_a_job_and_the_comparison_orders_them(tmp_path):

@@ -52,7 +52,7 @@ def test_a_rank_that_waits_lets_others_work(tmp_path):
 
 
 def test_ranks_that_stand_still_do_not_hold_up_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "_STANDSTILL_S", 0.2)
+    monkeypatch.setattr(workers, "STANDSTILL_S", 0.2)
 
     def wait(folder):
         # The script waits in a way of its own.

@@ -53,7 +53,8 @@ def test_host_time_up_to_a_launch_is_one_task_and_its_kernel_waits_for_it():
     sketch.run("linear", KERNEL, KERNEL)
     sketch.note("view")
     sketch.run("relu", KERNEL)
-    _, (main, autograd, compute, _) = sketch.done()
+    program, (main, autograd, compute, _) = sketch.done()
+    assert not program.dep_lag_ns.any()
     assert main == [
         (["linear t1", "linear t2", "linear t4"], []),
         (["linear t5", "linear t4"], []),
@@ -64,16 +65,18 @@ def test_host_time_up_to_a_launch_is_one_task_and_its_kernel_waits_for_it():
     assert compute == [("linear", [0]), ("linear", [1]), ("relu", [2])]
 
 
-def test_threads_hand_over_both_ways():
+def test_threads_hand_over_both_ways_and_to_one_that_is_new():
     sketch = Sketch()
     sketch.run("linear", KERNEL)
     sketch.switch(sketch.autograd, label="backward")
     sketch.run("AddmmBackward", KERNEL)
+    sketch.switch(sketch.lane("third", LaneKind.HOST), label="hook")
     sketch.switch(sketch.main, label="optimizer")
-    _, (main, autograd, *_) = sketch.done()
-    # Main: launch 0, hand-over 1, and 2, which waits for the hand-over of autograd. Autograd: 3, 4.
-    assert main[1:] == [(["linear t3", "hand_over t1"], []), (["hand_over t1"], [4])]
-    assert autograd[0][1] == [1]
+    _, (main, autograd, _, _, third) = sketch.done()
+    # Main: launch 0, hand-over 1, and 2, which waits for the third thread. Autograd: 3, 4.
+    assert main[1:] == [(["linear t3", "hand_over t1"], []), (["hand_over t1"], [7])]
+    assert [deps for _, deps in autograd] == [[1], []]
+    assert third == [(["hand_over t1"], [4])]
 
 
 def test_a_stream_waits_for_another_only_where_told_and_once():

@@ -118,6 +118,19 @@ OPTIMIZER = ("self", "grads", "exp_avgs", "exp_avg_sqs")
          {"written": OPTIMIZER}, MemoryBound("adamw", 8 * 32, 6 * 32, DType.FP32)),
         ("host_to_device", [("", [4], "int64")], {"outputs": [([4], "int64")], "pinned": True},
          Copy(CopyRoute.HOST_TO_DEVICE, 32, is_pinned=True)),
+        # Rows of 8 bytes at two places of 8 are read and written; at one place, added to a target.
+        ("aten.index_select.default", [("self", [9, 2], "fp32"), ("index", [2], "int64")],
+         {"outputs": [([2, 2], "fp32")]}, MemoryBound("gather", 16 + 16, 16, DType.FP32)),
+        ("aten.index_add_.default", [("self", [9, 2], "fp32"), ("index", [1], "int64"),
+         ("source", [1, 2], "fp32")], {"written": ["self"]},
+         MemoryBound("gather", 2 * 16, 16, DType.FP32)),
+        ("aten.sum.dim_IntList", [("self", [4, 6], "fp32")], {"outputs": [([4], "fp32")]},
+         MemoryBound("reduction", 96, 16, DType.FP32, row_length=6)),
+        ("aten._softmax.default", [("self", [4, 6], "fp32")],
+         {"outputs": [([4, 6], "fp32")], "dim": 0},
+         MemoryBound("softmax", 96, 96, DType.FP32, row_length=4)),
+        ("aten.fill_.Scalar", [("self", [4], "fp32")], {"written": ["self"]},
+         MemoryBound("scale", 0, 16, DType.FP32)),
         # Nobody knows this one.
         ("aten.some_new_thing.default", [("self", [4])], {"outputs": [([4],)]},
          MemoryBound("some_new_thing", 8, 8, DType.BF16)),
@@ -125,6 +138,28 @@ OPTIMIZER = ("self", "grads", "exp_avgs", "exp_avg_sqs")
 )  # fmt: skip
 def test_what_computes_little_is_priced_by_what_it_moves(operator, inputs, more, found):
     assert works(operator, inputs, **more) == (found,)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "results", "found"),
+    [
+        ("aten::add", [(4,), (4,)], None, ("add", 32, 16, 0)),
+        ("aten::add", [(4,), (4,)], [(4, 2)], ("add", 32, 32, 0)),
+        ("aten::mul_", [(4,), (8,)], None, ("mul", 48, 16, 0)),
+        ("aten::sum", [(8,)], None, ("sum", 32, 0, 0)),
+        ("aten::fill_", [(4,)], None, ("fill", 0, 16, 0)),
+        ("aten::copy_", [(4,), (4,)], None, ("copy", 16, 16, 0)),
+        # The arguments of a generated kernel include its output.
+        ("triton_poi_fused_0", [(4,), (4,)], None, ("triton_poi_fused_0", 16, 16, 0)),
+        ("aten::native_layer_norm_backward", [(2, 8)], None, ("layer_norm_backward", 64, 64, 8)),
+    ],
+)
+def test_unknown_outputs_of_a_recorded_call_are_as_large_as_its_largest_input(
+    name, shapes, results, found
+):
+    operator, read_bytes, write_bytes, row_length = found
+    traffic = MemoryBound(operator, read_bytes, write_bytes, DType.FP32, row_length=row_length)
+    assert recorded(name, *shapes, results=results) == (traffic,)
 
 
 def test_the_two_sources_of_calls_differ_where_the_table_says():

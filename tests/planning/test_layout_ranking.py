@@ -14,14 +14,14 @@ from perfmodel.planning.layouts import search as searching
 from perfmodel.planning.layouts.bounds import LayerTimes
 from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, Search, Tally
 from perfmodel.planning.layouts.search import (
-    _bound,
-    _compare,
-    _fitting,
-    _order,
-    _reasons,
-    _replay,
-    _tally,
+    bound_layouts,
+    compare_layouts,
+    count_layouts,
     fastest_by_bound,
+    find_reasons,
+    list_fitting,
+    order_layouts,
+    replay_layouts,
     search_layouts,
 )
 from perfmodel.planning.question import LayoutQuestion
@@ -51,7 +51,9 @@ def replay(bounds_ns: list[int], times_ns: list[int], *, top: int = 1, seconds: 
         return [answer(times_ns[one.number]) for one in candidates]
 
     queue = [(bound_ns, candidate(number)) for number, bound_ns in enumerate(bounds_ns)]
-    done, is_proven = _replay(queue, judge_all, top, time.monotonic() + seconds, ignore_phase)
+    done, is_proven = replay_layouts(
+        queue, judge_all, top, time.monotonic() + seconds, ignore_phase
+    )
     assert [one.bound_ns for one in done] == bounds_ns[: len(done)]
     return rounds, is_proven
 
@@ -97,7 +99,9 @@ def test_what_is_replayed_at_once_ends_in_time_with_the_explanation(clock, secon
         return [answer(50 * MS) for _ in candidates]
 
     queue = [(1, candidate(number)) for number in range(20)]
-    _, is_proven = _replay(queue, judge_all, 1, 100.0 + seconds, lambda *told_: told.append(told_))
+    _, is_proven = replay_layouts(
+        queue, judge_all, 1, 100.0 + seconds, lambda *told_: told.append(told_)
+    )
     assert done == rounds
     assert is_proven is (sum(rounds) == 20)
     assert told[0] == ("20 layouts fit: replayed 0, best so far none", 0.2)
@@ -143,7 +147,9 @@ def test_bounds_are_found_for_the_most_promising_layers_until_time_is_up(
     fitting = [SimpleNamespace(layer=n // 2, promise=n // 2, number=n) for n in range(400)][::-1]
     machine: Any = (None, None)
     executor: Any = Executor()
-    queue = _bound(machine, fitting, executor, 100.0 + until_s, lambda *one: told.append(one))
+    queue = bound_layouts(
+        machine, fitting, executor, 100.0 + until_s, lambda *one: told.append(one)
+    )
 
     assert [len(layers) for layers in asked] == rounds
     assert [layer for layers in asked for layer in layers] == list(range(sum(rounds)))
@@ -171,9 +177,9 @@ def test_a_layout_that_fills_what_is_usable_fits():
     spec: Any = SimpleNamespace(name="any")
     stated: frozenset[str] = frozenset()
     some: Any = [SimpleNamespace(peak_bytes=size, overrides={}) for size in (901, 900, 899)]
-    assert _fitting(spec, cluster, stated, some) == some[1:]
+    assert list_fitting(spec, cluster, stated, some) == some[1:]
     with pytest.raises(PlanError, match=r"none of 1 layouts of any fits in 900 B \(90%"):
-        _fitting(spec, cluster, stated, some[:1])
+        list_fitting(spec, cluster, stated, some[:1])
 
 
 @pytest.mark.parametrize(("is_proven", "bounded"), [(True, 6), (True, 5), (False, 6)])
@@ -181,7 +187,7 @@ def test_a_tally_counts_every_layout_once(is_proven, bounded):
     # Of eight layouts six fit; two were replayed. Bounds of 50 and more are no faster than 50.
     queue: Any = [(bound_ns, None) for bound_ns in (10, 60, 49, 50, 51, 52)][:bounded]
     replayed: Any = [SimpleNamespace(time_ns=time_ns) for time_ns in (50, 70)]
-    found = _tally(8, 6, queue, replayed, is_proven=is_proven)
+    found = count_layouts(8, 6, queue, replayed, is_proven=is_proven)
     assert (found.considered, found.too_large, found.replayed) == (8, 2, 2)
     assert (found.pruned, found.untried) == (bounded - 3, 7 - bounded)
     assert found.is_proven is (is_proven and bounded == 6)
@@ -193,9 +199,9 @@ def test_the_winner_is_held_against_the_next_layout_with_another_split(monkeypat
     monkeypatch.setattr(searching, "judge", lambda shared, one: times[one.number])
     machine: Any = (None, None)
     for ranked in ([same, other, third], [same, same, other, third]):
-        reasons = _reasons(machine, ranked)
+        reasons = find_reasons(machine, ranked)
         assert reasons[0] == "Against tp=3 pp=2 dp=3 micro_batch=4 (+10.0 ms): compute +10.0 ms."
-    assert _reasons(machine, [same]) == _reasons(machine, [same, same]) == ()
+    assert find_reasons(machine, [same]) == find_reasons(machine, [same, same]) == ()
 
 
 def test_the_time_there_is_is_shared_by_the_numbers_of_hosts(clock, monkeypatch):
@@ -210,8 +216,8 @@ def test_the_time_there_is_is_shared_by_the_numbers_of_hosts(clock, monkeypatch)
         times = zip((9, 5, 7), queue[:3], strict=True)
         return [RankedLayout(one, 6, answer(ns, float(ns))) for ns, (_, one) in times], False
 
-    monkeypatch.setattr(searching, "_bound", bound)
-    monkeypatch.setattr(searching, "_replay", replay_one)
+    monkeypatch.setattr(searching, "bound_layouts", bound)
+    monkeypatch.setattr(searching, "replay_layouts", replay_one)
     fixed = ("batch=16", "parallel.pp=1", "parallel.sequence_parallel=false")
     question = LayoutQuestion("dgx_a100", "gpt2_xl", fixed, hosts=(1, 2), seconds=10.0, top=2)
     one, two = search_layouts(question, executor=SerialExecutor())
@@ -246,7 +252,7 @@ def test_the_fastest_stands_first_and_of_equals_the_smaller_one():
         RankedLayout(candidate(2, peak_bytes=5), 0, answer(30, 30.0, 30.0)),
         RankedLayout(candidate(3, peak_bytes=7), 0, answer(20, 29.0, 40.0)),
     ]
-    order = _order(given)
+    order = order_layouts(given)
     assert [one.candidate.number for one in order] == [3, 2, 1]
     assert [one.beats_next for one in order] == [0.5, 0.75, None]
     assert [one.is_tied_with_next for one in order] == [True, False, False]
@@ -271,18 +277,18 @@ def prediction(time_ms: float, **parts_ms: float) -> Any:
 def test_the_winner_is_told_from_the_next_by_the_parts_that_differ():
     first = prediction(100, compute=80, exposed_communication=20, host_bound_idle=0.0)
     second = prediction(110, compute=60, exposed_communication=49.9, host_bound_idle=0.1)
-    assert _compare(first, second, "tp=8") == (
+    assert compare_layouts(first, second, "tp=8") == (
         "Against tp=8 (+10.0 ms): compute -20.0 ms, exposed communication +29.9 ms.",
         "It would win if its compute (60.0 ms) were 17 % less.",
     )
-    assert _compare(first, first, "itself") == ()
+    assert compare_layouts(first, first, "itself") == ()
     # A fiftieth of the gap is not told, a little more is; all of a part is the most it can lose.
     near = prediction(110, compute=80.2, exposed_communication=20.3, host_bound_idle=9.5)
-    assert _compare(first, near, "near")[0] == (
+    assert compare_layouts(first, near, "near")[0] == (
         "Against near (+10.0 ms): exposed communication +0.3 ms, host bound idle +9.5 ms."
     )
     far = prediction(500, compute=200, waiting_for_other_ranks=300)
-    assert _compare(first, far, "far")[1].endswith("(300.0 ms) were 100 % less.")
+    assert compare_layouts(first, far, "far")[1].endswith("(300.0 ms) were 100 % less.")
 
 
 def ranking(hosts: int, time_ns: int, price: float | None = None) -> LayoutRanking:

@@ -14,7 +14,7 @@ from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.planning import making, search
 from perfmodel.planning.layout import COPIED, LayoutBook, Neighbourhood
-from perfmodel.planning.making import _enumerate, _search, judge_assignments
+from perfmodel.planning.making import enumerate_plans, judge_assignments, search_plans
 from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.ranking import PlanBound, Ranking
 from perfmodel.planning.search import PlanSearch, SearchLimit, SearchOutcome
@@ -40,14 +40,14 @@ def test_plans_are_enumerated_if_there_are_no_more_than_asked_for():
     setting: Any = SimpleNamespace(task=task_of(10))
     for limit in (512, 513):
         question: Any = SimpleNamespace(enumerate_limit=limit)
-        found = _enumerate(question, setting, executor)
+        found = enumerate_plans(question, setting, executor)
         assert found.judged == 512
         assert [plan.name for plan in found.plans] == [f"enumerated-{n}" for n in range(1, 6)]
         assert [shard.rank for shard in found.plans[0].shards] == [0] + [1] * 9
     assert chunks == [256, 256] * 2
     few: Any = SimpleNamespace(enumerate_limit=511)
     with pytest.raises(PlanError, match="more than 511 plans"):
-        _enumerate(few, setting, executor)
+        enumerate_plans(few, setting, executor)
 
 
 def test_a_plan_that_fills_a_rank_to_the_last_byte_fits(monkeypatch):
@@ -72,7 +72,7 @@ def test_of_several_searches_the_best_counts_and_all_plans_are_counted():
         map=lambda function, shared, seeds: list(map(outcomes.get, seeds))
     )
     question: Any = SimpleNamespace(seed=5, searches=2)
-    assert _search(question, executor, ()) == SearchOutcome(plan, 20, 18)
+    assert search_plans(question, executor, ()) == SearchOutcome(plan, 20, 18)
 
 
 @pytest.mark.parametrize(

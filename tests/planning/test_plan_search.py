@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from perfmodel.planning import search
-from perfmodel.planning.search import PlanSearch, SearchLimit, _Judged
+from perfmodel.planning.search import Judged, PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
 from tests.planning.test_plan_rules import task_of
 
@@ -51,10 +51,10 @@ def test_a_search_starts_from_the_best_of_what_is_made_and_given(
         seconds.append(given_s)
         return made
 
-    def find_best(layouts: list[str]) -> _Judged:
+    def find_best(layouts: list[str]) -> Judged:
         seen.append(layouts[0])
         layout: Any = layouts[0]
-        return _Judged(layout, float(layouts[0][1:]))
+        return Judged(layout, float(layouts[0][1:]))
 
     stepped = [start(None, 1, steps=True)] * 3
     parts = SimpleNamespace(build=build, iter_stepped=lambda: iter(stepped))
@@ -82,12 +82,12 @@ def walk(shares: list[float], scores: list[float | None], draws: list[float]) ->
     def find_next(current: Any) -> Any:
         began.append(current.score)
         score = next(found)
-        return None if score is None else _Judged(current.layout, score)
+        return None if score is None else Judged(current.layout, score)
 
     of._next = find_next
     of._random = SimpleNamespace(random=lambda: next(chance))
     nothing: Any = None
-    best = of._anneal(_Judged(nothing, 1000.0), 0.0, SearchLimit(1.0))
+    best = of._anneal(Judged(nothing, 1000.0), 0.0, SearchLimit(1.0))
     return best.score, began
 
 
@@ -145,7 +145,7 @@ def test_a_round_judges_neighbours_and_few_new_sets_of_copied_tables(monkeypatch
 
     def judged(frames: int, plans: int) -> tuple[int, int]:
         of._frames, of._judged = frames, plans
-        return len(of._next(_Judged("some", 1.0))), of._frames  # type: ignore[arg-type]
+        return len(of._next(Judged("some", 1.0))), of._frames  # type: ignore[arg-type]
 
     # The one that is known is always judged, a new frame for every 400 plans.
     assert judged(0, 0) == (3, 1)
@@ -153,4 +153,4 @@ def test_a_round_judges_neighbours_and_few_new_sets_of_copied_tables(monkeypatch
     assert judged(1, 400) == (3, 2)
     assert judged(2, 799) == (2, 2)
     assert rounds == [32] * 4
-    assert of._next(_Judged("none", 1.0)) is None  # type: ignore[arg-type]
+    assert of._next(Judged("none", 1.0)) is None  # type: ignore[arg-type]

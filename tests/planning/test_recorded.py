@@ -20,7 +20,7 @@ from perfmodel.planning.batches import BatchSpread, draw_table
 from perfmodel.planning.layout import LayoutBook, Neighbourhood
 from perfmodel.planning.layouts.candidates import iter_candidates
 from perfmodel.planning.layouts.ranking import pareto
-from perfmodel.planning.layouts.search import _fitting
+from perfmodel.planning.layouts.search import list_fitting
 from perfmodel.planning.making import iter_assignments
 from perfmodel.planning.plan_costs import AloneCosts
 from perfmodel.planning.question import LayoutQuestion
@@ -205,10 +205,10 @@ def test_a_layout_fits_if_it_leaves_a_part_of_the_memory_free():
     stated = frozenset({"batch"})
     room = cluster.device.memory_bytes
     some = [SimpleNamespace(peak_bytes=size, overrides={"a": size}) for size in (room, room // 2)]
-    assert _fitting(spec, cluster, stated, some) == some[1:]
+    assert list_fitting(spec, cluster, stated, some) == some[1:]
     with pytest.raises(PlanError, match=f"The nearest needs .*: a={room}"):
-        _fitting(
+        list_fitting(
             spec, cluster, stated, [*some[:1], SimpleNamespace(peak_bytes=2 * room, overrides={})]
         )
     with pytest.raises(PlanError, match=r"with batch fixed.*Fix less"):
-        _fitting(spec, cluster, stated, [])
+        list_fitting(spec, cluster, stated, [])

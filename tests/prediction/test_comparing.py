@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfmodel.base.errors import InputError, ScenarioError
-from perfmodel.base.options import expand_values
+from perfmodel.base.errors import ScenarioError
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction.comparing import (
     Compared,
@@ -28,27 +27,6 @@ def build(scenario):
 
 
 SMALL = Scenario(topology="dgx_a100", workload="dlrm_mlperf", samples=2)
-
-
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("4096,8192", ("4096", "8192")),
-        ("4096:16384:x2", ("4096", "8192", "16384")),
-        ("1:9:+4", ("1", "5", "9")),
-        ("1:3", ("1", "2", "3")),
-        ("0.25..0.5..1", ("0.25", "0.5", "1")),
-        ("dgx_a100,../mine.yaml", ("dgx_a100", "../mine.yaml")),
-    ],
-)
-def test_several_values_are_one_word(text, values):
-    assert expand_values(text) == values
-
-
-@pytest.mark.parametrize("text", ["8:4:x2", "1:8:x1", "4,,8", "4,4", "1:8:2"])
-def test_values_that_lead_nowhere_are_refused(text):
-    with pytest.raises(InputError):
-        expand_values(text)
 
 
 def test_a_sweep_takes_every_combination_and_replaces_what_was_set():

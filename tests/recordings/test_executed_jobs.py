@@ -10,7 +10,7 @@ import pytest
 from perfmodel.base.errors import PerfModelError, TraceError
 from perfmodel.graph.ops import Communication, Copy, Fixed, Gemm, HostSpan, MemoryBound
 from perfmodel.graph.program import PLAIN
-from perfmodel.recordings.executed_jobs import ExecutedJob, build_executed_job
+from perfmodel.recordings.executed_jobs import ExecutedJob, uneven_faults
 from perfmodel.recordings.import_files import ImportWishes, import_traces
 from traces.chakra import (
     MESSAGES,
@@ -21,7 +21,6 @@ from traces.chakra import (
     split_bytes,
     write_chakra,
 )
-from traces.execution_trace import load_execution_trace
 from traces.file_stream import open_chunks
 
 F32 = "Tensor(float)"
@@ -74,9 +73,14 @@ def write(folder, *ranks):
     return folder
 
 
-def test_an_execution_trace_becomes_kernels_with_shapes_host_time_and_collectives(tmp_path):
-    [found] = import_traces([write(tmp_path / "et", step(), step())], tmp_path / "job")
+def imported(tmp_path, *ranks):
+    """The one job that execution traces of *ranks* become."""
+    [found] = import_traces([write(tmp_path / "et", *ranks)], tmp_path / "job")
+    return found
 
+
+def test_an_execution_trace_becomes_kernels_with_shapes_host_time_and_collectives(tmp_path):
+    found = imported(tmp_path, step(), step())
     graph = found.graph
     program = graph.program_of(0)
     works = [graph.ops[int(op)] for op in program.op]
@@ -92,23 +96,19 @@ def test_an_execution_trace_becomes_kernels_with_shapes_host_time_and_collective
     assert sum(isinstance(work, HostSpan) for work in works) >= 3
 
 
-def test_what_is_awaited_runs_before_the_next_kernel(tmp_path):
-    traces = [load_execution_trace(p) for p in sorted(write(tmp_path, step(), step()).iterdir())]
-    program = build_executed_job("job", traces).graph.program_of(0)
-
-    [collective] = np.flatnonzero(program.slot != PLAIN).tolist()
+@pytest.mark.parametrize("lost", [(), (9,)])
+def test_what_is_awaited_or_else_its_memory_used_runs_before_the_next_kernel(tmp_path, lost):
+    nodes = [node for node in step() if node["id"] not in lost]
+    program = imported(tmp_path, nodes, nodes).graph.program_of(0)
     update = int(program.lane_start[1]) - 1  # the last task of the compute stream, lane 0
     awaited = program.dep_task[program.dep_start[update] : program.dep_start[update + 1]]
-    assert collective in awaited.tolist()
+    assert np.flatnonzero(program.slot != PLAIN).item() in awaited.tolist()
 
 
 def test_ranks_that_were_not_recorded_are_said(tmp_path):
     nodes = step()
-    for node in nodes:
-        if node["name"] == "record_param_comms" and node["id"] == 7:
-            node["attrs"] = [{"name": "pg_size", "value": 4}, {"name": "pg_name", "value": "0"}]
-    [found] = import_traces([write(tmp_path / "et", nodes)], tmp_path / "job")
-
+    nodes[5]["attrs"] = [{"name": "pg_size", "value": 4}, {"name": "pg_name", "value": "0"}]
+    found = imported(tmp_path, nodes)
     assert found.graph.rank_count == 4
     assert "3 of 4 ranks are not recorded" in found.faults[0]
     with pytest.raises(TraceError, match="--strict"):
@@ -118,30 +118,22 @@ def test_ranks_that_were_not_recorded_are_said(tmp_path):
 
 def test_collectives_that_only_some_ranks_make_are_refused(tmp_path):
     less = [node for node in step() if node["id"] not in (6, 7, 8)]
-    more = [*step(), operator(20, "record_param_comms", 2, step()[5]["inputs"] and [
-        ([tensor(52, 8, 4)], [[8, 4]], f"GenericList[{F32}]"), (11, [], "Int"),
-        ("allreduce", [], "String")], schema="")]  # fmt: skip
+    more = [*step(), {**step()[5], "id": 20, "parent": 2}]
     with pytest.raises(TraceError, match="same collectives"):
-        import_traces([write(tmp_path / "a", step(), more)], tmp_path / "job")
-    [found] = import_traces([write(tmp_path / "b", step(), less)], tmp_path / "job")
-    assert "have no partner" in found.faults[0]
+        imported(tmp_path / "a", step(), more)
+    assert "have no partner" in imported(tmp_path / "b", step(), less).faults[0]
 
 
-def test_a_copy_from_the_host_blocks_unless_it_is_asked_not_to(tmp_path):
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_a_copy_from_the_host_blocks_unless_it_is_asked_not_to(tmp_path, is_pinned):
     gpu, cpu = tensor(60, 16), tensor(61, 16, device="cpu")
-    arguments = [(gpu, [16], F32), (cpu, [16], F32), (False, [], "Bool")]
+    arguments = [(gpu, [16], F32), (cpu, [16], F32), (is_pinned, [], "Bool")]
     nodes = [*step()[:4], operator(30, "aten::copy_", 2, arguments, [(gpu, [16], F32)])]
-    [found] = import_traces([write(tmp_path / "et", nodes)], tmp_path / "job")
-
-    graph = found.graph
-    [copy] = [op for op in graph.ops if isinstance(op, Copy)]
-    assert (copy.size_bytes, copy.is_pinned) == (64, False)
-    assert any(
-        piece.part.value == "wait"
-        for op in graph.ops
-        if isinstance(op, HostSpan)
-        for piece in op.parts
-    )
+    ops = imported(tmp_path, nodes).graph.ops
+    [copy] = [op for op in ops if isinstance(op, Copy)]
+    assert (copy.size_bytes, copy.is_pinned) == (64, is_pinned)
+    parts = [part.part.value for op in ops if isinstance(op, HostSpan) for part in op.parts]
+    assert ("wait" in parts) is not is_pinned
 
 
 def linked_step():
@@ -157,11 +149,7 @@ def linked_step():
 
 
 def test_a_linked_execution_trace_brings_durations(tmp_path):
-    [found] = import_traces(
-        [write(tmp_path / "et", linked_step(), linked_step())], tmp_path / "job"
-    )
-
-    graph = found.graph
+    graph = imported(tmp_path, linked_step(), linked_step()).graph
     program = graph.program_of(0)
     pairs = zip(program.label.tolist(), program.op.tolist(), strict=True)
     fixed = {graph.labels[label]: graph.ops[op] for label, op in pairs}
@@ -208,7 +196,6 @@ def test_the_json_form_of_a_chakra_trace_gives_the_same_job(tmp_path):
     from google.protobuf import json_format
 
     write_chakra(ChakraTrace("x", "0.0.4", chakra()), tmp_path / "a.et")
-    content = (tmp_path / "a.et").read_bytes()
     with open_chunks(tmp_path / "a.et") as chunks:
         head, *nodes = list(split_bytes(chunks, chunks.next()))
     texts = [json_format.MessageToJson(MESSAGES["GlobalMetadata"].FromString(head))]
@@ -217,8 +204,6 @@ def test_the_json_form_of_a_chakra_trace_gives_the_same_job(tmp_path):
         kind = {4: "COMP_NODE", 7: "COMM_COLL_NODE"}[words["type"]]
         texts.append(json.dumps({**words, "type": kind}, indent=1))
     (tmp_path / "a.json").write_text("".join(texts))
-
-    assert content
     assert load_chakra(tmp_path / "a.json").operations == chakra()
 
 
@@ -233,16 +218,18 @@ def test_a_job_that_is_there_is_replaced_only_on_request(tmp_path):
 # Damage to execution traces and Chakra files: each is refused, has a fault, or changes nothing.
 
 
+FIELDS = ("id", "name", "inputs", "input_types", "input_shapes", "parent", "tid")
+WRONG = (None, [], {}, True, 2**80, -1, 1e300, 2**63, "soon")
+
+
 def lose_field(nodes, rng):
-    rng.choice(nodes).pop(rng.choice(("id", "name", "inputs", "input_types", "input_shapes")), None)
+    rng.choice(nodes).pop(rng.choice(FIELDS[:5]), None)
 
 
 def change_field(nodes, rng):
-    field = rng.choice(("id", "name", "parent", "inputs", "input_types", "input_shapes", "tid"))
-    wrong = [None, [], {}, True, 2**80, -1, 1e300, 2**63]
-    if field != "name":  # any text is a name
-        wrong.append("soon")
-    rng.choice(nodes)[field] = rng.choice(wrong)
+    field = rng.choice(FIELDS)
+    # Any text is a name.
+    rng.choice(nodes)[field] = rng.choice(WRONG[:-1] if field == "name" else WRONG)
 
 
 def lose_node(nodes, rng):
@@ -261,81 +248,73 @@ def turn_round(nodes, rng):
 
 
 def change_collective(nodes, rng):
-    node = next(node for node in nodes if node["id"] == 7)
     if rng.random() < 0.5:
-        node["inputs"][2] = rng.choice(("broadcast", "all_to_all", "nothing"))
+        nodes[5]["inputs"][2] = rng.choice(("broadcast", "all_to_all", "nothing"))
     else:
-        node["input_shapes"][0] = node["output_shapes"][0] = [[8, rng.choice((1, 5, 2**40))]]
+        shapes = [[8, rng.choice((1, 5, 2**40))]]
+        nodes[5]["input_shapes"][0] = nodes[5]["output_shapes"][0] = shapes
 
 
 DAMAGE = (lose_field, change_field, lose_node, repeat_id, turn_round, change_collective)
 
 
-def outcome(paths, out):
-    """Refused, flagged, or the ops of the job that was made."""
-    try:
-        [found] = import_traces(paths, out, ImportWishes(is_overwriting=True))
-    except PerfModelError:
-        return "refused"
-    return "flagged" if found.faults else tuple(sorted(map(repr, found.graph.ops)))
-
-
-def damaged_execution(tmp_path, rng):
+def execution(folder, rng=None):
+    """Execution traces of two ranks, the second damaged by *rng*."""
     nodes = step()
-    rng.choice(DAMAGE)(nodes, rng)
-    folder = write(tmp_path / "et", step(), nodes)
-    if rng.random() < 0.2:
+    if rng:
+        rng.choice(DAMAGE)(nodes, rng)
+    write(folder, step(), nodes)
+    if rng and rng.random() < 0.2:
         path = folder / "rank1.json"
         text = path.read_bytes()
         path.write_bytes(text[: rng.randrange(1, len(text))])
-    return [folder]
 
 
-def damaged_chakra(tmp_path, rng):
-    folder = tmp_path / "chakra"
+def chakra_files(folder, rng=None):
+    """Chakra traces of two ranks, the second damaged by *rng*."""
     folder.mkdir(exist_ok=True)
+    kind = rng.randrange(4) if rng else None
     for rank in range(2):
-        write_chakra(ChakraTrace("x", "0.0.4", chakra()), folder / f"chakra.{rank}.et")
-    path = folder / "chakra.1.et"
+        kept = rng.randrange(1, 4) if rank and kind == 2 else 4
+        path = folder / f"chakra.{rank}.et"
+        write_chakra(ChakraTrace("x", "0.0.4", chakra()[:kept]), path)
     content = bytearray(path.read_bytes())
-    kind = rng.randrange(4)
     if kind == 0:
         content = content[: rng.randrange(1, len(content) - 1)]
     elif kind == 1:
         # Numbers and lengths; letters of names would give another name, not damage.
         content[0] = rng.randrange(256)
-    elif kind == 2:
-        write_chakra(ChakraTrace("x", "0.0.4", chakra()[: rng.randrange(1, 4)]), path)
-        content = bytearray(path.read_bytes())
-    else:
-        packed = bytearray(gzip.compress(bytes(content), mtime=0))
-        packed[rng.randrange(12, len(packed))] ^= 1 << rng.randrange(8)
-        content = packed
+    elif kind == 3:
+        content = bytearray(gzip.compress(bytes(content), mtime=0))
+        content[rng.randrange(12, len(content))] ^= 1 << rng.randrange(8)
     path.write_bytes(bytes(content))
-    return [folder]
 
 
-def check_damage(tmp_path, damage, seeds):
-    whole = {
-        damaged_execution: outcome([write(tmp_path / "whole", step(), step())], tmp_path / "0"),
-        damaged_chakra: outcome(
-            [write_chakra_folder(tmp_path / "wholec", chakra(), chakra())], tmp_path / "1"
-        ),
-    }[damage]
-    wrong = []
-    for seed in seeds:
-        found = outcome(damage(tmp_path, random.Random(seed)), tmp_path / "job")
-        if found not in ("refused", "flagged", whole):
-            wrong.append(seed)
+def outcome(tmp_path, make, rng=None):
+    """Refused, flagged, or the ops of the job that was made."""
+    make(tmp_path / "traces", rng)
+    try:
+        [found] = import_traces(
+            [tmp_path / "traces"], tmp_path / "job", ImportWishes(is_overwriting=True)
+        )
+    except PerfModelError:
+        return "refused"
+    return "flagged" if found.faults else tuple(sorted(map(repr, found.graph.ops)))
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(20), pytest.param(range(1000, 1200), marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("make", [execution, chakra_files])
+def test_damaged_traces_are_refused_or_flagged(tmp_path, make, seeds):
+    right = ("refused", "flagged", outcome(tmp_path, make))
+    wrong = [seed for seed in seeds if outcome(tmp_path, make, random.Random(seed)) not in right]
     assert wrong == []
 
 
-@pytest.mark.parametrize("damage", [damaged_execution, damaged_chakra])
-def test_damaged_traces_are_refused_or_flagged(tmp_path, damage):
-    check_damage(tmp_path, damage, range(20))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", [damaged_execution, damaged_chakra])
-def test_four_hundred_damaged_traces_are_refused_or_flagged(tmp_path, damage):
-    check_damage(tmp_path, damage, range(1000, 1200))
+def test_a_rank_with_many_fewer_tasks_than_the_middle_one_is_named():
+    [fault] = uneven_faults([100, 20, 90, 80])
+    assert fault == "rank 1 has 20 device tasks, other ranks 90: its trace is incomplete"
+    # Seven tenths of the middle one are enough.
+    assert uneven_faults([10, 7]) == ()
+    assert uneven_faults([10, 6, 10])[0].startswith("rank 1 has 6")

@@ -33,80 +33,85 @@ def changed(job, rank, label, more_us):
     return durations
 
 
-def test_a_synchronisation_keeps_its_floor_and_waits_for_the_kernel(tmp_path):
-    spans = [
-        launch(1, 0), kernel(1, 7, 100),
-        call("cudaStreamSynchronize", 6, 104, 2),  # until 110, 3 us after the kernel's end
-        launch(3, 120), kernel(3, 127, 10),
-    ]  # fmt: skip
+def copied(start, duration, correlation):
+    return span("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", start, duration,
+                stream=7, device=0, correlation=correlation, tid=7, bytes=64)  # fmt: skip
+
+
+SYNC, COPY, ELAPSED = "cudaStreamSynchronize", "cudaMemcpyAsync", "cudaEventElapsedTime"
+LATER = {
+    "a synchronisation waits for the kernel": (
+        # It returns at 110, 3 us after the kernel's end.
+        [launch(1, 0), kernel(1, 7, 100), call(SYNC, 6, 104, 2),
+         launch(3, 120), kernel(3, 127, 10)],
+        # Both kernels 50 us longer: the call returns 50 later, the second kernel ends 100 later.
+        [(SYNC, 110, "gemm", 50, 160), ("gemm", 137, "gemm", 50, 237)],
+    ),
+    "a longer host gap moves what comes after it": (
+        # The gap from 5 to 100 is a host task of 95 us, called after what ran there.
+        [launch(1, 0), kernel(1, 7, 1), launch(2, 100), kernel(2, 107, 1)],
+        [("gemm", 108, "python", 30, 138)],
+    ),
+    "a blocking copy holds the host until it is done": (
+        # It returns at 130, 3 us after the copy's end.
+        [launch(1, 0), kernel(1, 7, 100), call(COPY, 10, 120, 2), copied(107, 20, 2),
+         launch(3, 140), kernel(3, 147, 10)],
+        [(COPY, 130, "gemm", 40, 170)],
+    ),
+    "a free waits for the device, and an allocation outlasted by work does not": (
+        # The allocation ends at 60, while the kernel runs until 307, the free at 310.
+        [launch(1, 0), kernel(1, 7, 300), call("cudaMalloc", 10, 50, 2),
+         call("cudaFree", 70, 240, 3)],
+        [("cudaMalloc", 60, "gemm", 100, 60), ("cudaFree", 310, "gemm", 100, 410)],
+    ),
+    "a wait that nothing recorded is found before the elapsed time": (
+        # 13 us after the kernel's end at 1007.
+        [launch(1, 0), kernel(1, 7, 1000), call(ELAPSED, 1020, 2, 2)],
+        [(ELAPSED, 1022, "gemm", 500, 1522)],
+    ),
+    "a graph launch releases all its kernels": (
+        [call("cudaGraphLaunch", 0, 5, 1), kernel(1, 7, 10, **{"graph node id": 1}),
+         kernel(1, 17, 10, **{"graph node id": 2}),
+         kernel(1, 9, 30, stream=8, **{"graph node id": 3}), launch(2, 50), kernel(2, 57, 1)],
+        [("gemm", 58, "cudaGraphLaunch", 100, 158)],
+    ),
+    "other ranks that were not recorded come as much later as they did": (
+        # The second kernel has 50 us of waiting. We come 30 us later, and so do the others, who
+        # run the same program.
+        [launch(1, 0), kernel(1, 7, 40, stream=20, name=NCCL),
+         launch(2, 100), kernel(2, 107, 90, stream=20, name=NCCL)],
+        [("nccl", 197, "python", 30, 227)],
+    ),
+}  # fmt: skip
+"""Spans, and when the last task of a label ends: as recorded, and with others longer."""
+
+
+@pytest.mark.parametrize(("spans", "moves"), LATER.values(), ids=LATER)
+def test_what_waited_comes_later_when_the_other_takes_longer(tmp_path, spans, moves):
     job = import_spans(tmp_path, spans)
-
-    [row] = find_tasks(job, 0, "cudaStreamSynchronize")
-    assert durations_of(job).values_ns[row, 0] == 3 * US
-    assert end_us(job, 0, "cudaStreamSynchronize") == 110
-    # Both kernels 50 us longer: the call returns 50 later, the second kernel ends 100 later.
-    slower = changed(job, 0, "gemm", 50)
-    assert end_us(job, 0, "cudaStreamSynchronize", slower) == 160
-    assert end_us(job, 0, "gemm", slower) == 137 + 100
+    for label, at_us, longer, more_us, then_us in moves:
+        assert end_us(job, 0, label) == at_us
+        assert end_us(job, 0, label, changed(job, 0, longer, more_us)) == then_us
+    assert self_replay(job).worst_error_pct < 5
 
 
-def test_a_longer_host_gap_moves_what_comes_after_it(tmp_path):
-    spans = [launch(1, 0), kernel(1, 7, 1), launch(2, 100), kernel(2, 107, 1)]
-    job = import_spans(tmp_path, spans)
-
-    # The gap from 5 to 100 is a host task of 95 us, called after what ran there.
-    assert end_us(job, 0, "gemm") == 108
-    assert end_us(job, 0, "gemm", changed(job, 0, "python", 30)) == 138
+def test_what_is_found_in_a_recording_is_told(tmp_path):
+    jobs = {name: import_spans(tmp_path / name[:9], of) for name, (of, _) in LATER.items()}
+    synchronised, _, _, _, elapsed, graph, lone = jobs.values()
+    [row] = find_tasks(synchronised, 0, SYNC)
+    assert durations_of(synchronised).values_ns[row, 0] == 3 * US  # its floor
+    assert elapsed.report.ranks[0].hidden_waits == 1
+    assert graph.report.ranks[0].launches_linked == 4
+    assert any("not recorded" in sentence for sentence in lone.graph.facts.assumptions)
 
 
 def test_a_device_gap_is_not_kept(tmp_path):
-    spans = [launch(1, 0), kernel(1, 7, 10), launch(2, 20), kernel(2, 500, 10)]
-    job = import_spans(tmp_path, spans)
-
+    job = import_spans(
+        tmp_path, [launch(1, 0), kernel(1, 7, 10), launch(2, 20), kernel(2, 500, 10)]
+    )
     # Nothing explains why the second kernel started at 500: 2 us after its launch it could.
     assert end_us(job, 0, "gemm") == 27 + 10
     assert self_replay(job).unexplained_delay_ns == (500 - 27) * US
-
-
-def test_a_blocking_copy_holds_the_host_until_it_is_done(tmp_path):
-    copy = span("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 107, 20,
-                stream=7, device=0, correlation=2, tid=7, bytes=64)  # fmt: skip
-    spans = [
-        launch(1, 0), kernel(1, 7, 100),
-        call("cudaMemcpyAsync", 10, 120, 2), copy,  # returns at 130, 3 us after the copy's end
-        launch(3, 140), kernel(3, 147, 10),
-    ]  # fmt: skip
-    job = import_spans(tmp_path, spans)
-
-    assert end_us(job, 0, "cudaMemcpyAsync") == 130
-    slower = changed(job, 0, "gemm", 40)
-    assert end_us(job, 0, "cudaMemcpyAsync", slower) == 170
-
-
-def test_a_free_waits_for_the_device_and_an_allocation_outlasted_by_work_does_not(tmp_path):
-    spans = [
-        launch(1, 0), kernel(1, 7, 300),
-        call("cudaMalloc", 10, 50, 2),  # ends at 60, while the kernel runs until 307
-        call("cudaFree", 70, 240, 3),  # ends at 310
-    ]  # fmt: skip
-    job = import_spans(tmp_path, spans)
-
-    slower = changed(job, 0, "gemm", 100)
-    assert end_us(job, 0, "cudaMalloc", slower) == 60
-    assert end_us(job, 0, "cudaFree") == 310
-    assert end_us(job, 0, "cudaFree", slower) == 410
-
-
-def test_a_wait_that_nothing_recorded_is_found_before_the_elapsed_time(tmp_path):
-    spans = [
-        launch(1, 0), kernel(1, 7, 1000),
-        call("cudaEventElapsedTime", 1020, 2, 2),  # 13 us after the kernel's end at 1007
-    ]  # fmt: skip
-    job = import_spans(tmp_path, spans)
-
-    assert job.report.ranks[0].hidden_waits == 1
-    assert end_us(job, 0, "cudaEventElapsedTime") == 1022
-    assert end_us(job, 0, "cudaEventElapsedTime", changed(job, 0, "gemm", 500)) == 1522
 
 
 def test_threads_hand_over_to_each_other(tmp_path):
@@ -157,17 +162,12 @@ def two_ranks(tmp_path, late_us=300, **more):
 
 def test_waiting_inside_a_collective_is_told_from_transfer(tmp_path):
     job = two_ranks(tmp_path)
-
     assert job.report.rendezvous == 1
     for rank in (0, 1):
         [row] = find_tasks(job, rank, "nccl")
         assert durations_of(job).values_ns[row, 0] == 40 * US
         assert end_us(job, rank, "nccl") == 347
-
-
-def test_a_straggler_that_is_later_makes_everybody_later(tmp_path):
-    job = two_ranks(tmp_path)
-
+    # A straggler that is later makes everybody later.
     assert end_us(job, 0, "nccl", changed(job, 1, "python", 100)) == 447
     assert end_us(job, 0, "nccl", changed(job, 1, "python", -250)) == 97
 
@@ -181,48 +181,6 @@ def test_the_root_of_a_broadcast_does_not_wait(tmp_path):
 
     assert end_us(job, 0, "nccl") == 27
     assert end_us(job, 1, "nccl") == 347
-
-
-def test_clocks_of_another_host_are_aligned_on_collectives(tmp_path):
-    def rank(offset):
-        spans = []
-        for number in range(5):
-            at = offset + 1000 * number
-            spans += [launch(number, at), kernel(number, at + 7, 40, stream=20, name=NCCL)]
-        return spans
-
-    job = import_spans(tmp_path, rank(0), rank(5_000_000))
-
-    assert job.report.ranks[1].offset_ns == job.report.ranks[0].offset_ns - 5_000_000 * US
-    assert self_replay(job).worst_error_pct < 0.1
-    assert job.report.steps == 5
-
-
-def test_other_ranks_that_were_not_recorded_come_as_much_later_as_they_did(tmp_path):
-    spans = [
-        launch(1, 0), kernel(1, 7, 40, stream=20, name=NCCL),
-        launch(2, 100), kernel(2, 107, 90, stream=20, name=NCCL),  # 50 us of waiting
-    ]  # fmt: skip
-    job = import_spans(tmp_path, spans)
-
-    assert end_us(job, 0, "nccl") == 197
-    assert any("not recorded" in sentence for sentence in job.graph.facts.assumptions)
-    # We come 30 us later, and so do the others, who run the same program.
-    assert end_us(job, 0, "nccl", changed(job, 0, "python", 30)) == 227
-
-
-def test_a_graph_launch_releases_all_its_kernels(tmp_path):
-    spans = [
-        call("cudaGraphLaunch", 0, 5, 1),
-        kernel(1, 7, 10, **{"graph node id": 1}), kernel(1, 17, 10, **{"graph node id": 2}),
-        kernel(1, 9, 30, stream=8, **{"graph node id": 3}),
-        launch(2, 50), kernel(2, 57, 1),
-    ]  # fmt: skip
-    job = import_spans(tmp_path, spans)
-
-    assert job.report.ranks[0].launches_linked == 4
-    assert end_us(job, 0, "gemm", changed(job, 0, "cudaGraphLaunch", 100)) == 158
-    assert self_replay(job).worst_error_pct < 5
 
 
 def test_a_kernel_of_several_waves_holds_back_other_streams_until_its_last(tmp_path):
@@ -252,23 +210,16 @@ def test_no_start_is_copied_but_those_that_are_listed(tmp_path):
     }  # fmt: skip
 
 
-def test_a_trace_whose_launches_cannot_be_linked_is_refused(tmp_path):
-    spans = [launch(1, 0), kernel(5, 7, 1), kernel(6, 9, 1), kernel(7, 11, 1)]
-    with pytest.raises(TraceError, match="0 of 3 device tasks"):
-        import_spans(tmp_path, spans)
-
-
-def test_a_trace_without_device_work_is_refused(tmp_path):
-    with pytest.raises(TraceError, match="no device work"):
-        import_spans(tmp_path, [launch(1, 0)])
-
-
-def test_ranks_that_make_different_collectives_are_refused(tmp_path):
-    other = "ncclDevKernel_AllGather_RING_LL(args)"
-    first = [launch(1, 0), kernel(1, 7, 40, stream=20, name=NCCL)]
-    second = [launch(1, 0), kernel(1, 7, 40, stream=20, name=other)]
-    with pytest.raises(TraceError, match="must make the same collectives"):
-        import_spans(tmp_path, first, second)
+@pytest.mark.parametrize(
+    ("kernels", "message"),
+    [
+        ([kernel(5, 7, 1), kernel(6, 9, 1), kernel(7, 11, 1)], "0 of 3 device tasks"),
+        ([], "no device work"),
+    ],
+)
+def test_a_trace_without_device_work_or_its_launches_is_refused(tmp_path, kernels, message):
+    with pytest.raises(TraceError, match=message):
+        import_spans(tmp_path, [launch(1, 0), *kernels])
 
 
 def test_tasks_belong_to_the_module_that_calls_them_and_gradients_to_that_of_their_operator(

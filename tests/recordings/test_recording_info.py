@@ -15,7 +15,7 @@ from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import NO_ORIGIN, LaneKind
 from perfmodel.recordings import recording_info
 from perfmodel.recordings.recorded_job import RecordedJob
-from perfmodel.recordings.recording_info import RecordingInfo, _substitutes, describe_recording
+from perfmodel.recordings.recording_info import RecordingInfo, describe_recording, list_substitutes
 
 
 def build_job(stretch: int = 1, **facts) -> JobGraph:
@@ -80,9 +80,9 @@ def test_a_single_step_is_the_longest_pass_of_a_rank_but_for_where_the_recording
 
 def test_removed_tasks_are_replaced_by_their_launch_and_what_came_before():
     # The second kernel was launched by task 2; before it came 1 and 0.
-    assert _substitutes(JOB, 4) == [4, 2, 1, 0]
-    assert _substitutes(JOB, 8) == [8, 5]
-    assert _substitutes(JOB, 6) == [6, 6, 5]
+    assert list_substitutes(JOB, 4) == [4, 2, 1, 0]
+    assert list_substitutes(JOB, 8) == [8, 5]
+    assert list_substitutes(JOB, 6) == [6, 6, 5]
     # Of the second step nothing is left, so the launches of both steps stand for them.
     moments = notes().step_moments_ns(without(4, 9), START, END)
     assert moments == [12, 33]
@@ -94,7 +94,7 @@ def test_removed_tasks_are_replaced_by_their_launch_and_what_came_before():
 
 def test_substitutes_end_somewhere(monkeypatch):
     monkeypatch.setattr(recording_info, "MOST_SUBSTITUTES", 1)
-    assert _substitutes(JOB, 4) == [4, 2, 1]
+    assert list_substitutes(JOB, 4) == [4, 2, 1]
 
 
 def test_new_tasks_neither_hold_nor_are_held():

@@ -18,14 +18,27 @@ def read_claim(entry):
     return read_mapping(Claim, entry, document="entry", error_type=CalibrationError)
 
 
-def test_releases_are_compared_by_their_numbers_in_order():
-    claim = read_claim({"framework": "any", "from": "2.9", "before": "21"})
-    assert claim.covers("2.10", "")
-    assert claim.covers("torch 20.12", "")
-    assert not claim.covers("2.8.7", "")
-    assert not claim.covers("21.05", "")
-    # A release that nobody stated is none of those that a claim names.
-    assert not claim.covers("", "")
+@pytest.mark.parametrize(
+    ("entry", "covered", "others"),
+    [
+        # Releases are compared by their numbers in order. One that nobody stated is none of those
+        # that a claim names.
+        (
+            {"from": "2.9", "before": "21"},
+            [("2.10", ""), ("torch 20.12", "")],
+            [("2.8.7", ""), ("21.05", ""), ("", "")],
+        ),
+        ({"placement": "rows"}, [("", "rows")], [("", "columns"), ("", "")]),
+        ({"from": "2.0"}, [("2.0", ""), ("3", "anything")], [("1.9", "")]),
+        ({"before": "2.0"}, [("1.9", "")], [("2.0", ""), ("dev", "")]),
+        ({}, [("", ""), ("dev", "rows")], []),
+    ],
+)
+def test_a_claim_covers_its_placement_and_releases_up_to_their_borders(entry, covered, others):
+    claim = read_claim({"framework": "any", **entry})
+    assert all(claim.covers(*run) for run in covered)
+    assert not any(claim.covers(*run) for run in others)
+    assert claim.has_releases is ("from" in entry or "before" in entry)
 
 
 def test_a_claim_for_releases_goes_before_one_for_the_whole_framework():
@@ -81,27 +94,6 @@ def test_a_stack_of_another_family_is_refused():
 def test_a_stack_states_at_most_four_fitted_constants():
     for name in list_stacks():
         assert len(load_stack(name).kernel_time_ratio) <= 4, name
-
-
-def test_a_claim_covers_its_placement_and_releases_up_to_their_borders():
-    placed = read_claim({"framework": "any", "placement": "rows"})
-    assert placed.covers("", "rows")
-    assert not placed.covers("", "columns")
-    assert not placed.covers("", "")
-    assert not placed.has_releases
-    since = read_claim({"framework": "any", "from": "2.0"})
-    assert since.has_releases
-    assert since.covers("2.0", "")
-    assert since.covers("3", "anything")
-    assert not since.covers("1.9", "")
-    before = read_claim({"framework": "any", "before": "2.0"})
-    assert before.has_releases
-    assert before.covers("1.9", "")
-    assert not before.covers("2.0", "")
-    assert not before.covers("dev", "")
-    everything = read_claim({"framework": "any"})
-    assert everything.covers("", "")
-    assert everything.covers("dev", "rows")
 
 
 def test_the_generic_stack_may_be_named_and_still_says_so():

@@ -19,7 +19,7 @@ from perfmodel.stacks.capabilities import (
     Residency,
 )
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import Compiled, Evidence, Loader, TableHandling
+from perfmodel.stacks.stack import Compiled, Evidence, HostTime, Loader, TableHandling
 
 BASE = """
 name: base
@@ -107,16 +107,10 @@ def test_every_key_is_read(files):
     assert stack.residency is Residency.ROTATING
     assert stack.habits == {FrameworkBehaviour.DROPOUT}
     assert stack.tables == TableHandling(
-        lookup_kernel="table_batched",
-        sorted_kernel="two_step",
-        key_ns=9.0,
-        updates_all_rows=True,
-        sharder="row_wise",
-        key_dtype=DType.INT32,
-        has_all_keys=True,
-        key_traffic_bytes=1024,
+        lookup_kernel="table_batched", sorted_kernel="two_step", key_ns=9.0, updates_all_rows=True,
+        sharder="row_wise", key_dtype=DType.INT32, has_all_keys=True, key_traffic_bytes=1024,
         vector_passes=1.5,
-    )
+    )  # fmt: skip
     assert stack.loader == Loader(2_000.0, 3.0)
     assert stack.compiled == Compiled(frozenset({Fusion.GELU}), 5.0)
     assert stack.evidence == {"hopper": Evidence(7, 2, 3, 0.25)}
@@ -129,14 +123,15 @@ def test_host_times_are_read_by_part_and_operator(files):
     assert host.operators == {"mm": {BEFORE: 30_000}, "addmm": {HostPart.LAUNCH: 1_000}}
     assert host.default == {BEFORE: 20_000, AFTER: 12_000, HostPart.BETWEEN_LAUNCHES: 14_000}
     # What an operator states goes first, then what is the same for all, then the default.
-    assert host.time("aten::mm", BEFORE).duration_ns == 30_000
-    assert not host.time("aten::mm", BEFORE).is_assumed
-    assert host.time("addmm", HostPart.LAUNCH).duration_ns == 1_000
-    assert host.time("mm", HostPart.LAUNCH).duration_ns == 6_000
-    assert not host.time("mm", HostPart.WAIT).is_assumed
-    assert host.time("mm", HostPart.BETWEEN_OPERATORS).duration_ns == 8_000
-    assert host.time("mm", AFTER).duration_ns == 12_000
-    assert host.time("mm", AFTER).is_assumed
+    for operator, part, duration_ns, is_assumed in (
+        ("aten::mm", BEFORE, 30_000, False),
+        ("addmm", HostPart.LAUNCH, 1_000, False),
+        ("mm", HostPart.LAUNCH, 6_000, False),
+        ("mm", HostPart.WAIT, 4_000, False),
+        ("mm", HostPart.BETWEEN_OPERATORS, 8_000, False),
+        ("mm", AFTER, 12_000, True),
+    ):
+        assert host.time(operator, part) == HostTime(duration_ns, is_assumed)
 
 
 def test_what_is_taken_over_is_divided_and_what_is_stated_is_not(files):
@@ -213,37 +208,32 @@ def test_a_compiled_stack_fuses_more_on_a_faster_host(files):
     compiled = stack.with_compiling()
     assert compiled.execution is Execution.COMPILED
     assert compiled.fusions == {Fusion.NORM, Fusion.BIAS_ACTIVATION, Fusion.GELU}
-    assert compiled.host.launch_ns == 1_200
-    assert compiled.host.between_operators_ns == 1_600
-    assert compiled.host.wait_ns == 800
-    assert compiled.host.launch_latency_ns == 2_000
-    assert compiled.host.iteration_ns == 2_000
-    assert compiled.host.operators["mm"] == {BEFORE: 6_000}
-    assert compiled.host.default[AFTER] == 2_400
+    host = compiled.host
+    assert (host.launch_ns, host.between_operators_ns, host.wait_ns) == (1_200, 1_600, 800)
+    assert (host.launch_latency_ns, host.iteration_ns) == (2_000, 2_000)
+    assert host.operators["mm"] == {BEFORE: 6_000}
+    assert host.default[AFTER] == 2_400
     assert compiled.with_compiling() is compiled
 
 
 def test_capabilities_answer_what_they_are_asked(files):
     stack = load_stack(files[0])
-    assert stack.attention_kernel("hopper") == "flash3"
-    assert stack.attention_kernel("ampere") == "flash2"
-    assert stack.time_ratio("memory", "ampere") == 3
-    assert stack.time_ratio("memory", "hopper") == 4
+    chips = ("hopper", "ampere")
+    assert [stack.attention_kernel(chip) for chip in chips] == ["flash3", "flash2"]
+    assert [stack.time_ratio("memory", chip) for chip in chips] == [4, 3]
     assert stack.time_ratio("attention", "hopper") == 1
     # A wider fusion brings narrower ones along, and never the other way round.
-    assert stack.fuses(Fusion.NORM)
-    assert stack.fuses(Fusion.GELU)
-    assert not stack.fuses(Fusion.ELEMENTWISE)
-    assert not stack.fuses(Fusion.SWIGLU)
-    assert stack.overlaps_with_compute(Overlap.INPUT)
-    assert not stack.overlaps_with_compute(Overlap.TENSOR_EXCHANGE)
-    assert stack.has(FrameworkBehaviour.DROPOUT)
-    assert not stack.has(FrameworkBehaviour.READS_LOSS)
+    words = (Fusion.NORM, Fusion.GELU, Fusion.ELEMENTWISE, Fusion.SWIGLU)
+    assert [stack.fuses(word) for word in words] == [True, True, False, False]
+    overlaps = (Overlap.INPUT, Overlap.TENSOR_EXCHANGE)
+    assert [stack.overlaps_with_compute(overlap) for overlap in overlaps] == [True, False]
+    habits = (FrameworkBehaviour.DROPOUT, FrameworkBehaviour.READS_LOSS)
+    assert [stack.has(habit) for habit in habits] == [True, False]
     assert not stack.sums_bias_gradients
     assert not stack.unfuses_attention
     assert stack.loader.load_ns(100) == 2_300
-    assert stack.tables.kernel_for("sgd") == "table_batched"
-    assert stack.tables.kernel_for("adagrad") == "two_step"
+    optimizers = ("sgd", "adagrad")
+    assert [stack.tables.kernel_for(one) for one in optimizers] == ["table_batched", "two_step"]
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,14 @@ PLAIN = replace(load_stack("generic"), evidence={})
 KNOWN = replace(PLAIN, evidence={"hopper": Evidence(rows=40, sources=2, hosts=4, spread=0.08)})
 
 
+def spread(stack, architecture="hopper", hosts=1, **words):
+    return find_spread(stack, architecture=architecture, hosts=hosts, **words)
+
+
 def test_runs_on_the_same_chip_make_the_narrowest_interval_and_none_the_widest():
-    own = find_spread(KNOWN, architecture="hopper", hosts=1)
-    other = find_spread(KNOWN, architecture="ampere", hosts=1)
-    none = find_spread(PLAIN, architecture="hopper", hosts=1)
+    own = spread(KNOWN)
+    other = spread(KNOWN, "ampere")
+    none = spread(PLAIN)
     assert own.relative_sigma == 0.08
     assert own.relative_sigma < other.relative_sigma <= none.relative_sigma
     assert "40 runs of 2 sources on hopper GPUs" in own.sentence
@@ -30,7 +34,7 @@ def test_runs_on_the_same_chip_make_the_narrowest_interval_and_none_the_widest()
 
 
 def test_hosts_beyond_the_evidence_widen_the_interval():
-    near, far = (find_spread(KNOWN, architecture="hopper", hosts=hosts) for hosts in (4, 16))
+    near, far = (spread(KNOWN, hosts=hosts) for hosts in (4, 16))
     # Two doublings beyond four hosts, beside the spread itself.
     further = 2 * load_spread().transformer.per_doubling
     assert near.relative_sigma == 0.08
@@ -40,37 +44,24 @@ def test_hosts_beyond_the_evidence_widen_the_interval():
 
 def test_constants_that_were_fitted_do_not_make_an_interval_wider():
     fitted = replace(PLAIN, kernel_time_ratio={"memory": {"default": 1.5}})
-    assert find_spread(fitted, architecture="hopper", hosts=1) == find_spread(
-        PLAIN, architecture="hopper", hosts=1
-    )
-
-
-def test_experts_are_as_unsure_as_runs_with_experts_were():
-    dense = find_spread(KNOWN, architecture="hopper", hosts=1)
-    experts = find_spread(KNOWN, architecture="hopper", hosts=1, has_experts=True)
-    assert dense.relative_sigma < experts.relative_sigma == load_spread().transformer.experts
-    assert "experts" in experts.sentence
+    assert spread(fitted) == spread(PLAIN)
 
 
 def test_recommendation_models_have_a_spread_of_their_own():
     known = load_spread()
-    of_dlrm = find_spread(replace(PLAIN, family=Family.DLRM), architecture="hopper", hosts=1)
-    of_transformer = find_spread(
-        replace(PLAIN, family=Family.TRANSFORMER), architecture="hopper", hosts=1
-    )
-    of_both = find_spread(replace(PLAIN, family=None), architecture="hopper", hosts=1)
+    of_dlrm = spread(replace(PLAIN, family=Family.DLRM))
+    of_transformer = spread(replace(PLAIN, family=Family.TRANSFORMER))
+    of_both = spread(replace(PLAIN, family=None))
     assert of_dlrm.relative_sigma == known.dlrm.no_runs
     assert of_transformer.relative_sigma == of_both.relative_sigma == known.transformer.no_runs
 
 
 def test_another_chip_is_no_surer_than_the_chips_that_are_known():
     wide = replace(PLAIN, evidence={"hopper": Evidence(rows=4, sources=1, hosts=1, spread=5.0)})
-    assert find_spread(wide, architecture="ampere", hosts=1).relative_sigma == 5.0
-    other = find_spread(KNOWN, architecture="ampere", hosts=1)
+    assert spread(wide, "ampere").relative_sigma == 5.0
+    other = spread(KNOWN, "ampere")
     assert other.relative_sigma == max(0.08, load_spread().transformer.other_chip)
-    assert (
-        "4 runs of 1 source on hopper" in find_spread(wide, architecture="hopper", hosts=1).sentence
-    )
+    assert "4 runs of 1 source on hopper" in spread(wide).sentence
 
 
 def test_hosts_are_counted_against_the_most_that_any_evidence_has():
@@ -81,10 +72,10 @@ def test_hosts_are_counted_against_the_most_that_any_evidence_has():
             "ampere": Evidence(rows=40, sources=2, hosts=16, spread=0.08),
         },
     )
-    assert find_spread(two, architecture="hopper", hosts=16).relative_sigma == 0.08
+    assert spread(two, hosts=16).relative_sigma == 0.08
     # Without evidence one host is what is covered: a doubling to two.
     alone = load_spread().transformer
-    far = find_spread(PLAIN, architecture="hopper", hosts=2)
+    far = spread(PLAIN, hosts=2)
     assert far.relative_sigma == pytest.approx(math.hypot(alone.no_runs, alone.per_doubling))
     assert "beyond the 1 that" in far.sentence
 
@@ -110,20 +101,16 @@ def test_what_the_file_says_does_not_change_under_a_question():
 
 def test_a_model_with_experts_has_at_least_their_spread():
     known = load_spread().transformer
-    without, withal = (
-        find_spread(KNOWN, architecture="hopper", hosts=1, has_experts=one) for one in (False, True)
-    )
+    without, withal = (spread(KNOWN, has_experts=one) for one in (False, True))
     assert known.experts > without.relative_sigma
     assert withal.relative_sigma == known.experts
     assert "runs of models with experts" in withal.sentence
     for more in (0.0, 0.1):
         evidence = {"hopper": replace(KNOWN.evidence["hopper"], spread=known.experts + more)}
         wide = replace(KNOWN, evidence=evidence)
-        assert find_spread(wide, architecture="hopper", hosts=1, has_experts=True) == find_spread(
-            wide, architecture="hopper", hosts=1
-        )
+        assert spread(wide, has_experts=True) == spread(wide)
 
 
 def test_one_source_is_told_as_one():
     lone = replace(KNOWN, evidence={"hopper": replace(KNOWN.evidence["hopper"], sources=1)})
-    assert "40 runs of 1 source on" in find_spread(lone, architecture="hopper", hosts=1).sentence
+    assert "40 runs of 1 source on" in spread(lone).sentence

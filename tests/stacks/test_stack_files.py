@@ -9,6 +9,19 @@ from perfmodel.stacks.profiles import STACK_FOLDER, list_stacks, load_stack
 from perfmodel.stacks.stack import TableHandling, canonical_operator
 
 
+@pytest.fixture
+def load(tmp_path):
+    """The stack of a file that extends `pytorch_eager` by some lines; the first is line 5."""
+
+    def load_lines(*lines):
+        own = ("name: mine", "extends: pytorch_eager", "description: mine", "source: made up")
+        file = tmp_path / "mine.yaml"
+        file.write_text("\n".join([*own, *lines, "...", ""]))
+        return load_stack(file)
+
+    return load_lines
+
+
 @pytest.mark.parametrize("name", list_stacks())
 def test_every_stack_that_comes_along_loads_and_travels(name):
     stack = load_stack(name)
@@ -48,81 +61,50 @@ def test_names_lose_namespace_and_overload_digit():
     assert canonical_operator("aten::conv2d") == "conv2d"
 
 
-def test_all_faults_of_a_profile_are_reported_at_once(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text(
-        "name: mine\nextends: pytorch_eager\nexecution: slow\nfusions: [glue]\n"
-        "host: {launch: 4}\nloads_long: often\nevidence: {hopper: {rows: 3}}\n...\n"
-    )
+@pytest.mark.parametrize(
+    ("lines", "faults"),
+    [
+        (
+            ["execution: slow", "fusions: [glue]", "host: {launch: 4}", "loads_long: often",
+             "evidence: {hopper: {rows: 3}}"],
+            ["execution", "fusions[0]", "host.launch", "loads_long", "evidence.hopper"],
+        ),
+        (
+            ["kernel_time_ratio: {products: 2, memory: {volta: 0}}"],
+            ["kernel_time_ratio.products (line 5): unknown key",
+             "kernel_time_ratio.memory.volta (line 5): must be at least 0.001"],
+        ),
+        (
+            ["habits: [whistling]",
+             "tables: {lookup_kernel: magic, updates_all_rows: 3, rows: 1}"],
+            ["habits[0]", "tables.rows (line 6): unknown key", "got 'magic'", "got 3"],
+        ),
+        (["colour: red"], ["colour"]),
+    ],
+)  # fmt: skip
+def test_all_faults_of_a_profile_are_reported_at_once(load, lines, faults):
     with pytest.raises(CalibrationError) as caught:
-        load_stack(file)
-    message = str(caught.value)
-    for place in ("execution", "fusions[0]", "host.launch", "loads_long", "evidence.hopper"):
-        assert place in message
+        load(*lines)
+    for fault in faults:
+        assert fault in str(caught.value)
 
 
-def test_an_unknown_key_and_an_unknown_name_are_refused(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text("name: mine\nextends: pytorch_eager\ncolour: red\n...\n")
-    with pytest.raises(CalibrationError, match="colour"):
-        load_stack(file)
+def test_an_unknown_name_is_refused():
     with pytest.raises(CalibrationError, match="pytorch_eager"):
         load_stack("no_such_stack")
 
 
-def test_a_profile_may_state_how_much_longer_a_family_takes(tmp_path):
-    file = tmp_path / "slow.yaml"
-    file.write_text(
-        "name: slow\nextends: pytorch_eager\ndescription: slow\nsource: made up\n"
-        "kernel_time_ratio: {memory: 2, attention: {hopper: 3, default: 1.5}}\n...\n"
-    )
-    stack = load_stack(file)
-    assert stack.time_ratio("memory", "volta") == 2
-    assert stack.time_ratio("attention", "hopper") == 3
-    assert stack.time_ratio("attention", "ampere") == 1.5
-    assert stack.time_ratio("gemm", "ampere") == 1
+def test_a_profile_may_state_how_much_longer_a_family_takes(load):
+    stack = load("kernel_time_ratio: {memory: 2, attention: {hopper: 3, default: 1.5}}")
+    asked = [("memory", "volta"), ("attention", "hopper"), ("attention", "ampere"), ("gemm", "x")]
+    assert [stack.time_ratio(*words) for words in asked] == [2, 3, 1.5, 1]
 
 
-def test_an_unknown_family_and_a_ratio_of_zero_are_both_named(tmp_path):
-    file = tmp_path / "wrong.yaml"
-    file.write_text(
-        "name: wrong\nextends: pytorch_eager\ndescription: wrong\nsource: made up\n"
-        "kernel_time_ratio: {products: 2, memory: {volta: 0}}\n...\n"
-    )
-    with pytest.raises(CalibrationError) as caught:
-        load_stack(file)
-    for fault in (
-        "products (line 5): unknown key",
-        "memory.volta (line 5): must be at least 0.001",
-    ):
-        assert f"kernel_time_ratio.{fault}" in str(caught.value)
-
-
-def test_a_profile_may_state_habits_and_how_tables_are_treated(tmp_path):
-    file = tmp_path / "old.yaml"
-    file.write_text(
-        "name: old\nextends: pytorch_eager\ndescription: old\nsource: made up\n"
-        "habits: [blocking_copies]\n"
-        "tables: {lookup_kernel: table_batched, key_time: 9 ns, updates_all_rows: true}\n...\n"
-    )
-    stack = load_stack(file)
+def test_a_profile_may_state_habits_and_how_tables_are_treated(load):
+    tables = "{lookup_kernel: table_batched, key_time: 9 ns, updates_all_rows: true}"
+    stack = load("habits: [blocking_copies]", f"tables: {tables}")
     assert stack.habits == {FrameworkBehaviour.BLOCKING_COPIES}
     assert stack.tables == TableHandling("table_batched", key_ns=9.0, updates_all_rows=True)
-
-
-def test_faults_in_how_tables_are_treated_are_all_named(tmp_path):
-    file = tmp_path / "wrong.yaml"
-    file.write_text(
-        "name: wrong\nextends: pytorch_eager\ndescription: wrong\nsource: made up\n"
-        "habits: [whistling]\ntables: {lookup_kernel: magic, updates_all_rows: 3, rows: 1}\n...\n"
-    )
-    with pytest.raises(CalibrationError) as caught:
-        load_stack(file)
-    for fault in ("habits[0]", "tables.rows (line 6): unknown key", "got 'magic'", "got 3"):
-        assert fault in str(caught.value)
-
-
-BEGINNING = "name: mine\nextends: pytorch_eager\ndescription: mine\nsource: made up\n"
 
 
 def test_a_stack_that_was_cut_is_refused_wherever_it_was_cut(tmp_path):
@@ -156,8 +138,6 @@ def test_a_stack_that_was_cut_is_refused_wherever_it_was_cut(tmp_path):
         ),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_place(tmp_path, line, place):
-    file = tmp_path / "mine.yaml"
-    file.write_text(f"{BEGINNING}{line}\n...\n")
+def test_a_wrong_value_is_refused_with_its_place(load, line, place):
     with pytest.raises(CalibrationError, match=place):
-        load_stack(file)
+        load(line)

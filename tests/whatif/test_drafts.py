@@ -18,8 +18,9 @@ from perfmodel.graph.durations import build_durations
 from perfmodel.graph.program import PLAIN, LaneKind
 from perfmodel.whatif.drafts import JobDraft, ProgramDraft, edit_programs
 from perfmodel.whatif.pinning import pin_durations
-from tests.builders import JobSketch, times_by_label
+from tests.builders import JobSketch
 from tests.strategies import JobSize, random_jobs
+from tests.whatif.jobs import times
 
 
 def remove_labels(job, *labels):
@@ -30,46 +31,48 @@ def remove_labels(job, *labels):
     return edit_programs(job, edit)
 
 
-def times(job):
-    durations = stated_durations(job)
-    return times_by_label(job, durations, replay(job, durations).last)
+def sketch(lanes, *tasks):
+    """A job of one rank: its lanes by name, and tasks as (name, lane, ns, waits)."""
+    made = JobSketch()
+    rank = made.rank(**lanes)
+    for name, lane, duration_ns, after in tasks:
+        rank.task(name, lane, duration_ns, after=after)
+    return made.build()[0]
 
 
-def test_whoever_waited_for_a_removed_task_waits_for_what_it_waited_for():
-    sketch = JobSketch()
-    rank = sketch.rank(host=LaneKind.HOST, stream=LaneKind.COMPUTE, other=LaneKind.COMPUTE)
-    rank.task("launch", "host", 10)
-    rank.task("kernel", "stream", 50, after=["launch"])
-    rank.task("middle", "other", 30, after=["kernel"])
-    rank.task("end", "stream", 5, after=["middle"])
-    job, _ = sketch.build()
-
-    # launch 0..10, kernel 10..60, middle 60..90, end 90..95; without the middle end is 60..65.
-    assert times(job)["0/end"] == (90, 95)
-    assert times(remove_labels(job, "middle"))["0/end"] == (60, 65)
+HOST_AND_STREAMS = {
+    "host": LaneKind.HOST, "stream": LaneKind.COMPUTE, "other": LaneKind.COMPUTE,
+}  # fmt: skip
+LAUNCHED = (("launch", "host", 10, ()), ("kernel", "stream", 50, ["launch"]))
 
 
-def test_the_next_task_of_a_lane_waits_for_what_a_removed_one_waited_for():
-    sketch = JobSketch()
-    rank = sketch.rank(host=LaneKind.HOST, stream=LaneKind.COMPUTE)
-    rank.task("launch", "host", 10)
-    rank.task("kernel", "stream", 50, after=["launch"])
-    rank.task("synchronise", "host", 3, after=["kernel"])
-    rank.task("print", "host", 7)
-    job, _ = sketch.build()
+@pytest.mark.parametrize(
+    ("tasks", "before", "after"),
+    [
+        # launch 0..10, kernel 10..60, middle 60..90, end 90..95; without the middle end is 60..65.
+        (
+            [("middle", "other", 30, ["kernel"]), ("end", "stream", 5, ["middle"])],
+            (90, 95),
+            (60, 65),
+        ),
+        # The next task of a lane waits for what a removed one waited for.
+        ([("middle", "host", 3, ["kernel"]), ("end", "host", 7, ())], (63, 70), (60, 67)),
+    ],
+)
+def test_whoever_waited_for_a_removed_task_waits_for_what_it_waited_for(tasks, before, after):
+    job = sketch(HOST_AND_STREAMS, *LAUNCHED, *tasks)
 
-    assert times(job)["0/print"] == (63, 70)
-    assert times(remove_labels(job, "synchronise"))["0/print"] == (60, 67)
+    assert times(job)["0/end"] == before
+    assert times(remove_labels(job, "middle"))["0/end"] == after
 
 
 def test_lags_and_distances_add_up_over_a_removed_task():
-    sketch = JobSketch()
-    rank = sketch.rank(one=LaneKind.COMPUTE, two=LaneKind.COMPUTE, three=LaneKind.COMPUTE)
-    rank.task("first", "one", 10)
-    rank.task("middle", "two", 4, after=[Dependency(0, lag_ns=2, distance=1)])
-    rank.task("last", "three", 6, after=[Dependency(1, lag_ns=3, distance=1)])
-    job, _ = sketch.build()
-
+    job = sketch(
+        dict.fromkeys(("one", "two", "three"), LaneKind.COMPUTE),
+        ("first", "one", 10, ()),
+        ("middle", "two", 4, [Dependency(0, lag_ns=2, distance=1)]),
+        ("last", "three", 6, [Dependency(1, lag_ns=3, distance=1)]),
+    )
     program = remove_labels(job, "middle").programs[0]
 
     # Whether it is the lane of `middle` or `first` that made it late, two iterations lie between.
@@ -79,13 +82,13 @@ def test_lags_and_distances_add_up_over_a_removed_task():
 
 
 def test_collectives_are_numbered_again_without_the_removed_one():
-    sketch = JobSketch()
+    made = JobSketch()
     for _ in range(2):
-        rank = sketch.rank(stream=LaneKind.COMMUNICATION)
+        rank = made.rank(stream=LaneKind.COMMUNICATION)
         for name in ("a", "b", "c"):
             rank.meet(name, "stream", 10)
-    sketch.group(0, 1)
-    job, _ = sketch.build()
+    made.group(0, 1)
+    job, _ = made.build()
 
     left = remove_labels(job, "b")
 
@@ -95,11 +98,8 @@ def test_collectives_are_numbered_again_without_the_removed_one():
 
 
 def test_a_task_can_be_put_in_and_moved_to_a_lane_of_its_own():
-    sketch = JobSketch()
-    rank = sketch.rank(stream=LaneKind.COMPUTE)
-    rank.task("a", "stream", 10)
-    rank.task("b", "stream", 20)
-    job, _ = sketch.build()
+    stream = {"stream": LaneKind.COMPUTE}
+    job = sketch(stream, ("a", "stream", 10, ()), ("b", "stream", 20, ()))
 
     def edit(program):
         op = replace(program.op(0), name="new", duration_ns=5)
@@ -113,9 +113,7 @@ def test_a_task_can_be_put_in_and_moved_to_a_lane_of_its_own():
 
 
 def test_a_rank_without_any_task_is_refused():
-    sketch = JobSketch()
-    sketch.rank(stream=LaneKind.COMPUTE).task("a", "stream", 10)
-    job, _ = sketch.build()
+    job = sketch({"stream": LaneKind.COMPUTE}, ("a", "stream", 10, ()))
 
     with pytest.raises(ScenarioError, match="Narrow the pattern"):
         remove_labels(job, "a")

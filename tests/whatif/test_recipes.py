@@ -10,7 +10,7 @@ from tests.whatif.jobs import span_ns, times, training_job
 
 FASTER = """
 words:
-  rest: [{say: All else stays.}]
+  rest: All else stays.
 recipes:
   faster_gemm:
     does: GEMMs take *factor* of their time, and kernels like *gone* are not launched.
@@ -18,7 +18,7 @@ recipes:
       factor: {is: factor, default: 0.5}
       gone: {is: pattern, optional: true}
     words:
-      too: [{when: {gone: given}, say: " and {gone} disappears"}, {say: ""}]
+      too: [{when: {gone: given}, say: " and {gone} disappears"}, ""]
     assumes: ["GEMMs take {factor}{too}. {rest}"]
     steps:
       - select: {match: gemm, lane: compute}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from collectives.collective import Collective, CollectiveKind
+from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import JobGraph, RankMemory
 from perfmodel.graph.ops import Communication, Op
+from perfmodel.stacks.capabilities import Fusion
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.workloads import Workload, build_workload
+from perfmodel.workloads import Workload, build_job, build_workload, parse_workload
 from perfmodel.workloads.jobs import apply_stack_defaults
 from perfmodel.workloads.transformer.layout import Layout
 from perfmodel.workloads.transformer.shapes import (
@@ -17,6 +20,12 @@ from perfmodel.workloads.transformer.shapes import (
     stage_parameters,
 )
 from perfmodel.workloads.transformer.spec import ModelSection
+
+STACK = replace(
+    load_stack("pytorch_fused"),
+    fusions=frozenset({Fusion.NORM, Fusion.SWIGLU, Fusion.ROTARY, Fusion.CROSS_ENTROPY}),
+)
+"""Only these chains are fused."""
 
 
 def memory_of(workload: Workload, **where: int) -> tuple[RankMemory, ...]:
@@ -59,3 +68,40 @@ def active_parameter_count(model: ModelSection) -> int:
     shape = layer_shape(model, tp=1, is_expert=True)
     idle = sum(shape.expert_tensors) * (model.experts - model.top_k) // model.experts
     return count - (model.layers - model.dense_layers) * idle
+
+
+def tiny(*, parallel=None, training=None, batch=4, **model):
+    """A Transformer of four layers that can be counted on paper."""
+    return parse_workload(
+        {
+            "name": "tiny", "family": "transformer", "description": "tiny", "source": "made up",
+            "batch": batch, "sequence_length": 16,
+            "model": {
+                "layers": 4, "hidden": 8, "heads": 4, "kv_heads": 2, "ffn": 24, "vocab": 10,
+                "gated_ffn": True, "positions": "rotary", "bias": False, "norm": "rms_norm",
+                "tied_embeddings": False, **model,
+            },
+            "parallel": {"micro_batch": 2, "tp": 1, "pp": 1, **(parallel or {})},
+            "training": training or {},
+        },
+        document="tiny",
+    )  # fmt: skip
+
+
+def job_of(spec, *, ranks=1, ranks_per_host=8):
+    """A sound job of *spec* under STACK."""
+    job = build_job(spec, rank_count=ranks, ranks_per_host=ranks_per_host, stack=STACK)
+    check_job(job)
+    return job
+
+
+def ops_of(job, kind, prefix="", rank=0):
+    """Labels and ops of *kind* whose label has *prefix* in it."""
+    return [
+        (name, op) for name, op in iter_ops(job, rank) if isinstance(op, kind) and prefix in name
+    ]
+
+
+def bytes_of(job, kind, prefix="", rank=0):
+    """Bytes of all collectives of *kind* whose label starts with *prefix*."""
+    return sum(call.size_bytes for call in collectives_of(job, kind, prefix, rank))

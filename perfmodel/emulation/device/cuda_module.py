@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -18,6 +20,7 @@ import torch.nn.parallel._functions
 import torch.nn.parallel.comm
 from torch._dynamo import trace_rules
 
+from perfmodel.base.documents import load_yaml
 from perfmodel.emulation.device.cuda_types import (
     VirtualEvent,
     VirtualGraph,
@@ -28,10 +31,10 @@ from perfmodel.emulation.device.cuda_types import (
 )
 from perfmodel.emulation.device.gpu import VirtualGpu, address_of
 
-CUDA_VERSION = "12.8"
-CUDNN_VERSION = 91_002
-NCCL_VERSION = 22_703
-"""Versions that scripts see; no answer depends on them."""
+_CUDA_VERSION = "12.8"
+"""What scripts see; no answer depends on it."""
+_MODULES = (torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory)
+"""Where functions about memory are."""
 
 
 class CudaModule:
@@ -46,11 +49,13 @@ class CudaModule:
         # torch._dynamo, which meta kernels import, lists functions of torch by identity and
         # refuses one function under two names: let it make its list of the originals.
         trace_rules.get_torch_obj_rule_map()
+        for modules, answers in load_yaml(Path(__file__).with_suffix(".yaml")).items():
+            for module in modules.split(", "):
+                _answer(attrgetter(module)(torch), **answers)
         self._install_devices()
         self._install_streams()
         self._install_memory()
         self._install_random()
-        self._install_core()
         self._install_pinning()
         _install_scatter()
         _install_profiler()
@@ -61,7 +66,7 @@ class CudaModule:
     def _current(self) -> int:
         return self._gpu.recorder.state().device
 
-    def set_device(self, device: Any) -> None:
+    def _set_device(self, device: Any) -> None:
         """Make *device* the current one of this thread.
 
         Only now CUDA counts as initialised: a device mesh looks at that to choose a
@@ -76,13 +81,19 @@ class CudaModule:
             )
         self._gpu.recorder.state().set_device(index)
 
+    def _exchange_device(self, index: int) -> int:
+        state = self._gpu.recorder.state()
+        old = state.device
+        if index >= 0:
+            state.set_device(index)
+        return old
+
     def _init(self) -> None:
         self._is_initialized = True
 
     def _install_devices(self) -> None:
         gpu, cuda, model = self._gpu, torch.cuda, self._gpu.model
         major, minor = model.capability
-        context = _make_device_context(gpu)
         properties = SimpleNamespace(
             name=model.name, major=major, minor=minor, warp_size=32, is_integrated=0,
             total_memory=model.memory_bytes, multi_processor_count=model.multiprocessors,
@@ -98,131 +109,123 @@ class CudaModule:
             init=self._init,
             _lazy_init=self._init,
             current_device=self._current,
-            set_device=self.set_device,
-            device=context,
-            _DeviceGuard=context,
-            device_of=lambda tensor: context(tensor.get_device() if tensor.is_cuda else -1),
+            set_device=self._set_device,
+            _exchange_device=self._exchange_device,
+            _maybe_exchange_device=self._exchange_device,
         )
         _answer(
             cuda,
-            is_available=True,
-            _is_compiled=True,
             device_count=gpu.count,
             get_device_properties=properties,
-            get_device_name=model.name,
-            get_device_capability=model.capability,
             is_bf16_supported=major >= 8,
             is_tf32_supported=major >= 8,
             get_arch_list=[f"sm_{major}{minor}"],
-            can_device_access_peer=True,
-            utilization=100,
         )
         for module in (cuda, cuda.profiler):
-            _answer(module, cudart=_Runtime(), check_error=None)
-
-    def _install_streams(self) -> None:
-        gpu, cuda = self._gpu, torch.cuda
-        event = type("Event", (VirtualEvent,), {"gpu": gpu})
-        stream = type("Stream", (VirtualStream,), {"gpu": gpu, "event_type": event})
-        external = type("ExternalStream", (stream,), {})
-        graph = type("CUDAGraph", (VirtualGraph,), {"gpu": gpu})
-        context = _make_stream_context(gpu)
-        for module in (cuda, cuda.streams):
-            _replace(module, Stream=stream, Event=event, ExternalStream=external)
-        _replace(
-            cuda,
-            synchronize=partial(synchronize, gpu),
-            current_stream=lambda device=None: stream(
-                stream_id=gpu.recorder.state().stream.value, device_index=device_index(gpu, device)
-            ),
-            default_stream=lambda device=None: stream(
-                stream_id=0, device_index=device_index(gpu, device)
-            ),
-            set_stream=partial(_set_stream, gpu),
-            StreamContext=context,
-            stream=context,
-            CUDAGraph=graph,
-        )
-        _replace(cuda.graphs, CUDAGraph=graph)
-        _answer(cuda.graphs, _graph_pool_handle=(0, 0))
-        ranges = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart",
-                  "deviceRangeEnd")  # fmt: skip
-        quiet = SimpleNamespace()
-        _answer(quiet, **dict.fromkeys(ranges, 0))
-        _replace(torch.cuda.nvtx, _nvtx=quiet)
-        _answer(cuda, is_current_stream_capturing=False)
-        _answer(
-            torch.accelerator,
-            is_available=True,
-            device_count=gpu.count,
-            current_accelerator=torch.device("cuda"),
-        )
+            _answer(module, cudart=_Runtime())
+        accelerator = torch.device("cuda")
+        _answer(torch.accelerator, device_count=gpu.count, current_accelerator=accelerator)
         _replace(
             torch.accelerator,
             current_device_index=self._current,
             current_device_idx=self._current,
-            set_device_index=self.set_device,
-            set_device_idx=self.set_device,
-            synchronize=cuda.synchronize,
-            current_stream=cuda.current_stream,
-            set_stream=cuda.set_stream,
+            set_device_index=self._set_device,
+            set_device_idx=self._set_device,
+        )
+        _answer(
+            torch._C,
+            _nccl_version_suffix=b"",
+            _get_accelerator=accelerator,
+            _cuda_getDeviceCount=gpu.count,
+        )
+        _replace(
+            torch._C,
+            _cuda_getDevice=self._current,
+            _cuda_setDevice=self._set_device,
+            _cuda_isInBadFork=lambda: gpu.recorder.is_forked,
+            _cuda_exchangeDevice=self._exchange_device,
+            _cuda_maybeExchangeDevice=self._exchange_device,
+        )
+        torch.version.cuda = _CUDA_VERSION
+
+    def _install_streams(self) -> None:
+        gpu, cuda, state = self._gpu, torch.cuda, self._gpu.recorder.state
+        event = type("Event", (VirtualEvent,), {"gpu": gpu})
+        stream = type("Stream", (VirtualStream,), {"gpu": gpu, "event_type": event})
+        external = type("ExternalStream", (stream,), {})
+        graph = type("CUDAGraph", (VirtualGraph,), {"gpu": gpu})
+
+        def current_stream(device: Any = None) -> Any:
+            index = device_index(gpu, device)
+            return stream(stream_id=state().stream.value, device_index=index)
+
+        def set_stream(stream: Any) -> None:
+            if stream is not None:
+                state().stream.value = stream.stream_id
+
+        shared = {
+            "synchronize": partial(synchronize, gpu),
+            "current_stream": current_stream,
+            "set_stream": set_stream,
+        }
+        for module in (cuda, cuda.streams):
+            _replace(module, Stream=stream, Event=event, ExternalStream=external)
+        for module in (cuda, cuda.graphs):
+            _replace(module, CUDAGraph=graph)
+        for module in (cuda, torch.accelerator):
+            _replace(module, **shared)
+        _replace(
+            cuda,
+            default_stream=lambda device=None: stream(
+                stream_id=0, device_index=device_index(gpu, device)
+            ),
+        )
+        _answer(cuda.graphs, _graph_pool_handle=(0, 0))
+        _replace(
+            torch._C,
+            _cuda_getCurrentRawStream=lambda _: state().stream.value,
+            _cuda_getDefaultStream=lambda device: (0, device, 1),
+            _cuda_synchronize=shared["synchronize"],
         )
 
     def _install_memory(self) -> None:
         gpu, memory = self._gpu, self._gpu.memory
 
-        def held(device: Any = None) -> int:
-            return memory.allocated_bytes(device_index(gpu, device))
-
-        def peak(device: Any = None) -> int:
-            return memory.peak_bytes[device_index(gpu, device)]
-
         def statistics(device: Any = None) -> dict[str, int]:
+            index = device_index(gpu, device)
             words: dict[str, int] = defaultdict(int)
             for kind in ("allocated", "active", "reserved", "requested"):
-                words[f"{kind}_bytes.all.current"] = held(device)
-                words[f"{kind}_bytes.all.peak"] = peak(device)
+                words[f"{kind}_bytes.all.current"] = memory.allocated_bytes(index)
+                words[f"{kind}_bytes.all.peak"] = memory.peak_bytes[index]
             return words
 
-        functions: dict[str, Callable[..., Any]] = {
-            "memory_allocated": held,
-            "max_memory_allocated": peak,
-            "memory_reserved": held,
-            "max_memory_reserved": peak,
-            "memory_cached": held,
-            "max_memory_cached": peak,
-            "memory_stats": statistics,
-            "memory_stats_as_nested_dict": lambda device=None: dict(statistics(device)),
-            "mem_get_info": lambda device=None: (
-                memory.capacity_bytes - held(device),
-                memory.capacity_bytes,
-            ),
-            "memory_summary": lambda device=None, **_: (
-                f"allocated {held(device)} bytes, at most {peak(device)} bytes"
-            ),
-            "memory_snapshot": _always([]),
-            "reset_peak_memory_stats": lambda device=None: memory.reset_peak(
-                device_index(gpu, device)
-            ),
-        }
-        functions |= dict.fromkeys(
-            ("empty_cache", "ipc_collect", "reset_accumulated_memory_stats",
-             "set_per_process_memory_fraction", "_record_memory_history"), _always(None),
-        )  # fmt: skip
-        functions["reset_max_memory_allocated"] = functions["reset_peak_memory_stats"]
-        functions["reset_max_memory_cached"] = functions["reset_peak_memory_stats"]
-        for module in (torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory):
-            _replace(module, **{name: f for name, f in functions.items() if hasattr(module, name)})
-        _replace(torch.accelerator, get_memory_info=functions["mem_get_info"])
+        def free_and_all(device: Any = None) -> tuple[int, int]:
+            held = memory.allocated_bytes(device_index(gpu, device))
+            return memory.capacity_bytes - held, memory.capacity_bytes
+
+        def reset_peak(device: Any = None) -> None:
+            memory.reset_peak(device_index(gpu, device))
+
+        # All that torch says about memory it reads from these.
+        for module in _MODULES:
+            _replace(module, memory_stats=statistics, reset_peak_memory_stats=reset_peak)
+        for module in _MODULES[:2]:
+            _replace(module, memory_stats_as_nested_dict=statistics, mem_get_info=free_and_all)
+        _replace(torch.accelerator, get_memory_info=free_and_all)
+        _replace(
+            torch._C,
+            _cuda_memorySnapshot=lambda *_: {"segments": [], "device_traces": []},
+            _cuda_hostMemoryStats=dict,
+        )
 
     def _install_random(self) -> None:
-        """Random numbers on the device have no values, so that a seed changes nothing."""
+        """Random numbers on the device have no values: some scripts read a state and set it."""
         count = self._gpu.count
         # Seed and offset, as on a real device.
         state = torch.zeros(16, dtype=torch.uint8)
 
         class DeviceGenerator(torch.Generator):
-            """The generator of the device: some scripts read its state and set it."""
+            """The generator of the device."""
 
             def get_state(self) -> torch.Tensor:
                 return state.clone()
@@ -230,53 +233,13 @@ class CudaModule:
             def set_state(self, _: torch.Tensor) -> Self:
                 return self
 
-        functions: dict[str, Callable[..., Any]] = dict.fromkeys(
-            ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state",
-             "set_rng_state_all"),
-            _always(None),
-        )  # fmt: skip
-        functions |= {
-            "get_rng_state": lambda *_, **__: state.clone(),
-            "get_rng_state_all": lambda: [state.clone() for _ in range(count)],
-            "initial_seed": _always(0),
-        }
         for module in (torch.cuda, torch.cuda.random):
-            _replace(module, **functions)
+            _replace(
+                module,
+                get_rng_state=lambda *_, **__: state.clone(),
+                get_rng_state_all=lambda: [state.clone() for _ in range(count)],
+            )
         torch.cuda.default_generators = tuple(DeviceGenerator() for _ in range(count))
-
-    def _install_core(self) -> None:
-        gpu, core = self._gpu, torch._C
-        state = gpu.recorder.state
-        _answer(
-            core,
-            _nccl_version=NCCL_VERSION,
-            _nccl_version_suffix=b"",
-            _get_accelerator=torch.device("cuda"),
-            _host_emptyCache=None,
-            _cuda_getDeviceCount=gpu.count,
-            _cuda_emptyCache=None,
-            _cuda_isCurrentStreamCapturing=False,
-            _cuda_getCompiledVersion=12_080,
-            _cuda_record_memory_history=None,
-            _cuda_cudaHostAllocator=0,
-        )
-        _replace(
-            core,
-            _cuda_getDevice=self._current,
-            _cuda_setDevice=self.set_device,
-            _cuda_getCurrentRawStream=lambda _: state().stream.value,
-            _cuda_isInBadFork=lambda: gpu.recorder.is_forked,
-            _cuda_synchronize=partial(synchronize, gpu),
-            _cuda_exchangeDevice=partial(_exchange_device, gpu),
-            _cuda_maybeExchangeDevice=partial(_exchange_device, gpu),
-            _cuda_getDefaultStream=lambda device: (0, device, 1),
-            _cuda_memorySnapshot=lambda *_: {"segments": [], "device_traces": []},
-            _cuda_hostMemoryStats=dict,
-        )
-        torch.version.cuda = CUDA_VERSION
-        _answer(torch.backends.cuda, is_built=True)
-        # Weights of recurrent layers are not packed, which has no meaning here.
-        _answer(torch.backends.cudnn, is_available=True, version=CUDNN_VERSION, is_acceptable=False)
 
     def _install_pinning(self) -> None:
         pinned = self._gpu.pinned
@@ -316,55 +279,6 @@ class _Runtime:
         if not name.startswith("cuda"):
             raise AttributeError(name)
         return _always(0)
-
-
-def _exchange_device(gpu: VirtualGpu, index: int) -> int:
-    state = gpu.recorder.state()
-    old = state.device
-    if index >= 0:
-        state.set_device(index)
-    return old
-
-
-def _set_stream(gpu: VirtualGpu, stream: Any) -> None:
-    if stream is not None:
-        gpu.recorder.state().stream.value = stream.stream_id
-
-
-def _make_device_context(gpu: VirtualGpu) -> type[Any]:
-    class DeviceContext:
-        """`torch.cuda.device`: another current device for a while."""
-
-        def __init__(self, device: Any) -> None:
-            is_none = device is None or (isinstance(device, int) and device < 0)
-            self.idx = -1 if is_none else device_index(gpu, device)
-            self.prev_idx = -1
-
-        def __enter__(self) -> None:
-            self.prev_idx = _exchange_device(gpu, self.idx)
-
-        def __exit__(self, *_: object) -> None:
-            _exchange_device(gpu, self.prev_idx)
-
-    return DeviceContext
-
-
-def _make_stream_context(gpu: VirtualGpu) -> type[Any]:
-    class StreamContext:
-        """`torch.cuda.stream`: another current stream for a while."""
-
-        def __init__(self, stream: Any) -> None:
-            self.stream = stream
-            self._old = 0
-
-        def __enter__(self) -> None:
-            self._old = gpu.recorder.state().stream.value
-            _set_stream(gpu, self.stream)
-
-        def __exit__(self, *_: object) -> None:
-            gpu.recorder.state().stream.value = self._old
-
-    return StreamContext
 
 
 def _install_profiler() -> None:

@@ -51,8 +51,7 @@ def describe_call(op: Any, args: Args, kwargs: Kwargs, outputs: list[Tensor]) ->
     inputs: list[list[Any]] = []
     arguments: dict[str, Any] = {}
     for place, schema in enumerate(op._schema.arguments):
-        default = kwargs.get(schema.name, schema.default_value)
-        value = args[place] if place < len(args) else default
+        value = argument(args, kwargs, place, schema.name, schema.default_value)
         tensors = tensors_in(value)
         inputs += [describe_tensor(schema.name, tensor) for tensor in tensors]
         plain = None if tensors else _plain(value)
@@ -83,6 +82,11 @@ def describe_kernel(
         "written": [],
         "arguments": arguments,
     }
+
+
+def argument(args: Args, kwargs: Kwargs, place: int, name: str, default: Any = None) -> Any:
+    """The argument of a call that its schema has at *place*."""
+    return args[place] if place < len(args) else kwargs.get(name, default)
 
 
 def schema_name(op: Any) -> str:

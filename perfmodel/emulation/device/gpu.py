@@ -18,7 +18,7 @@ from perfmodel.emulation.device.memory import DeviceMemory
 from perfmodel.emulation.device.native import NativeDevice
 from perfmodel.emulation.device.recorder import Recorder
 from perfmodel.emulation.device.values import Values
-from perfmodel.emulation.workers import DeviceFacts
+from perfmodel.emulation.request import DeviceFacts
 
 GIB = 2**30
 
@@ -46,17 +46,12 @@ class VirtualGpu:
         )
         self.peak_place = "no allocation"
         self.pinned: set[int] = set()
-        self.kernels: dict[Any, Any] = {}
 
     def empty(
         self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: int
     ) -> Tensor:
         """A new tensor on *device*."""
         return self.memory.empty(size, stride, dtype, device)
-
-    def like(self, tensor: Tensor) -> Tensor:
-        """A new tensor of the same shape, strides and format."""
-        return self.memory.empty(tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
 
     def launch(
         self,

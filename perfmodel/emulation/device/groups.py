@@ -80,22 +80,20 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """Reduce to a root."""
         self._reduce_known(tensors, opts)
-        return self._run("reduce", tensors, tensors, opts, root=getattr(opts, "rootRank", 0))
+        return self._run("reduce", tensors, tensors, opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """Broadcast; integers really come from the root."""
-        root, exchange = getattr(opts, "rootRank", 0), self._exchange
-        for tensor in filter(exchange.carries, tensors):
-            topic, own = f"{self._topic}/broadcast", exchange.own(tensor)
-            value = exchange.from_source(topic, self._ranks[root], own, tensor.dtype)
-            exchange.write(tensor, value)
-        return self._run("broadcast", tensors, tensors, opts, root=root)
+        for tensor in filter(self._exchange.carries, tensors):
+            own = self._exchange.own(tensor)
+            self._exchange.write(tensor, self._from_root("broadcast", opts, own, tensor.dtype))
+        return self._run("broadcast", tensors, tensors, opts)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """All-gather to lists of tensors."""
         for targets, source in zip(outputs, inputs, strict=True):
             self._gather_known(targets, source)
-        return self._run("all_gather", inputs, outputs, opts, total=tensors_in(outputs))
+        return self._run("all_gather", inputs, outputs, opts)
 
     allgather_coalesced = allgather
 
@@ -105,7 +103,7 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
             with self._recorder.paused():
                 pieces = output.reshape(-1).chunk(len(self._ranks)) if source.numel() else ()
             self._gather_known(list(pieces), source)
-        return self._run("all_gather", [source], [output], opts, total=[output])
+        return self._run("all_gather", [source], [output], opts)
 
     _allgather_base = all_gather_single
 
@@ -113,7 +111,7 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Any:
         """Several all-gathers as one kernel."""
-        return self._run("all_gather", inputs, outputs, opts, total=outputs)
+        return self._run("all_gather", inputs, outputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -138,35 +136,28 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
             sent = _pieces(source, input_splits, len(self._ranks))
             taken = _pieces(output, output_splits, len(self._ranks))
         self._swap_known(taken, sent)
-        splits = [_bytes([piece]) for piece in sent]
-        return self._run("all_to_all", [source], [output], opts, splits=splits)
+        return self._run("all_to_all", [source], [output], opts, pieces=sent)
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """All-to-all of a list of tensors."""
         self._swap_known(outputs, inputs)
-        splits = [_bytes([piece]) for piece in inputs]
-        return self._run("all_to_all", inputs, outputs, opts, splits=splits)
+        return self._run("all_to_all", inputs, outputs, opts, pieces=inputs)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """Gather at a root."""
-        root = getattr(opts, "rootRank", 0)
         self._gather_known(outputs[0] if outputs else [], inputs[0])
-        return self._run("gather", inputs, outputs, opts, root=root)
+        return self._run("gather", inputs, outputs, opts)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
         """Scatter from a root."""
-        root = getattr(opts, "rootRank", 0)
         if self._exchange.carries(outputs[0]):
             whole = self._join_known(inputs[0]) if inputs else None
-            value = self._exchange.from_source(
-                f"{self._topic}/scatter", self._ranks[root], whole, outputs[0].dtype
-            )
-            shape = (len(self._ranks), -1)
-            own = None if value is None else value.reshape(shape)[self._own_rank]
-            self._exchange.write(outputs[0], own)
-        return self._run("scatter", outputs, outputs, opts, root=root)
+            value = self._from_root("scatter", opts, whole, outputs[0].dtype)
+            parts = None if value is None else value.reshape((len(self._ranks), -1))
+            self._exchange.write(outputs[0], None if parts is None else parts[self._own_rank])
+        return self._run("scatter", outputs, outputs, opts)
 
     def send(self, tensors: list[Tensor], target: int, tag: int = 0) -> Any:
         """Send to a member."""
@@ -201,21 +192,19 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
         result: Any,
         opts: Any,
         *,
-        total: list[Tensor] | None = None,
-        root: int = 0,
         peer: int | None = None,
-        splits: list[int] | None = None,
+        pieces: list[Tensor] | None = None,
     ) -> Any:
         recorder = self._recorder
         recorder.check_running()
         words = {
             "call": call,
             "group": self._given_name,
-            "bytes": _bytes(tensors if total is None else total),
+            "bytes": sum(_sizes(tensors_in(result) if call == "all_gather" else tensors)),
             "dtype": DTYPE_WORDS[str(tensors[0].dtype)] if tensors else "fp32",
-            "root": root,
+            "root": getattr(opts, "rootRank", 0),
             "peer": peer,
-            "splits": splits,
+            "splits": None if pieces is None else _sizes(pieces),
             "line": script_line(),
         }
         device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
@@ -242,6 +231,12 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
                 known = self._exchange.gpu.values.known(tensor)
                 if known is not None:
                     known.mul_(len(self._ranks))
+
+    def _from_root(
+        self, call: str, opts: Any, own: Tensor | None, dtype: torch.dtype
+    ) -> Tensor | None:
+        root = self._ranks[getattr(opts, "rootRank", 0)]
+        return self._exchange.from_source(f"{self._topic}/{call}", root, own, dtype)
 
     def _gather_known(self, targets: list[Tensor], source: Tensor) -> None:
         if self._exchange.carries(source):
@@ -276,8 +271,8 @@ def _done(future: Any, result: Any) -> Any:
     return _create_work_from_future(future)
 
 
-def _bytes(tensors: list[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+def _sizes(tensors: list[Tensor]) -> list[int]:
+    return [tensor.numel() * tensor.itemsize for tensor in tensors]
 
 
 def _pieces(tensor: Tensor, splits: list[int], count: int) -> list[Tensor]:

@@ -64,16 +64,12 @@ class NativeDevice:
 
     def __init__(self, device_count: int) -> None:
         self._engine = _compile(CODE)
-        ctypes.c_int8.from_address(self._variable("devices")).value = device_count
-        self.log_count = self._number("log_count")
-        self.freed_count = self._number("freed_count")
-        self.log: Any = (ctypes.c_int64 * LOG_FIELDS * LOG_ENTRIES).from_address(
-            self._variable("log")
-        )
-        self.freed: Any = (ctypes.c_int64 * RING_ENTRIES).from_address(self._variable("freed"))
-        self.freed_bytes: Any = (ctypes.c_int64 * MOST_DEVICES).from_address(
-            self._variable("freed_bytes")
-        )
+        self._variable("devices", ctypes.c_int8).value = device_count
+        self.log_count = self._variable("log_count", ctypes.c_int64)
+        self.log = self._variable("log", ctypes.c_int64 * LOG_FIELDS * LOG_ENTRIES)
+        self.freed_count = self._variable("freed_count", ctypes.c_int64)
+        self.freed = self._variable("freed", ctypes.c_int64 * RING_ENTRIES)
+        self.freed_bytes = self._variable("freed_bytes", ctypes.c_int64 * MOST_DEVICES)
         self.delete_tensor = self.function("delete_tensor")
         self._find_state = ctypes.CFUNCTYPE(ctypes.c_void_p)(self.function("state"))
 
@@ -90,11 +86,8 @@ class NativeDevice:
         """The state of the calling thread."""
         return ThreadState(self._find_state())
 
-    def _variable(self, name: str) -> int:
-        return int(self._engine.get_global_value_address(name))
-
-    def _number(self, name: str) -> ctypes.c_int64:
-        return ctypes.c_int64.from_address(self._variable(name))
+    def _variable(self, name: str, kind: Any) -> Any:
+        return kind.from_address(self._engine.get_global_value_address(name))
 
     def _install_guard(self) -> None:
         table = (ctypes.c_void_p * len(GUARD_SLOTS))(*map(self.function, GUARD_SLOTS))

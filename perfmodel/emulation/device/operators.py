@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
+from torch.utils._pytree import tree_map, tree_map_only
 
 from perfmodel.emulation.device.descriptions import (
     Args,
     Kwargs,
+    argument,
     describe_call,
     is_inexact,
     schema_name,
@@ -38,32 +40,18 @@ _MOST_ON_HOST = 1 << 26
 _WITHOUT_KERNEL = ("aten.empty", "aten.new_empty")
 _TRUE, _FALSE, _NAMED_DEVICE, _HOST = object(), object(), object(), object()
 
+Place = tuple[int, str]
+"""Where an argument is in a call, and its name."""
 _NO_META_KERNEL = "no fake impl registered"
 """Part of torch's message about a custom operator without a meta kernel."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorPlan:
+class TensorPlan(NamedTuple):
     """An output to be made."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """An argument that the operator writes to."""
-
-    place: int
-    name: str
-    is_keyword: bool
-    aliases: tuple[str, ...]
-
-    def of(self, args: Args, kwargs: Kwargs) -> Any:
-        if self.is_keyword or self.name in kwargs:
-            return kwargs.get(self.name)
-        return args[self.place] if self.place < len(args) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +64,7 @@ class CallPlan:
 
     kind: int | None
     outputs: Any
-    resized: tuple[tuple[_Written, TensorPlan], ...]
+    resized: tuple[tuple[Place, TensorPlan], ...]
     has_integers_only: bool
 
 
@@ -89,11 +77,7 @@ class OperatorKernel:
         self._name = str(op)
         self._memo: dict[Any, CallPlan] = {}
         schema = op._schema
-        self._written = tuple(
-            _Written(place, arg.name, arg.kwarg_only, tuple(sorted(arg.alias_info.before_set)))
-            for place, arg in enumerate(schema.arguments)
-            if arg.alias_info is not None and arg.alias_info.is_write
-        )
+        self._written = _written_arguments(schema)
         self._returned = _returned_arguments(schema, self._written)
         self._floats_matter = any(word in self._name for word in _FLOATS_MATTER)
         self._is_comparison = schema_name(op) in COMPARISONS
@@ -112,12 +96,12 @@ class OperatorKernel:
                 self._memo[key] = plan
         device = gpu.device_of(args, kwargs)
         for written, wanted in plan.resized:
-            written.of(args, kwargs).data = self._build(wanted, device)
+            argument(args, kwargs, *written).data = self._build(wanted, device)
         if plan.kind is not None:
             recorder.launch(self.kind_of_call(plan.kind, args, kwargs), device, 1)
         result = self._build(plan.outputs, device)
         if self._returned is not None:
-            result = [written.of(args, kwargs) for written in self._returned]
+            result = [argument(args, kwargs, *returned) for returned in self._returned]
         is_known = plan.has_integers_only and gpu.values.compute(
             self._op, args, kwargs, tensors_in(result)
         )
@@ -134,13 +118,13 @@ class OperatorKernel:
 
     def _forget(self, args: Args, kwargs: Kwargs) -> None:
         for written in self._written:
-            for tensor in tensors_in(written.of(args, kwargs)):
+            for tensor in tensors_in(argument(args, kwargs, *written)):
                 if tensor.is_cuda:
                     self._gpu.values.forget(tensor)
 
     def _build(self, outputs: Any, device: int) -> Any:
         if type(outputs) is TensorPlan:
-            return self._gpu.memory.empty(outputs.size, outputs.stride, outputs.dtype, device)
+            return self._gpu.memory.empty(*outputs, device)
         if type(outputs) is list:
             return [self._build(part, device) for part in outputs]
         if type(outputs) is tuple:
@@ -150,7 +134,7 @@ class OperatorKernel:
     def _plan(self, args: Args, kwargs: Kwargs) -> CallPlan:
         """Ask torch's meta kernel for shapes."""
         args = with_tensors(self._op, args)
-        meta_args, meta_kwargs = _convert((args, kwargs), META, _meta_tensor)
+        meta_args, meta_kwargs = _convert((args, kwargs), META)
         if meta_kwargs.get("pin_memory"):
             meta_kwargs["pin_memory"] = False
         try:
@@ -159,16 +143,19 @@ class OperatorKernel:
             # Anything else is a mistake of the script, such as shapes that do not fit.
             if not isinstance(fault, NotImplementedError) and _NO_META_KERNEL not in str(fault):
                 raise
-            meta_args, meta_kwargs = _convert((args, kwargs), _CPU, _host_tensor)
+            meta_args, meta_kwargs = _convert((args, kwargs), _CPU)
             result = self._ask_host(meta_args, meta_kwargs, fault)
         # Arguments to which the meta kernel gave another shape.
         resized = []
         for written in self._written:
-            tensor, meta = written.of(args, kwargs), written.of(meta_args, meta_kwargs)
+            tensor = argument(args, kwargs, *written)
+            meta = argument(meta_args, meta_kwargs, *written)
             if isinstance(tensor, Tensor) and tensor.is_cuda and tensor.shape != meta.shape:
-                resized.append((written, _plan_of(meta)))
+                resized.append((written, _tensor_plan(meta)))
         result = _keep_channels_last(self._name, meta_args, result)
-        outputs = None if self._returned is not None else _plan_of(result)
+        outputs = None
+        if self._returned is None:
+            outputs = tree_map_only(Tensor, _tensor_plan, result)
         made = tensors_in(result) if self._returned is None else []
         kind = None
         if not self._name.startswith(_WITHOUT_KERNEL):
@@ -221,17 +208,23 @@ def is_view(op: Any) -> bool:
     return alias is not None and not alias.is_write
 
 
-def _returned_arguments(schema: Any, written: tuple[_Written, ...]) -> list[_Written] | None:
+def _written_arguments(schema: Any) -> dict[Place, tuple[str, ...]]:
+    """The arguments that an operator writes to, with their aliases."""
+    return {
+        (place, argument.name): tuple(sorted(argument.alias_info.before_set))
+        for place, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    }
+
+
+def _returned_arguments(schema: Any, written: dict[Place, tuple[str, ...]]) -> list[Place] | None:
     """The returned arguments of an operator that writes in place or to `out`."""
     if not schema.returns:
         return [] if written else None
     if schema.returns[0].alias_info is None:
         return None
-    found = []
-    for returned in schema.returns:
-        aliases = tuple(sorted(returned.alias_info.before_set))
-        found.append(next(one for one in written if one.aliases == aliases))
-    return found
+    of_aliases = {aliases: place for place, aliases in reversed(written.items())}
+    return [of_aliases[tuple(sorted(one.alias_info.before_set))] for one in schema.returns]
 
 
 def _key(args: Args, kwargs: Kwargs) -> Any:
@@ -265,17 +258,18 @@ def _key_of(value: Any) -> Any:  # noqa: PLR0911  the hottest function: the usua
     return value
 
 
-def _convert(value: Any, device: torch.device, tensor: Callable[[Tensor], Tensor]) -> Any:
-    """*value* with all tensors put through *tensor*, without generators, and on *device*."""
-    if isinstance(value, Tensor):
-        return tensor(value)
-    if isinstance(value, torch.device):
-        return device if value.type == "cuda" else value
-    if isinstance(value, dict):
-        return {key: _convert(item, device, tensor) for key, item in value.items()}
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return type(value)([_convert(item, device, tensor) for item in value])
-    return None if isinstance(value, torch.Generator) else value
+def _convert(value: Any, device: torch.device) -> Any:
+    """*value* with all tensors on *device*, without generators."""
+    make = _meta_tensor if device is META else _host_tensor
+
+    def convert(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return make(item)
+        if isinstance(item, torch.device):
+            return device if item.type == "cuda" else item
+        return None if isinstance(item, torch.Generator) else item
+
+    return tree_map(convert, value)
 
 
 def _meta_tensor(tensor: Tensor) -> Tensor:
@@ -293,14 +287,8 @@ def _host_tensor(tensor: Tensor) -> Tensor:
     return made.normal_(generator=torch.Generator()) if is_inexact(tensor) else made
 
 
-def _plan_of(result: Any) -> Any:
-    if isinstance(result, Tensor):
-        return TensorPlan(tuple(result.shape), tuple(result.stride()), result.dtype)
-    if isinstance(result, list):
-        return [_plan_of(part) for part in result]
-    if isinstance(result, tuple):
-        return tuple(_plan_of(part) for part in result)
-    return result
+def _tensor_plan(tensor: Tensor) -> TensorPlan:
+    return TensorPlan(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
 
 
 def _keep_channels_last(name: str, args: tuple[Any, ...], result: Any) -> Any:

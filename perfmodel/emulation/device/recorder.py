@@ -28,6 +28,7 @@ from perfmodel.emulation.device.descriptions import script_line
 from perfmodel.emulation.device.native import NativeDevice, ThreadState
 from perfmodel.emulation.device.native_code import LOG_ENTRIES
 from perfmodel.emulation.rank_record import DEVICE_SHIFT, CallType
+from perfmodel.emulation.request import Emulation
 
 _LOGGED = {
     1: CallType.RECORD,
@@ -57,7 +58,7 @@ class Recorder:
         self.is_on = False
         self.is_over = False
         self.is_forked = False
-        self.calls: list[tuple[int, int, int, int, int]] = []
+        self.calls: list[Any] = []
         self.kinds: list[dict[str, Any]] = []
         self.collectives: list[dict[str, Any]] = []
         self.operator_names: list[str] = []
@@ -103,8 +104,7 @@ class Recorder:
         state = self._states.get(thread) or self.state()
         stream = state.stream.value | device << DEVICE_SHIFT
         operator = self._operator(thread, kind, depth + 1)
-        self.flush()
-        self.calls.append((CallType.KERNEL, kind, thread, stream, operator))
+        self._add(CallType.KERNEL, kind, thread, stream, operator)
 
     def note(self, kind: int, depth: int = 1) -> None:
         """An operator that launches nothing, such as a view."""
@@ -115,20 +115,17 @@ class Recorder:
 
     def communicate(self, call: dict[str, Any], stream: int) -> None:
         """A collective on *stream*."""
-        if not self.is_on:
-            return
-        self.flush()
-        self.collectives.append(call)
-        number, thread = len(self.collectives) - 1, get_ident()
-        operator = self._new_operator(call["call"])
-        self.calls.append((CallType.COLLECTIVE, number, thread, stream, operator))
-        self._place.pop(thread, None)
+        if self.is_on:
+            self.collectives.append(call)
+            number, thread = len(self.collectives) - 1, get_ident()
+            operator = self._new_operator(call["call"])
+            self._add(CallType.COLLECTIVE, number, thread, stream, operator)
+            self._place.pop(thread, None)
 
     def synchronize(self, call_type: CallType, what: int = 0) -> None:
         """The host waits for the device."""
         if self.is_on:
-            self.flush()
-            self.calls.append((call_type, what, get_ident(), self.stream(), _NO_OPERATOR))
+            self._add(call_type, what, get_ident(), self.stream(), _NO_OPERATOR)
 
     def count_placeholder(self, what: str) -> None:
         """A placeholder was used for a value that a real device computes."""
@@ -152,6 +149,10 @@ class Recorder:
             yield
         finally:
             self.is_on = was_on
+
+    def _add(self, *call: int) -> None:
+        self.flush()
+        self.calls.append(call)
 
     def flush(self) -> None:
         """Move what native code logged to the calls."""
@@ -203,14 +204,14 @@ class StepWatch:
     The last warm-up iteration is recorded too, because the first steady one waits for its events.
     """
 
-    def __init__(self, recorder: Recorder, *, warmup: int, iterations: int, runs_on: bool) -> None:
+    def __init__(self, recorder: Recorder, request: Emulation) -> None:
         self.step_count = 0
         self.boundaries: list[int] = []
         self.step_cpu_s: list[float] = []
         self._recorder = recorder
-        self._warmup = warmup
-        self._last = warmup + iterations
-        self._runs_on = runs_on
+        self._warmup = request.warmup
+        self._last = request.warmup + request.iterations
+        self._runs_on = request.runs_on
         self._watched: int | None = None
         self._has_gradients = False
         self._cleared_count = 0

@@ -24,12 +24,12 @@ import yaml
 from torch import Tensor
 
 from embeddings.distribution import observe
-from perfmodel.emulation.device.descriptions import Args, Kwargs, schema_name
+from perfmodel.emulation.device.descriptions import Args, Kwargs, argument, schema_name
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.native import keep_for_ever
 from perfmodel.emulation.device.operators import Kernel, OperatorKernel, is_view, view_kernel
 from perfmodel.emulation.device.sparse import sparse_kernel
-from perfmodel.emulation.device.special import SPECIAL, special_kernel
+from perfmodel.emulation.device.special import META_KERNELS, SPECIAL, special_kernel
 
 _LIST = "packaged/ATen/native/native_functions.yaml"
 _MADE_OF_OTHERS_ON_CPU = (
@@ -66,6 +66,8 @@ def register_kernels(gpu: VirtualGpu) -> None:
             op = _find(name)
             if op is not None and not _has_kernel(op, key):
                 aten.impl(_full_name(op), make(op), key)
+    for name, kernel in META_KERNELS.items():
+        aten.impl(name, kernel, "Meta")
     # These are above autograd and at the device.
     chosen: dict[str, Kernel] = {"scaled_dot_product_attention": attend}
     for mode, (name, gates) in enumerate(_RNN_GATES.items()):
@@ -139,7 +141,7 @@ class LookupKernel(OperatorKernel):
 
     def __init__(self, gpu: VirtualGpu, op: Any) -> None:
         super().__init__(gpu, op)
-        names = [argument.name for argument in op._schema.arguments]
+        names = [one.name for one in op._schema.arguments]
         self._place = names.index("indices")
 
     def kind_of_call(self, kind: int, args: Args, kwargs: Kwargs) -> int:
@@ -147,7 +149,7 @@ class LookupKernel(OperatorKernel):
         recorder = self._gpu.recorder
         if not recorder.is_on:
             return kind
-        indices: Tensor = args[self._place] if self._place < len(args) else kwargs["indices"]
+        indices: Tensor = argument(args, kwargs, self._place, "indices")
         known = self._gpu.values.known(indices)
         if known is None or known.numel() == 0:
             recorder.count_placeholder("indices of a lookup")
@@ -169,44 +171,26 @@ def attend(
     enable_gqa: bool = False,
 ) -> Tensor:
     """`scaled_dot_product_attention` by the kernel that a GPU would choose."""
-    is_fusable = query.dim() == 4 and query.shape[-1] <= _MOST_HEAD_DIM
-    if (
-        is_fusable
-        and attn_mask is None
-        and query.dtype in _HALF
-        and torch._C._get_flash_sdp_enabled()
-    ):
-        result = _aten._scaled_dot_product_flash_attention(
-            query, key, value, dropout_p, is_causal, False, scale=scale
-        )
-        return result[0]
-    if is_fusable and not enable_gqa and torch._C._get_mem_efficient_sdp_enabled():
-        return _attend_efficiently(query, key, value, attn_mask, dropout_p, is_causal, scale)
-    result = _aten._scaled_dot_product_attention_math(
-        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale,
-        enable_gqa=enable_gqa,
-    )  # fmt: skip
-    return result[0]
-
-
-def _attend_efficiently(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    is_causal: bool,
-    scale: float | None,
-) -> Tensor:
-    if mask is not None:
-        if mask.dtype == torch.bool:
-            mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
-        mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    keeps_sums = any(tensor.requires_grad for tensor in (query, key, value))
-    result = _aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, keeps_sums, dropout, is_causal, scale=scale
+    is_fusable, tensors = (
+        query.dim() == 4 and query.shape[-1] <= _MOST_HEAD_DIM,
+        (query, key, value),
     )
-    return result[0]
+    is_plain = attn_mask is None and query.dtype in _HALF
+    if is_fusable and is_plain and torch._C._get_flash_sdp_enabled():
+        attention, more = _aten._scaled_dot_product_flash_attention, (dropout_p, is_causal, False)
+    elif is_fusable and not enable_gqa and torch._C._get_mem_efficient_sdp_enabled():
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:
+                attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
+            attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
+        keeps_sums = any(tensor.requires_grad for tensor in tensors)
+        attention = _aten._scaled_dot_product_efficient_attention
+        more = (attn_mask, keeps_sums, dropout_p, is_causal)
+    else:
+        attention = partial(_aten._scaled_dot_product_attention_math, enable_gqa=enable_gqa)
+        more = (attn_mask, dropout_p, is_causal, None)
+    result: Tensor = attention(*tensors, *more, scale=scale)[0]
+    return result
 
 
 def _recurrent(mode: int, gates: int) -> tuple[Kernel, Kernel]:

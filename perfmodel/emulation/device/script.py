@@ -40,21 +40,17 @@ class RankRun:
 
     def __init__(self, gpu: VirtualGpu, order: WorkerOrder, rank: int) -> None:
         self._gpu = gpu
-        self._order = order
+        self._request = order.request
+        self._folder = Path(order.folder)
         self._rank = rank
         self._is_compiled = False
         self._was_stopped = False
         running = frozenset(order.ranks)
-        store = FileStore(str(Path(order.folder) / "store"), -1)
-        self._throttle = Throttle(Path(order.folder), is_needed=len(running) > MOST_WORKING)
+        store = FileStore(str(self._folder / "store"), -1)
+        self._throttle = Throttle(self._folder, is_needed=len(running) > MOST_WORKING)
         exchange = Exchange(gpu, rank, running, store, self._throttle)
-        self._distributed = Distributed(exchange, world_size=order.world_size)
-        self._steps = StepWatch(
-            gpu.recorder,
-            warmup=order.warmup,
-            iterations=order.iterations,
-            runs_on=order.runs_on,
-        )
+        self._distributed = Distributed(exchange, world_size=order.request.ranks)
+        self._steps = StepWatch(gpu.recorder, order.request)
 
     def run(self) -> int:
         """Run the script and write the record; its exit code."""
@@ -74,27 +70,27 @@ class RankRun:
         sys.meta_path.insert(0, TorchvisionFinder())
         code = self._run_script()
         faulthandler.cancel_dump_traceback_later()
-        (Path(self._order.folder) / f"rank_{self._rank}.json").write_bytes(to_bytes(self._record()))
+        (self._folder / f"rank_{self._rank}.json").write_bytes(to_bytes(self._record()))
         return code
 
     def _set_environment(self) -> None:
-        order, local_size = self._order, self._order.local_size
+        ranks, local_size = self._request.ranks, self._request.local_size
         values = {
             "RANK": self._rank,
             "LOCAL_RANK": self._rank % local_size,
-            "WORLD_SIZE": order.world_size,
+            "WORLD_SIZE": ranks,
             "LOCAL_WORLD_SIZE": local_size,
             "GROUP_RANK": self._rank // local_size,
-            "GROUP_WORLD_SIZE": -(-order.world_size // local_size),
+            "GROUP_WORLD_SIZE": -(-ranks // local_size),
             "ROLE_RANK": self._rank,
-            "ROLE_WORLD_SIZE": order.world_size,
+            "ROLE_WORLD_SIZE": ranks,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": _MASTER_PORT,
             "TORCHELASTIC_RUN_ID": "perfmodel",
             "TORCHELASTIC_RESTART_COUNT": 0,
             "TORCHELASTIC_MAX_RESTARTS": 0,
         }
-        if not order.is_plain:
+        if not self._request.is_plain:
             os.environ.update({name: str(value) for name, value in values.items()})
         if "OMP_NUM_THREADS" not in os.environ:
             # As torchrun: ranks share the cores of a host.
@@ -124,7 +120,7 @@ class RankRun:
         def spawn(
             fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, *_: Any, **__: Any
         ) -> None:
-            local_size = self._order.local_size
+            local_size = self._request.local_size
             if nprocs != local_size:
                 raise RuntimeError(
                     f"{script_line()}: the script starts {nprocs} processes on this host, but "
@@ -148,17 +144,17 @@ class RankRun:
         kind.__next__ = take
 
     def _watch_time(self) -> None:
-        if self._order.timeout_s is not None:
-            path = Path(self._order.folder) / f"hang_{self._rank}.txt"
+        if self._request.timeout_s is not None:
+            path = self._folder / f"hang_{self._rank}.txt"
             # Left open: faulthandler writes to it from another thread when the time is over.
             stream = path.open("w", encoding="utf-8")
             self._hang_file = stream
-            faulthandler.dump_traceback_later(self._order.timeout_s, exit=True, file=stream)
+            faulthandler.dump_traceback_later(self._request.timeout_s, exit=True, file=stream)
 
     def _run_script(self) -> int:
         code = 0
         try:
-            _run_words(self._order.words)
+            _run_words(self._request.words)
         except ScriptStop:
             self._was_stopped = True
         except SystemExit as stop:

@@ -8,11 +8,13 @@ determine their result.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
+from torch.utils._pytree import tree_map_only
 
 from perfmodel.emulation.device.descriptions import schema_name, tensors_in
 from perfmodel.emulation.device.gpu import VirtualGpu
@@ -82,8 +84,8 @@ def _host_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
         device = next((part.get_device() for part in inputs if part.is_cuda), 0)
         if sum(part.numel() for part in inputs) > _MOST_ON_HOST:
             raise gpu.refuse_operator(str(op), "too many entries to run on the CPU")
-        host_args = [_on_host(gpu, arg) for arg in args]
-        host_kwargs = {name: _on_host(gpu, arg) for name, arg in kwargs.items()}
+        kinds, convert = (Tensor, torch.device), partial(_on_host, gpu)
+        host_args, host_kwargs = tree_map_only(kinds, convert, (args, kwargs))
         try:
             result = op(*host_args, **host_kwargs)
         except NotImplementedError as fault:
@@ -106,13 +108,9 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 
 
 def _on_host(gpu: VirtualGpu, value: Any) -> Any:
-    """*value* with CPU tensors: positions where they are known, else the first ones."""
-    if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
-        return type(value)([_on_host(gpu, item) for item in value])
+    """A device or tensor on the CPU, with positions where they are known, else the first ones."""
     if isinstance(value, torch.device):
         return torch.device("cpu")
-    if not isinstance(value, Tensor):
-        return value
     if value.layout is torch.strided:
         known = gpu.values.known(value)
         return torch.ones(value.shape, dtype=value.dtype) if known is None else known

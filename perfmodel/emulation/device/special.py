@@ -7,13 +7,15 @@ largest one possible, and the recorder counts it as a placeholder.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
-from perfmodel.emulation.device.descriptions import Args, is_inexact, schema_name, tensors_in
+from perfmodel.emulation.device.descriptions import Args, is_inexact, schema_name
 from perfmodel.emulation.device.gpu import VirtualGpu, address_of
 from perfmodel.emulation.device.memory import contiguous_stride
 from perfmodel.emulation.device.operators import CPU_KEYS, Kernel, OperatorKernel
@@ -179,18 +181,18 @@ def index(gpu: VirtualGpu, op: Any, tensor: Tensor, indices: Sequence[Any], **kw
     for one in indices:
         is_mask = one is not None and one.dtype in (torch.bool, torch.uint8)
         places += one.nonzero().unbind(1) if is_mask else [one]
-    kernel = gpu.kernels.get(op)
-    if kernel is None:
-        kernel = gpu.kernels[op] = OperatorKernel(gpu, op)
-    return kernel(tensor, places, **kwargs)
+    return _generic_kernel(gpu, op)(tensor, places, **kwargs)
+
+
+_generic_kernel = cache(OperatorKernel)
 
 
 def to_device(gpu: VirtualGpu, result: Any, device: int) -> Any:
     """*result* of a CPU operator on the device, with the values that are kept there."""
-    if isinstance(result, tuple | list):
-        return type(result)(to_device(gpu, part, device) for part in result)
-    if not isinstance(result, Tensor):
-        return result
+    return tree_map_only(Tensor, partial(_to_device, gpu, device), result)
+
+
+def _to_device(gpu: VirtualGpu, device: int, result: Tensor) -> Tensor:
     if result.layout is torch.sparse_coo:
         parts = to_device(gpu, (result._indices(), result._values()), device)
         return torch.ops.aten._sparse_coo_tensor_unsafe(
@@ -198,65 +200,13 @@ def to_device(gpu: VirtualGpu, result: Any, device: int) -> Any:
         )
     if result.layout in COMPRESSED:
         names = (*COMPRESSED[result.layout], "values")
-        starts, inside, entries = (
-            to_device(gpu, getattr(result, name)(), device) for name in names
-        )
+        starts, inside, entries = to_device(gpu, [getattr(result, n)() for n in names], device)
         return torch.sparse_compressed_tensor(
             starts, inside, entries, result.shape, layout=result.layout, check_invariants=False
         )
     made = gpu.empty(result.shape, result.stride(), result.dtype, device)
     gpu.values.set(made, result)
     return made
-
-
-def batch_norm_kernel(gpu: VirtualGpu, op: Any, *args: Any) -> Any:
-    """The kernels of SyncBatchNorm, which have no meta kernel."""
-    image, device = args[0], args[0].get_device()
-    name = schema_name(op)
-    if name.endswith("elemt"):
-        made = [gpu.like(image)]
-    else:
-        dtype = torch.float32 if image.dtype in _WIDE else image.dtype
-        count = 4 if name == "batch_norm_backward_reduce" else 2
-        made = [gpu.empty((image.shape[1],), (1,), dtype, device) for _ in range(count)]
-    gpu.launch(str(op), device, inputs=tensors_in(args), outputs=made)
-    return made[0] if len(made) == 1 else tuple(made)
-
-
-def rnn_backward(gpu: VirtualGpu, op: Any, inputs: Tensor, weights: Any, *args: Any) -> Any:
-    """The backward pass of cuDNN's recurrent layers."""
-    hidden, cell, device = args[2], args[3], inputs.get_device()
-    no_tensor = gpu.empty((0,), (1,), inputs.dtype, device)
-    made = [gpu.like(inputs), gpu.like(hidden), no_tensor if cell is None else gpu.like(cell)]
-    gradients = [gpu.like(weight) for weight in weights]
-    gpu.launch(str(op), device, inputs=[inputs, *weights, hidden], outputs=[*made, *gradients])
-    return (*made, gradients)
-
-
-def gru_cell(gpu: VirtualGpu, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """A step of a gated recurrent cell without its GEMMs: the state and five gates."""
-    tensors, hidden = tensors_in([*args, *kwargs.values()]), args[2]
-    batch, size = hidden.shape
-    made = _make_dense(gpu, hidden, (batch, size), (batch, 5 * size))
-    gpu.launch(str(op), hidden.get_device(), inputs=tensors, outputs=made)
-    return tuple(made)
-
-
-def gru_cell_backward(
-    gpu: VirtualGpu, op: Any, gradient: Tensor, workspace: Tensor, *_: Any
-) -> Any:
-    """Gradients of the gates of input and state, of the state, and of both biases."""
-    batch, size = gradient.shape
-    gates, bias = (batch, 3 * size), (3 * size,)
-    made = _make_dense(gpu, gradient, gates, gates, (batch, size), bias, bias)
-    gpu.launch(str(op), gradient.get_device(), inputs=[gradient, workspace], outputs=made)
-    return tuple(made)
-
-
-def _make_dense(gpu: VirtualGpu, like: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:
-    """Dense tensors of *shapes* with the format and device of *like*."""
-    device = like.get_device()
-    return [gpu.empty(shape, contiguous_stride(shape), like.dtype, device) for shape in shapes]
 
 
 def equal(gpu: VirtualGpu, op: Any, first: Tensor, second: Tensor) -> bool:
@@ -296,13 +246,6 @@ _HANDLERS: dict[Handler, tuple[str, ...]] = {
         "unique_dim", "bincount",
     ),
     index: ("index.Tensor",),
-    batch_norm_kernel: (
-        "batch_norm_stats", "batch_norm_gather_stats", "batch_norm_gather_stats_with_counts",
-        "batch_norm_elemt", "batch_norm_backward_elemt", "batch_norm_backward_reduce",
-    ),
-    rnn_backward: ("_cudnn_rnn_backward",),
-    gru_cell: ("_thnn_fused_gru_cell",),
-    gru_cell_backward: ("_thnn_fused_gru_cell_backward",),
     equal: ("equal",),
     (lambda *_, **__: False): (
         "is_pinned", "_use_cudnn_ctc_loss", "_use_cudnn_ctc_loss.Tensor", "_use_miopen_ctc_loss",
@@ -312,3 +255,40 @@ _HANDLERS: dict[Handler, tuple[str, ...]] = {
 }  # fmt: skip
 SPECIAL = {name: handler for handler, names in _HANDLERS.items() for name in names}
 """The handler of each special operator of aten."""
+
+
+def _sums(image: Tensor, count: int) -> tuple[Tensor, ...]:
+    """Sums per channel."""
+    dtype = torch.float32 if image.dtype in _WIDE else image.dtype
+    return tuple(image.new_empty(image.shape[1], dtype=dtype) for _ in range(count))
+
+
+def _rnn_gradients(data: Tensor, weights: list[Tensor], *args: Any) -> tuple[Any, ...]:
+    hidden, cell = args[2:4]
+    of_cell = data.new_empty(0) if cell is None else torch.empty_like(cell)
+    of_weights = [torch.empty_like(weight) for weight in weights]
+    return torch.empty_like(data), torch.empty_like(hidden), of_cell, of_weights
+
+
+def _gates(like: Tensor, *counts: int) -> tuple[Tensor, ...]:
+    return tuple(like.new_empty(like.shape[0], count * like.shape[1]) for count in counts)
+
+
+META_KERNELS: dict[str, Kernel] = {
+    # SyncBatchNorm.
+    "batch_norm_stats": lambda image, *_: _sums(image, 2),
+    "batch_norm_gather_stats": lambda image, *_: _sums(image, 2),
+    "batch_norm_gather_stats_with_counts": lambda image, *_: _sums(image, 2),
+    "batch_norm_elemt": lambda image, *_: torch.empty_like(image),
+    "batch_norm_backward_elemt": lambda image, *_: torch.empty_like(image),
+    "batch_norm_backward_reduce": lambda image, *_: _sums(image, 4),
+    # Recurrent layers of cuDNN, and cells without their GEMMs: the state and five gates; gradients
+    # of the gates of input and state, of the state, and of both biases.
+    "_cudnn_rnn_backward": _rnn_gradients,
+    "_thnn_fused_gru_cell": lambda _, __, hidden, *___: _gates(hidden, 1, 5),
+    "_thnn_fused_gru_cell_backward": lambda gradient, *_: (
+        *_gates(gradient, 3, 3, 1),
+        *(gradient.new_empty(3 * gradient.shape[1]) for _ in range(2)),
+    ),
+}
+"""The shapes of operators that torch has no meta kernels for."""

@@ -9,10 +9,12 @@ recorder counts them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from perfmodel.emulation.device.descriptions import is_inexact, schema_name
 
@@ -84,36 +86,27 @@ class Values:
     ) -> bool:
         """Give *outputs* of *op* their values; whether those of all inputs are known."""
         name = schema_name(op)
+        given = {key: arg for key, arg in kwargs.items() if key not in ("out", "pin_memory")}
         try:
-            host_args = [self._host(arg, name) for arg in with_tensors(op, args)]
-            host_kwargs = {
-                key: torch.empty(arg.shape, dtype=arg.dtype)
-                if key == "out"
-                else self._host(arg, name)
-                for key, arg in kwargs.items()
-            }
+            host_args, host_kwargs = tree_map_only(
+                Tensor, partial(self._host_tensor, name), (with_tensors(op, args), given)
+            )
         except LookupError:
             if name in _SETTLED and len(outputs) == 1 and outputs[0].numel() == 1:
                 self.set(outputs[0], torch.tensor(_SETTLED[name]))
                 return True
             return False
+        if "out" in kwargs:
+            host_kwargs["out"] = torch.empty(kwargs["out"].shape, dtype=kwargs["out"].dtype)
         if "device" in host_kwargs:
             host_kwargs["device"] = torch.device("cpu")
-        host_kwargs.pop("pin_memory", None)
         result = op(*host_args, **host_kwargs)
         results = result if isinstance(result, tuple | list) else (result,)
         for output, value in zip(outputs, results, strict=True):
             self.set(output, value)
         return True
 
-    def _host(self, arg: Any, name: str) -> Any:
-        if isinstance(arg, Tensor):
-            return self._host_tensor(arg, name)
-        if isinstance(arg, list | tuple) and any(isinstance(item, Tensor) for item in arg):
-            return [self._host(item, name) for item in arg]
-        return arg
-
-    def _host_tensor(self, tensor: Tensor, name: str) -> Tensor:
+    def _host_tensor(self, name: str, tensor: Tensor) -> Tensor:
         value = self.known(tensor)
         if value is not None:
             return value

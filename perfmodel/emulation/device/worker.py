@@ -60,7 +60,7 @@ def main() -> NoReturn:
 
 
 def _make_gpu(order: WorkerOrder) -> VirtualGpu:
-    gpu = VirtualGpu(order.device, order.ranks_per_host)
+    gpu = VirtualGpu(order.device, order.request.host_size)
     gpu.native.install()
     CudaModule(gpu).install()
     install_storages(gpu)

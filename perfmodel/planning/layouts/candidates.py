@@ -6,7 +6,7 @@ Fields that the user set with `--set` are fixed; all others are searched.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -98,129 +98,133 @@ def iter_candidates(
     spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, *, stated: Collection[str] = ()
 ) -> Iterator[Candidate]:
     """Every layout of *spec* on *cluster*; fields in *stated* keep their values."""
+    options = LayoutOptions(spec, cluster, stack, stated)
     ranks = cluster.rank_count
-    fixed = {word for word, field in FIELDS.items() if field in stated}
-    for tp in _tensor_sizes(spec, cluster, fixed):
-        for pp in _stage_counts(spec, ranks // tp, fixed):
-            for further in _iter_further(spec, cluster, stack, ranks // (tp * pp), fixed):
-                split = {"tp": tp, "pp": pp, "dp": None, **further}
-                for changes in _iter_changes(spec, split, ranks, fixed):
-                    found = _complete(spec, cluster, stack, split | changes)
+    for tp in options.tensor_sizes():
+        for pp in options.stage_counts(ranks // tp):
+            for groups in options.iter_groups(ranks // (tp * pp)):
+                for changes in options.iter_changes({"tp": tp, "pp": pp, "dp": None, **groups}):
+                    found = options.complete(changes)
                     if found is not None:
                         yield found
 
 
-def _iter_further(
-    spec: TransformerSpec,
-    cluster: Cluster,
-    stack: SoftwareStack,
-    rest: int,
-    fixed: Collection[str],
-) -> Iterator[dict[str, int]]:
-    """Context and expert parallelism; only long sequences gain from being split."""
-    longest = min(spec.sequence_length // SHORTEST_SHARE, rest, cluster.ranks_per_host * 2)
-    shares = [spec.parallel.cp]
-    if "cp" not in fixed and not unfuses_attention(spec, stack):
-        shares = _powers(max(longest, 1))
-    divisions = [spec.parallel.ep]
-    if "ep" not in fixed and spec.model.has_experts:
-        most = min(spec.model.experts, rest, cluster.ranks_per_host * MOST_EXPERT_HOSTS)
-        divisions = [ep for ep in _powers(most) if spec.model.experts % ep == 0]
-    for cp in shares:
-        for ep in divisions:
+class LayoutOptions:
+    """The values that are tried for each field of a layout; those *stated* keep theirs."""
+
+    def __init__(
+        self,
+        spec: TransformerSpec,
+        cluster: Cluster,
+        stack: SoftwareStack,
+        stated: Collection[str] = (),
+    ) -> None:
+        self._spec, self._cluster, self._stack = spec, cluster, stack
+        self._fixed = {word for word, field in FIELDS.items() if field in stated}
+
+    def _stated(self, word: str) -> int | None:
+        """The size of a group or micro-batch, where the user set it."""
+        size: int | None = getattr(self._spec.parallel, word) if word in self._fixed else None
+        return size
+
+    def tensor_sizes(self) -> list[int]:
+        """Ranks of a tensor group: they divide ranks and heads, on two hosts at most."""
+        if stated := self._stated("tp"):
+            return [stated]
+        ranks, heads = self._cluster.rank_count, self._spec.model.heads
+        most = min(self._cluster.ranks_per_host * 2, ranks, heads)
+        return [tp for tp in _powers(most) if ranks % tp == 0 and heads % tp == 0]
+
+    def stage_counts(self, rest: int) -> list[int]:
+        """Numbers of stages that divide the *rest* of the ranks, and the layers or nearly so."""
+        if stated := self._stated("pp"):
+            return [stated] if rest % stated == 0 else []
+        layers = self._spec.model.layers
+        return [
+            pp
+            for pp in range(1, min(rest, layers, MOST_STAGES) + 1)
+            if rest % pp == 0
+            # Embedding and head are counted as a layer each or not at all.
+            and (
+                layers % pp == 0
+                or (layers + 2) % pp == 0
+                or -(-layers // pp) * pp <= MOST_UNEVEN * layers
+            )
+        ]
+
+    def iter_groups(self, rest: int) -> Iterator[dict[str, int]]:
+        """Context and expert parallelism; only long sequences gain from being split."""
+        spec, per_host = self._spec, self._cluster.ranks_per_host
+        shares, divisions = [spec.parallel.cp], [spec.parallel.ep]
+        if "cp" not in self._fixed and not unfuses_attention(spec, self._stack):
+            longest = min(spec.sequence_length // SHORTEST_SHARE, rest, per_host * 2)
+            shares = _powers(max(longest, 1))
+        if spec.model.has_experts and "ep" not in self._fixed:
+            most = min(rest, spec.model.experts, per_host * MOST_EXPERT_HOSTS)
+            divisions = [ep for ep in _powers(most) if spec.model.experts % ep == 0]
+        for cp, ep in product(shares, divisions):
             if rest % cp == 0:
                 yield {"cp": cp, "ep": ep}
 
+    def iter_changes(self, split: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """*split* with micro-batches, and the fields that do not change the groups of ranks."""
+        batch, copies = self._spec.batch, self._cluster.rank_count
+        copies //= split["tp"] * split["pp"] * split["cp"]
+        if batch % copies == 0:
+            settings = list(self._iter_settings(split, copies * split["cp"]))
+            for micro_batch in self.micro_batches(batch // copies):
+                for changes in settings:
+                    yield {**split, "micro_batch": micro_batch, **changes}
 
-def _iter_changes(
-    spec: TransformerSpec, split: dict[str, Any], ranks: int, fixed: Collection[str]
-) -> Iterator[dict[str, object]]:
-    """Micro-batches, and the fields that do not change the groups of ranks."""
-    dp = ranks // (split["tp"] * split["pp"] * split["cp"])
-    if spec.batch % dp:
-        return
-    for micro_batch in _micro_batches(spec, spec.batch // dp, fixed):
-        for changes in _iter_rest(spec, split, dp * split["cp"], fixed):
-            yield {"micro_batch": micro_batch, **changes}
+    def micro_batches(self, sequences: int) -> list[int]:
+        """Sequences of a micro-batch; they divide those of a rank."""
+        if stated := self._stated("micro_batch"):
+            return [stated]
+        return [size for size in _powers(min(sequences, MOST_SEQUENCES)) if sequences % size == 0]
 
-
-def _tensor_sizes(spec: TransformerSpec, cluster: Cluster, fixed: Collection[str]) -> list[int]:
-    if "tp" in fixed and spec.parallel.tp:
-        return [spec.parallel.tp]
-    model = spec.model
-    most = min(cluster.ranks_per_host * 2, cluster.rank_count, model.heads)
-    return [tp for tp in _powers(most) if cluster.rank_count % tp == 0 and model.heads % tp == 0]
-
-
-def _stage_counts(spec: TransformerSpec, rest: int, fixed: Collection[str]) -> list[int]:
-    if "pp" in fixed and spec.parallel.pp:
-        return [spec.parallel.pp] if rest % spec.parallel.pp == 0 else []
-    layers = spec.model.layers
-    return [
-        pp
-        for pp in range(1, min(rest, layers, MOST_STAGES) + 1)
-        if rest % pp == 0
-        and (_divides(layers, pp) or -(-layers // pp) * pp <= MOST_UNEVEN * layers)
-    ]
-
-
-def _divides(layers: int, pp: int) -> bool:
-    """Whether stages are equal, embedding and head counted as a layer each or not at all."""
-    return layers % pp == 0 or (layers + 2) % pp == 0
-
-
-def _micro_batches(spec: TransformerSpec, sequences: int, fixed: Collection[str]) -> list[int]:
-    if "micro_batch" in fixed and spec.parallel.micro_batch:
-        return [spec.parallel.micro_batch]
-    return [size for size in _powers(min(sequences, MOST_SEQUENCES)) if sequences % size == 0]
-
-
-def _iter_rest(
-    spec: TransformerSpec, split: dict[str, Any], dp: int, fixed: Collection[str]
-) -> Iterator[dict[str, object]]:
-    pp = split["pp"]
-    shardings = [StateSharding.NONE]
-    if dp > 1:
-        shardings = [StateSharding.ZERO1] + ([StateSharding.ZERO3] if pp == 1 else [])
-    if "sharding" in fixed:
-        shardings = [spec.parallel.sharding]
-    recomputes: tuple[Recompute, ...] = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL)
-    if "recompute" in fixed:
-        recomputes = (spec.training.recompute,)
-    runs = (spec.parallel.interleaving,) if "interleaving" in fixed else RUNS if pp > 1 else (1,)
-    splits: tuple[bool | None, ...] = (spec.parallel.sequence_parallel,)
-    if "sequence_parallel" not in fixed and split["tp"] > 1:
-        splits = (True, False)
-    words = ("sharding", "recompute", "interleaving", "sequence_parallel")
-    for values in product(shardings, recomputes, runs, splits):
-        yield dict(zip(words, values, strict=True))
-
-
-def _complete(
-    spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, changes: dict[str, Any]
-) -> Candidate | None:
-    parallel = {key: value for key, value in changes.items() if key != "recompute"}
-    runs = changes["interleaving"]
-    if runs > 1 and spec.model.layers % (changes["pp"] * runs):
-        return None
-    whole = spec.model_copy(
-        update={
-            "parallel": spec.parallel.model_copy(update=parallel),
-            "training": spec.training.model_copy(update={"recompute": changes["recompute"]}),
+    def _iter_settings(self, split: dict[str, Any], dp: int) -> Iterator[dict[str, Any]]:
+        parallel, pp = self._spec.parallel, split["pp"]
+        shardings = [StateSharding.NONE]
+        if dp > 1:
+            shardings = [StateSharding.ZERO1] + ([StateSharding.ZERO3] if pp == 1 else [])
+        is_split = "sequence_parallel" not in self._fixed and split["tp"] > 1
+        tried: dict[str, Sequence[object]] = {
+            "sharding": shardings,
+            "recompute": (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL),
+            "interleaving": RUNS if pp > 1 else (1,),
+            "sequence_parallel": (True, False) if is_split else (parallel.sequence_parallel,),
         }
-    )
-    try:
-        chosen = choose_layout(
-            whole,
-            rank_count=cluster.rank_count,
-            ranks_per_host=cluster.ranks_per_host,
-            memory_bytes=cluster.device.memory_bytes,
-            stack=stack,
+        stated = {"recompute": self._spec.training.recompute}
+        for word in self._fixed & set(tried):
+            tried[word] = [stated[word] if word in stated else getattr(parallel, word)]
+        for values in product(*tried.values()):
+            yield dict(zip(tried, values, strict=True))
+
+    def complete(self, changes: dict[str, Any]) -> Candidate | None:
+        """The layout with *changes*; None where layers or memory do not allow it."""
+        spec, cluster, runs = self._spec, self._cluster, changes["interleaving"]
+        if runs > 1 and spec.model.layers % (changes["pp"] * runs):
+            return None
+        parallel = {key: value for key, value in changes.items() if key != "recompute"}
+        whole = spec.model_copy(
+            update={
+                "parallel": spec.parallel.model_copy(update=parallel),
+                "training": spec.training.model_copy(update={"recompute": changes["recompute"]}),
+            }
         )
-    except WorkloadError:
-        return None
-    return Candidate(whole, chosen, stack)
+        try:
+            chosen = choose_layout(
+                whole,
+                rank_count=cluster.rank_count,
+                ranks_per_host=cluster.ranks_per_host,
+                memory_bytes=cluster.device.memory_bytes,
+                stack=self._stack,
+            )
+        except WorkloadError:
+            return None
+        return Candidate(whole, chosen, self._stack)
 
 
 def _powers(most: int) -> list[int]:
-    return [1 << exponent for exponent in range(max(most, 1).bit_length()) if 1 << exponent <= most]
+    """Powers of two up to *most*."""
+    return [1 << exponent for exponent in range(most.bit_length())]

@@ -64,7 +64,7 @@ def fastest_by_bound(
 ) -> Candidate:
     """The layout with the lowest bound among those that fit; nothing is replayed."""
     everything = list(iter_candidates(spec, cluster, stack, stated=stated))
-    fitting = _fitting(spec, cluster, stated, everything)
+    fitting = list_fitting(spec, cluster, stated, everything)
     bounds = Bounds(cluster, stack)
     # Limited by number, not by time: equal questions get equal answers.
     kinds = list(_by_layer(fitting).values())[:MOST_LAYERS]
@@ -123,17 +123,17 @@ def _search(
     cluster = machine[0]
     on_phase(f"{hosts} hosts: listing layouts", 0.0)
     everything = list(iter_candidates(spec, *machine, stated=question.stated))
-    fitting = _fitting(spec, cluster, question.stated, everything)
-    queue = _bound(machine, fitting, executor, began_s + BOUNDING_SHARE * seconds, on_phase)
+    fitting = list_fitting(spec, cluster, question.stated, everything)
+    queue = bound_layouts(machine, fitting, executor, began_s + BOUNDING_SHARE * seconds, on_phase)
     options = PredictOptions(samples=question.samples, seed=question.seed, is_explained=False)
-    replayed, is_proven = _replay(
+    replayed, is_proven = replay_layouts(
         queue,
         lambda candidates: executor.map(judge, (*machine, options), candidates),
         question.top,
         began_s + seconds,
         on_phase,
     )
-    ranked = _order(replayed)[: question.top]
+    ranked = order_layouts(replayed)[: question.top]
     return LayoutRanking(
         question=question,
         hosts=hosts,
@@ -141,12 +141,12 @@ def _search(
         tokens=spec.batch * spec.sequence_length,
         memory_bytes=cluster.device.memory_bytes,
         layouts=tuple(ranked),
-        tally=_tally(len(everything), len(fitting), queue, replayed, is_proven=is_proven),
-        reasons=_reasons(machine, ranked),
+        tally=count_layouts(len(everything), len(fitting), queue, replayed, is_proven=is_proven),
+        reasons=find_reasons(machine, ranked),
     )
 
 
-def _tally(
+def count_layouts(
     considered: int,
     fitting: int,
     queue: Sequence[tuple[int, Candidate]],
@@ -188,9 +188,10 @@ def _load(question: LayoutQuestion, hosts: int) -> tuple[TransformerSpec, Machin
     return spec, (loaded.cluster, loaded.stack)
 
 
-def _fitting(
+def list_fitting(
     spec: TransformerSpec, cluster: Cluster, stated: frozenset[str], everything: Sequence[Candidate]
 ) -> list[Candidate]:
+    """Those of *everything* that leave a part of the memory free; an error where none does."""
     if not everything:
         fixed = f" with {', '.join(sorted(stated))} fixed" if stated else ""
         raise PlanError(
@@ -219,7 +220,7 @@ def _by_layer(fitting: Sequence[Candidate]) -> dict[TransformerSpec, list[Candid
     return kinds
 
 
-def _bound(
+def bound_layouts(
     machine: Machine,
     fitting: Sequence[Candidate],
     executor: Executor,
@@ -255,7 +256,7 @@ def judge(
     return predict(question, executor=SerialExecutor())
 
 
-def _replay(
+def replay_layouts(
     queue: Sequence[tuple[int, Candidate]],
     judge_all: Callable[[Sequence[Candidate]], list[Prediction]],
     top: int,
@@ -287,14 +288,14 @@ def _replay(
     return done, True
 
 
-def _order(replayed: Sequence[RankedLayout]) -> list[RankedLayout]:
+def order_layouts(replayed: Sequence[RankedLayout]) -> list[RankedLayout]:
     """Fastest first; of equals the one with less memory."""
     order = sorted(replayed, key=lambda one: (one.time_ns, one.candidate.peak_bytes))
     shares = beats_next([np.array(one.found.drawn_ns) for one in order])
     return [replace(one, beats_next=share) for one, share in zip(order, shares, strict=True)]
 
 
-def _reasons(machine: Machine, ranked: Sequence[RankedLayout]) -> tuple[str, ...]:
+def find_reasons(machine: Machine, ranked: Sequence[RankedLayout]) -> tuple[str, ...]:
     """Why the first layout beats the next one with another split of the ranks."""
     winner = ranked[0]
     other = next((one for one in ranked[1:] if one.split != winner.split), None)
@@ -302,10 +303,11 @@ def _reasons(machine: Machine, ranked: Sequence[RankedLayout]) -> tuple[str, ...
         return ()
     shared = (*machine, PredictOptions(samples=2))
     first, second = (judge(shared, one.candidate) for one in (winner, other))
-    return _compare(first, second, other.name)
+    return compare_layouts(first, second, other.name)
 
 
-def _compare(first: Prediction, second: Prediction, name: str) -> tuple[str, ...]:
+def compare_layouts(first: Prediction, second: Prediction, name: str) -> tuple[str, ...]:
+    """What the layout called *name*, which takes longer, has more of than the *first* one."""
     gap_ms = (second.iteration_ns - first.iteration_ns) / 1e6
     sentences = []
     for part, second_ns in second.explanation.time.of_part_ns.items():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+
+import numpy as np
 
 from embeddings.plan import ShardingPlan
 from embeddings.table import EmbeddingTable
@@ -16,26 +17,13 @@ from perfmodel.workloads.kernels import FP32_BYTES, STATES
 def dlrm_memory(spec: DlrmSpec, *, rank_count: int, plan: ShardingPlan) -> tuple[RankMemory, ...]:
     """Peak memory of every rank."""
     samples = local_batch(spec, rank_count=rank_count)
-    sums = [plan.by_rank(column).tolist() for column in _columns(spec, plan.pieces.tables)]
-    copied = _held(map(sum, _columns(spec, plan.copied_tables)))
-    return tuple(
-        _rank_memory(spec, _held(of_rank), copied, samples) for of_rank in zip(*sums, strict=True)
-    )
+    held = np.column_stack([plan.by_rank(column) for column in _columns(spec, plan.pieces.tables)])
+    copied = _totals(spec, plan.copied_tables)
+    return tuple(_rank_memory(spec, of_rank, copied, samples) for of_rank in held.tolist())
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """Totals of the tables of a rank: bytes, those on the device, width, and lookups per sample."""
-
-    size_bytes: int = 0
-    device_bytes: int = 0
-    state_bytes: int = 0
-    width: int = 0
-    lookups: float = 0.0
-
-
-def _columns(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> tuple[Sequence[float], ...]:
-    """What `_Held` adds up, by piece."""
+def _columns(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> tuple[list[float], ...]:
+    """By piece: bytes, those on the device, those of state, width, and lookups per sample."""
     return (
         [table.size_bytes for table in pieces],
         [table.device_bytes for table in pieces],
@@ -45,9 +33,8 @@ def _columns(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> tuple[Sequence
     )
 
 
-def _held(sums: Iterable[float]) -> _Held:
-    size, device, state, width, lookups = sums
-    return _Held(int(size), int(device), int(state), int(width), lookups)
+def _totals(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> list[float]:
+    return [sum(column) for column in _columns(spec, pieces)]
 
 
 def piece_memory_bytes(spec: DlrmSpec, piece: EmbeddingTable) -> int:
@@ -58,7 +45,7 @@ def piece_memory_bytes(spec: DlrmSpec, piece: EmbeddingTable) -> int:
 
 def base_memory_bytes(spec: DlrmSpec, copied: list[EmbeddingTable], *, samples: int) -> int:
     """Memory of a rank that holds no piece, with *copied* data-parallel tables."""
-    return _rank_memory(spec, _Held(), _held(map(sum, _columns(spec, copied))), samples).total_bytes
+    return _rank_memory(spec, _totals(spec, []), _totals(spec, copied), samples).total_bytes
 
 
 def room_for_tables(
@@ -74,35 +61,33 @@ def room_for_tables(
     return memory_bytes - base - _sent_bytes(spec, width, lookups) // rank_count
 
 
-def _rank_memory(spec: DlrmSpec, held: _Held, copied: _Held, samples: int) -> RankMemory:
+def _rank_memory(
+    spec: DlrmSpec, held: Sequence[float], copied: Sequence[float], samples: int
+) -> RankMemory:
+    """The memory of a rank with the totals of the tables that it alone, and that all ranks hold."""
+    _, device, state, width, lookups = held
+    size, _, copied_state, _, _ = (int(total) for total in copied)
     dense_bytes = dense_parameters(spec) * FP32_BYTES
-    return RankMemory(
-        (
-            MemoryPart("embedding tables", held.device_bytes + copied.size_bytes),
-            MemoryPart("embedding optimizer state", held.state_bytes + copied.state_bytes),
-            MemoryPart("dense weights", dense_bytes),
-            # Gradients and the buckets they are copied to, dense ones of copied tables too.
-            MemoryPart("dense gradients", 2 * (dense_bytes + copied.size_bytes)),
-            MemoryPart("dense optimizer state", STATES[spec.training.optimizer] * dense_bytes),
-            MemoryPart("activations", samples * _activation_bytes(spec)),
-            MemoryPart("exchange buffers", _exchange_bytes(spec, held, samples)),
-            MemoryPart("runtime and buffers", RUNTIME_BYTES),
-        )
-    )
+    # Pooled vectors and their gradients, sent and received, and two batches of indices.
+    received = _vector_bytes(spec) * samples * spec.embedding.total_width
+    parts = {
+        "embedding tables": int(device) + size,
+        "embedding optimizer state": int(state) + copied_state,
+        "dense weights": dense_bytes,
+        # Gradients and the buckets they are copied to, dense ones of copied tables too.
+        "dense gradients": 2 * (dense_bytes + size),
+        "dense optimizer state": STATES[spec.training.optimizer] * dense_bytes,
+        "activations": samples * _activation_bytes(spec),
+        "exchange buffers": _sent_bytes(spec, int(width), lookups) + received,
+        "runtime and buffers": RUNTIME_BYTES,
+    }
+    return RankMemory(tuple(MemoryPart(name, part) for name, part in parts.items()))
 
 
 def _activation_bytes(spec: DlrmSpec) -> int:
     """Bytes per sample for the backward pass: input and output of every layer."""
     numbers = sum(layer.inputs + layer.outputs for layer in dense_layers(spec))
     return (numbers + 2 * spec.interaction_inputs) * spec.training.precision.size_bytes
-
-
-def _exchange_bytes(spec: DlrmSpec, held: _Held, samples: int) -> int:
-    """Pooled vectors and their gradients, sent and received, and two batches of indices."""
-    width_received = spec.embedding.total_width if samples else 0
-    return (
-        _sent_bytes(spec, held.width, held.lookups) + _vector_bytes(spec) * samples * width_received
-    )
 
 
 def _sent_bytes(spec: DlrmSpec, width: int, lookups: float) -> int:

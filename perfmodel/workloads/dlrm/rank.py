@@ -34,7 +34,7 @@ from perfmodel.workloads.kernels import (
     iter_optimizer_calls,
     row_sum,
 )
-from perfmodel.workloads.reduction import BucketFill, GradientReduction, reduces_once
+from perfmodel.workloads.reduction import GradientReduction, reduces_once
 from perfmodel.workloads.steps import Step, StepWriter
 
 REDUCTION_SLOT = 1
@@ -55,14 +55,14 @@ class RankWriter:
             if overlaps(Overlap.EXCHANGE_AND_REDUCTION):
                 reducing = writer.add_lane("reduction stream")
             # Gradients in one piece have no smaller first bucket.
-            closed = int(reduces_once(run.stack))
             reduction = GradientReduction(
                 writer,
                 reducing,
                 REDUCTION_SLOT,
                 run.gradient_dtype,
-                BucketFill(self._spec.training.bucket_size, closed=closed),
+                self._spec.training.bucket_size,
                 is_deferred=not overlaps(Overlap.GRADIENT_REDUCTION),
+                closed=int(reduces_once(run.stack)),
             )
             if overlaps(Overlap.INDEX_EXCHANGE):
                 index_stream = writer.add_lane("index stream")

@@ -23,7 +23,7 @@ from perfmodel.graph.ops import MemoryBound
 from perfmodel.stacks.capabilities import FrameworkBehaviour, OptimizerKernels
 from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import FP32_BYTES, elementwise, iter_optimizer_calls
-from perfmodel.workloads.reduction import BucketFill, GradientReduction
+from perfmodel.workloads.reduction import GradientReduction
 from perfmodel.workloads.transformer.layout import Slot, has_norm_group, has_tied_group
 from perfmodel.workloads.transformer.run import TransformerRun
 
@@ -51,7 +51,7 @@ class Reductions:
         if self.active is None:
             return
         if self.active is self.last:
-            users = self.users.setdefault(self.active.fill.closed, [])
+            users = self.users.setdefault(self.active.closed, [])
             first = self.first_task.get(part)
             if first is not None and first not in users:
                 users.append(first)
@@ -77,7 +77,7 @@ def build_reduction(
         stream,
         slot,
         training.gradient_dtype,
-        BucketFill(1 if is_by_layer else training.bucket_size),
+        1 if is_by_layer else training.bucket_size,
         CollectiveKind.REDUCE_SCATTER if sharding.divides_state else CollectiveKind.ALL_REDUCE,
         not (is_by_layer or run.overlaps_reduction),
         Slot.REPLICA if has_replicas else None,

@@ -79,15 +79,10 @@ def _candidates(spec: TransformerSpec, rank_count: int, ranks_per_host: int) -> 
         pps = [1]
     else:
         pps = [pp for pp in _powers(rank_count) if model.layers % pp == 0]
-    splits = [
-        (tp, pp)
-        for tp in tps
-        for pp in pps
-        if next(_iter_faults(spec, tp, pp, rank_count, ranks_per_host), None) is None
-    ]
+    layouts = [_smallest(spec, tp, pp, rank_count, ranks_per_host) for tp in tps for pp in pps]
+    possible = [one for one in layouts if next(_iter_faults(spec, one, rank_count), None) is None]
     # A further stage costs more than a wider tensor split, so pipelines come last among equals.
-    splits.sort(key=lambda split: (split[0] * split[1], split[1]))
-    return [_smallest(spec, tp, pp, rank_count, ranks_per_host) for tp, pp in splits]
+    return sorted(possible, key=lambda layout: (layout.tp * layout.pp, layout.pp))
 
 
 def _powers(most: int) -> list[int]:
@@ -106,7 +101,7 @@ def _smallest(
         pp=pp,
         dp=dp,
         micro_batch=micro_batch,
-        micro_batches=spec.batch // dp // micro_batch,
+        micro_batches=spec.batch // max(1, dp) // micro_batch,
         is_sequence_parallel=tp > 1 and parallel.sequence_parallel is not False,
         interleaving=parallel.interleaving,
         shard=_shard(spec, tp, dp * parallel.cp, ranks_per_host),
@@ -118,17 +113,13 @@ def _smallest(
     )
 
 
-def _iter_faults(
-    spec: TransformerSpec, tp: int, pp: int, rank_count: int, ranks_per_host: int
-) -> Iterator[str]:
-    """Every reason why tp x pp is impossible."""
-    parallel = spec.parallel
-    cp = parallel.cp
-    dp = rank_count // (tp * pp * cp)
-    step = max(1, dp) * (parallel.micro_batch or 1)
+def _iter_faults(spec: TransformerSpec, layout: Layout, rank_count: int) -> Iterator[str]:
+    """Every reason why *layout* is impossible."""
+    parallel, tp, pp, cp, dp = spec.parallel, layout.tp, layout.pp, layout.cp, layout.dp
+    step = max(1, dp) * layout.micro_batch
     near = spec.batch // step * step
     yield from _iter_tensor_faults(spec, tp)
-    yield from _iter_stage_faults(spec, pp, near // step)
+    yield from _iter_stage_faults(spec, layout)
     if rank_count % (tp * pp * cp):
         yield (
             f"{rank_count} ranks do not divide by tp x pp{' x cp' if cp > 1 else ''} = "
@@ -146,11 +137,10 @@ def _iter_faults(
             f"batch ({spec.batch}) does not divide by dp x micro_batch = {step}; "
             f"near: batch={f'{near} or batch=' if near else ''}{near + step}"
         )
-    shard = _shard(spec, tp, dp * cp, ranks_per_host)
-    if shard == 1:
+    if layout.shard == 1:
         yield f"a shard_group of 1 divides nothing among dp={dp * cp} ranks: set sharding=none"
-    elif shard is not None and dp * cp % shard:
-        yield f"dp={dp * cp} does not divide by shard_group={shard}"
+    elif layout.shard is not None and dp * cp % layout.shard:
+        yield f"dp={dp * cp} does not divide by shard_group={layout.shard}"
 
 
 def _iter_tensor_faults(spec: TransformerSpec, tp: int) -> Iterator[str]:
@@ -165,10 +155,10 @@ def _iter_tensor_faults(spec: TransformerSpec, tp: int) -> Iterator[str]:
         yield f"sequence_length ({spec.sequence_length}) does not divide by tp={tp}"
 
 
-def _iter_stage_faults(spec: TransformerSpec, pp: int, micro_batches: int) -> Iterator[str]:
+def _iter_stage_faults(spec: TransformerSpec, layout: Layout) -> Iterator[str]:
     """Why layers cannot be spread over stages of several runs."""
-    runs, layers = spec.parallel.interleaving, spec.model.layers
-    lengths = _lengths(spec, pp)
+    runs, layers, pp = layout.interleaving, spec.model.layers, layout.pp
+    lengths, micro_batches = layout.lengths, layout.micro_batches
     if lengths is not None and min(lengths) < 0:
         yield f"stage {lengths.index(-1) % pp} of pp={pp} would have nothing to do"
     if pp * runs > layers + _ENDS:
@@ -230,7 +220,9 @@ def _iter_combined_faults(spec: TransformerSpec, tp: int) -> Iterator[str]:
 
 def _explain(spec: TransformerSpec, rank_count: int, ranks_per_host: int) -> str:
     parallel = spec.parallel
-    faults = _iter_faults(spec, parallel.tp or 1, parallel.pp or 1, rank_count, ranks_per_host)
+    tp, pp = parallel.tp or 1, parallel.pp or 1
+    layout = _smallest(spec, tp, pp, rank_count, ranks_per_host)
+    faults = _iter_faults(spec, layout, rank_count)
     values = {name: getattr(parallel, name) for name in _STATED}
     stated = ", ".join(
         f"{name}={value}"

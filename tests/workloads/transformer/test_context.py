@@ -16,8 +16,15 @@ from perfmodel.workloads import build_job
 from perfmodel.workloads.transformer.layout_choice import choose_layout
 from perfmodel.workloads.transformer.memory import layer_activation_bytes
 from perfmodel.workloads.transformer.run import TransformerRun
-from tests.workloads.reading import collectives_of, memory_of
-from tests.workloads.transformer.test_words import STACK, bytes_of, job_of, ops_of, tiny
+from tests.workloads.reading import (
+    STACK,
+    bytes_of,
+    collectives_of,
+    job_of,
+    memory_of,
+    ops_of,
+    tiny,
+)
 from topologies import build_cluster, load_topology
 
 # Keys and values of a micro-batch of 2 x 16 tokens: 2 heads of 2 numbers each, 2 bytes a number.

@@ -15,9 +15,17 @@ from perfmodel.graph.ops import GroupedGemm
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import build_job, load_workload
 from perfmodel.workloads.transformer.shapes import count_flops, layer_shape
-from tests.workloads.reading import active_parameter_count, memory_of, parameter_count
+from tests.workloads.reading import (
+    STACK,
+    active_parameter_count,
+    bytes_of,
+    job_of,
+    memory_of,
+    ops_of,
+    parameter_count,
+    tiny,
+)
 from tests.workloads.transformer.test_context import iteration_ns
-from tests.workloads.transformer.test_words import STACK, bytes_of, job_of, ops_of, tiny
 
 EXPERTS = {"experts": 4, "top_k": 2, "moe_ffn": 12}
 ALL_TO_ALL = CollectiveKind.ALL_TO_ALL

@@ -14,39 +14,27 @@ from perfmodel.graph.audit import check_job
 from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.ops import Attention, Gemm, Pass
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.workloads import build_job, load_workload, parse_workload
-from tests.workloads.reading import collectives_of, iter_ops, parameter_count
+from perfmodel.workloads import build_job, load_workload
+from tests.workloads.reading import bytes_of, collectives_of, iter_ops, parameter_count, tiny
 
 
-def _tiny(**parallel):
-    return parse_workload(
-        {
-            "name": "tiny",
-            "family": "transformer",
-            "description": "tiny",
-            "source": "made up",
-            "batch": 8,
-            "sequence_length": 16,
-            "model": {
-                "layers": 2, "hidden": 8, "heads": 4, "kv_heads": 2, "ffn": 24,
-                "gated_ffn": True, "vocab": 10, "positions": "rotary", "bias": False,
-                "tied_embeddings": False,
-            },
-            "parallel": {"micro_batch": 2, **parallel},
-        },
-        document="tiny",
-    )  # fmt: skip
+def build(ranks, *, training=None, model=None, **parallel):
+    """The spec and a sound job of two layers of a tiny model under its own stack."""
+    words = {"layers": 2, "norm": "layer_norm", "batch": 8, **(model or {})}
+    spec = tiny(parallel=parallel, training=training, **words)
+    job = build_job(spec, rank_count=ranks, ranks_per_host=8)
+    check_job(job)
+    return spec, job
 
 
-def _gemms(job) -> list[tuple[str, int, int, int]]:
-    return [(label, op.m, op.n, op.k) for label, op in iter_ops(job) if isinstance(op, Gemm)]
+def _gemms(job, place: str, way: str) -> list[tuple[str, int, int, int]]:
+    found = [(label, op.m, op.n, op.k) for label, op in iter_ops(job) if isinstance(op, Gemm)]
+    return [gemm for gemm in found if gemm[0].startswith(place) and gemm[0].endswith(way)]
 
 
 def test_products_of_a_layer_by_hand():
-    job = build_job(_tiny(tp=2, pp=1), rank_count=2, ranks_per_host=2)
-    forward = [
-        gemm for gemm in _gemms(job) if gemm[0].startswith("layer 1/") and "forward" in gemm[0]
-    ]
+    _, job = build(2, tp=2)
+    forward = _gemms(job, "layer 1/", "forward")
     # 2 sequences of 16 tokens; heads of 2; 4 heads and 2 key heads over 2 ranks: 2 + 2 * 1 heads.
     assert forward[:4] == [
         ("layer 1/attention/qkv forward", 32, 8, 8),
@@ -57,8 +45,8 @@ def test_products_of_a_layer_by_hand():
 
 
 def test_backward_products_are_the_permuted_forward_ones():
-    job = build_job(_tiny(tp=1, pp=1), rank_count=1, ranks_per_host=1)
-    backward = [gemm for gemm in _gemms(job) if gemm[0] == "layer 0/ffn/down backward"]
+    _, job = build(1)
+    backward = _gemms(job, "layer 0/ffn/down", "backward")
     # Forward 32 x 24 by 24 x 8; gradient of the input 32 x 8 by 8 x 24,
     # of the weight 8 x 32 by 32 x 24.
     assert backward[:2] == [
@@ -68,98 +56,75 @@ def test_backward_products_are_the_permuted_forward_ones():
 
 
 def test_attention_has_the_heads_of_one_rank():
-    job = build_job(_tiny(tp=2, pp=1), rank_count=2, ranks_per_host=2)
+    _, job = build(2, tp=2)
     ops = {op for _, op in iter_ops(job) if isinstance(op, Attention)}
     assert {(op.heads, op.kv_heads, op.head_dim, op.batch) for op in ops} == {(2, 1, 2, 2)}
     assert {op.direction for op in ops} == set(Pass)
 
 
-@pytest.mark.parametrize("rank_count", [2, 4])
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_gradient_is_reduced_once(rank_count, tied):
-    spec = _tiny(tp=1, pp=1)
-    spec = spec.model_copy(
-        update={"model": spec.model.model_copy(update={"tied_embeddings": tied})}
-    )
-    job = build_job(spec, rank_count=rank_count, ranks_per_host=8)
-    reduced = collectives_of(job, CollectiveKind.ALL_REDUCE, "gradients/bucket")
-    assert sum(call.size_bytes for call in reduced) == 4 * parameter_count(spec.model)
+def test_every_gradient_is_reduced_once(ranks, tied):
+    spec, job = build(ranks, model={"tied_embeddings": tied})
+    reduced = bytes_of(job, CollectiveKind.ALL_REDUCE, "gradients/bucket")
+    assert reduced == 4 * parameter_count(spec.model)
 
 
 def test_a_sharded_optimizer_scatters_gradients_and_gathers_weights():
-    spec = _tiny(tp=1, pp=1, sharding="optimizer")
-    job = build_job(spec, rank_count=4, ranks_per_host=8)
-    scattered = collectives_of(job, CollectiveKind.REDUCE_SCATTER, "gradients/bucket")
-    gathered = collectives_of(job, CollectiveKind.ALL_GATHER, "optimizer/weights")
+    spec, job = build(4, sharding="optimizer")
     elements = parameter_count(spec.model)
-    assert sum(call.size_bytes for call in scattered) == 4 * elements
-    assert sum(call.size_bytes for call in gathered) == 2 * elements
+    assert bytes_of(job, CollectiveKind.REDUCE_SCATTER, "gradients/bucket") == 4 * elements
+    assert bytes_of(job, CollectiveKind.ALL_GATHER, "optimizer/weights") == 2 * elements
 
 
 def test_full_sharding_gathers_layers_twice_and_the_ends_once_a_micro_batch():
-    spec = _tiny(tp=1, pp=1, sharding="full")
-    job = build_job(spec, rank_count=2, ranks_per_host=8)
-    check_job(job)
+    spec, job = build(2, sharding="full")
     # 8 sequences over 2 ranks in micro-batches of 2: two of them.
     gathered = collectives_of(job, CollectiveKind.ALL_GATHER, "layer 0/weights")
     ends = collectives_of(job, CollectiveKind.ALL_GATHER, "embedding and head")
-    scattered = collectives_of(job, CollectiveKind.REDUCE_SCATTER, "gradients")
+    scattered = bytes_of(job, CollectiveKind.REDUCE_SCATTER, "gradients")
     assert (len(gathered), len(ends)) == (4, 2)
-    assert sum(call.size_bytes for call in scattered) == 2 * 4 * parameter_count(spec.model)
+    assert scattered == 2 * 4 * parameter_count(spec.model)
 
 
 def test_tensor_parallel_layers_reduce_twice_each_way():
-    job = build_job(_tiny(tp=2, pp=1, sequence_parallel=False), rank_count=2, ranks_per_host=2)
+    _, job = build(2, tp=2, sequence_parallel=False)
     reduced = collectives_of(job, CollectiveKind.ALL_REDUCE, "layer 0/")
     # Four micro-batches of 2 sequences; 32 tokens x 8 numbers x 2 bytes.
-    assert len(reduced) == 4 * 4
-    assert {call.size_bytes for call in reduced} == {512}
+    assert [call.size_bytes for call in reduced] == [512] * 4 * 4
 
 
 def test_sequence_parallel_layers_gather_and_scatter_instead():
-    job = build_job(_tiny(tp=2, pp=1), rank_count=2, ranks_per_host=2)
-    gathered = collectives_of(job, CollectiveKind.ALL_GATHER, "layer 0/")
-    scattered = collectives_of(job, CollectiveKind.REDUCE_SCATTER, "layer 0/")
+    _, job = build(2, tp=2)
+    kinds = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE
     # Forward 2 + 2; backward 2 scatters, 2 gathers of gradients and 2 of inputs again.
-    assert (len(gathered), len(scattered)) == (4 * 6, 4 * 4)
-    assert not collectives_of(job, CollectiveKind.ALL_REDUCE, "layer 0/")
+    counts = [len(collectives_of(job, kind, "layer 0/")) for kind in kinds]
+    assert counts == [4 * 6, 4 * 4, 0]
 
 
-def test_recompute_repeats_forward_products():
-    counts = {}
-    for recompute in ("none", "selective", "full"):
-        spec = _tiny(tp=1, pp=1)
-        training = parse_training(spec, recompute)
-        job = build_job(training, rank_count=1, ranks_per_host=1)
-        labels = [label for label, op in iter_ops(job) if isinstance(op, Gemm | Attention)]
-        counts[recompute] = sum("/recompute/" in label for label in labels)
-    # 2 layers x 4 micro-batches: the attention core, or it and four products.
-    assert counts == {"none": 0, "selective": 8, "full": 40}
-
-
-def parse_training(spec, recompute: str):
-    content = spec.model_dump(mode="json", exclude={"training", "input"}, exclude_none=True)
-    return parse_workload({**content, "training": {"recompute": recompute}}, document="tiny")
+# 2 layers x 4 micro-batches: the attention core, or it and four products.
+@pytest.mark.parametrize(("recompute", "count"), [("none", 0), ("selective", 8), ("full", 40)])
+def test_recompute_repeats_forward_products(recompute, count):
+    _, job = build(1, training={"recompute": recompute})
+    labels = [label for label, op in iter_ops(job) if isinstance(op, Gemm | Attention)]
+    assert sum("/recompute/" in label for label in labels) == count
 
 
 def test_ranks_of_a_stage_share_one_program():
-    job = build_job(_tiny(tp=2, pp=2), rank_count=8, ranks_per_host=8)
-    check_job(job)
+    _, job = build(8, tp=2, pp=2)
     assert len(job.programs) == 2
     assert job.rank_program.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
-def test_stages_send_what_the_next_receives():
-    job = build_job(_tiny(tp=1, pp=2), rank_count=2, ranks_per_host=8)
-    for label in ("forward", "backward"):
-        sent = collectives_of(
-            job, CollectiveKind.SEND_RECV, f"pipeline/send {label}", int(label == "backward")
-        )
-        received = collectives_of(
-            job, CollectiveKind.SEND_RECV, f"pipeline/receive {label}", int(label == "forward")
-        )
-        assert sent == received
-        assert [call.size_bytes for call in sent] == [32 * 8 * 2] * 4
+@pytest.mark.parametrize(("way", "sender"), [("forward", 0), ("backward", 1)])
+def test_stages_send_what_the_next_receives(way, sender):
+    _, job = build(2, pp=2)
+    sent, received = (
+        collectives_of(job, CollectiveKind.SEND_RECV, f"pipeline/{what} {way}", rank)
+        for what, rank in (("send", sender), ("receive", 1 - sender))
+    )
+    assert sent == received
+    assert [call.size_bytes for call in sent] == [32 * 8 * 2] * 4
 
 
 @pytest.mark.parametrize(("runs", "iteration_ns"), [(1, 8 * 60 + 3 * 60), (2, 8 * 60 + 3 * 30)])
@@ -204,7 +169,7 @@ def test_a_huge_data_parallel_job_is_one_program_built_in_a_moment():
 
 
 def test_the_same_workload_gives_the_same_job():
-    first, second = (build_job(_tiny(tp=2, pp=2), rank_count=8, ranks_per_host=8) for _ in range(2))
+    first, second = (build(8, tp=2, pp=2)[1] for _ in range(2))
     assert (first.ops, first.labels, first.groups) == (second.ops, second.labels, second.groups)
     for one, other in zip(first.programs, second.programs, strict=True):
         for name, column in one.columns().items():

@@ -15,8 +15,8 @@ from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.ops import Attention, Communication, Gemm, HostSpan, MemoryBound
 from perfmodel.stacks.capabilities import FrameworkBehaviour, Fusion, OptimizerKernels, Overlap
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.workloads import build_job, parse_workload
-from tests.workloads.reading import collectives_of, iter_ops
+from perfmodel.workloads import build_job
+from tests.workloads.reading import collectives_of, iter_ops, tiny
 
 BASE = replace(load_stack("pytorch_fused"), fusions=frozenset(), overlaps=frozenset())
 
@@ -28,23 +28,11 @@ FFN_BYTES = 1536
 LOGIT_BYTES = 640
 
 
-def tiny(parallel=None, training=None, **model):
-    gated = model.pop("gated", True)
+def small(*, gated=True, **words):
+    """One layer with a gate, rotary positions and no bias, or as of GPT."""
     kind = {"gated_ffn": gated, "bias": not gated, "norm": "rms_norm" if gated else "layer_norm"}
-    positions = {"positions": "rotary"} if gated else {"max_positions": 16}
-    return parse_workload(
-        {
-            "name": "tiny", "family": "transformer", "description": "tiny", "source": "made up",
-            "batch": 2, "sequence_length": 16,
-            "model": {
-                "layers": 1, "hidden": 8, "heads": 4, "kv_heads": 4, "ffn": 24, "vocab": 10,
-                "tied_embeddings": False, **kind, **positions, **model,
-            },
-            "parallel": {"micro_batch": 2, "tp": 1, "pp": 1, **(parallel or {})},
-            "training": training or {},
-        },
-        document="tiny",
-    )  # fmt: skip
+    positions = {} if gated else {"positions": "learned", "max_positions": 16}
+    return tiny(**{"batch": 2, "layers": 1, "kv_heads": 4, **kind, **positions, **words})
 
 
 def under(spec, *fusions, ranks=1, overlaps=(), **changes):
@@ -66,86 +54,67 @@ def operators(job):
     return [part.operator for span in spans for part in span.parts if part.part.value == "t4"]
 
 
+GPT, DROPOUT, FP32 = {"gated": False}, {"gated": False, "dropout": True}, {"precision": "fp32"}
+ACTIVATION, NORM = "layer 0/ffn/activation", "layer 0/ffn/norm forward"
+RESIDUAL, DROPPED = "layer 0/ffn/residual forward", "layer 0/ffn/dropout forward"
+ROTARY, PROJECTION = "layer 0/attention/rotary forward", "layer 0/attention/projection forward"
+MASK_BYTES = HIDDEN_BYTES // 2
+
+
 @pytest.mark.parametrize(
-    ("fusion", "gated", "label", "fused", "separate"),
+    ("model", "fusion", "label", "kernels", "moved_bytes"),
     [
-        # silu 1 + 1 and mul 2 + 1, against 2 + 1 at once.
-        (Fusion.SWIGLU, True, "layer 0/ffn/activation forward", (1, 3), (2, 5)),
+        # Activations. silu 1 + 1 and mul 2 + 1, against 2 + 1 at once.
+        ({}, Fusion.SWIGLU, f"{ACTIVATION} forward", 1, 3 * FFN_BYTES),
+        ({}, None, f"{ACTIVATION} forward", 2, 5 * FFN_BYTES),
         # Two products 3 + 3, silu 2 + 1, joining 2 + 2; at once 3 + 2.
-        (Fusion.SWIGLU, True, "layer 0/ffn/activation backward", (1, 5), (4, 13)),
-        # Eight operations: ten tensors in, eight out.
-        (Fusion.GELU, False, "layer 0/ffn/activation forward", (1, 2), (8, 18)),
-        # Ten: 16 tensors in, 10 out.
-        (Fusion.GELU, False, "layer 0/ffn/activation backward", (1, 3), (10, 26)),
+        ({}, Fusion.SWIGLU, f"{ACTIVATION} backward", 1, 5 * FFN_BYTES),
+        ({}, None, f"{ACTIVATION} backward", 4, 13 * FFN_BYTES),
+        # Eight operations: ten tensors in, eight out. Backward ten: 16 tensors in, 10 out.
+        (GPT, Fusion.GELU, f"{ACTIVATION} forward", 1, 2 * FFN_BYTES),
+        (GPT, None, f"{ACTIVATION} forward", 8, 18 * FFN_BYTES),
+        (GPT, Fusion.GELU, f"{ACTIVATION} backward", 1, 3 * FFN_BYTES),
+        (GPT, None, f"{ACTIVATION} backward", 10, 26 * FFN_BYTES),
+        # Queries and keys are as wide as the model: 2 x 512 bytes, read and written. Apart, half in
+        # and out, then 1 + 1 three times and 2 + 1: five kernels and ten tensors for each.
+        ({}, Fusion.ROTARY, ROTARY, 1, 4 * HIDDEN_BYTES),
+        ({}, None, ROTARY, 10, 2 * 10 * HIDDEN_BYTES),
+        # RMS norm in fp32 pieces. Bytes a number: 2 + 4, 4 + 4, 4, 4 + 4, 4 + 2, 2 + 2 = 36
+        # against 4. Layer norm is one kernel in every stack.
+        ({}, Fusion.NORM, NORM, 1, 2 * HIDDEN_BYTES),
+        ({}, None, NORM, 6, 36 // 2 * HIDDEN_BYTES),
+        (GPT, None, NORM, 1, 2 * HIDDEN_BYTES),
+        # A bias is a pass over the output of the product.
+        (GPT, Fusion.BIAS, PROJECTION, 0, 0),
+        (GPT, None, PROJECTION, 1, 2 * HIDDEN_BYTES),
+        (GPT, Fusion.BIAS_ACTIVATION, PROJECTION, 0, 0),
+        # Two tensors in, one and a mask of a byte a number out; apart, one tensor more each way.
+        (DROPOUT, Fusion.DROPOUT_RESIDUAL, RESIDUAL, 1, 3 * HIDDEN_BYTES + MASK_BYTES),
+        (DROPOUT, Fusion.DROPOUT_RESIDUAL, DROPPED, 0, 0),
+        (DROPOUT, None, RESIDUAL, 1, 3 * HIDDEN_BYTES),
+        (DROPOUT, None, DROPPED, 1, 2 * HIDDEN_BYTES + MASK_BYTES),
+        # Compiled chains leave the residual to the norm: input and residual in, sum and norm out.
+        (GPT, Fusion.ELEMENTWISE, RESIDUAL, 0, 0),
+        (GPT, Fusion.ELEMENTWISE, NORM, 1, 4 * HIDDEN_BYTES),
+        # The loss. Cast 2 + 4 bytes a logit, logarithm of softmax 4 + 4; fp32 needs no cast.
+        ({}, Fusion.CROSS_ENTROPY, "head/loss forward", 1, LOGIT_BYTES),
+        ({}, None, "head/loss forward", 2, 14 // 2 * LOGIT_BYTES),
+        ({"training": FP32}, None, "head/loss forward", 1, 2 * 2 * LOGIT_BYTES),
+        # Zeros 4, softmax 8 + 4, cast 4 + 2.
+        ({}, None, "head/loss backward", 3, 22 // 2 * LOGIT_BYTES),
+        # Compiled: largest logit, sum of exponentials; backward logits in and gradients out.
+        ({}, Fusion.ELEMENTWISE, "head/loss forward", 2, 2 * LOGIT_BYTES),
+        ({}, Fusion.ELEMENTWISE, "head/loss backward", 1, 2 * LOGIT_BYTES),
     ],
 )
-def test_an_activation_without_fusion_is_several_kernels(fusion, gated, label, fused, separate):
-    spec = tiny(gated=gated)
-    for job, (kernels, tensors) in ((under(spec, fusion), fused), (under(spec), separate)):
-        assert traffic(job, label) == (kernels, tensors * FFN_BYTES)
+def test_a_chain_is_one_kernel_or_several(model, fusion, label, kernels, moved_bytes):
+    job = under(small(**model), *([] if fusion is None else [fusion]))
 
-
-def test_rotary_positions_without_fusion_are_five_kernels_for_queries_and_five_for_keys():
-    label = "layer 0/attention/rotary forward"
-    # Queries and keys are as wide as the model: 2 x 512 bytes, read and written.
-    assert traffic(under(tiny(), Fusion.ROTARY), label) == (1, 4 * HIDDEN_BYTES)
-    # Half in and out, then 1 + 1 three times and 2 + 1: ten tensors for each.
-    assert traffic(under(tiny()), label) == (10, 2 * 10 * HIDDEN_BYTES)
-
-
-def test_rms_norm_without_fusion_runs_in_fp32_pieces():
-    label = "layer 0/ffn/norm forward"
-    assert traffic(under(tiny(), Fusion.NORM), label) == (1, 2 * HIDDEN_BYTES)
-    # Bytes a number: 2 + 4, 4 + 4, 4, 4 + 4, 4 + 2, 2 + 2 = 36 against 4.
-    assert traffic(under(tiny()), label) == (6, 36 // 2 * HIDDEN_BYTES)
-
-
-def test_layer_norm_is_one_kernel_in_every_stack():
-    label = "layer 0/ffn/norm forward"
-    assert traffic(under(tiny(gated=False)), label) == (1, 2 * HIDDEN_BYTES)
-
-
-def test_a_bias_without_fusion_is_a_pass_over_the_products_output():
-    label = "layer 0/attention/projection forward"
-    assert traffic(under(tiny(gated=False), Fusion.BIAS), label) == (0, 0)
-    assert traffic(under(tiny(gated=False)), label) == (1, 2 * HIDDEN_BYTES)
-    assert traffic(under(tiny(gated=False), Fusion.BIAS_ACTIVATION), label) == (0, 0)
-
-
-def test_dropout_and_residual_without_fusion_are_two_kernels():
-    spec = tiny(gated=False, dropout=True)
-    fused, separate = under(spec, Fusion.DROPOUT_RESIDUAL), under(spec)
-    mask_bytes = HIDDEN_BYTES // 2
-    # Two tensors in, one and a mask of a byte a number out; apart, one tensor more each way.
-    assert traffic(fused, "layer 0/ffn/residual forward") == (1, 3 * HIDDEN_BYTES + mask_bytes)
-    assert traffic(fused, "layer 0/ffn/dropout forward") == (0, 0)
-    assert traffic(separate, "layer 0/ffn/residual forward") == (1, 3 * HIDDEN_BYTES)
-    assert traffic(separate, "layer 0/ffn/dropout forward") == (1, 2 * HIDDEN_BYTES + mask_bytes)
-
-
-def test_compiled_chains_leave_the_residual_to_the_norm_behind_it():
-    job = under(tiny(gated=False), Fusion.ELEMENTWISE)
-    assert traffic(job, "layer 0/ffn/residual forward") == (0, 0)
-    # Input and residual in, sum and norm out.
-    assert traffic(job, "layer 0/ffn/norm forward") == (1, 4 * HIDDEN_BYTES)
-
-
-def test_a_loss_without_fusion_casts_logits_to_fp32():
-    spec = tiny()
-    assert traffic(under(spec, Fusion.CROSS_ENTROPY), "head/loss forward") == (1, LOGIT_BYTES)
-    # Cast 2 + 4 bytes a logit, logarithm of softmax 4 + 4.
-    assert traffic(under(spec), "head/loss forward") == (2, 14 // 2 * LOGIT_BYTES)
-    # Zeros 4, softmax 8 + 4, cast 4 + 2.
-    assert traffic(under(spec), "head/loss backward") == (3, 22 // 2 * LOGIT_BYTES)
-
-
-def test_fp32_logits_need_no_cast():
-    spec = tiny(training={"precision": "fp32"})
-    assert traffic(under(spec), "head/loss forward") == (1, 2 * 2 * LOGIT_BYTES)
+    assert traffic(job, label) == (kernels, moved_bytes)
 
 
 def test_unfused_attention_is_products_with_passes_over_the_scores():
-    spec = tiny(training={"attention": "unfused"}, gated=False, dropout=True)
+    spec = small(training={"attention": "unfused"}, gated=False, dropout=True)
     label = "layer 0/attention/core forward"
     # 2 sequences x 4 heads x 16 x 16 scores in bf16; 8 numbers a token in and out of heads.
     scores = 2 * 4 * 16 * 16 * 2
@@ -163,10 +132,10 @@ def test_unfused_attention_is_products_with_passes_over_the_scores():
 
 def test_every_separate_kernel_has_an_operator_on_the_host():
     every = frozenset(Fusion) - {Fusion.ELEMENTWISE}
-    fused, separate = (operators(under(tiny(), *fusions)) for fusions in (every, ()))
+    fused, separate = (operators(under(small(), *fusions)) for fusions in (every, ()))
     kernels = [
         sum(isinstance(op, MemoryBound | Gemm | Attention) for _, op in iter_ops(job))
-        for job in (under(tiny(), *every), under(tiny()))
+        for job in (under(small(), *every), under(small()))
     ]
     assert len(separate) - len(fused) == kernels[1] - kernels[0] > 50
 
@@ -187,7 +156,7 @@ def test_every_separate_kernel_has_an_operator_on_the_host():
 def test_optimizers_move_what_their_formula_reads_and_writes(
     optimizer, way, kernels, bytes_a_parameter
 ):
-    spec = tiny(training={"optimizer": optimizer, "clip_gradients": False})
+    spec = small(training={"optimizer": optimizer, "clip_gradients": False})
     count, moved = traffic(under(spec, optimizer_kernels=way), "optimizer/step")
     # Layer: 8 x 24 + 8 x 8 + 8 x 48 + 24 x 8 + 2 x 8 = 848; ends: 2 x 80 + 8 = 168.
     assert moved == bytes_a_parameter * (848 + 168)
@@ -196,7 +165,7 @@ def test_optimizers_move_what_their_formula_reads_and_writes(
 
 
 def test_a_plain_optimizer_goes_tensor_by_tensor():
-    spec = tiny(training={"optimizer": "adam"})
+    spec = small(training={"optimizer": "adam"})
     job = under(spec, optimizer_kernels=OptimizerKernels.PLAIN)
     # Six tensors of the layer and the ends as one: seven operations each, and two copies.
     assert traffic(job, "optimizer/step")[0] == 7 * 7 + 2
@@ -218,12 +187,15 @@ def period_ns(job, *, compute_ns=0, communication_ns=100):
 NO_LATENCY = replace(BASE.host, launch_latency_ns=0.0)
 
 
+def periods_ns(spec, *overlaps):
+    """Periods on two ranks with each of *overlaps* on, where a product takes 1,000 ns."""
+    jobs = (under(spec, ranks=2, overlaps=on, host=NO_LATENCY) for on in overlaps)
+    return [period_ns(job, compute_ns=1000) for job in jobs]
+
+
 def test_gradients_that_do_not_overlap_wait_for_the_backward_pass():
-    spec = tiny(parallel={"dp": 2, "micro_batch": 1}, training={"bucket_size": "1 B"}, layers=4)
-    times = [
-        period_ns(under(spec, ranks=2, overlaps=on, host=NO_LATENCY), compute_ns=1000)
-        for on in ((Overlap.GRADIENT_REDUCTION,), ())
-    ]
+    spec = small(parallel={"dp": 2, "micro_batch": 1}, training={"bucket_size": "1 B"}, layers=4)
+    times = periods_ns(spec, [Overlap.GRADIENT_REDUCTION], [])
     job = under(spec, ranks=2)
     buckets = len(collectives_of(job, CollectiveKind.ALL_REDUCE, "gradients/bucket"))
     # The products are 3 x (4 x 4 + 1). Beside them only what comes after the last shows: the
@@ -233,15 +205,10 @@ def test_gradients_that_do_not_overlap_wait_for_the_backward_pass():
 
 def test_weights_gathered_beside_the_next_forward_pass_are_hidden():
     parallel = {"dp": 2, "micro_batch": 1, "sharding": "optimizer"}
-    spec = tiny(parallel=parallel, training={"bucket_size": "1 B", "clip_gradients": False},
-                layers=4)  # fmt: skip
-    hidden, waited = (
-        period_ns(
-            under(spec, ranks=2, overlaps=(Overlap.GRADIENT_REDUCTION, *on), host=NO_LATENCY),
-            compute_ns=1000,
-        )
-        for on in ((Overlap.PARAMETER_GATHER,), ())
-    )
+    training = {"bucket_size": "1 B", "clip_gradients": False}
+    spec = small(parallel=parallel, training=training, layers=4)
+    reduced = Overlap.GRADIENT_REDUCTION
+    hidden, waited = periods_ns(spec, [reduced, Overlap.PARAMETER_GATHER], [reduced])
     # One gather of everything, or many of which only those before the first layer's kernel show.
     assert waited == 51 * 1000 + 300 + 100
     job = under(spec, ranks=2, overlaps=tuple(Overlap))
@@ -252,28 +219,25 @@ def test_weights_gathered_beside_the_next_forward_pass_are_hidden():
 
 @pytest.mark.parametrize("overlap", [Overlap.GRADIENT_REDUCTION, Overlap.PARAMETER_GATHER])
 def test_a_fully_sharded_job_waits_for_what_does_not_overlap(overlap):
-    spec = tiny(parallel={"dp": 2, "micro_batch": 1, "sharding": "full"}, layers=4)
+    spec = small(parallel={"dp": 2, "micro_batch": 1, "sharding": "full"}, layers=4)
     both = (Overlap.GRADIENT_REDUCTION, Overlap.PARAMETER_GATHER)
-    on, off = (
-        period_ns(under(spec, ranks=2, overlaps=kept, host=NO_LATENCY), compute_ns=1000)
-        for kept in (both, [one for one in both if one is not overlap])
-    )
+    on, off = periods_ns(spec, both, [one for one in both if one is not overlap])
     # Four layers, each with a collective that no longer hides behind products.
     assert off >= on + 3 * 100
 
 
 def test_gathered_weights_are_copied_out_of_their_buffer_where_a_stack_does_so():
-    spec = tiny(parallel={"dp": 2, "micro_batch": 1, "sharding": "full"})
+    spec = small(parallel={"dp": 2, "micro_batch": 1, "sharding": "full"})
     label = "layer 0/weights copied out"
     # 3 x 8 x 8 for queries, keys and values, 8 x 8 behind them, 3 x 8 x 24 and two norms of 8, in
     # two bytes, read and written, forward and backward.
     assert traffic(under(spec, ranks=2), label) == (0, 0)
-    copying = under(spec, ranks=2, habits=frozenset({FrameworkBehaviour.COPIED_GATHERS}))
+    copying = under(spec, ranks=2, habits={FrameworkBehaviour.COPIED_GATHERS})
     assert traffic(copying, label) == (2, 2 * 2 * 2 * (4 * 64 + 3 * 192 + 16))
 
 
 def test_buckets_of_gradients_queue_behind_the_first_one():
-    spec = tiny(parallel={"dp": 2, "micro_batch": 1}, training={"bucket_size": "1 KiB"}, layers=4)
+    spec = small(parallel={"dp": 2, "micro_batch": 1}, training={"bucket_size": "1 KiB"}, layers=4)
     calls = [op.collective for _, op in iter_ops(under(spec, ranks=2)) if hasattr(op, "collective")]
     queued = [call.is_queued for call in calls if call.size_bytes > 4]
     # The norm of all gradients, 4 bytes, is no bucket.
@@ -282,18 +246,15 @@ def test_buckets_of_gradients_queue_behind_the_first_one():
 
 
 def test_a_stage_that_does_not_overlap_its_transfers_waits_until_they_are_sent():
-    spec = tiny(parallel={"pp": 2, "micro_batch": 1}, layers=4).model_copy(update={"batch": 8})
-    with_overlap, without = (
-        period_ns(under(spec, ranks=2, overlaps=on, host=NO_LATENCY), compute_ns=1000)
-        for on in ((Overlap.PIPELINE_TRANSFER,), ())
-    )
+    spec = small(parallel={"pp": 2, "micro_batch": 1}, layers=4, batch=8)
+    with_overlap, without = periods_ns(spec, [Overlap.PIPELINE_TRANSFER], [])
     assert without > with_overlap
 
 
 def test_operators_recomputed_are_all_but_the_core_and_every_second_product():
     again = {True: [], False: []}
     for is_gated, found in again.items():
-        job = under(tiny(training={"recompute": "operators"}, gated=is_gated))
+        job = under(small(training={"recompute": "operators"}, gated=is_gated))
         ops = [one for one in iter_ops(job) if "/recompute/" in one[0]]
         found += [(name.split("/recompute/")[1], op) for name, op in ops]
         assert "ffn/activation forward" in dict(found)
@@ -308,15 +269,8 @@ def test_operators_recomputed_are_all_but_the_core_and_every_second_product():
     assert products[1] == [("attention/projection forward", 8)]
 
 
-def test_a_compiled_loss_passes_over_the_logits_once_for_each_reduction():
-    job = under(tiny(), Fusion.ELEMENTWISE)
-    # Largest logit, sum of exponentials; backward the logits in and their gradients out.
-    assert traffic(job, "head/loss forward") == (2, 2 * LOGIT_BYTES)
-    assert traffic(job, "head/loss backward") == (1, 2 * LOGIT_BYTES)
-
-
 def test_a_fused_sum_of_gradients_leaves_nothing_to_add_behind_the_product():
-    spec = tiny(parallel={"micro_batch": 1})
+    spec = small(parallel={"micro_batch": 1})
     label = "layer 0/ffn/down backward"
     # 24 x 8 numbers a micro-batch: 2 bytes fresh and 4 of the sum read, 4 written.
     assert traffic(under(spec), label) == (2, 2 * 24 * 8 * (2 + 4 + 4))
@@ -324,14 +278,10 @@ def test_a_fused_sum_of_gradients_leaves_nothing_to_add_behind_the_product():
 
 
 def test_adapters_stand_where_the_stack_puts_them():
-    spec = tiny(training={"adapters_only": True, "adapter_rank": 2})
-    everywhere, somewhere = (
-        under(spec),
-        under(spec, habits=frozenset({FrameworkBehaviour.QKV_ADAPTERS})),
-    )
+    spec = small(training={"adapters_only": True, "adapter_rank": 2})
     narrow = [
         [name for name, op in iter_ops(job) if isinstance(op, Gemm) and 2 in (op.m, op.n, op.k)]
-        for job in (everywhere, somewhere)
+        for job in (under(spec), under(spec, habits={FrameworkBehaviour.QKV_ADAPTERS}))
     ]
     # Forward two products and backward four beside each of four products, or beside one.
     assert [len(names) for names in narrow] == [24, 6]
@@ -339,7 +289,7 @@ def test_adapters_stand_where_the_stack_puts_them():
 
 
 def test_tensor_groups_communicate_beside_products_only_where_the_stack_does():
-    spec = tiny(parallel={"tp": 2, "sequence_parallel": False})
+    spec = small(parallel={"tp": 2, "sequence_parallel": False})
     at_once = under(spec, ranks=2)
     beside = under(spec, ranks=2, overlaps=[Overlap.TENSOR_GRADIENT])
     assert period_ns(beside, compute_ns=100) < period_ns(at_once, compute_ns=100)
@@ -347,7 +297,7 @@ def test_tensor_groups_communicate_beside_products_only_where_the_stack_does():
 
 def test_sharded_layers_may_overlap_where_other_reductions_do_not():
     for sharding, is_faster in (("zero3", True), ("zero1", False)):
-        spec = tiny(parallel={"sharding": sharding, "micro_batch": 1}, layers=3)
+        spec = small(parallel={"sharding": sharding, "micro_batch": 1}, layers=3)
         plain = under(spec, ranks=2)
         beside = under(spec, ranks=2, overlaps=[Overlap.SHARDED_LAYERS])
         times = [period_ns(job, compute_ns=100) for job in (beside, plain)]

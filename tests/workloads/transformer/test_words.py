@@ -3,60 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
 from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.audit import check_job
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound
-from perfmodel.stacks.capabilities import Fusion
-from perfmodel.stacks.profiles import load_stack
-from perfmodel.workloads import build_job, parse_workload
 from perfmodel.workloads.transformer.shapes import layer_shape
 from perfmodel.workloads.transformer.spec import Recompute, StateSharding
-from tests.workloads.reading import collectives_of, iter_ops, memory_of, parameter_count
-
-STACK = replace(
-    load_stack("pytorch_fused"),
-    fusions=frozenset({Fusion.NORM, Fusion.SWIGLU, Fusion.ROTARY, Fusion.CROSS_ENTROPY}),
+from tests.workloads.reading import (
+    bytes_of,
+    collectives_of,
+    iter_ops,
+    job_of,
+    memory_of,
+    ops_of,
+    parameter_count,
+    tiny,
 )
+
 # A layer without bias: 8 x (8 + 2 x 4) + 8 x 8 + 8 x 48 + 24 x 8 weights and two norms of 8.
 LAYER = 128 + 64 + 384 + 192 + 16
-
-
-def tiny(*, parallel=None, training=None, batch=4, **model):
-    return parse_workload(
-        {
-            "name": "tiny", "family": "transformer", "description": "tiny", "source": "made up",
-            "batch": batch, "sequence_length": 16,
-            "model": {
-                "layers": 4, "hidden": 8, "heads": 4, "kv_heads": 2, "ffn": 24, "vocab": 10,
-                "gated_ffn": True, "positions": "rotary", "bias": False, "norm": "rms_norm",
-                "tied_embeddings": False, **model,
-            },
-            "parallel": {"micro_batch": 2, "tp": 1, "pp": 1, **(parallel or {})},
-            "training": training or {},
-        },
-        document="tiny",
-    )  # fmt: skip
-
-
-def job_of(spec, *, ranks=1, ranks_per_host=8):
-    job = build_job(spec, rank_count=ranks, ranks_per_host=ranks_per_host, stack=STACK)
-    check_job(job)
-    return job
-
-
-def ops_of(job, kind, prefix="", rank=0):
-    return [
-        (name, op) for name, op in iter_ops(job, rank) if isinstance(op, kind) and prefix in name
-    ]
-
-
-def bytes_of(job, kind, prefix, rank=0):
-    return sum(call.size_bytes for call in collectives_of(job, kind, prefix, rank))
 
 
 def parts_of(spec, *, ranks=1, rank=0):
