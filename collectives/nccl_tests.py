@@ -8,7 +8,7 @@ user states it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -113,35 +113,37 @@ def _parse_print(text: str, document: str) -> _Run:
     )
 
 
-def _printed_rows(lines: Iterable[str]) -> Iterable[Record]:
+def _iter_cells(lines: Iterable[str]) -> Iterator[dict[str, str]]:
+    """The cells of every line below a heading, by column; out of place where there are both."""
     columns: list[str] = []
     for line in lines:
         if _is_heading(line):
             columns = line.replace("cputime", "time").lstrip("# ").split()
         words = line.split()
-        if not columns or len(words) < len(columns) or not _SIZE.fullmatch(words[0]):
-            continue
-        time_us = words[columns.index("time")]
-        if int(words[0]) > 0 and _is_positive(time_us):
-            dtype = words[columns.index("type")] if "type" in columns else ""
-            yield {"size_bytes": words[0], "time_us": time_us, "dtype": _DTYPES.get(dtype, "")}
+        if columns and len(words) >= len(columns):
+            pairs = list(zip(columns, words, strict=False))
+            yield {**dict(reversed(pairs)), "size": words[0]}
+
+
+def _printed_rows(lines: Iterable[str]) -> Iterator[Record]:
+    for cells in _iter_cells(lines):
+        size, time_us = cells["size"], cells["time"]
+        if _SIZE.fullmatch(size) and int(size) > 0 and _is_positive(time_us):
+            dtype = _DTYPES.get(cells.get("type", ""), "")
+            yield {"size_bytes": size, "time_us": time_us, "dtype": dtype}
 
 
 def _kind_by_columns(lines: Iterable[str], ranks: int) -> str:
     """The collective that alone reduces to all and has such a ratio of bus to plain bandwidth."""
-    columns: list[str] = []
-    ratios: list[float] = []
-    for line in lines:
-        if _is_heading(line):
-            columns = line.replace("cputime", "time").lstrip("# ").split()
-        words = line.split()
-        if not {"redop", "root", "algbw"} <= set(columns) or len(words) < len(columns):
-            continue
-        redop, root, algbw, busbw = (
-            words[columns.index(word)] for word in ("redop", "root", "algbw", "busbw")
-        )
-        if redop != "none" and root == "-1" and _is_positive(algbw) and _is_positive(busbw):
-            ratios.append(float(busbw) / float(algbw))
+    ratios = [
+        float(cells["busbw"]) / float(cells["algbw"])
+        for cells in _iter_cells(lines)
+        if {"redop", "root", "algbw"} <= cells.keys()
+        and cells["redop"] != "none"
+        and cells["root"] == "-1"
+        and _is_positive(cells["algbw"])
+        and _is_positive(cells["busbw"])
+    ]
     if not ratios or ranks < 2:
         return ""
     # Both bandwidths are printed with two digits; the last line has the largest of them.

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike
 
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.popularity import Floats, Int64s
 from embeddings.table import EmbeddingTable
+from perfmodel.base.compiling import compiled
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import BYTES_PER_GIB
 
@@ -143,7 +143,7 @@ class Placer:
         )  # fmt: skip
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _place_in_order(
     order: Int64s,
     sizes: Floats,

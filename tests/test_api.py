@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from perfmodel import api
-from perfmodel.base.errors import InputError
+from perfmodel.base.errors import InputError, MeasurementError
 from perfmodel.graph.storage import save_job
 from perfmodel.recordings.storage import load_recorded_job
 from tests.recordings.builders import import_spans
@@ -133,3 +133,22 @@ def test_kernels_fitted_to_a_table_price_what_they_were_fitted_to(tmp_path):
 
     assert mine.overall.mape_pct < 1
     assert shipped.overall.mape_pct > 30
+
+
+def test_a_schema_names_the_type_of_each_field():
+    lines = api.describe_schema("workload").splitlines()
+    for line in (
+        "  batch: int; must be given",
+        "  model.kv_heads: int; default left open",
+        "  model.positions: learned | rotary; default learned",
+        "  dense.bottom_mlp: list of int; must be given",
+    ):
+        assert line in lines
+
+
+def test_rows_are_left_out_by_the_columns_that_were_asked_for(tmp_path):
+    table = tmp_path / "gemm.csv"
+    rows = [f"mine,NVIDIA A100-SXM4-80GB,{m},{m},512,{m / 1e6}" for m in (512, 1024, 2048)]
+    table.write_text("\n".join(["collector,device,m,n,k,latency_ms", *rows, ""]))
+    with pytest.raises(MeasurementError, match="colour"):
+        api.cross_validate("gemm", [table], folds=2, by=["colour"])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
 from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import TraceError
@@ -68,21 +69,6 @@ class JobTrace:
     world_size: int
     executed: tuple[ExecutionTrace, ...] = ()
 
-    def __post_init__(self) -> None:
-        if not self.ranks:
-            raise TraceError(f"job {self.name!r}: must hold at least one trace, got none.")
-        faults = FaultList(f"job {self.name!r}")
-        owner: dict[int, str] = {}
-        for trace in self.ranks:
-            if trace.rank in owner:
-                faults.add(
-                    trace.document,
-                    f"is of rank {trace.rank}, but so is {owner[trace.rank]}. Files of one job "
-                    "have one rank each; give recordings of different jobs one by one.",
-                )
-            owner.setdefault(trace.rank, trace.document)
-        faults.check(TraceError)
-
     @property
     def missing_count(self) -> int:
         """How many ranks of the job have no trace."""
@@ -95,6 +81,33 @@ class JobTrace:
         # This many ranks contain enough that were not recorded.
         first = range(min(self.world_size, len(recorded) + _NAMED_RANKS + 1))
         return tuple(rank for rank in first if rank not in recorded)[: _NAMED_RANKS + 1]
+
+
+AnyTrace = TypeVar("AnyTrace", Trace, ExecutionTrace)
+
+
+def by_rank(name: str, traces: Sequence[AnyTrace]) -> tuple[AnyTrace, ...]:
+    """*traces* of the job *name* in the order of their ranks, which must be known and differ."""
+    # A lone trace without a rank is rank 0; several without one cannot be distinguished.
+    unknown = [trace.document for trace in traces if not trace.is_rank_stated]
+    if unknown and len(traces) > 1:
+        raise TraceError(
+            f"{', '.join(unknown)}: no rank in distributedInfo nor in the file name. "
+            "Name the files of one job rank0.json, rank1.json and so on; give recordings of "
+            "different jobs one by one."
+        )
+    faults = FaultList(f"job {name!r}")
+    owner: dict[int, str] = {}
+    for trace in traces:
+        if trace.rank in owner:
+            faults.add(
+                trace.document,
+                f"is of rank {trace.rank}, but so is {owner[trace.rank]}. Files of one job "
+                "have one rank each; give recordings of different jobs one by one.",
+            )
+        owner.setdefault(trace.rank, trace.document)
+    faults.check(TraceError)
+    return tuple(sorted(traces, key=lambda trace: trace.rank))
 
 
 def load_job_trace(
@@ -216,23 +229,16 @@ def load_recording(
         except TraceError as fault:
             faults.add(path.name, str(fault))
     faults.check(TraceError)
-    # A lone trace without a rank is rank 0; several without one cannot be distinguished.
-    unknown = [trace.document for trace in traces if not trace.is_rank_stated]
-    if unknown and len(traces) > 1:
-        raise TraceError(
-            f"{', '.join(unknown)}: no rank in distributedInfo nor in the file name. "
-            "Name the files of one job rank0.json, rank1.json and so on; give recordings of "
-            "different jobs one by one."
-        )
+    ranks = by_rank(recording.name, traces)
     executed = []
     for place, path in enumerate(recording.executed, start=len(recording.kineto)):
         on_file(path, place, count)
         executed.append(load_execution_trace(path, limits))
-    if len(traces) == len(executed) == 1:
-        executed = [replace(executed[0], rank=traces[0].rank)]
+    if len(ranks) == len(executed) == 1:
+        executed = [replace(executed[0], rank=ranks[0].rank)]
     return JobTrace(
         name=recording.name,
-        ranks=tuple(sorted(traces, key=lambda trace: trace.rank)),
-        world_size=max(max(trace.world_size, trace.rank + 1) for trace in traces),
+        ranks=ranks,
+        world_size=max(max(trace.world_size, trace.rank + 1) for trace in ranks),
         executed=tuple(executed),
     )

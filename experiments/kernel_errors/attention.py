@@ -51,7 +51,7 @@ def main() -> None:
     names = yaml.safe_load((HERE / "scenario.yaml").read_text())["attention"]
     table = load_tables("attention", [DATA / name for name in names])
     if asked.only is not None:
-        table = table.of_device(asked.only)
+        table = KernelTable(tuple(one for one in table.kernels if one.device == asked.only))
     if by == "shape":
         held_out = cross_validate("attention", table, folds=5, by=SHAPE)
     else:
@@ -73,13 +73,13 @@ def leave_devices_out(table: KernelTable) -> HeldOut:
     entries = load_entries("attention")
     kernels: list[MeasuredKernel] = []
     estimates = []
-    for device in table.devices():
+    for device in dict.fromkeys(one.device for one in table.kernels):
         others = [entry for entry in entries if entry.device != device]
         known = {entry.variant.split("/")[0] for entry in others}
         rows = [
             one
-            for one in table.of_device(device).kernels
-            if any(name in known for name, _ in members_of(one.op.kernel))
+            for one in table.kernels
+            if one.device == device and any(name in known for name, _ in members_of(one.op.kernel))
         ]
         kernels.extend(rows)
         estimates.append(price_measured(rows, AttentionModel(others)))

@@ -23,6 +23,8 @@ from perfmodel.base.errors import OutputError
 
 STDOUT = "-"
 """Typed instead of a file name: standard output."""
+_FORMULA = ("=", "+", "-", "@")
+"""What spreadsheets take for the beginning of a formula."""
 
 
 def check_writable(option: str, path: Path) -> None:
@@ -103,6 +105,27 @@ def write_output(target: str | None, text: str) -> None:
         write_file(Path(target), text)
 
 
+def printable(text: str) -> str:
+    """*text* with control characters replaced by question marks."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _cell(value: Any) -> Any:
+    """*value* for a cell of a CSV file: text that a spreadsheet would run is quoted."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def to_json(document: Mapping[str, Any]) -> str:
     """*document* as text, the same bytes for the same values."""
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -120,7 +143,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     keys = dict.fromkeys(key for row in rows for key in row)
     writer = csv.DictWriter(text, fieldnames=list(keys), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
     write_file(path, text.getvalue())
 
 
@@ -135,7 +158,10 @@ def draft_folder_of(folder: Path) -> Iterator[Path]:
     with _locked(folder):
         with _as_output_error(folder):
             recover_folder(folder)
-            draft = Path(tempfile.mkdtemp(prefix=f".{folder.name[:32]}-", dir=folder.parent))
+            # One writer has the lock, so a draft that is there was left by one that was killed.
+            draft = folder.parent / f".{folder.name}.draft"
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(mode=0o700)
         try:
             yield draft
             with _as_output_error(folder):

@@ -8,7 +8,7 @@ the fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -34,7 +34,7 @@ from collectives.movement import FloatArray
 from collectives.wiring import HostLinkClass
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import CalibrationError
-from perfmodel.base.forms import to_plain
+from perfmodel.base.forms import read_mapping, to_plain
 from perfmodel.base.writing import write_file
 from perfmodel.calibration.collective_fit import (
     Batch,
@@ -121,34 +121,22 @@ def load_blocks() -> Blocks:
     nvlink, fabric = HostConstants(**priors["nvlink"]), FabricConstants(**priors["fabric"])
     pcie = replace(nvlink, **priors["pcie"])
 
-    def protocols(one: Mapping[str, Any], key: str) -> tuple[Protocol, ...]:
-        return tuple(Protocol(word) for word in one.get(key, [word.value for word in Protocol]))
+    every = [protocol.value for protocol in Protocol]
+    usual = {"machines": (), "protocols": every, "tree_protocols": every, "pair_ll_bytes": 0}
 
-    def block(one: Mapping[str, Any], entry: _Entry, frozen: Sequence[str]) -> Block[_Entry]:
-        return Block(entry, tuple(one["learns_from"]), one.get("prior", ""), tuple(frozen))
+    def block(kind: type[_Entry], one: Mapping[str, Any], prior: Any, frozen: Any) -> Block[_Entry]:
+        names = {field.name for field in fields(kind)}
+        own = {key: value for key, value in {**usual, **one}.items() if key in names}
+        entry = read_mapping(kind, {**own, "constants": asdict(prior)}, document=path.name)
+        frozen = tuple(one.get("frozen", frozen))
+        return Block(entry, tuple(one["learns_from"]), one.get("prior", ""), frozen)
 
     def host(one: Mapping[str, Any]) -> Block[HostEntry]:
-        links = HostLinkClass(one["link_class"])
-        entry = HostEntry(
-            name=one["name"],
-            architecture=one["architecture"],
-            link_class=links,
-            machines=tuple(one.get("machines", ())),
-            is_odd=one.get("is_odd", False),
-            constants=nvlink if links.is_nvlink else pcie,
-        )
-        return block(one, entry, one.get("frozen", content["host_frozen"]))
+        is_nvlink = HostLinkClass(one["link_class"]).is_nvlink
+        return block(HostEntry, one, nvlink if is_nvlink else pcie, content["host_frozen"])
 
     def network(one: Mapping[str, Any]) -> Block[FabricEntry]:
-        entry = FabricEntry(
-            name=one["name"],
-            machines=tuple(one["machines"]),
-            protocols=protocols(one, "protocols"),
-            tree_protocols=protocols(one, "tree_protocols"),
-            pair_ll_bytes=one.get("pair_ll_bytes", 0),
-            constants=fabric,
-        )
-        return block(one, entry, content["fabric_frozen"])
+        return block(FabricEntry, one, fabric, content["fabric_frozen"])
 
     return Blocks(
         tuple(map(host, content["hosts"])),

@@ -6,7 +6,7 @@ import numpy as np
 
 from perfmodel.calibration.bounded_fit import build_entry, fit_constants, load_limits
 from perfmodel.costs.calibration_files import Entry
-from perfmodel.costs.corrections import Matrix
+from perfmodel.costs.corrections import Matrix, range_of
 from perfmodel.costs.expert_physics import (
     LARGEST_CORRECTION,
     ExpertConstants,
@@ -64,11 +64,8 @@ def _fit_correction(features: Matrix, log_ratio: Matrix) -> tuple[Matrix, Matrix
 
     Some rows of public tables ran untuned kernels at a fifth of the speed. They must not dominate.
     """
-    scale = features.std(axis=0) + 1e-6
-    span = np.stack(
-        [features.mean(axis=0), scale, features.min(axis=0), features.max(axis=0)], axis=1
-    )
-    terms = square_terms((features - span[:, 0]) / scale)
+    span = np.stack(list(range_of(features).values()), axis=1)
+    terms = square_terms((features - span[:, 0]) / span[:, 1])
     wanted = np.clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION)
     ridge = RIDGE * len(wanted) * np.eye(terms.shape[1])
     weight: Matrix = np.ones(len(wanted))

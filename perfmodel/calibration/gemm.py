@@ -18,7 +18,13 @@ from perfmodel.calibration.networks import (
     train_ordered,
 )
 from perfmodel.costs.calibration_files import Entry
-from perfmodel.costs.corrections import Correction, Matrix, OrderedCorrection, OrderedNetwork
+from perfmodel.costs.corrections import (
+    Correction,
+    Matrix,
+    OrderedCorrection,
+    OrderedNetwork,
+    range_of,
+)
 from perfmodel.costs.gemm import TENSOR, VECTOR, gemm_shapes, machine_rates, variant_of
 from perfmodel.costs.gemm_features import gemm_features, gemm_step_features
 from perfmodel.costs.gemm_physics import (
@@ -86,8 +92,8 @@ def fit_learned(
 
     A third of the rows is held out once to measure the error of both on unseen rows.
     """
-    mean, scale = rows.rising.mean(axis=0), rows.rising.std(axis=0) + 1e-6
-    scaled = replace(rows, rising=(rows.rising - mean) / scale)
+    found = range_of(rows.rising)
+    scaled = replace(rows, rising=(rows.rising - found["mean"]) / found["scale"])
     order = np.random.default_rng(learning.ordered.seed).permutation(len(rows.log_time))
     is_out = order % HELD_OUT_EVERY == 0
     rest = scaled.take(is_out)
@@ -100,10 +106,7 @@ def fit_learned(
         errors = rest.share * (rest.log_time - log_time)
         whole, steps = _fit(scaled, learning)
         ordered = OrderedCorrection(
-            mean=mean,
-            scale=scale,
-            low=rows.rising.min(axis=0),
-            high=rows.rising.max(axis=0),
+            **found,
             order=whole,
             spread=fit_spread(rest.rising, np.abs(errors), learning.spread),
         )

@@ -8,7 +8,7 @@ inherited from another stack.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ _PARTS = {
     HostPart.AFTER_LAUNCH: "after_launch",
     HostPart.BETWEEN_LAUNCHES: "between_launches",
 }
+_WHOLE = {HostPart.BETWEEN_OPERATORS: "between_operators", HostPart.LAUNCH: "launch"}
 _MOST_US = 1e6
 _AUTOGRAD = "autograd::engine::evaluate_function: "
 
@@ -81,22 +82,14 @@ def build_host_stack(lines: Iterable[HostLine], *, name: str, extends: str, **he
             total[1] += line.count
     means = {place: total / count for place, (total, count) in sums.items()}
     operators: dict[str, dict[str, str]] = {}
-    for (part, operator), mean_us in sorted(
-        means.items(), key=lambda one: (one[0][1], one[0][0].value)
-    ):
+    for part, operator in sorted(means, key=lambda place: (place[1], place[0].value)):
         if operator:
-            operators.setdefault(operator, {})[_PARTS[part]] = _us(mean_us)
-    host: dict[str, Any] = {}
-    for part, key in (
-        (HostPart.BETWEEN_OPERATORS, "between_operators"),
-        (HostPart.LAUNCH, "launch"),
-    ):
-        if (part, "") in means:
-            host[key] = _us(means[(part, "")])
-    host["default"] = {
-        word: _us(means[(part, "")]) for part, word in _PARTS.items() if (part, "") in means
-    }
-    host["operators"] = operators
+            operators.setdefault(operator, {})[_PARTS[part]] = _us(means[part, operator])
+
+    def of_all(words: Mapping[HostPart, str]) -> dict[str, Any]:
+        return {word: _us(means[part, ""]) for part, word in words.items() if (part, "") in means}
+
+    host = {**of_all(_WHOLE), "default": of_all(_PARTS), "operators": operators}
     content = {
         "name": name,
         "description": f"{extends} with host times of a recording.",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from perfmodel.base.errors import CalibrationError
 from perfmodel.calibration.interference_samples import KernelLoss, collect_losses
 from perfmodel.costs.interference import BESIDE, SLOWED_FAMILIES, Phase
-from topologies import list_devices, load_device
+from topologies import list_devices, load_device, name_devices
 from traces.job_trace import JobTrace, load_job_traces
 
 RELATIVES = {"attention": "gemm", "embedding": "memory"}
@@ -83,7 +83,7 @@ def fit_interference(paths: Sequence[Path], *, device: str | None) -> FittedInte
     """Constants from the recorded jobs at *paths*; *device* is that of traces that name none."""
     jobs = [job for path in paths for job in load_job_traces(path)]
     devices = [_device_of(job, device) for job in jobs]
-    architectures = [_architecture_of(name, job) for name, job in zip(devices, jobs, strict=True)]
+    architectures = [load_device(name).architecture.value for _, name in devices]
     losses = collect_losses(zip(jobs, architectures, strict=True))
     if not losses:
         raise CalibrationError(
@@ -93,33 +93,26 @@ def fit_interference(paths: Sequence[Path], *, device: str | None) -> FittedInte
     return FittedInterference(
         of_architecture=fit_losses(losses),
         losses=tuple(losses),
-        hardware=tuple(dict.fromkeys(devices)),
+        hardware=tuple(dict.fromkeys(recorded for recorded, _ in devices)),
         jobs=tuple(job.name for job in jobs),
     )
 
 
-def _device_of(job: JobTrace, fallback: str | None) -> str:
+def _device_of(job: JobTrace, fallback: str | None) -> tuple[str, str]:
+    """What the traces of *job* call their GPU, and a device of its architecture that we know."""
     named = next((name for trace in job.ranks for name in trace.device_names), fallback)
     if named is None:
         raise CalibrationError(
             f"job {job.name!r}: the traces do not name their GPU. Name it with --device, such as "
             "mi300x; it applies to all traces that do not name one."
         )
-    return named
-
-
-def _architecture_of(recorded: str, job: JobTrace) -> str:
-    """The architecture of the device that a trace calls *recorded*, from the devices we know."""
-    word = recorded.lower()
-    known = [name.split("_") for name in list_devices() if name.split("_")[0] in word]
+    known = name_devices(named)
     if not known:
         raise CalibrationError(
-            f"job {job.name!r}: GPU {recorded!r} is none of the devices known: "
+            f"job {job.name!r}: GPU {named!r} is none of the devices known: "
             f"{', '.join(list_devices())}."
         )
-    # Of devices with the same first word (RTX cards), the one that shares most words.
-    best = max(known, key=lambda parts: sum(part in word for part in parts))
-    return load_device("_".join(best)).architecture.value
+    return named, known[-1]
 
 
 def slowdown_of(loss_ratio: float) -> float:

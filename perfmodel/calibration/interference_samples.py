@@ -17,9 +17,10 @@ import numpy as np
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.costs.interference import Phase
+from perfmodel.graph.program import Int64s
 from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.rank_clocks import match_collectives, transfer_ns
-from perfmodel.recordings.rank_view import NO_OPERATOR, Int64s, RankView, view_rank
+from perfmodel.recordings.rank_view import NO_OPERATOR, RankView, view_rank
 from traces.job_trace import JobTrace
 
 SHORTEST_NS = 5_000

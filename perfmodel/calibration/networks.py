@@ -22,6 +22,7 @@ from perfmodel.costs.corrections import (
     Network,
     OrderedCorrection,
     OrderedNetwork,
+    range_of,
 )
 from perfmodel.costs.estimates import INTERVAL_SIGMAS
 
@@ -35,16 +36,13 @@ USUAL_ORDERED_ERROR = 0.02
 
 def fit_ordered(features: Matrix, log_time: Matrix, plan: TrainingPlan) -> OrderedCorrection:
     """The ordered network that gives *log_time* of *features*, and its spread."""
-    mean, scale = features.mean(axis=0), features.std(axis=0) + 1e-6
-    inputs = (features - mean) / scale
+    found = range_of(features)
+    inputs = (features - found["mean"]) / found["scale"]
     with on_one_thread():
         errors = _held_out_errors(inputs, log_time, plan)
         is_known = np.isfinite(errors)
         return OrderedCorrection(
-            mean=mean,
-            scale=scale,
-            low=features.min(axis=0),
-            high=features.max(axis=0),
+            **found,
             order=train_ordered(inputs, log_time, plan),
             spread=fit_spread(
                 inputs[is_known],
@@ -154,22 +152,16 @@ class TrainingPlan:
 
 def fit_steps(features: Matrix, log_ratio: Matrix, plan: TrainingPlan) -> Correction:
     """The correction that comes closest to *log_ratio*, within the limit of corrections."""
-    mean, scale = features.mean(axis=0), features.std(axis=0) + 1e-6
+    found = range_of(features)
     network = _build(features.shape[1], plan.hidden, plan.seed)
-    rows = _tensor((features - mean) / scale)
+    rows = _tensor((features - found["mean"]) / found["scale"])
     wanted = _tensor(np.clip(log_ratio, -LARGEST_STEP, LARGEST_STEP))
 
     def loss(chosen: torch.Tensor) -> torch.Tensor:
         return _size_of(network(rows[chosen]).squeeze(1) - wanted[chosen], usual=USUAL_ERROR)
 
     _train(network, loss, len(rows), plan, steps=plan.steps)
-    return Correction(
-        mean=mean,
-        scale=scale,
-        low=features.min(axis=0),
-        high=features.max(axis=0),
-        shift=_to_network(network),
-    )
+    return Correction(**found, shift=_to_network(network))
 
 
 def _build(inputs: int, hidden: int, seed: int) -> nn.Sequential:

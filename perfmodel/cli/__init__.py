@@ -15,6 +15,7 @@ import traceback
 from typing import NoReturn
 
 from perfmodel.base.errors import PerfModelError
+from perfmodel.base.writing import printable
 from perfmodel.cli.commands import app
 
 DEBUG = "--debug"
@@ -62,7 +63,9 @@ def _report(fault: Exception, *, is_debug: bool) -> None:
             f"This is a bug of perfmodel, not a mistake in your input. Run again with {DEBUG} to "
             "see the traceback."
         )
-    print(f"perfmodel: {sentence}", file=sys.stderr)
+    # Names in a message come from files, and must not control the terminal.
+    lines = "\n".join(map(printable, sentence.split("\n")))
+    print(f"perfmodel: {lines}", file=sys.stderr)
 
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)

@@ -173,8 +173,8 @@ def extract(
     ] = "unknown",
 ) -> None:
     """Write tables for `calibrate` and `validate`: host overheads, GEMMs, collectives."""
+    from perfmodel.base.writing import printable
     from perfmodel.recordings.extraction import MISSING
-    from perfmodel.reports.text import printable
 
     written = api.trace_extract(paths, out, topology=topology)
     for path in written:
@@ -190,7 +190,7 @@ def chakra(
     out: Annotated[str, Option(metavar="FOLDER", help="Folder to write the files to.")],
 ) -> None:
     """Write a recorded job as Chakra execution traces, one file per rank."""
-    from perfmodel.reports.text import printable
+    from perfmodel.base.writing import printable
 
     for path in api.trace_chakra(job, out):
         print(printable(str(path)))

@@ -38,7 +38,6 @@ ROUNDING = 1e-3
 """Files hold six digits of logarithms: nearer than this to the range counts as inside."""
 LARGE_MATRIX = 1000
 TINY_WEIGHT = 1e-4
-_RANGE = ("mean", "scale", "low", "high")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,19 +64,39 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Correction:
-    """The network of a plain correction and the range it was fitted in."""
+class Range:
+    """The features that a correction was fitted to."""
 
     mean: Matrix
     scale: Matrix
     low: Matrix
     high: Matrix
+
+    def inputs(self, features: Matrix) -> Matrix:
+        """*features* within the range, as the networks take them."""
+        scaled: Matrix = (np.clip(features, self.low, self.high) - self.mean) / self.scale
+        return scaled
+
+
+def range_of(features: Matrix) -> dict[str, Matrix]:
+    """The fields of the range of *features*."""
+    return {
+        "mean": features.mean(axis=0),
+        "scale": features.std(axis=0) + 1e-6,
+        "low": features.min(axis=0),
+        "high": features.max(axis=0),
+    }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Correction(Range):
+    """The network of a plain correction and the range it was fitted in."""
+
     shift: Network
 
     def log_ratio(self, features: Matrix) -> Matrix:
         """Logarithms of the correction of rows of *features*."""
-        inputs = (np.clip(features, self.low, self.high) - self.mean) / self.scale
-        return np.clip(self.shift.answer(inputs), -LARGEST_STEP, LARGEST_STEP)
+        return np.clip(self.shift.answer(self.inputs(features)), -LARGEST_STEP, LARGEST_STEP)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,25 +129,20 @@ class OrderedNetwork:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OrderedCorrection:
+class OrderedCorrection(Range):
     """The network for the logarithm of time, one for its spread, and the range of the fit.
 
     The first feature is the logarithm of the time that the physics predicts.
     """
 
-    mean: Matrix
-    scale: Matrix
-    low: Matrix
-    high: Matrix
     order: OrderedNetwork
     spread: Network
 
     def apply(self, features: Matrix) -> tuple[Matrix, Matrix, NDArray[np.bool_]]:
         """Per row of *features*: log of measured over physics, sigma, and if it is in range."""
-        held = np.clip(features, self.low, self.high)
-        inputs = (held - self.mean) / self.scale
+        inputs = self.inputs(features)
         is_inside = (features >= self.low - ROUNDING) & (features <= self.high + ROUNDING)
-        log_ratio = self.order.answer(inputs) - held[:, 0]
+        log_ratio = self.order.answer(inputs) - np.clip(features[:, 0], self.low[0], self.high[0])
         sigma = np.exp(np.clip(self.spread.answer(inputs), -20, 5))
         return (
             np.clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION),
@@ -137,15 +151,18 @@ class OrderedCorrection:
         )
 
 
+RANGE = tuple(one.name for one in fields(Range))
+
+
 def correction_to_document(correction: Correction) -> dict[str, Any]:
     """*correction* as plain lists, five digits, for a calibration file."""
-    document = {name: _rounded(getattr(correction, name), digits=5) for name in _RANGE}
+    document = {name: _rounded(getattr(correction, name), digits=5) for name in RANGE}
     return {**document, "shift": _network_to_document(correction.shift)}
 
 
 def ordered_to_document(correction: OrderedCorrection) -> dict[str, Any]:
     """*correction* as plain lists, six digits, for a calibration file."""
-    document = {name: _rounded(getattr(correction, name), digits=6) for name in _RANGE}
+    document = {name: _rounded(getattr(correction, name), digits=6) for name in RANGE}
     order = {one.name: getattr(correction.order, one.name) for one in fields(OrderedNetwork)}
     return {
         **document,
@@ -160,7 +177,7 @@ def correction_from_document(document: Mapping[str, Any] | None) -> Correction |
         return None
     with _reading("shift"):
         return Correction(
-            **_arrays(document, _RANGE), shift=_network_from_document(document["shift"])
+            **_arrays(document, RANGE), shift=_network_from_document(document["shift"])
         )
 
 
@@ -171,7 +188,7 @@ def ordered_from_document(document: Mapping[str, Any] | None) -> OrderedCorrecti
     with _reading("order", "spread"):
         names = [one.name for one in fields(OrderedNetwork)]
         return OrderedCorrection(
-            **_arrays(document, _RANGE),
+            **_arrays(document, RANGE),
             order=OrderedNetwork(**_arrays(document["order"], names)),
             spread=_network_from_document(document["spread"]),
         )
@@ -183,7 +200,7 @@ def _reading(*parts: str) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError) as fault:
         raise CalibrationError(
-            f"must hold {', '.join((*_RANGE, *parts))} as lists of numbers ({fault}). "
+            f"must hold {', '.join((*RANGE, *parts))} as lists of numbers ({fault}). "
             "Make the file again with `perfmodel calibrate`."
         ) from None
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from perfmodel.base.compiling import compiled
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.estimates import FloatColumn
 from perfmodel.costs.gemm_physics import GemmShapes, GemmTimes, MachineRates
@@ -71,7 +71,7 @@ def gemm_step_features(shapes: GemmShapes, machine: MachineRates, times: GemmTim
     return np.stack(columns, axis=1)
 
 
-@njit(cache=True)
+@compiled
 def _features(products: FloatColumn, flop_ns: float, sms: float) -> FloatColumn:
     count = products.shape[1]
     width = 10 + len(ROW_STEPS) + len(COLUMN_STEPS) + 2 * len(WAVE_TILES) + LARGE_TILES
@@ -108,7 +108,7 @@ def _features(products: FloatColumn, flop_ns: float, sms: float) -> FloatColumn:
     return table
 
 
-@njit(cache=True)
+@compiled
 def _write_held(
     line: FloatColumn, place: int, held: float, logs: tuple[float, float, float, float]
 ) -> None:

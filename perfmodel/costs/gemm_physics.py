@@ -12,9 +12,9 @@ import math
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from perfmodel.base.compiling import compiled
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.estimates import FloatColumn
 from perfmodel.stacks.capabilities import Residency
@@ -27,7 +27,7 @@ TINY_WORK = 2.0**21
 """Below so many multiply-adds libraries use one simple kernel, which never splits k."""
 
 
-@njit(cache=True)
+@compiled
 def fastest_candidate_ns(
     products: FloatColumn, tiles: FloatColumn, splits: FloatColumn, machine: FloatColumn
 ) -> FloatColumn:

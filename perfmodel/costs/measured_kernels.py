@@ -88,14 +88,6 @@ class KernelTable:
         """Measured durations in order."""
         return np.array([kernel.measured_ns for kernel in self.kernels], dtype=np.float64)
 
-    def devices(self) -> tuple[str, ...]:
-        """Devices in the table, in order of first appearance."""
-        return tuple(dict.fromkeys(kernel.device for kernel in self.kernels))
-
-    def of_device(self, device: str) -> KernelTable:
-        """The rows of one *device*."""
-        return KernelTable(tuple(kernel for kernel in self.kernels if kernel.device == device))
-
     def take(self, rows: NDArray[np.intp]) -> KernelTable:
         """The rows numbered *rows*."""
         return KernelTable(tuple(self.kernels[row] for row in rows))

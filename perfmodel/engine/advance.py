@@ -15,12 +15,12 @@ times faster.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.base.compiling import compiled
 from perfmodel.engine.layout import FlatJob, Int32s, Int64s
 
 NOT_DONE = -1
@@ -49,9 +49,7 @@ def _compiled(function: _Pass) -> _Pass:
     No function here creates or frees an array. With reference counting numba updates a counter for
     each array of FlatJob and State on every call, which doubles the time.
     """
-    # In a dict because the option is not in numba's type hints.
-    options: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
-    return cast(_Pass, numba.njit(**options)(function))
+    return compiled(function, _nrt=False)
 
 
 def _inlined(function: _Pass) -> _Pass:
@@ -59,8 +57,7 @@ def _inlined(function: _Pass) -> _Pass:
 
     A call passes seven words for each of about forty arrays, which takes as long as twenty tasks.
     """
-    options: dict[str, Any] = {"nogil": True, "_nrt": False, "forceinline": True}
-    return cast(_Pass, numba.njit(**options)(function))
+    return compiled(function, cache=False, _nrt=False, forceinline=True)
 
 
 class State(NamedTuple):

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.base.compiling import compiled
 from perfmodel.engine.condensing import (
     ORIGIN,
     Bools,
@@ -195,7 +195,7 @@ class _Moments(NamedTuple):
     ready_of_kind: Int64s
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _advance(
     iteration: int,
     kinds: Int8s,
@@ -232,7 +232,7 @@ def _advance(
         _begin(slot, kinds, durations, moments, columns, now)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _begin(
     slot: int, kinds: Int8s, durations: Int64s, moments: _Moments, columns: CondensedJob, now: int
 ) -> None:
@@ -254,7 +254,7 @@ def _begin(
         moments.ends[now, slot, rank] = begin + took
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _last_end(now: int, moments: _Moments, columns: CondensedJob) -> int:
     """When the last lane of the iteration was done."""
     last = 0
@@ -264,7 +264,7 @@ def _last_end(now: int, moments: _Moments, columns: CondensedJob) -> int:
     return last
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _evaluate(kinds: Int8s, durations: Int64s, moments: _Moments, columns: CondensedJob) -> Int64s:
     totals = np.zeros(MOST_ITERATIONS, dtype=np.int64)
     found = np.zeros((len(kinds), 4), dtype=np.int64)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.base.compiling import compiled
 from perfmodel.engine.block import Block
 from perfmodel.engine.layout import FlatJob, Int32s, Int64s, max_distance
 from perfmodel.engine.sieve import lay_out_sound
@@ -213,7 +213,7 @@ def mean_of_second_half_ns(ends_ns: Int64s) -> NDArray[np.float64]:
     return times
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def is_repeated(
     ends_ns: Int64s, count: int, lanes_ns: Int64s, lane_rows: Int32s, cyclicity: int, reach: int
 ) -> bool:
@@ -243,7 +243,7 @@ def is_repeated(
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def mean_period_ns(total_ns: int, count: int) -> int:
     """The mean of *count* iterations, rounded half up so that it is the same everywhere."""
     return (2 * total_ns + count) // (2 * count)

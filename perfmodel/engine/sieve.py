@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
-import numba
 import numpy as np
 
+from perfmodel.base.compiling import compiled
 from perfmodel.engine.layout import Bytes8, FlatJob, Int32s, Int64s, build_layout
 from perfmodel.graph.audit import check_job, signature_of
 from perfmodel.graph.job import NO_GROUP, JobGraph
@@ -101,7 +101,7 @@ def _names_members(job: JobGraph) -> bool:
     return bool(np.isin(stated, found).all())
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _is_walkable(s: FlatJob) -> bool:
     """Whether dependencies are inside their program, in order, and none is on its own task."""
     for program in range(len(s.p_task) - 1):
@@ -123,7 +123,7 @@ def _is_walkable(s: FlatJob) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _meets_alike(s: FlatJob, signature: Int64s, seen: Bytes8, found: Int64s) -> bool:
     """Whether every endpoint joins every rendezvous once, all with one signature.
 

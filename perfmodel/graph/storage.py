@@ -43,6 +43,8 @@ from perfmodel.graph.stored_programs import (
 SCHEMA_VERSION = 1
 _MOST_HEADER_BYTES = 2**30
 HEADER = "job.json"
+MOST_NAMED = 5
+"""Files of others that a refusal names."""
 _ORIGINS_FILE = "origins.parquet"
 _ORIGINS = pa.schema([(name, pa.string()) for name in ("operator", "module", "line", "span")])
 
@@ -55,13 +57,15 @@ def save_job(job: JobGraph, folder: str | Path, *, is_overwriting: bool = True) 
 
 @contextmanager
 def draft_job_of(folder: Path, *, is_overwriting: bool = True) -> Iterator[Path]:
-    """A draft that becomes *folder*, which must not exist or must hold a job.
+    """A draft that becomes *folder*, which must not exist or must hold a job and nothing else.
 
     An existing job is replaced only if *is_overwriting*.
     """
     check_job_place(folder, is_overwriting=is_overwriting)
     with draft_folder_of(folder) as draft:
         yield draft
+        # Other files may have come while the job was made.
+        check_job_place(folder, is_overwriting=is_overwriting)
 
 
 def check_job_place(folder: Path, *, is_overwriting: bool) -> None:
@@ -75,6 +79,24 @@ def check_job_place(folder: Path, *, is_overwriting: bool) -> None:
         raise GraphError(
             f"{folder}: holds a job already. Name another folder, or say --overwrite to replace it."
         )
+    if foreign := _list_foreign(folder):
+        names = ", ".join(foreign[:MOST_NAMED]) + (" ..." if len(foreign) > MOST_NAMED else "")
+        raise GraphError(
+            f"{folder}: holds {len(foreign)} files that are not of the job ({names}), so it is not "
+            "overwritten. Move them away, or name another folder."
+        )
+
+
+def _list_foreign(folder: Path) -> list[str]:
+    """Names in *folder* that the header of its job does not list."""
+    if not folder.exists():
+        return []
+    try:
+        header = orjson.loads(read_bytes(folder / HEADER, GraphError, _MOST_HEADER_BYTES))
+        ours = {HEADER, *map(str, header["files"]), *map(str, header.get("beside", ()))}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        ours = {HEADER}
+    return sorted(path.name for path in folder.iterdir() if path.name not in ours)
 
 
 def write_job(job: JobGraph, draft: Path, *, beside: Sequence[str] = ()) -> None:
@@ -250,7 +272,7 @@ def _read_outlines(descriptions: list[dict[str, Any]]) -> list[Outline]:
     for description in descriptions:
         lanes = [Lane(name, LaneKind(kind)) for name, kind in description["lanes"]]
         starts = as_column("lane_start", np.array(description["lane_start"]))
-        outlines.append(Outline(tuple(known.setdefault(lane, lane) for lane in lanes), starts))
+        outlines.append((tuple(known.setdefault(lane, lane) for lane in lanes), starts))
     return outlines
 
 

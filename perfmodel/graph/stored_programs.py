@@ -7,7 +7,6 @@ read rank by rank. Use `loaded` for programs that stay in memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,8 @@ MOST_PIECES = 32
 """Pieces kept in memory, over all columns."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Outline:
-    """A program as in the header of a job: its lanes, and the first task of each."""
-
-    lanes: tuple[Lane, ...]
-    lane_start: Int32s
+Outline = tuple[tuple[Lane, ...], Int32s]
+"""A program as in the header of a job: its lanes, and the first task of each."""
 
 
 class ColumnReader:
@@ -81,9 +76,9 @@ class StoredProgram(Program):
     def on(cls, shelf: StoredPrograms, index: int) -> StoredProgram:
         """Program number *index* of *shelf*."""
         program = object.__new__(cls)
-        outline = shelf.outlines[index]
-        values = {"lanes": outline.lanes, "lane_start": outline.lane_start}
-        for name, value in {**values, "_shelf": shelf, "_index": index}.items():
+        lanes, starts = shelf.outlines[index]
+        values = {"lanes": lanes, "lane_start": starts, "_shelf": shelf, "_index": index}
+        for name, value in values.items():
             # Programs are frozen.
             object.__setattr__(program, name, value)
         return program
@@ -105,8 +100,7 @@ class StoredPrograms(Programs):
     def __init__(self, folder: Path, outlines: Sequence[Outline]) -> None:
         self.folder = folder
         self.outlines = outlines
-        counts = [int(outline.lane_start[-1]) for outline in outlines]
-        self._task_bounds = offsets(counts)
+        self._task_bounds = offsets([int(starts[-1]) for _, starts in outlines])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Open files stay in this process: the receiver may have no such folder.

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.plan import PieceKey, PlanPieces, Shard, ShardingKind, ShardingPlan, find_pieces
 from embeddings.table import EmbeddingTable
+from perfmodel.base.compiling import compiled
 from perfmodel.costs.embedding_terms import (
     FIRST_LARGEST,
     Term,
@@ -163,7 +163,7 @@ def partial_width(plan: ShardingPlan) -> int:
     return sum(piece.width for piece in plan.shards if kinds[piece.table] in BY_ROWS)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _sum_loads(
     piece: Int32s,
     rank: Int32s,

@@ -13,9 +13,8 @@ from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.replay import MOST_ITERATIONS
 from perfmodel.prediction.answer import InterferenceLoss
 from perfmodel.prediction.explain import merge_numbers
-from perfmodel.prediction.interference import FoldedCosts
+from perfmodel.prediction.interference import MOST_ROUNDS, FoldedCosts
 from perfmodel.prediction.loops import Loop
-from perfmodel.prediction.overlaps import MOST_ROUNDS
 from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.prediction.scenario import Interference
 

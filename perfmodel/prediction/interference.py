@@ -1,7 +1,8 @@
 """Interference: the costs of a job with equal ranks folded, alone and with what overlap costs.
 
-Ranks that share prices may overlap differently, so each rank is settled with rows of its own.
-Rows are shared again at the end where ranks lost the same.
+Collectives of a rank share links, and kernels slow down while collectives run. These rules are
+applied by `perfmodel.engine.settle`. Ranks that share prices may overlap differently, so each rank
+is settled with rows of its own; rows are shared again at the end where ranks lost the same.
 """
 
 from __future__ import annotations
@@ -16,9 +17,16 @@ from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.folding import fold
 from perfmodel.engine.layout import Int64s
 from perfmodel.engine.replay import Replay, Replayer
-from perfmodel.engine.settle import Round, Rules, settle
+from perfmodel.engine.settle import Effects, Floats, Round, Rule, Rules, settle
 from perfmodel.graph.durations import DurationTable, OpDurations
-from perfmodel.prediction.overlaps import STILL_RATIO, contention_rules, task_rows
+from perfmodel.prediction.overlaps import Calls, find_calls, find_slowdown, task_rows
+
+MOST_ROUNDS = 8
+STILL_RATIO = 1e-4
+"""A round that moves the iteration by less than this is the last."""
+ITERATIONS = 3
+"""Enough for two iterations in a row that follow another one."""
+MOST_LOSS_RATIO = 0.9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,3 +124,82 @@ def _share_rows(keys: Sequence[Hashable], blocks: Sequence[slice]) -> tuple[Int6
             kept.append(np.arange(block.start, block.stop, dtype=np.int64))
             total += block.stop - block.start
     return np.concatenate(kept), np.array([place_of[key] for key in keys], dtype=np.int64)
+
+
+def contention_rules(priced: PricedJob) -> Rules | None:
+    """What kernels and collectives of *priced* cost each other; None if nothing can overlap."""
+    if not (priced.slowdowns.of or priced.link_use.any()):
+        return None
+    calls, row = find_calls(priced.job), task_rows(priced)
+    rules: list[Rule] = []
+    if len(calls.task):
+        slowed, shared = find_slowdown(priced, row, calls), _link_sharing(priced, row, calls)
+        rules += [slowed] if len(slowed.lane_rank) else []
+        rules += [shared] if shared.ranks else []
+    return Rules(rules, MOST_ROUNDS, ITERATIONS, STILL_RATIO) if rules else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinkSharing:
+    """Collectives on several lanes of a rank share links.
+
+    By call: its task, its use of each link and the place of its rendezvous. *ranks* are the calls
+    of every rank that communicates on several lanes.
+    """
+
+    task: Int64s
+    use: Floats
+    place: Int64s
+    ranks: list[slice]
+
+    def __call__(self, last: Round, found: Effects) -> None:
+        """Lengthen every collective by what its members lose on links, the worst deciding."""
+        lengths_ns = last.duration_ns[self.task]
+        ends_ns = [timeline.end_ns[self.task, 0] for timeline in last.replay.timelines[-2:]]
+        share = np.zeros(len(self.task))
+        for own in self.ranks:
+            ends = np.concatenate([end_ns[own] for end_ns in ends_ns])
+            starts = ends - np.tile(lengths_ns[own], 2)
+            both = overlap_losses(starts, ends, np.tile(self.use[own], (2, 1)))
+            share[own] = both.reshape(2, -1).max(axis=0)
+        worst = np.zeros(len(self.place))
+        np.maximum.at(worst, self.place, share)
+        ratio = np.minimum(worst[self.place], MOST_LOSS_RATIO)
+        # A collective is on no lane that slows down, or holds its own time there.
+        found.lost_ns[0, self.task] += last.alone_ns[self.task] * ratio / (1 - ratio)
+
+
+def _link_sharing(priced: PricedJob, row: Int64s, calls: Calls) -> LinkSharing:
+    lanes = np.unique(np.column_stack([calls.rank, calls.lane]), axis=0)
+    ranks, lane_counts = np.unique(lanes[:, 0], return_counts=True)
+    sharing = ranks[lane_counts > 1] if priced.link_use.any() else ranks[:0]
+    bounds = np.searchsorted(calls.rank, np.column_stack([sharing, sharing + 1]))
+    place = np.unique(calls.rendezvous, return_inverse=True)[1]
+    use = priced.link_use[row[calls.task]]
+    return LinkSharing(calls.task, use, place, [slice(*bound) for bound in bounds.tolist()])
+
+
+def overlap_losses(starts_ns: Int64s, ends_ns: Int64s, link_use: Floats) -> Floats:
+    """The share of each interval lost to the others, its worst link deciding.
+
+    Where intervals ask a link for d > 1 times what it can carry, each that uses it all the time
+    advances at 1/d.
+    """
+    if not len(starts_ns):
+        return np.zeros(0)
+    moments = np.unique(np.concatenate([starts_ns, ends_ns]))
+    first, last = np.searchsorted(moments, starts_ns), np.searchsorted(moments, ends_ns)
+    spans = np.diff(moments)
+    shares = np.zeros(len(starts_ns))
+    for link in range(link_use.shape[1]):
+        change = np.zeros(len(moments))
+        np.add.at(change, first, link_use[:, link])
+        np.subtract.at(change, last, link_use[:, link])
+        demand = np.cumsum(change)[:-1]
+        idle = spans * (1 - 1 / np.maximum(demand, 1.0))
+        reached = np.concatenate([[0.0], np.cumsum(idle)])
+        lost_ns = (reached[last] - reached[first]) * np.minimum(link_use[:, link], 1.0)
+        shares = np.maximum(shares, lost_ns / np.maximum(ends_ns - starts_ns, 1))
+    # Sums of shares may miss 1 by the last bit.
+    shares[shares < 1e-9] = 0.0
+    return shares

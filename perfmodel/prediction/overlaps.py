@@ -1,8 +1,8 @@
-"""Overlaps: what kernels and collectives lose because they run at the same time, as two rules.
+"""Overlaps: collectives of a replay, and what kernels lose that run at the same time.
 
-Collectives of a rank share links. A kernel advances at 1/f while a collective runs on another lane
-of its rank. A lane is walked in order: a kernel that started when the one before ended moves with
-it, so one pass settles a whole chain. `perfmodel.engine.settle` applies the rules.
+A kernel advances at 1/f while a collective runs on another lane of its rank. A lane is walked in
+order: a kernel that started when the one before ended moves with it, so one pass settles a whole
+chain.
 
 Leaves out: transfers between two ranks, which hold few multiprocessors and were never recorded
 with kernels at the same time, and what kernels cost collectives.
@@ -13,43 +13,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from collectives.collective import CollectiveKind
+from perfmodel.base.compiling import compiled
 from perfmodel.costs.interference import Phase
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.layout import Int32s, Int64s, build_places
 from perfmodel.engine.replay import Timeline
-from perfmodel.engine.settle import Effects, Floats, Round, Rule, Rules
+from perfmodel.engine.settle import Effects, Floats, Round
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Communication
 from perfmodel.graph.program import PLAIN, offsets
 
 Codes = NDArray[np.int8]
-MOST_ROUNDS = 8
-STILL_RATIO = 1e-4
-"""A round that moves the iteration by less than this is the last."""
-ITERATIONS = 3
-"""Enough for two iterations in a row that follow another one."""
-MOST_LOSS_RATIO = 0.9
 NOTICED_NS = 1e-3
 """Less is rounding, not a loss."""
-
-
-def contention_rules(priced: PricedJob) -> Rules | None:
-    """What kernels and collectives of *priced* cost each other; None if nothing can overlap."""
-    if not (priced.slowdowns.of or priced.link_use.any()):
-        return None
-    calls, row = _find_calls(priced.job), task_rows(priced)
-    rules: list[Rule] = []
-    if len(calls.task):
-        slowed, shared = _kernel_slowdown(priced, row, calls), _link_sharing(priced, row, calls)
-        rules += [slowed] if len(slowed.lane_rank) else []
-        rules += [shared] if shared.ranks else []
-    return Rules(rules, MOST_ROUNDS, ITERATIONS, STILL_RATIO) if rules else None
 
 
 def task_rows(priced: PricedJob) -> Int64s:
@@ -75,7 +56,8 @@ class Calls(NamedTuple):
     slows_kernels: NDArray[np.bool_]
 
 
-def _find_calls(job: JobGraph) -> Calls:
+def find_calls(job: JobGraph) -> Calls:
+    """All members of rendezvous of *job*."""
     places = build_places(job)
     kinds = [op.collective.kind if isinstance(op, Communication) else None for op in job.ops]
     is_pair = np.array([kind is CollectiveKind.SEND_RECV for kind in kinds], dtype=bool)
@@ -96,72 +78,6 @@ def _find_calls(job: JobGraph) -> Calls:
             )
         )
     return Calls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LinkSharing:
-    """Collectives on several lanes of a rank share links.
-
-    By call: its task, its use of each link and the place of its rendezvous. *ranks* are the calls
-    of every rank that communicates on several lanes.
-    """
-
-    task: Int64s
-    use: Floats
-    place: Int64s
-    ranks: list[slice]
-
-    def __call__(self, last: Round, found: Effects) -> None:
-        """Lengthen every collective by what its members lose on links, the worst deciding."""
-        lengths_ns = last.duration_ns[self.task]
-        ends_ns = [timeline.end_ns[self.task, 0] for timeline in last.replay.timelines[-2:]]
-        share = np.zeros(len(self.task))
-        for own in self.ranks:
-            ends = np.concatenate([end_ns[own] for end_ns in ends_ns])
-            starts = ends - np.tile(lengths_ns[own], 2)
-            both = overlap_losses(starts, ends, np.tile(self.use[own], (2, 1)))
-            share[own] = both.reshape(2, -1).max(axis=0)
-        worst = np.zeros(len(self.place))
-        np.maximum.at(worst, self.place, share)
-        ratio = np.minimum(worst[self.place], MOST_LOSS_RATIO)
-        # A collective is on no lane that slows down, or holds its own time there.
-        found.lost_ns[0, self.task] += last.alone_ns[self.task] * ratio / (1 - ratio)
-
-
-def _link_sharing(priced: PricedJob, row: Int64s, calls: Calls) -> LinkSharing:
-    lanes = np.unique(np.column_stack([calls.rank, calls.lane]), axis=0)
-    ranks, lane_counts = np.unique(lanes[:, 0], return_counts=True)
-    sharing = ranks[lane_counts > 1] if priced.link_use.any() else ranks[:0]
-    bounds = np.searchsorted(calls.rank, np.column_stack([sharing, sharing + 1]))
-    place = np.unique(calls.rendezvous, return_inverse=True)[1]
-    use = priced.link_use[row[calls.task]]
-    return LinkSharing(calls.task, use, place, [slice(*bound) for bound in bounds.tolist()])
-
-
-def overlap_losses(starts_ns: Int64s, ends_ns: Int64s, link_use: Floats) -> Floats:
-    """The share of each interval lost to the others, its worst link deciding.
-
-    Where intervals ask a link for d > 1 times what it can carry, each that uses it all the time
-    advances at 1/d.
-    """
-    if not len(starts_ns):
-        return np.zeros(0)
-    moments = np.unique(np.concatenate([starts_ns, ends_ns]))
-    first, last = np.searchsorted(moments, starts_ns), np.searchsorted(moments, ends_ns)
-    spans = np.diff(moments)
-    shares = np.zeros(len(starts_ns))
-    for link in range(link_use.shape[1]):
-        change = np.zeros(len(moments))
-        np.add.at(change, first, link_use[:, link])
-        np.subtract.at(change, last, link_use[:, link])
-        demand = np.cumsum(change)[:-1]
-        idle = spans * (1 - 1 / np.maximum(demand, 1.0))
-        reached = np.concatenate([[0.0], np.cumsum(idle)])
-        lost_ns = (reached[last] - reached[first]) * np.minimum(link_use[:, link], 1.0)
-        shares = np.maximum(shares, lost_ns / np.maximum(ends_ns - starts_ns, 1))
-    # Sums of shares may miss 1 by the last bit.
-    shares[shares < 1e-9] = 0.0
-    return shares
 
 
 class KernelLanes(NamedTuple):
@@ -250,7 +166,8 @@ class KernelSlowdown:
         return lost_ns
 
 
-def _kernel_slowdown(priced: PricedJob, row: Int64s, calls: Calls) -> KernelSlowdown:
+def find_slowdown(priced: PricedJob, row: Int64s, calls: Calls) -> KernelSlowdown:
+    """The rule for kernels of *priced*, *row* being that of each task; it may have no lanes."""
     job, family = priced.job, priced.family[row]
     # A member advances with the others of its rendezvous, whatever overlaps it.
     family[calls.task] = FAMILIES.index(COMMUNICATION_FAMILY)
@@ -289,7 +206,7 @@ def find_overlaps(calls: Int64s, rank_count: int) -> OverlapTimeline:
     return OverlapTimeline(moments[order], phase.astype(np.int8), first)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _walk_lanes(kernels: KernelLanes, overlaps: OverlapTimeline, lost_ns: Floats) -> None:
     for lane in range(len(kernels.first)):
         rank = kernels.rank[lane]

@@ -26,6 +26,7 @@ from perfmodel.recordings.issued_work import Issued, Launched, read_issued
 from perfmodel.recordings.recorded_job import SCHEMA_VERSION, rank_parts
 from perfmodel.recordings.trace_stats import known_share
 from traces.execution_trace import ExecutionTrace
+from traces.job_trace import by_rank
 
 _LEAST_RANK_RATIO = 0.7
 
@@ -72,7 +73,7 @@ class ExecutedJob:
 
 def build_executed_job(name: str, traces: Sequence[ExecutionTrace]) -> ExecutedJob:
     """The job that *traces* of its ranks describe; refuses traces of different jobs."""
-    ordered = _by_rank(name, traces)
+    ordered = by_rank(name, traces)
     issued = [read_issued(trace) for trace in ordered]
     launches = [[launch for one in of_rank for launch in one.launches] for of_rank in issued]
     counts = [sum(len(launch.works) for launch in of_rank) for of_rank in launches]
@@ -110,19 +111,6 @@ def uneven_faults(counts: Sequence[int]) -> tuple[str, ...]:
         for rank, count in enumerate(counts)
         if count < _LEAST_RANK_RATIO * typical
     )
-
-
-def _by_rank(name: str, traces: Sequence[ExecutionTrace]) -> list[ExecutionTrace]:
-    unknown = [trace.document for trace in traces if not trace.is_rank_stated]
-    if len(traces) > 1 and unknown:
-        raise TraceError(
-            f"{', '.join(unknown)}: no rank in the file name. Name the files of one job "
-            "rank0.json, rank1.json and so on."
-        )
-    ranks = [trace.rank for trace in traces]
-    if len(set(ranks)) < len(ranks):
-        raise TraceError(f"job {name!r}: two execution traces are of the same rank ({ranks}).")
-    return sorted(traces, key=lambda trace: trace.rank)
 
 
 class _ExecutedRankWriter(Issuer):

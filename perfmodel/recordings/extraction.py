@@ -24,9 +24,10 @@ import numpy as np
 from perfmodel.base.dtypes import DType
 from perfmodel.base.writing import write_csv
 from perfmodel.graph.ops import Gemm, HostPart
+from perfmodel.graph.program import Int64s
 from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.rank_clocks import match_collectives, transfer_ns
-from perfmodel.recordings.rank_view import CallKind, Int64s, RankView, view_rank
+from perfmodel.recordings.rank_view import CallKind, RankView, view_rank
 from perfmodel.recordings.task_work import WorkReader
 from traces.job_trace import JobTrace
 from traces.trace import Category

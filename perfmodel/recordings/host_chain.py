@@ -18,8 +18,8 @@ from enum import Enum
 import numpy as np
 
 from perfmodel.graph.builder import Dependency
-from perfmodel.graph.program import Anchor
-from perfmodel.recordings.rank_view import NO_OPERATOR, CallKind, Int64s, RankView
+from perfmodel.graph.program import Anchor, Int64s
+from perfmodel.recordings.rank_view import NO_OPERATOR, CallKind, RankView
 from perfmodel.recordings.throttle import ALLOCATION, alone_ns, host_of
 
 _NO_STEP = -1

@@ -20,7 +20,7 @@ from perfmodel.base.errors import TraceError
 from perfmodel.engine.settle import Round
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
-from perfmodel.graph.program import Role
+from perfmodel.graph.program import Int64s, Role
 from perfmodel.recordings.collective_calls import (
     CollectiveCall,
     find_collective_calls,
@@ -53,7 +53,7 @@ from perfmodel.recordings.rank_program import (
     RankProgram,
     build_rank_program,
 )
-from perfmodel.recordings.rank_view import Int64s, RankView, view_rank
+from perfmodel.recordings.rank_view import RankView, view_rank
 from perfmodel.recordings.recorded_job import (
     ImportReport,
     RecordedJob,
@@ -61,7 +61,7 @@ from perfmodel.recordings.recorded_job import (
     rank_parts,
     with_programs,
 )
-from perfmodel.recordings.self_replay import replay_as_recorded, step_moments_ns
+from perfmodel.recordings.self_replay import replay_as_recorded
 from perfmodel.recordings.stream_edges import find_stream_edges
 from traces.job_trace import JobTrace
 
@@ -69,6 +69,8 @@ MIN_LINKED_RATIO = 0.5
 _WINDOW = 0
 """The first task of every rank: the beginning of the recording."""
 _NEVER_NS = -(2**62)
+_SIZE = ("kind", "collective", "is_estimated")
+"""What the members of a rendezvous take from its first."""
 
 
 def import_job(traces: JobTrace) -> RecordedJob:
@@ -87,13 +89,13 @@ def import_job(traces: JobTrace) -> RecordedJob:
     if gpus_per_host == 1:
         gpus_per_host = max(traces.world_size, len(traces.ranks))
     chains = with_unshared_allocations([build_host_chain(view) for view in views], gpus_per_host)
-    groups = tuple(_with_estimated_sizes(views, group) for group in groups)
+    groups, calls = _with_shared_sizes(views, groups, calls)
     findings = [
         RankFindings(
             view,
             chain,
             find_stream_edges(view),
-            _with_shared_sizes(rank, calls[rank], groups),
+            calls[rank],
             executed=linked[rank],
         )
         for rank, (view, chain) in enumerate(zip(views, chains, strict=True))
@@ -156,38 +158,31 @@ def _offsets_ns(views: Sequence[RankView], groups: Sequence[MatchedGroup]) -> li
     return [offset - first_ns for offset in offsets]
 
 
-def _with_estimated_sizes(views: Sequence[RankView], group: MatchedGroup) -> MatchedGroup:
-    """The same group in which a collective of unknown size has the size that fits its time."""
-    device = estimating_device(views[group.members[0]].trace.device_names)
-    first = list(group.calls[0])
-    for number, call in enumerate(first):
-        if call.collective is None and call.kind is not None:
-            length_ns = max(transfer_ns(views, group, number))
-            guess = estimate_collective(call.kind, length_ns, len(group.members), device)
-            first[number] = replace(call, collective=guess, is_estimated=True)
-    return replace(group, calls=(tuple(first), *group.calls[1:]))
-
-
 def _with_shared_sizes(
-    rank: int, calls: Sequence[CollectiveCall], groups: Sequence[MatchedGroup]
-) -> tuple[CollectiveCall, ...]:
-    """*calls* of *rank*, in which all members of a rendezvous describe it as the first does."""
-    shared = {
-        call.task: first
-        for group in groups
-        if rank in group.members
-        for call, first in zip(group.calls[group.members.index(rank)], group.calls[0], strict=True)
-    }
-    same = {call.task: shared.get(call.task, call) for call in calls}
-    return tuple(
-        replace(
-            call,
-            kind=same[call.task].kind,
-            collective=same[call.task].collective,
-            is_estimated=same[call.task].is_estimated,
-        )
-        for call in calls
-    )
+    views: Sequence[RankView],
+    groups: Sequence[MatchedGroup],
+    calls: Sequence[Sequence[CollectiveCall]],
+) -> tuple[tuple[MatchedGroup, ...], list[tuple[CollectiveCall, ...]]]:
+    """*groups* and *calls* in which all members of a rendezvous describe it as the first does.
+
+    A collective of unknown size has the size that fits its time.
+    """
+    found = [{call.task: call for call in of_rank} for of_rank in calls]
+    described = []
+    for group in groups:
+        device = estimating_device(views[group.members[0]].trace.device_names)
+        first = list(group.calls[0])
+        for number, call in enumerate(first):
+            if call.collective is None and call.kind is not None:
+                length_ns = max(transfer_ns(views, group, number))
+                guess = estimate_collective(call.kind, length_ns, len(group.members), device)
+                first[number] = replace(call, collective=guess, is_estimated=True)
+            size = {name: getattr(first[number], name) for name in _SIZE}
+            for rank, own in zip(group.members, group.calls, strict=True):
+                task = own[number].task
+                found[rank][task] = replace(found[rank][task], **size)
+        described.append(replace(group, calls=(tuple(first), *group.calls[1:])))
+    return tuple(described), [tuple(of_rank.values()) for of_rank in found]
 
 
 def _find_arrivals(of_rank: RankFindings) -> dict[int, Arrival]:
@@ -253,7 +248,7 @@ def _with_lateness(
         on_time.append(replace(program, dep_lag_ns=lag_ns))
     prompt = with_programs(job.graph, on_time)
     late_ns, prompt_ns = (
-        round(float(np.median(np.diff(step_moments_ns(job, replay_as_recorded(one).end_ns)))))
+        round(float(np.median(np.diff(job.step_moments_ns(replay_as_recorded(one).end_ns)))))
         for one in (job, replace(job, graph=prompt))
     )
     facts = replace(job.graph.facts, others_late_ns=max(late_ns - prompt_ns, 0))

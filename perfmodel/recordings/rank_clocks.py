@@ -16,6 +16,7 @@ import numpy as np
 from collectives.collective import CollectiveKind
 from perfmodel.base.errors import TraceError
 from perfmodel.base.units import format_duration
+from perfmodel.graph.program import Int64s
 from perfmodel.graph.rendezvous import (
     Divergence,
     calls_by_group,
@@ -24,7 +25,7 @@ from perfmodel.graph.rendezvous import (
     missing_call,
 )
 from perfmodel.recordings.collective_calls import CollectiveCall
-from perfmodel.recordings.rank_view import Int64s, RankView
+from perfmodel.recordings.rank_view import RankView
 
 # No rank can leave a collective before the last has arrived, but clocks are not exact.
 _IMPOSSIBLE_NS = 200_000

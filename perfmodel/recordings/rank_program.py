@@ -17,11 +17,11 @@ from perfmodel.graph.calls import OperatorCall
 from perfmodel.graph.issuing import Issuer, OpenLane
 from perfmodel.graph.job import Origin
 from perfmodel.graph.ops import ESTIMATED, Communication, Fixed, HostPart, HostWork
-from perfmodel.graph.program import PLAIN, Anchor, LaneKind, Program, Role
+from perfmodel.graph.program import PLAIN, Anchor, Int64s, LaneKind, Program, Role
 from perfmodel.recordings.collective_calls import CollectiveCall
 from perfmodel.recordings.hold_back import HoldRule, can_be_held, exempt_tasks, hold_ratios
 from perfmodel.recordings.host_chain import HostChain, StepKind
-from perfmodel.recordings.rank_view import NO_OPERATOR, Int64s, RankView
+from perfmodel.recordings.rank_view import NO_OPERATOR, RankView
 from perfmodel.recordings.stream_edges import Edge
 from perfmodel.recordings.task_work import WorkReader
 

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.documents import load_yaml
+from perfmodel.graph.program import Int64s
 from traces.trace import ABSENT, DEVICE_WORK, Category, Trace
-
-Int64s = NDArray[np.int64]
 
 # A launch takes 5 to 12 us on every GPU seen (V100, A100, H100, MI300X) with synchronised clocks.
 SHORTEST_LAUNCH_NS = 6_000

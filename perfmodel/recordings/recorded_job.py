@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict
 
 from perfmodel.base.errors import TraceError
 from perfmodel.base.units import NS_PER_MS, NS_PER_US
 from perfmodel.graph.durations import DurationTable, build_durations
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import Program
+from perfmodel.graph.program import Int64s, Program
 
-Int64s = NDArray[np.int64]
 SCHEMA_VERSION = 1
 """Version of the JSON documents about recordings."""
 MAX_TRUSTED_ERROR_PCT = 10.0
@@ -194,16 +193,6 @@ class ImportReport:
         return (*((self.missing,) if self.missing else ()), *self.grave_faults)
 
 
-def report_from_words(words: Any) -> ImportReport:
-    """The report that `dataclasses.asdict` turned into *words*."""
-    return TypeAdapter(ImportReport).validate_python(words)
-
-
-def score_from_words(words: Any) -> SelfReplay:
-    """The score that `dataclasses.asdict` turned into *words*."""
-    return TypeAdapter(SelfReplay).validate_python(words)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedJob:
     """A job graph made from traces.
@@ -221,6 +210,10 @@ class RecordedJob:
     step_ends: tuple[Int64s, ...]
     report: ImportReport
     score: SelfReplay | None = None
+
+    def step_moments_ns(self, end_ns: Int64s) -> list[int]:
+        """When each step ended, if tasks end at *end_ns*."""
+        return [int(end_ns[rows].max()) for rows in self.step_ends]
 
     def __post_init__(self) -> None:
         times = (self.recorded_start_ns, self.recorded_end_ns)

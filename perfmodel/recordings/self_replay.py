@@ -17,7 +17,6 @@ from perfmodel.graph.program import PLAIN
 from perfmodel.recordings.hold_back import HoldRule, ready_ns_of, replay_held
 from perfmodel.recordings.recorded_job import (
     Compared,
-    Int64s,
     RecordedJob,
     SelfReplay,
     rank_parts,
@@ -39,14 +38,9 @@ def with_score(job: RecordedJob) -> RecordedJob:
     return replace(job, score=self_replay(job))
 
 
-def step_moments_ns(job: RecordedJob, end_ns: Int64s) -> list[int]:
-    """When each step ended."""
-    return [int(end_ns[rows].max()) for rows in job.step_ends]
-
-
 def compare(job: RecordedJob, held: Round) -> SelfReplay:
     """Compare the replay *held* with the recording of *job*."""
-    lengths = (np.diff(step_moments_ns(job, ends)) for ends in (job.recorded_end_ns, held.end_ns))
+    lengths = (np.diff(job.step_moments_ns(ends)) for ends in (job.recorded_end_ns, held.end_ns))
     durations, parts = job.durations(), rank_parts(held.job)
     ranks: list[Compared] = []
     streams: list[Compared] = []
@@ -102,7 +96,7 @@ def _collective_error_ns(job: RecordedJob, held: Round) -> float:
 
 def _host_path_ratio(job: RecordedJob, held: Round) -> float:
     """Share of the critical path, from the first step end on, that is on the host."""
-    moments = step_moments_ns(job, held.end_ns)
+    moments = job.step_moments_ns(held.end_ns)
     history = History(held.job, held.durations, held.replay)
     steps = critical_path(history, from_ns=moments[0] if len(moments) > 1 else 0)
     on_host = 0

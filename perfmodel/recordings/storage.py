@@ -21,6 +21,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter
 
 from perfmodel.base.errors import TraceError
 from perfmodel.graph.job import Group, JobFacts, JobGraph, Origin
@@ -28,13 +29,7 @@ from perfmodel.graph.op_words import op_from_words, op_to_words
 from perfmodel.graph.ops import Fixed, Op
 from perfmodel.graph.program import COLUMN_TYPES, PLAIN, Lane, LaneKind, Program
 from perfmodel.graph.storage import HEADER, draft_job_of, load_job, write_job
-from perfmodel.recordings.recorded_job import (
-    ImportReport,
-    RecordedJob,
-    deps_of,
-    report_from_words,
-    score_from_words,
-)
+from perfmodel.recordings.recorded_job import ImportReport, RecordedJob, SelfReplay, deps_of
 from perfmodel.recordings.self_replay import with_score
 from traces.chakra import SCHEMA_VERSION, ChakraKind, ChakraOperation, ChakraTrace, write_chakra
 
@@ -44,6 +39,7 @@ _COLUMNS_FILE = "recording.parquet"
 _COLUMNS = ("recorded_start_ns", "recorded_end_ns", "hold_ratio", "can_be_held")
 _CHAKRA_HEADER = "perfmodel"
 _TASK_COLUMNS = ("slot", "sequence", "role")
+_REPORT, _SCORE = TypeAdapter(ImportReport), TypeAdapter(SelfReplay | None)
 _DEP_COLUMNS = ("dep_task", "dep_anchor", "dep_distance", "dep_lag_ns")
 
 
@@ -89,13 +85,12 @@ def load_recorded_job(folder: Path) -> RecordedJob:
                     f"{folder}: {name} was changed after the import. Import the traces again."
                 )
         table = pq.read_table(folder / _COLUMNS_FILE)
-        score = header.get("self_replay")
         recorded = RecordedJob(
             graph=graph,
             **{name: table[name].to_numpy() for name in _COLUMNS},
             step_ends=tuple(np.array(rows, dtype=np.int64) for rows in header["step_ends"]),
-            report=report_from_words(header["report"]),
-            score=None if score is None else score_from_words(score),
+            report=_REPORT.validate_python(header["report"]),
+            score=_SCORE.validate_python(header.get("self_replay")),
         )
     except (
         ValueError,
@@ -115,7 +110,8 @@ def load_recorded_job(folder: Path) -> RecordedJob:
 
 def load_report(folder: Path) -> ImportReport:
     """The report on the traces that the job in *folder* was made from."""
-    return report_from_words(orjson.loads((folder / RECORDING_HEADER).read_bytes())["report"])
+    header = orjson.loads((folder / RECORDING_HEADER).read_bytes())
+    return _REPORT.validate_python(header["report"])
 
 
 def _checksum(path: Path) -> str:
@@ -251,7 +247,7 @@ def _assemble(traces: Sequence[ChakraTrace], headers: Sequence[dict[str, Any]]) 
         hold_ratio=np.array([operation.attributes["hold_ratio"] for operation in operations]),
         can_be_held=np.array([o.attributes["can_be_held"] for o in operations], dtype=bool),
         step_ends=tuple(np.array(rows, dtype=np.int64) for rows in head["step_ends"]),
-        report=report_from_words(head["report"]),
+        report=_REPORT.validate_python(head["report"]),
     )
 
 

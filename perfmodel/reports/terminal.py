@@ -19,6 +19,7 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from perfmodel.base.writing import printable
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.reports.blocks import (
     Bar,
@@ -32,7 +33,6 @@ from perfmodel.reports.blocks import (
     Table,
     Timeline,
 )
-from perfmodel.reports.text import printable
 
 INDENT = 2
 WIDEST_BAR = 100

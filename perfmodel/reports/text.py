@@ -27,11 +27,6 @@ def build_scale(whole_ns: int) -> Callable[[float], str]:
     return lambda duration_ns: f"{duration_ns / unit_ns:,.{decimals}f} {unit}"
 
 
-def printable(text: str) -> str:
-    """*text* with control characters replaced by question marks."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 def describe_fit(memory: MemoryFit, *, is_transformer: bool) -> str:
     """What the fullest ranks need beside what there is, and what to change if it is too much."""
     sizes = f"{format_size(memory.peak_bytes)} of {format_size(memory.capacity_bytes)}"

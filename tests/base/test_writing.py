@@ -7,7 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from perfmodel.base.errors import OutputError
-from perfmodel.base.writing import draft_folder_of, draft_of, write_file, write_output
+from perfmodel.base.writing import (
+    draft_folder_of,
+    draft_of,
+    write_csv,
+    write_file,
+    write_output,
+)
 
 
 def names_in(folder):
@@ -143,3 +149,20 @@ def test_a_link_stays_a_link_and_what_it_names_is_written(tmp_path):
 
     assert link.is_symlink()
     assert target.read_text() == "new"
+
+
+def test_text_that_a_spreadsheet_would_run_is_quoted(tmp_path):
+    file = tmp_path / "tables.csv"
+    write_csv(file, [{"table": "=cmd|' /C calc'!A1", "change": "-5.2", "count": -3}])
+    assert file.read_text().splitlines()[1] == "'=cmd|' /C calc'!A1,-5.2,-3"
+    write_csv(file, [{"table": "a\x1b[2Jb", "change": "@sum(a)", "count": "+x"}])
+    assert file.read_text().splitlines()[1] == "a?[2Jb,'@sum(a),'+x"
+
+
+def test_a_draft_that_a_killed_writer_left_goes_with_the_next_one(tmp_path):
+    left = tmp_path / ".job.draft"
+    left.mkdir()
+    (left / "half").write_text("of a job")
+    with draft_folder_of(tmp_path / "job") as draft:
+        assert not any(draft.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["job"]

@@ -32,9 +32,10 @@ ABOUT = dict.fromkeys(("source", "hardware", "software", "date", "licence", "com
 def _case(name: str, table: EmbeddingTable, count: int, **truth: float) -> EmbeddingCase:
     """A V100 case that takes what constants with *truth* give."""
     lookup = Lookup((table,) * count, 2048, kernel="table_batched")
-    constants = replace(constants_for(V100), **truth)
-    terms = lookups_terms([lookup], V100)
-    pricer = LookupPricer(V100, constants)
+    terms, pricer = (
+        lookups_terms([lookup], V100),
+        LookupPricer(V100, replace(constants_for(V100), **truth)),
+    )
     measured = {
         direction.value: float(pricer.times(terms, direction, "table_batched")[0][0])
         for direction in Pass
@@ -52,22 +53,19 @@ def _synthetic(**truth: float) -> list[EmbeddingCase]:
 
 
 def test_constants_that_made_the_times_are_found_again():
-    truth = {
-        "floor_ns": 2_800.0,
-        "memory_ratio": 0.7,
-        "cache_ratio": 0.5,
-        "updates_per_clock": 40.0,
-    }
+    truth = {"floor_ns": 2_800.0, "memory_ratio": 0.7, "cache_ratio": 0.5}
+    truth["updates_per_clock"] = 40.0
     found = fit_embedding(_synthetic(**truth)).generations["volta"]
     for name, value in truth.items():
         assert getattr(found, name) == pytest.approx(value, rel=0.03)
 
 
+def _slower(case: EmbeddingCase, factor: float) -> EmbeddingCase:
+    return replace(case, measured_ns={part: factor * ns for part, ns in case.measured_ns.items()})
+
+
 def test_constants_stay_within_their_limits_whatever_was_measured():
-    cases = [
-        replace(case, measured_ns={part: 100 * ns for part, ns in case.measured_ns.items()})
-        for case in _synthetic()
-    ]
+    cases = [_slower(case, 100) for case in _synthetic()]
     found = fit_embedding(cases).generations["volta"]
     for name, limit in load_limits()["volta"].items():
         assert limit.low <= getattr(found, name) <= limit.high
@@ -75,9 +73,7 @@ def test_constants_stay_within_their_limits_whatever_was_measured():
 
 def test_a_held_out_case_does_not_see_its_own_times():
     cases = _synthetic()
-    wrong = replace(
-        cases[1], measured_ns={part: 2 * ns for part, ns in cases[1].measured_ns.items()}
-    )
+    wrong = _slower(cases[1], 2)
     right, changed = (
         {(error.case, error.part): error for error in fit_embedding(rows).errors}
         for rows in (cases, [cases[0], wrong, cases[2]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from experiments.fitting.fit import load_choices
 from perfmodel.base.errors import CalibrationError
 from perfmodel.calibration.interference import fit_interference, fit_losses
 from perfmodel.calibration.interference_samples import (
@@ -55,21 +56,19 @@ def test_waiting_and_moving_collectives_are_told_apart(tmp_path):
     assert {(loss.family, loss.calls) for loss in losses} == {("gemm", 3)}
 
 
-def test_kernels_with_other_kernels_beside_them_are_left_out(tmp_path):
-    beside = kernel(60, 600, 400, stream=11, name="elementwise")
-    job = load_job_trace(write_job(tmp_path / "job", company=[beside]))
+BESIDE = kernel(60, 600, 400, stream=11, name="elementwise")
+LONGER = [
+    kernel(70 + number, 3000 + 300 * number, 200, name="sm90_gemm", grid=[64, 1, 1])
+    for number in range(3)
+]
 
-    assert {loss.phase for loss in collect_losses([(job, "hopper")])} == {Phase.WAITING}
 
-
-def test_kernels_whose_times_alone_differ_are_mixed_work(tmp_path):
-    longer = [
-        kernel(70 + number, 3000 + 300 * number, 200, name="sm90_gemm", grid=[64, 1, 1])
-        for number in range(3)
-    ]
-    job = load_job_trace(write_job(tmp_path / "job", company=longer))
-
-    assert collect_losses([(job, "hopper")]) == []
+@pytest.mark.parametrize(
+    ("company", "phases"), [([BESIDE], {Phase.WAITING}), (LONGER, set())], ids=["beside", "mixed"]
+)
+def test_kernels_beside_others_and_of_mixed_lengths_are_left_out(tmp_path, company, phases):
+    job = load_job_trace(write_job(tmp_path / "job", company=company))
+    assert {loss.phase for loss in collect_losses([(job, "hopper")])} == phases
 
 
 def test_families_are_told_by_names_of_kernels():
@@ -97,12 +96,12 @@ def test_a_generation_seen_with_few_kernels_is_drawn_to_the_others():
     assert 0.25 < fitted["hopper"][cell].loss_ratio < 0.5
 
 
-def test_what_moves_bytes_slows_at_least_as_much_as_what_waits():
-    fitted = fit_losses(
-        [*seen("volta", [0.2] * 9, phase=Phase.WAITING), *seen("volta", [0.1] * 9)]
-    )["volta"]
-
+def test_what_moves_bytes_slows_at_least_as_much_as_what_waits_and_nothing_gains():
+    waited = seen("volta", [0.2] * 9, phase=Phase.WAITING)
+    fitted = fit_losses([*waited, *seen("volta", [0.1] * 9)])["volta"]
     assert fitted["gemm", Phase.MOVING].loss_ratio == pytest.approx(0.2)
+    gained = fit_losses(seen("volta", [-0.05] * 5, family="memory"))
+    assert gained["volta"]["memory", Phase.MOVING].slowdown == 1
 
 
 def test_attention_takes_over_from_products_and_lookups_from_memory_passes():
@@ -110,11 +109,6 @@ def test_attention_takes_over_from_products_and_lookups_from_memory_passes():
     for family, loss in (("attention", 0.2), ("embedding", 0.1)):
         assert fitted["volta"][family, Phase.MOVING].loss_ratio == pytest.approx(loss)
         assert fitted["volta"][family, Phase.MOVING].seen is None
-
-
-def test_no_kernel_is_said_to_gain_from_company():
-    fitted = fit_losses(seen("volta", [-0.05] * 5, family="memory"))
-    assert fitted["volta"]["memory", Phase.MOVING].slowdown == 1
 
 
 def test_the_command_writes_a_file_that_can_be_read(tmp_path, capsys):
@@ -137,15 +131,12 @@ def test_traces_that_do_not_name_their_gpu_need_it_said(tmp_path):
     assert list(fit_interference([job], device="mi300x").of_architecture) == ["cdna3"]
 
 
-def test_cards_that_begin_alike_are_told_apart(tmp_path):
+def test_cards_that_begin_alike_are_told_apart_and_unknown_ones_refused(tmp_path):
     words = {"ada": "NVIDIA GeForce RTX 4090", "ampere": "NVIDIA RTX A5000",
              "blackwell": "NVIDIA RTX PRO 6000 Blackwell Server Edition"}  # fmt: skip
     for architecture, name in words.items():
         job = write_job(tmp_path / architecture, devices=({"id": 0, "name": name},))
         assert list(fit_interference([job], device=None).of_architecture) == [architecture]
-
-
-def test_a_gpu_that_nobody_knows_is_refused(tmp_path):
     job = write_job(tmp_path / "job", devices=({"id": 0, "name": "Abacus 9"},))
     with pytest.raises(CalibrationError, match="Abacus 9"):
         fit_interference([job], device=None)
@@ -160,16 +151,8 @@ def test_traces_without_overlap_are_refused(tmp_path):
 
 
 def test_the_constants_that_come_along_are_those_of_the_recorded_jobs(shared_data):
-    traces = shared_data / "traces"
-    names = (
-        "dlrm_torchrec_v100x4", "dlrm_param_v100x8/kineto", "resnet_ddp_mi300x4",
-        "single_rank/hta_trace_diff__control__control.json.gz",
-        "single_rank/hta_nccl_parser_config__nccl_data.json.gz",
-        "single_rank/nanogpt_h100x8_rank0_before_hooks.json.gz",
-        "single_rank/nanogpt_h100x8_rank0_after_hooks.json.gz",
-    )  # fmt: skip
-    fitted = fit_interference([traces / name for name in names], device="mi300x")
-
+    choice = load_choices()["interference"]
+    fitted = fit_interference([shared_data / name for name in choice.tables], device=choice.device)
     shipped = load_slowdowns()
     assert set(shipped) == set(fitted.of_architecture)
     for architecture, cells in fitted.of_architecture.items():

@@ -14,26 +14,20 @@ from perfmodel.calibration.measure.clock import (
 )
 
 
-def test_time_without_a_core_is_taken_off():
-    sample = Sample(wall_ns=100, ran_ns=60, waited_ns=40, helper_waited_ns=0)
-
-    # It ran for 60 of 100 ns and lost the other 40 to a neighbour.
-    assert sample.slept_ns == 0
-    assert sample.quiet_ns == 60
-
-
-def test_sleep_counts_but_not_the_wait_of_a_helper():
-    sample = Sample(wall_ns=100, ran_ns=20, waited_ns=10, helper_waited_ns=30)
-
-    # 100 - 20 - 10 = 70 ns asleep, of which a helper waited 30 for a core: 20 + 40.
-    assert sample.slept_ns == 70
-    assert sample.quiet_ns == 60
-
-
-def test_helpers_cannot_take_off_more_than_the_sleep():
-    sample = Sample(wall_ns=100, ran_ns=90, waited_ns=0, helper_waited_ns=500)
-
-    assert sample.quiet_ns == 90
+@pytest.mark.parametrize(
+    ("sample", "slept_ns", "quiet_ns"),
+    [
+        # It ran for 60 of 100 ns and lost the other 40 to a neighbour.
+        (Sample(wall_ns=100, ran_ns=60, waited_ns=40, helper_waited_ns=0), 0, 60),
+        # 100 - 20 - 10 = 70 ns asleep, of which a helper waited 30 for a core: 20 + 40.
+        (Sample(wall_ns=100, ran_ns=20, waited_ns=10, helper_waited_ns=30), 70, 60),
+        # Helpers cannot take off more than the sleep.
+        (Sample(wall_ns=100, ran_ns=90, waited_ns=0, helper_waited_ns=500), 10, 90),
+    ],
+)
+def test_time_without_a_core_is_taken_off(sample, slept_ns, quiet_ns):
+    assert sample.slept_ns == slept_ns
+    assert sample.quiet_ns == quiet_ns
 
 
 def test_the_rank_that_slept_least_came_last_and_tells_the_time():
@@ -45,21 +39,14 @@ def test_the_rank_that_slept_least_came_last_and_tells_the_time():
 
 
 def test_the_calm_half_of_the_samples_decides():
-    calm = [Sample(10_000, 10_000, 0, 0)] * 2
-    wild = [Sample(90_000, 30_000, 60_000, 0)] * 2
-
-    timing = sum_up(calm + wild)
-
+    timing = sum_up([Sample(10_000, 10_000, 0, 0)] * 2 + [Sample(90_000, 30_000, 60_000, 0)] * 2)
     assert timing.duration_ns == 10_000
     # 2 x 60 of 2 x 10 + 2 x 90 us were lost.
     assert timing.lost_ratio == pytest.approx(0.6)
 
 
-def test_calls_of_a_sample_share_its_time():
+def test_calls_of_a_sample_share_its_time_and_none_is_free():
     assert sum_up([Sample(80_000, 80_000, 0, 0)], calls=4).duration_ns == 20_000
-
-
-def test_no_call_is_free():
     assert sum_up([Sample(10, 10, 0, 0)]).duration_ns == LEAST_NS
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from collectives import Collective, CollectiveKind, price_collective
+from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.measure.clock import Timing
-from perfmodel.calibration.measure.collectives import CollectiveMeasurement
 from perfmodel.calibration.measure.fit import Wires, fit_device, fit_wires, wires_document
 from perfmodel.calibration.measure.kernels import KernelMeasurement
 from perfmodel.calibration.measure.machine import (
@@ -35,52 +35,42 @@ OPS = [
 def measured_on(device: Device) -> list[KernelMeasurement]:
     """What a machine that is exactly *device* would measure."""
     times = price_ops([op for _, op in OPS], device=device, stack=STACK).duration_ns
-    return [
-        KernelMeasurement(
-            op, Timing(duration_ns=time, wall_ns=time, spread_ratio=0.0, lost_ratio=0.0)
-        )
-        for (_, op), time in zip(OPS, times.tolist(), strict=True)
-    ]
+    ops = [op for _, op in OPS]
+    return [KernelMeasurement(op, took(ns)) for op, ns in zip(ops, times.tolist(), strict=True)]
 
 
-def truth() -> Device:
-    """A core twice as fast as the first guess in arithmetic, and three times in memory."""
-    guess = guess_devices("cpu", name="core", source="test")[0]
-    peak = 2 * guess.peak_flops[DType.FP32]
-    return replace(
-        guess,
-        peak_flops={DType.FP32: peak},
-        vector_flops=peak,
-        memory_bandwidth_bytes_per_s=3 * guess.memory_bandwidth_bytes_per_s,
-    )
+def took(duration_ns: float) -> Timing:
+    return Timing(duration_ns=duration_ns, wall_ns=duration_ns, spread_ratio=0.0, lost_ratio=0.0)
+
+
+GUESSES = guess_devices("cpu", name="core", source="test")
+# A core twice as fast as the first guess in arithmetic, and three times in memory.
+PEAK = 2 * GUESSES[0].peak_flops[DType.FP32]
+TRUTH = replace(
+    GUESSES[0],
+    peak_flops={DType.FP32: PEAK},
+    vector_flops=PEAK,
+    memory_bandwidth_bytes_per_s=3 * GUESSES[0].memory_bandwidth_bytes_per_s,
+)
 
 
 def test_the_rates_behind_measurements_are_found_again():
-    wanted = truth()
-    guess = guess_devices("cpu", name="core", source="test")[0]
-
-    found, errors = fit_device([guess], measured_on(wanted), stack=STACK)
-
-    assert found.peak_flops[DType.FP32] == pytest.approx(wanted.peak_flops[DType.FP32], rel=0.01)
-    assert found.memory_bandwidth_bytes_per_s == pytest.approx(
-        wanted.memory_bandwidth_bytes_per_s, rel=0.01
-    )
+    found, errors = fit_device(GUESSES[:1], measured_on(TRUTH), stack=STACK)
+    bandwidth = TRUTH.memory_bandwidth_bytes_per_s
+    assert found.peak_flops[DType.FP32] == pytest.approx(PEAK, rel=0.01)
+    assert found.memory_bandwidth_bytes_per_s == pytest.approx(bandwidth, rel=0.01)
     assert errors["gemm"].median_pct < 1
 
 
 def test_the_guess_that_explains_most_is_taken():
-    guesses = guess_devices("cpu", name="core", source="test")
-
-    device, _ = fit_device(guesses, measured_on(guesses[-1]), stack=STACK)
-
-    assert device.sm_count == guesses[-1].sm_count
+    device, _ = fit_device(GUESSES, measured_on(GUESSES[-1]), stack=STACK)
+    assert device.sm_count == GUESSES[-1].sm_count
 
 
 def test_a_fit_without_products_is_refused():
-    memory_only = [one for one in measured_on(truth()) if one.family == "memory"]
-
+    memory_only = [one for one in measured_on(TRUTH) if one.family == "memory"]
     with pytest.raises(MeasurementError, match="products in fp32"):
-        fit_device([truth()], memory_only, stack=STACK)
+        fit_device([TRUTH], memory_only, stack=STACK)
 
 
 SIZES = (2**16, 2**20, 2**22, 2**24)
@@ -94,23 +84,20 @@ def test_the_bandwidth_behind_measurements_is_found_again(tmp_path, is_network):
     truth = Wires(5e8, 80_000.0, ranks=2, is_network=is_network)
     write_document(path, {**HEAD, **wires_document(truth)})
     cluster = build_cluster(load_topology(path), hosts=2 if is_network else 1)
-    kind = CollectiveKind.ALL_REDUCE
-    quiet = Timing(duration_ns=1.0, wall_ns=1.0, spread_ratio=0.0, lost_ratio=0.0)
+    calls = [Collective(CollectiveKind.ALL_REDUCE, size, DType.FP32) for size in SIZES]
+    costs = [price_collective(call, cluster=cluster, ranks=range(2)) for call in calls]
     measured = [
         CollectiveMeasurement(
-            kind,
-            2,
-            size,
-            replace(
-                quiet,
-                duration_ns=price_collective(
-                    Collective(kind, size, DType.FP32), cluster=cluster, ranks=range(2)
-                ).duration_ns,
-            ),
+            row="",
+            topology="here",
+            hosts=1,
+            ranks=2,
+            kind=call.kind,
+            size_bytes=call.size_bytes,
+            duration_ns=cost.duration_ns,
         )
-        for size in SIZES
+        for call, cost in zip(calls, costs, strict=True)
     ]
-
     wires, error = fit_wires(measured, head=HEAD, path=path, is_network=is_network)
 
     assert wires.bandwidth_bytes_per_s == pytest.approx(5e8, rel=0.1)

@@ -17,18 +17,10 @@ def h100(hosts=4):
     return build_cluster(load_topology("dgx_h100"), hosts=hosts)
 
 
-def test_translated_groups_have_the_same_shape():
+def test_a_shape_is_that_of_translated_and_reordered_groups_and_not_of_other_gpus():
     cluster = h100()
     assert group_shape([0, 1, 8, 9], cluster) == group_shape([16, 17, 24, 25], cluster)
-
-
-def test_order_of_ranks_does_not_change_the_shape():
-    cluster = h100()
     assert group_shape([9, 0, 8, 1], cluster) == group_shape([0, 1, 8, 9], cluster)
-
-
-def test_other_gpus_are_another_shape():
-    cluster = h100()
     assert group_shape([0, 1], cluster) != group_shape([0, 2], cluster)
 
 
@@ -66,17 +58,15 @@ def test_gpus_that_share_a_nic_share_its_bandwidth():
     assert wiring.nic_sharing == 2
 
 
-def test_a_pcie_ring_through_one_switch_is_as_fast_as_a_slot():
-    wiring = wiring_of(range(4), build_cluster(build_host(wires="pcie"), hosts=1))
-    assert wiring.link_class is HostLinkClass.PCIE_PEER
-    assert wiring.ring_bandwidth_bytes_per_s == 32e9
-
-
-def test_without_peer_to_peer_all_flows_share_the_way_to_the_cpu():
-    host = build_host(wires="pcie", peer_to_peer=False)
+@pytest.mark.parametrize(
+    ("peer_to_peer", "kind", "bandwidth"),
+    # Through one switch as fast as a slot; else four flows share the 32 GB/s to the CPU.
+    [(True, HostLinkClass.PCIE_PEER, 32e9), (False, HostLinkClass.PCIE_HOST, 8e9)],
+)
+def test_a_pcie_ring_goes_by_the_switch_or_the_cpu(peer_to_peer, kind, bandwidth):
+    host = build_host(wires="pcie", peer_to_peer=peer_to_peer)
     wiring = wiring_of(range(4), build_cluster(host, hosts=1))
-    assert wiring.link_class is HostLinkClass.PCIE_HOST
-    assert wiring.ring_bandwidth_bytes_per_s == 8e9  # 32 GB/s over four flows
+    assert (wiring.link_class, wiring.ring_bandwidth_bytes_per_s) == (kind, bandwidth)
 
 
 def test_a_pcie_host_of_which_nobody_says_more_is_told_apart():

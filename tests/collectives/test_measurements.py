@@ -51,43 +51,28 @@ def test_all_faults_of_a_table_are_reported(tmp_path):
         load_measurements([path])
 
 
-def test_missing_columns_are_named(tmp_path):
+def test_missing_columns_and_rows_and_tables_are_named(tmp_path):
     with pytest.raises(MeasurementError, match="time_us"):
         load_measurements([table(tmp_path, heading="topology,hosts\n")])
-
-
-def test_an_empty_table_is_refused(tmp_path):
     with pytest.raises(MeasurementError, match="at least one measurement"):
         load_measurements([table(tmp_path)])
-
-
-def test_a_table_that_is_not_there_is_named(tmp_path):
     with pytest.raises(MeasurementError, match=r"nothing\.csv"):
         load_measurements([tmp_path / "nothing.csv"])
 
 
 @pytest.mark.parametrize(
-    ("row", "fault"),
+    ("hosts", "ranks", "size", "time", "fault"),
     [
-        ("dgx_a100,1,8,all_reduce,8,,,0.001,", None),
-        ("dgx_a100,1,8,all_reduce,8,,,0.0009,", "time_us"),
-        ("dgx_a100,1,8,all_reduce,8,,,1e12,", None),
-        ("dgx_a100,1,8,all_reduce,8,,,1.1e12,", "time_us"),
-        ("dgx_a100,1,8,all_reduce,8,,,,", "time_us"),
-        ("dgx_a100,1,8,all_reduce,0,,,1,", None),
-        ("dgx_a100,1,8,all_reduce,1125899906842624,,,1,", None),
-        ("dgx_a100,1,8,all_reduce,1125899906842625,,,1,", "size_bytes"),
-        ("dgx_a100,1,8,all_reduce,,,,1,", "size_bytes"),
-        ("dgx_a100,1048576,1048576,all_reduce,8,,,1,", None),
-        ("dgx_a100,1,1048577,all_reduce,8,,,1,", "1048577 ranks"),
-        ("dgx_a100,,8,all_reduce,8,,,1,", "over 0 hosts"),
-        ("dgx_a100,1,,all_reduce,8,,,1,", "0 ranks"),
-        ("dgx_a100,4,2,all_reduce,8,,,1,", "2 ranks"),
-        ("dgx_a100,3,8,all_reduce,8,,,1,", "over 3 hosts"),
+        (1, 8, 8, "0.001", None), (1, 8, 8, "0.0009", "time_us"), (1, 8, 8, "1e12", None),
+        (1, 8, 8, "1.1e12", "time_us"), (1, 8, 8, "", "time_us"), (1, 8, 0, 1, None),
+        (1, 8, 2**50, 1, None), (1, 8, 2**50 + 1, 1, "size_bytes"), (1, 8, "", 1, "size_bytes"),
+        (2**20, 2**20, 8, 1, None), (1, 2**20 + 1, 8, 1, "1048577 ranks"),
+        ("", 8, 8, 1, "over 0 hosts"), (1, "", 8, 1, "0 ranks"), (4, 2, 8, 1, "2 ranks"),
+        (3, 8, 8, 1, "over 3 hosts"),
     ],
-)
-def test_numbers_of_a_row_have_bounds(tmp_path, row, fault):
-    path = table(tmp_path, row)
+)  # fmt: skip
+def test_numbers_of_a_row_have_bounds(tmp_path, hosts, ranks, size, time, fault):
+    path = table(tmp_path, f"dgx_a100,{hosts},{ranks},all_reduce,{size},,,{time},")
     if fault is None:
         assert len(load_measurements([path])) == 1
         return

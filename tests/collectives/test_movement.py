@@ -21,62 +21,39 @@ def moved(kind, algorithm, *, hosts=1, gpus=4):
     return build_movement(kind, algorithm, SIZE, wiring(hosts, gpus))
 
 
-def test_a_ring_all_reduce_sends_twice_all_but_one_share():
-    movement = moved(CollectiveKind.ALL_REDUCE, CollectiveAlgorithm.RING)
-    # Four ranks: 2 x 3 steps of 8000 / 4 bytes.
-    assert movement.host_hops == 6
-    assert movement.gpu_bytes[0] == 12_000
-    assert movement.chunk_bytes[0] == 2_000
+RING, TREE = CollectiveAlgorithm.RING, CollectiveAlgorithm.TREE
+PAIRWISE, NVLS = CollectiveAlgorithm.PAIRWISE, CollectiveAlgorithm.NVLS
 
 
-def test_a_ring_all_gather_makes_half_the_steps_of_an_all_reduce():
-    movement = moved(CollectiveKind.ALL_GATHER, CollectiveAlgorithm.RING)
-    assert movement.host_hops == 3
-    assert movement.gpu_bytes[0] == 6_000
-
-
-def test_a_ring_over_hosts_crosses_each_border_twice():
-    movement = moved(CollectiveKind.ALL_REDUCE, CollectiveAlgorithm.RING, hosts=2)
-    # Eight ranks: 14 steps, of which 2 x 2 cross; every host sends 14 / 8 of the buffer.
-    assert (movement.host_hops, movement.net_hops) == (10, 4)
-    assert movement.nic_bytes[0] == 14_000
-
-
-def test_a_tree_between_two_hosts_hands_the_buffer_over_once():
-    movement = moved(CollectiveKind.ALL_REDUCE, CollectiveAlgorithm.TREE, hosts=2)
-    assert movement.nic_bytes[0] == 8_000
-    assert movement.net_hops == 2
-
-
-def test_an_inner_host_of_a_double_tree_sends_twice_the_buffer():
-    movement = moved(CollectiveKind.ALL_REDUCE, CollectiveAlgorithm.TREE, hosts=8)
-    assert movement.nic_bytes[0] == 16_000
-    assert movement.net_hops == 2 * math.log2(8)
-
-
-def test_the_switch_takes_each_buffer_once():
-    movement = moved(CollectiveKind.ALL_REDUCE, CollectiveAlgorithm.NVLS)
-    assert movement.gpu_bytes[0] == 8_000
-    assert movement.host_hops == 0
-
-
-def test_pairwise_sends_each_slice_once_inside_or_outside():
-    movement = moved(CollectiveKind.ALL_TO_ALL, CollectiveAlgorithm.PAIRWISE, hosts=2)
-    # Slices of 1000: three to ranks of the host, four to the other host, from each of 4 ranks.
-    assert movement.gpu_bytes[0] == 3_000
-    assert movement.nic_bytes[0] == 16_000
-    assert (movement.peers, movement.net_peers) == (3, 4)
+@pytest.mark.parametrize(
+    ("kind", "algorithm", "hosts", "expected"),
+    [
+        # Four ranks: 2 x 3 steps of 8000 / 4 bytes.
+        ("all_reduce", RING, 1, {"host_hops": 6, "gpu_bytes": 12_000, "chunk_bytes": 2_000}),
+        ("all_gather", RING, 1, {"host_hops": 3, "gpu_bytes": 6_000}),
+        # Eight ranks: 14 steps, of which 2 x 2 cross; every host sends 14 / 8 of the buffer.
+        ("all_reduce", RING, 2, {"host_hops": 10, "net_hops": 4, "nic_bytes": 14_000}),
+        # A tree between two hosts hands the buffer over once, an inner host of a double tree twice.
+        ("all_reduce", TREE, 2, {"net_hops": 2, "nic_bytes": 8_000}),
+        ("all_reduce", TREE, 8, {"net_hops": 2 * math.log2(8), "nic_bytes": 16_000}),
+        # The switch takes each buffer once.
+        ("all_reduce", NVLS, 1, {"host_hops": 0, "gpu_bytes": 8_000}),
+        # Slices of 1000: three to ranks of the host, four to the other host, from each of 4 ranks.
+        ("all_to_all", PAIRWISE, 2, {"gpu_bytes": 3_000, "nic_bytes": 16_000, "peers": 3}),
+        ("all_to_all", PAIRWISE, 2, {"net_peers": 4}),
+        # A broadcast passes every rank once.
+        ("broadcast", RING, 2, {"gpu_bytes": 8_000, "host_hops": 6, "net_hops": 1}),
+    ],
+)
+def test_steps_and_bytes_are_those_counted_on_paper(kind, algorithm, hosts, expected):
+    movement = moved(CollectiveKind(kind), algorithm, hosts=hosts)
+    for name, value in expected.items():
+        assert np.all(getattr(movement, name) == value), name
 
 
 def test_send_recv_moves_the_whole_buffer_to_the_one_peer():
-    movement = moved(CollectiveKind.SEND_RECV, CollectiveAlgorithm.PAIRWISE, gpus=2)
+    movement = moved(CollectiveKind.SEND_RECV, PAIRWISE, gpus=2)
     assert movement.gpu_bytes[0] == 8_000
-
-
-def test_a_broadcast_passes_every_rank_once():
-    movement = moved(CollectiveKind.BROADCAST, CollectiveAlgorithm.RING, hosts=2)
-    assert movement.gpu_bytes[0] == 8_000
-    assert (movement.host_hops, movement.net_hops) == (6, 1)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

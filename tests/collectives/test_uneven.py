@@ -9,8 +9,10 @@ from perfmodel.base.errors import InputError
 from tests.collectives.machines import build_host
 from topologies import build_cluster, load_topology
 
+HOST = build_cluster(load_topology("dgx_h100"), hosts=1)
 
-def price(matrix, cluster):
+
+def price(matrix, cluster=HOST):
     rows = tuple(tuple(int(value) for value in row) for row in matrix)
     call = Collective(CollectiveKind.ALL_TO_ALL, 0, byte_matrix=rows)
     return price_collective(call, cluster=cluster, ranks=range(len(rows)))
@@ -63,32 +65,28 @@ def test_more_bytes_anywhere_end_no_rank_earlier(seed, place):
 @settings(max_examples=20)
 @given(seed=st.integers(0, 10_000))
 def test_renaming_ranks_of_a_host_only_permutes_the_ends(seed):
-    cluster = build_cluster(load_topology("dgx_h100"), hosts=1)
     source = np.random.default_rng(seed)
     matrix, order = source.integers(0, 1 << 24, (8, 8)), source.permutation(8)
-    renamed = price(matrix[np.ix_(order, order)], cluster).per_rank_ns
-    assert np.allclose(renamed, price(matrix, cluster).per_rank_ns[order])
+    renamed = price(matrix[np.ix_(order, order)]).per_rank_ns
+    assert np.allclose(renamed, price(matrix).per_rank_ns[order])
 
 
 def test_a_matrix_of_another_size_than_the_group_is_refused():
-    cluster = build_cluster(load_topology("dgx_h100"), hosts=1)
     call = Collective(CollectiveKind.ALL_TO_ALL, 0, byte_matrix=((1, 1), (1, 1)))
     with pytest.raises(InputError, match="2 rows and the group 3"):
-        price_collective(call, cluster=cluster, ranks=range(3))
+        price_collective(call, cluster=HOST, ranks=range(3))
 
 
 def test_messages_of_a_rank_share_its_wires_alike():
-    cluster = build_cluster(load_topology("dgx_h100"), hosts=1)
     matrix = np.zeros((8, 8))
     matrix[0, 1:4] = 10, 20, 30
-    load = build_rank_load(matrix, range(8), cluster)
+    load = build_rank_load(matrix, range(8), HOST)
     # Three times 10 until the first is through, then 20 twice and 10, then everything.
     assert load.inside_bytes.tolist() == [60, 30, 50, 60, 0, 0, 0, 0]
 
 
 def test_whoever_gets_something_from_the_busiest_rank_ends_with_it():
-    cluster = build_cluster(load_topology("dgx_h100"), hosts=1)
     sent = np.array([4, 1, 1, 1, 3, 3, 3, 0])[:, np.newaxis] << 20
     for matrix in (np.tile(sent, 8), np.tile(sent, 8).T):
-        cost = price(matrix - np.diag(np.diag(matrix)), cluster)
+        cost = price(matrix - np.diag(np.diag(matrix)))
         assert np.allclose(cost.per_rank_ns, cost.duration_ns)

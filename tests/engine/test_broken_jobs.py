@@ -16,8 +16,13 @@ from perfmodel.graph.durations import DurationTable, build_shared_durations
 from perfmodel.graph.job import Group, JobFacts, JobGraph
 from perfmodel.graph.ops import Communication
 from perfmodel.graph.program import LaneKind
+from tests.builders import job_of
 
 MIB = 2**20
+
+
+Broken = tuple[JobGraph, DurationTable, str]
+"""A job, its durations, and what is said about it."""
 
 
 class Job:
@@ -28,23 +33,19 @@ class Job:
         self.rank_count = self.source.randint(2, 6)
         self.victim = self.source.randrange(self.rank_count)
         self.calls = self.source.randint(2, 6)
-        self.extra: dict[int, list[Communication]] = {}
+        self.order = [reduction((number + 1) * MIB) for number in range(self.calls)]
         self.cycle: int | None = None
-        self.skipped_rank: int | None = None
 
-    def call(self, number: int, slot: int) -> Communication:
-        size_bytes = (number + 1) * (slot + 1) * MIB
-        return Communication(Collective(CollectiveKind.ALL_REDUCE, size_bytes))
-
-    def build(self) -> tuple[JobGraph, DurationTable]:
+    def build(self, order: list[Communication] | None = None) -> tuple[JobGraph, DurationTable]:
+        """The job, whose victim makes calls in another *order*."""
         builder = JobBuilder()
         rows = []
         for rank in range(self.rank_count):
             program = builder.new_program()
             gpu = program.add_lane("gpu", LaneKind.COMPUTE)
             host = program.add_lane("host", LaneKind.HOST)
-            order = self.extra.get(rank) or [self.call(n, 0) for n in range(self.calls)]
-            for number, call in enumerate(order):
+            calls = order if order is not None and rank == self.victim else self.order
+            for number, call in enumerate(calls):
                 launched = program.add_task(host, call, label=f"launch {number}")
                 program.add_task(gpu, call, label=f"all-reduce {number}", slot=0, after=[launched])
             if self.cycle is not None and rank == self.victim:
@@ -56,39 +57,42 @@ class Job:
         return job, build_shared_durations(job, rows)
 
 
-def break_by_cycle(job: Job) -> tuple[JobGraph, DurationTable, str]:
+def reduction(size_bytes: int) -> Communication:
+    return Communication(Collective(CollectiveKind.ALL_REDUCE, size_bytes))
+
+
+def break_by_cycle(job: Job) -> Broken:
     job.cycle = job.source.randrange(job.calls)
     return *job.build(), rf"cycle on rank {job.victim}: .*'launch {job.cycle}'"
 
 
-def break_by_missing_member(job: Job) -> tuple[JobGraph, DurationTable, str]:
+def break_by_missing_member(job: Job) -> Broken:
     graph, durations = job.build()
     rank_group = graph.rank_group.copy()
     rank_group[job.victim, 0] = -1
     return replace(graph, rank_group=rank_group), durations, rf"rank {job.victim}: .* no group"
 
 
-def break_by_missing_call(job: Job) -> tuple[JobGraph, DurationTable, str]:
-    job.extra[job.victim] = [job.call(n, 0) for n in range(job.calls - 1)]
-    return *job.build(), rf"'world': .*#{job.calls - 1}: rank {job.victim} lacks all_reduce of"
+def break_by_missing_call(job: Job) -> Broken:
+    found = rf"'world': .*#{job.calls - 1}: rank {job.victim} lacks all_reduce of"
+    return *job.build(job.order[:-1]), found
 
 
-def break_by_order(job: Job) -> tuple[JobGraph, DurationTable, str]:
-    order = [job.call(n, 0) for n in range(job.calls)]
+def break_by_order(job: Job) -> Broken:
     first = job.source.randrange(job.calls - 1)
-    order[first], order[first + 1] = order[first + 1], order[first]
-    job.extra[job.victim] = order
-    return *job.build(), rf"'world': .*differs is #{first}: all_reduce of .* on .*, all_reduce"
+    order = [*job.order]
+    order[first : first + 2] = reversed(order[first : first + 2])
+    return *job.build(order), rf"'world': .*differs is #{first}: all_reduce of .* on .*, all_reduce"
 
 
-def break_by_unknown_rank(job: Job) -> tuple[JobGraph, DurationTable, str]:
+def break_by_unknown_rank(job: Job) -> Broken:
     graph, durations = job.build()
     wrong = job.rank_count + job.source.randint(0, 9)
     groups = (Group("world", (*graph.groups[0].ranks, wrong)),)
     return replace(graph, groups=groups), durations, rf"'world': .*names rank {wrong}"
 
 
-def break_by_negative_duration(job: Job) -> tuple[JobGraph, DurationTable, str]:
+def break_by_negative_duration(job: Job) -> Broken:
     graph, durations = job.build()
     values = durations.values_ns.copy()
     task = job.source.randrange(graph.program_of(job.victim).task_count)
@@ -97,32 +101,23 @@ def break_by_negative_duration(job: Job) -> tuple[JobGraph, DurationTable, str]:
     return graph, table, rf"rank {job.victim}, task {task} .*must not be negative"
 
 
-def break_by_size(job: Job) -> tuple[JobGraph, DurationTable, str]:
-    order = [job.call(n, 0) for n in range(job.calls)]
+def break_by_size(job: Job) -> Broken:
     number = job.source.randrange(job.calls)
-    order[number] = Communication(Collective(CollectiveKind.ALL_REDUCE, 7))
-    job.extra[job.victim] = order
-    return *job.build(), rf"'world': .*differs is #{number}: .*of 7 bytes"
+    order = [*job.order[:number], reduction(7), *job.order[number + 1 :]]
+    return *job.build(order), rf"'world': .*differs is #{number}: .*of 7 bytes"
 
 
-def break_by_empty_rank(job: Job) -> tuple[JobGraph, DurationTable, str]:
+def break_by_empty_rank(job: Job) -> Broken:
     graph, durations = job.build()
-    empty = JobBuilder().new_program().build()
     programs = list(graph.programs)
-    programs[job.victim] = empty
+    programs[job.victim] = JobBuilder().new_program().build()
     return replace(graph, programs=tuple(programs)), durations, "a rank must have an end"
 
 
 BREAKAGES = [
-    break_by_cycle,
-    break_by_missing_member,
-    break_by_missing_call,
-    break_by_order,
-    break_by_unknown_rank,
-    break_by_negative_duration,
-    break_by_size,
-    break_by_empty_rank,
-]
+    break_by_cycle, break_by_missing_member, break_by_missing_call, break_by_order,
+    break_by_unknown_rank, break_by_negative_duration, break_by_size, break_by_empty_rank,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("breakage", BREAKAGES)
@@ -140,29 +135,11 @@ def test_the_unbroken_job_runs(seed):
     assert replay(graph, durations).iteration_end_ns[0, 0] == 5 + 5 * Job(seed).calls
 
 
-def two_communicators(orders: list[list[int]]) -> tuple[JobGraph, DurationTable]:
-    """Ranks that call two communicators on one stream, each in its own order."""
-    builder = JobBuilder()
-    rows = []
-    for order in orders:
-        program = builder.new_program()
-        gpu = program.add_lane("gpu", LaneKind.COMPUTE)
-        for slot in order:
-            call = Communication(Collective(CollectiveKind.ALL_REDUCE, (slot + 1) * MIB))
-            program.add_task(gpu, call, label=f"reduce on {'ab'[slot]}", slot=slot)
-        rows.append(np.full(program.task_count, 5, dtype=np.int64))
-        builder.add_rank(builder.add_program(program.build()))
-    for slot, name in enumerate("ab"):
-        builder.add_group(name, range(len(orders)), slot=slot)
-    job = builder.build(JobFacts("two communicators"))
-    return job, build_shared_durations(job, rows)
-
-
 def test_collectives_in_an_order_that_blocks_are_named_with_who_waits_for_whom():
-    job, durations = two_communicators([[0, 1], [0, 1], [1, 0]])
+    made = job_of("2 x gpu *a 5; gpu *b@1 5", "gpu *b@1 5; gpu *a 5")
     with pytest.raises(ReplayStalledError) as caught:
-        replay(job, durations)
+        replay(*made)
     message = str(caught.value)
-    assert "ranks 0-1 wait in 'reduce on a' (#0 of group 'a') for rank 2" in message
-    assert "rank 2 is held in 'reduce on b' of group 'b'" in message
+    assert "ranks 0-1 wait in 'a' (#0 of group 'slot 0') for rank 2" in message
+    assert "rank 2 is held in 'b' of group 'slot 1'" in message
     assert "The order of collectives differs" in message

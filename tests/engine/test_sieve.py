@@ -51,13 +51,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_job_that_the_audit_refuses_does_not_get_through(fault):
     job = changed(*fault)
-    with pytest.raises(GraphError) as wanted:
-        check_job(job)
-
-    with pytest.raises(GraphError) as found:
-        lay_out_sound(job)
-
-    assert str(found.value) == str(wanted.value)
+    assert verdict(lay_out_sound, job) == verdict(check_job, job) is not None
 
 
 @pytest.mark.parametrize(("source", "lag_ns"), [(0, 0), (4, 0), (-1, 0), (1, -5)])

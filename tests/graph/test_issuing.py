@@ -53,7 +53,8 @@ def test_host_time_up_to_a_launch_is_one_task_and_its_kernel_waits_for_it():
     sketch.run("linear", KERNEL, KERNEL)
     sketch.note("view")
     sketch.run("relu", KERNEL)
-    _, (main, autograd, compute, _) = sketch.done()
+    program, (main, autograd, compute, _) = sketch.done()
+    assert not program.dep_lag_ns.any()
     assert main == [
         (["linear t1", "linear t2", "linear t4"], []),
         (["linear t5", "linear t4"], []),

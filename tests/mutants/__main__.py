@@ -1,9 +1,9 @@
 """`make mutants`: how many small wrong turns the tests notice.
 
-Mutations are drawn by seed over all rooms, each is applied to a copy of the project, and a
-test must fail. Tests that reach the mutated function run, the quickest first; where none is seen to
-(it runs while a module is loaded, or in another process), all tests of its room run. Survivors
-are printed: each is a rule that no test states, or code that makes no difference.
+Mutations are drawn by seed over all rooms, each is applied to a copy of the project, and a test
+must fail. About a minute of tests that reach the mutated function run, the quickest first. Where
+none is seen to reach it (it runs in another process), all tests of its room run. Survivors are
+printed: each is a rule that no test states, or code that makes no difference.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from queue import Queue
 
 from tests.mutants.mutations import Mutation, find_mutations
-from tests.mutants.reach import LOOK, SORT, name_function
+from tests.mutants.reach import LOOK, SORT, choose_tests, name_function
 
 PACKAGES = ("perfmodel", "collectives", "embeddings", "topologies", "traces")
 EVERYWHERE = ("tests/contract", "tests/fingerprint", "tests/golden")
@@ -87,16 +87,14 @@ class Bench:
             # Compiled callers hold a copy of what they call, and do not ask whether it changed.
             kernels, grace_s = self._copy.parent / "wrong kernels", COMPILING_GRACE_S
         function = name_function(mutation.path, mutation.line)
-        seen = json.loads(look.read_text())
-        reaching = sorted(
-            (took_s, test) for test, (took_s, places) in seen.items() if function in places
-        )
-        files = dict.fromkeys(test.partition("::")[0] for _, test in reaching)
+        chosen = choose_tests(look, function)
+        files = dict.fromkeys(test.partition("::")[0] for test in chosen)
         room = next(room for room in list_rooms() if mutation.path.is_relative_to(room))
-        told = {SORT: json.dumps((str(look), function, grace_s))}
+        told = self._copy.parent / "chosen.json"
+        told.write_text(json.dumps((chosen, grace_s)))
         try:
             target.write_text(mutation.apply(right), encoding="utf-8")
-            code = self._run(files or tests_of(room), kernels, told)
+            code = self._run(files or tests_of(room), kernels, {SORT: str(told)})
         finally:
             target.write_text(right, encoding="utf-8")
             shutil.rmtree(self._copy.parent / "wrong kernels", ignore_errors=True)

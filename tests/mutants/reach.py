@@ -1,10 +1,9 @@
 """Which tests reach which function: a plugin of pytest that looks once and sorts ever after.
 
-A run that looks writes, for each test, the functions that it called and the
-processor time it took. A run that sorts takes the tests that reach the function of a
-mutation, the quickest first, so that what is noticed is noticed early; no other test could
-notice it. Where none is seen to reach it, all run. A test that takes many times its time
-ends the run: that is a mutant noticed, too.
+A run that looks writes, for each test, the functions that it called and the processor time it
+took. A run that sorts takes the tests that reach the function of a mutation, the quickest first;
+no other test could notice it. Where none is seen to reach it, all run. A test that takes many
+times its time ends the run: that is a mutant noticed, too.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -23,8 +21,9 @@ from typing import Any
 import pytest
 
 LOOK, SORT = "MUTANTS_LOOK", "MUTANTS_SORT"
-"""Where a look is written; where one is read, the function in question and seconds of grace."""
-QUICKEST = 12
+"""Where a look is written; where the chosen tests and seconds of grace are read."""
+WORTH_S = 60.0
+"""Processor time, as a look took it, of the tests that one mutant is shown to."""
 
 
 def name_function(path: Path, line: int) -> str:
@@ -49,6 +48,11 @@ def name_function(path: Path, line: int) -> str:
     return f"{path.as_posix()}:{'.'.join(names[:-1]) if is_function else ''}"
 
 
+def _spent_s() -> float:
+    """Processor time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
 class Look:
     """Notes what each test calls; calls only, since every line would take too long."""
 
@@ -64,7 +68,7 @@ class Look:
         def trace(frame: FrameType, what: str, about: object) -> None:
             called.add(frame.f_code)
 
-        started_s = time.process_time()
+        started_s = _spent_s()
         sys.settrace(trace)
         try:
             return (yield)
@@ -75,29 +79,49 @@ class Look:
                 for code in called
                 if code.co_filename.startswith(self._root)
             }
-            self._seen[item.nodeid] = (time.process_time() - started_s, sorted(places))
+            self._seen[item.nodeid] = (_spent_s() - started_s, sorted(places))
 
     def pytest_sessionfinish(self) -> None:
         """Write what was seen."""
         self._target.write_text(json.dumps(self._seen))
 
 
-class Sort:
-    """Takes first what reaches *function*, quickest first, and ends what does not end."""
+def choose_tests(look: Path, function: str) -> dict[str, float]:
+    """Tests that reach *function* with their seconds, the quickest first, as many as are worth it.
 
-    def __init__(self, look: Path, function: str, grace_s: float) -> None:
-        seen = json.loads(look.read_text())
-        self._times_s = {test: took_s for test, (took_s, _) in seen.items()}
-        self._reach = {test for test, (_, places) in seen.items() if function in places}
+    What survives a minute of them counts as a survivor. A line outside functions is reached by
+    whoever reaches its module.
+    """
+    seen = json.loads(look.read_text())
+    is_module = function.endswith(":")
+    reaching = sorted(
+        (took_s, test)
+        for test, (took_s, places) in seen.items()
+        if function in places or (is_module and any(place.startswith(function) for place in places))
+    )
+    chosen: dict[str, float] = {}
+    spent_s = 0.0
+    for took_s, test in reaching:
+        spent_s += took_s
+        if chosen and spent_s > WORTH_S:
+            break
+        chosen[test] = took_s
+    return chosen
+
+
+class Sort:
+    """Runs the *chosen* tests in their order, and ends what does not end."""
+
+    def __init__(self, chosen: dict[str, float], grace_s: float) -> None:
+        self._times_s = chosen
+        self._places = {test: place for place, test in enumerate(chosen)}
         self._grace_s = grace_s
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """The quickest that reach it, then the others that do; all, where none does."""
-        near = sorted(self._reach, key=lambda test: (self._times_s[test], test))
-        first = {test: place for place, test in enumerate(near[:QUICKEST])}
-        if self._reach:
-            items[:] = [item for item in items if item.nodeid in self._reach]
-        items.sort(key=lambda item: first.get(item.nodeid, QUICKEST))
+        """Only the chosen tests; all, where none was."""
+        if self._places:
+            items[:] = [item for item in items if item.nodeid in self._places]
+            items.sort(key=lambda item: self._places[item.nodeid])
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -115,5 +139,5 @@ def pytest_configure(config: pytest.Config) -> None:
     if target := os.environ.get(LOOK):
         config.pluginmanager.register(Look(Path(target)))
     elif told := os.environ.get(SORT):
-        look, function, grace_s = json.loads(told)
-        config.pluginmanager.register(Sort(Path(look), function, grace_s))
+        chosen, grace_s = json.loads(Path(told).read_text())
+        config.pluginmanager.register(Sort(chosen, grace_s))

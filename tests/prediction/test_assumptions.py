@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +25,7 @@ from perfmodel.prediction.scenario import Interference
 from perfmodel.stacks.spread import Spread
 from tests.prediction.test_interference import price
 
-SLOWED = {
-    ("gemm", Phase.MOVING): 1.25,
-    ("memory", Phase.MOVING): 1.5,
-}
+SLOWED = {("gemm", Phase.MOVING): 1.25, ("memory", Phase.MOVING): 1.5}
 
 
 def priced(*assumed: str, alike: int = 1, **tasks_ns: int) -> PricedJob:
@@ -54,15 +51,15 @@ def priced(*assumed: str, alike: int = 1, **tasks_ns: int) -> PricedJob:
 def said(
     of: PricedJob,
     *,
-    is_settled: bool = True,
+    is_steady: bool = True,
     settled: FoldedCosts | None = None,
-    interference: Interference = Interference.COUNTED,
     loss: InterferenceLoss | None = None,
+    is_drawn: bool = True,
+    **known: Any,
 ) -> tuple[str, ...]:
     settled = replace(settled or FoldedCosts(of, ()), priced=of)
-    loop: Any = SimpleNamespace(settled=settled, is_steady=is_settled)
-    question = Question(of.job, PredictOptions(interference=interference))
-    return list_assumptions(question, loop, loss, is_drawn=True)
+    loop: Any = SimpleNamespace(settled=settled, is_steady=is_steady)
+    return list_assumptions(Question(of.job, **known), loop, loss, is_drawn=is_drawn)
 
 
 def test_what_is_assumed_is_named_longest_first_and_once_for_ranks_alike():
@@ -87,7 +84,7 @@ def test_no_more_than_six_are_named(count, end):
 
 
 def test_a_loop_that_had_not_settled_says_so():
-    [sentence] = said(priced(a=1), is_settled=False)
+    [sentence] = said(priced(a=1), is_steady=False)
     assert sentence.startswith("The loop had not settled after")
 
 
@@ -100,29 +97,26 @@ def test_the_spread_is_told_where_something_is_not_recorded():
 
 def test_interference_is_told_where_it_was_left_out_or_costs_something():
     job = priced(a=1)
-    [left_out] = said(job, interference=Interference.LEFT_OUT)
+    [left_out] = said(job, options=PredictOptions(interference=Interference.LEFT_OUT))
     assert left_out.startswith("Contention is not modelled")
     lost = FoldedCosts(job, (), rounds=3)
     loss = InterferenceLoss(2_000, 3)
     assert said(job, settled=replace(lost, rounds=1), loss=loss) == ()
     assert said(job, settled=lost) == ()
-    none = replace(job, slowdowns=GenerationSlowdowns("hopper", {}))
-    assert said(none, settled=lost, loss=loss) == (
-        "Interference adds 2 us to the iteration: collectives on one link share its bandwidth.",
-    )
-    [own] = said(
-        replace(job, slowdowns=GenerationSlowdowns("hopper", SLOWED)), settled=lost, loss=loss
-    )
-    assert "GEMMs take 1.25 and memory-bound kernels 1.50 times as long, as recorded on" in own
-    other = GenerationSlowdowns("hopper", SLOWED, is_own=False)
-    [foreign] = said(replace(job, slowdowns=other), settled=lost, loss=loss)
-    assert "times as long, assumed as on hopper" in foreign
-    moving = replace(lost, moved_ratio=0.25)
-    [restless] = said(job, settled=moving)
-    assert restless == (
-        "Contention had not settled after 8 rounds; the last one still changed the iteration by "
-        "25.00%."
-    )
+    begin = "Interference adds 2 us to the iteration: collectives on one link share its bandwidth"
+    longer = "GEMMs take 1.25 and memory-bound kernels 1.50 times as long, "
+    for slowed, is_own, words in (
+        ({}, True, f"{begin}."),
+        (SLOWED, True, f"{longer}as recorded on"),
+        (SLOWED, False, f"{longer}assumed as on hopper"),
+    ):
+        slowdowns = GenerationSlowdowns("hopper", slowed, is_own=is_own)
+        [sentence] = said(replace(job, slowdowns=slowdowns), settled=lost, loss=loss)
+        assert words in sentence
+        assert sentence.startswith(begin)
+    [restless] = said(job, settled=replace(lost, moved_ratio=0.25))
+    assert restless.startswith("Contention had not settled after 8 rounds; the last one still")
+    assert restless.endswith("changed the iteration by 25.00%.")
     # A round that moves exactly as much as counts as standing still is not the last.
     assert not replace(lost, moved_ratio=1e-4).is_settled
     assert replace(lost, moved_ratio=0.99e-4).is_settled
@@ -130,37 +124,24 @@ def test_interference_is_told_where_it_was_left_out_or_costs_something():
 
 def test_what_came_from_elsewhere_is_named():
     of = priced(a=1)
-    loop: Any = SimpleNamespace(settled=FoldedCosts(of, ()), is_steady=True)
-
-    def told(**known: Any) -> tuple[str, ...]:
-        return list_assumptions(Question(of.job, **known), loop, None, is_drawn=True)
-
-    for files, sentences in (
-        ((), ()),
-        (("a", "b"), ("a, b override the shipped constants.",)),
-    ):
+    for files, sentences in (((), ()), (("a", "b"), ("a, b override the shipped constants.",))):
         device = SimpleNamespace(calibrations=files)
-        assert told(cluster=SimpleNamespace(device=device)) == sentences
-    [said_of_many] = told(extrapolation=SimpleNamespace(micro_batches=64))
+        assert said(of, cluster=SimpleNamespace(device=device)) == sentences
+    [said_of_many] = said(of, extrapolation=SimpleNamespace(micro_batches=64))
     assert said_of_many.startswith("The 64 equal micro-batches are extrapolated")
-    assert told(assumptions=("x", "y"), chosen=("y", "z")) == ("x", "y", "z")
+    assert said(of, assumptions=("x", "y"), chosen=("y", "z")) == ("x", "y", "z")
 
 
 def test_without_a_draw_the_interval_is_said_to_be_empty():
-    of = priced(a=1)
-    loop: Any = SimpleNamespace(settled=FoldedCosts(of, ()), is_steady=True)
     for samples, sentences in ((0, ()), (2, (NO_DOUBT,))):
-        question = Question(of.job, PredictOptions(samples=samples))
-        assert list_assumptions(question, loop, None, is_drawn=False) == sentences
+        options = PredictOptions(samples=samples)
+        assert said(priced(a=1), options=options, is_drawn=False) == sentences
 
 
 def test_a_recording_says_what_its_interval_is_and_whether_it_can_be_trusted():
-    of = priced(a=1)
-
     def told(*periods: int, distrust: str = "") -> tuple[str, ...]:
         score = SimpleNamespace(periods=periods, is_trusted=not distrust, distrust=distrust)
-        question = Question(of.job, recording=cast(Any, SimpleNamespace(score=score)))
-        return list_assumptions(question, cast(Any, None), None, is_drawn=False)
+        return said(priced(a=1), recording=SimpleNamespace(score=score), is_drawn=False)
 
     assert "the 2 recorded periods" in told(90, 110)[0]
     assert "unknown from one step" in told(90)[0]

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfmodel.base.errors import InputError, ScenarioError
-from perfmodel.base.options import expand_values
+from perfmodel.base.errors import ScenarioError
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction.comparing import (
     Compared,
@@ -30,37 +29,12 @@ def build(scenario):
 SMALL = Scenario(topology="dgx_a100", workload="dlrm_mlperf", samples=2)
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("4096,8192", ("4096", "8192")),
-        ("4096:16384:x2", ("4096", "8192", "16384")),
-        ("1:9:+4", ("1", "5", "9")),
-        ("1:3", ("1", "2", "3")),
-        ("0.25..0.5..1", ("0.25", "0.5", "1")),
-        ("dgx_a100,../mine.yaml", ("dgx_a100", "../mine.yaml")),
-    ],
-)
-def test_several_values_are_one_word(text, values):
-    assert expand_values(text) == values
-
-
-@pytest.mark.parametrize("text", ["8:4:x2", "1:8:x1", "4,,8", "4,4", "1:8:2"])
-def test_values_that_lead_nowhere_are_refused(text):
-    with pytest.raises(InputError):
-        expand_values(text)
-
-
 def test_a_sweep_takes_every_combination_and_replaces_what_was_set():
     base = Scenario(topology="dgx_a100", overrides=("batch=1",))
     points = sweep_scenario(base, [parse_axis("hosts=1,2"), parse_axis("batch=8,16")])
 
-    assert [name for name, _ in points] == [
-        "hosts=1, batch=8",
-        "hosts=1, batch=16",
-        "hosts=2, batch=8",
-        "hosts=2, batch=16",
-    ]
+    names = [f"hosts={hosts}, batch={batch}" for hosts in (1, 2) for batch in (8, 16)]
+    assert [name for name, _ in points] == names
     assert points[3][1] == Scenario(topology="dgx_a100", hosts=2, overrides=("batch=16",))
 
 
@@ -157,37 +131,56 @@ def test_what_is_swept_goes_where_it_belongs():
 
 
 def told(*points, keys=("batch",)):
-    return find_knees(Comparison(points, tuple(SweepAxis(key, ()) for key in keys)))
+    """What is said of points that are answered, or given as (batch, milliseconds, path)."""
+    found = (
+        point
+        if isinstance(point, Compared)
+        else answered(f"batch={point[0]}", point[1], **point[2])
+        for point in points
+    )
+    return find_knees(Comparison(tuple(found), tuple(SweepAxis(key, ()) for key in keys)))
 
 
-def test_a_stretch_is_told_with_what_it_does_and_what_on_the_path_does_it():
-    [grows] = told(
-        answered("batch=10", 10.0, gemm=8, host=2), answered("batch=20", 20.0, gemm=17, host=3)
-    )
-    assert grows == (
-        "From batch=10 to 20 the time grows in proportion (10 ms to 20 ms): on the critical "
-        "path, gemm: 8 ms to 17 ms."
-    )
-    [less] = told(
-        answered("batch=10", 10.0, gemm=8, host=2), answered("batch=20", 14.0, gemm=9, host=5)
-    )
-    assert "grows, but less than in proportion" in less
-    assert "host: 2 ms to 5 ms" in less
-    [falls] = told(
-        answered("batch=10", 10.0, gemm=8, host=2), answered("batch=20", 6.0, gemm=5, copy=1)
-    )
-    assert "the time falls" in falls
-    assert "gemm: 8 ms to 5 ms" in falls
-    [flat] = told(answered("batch=10", 10.0, gemm=8), answered("batch=20", 10.5, gemm=9))
-    assert "hardly changes" in flat
-    assert "mostly gemm, 8 ms and 9 ms of it, whatever the value" in flat
+TEN = (10, 10.0, {"gemm": 8, "host": 2})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (TEN, (20, 20.0, {"gemm": 17, "host": 3}),
+         ("From batch=10 to 20 the time grows in proportion (10 ms to 20 ms): on the critical path",
+          "path, gemm: 8 ms to 17 ms.")),
+        (TEN, (20, 14.0, {"gemm": 9, "host": 5}),
+         ("grows, but less than in proportion", "host: 2 ms to 5 ms")),
+        (TEN, (20, 6.0, {"gemm": 5, "copy": 1}), ("the time falls", "gemm: 8 ms to 5 ms")),
+        ((10, 10.0, {"gemm": 8}), (20, 10.5, {"gemm": 9}),
+         ("hardly changes", "mostly gemm, 8 ms and 9 ms of it, whatever the value")),
+        ((10, 10.0, {"host": 9}), (20, 10.1, {"gemm": 9}), ("less of it is host and more gemm",)),
+        # Of equal changes on the path the first by name is told.
+        ((10, 10.0, {"gemm": 8}), (20, 20.0, {"gemm": 8.000001, "copy": 1e-6}),
+         ("on the critical path, copy: ",)),
+        ((10, 20.0, {"gemm": 8.000001, "copy": 1e-6}), (20, 10.0, {"gemm": 8}),
+         ("on the critical path, copy: ",)),
+        # A slope of exactly the border: by 2 ** 3, or 2 ** 17, while the value grows by 2 ** 20.
+        *(((1, 1e-6 * 2**4, {"gemm": 1}), (2**20, 1e-6 * 2 ** (4 + power), {"gemm": 2}),
+           ("From batch=1 to 1.04858e+06 the time grows, but less than in",
+            "on the critical path, gemm: 1 ms to 2 ms.")) for power in (3, 17)),
+        ((1, 1e-6 * 2**4, {"gemm": 1}), (2**20, 2e-6, {"gemm": 2}), ("the time falls",)),
+        # An iteration of one nanosecond doubles, and none at all counts as one.
+        ((10, 0.0, {}), (20, 2e-6, {}), ("grows in proportion",)),
+        ((10, 1e-6, {}), (20, 2e-6, {}), ("grows in proportion",)),
+    ],
+)  # fmt: skip
+def test_a_stretch_is_told_with_what_it_does_and_what_on_the_path_does_it(first, second, words):
+    sentence, *knees = told(first, second)
+    assert all(word in sentence for word in words)
+    assert len(knees) == ("more gemm" in sentence)
 
 
 def test_a_knee_is_where_what_decides_changes_and_a_bend_where_only_the_slope_does():
     sentences = told(
-        answered("batch=40", 40.0, gemm=30, host=10), answered("batch=10", 10.0, host=9),
-        answered("batch=20", 10.2, host=9, gemm=1), answered("batch=80", 80.0, gemm=70, host=10),
-        answered("batch=0", 1.0),
+        (40, 40.0, {"gemm": 30, "host": 10}), (10, 10.0, {"host": 9}),
+        (20, 10.2, {"host": 9, "gemm": 1}), (80, 80.0, {"gemm": 70, "host": 10}), (0, 1.0, {}),
     )  # fmt: skip
     assert sentences[0].startswith("From batch=10 to 20 the time hardly changes")
     assert sentences[1].startswith("From batch=20 to 80 the time grows in proportion")
@@ -196,39 +189,8 @@ def test_a_knee_is_where_what_decides_changes_and_a_bend_where_only_the_slope_do
         "Knee between batch=20 and 40: up to there mostly host (75% of the critical path), beyond "
         "it gemm (75% of the critical path)."
     )
-    bend = told(
-        answered("batch=10", 10.0, host=9), answered("batch=20", 10.2, host=9),
-        answered("batch=40", 20.4, host=19),
-    )  # fmt: skip
+    bend = told((10, 10.0, {"host": 9}), (20, 10.2, {"host": 9}), (40, 20.4, {"host": 19}))
     assert bend[2:] == ("The curve bends at batch=20.",)
-    swapped = told(answered("batch=10", 10.0, host=9), answered("batch=20", 10.1, gemm=9))
-    assert "less of it is host and more gemm" in swapped[0]
-
-
-def test_a_slope_of_exactly_the_border_grows_and_not_in_proportion():
-    # The time grows by 2 ** 3, and by 2 ** 17, while the value grows by 2 ** 20.
-    first = answered("batch=1", 1e-6 * 2**4, gemm=1)
-    for power in (3, 17):
-        [told_] = told(first, answered(f"batch={2**20}", 1e-6 * 2 ** (4 + power), gemm=2))
-        assert told_.startswith("From batch=1 to 1.04858e+06 the time grows, but less than in")
-        assert told_.endswith("on the critical path, gemm: 1 ms to 2 ms.")
-    [falls] = told(first, answered(f"batch={2**20}", 1e-6 * 2, gemm=2))
-    assert "the time falls" in falls
-    # An iteration of one nanosecond doubles, and none at all counts as one.
-    for least_ms in (0.0, 1e-6):
-        [doubles] = told(answered("batch=10", least_ms), answered("batch=20", 2e-6))
-        assert "grows in proportion" in doubles
-
-
-def test_of_equal_changes_on_the_path_the_first_by_name_is_told():
-    [grows] = told(
-        answered("batch=10", 10.0, gemm=8), answered("batch=20", 20.0, gemm=8.000001, copy=1e-6)
-    )
-    assert "on the critical path, copy: " in grows
-    [falls] = told(
-        answered("batch=10", 20.0, gemm=8.000001, copy=1e-6), answered("batch=20", 10.0, gemm=8)
-    )
-    assert "on the critical path, copy: " in falls
 
 
 def test_knees_are_told_of_one_axis_of_two_numbers_or_more():

@@ -18,9 +18,14 @@ from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import LaneKind
-from perfmodel.prediction import overlaps
-from perfmodel.prediction.interference import FoldedCosts, fold_costs, settle_interference
-from perfmodel.prediction.overlaps import find_overlaps, overlap_losses
+from perfmodel.prediction import interference as interfering
+from perfmodel.prediction.interference import (
+    FoldedCosts,
+    fold_costs,
+    overlap_losses,
+    settle_interference,
+)
+from perfmodel.prediction.overlaps import find_overlaps
 from tests.builders import job_of
 from tests.strategies import JobSize, jobs
 
@@ -318,14 +323,14 @@ def test_a_round_is_the_last_when_the_third_iteration_stands_still(monkeypatch):
     assert (settled.rounds, settled.moved_ratio) == (3, 0.0)
     assert replays == [3, 3, 3]
     # Three iterations and the tail take 3 x 1400 + 300, then 3 x 1700 + 300: 900 of 5400 more.
-    monkeypatch.setattr(overlaps, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(interfering, "MOST_ROUNDS", 2)
     stopped = settle_interference(replay, folded)
     assert (stopped.rounds, stopped.moved_ratio) == (2, 900 / 5400)
     assert not stopped.is_settled
 
 
 def test_no_more_than_eight_rounds_are_tried(monkeypatch):
-    monkeypatch.setattr(overlaps, "STILL_RATIO", 0.0)
+    monkeypatch.setattr(interfering, "STILL_RATIO", 0.0)
     assert settle_interference(replay, tailed(slowdowns(moving=2.0))).rounds == 8
 
 

@@ -37,8 +37,6 @@ from perfmodel.whatif.pinning import DEFAULT_STACK
 from perfmodel.workloads.kernels import elementwise
 from tests.recordings.test_recording_info import JOB, build_job, notes
 
-EXECUTOR = SerialExecutor()
-
 
 def score(*periods_ns: int, replayed_ns: int = 100, distrust: str = ""):
     return SimpleNamespace(
@@ -73,32 +71,32 @@ def test_a_recording_that_is_not_trusted_is_refused():
         check_trust(asked(doubtful), force=False)
 
 
+def answer(job: JobGraph, *, samples: int = 0, is_explained: bool = False, **known: Any):
+    options = PredictOptions(samples=samples, is_explained=is_explained)
+    return predict(Question(job, options, **known), executor=SerialExecutor())
+
+
 def test_what_may_be_off_widens_the_interval_to_both_ends():
-    asked = PredictOptions(samples=0, is_explained=False)
-    sure = predict(Question(JOB, asked), executor=EXECUTOR)
     ends = (JOB, build_job(stretch=4))
-    found = predict(Question(JOB, asked, ends=ends), executor=EXECUTOR)
-    slow = predict(Question(ends[1], asked), executor=EXECUTOR)
+    sure, found, slow = answer(JOB), answer(JOB, ends=ends), answer(ends[1])
     assert found.iteration_ns == sure.iteration_ns < slow.iteration_ns
     assert found.interval.low_ns == sure.iteration_ns
     assert found.interval.high_ns == slow.iteration_ns
     assert len(found.assumptions) == len(sure.assumptions) + 1
-    swapped = predict(Question(JOB, asked, ends=ends[::-1]), executor=EXECUTOR)
+    swapped = answer(JOB, ends=ends[::-1])
     assert swapped.interval.high_ns == swapped.interval.low_ns == sure.iteration_ns
 
 
 def test_a_question_is_explained_if_it_asks_for_that():
-    question = Question(JOB, PredictOptions(samples=0, is_explained=False))
-    found = predict(question, executor=EXECUTOR)
+    found = answer(JOB)
     assert found.yardsticks is None
     assert found.interference is None
     with pytest.raises(ScenarioError, match="only times were asked for"):
         _ = found.explanation
     # Without samples nobody asked for an interval; with them, stated durations have none.
     assert NO_DOUBT not in found.assumptions
-    drawn = predict(Question(JOB, PredictOptions(samples=2, is_explained=False)), executor=EXECUTOR)
-    assert NO_DOUBT in drawn.assumptions
-    full = predict(Question(JOB, PredictOptions(samples=0)), executor=EXECUTOR)
+    assert NO_DOUBT in answer(JOB, samples=2).assumptions
+    full = answer(JOB, is_explained=True)
     assert full.iteration_ns == found.iteration_ns
     evidence = full.evidence
     assert evidence.waits_ns(1).tolist() == [0] * JOB.program_of(0).task_count
@@ -109,13 +107,12 @@ def test_a_question_is_explained_if_it_asks_for_that():
 def test_a_recording_takes_as_long_as_its_steps_are_apart():
     # Kernels of rank 0 end at 110 and 160, those of rank 1, whose launches take 11, at 111 and 162.
     unheld = replace(notes(), hold_ratio=np.zeros(10), can_be_held=np.zeros(10, dtype=bool))
-    question = Question(JOB, PredictOptions(is_explained=False), recording=unheld)
-    found = predict(question, executor=EXECUTOR)
+    found = answer(JOB, recording=unheld)
     assert found.reasons is None
     assert (found.iteration_ns, found.periods_ns, found.isolated_ns) == (51, (51,), None)
     assert found.span_ns == 162
     assert found.facts.iterations_replayed == 1
-    full = predict(replace(question, options=PredictOptions()), executor=EXECUTOR)
+    full = answer(JOB, is_explained=True, recording=unheld)
     assert (full.evidence.window, full.evidence.iteration) == (Window(111, 162), 0)
     # From 111 on rank 0 computes for 49 and idles for 2.
     compute = [one.time.of_part_ns[Part.COMPUTE] for one in full.explanation.rank_classes]
@@ -139,13 +136,10 @@ def test_a_job_that_is_dealt_is_read_here_unless_it_is_large(
     monkeypatch.setattr(asking, "MOST_NEAR_TASKS", most)
     scenario = JobScenario(saved(tmp_path, build_job()))
     # What is read here has its programs in memory, of an outline they are in the folder.
-    assert isinstance(open_job(scenario).job.programs, tuple)
-    assert isinstance(job_question(scenario).job.programs, tuple)
-    assert isinstance(open_job(scenario, is_distributed=True).job.programs, tuple) is not is_outline
-    assert (
-        isinstance(job_question(scenario, is_distributed=True).job.programs, tuple)
-        is not is_outline
-    )
+    for ask in (open_job, job_question):
+        assert isinstance(ask(scenario).job.programs, tuple)
+        dealt = ask(scenario, is_distributed=True).job
+        assert isinstance(dealt.programs, tuple) is not is_outline
     moved = replace(scenario, topology="dgx_h100", was="dgx_a100", force=True)
     assert isinstance(job_question(moved, is_distributed=True).job.programs, tuple)
 
@@ -214,10 +208,11 @@ def test_a_job_that_states_its_durations_refuses_what_it_would_not_heed(tmp_path
         assert build(JobScenario(folder)).cluster is None
         with pytest.raises(ScenarioError, match=r"states all its durations.*--no-interference"):
             build(JobScenario(folder, interference=Interference.LEFT_OUT))
-    with pytest.raises(ScenarioError, match="--calibration would change nothing"):
-        job_question(JobScenario(folder, topology="dgx_a100", calibration=("x.yaml",)))
-    with pytest.raises(ScenarioError, match="--topology would change nothing"):
-        replay_question(JobScenario(folder, topology="dgx_a100"))
-    with pytest.raises(ScenarioError, match="Name it with --was"):
-        job_question(JobScenario(folder, topology="dgx_a100"))
+    for build, given, words in (
+        (job_question, {"calibration": ("x.yaml",)}, "--calibration would change nothing"),
+        (replay_question, {}, "--topology would change nothing"),
+        (job_question, {}, "Name it with --was"),
+    ):
+        with pytest.raises(ScenarioError, match=words):
+            build(JobScenario(folder, topology="dgx_a100", **given))
     assert open_job(JobScenario(folder, topology="dgx_a100", mode=Mode.ISOLATED)).cluster is None

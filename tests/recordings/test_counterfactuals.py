@@ -87,11 +87,15 @@ def test_the_short_sleeps_made_one_long_give_the_first_run(jobs):
     assert replay_ms(job, durations)[0] == pytest.approx(1318.1, rel=0.005)
 
 
-def periods_ms(job, wish):
-    """The periods of a recording after a what-if."""
+def ask(job, *wishes):
+    """The prediction for a recording after what-ifs."""
     question = recording_question(with_score(job), PredictOptions(is_explained=False))
-    changed = question.changed_to(parse_transformation(wish).apply(question.job))
-    return [period / MS for period in predict(changed, executor=SerialExecutor()).periods_ns]
+    changed = apply_all(question.job, [parse_transformation(wish) for wish in wishes])
+    return predict(question.changed_to(changed), executor=SerialExecutor())
+
+
+def periods_ms(job, wish):
+    return [period / MS for period in ask(job, wish).periods_ns]
 
 
 # The allocator frees its cache and fills it again; three allocations are made in every step.
@@ -144,13 +148,8 @@ def test_a_straggler_removed_makes_the_step_shorter_by_no_more_than_it_slept(job
         assert 5 < before_ms - after_ms < 41.2
 
 
-def asked(job, *texts):
-    """The time of a recording after what-ifs, in milliseconds."""
-    question = recording_question(with_score(job), PredictOptions(is_explained=False))
-    changed = question.changed_to(
-        apply_all(question.job, [parse_transformation(text) for text in texts])
-    )
-    return predict(changed, executor=SerialExecutor()).iteration_ns / MS
+def asked(job, *wishes):
+    return ask(job, *wishes).iteration_ns / MS
 
 
 def test_reduce_scatters_moved_into_hooks_give_the_run_that_had_them_there(recorded):

@@ -10,7 +10,7 @@ import pytest
 from perfmodel.base.errors import PerfModelError, TraceError
 from perfmodel.graph.ops import Communication, Copy, Fixed, Gemm, HostSpan, MemoryBound
 from perfmodel.graph.program import PLAIN
-from perfmodel.recordings.executed_jobs import ExecutedJob
+from perfmodel.recordings.executed_jobs import ExecutedJob, uneven_faults
 from perfmodel.recordings.import_files import ImportWishes, import_traces
 from traces.chakra import (
     MESSAGES,
@@ -310,3 +310,11 @@ def test_damaged_traces_are_refused_or_flagged(tmp_path, make, seeds):
     right = ("refused", "flagged", outcome(tmp_path, make))
     wrong = [seed for seed in seeds if outcome(tmp_path, make, random.Random(seed)) not in right]
     assert wrong == []
+
+
+def test_a_rank_with_many_fewer_tasks_than_the_middle_one_is_named():
+    [fault] = uneven_faults([100, 20, 90, 80])
+    assert fault == "rank 1 has 20 device tasks, other ranks 90: its trace is incomplete"
+    # Seven tenths of the middle one are enough.
+    assert uneven_faults([10, 7]) == ()
+    assert uneven_faults([10, 6, 10])[0].startswith("rank 1 has 6")

@@ -1,4 +1,4 @@
-"""One rank of four lacks a collective: the rank and the call are named."""
+"""Collectives of several ranks: one clock, and the rank that lacks a call is named."""
 
 import copy
 import gzip
@@ -9,6 +9,7 @@ import pytest
 
 from perfmodel.base.errors import TraceError
 from perfmodel.recordings.importing import import_job
+from perfmodel.recordings.self_replay import self_replay
 from tests.recordings.builders import import_spans
 from tests.traces.builders import kernel, launch
 from traces.job_trace import load_job_trace
@@ -55,6 +56,15 @@ def test_a_rank_that_makes_a_collective_more_than_the_others_is_named(tmp_path):
     others = [rank_spans(STEPS, lost=5) for _ in range(4)]
     sentence, _ = fault_of(tmp_path, [others[0], others[1], rank_spans(STEPS), others[3]])
     assert "#5: ranks 0, 1, 3 lack all_gather, made by rank 2; in its place: all_reduce" in sentence
+
+
+def test_clocks_of_another_host_are_aligned_on_collectives(tmp_path):
+    ranks = [rank_spans([REDUCE] * 5, offset=offset) for offset in (0, 5_000_000)]
+    job = import_spans(tmp_path, *ranks)
+    first, second = job.report.ranks
+    assert second.offset_ns == first.offset_ns - 5_000_000_000
+    assert self_replay(job).worst_error_pct < 0.1
+    assert job.report.steps == 5
 
 
 def test_ranks_that_began_to_record_at_different_moments_lack_nothing(tmp_path):

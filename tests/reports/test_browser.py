@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 import shutil
@@ -33,6 +35,7 @@ LISTEN = """<script>
 window.faults = [];
 addEventListener("error", (e) => faults.push(e.message));
 console.error = (...words) => faults.push(words.join(" "));
+addEventListener("securitypolicyviolation", (e) => faults.push(e.violatedDirective));
 </script></head>"""
 
 PROBE = """<script>
@@ -70,7 +73,12 @@ document.body.append(shown);
 
 
 def probe(tmp_path, page, *, width, script=PROBE):
+    """What *script* finds on *page*; the page's policy must allow it by its hash."""
     path = tmp_path / "page.html"
+    for one in (LISTEN, script):
+        text = one.partition("<script>")[2].partition("</script>")[0]
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        page = page.replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
     path.write_text(page.replace("</head>", LISTEN).replace("</body>", script))
     words = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
     profile = f"--user-data-dir={tmp_path / 'profile'}"
@@ -99,6 +107,27 @@ def test_a_page_zooms_searches_changes_its_theme_and_does_not_overflow(tmp_path,
     assert found["themes"][0] != found["themes"][1]
     assert found["overflowing"] == []
     assert found["wide"] <= found["width"]
+
+
+LOAD = """<script>
+const image = new Image();
+image.onerror = () => {
+  const shown = document.createElement("pre");
+  shown.id = "probe"; shown.textContent = JSON.stringify({ faults });
+  document.body.append(shown);
+};
+image.src = "data:image/png;base64,iVBORw0KGgo=";
+document.body.append(image);
+</script></body>"""
+
+
+def test_a_page_may_load_nothing_and_runs_no_script_but_its_own(tmp_path):
+    page = to_page(report_prediction(build_prediction()))
+    assert "unsafe-inline" not in page
+    assert 'style="' not in page
+    foreign = page.replace("</body>", "<script>document.title = 'taken'</script></body>")
+    found = probe(tmp_path, foreign, width=800, script=LOAD)
+    assert found["faults"] == ["script-src-elem", "img-src"]
 
 
 LOOK = """<script>

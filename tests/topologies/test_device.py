@@ -12,93 +12,58 @@ TERA = 1e12
 
 
 @pytest.mark.parametrize("name", list_devices())
-def test_every_device_loads_and_bears_the_name_of_its_file(name):
+def test_every_device_states_rates_that_agree(name):
     device = load_device(name)
-
     assert device.name == name
     assert device.source
     assert device.vector_flops == device.peak_flops[DType.FP32]
-
-
-@pytest.mark.parametrize("name", list_devices())
-def test_narrower_numbers_never_multiply_slower(name):
-    peaks = load_device(name).peak_flops
+    # Narrower numbers never multiply slower.
+    peaks = device.peak_flops
     order = [DType.FP64, DType.FP32, DType.TF32, DType.BF16, DType.FP8, DType.NVFP4]
     rates = [peaks[dtype] for dtype in order if dtype in peaks]
-
     assert rates == sorted(rates)
     if DType.BF16 in peaks:
         assert peaks[DType.FP16] == peaks[DType.BF16]
-
-
-@pytest.mark.parametrize("name", list_devices())
-def test_the_vector_rate_is_lanes_times_two_times_clock(name):
-    device = load_device(name)
     # FP32 lanes in a multiprocessor: 64 on Volta, GP100 and GA100, 128 on later and consumer chips
-    # (6.1 and 8.6).
-    # CDNA 3 has 64 lanes that issue twice: 128.
+    # (6.1 and 8.6). CDNA 3 has 64 lanes that issue twice: 128.
     wide = (Architecture.ADA, Architecture.HOPPER, Architecture.BLACKWELL, Architecture.CDNA3)
-    lanes = (
-        128 if device.architecture in wide or device.compute_capability in ("6.1", "8.6") else 64
-    )
-    by_hand = device.sm_count * lanes * 2 * device.clock_hz
-
+    is_wide = device.architecture in wide or device.compute_capability in ("6.1", "8.6")
+    by_hand = device.sm_count * (128 if is_wide else 64) * 2 * device.clock_hz
     assert device.vector_flops == pytest.approx(by_hand, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "tera", "memory_gb_per_s"),
-    [
-        ("v100_sxm2_16gb", DType.FP16, 125, 900),
-        ("a100_sxm_80gb", DType.BF16, 312, 2039),
-        ("a100_sxm_40gb", DType.TF32, 156, 1555),
-        ("h100_sxm", DType.BF16, 989.4, 3350),
-        ("h100_sxm", DType.FP8, 1978.9, 3350),
-        ("h100_pcie", DType.BF16, 756, 2039),
-        ("h200_sxm", DType.BF16, 989.4, 4800),
-        ("b200_sxm", DType.BF16, 2250, 7700),
-        ("gb200", DType.FP8, 5000, 8000),
-        ("l40s", DType.BF16, 362.05, 864),
-        ("mi300x", DType.BF16, 1307.4, 5300),
-        ("b200_sxm", DType.NVFP4, 9000, 7700),
-        ("b300_sxm", DType.NVFP4, 14000, 7750),
-        ("gb300", DType.NVFP4, 15000, 8000),
-        ("gb300", DType.BF16, 2500, 8000),
-        ("h200_nvl", DType.FP8, 3341 / 2, 4800),
-        ("h100_sxm_hbm2e", DType.BF16, 989.4, 2400),
-        ("h100_sxm_96gb", DType.BF16, 989.4, 3350),
-        ("a30", DType.BF16, 165, 933),
-        ("a40", DType.BF16, 149.7, 696),
-        ("l4", DType.FP8, 485 / 2, 300),
-        ("rtx_a5000", DType.BF16, 222.2 / 2, 768),
-        ("rtx_4090", DType.BF16, 165.2, 1008),
-        ("v100_sxm3_32gb_h", DType.FP16, 131, 900),
-    ],
-)
+# TFLOP/s of a dtype, and GB/s of memory.
+DATASHEETS = [
+    ("v100_sxm2_16gb", DType.FP16, 125, 900), ("a100_sxm_80gb", DType.BF16, 312, 2039),
+    ("a100_sxm_40gb", DType.TF32, 156, 1555), ("h100_sxm", DType.BF16, 989.4, 3350),
+    ("h100_sxm", DType.FP8, 1978.9, 3350), ("h100_pcie", DType.BF16, 756, 2039),
+    ("h200_sxm", DType.BF16, 989.4, 4800), ("b200_sxm", DType.BF16, 2250, 7700),
+    ("gb200", DType.FP8, 5000, 8000), ("l40s", DType.BF16, 362.05, 864),
+    ("mi300x", DType.BF16, 1307.4, 5300), ("b200_sxm", DType.NVFP4, 9000, 7700),
+    ("b300_sxm", DType.NVFP4, 14000, 7750), ("gb300", DType.NVFP4, 15000, 8000),
+    ("gb300", DType.BF16, 2500, 8000), ("h200_nvl", DType.FP8, 3341 / 2, 4800),
+    ("h100_sxm_hbm2e", DType.BF16, 989.4, 2400), ("h100_sxm_96gb", DType.BF16, 989.4, 3350),
+    ("a30", DType.BF16, 165, 933), ("a40", DType.BF16, 149.7, 696),
+    ("l4", DType.FP8, 485 / 2, 300), ("rtx_a5000", DType.BF16, 222.2 / 2, 768),
+    ("rtx_4090", DType.BF16, 165.2, 1008), ("v100_sxm3_32gb_h", DType.FP16, 131, 900),
+]  # fmt: skip
+WATTS = {
+    "a100_pcie_40gb": 250, "a100_sxm_80gb": 400, "h100_sxm": 700, "h100_sxm_hbm2e": 500,
+    "h200_nvl": 600, "b300_sxm": 1100, "gb300": 1400, "v100_sxm3_32gb": 350,
+    "v100_sxm3_32gb_h": 450, "l4": 72,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "dtype", "tera", "memory_gb_per_s"), DATASHEETS)
 def test_devices_have_the_figures_of_their_datasheets(name, dtype, tera, memory_gb_per_s):
     device = load_device(name)
-
     assert device.peak_flops[dtype] == pytest.approx(tera * TERA)
     assert device.memory_bandwidth_bytes_per_s == memory_gb_per_s * 1e9
 
 
-@pytest.mark.parametrize(
-    ("name", "watts"),
-    [
-        ("a100_pcie_40gb", 250),
-        ("a100_sxm_80gb", 400),
-        ("h100_sxm", 700),
-        ("h100_sxm_hbm2e", 500),
-        ("h200_nvl", 600),
-        ("b300_sxm", 1100),
-        ("gb300", 1400),
-        ("v100_sxm3_32gb", 350),
-        ("v100_sxm3_32gb_h", 450),
-        ("l4", 72),
-    ],
-)
-def test_devices_state_the_power_limit_of_their_board(name, watts):
-    assert load_device(name).power_w == watts
+@pytest.mark.parametrize("name", WATTS)
+def test_devices_state_the_power_limit_of_their_board(name):
+    assert load_device(name).power_w == WATTS[name]
 
 
 def test_four_bits_are_multiplied_from_blackwell_on_and_eight_bit_floats_from_ada_and_hopper_on():
@@ -118,11 +83,13 @@ def test_tensor_rates_are_operations_a_clock_times_multiprocessors():
     assert device.peak_flops[DType.BF16] == pytest.approx(84 * 1024 * 1.74e9, rel=0.01)
 
 
-def test_volta_has_neither_bf16_nor_tf32():
-    device = load_device("v100_sxm2_32gb")
-
-    assert not device.supports(DType.BF16)
-    assert not device.supports(DType.TF32)
+def test_a_device_has_no_rate_for_a_dtype_it_cannot_multiply():
+    volta, toy = load_device("v100_sxm2_32gb"), build_device()
+    assert not volta.supports(DType.BF16)
+    assert not volta.supports(DType.TF32)
+    assert toy.peak_flops[DType.BF16] == 8e12
+    assert toy.supports(DType.BF16)
+    assert not toy.supports(DType.FP8)
 
 
 @pytest.mark.parametrize(
@@ -149,14 +116,6 @@ def test_a_fault_in_a_device_file_is_named_with_its_place(tmp_path, good, bad, c
         load_device(path)
     assert complaint in re.sub(r" \(line \d+\)", "", str(caught.value))
     assert str(path) in str(caught.value)
-
-
-def test_a_device_has_no_rate_for_a_dtype_it_cannot_multiply():
-    device = build_device()
-
-    assert device.peak_flops[DType.BF16] == 8e12
-    assert device.supports(DType.BF16)
-    assert not device.supports(DType.FP8)
 
 
 def test_a_device_refuses_quantities_that_are_not_above_zero():

@@ -15,31 +15,24 @@ def test_both_schemas_give_the_same_operators(tmp_path):
                   for k in ("rf_id", "seq_id", "tid", "fw_tid")]  # fmt: skip
     new = {"id": 3, "name": "aten::mm", "ctrl_deps": 2, "attrs": attributes,
            "inputs": {"values": [], "shapes": [[2, 3]], "types": ["Tensor(float)"]}}  # fmt: skip
-    for name, schema, item in (("old", "1.0.1", old), ("new", "1.1.0", new)):
-        (tmp_path / name).write_text(json.dumps({"schema": schema, "nodes": [item]}))
-
-    first = load_execution_trace(tmp_path / "old")
-    second = load_execution_trace(tmp_path / "new")
-
+    first, second = (write(tmp_path, schema="1.0.1", nodes=[item]) for item in (old, new))
     assert first.operators == second.operators
     assert [one.shape for one in first.operators[0].inputs] == [[2, 3]]
     assert first.operators[0].thread == 1
 
 
-def test_a_faulty_operator_is_reported(tmp_path):
+def write(folder, **document):
+    (folder / "a.json").write_text(json.dumps(document))
+    return load_execution_trace(folder / "a.json")
+
+
+def test_a_faulty_operator_is_reported_and_a_file_without_schema_refused(tmp_path):
     items = [{"id": 1, "name": "a"}, {"name": "no id"}]
-    (tmp_path / "a.json").write_text(json.dumps({"schema": "1.0.1", "nodes": items}))
-
-    trace = load_execution_trace(tmp_path / "a.json")
-
+    trace = write(tmp_path, schema="1.0.1", nodes=items)
     assert len(trace.operators) == 1
     assert "left out" in trace.faults[0]
-
-
-def test_a_file_without_schema_is_refused(tmp_path):
-    (tmp_path / "a.json").write_text(json.dumps({"nodes": [{"id": 1, "name": "a"}]}))
     with pytest.raises(TraceError, match="schema"):
-        load_execution_trace(tmp_path / "a.json")
+        write(tmp_path, nodes=items[:1])
 
 
 def test_recorded_files_load(shared_data):

@@ -54,20 +54,18 @@ def test_a_recording_and_a_folder_of_its_execution_traces_are_one_job(tmp_path):
 def test_ranks_come_from_file_names_where_the_file_is_silent(tmp_path):
     for rank in (0, 1):
         write_trace(tmp_path / f"kineto_rank{rank}.json.gz", [kernel(1, rank, 1)])
-
     assert [trace.rank for trace in load_job_trace(tmp_path).ranks] == [0, 1]
+    write_trace(tmp_path / "again.json", [kernel(1, 0, 1)])
+    with pytest.raises(TraceError, match=r"again\.json: no rank in distributedInfo nor"):
+        load_job_trace(tmp_path)
 
 
-def test_a_missing_rank_is_named(tmp_path):
-    assert load_job_trace(write_job(tmp_path / "run", [0, 2], world_size=4)).missing_ranks == (1, 3)
-
-
-def test_two_files_of_one_rank_are_refused(tmp_path):
-    folder = write_job(tmp_path / "run", [0, 1])
-    info = {"rank": 1, "world_size": 2}
+def test_a_missing_rank_is_named_and_two_files_of_one_rank_are_refused(tmp_path):
+    folder = write_job(tmp_path / "run", [0, 2], world_size=4)
+    assert load_job_trace(folder).missing_ranks == (1, 3)
+    info = {"rank": 2, "world_size": 4}
     write_trace(folder / "again.json", [kernel(1, 0, 1)], distributedInfo=info)
-
-    with pytest.raises(TraceError, match="rank 1, but so is"):
+    with pytest.raises(TraceError, match="rank 2, but so is"):
         load_job_trace(folder)
 
 
@@ -82,24 +80,25 @@ def test_all_broken_files_are_reported_at_once(tmp_path):
     assert "y.json" in str(caught.value)
 
 
-@pytest.mark.parametrize("given", [[], ["absent.json"]])
-def test_nothing_to_read_is_refused(given):
-    with pytest.raises(TraceError):
-        load_job_trace(given)
-
-
-def test_a_folder_without_traces_is_refused(tmp_path):
+def test_nothing_to_read_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(TraceError, match="must hold Kineto traces"):
-        load_job_trace(tmp_path)
+    cases = {"at least one file": [], "does not exist": ["absent.json"]}
+    for message, given in {**cases, "must hold Kineto traces": tmp_path}.items():
+        with pytest.raises(TraceError, match=message):
+            load_job_trace(given)
 
 
-def test_formats_are_told_by_content(shared_data):
-    folder = shared_data / "traces" / "gpt_tp2_v100x2"
-    assert detect_format(folder / "kineto_rank0.json.gz") is TraceFormat.KINETO
-    assert detect_format(folder / "pytorch_et_rank0.json.gz") is TraceFormat.EXECUTION_TRACE
-    assert detect_format(folder / "chakra_rank0.et.gz") is TraceFormat.CHAKRA
-    assert detect_format(folder / "comm.json") is TraceFormat.OTHER
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("kineto_rank0.json.gz", TraceFormat.KINETO),
+        ("pytorch_et_rank0.json.gz", TraceFormat.EXECUTION_TRACE),
+        ("chakra_rank0.et.gz", TraceFormat.CHAKRA),
+        ("comm.json", TraceFormat.OTHER),
+    ],
+)
+def test_formats_are_told_by_content(shared_data, name, kind):
+    assert detect_format(shared_data / "traces" / "gpt_tp2_v100x2" / name) is kind
 
 
 def test_every_recorded_set_loads(shared_data):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from collectives.collective import CollectiveKind
+from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.measure.clock import (
     Sample,
-    Timing,
     join_samples,
     stopwatch_for,
     sum_up,
@@ -34,16 +34,6 @@ KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.BR
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 WARM_UPS = 2
 TIMEOUT = timedelta(seconds=120)
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveMeasurement:
-    """A collective of *ranks* ranks and how long it took here."""
-
-    kind: CollectiveKind
-    ranks: int
-    size_bytes: int
-    timing: Timing
 
 
 def measure_collectives(device: str, *, ranks: int, samples: int) -> list[CollectiveMeasurement]:
@@ -58,7 +48,15 @@ def measure_collectives(device: str, *, ranks: int, samples: int) -> list[Collec
         spawn_ranks(_run_rank, ranks, (device, ranks, samples, cases, folder))
         times = load_samples(folder, ranks)
     return [
-        CollectiveMeasurement(kind, ranks, size, sum_up([join_samples(row) for row in rows]))
+        CollectiveMeasurement(
+            row=f"{kind.value} {size}",
+            topology=device,
+            hosts=1,
+            ranks=ranks,
+            kind=kind,
+            size_bytes=size,
+            duration_ns=sum_up([join_samples(row) for row in rows]).duration_ns,
+        )
         for (kind, size), rows in zip(cases, times, strict=True)
     ]
 

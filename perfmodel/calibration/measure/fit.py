@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from collectives import Collective, price_collective
+from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError, TopologyError
 from perfmodel.base.forms import Document
-from perfmodel.calibration.measure.collectives import CollectiveMeasurement
 from perfmodel.calibration.measure.kernels import KernelMeasurement
 from perfmodel.costs.models import price_ops
 from perfmodel.graph.ops import Gemm
@@ -141,7 +141,7 @@ def fit_wires(
     *head* are the other keys of the topology file at *path*, beside its device file.
     """
     ranks = measurements[0].ranks
-    measured_ns = np.array([one.timing.duration_ns for one in measurements])
+    measured_ns = np.array([one.duration_ns for one in measurements])
     # Long calls count more, as in an iteration; short ones are mostly scheduler noise here.
     weights = np.sqrt(measured_ns / measured_ns.max())
 

@@ -19,14 +19,11 @@ from typing import Any
 import torch
 import yaml
 
+from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.measure.clock import stopwatch_for
-from perfmodel.calibration.measure.collectives import (
-    BACKENDS,
-    CollectiveMeasurement,
-    measure_collectives,
-)
+from perfmodel.calibration.measure.collectives import BACKENDS, measure_collectives
 from perfmodel.calibration.measure.fit import (
     FamilyError,
     Wires,

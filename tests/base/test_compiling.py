@@ -1,0 +1,68 @@
+"""Compiled code is cached where only its user can write, or nowhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfmodel.base.compiling import own_folder
+from perfmodel.base.identity import locate_packages
+
+ASK = "from perfmodel.base.compiling import CACHES; from numba.core import config; "
+ASK += "print(CACHES, config.CACHE_DIR)"
+
+
+def test_a_folder_of_ones_own_is_made_private(tmp_path):
+    folder = tmp_path / "kernels"
+    assert own_folder(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert own_folder(folder)
+
+
+def test_a_folder_that_others_can_write_or_place_is_not_trusted(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    assert not own_folder(shared)
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    link = tmp_path / "link"
+    link.symlink_to(private)
+    assert not own_folder(link)
+    assert not own_folder(tmp_path / "no" / "where")
+    if os.getuid() == 0:
+        os.chown(private, 12345, 12345)
+        assert not own_folder(private)
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_without_home_and_with_a_read_only_install_it_still_runs(tmp_path, is_writable):
+    """numba asks whether it can write by trying, so the folders are replaced by files."""
+    copy, temporary = tmp_path / "install", tmp_path / "tmp"
+    (copy / "perfmodel/base").mkdir(parents=True)
+    base = locate_packages()["perfmodel"] / "base"
+    for name in ("../__init__.py", "__init__.py", "compiling.py"):
+        shutil.copy(base / name, copy / "perfmodel/base" / name)
+    (copy / "perfmodel/base/__pycache__").write_text("not a folder")
+    temporary.mkdir()
+    if not is_writable:
+        # The folder in which it would cache is taken by somebody else's link.
+        (temporary / f"perfmodel-kernels-{os.getuid()}").symlink_to(Path("/"))
+    surroundings = {
+        "PYTHONPATH": str(copy), "TMPDIR": str(temporary), "HOME": "/dev/null/none",
+        "XDG_CACHE_HOME": "/dev/null/none", "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
+    answered = subprocess.run(
+        [sys.executable, "-c", ASK], cwd=tmp_path, env=surroundings,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    caches, _, place = answered.stdout.strip().partition(" ")
+    assert caches == str(is_writable)
+    assert place == (str(temporary / f"perfmodel-kernels-{os.getuid()}") if is_writable else "")
+    assert answered.stderr == ""
