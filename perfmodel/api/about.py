@@ -14,12 +14,12 @@ import tempfile
 from collections.abc import Iterator
 from enum import Enum
 from importlib import import_module, metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 import perfmodel
 from perfmodel.base.errors import InputError, OutputError
+from perfmodel.base.identity import locate_packages, program_identity
 from perfmodel.base.writing import check_writable, write_file
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 PACKAGES = HERE.parent
-OURS = ("perfmodel", "collectives", "embeddings", "topologies", "traces")
 NEEDED = ("ray", "numpy", "scipy", "pandas", "numba", "pyyaml", "matplotlib", "pyarrow", "typer",
           "rich", "jinja2", "pydantic", "orjson", "protobuf")  # fmt: skip
 EXTRAS = {"torch": "emulate, calibrate gemm|attention|measure, indices in torch files"}
@@ -99,8 +98,8 @@ def describe_schema(kind: SchemaKind | str) -> str:
     if kind is SchemaKind.PREDICT:
         return (PACKAGES / "reports" / "SCHEMA.md").read_text(encoding="utf-8").strip()
     sections = {
-        SchemaKind.TOPOLOGY: (Path(_place("topologies") or ""), "## A machine", "## How well"),
-        SchemaKind.DEVICE: (Path(_place("topologies") or ""), "## A GPU", "## How well"),
+        SchemaKind.TOPOLOGY: (PACKAGES.parent / "topologies", "## A machine", "## How well"),
+        SchemaKind.DEVICE: (PACKAGES.parent / "topologies", "## A GPU", "## How well"),
         SchemaKind.STACK: (PACKAGES / "stacks", "## A stack file", "\n## "),
         SchemaKind.RECIPES: (PACKAGES / "whatif", "## A file of recipes", "\n## "),
     }
@@ -239,7 +238,7 @@ def json_schema(kind: SchemaKind | str) -> dict[str, Any]:
 def examine_installation(*, try_ray: bool = False) -> dict[str, Any]:
     """Versions, where packages come from, and what is missing; *try_ray* starts a Ray."""
     versions = {name: _version(name) for name in (*NEEDED, *EXTRAS)}
-    places = {name: _place(name) for name in OURS}
+    places = {name: place and str(place) for name, place in locate_packages().items()}
     faults = [f"{name} is not installed" for name in NEEDED if versions[name] is None]
     parents = {Path(place).parent for place in places.values() if place}
     if len(parents) > 1 or not all(places.values()):
@@ -247,6 +246,7 @@ def examine_installation(*, try_ray: bool = False) -> dict[str, Any]:
     found: dict[str, Any] = {
         "schema_version": 1,
         "perfmodel": perfmodel.__version__,
+        "program": program_identity(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": len(os.sched_getaffinity(0)),
@@ -265,13 +265,6 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _place(name: str) -> str | None:
-    spec = find_spec(name)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return next(iter(spec.submodule_search_locations))
 
 
 def _try_ray() -> str:

@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from importlib import import_module
-from importlib.util import find_spec
 from inspect import Parameter, Signature, signature
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -229,11 +228,11 @@ def _check_not_repeated(parameters: Iterable[Any], arguments: Sequence[str]) -> 
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
-        print(f"perfmodel {perfmodel.__version__}")
-        for name in ("perfmodel", "collectives", "embeddings", "topologies", "traces"):
-            spec = find_spec(name)
-            places = list(spec.submodule_search_locations or ()) if spec else []
-            print(f"  {name:<12} {places[0] if places else 'not found'}")
+        from perfmodel.base.identity import locate_packages, program_identity
+
+        print(f"perfmodel {perfmodel.__version__}, program {program_identity()}")
+        for name, place in locate_packages().items():
+            print(f"  {name:<12} {place or 'not found'}")
         raise typer.Exit
 
 

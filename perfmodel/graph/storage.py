@@ -20,7 +20,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+import perfmodel
 from perfmodel.base.errors import GraphError
+from perfmodel.base.identity import program_identity
 from perfmodel.base.reading import read_bytes
 from perfmodel.base.writing import draft_folder_of, recover_folder
 from perfmodel.graph.audit import check_job, check_outline
@@ -108,6 +110,7 @@ def write_job(job: JobGraph, draft: Path, *, beside: Sequence[str] = ()) -> None
     files = {path.name: _fingerprint(path) for path in sorted(draft.iterdir())}
     header = _header(job) | {"files": files, "beside": list(beside)}
     header["sha256"] = _digest(header)
+    header["made"] = {"version": perfmodel.__version__, "program": program_identity()}
     (draft / HEADER).write_bytes(orjson.dumps(header, option=orjson.OPT_INDENT_2))
 
 
@@ -277,7 +280,9 @@ def _read_outlines(descriptions: list[dict[str, Any]]) -> list[Outline]:
 
 
 def _digest(header: dict[str, Any]) -> str:
-    return hashlib.sha256(orjson.dumps(header, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    """The checksum of *header* without the program that made it: equal jobs have equal ones."""
+    content = {key: value for key, value in header.items() if key != "made"}
+    return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

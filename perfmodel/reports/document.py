@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import perfmodel
+from perfmodel.base.identity import program_identity
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS
 from perfmodel.prediction.answer import (
     Explanation,
@@ -70,6 +71,7 @@ def to_document(prediction: Prediction, price_per_gpu_hour: float | None = None)
             "iterations_replayed": facts.iterations_replayed,
         },
         "run": {
+            "program": program_identity(),
             "executor": run.executor,
             "phase_s": {phase: round(seconds, 6) for phase, seconds in run.phase_s.items()},
         },

@@ -12,6 +12,7 @@ from collectives.collective import Collective, CollectiveKind
 from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import GraphError
+from perfmodel.base.identity import program_identity
 from perfmodel.base.provenance import Provenance
 from perfmodel.engine.replay import replay
 from perfmodel.graph.op_words import op_from_words, op_to_words
@@ -29,7 +30,14 @@ from perfmodel.graph.ops import (
     MemoryBound,
     Pass,
 )
-from perfmodel.graph.storage import HEADER, load_job, save_job
+from perfmodel.graph.storage import (
+    HEADER,
+    checksum_of,
+    draft_job_of,
+    load_job,
+    save_job,
+    write_job,
+)
 from tests.strategies import random_job, random_jobs
 
 GEMM = Gemm(m=2, n=3, k=4, dtype=DType.BF16)
@@ -95,6 +103,44 @@ def test_a_folder_that_is_no_job_is_not_overwritten(tmp_path):
     with pytest.raises(GraphError, match=r"must be a folder with a job\.json"):
         load_job(tmp_path / "thesis")
     assert (tmp_path / "thesis" / "chapter1.txt").exists()
+
+
+def test_files_that_are_not_of_the_job_are_never_deleted(tmp_path):
+    folder = tmp_path / "job"
+    save_job(random_job(1).job, folder)
+    save_job(random_job(2).job, folder)
+    (folder / "thesis.txt").write_text("years of work")
+    with pytest.raises(GraphError, match=r"1 files that are not of the job \(thesis.txt\)"):
+        save_job(random_job(3).job, folder)
+    (folder / HEADER).write_text("{}")
+    with pytest.raises(GraphError, match=r"[2-9] files .* \.\.\.\), so it is not"):
+        save_job(random_job(3).job, folder)
+    assert (folder / "thesis.txt").exists()
+
+
+def test_a_file_that_comes_while_the_job_is_made_is_kept(tmp_path):
+    folder = tmp_path / "job"
+    save_job(random_job(1).job, folder)
+
+    def write_slowly():
+        with draft_job_of(folder) as draft:
+            write_job(random_job(2).job, draft)
+            (folder / "notes.txt").write_text("new")
+
+    with pytest.raises(GraphError, match=r"notes\.txt"):
+        write_slowly()
+    assert load_job(folder).rank_count == random_job(1).job.rank_count
+    assert [path.name for path in tmp_path.iterdir()] == ["job"]
+
+
+def test_a_job_says_which_program_made_it(tmp_path):
+    save_job(random_job(1).job, tmp_path / "job")
+    header = json.loads((tmp_path / "job" / HEADER).read_bytes())
+    assert header["made"]["program"] == program_identity()
+    before = checksum_of(tmp_path / "job")
+    header["made"]["program"] = "another"
+    (tmp_path / "job" / HEADER).write_text(json.dumps(header))
+    assert checksum_of(tmp_path / "job") == before
 
 
 @pytest.mark.parametrize(
