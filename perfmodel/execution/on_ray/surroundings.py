@@ -88,11 +88,12 @@ def private_folder() -> Iterator[Path]:
 def clear_leftovers() -> None:
     """End local Rays whose driver is gone, and remove their folders."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        # One in use is locked; one of another user cannot be opened.
+        # One in use is locked. Those of other users are theirs to clear.
         with suppress(OSError):
-            lock = _lock(folder)
-            watchdog.clear(folder)
-            os.close(lock)
+            if folder.stat().st_uid == os.getuid():
+                lock = _lock(folder)
+                watchdog.clear(folder)
+                os.close(lock)
 
 
 def _lock(folder: Path) -> int:
