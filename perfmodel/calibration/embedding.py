@@ -133,7 +133,7 @@ def _predict_ns(case: EmbeddingCase, constants: EmbeddingConstants) -> dict[str,
     """Every part of *case*."""
     pricer, terms, kernel = LookupPricer(case.device, constants), _terms(case), case.lookup.kernel
     found = {one.value: float(pricer.times(terms, one, kernel)[0][0]) for one in Pass}
-    parts = pricer.update_parts(terms, kernel)
+    parts = pricer.update_parts(terms.T.astype(np.float64), kernel)
     return {**found, **{part: float(times_ns[0]) for part, times_ns in parts.items()}}
 
 

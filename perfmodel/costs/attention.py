@@ -7,7 +7,7 @@ The kernel is an input: on one GPU kernels differ by 14 to 40 %, generations by 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from perfmodel.costs.attention_physics import (
     AttentionConstants,
     AttentionShapes,
     AttentionTimes,
+    BackwardConstants,
     attention_features,
     predict_backward_ns,
     predict_forward_times,
@@ -120,9 +121,9 @@ def _learned(
 
 def forward_constants(entry: Entry) -> AttentionConstants:
     """The constants of the forward pass in *entry*."""
-    names = [one.name for one in fields(AttentionConstants)]
+    backward = BackwardConstants.__slots__
     return AttentionConstants(
-        **{name: entry.constants[name] for name in names if name in entry.constants}
+        **{name: value for name, value in entry.constants.items() if name not in backward}
     )
 
 

@@ -223,26 +223,23 @@ class LookupPricer:
         total_ns = self.constants.floor_ns + np.maximum(memory_ns, added_ns) + host_ns
         return total_ns, _bound(memory_ns, added_ns, host_ns)
 
-    def update_parts(self, terms: Int64s, kernel: str) -> dict[str, FloatColumn]:
-        """Times of the kernels of a sorted backward pass, of kernels x terms.
-
-        `prepared` is the sorting, `long` the rows with many updates, `short` the other rows.
-        """
-        return self._update_parts(terms.T.astype(np.float64), kernel)
-
     def _sorted(
         self, terms: FloatColumn, kernel: str, gradient_dtype: DType
     ) -> tuple[FloatColumn, NDArray[np.int8]]:
         """Indices are sorted, gradients of a row are summed, and each row is updated once."""
-        parts = self._update_parts(terms, kernel, gradient_dtype)
+        parts = self.update_parts(terms, kernel, gradient_dtype)
         memory_ns, cache_ns = self._merged_rows(terms)
         host_ns = terms[Term.HOST_BYTES] * self._host_ns
         total_ns = parts["prepared"] + parts["long"] + parts["short"] + host_ns
         return total_ns, _bound(memory_ns + parts["prepared"], cache_ns, host_ns)
 
-    def _update_parts(
+    def update_parts(
         self, terms: FloatColumn, kernel: str, gradient_dtype: DType = DType.FP32
     ) -> dict[str, FloatColumn]:
+        """Times of the kernels of a sorted backward pass, of terms x kernels.
+
+        `prepared` is the sorting, `long` the rows with many updates, `short` the other rows.
+        """
         draws = terms[Term.DRAWS]
         bits = np.ceil(np.log2(np.maximum(terms[Term.ROWS], 2)))
         passes = np.ceil(bits / PASS_BITS)

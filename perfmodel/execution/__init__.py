@@ -1,6 +1,11 @@
 """Execution: where replays run. The place never changes the answer."""
 
-from perfmodel.execution.executor import Executor, ExecutorKind, OnRound, RoundStatus
-from perfmodel.execution.opening import open_executor
+from perfmodel.execution.executor import (
+    Executor,
+    ExecutorKind,
+    OnRound,
+    RoundStatus,
+    open_executor,
+)
 
 __all__ = ["Executor", "ExecutorKind", "OnRound", "RoundStatus", "open_executor"]

@@ -1,4 +1,4 @@
-"""Executor: where replays run, and the one that runs them in this process.
+"""Executors: where replays run, in this process or on Ray, and how one is opened.
 
 The executor never changes the answer: the same question gives the same bytes on
 every executor, whatever the number of workers.
@@ -6,16 +6,31 @@ every executor, whatever the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeVar
 
+from perfmodel.base.errors import InputError
 from perfmodel.engine.layout import FlatJob
 from perfmodel.engine.replay import Replay, replay
 from perfmodel.engine.sieve import lay_out_sound
+from perfmodel.execution.on_ray.surroundings import core_count, environment, quiet
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
+
+# The clock only chooses the executor; the answer is the same on both. Measured on two cores with
+# Ray 2.60: a local cluster takes 4 s to start and its workers 2 s to be ready. One process replays
+# 80 million tasks per second if ranks share a program, 35 if each has its own; 30 is assumed until
+# a replay has shown how fast this machine is.
+START_S = 6.0
+TASKS_PER_S = 30e6
+TELLING_TASKS = 1_000_000
+"""Replays of fewer tasks do not show the speed of the machine."""
+ROUND_S = 1e-3
+"""Time to exchange messages about a rendezvous that crosses blocks."""
 
 Shared = TypeVar("Shared")
 Item = TypeVar("Item")
@@ -92,18 +107,11 @@ def ignore_round(status: RoundStatus) -> None:
 class SerialExecutor:
     """Runs everything in this process, one after the other. It keeps the layout of the last job."""
 
+    description = "serial"
+    reads_jobs = False
+
     def __init__(self) -> None:
         self._last: tuple[JobGraph, FlatJob] | None = None
-
-    @property
-    def description(self) -> str:
-        """Where the work was done so far, in a few words."""
-        return "serial"
-
-    @property
-    def reads_jobs(self) -> bool:
-        """No: there are no workers."""
-        return False
 
     def replay(self, job: JobGraph, durations: DurationTable, iterations: int = 1) -> Replay:
         """Replay *iterations* of *job*."""
@@ -119,3 +127,150 @@ class SerialExecutor:
     ) -> list[Result]:
         """`function(shared, item)` for all *items*, in their order."""
         return [function(shared, item) for item in items]
+
+
+class AutoExecutor:
+    """Starts serial; *open_ray* is called once, when Ray first pays."""
+
+    # Workers that share the memory of this machine gain nothing by reading their own ranks.
+    reads_jobs = False
+
+    def __init__(self, open_ray: Callable[[], Executor], *, workers: int) -> None:
+        self._open_ray = open_ray
+        self._workers = workers
+        self._serial = SerialExecutor()
+        self._ray: Executor | None = None
+        self.tasks_per_s = TASKS_PER_S
+        self._mapped_s = 0.0
+
+    @property
+    def description(self) -> str:
+        """Where the work was done so far, in a few words."""
+        return self._serial.description if self._ray is None else self._ray.description
+
+    def replay(self, job: JobGraph, durations: DurationTable, iterations: int = 1) -> Replay:
+        """Replay *iterations* of *job*."""
+        steps = job.task_count * iterations * durations.vector_count
+        place = self._place_for(
+            steps / self.tasks_per_s,
+            places=min(self._workers, job.rank_count),
+            talking_s=lambda: ROUND_S * iterations * self._most_crossed(job),
+        )
+        began_s = time.monotonic()
+        answer = place.replay(job, durations, iterations)
+        if place is self._serial and steps >= TELLING_TASKS:
+            self.tasks_per_s = steps / (time.monotonic() - began_s)
+        return answer
+
+    def map(
+        self,
+        function: Callable[[Shared, Item], Result],
+        shared: Shared,
+        items: Sequence[Item],
+    ) -> list[Result]:
+        """`function(shared, item)` for all *items*, in their order.
+
+        The first item is worked on here, and tells how long the others will take. Long lists
+        come in steps, so what steps took so far is expected once more.
+        """
+        if self._ray is not None:
+            return self._ray.map(function, shared, items)
+        began_s = time.monotonic()
+        answers = self._serial.map(function, shared, items[:1])
+        item_s = time.monotonic() - began_s
+        others = items[1:]
+        place = self._place_for(
+            self._mapped_s + item_s * len(others), places=min(self._workers, len(others))
+        )
+        answers += place.map(function, shared, others)
+        self._mapped_s += time.monotonic() - began_s
+        return answers
+
+    def _place_for(
+        self, serial_s: float, *, places: int, talking_s: Callable[[], float] = lambda: 0.0
+    ) -> Executor:
+        """Where work is done sooner that takes *serial_s* here and can be dealt to *places*."""
+        saved_s = serial_s * (1 - 1 / max(places, 1))
+        if saved_s <= START_S or saved_s - talking_s() <= START_S:
+            return self._serial
+        if self._ray is None:
+            self._ray = self._open_ray()
+        return self._ray
+
+    def _most_crossed(self, job: JobGraph) -> int:
+        """How many rendezvous the cut between blocks crosses that crosses most."""
+        from perfmodel.execution.parts import crossed_rendezvous, deal_ranks  # big jobs alone
+
+        blocks = deal_ranks(job, block_count=self._workers)
+        crossed = crossed_rendezvous(job)[[ranks.start for ranks in blocks]]
+        return int(crossed.max())
+
+
+def open_executor(
+    kind: ExecutorKind | str = ExecutorKind.AUTO,
+    *,
+    workers: int | None = None,
+    address: str | None = None,
+    on_round: OnRound = ignore_round,
+) -> AbstractContextManager[Executor]:
+    """The executor of that *kind*, closed at the end of the `with` block.
+
+    *workers* defaults to the cores of this machine or of the cluster at
+    *address*. *on_round* hears of every round of a replay on Ray.
+    """
+    words = [known.value for known in ExecutorKind]
+    if kind not in words and not isinstance(kind, ExecutorKind):
+        raise InputError(f"executor: must be one of {', '.join(words)}, got {kind!r}.")
+    if workers is not None and workers < 1:
+        raise InputError(f"workers: must be 1 or more, got {workers}.")
+    return OPENERS[ExecutorKind(kind)](workers, address, on_round)
+
+
+@contextmanager
+def _open_serial(workers: int | None, address: str | None, _: OnRound) -> Iterator[Executor]:
+    if address is not None or (workers or 1) > 1:
+        raise InputError(
+            "executor serial: works in this process alone, and takes neither several workers nor "
+            "the address of a cluster. Say --executor ray, or leave those out."
+        )
+    yield SerialExecutor()
+
+
+@contextmanager
+def _open_ray(workers: int | None, address: str | None, on_round: OnRound) -> Iterator[Executor]:
+    with environment(quiet()):
+        # Ray reads its environment when it is imported, so this comes before. Imported here: it
+        # takes half a second, and most questions never need it.
+        from perfmodel.execution.on_ray.executor import RayExecutor
+        from perfmodel.execution.on_ray.joining import open_cluster
+
+        with (
+            open_cluster(workers=workers, address=address) as cluster,
+            closing(RayExecutor(cluster, on_round=on_round)) as executor,
+        ):
+            yield executor
+
+
+@contextmanager
+def _open_auto(workers: int | None, address: str | None, on_round: OnRound) -> Iterator[Executor]:
+    with ExitStack() as opened:
+
+        def open_ray() -> Executor:
+            return opened.enter_context(_open_ray(workers, address, on_round))
+
+        yield (
+            AutoExecutor(open_ray, workers=workers or core_count())
+            if address is None
+            else open_ray()
+        )
+
+
+OPENERS: dict[
+    ExecutorKind,
+    Callable[[int | None, str | None, OnRound], AbstractContextManager[Executor]],
+] = {
+    ExecutorKind.AUTO: _open_auto,
+    ExecutorKind.SERIAL: _open_serial,
+    ExecutorKind.RAY: _open_ray,
+}
+"""Every kind of executor and how it is opened, with workers, address and observer."""

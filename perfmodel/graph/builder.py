@@ -167,13 +167,12 @@ class ProgramBuilder:
         tables, task = self._tables, self.task_count
         if not 0 <= lane < len(self._lanes):
             raise GraphError(f"task needs a lane that was added before, got lane {lane}.")
-        member = (PLAIN, PLAIN, 0)
+        sequence, part = PLAIN, 0
         if slot != PLAIN:
-            sequence = self._next_sequence.get(slot, 0)
+            sequence, part = self._next_sequence.get(slot, 0), int(role)
             self._next_sequence[slot] = sequence + 1
-            member = (slot, sequence, int(role))
         named = tables.label(label), tables.origin(origin, label)
-        self._tasks.extend((lane, tables.op(op), *named, *member))
+        self._tasks.extend((lane, tables.op(op), *named, slot, sequence, part))
         for dependency in after:
             self.add_dependency(task, dependency)
         return task

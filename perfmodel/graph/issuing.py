@@ -12,7 +12,7 @@ cost the host nothing. Where a trace states host times, they are put on lanes as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,17 +89,10 @@ class Issuer:
         slot: int = PLAIN,
         role: Role = Role.BOTH,
         origin: Origin | None = None,
-        after: Iterable[Dependency | int] = (),
     ) -> int:
-        """Append a task to *lane*, behind *after* and all that the lane waits for."""
+        """Append a task to *lane*, behind all that the lane waits for."""
         task = self.program.add_task(
-            lane.lane,
-            op,
-            label=label,
-            slot=slot,
-            role=role,
-            origin=origin,
-            after=(*after, *lane.awaited),
+            lane.lane, op, label=label, slot=slot, role=role, origin=origin, after=lane.awaited
         )
         lane.awaited, lane.last_task = [], task
         return task
@@ -124,9 +117,8 @@ class Issuer:
         self._has_launched = True
         task, start = -1, self._start(label, origin)
         for kernel in kernels:
-            task = self.put(
-                stream, kernel, label=label, slot=slot, role=role, origin=origin, after=[start]
-            )
+            stream.awaited.insert(0, start)
+            task = self.put(stream, kernel, label=label, slot=slot, role=role, origin=origin)
         return task
 
     def end(self) -> None:

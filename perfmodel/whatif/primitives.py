@@ -17,13 +17,12 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from perfmodel.base.forms import key_of
 from perfmodel.graph.job import JobGraph
-from perfmodel.whatif.buckets import resize
+from perfmodel.whatif.buckets import resize, split
 from perfmodel.whatif.durations import count_repriced, reprice, scale, set_duration
 from perfmodel.whatif.editing import insert, move, remove, replicate
 from perfmodel.whatif.fusion import merge
 from perfmodel.whatif.gradients import hook, reduce_gradients
 from perfmodel.whatif.hosts import capture, equalise, pause, run_ahead
-from perfmodel.whatif.levels import split
 from perfmodel.whatif.ordering import detach, prioritise, take_turns
 from perfmodel.whatif.recosting import Recosted
 from perfmodel.whatif.scaling_out import clone, count_grown, count_rehosted, rehost

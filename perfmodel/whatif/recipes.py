@@ -112,6 +112,13 @@ def _read_step(stated: Any) -> Step:
     return Step(found[0], values, stated.when)
 
 
+class _AsStep:
+    """Annotates a step; its form is made when the first file is read."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return ReadAs(_step_form(), _read_step).__get_pydantic_core_schema__(source, handler)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe(Form):
     """A what-if: what it *does*, its parameters, what it *assumes*, and its steps.
@@ -136,9 +143,7 @@ class Recipe(Form):
     one_of: tuple[str, ...] = ()
     words: Vocabulary = field(default_factory=dict)
     assumes: Annotated[tuple[Line, ...], Field(min_length=1)]
-    steps: Annotated[
-        tuple[Annotated[Step, ReadAs(_step_form(), _read_step)], ...], Field(min_length=1)
-    ]
+    steps: Annotated[tuple[Annotated[Step, _AsStep()], ...], Field(min_length=1)]
     counts: Line = ""
     evidence: Line = ""
 

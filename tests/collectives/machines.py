@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
-from topologies import (
-    Fabric,
-    FabricKind,
-    Link,
-    LinkKind,
-    Topology,
-    Vertex,
-    VertexKind,
-    load_device,
-)
+from tests.topologies.machines import both_ways, build_fabric, build_topology, vertices
+from topologies import LinkKind, Topology, VertexKind, load_device
 
-GB = 1e9
-
-
-def both_ways(a: str, b: str, gb_per_s: float, kind: LinkKind, lanes: int = 1) -> list[Link]:
-    return [
-        Link(x, y, bandwidth_bytes_per_s=gb_per_s * GB, latency_ns=300.0, kind=kind, lanes=lanes)
-        for x, y in ((a, b), (b, a))
-    ]
+NVLINK = LinkKind.NVLINK
 
 
 def build_host(
@@ -41,37 +28,34 @@ def build_host(
     call_latency_ns: float = 0.0,
 ) -> Topology:
     """A host: GPUs on an NVSwitch, a full NVLink mesh or one PCIe switch; NICs on that switch."""
-    vertices = [Vertex(VertexKind.GPU, index) for index in range(gpus)]
-    vertices += [Vertex(VertexKind.PCIE_SWITCH, 0), Vertex(VertexKind.CPU, 0)]
-    links = both_ways("pcie_switch:0", "cpu:0", 32.0, LinkKind.PCIE)
-    if wires == "nvswitch":
-        vertices.append(Vertex(VertexKind.NVSWITCH, 0, reduces=reduces))
+    counts = {"gpu": gpus, "pcie_switch": 1, "cpu": 1, "nvswitch": int(wires == "nvswitch")}
+    links = both_ways("pcie_switch:0", "cpu:0", 32.0)
     for gpu in range(gpus):
-        links += both_ways(f"gpu:{gpu}", "pcie_switch:0", 32.0, LinkKind.PCIE)
+        links += both_ways(f"gpu:{gpu}", "pcie_switch:0", 32.0)
         if wires == "nvswitch":
-            links += both_ways(f"gpu:{gpu}", "nvswitch:0", link_gb_per_s, LinkKind.NVLINK)
+            links += both_ways(f"gpu:{gpu}", "nvswitch:0", link_gb_per_s, NVLINK)
         if wires == "mesh":
             for other in range(gpu):
-                links += both_ways(f"gpu:{gpu}", f"gpu:{other}", link_gb_per_s, LinkKind.NVLINK)
+                links += both_ways(f"gpu:{gpu}", f"gpu:{other}", link_gb_per_s, NVLINK)
     for nic in range(nics):
-        vertices.append(Vertex(VertexKind.NIC, nic))
-        links += both_ways(f"nic:{nic}", "pcie_switch:0", 64.0, LinkKind.PCIE)
-    fabric = Fabric(
-        kind=FabricKind.RAIL_OPTIMISED,
-        nic_bandwidth_bytes_per_s=nic_gb_per_s * GB,
+        links += both_ways(f"nic:{nic}", "pcie_switch:0", 64.0)
+    fabric = build_fabric(
+        nic_bandwidth_bytes_per_s=nic_gb_per_s * 1e9,
         nic_latency_ns=600.0,
         hosts_per_leaf=4,
         oversubscription=oversubscription,
         spine_latency_ns=spine_latency_ns,
         call_latency_ns=call_latency_ns,
     )
-    return Topology(
+    return build_topology(
+        links,
+        counts={},
         name="test_host",
-        description="a host of the tests",
-        source="made up",
         device=load_device(device),
-        vertices=tuple(vertices),
-        links=tuple(links),
+        vertices=tuple(
+            replace(one, reduces=reduces and one.kind is VertexKind.NVSWITCH)
+            for one in vertices(**counts, nic=nics)
+        ),
         fabric=fabric if nics else None,
         peer_to_peer=peer_to_peer,
         trays=trays,

@@ -28,11 +28,9 @@ def test_a_rail_exchange_keeps_its_nics_busy():
 
 
 def test_an_all_reduce_goes_through_hosts_and_along_rails():
-    near = price_lean(
-        Collective(CollectiveKind.ALL_REDUCE, 8_000_000), cluster=_cluster(1), ranks=range(4)
-    )
-    far = price_lean(
-        Collective(CollectiveKind.ALL_REDUCE, 8_000_000), cluster=_cluster(2), ranks=range(8)
+    call = Collective(CollectiveKind.ALL_REDUCE, 8_000_000)
+    near, far = (
+        price_lean(call, cluster=_cluster(hosts), ranks=range(4 * hosts)) for hosts in (1, 2)
     )
     # Twice half of 8 MB over the four NICs of a host, 100 GB/s.
     assert near.nic_busy_ns == 0

@@ -29,24 +29,26 @@ def test_two_a100_switch_from_ll_to_simple_at_one_mebibyte():
     assert set(protocols[11:]) == {Protocol.SIMPLE}
 
 
-def test_only_a_full_h100_host_lets_the_switch_add():
-    full = choices("dgx_h100", 1, 8, CollectiveKind.ALL_REDUCE)
-    half = choices("dgx_h100", 1, 4, CollectiveKind.ALL_REDUCE)
-    assert full[-1][0] is CollectiveAlgorithm.NVLS
-    assert half[-1][0] is CollectiveAlgorithm.RING
+@pytest.mark.parametrize(
+    ("group", "algorithm"),
+    [
+        # Only a full H100 host lets the switch add.
+        (("dgx_h100", 1, 8), CollectiveAlgorithm.NVLS),
+        (("dgx_h100", 1, 4), CollectiveAlgorithm.RING),
+        # NCCL of Volta goes round two hosts where later ones take both trees.
+        (("dgx1_v100", 2, 16), CollectiveAlgorithm.RING),
+        (("aws_p4d", 2, 16), CollectiveAlgorithm.TREE),
+    ],
+)
+def test_large_all_reduces_go_by_what_the_machine_has(group, algorithm):
+    assert choices(*group, CollectiveKind.ALL_REDUCE)[-1][0] is algorithm
 
 
-def test_small_all_reduces_over_hosts_go_by_tree():
-    assert choices("dgx_h100", 4, 32, CollectiveKind.ALL_REDUCE)[0] == (
-        CollectiveAlgorithm.TREE,
-        Protocol.LL,
-    )
-
-
-def test_plugins_that_force_simple_leave_nothing_else():
-    assert {protocol for _, protocol in choices("aws_p4d", 2, 16, CollectiveKind.ALL_REDUCE)} == {
-        Protocol.SIMPLE
-    }
+def test_small_all_reduces_over_hosts_go_by_tree_and_plugins_may_leave_simple_only():
+    tree = (CollectiveAlgorithm.TREE, Protocol.LL)
+    assert choices("dgx_h100", 4, 32, CollectiveKind.ALL_REDUCE)[0] == tree
+    found = choices("aws_p4d", 2, 16, CollectiveKind.ALL_REDUCE)
+    assert {protocol for _, protocol in found} == {Protocol.SIMPLE}
 
 
 @pytest.mark.parametrize("kind", [CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV])
@@ -58,23 +60,14 @@ def test_exchanges_are_pairwise_whatever_is_forced(kind):
 
 
 def test_parallel_trees_need_one_rank_a_host_and_a_recent_release():
-    recent = choices("dgx_h100", 8, 8, CollectiveKind.ALL_GATHER)
-    old = choices(
-        "dgx_h100", 8, 8, CollectiveKind.ALL_GATHER, CollectiveSoftware(nccl_version=(2, 20))
+    ring, pat = CollectiveAlgorithm.RING, CollectiveAlgorithm.PAT
+    recent, old, forced = (
+        {one for one, _ in choices("dgx_h100", 8, 8, CollectiveKind.ALL_GATHER, software)}
+        for software in (None, CollectiveSoftware((2, 20)), CollectiveSoftware(algorithm=pat))
     )
-    forced = choices(
-        "dgx_h100",
-        8,
-        8,
-        CollectiveKind.ALL_GATHER,
-        CollectiveSoftware(algorithm=CollectiveAlgorithm.PAT),
-    )
-    assert {algorithm for algorithm, _ in old} == {CollectiveAlgorithm.RING}
-    assert {algorithm for algorithm, _ in recent} <= {
-        CollectiveAlgorithm.RING,
-        CollectiveAlgorithm.PAT,
-    }
-    assert {algorithm for algorithm, _ in forced} == {CollectiveAlgorithm.PAT}
+    assert old == {ring}
+    assert recent <= {ring, pat}
+    assert forced == {pat}
 
 
 @pytest.mark.parametrize(
@@ -128,13 +121,6 @@ def planning_tuner(*, hosts: int, gpus: int, nic_gb_per_s: float = 25.0) -> Tune
     cluster = build_cluster(build_host(gpus=gpus, nic_gb_per_s=nic_gb_per_s), hosts=hosts)
     wiring = wiring_of(range(cluster.rank_count), cluster)
     return Tuner(load_default_calibration().tuner, wiring, tuple(Protocol))
-
-
-def test_nccl_of_volta_goes_round_two_hosts_where_later_ones_take_both_trees():
-    volta = choices("dgx1_v100", 2, 16, CollectiveKind.ALL_REDUCE)
-    p4d = choices("aws_p4d", 2, 16, CollectiveKind.ALL_REDUCE)
-    assert volta[-1][0] is CollectiveAlgorithm.RING
-    assert p4d[-1][0] is CollectiveAlgorithm.TREE
 
 
 def test_large_messages_over_hosts_are_planned_with_dearer_steps():

@@ -47,9 +47,11 @@ def test_a_written_correction_answers_the_same():
     assert again.log_ratio(row) == pytest.approx(correction(0.02).log_ratio(row), rel=1e-4)
 
 
-def test_a_broken_document_is_refused():
+def test_documents_without_their_parts_are_refused():
     with pytest.raises(CalibrationError, match=r"must hold .*shift"):
         correction_from_document({"mean": [0]})
+    with pytest.raises(CalibrationError, match=r"must hold .*order, spread"):
+        ordered_from_document({"mean": [0.0]})
 
 
 def network(weight: float = 1.0) -> OrderedNetwork:
@@ -96,8 +98,3 @@ def test_it_is_written_and_read_again():
     features = np.array([[0.3, -0.2], [-0.8, 0.9]])
     read = ordered_from_document(ordered_to_document(ordered()))
     np.testing.assert_allclose(read.apply(features)[0], ordered().apply(features)[0], rtol=1e-5)
-
-
-def test_an_ordered_document_without_its_parts_is_refused():
-    with pytest.raises(CalibrationError, match=r"must hold .*order, spread"):
-        ordered_from_document({"mean": [0.0]})

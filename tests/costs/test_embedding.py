@@ -41,18 +41,19 @@ def _alike(count: int, **fields) -> tuple[EmbeddingTable, ...]:
     return tuple(EmbeddingTable(f"t{place}", **fields) for place in range(count))
 
 
-def test_the_default_model_takes_what_a_v100_took():
-    tables = _alike(8, rows=10**6, width=64, pooling_factor=100.0)
-    lookup = Lookup(tables, 2048, kernel="table_batched")
-    assert _time_us(lookup, Pass.FORWARD) == pytest.approx(519, rel=0.15)
-    assert _time_us(lookup, Pass.BACKWARD) == pytest.approx(1275, rel=0.15)
+DEFAULT = _alike(8, rows=10**6, width=64, pooling_factor=100.0)
+MLPERF = tuple(EmbeddingTable(f"t{rows}", rows, 128) for rows in CRITEO_ROWS)
 
 
-def test_the_mlperf_model_takes_what_a_v100_took():
-    tables = tuple(EmbeddingTable(f"t{e}", e, 128) for e in CRITEO_ROWS)
+@pytest.mark.parametrize(
+    ("tables", "forward_us", "backward_us"),
+    [(DEFAULT, 519, 1275), (MLPERF, 51.4, 110.7)],
+    ids=["default", "mlperf"],
+)
+def test_models_take_what_a_v100_took(tables, forward_us, backward_us):
     lookup = Lookup(tables, 2048, kernel="table_batched")
-    assert _time_us(lookup, Pass.FORWARD) == pytest.approx(51.4, rel=0.15)
-    assert _time_us(lookup, Pass.BACKWARD) == pytest.approx(110.7, rel=0.15)
+    assert _time_us(lookup, Pass.FORWARD) == pytest.approx(forward_us, rel=0.15)
+    assert _time_us(lookup, Pass.BACKWARD) == pytest.approx(backward_us, rel=0.15)
 
 
 def test_the_skewed_model_takes_what_a_v100_took(shared_data):
@@ -101,17 +102,13 @@ def test_the_fbgemm_lookup_takes_what_an_a100_took():
 TABLE = EmbeddingTable("t", 100_000, 64, 10.0)
 
 
-def test_skewed_indices_are_read_faster_than_uniform_ones():
-    uniform, skewed = (
-        Lookup((TABLE,), 8192),
-        Lookup((replace(TABLE, distribution=Zipf(1.2)),), 8192),
-    )
-    assert _time_us(skewed, Pass.FORWARD) < _time_us(uniform, Pass.FORWARD)
+def _forward_us(*tables: EmbeddingTable, device=V100) -> float:
+    return _time_us(Lookup(tables, 8192), Pass.FORWARD, device)
 
 
-def test_one_kernel_for_two_tables_pays_one_floor():
-    both = _time_us(Lookup((TABLE, replace(TABLE, name="u")), 8192), Pass.FORWARD)
-    assert both < 2 * _time_us(Lookup((TABLE,), 8192), Pass.FORWARD)
+def test_skewed_indices_are_read_faster_and_two_tables_pay_one_floor():
+    assert _forward_us(replace(TABLE, distribution=Zipf(1.2))) < _forward_us(TABLE)
+    assert _forward_us(TABLE, replace(TABLE, name="u")) < 2 * _forward_us(TABLE)
 
 
 @pytest.mark.parametrize("direction", Pass)
@@ -128,27 +125,18 @@ def test_heavier_optimizers_and_wider_numbers_take_longer(direction):
     assert by_dtype == sorted(by_dtype)
 
 
-def test_sequences_write_every_row_and_weights_are_read_too():
-    pooled = _time_us(Lookup((TABLE,), 8192), Pass.FORWARD)
-    assert _time_us(Lookup((replace(TABLE, is_pooled=False),), 8192), Pass.FORWARD) > pooled
-    assert _time_us(Lookup((replace(TABLE, is_weighted=True),), 8192), Pass.FORWARD) > pooled
+@pytest.mark.parametrize(
+    "change", [{"is_pooled": False}, {"is_weighted": True}, {"pooling_deviation": 30.0}]
+)
+def test_sequences_weights_and_bags_of_very_different_lengths_take_longer(change):
+    assert _forward_us(replace(TABLE, **change)) > _forward_us(TABLE)
 
 
 def test_a_host_table_waits_for_the_link_and_a_faster_link_helps():
     big = replace(TABLE, rows=10**7, memory=TableMemory.HOST_CACHED)
-    slow = _time_us(Lookup((big,), 8192), Pass.FORWARD, load_device("h100_sxm"))
-    fast = _time_us(Lookup((big,), 8192), Pass.FORWARD, load_device("gh200"))
-    assert slow > 3 * _time_us(
-        Lookup((replace(big, memory=TableMemory.DEVICE),), 8192), Pass.FORWARD
-    )
+    slow, fast = (_forward_us(big, device=load_device(name)) for name in ("h100_sxm", "gh200"))
+    assert slow > 3 * _forward_us(replace(big, memory=TableMemory.DEVICE))
     assert fast < slow / 2
-
-
-def test_bags_of_very_different_lengths_leave_a_tail():
-    uneven = replace(TABLE, pooling_deviation=30.0)
-    assert _time_us(Lookup((uneven,), 8192), Pass.FORWARD) > _time_us(
-        Lookup((TABLE,), 8192), Pass.FORWARD
-    )
 
 
 def test_the_longest_of_bags_that_differ_as_much_as_they_are_long_is_exponential():

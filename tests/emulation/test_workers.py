@@ -31,10 +31,8 @@ def work(folder):
 
 def test_two_ranks_work_at_once(tmp_path):
     run_ranks(tmp_path, *[work] * 5)
-    spans = [
-        [float(word) for word in line.split()]
-        for line in (tmp_path / "spans").read_text().splitlines()
-    ]
+    lines = (tmp_path / "spans").read_text().splitlines()
+    spans = [[float(word) for word in line.split()] for line in lines]
     assert len(spans) == 5
     assert max(sum(a <= start < b for a, b in spans) for start, _ in spans) <= MOST_WORKING
 

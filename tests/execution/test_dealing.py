@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,14 +24,6 @@ def test_every_rank_is_in_one_block_and_no_block_is_empty(made, block_count):
     assert all(len(block) > 0 for block in blocks)
 
 
-def test_ranks_with_equal_work_are_dealt_evenly():
-    job, _ = alternating_job(ranks=12, members=3)
-
-    blocks = deal_ranks(job, block_count=4)
-
-    assert blocks == (range(3), range(3, 6), range(6, 9), range(9, 12))
-
-
 def test_a_cut_counts_the_rendezvous_that_it_crosses():
     job, _ = paired_job(pairs=2, tasks=5)
 
@@ -36,18 +31,18 @@ def test_a_cut_counts_the_rendezvous_that_it_crosses():
     assert crossed_rendezvous(job).tolist() == [0, 5, 0, 5, 0]
 
 
-def test_a_cut_moves_a_little_to_keep_a_group_together():
-    job, _ = paired_job(pairs=45)
+@pytest.mark.parametrize(
+    ("job", "cuts"),
+    [
+        (alternating_job(ranks=12, members=3), [0, 3, 6, 9, 12]),
+        # 90 ranks in two blocks: 45 each would part the pair (44, 45); one rank off is
+        # 1 / 45 = 2.2 % of a block, less than the 5 % that are allowed.
+        (paired_job(pairs=45), [0, 44, 90]),
+        # 10 ranks: one rank off would be 1 / 5 = 20 % of a block.
+        (paired_job(pairs=5), [0, 5, 10]),
+    ],
+)
+def test_ranks_are_dealt_evenly_but_for_a_little_to_keep_a_group_together(job, cuts):
+    blocks = deal_ranks(job[0], block_count=len(cuts) - 1)
 
-    # 90 ranks in two blocks: 45 each would part the pair (44, 45); one rank off is
-    # 1 / 45 = 2.2 % of a block, less than the 5 % that are allowed.
-    blocks = deal_ranks(job, block_count=2)
-
-    assert blocks == (range(44), range(44, 90))
-
-
-def test_a_cut_does_not_move_far_to_keep_a_group_together():
-    job, _ = paired_job(pairs=5)
-
-    # 10 ranks: one rank off would be 1 / 5 = 20 % of a block.
-    assert deal_ranks(job, block_count=2) == (range(5), range(5, 10))
+    assert blocks == tuple(range(*ends) for ends in pairwise(cuts))

@@ -12,7 +12,7 @@ import pytest
 from perfmodel.base.errors import ExecutionError, InputError
 from perfmodel.engine.replay import replay
 from perfmodel.execution import ExecutorKind, open_executor
-from perfmodel.execution.opening import START_S, TASKS_PER_S, AutoExecutor
+from perfmodel.execution.executor import START_S, TASKS_PER_S, AutoExecutor
 from tests.execution.comparison import assert_same
 from tests.execution.jobs import alternating_job, paired_job
 
@@ -65,7 +65,7 @@ def test_auto_takes_the_other_place_once_the_saved_time_exceeds_the_start():
 def test_auto_takes_the_other_place_once_steps_of_a_list_add_up(monkeypatch):
     seconds = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: next(seconds))
-    monkeypatch.setattr("perfmodel.execution.opening.time", clock)
+    monkeypatch.setattr("perfmodel.execution.executor.time", clock)
     opened = Opened()
     auto = AutoExecutor(opened, workers=2)
 
@@ -83,12 +83,12 @@ def test_auto_counts_the_time_that_blocks_would_talk(monkeypatch):
     job, durations = alternating_job(ranks=2, members=100)
     opened = Opened()
     auto = AutoExecutor(opened, workers=2)
-    monkeypatch.setattr("perfmodel.execution.opening.START_S", 0.0)
+    monkeypatch.setattr("perfmodel.execution.executor.START_S", 0.0)
 
     # 400 tasks take 13 us here and half of that there, and then 100 rounds of a millisecond.
     auto.replay(job, durations, 10)
     assert opened.times == 0
-    monkeypatch.setattr("perfmodel.execution.opening.ROUND_S", 0.0)
+    monkeypatch.setattr("perfmodel.execution.executor.ROUND_S", 0.0)
     auto.replay(job, durations, 10)
     assert opened.times == 1
 
@@ -106,7 +106,7 @@ def test_auto_learns_how_fast_this_machine_is():
 @pytest.mark.parametrize(("workers", "ranks"), [(1, 4), (2, 1)])
 def test_auto_never_leaves_this_process_for_one_block(workers, ranks, monkeypatch):
     auto = AutoExecutor(lambda: pytest.fail("must not be opened"), workers=workers)
-    monkeypatch.setattr("perfmodel.execution.opening.START_S", 0.0)
+    monkeypatch.setattr("perfmodel.execution.executor.START_S", 0.0)
 
     auto.replay(*alternating_job(ranks=ranks, members=3))
 

@@ -53,6 +53,11 @@ IMPATIENT = {
 }
 
 
+def assert_refused(address, words):
+    with pytest.raises(ExecutionError, match=words), open_executor("ray", address=address):
+        pass
+
+
 @pytest.fixture(scope="module")
 def cluster():
     from ray.cluster_utils import Cluster
@@ -116,11 +121,7 @@ def test_a_cluster_on_this_machine_is_shown_the_token_that_it_asks_for(guarded, 
 
     assert "RAY_AUTH_MODE" not in os.environ
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with (
-        pytest.raises(ExecutionError, match=r"asks for a token\. Set RAY_AUTH_MODE=token"),
-        open_executor("ray", address=guarded),
-    ):
-        pass
+    assert_refused(guarded, r"asks for a token\. Set RAY_AUTH_MODE=token")
 
 
 @pytest.mark.parametrize(
@@ -149,21 +150,13 @@ def test_who_has_no_token_for_a_cluster_is_told_so(guarded, mode, complaint, tmp
 def test_a_cluster_with_another_program_is_refused(cluster, monkeypatch):
     """One changed line is enough, whatever the version."""
     monkeypatch.setattr(joining, "program_identity", lambda: "0123456789ab")
-    complaint = rf"program 0123456789ab .* its program is {program_identity()}\. Install"
-    with (
-        pytest.raises(ExecutionError, match=complaint),
-        open_executor("ray", address=cluster.address),
-    ):
-        pass
+    said = rf"program 0123456789ab .* its program is {program_identity()}\. Install"
+    assert_refused(cluster.address, said)
 
 
 def test_a_process_that_is_connected_does_not_join_another_cluster(cluster):
-    with (
-        open_executor("ray", address=cluster.address),
-        pytest.raises(ExecutionError, match=r"connected to the cluster at .* cannot join"),
-        open_executor("ray", address="10.0.0.1:6379"),
-    ):
-        pass
+    with open_executor("ray", address=cluster.address):
+        assert_refused("10.0.0.1:6379", r"connected to the cluster at .* cannot join")
 
 
 def test_a_machine_that_does_not_answer_while_it_is_joined_is_named(cluster, monkeypatch):
@@ -174,11 +167,7 @@ def test_a_machine_that_does_not_answer_while_it_is_joined_is_named(cluster, mon
     # It still listens, as a machine does that is about to be lost.
     os.kill(raylet.process.pid, signal.SIGSTOP)
     try:
-        with (
-            pytest.raises(ExecutionError, match=r"did not answer while it was.joined.*ray stop"),
-            open_executor("ray", address=cluster.address),
-        ):
-            pass
+        assert_refused(cluster.address, r"did not answer while it was.joined.*ray stop")
     finally:
         os.kill(raylet.process.pid, signal.SIGCONT)
         cluster.remove_node(second, allow_graceful=False)

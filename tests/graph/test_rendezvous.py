@@ -4,7 +4,18 @@ import pytest
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.rendezvous import PeerCall, find_divergence, join_parts, name_ranks
+from perfmodel.base.errors import TraceError
+from perfmodel.graph.builder import JobBuilder
+from perfmodel.graph.job import JobFacts
+from perfmodel.graph.ops import Communication
+from perfmodel.graph.program import LaneKind
+from perfmodel.graph.rendezvous import (
+    PeerCall,
+    find_divergence,
+    group_peers,
+    join_parts,
+    name_ranks,
+)
 
 
 @pytest.mark.parametrize(
@@ -68,3 +79,57 @@ def part(size_bytes, *sent_bytes, kind=CollectiveKind.ALL_TO_ALL):
 def test_the_parts_of_all_members_make_one_collective(parts, matrix):
     kind = parts[0].kind
     assert join_parts(parts) == Collective(kind, 32, DType.FP16, byte_matrix=matrix, root=1)
+
+
+def groups_of(peers):
+    """The groups of a job whose recorded ranks call every collective of *peers* once."""
+    builder = JobBuilder()
+    program = builder.new_program()
+    lane = program.add_lane("stream", LaneKind.COMMUNICATION)
+    for name, group in peers.groups.items():
+        for collective in group.collectives:
+            slot = peers.slot_of(name)
+            program.add_task(lane, Communication(collective), label=name, slot=slot)
+    peers.add_ranks(builder, [builder.add_program(program.build())])
+    return {group.name: group.ranks for group in builder.build(JobFacts("job")).groups}
+
+
+def reduction(group, group_size, stride=1):
+    kind = CollectiveKind.ALL_REDUCE
+    return PeerCall(group, group_size, kind, 64, DType.FP32, stride=stride)
+
+
+def test_ranks_without_a_trace_are_in_groups_like_those_of_the_recorded_ones():
+    calls = [reduction("tp", 2), reduction("dp", 4, stride=2), reduction("odd", 3)]
+    peers = group_peers("job", [[*calls, reduction("world", 8)]] * 2)
+
+    assert (peers.rank_count, peers.recorded_count) == (8, 2)
+    assert peers.faults == ("6 of 8 ranks are not recorded; they are assumed to do the same",)
+    assert "2 of 8 ranks were recorded" in peers.assumptions[0]
+    everybody = tuple(range(8))
+    assert groups_of(peers) == {
+        "tp 0": (0, 1), "tp 1": (2, 3), "tp 2": (4, 5), "tp 3": (6, 7),
+        "dp 0": (0, 2, 4, 6), "dp 1": (1, 3, 5, 7),
+        # Three do not divide eight.
+        "odd 0": everybody, "world 0": everybody,
+    }  # fmt: skip
+
+
+def test_groups_of_recorded_ranks_are_those_that_call_them():
+    peers = group_peers("job", [[reduction("a", 0)], [reduction("a", 0), reduction("alone", 0)]])
+    assert (peers.rank_count, peers.assumptions) == (2, ())
+    assert "the 1 collectives of group 'alone' have no partner" in peers.faults[0]
+    assert groups_of(peers) == {"a": (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ([[reduction("a", 2**16 + 1)]], "at most 65536 ranks, one says 65537"),
+        ([[reduction("a", 2)], []], "states 2 ranks, but collectives of only 1 are in the traces"),
+        ([[reduction("a", 2)], [reduction("a", 2)] * 2], "#1: rank 0 lacks all_reduce of 64 bytes"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(ranks, message):
+    with pytest.raises(TraceError, match=message):
+        group_peers("job", ranks)

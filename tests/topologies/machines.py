@@ -47,13 +47,7 @@ def build_device(**changes) -> Device:
 
 
 def wire(source: str, target: str, gb_per_s: float = 10.0, kind: LinkKind = LinkKind.PCIE) -> Link:
-    return Link(
-        source=source,
-        target=target,
-        bandwidth_bytes_per_s=gb_per_s * 1e9,
-        latency_ns=100.0,
-        kind=kind,
-    )
+    return Link(source, target, gb_per_s * 1e9, latency_ns=100.0, kind=kind)
 
 
 def both_ways(a: str, b: str, gb_per_s: float = 10.0, kind: LinkKind = LinkKind.PCIE) -> list[Link]:
@@ -68,7 +62,8 @@ def vertices(**counts: int) -> tuple[Vertex, ...]:
 
 def build_topology(links: list[Link], *, counts: dict[str, int], **changes) -> Topology:
     values = {"name": "toy", "description": "a toy", "source": "made up", "device": build_device()}
-    return Topology(**{**values, **changes}, vertices=vertices(**counts), links=tuple(links))
+    values["vertices"] = vertices(**counts)
+    return Topology(**{**values, **changes}, links=tuple(links))
 
 
 def build_pcie_host(**changes) -> Topology:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from perfmodel.api import describe_schema
 from perfmodel.base.errors import ScenarioError
 from perfmodel.whatif import apply_all, load_recipes, parse_sweep, parse_transformation
 from tests.whatif.jobs import span_ns, times, training_job
@@ -58,6 +59,16 @@ def test_steps_whose_conditions_hold_run_in_order(tmp_path):
     assert wish.assumptions == ("GEMMs take 1 and gelu disappears. All else stays.",)
     assert "0/layer 0/gelu forward" not in times(job)
     assert "0/update piece" in times(job)
+
+
+def test_the_file_in_the_documentation_is_accepted(tmp_path):
+    text = describe_schema("recipes").partition("```yaml\n")[2].partition("```")[0]
+    wish = parse_transformation(
+        "faster_attention:match=gemm,factor=0.5", recipes=write(tmp_path, text)
+    )
+
+    assert span_ns(apply_all(training_job(), [wish])) == 500
+    assert wish.assumptions == ("Attention like gemm takes 0.5 of its time.",)
 
 
 @pytest.mark.parametrize(

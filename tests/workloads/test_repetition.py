@@ -54,16 +54,8 @@ def test_a_program_is_the_same_whether_layers_are_pasted_or_written(
     ],
 )
 def test_jobs_of_two_numbers_of_micro_batches_are_those_that_each_would_be_alone(overrides):
-    spec = load_workload(
-        "llama3_8b",
-        [
-            "model.layers=8",
-            "sequence_length=512",
-            "parallel.micro_batch=1",
-            "batch=128",
-            *overrides,
-        ],
-    )
+    small = ["model.layers=8", "sequence_length=512", "parallel.micro_batch=1", "batch=128"]
+    spec = load_workload("llama3_8b", [*small, *overrides])
     stack = load_stack(spec.stack)
     chosen = choose_layout(spec, rank_count=16, ranks_per_host=8, stack=stack)
     together = build_shorter_jobs(spec, chosen, stack=stack, micro_batches=(4, 8))

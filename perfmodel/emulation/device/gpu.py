@@ -18,6 +18,7 @@ from perfmodel.emulation.device.memory import DeviceMemory
 from perfmodel.emulation.device.native import NativeDevice
 from perfmodel.emulation.device.recorder import Recorder
 from perfmodel.emulation.device.values import Values
+from perfmodel.emulation.rank_record import CallType
 from perfmodel.emulation.request import DeviceFacts
 
 GIB = 2**30
@@ -35,7 +36,7 @@ class VirtualGpu:
         self.count = count
         self.native = NativeDevice(count)
         self.recorder = Recorder(self.native)
-        self.values = Values()
+        self.values = Values(self.recorder.count_placeholder)
         self.memory = DeviceMemory(
             self.native,
             device_count=count,
@@ -56,19 +57,21 @@ class VirtualGpu:
     def launch(
         self,
         operator: str,
-        device: int,
         *,
         inputs: list[Tensor],
         outputs: list[Tensor],
+        is_awaited: bool = False,
         **more: Any,
     ) -> None:
-        """Record one kernel of an operator that describes itself."""
-        kind = -1
-        if self.recorder.is_on:
-            words = describe_kernel(operator, inputs=inputs, outputs=outputs, **more)
-            kind = self.recorder.intern_kind(words)
+        """Record one kernel of an operator that describes itself, and whether the host waits."""
+        if not self.recorder.is_on:
+            return
+        words = describe_kernel(operator, inputs=inputs, outputs=outputs, **more)
+        found = (tensor.get_device() for tensor in (*outputs, *inputs) if tensor.is_cuda)
         # The callers are the handler, its kernel, and then the script.
-        self.recorder.launch(kind, device, 3)
+        self.recorder.launch(self.recorder.intern_kind(words), next(found, 0), 3)
+        if is_awaited:
+            self.recorder.synchronize(CallType.SYNC_STREAM)
 
     def device_of(self, args: Sequence[Any], kwargs: Kwargs) -> int:
         """The device a call works on: that of its first tensor, or the one it names."""

@@ -50,7 +50,7 @@ def sparse_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
 
         def coalesce(tensor: Tensor) -> Tensor:
             values = tensor._values()
-            gpu.launch("aten._coalesce", values.get_device(), inputs=[values], outputs=[values])
+            gpu.launch("aten._coalesce", inputs=[values], outputs=[values])
             gpu.recorder.count_placeholder("rows of a coalesced sparse tensor")
             result: Tensor = torch.ops.aten._sparse_coo_tensor_unsafe(
                 tensor._indices(), values, tensor.shape, is_coalesced=True
@@ -66,7 +66,7 @@ def sparse_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
         tensors = tensors_in([*args, *kwargs.values()])
         touched = [_parts(tensor)[0] for tensor in tensors if tensor.layout is not torch.strided]
         # Rows that are written are as many as the sparse operand has.
-        gpu.launch(str(op), touched[0].get_device(), inputs=[*touched, *touched], outputs=touched)
+        gpu.launch(str(op), inputs=[*touched, *touched], outputs=touched)
         return kwargs.get("out", args[0])
 
     return write
@@ -92,7 +92,7 @@ def _host_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
             raise gpu.refuse_operator(str(op), fault) from None
         made = to_device(gpu, result, device)
         outputs = [part for tensor in tensors_in(made) for part in _parts(tensor)]
-        gpu.launch(f"{SPARSE}{name}", device, inputs=inputs, outputs=outputs)
+        gpu.launch(f"{SPARSE}{name}", inputs=inputs, outputs=outputs)
         return made
 
     return kernel

@@ -19,7 +19,6 @@ from perfmodel.emulation.device.descriptions import Args, is_inexact, schema_nam
 from perfmodel.emulation.device.gpu import VirtualGpu, address_of
 from perfmodel.emulation.device.memory import contiguous_stride
 from perfmodel.emulation.device.operators import CPU_KEYS, Kernel, OperatorKernel
-from perfmodel.emulation.rank_record import CallType
 
 Handler = Callable[..., Any]
 """Called with the device, the operator, and the arguments of the call."""
@@ -45,7 +44,7 @@ def special_kernel(gpu: VirtualGpu, op: Any, handler: Handler) -> Kernel:
 
 def item(gpu: VirtualGpu, _: Any, tensor: Tensor) -> Any:
     """`.item()`: a copy to the host that waits for the stream."""
-    value = gpu.values.read(tensor, gpu.recorder.count_placeholder).reshape(-1)[0].item()
+    value = gpu.values.read(tensor).reshape(-1)[0].item()
     _copy_to_host(gpu, tensor)
     return value
 
@@ -55,24 +54,26 @@ def copy_(
 ) -> Tensor:
     """A copy: inside the device, or to and from the host."""
     if not target.is_cuda:
-        value = gpu.values.read(source, gpu.recorder.count_placeholder)
+        value = gpu.values.read(source)
         with torch.no_grad():
             target.detach().copy_(value)
         # Copies to pageable memory wait whatever the script says.
         is_pinned = address_of(target) in gpu.pinned
         _copy_to_host(gpu, source, is_awaited=not (non_blocking and is_pinned))
         return target
-    device = target.get_device()
     known: Tensor | None
     if source.is_cuda:
         known = gpu.values.known(source) if gpu.values else None
-        gpu.launch("copy", device, inputs=[source], outputs=[target])
+        gpu.launch("copy", inputs=[source], outputs=[target])
     else:
-        known = source.detach()
-        is_pinned = address_of(source) in gpu.pinned
-        gpu.launch("host_to_device", device, inputs=[source], outputs=[target], pinned=is_pinned)
-        if not (non_blocking and is_pinned):
-            gpu.recorder.synchronize(CallType.SYNC_STREAM)
+        known, is_pinned = source.detach(), address_of(source) in gpu.pinned
+        gpu.launch(
+            "host_to_device",
+            inputs=[source],
+            outputs=[target],
+            is_awaited=not (non_blocking and is_pinned),
+            pinned=is_pinned,
+        )
     if known is None:
         gpu.values.forget(target)
     else:
@@ -82,15 +83,13 @@ def copy_(
 
 def _copy_to_host(gpu: VirtualGpu, source: Tensor, *, is_awaited: bool = True) -> None:
     gpu.launch(
-        "device_to_host", source.get_device(), inputs=[source], outputs=[], pinned=not is_awaited
+        "device_to_host", inputs=[source], outputs=[], is_awaited=is_awaited, pinned=not is_awaited
     )
-    if is_awaited:
-        gpu.recorder.synchronize(CallType.SYNC_STREAM)
 
 
 def fill_(gpu: VirtualGpu, op: Any, tensor: Tensor, number: Any = 0) -> Tensor:
     """Write one number everywhere; small tensors remember it."""
-    gpu.launch(str(op), tensor.get_device(), inputs=[], outputs=[tensor])
+    gpu.launch(str(op), inputs=[], outputs=[tensor])
     if isinstance(number, Tensor):
         number = gpu.values.known(number)
     if number is None or tensor.numel() > 1024 or _is_wide_float(tensor):
@@ -130,13 +129,13 @@ def resize_(gpu: VirtualGpu, _: Any, tensor: Tensor, size: Sequence[int], **__: 
 
 def unscale(gpu: VirtualGpu, op: Any, gradients: list[Tensor], found: Tensor, *_: Any) -> None:
     """Divide gradients by the loss scale; an overflow is never found."""
-    gpu.launch(str(op), found.get_device(), inputs=list(gradients), outputs=list(gradients))
+    gpu.launch(str(op), inputs=list(gradients), outputs=list(gradients))
     gpu.values.set(found, torch.zeros(found.shape))
 
 
 def update_scale(gpu: VirtualGpu, op: Any, scale: Tensor, *args: Any) -> Tensor:
     """Adapt the loss scale, which stays as it is because nothing overflows."""
-    gpu.launch(str(op), scale.get_device(), inputs=[scale, *args[:2]], outputs=[scale])
+    gpu.launch(str(op), inputs=[scale, *args[:2]], outputs=[scale])
     return scale
 
 
@@ -145,8 +144,7 @@ def select_unknown(gpu: VirtualGpu, op: Any, *args: Any, **kwargs: Any) -> Any:
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     known = [gpu.values.known(tensor) for tensor in tensors]
     device = gpu.device_of(args, kwargs)
-    gpu.launch(str(op), device, inputs=tensors, outputs=[])
-    gpu.recorder.synchronize(CallType.SYNC_STREAM)
+    gpu.launch(str(op), inputs=tensors, outputs=[], is_awaited=True)
     if all(value is not None for value in known) and not _is_wide_float(tensors[0]):
         values = iter(known)
         result = op(*[next(values) if isinstance(a, Tensor) else a for a in args], **kwargs)
@@ -212,8 +210,7 @@ def _to_device(gpu: VirtualGpu, device: int, result: Tensor) -> Tensor:
 def equal(gpu: VirtualGpu, op: Any, first: Tensor, second: Tensor) -> bool:
     """Whether two tensors are equal: as far as is known, else yes if their shapes are."""
     known = [gpu.values.known(tensor) for tensor in (first, second)]
-    gpu.launch(str(op), first.get_device(), inputs=[first, second], outputs=[])
-    gpu.recorder.synchronize(CallType.SYNC_STREAM)
+    gpu.launch(str(op), inputs=[first, second], outputs=[], is_awaited=True)
     if known[0] is not None and known[1] is not None:
         return bool(torch.equal(known[0], known[1]))
     gpu.recorder.count_placeholder("comparison of device tensors")

@@ -28,9 +28,13 @@ _SETTLED = {"all": True, "any": False}
 
 
 class Values:
-    """Known values by storage: flat tensors of the host, as long as the storage."""
+    """Known values by storage: flat tensors of the host, as long as the storage.
 
-    def __init__(self) -> None:
+    *count_placeholder* is told what a placeholder stands for.
+    """
+
+    def __init__(self, count_placeholder: Callable[[str], None]) -> None:
+        self._count_placeholder = count_placeholder
         self._of_storage: dict[int, Tensor] = {}
 
     def __bool__(self) -> bool:
@@ -72,12 +76,12 @@ class Values:
         whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(value)
         self._of_storage[address] = whole
 
-    def read(self, tensor: Tensor, count: Callable[[str], None]) -> Tensor:
+    def read(self, tensor: Tensor) -> Tensor:
         """What the script sees of *tensor*: its value, or a placeholder that is counted."""
         value = self.known(tensor)
         if value is not None:
             return value
-        count("value of a device tensor")
+        self._count_placeholder("value of a device tensor")
         filler: float = 1.0 if is_inexact(tensor) else 0
         return torch.full(tensor.shape, filler, dtype=tensor.dtype)
 

@@ -46,6 +46,9 @@ class _Sent:
 class RayExecutor:
     """The executor on an open Ray cluster."""
 
+    # The workers together may have more memory than this machine.
+    reads_jobs = True
+
     def __init__(self, cluster: RayCluster, *, on_round: OnRound = ignore_round) -> None:
         self._cluster = cluster
         self._on_round = on_round
@@ -68,11 +71,6 @@ class RayExecutor:
         if self._items:
             said.append(f"{_count(self._items, 'question')} fanned out")
         return ", ".join(said)
-
-    @property
-    def reads_jobs(self) -> bool:
-        """Yes: the workers together may have more memory than this machine."""
-        return True
 
     def replay(self, job: JobGraph, durations: DurationTable, iterations: int = 1) -> Replay:
         """Replay *iterations* of *job*."""

@@ -48,7 +48,7 @@ class InteractionSteps:
         is_fused = self._is_dot and self._run.fuses_interaction
         if not (is_fused and self._run.fuses_pointwise):
             yield from self._notes("view", "view")
-            yield self._step("cat", "concat forward", self._concat(self._spec.interaction_inputs))
+            yield self._concat("cat", "concat forward", self._spec.interaction_inputs)
         if is_fused:
             yield self._step("interaction", "dot forward", self._fused(is_backward=False))
         elif self._is_dot:
@@ -62,7 +62,7 @@ class InteractionSteps:
                 # Row and column.
                 yield from [replace(copied, is_blocking=True)] * 2
             yield self._step("index", "triangle forward", self._triangle)
-            yield self._step("cat", "output forward", self._concat(self._spec.top_inputs))
+            yield self._concat("cat", "output forward", self._spec.top_inputs)
         yield from self._skipping(is_backward=False)
 
     def backward(self) -> Iterator[Step]:
@@ -77,12 +77,10 @@ class InteractionSteps:
             yield from self._indexed_backward()
             return
         elif self._is_dot:
-            output = self._concat(self._spec.top_inputs)
-            yield self._step("CatBackward", "output backward", output)
+            yield self._concat("CatBackward", "output backward", self._spec.top_inputs)
             yield self._step("IndexBackward", "triangle backward", self._triangle)
             yield from self._gemms_backward()
-        inputs = self._concat(self._spec.interaction_inputs)
-        yield self._step("CatBackward", "concat backward", inputs)
+        yield self._concat("CatBackward", "concat backward", self._spec.interaction_inputs)
 
     def join_forward(self) -> Iterator[Step]:
         """What skipped the top layers is added to their output."""
@@ -181,8 +179,8 @@ class InteractionSteps:
     def _triangle(self) -> MemoryBound:
         return self._traffic("interaction_tril", self._vectors**2, self._picked)
 
-    def _concat(self, width: int) -> MemoryBound:
-        return self._traffic("concat", width, width)
+    def _concat(self, operator: str, label: str, width: int) -> Step:
+        return self._step(operator, label, self._traffic("concat", width, width))
 
     def _traffic(self, kernel: str, reads: int, writes: int) -> MemoryBound:
         """A kernel that reads and writes so many numbers per sample."""

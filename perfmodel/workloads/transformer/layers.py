@@ -26,6 +26,27 @@ from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import QKV, LayerShapes
 from perfmodel.workloads.transformer.spec import Positions, Recompute
 
+LAYER = "layer "
+"""What labels of a layer begin with, before its number and a slash."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNaming:
+    """Labels of layers count from the *first* one of a stretch."""
+
+    first: int
+
+    def take_off(self, label: str) -> str:
+        """*label* with its layer counted from the first."""
+        number, slash, rest = label.removeprefix(LAYER).partition("/")
+        if not (slash and label.startswith(LAYER)):
+            return label
+        return f"{LAYER}{int(number) - self.first}/{rest}"
+
+    def put_on(self, label: str) -> str:
+        """*label* with its layer counted from the model's first."""
+        return LayerNaming(-self.first).take_off(label)
+
 
 @dataclass(frozen=True, slots=True)
 class PartSteps:

@@ -109,13 +109,12 @@ class LinearSteps:
         """Backward of a GEMM split by outputs."""
         if self.layout.tp == 1:
             return self._backward(linear, label)
-        name, inputs = f"{label} backward", linear.inputs
+        name, inputs, gradient = f"{label} backward", linear.inputs, f"{label} input gradient"
         is_overlapped = self.run.tensor_overlap is not TensorOverlap.NONE
         joinings = (Joining.INPUT, Joining.GRADIENT)
         of_input, of_gradient = joinings if is_overlapped else (Joining.AT_ONCE,) * 2
         casts = self.cast(self.tokens * linear.outputs)
         gemm = linear.input_gemm(self.tokens, self.gemm_dtype)
-        gradient = f"{label} input gradient"
         steps = [
             Step(_OVERLAPPING, name, (*casts, gemm)),
             self._exchange(self.reducing, inputs, gradient, of_gradient),
@@ -250,15 +249,14 @@ class LinearSteps:
         if not self._has_adapter(label):
             return []
         name, (down, up) = f"{label} backward", self._adapters(linear)
-        kernels = (
-            up.input_gemm(self.tokens, self.dtype),
-            up.weight_gemm(self.tokens, self.dtype),
-            down.input_gemm(self.tokens, self.dtype),
-            down.weight_gemm(self.tokens, self.dtype),
-            elementwise("residual_add", self.tokens * linear.inputs, self.dtype, reads=2),
+        gemms = (
+            gemm(self.tokens, self.dtype)
+            for one in (up, down)
+            for gemm in (one.input_gemm, one.weight_gemm)
         )
+        added = elementwise("residual_add", self.tokens * linear.inputs, self.dtype, reads=2)
         return [
-            Step("AddmmBackward", name, kernels),
+            Step("AddmmBackward", name, (*gemms, added)),
             *self.accumulate(down.weight + up.weight, name, is_trained=True),
         ]
 

@@ -7,7 +7,6 @@ thread issues backwards and the reductions of gradients, while the main thread w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 
 from perfmodel.base.dtypes import DType
@@ -25,7 +24,12 @@ from perfmodel.workloads.transformer.data_parallel import (
     build_reduction,
 )
 from perfmodel.workloads.transformer.ends import build_embedding_steps, build_head_steps
-from perfmodel.workloads.transformer.layers import LayerKind, build_layer_steps
+from perfmodel.workloads.transformer.layers import (
+    LAYER,
+    LayerKind,
+    LayerNaming,
+    build_layer_steps,
+)
 from perfmodel.workloads.transformer.layout import Slot
 from perfmodel.workloads.transformer.pipeline import Transfers, Turn, build_schedule
 from perfmodel.workloads.transformer.run import TransformerRun
@@ -33,26 +37,6 @@ from perfmodel.workloads.transformer.shapes import LayerShapes, end_parameters
 from perfmodel.workloads.transformer.spec import ContextKind
 
 _ROOT = "embedding and head"
-_LAYER = "layer "
-"""What labels of a layer begin with, before its number and a slash."""
-
-
-@dataclass(frozen=True, slots=True)
-class _LayerNaming:
-    """Labels of layers count from the *first* one of a stretch."""
-
-    first: int
-
-    def take_off(self, label: str) -> str:
-        """*label* with its layer counted from the first."""
-        number, slash, rest = label.removeprefix(_LAYER).partition("/")
-        if not (slash and label.startswith(_LAYER)):
-            return label
-        return f"{_LAYER}{int(number) - self.first}/{rest}"
-
-    def put_on(self, label: str) -> str:
-        """*label* with its layer counted from the model's first."""
-        return _LayerNaming(-self.first).take_off(label)
 
 
 class StageParts:
@@ -161,7 +145,7 @@ class StageWriter:
         layers = self._runs[turn.run]
         kinds = tuple([self._kind_of[number] for number in layers])
         key = (is_forward, kinds, self._is_begin(turn), self._is_end(turn))
-        self._repetition.write(key, write, naming=_LayerNaming(layers[0] if layers else 0))
+        self._repetition.write(key, write, naming=LayerNaming(layers[0] if layers else 0))
 
     def _is_begin(self, turn: Turn) -> bool:
         return self._stage == 0 and turn.run == 0
@@ -213,7 +197,7 @@ class StageWriter:
 
         A stretch ends with the layer, or where the gradients of a step fill a bucket.
         """
-        part, start = f"{_LAYER}{number}", 0
+        part, start = f"{LAYER}{number}", 0
         if self._is_reducing and not self._is_reduced_whole:
             for place, step in enumerate(steps):
                 if not step.parameters:
@@ -230,10 +214,10 @@ class StageWriter:
     def _write_stretch(
         self, number: int, steps: tuple[Step, ...], stretch: slice, direction: Pass
     ) -> None:
-        part = f"{_LAYER}{number}"
+        part = f"{LAYER}{number}"
         key = (direction.value, self._kind_of[number], len(steps), stretch.start, stretch.stop)
         write = partial(self._write_steps, steps[stretch], part + "/")
-        self._note_use(part, self._repetition.write(key, write, naming=_LayerNaming(number)))
+        self._note_use(part, self._repetition.write(key, write, naming=LayerNaming(number)))
 
     def _write_steps(self, steps: Sequence[Step], prefix: str) -> int | None:
         """Write *steps*; the first task of one of their kernels."""
@@ -284,11 +268,11 @@ class StageWriter:
         if self._gathering.stream is None:
             return
         size = self._shapes.of(number).all_parameters
-        self._gathering.gather(f"{_LAYER}{number}", size)
+        self._gathering.gather(f"{LAYER}{number}", size)
         if following in self._kind_of and self._run.overlaps_gathers:
             ahead = self._shapes.of(following).all_parameters
-            self._gathering.gather(f"{_LAYER}{following}", ahead)
-        self._gathering.use(f"{_LAYER}{number}", size)
+            self._gathering.gather(f"{LAYER}{following}", ahead)
+        self._gathering.use(f"{LAYER}{number}", size)
 
     def _add_reductions(self, reductions: Reductions, stream: OpenLane, slot: Slot) -> None:
         reductions.last = build_reduction(self._run, self._writer, stream, slot)

@@ -17,23 +17,14 @@ SAMPLES = 10
 
 
 def _spec(interaction: str, widths: list[int], bottom: list[int]) -> DlrmSpec:
+    dense = {"features": 13, "bottom_mlp": bottom, "top_mlp": [32, 1], "interaction": interaction}
     spec = parse_workload(
         {
-            "name": "small",
-            "family": "dlrm",
-            "description": "for tests",
-            "source": "made up",
-            "batch": SAMPLES,
-            "dense": {
-                "features": 13,
-                "bottom_mlp": bottom,
-                "top_mlp": [32, 1],
-                "interaction": interaction,
-            },
+            "name": "small", "family": "dlrm", "batch": SAMPLES, "dense": dense,
             "embedding": {"rows": [100] * len(widths), "width": widths},
         },
         document="test",
-    )
+    )  # fmt: skip
     assert isinstance(spec, DlrmSpec)
     return spec
 

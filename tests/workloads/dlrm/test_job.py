@@ -9,11 +9,11 @@ from embeddings.plan import Shard, ShardingKind, ShardingPlan
 from perfmodel.base.errors import PlanError, WorkloadError
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.builder import JobBuilder
-from perfmodel.graph.ops import Communication, EmbeddingOp, Gemm, HostSpan, Pass
+from perfmodel.graph.ops import EmbeddingOp, Gemm, HostSpan, Pass
 from perfmodel.workloads import build_job, load_workload
 from perfmodel.workloads.dlrm.dense import dense_parameters
 from perfmodel.workloads.dlrm.job import build_plan
-from tests.workloads.reading import collectives_of, iter_ops, memory_of
+from tests.workloads.reading import bytes_of, collectives_of, iter_ops, memory_of
 
 SMALL = ["embedding.rows=[1000, 2000, 3000]", "embedding.pooling_factors=1", "batch=64"]
 
@@ -31,9 +31,8 @@ def test_dense_parameters_of_the_mlperf_model_by_hand():
 
 
 def test_the_interaction_feeds_479_numbers_to_the_top():
-    spec = load_workload("dlrm_mlperf")
     # 27 vectors: 27 * 26 / 2 = 351 products, and the 128 dense numbers.
-    assert spec.top_inputs == 479
+    assert load_workload("dlrm_mlperf").top_inputs == 479
     assert load_workload("dlrm_dcnv2").top_inputs == 27 * 128
 
 
@@ -91,10 +90,10 @@ def test_dense_gradients_are_reduced_once():
 
 def test_copied_tables_join_the_gradients_and_leave_the_exchange():
     job = _build("dlrm_mlperf", 4, "sharding.data_parallel_below=1 MiB", *SMALL)
-    reduced = collectives_of(job, CollectiveKind.ALL_REDUCE, "gradients/bucket")
+    reduced = bytes_of(job, CollectiveKind.ALL_REDUCE, "gradients/bucket")
     spec = load_workload("dlrm_mlperf", SMALL)
     # Tables of 1000 and 2000 rows x 512 bytes are below 1 MiB, that of 3000 is not.
-    assert sum(call.size_bytes for call in reduced) == 4 * (dense_parameters(spec) + 3000 * 128)
+    assert reduced == 4 * (dense_parameters(spec) + 3000 * 128)
     check_job(job)
 
 
@@ -154,13 +153,9 @@ def test_a_batch_that_does_not_divide_names_its_neighbours():
 
 def test_the_host_can_be_made_to_wait_every_iteration():
     def waits(*overrides: str) -> int:
-        job = _build("dlrm_mlperf", 1, *overrides, *SMALL)
-        return sum(
-            part.operator == "synchronize"
-            for _, op in iter_ops(job)
-            if isinstance(op, HostSpan)
-            for part in op.parts
-        )
+        ops = [op for _, op in iter_ops(_build("dlrm_mlperf", 1, *overrides, *SMALL))]
+        spans = [op for op in ops if isinstance(op, HostSpan)]
+        return sum(part.operator == "synchronize" for span in spans for part in span.parts)
 
     assert waits() == 0
     assert waits("sync_each_iteration=true") == 1
@@ -211,14 +206,8 @@ def test_hybrid_placement_sends_rare_rows_only():
         for name in ("hugectr_hybrid", "row_wise")
     )
     check_job(hybrid)
-    sent = [
-        max(
-            op.collective.size_bytes
-            for label, op in iter_ops(job)
-            if label == "embedding/pooled all_to_all forward" and isinstance(op, Communication)
-        )
-        for job in (hybrid, by_rows)
-    ]
+    label = "embedding/pooled all_to_all forward"
+    sent = [bytes_of(job, CollectiveKind.ALL_TO_ALL, label) for job in (hybrid, by_rows)]
     # One-hot: of 26 vectors a sample fewer than ten are of rare rows, and partial sums of every
     # rank would be 8 x 26.
     assert sent[0] < sent[1] / 20
