@@ -130,7 +130,7 @@ def layout_of(row: RunRow) -> tuple[str, ...]:
 
 def rule_of_thumb(row: RunRow) -> tuple[int, int, int]:
     """Tensor parallelism up to a host, then few stages, then large micro-batches; least first."""
-    return (-min(row.count("tp") or 1, 8), row.count("pp") or 1, -(row.count("mbs") or 1))
+    return (-min(row.value("tp") or 1, 8), row.value("pp") or 1, -(row.value("mbs") or 1))
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def draw_gpus(axes: Any, scenario: dict[str, Any]) -> dict[str, Any]:
     for row in rows[:: scenario["every"]]:
         answer = predict_run(asked, row)
         found["runs"][str(row.name)] = {
-            "gpus": row.count("n_gpus"),
+            "gpus": row.value("n_gpus"),
             "measured_ms": 1e3 * (row.measured_s or 0.0),
             "predicted_ms": answer.predicted_ns / 1e6,
         }

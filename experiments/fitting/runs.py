@@ -20,7 +20,7 @@ from perfmodel.engine.replay import find_period
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
-from perfmodel.prediction.interference import fold_costs, settle_interference
+from perfmodel.prediction.interference import contention_rules, fold_costs, settle_costs
 from perfmodel.prediction.loops import replay_samples
 from perfmodel.prediction.question import PredictOptions, Question, build_question
 from perfmodel.stacks.capabilities import Family
@@ -65,7 +65,7 @@ class Case:
     @property
     def has_experts(self) -> bool:
         """Whether tokens choose among experts."""
-        return self.is_transformer and (self.row.number("experts") or 0) > 1
+        return self.is_transformer and (self.row.value("experts") or 0) > 1
 
     @property
     def group(self) -> tuple[str, str, str]:
@@ -112,7 +112,8 @@ def _times_ns(question: Question, job: JobGraph) -> NDArray[np.float64]:
     assert question.stack is not None
     replay = SerialExecutor().replay
     priced = price_job(job, cluster=question.cluster, stack=question.stack)
-    settled = settle_interference(replay, fold_costs(priced)).priced
+    alone = fold_costs(priced)
+    settled = settle_costs(replay, alone, contention_rules(alone.priced)).priced
     steady = find_period(replay, settled.job, settled.durations)
     longer = [np.where(settled.family == code, STEP, 0.0) for code in range(len(FAMILIES))]
     factors = np.exp(np.column_stack([np.zeros(len(settled.float_ns)), *longer]))

@@ -76,7 +76,7 @@ def gather(rows: tuple[RunRow, ...], rule: dict[str, Any]) -> list[list[RunRow]]
     """Rows by set, in the order of the table."""
     sets = defaultdict(list)
     for row in rows:
-        is_several = (row.count("n_nodes") or 1) > 1
+        is_several = (row.value("n_nodes") or 1) > 1
         is_asked = rule["hosts"] == "any" or is_several == (rule["hosts"] == "several")
         if rule["source"] in row.text("source") and is_asked and row.measured_s:
             sets[tuple(row.text(name) for name in rule["same"])].append(row)
@@ -93,7 +93,7 @@ def predict_all(rows: list[RunRow]) -> list[Run]:
         answer = predict_run(ASKED, row)
         if not answer.reason:
             # Every run of a set fitted: the smallest tensor group, then the fewest stages.
-            rule = tuple(row.number(name) or 1.0 for name in ("tp", "pp", "mbs"))
+            rule = tuple(row.value(name) or 1.0 for name in ("tp", "pp", "mbs"))
             is_suspect = SUSPECT in row.text("flag")
             runs.append(Run(row.measured_s or 0.0, answer.predicted_ns / 1e9, rule, is_suspect))
     return runs

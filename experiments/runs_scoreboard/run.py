@@ -75,7 +75,7 @@ def main() -> None:
 
 def scale_of(row: RunRow) -> str:
     """How many GPUs, in words that sort."""
-    gpus = row.count("n_gpus") or 1
+    gpus = row.value("n_gpus") or 1
     return next((word for most, word in SCALES.items() if gpus <= most), "65 and more")
 
 

@@ -79,8 +79,8 @@ def draw_measured(axes: Any) -> dict[str, Any]:
     for row in rows:
         answer = predict_run(PredictOptions(is_explained=False), row)
         found[str(row.name)] = {
-            "run": f"{row.text('model')} on {row.count('n_gpus')} {row.text('device')}",
-            "gpus": row.count("n_gpus"),
+            "run": f"{row.text('model')} on {row.value('n_gpus')} {row.text('device')}",
+            "gpus": row.value("n_gpus"),
             "tier": row.text("tier"),
             "measured_s": row.measured_s,
             "predicted_s": answer.predicted_ns / 1e9,

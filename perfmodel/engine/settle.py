@@ -129,7 +129,7 @@ def settle(replay: Replayer, job: JobGraph, alone_ns: Floats, rules: Rules) -> R
             found = replace(found, lost_ns=(assumed.lost_ns + found.lost_ns) / 2)
         assumed, delayed = found, _delay(job, found.delays)
         durations = _lengthen(alone_ns, assumed.lost_ns, first_row)
-    return replace(last, lost_ns=assumed.lost_ns, durations=durations)
+    return replace(last, lost_ns=assumed.lost_ns, job=delayed, durations=durations)
 
 
 def _lengthen(alone_ns: Floats, lost_ns: Floats, first_row: Int64s) -> DurationTable:

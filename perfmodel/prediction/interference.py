@@ -82,14 +82,10 @@ def fold_costs(priced: PricedJob, *, is_folded: bool = True) -> FoldedCosts:
     return FoldedCosts(priced.take(rows, offsets, job=folded.job), folded.class_ranks)
 
 
-def settle_interference(replay: Replayer, alone: FoldedCosts) -> FoldedCosts:
-    """Replay *alone* until kernels and collectives that overlap lose as much as before."""
-    rules = contention_rules(alone.priced)
-    return alone if rules is None else settle_costs(replay, alone, rules)
-
-
-def settle_costs(replay: Replayer, alone: FoldedCosts, rules: Rules) -> FoldedCosts:
-    """Replay *alone* until *rules* are at rest."""
+def settle_costs(replay: Replayer, alone: FoldedCosts, rules: Rules | None) -> FoldedCosts:
+    """Replay *alone* until *rules* are at rest; without any it stays as it is."""
+    if rules is None:
+        return alone
     priced, row = alone.priced, task_rows(alone.priced)
     last = settle(replay, priced.job, priced.float_ns[row], rules)
     if last.count == 1:

@@ -15,17 +15,13 @@ import numpy as np
 from perfmodel.costs.priced_job import PricedJob, stated_prices
 from perfmodel.costs.pricing import price_job
 from perfmodel.engine.replay import Replayer
+from perfmodel.engine.settle import Rules
 from perfmodel.execution.executor import Executor
 from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.answer import Facts, InterferenceLoss, Interval, Prediction, Reasons, Run
 from perfmodel.prediction.assumptions import list_assumptions
 from perfmodel.prediction.explain import explain
-from perfmodel.prediction.interference import (
-    FoldedCosts,
-    fold_costs,
-    settle_costs,
-    settle_interference,
-)
+from perfmodel.prediction.interference import contention_rules, fold_costs, settle_costs
 from perfmodel.prediction.loops import (
     Loop,
     build_interval,
@@ -53,7 +49,7 @@ def predict(
         with clock.phase("folding equal ranks", done=0.35):
             alone = fold_costs(priced, is_folded=recording is None)
         with clock.phase("modelling contention", done=0.4):
-            settled = _settle(question, alone, replay)
+            settled = settle_costs(replay, alone, _rules_of(question, alone.priced))
         with clock.phase("replaying", done=0.45):
             if recording is None:
                 loops.append(find_loop(replay, alone, settled))
@@ -79,16 +75,14 @@ def price(question: Question, job: JobGraph) -> PricedJob:
     return price_job(job, cluster=question.cluster, stack=question.stack)
 
 
-def _settle(question: Question, alone: FoldedCosts, replay: Replayer) -> FoldedCosts:
-    """*alone* with what tasks that overlap cost each other; a recording has rules of its own."""
+def _rules_of(question: Question, priced: PricedJob) -> Rules | None:
+    """What tasks that overlap cost each other; a recording has rules of its own."""
     if question.recording is not None:
         from perfmodel.recordings.hold_back import recorded_rules  # only recordings need it
 
-        job = alone.priced.job
-        return settle_costs(replay, alone, recorded_rules(job, question.recording.hold_rule(job)))
-    if question.options.interference is Interference.LEFT_OUT:
-        return alone
-    return settle_interference(replay, alone)
+        return recorded_rules(priced.job, question.recording.hold_rule(priced.job))
+    is_counted = question.options.interference is Interference.COUNTED
+    return contention_rules(priced) if is_counted else None
 
 
 def _whole(question: Question, loops: Sequence[Loop], of: Callable[[Loop], int]) -> int:

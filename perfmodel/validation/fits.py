@@ -107,7 +107,7 @@ def _count(group: str, verdicts: Iterable[FitVerdict]) -> FitScore:
 
 
 def _judge(row: RunRow) -> FitVerdict:
-    group = f"{row.text('framework') or 'not stated'}, pp {row.count('pp') or 1}"
+    group = f"{row.text('framework') or 'not stated'}, pp {row.value('pp') or 1}"
     try:
         reason = _reason(row)
     except InputError as fault:

@@ -96,7 +96,7 @@ def score_order(table: RunTable, deviations: Sequence[Deviation]) -> tuple[Order
     counts: dict[str, list[int]] = {}
     for members in jobs.values():
         row = row_of[members[0].row]
-        where = "several hosts" if (row.count("n_nodes") or 1) > 1 else "one host"
+        where = "several hosts" if (row.value("n_nodes") or 1) > 1 else "one host"
         for name in (where, f"{row.text('framework')}, {where}"):
             count = counts.setdefault(name, [0, 0])
             for one, other in combinations(members, 2):

@@ -30,18 +30,18 @@ def build_machine(row: RunRow, sentences: list[str], calibration: tuple[str, ...
 
     Assumptions are added to *sentences*; *calibration* names files of constants measured on it.
     """
-    ranks = row.count("n_gpus")
+    ranks = row.value("n_gpus")
     if ranks is None:
         raise WorkloadError("the number of GPUs is not stated")
     topology = _topology(row, sentences)
-    hosts, per_host = row.count("n_nodes"), row.count("gpus_per_node")
+    hosts, per_host = row.value("n_nodes"), row.value("gpus_per_node")
     per_host = per_host or (ranks // hosts if hosts else None) or topology.gpus_per_tray
     per_host = min(per_host, ranks)
     if ranks % per_host:
         raise WorkloadError(f"{ranks} GPUs cannot be divided into hosts of {per_host}")
     hosts = ranks // per_host
     if hosts > 1:
-        topology = _with_network(topology, row.number("nic_gbit_per_gpu"), sentences)
+        topology = _with_network(topology, row.value("nic_gbit_per_gpu"), sentences)
     if calibration:
         topology = topology.calibrated_by(calibration)
     return build_cluster(topology, hosts=hosts, ranks_per_host=per_host)
@@ -52,7 +52,7 @@ def _topology(row: RunRow, sentences: list[str]) -> Topology:
         raise WorkloadError("the GPU is not stated")
     device, name = row.text("device"), row.text("machine")
     if not name:
-        name = _machine_with(load_device(device), row.count("nvlink_domain"))
+        name = _machine_with(load_device(device), row.value("nvlink_domain"))
         sentences.append(
             f"The machine is not stated; assumed {name}, the largest in the catalog with this GPU."
         )
@@ -60,7 +60,7 @@ def _topology(row: RunRow, sentences: list[str]) -> Topology:
     # cached: they may change between tables.
     is_ours = name in list_topologies() and device in list_devices()
     find = _find_ours if is_ours else _find_topology
-    topology, said = find(name, device, row.number("power_w"))
+    topology, said = find(name, device, row.value("power_w"))
     sentences += said
     return topology
 

@@ -33,7 +33,7 @@ def read_setting(
         placement=row.text("placement"),
     )
     sentences += chosen.assumptions
-    stack = chosen.stack.with_compiling() if row.switch("compiled") else chosen.stack
+    stack = chosen.stack.with_compiling() if row.value("compiled") else chosen.stack
     is_tf32 = row.text("compute_precision") == DType.TF32.value
     stack = replace(stack, matmul_dtypes={DType.FP32: DType.TF32 if is_tf32 else DType.FP32})
     build_spec = build_dlrm_spec if row.family is Family.DLRM else build_transformer_spec

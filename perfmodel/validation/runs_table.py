@@ -29,17 +29,27 @@ _SWITCHES = {"0": False, "1": True, "0.0": False, "1.0": True}
 
 @dataclass(frozen=True, slots=True)
 class Column(Form):
-    """A column that is read: the kind of its cells, and what its words mean."""
+    """A column that is read: the kind of its cells, and what its words mean.
+
+    It is the *sets* field of the workload, such as `model.layers`; an empty cell sets it to
+    *default*, or leaves it open if there is none.
+    """
 
     kind: Annotated[str, OneOf(("count", "natural", "number", "switch", "counts", "word", "text"))]
     meaning: Line
     words: Mapping[str, Any] = field(default_factory=dict)
+    sets: str = ""
+    default: str | int | bool | None = None
 
     def fault(self, text: str) -> str:
         """Why *text* is not allowed in this column; empty if it is."""
         if self.kind in _KINDS:
-            is_right, rule = _KINDS[self.kind]
-            return "" if is_right(text) else f"must be {rule}, got {quote(text)}"
+            read, rule = _KINDS[self.kind]
+            try:
+                read(text)
+            except (ValueError, KeyError):
+                return f"must be {rule}, got {quote(text)}"
+            return ""
         if self.kind == "word" and text not in self.words:
             return f"must be one of {', '.join(self.words)}, got {quote(text)}"
         if self.words.get(text) == _UNSUPPORTED:
@@ -47,32 +57,35 @@ class Column(Form):
         return ""
 
 
-def _is_number(text: str) -> bool:
-    try:
-        value = float(text)
-    except ValueError:
-        return False
-    return _LEAST <= value <= _MOST
+def _number(text: str) -> float:
+    value = float(text)
+    if not _LEAST <= value <= _MOST:
+        raise ValueError(text)
+    return value
 
 
-def _is_natural(text: str) -> bool:
-    return text in _SWITCHES or (_is_number(text) and float(text) == int(float(text)))
+def _count(text: str) -> int:
+    value = _number(text)
+    if value != int(value):
+        raise ValueError(text)
+    return int(value)
 
 
-def _is_count(text: str) -> bool:
-    return _is_number(text) and _is_natural(text)
+def _natural(text: str) -> int:
+    return int(_SWITCHES[text]) if text in _SWITCHES else _count(text)
 
 
-_KINDS: Mapping[str, tuple[Callable[[str], bool], str]] = {
-    "count": (_is_count, "a whole number above zero"),
-    "natural": (_is_natural, "a whole number"),
-    "number": (_is_number, "a number above zero"),
-    "switch": (_SWITCHES.__contains__, "0 or 1"),
+_KINDS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "count": (_count, "a whole number above zero"),
+    "natural": (_natural, "a whole number"),
+    "number": (_number, "a number above zero"),
+    "switch": (_SWITCHES.__getitem__, "0 or 1"),
     "counts": (
-        lambda text: all(_is_count(part) for part in text.split("-")),
+        lambda text: [_count(part) for part in text.split("-")],
         "whole numbers above zero, joined by dashes",
     ),
 }
+"""How cells of a kind are read, and the rule that they follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,24 +154,24 @@ class RunRow:
         """The text of a cell; empty if not stated or if the table has no such column."""
         return self.cells.get(column, "")
 
-    def count(self, column: str) -> int | None:
-        """A whole number, or None if not stated."""
+    def value(self, column: str) -> Any:
+        """What a cell says, read as its column says; None if not stated."""
         text = self.text(column)
-        return int(float(text)) if text else None
+        if not text:
+            return None
+        kind = columns_of(self.family)[column].kind
+        return _KINDS[kind][0](text) if kind in _KINDS else text
 
-    def number(self, column: str) -> float | None:
-        """A number, or None if not stated."""
-        text = self.text(column)
-        return float(text) if text else None
-
-    def counts(self, column: str) -> list[int]:
-        """Whole numbers; empty if not stated."""
-        text = self.text(column)
-        return [int(float(part)) for part in text.split("-")] if text else []
-
-    def switch(self, column: str) -> bool | None:
-        """Yes or no, or None if not stated."""
-        return _SWITCHES[self.text(column)] if self.text(column) else None
+    def section(self, name: str) -> dict[str, Any]:
+        """The fields of section *name* of the workload that cells or defaults set."""
+        found = {}
+        for column, about in columns_of(self.family).items():
+            section, _, key = about.sets.partition(".")
+            value = self.value(column)
+            value = about.default if value is None else value
+            if section == name and value is not None:
+                found[key] = value
+        return found
 
     def meaning(self, column: str) -> Mapping[str, Any]:
         """What the word in *column* means; empty if not stated."""
@@ -241,10 +254,6 @@ def _iter_rows(
             faults.append("id must be unique, but an earlier row has the same")
         seen.add(name)
         measured = cells.get(_MEASURED, "")
-        seconds = float(measured) if _is_number(measured) else None
+        is_measured = measured and not columns[_MEASURED].fault(measured)
+        seconds = float(measured) if is_measured else None
         yield RunRow(name, family, cells, seconds, tuple(faults))
-
-
-def stated_or_none(row: RunRow, names: Sequence[str]) -> dict[str, Any]:
-    """The counts of *row* in columns *names*, those that are stated."""
-    return {name: count for name in names if (count := row.count(name)) is not None}

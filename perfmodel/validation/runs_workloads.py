@@ -6,19 +6,19 @@ A row that no workload can express is listed as unsupported, with the reason.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from perfmodel.base.errors import WorkloadError
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.validation.runs_table import RunRow, stated_or_none
+from perfmodel.validation.runs_table import RunRow
 from perfmodel.workloads.catalog import list_workloads, load_workload, parse_workload
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.transformer.spec import TransformerSpec
 
-_SHAPE = ("layers", "hidden", "heads", "ffn", "vocab")
-_STATED_WIDTHS = ("kv_heads", "head_dim", "window", "window_every")
+_NEEDED = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len", "gbs")
 _MASKED = "masked_tokens"
 _PREDICTED_TOKENS = {128: 20, 384: 60, 512: 80}
 """Masked tokens per sequence in masked pre-training, by sequence length."""
@@ -38,14 +38,18 @@ def _heading(row: RunRow, stack: SoftwareStack) -> dict[str, Any]:
     }
 
 
+def _check_stated(row: RunRow, names: Sequence[str]) -> None:
+    missing = [name for name in names if not row.text(name)]
+    if missing:
+        raise WorkloadError(f"not stated: {', '.join(missing)}")
+
+
 def build_transformer_spec(
     row: RunRow, stack: SoftwareStack, sentences: list[str]
 ) -> TransformerSpec:
     """The workload of *row* under *stack*; assumptions are added to *sentences*."""
-    missing = [name for name in (*_SHAPE, "seq_len", "gbs") if row.count(name) is None]
-    if missing:
-        raise WorkloadError(f"not stated: {', '.join(missing)}")
-    if (row.count("ep") or 1) > 1 and (row.count("experts") or 0) < 2:
+    _check_stated(row, _NEEDED)
+    if (row.value("ep") or 1) > 1 and (row.value("experts") or 0) < 2:
         raise WorkloadError("ep without experts stated")
     content: dict[str, Any] = {
         **_heading(row, stack),
@@ -56,7 +60,7 @@ def build_transformer_spec(
         "training": _training(row, sentences),
     }
     if content["model"].get("head") == _MASKED:
-        length, whole = content["sequence_length"], row.count("seq_len") or 0
+        length, whole = content["sequence_length"], row.value("seq_len") or 0
         predicted = _PREDICTED_TOKENS.get(whole, -(-whole * 5 // 32))
         predicted = -(-predicted * length // whole)
         content[_MASKED] = length if stack.has(FrameworkBehaviour.ALL_LOGITS) else predicted
@@ -67,7 +71,7 @@ def build_transformer_spec(
 
 def _length(row: RunRow, sentences: list[str]) -> int:
     """Tokens of a sequence, without padding if none was computed."""
-    length = row.count("seq_len") or 0
+    length = row.value("seq_len") or 0
     left = max(round(length * row.tokens_ratio), 1)
     if left < length:
         sentences.append(f"Padding is skipped; assumed {left} of {length} tokens per sequence.")
@@ -75,13 +79,13 @@ def _length(row: RunRow, sentences: list[str]) -> int:
 
 
 def _batch(row: RunRow, sentences: list[str]) -> int:
-    batch = row.count("gbs") or 0
-    micro_batch, rounds = row.count("mbs"), row.count("grad_accum")
-    ranks = row.count("n_gpus") or 1
-    replicas = ranks // math.prod(row.count(name) or 1 for name in ("tp", "pp", "cp"))
+    batch: int = row.value("gbs") or 0
+    micro_batch, rounds = row.value("mbs"), row.value("grad_accum")
+    ranks = row.value("n_gpus") or 1
+    replicas = ranks // math.prod(row.value(name) or 1 for name in ("tp", "pp", "cp"))
     if micro_batch is None or rounds is None or batch % (micro_batch * max(replicas, 1)) == 0:
         return batch
-    whole = micro_batch * replicas * rounds
+    whole: int = micro_batch * replicas * rounds
     sentences.append(
         f"A batch of {batch} does not split into whole micro-batches; assumed {whole} sequences."
     )
@@ -89,14 +93,12 @@ def _batch(row: RunRow, sentences: list[str]) -> int:
 
 
 def _model(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str, Any]:
-    is_gated = row.switch("gated_ffn") is True
+    is_gated = row.value("gated_ffn") is True
     model: dict[str, Any] = {
-        **stated_or_none(row, (*_SHAPE, *_STATED_WIDTHS)),
-        "gated_ffn": is_gated,
+        **row.section("model"),
         "norm": "rms_norm" if is_gated else "layer_norm",
         "bias": not is_gated and not stack.has(FrameworkBehaviour.UNBIASED),
         "positions": "rotary" if is_gated else "learned",
-        "tied_embeddings": row.switch("tied_emb") is not False,
         "dropout": not is_gated and stack.has(FrameworkBehaviour.DROPOUT),
         **row.meaning("arch"),
         **_experts(row),
@@ -107,62 +109,35 @@ def _model(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str,
             "Latent widths are not stated; assumed 512 for keys, 1,536 for queries, 64 rotary."
         )
     if not is_gated:
-        model["max_positions"] = row.count("seq_len")
+        model["max_positions"] = row.value("seq_len")
     gated, like = ("gated", "Llama") if is_gated else ("not gated", "GPT")
     sentences.append(f"Norms, positions and bias are assumed as in {like}: the FFN is {gated}.")
     return model
 
 
 def _experts(row: RunRow) -> dict[str, Any]:
-    if (row.count("experts") or 0) < 2:
+    if (row.value("experts") or 0) < 2:
         return {}
-    return stated_or_none(row, ("experts", "top_k", "moe_ffn")) | {
-        name: int(row.number(name) or 0) for name in ("shared_experts", "dense_layers")
-    }
+    return row.section("experts")
 
 
 def _parallel(row: RunRow, sentences: list[str]) -> dict[str, Any]:
-    parallel: dict[str, Any] = {
-        "tp": row.count("tp") or 1,
-        "pp": row.count("pp") or 1,
-        "sequence_parallel": row.switch("sequence_parallel") is True,
-        "sharding": row.text("data_sharding") or "none",
-        "interleaving": row.count("vpp") or 1,
-        **stated_or_none(row, ("shard_group",)),
-    }
-    for name in ("cp", "ep"):
-        if (row.count(name) or 1) > 1:
-            parallel[name] = row.count(name)
-    if (row.count("experts") or 0) > 1 and parallel["tp"] > 1:
+    parallel = row.section("parallel")
+    if (row.value("experts") or 0) > 1 and parallel["tp"] > 1:
         parallel["sequence_parallel"] = True
         sentences.append("Experts with tensor parallelism: sequence parallelism is assumed.")
-    for name in ("tp_overlap", "dp_overlap"):
-        if row.text(name):
-            parallel[name] = row.text(name)
-    if row.count("mbs") is not None:
-        parallel["micro_batch"] = row.count("mbs")
-    else:
+    if "micro_batch" not in parallel:
         sentences.append("The micro-batch is not stated; assumed the largest that fits.")
     return parallel
 
 
 def _training(row: RunRow, sentences: list[str]) -> dict[str, Any]:
-    computed = row.text("compute_precision")
-    if not computed:
-        raise WorkloadError("not stated: compute_precision")
-    stored = _STORED.get(computed, "bf16")
-    optimizer = row.text("optimizer_kind")
+    _check_stated(row, ["compute_precision"])
     training: dict[str, Any] = {
-        "precision": stored,
-        "compute": computed,
-        "optimizer": optimizer or "adam",
-        "clip_gradients": optimizer != "none",
-        "recompute": row.text("recompute") or "none",
-        "attention": row.text("attention_kernel") or "auto",
-        "adapters_only": row.switch("adapters_only") is True,
+        **row.section("training"),
+        "precision": _STORED.get(row.text("compute_precision"), "bf16"),
+        "clip_gradients": row.text("optimizer_kind") != "none",
     }
-    if row.number("recompute_fraction") is not None:
-        training["recompute_fraction"] = row.number("recompute_fraction")
     for name, word in (("recompute", "Recomputation"), ("optimizer_kind", "The optimizer")):
         if not row.text(name):
             assumed = training[name.removesuffix("_kind")]
@@ -170,6 +145,9 @@ def _training(row: RunRow, sentences: list[str]) -> dict[str, Any]:
     return training
 
 
+_NEEDED_OF_DLRM = (
+    "gbs", "dense_features", "emb_dim", "compute_precision", "interaction_kind", "top_layers",
+)  # fmt: skip
 _BYTES_PER_GB = 1e9
 _ALIKE, _ALIKE_SHARE = 1.3, 0.75
 """Tables are of one data set if this share of them differ by no more than this factor."""
@@ -177,14 +155,7 @@ _ALIKE, _ALIKE_SHARE = 1.3, 0.75
 
 def build_dlrm_spec(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> DlrmSpec:
     """The workload of *row* under *stack*; assumptions are added to *sentences*."""
-    missing = [name for name in ("gbs", "dense_features", "emb_dim") if row.count(name) is None]
-    missing += [
-        name
-        for name in ("compute_precision", "interaction_kind", "top_layers")
-        if not row.text(name)
-    ]
-    if missing:
-        raise WorkloadError(f"not stated: {', '.join(missing)}")
+    _check_stated(row, _NEEDED_OF_DLRM)
     precision = _STORED.get(row.text("compute_precision"), "bf16")
     optimizer = row.text("optimizer_kind") or "sgd"
     if not row.text("optimizer_kind"):
@@ -193,7 +164,7 @@ def build_dlrm_spec(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> 
         sentences.append(f"Tables are stored in fp32 and exchanged in {precision}.")
     content: dict[str, Any] = {
         **_heading(row, stack),
-        "batch": row.count("gbs"),
+        "batch": row.value("gbs"),
         "embedding": _embedding(row, sentences)
         | {"optimizer": optimizer, "exchange_dtype": precision},
         "sharding": row.meaning("placement"),
@@ -206,12 +177,16 @@ def build_dlrm_spec(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> 
 
 
 def _embedding(row: RunRow, sentences: list[str]) -> dict[str, Any]:
-    width, rows, lookups = row.count("emb_dim"), _table_rows(row, sentences), row.counts("lookups")
+    width, rows, lookups = (
+        row.value("emb_dim"),
+        _table_rows(row, sentences),
+        row.value("lookups") or [],
+    )
     if not lookups:
         sentences.append("Lookups per sample and table are not stated; assumed one.")
-    each = lookups if len(lookups) > 1 else (lookups or [1]) * len(rows)
-    if row.switch("wide_table") is not True:
-        skew = _skew(rows, each, sentences) if row.counts("table_rows") else {}
+    each = lookups if lookups and len(lookups) > 1 else (lookups or [1]) * len(rows)
+    if row.value("wide_table") is not True:
+        skew = _skew(rows, each, sentences) if row.value("table_rows") else {}
         pooling = [float(count) for count in each]
         return {"rows": rows, "width": width, "pooling_factors": pooling, **skew}
     sentences.append("The wide part is one table of width 1 with the rows of all others together.")
@@ -268,13 +243,13 @@ def _skewed_workloads() -> tuple[DlrmSpec, ...]:
 
 
 def _table_rows(row: RunRow, sentences: list[str]) -> list[int]:
-    stated = row.counts("table_rows")
+    stated: list[int] | None = row.value("table_rows")
     if stated:
         return stated
-    tables, total = row.count("tables"), row.count("rows_total")
-    size_gb = row.number("emb_params_gb")
+    tables, total = row.value("tables"), row.value("rows_total")
+    size_gb = row.value("emb_params_gb")
     if total is None and size_gb is not None:
-        total = int(size_gb * _BYTES_PER_GB / (4 * (row.count("emb_dim") or 1)))
+        total = int(size_gb * _BYTES_PER_GB / (4 * (row.value("emb_dim") or 1)))
     if tables is None or total is None:
         raise WorkloadError("the rows of the tables are not stated")
     sentences.append(f"The rows of each table are not stated; assumed {tables} equal tables.")
@@ -282,13 +257,6 @@ def _table_rows(row: RunRow, sentences: list[str]) -> list[int]:
 
 
 def _dense(row: RunRow) -> dict[str, Any]:
-    dense: dict[str, Any] = {
-        "features": row.count("dense_features"),
-        "bottom_mlp": row.counts("bottom_layers"),
-        "top_mlp": row.counts("top_layers"),
-        **row.meaning("interaction_kind"),
-    }
-    cross = stated_or_none(row, ("cross_layers", "cross_rank"))
-    if cross:
-        dense["cross"] = {name.removeprefix("cross_"): count for name, count in cross.items()}
-    return dense
+    dense = {"bottom_mlp": [], **row.section("dense"), **row.meaning("interaction_kind")}
+    cross = row.section("cross")
+    return dense | ({"cross": cross} if cross else {})

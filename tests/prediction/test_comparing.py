@@ -48,7 +48,6 @@ def test_a_curve_that_the_host_holds_flat_bends_where_the_gpu_takes_over():
     found = compare_scenarios(
         sweep_scenario(SMALL, [axis]), build=build, axes=[axis], executor=SerialExecutor()
     )
-
     assert any("hardly changes" in sentence and "host" in sentence for sentence in found.findings)
     assert any(
         sentence.startswith("Knee between batch=4,096 and 65,536: up to there mostly host")
@@ -61,7 +60,6 @@ def test_one_scenario_without_an_answer_keeps_its_place_with_the_reason():
     wrong = Scenario(topology="dgx_a100", workload="dlrm_mlperf", overrides=("batch=0",))
     named = [("right", SMALL), ("wrong", wrong)]
     found = compare_scenarios(named, build=build, executor=SerialExecutor())
-
     assert [entry.prediction is None for entry in found.entries] == [False, True]
     assert "batch" in found.entries[1].fault
 
@@ -93,7 +91,6 @@ def test_money_orders_what_fits_by_time_and_what_has_no_answer_last():
     )  # fmt: skip
     given = Comparison(entries)
     found = given.priced(2.0)
-
     assert [one.name for one in found.entries] == ["fast", "same", "slow", "large", "none"]
     assert found.fastest.name == given.fastest.name == "fast"
     # A thousand iterations of 36 ms are a hundredth of an hour, of eight GPUs at two.

@@ -38,7 +38,6 @@ def test_the_memory_of_an_answer_is_that_of_the_fullest_rank_of_all():
     question = build_question(load_setting(scenario))
     needed = [memory.total_bytes for memory in question.memory_of_rank]
     prediction = api.predict(scenario, executor="serial")
-
     assert prediction.memory is not None
     full = replace(prediction.memory, capacity_bytes=max(needed))
     assert full.fits
@@ -76,14 +75,12 @@ def test_the_path_adds_up_to_the_iteration():
     # 310 ns of path in 300 ns of window, for an iteration of 100: 100/310 of each share is
     # 32.26, 32.26 and 35.48, and the nanosecond that rounding down leaves goes to the last.
     shrunk = shrink_to_iteration(of_window(100, 100, 110), iteration_ns=100, window_ns=300)
-
     assert [share.duration_ns for share in shrunk.critical_path.by_kind] == [32, 32, 36]
     assert shrunk.critical_path.rank_changes == 2
 
 
 def test_waits_shrink_as_the_window_does():
     shrunk = shrink_to_iteration(of_window(300), iteration_ns=100, window_ns=300)
-
     assert [wait.duration_ns for wait in shrunk.waits] == [30]
     for window_ns in (0, 1):
         grown = shrink_to_iteration(of_window(1), iteration_ns=3, window_ns=window_ns)
@@ -92,7 +89,6 @@ def test_waits_shrink_as_the_window_does():
 
 def test_an_empty_path_stays_empty():
     whole = of_window()
-
     assert shrink_to_iteration(whole, iteration_ns=7, window_ns=7) == whole
 
 

@@ -21,9 +21,10 @@ from perfmodel.graph.program import LaneKind
 from perfmodel.prediction import interference as interfering
 from perfmodel.prediction.interference import (
     FoldedCosts,
+    contention_rules,
     fold_costs,
     overlap_losses,
-    settle_interference,
+    settle_costs,
 )
 from perfmodel.prediction.overlaps import find_overlaps
 from tests.builders import job_of
@@ -38,6 +39,10 @@ def slowdowns(*, waiting: float = 1.0, moving: float = 1.0) -> GenerationSlowdow
     return GenerationSlowdowns(
         "made up", {("gemm", phase): factor for phase, factor in factors.items()}
     )
+
+
+def settle_interference(replayer, folded: FoldedCosts) -> FoldedCosts:
+    return settle_costs(replayer, folded, contention_rules(folded.priced))
 
 
 def price(job, durations, *, use=None, slowed=None) -> FoldedCosts:
@@ -97,34 +102,27 @@ def period_ns(folded: FoldedCosts) -> int:
     return int(find_period(replay, priced.job, priced.durations).period_ns[0])
 
 
-def test_two_all_reduces_on_one_nic_each_take_the_time_of_both():
-    # Each gets half of the wire all the time: 2 x 1000.
-    times = settled_ns(two_collectives(NIC, NIC))
-    assert times["0/first"] == pytest.approx(2000, rel=1e-3)
-    assert times["1/second"] == pytest.approx(2000, rel=1e-3)
-
-
-def test_two_all_reduces_on_different_links_do_not_slow_each_other():
-    folded = two_collectives(NIC, GPU_LINK)
-    assert settle_interference(replay, folded).priced is folded.priced
-
-
-def test_collectives_that_leave_room_for_each_other_keep_their_time():
-    # 0.4 + 0.5 of the wire: both fit.
-    assert settled_ns(two_collectives((0.0, 0.4), (0.0, 0.5)))["0/first"] == 1000
-
-
-def test_collectives_one_after_the_other_keep_their_time():
-    folded = two_collectives(NIC, NIC, second_after_ns=3000)
-    assert settle_interference(replay, folded).priced is folded.priced
-
-
-def test_half_an_overlap_costs_half_as_much():
-    # The first runs 0-500 alone, has 500 left and shares until 1500; the
-    # second has shared 1000 by then, that is 500 of work, and ends at 2000.
-    times = settled_ns(two_collectives(NIC, NIC, second_after_ns=500))
-    assert times["0/first"] == pytest.approx(1500, rel=1e-2)
-    assert times["0/second"] == pytest.approx(1500, rel=1e-2)
+@pytest.mark.parametrize(
+    ("uses", "second_after_ns", "time_ns"),
+    [
+        # On one NIC each gets half of the wire all the time: 2 x 1000.
+        ((NIC, NIC), 0, 2000),
+        # The first runs 0-500 alone, has 500 left and shares until 1500; the second has shared
+        # 1000 by then, that is 500 of work, and ends at 2000.
+        ((NIC, NIC), 500, 1500),
+        # Different links, 0.4 + 0.5 of one, and one after the other: both fit.
+        ((NIC, GPU_LINK), 0, None),
+        (((0.0, 0.4), (0.0, 0.5)), 0, None),
+        ((NIC, NIC), 3000, None),
+    ],
+)
+def test_collectives_share_a_link_while_they_overlap_on_it(uses, second_after_ns, time_ns):
+    folded = two_collectives(*uses, second_after_ns=second_after_ns)
+    times = settled_ns(folded)
+    for task in ("0/first", "1/second", "0/second"):
+        assert times[task] == (1000 if time_ns is None else pytest.approx(time_ns, rel=1e-3))
+    is_same = settle_interference(replay, folded).priced is folded.priced
+    assert is_same is (time_ns is None)
 
 
 def test_a_product_beside_a_collective_advances_at_the_pace_it_is_left_with():
@@ -184,8 +182,7 @@ def test_without_overlap_nothing_moves_by_a_nanosecond():
 def test_ranks_that_share_prices_may_lose_differently():
     # Ranks 0, 1 and 3 run one program at one price. Rank 0 meets rank 2, which
     # comes 300 ns later, and waits; ranks 1 and 3 meet each other and do not.
-    builder = JobBuilder()
-    programs = []
+    builder, programs = JobBuilder(), []
     for arrival_ns in (400, 700):
         program = builder.new_program()
         gpu = program.add_lane("gpu", LaneKind.COMPUTE)
@@ -199,9 +196,8 @@ def test_ranks_that_share_prices_may_lose_differently():
         programs.append(builder.add_program(program.build()))
     for number in (0, 0, 1, 0):
         builder.add_rank(programs[number])
-    builder.add_group("late", (0, 2), slot=0)
-    builder.add_group("early", (1, 3), slot=0)
-    builder.add_group("all", (0, 1, 2, 3), slot=1)
+    for name, ranks, slot in (("late", (0, 2), 0), ("early", (1, 3), 0), ("all", range(4), 1)):
+        builder.add_group(name, ranks, slot=slot)
     job = builder.build(JobFacts("shared"))
     rows = [
         np.array([job.ops[op].duration_ns for op in program.op], dtype=np.int64)

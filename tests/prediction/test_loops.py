@@ -24,7 +24,6 @@ def test_every_vector_has_its_own_time():
     job = build_job()
 
     times_ns = replay_samples(replay, job, build_samples(job), iterations=1)
-
     # Launch, kernel, all-reduce one after the other: 1 + 10 + 5 us and so on.
     assert times_ns.tolist() == [16_000, 26_000, 36_000, 46_000]
 

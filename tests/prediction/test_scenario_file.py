@@ -27,7 +27,6 @@ def test_a_scenario_file_is_the_question_it_describes(tmp_path):
 def test_a_scenario_of_a_job_names_its_folder(tmp_path):
     (tmp_path / "recorded").mkdir()
     path = write(tmp_path, "job: recorded\n")
-
     assert load_scenario(path) == JobScenario(job=str(tmp_path / "recorded"))
 
 

@@ -22,7 +22,7 @@ from perfmodel.prediction.answer import (
     RankClass,
     RankWait,
     TimeParts,
-)
+)  # fmt: skip
 from perfmodel.prediction.time_parts import (
     clipped_waits,
     extrapolate_explanation,
@@ -41,7 +41,6 @@ durations = st.integers(0, 10**12)
 
 def test_a_breakdown_of_the_same_length_keeps_its_nanoseconds():
     parts = from_breakdown(Breakdown(7, 5, 0, 3, 1), total_ns=16)
-
     assert parts.of_part_ns == dict(zip(Part, (7, 5, 0, 3, 1), strict=True))
     assert [part.value for part in Part][3:] == ["waiting_for_other_ranks", "host_bound_idle"]
 
@@ -49,7 +48,6 @@ def test_a_breakdown_of_the_same_length_keeps_its_nanoseconds():
 def test_left_over_nanoseconds_go_to_the_parts_that_lost_most():
     # 1 : 1 : 1 of 5 is 1.67 each; 3 are given, 2 are left, ties go to the first.
     parts = from_breakdown(Breakdown(1, 1, 0, 1, 0), total_ns=5)
-
     assert list(parts.of_part_ns.values()) == [2, 2, 0, 1, 0]
 
 
@@ -67,7 +65,6 @@ def test_a_class_counts_as_often_as_it_has_ranks():
 @given(st.tuples(durations, durations, durations, durations, durations), durations)
 def test_stretched_parts_always_add_up(weights, total_ns):
     parts = from_breakdown(Breakdown(*weights), total_ns=total_ns)
-
     assert parts.total_ns == (total_ns if sum(weights) else 0)
     assert min(parts.of_part_ns.values()) >= 0
 
@@ -191,7 +188,6 @@ def test_parts_grow_by_four_steps_and_add_up_to_the_iteration():
 
 def test_the_path_grows_by_four_steps_longest_first_and_never_below_nothing():
     path = extrapolate_explanation(SMALL, LARGE, FOUR_STEPS, iteration_ns=44).critical_path
-
     # 9 + 4 x 2, 0 + 4 x 1 and 5 - 4 x 1; tasks 3 + 4, 4 and 1 - 4, which is none.
     assert path.by_label == (
         PathShare("gemm", 17, 7), PathShare("new", 4, 4), PathShare("host", 1, 0),
@@ -202,7 +198,6 @@ def test_the_path_grows_by_four_steps_longest_first_and_never_below_nothing():
 
 def test_waits_grow_by_four_steps_longest_first_then_by_ranks_and_label():
     waits = extrapolate_explanation(SMALL, LARGE, FOUR_STEPS, iteration_ns=38).waits
-
     assert [(one.waiting_ranks, one.label, one.duration_ns) for one in waits] == [
         ((0, 1), "reduce", 16), ((3,), "reduce", 12), ((3,), "x", 12),
     ]  # fmt: skip

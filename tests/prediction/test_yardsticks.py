@@ -6,15 +6,8 @@ from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
 
 
 def test_figures_are_those_of_paper():
-    work = IterationWork(
-        samples=4,
-        tokens=4_000,
-        model_flops=800 * 10**9,
-        hardware_flops=1_000 * 10**9,
-        peak_flops=1e12,
-    )
+    work = IterationWork(4, 4_000, model_flops=800 * 10**9, hardware_flops=10**12, peak_flops=1e12)
     figures = Yardsticks(work, rank_count=2, iteration_ns=500_000_000)
-
     # 4,000 tokens in half a second, by two GPUs.
     assert (figures.per_s, figures.per_s_per_gpu, figures.samples_per_s) == (8_000, 4_000, 8)
     # 0.8 TFLOP in half a second by two GPUs of 1 TFLOP/s each.
@@ -26,7 +19,6 @@ def test_figures_are_those_of_paper():
 
 def test_without_tokens_samples_are_counted():
     figures = Yardsticks(IterationWork(samples=10), rank_count=1, iteration_ns=10**9)
-
     assert (figures.unit, figures.per_s, figures.model_utilisation) == ("samples", 10, None)
     for iteration_ns in (0, 1):
         assert Yardsticks(IterationWork(samples=10), 1, iteration_ns).per_s == 10 * 10**9

@@ -2,22 +2,13 @@ import pytest
 
 from perfmodel.base.writing import write_csv
 from perfmodel.costs.measured_kernels import Unsupported
-from perfmodel.validation.scoreboard import (
-    Deviation,
-    Scoreboard,
-    build_score,
-    interval_of,
-)
+from perfmodel.validation.scoreboard import Deviation, Scoreboard, build_score, interval_of
 
 
 def deviation(measured, predicted, *, group="g", row=0, half=0.1):
+    low, high = predicted * (1 - half), predicted * (1 + half)
     return Deviation(
-        row=row,
-        group=group,
-        measured=measured,
-        predicted=predicted,
-        low=predicted * (1 - half),
-        high=predicted * (1 + half),
+        row=row, group=group, measured=measured, predicted=predicted, low=low, high=high
     )
 
 
@@ -29,12 +20,10 @@ def test_a_score_sums_up_errors_relative_to_the_measurement():
     assert score.median_pct == pytest.approx(20)
     assert score.geomean_pct == pytest.approx((10 * 20 * 40) ** (1 / 3))
     assert score.bias_pct == pytest.approx(10)
+    # An exact row does not make the geometric mean zero.
+    assert build_score([deviation(10, 10)]).geomean_pct == pytest.approx(0.01)
     # Only the first lies within 10 % of its prediction: 11 x 0.9 = 9.9 <= 10.
     assert score.inside_interval_pct == pytest.approx(100 / 3)
-
-
-def test_an_exact_row_does_not_make_the_geometric_mean_zero():
-    assert build_score([deviation(10, 10)]).geomean_pct == pytest.approx(0.01)
 
 
 def test_groups_keep_the_order_of_the_table():
@@ -42,9 +31,11 @@ def test_groups_keep_the_order_of_the_table():
     assert list(board.groups) == ["b", "a"]
 
 
+BOARD = Scoreboard("x", (deviation(10, 11, row="r7"),), (Unsupported("r8", "no such GPU"),))
+
+
 def test_json_has_every_row_and_what_was_left_out():
-    board = Scoreboard("x", (deviation(10, 11, row="r7"),), (Unsupported("r8", "no such GPU"),))
-    content = board.to_json()
+    content = BOARD.to_json()
     assert content["kind"] == "x"
     assert content["rows"][0]["row"] == "r7"
     assert content["rows"][0]["error_pct"] == pytest.approx(10)
@@ -56,8 +47,7 @@ def test_json_has_every_row_and_what_was_left_out():
 
 
 def test_a_csv_has_a_line_per_row_with_its_numbers_or_its_reason(tmp_path):
-    board = Scoreboard("x", (deviation(10, 11, row="r7"),), (Unsupported("r8", "no such GPU"),))
-    write_csv(tmp_path / "rows.csv", board.to_rows())
+    write_csv(tmp_path / "rows.csv", BOARD.to_rows())
     lines = (tmp_path / "rows.csv").read_text().splitlines()
     assert lines[0] == "row,measured,predicted,low,high,error_pct,group,reason"
     assert lines[1].startswith("r7,10,11,")

@@ -4,11 +4,6 @@ from collectives.measurements import load_measurements
 from perfmodel.validation.tables import validate_collectives, validate_kernels
 
 
-def limits(board, words: str) -> float:
-    scores = [score for name, score in board.groups.items() if words in name]
-    return max(score.mape_pct for score in scores)
-
-
 def test_a_device_nobody_knows_is_listed_and_the_others_are_scored(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text(
@@ -20,26 +15,22 @@ def test_a_device_nobody_knows_is_listed_and_the_others_are_scored(tmp_path):
     assert [one.row for one in board.unsupported] == ["1"]
 
 
-@pytest.mark.parametrize(("table", "limit"), [("elem", 4), ("ln", 5), ("softmax", 5)])
-def test_fp32_operators_are_within_their_limit(shared_data, table, limit):
-    assert (
-        limits(validate_kernels("memory", shared_data / f"memory/fp32_{table}.csv.gz"), "fp32")
-        < limit
-    )
-
-
-@pytest.mark.parametrize("table", ["linear", "bmm"])
-def test_fp32_products_are_within_eight_per_cent(shared_data, table):
-    assert limits(validate_kernels("gemm", shared_data / f"memory/fp32_{table}.csv.gz"), table) < 8
-
-
-def test_products_on_l40s_are_within_eight_per_cent(shared_data):
-    assert limits(validate_kernels("gemm", shared_data / "gemm/l40s.csv.gz"), "trtllm") < 8
-
-
-def test_attention_backward_is_within_ten_per_cent(shared_data):
-    board = validate_kernels("attention", shared_data / "attention/forward_backward_h200.csv")
-    assert limits(board, "bf16 NVIDIA H200 cudnn/backward") < 10
+@pytest.mark.parametrize(
+    ("kind", "table", "words", "limit"),
+    [
+        ("memory", "memory/fp32_elem.csv.gz", "fp32", 4),
+        ("memory", "memory/fp32_ln.csv.gz", "fp32", 5),
+        ("memory", "memory/fp32_softmax.csv.gz", "fp32", 5),
+        ("gemm", "memory/fp32_linear.csv.gz", "linear", 8),
+        ("gemm", "memory/fp32_bmm.csv.gz", "bmm", 8),
+        ("gemm", "gemm/l40s.csv.gz", "trtllm", 8),
+        ("attention", "attention/forward_backward_h200.csv", "bf16 NVIDIA H200 cudnn/backward", 10),
+    ],
+)
+def test_kernels_are_within_their_limit(shared_data, kind, table, words, limit):
+    board = validate_kernels(kind, shared_data / table)
+    scores = [score for name, score in board.groups.items() if words in name]
+    assert max(score.mape_pct for score in scores) < limit
 
 
 HEADING = "topology,hosts,nranks,collective,size_bytes,dtype,nccl_version,time_us,source\n"
@@ -61,20 +52,14 @@ def test_rows_that_cannot_be_predicted_are_listed_with_their_reason(tmp_path):
     assert "dgx_z900" in board.unsupported[0].reason
 
 
-def _tables(shared_data):
-    return sorted((shared_data / "collectives").glob("*.csv"))
-
-
 @pytest.fixture(scope="module")
 def board(shared_data):
-    return validate_collectives(load_measurements(_tables(shared_data)))
+    tables = sorted((shared_data / "collectives").glob("*.csv"))
+    return validate_collectives(load_measurements(tables))
 
 
-def test_every_measured_row_is_predicted(board):
+def test_the_shipped_constants_meet_every_row_of_the_measured_tables(board):
     assert not board.unsupported
-
-
-def test_the_shipped_constants_meet_the_measured_tables(board):
     assert board.overall.mape_pct < 6
     assert 85 <= board.overall.inside_interval_pct <= 95
 
