@@ -243,9 +243,21 @@ class ProgramDraft:
 
     def insert_after(self, number: int, new: DraftTask) -> int:
         """Add *new* right after a task of its lane, and return its number."""
+        return self.insert([new], before=next(iter(self.behind(number)), None))[0]
+
+    def ahead(self, number: int) -> list[int]:
+        """The tasks ahead of a task on its lane, the nearest last."""
         of_lane = self.lane_tasks[self.tasks[number].lane]
-        behind = of_lane[of_lane.index(number) + 1 :]
-        return self.insert([new], before=behind[0] if behind else None)[0]
+        return of_lane[: of_lane.index(number)]
+
+    def behind(self, number: int) -> list[int]:
+        """The tasks behind a task on its lane, the nearest first."""
+        of_lane = self.lane_tasks[self.tasks[number].lane]
+        return of_lane[of_lane.index(number) + 1 :]
+
+    def wait_for(self, number: int, sources: Iterable[int]) -> None:
+        """Let a task also wait for the end of *sources*."""
+        self.tasks[number].after += [Dependency(source) for source in sources]
 
     def move(self, number: int, lane: int, *, after: int | None = None) -> None:
         """Put a task right behind *after*, or at the end of another *lane*."""

@@ -24,7 +24,7 @@ from perfmodel.graph.ops import (
 )
 from perfmodel.whatif.drafts import Ranks
 from perfmodel.whatif.pinning import PricingMachine
-from perfmodel.whatif.recosting import Recosted, count_recosted, retime, time_ratio
+from perfmodel.whatif.recosting import Recosted, count_recosted, retime, time_ratio, work_of
 from perfmodel.whatif.selection import Selection
 
 _WIDE = (DType.FP32, DType.TF32)
@@ -88,7 +88,7 @@ def reprice(
     is not known are scaled like their bytes, for numbers that were *was*.
     """
     duration_ns = duration_of(op)
-    old = Communication(collective_of(op)) if sparse else op.work if isinstance(op, Fixed) else op
+    old = Communication(collective_of(op)) if sparse else work_of(op)
     if not isinstance(old, _WORKS[work]):
         if to is not None and was is not None:
             ratio = to.size_bytes / was.size_bytes

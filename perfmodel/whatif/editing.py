@@ -25,6 +25,7 @@ from perfmodel.graph.ops import (
 )
 from perfmodel.graph.program import Anchor, LaneKind
 from perfmodel.whatif.drafts import DraftTask, ProgramDraft
+from perfmodel.whatif.recosting import work_of
 from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 
 Found = dict[int, int]
@@ -139,12 +140,12 @@ def _insert_ahead(program: ProgramDraft, found: Found, new: dict[int, DraftTask]
         if place:
             new[maker].after.append(Dependency(users[place - 1], Anchor.START))
         [number] = program.insert([new[maker]])
-        program.tasks[user].after.append(Dependency(number))
+        program.wait_for(user, [number])
 
 
 def made_bytes(op: Op) -> int:
     """Bytes that a kernel writes or a collective carries; a task that does not say is refused."""
-    work = op.work if isinstance(op, Fixed) else op
+    work = work_of(op)
     if isinstance(work, MemoryBound | Convolution):
         return work.write_bytes
     if isinstance(work, Gemm):
@@ -176,17 +177,15 @@ def move(
     near = set(() if goal is None else program.find(Selection(goal, lane))).difference(found)
     for number in found:
         own = program.tasks[number].lane
-        of_lane = program.lane_tasks[own]
-        place = of_lane.index(number)
-        ahead = [one for one in of_lane[:place] if one in near]
-        behind = [one for one in of_lane[place + 1 :] if one in near]
+        ahead = [one for one in program.ahead(number) if one in near]
+        behind = [one for one in program.behind(number) if one in near]
         if stream is not None:
-            if place:
-                program.tasks[number].after.append(Dependency(of_lane[place - 1]))
-            if behind:
-                program.tasks[behind[0]].after.append(Dependency(number))
-            program.move(number, _lane_called(program, stream, program.lanes[own].kind))
+            program.wait_for(number, program.ahead(number)[-1:])
+            for user in behind[:1]:
+                program.wait_for(user, [number])
+            program.move(number, _lane_called(program, stream, program.kind_of(number)))
         elif before is not None and behind:
+            of_lane = program.lane_tasks[own]
             of_lane.remove(number)
             of_lane.insert(of_lane.index(behind[0]), number)
         elif after is not None and ahead:

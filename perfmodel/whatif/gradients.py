@@ -154,7 +154,7 @@ def reduce_gradients(
                     role=int(Role.BOTH),
                     after=after,
                 )
-                program.tasks[update].after.append(Dependency(program.insert([task])[0]))
+                program.wait_for(update, program.insert([task]))
                 sequence += 1
 
     return replace(

@@ -37,16 +37,15 @@ def pause(program: ProgramDraft, found: Found, *, to_ns: int) -> None:
             )
         hosts[host] = None
     for task in hosts:
-        lane = program.tasks[task].lane
-        place = program.lane_tasks[lane].index(task)
-        previous = program.lane_tasks[lane][place - 1] if place else None
+        previous = next(reversed(program.ahead(task)), None)
         if previous is not None and previous < program.program.task_count:
             before = program.tasks[previous]
             if not before.after and not waiters[previous] and before.slot == PLAIN:
                 program.set_op(previous, retime(program.op(previous), to_ns))
                 continue
         op = Fixed("pause", to_ns, Provenance.ASSUMED)
-        program.insert([program.new_task(lane, op, "pause")], before=task)
+        new = program.new_task(program.tasks[task].lane, op, "pause")
+        program.insert([new], before=task)
 
 
 def equalise(job: JobGraph, selection: Selection, *, ranks: Numbers) -> JobGraph:
@@ -151,9 +150,7 @@ def run_ahead(program: ProgramDraft, found: Found) -> None:
         if lane not in apart:
             new = LaneKind.COPY if kind.is_device else LaneKind.LOADER
             apart[lane] = program.add_lane(f"prefetch of {program.lanes[lane].name}", new)
-        of_lane = program.lane_tasks[lane]
-        rest = of_lane[of_lane.index(number) + 1 :]
-        user = next((one for one in rest if one not in early), None)
+        user = next((one for one in program.behind(number) if one not in early), None)
         if user is not None:
             program.tasks[user].after.append(Dependency(number, distance=1))
             ahead = Dependency(user, anchor=Anchor.START, distance=1)

@@ -54,10 +54,7 @@ def _move_off_compute(program: ProgramDraft, found: Sequence[int]) -> None:
         if task.lane not in apart:
             name = f"communication of {program.lanes[task.lane].name}"
             apart[task.lane] = program.add_lane(name, LaneKind.COMMUNICATION)
-        of_lane = program.lane_tasks[task.lane]
-        place = of_lane.index(number)
-        if place:
-            task.after.append(Dependency(of_lane[place - 1]))
+        program.wait_for(number, program.ahead(number)[-1:])
         program.move(number, apart[task.lane])
 
 
@@ -81,7 +78,7 @@ def take_turns(program: ProgramDraft, found: Found) -> None:
         # Numbers grow along a lane, so this is the order of the launches.
         for (_, before), (_, after) in pairwise(sorted(launched)):
             if (before in found) != (after in found):
-                program.tasks[after].after.append(Dependency(before))
+                program.wait_for(after, [before])
 
 
 def prioritise(job: JobGraph, selection: Selection, *, update: Pattern) -> JobGraph:
@@ -185,9 +182,7 @@ def _forward(
             "comes ahead of kernels that a collective waits for. Use a job that was built or "
             "emulated, or record one step."
         )
-    first = min(sources)
-    of_lane = program.lane_tasks[program.tasks[first].lane]
-    return of_lane[: of_lane.index(first)]
+    return program.ahead(min(sources))
 
 
 def _priority_order(program: ProgramDraft, ready_ns: dict[int, int]) -> list[int]:

@@ -194,11 +194,15 @@ def amount_of(work: Work, ranks: Ranks = ()) -> float:
     return float(amount)
 
 
+def work_of(op: Op) -> Work | None:
+    """What a task does, where that is known."""
+    return op.work if isinstance(op, Fixed) else op
+
+
 def bytes_of(op: Op) -> float:
     """Bytes that a task reads and writes, or carries; 0 where that is unknown."""
-    work = op.work if isinstance(op, Fixed) else op
     size: float = 0
-    match work:
+    match work := work_of(op):
         case MemoryBound() | Convolution():
             size = work.read_bytes + work.write_bytes
         case Copy():

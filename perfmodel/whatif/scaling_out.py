@@ -23,7 +23,14 @@ from perfmodel.graph.ops import (
 )
 from perfmodel.whatif.drafts import Ranks, change_ops
 from perfmodel.whatif.pinning import PricingMachine, pin_job
-from perfmodel.whatif.recosting import Recosted, count_recosted, price_ns, retime, time_ratio
+from perfmodel.whatif.recosting import (
+    Recosted,
+    count_recosted,
+    price_ns,
+    retime,
+    time_ratio,
+    work_of,
+)
 from perfmodel.whatif.selection import LaneWord, Pattern, Selection, lane_mask
 from topologies import cpu_speed, load_topology
 
@@ -137,14 +144,14 @@ def rehost(
 
 
 def _is_pause(op: Op) -> bool:
-    work = op.work if isinstance(op, Fixed) else op
+    work = work_of(op)
     is_between = isinstance(work, HostWork) and work.part is HostPart.BETWEEN_LAUNCHES
     return is_between and duration_of(op) > PAUSE_NS
 
 
 def device_work(op: Op) -> Work | None:
     """What a task does on the device, where that is known."""
-    work = op.work if isinstance(op, Fixed) else op
+    work = work_of(op)
     return None if isinstance(work, HostWork | HostSpan) else work
 
 

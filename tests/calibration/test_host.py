@@ -7,13 +7,8 @@ from perfmodel.calibration.host import build_host_stack, load_host_lines
 from perfmodel.graph.ops import HostPart
 from perfmodel.stacks.profiles import load_stack
 
-ABOUT = {
-    "name": "mine",
-    "extends": "pytorch_eager",
-    "source": "a test",
-    "date": "2026-01-01",
-    "licence": "none",
-}
+ABOUT = {"name": "mine", "extends": "pytorch_eager", "source": "a test", "licence": "none"}
+ABOUT["date"] = "2026-01-01"
 
 
 def write(path, *lines):

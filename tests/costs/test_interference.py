@@ -26,21 +26,17 @@ def test_nothing_runs_faster_beside_a_collective_and_moving_costs_no_less_than_w
             assert 1 <= waiting <= moving
 
 
-def test_copies_and_the_host_are_not_slowed():
+def test_copies_the_host_and_stated_durations_are_not_slowed():
     hopper = load_slowdowns()["hopper"]
     assert hopper.factor("copy", Phase.MOVING) == hopper.factor("host", Phase.MOVING) == 1
+    assert NOTHING_SLOWED.factor("gemm", Phase.MOVING) == 1
 
 
 @pytest.mark.parametrize(
     ("device", "architecture", "is_own"),
-    [
-        ("h100_sxm", "hopper", True),
-        ("b200_sxm", "hopper", False),
-        ("l40s", "hopper", False),
-        ("p100_pcie_16gb", "volta", False),
-        ("mi300x", "cdna3", True),
-    ],
-)
+    [("h100_sxm", "hopper", True), ("b200_sxm", "hopper", False), ("l40s", "hopper", False),
+     ("p100_pcie_16gb", "volta", False), ("mi300x", "cdna3", True)],
+)  # fmt: skip
 def test_a_gpu_takes_the_constants_of_the_nearest_generation(device, architecture, is_own):
     found = slowdowns_for(load_device(device))
     assert (found.architecture, found.is_own) == (architecture, is_own)
@@ -60,12 +56,5 @@ def test_every_fault_of_a_file_is_named():
         parse_slowdowns(text, document="made.yaml")
     for place in ("gemm.waiting", "gemm.moving", "memory", "attention", "embedding", "ampere"):
         assert place in str(caught.value)
-
-
-def test_a_file_without_origin_is_refused():
     with pytest.raises(CalibrationError, match="source"):
         parse_slowdowns("generations: {volta: {}}\n", document="made.yaml")
-
-
-def test_stated_durations_are_slowed_by_nothing():
-    assert NOTHING_SLOWED.factor("gemm", Phase.MOVING) == 1

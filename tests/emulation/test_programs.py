@@ -49,8 +49,11 @@ BESIDE = (call("AWAIT", 7, stream=2), call("KERNEL", stream=2, operator=1))
         ([(*BESIDE, KERNEL, MARK)], [(0, 0)]),
         ([(*BESIDE, KERNEL, MARK)] * 2, [(0, 0), (4, 1)]),
         ([(KERNEL, MARK), (KERNEL,), (*BESIDE, KERNEL)], [(0, 0), (3, 2)]),
-        # Host 0 and 1, then the kernel: the tenth task of the first iteration is not there.
-        ([(*[KERNEL] * 9, MARK), BESIDE], [(0, 0)]),
+        # Three tasks: the fourth of the first iteration is not there.
+        ([(KERNEL, KERNEL, MARK), BESIDE], [(0, 0)]),
+        # A distance is at most 255 iterations.
+        ([(KERNEL, MARK), *[(KERNEL,)] * 254, (*BESIDE, KERNEL)], [(0, 0), (3, 255)]),
+        ([(KERNEL, MARK), *[(KERNEL,)] * 255, (*BESIDE, KERNEL)], [(0, 0)]),
     ],
 )
 def test_an_event_of_an_earlier_iteration_is_awaited_over_that_distance(iterations, expected):
@@ -76,14 +79,16 @@ def test_a_synchronisation_waits_for_what_it_names(sync, expected):
     assert [task for task, _ in awaited(program, 3)] == expected
 
 
-@pytest.mark.parametrize("has_workers", [0, 1])
-def test_a_loader_with_workers_has_a_lane_and_room_for_two_batches(has_workers):
-    program, labels = written((call("LOAD", has_workers), call("NOTE", 1), KERNEL))
-    assert (LaneKind.LOADER in {lane.kind for lane in program.lanes}) is bool(has_workers)
-    if has_workers:
-        load, taken = labels.index("load batch"), labels.index("take batch")
-        assert awaited(program, taken) == [(load, 0)]
-        assert awaited(program, load) == [(taken, 2)]
+def test_a_loader_with_workers_has_a_lane_and_room_for_two_batches():
+    load, view = call("LOAD", 1), call("NOTE", 1)
+    program, labels = written((load, view, load, KERNEL))
+    assert program.lanes[-1].kind is LaneKind.LOADER
+    assert labels[:3] == ["take batch", "before the batch", "take batch"]
+    first = labels.index("load batch")
+    assert awaited(program, 0) == [(first, 0)]
+    assert awaited(program, first) == [(0, 2)]
+    alone, _ = written((call("LOAD", 0), KERNEL))
+    assert LaneKind.LOADER not in {lane.kind for lane in alone.lanes}
 
 
 def test_threads_take_turns_and_streams_are_named_after_what_they_do():

@@ -30,29 +30,31 @@ def test_links_of_a_route_must_follow_each_other():
         Route(())
 
 
-def test_fewest_links_win_over_more_bandwidth():
-    links = [
-        *both_ways("gpu:0", "cpu:0", 1.0),
-        *both_ways("gpu:1", "cpu:0", 1.0),
-        *both_ways("gpu:0", "pcie_switch:0", 99.0),
-        *both_ways("pcie_switch:0", "pcie_switch:1", 99.0),
-        *both_ways("gpu:1", "pcie_switch:1", 99.0),
-    ]
-    topology = build_topology(links, counts={"gpu": 2, "pcie_switch": 2, "cpu": 1})
+SHORT = [*both_ways("gpu:0", "cpu:0", 1.0), *both_ways("gpu:1", "cpu:0", 1.0)]
+LONG = [
+    *both_ways("gpu:0", "pcie_switch:0", 99.0),
+    *both_ways("pcie_switch:0", "pcie_switch:1", 99.0),
+    *both_ways("gpu:1", "pcie_switch:1", 99.0),
+]
+UNEVEN = [*both_ways("gpu:0", "cpu:0", 99.0), *both_ways("gpu:1", "cpu:0", 1.0)]
+EVEN = [*both_ways("gpu:0", "cpu:1", 2.0), *both_ways("gpu:1", "cpu:1", 2.0)]
+WIDE = [*both_ways("gpu:0", "cpu:0", 999), *both_ways("gpu:1", "cpu:0", 999)]
+SWITCHED = [
+    *both_ways("gpu:0", "nvswitch:0", 10, NVLINK), *both_ways("gpu:1", "nvswitch:0", 10, NVLINK),
+]  # fmt: skip
 
-    assert stops(topology, 0, 1) == ("cpu:0",)
 
-
-def test_of_equally_long_routes_the_one_with_the_faster_slowest_link_wins():
-    links = [
-        *both_ways("gpu:0", "cpu:0", 99.0),
-        *both_ways("gpu:1", "cpu:0", 1.0),
-        *both_ways("gpu:0", "cpu:1", 2.0),
-        *both_ways("gpu:1", "cpu:1", 2.0),
-    ]
-    topology = build_topology(links, counts={"gpu": 2, "cpu": 2})
-
-    assert stops(topology, 0, 1) == ("cpu:1",)
+@pytest.mark.parametrize(
+    ("links", "counts", "wanted"),
+    [
+        (SHORT + LONG, {"gpu": 2, "pcie_switch": 2, "cpu": 1}, "cpu:0"),
+        (UNEVEN + EVEN, {"gpu": 2, "cpu": 2}, "cpu:1"),
+        (WIDE + SWITCHED, {"gpu": 2, "nvswitch": 1, "cpu": 1}, "nvswitch:0"),
+    ],
+    ids=["fewest links win over more bandwidth", "the faster slowest link wins", "nvlink wins"],
+)
+def test_of_two_routes_one_wins(links, counts, wanted):
+    assert stops(build_topology(links, counts=counts), 0, 1) == (wanted,)
 
 
 def test_of_equal_routes_the_first_written_wins():
@@ -80,18 +82,6 @@ def test_a_gpu_is_passed_only_where_the_machine_says_its_gpus_forward():
     assert route.bandwidth_bytes_per_s == 25e9
 
 
-def test_nvlink_wins_over_a_route_of_as_many_links():
-    links = [
-        *both_ways("gpu:0", "cpu:0", 999),
-        *both_ways("gpu:1", "cpu:0", 999),
-        *both_ways("gpu:0", "nvswitch:0", 10, NVLINK),
-        *both_ways("gpu:1", "nvswitch:0", 10, NVLINK),
-    ]
-    topology = build_topology(links, counts={"gpu": 2, "nvswitch": 1, "cpu": 1})
-
-    assert stops(topology, 0, 1) == ("nvswitch:0",)
-
-
 def test_without_peer_to_peer_traffic_climbs_to_the_socket_and_back():
     assert stops(build_pcie_host(), 0, 1) == ("pcie_switch:0",)
 
@@ -99,9 +89,7 @@ def test_without_peer_to_peer_traffic_climbs_to_the_socket_and_back():
     assert route.stops == ("pcie_switch:0", "cpu:0", "pcie_switch:0")
     assert route.bandwidth_bytes_per_s == 16e9
     assert route.passes_cpu
-
-
-def test_without_peer_to_peer_nvlink_still_works():
+    # NVLink still works.
     assert stops(chain(peer_to_peer=False), 0, 1) == ()
 
 
