@@ -52,7 +52,7 @@ class Round:
 
     Columns have a row per task of every rank. *undelayed* is the job without delays, *alone_ns* the
     time of tasks without losses. The round is number *count* and moved the iteration by
-    *moved_ratio*; *unsettled* counts the effects that the rules changed when they were compared last.
+    *moved_ratio*; *unsettled* effects had changed when they were compared last.
     """
 
     undelayed: JobGraph
