@@ -8,28 +8,25 @@ it. Without such a folder, every process compiles for itself.
 from __future__ import annotations
 
 import os
-import stat
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
 from numba.core import config
 
+from perfmodel.base.writing import PRIVATE, is_private
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-PRIVATE = 0o700
 
 
 def own_folder(path: Path) -> bool:
     """Whether *path*, made if absent, is a folder that only this user may read and write."""
-    try:
+    with suppress(OSError):
         path.mkdir(mode=PRIVATE, exist_ok=True)
-        found = path.lstat()
-    except OSError:
-        return False
-    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    return is_ours and stat.S_IMODE(found.st_mode) == PRIVATE
+    return is_private(path)
 
 
 def _can_cache() -> bool:

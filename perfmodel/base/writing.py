@@ -12,6 +12,7 @@ import io
 import json
 import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,20 @@ STDOUT = "-"
 """Typed instead of a file name: standard output."""
 _FORMULA = ("=", "+", "-", "@")
 """What spreadsheets take for the beginning of a formula."""
+
+
+PRIVATE = 0o700
+"""The mode of a folder that only its user may read and write."""
+
+
+def is_private(folder: Path) -> bool:
+    """Whether *folder* is a folder of this user that others may neither read nor write."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return is_ours and stat.S_IMODE(found.st_mode) == PRIVATE
 
 
 def check_writable(option: str, path: Path) -> None:
@@ -161,7 +176,7 @@ def draft_folder_of(folder: Path) -> Iterator[Path]:
             # One writer has the lock, so a draft that is there was left by one that was killed.
             draft = folder.parent / f".{folder.name}.draft"
             shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(mode=0o700)
+            draft.mkdir(mode=PRIVATE)
         try:
             yield draft
             with _as_output_error(folder):

@@ -8,10 +8,12 @@ choose fields of the dataclass. A command is imported when it is named.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from importlib import import_module
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -19,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import perfmodel
-from perfmodel.base.errors import InputError
+from perfmodel.base.errors import InputError, OutputError
 from perfmodel.base.options import Option, options_of, split_option
 
 COMMANDS = {
@@ -109,6 +111,7 @@ def command(
                         for name, value in self.callback(**ctx.params).items()
                         if ctx.get_parameter_source(name).name == "COMMANDLINE"
                     }
+                    _check_inputs_kept({one.name: one.opts[0] for one in self.params}, values)
                     ctx.params = {}
                     for source in sources:
                         ctx.params |= source.to_argument(values, ctx)
@@ -224,6 +227,30 @@ def _check_not_repeated(parameters: Iterable[Any], arguments: Sequence[str]) -> 
             raise InputError(
                 f"{one.opts[0]}: is given {count} times, and takes one value. Give it once."
             )
+
+
+WRITTEN = ("--csv", "--json", "--out", "--plan-out", "--plot", "--report", "--trace-out")
+"""Options that name a file to write."""
+
+
+def _check_inputs_kept(typed: Mapping[str, str], values: Mapping[str, Any]) -> None:
+    """Refuse to write over a file that is read; *typed* are the options of *values*."""
+    targets = {name: value for name, value in values.items() if typed[name] in WRITTEN}
+    for name, value in values.items():
+        for one in value if isinstance(value, list | tuple) else (value,):
+            for written, target in targets.items():
+                if name not in targets and _is_same_file(one, target):
+                    raise OutputError(
+                        f"{typed[written]} {target}: is also read, as {typed[name]}. "
+                        "Name another file."
+                    )
+
+
+def _is_same_file(one: Any, other: Any) -> bool:
+    paths = [path for path in (one, other) if isinstance(path, str | Path)]
+    # In contrast to Path.is_file, this takes any text for an answer.
+    is_pair = len(paths) == 2 and all(map(os.path.isfile, paths))
+    return is_pair and Path(one).samefile(other)
 
 
 def _show_version(is_asked: bool) -> None:

@@ -8,21 +8,16 @@ nanoseconds are those of a replay of the whole job.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.compiling import compiled
-from perfmodel.engine.condensing import (
-    ORIGIN,
-    Bools,
-    CondensedProgram,
-    choose_kept,
-    condense,
-)
+from perfmodel.engine.condensing import ORIGIN, Bools, Ways, choose_kept, condense, lane_ends
 from perfmodel.engine.layout import Int32s, Int64s
 from perfmodel.engine.replay import (
     FIRST_ITERATIONS,
@@ -34,7 +29,8 @@ from perfmodel.engine.replay import (
 from perfmodel.graph.program import PLAIN, Anchor, Program
 
 Int8s = NDArray[np.int8]
-SlotKey = tuple[int, int, int]
+Slot = tuple[int, int, int]
+"""Lane, origin and number of a kept task."""
 
 FIXED = -1
 """Column of a task whose duration no variant changes."""
@@ -76,57 +72,45 @@ def condense_job(kinds: Sequence[RankKind]) -> CondensedJob:
 
     Slots are the tasks that any kind keeps, matched by their origin.
     """
-    found = [
+    waits = [
         condense(kind.program, kind.durations_ns, choose_kept(kind.program, kind.changing != FIXED))
         for kind in kinds
     ]
-    keys = [_slot_keys(kind.program, of_kind) for kind, of_kind in zip(kinds, found, strict=True)]
-    return _fill(_merge(keys, found), keys, kinds, found)
+    slot_of = [_find_slots(kind.program, kept) for kind, kept in zip(kinds, waits, strict=True)]
+    return _fill(_merge(slot_of, waits), slot_of, kinds, waits)
 
 
-def _slot_keys(program: Program, found: CondensedProgram) -> dict[SlotKey, int]:
+def _find_slots(program: Program, kept: Collection[int]) -> dict[int, Slot]:
     """Kept tasks by lane, origin and number among the tasks of that origin on the lane."""
-    lanes = program.task_lanes()
-    kept = set(found.tasks)
     counts: Counter[tuple[int, int]] = Counter()
-    key_of: dict[int, SlotKey] = {}
-    for task in range(program.task_count):
-        lane, origin = int(lanes[task]), int(program.origin[task])
-        number = counts[lane, origin]
+    slot_of: dict[int, Slot] = {}
+    of_task = zip(program.task_lanes().tolist(), program.origin.tolist(), strict=True)
+    for task, (lane, origin) in enumerate(of_task):
+        slot_of[task] = (lane, origin, counts[lane, origin])
         counts[lane, origin] += 1
-        if task in kept:
-            key_of[task] = (lane, origin, number)
-    return {key_of[task]: task for task in found.tasks}
+    return {task: slot_of[task] for task in kept}
 
 
-def _merge(keys: list[dict[SlotKey, int]], condensed: list[CondensedProgram]) -> list[SlotKey]:
+def _merge(slot_of: list[dict[int, Slot]], waits: list[dict[int, Ways]]) -> list[Slot]:
     """All slots, in an order that both kinds of rank can execute."""
-    sources: dict[SlotKey, set[SlotKey]] = {key: set() for of_kind in keys for key in of_kind}
-    for of_kind, found in zip(keys, condensed, strict=True):
-        key_of = {task: key for key, task in of_kind.items()}
-        for key, task in of_kind.items():
-            sources[key] |= {
-                key_of[moment.task]
-                for moment in found.waits[task]
+    sources: dict[Slot, set[Slot]] = {slot: set() for one in slot_of for slot in one.values()}
+    for of_kind, waits_of in zip(slot_of, waits, strict=True):
+        for task, slot in of_kind.items():
+            sources[slot] |= {
+                of_kind[moment.task]
+                for moment in waits_of[task]
                 if moment.task != ORIGIN and moment.distance == 0
             }
-    order: list[SlotKey] = []
-    done: set[SlotKey] = set()
-    while len(order) < len(sources):
-        ready = [key for key in sources if key not in done and sources[key] <= done]
-        assert ready, "both kinds of rank issue their collectives in one order"
-        order += ready
-        done |= set(ready)
-    return order
+    # Both kinds of rank issue their collectives in one order, so there is no cycle.
+    return list(TopologicalSorter(sources).static_order())
 
 
 def _fill(
-    slots: list[SlotKey],
-    keys: list[dict[SlotKey, int]],
+    slots: list[Slot],
+    slot_of: list[dict[int, Slot]],
     rank_kinds: Sequence[RankKind],
-    condensed: list[CondensedProgram],
+    waits: list[dict[int, Ways]],
 ) -> CondensedJob:
-    place_of = {key: place for place, key in enumerate(slots)}
     kinds = len(rank_kinds)
     is_present = np.zeros((kinds, len(slots)), dtype=bool)
     is_rendezvous = np.zeros(len(slots), dtype=bool)
@@ -135,19 +119,20 @@ def _fill(
     wait_start = np.zeros((kinds, len(slots) + 1), dtype=np.int32)
     rows: list[tuple[int, bool, int, int]] = []
     lane_slots: set[int] = set()
-    for kind, (of_kind, found, short) in enumerate(zip(keys, rank_kinds, condensed, strict=True)):
-        place_of_task = {task: place_of[key] for key, task in of_kind.items()}
-        lane_slots |= {place_of_task[task] for task in short.lane_ends}
+    for kind, (of_kind, found) in enumerate(zip(slot_of, rank_kinds, strict=True)):
+        place_of = {task: slots.index(slot) for task, slot in of_kind.items()}
+        task_of = {place: task for task, place in place_of.items()}
+        lane_slots |= {place_of[task] for task in lane_ends(found.program)}
         wait_start[kind, 0] = len(rows)
-        for place, key in enumerate(slots):
-            task = of_kind.get(key)
+        for place in range(len(slots)):
+            task = task_of.get(place)
             if task is not None:
                 is_present[kind, place] = True
                 is_rendezvous[place] |= bool(found.program.slot[task] != PLAIN)
                 changing[place] = max(changing[place], found.changing[task])
                 fixed_ns[kind, place] = found.durations_ns[task]
-                for moment, lag in sorted(short.waits[task].items()):
-                    source = place_of_task.get(moment.task, ORIGIN)
+                for moment, lag in sorted(waits[kind][task].items()):
+                    source = place_of.get(moment.task, ORIGIN)
                     rows.append((source, moment.anchor is Anchor.START, moment.distance, lag))
             wait_start[kind, place + 1] = len(rows)
     columns = np.array(rows, dtype=np.int64).reshape(-1, 4)

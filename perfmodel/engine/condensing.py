@@ -6,7 +6,9 @@ be folded exactly into lags between the kept tasks: the longest path from one to
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from itertools import pairwise
 
 import numpy as np
@@ -34,15 +36,6 @@ Ways = dict[Moment, int]
 """The longest path from each moment, in nanoseconds."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CondensedProgram:
-    """Kept *tasks* in an executable order, and the waits of each."""
-
-    tasks: tuple[int, ...]
-    waits: dict[int, Ways]
-    lane_ends: tuple[int, ...]
-
-
 def choose_kept(program: Program, changing: Bools) -> Bools:
     """Tasks that must be kept when those marked *changing* have no fixed duration.
 
@@ -50,20 +43,22 @@ def choose_kept(program: Program, changing: Bools) -> Bools:
     that a later iteration waits for.
     """
     kept: Bools = changing | (program.slot != PLAIN)
-    kept[list(_lane_bounds(program).values())] = True
+    kept[lane_ends(program)] = True
     kept[program.dep_task[program.dep_distance > 0]] = True
     return kept
 
 
-def condense(program: Program, durations_ns: Int64s, kept: Bools) -> CondensedProgram:
-    """Fold the tasks of *program* that are not *kept*."""
+def condense(program: Program, durations_ns: Int64s, kept: Bools) -> dict[int, Ways]:
+    """Fold the tasks of *program* that are not *kept*.
+
+    The result has the waits of every kept task, in an order in which they can be executed.
+    """
     previous = _previous_in_lane(program)
     lengths = durations_ns.tolist()
     ends: dict[int, Ways] = {}
     starts: dict[int, Ways] = {}
     waits: dict[int, Ways] = {}
-    order = _sort(program, previous)
-    for task in order:
+    for task in _sort(program, previous):
         ready = _ready(program, task, previous, starts, ends)
         if kept[task]:
             waits[task] = ready
@@ -72,10 +67,9 @@ def condense(program: Program, durations_ns: Int64s, kept: Bools) -> CondensedPr
         else:
             starts[task] = ready
             ends[task] = {moment: way + lengths[task] for moment, way in ready.items()}
-    tasks = tuple(task for task in order if kept[task])
-    for task in tasks:
+    for task in waits:
         waits[task] = _prune(waits[task], waits)
-    return CondensedProgram(tasks, waits, tuple(_lane_bounds(program).values()))
+    return waits
 
 
 def _ready(
@@ -125,33 +119,23 @@ def _previous_in_lane(program: Program) -> list[int]:
     return previous
 
 
+def lane_ends(program: Program) -> list[int]:
+    """The last task of every lane that has any."""
+    return list(_lane_bounds(program).values())
+
+
 def _lane_bounds(program: Program) -> dict[int, int]:
     """The last task of every lane that has any, by its first task."""
     starts = program.lane_start.tolist()
     return {first: after - 1 for first, after in pairwise(starts) if after > first}
 
 
-def _sort(program: Program, previous: list[int]) -> list[int]:
+def _sort(program: Program, previous: list[int]) -> Iterable[int]:
     """An order in which every task comes after its dependencies in the same iteration."""
-    count = program.task_count
-    missing = np.zeros(count, dtype=np.int64)
-    followers: list[list[int]] = [[] for _ in range(count)]
-    for task in range(count):
-        sources = [previous[task]] if previous[task] < task else []
+    sources: dict[int, list[int]] = {}
+    for task in range(program.task_count):
         rows = slice(int(program.dep_start[task]), int(program.dep_start[task + 1]))
         is_now = program.dep_distance[rows] == 0
-        sources += program.dep_task[rows][is_now].tolist()
-        missing[task] = len(sources)
-        for source in sources:
-            followers[source].append(task)
-    open_tasks = [task for task in range(count - 1, -1, -1) if missing[task] == 0]
-    order = []
-    while open_tasks:
-        task = open_tasks.pop()
-        order.append(task)
-        for follower in followers[task]:
-            missing[follower] -= 1
-            if missing[follower] == 0:
-                open_tasks.append(follower)
-    assert len(order) == count, "a program that passed its audit has no cycle"
-    return order
+        sources[task] = program.dep_task[rows][is_now].tolist()
+        sources[task] += [previous[task]] if previous[task] < task else []
+    return TopologicalSorter(sources).static_order()

@@ -60,7 +60,7 @@ from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from topologies import Cluster
 
 EMBEDDING_FAMILY = "embedding"
-RANKS_AT_ONCE = 8192
+RANKS_AT_ONCE = 6144
 """Ranks, over all plans that are priced together: enough to vectorise, few enough for the cache."""
 HOLDER, EMPTY = 0, 1
 """The two kinds of rank: with pieces and without."""

@@ -126,15 +126,18 @@ class PieceCatalog:
 
     def load(self, plans: Sequence[PlanColumns], columns: PieceColumns | None = None) -> RankLoads:
         """Sum up *plans* by rank; *columns* are those of the catalog's pieces or of their own."""
-        return RankLoads(
-            *_sum_loads(
-                np.concatenate([plan.piece for plan in plans]),
-                np.concatenate([plan.rank for plan in plans]),
-                offsets([len(plan.piece) for plan in plans]),
-                self.rank_count,
-                *(columns or self.columns),
-            )
+        shape = (len(plans), self.rank_count)
+        found = RankLoads(
+            np.zeros((*shape, len(Term)), dtype=np.int64), *np.zeros((4, *shape), dtype=np.int64)
         )
+        _sum_loads(
+            np.concatenate([plan.piece for plan in plans]),
+            np.concatenate([plan.rank for plan in plans]),
+            offsets([len(plan.piece) for plan in plans]),
+            columns or self.columns,
+            found,
+        )
+        return found
 
     def _build_columns(self, tables: Sequence[EmbeddingTable]) -> PieceColumns:
         spec, cache_bytes = self._spec, self._device.l2_bytes
@@ -165,34 +168,22 @@ def partial_width(plan: ShardingPlan) -> int:
 
 @compiled
 def _sum_loads(
-    piece: Int32s,
-    rank: Int32s,
-    plan_start: Int64s,
-    ranks: int,
-    terms: Int64s,
-    index_counts: Int64s,
-    widths: Int64s,
-    memory_bytes: Int64s,
-) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s]:
-    """The columns of `RankLoads`."""
-    plans, levels, columns = len(plan_start) - 1, terms.shape[1], terms.shape[3]
-    sums = np.zeros((4, plans, ranks), dtype=np.int64)
-    out_indices, out_widths, out_bytes, out_counts = sums[0], sums[1], sums[2], sums[3]
-    out_terms = np.zeros((plans, ranks, columns), dtype=np.int64)
-    for plan in range(plans):
+    piece: Int32s, rank: Int32s, plan_start: Int64s, of_piece: PieceColumns, found: RankLoads
+) -> None:
+    """Add the loads of pieces to those of their ranks."""
+    terms = of_piece.terms
+    for plan in range(len(plan_start) - 1):
         batch = plan if terms.shape[0] > 1 else 0
         for row in range(plan_start[plan], plan_start[plan + 1]):
-            out_counts[plan, rank[row]] += 1
+            found.piece_counts[plan, rank[row]] += 1
         for row in range(plan_start[plan], plan_start[plan + 1]):
             held, where = piece[row], rank[row]
-            level = min(out_counts[plan, where], levels) - 1
-            out_indices[plan, where] += index_counts[batch, held]
-            out_widths[plan, where] += widths[held]
-            out_bytes[plan, where] += memory_bytes[held]
-            for column in range(columns):
-                value = terms[batch, level, held, column]
-                if column < FIRST_LARGEST:
-                    out_terms[plan, where, column] += value
-                else:
-                    out_terms[plan, where, column] = max(out_terms[plan, where, column], value)
-    return out_terms, out_indices, out_widths, out_bytes, out_counts
+            level = min(found.piece_counts[plan, where], terms.shape[1]) - 1
+            found.index_counts[plan, where] += of_piece.index_counts[batch, held]
+            found.widths[plan, where] += of_piece.widths[held]
+            found.memory_bytes[plan, where] += of_piece.memory_bytes[held]
+            total = found.terms[plan, where]
+            for term in range(terms.shape[3]):
+                value = terms[batch, level, held, term]
+                is_sum = term < FIRST_LARGEST
+                total[term] = total[term] + value if is_sum else max(total[term], value)

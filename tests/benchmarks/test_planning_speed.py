@@ -14,25 +14,16 @@ import pytest
 
 from embeddings.sharders import SHARDERS, build_named_plan
 from perfmodel.execution import open_executor
-from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import LayoutBook
-from perfmodel.planning.making import build_task, judge_assignments
+from perfmodel.planning.making import judge_assignments
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.rank_plans import rank_plans
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
-from tests.planning.settings import STACK, build_spec, predict_plan, random_plan
-from topologies import build_cluster, load_topology
+from tests.planning.settings import plan_setting, predict_plan, random_plan
 
 PLANS = 2048
 CHECKED = 200
-
-
-def _setting(tables: int, hosts: int, batch: int):
-    spec = build_spec(tables, batch=batch)
-    cluster = build_cluster(load_topology("dgx_a100"), hosts=hosts)
-    task = build_task(spec, spec.embedding.tables(), cluster)
-    return PlanEvaluator(spec, cluster, STACK), task
 
 
 def _random_ranks(*shape: int):
@@ -41,7 +32,7 @@ def _random_ranks(*shape: int):
 
 @pytest.mark.benchmark
 def test_plans_of_100_tables_on_128_ranks_are_judged_300_times_as_fast_as_predicted():
-    evaluator, task = _setting(100, 16, 65536)
+    evaluator, task = plan_setting(100, "dgx_a100", 16, batch=65536)
     ranks = _random_ranks(PLANS, 100)
     evaluator.measure_assignments(task, ranks[:128])
     begin = time.process_time()
@@ -71,7 +62,7 @@ def test_plans_of_100_tables_on_128_ranks_are_judged_300_times_as_fast_as_predic
 
 @pytest.mark.benchmark
 def test_200_random_plans_of_100_tables_on_128_ranks_take_the_nanoseconds_of_a_full_prediction():
-    evaluator, task = _setting(100, 16, 65536)
+    evaluator, task = plan_setting(100, "dgx_a100", 16, batch=65536)
     chance = random.Random(3)
     plans = [random_plan(task, chance) for _ in range(CHECKED)]
     begin = time.process_time()
@@ -128,7 +119,7 @@ def test_two_ray_workers_judge_plans_half_as_fast_again_as_one(tmp_path):
 
 @pytest.mark.benchmark
 def test_a_search_of_1000_tables_on_1024_ranks_beats_every_sharder():
-    evaluator, task = _setting(1000, 128, 65536)
+    evaluator, task = plan_setting(1000, "dgx_a100", 128, batch=65536)
     plans = [build_named_plan(name, task) for name in SHARDERS]
     begin, clock = time.process_time(), time.monotonic()
     search = PlanSearch(evaluator, task, mode=Mode.PERIOD, seed=0)

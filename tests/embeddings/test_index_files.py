@@ -35,22 +35,20 @@ def test_every_format_gives_the_same_data(tmp_path):
 
 @pytest.mark.parametrize(
     ("arrays", "fault"),
-    [
-        ({"indices": [1, -2, 3], "lengths": [[2, 1]]}, "indices[1]: must not be negative, got -2"),
-        ({"indices": [1.0, np.nan], "lengths": [[2]]}, "indices[1]: must be finite, got nan"),
-        ({"indices": [1.0, np.inf], "lengths": [[2]]}, "indices[1]: must be finite, got inf"),
-        ({"indices": [0.5], "lengths": [[1]]}, "indices[0]: must be a whole number, got 0.5"),
-        ({"indices": [2.0**60], "lengths": [[1]]}, "indices[0]: is out of range"),
-        ({"indices": [1, 2, 3], "lengths": [[2, 2]]}, "ragged: the lengths add up to 4"),
-        ({"indices": [1, 2], "lengths": [[3, -1]]}, "lengths[0][1]: must not be negative"),
-        ({"indices": [1, 2, 3], "offsets": [0, 9], "tables": 1}, "offsets[2]: must not be below"),
-        ({"indices": [1, 2, 3], "offsets": [0, 2, 1, 3]}, "offsets[2]: must not be below"),
-        ({"indices": [1, 2, 3]}, "must hold `indices` and `lengths`"),
-        ({"indices": [1], "lengths": [[1]], "more": [1]}, "more"),
-        ({"indices": ["a"], "lengths": [[1]]}, "must be whole numbers"),
-        ({"indices": [1, 2, 3], "offsets": [0, 2], "tables": 0}, "tables"),
-    ],
-)
+    [({"indices": [1, -2, 3], "lengths": [[2, 1]]}, "indices[1]: must not be negative, got -2"),
+     ({"indices": [1.0, np.nan], "lengths": [[2]]}, "indices[1]: must be finite, got nan"),
+     ({"indices": [1.0, np.inf], "lengths": [[2]]}, "indices[1]: must be finite, got inf"),
+     ({"indices": [0.5], "lengths": [[1]]}, "indices[0]: must be a whole number, got 0.5"),
+     ({"indices": [2.0**60], "lengths": [[1]]}, "indices[0]: is out of range"),
+     ({"indices": [1, 2, 3], "lengths": [[2, 2]]}, "ragged: the lengths add up to 4"),
+     ({"indices": [1, 2], "lengths": [[3, -1]]}, "lengths[0][1]: must not be negative"),
+     ({"indices": [1, 2, 3], "offsets": [0, 9], "tables": 1}, "offsets[2]: must not be below"),
+     ({"indices": [1, 2, 3], "offsets": [0, 2, 1, 3]}, "offsets[2]: must not be below"),
+     ({"indices": [1, 2, 3]}, "must hold `indices` and `lengths`"),
+     ({"indices": [1], "lengths": [[1]], "more": [1]}, "more"),
+     ({"indices": ["a"], "lengths": [[1]]}, "must be whole numbers"),
+     ({"indices": [1, 2, 3], "offsets": [0, 2], "tables": 0}, "tables")],
+)  # fmt: skip
 def test_a_faulty_file_is_refused_with_the_place(tmp_path, arrays, fault):
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(InputError) as error:
@@ -73,15 +71,10 @@ def test_pickled_objects_are_not_loaded(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "fault"),
-    [
-        ("none.npz", "none.npz"),
-        ("words.txt", "must end in one of .npz"),
-        ("words", "got 'no ending'"),
-        (".", "folder|directory|file"),
-        ("empty.npz", "holds nothing"),
-        ("short.npz", "not a readable"),
-    ],
-)
+    [("none.npz", "none.npz"), ("words.txt", "must end in one of .npz"),
+     ("words", "got 'no ending'"), (".", "folder|directory|file"),
+     ("empty.npz", "holds nothing"), ("short.npz", "not a readable")],
+)  # fmt: skip
 def test_what_is_no_file_of_indices_is_refused(tmp_path, name, fault):
     (tmp_path / "words.txt").write_text("1 2 3")
     (tmp_path / "words").write_text("1 2 3")
@@ -175,19 +168,13 @@ def test_indices_are_one_long_row_of_numbers_up_to_two_to_the_53():
 
 @pytest.mark.parametrize(
     ("offsets", "tables", "lengths"),
-    [
-        ([0], 1, [[7]]),
-        ([0, 2], 2, [[2], [5]]),
-        ([0, 2, 3, 3], 2, [[2, 1], [0, 4]]),
-        ([0, 2, 3, 3, 7], 2, [[2, 1], [0, 4]]),
-        # A last bag that is empty begins at the end.
-        ([0, 7], 2, [[7], [0]]),
-        # Of one table both layouts divide; where the last entry is the end, it is no bag.
-        ([0, 3], 1, [[3, 4]]),
-        ([0, 3, 7], 1, [[3, 4]]),
-        ([0, 3, 7, 7], 1, [[3, 4, 0]]),
-    ],
-)
+    [([0], 1, [[7]]), ([0, 2], 2, [[2], [5]]), ([0, 2, 3, 3], 2, [[2, 1], [0, 4]]),
+     ([0, 2, 3, 3, 7], 2, [[2, 1], [0, 4]]),
+     # A last bag that is empty begins at the end.
+     ([0, 7], 2, [[7], [0]]),
+     # Of one table both layouts divide; where the last entry is the end, it is no bag.
+     ([0, 3], 1, [[3, 4]]), ([0, 3, 7], 1, [[3, 4]]), ([0, 3, 7, 7], 1, [[3, 4, 0]])],
+)  # fmt: skip
 def test_the_end_of_the_last_bag_may_be_left_out(offsets, tables, lengths):
     found = lengths_from_offsets("here", offsets, index_count=7, table_count=tables)
     assert found.tolist() == lengths

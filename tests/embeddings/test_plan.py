@@ -115,15 +115,9 @@ def test_a_table_is_asked_finitely_often(field, number):
 
 @pytest.mark.parametrize(
     ("field", "wrong", "right"),
-    [
-        ("rows", 0, 1),
-        ("width", 0, 1),
-        ("rows", 10**12 + 1, 10**12),
-        ("width", 2**24 + 1, 2**24),
-        ("cached_ratio", 0.0, 1.0),
-        ("cached_ratio", 1.5, 0.5),
-    ],
-)
+    [("rows", 0, 1), ("width", 0, 1), ("rows", 10**12 + 1, 10**12),
+     ("width", 2**24 + 1, 2**24), ("cached_ratio", 0.0, 1.0), ("cached_ratio", 1.5, 0.5)],
+)  # fmt: skip
 def test_a_table_has_rows_numbers_and_a_share_that_is_cached(field, wrong, right):
     sizes = {"rows": 10, "width": 8}
     with pytest.raises(PlanError, match=field.replace("_", " ")):
@@ -155,17 +149,10 @@ def test_the_window_of_a_cache_touches_as_many_rows_as_it_holds(exponent, rows, 
 
 @pytest.mark.parametrize(
     "shard",
-    [
-        Shard(0, 0, 0, 10, 1, 8),
-        Shard(0, 0, 0, 10, -1, 8),
-        Shard(0, 0, 1, 10, 0, 8),
-        Shard(0, 0, -1, 10, 0, 8),
-        Shard(0, 0, 0, 0, 0, 8),
-        Shard(0, 0, 0, 10, 0, 0),
-        Shard(0, -1, 0, 10, 0, 8),
-        Shard(-1, 0, 0, 10, 0, 8),
-    ],
-)
+    [Shard(0, 0, 0, 10, 1, 8), Shard(0, 0, 0, 10, -1, 8), Shard(0, 0, 1, 10, 0, 8),
+     Shard(0, 0, -1, 10, 0, 8), Shard(0, 0, 0, 0, 0, 8), Shard(0, 0, 0, 10, 0, 0),
+     Shard(0, -1, 0, 10, 0, 8), Shard(-1, 0, 0, 10, 0, 8)],
+)  # fmt: skip
 def test_a_piece_lies_inside_its_table_on_a_rank_that_exists(shard):
     with pytest.raises(PlanError) as error:
         _plan(shard)
@@ -175,13 +162,11 @@ def test_a_piece_lies_inside_its_table_on_a_rank_that_exists(shard):
 
 @pytest.mark.parametrize(
     ("first", "second", "is_shared"),
-    [
-        (Shard(0, 0, 0, 4, 0, 4), Shard(0, 0, 3, 4, 3, 4), True),
-        (Shard(0, 0, 0, 4, 0, 4), Shard(0, 0, 4, 4, 0, 4), False),
-        (Shard(0, 0, 0, 4, 0, 4), Shard(0, 0, 0, 4, 4, 4), False),
-        (Shard(0, 0, 2, 1, 2, 1), Shard(0, 0, 0, 9, 0, 9), True),
-    ],
-)
+    [(Shard(0, 0, 0, 4, 0, 4), Shard(0, 0, 3, 4, 3, 4), True),
+     (Shard(0, 0, 0, 4, 0, 4), Shard(0, 0, 4, 4, 0, 4), False),
+     (Shard(0, 0, 0, 4, 0, 4), Shard(0, 0, 0, 4, 4, 4), False),
+     (Shard(0, 0, 2, 1, 2, 1), Shard(0, 0, 0, 9, 0, 9), True)],
+)  # fmt: skip
 def test_pieces_overlap_where_they_share_rows_and_columns(first, second, is_shared):
     assert first.overlaps(second) is second.overlaps(first) is is_shared
 
@@ -235,15 +220,13 @@ def test_by_rows_over_one_host_of_several_is_told_apart():
 
 @pytest.mark.parametrize(
     ("more", "fault"),
-    [
-        ({"frequent_rows": (1, 2)}, "one number per table, got 2"),
-        ({"summed_in_host": (1,)}, "must name tables that exist"),
-        ({"summed_in_host": (-1,)}, "must name tables that exist"),
-        ({"summed_in_host": (0,), "ranks_per_host": 3}, "got 4 ranks and 3 per host"),
-        ({"data_parallel": (1,)}, "must name tables that exist, got 1"),
-        ({"data_parallel": (-1,)}, "must name tables that exist, got -1"),
-    ],
-)
+    [({"frequent_rows": (1, 2)}, "one number per table, got 2"),
+     ({"summed_in_host": (1,)}, "must name tables that exist"),
+     ({"summed_in_host": (-1,)}, "must name tables that exist"),
+     ({"summed_in_host": (0,), "ranks_per_host": 3}, "got 4 ranks and 3 per host"),
+     ({"data_parallel": (1,)}, "must name tables that exist, got 1"),
+     ({"data_parallel": (-1,)}, "must name tables that exist, got -1")],
+)  # fmt: skip
 def test_what_is_said_of_tables_is_said_of_those_there_are(more, fault):
     whole = (Shard(0, 1, 0, 10, 0, 8),)
     with pytest.raises(PlanError, match=fault):

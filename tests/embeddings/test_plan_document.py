@@ -237,16 +237,10 @@ def test_a_document_says_kernels_devices_and_sums_of_hosts():
 
 @pytest.mark.parametrize(
     ("ranks", "frequent", "is_refused"),
-    [
-        ((0, 1, 2, 3), (), False),
-        ((1, 0, 2, 3), (), True),
-        ((0, 1, 2), (), True),
-        ((0, 1, 2, 3), (0,), False),
-        ((0, 1, 2, 3), (5,), True),
-        ((0,), (5,), True),
-        ((3,), (), False),
-    ],
-)
+    [((0, 1, 2, 3), (), False), ((1, 0, 2, 3), (), True), ((0, 1, 2), (), True),
+     ((0, 1, 2, 3), (0,), False), ((0, 1, 2, 3), (5,), True), ((0,), (5,), True),
+     ((3,), (), False)],
+)  # fmt: skip
 def test_rows_in_order_over_all_ranks_and_whole_copies_can_be_run(ranks, frequent, is_refused):
     table = EmbeddingTable("t", 12, 4)
     size = 12 // len(ranks)

@@ -185,17 +185,13 @@ def test_pieces_find_together_what_each_finds_alone(distribution, rows):
 
 @pytest.mark.parametrize(
     ("shares", "reuse", "draws", "fault"),
-    [
-        ((), (), 1.0, "one mean reuse per bin"),
-        ((1.0,), (1.0, 2.0), 1.0, "got 2 for 1 bins"),
-        ((1.0, -0.1), (1.0, 2.0), 1.0, "must be finite"),
-        ((1.0, np.inf), (1.0, 2.0), 1.0, "must be finite"),
-        ((0.0, 0.0), (1.0, 2.0), 1.0, "must be above 0"),
-        ((1.0, 0.0), (1.0, 0.0), 1.0, "must be above 0"),
-        ((1.0, 0.0), (1.0, 2.0), 0.0, "must be above 0"),
-        ((0.2, 0.0), (0.5, 0.5), 0.5, None),
-    ],
-)
+    [((), (), 1.0, "one mean reuse per bin"), ((1.0,), (1.0, 2.0), 1.0, "got 2 for 1 bins"),
+     ((1.0, -0.1), (1.0, 2.0), 1.0, "must be finite"),
+     ((1.0, np.inf), (1.0, 2.0), 1.0, "must be finite"),
+     ((0.0, 0.0), (1.0, 2.0), 1.0, "must be above 0"),
+     ((1.0, 0.0), (1.0, 0.0), 1.0, "must be above 0"),
+     ((1.0, 0.0), (1.0, 2.0), 0.0, "must be above 0"), ((0.2, 0.0), (0.5, 0.5), 0.5, None)],
+)  # fmt: skip
 def test_a_histogram_has_shares_reuse_and_draws(shares, reuse, draws, fault):
     if fault is None:
         assert ReuseHistogram(shares, reuse, draws).distinct_rows == pytest.approx(1.0)
@@ -206,15 +202,10 @@ def test_a_histogram_has_shares_reuse_and_draws(shares, reuse, draws, fault):
 
 @pytest.mark.parametrize(
     ("values", "is_right"),
-    [
-        ({"exponent": 0.0}, True),
-        ({"exponent": -0.1}, False),
-        ({"exponent": np.inf}, False),
-        ({"exponent": 1.0, "bag": 0}, False),
-        ({"exponent": 1.0, "occurring": 0}, False),
-        ({"exponent": 1.0, "bag": 1, "occurring": 1}, True),
-    ],
-)
+    [({"exponent": 0.0}, True), ({"exponent": -0.1}, False), ({"exponent": np.inf}, False),
+     ({"exponent": 1.0, "bag": 0}, False), ({"exponent": 1.0, "occurring": 0}, False),
+     ({"exponent": 1.0, "bag": 1, "occurring": 1}, True)],
+)  # fmt: skip
 def test_a_zipf_law_has_an_exponent_and_rows(values, is_right):
     if is_right:
         assert Zipf(**values).popularity(9).rows in (1, 9)

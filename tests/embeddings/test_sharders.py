@@ -52,15 +52,12 @@ FOUR = (
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
-    [
-        ("naive", [0, 1, 0, 1]),
-        ("naive_chunk", [0, 0, 1, 1]),
-        # Sizes 1000, 900, 20, 10: a to 0, c to 1, d to 1 (900), b to 1 (920).
-        ("size_greedy", [0, 1, 1, 1]),
-        # Lookups 50, 40, 2, 1: b to 0, c to 1, d to 1 (40), a to 1 (42).
-        ("lookup_greedy", [1, 0, 1, 1]),
-    ],
-)
+    [("naive", [0, 1, 0, 1]), ("naive_chunk", [0, 0, 1, 1]),
+     # Sizes 1000, 900, 20, 10: a to 0, c to 1, d to 1 (900), b to 1 (920).
+     ("size_greedy", [0, 1, 1, 1]),
+     # Lookups 50, 40, 2, 1: b to 0, c to 1, d to 1 (40), a to 1 (42).
+     ("lookup_greedy", [1, 0, 1, 1])],
+)  # fmt: skip
 def test_sharders_place_as_their_names_say(name, ranks):
     assert _ranks(build_named_plan(name, _task(*FOUR))) == ranks
 
@@ -286,21 +283,17 @@ def test_what_a_piece_takes_in_the_planners_eyes_by_hand():
 
 @pytest.mark.parametrize(
     ("rows", "width", "ranks", "per_host", "ways"),
-    [
-        (1000, 128, 1, 1, {"table": (1, 1)}),
-        (1000, 256, 1, 1, {"table": (1, 1), "columns": (2, 1)}),
-        (1000, 255, 8, 8, {"table": (1, 1), "rows": (1, 8)}),
-        (1000, 257, 8, 8, {"table": (1, 1), "rows": (1, 8)}),
-        (8, 128, 8, 8, {"table": (1, 1), "rows": (1, 8)}),
-        (7, 128, 8, 8, {"table": (1, 1)}),
-        (7, 128, 8, 4, {"table": (1, 1), "host rows": (1, 4)}),
-        (4, 128, 8, 4, {"table": (1, 1), "host rows": (1, 4)}),
-        (3, 128, 8, 4, {"table": (1, 1)}),
-        (9, 128, 8, 1, {"table": (1, 1), "rows": (1, 8)}),
-        (9, 128, 8, 3, {"table": (1, 1), "rows": (1, 8)}),
-        (3, 128, 4, 2, {"table": (1, 1), "host rows": (1, 2)}),
-    ],
-)
+    [(1000, 128, 1, 1, {"table": (1, 1)}),
+     (1000, 256, 1, 1, {"table": (1, 1), "columns": (2, 1)}),
+     (1000, 255, 8, 8, {"table": (1, 1), "rows": (1, 8)}),
+     (1000, 257, 8, 8, {"table": (1, 1), "rows": (1, 8)}),
+     (8, 128, 8, 8, {"table": (1, 1), "rows": (1, 8)}), (7, 128, 8, 8, {"table": (1, 1)}),
+     (7, 128, 8, 4, {"table": (1, 1), "host rows": (1, 4)}),
+     (4, 128, 8, 4, {"table": (1, 1), "host rows": (1, 4)}), (3, 128, 8, 4, {"table": (1, 1)}),
+     (9, 128, 8, 1, {"table": (1, 1), "rows": (1, 8)}),
+     (9, 128, 8, 3, {"table": (1, 1), "rows": (1, 8)}),
+     (3, 128, 4, 2, {"table": (1, 1), "host rows": (1, 2)})],
+)  # fmt: skip
 def test_the_ways_that_are_open_to_a_table(rows, width, ranks, per_host, ways):
     task = ShardingTask((EmbeddingTable("t", rows, width),), ranks, 10**9, 64, "sgd", per_host)
     found = list_options(task, 0)

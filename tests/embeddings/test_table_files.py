@@ -104,22 +104,16 @@ def test_switches_of_a_table_are_words(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "fault"),
-    [
-        ("rows: 5.0", None),
-        ("rows: 5.5", "must be a whole number"),
-        ("rows: '5'", None),
-        ("rows: true", "must be a whole number"),
-        ("rows: 5, pooling_factor: true", "must be a number"),
-        ("rows: 5, pooling_factor: .inf", "must be a finite number"),
-        ("rows: 5, distribution: {lookup_shares: [1], mean_reuse: [2], draws: 4}", None),
-        ("rows: 5, distribution: {lookup_shares: [1], mean_reuse: [2]}", "must be uniform"),
-        ("rows: 5, distribution: {zipf: 1, more: 2}", "must be uniform"),
-        ("rows: 5, distribution: uniform", None),
-        ("rows: 5, zipf: 1.1", None),
-        ("rows: 5, zipf: -1", "exponent"),
-        ("rows: 5, memory: tape", "tables[0].memory"),
-    ],
-)
+    [("rows: 5.0", None), ("rows: 5.5", "must be a whole number"), ("rows: '5'", None),
+     ("rows: true", "must be a whole number"),
+     ("rows: 5, pooling_factor: true", "must be a number"),
+     ("rows: 5, pooling_factor: .inf", "must be a finite number"),
+     ("rows: 5, distribution: {lookup_shares: [1], mean_reuse: [2], draws: 4}", None),
+     ("rows: 5, distribution: {lookup_shares: [1], mean_reuse: [2]}", "must be uniform"),
+     ("rows: 5, distribution: {zipf: 1, more: 2}", "must be uniform"),
+     ("rows: 5, distribution: uniform", None), ("rows: 5, zipf: 1.1", None),
+     ("rows: 5, zipf: -1", "exponent"), ("rows: 5, memory: tape", "tables[0].memory")],
+)  # fmt: skip
 def test_values_of_a_table_are_numbers_and_words_that_are_known(tmp_path, words, fault):
     (tmp_path / "x.yaml").write_text(f"tables: [{{name: a, width: 4, {words}}}]")
     if fault is None:

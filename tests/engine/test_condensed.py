@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from perfmodel.engine.condensed import FIXED, RankKind, condense_job, evaluate_variants
-from perfmodel.engine.condensing import ORIGIN, Moment, choose_kept, condense
+from perfmodel.engine.condensing import ORIGIN, Moment, choose_kept, condense, lane_ends
 from perfmodel.engine.replay import find_period, replay
 from perfmodel.graph.builder import Dependency, JobBuilder, ProgramBuilder
 from perfmodel.graph.durations import build_durations
@@ -236,16 +236,18 @@ def chain(*, lag_ns: int):
 
 def test_what_is_folded_becomes_a_lag_between_what_is_kept():
     found = chain(lag_ns=0)
-    # Who waits for a task follows it at once.
-    assert found.tasks == (0, 4, 2, 3)
-    assert found.lane_ends == (3, 4)
+    # Each comes after those that it waits for.
+    order = list(found)
+    assert sorted(order) == [0, 2, 3, 4]
+    assert order.index(0) < order.index(2) < order.index(3)
+    assert order.index(0) < order.index(4)
     end, start = Anchor.END, Anchor.START
     # The first of a lane waits for the last of it, an iteration before.
-    assert found.waits[0] == {Moment(ORIGIN, end, 0): 0, Moment(3, end, 1): 0}
+    assert found[0] == {Moment(ORIGIN, end, 0): 0, Moment(3, end, 1): 0}
     # That a was there says all that the beginning says.
-    assert found.waits[2] == {Moment(0, end, 0): 4}
-    assert found.waits[3] == {Moment(2, end, 0): 0}
-    assert found.waits[4] == {
+    assert found[2] == {Moment(0, end, 0): 4}
+    assert found[3] == {Moment(2, end, 0): 0}
+    assert found[4] == {
         Moment(ORIGIN, end, 0): 0,
         Moment(0, start, 0): 0,
         Moment(4, end, 1): 0,
@@ -255,7 +257,7 @@ def test_what_is_folded_becomes_a_lag_between_what_is_kept():
 @pytest.mark.parametrize(("lag_ns", "is_kept"), [(3, False), (4, False), (5, True)])
 def test_a_wait_stays_where_it_is_longer_than_the_way_through_what_is_kept(lag_ns, is_kept):
     # Through b it takes 4 ns at least, and b may take nothing.
-    assert (Moment(0, Anchor.END, 0) in chain(lag_ns=lag_ns).waits[3]) is is_kept
+    assert (Moment(0, Anchor.END, 0) in chain(lag_ns=lag_ns)[3]) is is_kept
 
 
 def test_kept_are_rendezvous_ends_of_lanes_and_what_later_iterations_wait_for():
@@ -268,10 +270,10 @@ def test_kept_are_rendezvous_ends_of_lanes_and_what_later_iterations_wait_for():
     rank.meet("meet", "comm", 1)
     rank.task("end", "comm", 1, after=[Dependency(awaited, distance=1)])
     sketch.group(0)
-    job, durations = sketch.build()
+    job, _ = sketch.build()
     changing = np.zeros(6, dtype=bool)
     changing[0] = True
     kept = choose_kept(job.program_of(0), changing)
     assert kept.tolist() == [True, False, True, True, True, True]
     # A lane without a task has no end.
-    assert condense(job.program_of(0), durations.of_rank(job, 0)[:, 0], kept).lane_ends == (3, 5)
+    assert lane_ends(job.program_of(0)) == [3, 5]

@@ -138,7 +138,12 @@ def test_what_a_killed_driver_and_its_watchdog_have_left_is_cleared_by_the_next_
 ):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = tmp_path / f"{FOLDER_PREFIX}left"
-    (folder / "session").mkdir(parents=True)
+    folder.mkdir(mode=0o700)
+    (folder / "session").mkdir()
+    # Others may make such folders, too.
+    foreign = tmp_path / f"{FOLDER_PREFIX}foreign"
+    foreign.mkdir()
+    foreign.chmod(0o777)
     agent = subprocess.Popen(["sleep", "600"], env={watchdog.MARK: str(folder)})
     # A program that has only just been started has no environment to read yet.
     end_s = time.monotonic() + PATIENCE_S
@@ -147,8 +152,8 @@ def test_what_a_killed_driver_and_its_watchdog_have_left_is_cleared_by_the_next_
         time.sleep(0.01)
     with private_folder() as mine:
         assert agent.wait(timeout=PATIENCE_S) == -signal.SIGKILL
-        assert sorted(tmp_path.iterdir()) == [mine]
+        assert sorted(tmp_path.iterdir()) == sorted([foreign, mine])
         # One that is in use stays.
         clear_leftovers()
         assert mine.is_dir()
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [foreign]

@@ -6,15 +6,19 @@ import os
 import resource
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
+import ray
 from hypothesis import given, settings
 
 from perfmodel.base.errors import ExecutionError, ReplayStalledError, WorkloadError
+from perfmodel.base.writing import is_private
 from perfmodel.engine.replay import replay
 from perfmodel.execution import open_executor
 from perfmodel.execution.on_ray import watchdog, workers
+from perfmodel.execution.on_ray.surroundings import FOLDER_PREFIX
 from tests.benchmarks.graphs import build_benchmark_job
 from tests.benchmarks.measure_ray_memory import MIB, read_status
 from tests.execution.comparison import assert_same
@@ -45,6 +49,13 @@ def test_any_number_of_workers_gives_the_same_bits_as_one_process(executors, mad
 
     for executor in executors.values():
         assert_same(executor.replay(made.job, made.durations, made.iterations), wanted)
+
+
+def test_a_local_ray_lives_in_a_folder_that_only_its_user_can_open(three_workers):
+    place = Path(ray.nodes()[0]["RayletSocketName"])
+    folder = next(one for one in place.parents if one.name.startswith(FOLDER_PREFIX))
+    assert is_private(folder)
+    assert folder in Path(ray.nodes()[0]["ObjectStoreSocketName"]).parents
 
 
 def test_the_answer_says_where_it_ran(three_workers):

@@ -7,6 +7,8 @@ import random
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import ShardingTask
 from perfmodel.execution.executor import SerialExecutor
+from perfmodel.planning.evaluator import PlanEvaluator
+from perfmodel.planning.making import build_task
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
@@ -14,6 +16,7 @@ from perfmodel.prediction.scenario import Interference
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.jobs import apply_stack_defaults
+from topologies import build_cluster, load_topology
 
 STACK = load_stack("pytorch_eager")
 
@@ -45,6 +48,22 @@ def build_spec(table_count: int, *, batch: int, seed: int = 0, **embedding) -> D
         }
     )
     return apply_stack_defaults(spec, STACK)
+
+
+def plan_setting(
+    tables: int,
+    topology: str = "quad_a100",
+    hosts: int = 1,
+    ranks_per_host: int | None = None,
+    *,
+    batch: int = 16384,
+    **embedding,
+) -> tuple[PlanEvaluator, ShardingTask]:
+    """The evaluator of a small model on a machine, and the task of placing its tables."""
+    spec = build_spec(tables, batch=batch, **embedding)
+    cluster = build_cluster(load_topology(topology), hosts=hosts, ranks_per_host=ranks_per_host)
+    task = build_task(spec, spec.embedding.tables(), cluster)
+    return PlanEvaluator(spec, cluster, STACK), task
 
 
 def random_plan(task: ShardingTask, chance: random.Random) -> ShardingPlan:

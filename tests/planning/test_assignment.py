@@ -56,6 +56,31 @@ def test_an_exact_assignment_is_as_good_as_the_best_of_all(seed):
         assert found is None
 
 
+def stated_pieces(lookup, update, tail, **changes) -> Pieces:
+    costs = AloneCosts(*(np.array(part, dtype=float) for part in (lookup, update, tail)))
+    zero = np.zeros(len(lookup))
+    fields = {"widths": zero, "memory_bytes": zero + 1, "width_ns": 0.0, "room_bytes": 10.0}
+    return Pieces(costs, **{**fields, **changes})
+
+
+def test_exact_assignments_even_out_lookups_updates_and_tails_at_once():
+    # 5, 4, 3, 3, 3 on two ranks: greedy gives 5 + 3 and 4 + 3 + 3; exact 5 + 4 and 9.
+    sizes = stated_pieces([5, 4, 3, 3, 3], [0] * 5, [0] * 5)
+    exact, greedy = assign(sizes, rank_count=2, seconds=5), assign_greedily(sizes, rank_count=2)
+    assert np.bincount(exact, weights=sizes.costs.lookup_ns).max() == 9
+    assert np.bincount(greedy, weights=sizes.costs.lookup_ns).max() == 10
+    # Sums of both are alike for all pieces, but only one of each kind a rank evens out both.
+    both = stated_pieces([4, 4, 1, 1], [1, 1, 4, 4], [0] * 4)
+    ranks = assign(both, rank_count=2, seconds=5)
+    assert np.bincount(ranks, weights=both.costs.lookup_ns).tolist() == [5, 5]
+    assert np.bincount(ranks, weights=both.costs.update_ns).tolist() == [5, 5]
+    # Largest lookup: 1 + 1 + 6 = 8 with the tails together and 4 + 4 beside, 11 with them apart.
+    ranks = assign(stated_pieces([1, 1, 4, 4], [1] * 4, [6, 6, 0, 0]), rank_count=2, seconds=5)
+    assert ranks[0] == ranks[1] != ranks[2] == ranks[3]
+    large = stated_pieces([1] * 3, [0] * 3, [0] * 3, memory_bytes=np.full(3, 6.0))
+    assert assign(large, rank_count=2, seconds=5) is None
+
+
 def test_the_exact_optimiser_is_asked_where_there_is_time_and_it_is_small_enough(monkeypatch):
     asked = []
 

@@ -40,17 +40,12 @@ def options(
 
 @pytest.mark.parametrize(
     ("ranks", "per_host", "heads", "sizes"),
-    [
-        (32, 8, 48, [1, 2, 4, 8, 16]),
-        (32, 8, 12, [1, 2, 4]),
-        # Eight divides neither twelve ranks nor, above, twelve heads.
-        (12, 8, 64, [1, 2, 4]),
-        # Two hosts of three GPUs at most.
-        (24, 3, 64, [1, 2, 4]),
-        (4, 8, 64, [1, 2, 4]),
-        (64, 8, 2, [1, 2]),
-    ],
-)
+    [(32, 8, 48, [1, 2, 4, 8, 16]), (32, 8, 12, [1, 2, 4]),
+     # Eight divides neither twelve ranks nor, above, twelve heads.
+     (12, 8, 64, [1, 2, 4]),
+     # Two hosts of three GPUs at most.
+     (24, 3, 64, [1, 2, 4]), (4, 8, 64, [1, 2, 4]), (64, 8, 2, [1, 2])],
+)  # fmt: skip
 def test_tensor_groups_divide_ranks_and_heads_and_span_two_hosts_at_most(
     ranks, per_host, heads, sizes
 ):
@@ -63,18 +58,12 @@ def test_tensor_groups_divide_ranks_and_heads_and_span_two_hosts_at_most(
 
 @pytest.mark.parametrize(
     ("layers", "rest", "counts"),
-    [
-        (8, 8, [1, 2, 4, 8]),
-        # Four stages of two if the embedding and the head count as layers, or five or eight.
-        (6, 8, [1, 2, 4]),
-        (6, 5, [1]),
-        (3, 8, [1]),
-        # Eleven stages of three would hold 33 layers, a tenth more than there are; four hold 32.
-        (30, 44, [1, 2, 4, 11]),
-        (29, 11, [1]),
-        (128, 256, [1, 2, 4, 8, 16, 32, 64]),
-    ],
-)
+    [(8, 8, [1, 2, 4, 8]),
+     # Four stages of two if the embedding and the head count as layers, or five or eight.
+     (6, 8, [1, 2, 4]), (6, 5, [1]), (3, 8, [1]),
+     # Eleven stages of three would hold 33 layers, a tenth more than there are; four hold 32.
+     (30, 44, [1, 2, 4, 11]), (29, 11, [1]), (128, 256, [1, 2, 4, 8, 16, 32, 64])],
+)  # fmt: skip
 def test_stages_are_even_or_nearly_so(layers, rest, counts):
     assert options(layers=layers).stage_counts(rest) == counts
     assert options("pp", layers=layers).stage_counts(rest) == counts
@@ -88,18 +77,12 @@ def test_stages_that_are_stated_must_divide_the_ranks():
 
 @pytest.mark.parametrize(
     ("length", "rest", "per_host", "shares"),
-    [
-        (8192, 64, 8, [1]),
-        (16383, 64, 8, [1]),
-        (16384, 64, 8, [1, 2]),
-        (131072, 64, 8, [1, 2, 4, 8, 16]),
-        # No more than two hosts of three, and no more than there are and that divide them.
-        (131072, 64, 3, [1, 2, 4]),
-        (131072, 4, 8, [1, 2, 4]),
-        (131072, 6, 8, [1, 2]),
-        (1024, 1, 8, [1]),
-    ],
-)
+    [(8192, 64, 8, [1]), (16383, 64, 8, [1]), (16384, 64, 8, [1, 2]),
+     (131072, 64, 8, [1, 2, 4, 8, 16]),
+     # No more than two hosts of three, and no more than there are and that divide them.
+     (131072, 64, 3, [1, 2, 4]), (131072, 4, 8, [1, 2, 4]), (131072, 6, 8, [1, 2]),
+     (1024, 1, 8, [1])],
+)  # fmt: skip
 def test_only_long_sequences_are_shared(monkeypatch, length, rest, per_host, shares):
     def found(*fixed: str, unfuses: bool = False, **more: Any) -> list[dict[str, int]]:
         monkeypatch.setattr(candidates, "unfuses_attention", lambda *given: unfuses)

@@ -19,18 +19,15 @@ from perfmodel.planning.batches import (
     sample_batches,
     scale_terms,
 )
-from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.making import build_task
 from perfmodel.prediction.scenario import Mode
-from tests.planning.settings import STACK, build_spec
-from topologies import build_cluster, load_topology
+from tests.planning.settings import plan_setting
 
 
 def _setting(count: int = 4, **changes):
-    spec = build_spec(count, batch=16384)
-    cluster = build_cluster(load_topology("quad_a100"))
-    tables = tuple(replace(table, **changes) for table in spec.embedding.tables())
-    return PlanEvaluator(spec, cluster, STACK), build_task(spec, tables, cluster)
+    evaluator, task = plan_setting(count)
+    tables = tuple(replace(table, **changes) for table in task.tables)
+    return evaluator, build_task(evaluator.spec, tables, evaluator.cluster)
 
 
 def _by_rows(task, pieces: int):

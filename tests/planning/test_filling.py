@@ -55,14 +55,11 @@ def test_a_layout_that_was_left_open_is_filled_in_and_told(asked):
 
 @pytest.mark.parametrize(
     "scenario",
-    [
-        Scenario("quad_a100", "dlrm_dcnv2"),
-        Scenario("quad_a100", "gpt2_xl", ("parallel.tp=2",)),
-        Scenario("quad_a100", "gpt2_xl", ("parallel.dp=2",)),
-        Scenario("quad_a100", "gpt2_xl", ("parallel.micro_batch=2",)),
-        Scenario("quad_a100", "gpt2_xl", ranks_per_host=1),
-    ],
-)
+    [Scenario("quad_a100", "dlrm_dcnv2"), Scenario("quad_a100", "gpt2_xl", ("parallel.tp=2",)),
+     Scenario("quad_a100", "gpt2_xl", ("parallel.dp=2",)),
+     Scenario("quad_a100", "gpt2_xl", ("parallel.micro_batch=2",)),
+     Scenario("quad_a100", "gpt2_xl", ranks_per_host=1)],
+)  # fmt: skip
 def test_a_scenario_with_a_layout_or_without_need_for_one_stays_as_it_is(asked, scenario):
     setting = load_setting(scenario)
     assert fill_layout(setting) is setting

@@ -10,21 +10,13 @@ from embeddings.plan import Shard
 from embeddings.sharders import SHARDERS, build_named_plan
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, Neighbourhood, split_table
-from perfmodel.planning.making import build_task
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
-from perfmodel.stacks.profiles import load_stack
-from tests.planning.settings import build_spec
-from topologies import build_cluster, load_topology
-
-STACK = load_stack("pytorch_eager")
+from tests.planning.settings import STACK, plan_setting
 
 
 def _setting(tables: int = 8):
-    spec = build_spec(tables, batch=16384)
-    cluster = build_cluster(load_topology("quad_a100"))
-    task = build_task(spec, spec.embedding.tables(), cluster)
-    evaluator = PlanEvaluator(spec, cluster, STACK)
+    evaluator, task = plan_setting(tables)
     return evaluator, task, LayoutBook(task, evaluator.catalog)
 
 

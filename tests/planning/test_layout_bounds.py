@@ -95,7 +95,6 @@ def test_what_a_gather_takes_grows_with_what_is_gathered():
 
 @pytest.mark.parametrize(
     ("ends_ns", "layer_ns", "both_ends_ns"),
-    # Ends of jobs with one layer and two, in one micro-batch and in two.
     [
         # A layer adds 100 in the first micro-batch, and as much in the second; 70 are left.
         ((170, 270, 340, 540), 100, 70),
@@ -104,10 +103,9 @@ def test_what_a_gather_takes_grows_with_what_is_gathered():
         # The second micro-batch adds less than the first took.
         ((170, 270, 300, 500), 100, 30),
         # What hides behind other work is not counted, and nothing is less than nothing.
-        ((170, 160, 300, 500), 0, 130),
-        ((170, 270, 200, 400), 100, 0),
+        ((170, 160, 300, 500), 0, 130), ((170, 270, 200, 400), 100, 0),
     ],
-)
+)  # fmt: skip
 def test_a_layer_takes_what_it_surely_adds(monkeypatch, ends_ns, layer_ns, both_ends_ns):
     places = [(1, 1), (2, 1), (1, 2), (2, 2)]
     known = dict(zip(places, ends_ns, strict=True))

@@ -86,10 +86,8 @@ def clock(monkeypatch) -> Any:
 
 @pytest.mark.parametrize(
     ("seconds", "rounds"),
-    # A replay takes two seconds, and explaining the winner as long as four of them: of 16 seconds
-    # 14 are left after the first, that is time for seven, of which three may be replays.
     [(11.9, [1]), (12.0, [1, 1]), (16.0, [1, 3]), (26.0, [1, 8]), (99.0, [1, 8, 8, 3])],
-)
+)  # fmt: skip
 def test_what_is_replayed_at_once_ends_in_time_with_the_explanation(clock, seconds, rounds):
     done, told = [], []
 
@@ -112,14 +110,9 @@ def test_what_is_replayed_at_once_ends_in_time_with_the_explanation(clock, secon
 
 @pytest.mark.parametrize(
     ("layer_s", "until_s", "rounds"),
-    # Twice as many kinds of layer at a time while they take less than a second, 64 at most.
-    [
-        (0.001, 1e9, [2, 4, 8, 16, 32, 64, 64, 10]),
-        (0.25, 2.5, [2, 4, 4]),
-        (0.25, 2.4, [2, 4]),
-        (9.0, 0.0, [2]),
-    ],
-)
+    [(0.001, 1e9, [2, 4, 8, 16, 32, 64, 64, 10]), (0.25, 2.5, [2, 4, 4]), (0.25, 2.4, [2, 4]),
+     (9.0, 0.0, [2])],
+)  # fmt: skip
 def test_bounds_are_found_for_the_most_promising_layers_until_time_is_up(
     clock, monkeypatch, layer_s, until_s, rounds
 ):

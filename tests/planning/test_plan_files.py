@@ -13,22 +13,7 @@ from perfmodel.base.errors import PlanError
 from perfmodel.cli.commands import app
 from perfmodel.prediction.scenario import Mode, Scenario
 
-TABLES = """
-tables:
-  - {name: hot, rows: 100000, width: 128, pooling_factor: 80, distribution: {zipf: 0.7}}
-  - {name: warm, rows: 200000, width: 128, pooling_factor: 30, pooling_deviation: 9}
-  - {name: mild, rows: 5000, width: 64, pooling_factor: 20}
-  - {name: cold, rows: 1000, width: 64, pooling_factor: 2}
-  - {name: tiny, rows: 10, width: 64, pooling_factor: 1}
-"""
 DENSE = ["--set", "dense.interaction=concat"]
-
-
-@pytest.fixture
-def tables(tmp_path):
-    path = tmp_path / "tables.yaml"
-    path.write_text(TABLES)
-    return str(path)
 
 
 def _run(arguments: list[str]):

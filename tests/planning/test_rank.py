@@ -11,40 +11,17 @@ from typer.testing import CliRunner
 
 from embeddings.sharders import build_named_plan
 from perfmodel import api
-from perfmodel.base.errors import OutputError, PlanError, ScenarioError
+from perfmodel.base.errors import OutputError, PlanError
 from perfmodel.cli.commands import app
 from perfmodel.planning.batches import sample_batches
-from perfmodel.planning.evaluator import PlanEvaluator
-from perfmodel.planning.making import build_task, iter_assignments, load_rank_setting
-from perfmodel.planning.plan_costs import AloneCosts
+from perfmodel.planning.making import load_rank_setting
 from perfmodel.planning.question import RankBy, RankQuestion
-from perfmodel.planning.rank_plans import order_by_time
-from perfmodel.planning.ranking import PlanLoads, beats_next, number_ties
 from perfmodel.planning.search import PlanSearch, SearchLimit
-from perfmodel.planning.starts import Pieces, assign, assign_greedily
 from perfmodel.prediction.scenario import Mode
-from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.job import choose_plan
 from perfmodel.workloads.jobs import apply_stack_defaults, fill
-from tests.planning.settings import build_spec
-from topologies import build_cluster, load_topology
-
-TABLES = """
-tables:
-  - {name: hot, rows: 100000, width: 128, pooling_factor: 80, distribution: {zipf: 0.7}}
-  - {name: warm, rows: 200000, width: 128, pooling_factor: 30}
-  - {name: mild, rows: 5000, width: 64, pooling_factor: 20}
-  - {name: cold, rows: 1000, width: 64, pooling_factor: 2}
-  - {name: tiny, rows: 10, width: 64, pooling_factor: 1}
-"""
-
-
-@pytest.fixture
-def tables(tmp_path):
-    path = tmp_path / "tables.yaml"
-    path.write_text(TABLES)
-    return str(path)
+from tests.planning.settings import plan_setting
 
 
 def _question(tables: str, **changes) -> RankQuestion:
@@ -85,34 +62,6 @@ def test_plans_stand_in_the_order_of_their_times(tables):
     for plan in ranking.plans:
         assert plan.answer.interval.low_ns <= plan.answer.period_ns <= plan.answer.interval.high_ns
         assert plan.fits
-
-
-def test_equal_times_share_a_place_and_the_next_one_is_counted_on():
-    # 101 is within a hundredth of 100, 102 is not; 103 is within a hundredth of 102.
-    assert number_ties([100, 101, 102, 103, 200]) == [1, 1, 3, 3, 5]
-
-
-def test_of_a_tie_the_plan_with_less_memory_then_the_more_even_one_stands_first(tables):
-    question = _question(tables)
-    one = api.rank(question).plans[0]
-    loads = PlanLoads((4.0, 4.0), (0, 0), (8, 8))
-    large = replace(one, loads=replace(loads, memory_bytes=(9, 1)))
-    uneven = replace(one, loads=replace(loads, lookups=(6.0, 2.0)))
-    even = replace(one, loads=loads)
-    ordered = order_by_time([large, uneven, even], question)
-    assert [plan.loads for plan in ordered] == [even.loads, uneven.loads, large.loads]
-    assert [plan.place for plan in ordered] == [1, 1, 1]
-    assert [plan.beats_next for plan in ordered] == [None, None, None]
-
-
-def test_the_verdict_says_when_the_plan_does_not_matter(tables):
-    ranking = api.rank(_question(tables, sharders=("naive", "balanced")))
-    first = ranking.plans[0]
-    same = replace(ranking, plans=(first, replace(first, plan=ranking.plans[1].plan)))
-    assert same.verdict.startswith("The plan does not matter here: the 2 that fit")
-    assert same.verdict.endswith(f"What does: {first.bound.value}.")
-    alone = replace(ranking, plans=(first, replace(ranking.plans[1], fits=False, place=2)))
-    assert "is the only plan that fits" in alone.verdict
 
 
 def test_nothing_that_fits_is_an_error_and_writes_no_plan(tmp_path):
@@ -158,20 +107,6 @@ def test_an_enumeration_finds_the_best_plan_of_whole_tables(tables):
     assert best.answer.period_ns <= greedy.answer.period_ns
 
 
-def test_plans_that_do_not_fit_stand_behind_all_that_do(tables):
-    question = _question(tables)
-    first, second, *_ = api.rank(question).plans
-    too_big = replace(first, fits=False)
-    slower = replace(too_big, answer=replace(first.answer, period_ns=2 * first.answer.period_ns))
-    same = replace(too_big, plan=second.plan)
-
-    # Among those that do not fit the faster stands first, and ties keep their order.
-    placed = order_by_time([slower, too_big, same, second], question)
-    assert [one.fits for one in placed] == [True, False, False, False]
-    assert [one.place for one in placed] == [1, 2, 2, 4]
-    assert [one.plan for one in placed[1:]] == [first.plan, second.plan, first.plan]
-
-
 def test_too_many_plans_are_not_enumerated(tables):
     with pytest.raises(PlanError, match="more than 20 plans"):
         api.rank(_question(tables, enumerate_limit=20))
@@ -206,104 +141,28 @@ def test_the_same_question_twice_has_the_same_answer_and_says_how_it_was_found(t
     assert {plan.answer.mode for plan in few.plans} == {Mode.ISOLATED}
 
 
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        ({"sharders": ("magic",)}, "sharders must be among"),
-        ({"sharders": ()}, "nothing to compare"),
-        ({"rank_by": RankBy.MEAN}, "needs sampled batches"),
-        ({"searches": 0}, "searches must be at least 1"),
-    ],
-)
-def test_a_question_without_sense_is_refused(tables, changes, fault):
-    with pytest.raises(ScenarioError, match=fault):
-        _question(tables, **changes)
-
-
 def test_a_transformer_has_no_tables_to_place(tables):
     with pytest.raises(PlanError, match="no embedding tables"):
         api.rank(_question(tables, workload="llama3_8b", overrides=()))
 
 
-def test_the_chance_to_beat_the_next_counts_ties_half():
-    fast, slow = np.array([1.0, 2.0, 3.0, 4.0]), np.array([2.0, 2.0, 1.0, 5.0])
-    # Faster twice, tied once, slower once: (2 + 1/2) / 4.
-    assert beats_next([fast, slow]) == [0.625, None]
-
-
-def _pieces(lookup, update=None, tail=None, **changes) -> Pieces:
-    zero = np.zeros(len(lookup))
-    costs = AloneCosts(
-        np.array(lookup, dtype=float),
-        zero if update is None else np.array(update, dtype=float),
-        zero if tail is None else np.array(tail, dtype=float),
-    )
-    fields = {"widths": zero, "memory_bytes": zero + 1, "width_ns": 0.0, "room_bytes": 10.0}
-    return Pieces(costs, **{**fields, **changes})
-
-
-def test_the_exact_assignment_is_at_least_as_even_as_the_greedy_one():
-    # 5, 4, 3, 3, 3 on two ranks: greedy gives 5 + 3 and 4 + 3 + 3; exact 5 + 4 and 9.
-    pieces = _pieces([5, 4, 3, 3, 3])
-    exact = assign(pieces, rank_count=2, seconds=5)
-    greedy = assign_greedily(pieces, rank_count=2)
-    assert np.bincount(exact, weights=pieces.costs.lookup_ns).max() == 9
-    assert np.bincount(greedy, weights=pieces.costs.lookup_ns).max() == 10
-
-
-def test_the_exact_assignment_evens_out_lookups_and_updates_at_once():
-    # Sums of both are alike for all pieces, but only one of each kind a rank evens out both.
-    pieces = _pieces([4, 4, 1, 1], [1, 1, 4, 4])
-    ranks = assign(pieces, rank_count=2, seconds=5)
-    assert np.bincount(ranks, weights=pieces.costs.lookup_ns).tolist() == [5, 5]
-    assert np.bincount(ranks, weights=pieces.costs.update_ns).tolist() == [5, 5]
-
-
-def test_pieces_with_long_tails_keep_each_other_company():
-    pieces = _pieces([1, 1, 4, 4], [1, 1, 1, 1], tail=[6, 6, 0, 0])
-    ranks = assign(pieces, rank_count=2, seconds=5)
-    # Largest lookup: 1 + 1 + 6 = 8 with the tails together and 4 + 4 beside, 11 with them apart.
-    assert ranks[0] == ranks[1] != ranks[2] == ranks[3]
-
-
-def test_what_does_not_fit_is_not_assigned():
-    pieces = _pieces(np.ones(3), memory_bytes=np.full(3, 6.0))
-    assert assign(pieces, rank_count=2, seconds=5) is None
-
-
-def test_assignments_do_not_repeat_themselves_under_other_names_of_ranks():
-    spec = build_spec(3, batch=64)
-    cluster = build_cluster(load_topology("quad_a100"))
-    task = build_task(spec, spec.embedding.tables(), cluster)
-    assert len(list(iter_assignments(task))) == 5  # the ways to group three things
-
-
 def test_a_search_with_a_limit_of_plans_repeats_itself():
-    spec = build_spec(8, batch=16384)
-    cluster = build_cluster(load_topology("quad_a100"))
-    task = build_task(spec, spec.embedding.tables(), cluster)
-    stack = load_stack("pytorch_eager")
-    starts = [build_named_plan("naive", task)]
     outcomes = []
     for _ in range(2):
-        search = PlanSearch(PlanEvaluator(spec, cluster, stack), task, mode=Mode.PERIOD, seed=4)
+        evaluator, task = plan_setting(8)
+        search = PlanSearch(evaluator, task, mode=Mode.PERIOD, seed=4)
+        starts = [build_named_plan("naive", task)]
         outcomes.append(search.run(starts, SearchLimit(seconds=60, plans=300)))
     assert outcomes[0] == outcomes[1]
 
 
 def test_batches_that_differ_more_spread_the_time_more():
-    spec = build_spec(6, batch=65536)
-    cluster = build_cluster(load_topology("quad_a100"))
-    stack = load_stack("pytorch_eager")
     widths = []
     for deviation in (1.0, 60.0):
-        tables = tuple(
-            replace(table, pooling_deviation=deviation) for table in spec.embedding.tables()
-        )
-        plan = build_named_plan("naive", build_task(spec, tables, cluster))
-        spread = sample_batches(
-            PlanEvaluator(spec, cluster, stack), plan, mode=Mode.ISOLATED, batches=40, seed=0
-        )
+        evaluator, task = plan_setting(6, batch=65536)
+        tables = tuple(replace(table, pooling_deviation=deviation) for table in task.tables)
+        plan = build_named_plan("naive", replace(task, tables=tables))
+        spread = sample_batches(evaluator, plan, mode=Mode.ISOLATED, batches=40, seed=0)
         assert spread.low_ns <= spread.middle_ns <= spread.high_ns
         widths.append(spread.high_ns - spread.low_ns)
     assert widths[1] > widths[0]

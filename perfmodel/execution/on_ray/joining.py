@@ -19,11 +19,12 @@ from typing import Any
 import ray
 from ray._private import ray_constants
 
-import perfmodel
 from perfmodel.base.errors import ExecutionError
+from perfmodel.base.identity import program_identity
 from perfmodel.execution.on_ray.cluster import WATCH_S, RayCluster, is_failed, machines, only_on
 from perfmodel.execution.on_ray.surroundings import (
     MOST_FOLDER_LENGTH,
+    RAY_FOLDER,
     Watch,
     Watchdog,
     core_count,
@@ -58,6 +59,7 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
                 f"ray: this process is connected to the cluster at {joined!r} already and cannot "
                 f"join {address!r}. Call ray.shutdown() first, or leave the address out."
             )
+        _check_programs(joined, lambda: None)
         yield RayCluster(workers=workers, is_local=False)
         return
     with ExitStack() as stack:
@@ -80,7 +82,7 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
         )
         stack.callback(watch.end)
         if address is not None:
-            _check_versions(address, watch.check)
+            _check_programs(address, watch.check)
         yield RayCluster(workers=workers, is_local=address is None, check=watch.check)
 
 
@@ -98,8 +100,10 @@ def _admitted(address: str) -> Iterator[None]:
         if not is_bare and is_local and _asks_for_token(address) and _keeps_token():
             stack.enter_context(_showing_token({}))
         if is_bare or _asks_for_token(address):
+            is_shown = os.environ.get("RAY_AUTH_MODE") == "token" and not is_bare
+            said = "refuses the token that it was shown" if is_shown else "asks for a token"
             raise ExecutionError(
-                f"ray: the cluster at {address!r} asks for a token. Set RAY_AUTH_MODE=token, and "
+                f"ray: the cluster at {address!r} {said}. Set RAY_AUTH_MODE=token, and "
                 "RAY_AUTH_TOKEN to what `ray get-auth-token` prints where it was started."
             )
         yield
@@ -163,13 +167,14 @@ def _showing_token(token: dict[str, str]) -> Iterator[None]:
 
 
 def _start_here(folder: Path, cores: int) -> dict[str, str]:
-    """Start a local Ray that no other machine can reach."""
+    """Start a local Ray that no other machine and no other user can reach."""
+    inside = folder / RAY_FOLDER
     options = {
         "num_cpus": cores,
         "include_dashboard": False,
         "_node_ip_address": "127.0.0.1",
         # A socket's path has 107 characters and Ray adds up to 80, or has its own.
-        "_temp_dir": str(folder) if len(str(folder)) <= MOST_FOLDER_LENGTH else None,
+        "_temp_dir": str(inside) if len(str(inside)) <= MOST_FOLDER_LENGTH else None,
     }
     # On Linux Ray replaces the loopback address, unless clusters are switched off: by a variable
     # that it reads when it is imported.
@@ -219,22 +224,22 @@ def _shut_down(guard: Watchdog) -> None:
         ray.shutdown()
 
 
-def _check_versions(address: str, check: Callable[[], None]) -> None:
-    """Refuse a cluster with a machine where perfmodel is missing or of another version.
+def _check_programs(address: str, check: Callable[[], None]) -> None:
+    """Refuse a cluster with a machine where perfmodel is missing or another program.
 
     A machine that is lost meanwhile is left out: the others go on without it.
     """
 
     # Inside a function so that Ray sends its code: where perfmodel is missing, a name
     # could not be looked up.
-    def installed_version() -> str:
+    def installed_program() -> str:
         try:
-            from perfmodel import __version__
+            from perfmodel.base.identity import program_identity
         except ImportError:
-            return "missing"
-        return __version__
+            return "missing or too old to say"
+        return program_identity()
 
-    probe: Any = ray.remote(num_cpus=0, max_retries=0)(installed_version)
+    probe: Any = ray.remote(num_cpus=0, max_retries=0)(installed_program)
     hosts = {row["NodeID"]: row["NodeManagerAddress"] for row in machines()}
     asked = [probe.options(scheduling_strategy=only_on(raylet)).remote() for raylet in hosts]
     late, until_s = asked, time.monotonic() + PROBE_TIMEOUT_S
@@ -246,8 +251,8 @@ def _check_versions(address: str, check: Callable[[], None]) -> None:
     for (raylet, host), reference in zip(hosts.items(), asked, strict=True):
         if reference in late or is_failed(reference):
             silent += [host] if raylet in there else []
-        elif (version := ray.get(reference)) != perfmodel.__version__:
-            wrong.append(f"{host}: perfmodel is {version}")
+        elif (program := ray.get(reference)) != program_identity():
+            wrong.append(f"{host}: its program is {program}")
     if silent:
         raise ExecutionError(
             f"ray: {', '.join(silent)} of the cluster at {address!r} did not answer while it was "
@@ -256,6 +261,7 @@ def _check_versions(address: str, check: Callable[[], None]) -> None:
         )
     if wrong:
         raise ExecutionError(
-            f"ray: every machine of the cluster at {address!r} must have perfmodel "
-            f"{perfmodel.__version__} installed. {'; '.join(wrong)}. Install it there."
+            f"ray: every machine of the cluster at {address!r} must have the same perfmodel "
+            f"installed as this one, program {program_identity()} (`perfmodel --version` prints "
+            f"it). {'; '.join(wrong)}. Install it there."
         )

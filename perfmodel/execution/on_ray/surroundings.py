@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from perfmodel.base.errors import ExecutionError
+from perfmodel.base.writing import is_private
 from perfmodel.execution.on_ray import watchdog
 
 QUIET = {
@@ -35,6 +36,8 @@ QUIET = {
 CONNECT_TIMEOUT_S = 10.0
 MOST_FOLDER_LENGTH = 27
 FOLDER_PREFIX = "pm-ray-"
+RAY_FOLDER = "r"
+"""Short, since a socket's path is; it lies in the private folder."""
 _NEW = "new-"
 """Before the name of a folder that is not locked yet."""
 
@@ -68,10 +71,11 @@ def core_count() -> int:
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """A folder for Ray's sockets and logs, removed at the end with its processes.
+    """A folder for Ray, removed at the end with its processes.
 
-    This process holds it locked as long as it lives. Folders that are not locked are leftovers of
-    killed drivers and are removed first.
+    Only this user may open it, and this process holds it locked as long as it lives. Folders of
+    this user that are not locked are leftovers of killed drivers and are removed first. Ray opens
+    the folder it is given to everybody, so it gets `RAY_FOLDER` inside.
     """
     clear_leftovers()
     made = Path(tempfile.mkdtemp(prefix=_NEW + FOLDER_PREFIX))
@@ -88,9 +92,9 @@ def private_folder() -> Iterator[Path]:
 def clear_leftovers() -> None:
     """End local Rays whose driver is gone, and remove their folders."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        # One in use is locked. Those of other users are theirs to clear.
+        # What others can write is not believed, and one in use is locked.
         with suppress(OSError):
-            if folder.stat().st_uid == os.getuid():
+            if is_private(folder):
                 lock = _lock(folder)
                 watchdog.clear(folder)
                 os.close(lock)
