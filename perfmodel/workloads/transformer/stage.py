@@ -15,7 +15,7 @@ from perfmodel.graph.issuing import OpenLane
 from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import Program
 from perfmodel.workloads.eager import EagerWriter, feed_batch
-from perfmodel.workloads.repetition import KnownStretches, Repetition
+from perfmodel.workloads.repetition import KnownStretches, Repetition, Stateful
 from perfmodel.workloads.steps import Step, StepWriter
 from perfmodel.workloads.transformer.data_parallel import (
     LayerGathering,
@@ -89,7 +89,8 @@ class StageWriter:
         is_gathered = spec.parallel.sharding.divides_weights
         self._gathering = LayerGathering(self._writer, run, data if is_gathered else None)
         self._cast_layers: set[int] = set()
-        states = (self._writer, self._steps, self._gathering)
+        states: list[Stateful] = [self._writer, self._steps]
+        states += [self._gathering] if self._gathering.stream is not None else []
         self._repetition = Repetition(program, states, parts.known)
 
     def write(self) -> Program:
@@ -128,7 +129,7 @@ class StageWriter:
 
     @property
     def _is_reducing(self) -> bool:
-        return any(reductions.active is not None for reductions in self._reductions)
+        return self._dense.active is not None or self._experts.active is not None
 
     def _take(self, turn: Turn) -> None:
         """Write *turn*; equal turns that reduce nothing are written once."""
