@@ -52,7 +52,7 @@ class Round:
 
     Columns have a row per task of every rank. *undelayed* is the job without delays, *alone_ns* the
     time of tasks without losses. The round is number *count* and moved the iteration by
-    *moved_ratio*; the rules changed *unsettled* effects when they looked last.
+    *moved_ratio*; *unsettled* effects had changed when they were compared last.
     """
 
     undelayed: JobGraph
@@ -121,9 +121,10 @@ def settle(replay: Replayer, job: JobGraph, alone_ns: Floats, rules: Rules) -> R
         found = Effects(np.zeros_like(assumed.lost_ns))
         for rule in rules.rules:
             rule(last, found)
-        unsettled = found.count_changes(assumed, noticed_ns=rules.noticed_ns)
-        if not unsettled and (is_exact or count == 1):
-            return replace(last, unsettled=0)
+        if is_exact or count == 1:
+            unsettled = found.count_changes(assumed, noticed_ns=rules.noticed_ns)
+            if not unsettled:
+                return replace(last, unsettled=0)
         if not is_exact and moved_ratio > before_ratio / 2:
             # Half-way, so that two tasks that swap places come to rest.
             found = replace(found, lost_ns=(assumed.lost_ns + found.lost_ns) / 2)
