@@ -65,7 +65,7 @@ def assign(pieces: Pieces, *, rank_count: int, seconds: float) -> Int64s | None:
     The MILP solver gets *seconds*; its best solution by then is used.
     """
     if seconds > 0 and len(pieces.widths) * rank_count <= MILP_PLACES:
-        found = _assign_exactly(pieces, rank_count, seconds)
+        found = assign_exactly(pieces, rank_count, seconds)
         if found is not None:
             return found
     return assign_greedily(pieces, rank_count=rank_count)
@@ -79,7 +79,7 @@ def assign_greedily(pieces: Pieces, *, rank_count: int) -> Int64s | None:
     return None if (ranks == NOWHERE).any() else ranks
 
 
-def _assign_exactly(pieces: Pieces, rank_count: int, seconds: float) -> Int64s | None:
+def assign_exactly(pieces: Pieces, rank_count: int, seconds: float) -> Int64s | None:
     """Least (largest lookup + update + exchange) over ranks, as a mixed-integer program.
 
     Columns: a place for every piece x rank, the largest of each part, and the

@@ -111,11 +111,6 @@ def test_statistics_count_reuse_in_the_set_and_in_batches():
     assert found.set_reuse.of_lookups[:3].tolist() == [0.25, 0.0, 0.75]
 
 
-def test_offsets_without_a_number_of_tables_are_those_of_one(tmp_path):
-    np.savez(tmp_path / "x.npz", indices=INDICES, offsets=[0, 2])
-    assert load_index_data(tmp_path / "x.npz").lengths.tolist() == [[2, 5]]
-
-
 def test_a_plain_array_has_one_index_a_sample_and_table(tmp_path):
     np.save(tmp_path / "x.npy", [4, 5, 6])
     data = load_index_data(tmp_path / "x.npy")
@@ -208,6 +203,8 @@ def test_offsets_that_are_no_bags_are_refused(offsets, tables, fault):
 
 @pytest.mark.parametrize(("tables", "is_right"), [(1, True), (2**20 + 1, False), (2.0, False)])
 def test_the_number_of_tables_is_one_whole_number(tmp_path, tables, is_right):
+    np.savez(tmp_path / "x.npz", indices=INDICES, offsets=[0, 2])
+    assert load_index_data(tmp_path / "x.npz").lengths.tolist() == [[2, 5]]
     np.savez(tmp_path / "x.npz", indices=INDICES, offsets=[0, 2], tables=tables)
     if is_right:
         assert load_index_data(tmp_path / "x.npz").lengths.shape == (1, 2)

@@ -78,18 +78,11 @@ def test_distinct_rows_follow_counted_ones_within_one_percent():
         assert popularity.distinct_rows(draws) == pytest.approx(counted, rel=0.01)
 
 
-def test_two_rows_drawn_three_times_by_hand():
+def test_caches_of_nothing_and_of_everything_and_two_rows_drawn_three_times_by_hand():
     # Both rows with probability 1/2: each is missed by three draws once in eight.
-    popularity = popularity_of(Uniform(), 2)
-    assert popularity.distinct_rows(3) == pytest.approx(2 * (1 - 1 / 8))
-
-
-def test_a_cache_that_holds_everything_misses_each_row_once():
-    popularity = popularity_of(Zipf(1.0), 100)
-    assert popularity.lru_misses(500, capacity_rows=100) == popularity.distinct_rows(500)
-
-
-def test_without_a_cache_every_draw_misses():
+    assert popularity_of(Uniform(), 2).distinct_rows(3) == pytest.approx(2 * (1 - 1 / 8))
+    everything = popularity_of(Zipf(1.0), 100)
+    assert everything.lru_misses(500, capacity_rows=100) == everything.distinct_rows(500)
     assert popularity_of(Uniform(), 100).lru_misses(40, capacity_rows=0) == pytest.approx(40)
 
 

@@ -66,19 +66,8 @@ def test_every_paper_sharder_is_there_and_repeats_itself():
     assert len(PAPER_SHARDERS) == 7
     for name in SHARDERS:
         assert build_named_plan(name, _task(*FOUR)) == build_named_plan(name, _task(*FOUR))
-
-
-def test_an_unknown_sharder_is_refused():
     with pytest.raises(PlanError, match="must be one of naive"):
         build_named_plan("magic", _task(*FOUR))
-
-
-def test_skewed_tables_count_less_when_repeats_are_left_out():
-    even = EmbeddingTable("e", 10**6, 8, 10.0)
-    skewed = EmbeddingTable("s", 10**6, 8, 10.0, distribution=Zipf(1.2))
-    assert norm_lookup_cost(skewed, _task(even)) < norm_lookup_cost(even, _task(even))
-    # 8 x 10 x log10(10**6).
-    assert size_lookup_cost(even, _task(even)) == pytest.approx(480)
 
 
 def test_a_full_rank_is_passed_over_and_a_full_machine_is_an_error():
@@ -127,10 +116,7 @@ def test_lookups_are_even_on_one_host_and_small_tables_stand_everywhere():
     assert plan.data_parallel == (3, 5, 6, 7, 8, 12, 13, 15, 16, 17, 18, 24, 25)
     pieces = [shard.table for shard in plan.shards]
     assert (pieces.count(20), pieces.count(21), pieces.count(19)) == (4, 2, 1)
-    asked = [
-        sum(plan.table_of(shard).pooling_factor for shard in shards)
-        for shards in plan.shards_of_rank
-    ]
+    asked = plan.by_rank([piece.pooling_factor for piece in plan.pieces.tables])
     assert max(asked) < 1.2 * sum(asked) / 8
     assert not plan.summed_in_host
 
@@ -142,10 +128,7 @@ def test_tables_go_to_hosts_and_by_rows_over_the_ranks_of_a_host():
         hosts = {plan.host_of(shard.rank) for shard in plan.shards if shard.table == place}
         ranks = {shard.rank for shard in plan.shards if shard.table == place}
         assert len(ranks) == 8 * len(hosts)
-    asked = [
-        sum(plan.table_of(shard).pooling_factor for shard in shards)
-        for shards in plan.shards_of_rank
-    ]
+    asked = plan.by_rank([piece.pooling_factor for piece in plan.pieces.tables])
     assert max(asked) < 1.5 * sum(asked) / 64
 
 
@@ -198,9 +181,7 @@ def test_optimizer_state_counts_towards_memory():
         for optimizer in ("sgd", "rowwise_adagrad", "adagrad", "adam")
     ]
     assert sizes == [32_000, 36_000, 64_000, 96_000]
-
-
-def test_a_host_table_takes_only_its_cache():
+    # Of a table in host memory only its cache counts.
     table = EmbeddingTable("h", 1000, 8, memory=TableMemory.HOST_CACHED, cached_ratio=0.25)
     plan = build_named_plan("naive", _task(table, ranks=1))
     assert bytes_by_rank(plan, optimizer="sgd") == [8_000]
@@ -213,11 +194,8 @@ def test_a_tie_goes_to_the_rank_with_less_memory_used_then_to_the_lower_one():
     assert place_greedily([5, 4, 4, 1], [1, 9, 2, 1], task) == [0, 1, 2, 2]
     # Nothing used more: the lower one of ranks 1 and 2.
     assert place_greedily([5, 4, 4, 1], [1, 2, 2, 1], task) == [0, 1, 2, 1]
-
-
-def test_of_pieces_that_cost_the_same_the_first_is_placed_first():
-    task = _task(*FOUR, ranks=2, room=100)
-    assert place_greedily([3, 3, 3], [1, 1, 1], task) == [0, 1, 0]
+    # Of pieces that cost the same the first is placed first.
+    assert place_greedily([3, 3, 3], [1, 1, 1], replace(task, rank_count=2)) == [0, 1, 0]
 
 
 @pytest.mark.parametrize(("tables", "ranks"), [((), 1), (FOUR, 0)])
@@ -396,6 +374,11 @@ def test_tables_with_fewer_rows_than_ranks_go_to_the_next_ranks_in_turn():
 
 
 def test_what_sharders_count_by_hand():
+    even = EmbeddingTable("e", 10**6, 8, 10.0)
+    skewed = replace(even, distribution=Zipf(1.2))
+    assert norm_lookup_cost(skewed, _task(even)) < norm_lookup_cost(even, _task(even))
+    # 8 x 10 x log10(10**6).
+    assert size_lookup_cost(even, _task(even)) == pytest.approx(480)
     # One row that 1,024 samples ask for three times each: 8 numbers of it are read a batch.
     table = EmbeddingTable("t", 1, 8, 3.0)
     assert norm_lookup_cost(table, _task(table)) == pytest.approx(8 / 1024)

@@ -88,7 +88,7 @@ def test_the_exact_optimiser_is_asked_where_there_is_time_and_it_is_small_enough
         asked.append((len(pieces.widths), rank_count, seconds))
         return np.zeros(len(pieces.widths), dtype=np.int64)
 
-    monkeypatch.setattr(assignment, "_assign_exactly", exactly)
+    monkeypatch.setattr(assignment, "assign_exactly", exactly)
     for count, rank_count, seconds in ((300, 10, 1.0), (300, 10, 0.0), (1501, 2, 1.0)):
         ones = np.ones(count)
         pieces = Pieces(AloneCosts(ones, ones, ones), ones, ones, 1.0, 1e9)

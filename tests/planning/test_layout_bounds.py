@@ -109,7 +109,7 @@ def test_what_a_gather_takes_grows_with_what_is_gathered():
 def test_a_layer_takes_what_it_surely_adds(monkeypatch, ends_ns, layer_ns, both_ends_ns):
     places = [(1, 1), (2, 1), (1, 2), (2, 2)]
     known = dict(zip(places, ends_ns, strict=True))
-    monkeypatch.setattr(bounding, "_replay", lambda shared, one, *place: known[place])
+    monkeypatch.setattr(bounding, "replay_layers", lambda shared, one, *place: known[place])
     anything: Any = SimpleNamespace()
     assert measure_layer(anything, anything) == LayerTimes(layer_ns, both_ends_ns)
 
@@ -126,7 +126,7 @@ def test_a_layer_is_measured_in_as_few_ranks_as_share_it_and_on_as_few_hosts():
         )
     )  # fmt: skip
     # Eight ranks divide the experts, each with a copy of all else and a micro-batch of two.
-    assert bounding._fewest_ranks(experts) == 8
+    assert bounding.fewest_ranks(experts) == 8
     assert experts.batch == 8 * 2
     assert experts.model.dense_layers == 0
     assert experts.model.is_expert_layer(0)
@@ -141,11 +141,11 @@ def test_what_is_measured_of_a_layer_is_a_job_on_whole_hosts(monkeypatch):
 
     monkeypatch.setattr(bounding, "build_cluster", build_cluster_)
     one = layer_of(only(*FLAT, "parallel.tp=2", "parallel.pp=2", "parallel.micro_batch=2"))
-    ends_ns = [bounding._replay((CLUSTER, STACK), one, *place) for place in ((1, 1), (2, 1))]
-    twice_ns = bounding._replay((CLUSTER, STACK), one, 1, 2)
+    ends_ns = [bounding.replay_layers((CLUSTER, STACK), one, *place) for place in ((1, 1), (2, 1))]
+    twice_ns = bounding.replay_layers((CLUSTER, STACK), one, 1, 2)
     assert built == [(1, 2)] * 3
     assert ends_ns[0] < ends_ns[1] < 2 * ends_ns[0]
     assert ends_ns[0] < twice_ns <= 2 * ends_ns[0]
     wide = one.model_copy(update={"parallel": one.parallel.model_copy(update={"tp": 16})})
-    bounding._replay((CLUSTER, STACK), wide, 1, 1)
+    bounding.replay_layers((CLUSTER, STACK), wide, 1, 1)
     assert built[-1] == (2, 8)

@@ -96,20 +96,20 @@ class Bounds:
 
 def measure_layer(shared: tuple[Cluster, SoftwareStack], one: TransformerSpec) -> LayerTimes:
     """The times of the layer *one*; a module-level function, so that any worker can run it."""
-    once, twice = _replay(shared, one, 1, 1), _replay(shared, one, 2, 1)
-    once_more, twice_more = _replay(shared, one, 1, 2), _replay(shared, one, 2, 2)
+    once, twice = replay_layers(shared, one, 1, 1), replay_layers(shared, one, 2, 1)
+    once_more, twice_more = replay_layers(shared, one, 1, 2), replay_layers(shared, one, 2, 2)
     again = (twice_more - twice) - (once_more - once)
     layer_ns = max(min(twice - once, again), 0)
     return LayerTimes(layer_ns, max(min(once_more - once, once) - layer_ns, 0))
 
 
-def _replay(
+def replay_layers(
     shared: tuple[Cluster, SoftwareStack], one: TransformerSpec, layers: int, rounds: int
 ) -> int:
     """The time of a job of one tensor group with *layers* layers and *rounds* micro-batches."""
     (whole, stack), model = shared, one.model.model_copy(update={"layers": layers})
     spec = one.model_copy(update={"batch": one.batch * rounds, "model": model})
-    ranks = _fewest_ranks(spec)
+    ranks = fewest_ranks(spec)
     per_host = min(ranks, whole.topology.gpus_per_host)
     cluster = build_cluster(whole.topology, hosts=-(-ranks // per_host), ranks_per_host=per_host)
     job = build_job(spec, rank_count=ranks, ranks_per_host=per_host, stack=stack)
@@ -118,7 +118,7 @@ def _replay(
     return int(replay.iteration_end_ns[-1, 0])
 
 
-def _fewest_ranks(spec: TransformerSpec) -> int:
+def fewest_ranks(spec: TransformerSpec) -> int:
     """Ranks of one stage that share sequences, GEMMs and experts: the fewest copies."""
     parallel = spec.parallel
     return math.lcm((parallel.tp or 1) * parallel.cp, parallel.ep * parallel.etp)
@@ -136,7 +136,7 @@ def layer_of(candidate: Candidate) -> TransformerSpec:
     # The counted layer has windowed attention and experts.
     model = {"layers": 1, "dense_layers": 0, "window_every": 1}
     split = spec.model_copy(update={"parallel": spec.parallel.model_copy(update=parallel)})
-    copies = _fewest_ranks(split) // (layout.tp * layout.cp)
+    copies = fewest_ranks(split) // (layout.tp * layout.cp)
     return split.model_copy(
         update={
             "batch": layout.micro_batch * copies,
