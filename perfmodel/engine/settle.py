@@ -22,6 +22,7 @@ from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import Anchor, Program
 
 Floats = NDArray[np.float64]
+_NO_DELAYS = np.empty((0, 3), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,11 +40,12 @@ class Effects:
     def count_changes(self, assumed: Effects, *, noticed_ns: int) -> int:
         """How many delays differ from *assumed*, and how many losses by more than *noticed_ns*."""
         moved_ns = np.abs(self.lost_ns.sum(axis=0) - assumed.lost_ns.sum(axis=0))
-        ours, theirs = (
-            {(rank, *row) for rank, rows in of.delays.items() for row in rows.tolist()}
-            for of in (self, assumed)
-        )
-        return int((moved_ns > noticed_ns).sum()) + len(ours ^ theirs)
+        changes = int((moved_ns > noticed_ns).sum())
+        for rank in self.delays.keys() | assumed.delays.keys():
+            parts = (of.delays.get(rank, _NO_DELAYS).tolist() for of in (self, assumed))
+            ours, theirs = ({*map(tuple, rows)} for rows in parts)
+            changes += len(ours ^ theirs)
+        return changes
 
 
 @dataclass(frozen=True, eq=False)

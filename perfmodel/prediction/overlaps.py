@@ -134,10 +134,10 @@ class KernelSlowdown:
         both = np.concatenate([self._intervals(last, before), calls], axis=1)
         lost_ns = self._slow(last, now, calls=both, work_ns=last.alone_ns + last.lost_ns[1])
         found.lost_ns[0] += lost_ns
-        first_row = last.undelayed.rank_rows()
-        has_tasks = np.diff(first_row) > 0
+        first_row = last.durations.rank_offset
+        has_tasks = np.diff(first_row, append=len(lost_ns)) > 0
         ends_ns = np.zeros(len(has_tasks), dtype=np.int64)
-        ends_ns[has_tasks] = np.maximum.reduceat(before.end_ns[:, 0], first_row[:-1][has_tasks])
+        ends_ns[has_tasks] = np.maximum.reduceat(before.end_ns[:, 0], first_row[has_tasks])
         rank, ready_ns = calls[:2]
         early = calls[:, ready_ns < ends_ns[rank]]
         if early.size:
@@ -177,13 +177,10 @@ def find_slowdown(priced: PricedJob, row: Int64s, calls: Calls) -> KernelSlowdow
     lanes = []
     for rank, first in enumerate(job.rank_rows()[:-1].tolist()):
         lane_start = first + job.program_of(rank).lane_start.astype(np.int64)
-        bounds = np.column_stack(
-            [lane_start[:-1], lane_start[1:], np.full(len(lane_start) - 1, rank)]
-        )
-        lanes.append(bounds[np.diff(reached[lane_start]) > 0])
+        bounds = np.stack([lane_start[:-1], lane_start[1:], np.full(len(lane_start) - 1, rank)])
+        lanes.append(bounds[:, np.diff(reached[lane_start]) > 0])
     slowing = np.stack([calls.task, calls.rank, calls.member])[:, calls.slows_kernels]
-    columns = np.ascontiguousarray(np.concatenate(lanes).T)
-    return KernelSlowdown(slowing, family, speed, *columns)
+    return KernelSlowdown(slowing, family, speed, *np.concatenate(lanes, axis=1))
 
 
 def find_overlaps(calls: Int64s, rank_count: int) -> OverlapTimeline:
