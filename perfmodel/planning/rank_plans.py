@@ -15,6 +15,7 @@ from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.replay import find_period, replay
 from perfmodel.execution.executor import Executor, SerialExecutor
+from perfmodel.graph.program import LaneKind
 from perfmodel.planning.batches import BatchSpread, sample_batches
 from perfmodel.planning.evaluator import EMBEDDING_FAMILY, PlanEvaluator
 from perfmodel.planning.making import MadePlans, load_rank_setting, make_plans
@@ -33,6 +34,8 @@ from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.prediction.scenario import Mode
+from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.workloads.catalog import check_has_tables
 from perfmodel.workloads.dlrm.exchange import build_exchanges
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 
@@ -84,7 +87,7 @@ def order_plans(
         rank_by=question.rank_by,
         device_memory_bytes=evaluator.cluster.device.memory_bytes,
         plans_judged=made.judged + len(plans),
-        assumptions=_assumptions(ordered[0].answer, made, question),
+        assumptions=_assumptions(evaluator, ordered[0].answer, made, question),
     )
 
 
@@ -121,6 +124,9 @@ def order_by_time(ranked: Sequence[RankedPlan], question: RankQuestion) -> tuple
             for place, _, _, number in sorted(tied)
         ]
         heads = [place for place in range(behind, len(placed)) if placed[place].place == place + 1]
+        if any(one.decided_ns != one.answer.iteration_ns for one in placed):
+            # The samples count the loader, which the order does not.
+            continue
         shares = beats_next([np.array(placed[place].answer.drawn_ns) for place in heads])
         for place, share in zip(heads, shares, strict=True):
             placed[place] = replace(placed[place], beats_next=share)
@@ -133,6 +139,7 @@ class PlanAnswer(NamedTuple):
     prediction: Prediction
     memory_bytes: tuple[int, ...]
     awaited_ns: tuple[float, ...]
+    decided_ns: float
     gains_ns: dict[PlanBound, float]
 
 
@@ -146,12 +153,24 @@ def answer_plan(setting: Setting, plan: ShardingPlan) -> PlanAnswer:
     reasons = answer.reasons
     assert reasons is not None
     assert reasons.evidence.priced is not None
+    is_assumed = assumes_loader(check_has_tables(setting.workload), setting.stack)
+    decided_ns, gains_ns = find_gains(
+        reasons.evidence.priced, setting.options.mode, is_loader_left_out=is_assumed
+    )
     return PlanAnswer(
         # What was replayed is not sent back.
         replace(answer, reasons=None),
         tuple(memory.total_bytes for memory in question.memory_of_rank),
         find_awaited(reasons.explanation, plan.rank_count),
-        find_gains(reasons.evidence.priced, setting.options.mode),
+        decided_ns if is_assumed else float(answer.iteration_ns),
+        gains_ns,
+    )
+
+
+def assumes_loader(spec: DlrmSpec, stack: SoftwareStack) -> bool:
+    """Whether the time that *spec* needs to load a batch is the assumption of *stack*."""
+    return spec.input.load_time is not None and spec.input.load_time == stack.loader.load_ns(
+        spec.batch
     )
 
 
@@ -192,6 +211,7 @@ def _rank_one(
         answer=found.prediction,
         place=0,
         beats_next=None,
+        decided_ns=found.decided_ns,
         bound=max(gains, key=lambda bound: gains[bound]),
         gains_ns=gains,
         straggler=find_straggler(evaluator, plan, found.awaited_ns),
@@ -207,7 +227,7 @@ def order_time(plan: RankedPlan, question: RankQuestion) -> float:
         return plan.spread.mean_ns
     if plan.spread is not None and question.rank_by is RankBy.QUANTILE:
         return plan.spread.high_ns
-    return float(plan.answer.iteration_ns)
+    return plan.decided_ns
 
 
 def _spread(
@@ -235,7 +255,10 @@ def find_straggler(
     return Straggler(rank, awaited_ns[rank], names)
 
 
-def _assumptions(best: Prediction, made: MadePlans, question: RankQuestion) -> tuple[str, ...]:
+def _assumptions(
+    evaluator: PlanEvaluator, best: Prediction, made: MadePlans, question: RankQuestion
+) -> tuple[str, ...]:
+    spec, stack = evaluator.spec, evaluator.stack
     sentences = list(best.assumptions)
     sentences.append(
         "Listed plans are predicted in full, as by `predict --plan`. Order, bound and straggler "
@@ -245,6 +268,12 @@ def _assumptions(best: Prediction, made: MadePlans, question: RankQuestion) -> t
         sentences.append(
             f"The {made.judged:,} plans tried by enumeration and search were compared without "
             "contention."
+        )
+    if assumes_loader(spec, stack):
+        sentences.append(
+            "Times count the loader that the stack assumes. Order and bound do not, so that an "
+            "assumption does not hide what the plan decides; `--set input.load_time=...` states "
+            "the loader of your job."
         )
     if question.batches:
         sentences.append(
@@ -263,22 +292,31 @@ _FAMILIES = {
     PlanBound.MLP: ("gemm", "memory", "attention"),
     PlanBound.REDUCTION: (COMMUNICATION_FAMILY,),
     PlanBound.HOST: ("host",),
+    PlanBound.LOADER: (),
 }
 
 
-def find_gains(priced: PricedJob, mode: Mode) -> dict[PlanBound, float]:
-    """Time saved by reducing each part by 10 %, with one replay of all parts."""
+def find_gains(
+    priced: PricedJob, mode: Mode, *, is_loader_left_out: bool
+) -> tuple[float, dict[PlanBound, float]]:
+    """The time, and what is saved by reducing each part by 10 %, with one replay of all parts."""
     job, nominal_ns = priced.job, priced.durations.values_ns[:, 0]
-    is_exchange = np.zeros(len(nominal_ns), dtype=bool)
+    is_exchange, is_loader = np.zeros((2, len(nominal_ns)), dtype=bool)
     for rank in range(job.rank_count):
-        origins = [job.origins[place].operator for place in job.program_of(rank).origin]
-        rows = priced.durations.rows_of(job, rank)
-        is_exchange[rows] = [operator.startswith("embedding/") for operator in origins]
+        program, rows = job.program_of(rank), priced.durations.rows_of(job, rank)
+        operators = [job.origins[place].operator for place in program.origin]
+        is_exchange[rows] = [operator.startswith("embedding/") for operator in operators]
+        of_lane = [lane.kind is LaneKind.LOADER for lane in program.lanes]
+        is_loader[rows] = np.repeat(of_lane, np.diff(program.lane_start))
+    if is_loader_left_out:
+        nominal_ns = np.where(is_loader, 0, nominal_ns)
     vectors = [nominal_ns]
     for bound, families in _FAMILIES.items():
-        is_part = np.isin(priced.family, [FAMILIES.index(name) for name in families])
+        is_part = np.isin(priced.family, [FAMILIES.index(name) for name in families]) & ~is_loader
         if families == (COMMUNICATION_FAMILY,):
             is_part &= is_exchange == (bound is PlanBound.ALL_TO_ALL)
+        if bound is PlanBound.LOADER:
+            is_part = is_loader
         vectors.append(np.where(is_part, np.rint(FASTER * nominal_ns), nominal_ns))
     values = np.stack(vectors, axis=1).astype(np.int64)
     durations = replace(priced.durations, values_ns=np.ascontiguousarray(values))
@@ -286,4 +324,5 @@ def find_gains(priced: PricedJob, mode: Mode) -> dict[PlanBound, float]:
         times = find_period(SerialExecutor().replay, job, durations).period_ns
     else:
         times = replay(job, durations, iterations=1).iteration_end_ns[0]
-    return {bound: float(times[0] - time) for bound, time in zip(_FAMILIES, times[1:], strict=True)}
+    gains = {bound: float(times[0] - one) for bound, one in zip(_FAMILIES, times[1:], strict=True)}
+    return float(times[0]), gains

@@ -100,6 +100,7 @@ def _row(plan: RankedPlan) -> dict[str, Any]:
         "isolated_ns": plan.answer.isolated_ns,
         "interval_ms": interval_ms(plan.answer.interval),
         "beats_next": plan.beats_next,
+        "without_assumed_loader_ms": plan.decided_ns / NS_PER_MS,
         "bound": plan.bound.value,
         "gains_ms": {bound.value: gain / NS_PER_MS for bound, gain in plan.gains_ns.items()},
         "straggler": {
@@ -181,12 +182,16 @@ def _table(ranking: Ranking) -> Table:
         if has_spread:
             ends = [] if spread is None else [spread.low_ns, spread.high_ns]
             row.append(" to ".join(f"{end / NS_PER_MS:.2f}" for end in ends))
+        if ranking.assumes_loader:
+            row.append(f"{plan.decided_ns / NS_PER_MS:.3f}")
         rows.append(row)
         above = plan.place
+    headings = [*(HEADINGS if has_spread else HEADINGS[:-1])]
+    headings += ["without loader ms"] if ranking.assumes_loader else []
     return Table(
-        HEADINGS if has_spread else HEADINGS[:-1],
+        headings,
         rows,
-        numeric=(0, 2, 3, 4, 7, 8),
+        numeric=(0, 2, 3, 4, 7, 8, 9),
         code=(1,),
         wraps=(6,),
         optional=(3, 6, 4, 8) if has_spread else (3, 6, 4),

@@ -16,6 +16,7 @@ from perfmodel.cli.commands import app
 from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.making import load_rank_setting
 from perfmodel.planning.question import RankBy, RankQuestion
+from perfmodel.planning.ranking import PlanBound
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
 from perfmodel.workloads.catalog import load_workload
@@ -62,6 +63,21 @@ def test_plans_stand_in_the_order_of_their_times(tables):
     for plan in ranking.plans:
         assert plan.answer.interval.low_ns <= plan.answer.period_ns <= plan.answer.interval.high_ns
         assert plan.fits
+
+
+def test_an_assumed_loader_hides_no_plan_and_a_stated_one_is_named(tables):
+    hidden = api.rank(_question(tables, stack="torchrec"))
+    # Times are those of `predict`: the loader that the stack assumes is all that counts.
+    assert len({plan.answer.iteration_ns for plan in hidden.plans}) == 1
+    times = [plan.decided_ns for plan in hidden.plans]
+    assert times[0] < 0.95 * times[-1]
+    assert {plan.beats_next for plan in hidden.plans} == {None}
+    assert "without the assumed loader" in hidden.verdict
+    assert any("`--set input.load_time=...`" in one for one in hidden.assumptions)
+    words = ("batch=16384", "input.load_time=1 s")
+    stated = api.rank(_question(tables, stack="torchrec", overrides=words))
+    assert {plan.bound for plan in stated.plans} == {PlanBound.LOADER}
+    assert stated.verdict.endswith("What does: loader.")
 
 
 def test_nothing_that_fits_is_an_error_and_writes_no_plan(tmp_path):
