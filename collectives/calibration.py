@@ -116,7 +116,7 @@ class Calibration(CalibrationHeader):
     def fabric_entry(self, wiring: Wiring) -> FabricEntry:
         """The entry of the machine's network; the first entry if it was not measured."""
         for entry in self.fabrics:
-            if wiring.topology_name in entry.machines:
+            if wiring.measured in entry.machines:
                 return entry
         return self.fabrics[0]
 
@@ -128,7 +128,7 @@ class Calibration(CalibrationHeader):
     def provenance(self, wiring: Wiring, kind: CollectiveKind, size_bytes: float) -> Provenance:
         """How well this call is covered by what was measured."""
         is_like_measured = not self._is_unlike_measured(wiring)
-        spans = self._spans.get((wiring.topology_name, kind), ()) if is_like_measured else ()
+        spans = self._spans.get((wiring.measured, kind), ()) if is_like_measured else ()
         for span in spans:
             if span.holds(wiring.host_count, wiring.rank_count, size_bytes):
                 return Provenance.INTERPOLATED
@@ -148,7 +148,7 @@ class Calibration(CalibrationHeader):
         unseen = self.uncertainty.get(f"unseen/{spread}/any/{regime}", TRANSFER_SIGMA)
         words = () if self._is_unlike_measured(wiring) else (kind.value, "any")
         for word in words:
-            sigma = self.uncertainty.get(f"{wiring.topology_name}/{spread}/{word}/{regime}")
+            sigma = self.uncertainty.get(f"{wiring.measured}/{spread}/{word}/{regime}")
             if sigma is not None:
                 is_covered = self.provenance(wiring, kind, size_bytes) is Provenance.INTERPOLATED
                 return sigma if is_covered else max(sigma, unseen / 2)
@@ -156,7 +156,7 @@ class Calibration(CalibrationHeader):
 
     def _is_unlike_measured(self, wiring: Wiring) -> bool:
         """Whether the only host of that name that was measured is an odd one."""
-        name = wiring.topology_name
+        name = wiring.measured
         return name not in self.host_entry(wiring).machines and any(
             entry.is_odd and name in entry.machines for entry in self.hosts
         )
@@ -174,7 +174,7 @@ _GENERATIONS = ("pascal", "volta", "ampere", "ada", "hopper", "blackwell")
 
 def _distance(entry: HostEntry, wiring: Wiring) -> tuple[float, ...]:
     """How far *entry* is from *wiring*; the smallest wins, ties by order in the file."""
-    if wiring.topology_name in entry.machines and (wiring.is_of_table or not entry.is_odd):
+    if wiring.measured in entry.machines and (wiring.is_of_table or not entry.is_odd):
         return (-math.inf,)
     link_class = wiring.link_class
     if link_class is HostLinkClass.NONE:

@@ -123,6 +123,7 @@ def _host_wiring(gpus: tuple[int, ...], machine: ByIdentity[Topology]) -> Wiring
     topology = machine.value
     alone = Wiring(
         topology_name=topology.name,
+        measured=topology.measured or topology.name,
         architecture=topology.device.architecture.value,
         rank_count=len(gpus),
         host_count=1,

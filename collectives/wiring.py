@@ -137,6 +137,7 @@ class Wiring:
     """
 
     topology_name: str
+    measured: str
     architecture: str
     rank_count: int
     host_count: int

@@ -23,7 +23,8 @@ class Topology:
     is unknown, and assumed to be true. *gpus_forward* says whether GPUs forward NVLink traffic of
     other GPUs. *trays* above 1 makes it a rack: several machines, each with its own operating
     system, joined by one NVLink. *host_copy_bytes_per_s* is the measured rate of a large copy from
-    host memory on this machine; without it the device's figure is used.
+    host memory on this machine; without it the device's figure is used. *measured* names the
+    machine whose measured constants it takes; without one, *lost_constants* says why.
     """
 
     name: str
@@ -39,6 +40,8 @@ class Topology:
     trays: int = 1
     host_copy_bytes_per_s: float | None = None
     notes: tuple[str, ...] = ()
+    measured: str = ""
+    lost_constants: str = ""
     router: Router = field(init=False, repr=False, compare=False)
     nic_of_gpu: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
@@ -57,6 +60,22 @@ class Topology:
     def calibrated_by(self, files: Sequence[str]) -> Topology:
         """The same host, with constants of its own in *files*."""
         return replace(self, device=replace(self.device, calibrations=tuple(files)))
+
+    def is_wired_like(self, other: Topology) -> bool:
+        """Whether constants of collectives that were measured on *other* hold here."""
+        return self._wires == other._wires
+
+    @property
+    def _wires(self) -> tuple[object, ...]:
+        return (
+            self.vertices,
+            self.links,
+            self.fabric,
+            self.device.architecture,
+            self.trays,
+            self.peer_to_peer,
+            self.gpus_forward,
+        )
 
     def of_kind(self, kind: VertexKind) -> tuple[Vertex, ...]:
         """The vertices of *kind*, by index."""

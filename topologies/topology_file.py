@@ -112,6 +112,7 @@ class TopologyFile(Sourced):
     trays: Count = 1
     host_copy_bytes_per_s: Bandwidth | None = None
     notes: tuple[Line, ...] = ()
+    measured: Line | None = None
 
 
 def list_topologies() -> tuple[str, ...]:
@@ -129,7 +130,7 @@ def load_topology(name_or_path: str | Path, *, calibrations: Sequence[str] = ())
     document = load_document(path, TopologyError, what="topology")
     if "family" in document.content:
         raise TopologyError(f"{path}: states a family: it is a workload. Give it with --workload.")
-    topology = parse_topology(document, path=path)
+    topology = _find_constants(parse_topology(document, path=path), path)
     return topology.calibrated_by(calibrations) if calibrations else topology
 
 
@@ -157,9 +158,36 @@ def parse_topology(document: Document, *, path: Path) -> Topology:
             trays=file.trays,
             host_copy_bytes_per_s=file.host_copy_bytes_per_s,
             notes=file.notes,
+            measured=file.measured or "",
         )
     except TopologyError as fault:
         raise TopologyError(f"{path}: {fault}") from None
+
+
+def _find_constants(topology: Topology, path: Path) -> Topology:
+    """*topology* with the machine whose measured constants it takes, if it is wired like it.
+
+    A file states that machine, so that a copy under another name keeps its constants. Whoever has
+    the name of a shipped machine is held to its wires, too.
+    """
+    stated = topology.measured or topology.name
+    if stated not in list_topologies():
+        if topology.measured:
+            raise TopologyError(
+                f"{path}: measured: must be a machine of the catalog, got {stated!r}. Leave it out "
+                "if nothing was measured there."
+            )
+        return replace(topology, measured=topology.name)
+    shipped = CATALOG / f"{stated}.yaml"
+    if path.resolve() == shipped.resolve() or topology.is_wired_like(
+        parse_topology(load_document(shipped, TopologyError), path=shipped)
+    ):
+        return replace(topology, measured=stated)
+    lost = (
+        f"{topology.name} is not wired like the shipped {stated}, so that the constants of "
+        "collectives measured there are not used, but those of its kind."
+    )
+    return replace(topology, measured=f"{topology.name}, changed", lost_constants=lost)
 
 
 def _check_no_device(name: str) -> None:

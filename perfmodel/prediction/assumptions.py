@@ -46,6 +46,8 @@ def list_assumptions(
         )
     if question.options.samples and not is_drawn and question.recording is None:
         sentences.append(NO_DOUBT)
+    if question.cluster is not None and question.cluster.topology.lost_constants:
+        sentences.append(question.cluster.topology.lost_constants)
     if question.cluster is not None and question.cluster.device.calibrations:
         files = question.cluster.device.calibrations
         verb = "overrides" if len(files) == 1 else "override"

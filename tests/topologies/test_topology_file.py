@@ -5,9 +5,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.api import Scenario, predict, price_collective
 from perfmodel.base.errors import PerfModelError, TopologyError
 from topologies import Link, LinkKind, list_topologies, load_topology
-from topologies.topology_file import parse_selection
+from topologies.topology_file import CATALOG, parse_selection
 
 GOOD = """
 name: pair
@@ -268,3 +269,52 @@ def test_a_selection_names_vertices(text, indices):
 def test_a_wrong_selection_says_what_is_wrong(text, complaint):
     with pytest.raises(TopologyError, match=complaint):
         parse_selection(text, COUNTS)
+
+
+def copy_of(name, *changes):
+    text = (CATALOG / f"{name}.yaml").read_text()
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    return text
+
+
+RENAMED = ("name: dgx_h100", "name: ours")
+UNSTATED = ("measured: dgx_h100\n", "")
+FASTER = ("lanes: 18, bandwidth: 25 GB/s", "lanes: 18, bandwidth: 50 GB/s")
+
+
+@pytest.mark.parametrize(
+    ("changes", "measured"),
+    [
+        ([], "dgx_h100"),
+        ([RENAMED], "dgx_h100"),
+        ([UNSTATED], "dgx_h100"),
+        ([RENAMED, UNSTATED], "ours"),
+        ([FASTER], "dgx_h100, changed"),
+        ([RENAMED, FASTER], "ours, changed"),
+    ],
+)
+def test_a_copy_keeps_its_constants_and_a_changed_one_loses_them(write, changes, measured):
+    found = load_topology(write(copy_of("dgx_h100", *changes)))
+    assert found.measured == measured
+    assert bool(found.lost_constants) == measured.endswith("changed")
+
+
+def test_a_renamed_machine_has_the_same_prices_and_a_changed_one_says_what_it_lost(write):
+    renamed = str(write(copy_of("dgx_h100", RENAMED)))
+    prices = [
+        price_collective("all_reduce", "64MiB", topology=one) for one in ("dgx_h100", renamed)
+    ]
+    assert prices[0].duration_ns == prices[1].duration_ns
+    assert prices[0].relative_sigma == prices[1].relative_sigma
+    faster = write(copy_of("dgx_h100", RENAMED, FASTER))
+    answer = predict(Scenario(topology=str(faster), workload="gpt2_124m", samples=0))
+    [lost] = [one for one in answer.assumptions if "constants of collectives" in one]
+    assert lost.startswith("ours is not wired like the shipped dgx_h100, so that the constants")
+
+
+def test_constants_of_a_machine_that_nobody_knows_are_refused(write):
+    text = copy_of("dgx_h100", ("measured: dgx_h100", "measured: dgx_h1000"))
+    with pytest.raises(TopologyError, match="measured: must be a machine of the catalog"):
+        load_topology(write(text))
