@@ -8,7 +8,7 @@ MANUAL := .venv/manual.stamp
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 TEST_WORKERS ?= 2
 
-.PHONY: predict test lint check bench mutants fuzz faults docs manual scoreboard figures release clean
+.PHONY: predict test lint check bench mutants fuzz laws faults docs manual scoreboard figures release clean
 
 predict: $(PROGRAM)
 	@$(BIN)/perfmodel predict --topology dgx_h100.yaml
@@ -32,6 +32,9 @@ mutants: $(TOOLS)
 
 fuzz: $(TOOLS)
 	$(BIN)/python -m tests.fuzz --seed $(or $(SEED),1) --count $(or $(COUNT),10000)
+
+laws: $(TOOLS)
+	$(BIN)/python -m tests.laws --seed $(or $(SEED),1) --count $(or $(COUNT),2000)
 
 faults: $(TOOLS)
 	$(BIN)/python -m tests.faults --seed $(or $(SEED),1) --runs $(or $(RUNS),50)

@@ -176,6 +176,10 @@ ALGORITHMS: Mapping[
     CollectiveAlgorithm.PAT: _pat,
     CollectiveAlgorithm.PAIRWISE: _pairwise,
 }
+UNPLANNED: Mapping[CollectiveAlgorithm, tuple[CollectiveKind, ...]] = {
+    CollectiveAlgorithm.PAIRWISE: (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV),
+}
+"""Algorithms that NCCL's tuner has no estimate for, and what they carry out when forced."""
 
 _CHAINED = (CollectiveKind.BROADCAST, CollectiveKind.REDUCE)
 

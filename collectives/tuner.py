@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from collectives.collective import CollectiveAlgorithm, CollectiveKind, CollectiveSoftware, Protocol
-from collectives.movement import FloatArray
+from collectives.movement import UNPLANNED, FloatArray
 from collectives.timing import Choice
 from collectives.wiring import HostLinkClass, Wiring
 from perfmodel.base.errors import InputError
@@ -27,7 +27,7 @@ Latencies = Mapping[Protocol, float]
 
 _REDUCED = (CollectiveKind.ALL_REDUCE, CollectiveKind.BARRIER)
 _GATHERED = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
-_PAIRWISE = (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV)
+_PAIRWISE = UNPLANNED[CollectiveAlgorithm.PAIRWISE]
 _NS_PER_US = 1e3
 
 
@@ -102,6 +102,8 @@ class Tuner:
         if kind in _PAIRWISE:
             slices = sizes / (self.wiring.rank_count if kind is CollectiveKind.ALL_TO_ALL else 1)
             return candidates, (slices <= self.pair_ll_bytes).astype(np.int64)
+        if len(candidates) == 1:
+            return candidates, np.zeros(sizes.shape, dtype=np.int64)
         estimates = np.stack([self.estimate_ns(kind, choice, sizes) for choice in candidates])
         return candidates, np.argmin(estimates, axis=0)
 
@@ -247,6 +249,8 @@ def _forced(
 ) -> tuple[CollectiveAlgorithm, ...]:
     """*possible*, or what the user forced of it. As in NCCL, kinds that lack it keep theirs."""
     wanted = software.algorithm
+    if wanted is not None and kind in UNPLANNED.get(wanted, ()):
+        return (wanted,)
     by_switch = (CollectiveAlgorithm.NVLS, CollectiveAlgorithm.NVLS_TREE)
     if wanted in by_switch and kind in _REDUCED:
         if not wiring.can_reduce_in_switch:

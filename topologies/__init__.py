@@ -13,8 +13,7 @@ from topologies.device import (
     list_devices,
     load_device,
 )
-from topologies.fabric import Fabric, FabricKind
-from topologies.link import Link, LinkKind, Route, Vertex, VertexKind
+from topologies.link import Fabric, FabricKind, Link, LinkKind, Route, Vertex, VertexKind
 from topologies.recognising import cpu_speed, find_device, find_machine, name_devices
 from topologies.topology import Topology
 from topologies.topology_file import list_topologies, load_topology

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.base.errors import TopologyError
 from topologies.device import Device
-from topologies.fabric import Fabric
-from topologies.link import Link, LinkKind, Route
+from topologies.link import Fabric, Link, LinkKind, Route
 from topologies.topology import Topology
 
 Ranks = NDArray[np.int64]

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from perfmodel.base.errors import TopologyError
 from topologies.device import Device
-from topologies.fabric import Fabric
-from topologies.link import Link, LinkKind, Route, Vertex, VertexKind
+from topologies.link import Fabric, Link, LinkKind, Route, Vertex, VertexKind
 from topologies.routing import Router
 
 

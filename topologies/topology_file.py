@@ -24,8 +24,7 @@ from perfmodel.base.fields import Bandwidth, Count, Duration, Line, OneOf, Parse
 from perfmodel.base.forms import Document, Form, load_document
 from perfmodel.base.reading import quote
 from topologies.device import Device, Sourced, list_devices, load_device
-from topologies.fabric import Fabric
-from topologies.link import HOST_KINDS, HOST_LINK_KINDS, Link, LinkKind, Vertex, VertexKind
+from topologies.link import HOST_KINDS, HOST_LINK_KINDS, Fabric, Link, LinkKind, Vertex, VertexKind
 from topologies.topology import Topology
 
 CATALOG = Path(__file__).parent / "catalog"

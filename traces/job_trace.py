@@ -7,7 +7,7 @@ the same job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -44,17 +44,17 @@ def ignore_file(path: Path, place: int, count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The files of one job, by format."""
+    """The files of one job; *timed* are of the formats in `TIMED`."""
 
     name: str
-    kineto: tuple[Path, ...] = ()
+    timed: tuple[Path, ...] = ()
     executed: tuple[Path, ...] = ()
     chakra: tuple[Path, ...] = ()
 
     @property
     def has_files(self) -> bool:
         """Whether any trace was found."""
-        return bool(self.kineto or self.executed or self.chakra)
+        return bool(self.timed or self.executed or self.chakra)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def load_job_traces(
 ) -> tuple[JobTrace, ...]:
     """Read every job at *paths*; files given together are one job."""
     recordings = find_recordings(paths)
-    lacking = [recording.name for recording in recordings if not recording.kineto]
+    lacking = [recording.name for recording in recordings if not recording.timed]
     if lacking:
         raise TraceError(
             f"{', '.join(lacking)}: must hold Kineto traces, one file per rank; holds execution "
@@ -162,15 +162,26 @@ def find_recordings(paths: Sequence[Path | str] | Path | str) -> tuple[Recording
 def detect_format(path: Path) -> TraceFormat:
     """The format of *path*, from its first bytes."""
     head = read_head(path, _HEAD_BYTES)
-    text = head.lstrip()
-    if text[:1] in (b"{", b"["):
-        if b'"traceEvents"' in head or text[:1] == b"[":
-            return TraceFormat.KINETO
-        if b'"nodes"' in head and b'schema"' in head:
-            return TraceFormat.EXECUTION_TRACE
-    if head and is_chakra(head):
-        return TraceFormat.CHAKRA
-    return TraceFormat.OTHER
+    return next((kind for kind, is_of in FORMATS.items() if is_of(head)), TraceFormat.OTHER)
+
+
+def _is_kineto(head: bytes) -> bool:
+    first = head.lstrip()[:1]
+    return first == b"[" or (first == b"{" and b'"traceEvents"' in head)
+
+
+def _is_executed(head: bytes) -> bool:
+    return head.lstrip()[:1] == b"{" and b'"nodes"' in head and b'schema"' in head
+
+
+FORMATS: Mapping[TraceFormat, Callable[[bytes], bool]] = {
+    TraceFormat.KINETO: _is_kineto,
+    TraceFormat.EXECUTION_TRACE: _is_executed,
+    TraceFormat.CHAKRA: is_chakra,
+}
+"""Whether a file that begins with some bytes is of a format; the first that holds is taken."""
+TIMED: Mapping[TraceFormat, Callable[[Path, Limits], Trace]] = {TraceFormat.KINETO: load_kineto}
+"""Readers of the formats that say when everything ran, one file per rank."""
 
 
 def _recordings_in(folder: Path) -> list[Recording]:
@@ -189,13 +200,13 @@ def _recordings_in(folder: Path) -> list[Recording]:
             "per rank, or folders of such; holds none."
         )
     joined = _joined(inner, folder.name)
-    jobs = [found for found in joined if found.kineto] or joined
+    jobs = [found for found in joined if found.timed] or joined
     return [replace(jobs[0], name=folder.name)] if len(jobs) == 1 else jobs
 
 
 def _joined(found: list[Recording], name: str) -> list[Recording]:
     """*found*; one recording with its execution traces next to it is one job, called *name*."""
-    recorded = [one for one in found if one.kineto]
+    recorded = [one for one in found if one.timed]
     executed = [one.executed for one in found if one.executed]
     if len(recorded) != 1 or len(executed) != 1 or len(found) != 2:
         return found
@@ -210,7 +221,7 @@ def _recording_of(name: str, files: Sequence[Path], *, is_asked_for: bool = Fals
     other = by_format[TraceFormat.OTHER] if is_asked_for else []
     return Recording(
         name,
-        tuple(sorted(by_format[TraceFormat.KINETO] + other)),
+        tuple(sorted([*(path for kind in TIMED for path in by_format[kind]), *other])),
         tuple(by_format[TraceFormat.EXECUTION_TRACE]),
         tuple(by_format[TraceFormat.CHAKRA]),
     )
@@ -219,19 +230,20 @@ def _recording_of(name: str, files: Sequence[Path], *, is_asked_for: bool = Fals
 def load_recording(
     recording: Recording, limits: Limits = DEFAULT_LIMITS, on_file: OnFile = ignore_file
 ) -> JobTrace:
-    """Read the Kineto traces of *recording*, and its execution traces."""
+    """Read the timed traces of *recording*, and its execution traces."""
     traces, faults = [], FaultList(f"job {recording.name!r}")
-    count = len(recording.kineto) + len(recording.executed)
-    for place, path in enumerate(recording.kineto):
+    count = len(recording.timed) + len(recording.executed)
+    for place, path in enumerate(recording.timed):
         on_file(path, place, count)
         try:
-            traces.append(load_kineto(path, limits))
+            load = TIMED.get(detect_format(path), load_kineto)
+            traces.append(load(path, limits))
         except TraceError as fault:
             faults.add(path.name, str(fault))
     faults.check(TraceError)
     ranks = by_rank(recording.name, traces)
     executed = []
-    for place, path in enumerate(recording.executed, start=len(recording.kineto)):
+    for place, path in enumerate(recording.executed, start=len(recording.timed)):
         on_file(path, place, count)
         executed.append(load_execution_trace(path, limits))
     if len(ranks) == len(executed) == 1:

@@ -134,10 +134,10 @@ def import_chakra(paths: Sequence[str | Path], out: str | Path) -> tuple[Importe
 
 
 def _read(recording: Recording, folder: Path, wishes: ImportWishes, on_file: OnFile) -> Imported:
-    if recording.kineto:
+    if recording.timed:
         traces = load_recording(recording, wishes.limits, on_file)
-        files = len(recording.kineto)
-        on_file(recording.kineto[-1], files, files)
+        files = len(recording.timed)
+        on_file(recording.timed[-1], files, files)
         return ImportedJob(folder, with_score(import_job(traces)))
     if recording.executed:
         executed = _load(recording.executed, load_execution_trace, wishes.limits, on_file)

@@ -21,8 +21,9 @@ import perfmodel
 from perfmodel.engine.layout import Int64s
 from perfmodel.graph.program import LaneKind
 from perfmodel.prediction.explain import Evidence, find_path
-from perfmodel.reports.blocks import Report, Timeline
+from perfmodel.reports.blocks import Report, Timeline, plain_report
 from perfmodel.reports.chrome_trace import choose_ranks
+from perfmodel.reports.terminal import to_text
 from perfmodel.reports.text import format_ranks
 
 FOLD = 12
@@ -60,6 +61,7 @@ def to_page(report: Report) -> str:
         styled=lambda rule: rules.setdefault(rule, f"s{len(rules)}"),
         rules=lambda: Markup("\n".join(f".{name} {{ {rule} }}" for rule, name in rules.items())),  # noqa: S704 - numbers and our own colours
         sha256=_sha256,
+        as_text=lambda block: to_text(plain_report("", block)),
         timeline_json=_timeline_json,
         timeline_note=_timeline_note,
     )

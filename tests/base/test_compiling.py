@@ -45,10 +45,10 @@ def test_a_folder_that_others_can_write_or_place_is_not_trusted(tmp_path):
 def test_without_home_and_with_a_read_only_install_it_still_runs(tmp_path, is_writable):
     """numba asks whether it can write by trying, so the folders are replaced by files."""
     copy, temporary = tmp_path / "install", tmp_path / "tmp"
-    (copy / "perfmodel/base").mkdir(parents=True)
-    base = locate_packages()["perfmodel"] / "base"
-    for name in ("../__init__.py", "__init__.py", "compiling.py"):
-        shutil.copy(base / name, copy / "perfmodel/base" / name)
+    source = locate_packages()["perfmodel"]
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(source / "base", copy / "perfmodel/base", ignore=ignored)
+    shutil.copy(source / "__init__.py", copy / "perfmodel")
     (copy / "perfmodel/base/__pycache__").write_text("not a folder")
     temporary.mkdir()
     if not is_writable:

@@ -195,3 +195,17 @@ def test_a_protocol_that_is_forced_is_taken_where_it_is_open():
         (ring, Protocol.LL128),
         (tree, Protocol.LL128),
     ]
+
+
+def test_an_algorithm_without_an_estimate_is_taken_only_where_it_is_forced(monkeypatch):
+    pairwise = CollectiveAlgorithm.PAIRWISE
+    tuner, forced = planning_tuner(hosts=1, gpus=4), CollectiveSoftware(algorithm=pairwise)
+    kinds = (CollectiveKind.BROADCAST, CollectiveKind.REDUCE)
+    free = [tuner.candidates(kind, forced) for kind in kinds]
+    monkeypatch.setattr("collectives.tuner.UNPLANNED", {pairwise: kinds[:1]})
+
+    candidates, chosen = tuner.choose(kinds[0], SIZES, forced)
+    assert candidates == [(pairwise, Protocol.SIMPLE)]
+    assert chosen.tolist() == [0] * len(SIZES)
+    assert tuner.candidates(kinds[0], CollectiveSoftware()) == free[0]
+    assert tuner.candidates(kinds[1], forced) == free[1]

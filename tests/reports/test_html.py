@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from perfmodel.reports.blocks import Report, Section, Table
+from perfmodel.reports.blocks import Report, Section, Sentences, Table, plain_report
 from perfmodel.reports.html import FOLD, to_page
 from perfmodel.reports.prediction import report_prediction
 from tests.reports.predictions import build_prediction
@@ -67,3 +67,15 @@ def test_a_long_table_is_folded_and_can_be_opened():
 
     assert page.count('<tr class="folded">') == 3
     assert "3 more rows" in page
+
+
+class Quote(Sentences):
+    """A block that the template has no case for."""
+
+    kind = "quote"
+
+
+def test_a_block_without_a_case_of_its_own_is_shown_as_terminal_text():
+    page = to_page(plain_report("Title", Quote(["one < two", "three"])))
+
+    assert '<pre class="scroll">  - one &lt; two\n  - three\n</pre>' in page

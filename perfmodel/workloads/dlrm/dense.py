@@ -16,8 +16,8 @@ from perfmodel.graph.ops import MemoryBound, Op
 from perfmodel.stacks.capabilities import FrameworkBehaviour, Fusion
 from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.spec import DlrmSpec, Interaction
+from perfmodel.workloads.eager import Step, pointwise
 from perfmodel.workloads.kernels import Linear, cast, elementwise, row_sum
-from perfmodel.workloads.steps import Step, pointwise
 
 
 @dataclass(frozen=True, slots=True)

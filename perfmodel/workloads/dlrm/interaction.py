@@ -15,8 +15,8 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Copy, CopyRoute, Gemm, MemoryBound, Op
 from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.spec import Interaction
+from perfmodel.workloads.eager import Step
 from perfmodel.workloads.kernels import FP32_BYTES, elementwise
-from perfmodel.workloads.steps import Step
 
 _INDEX_BACKWARD_BYTES = 355
 """Memory traffic per element whose gradient is added by index.

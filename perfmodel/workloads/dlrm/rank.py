@@ -26,7 +26,7 @@ from perfmodel.workloads.dlrm.dense import (
 from perfmodel.workloads.dlrm.interaction import InteractionSteps
 from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.sparse import SparsePart, SparseWriter
-from perfmodel.workloads.eager import EagerWriter, feed_batch
+from perfmodel.workloads.eager import EagerWriter, Step, StepWriter, feed_batch
 from perfmodel.workloads.kernels import (
     FP32_BYTES,
     STATES,
@@ -35,7 +35,6 @@ from perfmodel.workloads.kernels import (
     row_sum,
 )
 from perfmodel.workloads.reduction import GradientReduction, reduces_once
-from perfmodel.workloads.steps import Step, StepWriter
 
 REDUCTION_SLOT = 1
 

@@ -17,8 +17,8 @@ from collectives.collective import CollectiveKind
 from perfmodel.base.errors import WorkloadError
 from perfmodel.graph.ops import Attention, Gemm, Pass
 from perfmodel.stacks.capabilities import Fusion
+from perfmodel.workloads.eager import Joining, Step, communication, pointwise
 from perfmodel.workloads.kernels import dropout, elementwise
-from perfmodel.workloads.steps import Joining, Step, communication, pointwise
 from perfmodel.workloads.transformer.layout import Slot
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.spec import AttentionKernel, ContextKind

@@ -19,8 +19,8 @@ from perfmodel.base.documents import load_yaml
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound, Pass
 from perfmodel.stacks.capabilities import Fusion
+from perfmodel.workloads.eager import Joining, Step, pointwise
 from perfmodel.workloads.kernels import FP32_BYTES, cast, elementwise
-from perfmodel.workloads.steps import Joining, Step, pointwise
 from perfmodel.workloads.transformer.linears import LinearSteps
 from perfmodel.workloads.transformer.spec import Norm
 

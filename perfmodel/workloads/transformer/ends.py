@@ -11,8 +11,8 @@ from dataclasses import replace
 from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound, Pass
+from perfmodel.workloads.eager import Step, communication, pointwise
 from perfmodel.workloads.kernels import FP32_BYTES, Linear, elementwise
-from perfmodel.workloads.steps import Step, communication, pointwise
 from perfmodel.workloads.transformer.chains import chain_name, chain_steps, norm_steps
 from perfmodel.workloads.transformer.layers import PartSteps
 from perfmodel.workloads.transformer.linears import LinearSteps

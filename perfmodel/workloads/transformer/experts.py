@@ -16,8 +16,8 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import GroupedGemm, MemoryBound, Pass
 from perfmodel.graph.routing import hottest_loads
 from perfmodel.stacks.capabilities import FrameworkBehaviour
+from perfmodel.workloads.eager import Step, communication, pointwise
 from perfmodel.workloads.kernels import Linear, elementwise
-from perfmodel.workloads.steps import Step, communication, pointwise
 from perfmodel.workloads.transformer.chains import activation_steps
 from perfmodel.workloads.transformer.layout import Slot
 from perfmodel.workloads.transformer.linears import LinearSteps

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from perfmodel.graph.ops import MemoryBound, Pass
 from perfmodel.stacks.capabilities import Fusion
+from perfmodel.workloads.eager import Step, pointwise
 from perfmodel.workloads.kernels import dropout
-from perfmodel.workloads.steps import Step, pointwise
 from perfmodel.workloads.transformer.attention import attention_steps
 from perfmodel.workloads.transformer.chains import (
     activation_steps,

@@ -19,8 +19,8 @@ from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound, Op
 from perfmodel.stacks.capabilities import Fusion
+from perfmodel.workloads.eager import Joining, Step, communication
 from perfmodel.workloads.kernels import Linear, cast, elementwise, row_sum
-from perfmodel.workloads.steps import Joining, Step, communication
 from perfmodel.workloads.transformer.layout import Layout
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import has_adapter

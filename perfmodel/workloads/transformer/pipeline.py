@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.graph.ops import Pass
 from perfmodel.stacks.capabilities import Overlap
-from perfmodel.workloads.eager import EagerWriter
-from perfmodel.workloads.steps import StepWriter, communication
+from perfmodel.workloads.eager import EagerWriter, StepWriter, communication
 from perfmodel.workloads.transformer.layout import Layout, Slot
 from perfmodel.workloads.transformer.run import TransformerRun
 

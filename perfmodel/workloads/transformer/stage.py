@@ -14,9 +14,8 @@ from perfmodel.graph.builder import ProgramBuilder
 from perfmodel.graph.issuing import OpenLane
 from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import Program
-from perfmodel.workloads.eager import EagerWriter, feed_batch
+from perfmodel.workloads.eager import EagerWriter, Step, StepWriter, feed_batch
 from perfmodel.workloads.repetition import KnownStretches, Repetition, Stateful
-from perfmodel.workloads.steps import Step, StepWriter
 from perfmodel.workloads.transformer.data_parallel import (
     LayerGathering,
     Reductions,
