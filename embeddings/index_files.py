@@ -56,7 +56,7 @@ def _load_npz(path: Path) -> IndexData:
         with np.load(path, allow_pickle=False) as arrays:
             content = {name: arrays[name] for name in arrays.files}
     except _UNREADABLE as fault:
-        raise InputError(f"{path}: not a readable NumPy archive ({_one_line(fault)}).") from None
+        raise _unreadable(path, "a readable NumPy archive", fault) from None
     unknown = sorted(set(content) - _KEYS)
     if unknown or "indices" not in content or not ({"lengths", "offsets"} & set(content)):
         raise InputError(
@@ -98,8 +98,15 @@ def _table_count(path: Path, stated: Any) -> int:
     return int(numbers[0])
 
 
-def _one_line(fault: BaseException) -> str:
-    return " ".join(str(fault).split())[:200] or type(fault).__name__
+def _unreadable(path: Path, what: str, fault: BaseException) -> InputError:
+    """*path* is not *what* it must be; torch and NumPy would say how to run what is in it."""
+    if isinstance(fault, pickle.UnpicklingError) or "pickle" in str(fault):
+        return InputError(
+            f"{path}: not {what}. It is broken, or holds Python objects: these could run code and "
+            "are never read. Save the numbers alone."
+        )
+    reason = " ".join(str(fault).split())[:200] or type(fault).__name__
+    return InputError(f"{path}: not {what} ({reason}).")
 
 
 def _load_npy(path: Path) -> IndexData:
@@ -107,7 +114,7 @@ def _load_npy(path: Path) -> IndexData:
     try:
         values = np.load(path, allow_pickle=False, mmap_mode="r")
     except _UNREADABLE as fault:
-        raise InputError(f"{path}: not a readable NumPy array ({_one_line(fault)}).") from None
+        raise _unreadable(path, "a readable NumPy array", fault) from None
     if values.ndim not in (1, 2):
         raise InputError(f"{path}: must be samples, or tables x samples, got {values.ndim} axes.")
     table_rows = np.atleast_2d(np.asarray(values))
@@ -131,7 +138,7 @@ def _load_parquet(path: Path) -> IndexData:
         _check_size(path, 8 * cells)
         content = pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as fault:
-        raise InputError(f"{path}: not a readable Parquet file ({_one_line(fault)}).") from None
+        raise _unreadable(path, "a readable Parquet file", fault) from None
     columns = [
         _parquet_column(path, name, content.column(name).combine_chunks())
         for name in content.column_names
@@ -178,8 +185,7 @@ def _load_torch(path: Path) -> IndexData:
             warnings.simplefilter("ignore")
             content: Any = torch.load(path, weights_only=True, map_location="cpu")
     except _UNREADABLE as fault:
-        reason = str(fault).strip().splitlines()[0] if str(fault).strip() else type(fault).__name__
-        raise InputError(f"{path}: not a torch file of plain tensors ({reason}).") from None
+        raise _unreadable(path, "a torch file of plain tensors", fault) from None
     is_three = isinstance(content, tuple | list) and len(content) == 3
     if not is_three or not all(isinstance(part, torch.Tensor) for part in content):
         raise InputError(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from perfmodel.graph.builder import Dependency, JobBuilder, ProgramBuilder
 from perfmodel.graph.durations import DurationTable, build_shared_durations
@@ -138,3 +143,29 @@ def times_by_label(
             times[f"{rank}/{job.label_of(rank, task)}"] = (start, end)
         place += job.program_of(rank).task_count
     return times
+
+
+def forge_column(path: Path, name: str, values: list[Any]) -> None:
+    """Write *values* as column *name* of the file of a saved job at *path*."""
+    table = pq.read_table(path)
+    columns = {one: table[one] for one in table.column_names} | {name: pa.array(values)}
+    pq.write_table(pa.table(columns), path)
+
+
+def seal_job(folder: Path) -> None:
+    """Make all checksums of the saved job in *folder* right again, as a forger does."""
+
+    def digest(data: bytes) -> str:
+        return hashlib.sha256(data).hexdigest()
+
+    head = orjson.loads((folder / "job.json").read_bytes())
+    for name in head["files"]:
+        data = (folder / name).read_bytes()
+        head["files"][name] = {"bytes": len(data), "sha256": digest(data)}
+    content = {key: head[key] for key in head if key not in ("made", "sha256")}
+    head["sha256"] = digest(orjson.dumps(content, option=orjson.OPT_SORT_KEYS))
+    (folder / "job.json").write_bytes(orjson.dumps(head))
+    if (folder / "recording.json").is_file():
+        head = orjson.loads((folder / "recording.json").read_bytes())
+        head["files"] = {name: digest((folder / name).read_bytes()) for name in head["files"]}
+        (folder / "recording.json").write_bytes(orjson.dumps(head))

@@ -155,6 +155,7 @@ def read_yaml(path: Path, *, error_type: type[InputError], must_close: bool = Fa
     """
     text = read_text(path, error_type, MAX_DOCUMENT_BYTES)
     if (must_close or _BEGINNING.match(text)) and not _END.search(text):
+        _check_no_other_format(text, str(path), error_type)
         raise error_type(
             f"{path}: must end with a line `...`, but does not: it may have been cut. Add the "
             "line if nothing is missing."
@@ -181,17 +182,37 @@ def parse_yaml(
     try:
         content = _parse(text)
     except yaml.YAMLError as fault:
+        _check_no_other_format(text, document, error_type)
         raise error_type(f"{document}: not valid YAML. {_one_line(fault)}") from None
     except (RecursionError, ValueError) as fault:
         raise error_type(f"{document}: not readable as YAML ({type(fault).__name__}).") from None
     if content is None:
         raise error_type(f"{document}: must hold a mapping of keys, but it is empty.")
     if not isinstance(content, dict):
+        _check_no_other_format(text, document, error_type)
         raise error_type(
             f"{document}: must hold a mapping of keys, got a {type(content).__name__}. "
             "Write `key: value` lines."
         )
     return content
+
+
+_OTHER_FORMATS = {
+    "XML": re.compile(r"\s*<[?!/A-Za-z]"),
+    "TOML": re.compile(r"""(?:[ \t]*(?:[#;][^\n]*)?\r?\n)*[ \t]*"""
+                       r"""(?:\[\[?[\w .'"-]+\]\]?[ \t]*(?:[#;\r\n]|$)|[\w.'"-]+[ \t]*=[^=])"""),
+}  # fmt: skip
+"""How files begin that are not YAML; TOML may be INI, too."""
+
+
+def _check_no_other_format(text: str, document: str, error_type: type[InputError]) -> None:
+    """Raise where *text*, which is no YAML mapping, is of a format that people take for one."""
+    for name, beginning in _OTHER_FORMATS.items():
+        if beginning.match(text):
+            raise error_type(
+                f"{document}: looks like {name}, and YAML is needed: `key: value` lines. "
+                "`perfmodel init` writes files to start from."
+            )
 
 
 def parse_value(text: str) -> Any:
@@ -223,7 +244,10 @@ def find_line(files: Sequence[tuple[str, str]], path: str) -> str:
 
 @lru_cache(maxsize=MOST_FILES)
 def _compose(text: str) -> Any:
-    return yaml.compose(text, Loader=_LOADERS[0])
+    for loader in _LOADERS:
+        with suppress(yaml.YAMLError):
+            return yaml.compose(text, Loader=loader)
+    return None
 
 
 def _descend(node: Any, path: str) -> tuple[str, int]:
@@ -237,7 +261,7 @@ def _descend(node: Any, path: str) -> tuple[str, int]:
                 inner = left, line or key.start_mark.line + 1
     elif isinstance(node, yaml.SequenceNode) and path.startswith("["):
         number, _, rest = path[1:].partition("]")
-        if int(number) < len(node.value):
+        if number.isdecimal() and int(number) < len(node.value):
             item = node.value[int(number)]
             left, line = _descend(item, rest.removeprefix("."))
             inner = left, line or item.start_mark.line + 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import stat
 import zlib
 from collections.abc import Iterator, Sequence
@@ -103,8 +104,14 @@ def quote(value: Any) -> str:
 
 def parse_json(text: str, *, document: str, error_type: type[PerfModelError]) -> Any:
     """What the JSON in *text* says; repeated keys and NaN are refused."""
+
+    def refuse(word: str) -> float:
+        found = re.search(rf"[\[:,\s]{word}\b", text)
+        line = 1 + text.count("\n", 0, found.end() if found else 0)
+        raise ValueError(f"line {line}: {word} is no number")
+
     try:
-        return json.loads(text, object_pairs_hook=_mapping, parse_constant=_no_number)
+        return json.loads(text, object_pairs_hook=_mapping, parse_constant=refuse)
     except RecursionError:
         raise error_type(f"{document}: not valid JSON (nested too deep).") from None
     except ValueError as fault:
@@ -118,10 +125,6 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in content if names.count(key) > 1)
         raise ValueError(f"key {quote(twice)} occurs twice")
     return content
-
-
-def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number")
 
 
 def load_rows(

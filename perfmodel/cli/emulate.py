@@ -49,7 +49,10 @@ def emulate(
     ] = (),
     run: Annotated[Run, "executor", "workers"],
 ) -> None:
-    """Run a torch training script on virtual GPUs and write the work it issues as a job."""
+    """Run a torch script as it is, with your rights, on virtual GPUs, and write its work as a job.
+
+    Emulate only code that you would run yourself.
+    """
     from perfmodel.emulation.emulate import ScriptFailedError
 
     settings = settings_of(request.words, vary)

@@ -206,7 +206,14 @@ def _reading(*parts: str) -> Iterator[None]:
 
 
 def _arrays(document: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    return {name: np.array(document[name], dtype=np.float64) for name in names}
+    return {name: _finite(document[name], name) for name in names}
+
+
+def _finite(values: Any, name: str, dtype: Any = np.float64) -> NDArray[Any]:
+    array = np.array(values, dtype=dtype)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite, got {array[~np.isfinite(array)].flat[0]}")
+    return array
 
 
 def _network_to_document(network: Network) -> list[dict[str, Any]]:
@@ -217,12 +224,10 @@ def _network_to_document(network: Network) -> list[dict[str, Any]]:
 
 
 def _network_from_document(layers: list[Mapping[str, Any]]) -> Network:
-    return Network(
-        tuple(
-            (np.array(layer["weight"], np.float32), np.array(layer["bias"], np.float32))
-            for layer in layers
-        )
-    )
+    parts = [
+        [_finite(one[name], name, np.float32) for name in ("weight", "bias")] for one in layers
+    ]
+    return Network(tuple((weight, bias) for weight, bias in parts))
 
 
 def _rounded(values: Matrix | NDArray[np.float32], *, digits: int) -> Any:

@@ -6,15 +6,20 @@ whom.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from collectives.collective import Collective
 from perfmodel.base.errors import GraphError
 from perfmodel.graph.job import NO_GROUP, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, Op
-from perfmodel.graph.program import NO_ORIGIN, PLAIN, Int32s, Program, Role
+from perfmodel.graph.program import NO_ORIGIN, PLAIN, Anchor, Int32s, Program, Role
 from perfmodel.graph.rendezvous import describe_collective, find_divergence
 
+MOST_STATED = 2**53
+"""Nanoseconds (104 days) and bytes that one value of a job may state."""
 _Calls = dict[tuple[int, int], Int32s]
 """By program and communicator slot, the tasks that are collectives, in sequence order."""
 
@@ -22,6 +27,7 @@ _Calls = dict[tuple[int, int], Int32s]
 def check_job(job: JobGraph) -> None:
     """Raise a GraphError unless *job* is sound."""
     _check_ranks(job)
+    _check_durations(job)
     for index, program in enumerate(job.programs):
         _check_program(job, index, program)
     _check_groups(job)
@@ -30,6 +36,7 @@ def check_job(job: JobGraph) -> None:
 def check_outline(job: JobGraph) -> None:
     """Raise a GraphError unless ranks have programs and groups have members; reads no task."""
     _check_ranks(job)
+    _check_durations(job)
     _check_group_numbers(job)
     endpoints = job.endpoints()
     for group in range(len(job.groups)):
@@ -52,6 +59,28 @@ def _check_ranks(job: JobGraph) -> None:
             f"rank {rank}: must run one of the {len(job.programs)} programs, "
             f"names program {int(job.rank_program[rank])}."
         )
+    facts = job.facts
+    if len(facts.peak_memory_bytes) not in (0, job.rank_count):
+        raise GraphError(
+            f"job {facts.name!r}: must state the memory of each of {job.rank_count} ranks or of "
+            f"none, states that of {len(facts.peak_memory_bytes)}."
+        )
+    stated = {"peak_memory_bytes": facts.peak_memory_bytes} | {
+        name: (getattr(facts, name),) for name in ("gpus_per_host", "others_late_ns")
+    }
+    for name, values in stated.items():
+        if wrong_values := [value for value in values if not 0 <= value <= MOST_STATED]:
+            raise GraphError(
+                f"job {facts.name!r}: {name} must be 0 to 2^53, got {wrong_values[0]}."
+            )
+
+
+def _check_durations(job: JobGraph) -> None:
+    for number, op in enumerate(job.ops):
+        if isinstance(op, Fixed) and not 0 <= op.duration_ns <= MOST_STATED:
+            raise GraphError(
+                f"op {number} {op.name!r}: must last 0 to 2^53 ns, lasts {op.duration_ns}."
+            )
 
 
 def _check_program(job: JobGraph, index: int, program: Program) -> None:
@@ -59,14 +88,20 @@ def _check_program(job: JobGraph, index: int, program: Program) -> None:
     count = program.task_count
     if count == 0:
         raise GraphError(f"{where}: a rank must have an end, but it has no task at all.")
-    if program.lane_start[0] != 0 or program.lane_start[-1] != count:
+    starts = program.lane_start
+    is_even = len(starts) == len(program.lanes) + 1 and not (np.diff(starts) < 0).any()
+    if not is_even or starts[0] != 0 or starts[-1] != count:
         raise GraphError(f"{where}: its lanes do not cover its {count} tasks.")
     _check_range(where, "op", program.op, len(job.ops))
     _check_range(where, "label", program.label, len(job.labels))
     _check_range(where, "origin", program.origin[program.origin != NO_ORIGIN], len(job.origins))
     _check_range(where, "source of a dependency", program.dep_task, count)
+    _check_range(where, "anchor of a dependency", program.dep_anchor, len(Anchor))
+    _check_range(where, "role", program.role, Role.BOTH + 1)
+    _check_range(where, "slot", program.slot[program.slot != PLAIN], 2**31)
     if (program.dep_lag_ns < 0).any():
         raise GraphError(f"{where}: the lag of a dependency must not be negative.")
+    _check_range(where, "lag of a dependency", program.dep_lag_ns, MOST_STATED)
     tasks = np.repeat(np.arange(count), np.diff(program.dep_start))
     own = np.flatnonzero((tasks == program.dep_task) & (program.dep_distance == 0))
     if len(own):
@@ -74,7 +109,7 @@ def _check_program(job: JobGraph, index: int, program: Program) -> None:
         raise GraphError(f"{where}: cycle, task {tasks[own[0]]} {label!r} waits for itself.")
 
 
-def _check_range(where: str, what: str, column: Int32s, count: int) -> None:
+def _check_range(where: str, what: str, column: NDArray[Any], count: int) -> None:
     wrong = np.flatnonzero((column < 0) | (column >= count))
     if len(wrong):
         raise GraphError(

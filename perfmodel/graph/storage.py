@@ -47,6 +47,7 @@ _MOST_HEADER_BYTES = 2**30
 HEADER = "job.json"
 MOST_NAMED = 5
 """Files of others that a refusal names."""
+MOST_NAME = 200
 _ORIGINS_FILE = "origins.parquet"
 _ORIGINS = pa.schema([(name, pa.string()) for name in ("operator", "module", "line", "span")])
 
@@ -162,7 +163,7 @@ def _open(folder: Path, *, is_loaded: bool) -> JobGraph:
         if is_loaded:
             programs = tuple(loaded(one, tuple(COLUMN_TYPES)) for one in programs)
         return _assemble(folder, header, programs)
-    except (KeyError, TypeError, ValueError, pa.ArrowException) as fault:
+    except (LookupError, TypeError, ValueError, AttributeError, pa.ArrowException) as fault:
         raise GraphError(
             f"{folder}: not a readable job ({type(fault).__name__}: {fault})."
         ) from None
@@ -181,7 +182,14 @@ def _read_header(folder: Path) -> dict[str, Any]:
         found = _digest(header)
     except (ValueError, KeyError, TypeError):
         raise GraphError(f"{path}: not the header of a job.") from None
-    if version != SCHEMA_VERSION or not isinstance(files, dict):
+    beside = header.get("beside", [])
+    if isinstance(files, dict) and isinstance(beside, list):
+        for name in (*files, *beside):
+            if Path(str(name)).name != name or len(name) > MOST_NAME:
+                raise GraphError(f"{path}: {name!r:.60} must be the name of a file in the folder.")
+    elif version == SCHEMA_VERSION:
+        raise GraphError(f"{path}: must list the files of the job.")
+    if version != SCHEMA_VERSION:
         raise GraphError(
             f"{path}: must have schema_version {SCHEMA_VERSION}, has {version!r}. "
             "Write the job again with this version of perfmodel."
@@ -238,14 +246,21 @@ def _write(path: Path, columns: dict[str, Any]) -> None:
 
 def _assemble(folder: Path, header: dict[str, Any], programs: Sequence[Program]) -> JobGraph:
     ops = pq.read_table(folder / "ops.parquet")["op"].to_pylist()
-    labels = tuple(pq.read_table(folder / "labels.parquet")["label"].to_pylist())
+    labels = tuple(_words(pq.read_table(folder / "labels.parquet"), "label"))
     ranks = pq.read_table(folder / "ranks.parquet")
-    groups = np.array(ranks["groups"].to_pylist(), dtype=np.int32)
+    slots = [len(row) for row in ranks["groups"].to_pylist()]
+    groups = ranks["groups"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    if set(slots) - {header["slot_count"]}:
+        raise ValueError(f"column groups must have {header['slot_count']} slots per rank")
     # Folders of earlier versions have no origins, and fewer facts.
     origins = tuple(Origin(label) for label in labels)
     if (folder / _ORIGINS_FILE).is_file():
-        rows = pq.read_table(folder / _ORIGINS_FILE).to_pylist()
-        origins = tuple(Origin(**words) for words in rows)
+        table = pq.read_table(folder / _ORIGINS_FILE)
+        columns = {name: _words(table, name) for name in table.column_names}
+        origins = tuple(
+            Origin(**dict(zip(columns, words, strict=True)))
+            for words in zip(*columns.values(), strict=True)
+        )
     facts = {one.name: header[one.name] for one in fields(JobFacts) if one.name in header}
     return JobGraph(
         ops=tuple(
@@ -255,11 +270,18 @@ def _assemble(folder: Path, header: dict[str, Any], programs: Sequence[Program])
         labels=labels,
         origins=origins,
         programs=programs,
-        rank_program=ranks["program"].to_numpy().astype(np.int32),
+        rank_program=as_column("program", ranks["program"].to_numpy(), np.int32),
         groups=tuple(_read_group(words) for words in header["groups"]),
-        rank_group=groups.reshape(len(ranks), header["slot_count"]),
+        rank_group=as_column("groups", groups, np.int32).reshape(len(ranks), header["slot_count"]),
         facts=TypeAdapter(JobFacts).validate_python(facts),
     )
+
+
+def _words(table: Any, name: str) -> list[str]:
+    words: list[str] = table[name].to_pylist()
+    if not all(isinstance(word, str) for word in words):
+        raise TypeError(f"column {name} must hold text")
+    return words
 
 
 def _read_group(words: dict[str, Any]) -> Group:
@@ -274,7 +296,7 @@ def _read_outlines(descriptions: list[dict[str, Any]]) -> list[Outline]:
     outlines = []
     for description in descriptions:
         lanes = [Lane(name, LaneKind(kind)) for name, kind in description["lanes"]]
-        starts = as_column("lane_start", np.array(description["lane_start"]))
+        starts = as_column("lane_start", np.array(description["lane_start"]), np.int32)
         outlines.append((tuple(known.setdefault(lane, lane) for lane in lanes), starts))
     return outlines
 

@@ -125,10 +125,7 @@ class StoredPrograms(Programs):
         """A column of program number *index*."""
         tasks = (int(self._task_bounds[index]), int(self._task_bounds[index + 1]))
         if name == "dep_start":
-            counts = self._tasks.read(DEP_COUNT, *tasks)
-            if len(counts) and counts.min() < 0:
-                raise ValueError(f"column {DEP_COUNT} must not be negative")
-            values = offsets(counts)
+            values = offsets(_checked_counts(self._tasks.read(DEP_COUNT, *tasks)))
         elif name in BY_DEPENDENCY:
             bounds = (int(self._dep_bounds[index]), int(self._dep_bounds[index + 1]))
             values = self._dependencies.read(name, *bounds)
@@ -136,7 +133,7 @@ class StoredPrograms(Programs):
             # Jobs of earlier versions use labels as origins.
             stored = name if name in self._tasks.names else "label"
             values = self._tasks.read(stored, *tasks)
-        return as_column(name, values)
+        return as_column(name, values, COLUMN_TYPES[name])
 
     @cached_property
     def _dep_bounds(self) -> Int64s:
@@ -144,7 +141,7 @@ class StoredPrograms(Programs):
         bounds = np.zeros(len(self._task_bounds), dtype=np.int64)
         first, total = 0, 0
         for counts in self._tasks.pieces(DEP_COUNT):
-            reached = offsets(counts)
+            reached = offsets(_checked_counts(counts))
             places = self._task_bounds - first
             here = (places > 0) & (places < len(reached))
             bounds[here] = total + reached[places[here]]
@@ -152,9 +149,15 @@ class StoredPrograms(Programs):
         return bounds
 
 
-def as_column(name: str, values: NDArray[Any]) -> NDArray[Any]:
-    """*values* in the type of column *name*; values out of its range are refused."""
-    dtype: Any = COLUMN_TYPES[name]
+def _checked_counts(counts: NDArray[Any]) -> NDArray[Any]:
+    values = as_column(DEP_COUNT, counts, np.int32)
+    if len(values) and values.min() < 0:
+        raise ValueError(f"column {DEP_COUNT} must not be negative")
+    return values
+
+
+def as_column(name: str, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """*values* of column *name* as *dtype*; values out of its range are refused."""
     bounds = np.iinfo(dtype)
     is_whole = values.dtype.kind in "iu"
     if not is_whole or (

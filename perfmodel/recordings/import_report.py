@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from perfmodel.base.units import format_duration
+from perfmodel.graph.program import Int64s
 from perfmodel.recordings.host_chain import StepKind
 from perfmodel.recordings.rank_clocks import MatchedGroup
 from perfmodel.recordings.rank_program import RankFindings
@@ -25,6 +26,11 @@ _TOLERANCE_NS = 1_000_000
 _OVERLAP_NS = 10_000
 _PAUSE_RATIO = 0.5
 _PAUSE_NS = 100_000_000
+_MOST_IDLE_RATIO = 0.1
+# Stamps in whole microseconds make short calls, but no kernels, last nothing.
+_MOST_EMPTY_RATIO = {"runtime calls": 0.9, "device tasks": 0.1}
+_FEWEST_EMPTY = 8
+_NEVER_NS = -(2**62)
 
 
 def report_rank(of_rank: RankFindings, offset_ns: int) -> RankReport:
@@ -99,6 +105,7 @@ def find_job_faults(
                 f"{lone} of {len(own)} collectives of rank {rank} have no partner on another "
                 "recorded rank: the traces are of different steps or of different jobs"
             )
+    sentences += _find_pause([of_rank.view for of_rank in findings])
     return tuple(sentences)
 
 
@@ -154,15 +161,76 @@ def _find_clock_faults(view: RankView) -> tuple[str, ...]:
         overlapping += int((device.start_ns[chosen][1:] < reached_ns - _OVERLAP_NS).sum())
     if overlapping:
         sentences.append(f"{overlapping} device tasks overlap the previous one on their stream")
-    start_ns = np.concatenate([calls.start_ns, device.start_ns])
-    end_ns = np.concatenate([calls.end_ns, device.end_ns])
-    order = np.argsort(start_ns, kind="stable")
-    reached_ns = np.maximum.accumulate(end_ns[order])
-    pause_ns = int((start_ns[order][1:] - reached_ns[:-1]).max(initial=0))
-    window_ns = int(reached_ns[-1] - start_ns[order][0])
+    from_ns, to_ns, window_ns = _pauses([view])
+    pause_ns = int((to_ns - from_ns).max(initial=0))
     if pause_ns > _PAUSE_NS and pause_ns > _PAUSE_RATIO * window_ns:
         sentences.append(
             f"no activity for {format_duration(pause_ns)}, more than half of the window: "
             "a pause, or a clock that jumped"
         )
+    stuck_ns = _longest_stuck_ns(view)
+    if stuck_ns > _PAUSE_NS:
+        sentences.append(
+            f"the device is idle for {format_duration(stuck_ns)} although work was launched: "
+            "a clock of the host or the device jumped"
+        )
+    for what, tasks in (("runtime calls", calls), ("device tasks", device)):
+        empty = int((tasks.end_ns <= tasks.start_ns).sum())
+        if empty >= _FEWEST_EMPTY and empty > _MOST_EMPTY_RATIO[what] * len(tasks):
+            sentences.append(f"{empty} of {len(tasks)} {what} last 0 ns: durations are missing")
     return tuple(sentences)
+
+
+def _pauses(views: Sequence[RankView]) -> tuple[Int64s, Int64s, int]:
+    """When nothing of *views* was active, from and to, and how long the window is."""
+    parts = [part for view in views for part in (view.calls, view.device)]
+    start_ns = np.concatenate([part.start_ns for part in parts])
+    end_ns = np.concatenate([part.end_ns for part in parts])
+    order = np.argsort(start_ns, kind="stable")
+    start_ns, reached_ns = start_ns[order], np.maximum.accumulate(end_ns[order])
+    idle = np.flatnonzero(start_ns[1:] > reached_ns[:-1])
+    return reached_ns[idle], start_ns[idle + 1], int(reached_ns[-1] - start_ns[0])
+
+
+def _find_pause(views: Sequence[RankView]) -> list[str]:
+    """A sentence if all ranks pause for much of the window.
+
+    Pauses that come again count only where no rank has a host operator or range in them: a slow
+    loader makes pauses in every step.
+    """
+    from_ns, to_ns, window_ns = _pauses(views)
+    is_long = to_ns - from_ns > _PAUSE_NS
+    from_ns, length_ns = from_ns[is_long], (to_ns - from_ns)[is_long]
+    counted_ns = 0
+    for start_ns, pause_ns in zip(from_ns.tolist(), length_ns.tolist(), strict=True):
+        is_repeated = int((2 * length_ns >= pause_ns).sum()) > 1
+        if not (is_repeated and _is_in_range(views, start_ns + pause_ns // 2)):
+            counted_ns += pause_ns
+    said = (
+        f"no rank is active for {format_duration(counted_ns)} of {format_duration(window_ns)}: "
+        "the job paused, or clocks jumped"
+    )
+    return [said] if counted_ns > _MOST_IDLE_RATIO * window_ns else []
+
+
+def _is_in_range(views: Sequence[RankView], moment_ns: int) -> bool:
+    """Whether a host operator or a range of some rank is under way."""
+    for view in views:
+        columns, calls = view.trace.columns, view.calls
+        # Views are on a clock of all ranks, their traces are not.
+        own_ns = moment_ns - (int(calls.start_ns[0]) - int(columns.start_ns[calls.row[0]]))
+        rows = columns.rows_in(Category.HOST_OPERATOR, Category.HOST_ANNOTATION, Category.MODULE)
+        if ((columns.start_ns[rows] <= own_ns) & (columns.end_ns[rows] > own_ns)).any():
+            return True
+    return False
+
+
+def _longest_stuck_ns(view: RankView) -> int:
+    """The longest time that an idle device left a launched task waiting."""
+    device = view.device
+    reached_ns = np.maximum.accumulate(device.end_ns)
+    idle_from_ns = np.concatenate([[_NEVER_NS], reached_ns[:-1]])
+    linked = device.call >= 0
+    launched_ns = view.calls.end_ns[device.call[linked]]
+    waits_ns = device.start_ns[linked] - np.maximum(idle_from_ns[linked], launched_ns)
+    return int(waits_ns.max(initial=0))

@@ -17,6 +17,7 @@ from pydantic import ConfigDict
 
 from perfmodel.base.errors import TraceError
 from perfmodel.base.units import NS_PER_MS, NS_PER_US
+from perfmodel.graph.audit import MOST_STATED
 from perfmodel.graph.durations import DurationTable, build_durations
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
@@ -216,13 +217,40 @@ class RecordedJob:
         return [int(end_ns[rows].max()) for rows in self.step_ends]
 
     def __post_init__(self) -> None:
+        name, count = self.graph.facts.name, self.graph.task_count
         times = (self.recorded_start_ns, self.recorded_end_ns)
-        for column in (*times, self.hold_ratio, self.can_be_held):
-            if len(column) != self.graph.task_count:
+        for column, kinds in (*((one, "i") for one in times), (self.hold_ratio, "f"),
+                              (self.can_be_held, "b")):  # fmt: skip
+            if len(column) != count:
                 raise TraceError(
-                    f"recorded job {self.graph.facts.name!r}: must have one recorded time per "
-                    f"task, has {len(column)} for {self.graph.task_count} tasks. Import it again."
+                    f"recorded job {name!r}: must have one recorded time per "
+                    f"task, has {len(column)} for {count} tasks. Import it again."
                 )
+            if column.dtype.kind not in kinds:
+                raise TraceError(
+                    f"recorded job {name!r}: recorded times must be whole numbers, shares numbers "
+                    f"and switches true or false, found {column.dtype}. Import it again."
+                )
+        rules = {
+            "recorded times must be between -2^53 and 2^53 ns": all(
+                (np.abs(one.astype(np.float64)) <= MOST_STATED).all() for one in times
+            ),
+            "no task may end before it starts": (times[1] >= times[0]).all(),
+            "shares must be 0 to 1": ((self.hold_ratio >= 0) & (self.hold_ratio <= 1)).all(),
+            f"the ends of steps must be tasks 0 to {count - 1}": all(
+                len(rows) and rows.min() >= 0 and rows.max() < count for rows in self.step_ends
+            ),
+            f"the report must be about {self.graph.rank_count} ranks": (
+                len(self.report.ranks) == self.graph.rank_count
+            ),
+            f"the score must be about {self.graph.rank_count} ranks": (
+                self.score is None or len(self.score.ranks) == self.graph.rank_count
+            ),
+            "every rank must have a task": (self.graph.task_counts() > 1).all(),
+        }
+        for rule, is_kept in rules.items():
+            if not is_kept:
+                raise TraceError(f"recorded job {name!r}: {rule}. Import it again.")
 
     def durations(self) -> DurationTable:
         """The durations that the ops carry."""

@@ -97,6 +97,7 @@ def load_recorded_job(folder: Path) -> RecordedJob:
         LookupError,
         TypeError,
         AttributeError,
+        OverflowError,
         OSError,
         pa.ArrowException,
     ) as fault:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from perfmodel.base import documents
-from perfmodel.base.documents import FaultList, load_yaml, parse_yaml
+from perfmodel.base.documents import FaultList, find_line, load_yaml, parse_yaml
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, TopologyError
 
@@ -39,6 +39,10 @@ def test_a_mapping_is_read():
         ("a: 017", "'017' must be a decimal number"),
         ("a: [1, 0x10]", "'0x10' must be a decimal number"),
         ("a: 1:30", "'1:30' must be a decimal number"),
+        ("<?xml version='1.0'?>\n<system>\n</system>", "looks like XML, and YAML is needed"),
+        ("<system a='1'>: [", "looks like XML, and YAML is needed"),
+        ("# mine\nname = 'x'\n[device]\n", "looks like TOML, and YAML is needed"),
+        ("[topology]\nname = 'x'\n", "looks like TOML, and YAML is needed"),
         ("a: 1:30.5", "'1:30.5' must be a decimal number"),
     ],
 )
@@ -137,3 +141,7 @@ def test_the_fast_scanner_reads_what_the_plain_one_reads():
         text = path.read_text(encoding="utf-8")
         fast, plain = (yaml.load(text, Loader=loader) for loader in documents._LOADERS)
         assert fast == plain, path.name
+
+
+def test_a_key_with_brackets_has_a_line_or_none():
+    assert find_line([("a.yaml", "x: [1]\nx[y]: 2")], "x[y].z") == "x[y].z (line 2)"

@@ -108,6 +108,11 @@ def test_every_command_explains_itself(name, typed):
     assert f"Usage: perfmodel {name}" in typed(name, "--help").out
 
 
+def test_emulate_says_first_that_it_runs_the_script(typed):
+    _usage, first, *_ = typed("emulate", "--help").out.split("\n\n")
+    assert "with your rights" in " ".join(first.split())
+
+
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [("pre", "predict"), ("predict --topo", "--topology"), ("trace st", "stats")],

@@ -1,9 +1,11 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from perfmodel.base.errors import CalibrationError
+from perfmodel.costs import calibration_files
 from perfmodel.costs.calibration_files import (
     HEADER_KEYS,
     Entry,
@@ -99,6 +101,20 @@ def test_an_entry_of_a_person_has_the_constants_of_its_kind(tmp_path, change, fa
     path.write_text(json.dumps(content))
     with pytest.raises(CalibrationError, match=fault):
         entries_for("gemm", device)
+
+
+@pytest.mark.parametrize("number", ["-1e999", "NaN", "-Infinity"])
+@pytest.mark.parametrize(("part", "key"), [("correction", "mean"), ("ordered", "low")])
+def test_numbers_that_are_not_finite_are_refused_with_their_place(number, part, key):
+    shipped = Path(calibration_files.__file__).parent / "calibrations" / "gemm"
+    content = json.loads((shipped / "h100_sxm_quantised.json").read_text(encoding="utf-8"))
+    content["entries"][1][part][key][0] = "HERE"
+    text = json.dumps(content, indent=1).replace('"HERE"', number)
+    line = 1 + text[: text.index(number)].count("\n")
+    with pytest.raises(
+        CalibrationError, match=rf"x.json: .*(\n.*entries\[1\]\.{part}|line {line})"
+    ):
+        parse_entries(text, document="x.json")
 
 
 def test_a_file_nested_too_deep_is_refused():

@@ -12,8 +12,11 @@ import io
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
 ODD_VALUES: tuple[Any, ...] = (
@@ -129,6 +132,25 @@ def damaged_csv(text: str, source: random.Random) -> bytes:
     target = io.StringIO()
     csv.writer(target).writerows(rows)
     return target.getvalue().encode(errors="surrogatepass")
+
+
+def forge_table(path: Path, source: random.Random) -> None:
+    """The Parquet file at *path* with a column that is plausible and wrong."""
+    table = pq.read_table(path)
+    name = source.choice(table.column_names)
+    values = table[name].to_pylist()
+    if source.random() < 0.2:
+        source.shuffle(values)
+    elif values:
+        wrong = source.choice((None, True, -1, 0, 1, 7, 2**31, 2**62, 0.5, float("nan"), "soon"))
+        places = range(len(values)) if source.random() < 0.4 else [source.randrange(len(values))]
+        for place in places:
+            values[place] = wrong
+    try:
+        column = pa.array(values)
+    except (pa.ArrowException, OverflowError):
+        column = pa.array([str(value) for value in values])
+    pq.write_table(table.set_column(table.column_names.index(name), name, column), path)
 
 
 def bomb(source: random.Random) -> bytes:

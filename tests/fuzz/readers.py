@@ -9,6 +9,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from tests.fuzz.damage import bomb, damage_bytes, damaged_csv, damaged_json, damaged_yaml
+from tests.fuzz.damage import (
+    bomb,
+    damage_bytes,
+    damage_tree,
+    damaged_csv,
+    damaged_json,
+    damaged_yaml,
+    forge_table,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,7 +89,8 @@ def _bytes_reader(name: str, good: bytes, ending: str, read: Callable[[Path], ob
 
 def build_readers() -> list[Reader]:
     """All readers of the program."""
-    return [*_document_readers(), *_table_readers(), *_trace_readers(), *_index_readers(), _job()]
+    files = [*_document_readers(), *_table_readers(), *_trace_readers(), *_index_readers()]
+    return [*files, _job(), _forged_job()]
 
 
 def _document_readers() -> list[Reader]:
@@ -261,4 +271,32 @@ def _job() -> Reader:
 
     return Reader(
         "job folder", make, lambda path: predict(JobScenario(str(path)), executor="serial")
+    )
+
+
+def _forged_job() -> Reader:
+    """A recording with forged columns or facts, and right checksums."""
+    from perfmodel.api import JobScenario, predict
+    from tests.builders import seal_job
+
+    def make(place: Path, source: random.Random) -> Path:
+        folder = place / "job"
+        shutil.copytree(ROOT / "tests" / "fingerprint" / "files" / "recorded", folder)
+        victim = source.choice(sorted(folder.iterdir()))
+        if victim.suffix == ".parquet":
+            forge_table(victim, source)
+        else:
+            content = json.loads(victim.read_bytes())
+            kept = {key: content.pop(key) for key in ("files", "schema_version")}
+            changed = damage_tree(content, source)
+            victim.write_text(json.dumps((changed if isinstance(changed, dict) else {}) | kept))
+        # Damage may leave no JSON to seal.
+        with suppress(ValueError, KeyError, TypeError):
+            seal_job(folder)
+        return folder
+
+    return Reader(
+        "forged job",
+        make,
+        lambda path: predict(JobScenario(str(path), force=True), executor="serial"),
     )

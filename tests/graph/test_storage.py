@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -38,6 +40,7 @@ from perfmodel.graph.storage import (
     save_job,
     write_job,
 )
+from tests.builders import forge_column, seal_job
 from tests.strategies import random_job, random_jobs
 
 GEMM = Gemm(m=2, n=3, k=4, dtype=DType.BF16)
@@ -144,8 +147,39 @@ def test_a_job_says_which_program_made_it(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("file", "column", "value", "words"),
+    [
+        ("labels", "label", None, "column label must hold text"),
+        ("origins", "operator", None, "column operator must hold text"),
+        ("ranks", "program", 0.5, "column program must hold whole numbers"),
+        ("ranks", "groups", "many", "not a readable job"),
+        ("tasks", "slot", -7, "slot must be 0 to"),
+        ("tasks", "role", 9, "role must be 0 to 3"),
+        ("tasks", "dep_count", 0.5, "column dep_count must hold whole numbers"),
+        ("dependencies", "dep_anchor", 5, "anchor of a dependency must be 0 to 1"),
+        ("dependencies", "dep_lag_ns", 2**62, "lag of a dependency must be 0 to"),
+        ("ops", "op", '{"op": "Fixed", "name": "x", "duration_ns": -5}', "must last 0 to 2^53 ns"),
+    ],
+)
+def test_forged_columns_with_right_checksums_are_refused(tmp_path, file, column, value, words):
+    save_job(random_job(5).job, tmp_path / "job")
+    path = tmp_path / "job" / f"{file}.parquet"
+    forge_column(path, column, [value] * pq.read_metadata(path).num_rows)
+    seal_job(tmp_path / "job")
+    with pytest.raises(GraphError, match=re.escape(words)):
+        load_job(tmp_path / "job")
+
+
+@pytest.mark.parametrize(
     "change",
     [
+        lambda header: header.update(peak_memory_bytes=[5]),
+        lambda header: header.update(beside=0.5),
+        lambda header: header.update(beside=["x" * 5000]),
+        lambda header: header.update(beside=["../job"]),
+        lambda header: header.update(others_late_ns=-1),
+        lambda header: header["programs"][0].update(lane_start=[]),
+        lambda header: header["programs"][0]["lanes"].pop(),
         lambda header: header["groups"][0].update(ranks=[[0]]),
         lambda header: header["groups"][0].update(ranks=[0.5]),
         lambda header: header["programs"][0].update(lane_start=[0.0, 1e300]),

@@ -14,7 +14,7 @@ from perfmodel.graph.job import JobFacts, JobGraph, with_own_origins
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import NO_ORIGIN, LaneKind
 from perfmodel.recordings import recording_info
-from perfmodel.recordings.recorded_job import RecordedJob
+from perfmodel.recordings.recorded_job import ImportReport, RecordedJob
 from perfmodel.recordings.recording_info import RecordingInfo, describe_recording, list_substitutes
 
 
@@ -106,10 +106,11 @@ def test_new_tasks_neither_hold_nor_are_held():
 
 
 def test_a_recording_begins_with_the_first_task_of_every_rank():
-    none: Any = None
+    ranks: Any = (None, None)
+    report = ImportReport(ranks, rendezvous=0, steps=1, recorded_starts={})
     column = np.zeros(10, dtype=np.int64)
     recorded = RecordedJob(
-        build_job(), column, column, column / 1.0, column == 1, (column[:1],), report=none
+        build_job(), column, column, column / 1.0, column == 1, (column[:1],), report
     )
     found = describe_recording(recorded)
     assert found.window_starts.tolist() == [0, 5]

@@ -207,6 +207,21 @@ def test_a_clock_that_jumps_on_one_rank_is_refused(two_ranks, tmp_path):
     assert outcome(write_ranks(tmp_path, ranks)) == "refused"
 
 
+def test_a_clock_that_goes_back_is_reported(shared_data, tmp_path):
+    for rank in range(2):
+        path = shared_data / "traces" / "gpt_tp2_v100x2" / f"kineto_rank{rank}.json.gz"
+        document = json.loads(gzip.decompress(path.read_bytes()))
+        spans = [event for event in document["traceEvents"] if event["ph"] == "X"]
+        work = [
+            e["ts"] for e in spans if e["cat"].startswith(("cuda_runtime", "kernel", "gpu_mem"))
+        ]
+        late = sorted(work)[int(0.95 * len(work))]
+        for event in spans if rank == 0 else ():
+            event["ts"] -= 1e6 * (event["ts"] > late)
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(document))
+    assert outcome(tmp_path) == "reported"
+
+
 def test_ranks_of_different_jobs_are_refused(two_ranks, documents, tmp_path):
     ranks = [copy.deepcopy(two_ranks[0]), copy.deepcopy(two_ranks[1])]
     for number, event in enumerate(collectives(ranks[1])):

@@ -57,6 +57,65 @@ def test_a_rank_without_kernels_is_a_fault(tmp_path):
     assert not told["is_trusted"]
 
 
+@pytest.mark.parametrize(
+    ("category", "words"),
+    [("cuda_runtime", "8 of 8 runtime calls last 0 ns"), ("kernel", "8 of 8 device tasks last 0")],
+)
+def test_a_rank_without_durations_is_a_fault(tmp_path, category, words):
+    emptied = [one | {"dur": 0} if one["cat"] == category else one for one in some_steps(late=100)]
+    told = told_of(import_spans(tmp_path, some_steps(late=99), emptied))
+    assert not told["is_trusted"]
+    assert [fault for fault in told["self_replay"]["faults"] if f"rank 1: {words}" in fault]
+
+
+def jumped(spans, *, after, jump=1e6, categories=("cuda_runtime", "kernel")):
+    """*spans* after a moment are later by *jump* microseconds."""
+    return [
+        one | {"ts": one["ts"] + jump} if one["ts"] > after and one["cat"] in categories else one
+        for one in spans
+    ]
+
+
+def long_steps(count=4):
+    """Steps of 200 ms, most of it one kernel that was launched early."""
+    spans = []
+    for number in range(count):
+        at, first = 200_000 * number, 10 * number
+        spans += [
+            launch(first + 1, at), kernel(first + 1, at + 20, 190_000),
+            launch(first + 2, at + 30), kernel(first + 2, at + 190_100, 5_000),
+            launch(first + 3, at + 40),
+            kernel(first + 3, at + 196_000, 2_000, 20, name="ncclDevKernel_AllReduce"),
+        ]  # fmt: skip
+    return spans
+
+
+@pytest.mark.parametrize(
+    ("categories", "words"),
+    [
+        (("cuda_runtime", "kernel"), "no rank is active for 1.001 s of 3.798 s"),
+        (("kernel",), "the device is idle for 1.001 s although work was launched"),
+        (("cuda_runtime",), "the device is idle for 1 s although work was launched"),
+    ],
+)
+def test_a_clock_that_jumps_is_a_fault(tmp_path, categories, words):
+    told = told_of(import_spans(tmp_path / "a", long_steps(14), long_steps(14)))
+    assert told["is_trusted"]
+    ranks = [jumped(long_steps(14), after=1_395_000, categories=categories) for _ in range(2)]
+    told = told_of(import_spans(tmp_path / "b", *ranks))
+    assert not told["is_trusted"]
+    assert [fault for fault in told["self_replay"]["faults"] if words in fault]
+
+
+def test_a_slow_loader_is_no_fault(tmp_path):
+    spans = [one | {"ts": one["ts"] + one["ts"] // 1000 * 3e5} for one in some_steps()]
+    loads = [span("cpu_op", "enumerate(DataLoader)", 301e3 * n + 600, 3e5) for n in range(3)]
+    told = told_of(import_spans(tmp_path / "a", spans + loads, spans))
+    assert told["is_trusted"]
+    told = told_of(import_spans(tmp_path / "b", spans, spans))
+    assert "no rank is active for 901.5 ms of 903.5 ms" in told["faults"][0]
+
+
 def test_missing_ranks_and_cut_files_are_refused_by_strict(tmp_path):
     write_trace(tmp_path / "rank0.json", some_steps(), distributedInfo={"rank": 0, "world_size": 2})
     [found] = import_traces([tmp_path / "rank0.json"], tmp_path / "job")
