@@ -16,7 +16,7 @@ from perfmodel.engine.layout import Bytes8, FlatJob, Int32s, Int64s, build_layou
 from perfmodel.graph.audit import check_job, signature_of
 from perfmodel.graph.job import NO_GROUP, JobGraph
 from perfmodel.graph.ops import Op
-from perfmodel.graph.program import PLAIN
+from perfmodel.graph.program import PLAIN, Anchor, Role
 
 SIGNALS = 1
 
@@ -76,8 +76,12 @@ def _can_be_laid_out(job: JobGraph) -> bool:
         return False
     return all(
         program.task_count > 0
+        and len(program.lane_start) == len(program.lanes) + 1
         and program.lane_start[0] == 0
         and program.lane_start[-1] == program.task_count
+        and not (np.diff(program.lane_start) < 0).any()
+        and int(program.role.max()) <= Role.BOTH
+        and int(program.dep_anchor.max(initial=0)) <= Anchor.START
         and _is_within(program.op, len(job.ops))
         and _is_within(program.label, len(job.labels))
         for program in job.programs

@@ -125,8 +125,10 @@ def test_interference_is_told_where_it_was_left_out_or_costs_something():
 def test_what_came_from_elsewhere_is_named():
     of = priced(a=1)
     for files, sentences in (((), ()), (("a", "b"), ("a, b override the shipped constants.",))):
-        device = SimpleNamespace(calibrations=files)
-        assert said(of, cluster=SimpleNamespace(device=device)) == sentences
+        cluster = SimpleNamespace(
+            device=SimpleNamespace(calibrations=files), topology=SimpleNamespace(lost_constants="")
+        )
+        assert said(of, cluster=cluster) == sentences
     [said_of_many] = said(of, extrapolation=SimpleNamespace(micro_batches=64))
     assert said_of_many.startswith("The 64 equal micro-batches are extrapolated")
     assert said(of, assumptions=("x", "y"), chosen=("y", "z")) == ("x", "y", "z")
