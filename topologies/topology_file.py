@@ -158,7 +158,7 @@ def parse_topology(document: Document, *, path: Path) -> Topology:
             trays=file.trays,
             host_copy_bytes_per_s=file.host_copy_bytes_per_s,
             notes=file.notes,
-            measured=file.measured or "",
+            measured=file.measured or file.name,
         )
     except TopologyError as fault:
         raise TopologyError(f"{path}: {fault}") from None
@@ -170,19 +170,20 @@ def _find_constants(topology: Topology, path: Path) -> Topology:
     A file states that machine, so that a copy under another name keeps its constants. Whoever has
     the name of a shipped machine is held to its wires, too.
     """
-    stated = topology.measured or topology.name
+    if path.parent == CATALOG:
+        return topology
+    stated = topology.measured
     if stated not in list_topologies():
-        if topology.measured:
+        if stated != topology.name:
             raise TopologyError(
                 f"{path}: measured: must be a machine of the catalog, got {stated!r}. Leave it out "
                 "if nothing was measured there."
             )
-        return replace(topology, measured=topology.name)
+        return topology
     shipped = CATALOG / f"{stated}.yaml"
-    if path.resolve() == shipped.resolve() or topology.is_wired_like(
-        parse_topology(load_document(shipped, TopologyError), path=shipped)
-    ):
-        return replace(topology, measured=stated)
+    document = load_document(shipped, TopologyError)
+    if topology.is_wired_like(parse_topology(document, path=shipped)):
+        return topology
     lost = (
         f"{topology.name} is not wired like the shipped {stated}, so that the constants of "
         "collectives measured there are not used, but those of its kind."
