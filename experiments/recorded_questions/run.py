@@ -24,7 +24,6 @@ from perfmodel.prediction.question import PredictOptions
 from perfmodel.prediction.saved_jobs import recording_question
 from perfmodel.recordings.hold_back import HoldRule, replay_held
 from perfmodel.recordings.host_chain import StepKind
-from perfmodel.recordings.self_replay import step_moments_ns
 from perfmodel.recordings.storage import load_recorded_job
 from perfmodel.whatif import parse_transformation
 
@@ -34,11 +33,11 @@ MS = 1_000_000
 def periods_ms(job, durations=None):
     table = job.durations() if durations is None else durations
     held = replay_held(job.graph, table, HoldRule(job.hold_ratio, job.can_be_held))
-    return (np.diff(step_moments_ns(job, held.end_ns)) / MS).tolist()
+    return (np.diff(job.step_moments_ns(held.end_ns)) / MS).tolist()
 
 
 def recorded_ms(job):
-    return (np.diff(step_moments_ns(job, job.recorded_end_ns)) / MS).tolist()
+    return (np.diff(job.step_moments_ns(job.recorded_end_ns)) / MS).tolist()
 
 
 def sleeps_of_rank_2(job, durations, low_ms, high_ms):
