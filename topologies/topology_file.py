@@ -167,8 +167,8 @@ def parse_topology(document: Document, *, path: Path) -> Topology:
 def _find_constants(topology: Topology, path: Path) -> Topology:
     """*topology* with the machine whose measured constants it takes, if it is wired like it.
 
-    A file states that machine, so that a copy under another name keeps its constants. Whoever has
-    the name of a shipped machine is held to its wires, too.
+    A file states that machine, and a copy under another name keeps its constants. A file that has
+    the name of a shipped machine must be wired like it, too.
     """
     if path.parent == CATALOG:
         return topology
@@ -185,8 +185,8 @@ def _find_constants(topology: Topology, path: Path) -> Topology:
     if topology.is_wired_like(parse_topology(document, path=shipped)):
         return topology
     lost = (
-        f"{topology.name} is not wired like the shipped {stated}, so that the constants of "
-        "collectives measured there are not used, but those of its kind."
+        f"{topology.name} is wired differently from the shipped {stated}: constants of collectives "
+        "that were measured there are replaced by those of similar machines."
     )
     return replace(topology, measured=f"{topology.name}, changed", lost_constants=lost)
 

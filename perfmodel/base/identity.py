@@ -1,7 +1,7 @@
 """Identity of the installed program: a hash of its sources and constants.
 
-Two installations with the same version number may differ by a line. Whoever joins the answers of
-several processes compares this instead.
+Two installations with the same version number may differ by a line. Code that joins the answers of
+several processes compares this hash instead.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from perfmodel.base.errors import InputError, PerfModelError
+from perfmodel.base.units import is_number
 
 MOST_VALUES = 1000
 EXAMPLES = "Write them like 4096,8192 or 4096:65536:x2 or 1:9:+4."
@@ -83,7 +84,7 @@ def expand_values(text: str) -> tuple[str, ...]:
     """The values that *text* names, in its order."""
     text = text.strip()
     ends = text.split(":")
-    if len(ends) in (2, 3) and _is_number(ends[0]) and _is_number(ends[1]):
+    if len(ends) in (2, 3) and is_number(ends[0]) and is_number(ends[1]):
         return _range(text, ends)
     if ".." in text and not {",", "/"} & set(text):
         return _named(text, text.split(".."))
@@ -103,7 +104,7 @@ def _range(text: str, ends: list[str]) -> tuple[str, ...]:
     first, last = float(ends[0]), float(ends[1])
     step = ends[2].strip() if len(ends) == 3 else "+1"
     sign, number = step[:1], step[1:]
-    if sign not in ("x", "+") or not _is_number(number):
+    if sign not in ("x", "+") or not is_number(number):
         raise InputError(f"values {text!r}: the step must be like x2 or +4, got {step!r}.")
     by = float(number)
     if last < first or by <= (1 if sign == "x" else 0) or (sign == "x" and first <= 0):
@@ -114,11 +115,3 @@ def _range(text: str, ends: list[str]) -> tuple[str, ...]:
         if len(values) > MOST_VALUES:
             raise InputError(f"values {text!r}: are more than {MOST_VALUES}. Take a larger step.")
     return tuple(f"{value:.15g}" for value in values)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -136,3 +136,12 @@ def _scaled(text: str, value: float, factor: float) -> float:
 
 def _wrong_unit(text: str, unit: str, example: str) -> UnitError:
     return UnitError(f"quantity {text!r}: unknown unit {unit!r}. Write it like {example!r}.")
+
+
+def is_number(text: str) -> bool:
+    """Whether *text* is written as a number, without a unit."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.base.errors import OutputError
+from perfmodel.base.units import is_number
 
 STDOUT = "-"
 """Typed instead of a file name: standard output."""
@@ -130,15 +131,7 @@ def _cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = printable(value)
-    return f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return f"'{text}" if text.startswith(_FORMULA) and not is_number(text) else text
 
 
 def to_json(document: Mapping[str, Any]) -> str:

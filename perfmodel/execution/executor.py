@@ -27,7 +27,7 @@ from perfmodel.graph.job import JobGraph
 # a replay has shown how fast this machine is.
 START_S = 6.0
 TASKS_PER_S = 30e6
-TELLING_TASKS = 1_000_000
+TIMED_TASKS = 1_000_000
 """Replays of fewer tasks do not show the speed of the machine."""
 ROUND_S = 1e-3
 """Time to exchange messages about a rendezvous that crosses blocks."""
@@ -158,7 +158,7 @@ class AutoExecutor:
         )
         began_s = time.monotonic()
         answer = place.replay(job, durations, iterations)
-        if place is self._serial and steps >= TELLING_TASKS:
+        if place is self._serial and steps >= TIMED_TASKS:
             self.tasks_per_s = steps / (time.monotonic() - began_s)
         return answer
 

@@ -108,7 +108,8 @@ def test_auto_never_leaves_this_process_for_one_block(workers, ranks, monkeypatc
     auto = AutoExecutor(lambda: pytest.fail("must not be opened"), workers=workers)
     monkeypatch.setattr("perfmodel.execution.executor.START_S", 0.0)
 
-    auto.replay(*alternating_job(ranks=ranks, members=3))
+    job, durations = alternating_job(ranks=ranks, members=3)
+    assert_same(auto.replay(job, durations), replay(job, durations))
 
 
 # Port 1 of this machine: no process listens there.

@@ -90,7 +90,7 @@ def choose_tests(look: Path, function: str) -> dict[str, float]:
     """Tests that reach *function* with their seconds, the quickest first, as many as are worth it.
 
     What survives a minute of them counts as a survivor. A line outside functions is reached by
-    whoever reaches its module.
+    tests that reach its module.
     """
     seen = json.loads(look.read_text())
     is_module = function.endswith(":")

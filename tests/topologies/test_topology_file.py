@@ -311,7 +311,7 @@ def test_a_renamed_machine_has_the_same_prices_and_a_changed_one_says_what_it_lo
     faster = write(copy_of("dgx_h100", RENAMED, FASTER))
     answer = predict(Scenario(topology=str(faster), workload="gpt2_124m", samples=0))
     [lost] = [one for one in answer.assumptions if "constants of collectives" in one]
-    assert lost.startswith("ours is not wired like the shipped dgx_h100, so that the constants")
+    assert lost.startswith("ours is wired differently from the shipped dgx_h100: constants")
 
 
 def test_constants_of_a_machine_that_nobody_knows_are_refused(write):

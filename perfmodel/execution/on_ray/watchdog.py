@@ -4,7 +4,7 @@ Ray terminates its driver when the raylet is gone, and a killed process cannot r
 anything. The watchdog notices that its pipe to the driver closed without a goodbye,
 reports what happened, and cleans up a local Ray.
 
-    python ray_watchdog.py FOLDER
+    python watchdog.py FOLDER
 
 It reads sentences, one per line, from standard input; `bye` is the goodbye. FOLDER
 is that of the local Ray, or `-`. It imports only the standard library, so that it starts
