@@ -16,7 +16,7 @@ from perfmodel.base.errors import PlanError
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.pricing import price_job
 from perfmodel.execution.executor import SerialExecutor
-from perfmodel.planning.evaluator import PlanEvaluator, PlanMeasures, lookups_of_ranks_ns
+from perfmodel.prediction.plans.evaluator import PlanEvaluator, PlanMeasures, lookups_of_ranks_ns
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.prediction.scenario import Interference
