@@ -174,7 +174,9 @@ def sent_numbers(plan: ShardingPlan, shards: Iterable[Shard], *, samples: int) -
 def sent_by_members(exchange: Collective, count: int) -> NDArray[np.int64]:
     """Bytes that each of *count* members sends to others in the forward exchange."""
     if exchange.byte_matrix is not None:
-        return np.array(exchange.byte_matrix, dtype=np.int64).sum(axis=1)
+        rows: NDArray[np.int64] = np.array(exchange.byte_matrix, dtype=np.int64)
+        sent: NDArray[np.int64] = rows.sum(axis=1)
+        return sent
     # A reduction keeps the share of the member itself.
     return np.full(count, exchange.size_bytes * (count - 1) // count, dtype=np.int64)
 
