@@ -159,6 +159,8 @@ class _Writer(Issuer):
                 self._communicate(what, stream)
             elif kind == CallType.LOAD:
                 self._load(has_workers=bool(what))
+            elif kind == CallType.GRAPH:
+                self.capture(is_captured=bool(what))
             else:
                 self.synchronize(*self._awaited_by(kind, what, stream), label="synchronize")
 

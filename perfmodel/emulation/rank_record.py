@@ -18,7 +18,10 @@ DEVICE_SHIFT = 32
 
 
 class CallType(IntEnum):
-    """What a call is; `what` is the number of a kind, collective, event or device."""
+    """What a call is; `what` is the number of a kind, collective, event or device.
+
+    GRAPH is where the launch of a captured graph begins (1) and ends (0).
+    """
 
     KERNEL = 0
     NOTE = 1
@@ -29,6 +32,7 @@ class CallType(IntEnum):
     SYNC_EVENT = 6
     SYNC_DEVICE = 7
     LOAD = 8
+    GRAPH = 9
 
 
 @dataclass(frozen=True, slots=True)
