@@ -12,7 +12,8 @@ cost the host nothing. Where a trace states host times, they are put on lanes as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,6 +173,15 @@ class Issuer:
         )
         thread.spent, thread.awaited = [], []
         return task
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """What is launched in a `with` block is one graph, with one launch of its own."""
+        self._is_captured, self._graph = True, None
+        try:
+            yield
+        finally:
+            self._is_captured, self._graph = False, None
 
     def make_room(self, load: int, taken: int) -> None:
         """Let a loader's task *load* wait until there is room: a batch leaves it with *taken*."""

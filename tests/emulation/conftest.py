@@ -15,6 +15,7 @@ OPTIONS = {
     "pipeline": ("--ranks", "2"),
     "features": ("--ranks", "1", "--run-on"),
     "graph": ("--ranks", "1", "--run-on"),
+    "compiled": ("--ranks", "2"),
 }
 
 

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import get_ident, main_thread
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from perfmodel.emulation.device.descriptions import script_line
 from perfmodel.emulation.device.native import NativeDevice, ThreadState
 from perfmodel.emulation.device.native_code import LOG_ENTRIES
-from perfmodel.emulation.rank_record import DEVICE_SHIFT, CallType
+from perfmodel.emulation.rank_record import CAPTURED, COMPILED, DEVICE_SHIFT, CallType
 from perfmodel.emulation.request import Emulation
 
 _LOGGED = {
@@ -38,6 +39,8 @@ _LOGGED = {
     5: CallType.SYNC_DEVICE,
 }
 _NO_OPERATOR = -1
+_REGION = "compiled_region"
+"""What the host does before compiled code runs: guards, and the tensors that are passed in."""
 _BY_HAND = -1
 """What is watched where there is no optimizer."""
 _UPDATED_BY_HAND = (
@@ -45,6 +48,14 @@ _UPDATED_BY_HAND = (
     "cleared after a backward pass."
 )
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
+
+
+@dataclass(slots=True)
+class _Region:
+    """Compiled code that runs on a thread; *graph* is its operator while it is captured."""
+
+    name: str
+    graph: int | None = None
 
 
 class ScriptStop(SystemExit):
@@ -70,6 +81,7 @@ class Recorder:
         self._states: dict[int, ThreadState] = {}
         self.main_thread = main_thread().ident or 0
         self._place: dict[int, tuple[object, int, int]] = {}
+        self._regions: dict[int, _Region] = {}
 
     def state(self) -> ThreadState:
         """Current device and stream of this thread."""
@@ -110,6 +122,8 @@ class Recorder:
         """An operator that launches nothing, such as a view."""
         if self.is_on:
             thread = get_ident()
+            if thread in self._regions:
+                return
             operator = self._operator(thread, _NO_OPERATOR, depth + 1)
             self.calls.append((CallType.NOTE, kind, thread, 0, operator))
 
@@ -150,6 +164,38 @@ class Recorder:
         finally:
             self.is_on = was_on
 
+    @contextmanager
+    def in_region(self, name: str) -> Iterator[None]:
+        """Compiled code called *name* runs in a `with` block: every launch is its own operator."""
+        thread = get_ident()
+        before = self._regions.get(thread)
+        if before is None and self.is_on:
+            operator = self._new_operator(_REGION)
+            kind = self.intern_kind({"operator": _REGION})
+            self.calls.append((CallType.NOTE, kind, thread, 0, operator))
+        self._regions[thread] = _Region(name)
+        try:
+            yield
+        finally:
+            self._place.pop(thread, None)
+            if before is None:
+                del self._regions[thread]
+            else:
+                self._regions[thread] = before
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """What compiled code launches in a `with` block is one launch of a graph."""
+        region = self._regions.get(get_ident())
+        if region is None:
+            yield
+            return
+        region.graph = self._new_operator(CAPTURED + region.name.removeprefix(COMPILED))
+        try:
+            yield
+        finally:
+            region.graph = None
+
     def _add(self, *call: int) -> None:
         self.flush()
         self.calls.append(call)
@@ -172,6 +218,9 @@ class Recorder:
 
     def _operator(self, thread: int, kind: int, depth: int) -> int:
         """The number of the operator that a call with *kind* belongs to."""
+        region = self._regions.get(thread)
+        if region is not None:
+            return self._new_operator(region.name) if region.graph is None else region.graph
         name, place = "", None
         if thread != self.main_thread:
             node = _current_node()
