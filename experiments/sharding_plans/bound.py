@@ -40,10 +40,10 @@ from perfmodel.costs.embedding_terms import (
 )
 from perfmodel.engine.condensed import evaluate_variants
 from perfmodel.graph.ops import Pass
-from perfmodel.planning.evaluator import HOLDER, PlanEvaluator
 from perfmodel.planning.layout import WHOLE, Cut, split_table
-from perfmodel.planning.placements import RankLoads
-from perfmodel.planning.plan_costs import GRADIENTS, LOOKUP, POOLED, UPDATE
+from perfmodel.prediction.plans.evaluator import HOLDER, PlanEvaluator
+from perfmodel.prediction.plans.placements import RankLoads
+from perfmodel.prediction.plans.plan_costs import GRADIENTS, LOOKUP, POOLED, UPDATE
 
 COLUMN_CUTS = (1, 2, 4, 8)
 EXACT_TABLES, LOOSE_TABLES = 3, 3

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from collectives.collective import Collective, CollectiveKind
-from perfmodel.emulation.rank_record import CAPTURED, COMPILED, Call, CallType, RankRecord
+from perfmodel.emulation.rank_record import COMPILED, Call, CallType, RankRecord
 from perfmodel.emulation.windows import Windows
 from perfmodel.graph.builder import MOST_DISTANCE, Dependency, ProgramBuilder, Tables
 from perfmodel.graph.calls import aten_name, host_operator
-from perfmodel.graph.issuing import T1, T2, T3, Issuer, OpenLane
+from perfmodel.graph.issuing import T1, T2, Issuer, OpenLane
 from perfmodel.graph.operators import emulated_works
 from perfmodel.graph.ops import Communication, HostPart, HostSpan, HostWork, MemoryBound, Op
 from perfmodel.graph.program import LaneKind, Program, Role
@@ -28,8 +28,8 @@ _USES = (LaneKind.COPY, LaneKind.COMMUNICATION, LaneKind.COMPUTE)
 """What streams are for; the last that applies names a stream."""
 _THREADS = ("main thread", "autograd thread")
 _LOAD = "DataLoader.__next__"
-_COMPILED_KERNEL, _GRAPH = "compiled_kernel", "graph_launch"
-"""What the host does to launch a kernel of compiled code, or a whole captured graph."""
+_COMPILED_KERNEL = "compiled_kernel"
+"""What the host does to launch a kernel of compiled code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,25 +142,12 @@ class _Writer(Issuer):
         if not launches:
             self.note(name)
             return
-        if name.startswith(CAPTURED):
-            self._write_graph(name, launches)
-            return
         self.begin(_COMPILED_KERNEL if name.startswith(COMPILED) else name)
         for (_, kind, _, stream, _), word in zip(launches, words, strict=True):
             label = name if word == name else f"{name}/{word}"
             for op in self._ops_of(kind, name):
                 self.launch(op, stream=self._stream(stream), label=label)
         self.end()
-
-    def _write_graph(self, name: str, launches: Sequence[Call]) -> None:
-        """A graph that was captured: one launch, whatever is in it."""
-        self.spend((_GRAPH, T1), (_GRAPH, T2))
-        with self.captured():
-            for _, kind, _, stream, _ in launches:
-                word = aten_name(self._record.kinds[kind]["operator"])
-                for op in self._ops_of(kind, name):
-                    self.launch(op, stream=self._stream(stream), label=f"{name}/{word}")
-        self.spend((_GRAPH, T3))
 
     def _write_other(self, call: Call) -> None:
         kind, what, thread, stream, _ = call
@@ -174,6 +161,8 @@ class _Writer(Issuer):
                 self._communicate(what, stream)
             elif kind == CallType.LOAD:
                 self._load(has_workers=bool(what))
+            elif kind == CallType.GRAPH:
+                self.capture(is_captured=bool(what))
             else:
                 self.synchronize(*self._awaited_by(kind, what, stream), label="synchronize")
 

@@ -15,12 +15,15 @@ import orjson
 Call = tuple[int, int, int, int, int]
 DEVICE_SHIFT = 32
 """The number of a stream is below this bit, that of its device above."""
-COMPILED, CAPTURED = "compiled ", "captured "
-"""How names of operators begin that are launches of compiled code, or one launch of all of it."""
+COMPILED = "compiled "
+"""How names of operators begin that are launches of compiled code."""
 
 
 class CallType(IntEnum):
-    """What a call is; `what` is the number of a kind, collective, event or device."""
+    """What a call is; `what` is the number of a kind, collective, event or device.
+
+    GRAPH is where the launch of a captured graph begins (1) and ends (0).
+    """
 
     KERNEL = 0
     NOTE = 1
@@ -31,6 +34,7 @@ class CallType(IntEnum):
     SYNC_EVENT = 6
     SYNC_DEVICE = 7
     LOAD = 8
+    GRAPH = 9
 
 
 @dataclass(frozen=True, slots=True)

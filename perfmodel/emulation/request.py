@@ -34,6 +34,8 @@ class DeviceFacts:
     max_threads: int
     shared_memory_bytes: int
     l2_bytes: int
+    clock_mhz: int = 0
+    power_w: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,8 @@ def device_facts(device: Device) -> DeviceFacts:
         max_threads=cores.max_threads,
         shared_memory_bytes=cores.shared_memory_bytes,
         l2_bytes=device.l2_bytes,
+        clock_mhz=round(device.clock_hz / 1e6),
+        power_w=round(device.power_w),
     )
 
 

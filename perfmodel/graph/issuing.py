@@ -12,8 +12,7 @@ cost the host nothing. Where a trace states host times, they are put on lanes as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,6 +121,10 @@ class Issuer:
             task = self.put(stream, kernel, label=label, slot=slot, role=role, origin=origin)
         return task
 
+    def capture(self, *, is_captured: bool) -> None:
+        """From here on, operators belong to one captured graph, or are launched one by one."""
+        self._is_captured, self._graph = is_captured, None
+
     def end(self) -> None:
         """End the current operator."""
         self.spend((self._operator, T3))
@@ -173,15 +176,6 @@ class Issuer:
         )
         thread.spent, thread.awaited = [], []
         return task
-
-    @contextmanager
-    def captured(self) -> Iterator[None]:
-        """What is launched in a `with` block is one graph, with one launch of its own."""
-        self._is_captured, self._graph = True, None
-        try:
-            yield
-        finally:
-            self._is_captured, self._graph = False, None
 
     def make_room(self, load: int, taken: int) -> None:
         """Let a loader's task *load* wait until there is room: a batch leaves it with *taken*."""

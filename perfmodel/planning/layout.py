@@ -17,8 +17,8 @@ import numpy as np
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharding_task import ShardingTask, cut_table
 from embeddings.table import EmbeddingTable
-from perfmodel.planning.placements import Int32s, PieceCatalog, PlanColumns
-from perfmodel.planning.plan_costs import Floats
+from perfmodel.prediction.plans.placements import Int32s, PieceCatalog, PlanColumns
+from perfmodel.prediction.plans.plan_costs import Floats
 
 NEAR = 6
 """Number of busiest and of least busy ranks that steps use."""

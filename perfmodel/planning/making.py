@@ -21,11 +21,11 @@ from embeddings.sharding_task import ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 from perfmodel.execution.executor import Executor
-from perfmodel.planning.evaluator import PlanEvaluator
-from perfmodel.planning.placements import Int32s
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.search import PlanSearch, SearchLimit, SearchOutcome
 from perfmodel.prediction.phases import OnPhase
+from perfmodel.prediction.plans.evaluator import PlanEvaluator
+from perfmodel.prediction.plans.placements import Int32s
 from perfmodel.prediction.question import load_setting
 from perfmodel.prediction.scenario import Scenario
 from perfmodel.stacks.stack import SoftwareStack

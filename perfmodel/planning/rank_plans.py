@@ -17,7 +17,6 @@ from perfmodel.engine.replay import find_period, replay
 from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.graph.program import LaneKind
 from perfmodel.planning.batches import BatchSpread, sample_batches
-from perfmodel.planning.evaluator import EMBEDDING_FAMILY, PlanEvaluator
 from perfmodel.planning.making import MadePlans, load_rank_setting, make_plans
 from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.ranking import (
@@ -31,6 +30,7 @@ from perfmodel.planning.ranking import (
 )
 from perfmodel.prediction.answer import Explanation, Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
+from perfmodel.prediction.plans.evaluator import EMBEDDING_FAMILY, PlanEvaluator
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.prediction.scenario import Mode

@@ -15,6 +15,8 @@ OPTIONS = {
     "pipeline": ("--ranks", "2"),
     "features": ("--ranks", "1", "--run-on"),
     "graph": ("--ranks", "1", "--run-on"),
+    "tools": ("--ranks", "1", "--run-on"),
+    "captured": ("--ranks", "1", "--run-on"),
     "compiled": ("--ranks", "2"),
 }
 

@@ -65,7 +65,7 @@ def test_a_captured_region_is_one_launch(emulated):
     captured = [
         op
         for label, op in zip(labels, run.ops(), strict=True)
-        if label.startswith("captured forward 2")
+        if label.startswith("compiled forward 2")
     ]
     assert len(captured) == 4
     assert not any(isinstance(op, HostSpan) for op in captured)

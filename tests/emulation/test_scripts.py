@@ -6,7 +6,14 @@ import json
 
 import pytest
 
-from perfmodel.graph.ops import Communication, Convolution, EmbeddingOp, MemoryBound, Pass
+from perfmodel.graph.ops import (
+    Communication,
+    Convolution,
+    EmbeddingOp,
+    HostSpan,
+    MemoryBound,
+    Pass,
+)
 from perfmodel.graph.program import LaneKind
 from tests.emulation.emulating import emulate, run_perfmodel
 
@@ -111,6 +118,36 @@ def test_updates_by_hand_and_rare_operators_are_recorded(emulated):
     reads = [op.read_bytes for op in run.ops() if isinstance(op, MemoryBound)]
     # 300 entries of four bytes at two places of eight fetch rows of 16 x 4: forward and backward.
     assert reads.count(300 * (4 + 16 + 64)) == 2
+
+
+def test_tools_and_packages_that_need_a_gpu_are_answered(emulated):
+    run = emulated("tools")
+    name = "NVIDIA H100 SXM5 80 GB"
+    assert run.stdout.splitlines() == [
+        f"smi {name}, 81559", f"nvml {name} {81559 * 2**20}", "build True", "copied 0 3", "done",
+    ]  # fmt: skip
+
+
+def test_kernels_that_a_script_writes_move_the_bytes_of_their_tensors(emulated):
+    moved = [
+        (op.read_bytes, op.write_bytes)
+        for op in emulated("tools").ops()
+        if isinstance(op, MemoryBound) and op.operator == "user_kernel"
+    ]
+    # Tensors of 8 x 64 fp32 numbers: two are added, one is added to another.
+    size = 8 * 64 * 4
+    assert moved == [(2 * size, size), (size, size)]
+
+
+def test_a_captured_iteration_is_one_launch_with_all_its_kernels(emulated):
+    run = emulated("captured")
+    labels = [run.job.label_of(0, task) for task in range(run.job.program_of(0).task_count)]
+    assert labels.count("graph/launch") == 1
+    # Host time up to the copy of the batch, its wait, the launch of the graph, and the rest.
+    assert sum(isinstance(op, HostSpan) for op in run.ops()) <= 4
+    # Forward, gradients of the weight (the input needs none), and the update.
+    assert run.gemm_flops == 2 * 2 * 8 * 64 * 64
+    assert run.stdout.splitlines()[-1] == "replayed 4"
 
 
 @pytest.mark.ray

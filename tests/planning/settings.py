@@ -7,9 +7,9 @@ import random
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import ShardingTask
 from perfmodel.execution.executor import SerialExecutor
-from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.making import build_task
 from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.plans.evaluator import PlanEvaluator
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.prediction.scenario import Interference

@@ -14,7 +14,7 @@ from embeddings.sharders import SHARDERS, build_named_plan
 from perfmodel.base.errors import PlanError
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.pricing import price_job
-from perfmodel.planning.evaluator import PlanEvaluator, PlanMeasures, lookups_of_ranks_ns
+from perfmodel.prediction.plans.evaluator import PlanEvaluator, PlanMeasures, lookups_of_ranks_ns
 from perfmodel.workloads.dlrm.job import build_dlrm_job
 from perfmodel.workloads.dlrm.memory import dlrm_memory
 from tests.planning.settings import STACK, plan_setting, predict_plan, random_plan

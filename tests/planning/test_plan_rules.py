@@ -176,7 +176,7 @@ def test_a_layout_is_scored_by_its_time_and_a_little_of_its_busiest_ranks():
     )
     evaluator: Any = SimpleNamespace(
         catalog=None,
-        measure_layouts=lambda book, layouts: found,
+        measure_columns=lambda layouts, plan_of: found,
         cluster=SimpleNamespace(device=SimpleNamespace(memory_bytes=100)),
     )
     of = searcher(evaluator)

@@ -103,7 +103,7 @@ def install_inductor(gpu: VirtualGpu, cache: Path) -> None:
 
     def capture(model: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
         def replay(inputs: Any) -> Any:
-            with gpu.recorder.captured():
+            with gpu.recorder.in_graph():
                 return model(inputs)
 
         return replay

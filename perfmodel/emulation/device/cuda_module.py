@@ -29,9 +29,11 @@ from perfmodel.emulation.device.cuda_types import (
     synchronize,
 )
 from perfmodel.emulation.device.gpu import VirtualGpu, address_of
+from perfmodel.emulation.device.nvml import CUDA, TEMPERATURE_C, UTILISATION
 
-_CUDA_VERSION = "12.8"
-"""What scripts see; no answer depends on it."""
+_BUILD = torch.__config__.show()
+"""How torch was built, asked before C++ takes the device for a GPU and wants its libraries."""
+_CUDNN = "9.10.2"
 _MODULES = (torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory)
 """Where functions about memory are."""
 
@@ -116,6 +118,11 @@ class CudaModule:
             is_bf16_supported=major >= 8,
             is_tf32_supported=major >= 8,
             get_arch_list=[f"sm_{major}{minor}"],
+            utilization=UTILISATION,
+            memory_usage=UTILISATION,
+            temperature=TEMPERATURE_C,
+            power_draw=model.power_w * 1000,
+            clock_rate=model.clock_mhz,
         )
         for module in (cuda, cuda.profiler):
             _answer(module, cudart=_Runtime())
@@ -142,7 +149,9 @@ class CudaModule:
             _cuda_exchangeDevice=self._exchange_device,
             _cuda_maybeExchangeDevice=self._exchange_device,
         )
-        torch.version.cuda = _CUDA_VERSION
+        torch.version.cuda = CUDA
+        build = f"{_BUILD.rstrip()}\n  - CUDA Runtime {CUDA}\n  - CuDNN {_CUDNN}\n"
+        _answer(torch._C, _show_config=build)
 
     def _install_streams(self) -> None:
         gpu, cuda, state = self._gpu, torch.cuda, self._gpu.recorder.state
@@ -167,7 +176,12 @@ class CudaModule:
         for module in (cuda, cuda.streams):
             _replace(module, Stream=stream, Event=event, ExternalStream=external)
         for module in (cuda, cuda.graphs):
-            _replace(module, CUDAGraph=graph)
+            _replace(
+                module,
+                CUDAGraph=graph,
+                is_current_stream_capturing=lambda: gpu.recorder.is_capturing,
+            )
+        _replace(torch._C, _cuda_isCurrentStreamCapturing=lambda: gpu.recorder.is_capturing)
         for module in (cuda, torch.accelerator):
             _replace(module, **shared)
         _replace(

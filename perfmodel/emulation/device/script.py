@@ -8,9 +8,6 @@ import runpy
 import sys
 import types
 from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +22,13 @@ from perfmodel.emulation.device.descriptions import script_line
 from perfmodel.emulation.device.distributed import Distributed
 from perfmodel.emulation.device.exchange import Exchange
 from perfmodel.emulation.device.gpu import VirtualGpu
+from perfmodel.emulation.device.nvml import install_nvidia_smi
+from perfmodel.emulation.device.packages import PackageFinder
 from perfmodel.emulation.device.recorder import ScriptStop, StepWatch
 from perfmodel.emulation.rank_record import CallType, RankRecord, to_bytes
 from perfmodel.emulation.workers import MOST_WORKING, Throttle, WorkerOrder
 
 _MASTER_PORT = "29500"
-_DESCRIBED = tuple(
-    f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms")
-)
 _OWN_PACKAGES = frozenset({"collectives", "embeddings", "topologies", "traces"})
 
 
@@ -61,6 +57,7 @@ class RankRun:
         self._install_spawn()
         self._install_loading()
         os.register_at_fork(after_in_child=lambda: setattr(self._gpu.recorder, "is_forked", True))
+        install_nvidia_smi(self._gpu.model, self._gpu.count, self._folder / f"bin_{self._rank}")
         self._throttle.take()
         self._watch_time()
         self._steps.install()
@@ -68,7 +65,7 @@ class RankRun:
             # The script may have modules with the names of our packages.
             if name.partition(".")[0] in _OWN_PACKAGES:
                 del sys.modules[name]
-        sys.meta_path.insert(0, TorchvisionFinder())
+        sys.meta_path.insert(0, PackageFinder(self._gpu))
         code = self._run_script()
         faulthandler.cancel_dump_traceback_later()
         (self._folder / f"rank_{self._rank}.json").write_bytes(to_bytes(self._record()))
@@ -209,40 +206,3 @@ def _show(fault: BaseException) -> None:
         trace = trace.tb_next
     # torch.distributed replaces the hook by one that looks at the fault itself.
     sys.excepthook(type(fault), fault.with_traceback(trace), trace)
-
-
-class TorchvisionFinder(MetaPathFinder):
-    """Prepares for torchvision when it is first imported.
-
-    torchvision from PyPI is built for CUDA. Its native library does not load beside the CPU build,
-    and its Python part then fails at the operators that it describes; those are declared here.
-    Models, transforms and data sets need no more.
-    """
-
-    def __init__(self) -> None:
-        self._libraries: list[torch.library.Library] = []
-        self._is_prepared = False
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Find nothing, but be called before Python's own finders."""
-        del path, target
-        if fullname == "torchvision" and not self._is_prepared:
-            self._is_prepared = True
-            self._prepare()
-        return None
-
-    def _prepare(self) -> None:
-        spec = find_spec("torchvision")
-        if spec is None or spec.origin is None:
-            return
-        for library in Path(spec.origin).parent.glob("_C*.so"):
-            try:
-                torch.ops.load_library(str(library))
-            except OSError:
-                own = torch.library.Library("torchvision", "DEF")
-                for schema in _DESCRIBED:
-                    own.define(schema)
-                self._libraries.append(own)
-            return

@@ -44,6 +44,12 @@ class Values:
         """The storage at *address* is gone or was written to."""
         self._of_storage.pop(address, None)
 
+    def copy_storage(self, source: int, target: int) -> None:
+        """The storage at *target* is a copy of the one at *source*."""
+        known = self._of_storage.get(source)
+        if known is not None:
+            self._of_storage[target] = known.clone()
+
     def forget(self, tensor: Tensor) -> None:
         """Something unknown was written to *tensor*."""
         if self._of_storage:

@@ -23,6 +23,7 @@ from perfmodel.emulation.device.cuda_module import CudaModule
 from perfmodel.emulation.device.gpu import VirtualGpu, install_storages
 from perfmodel.emulation.device.registering import register_kernels
 from perfmodel.emulation.device.script import RankRun
+from perfmodel.emulation.device.user_kernels import install_nvrtc
 from perfmodel.emulation.workers import CODES, READY, WorkerOrder, read_order
 
 _GRACE_S = 3.0
@@ -67,6 +68,7 @@ def _make_gpu(order: WorkerOrder) -> VirtualGpu:
     CudaModule(gpu).install()
     install_storages(gpu)
     register_kernels(gpu)
+    install_nvrtc(gpu)
     return gpu
 
 

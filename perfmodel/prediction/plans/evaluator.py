@@ -32,8 +32,7 @@ from perfmodel.engine.condensed import (
 from perfmodel.engine.replay import find_period, replay
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.program import PLAIN, Role
-from perfmodel.planning.layout import LayoutBook, PlanLayout
-from perfmodel.planning.placements import (
+from perfmodel.prediction.plans.placements import (
     Int32s,
     Int64s,
     PieceCatalog,
@@ -41,7 +40,7 @@ from perfmodel.planning.placements import (
     PlanColumns,
     RankLoads,
 )
-from perfmodel.planning.plan_costs import (
+from perfmodel.prediction.plans.plan_costs import (
     CHANGING,
     GRADIENTS,
     LOOKUP,
@@ -132,22 +131,22 @@ class PlanEvaluator:
     def measure(self, plans: Sequence[ShardingPlan]) -> PlanMeasures:
         """Times and memory of *plans*, in their order."""
         columns = [None if has_steps(plan) else self.catalog.columns_of(plan) for plan in plans]
-        return self._measure(columns, plans.__getitem__)
-
-    def measure_layouts(self, book: LayoutBook, layouts: Sequence[PlanLayout]) -> PlanMeasures:
-        """The same for layouts. A plan is built only for a new frame."""
-        return self._measure(layouts, lambda place: book.to_plan(layouts[place], "layout"))
+        return self.measure_columns(columns, plans.__getitem__)
 
     def measure_assignments(self, task: ShardingTask, ranks: Int32s) -> PlanMeasures:
         """The same for plans of whole tables, *ranks* being plans x tables. Builds no plans."""
         like = task.whole([int(rank) for rank in ranks[0]], "assignment")
         pieces = self.catalog.columns_of(like).piece
-        return self._measure([PlanColumns(pieces, of_plan) for of_plan in ranks], lambda _: like)
+        columns = [PlanColumns(pieces, of_plan) for of_plan in ranks]
+        return self.measure_columns(columns, lambda _: like)
 
-    def _measure(
+    def measure_columns(
         self, plans: Sequence[PlanColumns | None], plan_of: Callable[[int], ShardingPlan]
     ) -> PlanMeasures:
-        """Measure *plans*; those that no frame covers are None and replayed whole."""
+        """The same for plans as columns; *plan_of* builds the one at a place, for a new frame.
+
+        Plans that no frame covers are None and replayed whole.
+        """
         count = len(plans)
         times = np.zeros((4, count), dtype=np.int64)
         busiest, peak = np.zeros(count), np.zeros(count, dtype=np.int64)

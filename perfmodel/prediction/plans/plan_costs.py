@@ -25,7 +25,7 @@ from perfmodel.costs.embedding_terms import Term, TermsSetting, tables_terms
 from perfmodel.costs.models import COMMUNICATION_FAMILY, price_ops
 from perfmodel.costs.pricing import cluster_seen_by
 from perfmodel.graph.ops import MemoryBound, Pass
-from perfmodel.planning.placements import Int64s, RankLoads
+from perfmodel.prediction.plans.placements import Int64s, RankLoads
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import LENGTH_BYTES
 from perfmodel.workloads.dlrm.run import DlrmRun
