@@ -29,6 +29,11 @@ _ASKED = (
 _OWN_PACKAGE = __name__.partition(".")[0]
 
 
+def _set(target: Any, **values: Any) -> None:
+    for name, value in values.items():
+        setattr(target, name, value)
+
+
 def keep_lists_of_torch() -> None:
     """Let Dynamo list the functions of torch before any of them is replaced."""
     TorchInGraphFunctionVariable._get_handlers()
@@ -39,7 +44,7 @@ def keep_lists_of_torch() -> None:
 
     # torch.distributed empties the list; made again, it would have one function under two names.
     get.cache_clear = lambda: None  # type: ignore[attr-defined]
-    trace_rules.get_torch_obj_rule_map = get
+    _set(trace_rules, get_torch_obj_rule_map=get)
 
 
 def install_dynamo(gpu: VirtualGpu) -> None:
@@ -79,22 +84,22 @@ def install_inductor(gpu: VirtualGpu, cache: Path) -> None:
     # The code of a backward pass is generated at once, so that a fault in it is known in time.
     autograd.force_non_lazy_backward_lowering = True
     settings.max_autotune_gemm_backends = settings.max_autotune_conv_backends = "ATEN"
-    scheduler.has_triton = pad_mm.has_triton = lambda: True
-    torch.utils._triton.triton_hash_with_backend = lambda: "virtual"
+    for module in (scheduler, pad_mm):
+        _set(module, has_triton=lambda: True)
+    _set(torch.utils._triton, triton_hash_with_backend=lambda: "virtual")
     code: Any = wrapper.PythonWrapperCodegen
     code.write_triton_header_once = lambda _: None
     code.write_get_raw_stream_header = lambda own: own.imports.writeline(
         "from torch._C import _cuda_getCurrentRawStream as get_raw_stream"
     )
     # Both ways take as long, and a padded product is then preferred.
-    pad_mm._skip_do_bench_times = True
-    pad_mm.get_do_bench = lambda: lambda _: 1.0
-    CoordescTuner.autotune_single_field = staticmethod(lambda _, first, *__, **___: first)
+    _set(pad_mm, _skip_do_bench_times=True, get_do_bench=lambda: lambda _: 1.0)
+    _set(CoordescTuner, autotune_single_field=staticmethod(lambda _, first, *__, **___: first))
 
     def allocate(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
         return gpu.empty(size, stride, dtype, gpu.recorder.state().device)
 
-    torch._C._dynamo.guards._empty_strided_cuda = allocate
+    _set(torch._C._dynamo.guards, _empty_strided_cuda=allocate)
     # A graph is captured when its code first runs; C++ has none of what that needs.
     for name in ("_cuda_CUDAAllocator_AllocatorState", "_set_cached_tensors_enabled"):
         if not hasattr(torch._C, name):
