@@ -97,6 +97,9 @@ class PackageFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         """The module of ours called *fullname*, or one that is changed when it is loaded."""
         del target
+        if fullname.partition(".")[0] == "triton" and not self._has_triton and _asks_torch():
+            # Its compiler must not take the stand-in for Triton.
+            return None
         prepare = self._prepared.pop(fullname, None)
         if prepare is not None:
             prepare()
@@ -142,6 +145,14 @@ def record_triton(gpu: VirtualGpu, autotuner: ModuleType) -> None:
         utils=SimpleNamespace(get_device_properties=lambda _: properties),
     )
     importlib.import_module("triton.runtime.driver").driver.set_active(active)
+
+
+def _asks_torch() -> bool:
+    """Whether the module that is importing now is one of torch."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
 
 
 _libraries: list[torch.library.Library] = []

@@ -18,6 +18,7 @@ from typing import NoReturn
 import orjson
 import torch
 
+from perfmodel.emulation.compiler.front import keep_lists_of_torch
 from perfmodel.emulation.device.cuda_module import CudaModule
 from perfmodel.emulation.device.gpu import VirtualGpu, install_storages
 from perfmodel.emulation.device.registering import register_kernels
@@ -61,6 +62,7 @@ def main() -> NoReturn:
 
 
 def _make_gpu(order: WorkerOrder) -> VirtualGpu:
+    keep_lists_of_torch()
     gpu = VirtualGpu(order.device, order.request.host_size)
     gpu.native.install()
     CudaModule(gpu).install()
