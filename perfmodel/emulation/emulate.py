@@ -16,7 +16,6 @@ from typing import Protocol
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.emulation.communicators import build_job
-from perfmodel.emulation.programs import Machine
 from perfmodel.emulation.rank_record import RankRecord, from_bytes
 from perfmodel.emulation.request import (
     Emulation,
@@ -78,11 +77,10 @@ def emulate(request: Emulation, out: Path, *, place: Place) -> EmulatedJob:
     task = WorkerTask(request, facts, str(Path.cwd()), environment)
     records = _run(request, partial(_start, place, task))
     stack = COMPILED_STACK if records[min(records)].is_compiled else EAGER_STACK
-    machine = Machine(facts.capability[0], round(load_stack(stack).host.launch_latency_ns))
     job = build_job(
         records,
         world_size=request.ranks,
-        machine=machine,
+        latency_ns=round(load_stack(stack).host.launch_latency_ns),
         facts=describe_job(request, records, device=device, stack=stack),
     )
     check_job(job)

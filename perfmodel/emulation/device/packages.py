@@ -15,12 +15,12 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import FrameType, ModuleType, SimpleNamespace
 
 import torch
 from torch.utils._triton import has_triton_package
 
-from perfmodel.emulation.device import triton_stand_in
+from perfmodel.emulation.device import attention_packages, triton_stand_in
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.nvml import make_pynvml
 from perfmodel.emulation.device.triton_stand_in import make_module
@@ -78,7 +78,13 @@ class PackageFinder(MetaPathFinder):
     def __init__(self, gpu: VirtualGpu) -> None:
         # Asked once, while the answer is torch's own: a stand-in must not make it compile.
         self._has_triton = has_triton_package()
-        self._made: dict[str, Maker] = {"pynvml": partial(make_pynvml, gpu)}
+        self._made: dict[str, Maker] = {
+            "pynvml": partial(make_pynvml, gpu),
+            **{
+                name: partial(attention_packages.make_module, name)
+                for name in attention_packages.MODULES
+            },
+        }
         self._changed: dict[str, Change] = {}
         loaded = sys.modules.get(_AUTOTUNER)
         if loaded is not None:
@@ -97,11 +103,13 @@ class PackageFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         """The module of ours called *fullname*, or one that is changed when it is loaded."""
         del target
+        if fullname.partition(".")[0] == "triton" and not self._has_triton and _is_asked_by_torch():
+            return None
         prepare = self._prepared.pop(fullname, None)
         if prepare is not None:
             prepare()
         make, change = self._made.get(fullname), self._changed.get(fullname)
-        if make is not None and fullname not in self._prepared:
+        if make is not None:
             is_package = any(name.startswith(f"{fullname}.") for name in self._made)
             return ModuleSpec(fullname, _MadeModule(make), is_package=is_package)
         found = PathFinder.find_spec(fullname, path) if change is not None else None
@@ -113,9 +121,7 @@ class PackageFinder(MetaPathFinder):
         if self._has_triton:
             return
         # Modules of torch that look for Triton when they are loaded must not find the stand-in.
-        made, self._made = self._made, {}
         importlib.import_module("torch._inductor.runtime.triton_compat")
-        self._made = made
         install_triton(gpu, triton_stand_in, triton_stand_in)
 
 
@@ -142,6 +148,15 @@ def record_triton(gpu: VirtualGpu, autotuner: ModuleType) -> None:
         utils=SimpleNamespace(get_device_properties=lambda _: properties),
     )
     importlib.import_module("triton.runtime.driver").driver.set_active(active)
+
+
+def _is_asked_by_torch() -> bool:
+    """Whether the import that is being answered is one of torch's own."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and "importlib" in frame.f_code.co_filename:
+        frame = frame.f_back
+    folder = str(Path(torch.__file__).parent)
+    return frame is not None and frame.f_code.co_filename.startswith(folder)
 
 
 _libraries: list[torch.library.Library] = []
