@@ -8,14 +8,16 @@ from typing import Annotated
 
 from perfmodel import api
 from perfmodel.base.options import Option
-from perfmodel.base.writing import write_file
+from perfmodel.base.writing import check_writable, write_file
 from perfmodel.cli.commands import command, command_group
 from perfmodel.cli.options import Outputs, argument
-from perfmodel.prediction.scenario import DEFAULT_WORKLOAD
+from perfmodel.prediction.scenario import DEFAULT_WORKLOAD, Overrides
 
 CatalogName = Annotated[str, argument("NAME", "A name of the catalog, or a file.")]
 SCHEMA_VERSION = 1
-workload = command_group(help="List and show models. Example: perfmodel workload show llama3_8b")
+workload = command_group(
+    help="List, show and import models. Example: perfmodel workload show llama3_8b"
+)
 topology = command_group(
     help="List, show and check machines. Example: perfmodel topology show dgx_h100"
 )
@@ -48,9 +50,44 @@ def show_workload(name: CatalogName) -> None:
     Example: perfmodel workload show llama3_8b > my_gpt.yaml
     """
     from perfmodel.workloads.catalog import find_workload
+    from perfmodel.workloads.formats import read_foreign
 
     api.load_workload(name)
+    if read_foreign(find_workload(name)) is not None:
+        print(api.import_workload(name).text, end="")
+        return
     print(find_workload(name).read_text(encoding="utf-8"), end="")
+
+
+@command(workload, name="import")
+def import_model(
+    *,
+    file: Annotated[str, argument("FILE", "config.json or its folder, or settings of a program.")],
+    overrides: Overrides = (),
+    out: Annotated[str | None, Option(metavar="FILE.yaml", help="Write the workload here.")] = None,
+    fields: Annotated[bool, Option(help="List what became of every field.")] = False,
+    files: Annotated[Outputs, "json_file"],
+) -> None:
+    """Turn the model file of another program into a workload.
+
+    Read are the config.json of a Hugging Face model, arguments of Megatron-LM in a file or script,
+    and files of NeMo, Megatron-Bridge and torchtitan. Example: perfmodel workload import
+    Llama-3.1-8B/config.json --set batch=512 --out my_llama.yaml
+    """
+    from perfmodel.reports.imports import import_document, report_import
+
+    found = api.import_workload(file, overrides)
+    if out is not None:
+        check_writable("--out", Path(out))
+        write_file(Path(out), found.text)
+    elif not fields and files.json_file is None:
+        print(found.text, end="")
+        return
+    about = (found.workload, found.kind, found.uses)
+    shown = about if fields else (*about[:2], ())
+    files.write(report_import(*shown), lambda: import_document(*about))
+    if out is not None and files.is_printed:
+        print(f"Wrote {out}")
 
 
 @command(topology, name="list")

@@ -37,7 +37,7 @@ COMMANDS = {
     "trace": ("recorded:trace", "Look into recorded traces."),
     "validate": ("validate:validate", "Compare predictions with measurements."),
     "calibrate": ("calibrate:calibrate", "Fit constants to measurements."),
-    "workload": ("catalog:workload", "List and show models."),
+    "workload": ("catalog:workload", "List, show and import models."),
     "topology": ("catalog:topology", "List, show and check machines."),
     "collective": ("collective:collective", "Price a collective on a machine."),
     "kernel": ("kernel:kernel", "Price a kernel on a GPU."),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from collectives.collective import Collective, CollectiveKind
-from perfmodel.emulation.rank_record import Call, CallType, RankRecord
+from perfmodel.emulation.rank_record import COMPILED, Call, CallType, RankRecord
 from perfmodel.emulation.windows import Windows
 from perfmodel.graph.builder import MOST_DISTANCE, Dependency, ProgramBuilder, Tables
 from perfmodel.graph.calls import aten_name, host_operator
@@ -28,6 +28,8 @@ _USES = (LaneKind.COPY, LaneKind.COMMUNICATION, LaneKind.COMPUTE)
 """What streams are for; the last that applies names a stream."""
 _THREADS = ("main thread", "autograd thread")
 _LOAD = "DataLoader.__next__"
+_COMPILED_KERNEL = "compiled_kernel"
+"""What the host does to launch a kernel of compiled code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ class _Writer(Issuer):
         if not launches:
             self.note(name)
             return
-        self.begin(name)
+        self.begin(_COMPILED_KERNEL if name.startswith(COMPILED) else name)
         for (_, kind, _, stream, _), word in zip(launches, words, strict=True):
             label = name if word == name else f"{name}/{word}"
             for op in self._ops_of(kind, name):

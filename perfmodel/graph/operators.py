@@ -31,6 +31,7 @@ from perfmodel.graph.calls import (
 )
 from perfmodel.graph.operator_traffic import (
     bytes_of,
+    compiled_kernel,
     device_copy,
     guessed_traffic,
     host_copy,
@@ -361,6 +362,7 @@ _FORMS: dict[str, Callable[[OperatorCall], Works]] = {
     "fused_lookup": _fused_lookup,
     "vocabulary_rows": _vocabulary_rows,
     "lookup": _lookup,
+    "compiled": compiled_kernel,
     "host_copy": host_copy,
     "device_copy": device_copy,
     "norm_backward": norm_backward,

@@ -94,6 +94,7 @@ def draw_pieces(
         np.rint(np.maximum(terms, 0.0)).astype(np.int64),
         np.rint(known.index_counts[0, pieces] * indices).astype(np.int64),
         known.widths[pieces],
+        known.sent_widths[pieces],
         known.memory_bytes[pieces],
     )
 

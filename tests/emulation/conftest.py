@@ -18,6 +18,7 @@ OPTIONS = {
     "tools": ("--ranks", "1", "--run-on"),
     "captured": ("--ranks", "1", "--run-on"),
     "attention": ("--ranks", "1"),
+    "compiled": ("--ranks", "2"),
 }
 
 

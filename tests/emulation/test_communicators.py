@@ -31,7 +31,8 @@ def record(rank, collectives, groups=(WORLD,)):
         rank=rank, kinds=(), collectives=tuple(collectives), groups=tuple(groups), calls=calls,
         operator_names=("",) * len(calls), boundaries=(0, len(calls)), first_steady=0,
         main_thread=1, peak_memory_bytes=512, peak_place="train.py:3", placeholders={}, notes=(),
-        is_compiled=False, was_stopped=True, step_count=1, torch_version="2.13.0", step_cpu_s=(),
+        compiled_regions=0, fallbacks={}, compile_cpu_s=0.0, was_stopped=True, step_count=1,
+        torch_version="2.13.0", step_cpu_s=(),
     )  # fmt: skip
 
 

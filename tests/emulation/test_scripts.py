@@ -102,7 +102,8 @@ def test_pipeline_stages_meet_in_sends(emulated):
 def test_features_of_torch_cuda_run_and_the_script_may_finish(emulated):
     run = emulated("features")
     assert run.stdout.splitlines()[-1] == "done"
-    assert run.job.facts.stack == "torch_compile"
+    assert run.job.facts.stack == "pytorch_fused"
+    assert "(regions: 1)" in " ".join(run.job.facts.assumptions)
     words = [op.operator for op in run.ops() if isinstance(op, MemoryBound)]
     # Weight and bias of the head, whose gradients come twice in an iteration.
     assert words.count("accumulate") == 2

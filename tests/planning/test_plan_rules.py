@@ -221,7 +221,10 @@ def test_tables_of_sixteen_mebibytes_may_stand_on_every_rank():
     for task, others in ((exact, 1), (larger, 0)):
         small = EmbeddingTable("whole", rows=2**20, width=64, pooling_factor=1)
         both = ShardingTask((*task.tables, small), 2, 10**12, 64)
-        numbers: Any = SimpleNamespace(pieces=lambda tables, shards: [s.table for s in shards])
+        numbers: Any = SimpleNamespace(
+            pieces=lambda tables, shards, reduced: [s.table for s in shards],
+            reduces=lambda table, row_pieces: False,
+        )
         book = LayoutBook(both, numbers)
         layout = book.from_plan(both.whole([0, 1], "whole"))
         assert layout is not None

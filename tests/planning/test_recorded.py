@@ -114,8 +114,12 @@ class _Numbers:
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
 
-    def pieces(self, tables: Any, shards: Any) -> Any:
-        del tables
+    def reduces(self, table: Any, row_pieces: int) -> bool:
+        del table, row_pieces
+        return False
+
+    def pieces(self, tables: Any, shards: Any, reduced: Any) -> Any:
+        del tables, reduced
         numbers = [self._known.setdefault(shard, len(self._known)) for shard in shards]
         return np.array(numbers, dtype=np.int32)
 

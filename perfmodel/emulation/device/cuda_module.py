@@ -18,7 +18,6 @@ import torch
 import torch.cuda.nvtx
 import torch.nn.parallel._functions
 import torch.nn.parallel.comm
-from torch._dynamo import trace_rules
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.emulation.device.cuda_types import (
@@ -48,9 +47,6 @@ class CudaModule:
 
     def install(self) -> None:
         """Replace everything."""
-        # torch._dynamo, which meta kernels import, lists functions of torch by identity and
-        # refuses one function under two names: let it make its list of the originals.
-        trace_rules.get_torch_obj_rule_map()
         for modules, answers in load_yaml(Path(__file__).with_suffix(".yaml")).items():
             for module in modules.split(", "):
                 _answer(attrgetter(module)(torch), **answers)

@@ -15,7 +15,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import torch
 from torch.utils._triton import has_triton_package
@@ -103,7 +103,8 @@ class PackageFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         """The module of ours called *fullname*, or one that is changed when it is loaded."""
         del target
-        if fullname.partition(".")[0] == "triton" and not self._has_triton and _is_asked_by_torch():
+        if fullname.partition(".")[0] == "triton" and not self._has_triton and _asks_torch():
+            # Its compiler must not take the stand-in for Triton.
             return None
         prepare = self._prepared.pop(fullname, None)
         if prepare is not None:
@@ -150,13 +151,12 @@ def record_triton(gpu: VirtualGpu, autotuner: ModuleType) -> None:
     importlib.import_module("triton.runtime.driver").driver.set_active(active)
 
 
-def _is_asked_by_torch() -> bool:
-    """Whether the import that is being answered is one of torch's own."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and "importlib" in frame.f_code.co_filename:
+def _asks_torch() -> bool:
+    """Whether the module that is importing now is one of torch."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
-    folder = str(Path(torch.__file__).parent)
-    return frame is not None and frame.f_code.co_filename.startswith(folder)
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
 
 
 _libraries: list[torch.library.Library] = []

@@ -38,6 +38,8 @@ _LOGGED = {
     5: CallType.SYNC_DEVICE,
 }
 _NO_OPERATOR = -1
+_REGION = "compiled_region"
+"""What the host does before compiled code runs: guards, and the tensors that are passed in."""
 _BY_HAND = -1
 """What is watched where there is no optimizer."""
 _UPDATED_BY_HAND = (
@@ -77,6 +79,7 @@ class Recorder:
         self.main_thread = main_thread().ident or 0
         self._place: dict[int, tuple[object, int, int]] = {}
         self._before_capture: tuple[list[Any], bool] = ([], False)
+        self._regions: dict[int, str] = {}
 
     def state(self) -> ThreadState:
         """Current device and stream of this thread."""
@@ -117,6 +120,8 @@ class Recorder:
         """An operator that launches nothing, such as a view."""
         if self.is_on:
             thread = get_ident()
+            if thread in self._regions:
+                return
             operator = self._operator(thread, _NO_OPERATOR, depth + 1)
             self.calls.append((CallType.NOTE, kind, thread, 0, operator))
 
@@ -156,6 +161,37 @@ class Recorder:
             yield
         finally:
             self.is_on = was_on
+
+    @contextmanager
+    def in_region(self, name: str) -> Iterator[None]:
+        """Compiled code called *name* runs in a `with` block: every launch is its own operator."""
+        thread = get_ident()
+        before = self._regions.get(thread)
+        if before is None and self.is_on:
+            operator = self._new_operator(_REGION)
+            kind = self.intern_kind({"operator": _REGION})
+            self.calls.append((CallType.NOTE, kind, thread, 0, operator))
+        self._regions[thread] = name
+        try:
+            yield
+        finally:
+            self._place.pop(thread, None)
+            if before is None:
+                del self._regions[thread]
+            else:
+                self._regions[thread] = before
+
+    @contextmanager
+    def in_graph(self) -> Iterator[None]:
+        """What is launched in a `with` block is one launch of a captured graph."""
+        if self.is_capturing:
+            yield
+            return
+        self.synchronize(CallType.GRAPH, 1)
+        try:
+            yield
+        finally:
+            self.synchronize(CallType.GRAPH, 0)
 
     def begin_capture(self) -> None:
         """Record what follows for a graph instead of the iteration, also while off."""
@@ -213,6 +249,9 @@ class Recorder:
 
     def _operator(self, thread: int, kind: int, depth: int) -> int:
         """The number of the operator that a call with *kind* belongs to."""
+        region = self._regions.get(thread)
+        if region is not None:
+            return self._new_operator(region)
         name, place = "", None
         if thread != self.main_thread:
             node = _current_node()

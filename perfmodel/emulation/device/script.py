@@ -17,6 +17,7 @@ import torch.multiprocessing
 import torch.utils.data.dataloader as loading
 from torch.distributed import FileStore
 
+from perfmodel.emulation.compiler.regions import Compiler
 from perfmodel.emulation.device.descriptions import script_line
 from perfmodel.emulation.device.distributed import Distributed
 from perfmodel.emulation.device.exchange import Exchange
@@ -39,7 +40,6 @@ class RankRun:
         self._request = order.request
         self._folder = Path(order.folder)
         self._rank = rank
-        self._is_compiled = False
         self._was_stopped = False
         running = frozenset(order.ranks)
         store = FileStore(str(self._folder / "store"), -1)
@@ -47,12 +47,13 @@ class RankRun:
         exchange = Exchange(gpu, rank, running, store, self._throttle)
         self._distributed = Distributed(exchange, world_size=order.request.ranks)
         self._steps = StepWatch(gpu.recorder, order.request)
+        self._compiler = Compiler(gpu, self._folder, self._throttle)
 
     def run(self) -> int:
         """Run the script and write the record; its exit code."""
         self._set_environment()
         self._distributed.install()
-        self._install_compile()
+        self._compiler.install()
         self._install_spawn()
         self._install_loading()
         os.register_at_fork(after_in_child=lambda: setattr(self._gpu.recorder, "is_forked", True))
@@ -92,24 +93,6 @@ class RankRun:
         if "OMP_NUM_THREADS" not in os.environ:
             # As torchrun: ranks share the cores of a host.
             torch.set_num_threads(1)
-
-    def _install_compile(self) -> None:
-        """`torch.compile` is accepted and leaves the code as it is."""
-
-        def compile_(model: Any = None, **_: Any) -> Any:
-            self._is_compiled = True
-            if model is None:
-                return compile_
-            if isinstance(model, torch.nn.Module):
-                # Scripts unwrap a compiled module by this name.
-                model.__dict__["_orig_mod"] = model
-            return model
-
-        def compile_module(*_: Any, **__: Any) -> None:
-            self._is_compiled = True
-
-        torch.compile = compile_
-        torch.nn.Module.compile = compile_module
 
     def _install_spawn(self) -> None:
         """A script that starts its own ranks calls their function once, as this rank."""
@@ -180,7 +163,9 @@ class RankRun:
             peak_place=self._gpu.peak_place,
             placeholders=dict(recorder.placeholders),
             notes=tuple(recorder.notes),
-            is_compiled=self._is_compiled,
+            compiled_regions=self._compiler.compiled_count,
+            fallbacks=self._compiler.fallbacks,
+            compile_cpu_s=self._compiler.cpu_s,
             was_stopped=self._was_stopped,
             step_count=steps.step_count,
             torch_version=str(torch.__version__),

@@ -18,6 +18,7 @@ from typing import NoReturn
 import orjson
 import torch
 
+from perfmodel.emulation.compiler.front import keep_lists_of_torch
 from perfmodel.emulation.device.cuda_module import CudaModule
 from perfmodel.emulation.device.gpu import VirtualGpu, install_storages
 from perfmodel.emulation.device.registering import register_kernels
@@ -62,6 +63,7 @@ def main() -> NoReturn:
 
 
 def _make_gpu(order: WorkerOrder) -> VirtualGpu:
+    keep_lists_of_torch()
     request = order.request
     gpu = VirtualGpu(order.device, request.host_size, request.torch_release or TORCH_VERSION)
     gpu.native.install()

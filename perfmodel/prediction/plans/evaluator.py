@@ -33,6 +33,7 @@ from perfmodel.engine.replay import find_period, replay
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.program import PLAIN, Role
 from perfmodel.prediction.plans.placements import (
+    FrameKey,
     Int32s,
     Int64s,
     PieceCatalog,
@@ -45,6 +46,8 @@ from perfmodel.prediction.plans.plan_costs import (
     GRADIENTS,
     LOOKUP,
     POOLED,
+    ROW_GRADIENTS,
+    ROW_SUMS,
     UPDATE,
     AloneCosts,
     Floats,
@@ -87,7 +90,8 @@ class PricedPlans:
     @property
     def busiest_ns(self) -> Floats:
         """Per plan, the sum over parts of the time of the busiest rank."""
-        total: Floats = self.own_ns.max(axis=2).sum(axis=1)
+        shared = self.float_ns[:, (ROW_SUMS, ROW_GRADIENTS), 0].sum(axis=1)
+        total: Floats = self.own_ns.max(axis=2).sum(axis=1) + shared
         return total
 
 
@@ -124,9 +128,14 @@ class PlanEvaluator:
         self.spec = spec
         self.cluster = cluster
         self.stack = stack
-        self.catalog = PieceCatalog(spec, cluster.device, rank_count=cluster.rank_count)
+        self.catalog = PieceCatalog(
+            spec,
+            cluster.device,
+            rank_count=cluster.rank_count,
+            row_sums=stack.tables.row_sums,
+        )
         self.pricer = PlanPricer(spec, cluster, stack)
-        self._frames: dict[tuple[tuple[int, ...], bool], tuple[CondensedJob, int]] = {}
+        self._frames: dict[FrameKey, tuple[CondensedJob, int]] = {}
 
     def measure(self, plans: Sequence[ShardingPlan]) -> PlanMeasures:
         """Times and memory of *plans*, in their order."""
@@ -150,7 +159,7 @@ class PlanEvaluator:
         count = len(plans)
         times = np.zeros((4, count), dtype=np.int64)
         busiest, peak = np.zeros(count), np.zeros(count, dtype=np.int64)
-        members: dict[tuple[tuple[int, ...], bool], list[int]] = {}
+        members: dict[FrameKey, list[int]] = {}
         for place, plan in enumerate(plans):
             if plan is None:
                 times[:, place], busiest[place], peak[place] = self._measure_whole(plan_of(place))
@@ -242,8 +251,7 @@ class PlanEvaluator:
         """
         loads = self.catalog.load(plans, columns)
         kinds = np.where(loads.piece_counts > 0, HOLDER, EMPTY).astype(np.int8)
-        widths = np.array([plan.partial_width for plan in plans], dtype=np.int64)
-        return PricedPlans(kinds, self.pricer.price(loads, widths), loads)
+        return PricedPlans(kinds, self.pricer.price(plans, loads), loads)
 
     def pieces_bytes(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> Int64s:
         """Memory of each piece on its rank, with its buffers."""

@@ -116,26 +116,32 @@ def build_dlrm_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStack) 
     The defaults of *stack* are applied to *spec* already.
     """
     run = DlrmRun(spec, plan.rank_count, stack)
-    samples = local_batch(spec, rank_count=plan.rank_count)
+    local_batch(spec, rank_count=plan.rank_count)
     exchanges = None
     if run.rank_count > 1 and (plan.shards or run.has_lone_bottom):
-        exchanges = build_exchanges(
-            plan,
-            local_batch=samples,
-            index_dtype=spec.embedding.index_dtype,
-            exchange_dtype=spec.embedding.exchange_dtype,
-            first_rank_width=spec.dense_width if run.has_lone_bottom else 0,
-        )
+        exchanges = exchanges_of(run, plan)
     job = JobBuilder()
     program_of_part: dict[SparsePart, int] = {}
     written: dict[SparsePart, tuple[Lookup, Program]] = {}
-    partial = count_partial_numbers(plan, exchanges, samples=samples)
+    partial = count_partial_numbers(run, plan, exchanges)
     for rank in range(run.rank_count):
         part = build_sparse_part(run, plan, rank=rank, exchanges=exchanges, partial_numbers=partial)
         if part not in program_of_part:
             program_of_part[part] = job.add_program(_program(job, run, part, written))
         job.add_rank(program_of_part[part])
     return _build(job, run, plan, exchanges)
+
+
+def exchanges_of(run: DlrmRun, plan: ShardingPlan) -> Exchanges:
+    """The exchanges of *plan* in *run*."""
+    return build_exchanges(
+        plan,
+        local_batch=run.samples,
+        index_dtype=run.spec.embedding.index_dtype,
+        exchange_dtype=run.spec.embedding.exchange_dtype,
+        row_sums=run.stack.tables.row_sums,
+        first_rank_width=run.spec.dense_width if run.has_lone_bottom else 0,
+    )
 
 
 def _program(
@@ -179,9 +185,9 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStac
             f"stack {stack.name!r}: runs the bottom layers on one rank; plans are compared only "
             "where all ranks do. Take another stack, or predict each plan alone."
         )
-    exchanges = empty_exchanges()
+    exchanges = empty_exchanges(exchanges_of(run, plan))
     holder = next(rank for rank, shards in enumerate(plan.shards_of_rank) if shards)
-    partial = count_partial_numbers(plan, exchanges, samples=run.samples)
+    partial = count_partial_numbers(run, plan, exchanges)
     part = build_sparse_part(run, plan, rank=holder, exchanges=exchanges, partial_numbers=partial)
     job = JobBuilder()
     for variant in (part, replace(part, lookup=None)):
@@ -247,6 +253,11 @@ def _iter_assumptions(
         yield (
             f"Vectors of {len(plan.summed_in_host)} tables are summed inside a host, then sent "
             "between ranks at the same place in all hosts."
+        )
+    if exchanges is not None and exchanges.by_rows is not None:
+        yield (
+            "Partial sums of tables by rows are added by a reduce-scatter over all ranks, and an "
+            "all-gather returns their gradients."
         )
     if plan.frequent_rows:
         frequent = sum(table.rows for table in plan.copied_tables[len(plan.data_parallel) :])

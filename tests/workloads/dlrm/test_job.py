@@ -207,10 +207,12 @@ def test_hybrid_placement_sends_rare_rows_only():
     )
     check_job(hybrid)
     label = "embedding/pooled all_to_all forward"
-    sent = [bytes_of(job, CollectiveKind.ALL_TO_ALL, label) for job in (hybrid, by_rows)]
+    sent = bytes_of(hybrid, CollectiveKind.ALL_TO_ALL, label)
+    label = "embedding/row sums reduce_scatter forward"
+    reduced = bytes_of(by_rows, CollectiveKind.REDUCE_SCATTER, label)
     # One-hot: of 26 vectors a sample fewer than ten are of rare rows, and partial sums of every
-    # rank would be 8 x 26.
-    assert sent[0] < sent[1] / 20
+    # rank are 8 x 26.
+    assert sent < reduced / 20
 
 
 def test_the_default_placement_fits_where_a_plan_does():
