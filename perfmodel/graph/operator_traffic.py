@@ -43,6 +43,21 @@ def device_copy(call: OperatorCall) -> Works:
     return (MemoryBound(name, bytes_of(sources), bytes_of(targets), targets[0].dtype),)
 
 
+def compiled_kernel(call: OperatorCall) -> Works:
+    """A kernel that a compiler made of several operators: the bytes that it touches."""
+    results = call.results or ()
+    widest = max((*call.tensors, *results), key=lambda one: one.size_bytes, default=None)
+    return (
+        MemoryBound(
+            f"fused_{call.values['kind']}",
+            bytes_of(call.tensors),
+            bytes_of(results),
+            DType.FP32 if widest is None else widest.dtype,
+            row_length=int(call.values["row_length"]),
+        ),
+    )
+
+
 def norm_backward(call: OperatorCall) -> Works:
     """One kernel for the gradient of the input, one that sums up those of the parameters."""
     source, moved_bytes = call.tensors[1], bytes_of(call.tensors[:2])

@@ -98,6 +98,16 @@ WithoutInterference = Annotated[
 Price = Annotated[float | None, Option(metavar="MONEY", min=0, help="Price per GPU and hour.")]
 
 
+LayoutFrom = Annotated[
+    str | None,
+    Option(
+        metavar="FILE",
+        help="Layout, batch and training of this file: Megatron-LM arguments, NeMo, torchtitan, "
+        "DeepSpeed, or a workload.",
+    ),
+]
+
+
 def overrides_of(changes: Mapping[str, Any]) -> tuple[str, ...]:
     """*changes* as they would be typed after `--set`."""
     return tuple(
@@ -125,12 +135,17 @@ class Scenario:
     *stack* of None the stack that the workload names. *samples* is how often uncertain costs are
     sampled for the interval, from *seed*. *tables*, *indices* and *plan* are files that describe
     and place the tables of a recommendation model. *calibration* names files of constants that
-    were measured on the machine.
+    were measured on the machine. *layout_from* names a file whose layout, batch and training
+    replace those of the workload.
     """
 
     topology: Machine
     workload: Annotated[
-        str, Option(metavar="NAME|FILE", help="Model: a file or a name from --list.")
+        str,
+        Option(
+            metavar="NAME|FILE",
+            help="Model: a name from --list, a file, or the config.json of a Hugging Face model.",
+        ),
     ] = DEFAULT_WORKLOAD
     overrides: Overrides = ()
     hosts: Hosts = 1
@@ -147,6 +162,7 @@ class Scenario:
     ] = None
     interference: WithoutInterference = Interference.COUNTED
     calibration: CalibrationFiles = ()
+    layout_from: LayoutFrom = None
 
     def __post_init__(self) -> None:
         normalize_lists(self)

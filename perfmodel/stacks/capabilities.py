@@ -144,6 +144,17 @@ class Dispatcher(Enum):
     HYBRIDEP = "hybridep"
 
 
+class RowSums(Enum):
+    """How partial sums of tables that are cut by rows become sums on the ranks that need them.
+
+    REDUCE_SCATTER: one reduction over all ranks, and a gather of the gradients on the way back.
+    ALL_TO_ALL: every partial sum is sent like a vector of a whole table, and the receiver adds.
+    """
+
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+
+
 class Family(Enum):
     """Workloads that a stack can run."""
 

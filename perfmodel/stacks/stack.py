@@ -42,6 +42,7 @@ from perfmodel.stacks.capabilities import (
     OptimizerKernels,
     Overlap,
     Residency,
+    RowSums,
 )
 from topologies.device import Architecture
 
@@ -180,7 +181,8 @@ class TableHandling(Form):
     all tables and their optimizer state, not only those of the batch. *sharder* and *key_dtype* are
     defaults for workloads. A rank that *has_all_keys* of the batch from its own reader receives no
     keys. Before the exchange each key costs *key_traffic_bytes* of memory traffic; received vectors
-    and their gradients are copied *vector_passes* more times.
+    and their gradients are copied *vector_passes* more times. *row_sums* says how partial sums of
+    tables by rows are added up.
     """
 
     lookup_kernel: _Kernel = "fbgemm"
@@ -192,6 +194,7 @@ class TableHandling(Form):
     has_all_keys: Switch = False
     key_traffic_bytes: Size = 0
     vector_passes: Number = 0.0
+    row_sums: RowSums = RowSums.REDUCE_SCATTER
 
     def kernel_for(self, optimizer: str) -> str:
         """The lookup that is taken; an optimizer with state needs sorted gradients."""

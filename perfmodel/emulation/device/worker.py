@@ -18,10 +18,13 @@ from typing import NoReturn
 import orjson
 import torch
 
+from perfmodel.emulation.compiler.front import keep_lists_of_torch
 from perfmodel.emulation.device.cuda_module import CudaModule
 from perfmodel.emulation.device.gpu import VirtualGpu, install_storages
 from perfmodel.emulation.device.registering import register_kernels
 from perfmodel.emulation.device.script import RankRun
+from perfmodel.emulation.device.user_kernels import install_nvrtc
+from perfmodel.emulation.request import TORCH_VERSION
 from perfmodel.emulation.workers import CODES, READY, WorkerOrder, read_order
 
 _GRACE_S = 3.0
@@ -60,11 +63,14 @@ def main() -> NoReturn:
 
 
 def _make_gpu(order: WorkerOrder) -> VirtualGpu:
-    gpu = VirtualGpu(order.device, order.request.host_size)
+    keep_lists_of_torch()
+    request = order.request
+    gpu = VirtualGpu(order.device, request.host_size, request.torch_release or TORCH_VERSION)
     gpu.native.install()
     CudaModule(gpu).install()
     install_storages(gpu)
     register_kernels(gpu)
+    install_nvrtc(gpu)
     return gpu
 
 

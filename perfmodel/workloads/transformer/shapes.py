@@ -250,6 +250,15 @@ def head_parameters(model: ModelSection, *, tp: int) -> int:
     return elements
 
 
+def count_parameters(model: ModelSection) -> int:
+    """Elements of all weights, biases and norms of *model*; a tied weight counts once."""
+    layers = sum(
+        layer_shape(model, tp=1, is_expert=model.is_expert_layer(layer)).all_parameters
+        for layer in range(model.layers)
+    )
+    return layers + embedding_parameters(model, tp=1) + head_parameters(model, tp=1)
+
+
 def multiplied_parameters(model: ModelSection) -> int:
     """Weights of one layer that multiply a token; of experts the chosen ones."""
     shape = layer_shape(model, tp=1, is_expert=model.has_experts)

@@ -201,11 +201,12 @@ class ModelSection(Section):
     """The shape of the model. Left out, *kv_heads* is *heads*, *head_dim* is hidden / heads.
 
     Where *window* is given, the first of every *window_every* layers lets a token see only that
-    many before it. Behind the first *dense_layers*, a token passes through *top_k* of *experts*
-    feed-forward networks of width *moe_ffn*, and through *shared_experts* that all tokens pass.
-    *mtp_layers* more layers behind the last predict further tokens, each with logits of its own.
-    With *kv_lora_rank*, keys and values are made from a latent vector of that length, queries
-    from one of *q_lora_rank*, and *rope_dim* numbers a head carry the positions beside *head_dim*.
+    many before it; with *full_every*, all but the last of so many layers do. Behind the first
+    *dense_layers*, a token passes through *top_k* of *experts* feed-forward networks of width
+    *moe_ffn*, and through *shared_experts* that all tokens pass. *mtp_layers* more layers behind
+    the last predict further tokens, each with logits of its own. With *kv_lora_rank*, keys and
+    values are made from a latent vector of that length, queries from one of *q_lora_rank*, and
+    *rope_dim* numbers a head carry the positions beside *head_dim*.
     """
 
     layers: LayerCount
@@ -228,6 +229,7 @@ class ModelSection(Section):
     pooler: Switch = False
     window: Count | None = None
     window_every: Degree = 1
+    full_every: Degree | None = None
     experts: Degree = 1
     top_k: Degree = 1
     moe_ffn: Width | None = None
@@ -274,7 +276,11 @@ class ModelSection(Section):
 
     def has_window(self, layer: int) -> bool:
         """Whether tokens of *layer* see only a window of the tokens before them."""
-        return self.window is not None and layer % self.window_every == 0
+        if self.window is None:
+            return False
+        if self.full_every is not None:
+            return (layer + 1) % self.full_every != 0
+        return layer % self.window_every == 0
 
     @property
     def has_experts(self) -> bool:

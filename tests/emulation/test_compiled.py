@@ -1,0 +1,90 @@
+"""Compiled code is recorded as the compiler makes it, and eager code around it stays eager."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from perfmodel.graph.ops import Gemm, HostSpan, MemoryBound
+
+BATCH, TOKENS, WIDTH, INNER, WORDS = 4, 64, 128, 256, 512
+ROWS = BATCH * TOKENS
+HALF, SINGLE, LONG = 2, 4, 8
+
+
+def kernels(run, region):
+    """Names and ops of the kernels whose labels begin with *region*."""
+    program = run.job.program_of(0)
+    labels = [run.job.labels[label] for label in program.label]
+    return [
+        (label.partition("/")[2], op)
+        for label, op in zip(labels, run.ops(), strict=True)
+        if label.startswith(region) and not isinstance(op, HostSpan)
+    ]
+
+
+def test_a_compiled_model_runs_the_kernels_of_the_compiler(emulated):
+    forward = kernels(emulated("compiled"), "compiled forward 0")
+    names = Counter(name.rstrip("0123456789") for name, op in forward)
+    assert sum(names.values()) == 25
+    # Weights are cast in every iteration, because autocast is on.
+    assert names["triton_poi_fused__to_copy_t_"] == 7
+    assert names["triton_poi_fused__unsafe_view_gelu_"] == names["mm"] - 5 == 2
+    assert not any("layer_norm" in name for name in names if not name.startswith("triton_per"))
+    backward = kernels(emulated("compiled"), "compiled backward 1")
+    assert len(backward) == 40
+    assert sum(isinstance(op, Gemm) for _, op in backward) == 2 * names["mm"]
+
+
+def test_bytes_of_fused_kernels_are_those_they_touch(emulated):
+    ops = dict(kernels(emulated("compiled"), "compiled "))
+    found = {name: op for name, op in ops.items() if isinstance(op, MemoryBound)}
+
+    def one(part):
+        return next(op for name, op in found.items() if part in name)
+
+    lookup = one("embedding_native_layer_norm_0")
+    # Looked up rows, tokens, weight and bias of the norm; then rows, statistics and their norm.
+    assert lookup.read_bytes == ROWS * (WIDTH * SINGLE + LONG) + 2 * WIDTH * SINGLE
+    assert lookup.write_bytes == ROWS * (WIDTH * (SINGLE + HALF) + 2 * SINGLE)
+    assert (lookup.operator, lookup.row_length) == ("fused_persistent_reduction", WIDTH)
+    gelu = one("view_gelu_4")
+    assert (gelu.read_bytes, gelu.write_bytes) == (ROWS * INNER * HALF,) * 2
+    assert (gelu.operator, gelu.row_length) == ("fused_pointwise", 0)
+    # The logarithms of a softmax are never written: forward keeps two numbers a row.
+    loss = one("prepare_softmax_online")
+    assert (loss.read_bytes, loss.write_bytes) == (ROWS * WORDS * HALF, ROWS * 2 * SINGLE)
+    gradient = one("log_softmax_backward_data")
+    assert gradient.write_bytes == ROWS * WORDS * HALF
+    assert gradient.read_bytes - ROWS * WORDS * HALF == ROWS * (LONG + 2 * SINGLE) + 2 * SINGLE
+
+
+def test_a_captured_region_is_one_launch(emulated):
+    run = emulated("compiled")
+    program = run.job.program_of(0)
+    labels = [run.job.labels[label] for label in program.label]
+    captured = [
+        op
+        for label, op in zip(labels, run.ops(), strict=True)
+        if label.startswith("compiled forward 2")
+    ]
+    assert len(captured) == 4
+    assert not any(isinstance(op, HostSpan) for op in captured)
+    assert labels.count("graph/launch") == 1
+
+
+def test_eager_code_and_regions_that_cannot_be_compiled_stay_eager(emulated):
+    run = emulated("compiled")
+    labels = {run.job.labels[label] for label in run.job.program_of(0).label}
+    assert {"mul", "exp", "add", "_fused_sgd_"} <= labels
+    assert not any("erf" in label for label in labels)
+    assert run.job.facts.stack == "pytorch_fused"
+    told = " ".join(run.job.facts.assumptions)
+    assert "(regions: 2)" in told
+    assert "compiled.py:70 runs as eager code" in told
+    assert "NotImplementedError: no such pass" in told
+
+
+def test_one_rank_compiles_and_the_others_do_the_same(emulated):
+    run = emulated("compiled")
+    assert run.ops(0) == run.ops(1)
+    assert run.stderr.count("compiled a region at") == 1
