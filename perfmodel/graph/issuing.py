@@ -139,11 +139,6 @@ class Issuer:
         if not self._is_captured:
             self.thread.spent += times
 
-    def capture(self, *, is_captured: bool) -> None:
-        """Let what follows be part of a captured graph, or no more; a new graph has a launch."""
-        if is_captured is not self._is_captured:
-            self._is_captured, self._graph = is_captured, None
-
     def hold(self, lane: OpenLane, *awaited: Dependency | int | None) -> None:
         """Make the next task of *lane* wait for those *awaited* that there are."""
         for task in awaited:

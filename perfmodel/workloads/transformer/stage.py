@@ -115,6 +115,7 @@ class StageWriter:
             self._writer, run, of_experts if is_gathered else None, Slot.EXPERT_DATA
         )
         self._cast_layers: set[int] = set()
+        self._is_capturing = False
         states: list[Stateful] = [self._writer, self._steps]
         gatherings = self._gathering, self._gathering_experts
         states += [one for one in gatherings if one.stream is not None]
@@ -309,16 +310,20 @@ class StageWriter:
     def _write_steps(self, steps: Sequence[Step], prefix: str) -> int | None:
         """Write *steps*; the first task of one of their kernels."""
         tasks = [*map(partial(self._write_step, prefix=prefix), steps)]
-        if self._run.captures_layers:
-            self._writer.capture(is_captured=False)
+        self._capture(is_captured=False)
         return next((task for task in tasks if task is not None), None)
 
     def _write_step(self, step: Step, prefix: str) -> int | None:
         if self._run.captures_layers:
             # Shapes behind the router change with every micro-batch, so they cannot be captured.
-            is_open = any(word in step.label for word in _UNCAPTURED)
-            self._writer.capture(is_captured=not is_open)
+            self._capture(is_captured=not any(word in step.label for word in _UNCAPTURED))
         return self._steps.write(step, prefix=prefix)
+
+    def _capture(self, *, is_captured: bool) -> None:
+        """Begin or end a captured stretch; steps of one stretch are one graph."""
+        if is_captured is not self._is_capturing:
+            self._is_capturing = is_captured
+            self._writer.capture(is_captured=is_captured)
 
     def _write_end(self, steps: tuple[Step, ...], part: str) -> None:
         """Write *steps* of the embedding or the head."""
