@@ -74,7 +74,7 @@ def build_task(
 ) -> ShardingTask:
     """The task of a sharder for *spec*; its room is the memory that everything else leaves."""
     ranks = cluster.rank_count
-    room = room_for_tables(spec, tables, rank_count=ranks, memory_bytes=cluster.device.memory_bytes)
+    room = room_for_tables(spec, rank_count=ranks, memory_bytes=cluster.device.memory_bytes)
     if room <= 0:
         raise PlanError(
             f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "

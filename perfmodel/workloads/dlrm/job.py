@@ -17,7 +17,7 @@ from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.program import Program
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import Exchanges, build_exchanges, empty_exchanges
-from perfmodel.workloads.dlrm.memory import room_for_tables
+from perfmodel.workloads.dlrm.memory import key_bytes, number_bytes, room_for_tables
 from perfmodel.workloads.dlrm.rank import REDUCTION_SLOT, RankWriter
 from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.sparse import (
@@ -48,8 +48,8 @@ def build_plan(
     """The plan that was *given*, checked, or the one that the sharding section of *spec* asks for.
 
     *tables* replace those of *spec* where more is known of their indices.
-    *ranks_per_host* of None is the usual number. With the *memory_bytes* of a GPU the
-    default placement is one that fits, if there is any; the plan of a named sharder is as it is.
+    *ranks_per_host* of None is the usual number. With the *memory_bytes* of a GPU the plan is one
+    that fits, if the sharder finds any.
     """
     if given is not None:
         _check_plan(spec, given, rank_count)
@@ -61,12 +61,16 @@ def build_plan(
     if sharder != DEFAULT_SHARDER:
         per_host = ranks_per_host or min(rank_count, USUAL_HOST)
         per_host = per_host if rank_count % per_host == 0 else None
-    elif memory_bytes is not None:
-        room = room_for_tables(spec, tables, rank_count=rank_count, memory_bytes=memory_bytes)
+    if memory_bytes is not None:
+        room = room_for_tables(spec, rank_count=rank_count, memory_bytes=memory_bytes)
     task = sharding_task(
         spec, tables, rank_count=rank_count, room_bytes=room, ranks_per_host=per_host
     )
-    return build_named_plan(sharder, task)
+    try:
+        return build_named_plan(sharder, task)
+    except PlanError:
+        # Nothing fits: as the sharder would place them, and the answer says how much is missing.
+        return build_named_plan(sharder, replace(task, room_bytes=UNKNOWN_ROOM_BYTES))
 
 
 def sharding_task(
@@ -90,6 +94,8 @@ def sharding_task(
         data_parallel_below_bytes=spec.sharding.data_parallel_below,
         min_width=spec.sharding.min_width,
         max_shard_bytes=spec.sharding.max_shard,
+        number_bytes=number_bytes(spec),
+        key_bytes=key_bytes(spec),
     )
 
 

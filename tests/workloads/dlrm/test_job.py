@@ -233,3 +233,14 @@ def test_the_plan_and_what_it_copies_are_said():
     assert "Tables are placed by the 'balanced' plan, 2 of them on every rank." in lines
     whole = _build("dlrm_mlperf", 4, "sharding.sharder=naive", *SMALL).facts.assumptions
     assert "Tables are placed by the 'naive' plan." in whole
+
+
+@pytest.mark.parametrize("name", ["size_even", "hugectr_auto", "torchrec", "lookup_greedy"])
+def test_named_sharders_place_tables_where_they_fit(name):
+    spec = load_workload("dlrm_mlperf", [f"sharding.sharder={name}", "batch=8192"])
+    room = 24 * 2**30
+    memory = memory_of(spec, rank_count=8, ranks_per_host=8, memory_bytes=room)
+    assert max(rank.total_bytes for rank in memory) <= room
+    # Where nothing fits, the sharder's own plan is predicted, and the answer says what is missing.
+    few = memory_of(spec, rank_count=2, ranks_per_host=2, memory_bytes=room)
+    assert max(rank.total_bytes for rank in few) > room
