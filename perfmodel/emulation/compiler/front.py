@@ -63,8 +63,11 @@ def install_dynamo(gpu: VirtualGpu) -> None:
     trace_rules.add(_OWN_PACKAGE)
 
 
-def install_inductor(gpu: VirtualGpu, cache: Path) -> None:
-    """Let Inductor generate code for the device; what it stores goes to the folder *cache*."""
+def install_inductor(gpu: VirtualGpu, cache: Path, masks: Callable[[], Any]) -> None:
+    """Let Inductor generate code for the device; what it stores goes to the folder *cache*.
+
+    *masks* gives those of the region that is being compiled.
+    """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     # It warns when it is imported without Triton.
     logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
@@ -127,4 +130,4 @@ def install_inductor(gpu: VirtualGpu, cache: Path) -> None:
 
     scheduling.define_kernel = define_kernel
     compile_: Any = async_compile.AsyncCompile
-    compile_.triton = lambda _, name, source, **__: Launcher(gpu, name, source)
+    compile_.triton = lambda _, name, source, **__: Launcher(gpu, name, source, masks())

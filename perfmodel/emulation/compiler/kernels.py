@@ -24,6 +24,7 @@ from torch._inductor.dependencies import MemoryDep
 from torch._inductor.virtualized import V
 
 from perfmodel.emulation.compiler.arithmetic import count_instructions
+from perfmodel.emulation.compiler.masks import AttentionTemplate, RegionMasks
 from perfmodel.emulation.device.descriptions import DTYPE_WORDS
 from perfmodel.emulation.device.gpu import VirtualGpu
 
@@ -37,6 +38,9 @@ _CHANGED = re.compile(r"'mutated_arg_names': \[(.*?)\]")
 
 def describe_kernel(kernel: Any, source: str, *, is_part: bool = False) -> dict[str, Any]:
     """The touched shares of the arguments of *kernel*, of which Inductor has written *source*."""
+    if not hasattr(kernel, "features") or not kernel.features.node_schedule:
+        # A template: what it does is told by its arguments when it is launched.
+        return {}
     parts = getattr(kernel, "sub_kernels", None)
     if parts:
         # One launch for several independent kernels; each has arguments of its own.
@@ -115,12 +119,13 @@ def _number(size: Any) -> int:
 class Launcher:
     """A kernel in generated code: every launch of it is recorded."""
 
-    def __init__(self, gpu: VirtualGpu, name: str, source: str) -> None:
-        self._gpu = gpu
+    def __init__(self, gpu: VirtualGpu, name: str, source: str, masks: RegionMasks | None) -> None:
+        self._gpu, self._masks = gpu, masks
         self._operator = f"inductor.{name}"
         found = re.search(MARK + "(.*)", source)
         self._words: dict[str, Any] = json.loads(found[1]) if found else {}
         self._names = argument_names(source)
+        self._attention = AttentionTemplate.find(source)
         self._shares = self._words.get("shares") or _guessed_shares(self._names, source)
         self._kinds: dict[Any, int] = {}
 
@@ -128,7 +133,11 @@ class Launcher:
         """Record a launch with these arguments."""
         recorder = self._gpu.recorder
         recorder.check_running()
-        if recorder.is_on:
+        if recorder.is_on and self._attention is not None:
+            given = dict(zip(self._names, args, strict=False))
+            words = self._attention.describe(self._gpu, given, self._masks)
+            recorder.launch(recorder.intern_kind(words), recorder.state().device, 1)
+        elif recorder.is_on:
             key = tuple(arg.shape if isinstance(arg, Tensor) else None for arg in args)
             kind = self._kinds.get(key)
             if kind is None:
