@@ -31,7 +31,9 @@ from perfmodel.api.details import trace_stats as trace_stats
 from perfmodel.api.details import validate as validate
 from perfmodel.api.details import validate_fits as validate_fits
 from perfmodel.api.details import validate_runs as validate_runs
+from perfmodel.api.imports import ImportedTopology as ImportedTopology
 from perfmodel.api.imports import ImportedWorkload as ImportedWorkload
+from perfmodel.api.imports import import_topology as import_topology
 from perfmodel.api.imports import import_workload as import_workload
 from perfmodel.api.questions import compare as compare
 from perfmodel.api.questions import name_jobs as name_jobs

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 PACKAGES = HERE.parent
 NEEDED = ("ray", "numpy", "scipy", "pandas", "numba", "pyyaml", "matplotlib", "pyarrow", "typer",
-          "rich", "jinja2", "pydantic", "orjson", "protobuf")  # fmt: skip
+          "rich", "jinja2", "pydantic", "orjson", "protobuf", "defusedxml")  # fmt: skip
 EXTRAS = {"torch": "emulate, calibrate gemm|attention|measure, indices in torch files"}
 
 
