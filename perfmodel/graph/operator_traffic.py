@@ -15,6 +15,8 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.calls import SPARSE, OperatorCall, Tensor, listed, names_in, operator_table
 from perfmodel.graph.ops import Copy, CopyRoute, MemoryBound, Works
 
+_FLOPS_PER_INSTRUCTION = 2
+"""What a lane could do instead: a multiplication and an addition."""
 _INDEX_DTYPES = (DType.INT64, DType.INT32)
 
 
@@ -53,6 +55,7 @@ def compiled_kernel(call: OperatorCall) -> Works:
             bytes_of(call.tensors),
             bytes_of(results),
             DType.FP32 if widest is None else widest.dtype,
+            flops=_FLOPS_PER_INSTRUCTION * int(call.values["instructions"]),
             row_length=int(call.values["row_length"]),
         ),
     )
