@@ -37,7 +37,7 @@ laws: $(TOOLS)
 	$(BIN)/python -m tests.laws --seed $(or $(SEED),1) --count $(or $(COUNT),2000)
 
 faults: $(TOOLS)
-	$(BIN)/python -m tests.faults --seed $(or $(SEED),1) --runs $(or $(RUNS),50)
+	$(BIN)/python -m tests.faults --seed $(or $(SEED),1) --runs $(or $(RUNS),100)
 
 # The manual as static pages, docs/_build/index.html; a warning is an error.
 docs: $(MANUAL)

@@ -131,7 +131,7 @@ class _Placer:
         self._weight = weight if task.rank_count > 1 else 0.0
         self._rows = np.array([table.rows for table in task.tables])
         self._sizes = np.array([table.size_bytes for table in task.tables]) / per_place
-        self._copy_bytes = np.array(task.sizes)
+        self._copy_bytes = np.array([task.copied_bytes(table) for table in task.tables])
         drawn = [
             table.popularity.distinct_rows(task.batch_size * table.pooling_factor)
             for table in task.tables
@@ -290,6 +290,7 @@ class _Placer:
                 for count in np.unique(held).tolist()
             }
             sizes = np.array([size_of[count] for count in held.tolist()], dtype=np.float64)
+            sizes += self._task.buffer_bytes(width, lookups)
             starts = np.cumsum([0, *map(len, shards[:-1])])
             sent = np.full(len(pieces), self._sent_work(width))
             own, sizes = (np.maximum.reduceat(values, starts) for values in (own, sizes))

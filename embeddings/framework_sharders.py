@@ -56,13 +56,21 @@ def shard_as_hugectr(task: ShardingTask) -> ShardingPlan:
     hosts = task.host_count
     # A place is a rank of the only host, or one of several hosts.
     places = task.rank_count if hosts == 1 else hosts
-    room = (task.room_bytes - sum(sizes[place] for place in copied)) * task.rank_count // places
-    of_place = replace(task, rank_count=places, room_bytes=max(room, 1), ranks_per_host=None)
+    per_place = task.rank_count // places
+    room = task.room_bytes - sum(task.copied_bytes(task.tables[place]) for place in copied)
+    # Every rank of a place has vectors of the whole batch.
+    of_place = replace(
+        task,
+        rank_count=places,
+        room_bytes=max(room * per_place, 1),
+        ranks_per_host=None,
+        number_bytes=task.number_bytes * per_place,
+    )
     pieces, ranks = _place_even_pieces(of_place, held, 0.0 if hosts == 1 else _VECTOR_LOOKUPS)
     shards = [
         shard
         for piece, rank in zip(pieces, ranks, strict=True)
-        for shard in spread_over(piece, rank, task.rank_count // places)
+        for shard in spread_over(piece, rank, per_place)
     ]
     in_host = held if hosts > 1 else ()
     return task.plan(shards, "hugectr_auto", data_parallel=copied, summed_in_host=in_host)
@@ -81,7 +89,7 @@ def _place_even_pieces(
         found = find_pieces(task.tables, pieces)
         tables = [found.tables[number] for number in found.number]
         costs = [(table.pooling_factor + vector) * table.width for table in tables]
-        sizes = [table.held_bytes(task.optimizer) for table in tables]
+        sizes = [task.needed_bytes(table) for table in tables]
         try:
             return pieces, place_greedily(costs, sizes, task)
         except PlanError as refused:
@@ -247,7 +255,8 @@ def list_options(task: ShardingTask, place: int) -> list[Option]:
     found = []
     for way, (columns, rows) in cuts.items():
         largest = replace(table, rows=-(-table.rows // rows), width=table.width // columns)
-        size = largest.held_bytes(task.optimizer)
+        lookups = table.pooling_factor / rows
+        size = task.needed_bytes(replace(largest, pooling_factor=lookups))
         seconds = piece_seconds(task, table, way, columns * rows)
         found.append(Option(place, way, columns, rows, seconds, size))
     return sorted(found, key=lambda option: option.seconds * option.count)

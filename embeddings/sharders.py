@@ -11,10 +11,12 @@ import random
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+
 from embeddings.balanced import iter_balanced_plans
 from embeddings.framework_sharders import shard_as_hugectr, shard_as_hybrid, shard_as_torchrec
 from embeddings.plan import ShardingPlan
-from embeddings.sharding_task import Placer, Rule, place_greedily, spread_rows
+from embeddings.sharding_task import Placer, Rule, cut_table, place_greedily, spread_rows
 from embeddings.sharding_task import ShardingTask as ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
@@ -59,7 +61,7 @@ def size_lookup_cost(table: EmbeddingTable, task: ShardingTask) -> float:
 
 def _greedy(name: str, cost: TableCost, task: ShardingTask) -> ShardingPlan:
     costs = [cost(table, task) for table in task.tables]
-    return task.whole(place_greedily(costs, task.sizes, task), name)
+    return task.whole(place_greedily(costs, task.needs, task), name)
 
 
 def _naive(task: ShardingTask) -> ShardingPlan:
@@ -77,14 +79,38 @@ def _random(task: ShardingTask) -> ShardingPlan:
 
 
 def _size_even(task: ShardingTask) -> ShardingPlan:
-    """Largest first, to the rank with fewest bytes of those with less than their share of tables.
+    """Largest first, to the rank with fewest bytes of those with less than their share of pieces.
 
-    As in NVIDIA's DLRM examples, which ignore room as this does.
+    As in NVIDIA's DLRM examples. If that does not fit, the largest pieces are halved by columns
+    until it does: their threshold for slicing, lowered.
     """
-    sizes, share = task.sizes, -(-len(task.tables) // task.rank_count)
-    placer = Placer(task.rank_count, math.inf, Rule.LEAST_WORK, most=share)
-    order = sorted(range(len(sizes)), key=lambda place: -sizes[place])
-    return task.whole(placer.place(order, sizes, sizes).tolist(), "size_even")
+    cuts = [1] * len(task.tables)
+    while True:
+        shards = [
+            shard
+            for place, (table, columns) in enumerate(zip(task.tables, cuts, strict=True))
+            for shard in cut_table(place, table, columns=columns, rows=1)
+        ]
+        pieces = [task.tables[shard.table].of_width(shard.width) for shard in shards]
+        sizes = [piece.held_bytes(task.optimizer) for piece in pieces]
+        placer = Placer(
+            task.rank_count, math.inf, Rule.LEAST_WORK, most=-(-len(shards) // task.rank_count)
+        )
+        order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
+        ranks = placer.place(order, sizes, sizes)
+        needs = [task.needed_bytes(piece) for piece in pieces]
+        used = np.bincount(ranks, weights=needs, minlength=task.rank_count)
+        wide = [
+            (sizes[number], shard.table)
+            for number, shard in enumerate(shards)
+            if shard.width % 2 == 0 and 2 * cuts[shard.table] <= task.rank_count
+        ]
+        if used.max() <= task.room_bytes or not wide:
+            placed = zip(shards, ranks.tolist(), strict=True)
+            return task.plan([shard.on_rank(rank) for shard, rank in placed], "size_even")
+        largest = max(size for size, _ in wide)
+        for place in {place for size, place in wide if size == largest}:
+            cuts[place] *= 2
 
 
 _COSTS: dict[str, TableCost] = {

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,6 +25,7 @@ from perfmodel.base.units import BYTES_PER_GIB
 
 UNKNOWN_ROOM_BYTES = 2**60
 """Room of a rank whose memory is not known."""
+Number = TypeVar("Number", float, Floats)
 NOWHERE = -1
 """Rank of a piece for which no rank has room."""
 
@@ -32,10 +34,11 @@ NOWHERE = -1
 class ShardingTask:
     """What a sharder is asked: place *tables* on *rank_count* ranks with *room_bytes* each.
 
-    *room_bytes* is for weights and optimizer state. *seed* decides only the
-    random sharder. The last three steer the balanced sharder alone: tables below
-    *data_parallel_below_bytes* are copied to every rank, and pieces have at least
-    *min_width* columns and at most *max_shard_bytes* of weights.
+    *room_bytes* is for pieces: weights, optimizer state and, for each sample of the batch,
+    *number_bytes* of buffers per column of a piece and *key_bytes* per lookup. *seed* decides only
+    the random sharder. *data_parallel_below_bytes*, *min_width* and *max_shard_bytes* steer the
+    balanced sharder alone: tables below the first are copied to every rank, and pieces have at
+    least so many columns and at most so many bytes of weights.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -48,6 +51,8 @@ class ShardingTask:
     data_parallel_below_bytes: int = 0
     min_width: int = 32
     max_shard_bytes: int = 24 * 2**30
+    number_bytes: int = 0
+    key_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not self.tables or self.rank_count < 1:
@@ -62,6 +67,25 @@ class ShardingTask:
     def sizes(self) -> list[int]:
         """Bytes of every table with its optimizer state."""
         return [table.held_bytes(self.optimizer) for table in self.tables]
+
+    @property
+    def needs(self) -> list[int]:
+        """Bytes that every table needs on the rank that holds it."""
+        return [self.needed_bytes(table) for table in self.tables]
+
+    def needed_bytes(self, piece: EmbeddingTable) -> int:
+        """Bytes that *piece* needs on its rank: weights, state and buffers."""
+        buffers = self.buffer_bytes(piece.width, piece.pooling_factor)
+        return piece.held_bytes(self.optimizer) + int(buffers)
+
+    def buffer_bytes(self, width: int, lookups: Number) -> Number:
+        """Buffers of a piece of *width* columns with *lookups* per sample."""
+        numbers = self.batch_size * self.number_bytes * width
+        return numbers + self.batch_size * self.key_bytes * lookups
+
+    def copied_bytes(self, table: EmbeddingTable) -> int:
+        """Bytes of *table* on every rank: with its dense gradient, and the bucket it is in."""
+        return table.held_bytes(self.optimizer) + 2 * table.size_bytes
 
     def whole(self, ranks: Sequence[int], name: str) -> ShardingPlan:
         """The table-wise plan that puts table i on ranks[i]."""

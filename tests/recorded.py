@@ -22,6 +22,7 @@ MODULES = (
     "tests.embeddings.test_recorded",
     "tests.planning.test_recorded",
     "tests.prediction.test_recorded",
+    "tests.reports.test_recorded",
 )
 
 

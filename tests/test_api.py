@@ -41,6 +41,23 @@ def test_a_recording_is_replayed_predicted_and_changed_alike(imported):
     assert changed.score == imported.score
 
 
+@pytest.mark.parametrize(("batch", "is_noted"), [(60, False), (64, False), (80, True)])
+def test_what_is_far_too_large_is_noted_before_the_replay(batch, is_noted):
+    # Activations decide: 0.97, 1.03 and 1.28 times the memory.
+    changes = (f"batch={batch}", f"parallel.micro_batch={batch}", "model.layers=12")
+    scenario = api.Scenario(
+        "dgx_a100", "gpt2_124m", ranks_per_host=1, overrides=changes, stack="pytorch_fused",
+        samples=0,
+    )  # fmt: skip
+    notes: list[str] = []
+    api.predict(scenario, on_phase=lambda phase, _: notes.append(phase))
+
+    assert any(note.startswith("note: ") for note in notes) == is_noted
+    if batch > 60:
+        with pytest.raises(InputError, match="gpt2_124m on dgx_a100"):
+            api.predict(scenario, require_fit=True)
+
+
 def test_a_built_job_is_replayed_without_a_score(tmp_path):
     save_job(training_job(), tmp_path / "job")
 

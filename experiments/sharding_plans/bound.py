@@ -40,10 +40,10 @@ from perfmodel.costs.embedding_terms import (
 )
 from perfmodel.engine.condensed import evaluate_variants
 from perfmodel.graph.ops import Pass
-from perfmodel.planning.evaluator import HOLDER, PlanEvaluator
 from perfmodel.planning.layout import WHOLE, Cut, split_table
-from perfmodel.planning.placements import RankLoads
-from perfmodel.planning.plan_costs import GRADIENTS, LOOKUP, POOLED, UPDATE
+from perfmodel.prediction.plans.evaluator import HOLDER, PlanEvaluator
+from perfmodel.prediction.plans.placements import PlanColumns, RankLoads
+from perfmodel.prediction.plans.plan_costs import GRADIENTS, LOOKUP, POOLED, UPDATE
 
 COLUMN_CUTS = (1, 2, 4, 8)
 EXACT_TABLES, LOOSE_TABLES = 3, 3
@@ -156,16 +156,19 @@ class Bounder:
         shape = (1, self._ranks)
         samples = self._evaluator.spec.batch // self._ranks
         tables = [self._task.tables[place] for place in kept]
+        widths = np.full(shape, sum(table.width for table in tables) // self._ranks)
         loads = RankLoads(
             terms=np.zeros((*shape, len(Term)), dtype=np.int64),
-            widths=np.full(shape, sum(table.width for table in tables) // self._ranks),
+            widths=widths,
+            sent_widths=widths,
             index_counts=np.full(
                 shape, int(sum(samples * table.pooling_factor for table in tables)) // self._ranks
             ),
             piece_counts=np.full(shape, len(kept) // self._ranks),
             memory_bytes=np.zeros(shape, dtype=np.int64),
         )
-        return self._evaluator.pricer.price(loads, np.zeros(1, dtype=np.int64))[0, :, 0]
+        pieces = np.zeros(0, dtype=np.int32)
+        return self._evaluator.pricer.price([PlanColumns(pieces, pieces)], loads)[0, :, 0]
 
     def _rest_ns(self, copied: tuple[int, ...], even: Any) -> float:
         """What lies beside lookup, exchanges and update on the way through all of them."""

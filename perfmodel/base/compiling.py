@@ -1,13 +1,15 @@
 """Compiled functions, and where their machine code is cached.
 
-numba keeps machine code next to the sources or in the user's own cache folder. Where neither can
-be written, a folder in the temporary directory serves, if it is ours alone: numba loads code from
-it. Without such a folder, every process compiles for itself.
+numba keeps machine code next to the sources or in the user's own cache folder, and runs what it
+finds there. Where neither can be written, or others can write to it as well (a home in the
+temporary directory), a private folder of the temporary directory serves. Without such a folder,
+every process compiles for itself.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,23 +31,38 @@ def own_folder(path: Path) -> bool:
     return is_private(path)
 
 
-def _can_cache() -> bool:
+def can_be_replaced(path: Path) -> bool:
+    """Whether other users, but for root, can write to *path* or put another in its place."""
+    for place in (path, *path.parents):
+        found = place.stat()
+        # In a folder with the sticky bit others can add, but neither rename nor remove.
+        is_sticky = place != path and bool(found.st_mode & stat.S_ISVTX)
+        is_open = bool(found.st_mode & stat.S_IWOTH) and not is_sticky
+        if is_open or found.st_uid not in (0, os.getuid()):
+            return True
+    return False
+
+
+def _cache_place() -> Path | None:
+    """Where numba would keep machine code."""
     try:
-        numba.njit(cache=True)(own_folder)
+        probe: Any = numba.njit(cache=True)(own_folder)
     except RuntimeError:
         # numba found no folder that it may write.
-        return False
-    return True
+        return None
+    return Path(probe.stats.cache_path).resolve()
 
 
 def _choose_cache() -> bool:
     """Whether compiled code can be cached, after the folder for it was chosen."""
-    if _can_cache():
+    usual = _cache_place()
+    if usual is not None and not can_be_replaced(usual):
         return True
     folder = Path(tempfile.gettempdir()) / f"perfmodel-kernels-{os.getuid()}"
-    if own_folder(folder):
-        config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]  # set when numba is loaded
-    return _can_cache()
+    if not own_folder(folder):
+        return False
+    config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]  # set when numba is loaded
+    return _cache_place() is not None
 
 
 CACHES = _choose_cache()

@@ -8,16 +8,18 @@ from typing import Annotated
 
 from perfmodel import api
 from perfmodel.base.options import Option
-from perfmodel.base.writing import write_file
+from perfmodel.base.writing import check_writable, write_file
 from perfmodel.cli.commands import command, command_group
 from perfmodel.cli.options import Outputs, argument
-from perfmodel.prediction.scenario import DEFAULT_WORKLOAD
+from perfmodel.prediction.scenario import DEFAULT_WORKLOAD, Overrides
 
 CatalogName = Annotated[str, argument("NAME", "A name of the catalog, or a file.")]
 SCHEMA_VERSION = 1
-workload = command_group(help="List and show models. Example: perfmodel workload show llama3_8b")
+workload = command_group(
+    help="List, show and import models. Example: perfmodel workload show llama3_8b"
+)
 topology = command_group(
-    help="List, show and check machines. Example: perfmodel topology show dgx_h100"
+    help="List, show, check and import machines. Example: perfmodel topology show dgx_h100"
 )
 embeddings = command_group()
 
@@ -48,9 +50,44 @@ def show_workload(name: CatalogName) -> None:
     Example: perfmodel workload show llama3_8b > my_gpt.yaml
     """
     from perfmodel.workloads.catalog import find_workload
+    from perfmodel.workloads.formats import read_foreign
 
     api.load_workload(name)
+    if read_foreign(find_workload(name)) is not None:
+        print(api.import_workload(name).text, end="")
+        return
     print(find_workload(name).read_text(encoding="utf-8"), end="")
+
+
+@command(workload, name="import")
+def import_model(
+    *,
+    file: Annotated[str, argument("FILE", "config.json or its folder, or settings of a program.")],
+    overrides: Overrides = (),
+    out: Annotated[str | None, Option(metavar="FILE.yaml", help="Write the workload here.")] = None,
+    fields: Annotated[bool, Option(help="List what became of every field.")] = False,
+    files: Annotated[Outputs, "json_file"],
+) -> None:
+    """Turn the model file of another program into a workload.
+
+    Read are the config.json of a Hugging Face model, arguments of Megatron-LM in a file or script,
+    and files of NeMo, Megatron-Bridge and torchtitan. Example: perfmodel workload import
+    Llama-3.1-8B/config.json --set batch=512 --out my_llama.yaml
+    """
+    from perfmodel.reports.imports import import_document, report_import
+
+    found = api.import_workload(file, overrides)
+    if out is not None:
+        check_writable("--out", Path(out))
+        write_file(Path(out), found.text)
+    elif not fields and files.json_file is None:
+        print(found.text, end="")
+        return
+    about = (found.workload, found.kind, found.uses)
+    shown = about if fields else (*about[:2], ())
+    files.write(report_import(*shown), lambda: import_document(*about))
+    if out is not None and files.is_printed:
+        print(f"Wrote {out}")
 
 
 @command(topology, name="list")
@@ -90,6 +127,37 @@ def show_topology(
     print_report(report_topology(machine, cluster))
     if plot is not None:
         print(f"Wrote {plot}")
+
+
+@command(topology, name="import")
+def import_machine(
+    *,
+    file: Annotated[str, argument("FILE", "NCCL topology XML, or output of nvidia-smi topo -m.")],
+    gpu: Annotated[
+        str | None, Option(metavar="NAME|FILE", help="The GPU, where the file does not name it.")
+    ] = None,
+    nic_rate: Annotated[
+        str | None, Option(metavar="RATE", help="Rate of one NIC, e.g. '400 Gbit/s'.")
+    ] = None,
+    out: Annotated[str | None, Option(metavar="FILE.yaml", help="Write the machine here.")] = None,
+) -> None:
+    """Turn the topology file of another program into a machine file.
+
+    Read are the XML that NCCL writes (NCCL_TOPO_DUMP_FILE) and the matrix of `nvidia-smi topo -m`.
+    What they do not say is listed under `assumed` in the file. Example: perfmodel topology import
+    topo.xml --gpu h100_sxm --out my_machine.yaml
+    """
+    found = api.import_topology(file, gpu=gpu, nic_rate=nic_rate)
+    if out is None:
+        print(found.text, end="")
+        return
+    from perfmodel.reports.imports import report_machine_import
+    from perfmodel.reports.terminal import print_report
+
+    check_writable("--out", Path(out))
+    write_file(Path(out), found.text)
+    print_report(report_machine_import(found.topology, found.kind))
+    print(f"Wrote {out}")
 
 
 @command(topology)

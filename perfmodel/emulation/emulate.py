@@ -16,7 +16,6 @@ from typing import Protocol
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.emulation.communicators import build_job
-from perfmodel.emulation.programs import Machine
 from perfmodel.emulation.rank_record import RankRecord, from_bytes
 from perfmodel.emulation.request import (
     Emulation,
@@ -39,6 +38,7 @@ from perfmodel.stacks.profiles import load_stack
 EAGER_STACK = "pytorch_fused"
 """Eager code on a current host."""
 COMPILED_STACK = "torch_compile"
+"""Joins kernels of eager code by their sizes, where the compiler could not run."""
 MOST_AT_ONCE = 16
 """Ranks that a worker runs at once, unless they must communicate with each other."""
 
@@ -77,17 +77,22 @@ def emulate(request: Emulation, out: Path, *, place: Place) -> EmulatedJob:
     environment = tuple(sorted(os.environ.items()))
     task = WorkerTask(request, facts, str(Path.cwd()), environment)
     records = _run(request, partial(_start, place, task))
-    stack = COMPILED_STACK if records[min(records)].is_compiled else EAGER_STACK
-    machine = Machine(facts.capability[0], round(load_stack(stack).host.launch_latency_ns))
+    stack = _stack_of(records[min(records)])
     job = build_job(
         records,
         world_size=request.ranks,
-        machine=machine,
+        latency_ns=round(load_stack(stack).host.launch_latency_ns),
         facts=describe_job(request, records, device=device, stack=stack),
     )
     check_job(job)
     save_job(job, out, is_overwriting=request.is_overwriting)
     return EmulatedJob(job, out, describe_run(records))
+
+
+def _stack_of(record: RankRecord) -> str:
+    """The stack that prices *record*: code that was compiled here is as it is."""
+    is_guessed = bool(record.fallbacks) and not record.compiled_regions
+    return COMPILED_STACK if is_guessed else EAGER_STACK
 
 
 def _run(request: Emulation, start: Start) -> dict[int, RankRecord]:

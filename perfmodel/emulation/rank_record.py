@@ -15,10 +15,15 @@ import orjson
 Call = tuple[int, int, int, int, int]
 DEVICE_SHIFT = 32
 """The number of a stream is below this bit, that of its device above."""
+COMPILED = "compiled "
+"""How names of operators begin that are launches of compiled code."""
 
 
 class CallType(IntEnum):
-    """What a call is; `what` is the number of a kind, collective, event or device."""
+    """What a call is; `what` is the number of a kind, collective, event or device.
+
+    GRAPH is where the launch of a captured graph begins (1) and ends (0).
+    """
 
     KERNEL = 0
     NOTE = 1
@@ -29,6 +34,7 @@ class CallType(IntEnum):
     SYNC_EVENT = 6
     SYNC_DEVICE = 7
     LOAD = 8
+    GRAPH = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class RankRecord:
     calls with their group, bytes and script line. *boundaries* are places in *calls*
     where an optimizer step ended: the iterations are between them, and those from number
     *first_steady* on are steady. *main_thread* is the thread that the script started on.
+    *fallbacks* are regions of compiled code that ran as eager code, and why.
     """
 
     rank: int
@@ -63,7 +70,9 @@ class RankRecord:
     peak_place: str
     placeholders: dict[str, int]
     notes: tuple[str, ...]
-    is_compiled: bool
+    compiled_regions: int
+    fallbacks: dict[str, str]
+    compile_cpu_s: float
     was_stopped: bool
     step_count: int
     torch_version: str

@@ -39,7 +39,8 @@ def describe_job(
         name=Path(request.script).stem,
         source=(
             f"emulated: {shlex.join(request.words)}{at_commit}, torch {first.torch_version}, "
-            f"{request.ranks} ranks on virtual {device.name}; {_proof(request, records)}"
+            f"{_release(request)}{request.ranks} ranks on virtual {device.name}; "
+            f"{_proof(request, records)}"
         ),
         assumptions=(
             (
@@ -62,6 +63,12 @@ def describe_job(
     )
 
 
+def _release(request: Emulation) -> str:
+    if request.torch_release is None:
+        return ""
+    return f"kernels as torch {request.torch_release} chooses them, "
+
+
 def describe_run(records: Mapping[int, RankRecord]) -> tuple[str, ...]:
     """How the script ended, and how long its iterations took."""
     first, notices = records[min(records)], []
@@ -69,6 +76,11 @@ def describe_run(records: Mapping[int, RankRecord]) -> tuple[str, ...]:
         notices.append(
             f"the script was stopped at its first device call after {first.step_count} optimizer "
             "steps; --run-on lets it finish."
+        )
+    compile_s = sum(record.compile_cpu_s for record in records.values())
+    if compile_s:
+        notices.append(
+            f"the compiler took {compile_s:.1f} s of processor time, in all ranks together."
         )
     later_s = [seconds for record in records.values() for seconds in record.step_cpu_s[1:]]
     if later_s:
@@ -101,11 +113,22 @@ def _placeholders(records: Mapping[int, RankRecord]) -> list[str]:
 def _iterations(record: RankRecord) -> list[str]:
     windows = Windows(record)
     sentences = []
-    if record.is_compiled:
+    if record.compiled_regions:
         sentences.append(
-            "The script compiles its model; it was recorded as eager code, and the stack "
-            "torch_compile joins its kernels when the job is priced."
+            f"Compiled code is that of torch {record.torch_version}: its compiler ran for the "
+            f"virtual device (regions: {record.compiled_regions}), and every kernel it made is "
+            "priced by the bytes it touches."
         )
+    if record.fallbacks and not record.compiled_regions:
+        sentences.append(
+            "No region of the script could be compiled; it was recorded as eager code, and the "
+            "stack torch_compile joins its kernels when the job is priced."
+        )
+    sentences += [
+        f"The compiled region at {place} runs as eager code, because it could not be compiled: "
+        f"{why}."
+        for place, why in record.fallbacks.items()
+    ]
     if windows.distinct_count > 1:
         sentences.append(
             f"{windows.steady_count} steady iterations of {windows.distinct_count} kinds were "

@@ -33,12 +33,13 @@ READY = "ready"
 CODES = "codes.json"
 _START = """
 import sys
-sys.path.insert(1, sys.argv[2])
+first, sys.path[0] = sys.path[0], sys.argv[2]
 from perfmodel.emulation.device.worker import main
-sys.path.remove(sys.argv[2])
+sys.path[0] = first
 main()
 """
-"""How a worker starts: it finds our package wherever it is installed, and hides the path."""
+"""How a worker starts: it finds our package wherever it is installed, and hides the path. The
+script's folder comes back afterwards: torch must not take a folder `triton` there for Triton."""
 MOST_WORKING = 2
 """Ranks of a worker that work at once."""
 _LOOK_S = 0.02

@@ -121,6 +121,10 @@ class Issuer:
             task = self.put(stream, kernel, label=label, slot=slot, role=role, origin=origin)
         return task
 
+    def capture(self, *, is_captured: bool) -> None:
+        """From here on, operators belong to one captured graph, or are launched one by one."""
+        self._is_captured, self._graph = is_captured, None
+
     def end(self) -> None:
         """End the current operator."""
         self.spend((self._operator, T3))

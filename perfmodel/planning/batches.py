@@ -19,9 +19,9 @@ from embeddings.plan import ShardingPlan
 from embeddings.table import EmbeddingTable
 from perfmodel.costs.embedding_terms import Term, TermsSetting, tables_terms
 from perfmodel.engine.condensed import evaluate_variants
-from perfmodel.planning.evaluator import PlanEvaluator, times_in_mode
-from perfmodel.planning.placements import Int32s, PieceColumns, PlanColumns
-from perfmodel.planning.plan_costs import Floats
+from perfmodel.prediction.plans.evaluator import PlanEvaluator, times_in_mode
+from perfmodel.prediction.plans.placements import Int32s, PieceColumns, PlanColumns
+from perfmodel.prediction.plans.plan_costs import Floats
 from perfmodel.prediction.scenario import Mode
 
 LOW, MIDDLE, HIGH = 0.05, 0.5, 0.95
@@ -94,6 +94,7 @@ def draw_pieces(
         np.rint(np.maximum(terms, 0.0)).astype(np.int64),
         np.rint(known.index_counts[0, pieces] * indices).astype(np.int64),
         known.widths[pieces],
+        known.sent_widths[pieces],
         known.memory_bytes[pieces],
     )
 

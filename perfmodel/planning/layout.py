@@ -17,8 +17,8 @@ import numpy as np
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharding_task import ShardingTask, cut_table
 from embeddings.table import EmbeddingTable
-from perfmodel.planning.placements import Int32s, PieceCatalog, PlanColumns
-from perfmodel.planning.plan_costs import Floats
+from perfmodel.prediction.plans.placements import Int32s, PieceCatalog, PlanColumns
+from perfmodel.prediction.plans.plan_costs import Floats
 
 NEAR = 6
 """Number of busiest and of least busy ranks that steps use."""
@@ -84,7 +84,8 @@ class LayoutBook:
         if key not in self._pieces:
             tables = self.task.tables
             shards = split_table(place, tables[place], cut)
-            self._pieces[key] = self._catalog.pieces(tables, shards)
+            reduced = (place,) if self._catalog.reduces(tables[place], cut.rows) else ()
+            self._pieces[key] = self._catalog.pieces(tables, shards, reduced)
         return self._pieces[key]
 
     def split(self, cuts: Sequence[Cut]) -> list[Shard]:
@@ -134,14 +135,22 @@ class LayoutBook:
     def _layout(
         self, cuts: tuple[Cut, ...], pieces: Sequence[Int32s], ranks: Sequence[Int32s]
     ) -> PlanLayout:
-        widths = [table.width for table in self.task.tables]
+        partial = reduced = has_direct = 0
+        for cut, table in zip(cuts, self.task.tables, strict=True):
+            if cut.rows > 1 and self._catalog.reduces(table, cut.rows):
+                reduced += table.width
+                continue
+            has_direct |= cut != COPIED
+            partial += cut.rows * table.width if cut.rows > 1 else 0
         return PlanLayout(
             np.concatenate(pieces),
             np.concatenate(ranks),
             tuple(place for place, cut in enumerate(cuts) if cut == COPIED),
-            sum(cut.rows * width for cut, width in zip(cuts, widths, strict=True) if cut.rows > 1),
-            cuts,
-            (0, *accumulate(cut.count for cut in cuts)),
+            partial_width=partial,
+            reduced_width=reduced,
+            has_direct=bool(has_direct),
+            cuts=cuts,
+            start=(0, *accumulate(cut.count for cut in cuts)),
         )
 
 
@@ -228,6 +237,8 @@ class Neighbourhood:
             Cut(2 * cut.columns, cut.rows),
             Cut(cut.columns // 2, cut.rows),
             WHOLE,
+            # A collective sums a table by rows over all ranks.
+            Cut(rows=most),
         ]
         chosen = self._random.choice(options)
         if chosen == cut or not 1 <= chosen.count <= most or chosen.rows > table.rows:

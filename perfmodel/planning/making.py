@@ -21,11 +21,11 @@ from embeddings.sharding_task import ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 from perfmodel.execution.executor import Executor
-from perfmodel.planning.evaluator import PlanEvaluator
-from perfmodel.planning.placements import Int32s
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.search import PlanSearch, SearchLimit, SearchOutcome
 from perfmodel.prediction.phases import OnPhase
+from perfmodel.prediction.plans.evaluator import PlanEvaluator
+from perfmodel.prediction.plans.placements import Int32s
 from perfmodel.prediction.question import load_setting
 from perfmodel.prediction.scenario import Scenario
 from perfmodel.stacks.stack import SoftwareStack
@@ -74,7 +74,7 @@ def build_task(
 ) -> ShardingTask:
     """The task of a sharder for *spec*; its room is the memory that everything else leaves."""
     ranks = cluster.rank_count
-    room = room_for_tables(spec, tables, rank_count=ranks, memory_bytes=cluster.device.memory_bytes)
+    room = room_for_tables(spec, rank_count=ranks, memory_bytes=cluster.device.memory_bytes)
     if room <= 0:
         raise PlanError(
             f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "

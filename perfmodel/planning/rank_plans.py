@@ -17,7 +17,6 @@ from perfmodel.engine.replay import find_period, replay
 from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.graph.program import LaneKind
 from perfmodel.planning.batches import BatchSpread, sample_batches
-from perfmodel.planning.evaluator import EMBEDDING_FAMILY, PlanEvaluator
 from perfmodel.planning.making import MadePlans, load_rank_setting, make_plans
 from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.ranking import (
@@ -31,12 +30,15 @@ from perfmodel.planning.ranking import (
 )
 from perfmodel.prediction.answer import Explanation, Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
+from perfmodel.prediction.plans.evaluator import EMBEDDING_FAMILY, PlanEvaluator
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import check_has_tables
-from perfmodel.workloads.dlrm.exchange import build_exchanges
+from perfmodel.workloads.dlrm.exchange import sent_by_members
+from perfmodel.workloads.dlrm.job import exchanges_of
+from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 
 SHOWN_TABLES = 3
@@ -182,22 +184,20 @@ def find_awaited(explanation: Explanation, rank_count: int) -> tuple[float, ...]
     return tuple(awaited)
 
 
-def find_loads(spec: DlrmSpec, plan: ShardingPlan, memory_bytes: tuple[int, ...]) -> PlanLoads:
+def find_loads(run: DlrmRun, plan: ShardingPlan, memory_bytes: tuple[int, ...]) -> PlanLoads:
     """Lookups, bytes sent and memory of every rank in an iteration."""
+    spec = run.spec
     copied = sum(table.pooling_factor for table in plan.copied_tables) * spec.batch
     held = plan.by_rank([table.pooling_factor for table in plan.pieces.tables])
     lookups = spec.batch * held + copied / plan.rank_count
-    exchanges = build_exchanges(
-        plan,
-        local_batch=spec.batch // plan.rank_count,
-        index_dtype=spec.embedding.index_dtype,
-        exchange_dtype=spec.embedding.exchange_dtype,
-    )
-    sent = np.array(exchanges.pooled.byte_matrix, dtype=np.int64).sum(axis=1)
+    exchanges = exchanges_of(run, plan)
+    sent = sent_by_members(exchanges.pooled, plan.rank_count)
+    if exchanges.by_rows is not None:
+        sent += sent_by_members(exchanges.by_rows.sums, plan.rank_count)
     per_host = plan.ranks_per_host or plan.rank_count
     for host, steps in enumerate(exchanges.of_hosts):
         members = slice(host * per_host, (host + 1) * per_host)
-        sent[members] += np.array(steps.inside.byte_matrix, dtype=np.int64).sum(axis=1)
+        sent[members] += sent_by_members(steps.inside, per_host)
         sent[members] += int(np.array(steps.across.byte_matrix, dtype=np.int64)[host].sum())
     return PlanLoads(tuple(lookups.tolist()), tuple(sent.tolist()), memory_bytes)
 
@@ -206,6 +206,7 @@ def _rank_one(
     evaluator: PlanEvaluator, question: RankQuestion, plan: ShardingPlan, found: PlanAnswer
 ) -> RankedPlan:
     gains = found.gains_ns
+    run = DlrmRun(evaluator.spec, plan.rank_count, evaluator.stack)
     return RankedPlan(
         plan=plan,
         answer=found.prediction,
@@ -215,7 +216,7 @@ def _rank_one(
         bound=max(gains, key=lambda bound: gains[bound]),
         gains_ns=gains,
         straggler=find_straggler(evaluator, plan, found.awaited_ns),
-        loads=find_loads(evaluator.spec, plan, found.memory_bytes),
+        loads=find_loads(run, plan, found.memory_bytes),
         fits=max(found.memory_bytes) <= evaluator.cluster.device.memory_bytes,
         spread=_spread(evaluator, plan, question, found.prediction.iteration_ns),
     )

@@ -18,10 +18,10 @@ import numpy as np
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import ShardingTask
 from perfmodel.base.errors import PlanError
-from perfmodel.planning.evaluator import PlanEvaluator, has_steps
 from perfmodel.planning.layout import LayoutBook, Neighbourhood, PlanLayout
-from perfmodel.planning.plan_costs import Floats
 from perfmodel.planning.starts import SearchStarts
+from perfmodel.prediction.plans.evaluator import PlanEvaluator, has_steps
+from perfmodel.prediction.plans.plan_costs import Floats
 from perfmodel.prediction.scenario import Mode
 
 ROUND = 32
@@ -175,7 +175,9 @@ class PlanSearch:
     def _score(self, layouts: Sequence[PlanLayout]) -> Floats:
         """Iteration time plus the weighted longest parts; infinite if a layout does not fit."""
         self._judged += len(layouts)
-        found = self._evaluator.measure_layouts(self._book, layouts)
+        found = self._evaluator.measure_columns(
+            layouts, lambda place: self._book.to_plan(layouts[place], "layout")
+        )
         score = found.time_ns(self._mode) + FINE * found.busiest_ns
         room = self._evaluator.cluster.device.memory_bytes
         return np.where(found.peak_bytes <= room, score, np.inf)

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from embeddings.balanced import iter_balanced_plans
 from embeddings.plan import ShardingPlan
 from embeddings.sharding_task import NOWHERE, Placer, Rule
-from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, PlanLayout
-from perfmodel.planning.plan_costs import AloneCosts, Floats
+from perfmodel.prediction.plans.evaluator import PlanEvaluator
+from perfmodel.prediction.plans.plan_costs import AloneCosts, Floats
 
 Int64s = NDArray[np.int64]
 

@@ -152,7 +152,9 @@ def load_setting(scenario: Scenario) -> Setting:
         raise PlanError("--indices describe the tables of a file; give --tables too.")
     topology = load_topology(scenario.topology, calibrations=scenario.calibration)
     cluster = build_cluster(topology, hosts=scenario.hosts, ranks_per_host=scenario.ranks_per_host)
-    workload = load_workload(scenario.workload, scenario.overrides)
+    workload = load_workload(
+        scenario.workload, scenario.overrides, layout_from=scenario.layout_from
+    )
     tables: tuple[EmbeddingTable, ...] = ()
     if scenario.tables is not None:
         from embeddings.table_files import load_tables  # only files of tables need it
@@ -179,6 +181,7 @@ def load_setting(scenario: Scenario) -> Setting:
         tables=tables,
         plan=plan,
         scenario=replace(scenario, stack=stack),
+        assumptions=workload.assumed,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.options import Option, check_ranges
+from perfmodel.base.units import parse_count
 
 DEFAULT_WORKLOAD = "dlrm_dcnv2"
 DEFAULT_SAMPLES = 64
@@ -98,6 +99,16 @@ WithoutInterference = Annotated[
 Price = Annotated[float | None, Option(metavar="MONEY", min=0, help="Price per GPU and hour.")]
 
 
+LayoutFrom = Annotated[
+    str | None,
+    Option(
+        metavar="FILE",
+        help="Layout, batch and training of this file: Megatron-LM arguments, NeMo, torchtitan, "
+        "DeepSpeed, or a workload.",
+    ),
+]
+
+
 def overrides_of(changes: Mapping[str, Any]) -> tuple[str, ...]:
     """*changes* as they would be typed after `--set`."""
     return tuple(
@@ -125,12 +136,17 @@ class Scenario:
     *stack* of None the stack that the workload names. *samples* is how often uncertain costs are
     sampled for the interval, from *seed*. *tables*, *indices* and *plan* are files that describe
     and place the tables of a recommendation model. *calibration* names files of constants that
-    were measured on the machine.
+    were measured on the machine. *layout_from* names a file whose layout, batch and training
+    replace those of the workload.
     """
 
     topology: Machine
     workload: Annotated[
-        str, Option(metavar="NAME|FILE", help="Model: a file or a name from --list.")
+        str,
+        Option(
+            metavar="NAME|FILE",
+            help="Model: a name from --list, a file, or the config.json of a Hugging Face model.",
+        ),
     ] = DEFAULT_WORKLOAD
     overrides: Overrides = ()
     hosts: Hosts = 1
@@ -147,6 +163,7 @@ class Scenario:
     ] = None
     interference: WithoutInterference = Interference.COUNTED
     calibration: CalibrationFiles = ()
+    layout_from: LayoutFrom = None
 
     def __post_init__(self) -> None:
         normalize_lists(self)
@@ -211,6 +228,52 @@ class JobScenario:
                 )
         check_ranges(self, ScenarioError, "scenario", skipped="samples")
         _check_samples(self.samples)
+
+
+Tokens = Annotated[
+    float | None,
+    Option(
+        metavar="COUNT",
+        parse=parse_count,
+        help="Tokens of a whole run, e.g. 300B: also days, money, energy, goodput.",
+    ),
+]
+TrainSamples = Annotated[
+    float | None,
+    Option(metavar="COUNT", parse=parse_count, help="The same in samples, e.g. 4.2B."),
+]
+Epochs = Annotated[
+    float, Option(metavar="N", min=0.001, help="Passes over those tokens or samples.")
+]
+PricesFile = Annotated[
+    str | None,
+    Option(metavar="FILE", help="Prices, failures, power of a run; `init prices` writes one."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RunQuestion:
+    """How long the training goes on, and whose prices and failures count.
+
+    *tokens* or *train_samples* are those of one pass, *epochs* how many passes there are.
+    """
+
+    tokens: Tokens = None
+    train_samples: TrainSamples = None
+    epochs: Epochs = 1.0
+    prices: PricesFile = None
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and self.train_samples is not None:
+            raise ScenarioError("--tokens and --train-samples say the same. Leave one of them out.")
+        if not self.is_asked and (self.epochs != 1.0 or self.prices is not None):
+            option = "--prices" if self.prices else "--epochs"
+            raise ScenarioError(f"{option}: is about a whole run. Give --tokens COUNT too.")
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a whole run was asked for."""
+        return self.tokens is not None or self.train_samples is not None
 
 
 def _check_samples(samples: int) -> None:

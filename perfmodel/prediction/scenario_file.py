@@ -18,7 +18,7 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.base.forms import load_document
 from perfmodel.prediction.scenario import JobScenario, Scenario, overrides_of
 
-_FILES = ("tables", "indices", "plan", "job", "calibration")
+_FILES = ("tables", "indices", "plan", "job", "calibration", "layout_from")
 
 
 @cache

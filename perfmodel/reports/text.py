@@ -55,10 +55,18 @@ def advise_memory(purpose: str, *, is_transformer: bool) -> str:
     return "Take more hosts, or ask `perfmodel search` for layouts that fit."
 
 
+_ADDED_LATER = ("layout_from",)
+"""Fields that a document has only where they are set, so that older questions keep their bytes."""
+
+
 def to_question_document(question: Any) -> dict[str, Any]:
     """*question* as plain values: everything needed to ask again."""
     values = pick(question, *(one.name for one in fields(question)))
-    return {name: _plain(value) for name, value in values.items()}
+    return {
+        name: _plain(value)
+        for name, value in values.items()
+        if value is not None or name not in _ADDED_LATER
+    }
 
 
 def pick(value: Any, *names: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from perfmodel.base.forms import Form
 from perfmodel.graph.ops import HostPart
 from perfmodel.stacks.capabilities import (
     KERNEL_WORDS,
+    Dispatcher,
     Execution,
     Family,
     FrameworkBehaviour,
@@ -41,6 +42,7 @@ from perfmodel.stacks.capabilities import (
     OptimizerKernels,
     Overlap,
     Residency,
+    RowSums,
 )
 from topologies.device import Architecture
 
@@ -107,7 +109,8 @@ class HostTime:
 class HostTimes(Form):
     """Host time of one stack: by part, by operator, with a default for unknown operators.
 
-    *iteration_ns* is spent at the start of every iteration, before anything is launched.
+    *iteration_ns* is spent at the start of every iteration, before anything is launched, and
+    *further_rank_ns* more for each further rank, where one process drives all ranks of a host.
     """
 
     between_operators_ns: Duration
@@ -119,16 +122,21 @@ class HostTimes(Form):
         default_factory=dict
     )
     iteration_ns: Duration = 0.0
+    further_rank_ns: Duration = 0.0
 
     def faster(self, ratio: float) -> HostTimes:
         """The same host, *ratio* times as fast; what the device adds to a launch stays."""
-        parts = ("between_operators_ns", "launch_ns", "wait_ns", "iteration_ns")
+        parts = ("between_operators_ns", "launch_ns", "wait_ns", "iteration_ns", "further_rank_ns")
         return replace(
             self,
             **{name: getattr(self, name) / ratio for name in parts},
             operators={name: _divided(parts, ratio) for name, parts in self.operators.items()},
             default=_divided(self.default, ratio),
         )
+
+    def begin_ns(self, ranks_per_host: int) -> float:
+        """What an iteration takes before anything is launched, on hosts of so many ranks."""
+        return self.iteration_ns + (ranks_per_host - 1) * self.further_rank_ns
 
     def time(self, operator: str, part: HostPart) -> HostTime:
         """What *part* of *operator* takes."""
@@ -179,7 +187,8 @@ class TableHandling(Form):
     all tables and their optimizer state, not only those of the batch. *sharder* and *key_dtype* are
     defaults for workloads. A rank that *has_all_keys* of the batch from its own reader receives no
     keys. Before the exchange each key costs *key_traffic_bytes* of memory traffic; received vectors
-    and their gradients are copied *vector_passes* more times.
+    and their gradients are copied *vector_passes* more times. *row_sums* says how partial sums of
+    tables by rows are added up.
     """
 
     lookup_kernel: _Kernel = "fbgemm"
@@ -191,6 +200,7 @@ class TableHandling(Form):
     has_all_keys: Switch = False
     key_traffic_bytes: Size = 0
     vector_passes: Number = 0.0
+    row_sums: RowSums = RowSums.REDUCE_SCATTER
 
     def kernel_for(self, optimizer: str) -> str:
         """The lookup that is taken; an optimizer with state needs sorted gradients."""
@@ -248,7 +258,8 @@ class SoftwareStack(Form):
 
     *family* is what it can run, None for both. *attention_kernels* maps an architecture (or
     `default`) to a kernel name. *loads_long* means that GEMMs keep the chip busy enough to lower
-    its clocks. *collective_algorithm* overrides NCCL's own choice. *kernel_time_ratio* maps a
+    its clocks. *collective_algorithm* overrides NCCL's own choice. *dispatcher* takes tokens to
+    experts where the workload names none. *kernel_time_ratio* maps a
     family of kernels and an architecture to how much longer they take in this framework than alone
     on the chip, as fitted to runs. *kernel_operations* are instructions per byte of traffic, by
     name of a memory-bound kernel that instructions limit and not the memory. *evidence* is by
@@ -273,6 +284,7 @@ class SoftwareStack(Form):
     kernel_operations: Mapping[_MemoryKernel, Number] = field(default_factory=dict)
     residency: Residency = Residency.COLD
     habits: frozenset[FrameworkBehaviour] = frozenset()
+    dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
     tables: TableHandling = TableHandling()
     loader: Loader = Loader()
     compiled: Compiled = Compiled()

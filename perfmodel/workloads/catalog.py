@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from perfmodel.base.errors import PlanError, WorkloadError
 from perfmodel.base.forms import Document, load_document
 from perfmodel.base.reading import quote
 from perfmodel.workloads.dlrm.spec import DlrmSpec, EmbeddingSection, Interaction
+from perfmodel.workloads.formats import read_foreign, read_layout
 from perfmodel.workloads.transformer.spec import TransformerSpec
 
 Workload = TransformerSpec | DlrmSpec
@@ -45,13 +47,41 @@ def list_workloads() -> tuple[WorkloadTitle, ...]:
     return tuple(WorkloadTitle(content["name"], content["description"]) for content in contents)
 
 
-def load_workload(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Workload:
-    """The workload in a file or of that name, with *overrides* such as `parallel.tp=4`."""
-    loaded = load_document(find_workload(name_or_path), WorkloadError)
+def load_workload(
+    name_or_path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    layout_from: str | Path | None = None,
+) -> Workload:
+    """The workload in a file or of that name, with *overrides* such as `parallel.tp=4`.
+
+    Files of other programs, such as the config.json of a Hugging Face model, are read too.
+    *layout_from* is a file whose layout, batch and training replace those of the workload.
+    """
+    path = find_workload(name_or_path)
+    if layout_from is not None:
+        return _load_laid_out(path, overrides, Path(layout_from))
+    given = {override.partition("=")[0].strip() for override in overrides}
+    foreign = None if path.parent == SPEC_FOLDER else read_foreign(path, given)
+    if foreign is not None:
+        return parse_workload(foreign.content, document=str(path), overrides=overrides)
+    loaded = load_document(path, WorkloadError)
     # A value that an override changed is on no line.
     locate = str if overrides else loaded.locate
     document = replace(loaded, name=str(name_or_path), locate=locate)
     return _parse(document, overrides)
+
+
+def _load_laid_out(path: Path, overrides: Sequence[str], layout_file: Path) -> Workload:
+    """The workload in *path* with the layout in *layout_file*."""
+    laid_out = read_layout(layout_file)
+    changes = [f"{key}={json.dumps(value)}" for key, value in laid_out.changes.items()]
+    workload = load_workload(path, [*changes, *overrides])
+    sentence = f"Layout and training are those of {layout_file} ({laid_out.kind})."
+    update: dict[str, Any] = {"assumed": (*workload.assumed, sentence)}
+    if "stack" in laid_out.content:
+        update["stack"] = laid_out.content["stack"]
+    return workload.model_copy(update=update)
 
 
 def parse_workload(
@@ -81,6 +111,13 @@ def _parse(file: Document, overrides: Sequence[str]) -> Workload:
     for override in overrides:
         _apply(override, content, spec_type, faults)
     faults.check(WorkloadError)
+    if content.get("assumed"):
+        stated = {override.partition("=")[0].strip() for override in overrides}
+        # `training: ...` is about the whole section.
+        stated |= {key.partition(".")[0] for key in stated}
+        content["assumed"] = [
+            one for one in content["assumed"] if one.partition(":")[0] not in stated
+        ]
     workload: Workload = file.read(cast("type[Any]", spec_type))
     return workload
 

@@ -26,11 +26,16 @@ class InputSection(Section):
 
 
 class CommonSpec(Section):
-    """What every workload states; those of the catalog describe themselves and name a source."""
+    """What every workload states; those of the catalog describe themselves and name a source.
+
+    *assumed* are sentences that every answer repeats; one that begins with a field and a colon is
+    dropped when the question states that field.
+    """
 
     name: Words
     description: Words = "not described"
     source: Words = "not stated"
+    assumed: tuple[Words, ...] = ()
     stack: Words = "pytorch_fused"
     batch: Count
     input: InputSection = InputSection()

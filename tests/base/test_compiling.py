@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.base.compiling import own_folder
+from perfmodel.base.compiling import can_be_replaced, own_folder
 from perfmodel.base.identity import locate_packages
 
 ASK = "from perfmodel.base.compiling import CACHES; from numba.core import config; "
@@ -41,9 +41,25 @@ def test_a_folder_that_others_can_write_or_place_is_not_trusted(tmp_path):
         assert not own_folder(private)
 
 
+def test_a_folder_below_one_that_others_can_write_can_be_replaced(tmp_path):
+    inside = tmp_path / "open" / "inside"
+    inside.mkdir(parents=True)
+    assert not can_be_replaced(inside)
+    inside.parent.chmod(0o777)
+    assert can_be_replaced(inside)
+    # With the sticky bit, others cannot rename what is ours, but they can write to the folder.
+    inside.parent.chmod(0o1777)
+    assert not can_be_replaced(inside)
+    assert can_be_replaced(inside.parent)
+
+
+@pytest.mark.parametrize("home", ["none", "open"])
 @pytest.mark.parametrize("is_writable", [True, False])
-def test_without_home_and_with_a_read_only_install_it_still_runs(tmp_path, is_writable):
-    """numba asks whether it can write by trying, so the folders are replaced by files."""
+def test_without_home_and_with_a_read_only_install_it_still_runs(tmp_path, is_writable, home):
+    """numba asks whether it can write by trying, so the folders are replaced by files.
+
+    A home to which others can write is none.
+    """
     copy, temporary = tmp_path / "install", tmp_path / "tmp"
     source = locate_packages()["perfmodel"]
     ignored = shutil.ignore_patterns("__pycache__")
@@ -54,9 +70,14 @@ def test_without_home_and_with_a_read_only_install_it_still_runs(tmp_path, is_wr
     if not is_writable:
         # The folder in which it would cache is taken by somebody else's link.
         (temporary / f"perfmodel-kernels-{os.getuid()}").symlink_to(Path("/"))
+    place = "/dev/null/none"
+    if home == "open":
+        place = str(tmp_path / "home")
+        (tmp_path / "home").mkdir()
+        (tmp_path / "home").chmod(0o777)
     surroundings = {
-        "PYTHONPATH": str(copy), "TMPDIR": str(temporary), "HOME": "/dev/null/none",
-        "XDG_CACHE_HOME": "/dev/null/none", "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": str(copy), "TMPDIR": str(temporary), "HOME": place,
+        "XDG_CACHE_HOME": place, "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
     answered = subprocess.run(
         [sys.executable, "-c", ASK], cwd=tmp_path, env=surroundings,

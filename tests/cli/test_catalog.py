@@ -1,8 +1,10 @@
+import json
 import subprocess
 import sys
 
 import pytest
 
+from perfmodel.workloads import load_workload
 from topologies import list_devices, list_topologies
 
 
@@ -83,3 +85,33 @@ def test_help_needs_nothing_heavy():
     heavy = "{'numpy', 'matplotlib', 'pandas', 'scipy', 'torch', 'ray', 'numba'}"
     code = f"import sys, perfmodel.cli.catalog; print({heavy} & set(sys.modules) or 'none')"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "none\n"
+
+
+LLAMA = """{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 100,
+ "num_attention_heads": 4, "intermediate_size": 128, "surprise": 1}"""
+
+
+def test_an_imported_model_reads_back_as_it_was_used(typed, tmp_path):
+    config, out = tmp_path / "config.json", tmp_path / "my.yaml"
+    config.write_text(LLAMA)
+    said = typed("workload import --set batch=8 --fields", config, "--out", out).out
+    assert "Read\n  num_hidden_layers" in said
+    assert "Unknown, ignored\n  surprise" in said
+    assert f"Wrote {out}" in said
+    text = typed("workload import --set batch=8", config).out
+    assert text == out.read_text()
+    assert load_workload(out) == load_workload(config, ["batch=8"])
+
+
+def test_the_fields_of_an_import_are_in_its_json(typed, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(LLAMA)
+    found = json.loads(typed("workload import --json -", config).out)
+    assert {one["key"]: one["use"] for one in found["fields"]}["surprise"] == "unknown"
+    # Embedding and head 2 x 6,400; two layers of 4 x 4,096 and 3 x 8,192 and two norms; a norm.
+    assert found["parameters"] == 2 * 6400 + 2 * (4 * 4096 + 3 * 8192 + 128) + 64
+
+
+def test_a_workload_of_ours_needs_no_import(typed):
+    said = typed("workload import llama3_8b", code=1).said
+    assert "A workload of ours needs no import." in said

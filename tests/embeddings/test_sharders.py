@@ -395,3 +395,32 @@ def test_a_table_whose_observed_rows_are_all_frequent_leaves_nothing_to_look_up(
     # Three rows occur, and every rank expects each of them in every batch.
     assert plan.frequent_rows[0] == 3
     assert sum(plan.lookups_of_shards[s] for s in plan.shards if s.table == 0) == 0
+
+
+def test_tables_too_large_for_a_rank_are_sliced_by_columns():
+    # 100 rows x 8 numbers x 4 bytes and 10 rows: 3,200 and 320 bytes.
+    tables = (EmbeddingTable("large", 100, 8), EmbeddingTable("small", 10, 8))
+    whole = build_named_plan("size_even", _task(*tables, room=3200))
+    assert _ranks(whole) == [0, 1]
+    # Halves of 1,600 fit, then of 800 on four ranks; below that nothing can be done.
+    halves = build_named_plan("size_even", _task(*tables, room=3199))
+    assert [shard.width for shard in halves.shards_of_table[0]] == [4, 4]
+    quarters = build_named_plan("size_even", _task(*tables, ranks=4, room=1400))
+    assert [shard.width for shard in quarters.shards_of_table[0]] == [2, 2, 2, 2]
+    crowded = build_named_plan("size_even", _task(*tables, ranks=4, room=10))
+    assert crowded.shards_of_table[0]
+
+
+def test_pieces_need_room_for_their_buffers_too():
+    table = EmbeddingTable("t", 100, 8, 3.0)
+    task = replace(_task(table, table), number_bytes=6, key_bytes=16)
+    # 3,200 bytes of weights, 1,024 samples x 8 numbers x 6 bytes and x 3 lookups x 16 bytes.
+    need = 3200 + 1024 * (8 * 6 + 3 * 16)
+    assert task.needs == [need, need]
+    # A copy has a dense gradient and a bucket of its size beside it.
+    assert task.copied_bytes(table) == 3 * 3200
+    for name in ("size_greedy", "balanced", "torchrec", "hugectr_auto"):
+        plan = build_named_plan(name, replace(task, room_bytes=need))
+        assert sorted(len(held) for held in plan.shards_of_rank)[0] >= 1
+    with pytest.raises(PlanError, match="no rank has room"):
+        build_named_plan("size_greedy", replace(task, room_bytes=need - 1))

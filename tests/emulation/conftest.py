@@ -15,6 +15,10 @@ OPTIONS = {
     "pipeline": ("--ranks", "2"),
     "features": ("--ranks", "1", "--run-on"),
     "graph": ("--ranks", "1", "--run-on"),
+    "tools": ("--ranks", "1", "--run-on"),
+    "captured": ("--ranks", "1", "--run-on"),
+    "attention": ("--ranks", "1"),
+    "compiled": ("--ranks", "2"),
 }
 
 

@@ -136,14 +136,20 @@ def test_what_a_killed_driver_has_left_is_cleared_by_the_watchdog(tmp_path):
 def test_what_a_killed_driver_and_its_watchdog_have_left_is_cleared_by_the_next_start(
     tmp_path, monkeypatch
 ):
+    monkeypatch.setattr("perfmodel.execution.on_ray.surroundings.MOST_PLACE_LENGTH", 200)
+    monkeypatch.setattr("perfmodel.execution.on_ray.surroundings.SHORT_PLACES", ())
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = tmp_path / f"{FOLDER_PREFIX}left"
     folder.mkdir(mode=0o700)
-    (folder / "session").mkdir()
+    (folder / "r" / "session").mkdir(parents=True)
     # Others may make such folders, too.
     foreign = tmp_path / f"{FOLDER_PREFIX}foreign"
     foreign.mkdir()
     foreign.chmod(0o777)
+    # And the user may have one that only looks like it.
+    notes = tmp_path / f"{FOLDER_PREFIX}notes"
+    notes.mkdir(mode=0o700)
+    (notes / "notes.txt").write_text("keep")
     agent = subprocess.Popen(["sleep", "600"], env={watchdog.MARK: str(folder)})
     # A program that has only just been started has no environment to read yet.
     end_s = time.monotonic() + PATIENCE_S
@@ -152,8 +158,9 @@ def test_what_a_killed_driver_and_its_watchdog_have_left_is_cleared_by_the_next_
         time.sleep(0.01)
     with private_folder() as mine:
         assert agent.wait(timeout=PATIENCE_S) == -signal.SIGKILL
-        assert sorted(tmp_path.iterdir()) == sorted([foreign, mine])
+        assert sorted(tmp_path.iterdir()) == sorted([foreign, notes, mine])
         # One that is in use stays.
         clear_leftovers()
         assert mine.is_dir()
-    assert list(tmp_path.iterdir()) == [foreign]
+    assert sorted(tmp_path.iterdir()) == [foreign, notes]
+    assert (notes / "notes.txt").read_text() == "keep"

@@ -21,7 +21,7 @@ from perfmodel.base.identity import program_identity
 from perfmodel.engine.replay import replay
 from perfmodel.execution import open_executor
 from perfmodel.execution.on_ray import joining
-from perfmodel.execution.on_ray.surroundings import listens
+from perfmodel.execution.on_ray.liveness import listens
 from tests.execution.comparison import assert_same
 from tests.execution.jobs import alternating_job
 from tests.execution.questions import multiply

@@ -1,10 +1,11 @@
-"""The fault drill: real clusters of two and three raylets, and something killed at a random round.
+"""The fault drill: parts of a real cluster of three raylets are killed while a driver works.
 
-    python -m tests.faults [--runs 50] [--seed 1]
+    python -m tests.faults [--runs 100] [--seed 1] [--first 0] [--fault KIND]
 
-Every run must end with the bytes of a replay in one process or with a sentence, in time, and with
-a worker on every raylet; after the next start nothing of it may be left. Prints a table, and exits
-with 1 if a run did not.
+In half of the runs the kill comes at a drawn round of a replay, in the other half at a drawn time
+after the driver began to join. Every run must end within 60 s of the loss, with the bytes of one
+process or with a sentence, and leave no process and no folder. Prints a line per run and a
+table, and exits with 1 if a run did not. A seed and the number of a run name a case.
 """
 
 from __future__ import annotations
@@ -20,120 +21,162 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from perfmodel.engine.replay import replay
 from perfmodel.execution.on_ray import surroundings, watchdog
 from tests.execution.jobs import alternating_job
-from tests.faults.driver import ITERATIONS, MEETINGS, ROUNDS, digest
+from tests.faults.driver import ITERATIONS, MEETINGS, QUESTIONS, ROUNDS, digest
+from tests.faults.field import MARK, Field, wait_gone
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-FAULTS = ("worker", "raylet", "head raylet", "gcs", "driver", "none")
-MOST_S = 600.0
-"""A driver needs 15 s on a quiet machine, and ten times that where eight others want to run."""
-MOST_STARTS = 20
+FAULTS = ("worker", "raylet", "driver", "gcs", "raylet", "head raylet")
+NODES = 3
+MOST_S = 60.0
+"""From the loss to the end of the driver."""
+MOST_START_S = 600.0
+"""From the start to the loss, where eight others want to run: nothing is lost yet."""
+GOOD_ENDS = ("same bytes", "sentence", "killed")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is killed, and when: at a *round* of a replay, or *delay_s* after joining began."""
+
+    fault: str
+    work: str
+    round: int | None
+    delay_s: float
+    seed: int
+
+    @property
+    def moment(self) -> str:
+        where = f"round {self.round}" if self.round else f"{self.delay_s:.1f} s"
+        return f"{self.work}, {where}"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: *end* is same bytes, sentence, or what is wrong.
+    """How a run ended, *seconds* after the loss; *raylets* had workers, None if it is not known."""
 
-    *raylets* is how many of the *nodes* had a worker when the replay began.
-    """
-
-    fault: str
-    nodes: int
-    number: int
-    pause_s: float
-    raylets: int
     end: str
     seconds: float
+    raylets: int | None
     said: str
 
     @property
     def is_good(self) -> bool:
-        return self.is_spread and self.end in ("same bytes", "sentence", "killed")
-
-    @property
-    def is_spread(self) -> bool:
-        return self.raylets == self.nodes
+        return self.end in GOOD_ENDS
 
 
-def start_cluster(nodes: int):
-    """A cluster; on a busy machine Ray gives up before its processes are there."""
-    from ray.cluster_utils import Cluster
-
-    for _ in range(MOST_STARTS):
-        cluster = Cluster()
-        try:
-            for _ in range(nodes):
-                cluster.add_node(num_cpus=1, include_dashboard=False)
-            cluster.wait_for_nodes()
-        except Exception as error:
-            print(f"    the cluster did not start: {error}", flush=True)
-            cluster.shutdown()
-        else:
-            return cluster
-    sys.exit("no cluster could be started")
+def draw_case(seed: int, run: int, fault: str | None = None) -> Case:
+    source = random.Random(seed * 1_000_003 + run)
+    fault = fault or FAULTS[run % len(FAULTS)]
+    if source.random() < 0.5:
+        # Rounds take milliseconds, and it takes seconds to notice a loss: now and then there is
+        # time for it.
+        pause_s = source.choice((0.0, source.uniform(0.5, 5.0)))
+        return Case(fault, "replay", source.randint(1, ROUNDS - 1), pause_s, run)
+    work = source.choice(("replay", "questions"))
+    return Case(fault, work, None, source.uniform(0.0, 10.0), run)
 
 
-def pids_of(node, kind: str) -> list[int]:
-    return [info.process.pid for info in node.all_processes.get(kind, [])]
+class Driver:
+    """A driver that runs: what it has said, and how it ended."""
 
-
-def doomed_pids(cluster, fault: str) -> list[int]:
-    """What of *cluster* is killed; with a machine its workers go too."""
-    if fault == "gcs":
-        return pids_of(cluster.head_node, "gcs_server")
-    if fault == "head raylet":
-        return pids_of(cluster.head_node, "raylet")
-    if fault == "raylet":
-        return pids_of(next(iter(cluster.worker_nodes)), "raylet")
-    return []
-
-
-def run_once(fault: str, nodes: int, number: int, pause_s: float, wanted: str) -> Outcome:
-    cluster = start_cluster(nodes)
-    pids = doomed_pids(cluster, fault)
-    word = fault if fault in ("none", "worker", "driver") else "raylet"
-    words = [cluster.address, str(nodes), word, str(number), str(pause_s), *map(str, pids)]
-    began_s = time.monotonic()
-    try:
-        done = subprocess.run(
+    def __init__(self, field: Field, case: Case, output: IO[str], errors: IO[str]) -> None:
+        self.case, self._field, self.lost_s = case, field, 0.0
+        self._output, self._errors = output, errors
+        self.mark = f"driver {os.getpid()} {case.seed}"
+        self._source = random.Random(case.seed)
+        words = [field.address, str(field.nodes), case.work]
+        if case.round is not None:
+            pids = field.doomed_pids(case.fault, self._source)
+            words += [str(case.round), case.fault, str(case.delay_s), *map(str, pids)]
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.driver", *words],
             cwd=CHECKOUT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=MOST_S,
-            env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+            stdout=self._output,
+            stderr=self._errors,
+            env={**os.environ, "PYTHONPATH": str(CHECKOUT), MARK: self.mark},
         )
-        end = judge(done, fault, wanted)
-        said, raylets = done.stderr.strip(), raylets_of(done.stdout)
-    except subprocess.TimeoutExpired as error:
-        end, said, raylets = "HANG", "", raylets_of((error.stdout or b"").decode())
-    finally:
-        seconds = time.monotonic() - began_s
-        cluster.shutdown()
-    return Outcome(fault, nodes, number, pause_s, raylets, end, seconds, said)
+
+    def facts(self) -> dict:
+        self._output.seek(0)
+        return {key: value for line in self._output for key, value in json.loads(line).items()}
+
+    def run(self) -> None:
+        """Until it has ended, or the time since the loss or the start is up."""
+        until_s = time.monotonic() + MOST_START_S
+        while self._process.poll() is None and time.monotonic() < until_s:
+            time.sleep(0.05)
+            if self.lost_s:
+                continue
+            facts = self.facts()
+            if "lost_s" in facts:
+                self.lost_s = facts["lost_s"]
+            elif self.case.round is None and "joining" in facts:
+                self._kill()
+            if self.lost_s:
+                until_s = self.lost_s + MOST_S
+        self._facts = self.facts()
+
+    def _kill(self) -> None:
+        time.sleep(self.case.delay_s)
+        if self._process.poll() is None:
+            self.lost_s = time.monotonic()
+            is_driver = self.case.fault == "driver"
+            pids = self._field.doomed_pids(self.case.fault, self._source)
+            for pid in [self._process.pid] if is_driver else pids:
+                os.kill(pid, 9)
+
+    def judge(self, wanted: dict[str, str]) -> Outcome:
+        """How it ended, and what it left."""
+        seconds = time.monotonic() - (self.lost_s or time.monotonic())
+        is_over = self._process.poll() is not None
+        if not is_over:
+            self._process.kill()
+        code = self._process.wait()
+        left = wait_gone(self.mark, 15.0)
+        self._errors.seek(0)
+        said = self._errors.read().strip()
+        end = self._end(code, said, wanted) if is_over else "HANG"
+        if left:
+            end = f"LEFT {len(left)} PROCESSES"
+        return Outcome(end, seconds, self._facts.get("raylets"), said)
+
+    def _end(self, code: int, said: str, wanted: dict[str, str]) -> str:
+        if not self.lost_s:
+            return "not hit" if code == 0 else "FAILED BEFORE THE LOSS"
+        if code == 0:
+            is_same = self._facts.get("digest") == wanted[self.case.work]
+            return "same bytes" if is_same else "OTHER BYTES"
+        if "Traceback" in said:
+            return "TRACEBACK"
+        if self.case.fault == "driver" and (not said or "ended without a word" in said):
+            # Before it has a watchdog, it can leave nothing and nobody can report it.
+            return "killed"
+        is_sentence = "ray: " in said
+        return "sentence" if is_sentence else f"EXIT {code} WITHOUT A SENTENCE"
 
 
-def raylets_of(output: str) -> int:
-    """On how many raylets the driver had workers, by the first line of its *output*."""
-    lines = output.splitlines()
-    return json.loads(lines[0])["raylets"] if lines else 0
+def run_once(field: Field, case: Case, wanted: dict[str, str]) -> Outcome:
+    field.prepare()
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        driver = Driver(field, case, output, errors)
+        driver.run()
+        outcome = driver.judge(wanted)
+    field.recover(case.fault)
+    return outcome
 
 
-def judge(done, fault: str, wanted: str) -> str:
-    """How a run ended."""
-    if done.returncode == 0:
-        answer = json.loads(done.stdout.splitlines()[-1])
-        return "same bytes" if answer["digest"] == wanted else "OTHER BYTES"
-    if fault == "driver" and "ended without a word" in done.stderr:
-        return "killed"
-    if "Traceback" in done.stderr:
-        return "TRACEBACK"
-    is_sentence = done.returncode == 1 and "ray: " in done.stderr
-    return "sentence" if is_sentence else f"EXIT {done.returncode} WITHOUT A SENTENCE"
+def expected() -> dict[str, str]:
+    """The digests of what one process answers."""
+    job, durations = alternating_job(ranks=6, members=MEETINGS)
+    return {
+        "replay": digest(replay(job, durations, iterations=ITERATIONS)),
+        "questions": str(sum(number * number for number in range(QUESTIONS))),
+    }
 
 
 def leftovers() -> list[str]:
@@ -145,37 +188,40 @@ def leftovers() -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Kill parts of Ray and see what becomes of it.")
-    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--fault", choices=FAULTS)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--fault", choices=sorted(set(FAULTS)))
     words = parser.parse_args()
     os.environ.setdefault("RAY_worker_niceness", "0")
-    source = random.Random(words.seed)
-    wanted = digest(replay(*alternating_job(ranks=6, members=MEETINGS), iterations=ITERATIONS))
-    before = set(leftovers())
+    wanted, before = expected(), set(leftovers())
     counts: Counter[tuple[str, str]] = Counter()
-    spread, is_good = 0, True
-    for run in range(words.runs):
-        fault = words.fault or FAULTS[run % len(FAULTS)]
-        nodes, number = source.choice((2, 3)), source.randint(1, ROUNDS - 1)
-        # Rounds take milliseconds, and it takes seconds to notice a loss: in half of the runs
-        # there is time for it.
-        pause_s = source.choice((0.0, source.uniform(0.5, 5.0)))
-        outcome = run_once(fault, nodes, number, pause_s, wanted)
-        counts[outcome.fault, outcome.end] += 1
-        spread += outcome.is_spread
-        is_good = is_good and outcome.is_good
-        print(
-            f"{run + 1:>3} {outcome.fault:<12} workers on {outcome.raylets} of {outcome.nodes} "
-            f"raylets, round {outcome.number:>2}, {outcome.pause_s:3.1f} s: "
-            f"{outcome.end:<12} {outcome.seconds:5.1f} s  {outcome.said[:150]}",
-            flush=True,
-        )
-    left = sorted(set(leftovers()) - before)
-    print("\nfault        end          runs")
+    slowest_s, is_good = 0.0, True
+    mark = f"cluster {os.getpid()}"
+    field = Field(NODES, mark)
+    print(
+        f"seed {words.seed}, runs {words.first} to {words.first + words.runs - 1}, {NODES} raylets"
+    )
+    try:
+        for run in range(words.first, words.first + words.runs):
+            case = draw_case(words.seed, run, words.fault)
+            outcome = run_once(field, case, wanted)
+            counts[case.fault, outcome.end] += 1
+            slowest_s = max(slowest_s, outcome.seconds)
+            is_good = is_good and (outcome.is_good or outcome.end == "not hit")
+            print(
+                f"{run:>3} {case.fault:<11} {case.moment:<18} raylets {outcome.raylets or '-'}: "
+                f"{outcome.end:<10} {outcome.seconds:4.1f} s  {outcome.said[:110]}",
+                flush=True,
+            )
+    finally:
+        field.close()
+    left = [*wait_gone(mark, 15.0), *sorted(set(leftovers()) - before)]
+    print("\nkilled      end          runs")
     for (fault, end), count in sorted(counts.items()):
-        print(f"{fault:<12} {end:<12} {count:>4}")
-    print(f"workers on all raylets: {spread} of {words.runs} starts")
+        print(f"{fault:<11} {end:<12} {count:>4}")
+    kills = sum(count for (_, end), count in counts.items() if end != "not hit")
+    print(f"{kills} kills, the slowest end {slowest_s:.1f} s after the loss (limit {MOST_S:.0f} s)")
     print(f"left behind: {left or 'nothing'}")
     return 0 if is_good and not left else 1
 

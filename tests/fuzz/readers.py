@@ -6,11 +6,9 @@ import gzip
 import io
 import json
 import random
-import shutil
-import tempfile
+import re
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,9 @@ import numpy as np
 from tests.fuzz.damage import (
     bomb,
     damage_bytes,
-    damage_tree,
     damaged_csv,
     damaged_json,
     damaged_yaml,
-    forge_table,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -39,9 +35,11 @@ class Reader:
     read: Callable[[Path], object]
 
 
-def _yaml_reader(name: str, folder: str, read: Callable[[Path], object]) -> Reader:
+def _yaml_reader(
+    name: str, folder: str, read: Callable[[Path], object], *, files: str = "*.yaml"
+) -> Reader:
     def make(place: Path, source: random.Random) -> Path:
-        chosen = source.choice(sorted((ROOT / folder).glob("*.yaml")))
+        chosen = source.choice(sorted((ROOT / folder).glob(files)))
         target = place / f"{chosen.stem}.yaml"
         target.write_bytes(damaged_yaml(chosen.read_text(encoding="utf-8"), source))
         return target
@@ -60,7 +58,7 @@ def _csv_reader(name: str, text: str, read: Callable[[Path], object]) -> Reader:
     return Reader(name, make, read)
 
 
-def _json_reader(
+def json_reader(
     name: str, document: Any, read: Callable[[Path], object], *, ending: str = ".json"
 ) -> Reader:
     def make(place: Path, source: random.Random) -> Path:
@@ -78,7 +76,7 @@ def _json_reader(
     return Reader(name, make, read)
 
 
-def _bytes_reader(name: str, good: bytes, ending: str, read: Callable[[Path], object]) -> Reader:
+def bytes_reader(name: str, good: bytes, ending: str, read: Callable[[Path], object]) -> Reader:
     def make(place: Path, source: random.Random) -> Path:
         target = place / f"file{ending}"
         target.write_bytes(damage_bytes(good, source))
@@ -89,11 +87,14 @@ def _bytes_reader(name: str, good: bytes, ending: str, read: Callable[[Path], ob
 
 def build_readers() -> list[Reader]:
     """All readers of the program."""
+    from tests.fuzz.jobs import build_job_readers
+
     files = [*_document_readers(), *_table_readers(), *_trace_readers(), *_index_readers()]
-    return [*files, _job(), _forged_job()]
+    return [*files, *build_job_readers()]
 
 
 def _document_readers() -> list[Reader]:
+    from collectives.calibration import load_calibration
     from embeddings.table_files import load_tables
     from perfmodel.stacks.profiles import load_stack
     from perfmodel.workloads.catalog import load_workload
@@ -104,9 +105,53 @@ def _document_readers() -> list[Reader]:
         _yaml_reader("device", "topologies/devices", load_device),
         _yaml_reader("workload", "perfmodel/workloads/specs", load_workload),
         _yaml_reader("stack", "perfmodel/stacks/catalog", load_stack),
-        _yaml_reader("tables", "perfmodel/api/templates", load_tables),
-        _json_reader("plan", _plan_document(), _read_plan),
+        _yaml_reader("tables", "perfmodel/api/templates", load_tables, files="tables.yaml"),
+        _yaml_reader("scenario", "perfmodel/api/templates", _read_scenario, files="scenario*"),
+        _recipes_reader(),
+        _yaml_reader(
+            "calibration", "collectives/calibrations", load_calibration, files="nccl.yaml"
+        ),
+        json_reader("fitted kernels", _fitted_kernels(), _read_fitted),
+        json_reader("plan", _plan_document(), _read_plan),
     ]
+
+
+def _read_scenario(path: Path) -> object:
+    from perfmodel.prediction.question import load_setting
+    from perfmodel.prediction.scenario import Scenario
+    from perfmodel.prediction.scenario_file import load_scenario
+
+    found = load_scenario(path)
+    return load_setting(found) if isinstance(found, Scenario) else found
+
+
+def _recipes_reader() -> Reader:
+    """The shipped recipes under names of a user's own."""
+    from perfmodel.whatif.recipes import load_recipes
+
+    shipped = (ROOT / "perfmodel/whatif/recipes.yaml").read_text(encoding="utf-8")
+    own = re.sub(r"^  (\w+):", r"  own_\1:", shipped, flags=re.MULTILINE)
+
+    def make(place: Path, source: random.Random) -> Path:
+        target = place / "recipes.yaml"
+        target.write_bytes(damaged_yaml(own, source))
+        return target
+
+    return Reader("recipes", make, lambda path: load_recipes(str(path)))
+
+
+def _fitted_kernels() -> Any:
+    """A shipped calibration of GEMMs, as a user's own."""
+    files = sorted((ROOT / "perfmodel/costs/calibrations/gemm").glob("*.json"))
+    document = json.loads(files[0].read_bytes())
+    return document | {"entries": document["entries"][:2], "command": "perfmodel calibrate gemm t"}
+
+
+def _read_fitted(path: Path) -> object:
+    from perfmodel.costs.calibration_files import entries_for
+    from topologies import load_device
+
+    return entries_for("gemm", replace(load_device("h100_sxm"), calibrations=(str(path),)))
 
 
 @cache
@@ -178,7 +223,7 @@ def _read_runs(path: Path) -> object:
     return validate_runs(path, executor="serial").to_json()
 
 
-def _kineto_document() -> Any:
+def kineto_document() -> Any:
     from tests.traces.builders import kernel, launch, span
 
     spans = [span("user_annotation", "ProfilerStep#1", 0, 100), span("cpu_op", "aten::mm", 1, 20)]
@@ -189,45 +234,21 @@ def _kineto_document() -> Any:
 
 
 def _execution_trace() -> Any:
-    nodes = [
-        {"id": 1, "name": "[pytorch|profiler|execution_trace|thread]", "ctrl_deps": 1,
-         "inputs": {"values": [], "shapes": [], "types": []},
-         "outputs": {"values": [], "shapes": [], "types": []}, "attrs": []},
-        {"id": 2, "name": "aten::mm", "ctrl_deps": 1,
-         "inputs": {"values": [], "shapes": [[8, 16], [16, 4]],
-                    "types": ["Tensor(float)", "Tensor(float)"]},
-         "outputs": {"values": [], "shapes": [[8, 4]], "types": ["Tensor(float)"]},
-         "attrs": [{"name": "rf_id", "type": "uint64", "value": 1},
-                   {"name": "op_schema", "type": "string", "value": "aten::mm"}]},
-    ]  # fmt: skip
-    return {"schema": "1.0.3-chakra.0.0.4", "pid": 1, "time": "x", "start_ts": 0, "nodes": nodes}
+    from tests.recordings.test_executed_jobs import step
+
+    return {"schema": "1.0.1", "pid": 1, "nodes": step()}
 
 
 def _trace_readers() -> list[Reader]:
-    from perfmodel.api import import_kineto
-    from traces.chakra import load_chakra
-    from traces.execution_trace import load_execution_trace
+    from perfmodel.api import import_traces
 
-    def read_kineto(path: Path) -> object:
-        return import_kineto([path], path.parent / "job")
+    def read(path: Path) -> object:
+        return import_traces([path], path.parent / "job")
 
     return [
-        _json_reader("kineto", _kineto_document(), read_kineto),
-        _json_reader("execution trace", _execution_trace(), load_execution_trace),
-        _bytes_reader("chakra", _chakra_bytes(), ".et", load_chakra),
+        json_reader("kineto", kineto_document(), read),
+        json_reader("execution trace", _execution_trace(), read),
     ]
-
-
-def _chakra_bytes() -> bytes:
-    from perfmodel.api import import_kineto
-    from perfmodel.recordings.storage import load_recorded_job, write_chakra_job
-
-    with tempfile.TemporaryDirectory() as place:
-        trace = Path(place) / "rank0.json"
-        trace.write_text(json.dumps(_kineto_document()))
-        import_kineto([trace], Path(place) / "job")
-        paths = write_chakra_job(load_recorded_job(Path(place) / "job"), Path(place) / "chakra")
-        return paths[0].read_bytes()
 
 
 def _index_readers() -> list[Reader]:
@@ -238,9 +259,9 @@ def _index_readers() -> list[Reader]:
     flat = io.BytesIO()
     np.save(flat, np.arange(64))
     return [
-        _bytes_reader("npz", packed.getvalue(), ".npz", load_index_data),
-        _bytes_reader("npy", flat.getvalue(), ".npy", load_index_data),
-        _bytes_reader("torch file", _torch_bytes(), ".pt", load_index_data),
+        bytes_reader("npz", packed.getvalue(), ".npz", load_index_data),
+        bytes_reader("npy", flat.getvalue(), ".npy", load_index_data),
+        bytes_reader("torch file", _torch_bytes(), ".pt", load_index_data),
     ]
 
 
@@ -250,53 +271,3 @@ def _torch_bytes() -> bytes:
     target = io.BytesIO()
     torch.save((torch.arange(32), torch.arange(0, 33, 4), torch.full((2, 4), 4)), target)
     return target.getvalue()
-
-
-def _job() -> Reader:
-    from perfmodel.api import JobScenario, predict
-    from perfmodel.graph.storage import save_job
-    from tests.strategies import random_job
-
-    good = Path(tempfile.mkdtemp(prefix="fuzz-job-")) / "job"
-    save_job(random_job(5).job, good)
-
-    def make(place: Path, source: random.Random) -> Path:
-        shutil.copytree(good, place / "job")
-        victim = source.choice(sorted((place / "job").iterdir()))
-        if victim.suffix == ".json" and source.random() < 0.7:
-            victim.write_bytes(damaged_json(json.loads(victim.read_bytes()), source))
-        else:
-            victim.write_bytes(damage_bytes(victim.read_bytes(), source))
-        return place / "job"
-
-    return Reader(
-        "job folder", make, lambda path: predict(JobScenario(str(path)), executor="serial")
-    )
-
-
-def _forged_job() -> Reader:
-    """A recording with forged columns or facts, and right checksums."""
-    from perfmodel.api import JobScenario, predict
-    from tests.builders import seal_job
-
-    def make(place: Path, source: random.Random) -> Path:
-        folder = place / "job"
-        shutil.copytree(ROOT / "tests" / "fingerprint" / "files" / "recorded", folder)
-        victim = source.choice(sorted(folder.iterdir()))
-        if victim.suffix == ".parquet":
-            forge_table(victim, source)
-        else:
-            content = json.loads(victim.read_bytes())
-            kept = {key: content.pop(key) for key in ("files", "schema_version")}
-            changed = damage_tree(content, source)
-            victim.write_text(json.dumps((changed if isinstance(changed, dict) else {}) | kept))
-        # Damage may leave no JSON to seal.
-        with suppress(ValueError, KeyError, TypeError):
-            seal_job(folder)
-        return folder
-
-    return Reader(
-        "forged job",
-        make,
-        lambda path: predict(JobScenario(str(path), force=True), executor="serial"),
-    )

@@ -6,10 +6,11 @@ import random
 
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import ShardingTask
+from embeddings.sharding_task import cut_table
 from perfmodel.execution.executor import SerialExecutor
-from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.making import build_task
 from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.plans.evaluator import PlanEvaluator
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.prediction.scenario import Interference
@@ -67,7 +68,7 @@ def plan_setting(
 
 
 def random_plan(task: ShardingTask, chance: random.Random) -> ShardingPlan:
-    """Some tables whole, some by columns, some by rows, some on every rank."""
+    """Tables whole, by columns, by rows over two or all ranks, by both, and on every rank."""
     shards: list[Shard] = []
     copied = []
     for place, table in enumerate(task.tables):
@@ -86,6 +87,12 @@ def random_plan(task: ShardingTask, chance: random.Random) -> ShardingPlan:
                 Shard(place, chance.randrange(task.rank_count), first, rows, 0, table.width)
                 for first, rows in ((0, middle), (middle, table.rows - middle))
             ]
+        elif way < 0.55:
+            pieces = cut_table(place, table, columns=1, rows=min(task.rank_count, table.rows))
+            shards += [piece.on_rank(rank) for rank, piece in enumerate(pieces)]
+        elif way < 0.62 and table.width >= 64:
+            pieces = cut_table(place, table, columns=2, rows=2)
+            shards += [piece.on_rank(chance.randrange(task.rank_count)) for piece in pieces]
         else:
             rank = chance.randrange(task.rank_count)
             shards.append(Shard(place, rank, 0, table.rows, 0, table.width))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from perfmodel.planning import starts as assignment
-from perfmodel.planning.plan_costs import AloneCosts
 from perfmodel.planning.starts import Pieces, assign, assign_greedily
+from perfmodel.prediction.plans.plan_costs import AloneCosts
 
 
 def some_pieces(seed: int, *, room_bytes: float = 1e9) -> Pieces:

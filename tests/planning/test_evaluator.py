@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,12 @@ from embeddings.sharders import SHARDERS, build_named_plan
 from perfmodel.base.errors import PlanError
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.pricing import price_job
-from perfmodel.planning.evaluator import PlanEvaluator, PlanMeasures, lookups_of_ranks_ns
+from perfmodel.execution.executor import SerialExecutor
+from perfmodel.prediction.plans.evaluator import PlanEvaluator, PlanMeasures, lookups_of_ranks_ns
+from perfmodel.prediction.predict import predict
+from perfmodel.prediction.question import PredictOptions, Setting, build_question
+from perfmodel.prediction.scenario import Interference
+from perfmodel.stacks.capabilities import RowSums
 from perfmodel.workloads.dlrm.job import build_dlrm_job
 from perfmodel.workloads.dlrm.memory import dlrm_memory
 from tests.planning.settings import STACK, plan_setting, predict_plan, random_plan
@@ -88,14 +94,31 @@ def test_partial_sums_are_as_wide_as_all_pieces_by_rows():
     half = tables[2].width // 2
     by_columns = [Shard(2, rank, 0, tables[2].rows, rank * half, half) for rank in range(2)]
 
-    def width(*shards: Shard) -> tuple[int, bool]:
-        found = evaluator.catalog.columns_of(ShardingPlan(tables, 2, tuple(shards), (), "some"))
-        assert found.frame_key[0] == ()
-        return found.partial_width, found.frame_key[1]
+    def widths(*shards: Shard, ranks: int = 3) -> tuple[int, int]:
+        plan = ShardingPlan(tables, ranks, tuple(shards), (), "some")
+        found = evaluator.catalog.columns_of(plan)
+        assert found.frame_key == ((), found.partial_width > 0, found.reduced_width > 0, True)
+        return found.partial_width, found.reduced_width
 
-    assert width(*whole) == (0, False)
-    assert width(*whole[:2], *by_columns) == (0, False)
-    assert width(whole[0], *by_rows, whole[2]) == (2 * tables[1].width, True)
+    assert widths(*whole) == (0, 0)
+    assert widths(*whole[:2], *by_columns) == (0, 0)
+    assert widths(whole[0], *by_rows, whole[2]) == (2 * tables[1].width, 0)
+    # Over all ranks they are summed by a collective, each number once.
+    assert widths(whole[0], *by_rows, whole[2], ranks=2) == (0, tables[1].width)
+
+
+def test_rows_over_all_ranks_are_added_as_the_stack_does():
+    evaluator, task = plan_setting(4, batch=4096)
+    plan = build_named_plan("row_wise", task)
+    lean = replace(STACK, tables=replace(STACK.tables, row_sums=RowSums.ALL_TO_ALL))
+    sending = PlanEvaluator(evaluator.spec, evaluator.cluster, lean)
+    asked = PredictOptions(interference=Interference.LEFT_OUT, samples=0, is_explained=False)
+    for one in (evaluator, sending):
+        setting = Setting(one.spec, one.cluster, one.stack, asked, plan=plan)
+        full = predict(build_question(setting), executor=SerialExecutor())
+        assert one.measure([plan]).times.period_ns[0] == full.period_ns
+    frames = [one.catalog.columns_of(plan).frame_key for one in (evaluator, sending)]
+    assert frames == [((), False, True, False), ((), True, False, True)]
 
 
 def test_memory_is_that_of_a_full_prediction():

@@ -8,9 +8,9 @@ import numpy as np
 
 from embeddings.plan import Shard
 from embeddings.sharders import SHARDERS, build_named_plan
-from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, Neighbourhood, split_table
 from perfmodel.planning.search import PlanSearch, SearchLimit
+from perfmodel.prediction.plans.evaluator import PlanEvaluator
 from perfmodel.prediction.scenario import Mode
 from tests.planning.settings import STACK, plan_setting
 
@@ -55,7 +55,7 @@ def test_a_walk_of_steps_keeps_every_number_placed_once_and_the_time_of_its_plan
         cuts |= set(layout.cuts)
     # Building a plan checks that it is one.
     plan = book.to_plan(layout, "walked")
-    layouts = evaluator.measure_layouts(book, [layout])
+    layouts = evaluator.measure_columns([layout], lambda _: book.to_plan(layout, "layout"))
     plans = PlanEvaluator(evaluator.spec, evaluator.cluster, STACK).measure([plan])
     assert layouts.times.period_ns[0] == plans.times.period_ns[0]
     assert layouts.peak_bytes[0] == plans.peak_bytes[0]

@@ -13,8 +13,8 @@ from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.costs.embedding_terms import Term, TermsSetting, tables_terms
 from perfmodel.graph.ops import Pass
-from perfmodel.planning import plan_costs
-from perfmodel.planning.plan_costs import ExchangePricer, PlanPricer
+from perfmodel.prediction.plans import plan_costs
+from perfmodel.prediction.plans.plan_costs import ExchangePricer, PlanPricer
 from tests.planning.settings import STACK, build_spec
 from topologies import build_cluster, load_topology
 

@@ -176,7 +176,7 @@ def test_a_layout_is_scored_by_its_time_and_a_little_of_its_busiest_ranks():
     )
     evaluator: Any = SimpleNamespace(
         catalog=None,
-        measure_layouts=lambda book, layouts: found,
+        measure_columns=lambda layouts, plan_of: found,
         cluster=SimpleNamespace(device=SimpleNamespace(memory_bytes=100)),
     )
     of = searcher(evaluator)
@@ -221,7 +221,10 @@ def test_tables_of_sixteen_mebibytes_may_stand_on_every_rank():
     for task, others in ((exact, 1), (larger, 0)):
         small = EmbeddingTable("whole", rows=2**20, width=64, pooling_factor=1)
         both = ShardingTask((*task.tables, small), 2, 10**12, 64)
-        numbers: Any = SimpleNamespace(pieces=lambda tables, shards: [s.table for s in shards])
+        numbers: Any = SimpleNamespace(
+            pieces=lambda tables, shards, reduced: [s.table for s in shards],
+            reduces=lambda table, row_pieces: False,
+        )
         book = LayoutBook(both, numbers)
         layout = book.from_plan(both.whole([0, 1], "whole"))
         assert layout is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -135,7 +136,8 @@ def test_the_same_question_twice_has_the_same_answer_and_says_how_it_was_found(t
     assert [plan.plan for plan in first.plans] == [plan.plan for plan in second.plans]
     assert [plan.spread for plan in first.plans] == [plan.spread for plan in second.plans]
     highs = [plan.spread.high_ns for plan in first.plans]
-    assert highs == sorted(highs)
+    # Plans within one percent of each other are ties.
+    assert all(earlier <= 1.01 * later for earlier, later in pairwise(highs))
     assert first.facts == (
         "quad_a100: 1 host, 4 ranks",
         "dlrm_dcnv2: 5 tables, 0.1 GiB of weights",

@@ -29,6 +29,7 @@ from perfmodel.planning.ranking import PlanBound, PlanLoads, RankedPlan
 from perfmodel.prediction.answer import RankWait
 from perfmodel.prediction.question import PredictOptions, Setting
 from perfmodel.prediction.scenario import Mode
+from perfmodel.workloads.dlrm.run import DlrmRun
 from tests.builders import JobSketch
 from tests.planning.settings import STACK, build_spec
 from topologies import build_cluster, load_topology
@@ -88,7 +89,7 @@ def test_loads_are_what_ranks_look_up_send_and_hold(is_copied):
     *held, last = spec.embedding.tables() if is_copied else (*spec.embedding.tables(), None)
     shards = tuple(Shard(p, p, 0, table.rows, 0, table.width) for p, table in enumerate(held))
     plan = ShardingPlan(spec.embedding.tables(), 2, shards, (2,) if is_copied else ())
-    loads = find_loads(spec, plan, (10, 20))
+    loads = find_loads(DlrmRun(spec, 2, STACK), plan, (10, 20))
     # Half of the batch looks a table up that every rank has.
     further = 32 * last.pooling_factor if last else 0
     assert loads.lookups == pytest.approx([64 * table.pooling_factor + further for table in held])

@@ -22,10 +22,10 @@ from perfmodel.planning.layouts.candidates import iter_candidates
 from perfmodel.planning.layouts.ranking import pareto
 from perfmodel.planning.layouts.search import list_fitting
 from perfmodel.planning.making import iter_assignments
-from perfmodel.planning.plan_costs import AloneCosts
 from perfmodel.planning.question import LayoutQuestion
 from perfmodel.planning.ranking import PlanLoads, beats_next, number_ties
 from perfmodel.planning.starts import Pieces, SearchStarts, assign, assign_greedily
+from perfmodel.prediction.plans.plan_costs import AloneCosts
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
 from tests import recorded
@@ -114,8 +114,12 @@ class _Numbers:
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
 
-    def pieces(self, tables: Any, shards: Any) -> Any:
-        del tables
+    def reduces(self, table: Any, row_pieces: int) -> bool:
+        del table, row_pieces
+        return False
+
+    def pieces(self, tables: Any, shards: Any, reduced: Any) -> Any:
+        del tables, reduced
         numbers = [self._known.setdefault(shard, len(self._known)) for shard in shards]
         return np.array(numbers, dtype=np.int32)
 

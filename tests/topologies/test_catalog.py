@@ -18,7 +18,7 @@ WANTED = {
     "aws_p4d", "aws_p5", "aws_p5en", "polaris", "alps_gh200",
     "dgx_b300", "gb300_nvl72", "h200_nvl_pcie", "hgx_a100_4gpu", "hgx_h100_4gpu", "dgx2h_v100",
     "jean_zay_a100", "grand_teton_h100", "azure_nd_a100_v4", "v100_pcie", "l4_pcie", "l40_pcie",
-    "a30_pcie", "a40_pcie", "rtx_a5000_pcie", "rtx_4090_pcie", "a30_pcie_nvbridge",
+    "a30_pcie", "a40_pcie", "rtx_a5000_pcie", "rtx_4090_pcie", "a30_pcie_nvbridge", "rtx_3090_pcie",
     "a40_pcie_nvbridge", "rtx_a5000_pcie_nvbridge", "a100_pcie_nvbridge", "h100_pcie_nvbridge",
     "h200_nvl_pcie_nvbridge",
 }  # fmt: skip

@@ -45,6 +45,7 @@ DATASHEETS = [
     ("h100_sxm_hbm2e", DType.BF16, 989.4, 2400), ("h100_sxm_96gb", DType.BF16, 989.4, 3350),
     ("a30", DType.BF16, 165, 933), ("a40", DType.BF16, 149.7, 696),
     ("l4", DType.FP8, 485 / 2, 300), ("rtx_a5000", DType.BF16, 222.2 / 2, 768),
+    ("rtx_3090", DType.BF16, 71, 936),
     ("rtx_4090", DType.BF16, 165.2, 1008), ("v100_sxm3_32gb_h", DType.FP16, 131, 900),
 ]  # fmt: skip
 WATTS = {

@@ -19,6 +19,7 @@ from topologies import (
         ("NVIDIA H100 80GB HBM3", 8, "dgx_h100"),  # before a cloud's, whose network is shared
         ("NVIDIA H100 80GB HBM3", 4, "hgx_h100_4gpu"),
         ("NVIDIA GeForce RTX 4090", 2, "rtx_4090_pcie"),
+        ("NVIDIA GeForce RTX 3090", 1, "rtx_3090_pcie"),
     ],
 )
 def test_the_name_of_a_gpu_and_their_number_tell_the_machine(name, gpus, machine):

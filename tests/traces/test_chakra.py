@@ -62,3 +62,23 @@ def test_recorded_chakra_files_load(shared_data):
         trace = load_chakra(shared_data / "traces" / "gpt_tp2_v100x2" / f"chakra_rank{rank}.et.gz")
         assert len(trace.operations) == 2128
         assert sum(op.kind is ChakraKind.COLLECTIVE for op in trace.operations) == 39
+
+
+def test_messages_longer_than_what_is_read_at_once_come_whole(tmp_path):
+    # An operation of 6 MiB between two small ones: it is read on, and the next begins after it.
+    long = ChakraOperation(2, "long", ChakraKind.COMPUTE, attributes={"note": "x" * 6 * 2**20})
+    operations = (OPERATIONS[0], long, OPERATIONS[1])
+    write_chakra(ChakraTrace("x", "0.0.4", operations), tmp_path / "a.et")
+
+    assert load_chakra(tmp_path / "a.et").operations == operations
+
+
+def test_a_message_cut_short_is_named_by_its_place_and_what_is_left(tmp_path):
+    (tmp_path / "a.et").write_bytes(
+        b"\x07\x0a\x050.0.4" + b"\x04\x08\x09\x38\x03" + b"\x05\x08\x0a"
+    )
+
+    with pytest.raises(
+        TraceError, match=r"byte 13 must be 5 bytes long, but only 2 bytes are left"
+    ):
+        load_chakra(tmp_path / "a.et")

@@ -35,6 +35,19 @@ def test_a_faulty_operator_is_reported_and_a_file_without_schema_refused(tmp_pat
         write(tmp_path, nodes=items[:1])
 
 
+def test_operators_without_a_parent_or_before_it_are_reported(tmp_path):
+    # Number 1 is the process, which is often not written; 9 is nowhere; 5 is its own parent.
+    items = [
+        {"id": number, "name": "a", "parent": parent}
+        for number, parent in ((2, 1), (3, 2), (4, 9), (5, 5), (6, 7), (7, 2))
+    ]
+    lost, early = write(tmp_path, schema="1.0.1", nodes=items).faults
+
+    assert "parent is not in the file" in lost
+    assert "operator 4 in 9" in lost
+    assert early.startswith("operator before its parent (3 times, first at 4)")
+
+
 def test_recorded_files_load(shared_data):
     path = shared_data / "traces" / "dlrm_param_v100x8" / "pytorch_et" / "rank0.json.gz"
     assert len(load_execution_trace(path).operators) == 1675

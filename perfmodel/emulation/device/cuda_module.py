@@ -18,7 +18,6 @@ import torch
 import torch.cuda.nvtx
 import torch.nn.parallel._functions
 import torch.nn.parallel.comm
-from torch._dynamo import trace_rules
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.emulation.device.cuda_types import (
@@ -30,9 +29,11 @@ from perfmodel.emulation.device.cuda_types import (
     synchronize,
 )
 from perfmodel.emulation.device.gpu import VirtualGpu, address_of
+from perfmodel.emulation.device.nvml import CUDA, TEMPERATURE_C, UTILISATION
 
-_CUDA_VERSION = "12.8"
-"""What scripts see; no answer depends on it."""
+_BUILD = torch.__config__.show()
+"""How torch was built, asked before C++ takes the device for a GPU and wants its libraries."""
+_CUDNN = "9.10.2"
 _MODULES = (torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory)
 """Where functions about memory are."""
 
@@ -46,9 +47,6 @@ class CudaModule:
 
     def install(self) -> None:
         """Replace everything."""
-        # torch._dynamo, which meta kernels import, lists functions of torch by identity and
-        # refuses one function under two names: let it make its list of the originals.
-        trace_rules.get_torch_obj_rule_map()
         for modules, answers in load_yaml(Path(__file__).with_suffix(".yaml")).items():
             for module in modules.split(", "):
                 _answer(attrgetter(module)(torch), **answers)
@@ -120,6 +118,11 @@ class CudaModule:
             is_bf16_supported=major >= 8,
             is_tf32_supported=major >= 8,
             get_arch_list=[f"sm_{major}{minor}"],
+            utilization=UTILISATION,
+            memory_usage=UTILISATION,
+            temperature=TEMPERATURE_C,
+            power_draw=model.power_w * 1000,
+            clock_rate=model.clock_mhz,
         )
         for module in (cuda, cuda.profiler):
             _answer(module, cudart=_Runtime())
@@ -146,7 +149,9 @@ class CudaModule:
             _cuda_exchangeDevice=self._exchange_device,
             _cuda_maybeExchangeDevice=self._exchange_device,
         )
-        torch.version.cuda = _CUDA_VERSION
+        torch.version.cuda = CUDA
+        build = f"{_BUILD.rstrip()}\n  - CUDA Runtime {CUDA}\n  - CuDNN {_CUDNN}\n"
+        _answer(torch._C, _show_config=build)
 
     def _install_streams(self) -> None:
         gpu, cuda, state = self._gpu, torch.cuda, self._gpu.recorder.state
@@ -171,7 +176,12 @@ class CudaModule:
         for module in (cuda, cuda.streams):
             _replace(module, Stream=stream, Event=event, ExternalStream=external)
         for module in (cuda, cuda.graphs):
-            _replace(module, CUDAGraph=graph)
+            _replace(
+                module,
+                CUDAGraph=graph,
+                is_current_stream_capturing=lambda: gpu.recorder.is_capturing,
+            )
+        _replace(torch._C, _cuda_isCurrentStreamCapturing=lambda: gpu.recorder.is_capturing)
         for module in (cuda, torch.accelerator):
             _replace(module, **shared)
         _replace(

@@ -75,7 +75,7 @@ class VirtualStream(torch.Stream):
 
     def is_capturing(self) -> bool:
         """Whether a graph is being captured."""
-        return False
+        return self.gpu.recorder.is_capturing
 
     def record_event(self, event: Any = None) -> Any:
         """Record an event here."""
@@ -127,35 +127,33 @@ class VirtualEvent(torch.Event):
 
 
 class VirtualGraph:
-    """A captured graph: the part of the record made meanwhile, repeated by a replay."""
+    """A captured graph: what was recorded meanwhile, repeated by a replay as one launch.
+
+    The replay runs on the current stream and thread; streams that joined the capture stay apart.
+    """
 
     gpu: ClassVar[VirtualGpu]
 
     def __init__(self, keep_graph: bool = False) -> None:
         del keep_graph
         self._calls: list[Call] = []
-        self._from = 0
+        self._stream = 0
+        self._steps = 0
 
     def capture_begin(self, *_: Any, **__: Any) -> None:
         """Start to capture."""
-        self.gpu.recorder.flush()
-        self._from = len(self.gpu.recorder.calls)
+        self._stream = self.gpu.recorder.stream()
+        self.gpu.recorder.begin_capture()
 
     def capture_end(self) -> None:
         """Take what was captured out of the record."""
-        recorder = self.gpu.recorder
-        recorder.flush()
-        self._calls = recorder.calls[self._from :]
-        del recorder.calls[self._from :]
+        self._calls, self._steps = self.gpu.recorder.end_capture()
 
     def replay(self) -> None:
         """Do it again."""
         recorder = self.gpu.recorder
         recorder.check_running()
-        recorder.notes["A captured graph is replayed as the launches it was made of."] = None
-        if recorder.is_on:
-            recorder.flush()
-            recorder.calls.extend(self._calls)
+        recorder.replay(self._calls, self._stream, steps=self._steps)
 
     def pool(self) -> tuple[int, int]:
         """Memory pools are not modelled."""

@@ -25,6 +25,8 @@ Kwargs = dict[str, Any]
 DTYPE_WORDS = listed("dtypes")
 """Our name of every number format, or that of the nearest one we have."""
 _PLAIN = (int, bool, str, type(None))
+_GENERATED = ["<"]
+"""How paths of code begin that nobody wrote."""
 _LIBRARIES = tuple(
     str(Path(folder)) + "/"
     for folder in {
@@ -141,8 +143,13 @@ def script_line() -> str:
     return f"{shown}:{found.f_lineno}"
 
 
+def hide_code(folder: Path) -> None:
+    """Let no line in *folder*, where generated code is, count as the user's."""
+    _GENERATED.append(f"{folder}/")
+
+
 def _innermost(frame: FrameType | None) -> FrameType | None:
     """The first frame from *frame* up that is neither a library nor generated code."""
-    while frame is not None and frame.f_code.co_filename.startswith(("<", *_LIBRARIES)):
+    while frame is not None and frame.f_code.co_filename.startswith((*_GENERATED, *_LIBRARIES)):
         frame = frame.f_back
     return frame

@@ -19,7 +19,7 @@ from perfmodel.emulation.device.native import NativeDevice
 from perfmodel.emulation.device.recorder import Recorder
 from perfmodel.emulation.device.values import Values
 from perfmodel.emulation.rank_record import CallType
-from perfmodel.emulation.request import DeviceFacts
+from perfmodel.emulation.request import TORCH_VERSION, DeviceFacts, parse_release
 
 GIB = 2**30
 
@@ -29,11 +29,15 @@ class UncoveredOperatorError(NotImplementedError):
 
 
 class VirtualGpu:
-    """Native code, memory, values and record of one process, for *count* GPUs of one *model*."""
+    """Native code, memory, values and record of one process, for *count* GPUs of one *model*.
 
-    def __init__(self, model: DeviceFacts, count: int) -> None:
+    *release* is the torch release whose choices are emulated.
+    """
+
+    def __init__(self, model: DeviceFacts, count: int, release: str = TORCH_VERSION) -> None:
         self.model = model
         self.count = count
+        self.release = parse_release(release)
         self.native = NativeDevice(count)
         self.recorder = Recorder(self.native)
         self.values = Values(self.recorder.count_placeholder)
@@ -133,6 +137,7 @@ def install_storages(gpu: VirtualGpu) -> None:
 
     kind.nbytes = kind.size = nbytes
     kind.resize_ = resize_
+    _install_copies(gpu, kind)
 
     def place(storage: Any, location: str) -> Any:
         if not location.startswith("cuda"):
@@ -143,6 +148,29 @@ def install_storages(gpu: VirtualGpu) -> None:
         return made.untyped_storage()
 
     torch.serialization.register_package(5, lambda _: None, place)
+
+
+def _install_copies(gpu: VirtualGpu, kind: Any) -> None:
+    """Let storages be made on the device, and copied together with their known values."""
+    make, base_clone = kind.__new__, kind.clone
+
+    def new(cls: Any, *args: Any, device: Any = None, **words: Any) -> Any:
+        """A storage on the device, which C++ cannot make, or one of the host."""
+        place = torch.device("cpu") if device is None else torch.device(device)
+        if place.type != "cuda":
+            return make(cls, *args, **words, **({} if device is None else {"device": device}))
+        index = gpu.recorder.state().device if place.index is None else place.index
+        size = args[0] if args else words.get("size", 0)
+        return gpu.empty((size,), (1,), torch.uint8, index).untyped_storage()
+
+    def clone(storage: Any) -> Any:
+        if storage.device.type != "cuda":
+            return base_clone(storage)
+        copy = base_clone(storage)
+        gpu.values.copy_storage(storage.data_ptr(), copy.data_ptr())
+        return copy
+
+    kind.__new__, kind.clone = new, clone
 
 
 def address_of(tensor: Tensor) -> int:

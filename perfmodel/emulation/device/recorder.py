@@ -38,12 +38,16 @@ _LOGGED = {
     5: CallType.SYNC_DEVICE,
 }
 _NO_OPERATOR = -1
+_REGION = "compiled_region"
+"""What the host does before compiled code runs: guards, and the tensors that are passed in."""
 _BY_HAND = -1
 """What is watched where there is no optimizer."""
 _UPDATED_BY_HAND = (
     "No optimizer of torch.optim makes a step: an iteration ends where a module's gradients are "
     "cleared after a backward pass."
 )
+_MOST_ASIDE = 16
+"""Steps on a side stream that count as warm-up of a capture; DDP needs eleven."""
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
@@ -58,6 +62,10 @@ class Recorder:
         self.is_on = False
         self.is_over = False
         self.is_forked = False
+        self.is_capturing = False
+        self.on_capture: Callable[[], None] = lambda: None
+        self.on_replay: Callable[[], None] = lambda: None
+        self.captured_steps = 0
         self.calls: list[Any] = []
         self.kinds: list[dict[str, Any]] = []
         self.collectives: list[dict[str, Any]] = []
@@ -70,6 +78,8 @@ class Recorder:
         self._states: dict[int, ThreadState] = {}
         self.main_thread = main_thread().ident or 0
         self._place: dict[int, tuple[object, int, int]] = {}
+        self._before_capture: tuple[list[Any], bool] = ([], False)
+        self._regions: dict[int, str] = {}
 
     def state(self) -> ThreadState:
         """Current device and stream of this thread."""
@@ -110,6 +120,8 @@ class Recorder:
         """An operator that launches nothing, such as a view."""
         if self.is_on:
             thread = get_ident()
+            if thread in self._regions:
+                return
             operator = self._operator(thread, _NO_OPERATOR, depth + 1)
             self.calls.append((CallType.NOTE, kind, thread, 0, operator))
 
@@ -150,6 +162,71 @@ class Recorder:
         finally:
             self.is_on = was_on
 
+    @contextmanager
+    def in_region(self, name: str) -> Iterator[None]:
+        """Compiled code called *name* runs in a `with` block: every launch is its own operator."""
+        thread = get_ident()
+        before = self._regions.get(thread)
+        if before is None and self.is_on:
+            operator = self._new_operator(_REGION)
+            kind = self.intern_kind({"operator": _REGION})
+            self.calls.append((CallType.NOTE, kind, thread, 0, operator))
+        self._regions[thread] = name
+        try:
+            yield
+        finally:
+            self._place.pop(thread, None)
+            if before is None:
+                del self._regions[thread]
+            else:
+                self._regions[thread] = before
+
+    @contextmanager
+    def in_graph(self) -> Iterator[None]:
+        """What is launched in a `with` block is one launch of a captured graph."""
+        if self.is_capturing:
+            yield
+            return
+        self.synchronize(CallType.GRAPH, 1)
+        try:
+            yield
+        finally:
+            self.synchronize(CallType.GRAPH, 0)
+
+    def begin_capture(self) -> None:
+        """Record what follows for a graph instead of the iteration, also while off."""
+        self.on_capture()
+        self.flush()
+        self._before_capture = (self.calls, self.is_on)
+        self.calls, self.is_on = [], True
+        self.is_capturing, self.captured_steps = True, 0
+
+    def end_capture(self) -> tuple[list[Any], int]:
+        """The calls of the graph, and how many steps of the optimizer it has."""
+        self.flush()
+        captured = self.calls
+        self.calls, self.is_on = self._before_capture
+        self.is_capturing = False
+        return captured, self.captured_steps
+
+    def replay(self, captured: list[Any], stream: int, *, steps: int) -> None:
+        """Launch a graph that was *captured* on *stream*, on the current stream and thread."""
+        if self.is_on:
+            self.flush()
+            thread, current = get_ident(), self.stream()
+            self.calls.append((CallType.GRAPH, 1, thread, current, _NO_OPERATOR))
+            for kind, what, _, on, operator in captured:
+                if kind == CallType.COLLECTIVE:
+                    # Every call of a collective has a number of its own.
+                    self.collectives.append(self.collectives[what])
+                    what = len(self.collectives) - 1  # noqa: PLW2901  the new one
+                place = current if on == stream else on
+                self.calls.append((kind, what, thread, place, operator))
+            self.calls.append((CallType.GRAPH, 0, thread, current, _NO_OPERATOR))
+            self._place.pop(thread, None)
+        for _ in range(steps):
+            self.on_replay()
+
     def _add(self, *call: int) -> None:
         self.flush()
         self.calls.append(call)
@@ -172,6 +249,9 @@ class Recorder:
 
     def _operator(self, thread: int, kind: int, depth: int) -> int:
         """The number of the operator that a call with *kind* belongs to."""
+        region = self._regions.get(thread)
+        if region is not None:
+            return self._new_operator(region)
         name, place = "", None
         if thread != self.main_thread:
             node = _current_node()
@@ -215,6 +295,7 @@ class StepWatch:
         self._watched: int | None = None
         self._has_gradients = False
         self._cleared_count = 0
+        self._aside = 0
         self._cpu_s = 0.0
 
     @property
@@ -225,6 +306,7 @@ class StepWatch:
     def install(self) -> None:
         """Observe every step."""
         register_optimizer_step_post_hook(self._stepped)
+        self._recorder.on_capture, self._recorder.on_replay = self._restart, self._count
         self._watch_gradients()
         self._cpu_s = time.process_time()
         if self._warmup <= 1:
@@ -233,8 +315,29 @@ class StepWatch:
     def _stepped(self, optimizer: Optimizer, _: Any, __: Any) -> None:
         if self._watched is None:
             self._watched = id(optimizer)
-        if id(optimizer) == self._watched:
+        if id(optimizer) != self._watched:
+            return
+        recorder = self._recorder
+        if recorder.is_capturing:
+            # The step happens when the graph is replayed.
+            recorder.captured_steps += 1
+        elif recorder.state().stream.value and self._aside < _MOST_ASIDE:
+            # Before a capture, scripts warm up on a side stream.
+            self._aside += 1
+        else:
             self._count()
+
+    def _restart(self) -> None:
+        """Forget all steps so far: they warmed up for the graph that is captured now."""
+        if self.step_count >= self._last or not (self._aside or self.step_count):
+            return
+        recorder = self._recorder
+        recorder.is_on = False
+        recorder.calls.clear()
+        self.boundaries.clear()
+        self.step_count = self._aside = 0
+        if self._warmup <= 1:
+            self._begin()
 
     def _watch_gradients(self) -> None:
         """Observe when gradients are made, and when they are cleared."""

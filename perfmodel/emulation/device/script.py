@@ -8,9 +8,6 @@ import runpy
 import sys
 import types
 from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +17,18 @@ import torch.multiprocessing
 import torch.utils.data.dataloader as loading
 from torch.distributed import FileStore
 
+from perfmodel.emulation.compiler.regions import Compiler
 from perfmodel.emulation.device.descriptions import script_line
 from perfmodel.emulation.device.distributed import Distributed
 from perfmodel.emulation.device.exchange import Exchange
 from perfmodel.emulation.device.gpu import VirtualGpu
+from perfmodel.emulation.device.nvml import install_nvidia_smi
+from perfmodel.emulation.device.packages import PackageFinder
 from perfmodel.emulation.device.recorder import ScriptStop, StepWatch
 from perfmodel.emulation.rank_record import CallType, RankRecord, to_bytes
 from perfmodel.emulation.workers import MOST_WORKING, Throttle, WorkerOrder
 
 _MASTER_PORT = "29500"
-_DESCRIBED = tuple(
-    f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms")
-)
 _OWN_PACKAGES = frozenset({"collectives", "embeddings", "topologies", "traces"})
 
 
@@ -43,7 +40,6 @@ class RankRun:
         self._request = order.request
         self._folder = Path(order.folder)
         self._rank = rank
-        self._is_compiled = False
         self._was_stopped = False
         running = frozenset(order.ranks)
         store = FileStore(str(self._folder / "store"), -1)
@@ -51,15 +47,17 @@ class RankRun:
         exchange = Exchange(gpu, rank, running, store, self._throttle)
         self._distributed = Distributed(exchange, world_size=order.request.ranks)
         self._steps = StepWatch(gpu.recorder, order.request)
+        self._compiler = Compiler(gpu, self._folder, self._throttle)
 
     def run(self) -> int:
         """Run the script and write the record; its exit code."""
         self._set_environment()
         self._distributed.install()
-        self._install_compile()
+        self._compiler.install()
         self._install_spawn()
         self._install_loading()
         os.register_at_fork(after_in_child=lambda: setattr(self._gpu.recorder, "is_forked", True))
+        install_nvidia_smi(self._gpu.model, self._gpu.count, self._folder / f"bin_{self._rank}")
         self._throttle.take()
         self._watch_time()
         self._steps.install()
@@ -67,7 +65,7 @@ class RankRun:
             # The script may have modules with the names of our packages.
             if name.partition(".")[0] in _OWN_PACKAGES:
                 del sys.modules[name]
-        sys.meta_path.insert(0, TorchvisionFinder())
+        sys.meta_path.insert(0, PackageFinder(self._gpu))
         code = self._run_script()
         faulthandler.cancel_dump_traceback_later()
         (self._folder / f"rank_{self._rank}.json").write_bytes(to_bytes(self._record()))
@@ -95,24 +93,6 @@ class RankRun:
         if "OMP_NUM_THREADS" not in os.environ:
             # As torchrun: ranks share the cores of a host.
             torch.set_num_threads(1)
-
-    def _install_compile(self) -> None:
-        """`torch.compile` is accepted and leaves the code as it is."""
-
-        def compile_(model: Any = None, **_: Any) -> Any:
-            self._is_compiled = True
-            if model is None:
-                return compile_
-            if isinstance(model, torch.nn.Module):
-                # Scripts unwrap a compiled module by this name.
-                model.__dict__["_orig_mod"] = model
-            return model
-
-        def compile_module(*_: Any, **__: Any) -> None:
-            self._is_compiled = True
-
-        torch.compile = compile_
-        torch.nn.Module.compile = compile_module
 
     def _install_spawn(self) -> None:
         """A script that starts its own ranks calls their function once, as this rank."""
@@ -183,7 +163,9 @@ class RankRun:
             peak_place=self._gpu.peak_place,
             placeholders=dict(recorder.placeholders),
             notes=tuple(recorder.notes),
-            is_compiled=self._is_compiled,
+            compiled_regions=self._compiler.compiled_count,
+            fallbacks=self._compiler.fallbacks,
+            compile_cpu_s=self._compiler.cpu_s,
             was_stopped=self._was_stopped,
             step_count=steps.step_count,
             torch_version=str(torch.__version__),
@@ -224,40 +206,3 @@ def _show(fault: BaseException) -> None:
         trace = trace.tb_next
     # torch.distributed replaces the hook by one that looks at the fault itself.
     sys.excepthook(type(fault), fault.with_traceback(trace), trace)
-
-
-class TorchvisionFinder(MetaPathFinder):
-    """Prepares for torchvision when it is first imported.
-
-    torchvision from PyPI is built for CUDA. Its native library does not load beside the CPU build,
-    and its Python part then fails at the operators that it describes; those are declared here.
-    Models, transforms and data sets need no more.
-    """
-
-    def __init__(self) -> None:
-        self._libraries: list[torch.library.Library] = []
-        self._is_prepared = False
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Find nothing, but be called before Python's own finders."""
-        del path, target
-        if fullname == "torchvision" and not self._is_prepared:
-            self._is_prepared = True
-            self._prepare()
-        return None
-
-    def _prepare(self) -> None:
-        spec = find_spec("torchvision")
-        if spec is None or spec.origin is None:
-            return
-        for library in Path(spec.origin).parent.glob("_C*.so"):
-            try:
-                torch.ops.load_library(str(library))
-            except OSError:
-                own = torch.library.Library("torchvision", "DEF")
-                for schema in _DESCRIBED:
-                    own.define(schema)
-                self._libraries.append(own)
-            return

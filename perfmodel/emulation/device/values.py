@@ -20,7 +20,7 @@ from perfmodel.emulation.device.descriptions import is_inexact, schema_name
 
 MOST_KEPT = 1 << 20
 """Integers of the host that are kept, such as indices of lookups."""
-MOST_COMPUTED = 1 << 16
+MOST_COMPUTED = 1 << 18
 """Integers that are computed; results of larger operators are unknown."""
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _SETTLED = {"all": True, "any": False}
@@ -43,6 +43,12 @@ class Values:
     def forget_storage(self, address: int) -> None:
         """The storage at *address* is gone or was written to."""
         self._of_storage.pop(address, None)
+
+    def copy_storage(self, source: int, target: int) -> None:
+        """The storage at *target* is a copy of the one at *source*."""
+        known = self._of_storage.get(source)
+        if known is not None:
+            self._of_storage[target] = known.clone()
 
     def forget(self, tensor: Tensor) -> None:
         """Something unknown was written to *tensor*."""

@@ -5,10 +5,11 @@ What a user must know comes as an ExecutionError that says where, what was lost 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import (
     ActorUnschedulableError,
+    GetTimeoutError,
     NodeDiedError,
     ObjectLostError,
     OutOfMemoryError,
@@ -29,7 +31,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from perfmodel.base.errors import ExecutionError
 from perfmodel.execution.executor import WorkerPlace
-from perfmodel.execution.on_ray.surroundings import listens
+from perfmodel.execution.on_ray.liveness import Watch, listens
 from perfmodel.execution.rank_block import Assignment, RankBlock
 
 LOST = (
@@ -46,7 +48,8 @@ SEAT_TIMEOUT_S = 120.0
 """How long a machine may take to start a worker process before others get its ranks."""
 WATCH_S = 0.5
 """How long to wait for Ray before looking whether it is still there."""
-TASK_RETRIES = 5
+GET_TIMEOUT_S = 10.0
+"""How long to wait for an answer that Ray has announced before looking again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,21 @@ class Lost:
     """Instead of an answer, where the process that was to give it is gone."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Instead of an answer, the *error* that a question led to."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A question to a worker process: Ray's *reference*, and the *place* of its raylet."""
+
+    reference: Any
+    place: str
 
 
 class Seat:
@@ -84,29 +102,38 @@ class Seat:
         """What a *method* of the block of *replay* returns."""
         return getattr(self._rank_blocks[replay], method)(*words)
 
+    def answer(
+        self, function: Callable[[Any, Any], Any], shared: object, chunk: Sequence[Any]
+    ) -> list[Any] | Failed:
+        """The answers of *function* to all items of *chunk*, or why it has none."""
+        try:
+            return [function(shared, item) for item in chunk]
+        except MemoryError:
+            raise
+        except Exception as error:
+            return Failed(error)
+
     def leave(self, replay: int) -> None:
         """Release a block and its memory."""
         self._rank_blocks.pop(replay, None)
 
 
 class RayCluster:
-    """A connection to Ray. *check* raises if the cluster is gone."""
+    """A connection to Ray. *watch* knows what of the cluster is gone."""
 
-    def __init__(
-        self, *, workers: int | None, is_local: bool, check: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, watch: Watch, *, workers: int | None, is_local: bool) -> None:
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray's
         self.workers = workers or max(int(resources.get("CPU", 1)), 1)
         self.is_local = is_local
-        self.check = check
+        self.check = watch.check
         self.notes: list[str] = []
-        # A seat works while its driver waits, and the other way round, and never while
-        # tasks are fanned out: it needs no CPU of its own, so it can always be placed.
-        # The driver rebuilds lost ones itself, since only it has the log.
+        self._watch = watch
+        # A seat works while its driver waits, and the other way round: it needs no CPU of its
+        # own, so it can always be placed. The driver rebuilds lost ones itself, since only it
+        # has the log.
         self._seat_class: Any = ray.remote(num_cpus=0, max_restarts=0)(Seat)
-        self._raylet_of_seat: dict[Any, str] = {}
+        self._place_of_seat: dict[Any, str] = {}
         self._avoided: set[str] = set()
-        self._answer_chunk: Any = ray.remote(num_cpus=1, max_retries=TASK_RETRIES)(_answer_chunk)
 
     def put(self, value: object) -> Any:
         """A reference to *value* in the object store."""
@@ -126,10 +153,12 @@ class RayCluster:
         the caller makes another one.
         """
         self.check()
-        rows = {row["NodeID"]: row for row in machines() if row["NodeID"] not in self._avoided}
-        cores = {raylet: row["Resources"].get("CPU", 0.0) for raylet, row in rows.items()}
+        found = {place_of(row): row for row in machines()}
+        rows = {place: row for place, row in found.items() if not self._is_avoided(place)}
+        self._watch.follow(rows)
+        cores = {place: row["Resources"].get("CPU", 0.0) for place, row in rows.items()}
         # If no machine has cores, all are used alike.
-        able = {raylet for raylet, number in cores.items() if number} or set(cores)
+        able = {place for place, number in cores.items() if number} or set(cores)
         if not able:
             raise ExecutionError(
                 "ray: no machine of the cluster takes a worker. Nothing was answered. Look at "
@@ -137,22 +166,26 @@ class RayCluster:
             )
         seats = []
         for _ in range(count):
-            taken = Counter(self._raylet_of_seat.values())
+            taken = Counter(self._place_of_seat.values())
             chosen = min(able, key=lambda one: (taken[one] / max(cores[one], 1.0), one))
-            placed = self._seat_class.options(scheduling_strategy=only_on(chosen))
-            seats.append(placed.remote(chosen, rows[chosen]["NodeManagerAddress"]))
-            self._raylet_of_seat[seats[-1]] = chosen
+            raylet, host = rows[chosen]["NodeID"], rows[chosen]["NodeManagerAddress"]
+            seats.append(
+                self._seat_class.options(scheduling_strategy=only_on(raylet)).remote(raylet, host)
+            )
+            self._place_of_seat[seats[-1]] = chosen
         return seats
+
+    def _is_avoided(self, place: str) -> bool:
+        return place in self._avoided or self._watch.is_lost(place)
 
     def settle(self, seats: list[Any]) -> None:
         """Wait until all *seats* are started; machines that start none are avoided from then on.
 
         As long as none is started all are slow, and none is avoided.
         """
-        asked = [seat.is_started.remote() for seat in seats]
-        late, began_s = asked, time.monotonic()
+        asked = [self.call(seat, "is_started") for seat in seats]
+        late, began_s = list(asked), time.monotonic()
         while late:
-            self.check()
             waited_s = time.monotonic() - began_s
             if waited_s > SEAT_TIMEOUT_S and len(late) < len(asked):
                 break
@@ -162,73 +195,74 @@ class RayCluster:
                     f"{5 * SEAT_TIMEOUT_S:.0f} s. Nothing was answered. Look at `ray status` "
                     "there, or use --executor serial."
                 )
-            _, late = ray.wait(asked, num_returns=len(asked), timeout=WATCH_S)
+            known = set(self._known(late, until_s=time.monotonic() + WATCH_S))
+            late = [call for call in late if call not in known]
+        for call in late:
+            self._avoided.add(call.place)
+            host = call.place.rpartition(":")[0]
+            self.notes.append(f"no worker on {host}, which took none")
+            self.replace(seats, asked.index(call))
         if late:
-            hosts = {row["NodeID"]: row["NodeManagerAddress"] for row in ray.nodes()}  # type: ignore[no-untyped-call]  # Ray's
-            for place in map(asked.index, late):
-                raylet = self._raylet_of_seat[seats[place]]
-                self._avoided.add(raylet)
-                self.notes.append(f"no worker on {hosts[raylet]}, which took none")
-                self.give_up(seats[place])
-                seats[place : place + 1] = self.new_seats(1)
             self.settle(seats)
 
     def give_up(self, seat: Any) -> None:
         """End a worker process, if it is still there."""
-        self._raylet_of_seat.pop(seat, None)
+        self._place_of_seat.pop(seat, None)
         with suppress(ExecutionError):
             self.check()
             ray.kill(seat)
 
-    def hear(self, references: Sequence[Any]) -> list[tuple[int, Any]]:
-        """Those of *references*, by their place, whose answer is known: one or more."""
-        places = {reference: place for place, reference in enumerate(references)}
-        return [(places[one], _answer_or_lost(one)) for one in self._wait(references)]
+    def replace(self, seats: list[Any], place: int) -> None:
+        """Put a new worker process at *place* of *seats*."""
+        self.give_up(seats[place])
+        seats[place : place + 1] = self.new_seats(1)
 
-    def wait_for(self, references: Sequence[Any]) -> list[Any]:
-        """The answers to all *references*; Lost where there will never be one."""
-        pending = list(references)
-        while pending:
-            pending = _without(pending, self._wait(pending))
-        return [_answer_or_lost(reference) for reference in references]
+    def call(self, seat: Any, method: str, *words: Any) -> Call:
+        """Ask the worker process *seat*, without waiting for the answer."""
+        return Call(getattr(seat, method).remote(*words), self._place_of_seat.get(seat, ""))
 
-    def map_chunks(
-        self, function: Callable[[Any, Any], Any], shared: object, chunks: Sequence[Sequence[Any]]
-    ) -> list[list[Any]]:
-        """The answers of *function* to all *chunks*, in order; as many at a time as workers."""
-        shared_reference = self.put(shared)
-        asked: list[Any] = []
-        pending: list[Any] = []
-        for chunk in chunks:
-            if len(pending) == self.workers:
-                done = self._wait(pending)
-                pending = _without(pending, done)
-                if any(map(is_failed, done)):
-                    break
-            asked.append(self._answer_chunk.remote(function, shared_reference, chunk))
-            pending.append(asked[-1])
-        # Chunks are asked in order, so the first failure is among them whichever failed first.
-        answers = self.wait_for(asked)
-        for answer in answers:
-            if isinstance(answer, Lost):
-                raise ExecutionError(
-                    f"ray: a worker was lost {TASK_RETRIES + 1} times over the same question "
-                    f"({answer.reason}). If memory ran out, ask for fewer workers."
-                )
-        return answers
+    def hear(self, calls: Sequence[Call]) -> list[tuple[int, Any]]:
+        """The answers to those of *calls*, by their place, that are known: one or more."""
+        places = {call: place for place, call in enumerate(calls)}
+        return [(places[call], self._answer(call)) for call in self._known(calls)]
 
-    def _wait(self, references: Sequence[Any]) -> list[Any]:
-        """Those of *references* that are known, once one is; while waiting, Ray is watched."""
-        ready: list[Any] = []
-        while not ready:
+    def wait_for(self, calls: Sequence[Call], *, timeout_s: float = math.inf) -> list[Any]:
+        """The answers to all *calls*; Lost where there is none in time or will never be one."""
+        known: set[Call] = set()
+        until_s = time.monotonic() + timeout_s
+        while len(known) < len(calls) and time.monotonic() < until_s:
+            late = [call for call in calls if call not in known]
+            known.update(self._known(late, until_s=until_s))
+        return [self._answer(call) if call in known else Lost("no answer") for call in calls]
+
+    def _known(self, calls: Sequence[Call], *, until_s: float = math.inf) -> list[Call]:
+        """Those of *calls* that are answered or lost, once one is, or none at *until_s*."""
+        by_reference = {call.reference: call for call in calls}
+        while time.monotonic() < until_s:
             # Workers go on for a while without a head, and then Ray ends this process.
             self.check()
+            lost = [call for call in calls if self._watch.is_lost(call.place)]
+            if lost:
+                return lost
             try:
-                ready, _ = ray.wait(list(references), num_returns=1, timeout=WATCH_S)
+                ready, _ = ray.wait(list(by_reference), num_returns=1, timeout=WATCH_S)
             except RayError as error:
                 self.check()
                 raise ExecutionError(f"ray: the cluster failed: {error}") from error
-        return ready
+            if ready:
+                return [by_reference[reference] for reference in ready]
+        return []
+
+    def _answer(self, call: Call) -> Any:
+        """The answer to *call*, which is known, or Lost."""
+        while not self._watch.is_lost(call.place):
+            self.check()
+            try:
+                return _get(call.reference)
+            # What was here a moment ago was on a machine that is lost now.
+            except GetTimeoutError:
+                continue
+        return Lost("its machine is gone")
 
 
 def machines() -> list[dict[str, Any]]:
@@ -237,11 +271,12 @@ def machines() -> list[dict[str, Any]]:
     Ray takes a dead one for alive for up to a minute.
     """
     rows: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's
-    return [
-        row
-        for row in rows
-        if row["Alive"] and listens(f"{row['NodeManagerAddress']}:{row['NodeManagerPort']}")
-    ]
+    return [row for row in rows if row["Alive"] and listens(place_of(row))]
+
+
+def place_of(row: Mapping[str, Any]) -> str:
+    """Where the raylet of a machine listens."""
+    return f"{row['NodeManagerAddress']}:{row['NodeManagerPort']}"
 
 
 def only_on(raylet: str) -> NodeAffinitySchedulingStrategy:
@@ -249,30 +284,12 @@ def only_on(raylet: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(raylet, soft=False)
 
 
-def _without(references: Sequence[Any], done: Sequence[Any]) -> list[Any]:
-    known = set(done)
-    return [reference for reference in references if reference not in known]
-
-
-def _answer_chunk(
-    function: Callable[[Any, Any], Any], shared: object, chunk: Sequence[Any]
-) -> list[Any]:
-    return [function(shared, item) for item in chunk]
-
-
-def is_failed(reference: Any) -> bool:
-    """Whether there is an error instead of an answer to *reference*."""
-    try:
-        ray.get(reference)
-    except RayError:
-        return True
-    return False
-
-
-def _answer_or_lost(reference: Any) -> Any:
+def _get(reference: Any) -> Any:
     """The answer to *reference*. An error of the work itself is raised as it was there."""
     try:
-        return ray.get(reference)
+        return ray.get(reference, timeout=GET_TIMEOUT_S)
+    except GetTimeoutError:
+        raise
     except LOST as error:
         return Lost(type(error).__name__)
     except RayTaskError as error:

@@ -18,6 +18,7 @@ from perfmodel.engine.layout import max_distance
 from perfmodel.engine.replay import Replay, kept_of_reach
 from perfmodel.execution.executor import Item, OnRound, Result, Shared, ignore_round
 from perfmodel.execution.on_ray.cluster import RayCluster
+from perfmodel.execution.on_ray.fan_out import map_chunks
 from perfmodel.execution.on_ray.workers import RayWorkers
 from perfmodel.execution.parts import Division, divide_job, take_durations, take_part
 from perfmodel.execution.rank_block import Assignment
@@ -82,9 +83,7 @@ class RayExecutor:
             (part, of_part, Assignment(ranks, iterations, kept))
             for part, of_part, ranks in zip(sent.parts, sent.of_parts, blocks, strict=True)
         ]
-        if len(self._seats) < len(blocks):
-            self._seats += self._cluster.new_seats(len(blocks) - len(self._seats))
-            self._cluster.settle(self._seats)
+        self._seat(len(blocks))
         self._replays += 1
         workers = RayWorkers(
             self._cluster,
@@ -123,7 +122,8 @@ class RayExecutor:
         size = max(-(-len(items) // (self._cluster.workers * CHUNKS_A_WORKER)), 1)
         chunks = [items[start : start + size] for start in range(0, len(items), size)]
         self._items += len(items)
-        answers = self._cluster.map_chunks(function, shared, chunks)
+        self._seat(min(self._cluster.workers, len(chunks)))
+        answers = map_chunks(self._cluster, self._seats, (function, shared), chunks)
         return [answer for chunk in answers for answer in chunk]
 
     def close(self) -> None:
@@ -137,6 +137,12 @@ class RayExecutor:
             self._readable.clear()
             while self._seats:
                 self._cluster.give_up(self._seats.pop())
+
+    def _seat(self, count: int) -> None:
+        """Have *count* worker processes, at least."""
+        if len(self._seats) < count:
+            self._seats += self._cluster.new_seats(count - len(self._seats))
+            self._cluster.settle(self._seats)
 
     def _dismiss_unread(self) -> None:
         """Release the blocks of replays that nobody reads any more."""

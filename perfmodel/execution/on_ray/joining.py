@@ -10,9 +10,9 @@ import logging
 import os
 import secrets
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,35 @@ from ray._private import ray_constants
 
 from perfmodel.base.errors import ExecutionError
 from perfmodel.base.identity import program_identity
-from perfmodel.execution.on_ray.cluster import WATCH_S, RayCluster, is_failed, machines, only_on
-from perfmodel.execution.on_ray.surroundings import (
-    MOST_FOLDER_LENGTH,
-    RAY_FOLDER,
+from perfmodel.execution.on_ray.cluster import (
+    Call,
+    Lost,
+    RayCluster,
+    machines,
+    only_on,
+    place_of,
+)
+from perfmodel.execution.on_ray.liveness import (
     Watch,
+    head_fault,
+    is_here,
+    names_port,
+    raylet_fault,
+)
+from perfmodel.execution.on_ray.surroundings import (
+    RAY_FOLDER,
     Watchdog,
     core_count,
     ended_in_order,
     environment,
-    is_here,
     private_folder,
 )
 from perfmodel.execution.on_ray.watchdog import end_processes
 
 PROBE_TIMEOUT_S = 120.0
-SHUTDOWN_S = 60.0
+SHUTDOWN_S = 40.0
+LAST_S = 30.0
+"""How long this process may take to report a loss and to leave Ray."""
 STARTS = 3
 
 # Private names of Ray that have no public counterpart, as seen in Ray 2.60.0; a test fails if one
@@ -59,8 +72,11 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
                 f"ray: this process is connected to the cluster at {joined!r} already and cannot "
                 f"join {address!r}. Call ray.shutdown() first, or leave the address out."
             )
-        _check_programs(joined, lambda: None)
-        yield RayCluster(workers=workers, is_local=False)
+        with closing(Watch()) as watch:
+            _need_cluster(watch)
+            cluster = RayCluster(watch, workers=workers, is_local=False)
+            _check_programs(cluster, joined)
+            yield cluster
         return
     with ExitStack() as stack:
         stack.enter_context(ended_in_order())
@@ -71,19 +87,35 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
         else:
             stack.enter_context(_admitted(address))
         stack.callback(_shut_down, guard)
-        place = _start(address) if folder is None else _start_here(folder, workers or core_count())
+        watch = stack.enter_context(closing(Watch(partial(end_soon, guard))))
+        if folder is not None:
+            _start_here(folder, workers or core_count())
+        else:
+            if address is not None and names_port(address):
+                watch.need(address.removeprefix("ray://"), head_fault(address))
+            _start(address)
         # Once more, because Ray has set its own handler of that signal.
         stack.enter_context(ended_in_order())
-        watch = Watch(
-            guard,
-            raylet_socket=place["raylet_socket_name"],
-            head=place["gcs_address"],
-            host=place["node_ip_address"],
-        )
-        stack.callback(watch.end)
+        _need_cluster(watch)
+        cluster = RayCluster(watch, workers=workers, is_local=address is None)
         if address is not None:
-            _check_programs(address, watch.check)
-        yield RayCluster(workers=workers, is_local=address is None, check=watch.check)
+            _check_programs(cluster, address)
+        yield cluster
+
+
+def end_soon(guard: Watchdog, sentence: str) -> None:
+    """Report *sentence* even if Ray ends this process, or never returns from a call."""
+    guard.note(sentence)
+    guard.limit(LAST_S, sentence)
+
+
+def _need_cluster(watch: Watch) -> None:
+    """Watch the head and the raylet of this process."""
+    here = ray.get_runtime_context()
+    watch.need(here.gcs_address, head_fault(here.gcs_address))
+    for row in ray.nodes():  # type: ignore[no-untyped-call]  # Ray's
+        if row["NodeID"] == here.get_node_id():
+            watch.need(place_of(row), raylet_fault(row["NodeManagerAddress"]))
 
 
 @contextmanager
@@ -166,15 +198,13 @@ def _showing_token(token: dict[str, str]) -> Iterator[None]:
         forget()
 
 
-def _start_here(folder: Path, cores: int) -> dict[str, str]:
+def _start_here(folder: Path, cores: int) -> None:
     """Start a local Ray that no other machine and no other user can reach."""
-    inside = folder / RAY_FOLDER
     options = {
         "num_cpus": cores,
         "include_dashboard": False,
         "_node_ip_address": "127.0.0.1",
-        # A socket's path has 107 characters and Ray adds up to 80, or has its own.
-        "_temp_dir": str(inside) if len(str(inside)) <= MOST_FOLDER_LENGTH else None,
+        "_temp_dir": str(folder / RAY_FOLDER),
     }
     # On Linux Ray replaces the loopback address, unless clusters are switched off: by a variable
     # that it reads when it is imported.
@@ -183,21 +213,20 @@ def _start_here(folder: Path, cores: int) -> dict[str, str]:
     try:
         for _ in range(STARTS - 1):
             with suppress(ExecutionError):
-                return _start("local", **options)
+                _start("local", **options)
+                return
             # Ray gives its processes 30 s, which may be too short on a busy machine.
             ray.shutdown()
             end_processes(str(folder))
-        return _start("local", **options)
+        _start("local", **options)
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
-def _start(address: str | None, **options: Any) -> dict[str, str]:
-    """Connect to Ray; the addresses of its parts."""
+def _start(address: str | None, **options: Any) -> None:
+    """Connect to Ray."""
     try:
-        context = ray.init(
-            address=address, log_to_driver=False, logging_level=logging.ERROR, **options
-        )
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     # Ray raises anything, a bare Exception if its processes do not come up in time.
     except Exception as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -210,8 +239,6 @@ def _start(address: str | None, **options: Any) -> dict[str, str]:
             f"ray: could not join the cluster at {address!r} ({said}). Check the address, and that "
             "Ray and Python are of the same version there."
         ) from error
-    places: dict[str, str] = context.address_info  # type: ignore[attr-defined]  # of RayContext
-    return places
 
 
 def _shut_down(guard: Watchdog) -> None:
@@ -220,11 +247,11 @@ def _shut_down(guard: Watchdog) -> None:
         f"ray: did not let go of this process within {SHUTDOWN_S:.0f} s, because parts of it are "
         "gone. Nothing was answered. Ask again, or use --executor serial."
     )
-    with guard.bounding(SHUTDOWN_S, stuck):
-        ray.shutdown()
+    guard.limit(SHUTDOWN_S, stuck)
+    ray.shutdown()
 
 
-def _check_programs(address: str, check: Callable[[], None]) -> None:
+def _check_programs(cluster: RayCluster, address: str) -> None:
     """Refuse a cluster with a machine where perfmodel is missing or another program.
 
     A machine that is lost meanwhile is left out: the others go on without it.
@@ -240,18 +267,19 @@ def _check_programs(address: str, check: Callable[[], None]) -> None:
         return program_identity()
 
     probe: Any = ray.remote(num_cpus=0, max_retries=0)(installed_program)
-    hosts = {row["NodeID"]: row["NodeManagerAddress"] for row in machines()}
-    asked = [probe.options(scheduling_strategy=only_on(raylet)).remote() for raylet in hosts]
-    late, until_s = asked, time.monotonic() + PROBE_TIMEOUT_S
-    while late and time.monotonic() < until_s:
-        check()
-        _, late = ray.wait(asked, num_returns=len(asked), timeout=WATCH_S)
+    rows = machines()
+    asked = [
+        Call(probe.options(scheduling_strategy=only_on(row["NodeID"])).remote(), place_of(row))
+        for row in rows
+    ]
+    answers = cluster.wait_for(asked, timeout_s=PROBE_TIMEOUT_S)
     there = {row["NodeID"] for row in machines()}
     silent, wrong = [], []
-    for (raylet, host), reference in zip(hosts.items(), asked, strict=True):
-        if reference in late or is_failed(reference):
-            silent += [host] if raylet in there else []
-        elif (program := ray.get(reference)) != program_identity():
+    for row, program in zip(rows, answers, strict=True):
+        host = row["NodeManagerAddress"]
+        if isinstance(program, Lost):
+            silent += [host] if row["NodeID"] in there else []
+        elif program != program_identity():
             wrong.append(f"{host}: its program is {program}")
     if silent:
         raise ExecutionError(

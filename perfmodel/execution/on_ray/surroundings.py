@@ -1,4 +1,4 @@
-"""The surroundings of Ray: quiet output, a private folder, liveness checks, signals, reachability.
+"""The surroundings of Ray: quiet output, a private folder, the pipe to the watchdog, signals.
 
 Nothing here imports Ray.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,8 +32,10 @@ QUIET = {
     # Else other processes go before its workers, for which we wait.
     "RAY_worker_niceness": "0",
 }
-CONNECT_TIMEOUT_S = 10.0
-MOST_FOLDER_LENGTH = 27
+SHORT_PLACES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108  folders are private
+"""Taken if the name of the usual temporary directory is too long."""
+MOST_PLACE_LENGTH = 9
+"""A socket's path has 107 characters; Ray adds up to 80 to its folder, and we the names below."""
 FOLDER_PREFIX = "pm-ray-"
 RAY_FOLDER = "r"
 """Short, since a socket's path is; it lies in the private folder."""
@@ -78,7 +79,7 @@ def private_folder() -> Iterator[Path]:
     the folder it is given to everybody, so it gets `RAY_FOLDER` inside.
     """
     clear_leftovers()
-    made = Path(tempfile.mkdtemp(prefix=_NEW + FOLDER_PREFIX))
+    made = Path(tempfile.mkdtemp(prefix=_NEW + FOLDER_PREFIX, dir=_places()[0]))
     lock = _lock(made)
     folder = made.rename(made.with_name(made.name.removeprefix(_NEW)))
     try:
@@ -89,12 +90,30 @@ def private_folder() -> Iterator[Path]:
         os.close(lock)
 
 
+def _places() -> list[Path]:
+    """Temporary directories whose names are short enough for the sockets of Ray."""
+    usual = Path(tempfile.gettempdir())
+    found = [
+        place
+        for place in dict.fromkeys((usual, *SHORT_PLACES))
+        if len(str(place)) <= MOST_PLACE_LENGTH and os.access(place, os.W_OK | os.X_OK)
+    ]
+    if not found:
+        raise ExecutionError(
+            f"ray: needs a temporary directory whose name has at most {MOST_PLACE_LENGTH} "
+            f"characters, because it makes sockets there, and {usual} is longer. Set TMPDIR to a "
+            "shorter one that you may write to, or use --executor serial."
+        )
+    return found
+
+
 def clear_leftovers() -> None:
     """End local Rays whose driver is gone, and remove their folders."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        # What others can write is not believed, and one in use is locked.
+    for folder in (one for place in _places() for one in place.glob(f"{FOLDER_PREFIX}*")):
+        # What others can write is not believed, one in use is locked, and what holds anything
+        # else than Ray's is not ours.
         with suppress(OSError):
-            if is_private(folder):
+            if is_private(folder) and {one.name for one in folder.iterdir()} <= {RAY_FOLDER}:
                 lock = _lock(folder)
                 watchdog.clear(folder)
                 os.close(lock)
@@ -115,6 +134,7 @@ class Watchdog:
     """The pipe to the watchdog process, which reports for us if we cannot."""
 
     def __init__(self, folder: Path | None) -> None:
+        self._timers: list[threading.Timer] = []
         words = [sys.executable, "-S", "-E", watchdog.__file__, str(folder or "-")]
         # Without the mark, because it is not part of Ray, and in its own session: Ctrl-C must not
         # reach it.
@@ -133,9 +153,11 @@ class Watchdog:
             self._process.stdin.write(f"{' '.join(sentence.splitlines())}\n".encode())
             self._process.stdin.flush()
 
-    @contextmanager
-    def bounding(self, seconds: float, sentence: str) -> Iterator[None]:
-        """End this process with *sentence* if the body takes longer than *seconds*."""
+    def limit(self, seconds: float, sentence: str) -> None:
+        """End this process with *sentence* in *seconds*, unless the watchdog is stopped before.
+
+        A call into Ray may never return.
+        """
 
         def give_up() -> None:
             self.note(sentence)
@@ -144,93 +166,17 @@ class Watchdog:
         timer = threading.Timer(seconds, give_up)
         timer.daemon = True
         timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+        self._timers.append(timer)
 
     def close(self) -> None:
         """Stop the watchdog: everything is in order."""
+        for timer in self._timers:
+            timer.cancel()
         self.note(watchdog.GOODBYE)
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
         self._process.wait()
-
-
-class Watch:
-    """Checks twice per second that the local raylet and the head of the cluster are alive.
-
-    Ray itself would retry for a minute and then terminate this process.
-    """
-
-    PERIOD_S = 0.5
-    MOST_SILENCES = 3
-    LAST_S = 30.0
-    """How long this process may take to report it; a call into Ray may never return."""
-
-    def __init__(self, guard: Watchdog, *, raylet_socket: str, head: str, host: str) -> None:
-        self._guard = guard
-        self._faults = {
-            raylet_socket: f"ray: the raylet on {host}, which this process works through, is gone, "
-            "and the results of its workers are lost. Nothing was answered. Start Ray there again "
-            "or ask without --ray-address; --executor serial needs no Ray.",
-            head: f"ray: the head of the cluster at {head} (its GCS) is gone, and with it the list "
-            "of workers. Nothing was answered. Start the cluster again with `ray start "
-            "--head`, or use --executor serial.",
-        }
-        self._fault = ""
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="ray watch", daemon=True)
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise if the raylet or the head is gone."""
-        if self._fault:
-            raise ExecutionError(self._fault)
-
-    def end(self) -> None:
-        """Stop checking."""
-        self._is_over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        silences = dict.fromkeys(self._faults, 0)
-        while not self._is_over.wait(self.PERIOD_S):
-            for place, sentence in self._faults.items():
-                silences[place] = 0 if listens(place) else silences[place] + 1
-                if silences[place] == self.MOST_SILENCES:
-                    self._fault = sentence
-                    self._guard.note(sentence)
-                    with self._guard.bounding(self.LAST_S, sentence):
-                        self._is_over.wait()
-                    return
-
-
-def _connect(place: str) -> socket.socket:
-    """A connection to *place*, a socket file or host:port."""
-    if not place.startswith("/"):
-        host, _, port = place.rpartition(":")
-        return socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S)
-    wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    wire.settimeout(CONNECT_TIMEOUT_S)
-    try:
-        wire.connect(place)
-    except OSError:
-        wire.close()
-        raise
-    return wire
-
-
-def listens(place: str) -> bool:
-    """Whether a process listens at *place*, a socket file or host:port; a slow one counts."""
-    try:
-        _connect(place).close()
-    except (ConnectionRefusedError, FileNotFoundError):
-        return False
-    except OSError:
-        return True
-    return True
 
 
 @contextmanager
@@ -248,24 +194,3 @@ def ended_in_order() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def is_here(address: str) -> bool:
-    """Whether *address* is on this machine; raises unless a process listens there.
-
-    Ray would retry for a minute.
-    """
-    place = address.removeprefix("ray://")
-    _, separator, port = place.rpartition(":")
-    if address in ("auto", "local") or not separator:
-        return False
-    if not port.isdigit():
-        raise ExecutionError(f"ray address: must look like host:6379, got {address!r}.")
-    try:
-        with _connect(place) as wire:
-            return bool(wire.getsockname()[0] == wire.getpeername()[0])
-    except OSError as error:
-        raise ExecutionError(
-            f"ray: nobody answers at {address!r} ({error}). Start a cluster there with "
-            "`ray start --head`, or leave the address out to start one here."
-        ) from error

@@ -14,7 +14,7 @@ from typing import Any
 from perfmodel.base.errors import ExecutionError
 from perfmodel.engine.block import Arrivals
 from perfmodel.execution.executor import OnRound, RoundStatus, WorkerPlace
-from perfmodel.execution.on_ray.cluster import Lost, RayCluster
+from perfmodel.execution.on_ray.cluster import Call, Lost, RayCluster
 from perfmodel.execution.rank_block import Assignment
 from perfmodel.execution.rounds import Message
 
@@ -43,7 +43,7 @@ class RayWorkers:
         self._seats = seats
         self._on_round = on_round
         self._logs: list[list[bytes]] = [[] for _ in materials]
-        self._pending: list[deque[Any]] = [deque() for _ in materials]
+        self._pending: list[deque[Call]] = [deque() for _ in materials]
         self.rounds = 0
         self.rebuilds = 0
         self._places: list[WorkerPlace | None] = [None for _ in materials]
@@ -85,7 +85,7 @@ class RayWorkers:
     def ask(self, block: int, method: str, *words: Any) -> Any:
         """The answer of a block that has no pending order."""
         while True:
-            asked = self._seats[block].ask.remote(self._number, method, *words)
+            asked = self._call(block, "ask", method, *words)
             (answer,) = self._cluster.wait_for([asked])
             if not isinstance(answer, Lost):
                 return answer
@@ -98,8 +98,7 @@ class RayWorkers:
     def ask_each(self, method: str, words: Sequence[Sequence[Any]]) -> list[Any]:
         """The answers of all blocks, each asked with its own *words*, all at once."""
         asked = [
-            self._seats[block].ask.remote(self._number, method, *of_block)
-            for block, of_block in enumerate(words)
+            self._call(block, "ask", method, *of_block) for block, of_block in enumerate(words)
         ]
         answers = self._cluster.wait_for(asked)
         return [
@@ -109,15 +108,17 @@ class RayWorkers:
 
     def dismiss(self) -> None:
         """Tell the actors to drop their blocks, without waiting."""
-        for seat in self._seats[: len(self._materials)]:
-            seat.leave.remote(self._number)
+        for block in range(len(self._materials)):
+            self._call(block, "leave")
 
-    def _take(self, block: int) -> Any:
-        return self._seats[block].take.remote(self._number, *self._materials[block])
+    def _take(self, block: int) -> Call:
+        return self._call(block, "take", *self._materials[block])
+
+    def _call(self, block: int, method: str, *words: Any) -> Call:
+        return self._cluster.call(self._seats[block], method, self._number, *words)
 
     def _send(self, block: int, messages: Sequence[bytes]) -> None:
-        seat = self._seats[block]
-        self._pending[block].extend(seat.ask.remote(self._number, "advance", m) for m in messages)
+        self._pending[block].extend(self._call(block, "ask", "advance", one) for one in messages)
 
     def _rebuild(self, block: int, lost: Lost) -> None:
         """Rebuild a lost block in a new process: replay its log, then its pending orders."""
@@ -127,7 +128,7 @@ class RayWorkers:
         while isinstance(taken, Lost):
             self._replace_seat(block, taken)
             building = self._take(block)
-            catching_up = self._seats[block].ask.remote(self._number, "catch_up", log[:heard])
+            catching_up = self._call(block, "ask", "catch_up", log[:heard])
             taken, _ = self._cluster.wait_for([building, catching_up])
         self._places[block] = taken
         self._pending[block].clear()
@@ -144,5 +145,4 @@ class RayWorkers:
                 f"{MOST_REBUILDS} are made good. If memory ran out, give the job more machines or "
                 "fewer workers a machine, or use --executor serial."
             )
-        self._cluster.give_up(self._seats[block])
-        self._seats[block : block + 1] = self._cluster.new_seats(1)
+        self._cluster.replace(self._seats, block)

@@ -2,14 +2,17 @@
 
 Row i of a matrix is what rank i sends. A piece of a table needs the indices
 of the whole batch and returns one vector per sample as wide as the piece; pieces
-by rows each return a partial sum. Tables that a plan sums inside hosts are
-exchanged in two steps: the ranks of a host hand each other their partial sums,
-each for the samples of its own rail, and the sums go to the ranks at the same
+by rows each return a partial sum. Of a table by rows over all ranks a reduce-scatter adds these
+up, and an all-gather takes the gradients back. Partial sums of a table by rows over a few ranks,
+and all of them where the framework has no such reduction, are sent like vectors. Tables
+that a plan sums inside hosts are exchanged in two steps: the ranks of a host add up their
+partial sums, each for the samples of its own rail, and the sums go to the ranks at the same
 place in the other hosts. Vectors of rows that are copied to every rank are not sent.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,7 +21,9 @@ from numpy.typing import NDArray
 
 from collectives.collective import Collective, CollectiveKind
 from embeddings.plan import Shard, ShardingPlan
+from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
+from perfmodel.stacks.capabilities import RowSums
 
 LENGTH_BYTES = DType.INT32.size_bytes
 
@@ -28,7 +33,8 @@ class HostExchange:
     """The two steps of tables that are summed inside one host, and their way back.
 
     *inside* is between its ranks, *across* between the ranks at one place in
-    all hosts. *summed_width* is how many numbers per sample are partial sums there.
+    all hosts. *summed_width* is how many numbers per sample a kernel adds up there: none if the
+    collective does it.
     """
 
     inside: Collective
@@ -39,18 +45,56 @@ class HostExchange:
 
 
 @dataclass(frozen=True, slots=True)
+class RowExchange:
+    """The reduction of partial sums over all ranks, and the gather of their gradients."""
+
+    sums: Collective
+    gradients: Collective
+
+
+@dataclass(frozen=True, slots=True)
 class Exchanges:
-    """The three all-to-alls of an iteration, and those of tables summed inside each host."""
+    """The three all-to-alls of an iteration, and what tables by rows need beside them.
+
+    *by_rows* is for tables that are summed over all ranks, *of_hosts* for those summed inside each
+    host. Unless it *has_direct* vectors, nothing is sent by *pooled* and *gradients*.
+    """
 
     indices: Collective
     pooled: Collective
     gradients: Collective
+    by_rows: RowExchange | None = None
     of_hosts: tuple[HostExchange, ...] = ()
+    has_direct: bool = True
 
-    @property
-    def has_direct(self) -> bool:
-        """Whether vectors are sent from rank to rank directly."""
-        return not self.of_hosts or self.pooled.size_bytes > 0
+
+def is_by_rows(plan: ShardingPlan, shard: Shard) -> bool:
+    """Whether *shard* has only some rows of its columns, so that its vectors are partial sums."""
+    return shard.rows < plan.tables[shard.table].rows
+
+
+def adds_in_collectives(plan: ShardingPlan, row_sums: RowSums) -> bool:
+    """Whether collectives add partial sums; vectors that only some samples need rule that out."""
+    return row_sums is RowSums.REDUCE_SCATTER and not plan.frequent_rows
+
+
+def most_row_pieces(table: EmbeddingTable, rank_count: int) -> int:
+    """Pieces by rows of a table over all of *rank_count* ranks; a small one has fewer rows."""
+    return min(rank_count, table.rows)
+
+
+def reduced_places(plan: ShardingPlan, row_sums: RowSums) -> frozenset[int]:
+    """The tables of *plan* whose columns are each cut by rows over all ranks, and added there."""
+    if not adds_in_collectives(plan, row_sums):
+        return frozenset()
+    found = []
+    for place, shards in enumerate(plan.shards_of_table):
+        most = most_row_pieces(plan.tables[place], plan.rank_count)
+        if len(shards) < most or most == 1 or place in plan.summed_places:
+            continue
+        pieces = Counter(shard.first_column for shard in shards)
+        found += [place] if min(pieces.values()) >= most else []
+    return frozenset(found)
 
 
 def build_exchanges(
@@ -59,13 +103,14 @@ def build_exchanges(
     local_batch: int,
     index_dtype: DType,
     exchange_dtype: DType,
+    row_sums: RowSums = RowSums.REDUCE_SCATTER,
     first_rank_width: int = 0,
 ) -> Exchanges:
     """The exchanges of *plan* when every rank has *local_batch* samples.
 
     Rank 0 sends *first_rank_width* more numbers per sample, and receives their gradients.
     """
-    in_host = plan.summed_places
+    in_host, reduced = plan.summed_places, reduced_places(plan, row_sums)
     pieces = plan.pieces
     # Rounded per piece, so that the sum does not depend on the order of pieces.
     lookups = plan.by_rank([round(local_batch * table.pooling_factor) for table in pieces.tables])
@@ -75,7 +120,9 @@ def build_exchanges(
     numbers = np.array(
         [
             sent_numbers(
-                plan, (shard for shard in shards if shard.table not in in_host), samples=local_batch
+                plan,
+                (shard for shard in shards if shard.table not in in_host | reduced),
+                samples=local_batch,
             )
             for shards in plan.shards_of_rank
         ],
@@ -85,8 +132,30 @@ def build_exchanges(
     pooled_bytes = numbers * exchange_dtype.size_bytes
     # Indices go to the ranks that vectors come from.
     _, indices = _there_and_back(index_bytes, index_dtype)
-    of_hosts = _of_hosts(plan, local_batch, exchange_dtype) if in_host else ()
-    return Exchanges(indices, *_there_and_back(pooled_bytes, exchange_dtype), of_hosts)
+    of_hosts: tuple[HostExchange, ...] = ()
+    if in_host:
+        is_added = adds_in_collectives(plan, row_sums)
+        of_hosts = _of_hosts(plan, local_batch, exchange_dtype, is_added=is_added)
+    by_rows = None
+    if reduced:
+        width = sum(plan.tables[place].width for place in reduced)
+        by_rows = build_row_exchange(plan.rank_count * local_batch * width, exchange_dtype)
+    return Exchanges(
+        indices,
+        *_there_and_back(pooled_bytes, exchange_dtype),
+        by_rows,
+        of_hosts,
+        has_direct=bool(numbers.any()) or not (of_hosts or by_rows),
+    )
+
+
+def build_row_exchange(numbers: int, dtype: DType) -> RowExchange:
+    """The reduce-scatter of *numbers* partial sums on every rank, and the all-gather back."""
+    size_bytes = numbers * dtype.size_bytes
+    return RowExchange(
+        Collective(CollectiveKind.REDUCE_SCATTER, size_bytes, dtype),
+        Collective(CollectiveKind.ALL_GATHER, size_bytes, dtype),
+    )
 
 
 def sent_numbers(plan: ShardingPlan, shards: Iterable[Shard], *, samples: int) -> int:
@@ -102,13 +171,26 @@ def sent_numbers(plan: ShardingPlan, shards: Iterable[Shard], *, samples: int) -
     )
 
 
-def empty_exchanges() -> Exchanges:
-    """Empty exchanges, a placeholder for those of a plan that is not chosen yet."""
+def sent_by_members(exchange: Collective, count: int) -> NDArray[np.int64]:
+    """Bytes that each of *count* members sends to others in the forward exchange."""
+    if exchange.byte_matrix is not None:
+        rows: NDArray[np.int64] = np.array(exchange.byte_matrix, dtype=np.int64)
+        sent: NDArray[np.int64] = rows.sum(axis=1)
+        return sent
+    # A reduction keeps the share of the member itself.
+    return np.full(count, exchange.size_bytes * (count - 1) // count, dtype=np.int64)
+
+
+def empty_exchanges(like: Exchanges) -> Exchanges:
+    """The exchanges that *like* has, all of them empty, for plans that differ in sizes only."""
     nothing = Collective(CollectiveKind.ALL_TO_ALL, size_bytes=0)
-    return Exchanges(nothing, nothing, nothing)
+    by_rows = None if like.by_rows is None else build_row_exchange(0, like.pooled.dtype)
+    return Exchanges(nothing, nothing, nothing, by_rows, has_direct=like.has_direct)
 
 
-def _of_hosts(plan: ShardingPlan, local_batch: int, dtype: DType) -> tuple[HostExchange, ...]:
+def _of_hosts(
+    plan: ShardingPlan, local_batch: int, dtype: DType, *, is_added: bool
+) -> tuple[HostExchange, ...]:
     per_host = plan.ranks_per_host or plan.rank_count
     hosts = plan.rank_count // per_host
     width = np.zeros(plan.rank_count)
@@ -120,6 +202,11 @@ def _of_hosts(plan: ShardingPlan, local_batch: int, dtype: DType) -> tuple[HostE
         across[host] += shards[0].width * _asked_ratio(plan, shards)
     vector_bytes = local_batch * dtype.size_bytes
     between = _there_and_back(np.rint(vector_bytes * across), dtype)
+    if is_added:
+        # The host's ranks reduce its sums for the whole batch, each for its own rail.
+        batch = plan.rank_count * local_batch
+        rows = [build_row_exchange(batch * round(of_host), dtype) for of_host in across.tolist()]
+        return tuple(HostExchange(one.sums, one.gradients, *between, 0) for one in rows)
     # Each rank of a host is handed partial sums for its own samples and those of the ranks at its
     # place in the other hosts.
     return tuple(

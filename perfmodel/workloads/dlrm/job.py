@@ -17,7 +17,7 @@ from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.program import Program
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import Exchanges, build_exchanges, empty_exchanges
-from perfmodel.workloads.dlrm.memory import room_for_tables
+from perfmodel.workloads.dlrm.memory import key_bytes, number_bytes, room_for_tables
 from perfmodel.workloads.dlrm.rank import REDUCTION_SLOT, RankWriter
 from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.sparse import (
@@ -48,8 +48,8 @@ def build_plan(
     """The plan that was *given*, checked, or the one that the sharding section of *spec* asks for.
 
     *tables* replace those of *spec* where more is known of their indices.
-    *ranks_per_host* of None is the usual number. With the *memory_bytes* of a GPU the
-    default placement is one that fits, if there is any; the plan of a named sharder is as it is.
+    *ranks_per_host* of None is the usual number. With the *memory_bytes* of a GPU the plan is one
+    that fits, if the sharder finds any.
     """
     if given is not None:
         _check_plan(spec, given, rank_count)
@@ -61,12 +61,16 @@ def build_plan(
     if sharder != DEFAULT_SHARDER:
         per_host = ranks_per_host or min(rank_count, USUAL_HOST)
         per_host = per_host if rank_count % per_host == 0 else None
-    elif memory_bytes is not None:
-        room = room_for_tables(spec, tables, rank_count=rank_count, memory_bytes=memory_bytes)
+    if memory_bytes is not None:
+        room = room_for_tables(spec, rank_count=rank_count, memory_bytes=memory_bytes)
     task = sharding_task(
         spec, tables, rank_count=rank_count, room_bytes=room, ranks_per_host=per_host
     )
-    return build_named_plan(sharder, task)
+    try:
+        return build_named_plan(sharder, task)
+    except PlanError:
+        # Nothing fits: as the sharder would place them, and the answer says how much is missing.
+        return build_named_plan(sharder, replace(task, room_bytes=UNKNOWN_ROOM_BYTES))
 
 
 def sharding_task(
@@ -90,6 +94,8 @@ def sharding_task(
         data_parallel_below_bytes=spec.sharding.data_parallel_below,
         min_width=spec.sharding.min_width,
         max_shard_bytes=spec.sharding.max_shard,
+        number_bytes=number_bytes(spec),
+        key_bytes=key_bytes(spec),
     )
 
 
@@ -115,27 +121,37 @@ def build_dlrm_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStack) 
 
     The defaults of *stack* are applied to *spec* already.
     """
-    run = DlrmRun(spec, plan.rank_count, stack)
-    samples = local_batch(spec, rank_count=plan.rank_count)
+    run = DlrmRun(spec, plan.rank_count, stack, _ranks_of_host(plan))
+    local_batch(spec, rank_count=plan.rank_count)
     exchanges = None
     if run.rank_count > 1 and (plan.shards or run.has_lone_bottom):
-        exchanges = build_exchanges(
-            plan,
-            local_batch=samples,
-            index_dtype=spec.embedding.index_dtype,
-            exchange_dtype=spec.embedding.exchange_dtype,
-            first_rank_width=spec.dense_width if run.has_lone_bottom else 0,
-        )
+        exchanges = exchanges_of(run, plan)
     job = JobBuilder()
     program_of_part: dict[SparsePart, int] = {}
     written: dict[SparsePart, tuple[Lookup, Program]] = {}
-    partial = count_partial_numbers(plan, exchanges, samples=samples)
+    partial = count_partial_numbers(run, plan, exchanges)
     for rank in range(run.rank_count):
         part = build_sparse_part(run, plan, rank=rank, exchanges=exchanges, partial_numbers=partial)
         if part not in program_of_part:
             program_of_part[part] = job.add_program(_program(job, run, part, written))
         job.add_rank(program_of_part[part])
     return _build(job, run, plan, exchanges)
+
+
+def _ranks_of_host(plan: ShardingPlan) -> int:
+    return min(plan.ranks_per_host or plan.rank_count, plan.rank_count)
+
+
+def exchanges_of(run: DlrmRun, plan: ShardingPlan) -> Exchanges:
+    """The exchanges of *plan* in *run*."""
+    return build_exchanges(
+        plan,
+        local_batch=run.samples,
+        index_dtype=run.spec.embedding.index_dtype,
+        exchange_dtype=run.spec.embedding.exchange_dtype,
+        row_sums=run.stack.tables.row_sums,
+        first_rank_width=run.spec.dense_width if run.has_lone_bottom else 0,
+    )
 
 
 def _program(
@@ -173,15 +189,15 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStac
     Plans with the same data-parallel tables consist of these two programs; the durations of
     lookups and exchanges depend on the plan.
     """
-    run = DlrmRun(spec, plan.rank_count, stack)
+    run = DlrmRun(spec, plan.rank_count, stack, _ranks_of_host(plan))
     if run.has_lone_bottom:
         raise PlanError(
             f"stack {stack.name!r}: runs the bottom layers on one rank; plans are compared only "
             "where all ranks do. Take another stack, or predict each plan alone."
         )
-    exchanges = empty_exchanges()
+    exchanges = empty_exchanges(exchanges_of(run, plan))
     holder = next(rank for rank, shards in enumerate(plan.shards_of_rank) if shards)
-    partial = count_partial_numbers(plan, exchanges, samples=run.samples)
+    partial = count_partial_numbers(run, plan, exchanges)
     part = build_sparse_part(run, plan, rank=holder, exchanges=exchanges, partial_numbers=partial)
     job = JobBuilder()
     for variant in (part, replace(part, lookup=None)):
@@ -247,6 +263,11 @@ def _iter_assumptions(
         yield (
             f"Vectors of {len(plan.summed_in_host)} tables are summed inside a host, then sent "
             "between ranks at the same place in all hosts."
+        )
+    if exchanges is not None and exchanges.by_rows is not None:
+        yield (
+            "Partial sums of tables by rows are added by a reduce-scatter over all ranks, and an "
+            "all-gather returns their gradients."
         )
     if plan.frequent_rows:
         frequent = sum(table.rows for table in plan.copied_tables[len(plan.data_parallel) :])

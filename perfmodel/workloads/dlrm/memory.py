@@ -48,17 +48,9 @@ def base_memory_bytes(spec: DlrmSpec, copied: list[EmbeddingTable], *, samples: 
     return _rank_memory(spec, _totals(spec, []), _totals(spec, copied), samples).total_bytes
 
 
-def room_for_tables(
-    spec: DlrmSpec, tables: Sequence[EmbeddingTable], *, rank_count: int, memory_bytes: int
-) -> int:
-    """The part of *memory_bytes* that is left for weights and state of tables.
-
-    Buffers of the exchange grow with what a rank holds; an even share of them is set aside.
-    """
-    base = base_memory_bytes(spec, [], samples=-(-spec.batch // rank_count))
-    width = sum(table.width for table in tables)
-    lookups = sum(table.pooling_factor for table in tables)
-    return memory_bytes - base - _sent_bytes(spec, width, lookups) // rank_count
+def room_for_tables(spec: DlrmSpec, *, rank_count: int, memory_bytes: int) -> int:
+    """The part of *memory_bytes* that is left for pieces of tables and their buffers."""
+    return memory_bytes - base_memory_bytes(spec, [], samples=-(-spec.batch // rank_count))
 
 
 def _rank_memory(
@@ -69,7 +61,7 @@ def _rank_memory(
     size, _, copied_state, _, _ = (int(total) for total in copied)
     dense_bytes = dense_parameters(spec) * FP32_BYTES
     # Pooled vectors and their gradients, sent and received, and two batches of indices.
-    received = _vector_bytes(spec) * samples * spec.embedding.total_width
+    received = number_bytes(spec) * samples * spec.embedding.total_width
     parts = {
         "embedding tables": int(device) + size,
         "embedding optimizer state": int(state) + copied_state,
@@ -91,10 +83,15 @@ def _activation_bytes(spec: DlrmSpec) -> int:
 
 
 def _sent_bytes(spec: DlrmSpec, width: int, lookups: float) -> int:
-    vectors = _vector_bytes(spec) * spec.batch * width
-    return vectors + 2 * round(spec.batch * lookups) * spec.embedding.index_dtype.size_bytes
+    vectors = number_bytes(spec) * spec.batch * width
+    return vectors + key_bytes(spec) * round(spec.batch * lookups)
 
 
-def _vector_bytes(spec: DlrmSpec) -> int:
-    """A number of a pooled vector, as it is computed and as it is sent."""
+def number_bytes(spec: DlrmSpec) -> int:
+    """Buffers of a number of a pooled vector, as it is computed and as it is sent."""
     return FP32_BYTES + spec.embedding.exchange_dtype.size_bytes
+
+
+def key_bytes(spec: DlrmSpec) -> int:
+    """Buffers of an index, in this batch and the next."""
+    return 2 * spec.embedding.index_dtype.size_bytes

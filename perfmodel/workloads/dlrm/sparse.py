@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from collectives.collective import Collective
-from embeddings.plan import ShardingKind, ShardingPlan
+from embeddings.plan import ShardingPlan
 from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
@@ -19,6 +19,8 @@ from perfmodel.graph.ops import EmbeddingOp, Fixed, MemoryBound, Op, Pass
 from perfmodel.workloads.dlrm.exchange import (
     Exchanges,
     HostExchange,
+    is_by_rows,
+    reduced_places,
     sent_numbers,
     shards_by_host,
 )
@@ -30,7 +32,6 @@ from perfmodel.workloads.reduction import GradientReduction
 
 EXCHANGE_SLOT, HOST_SLOT, RAIL_SLOT = 0, 2, 3
 """Communicators: all ranks, those of a host, those at one place in all hosts; 1 is dense."""
-_BY_ROWS = (ShardingKind.ROW_WISE, ShardingKind.TABLE_ROW_WISE, ShardingKind.GRID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +98,15 @@ def own_ops(spec: DlrmSpec, lookup: Lookup) -> tuple[Op, ...]:
     )
 
 
-def count_partial_numbers(plan: ShardingPlan, exchanges: Exchanges | None, *, samples: int) -> int:
+def count_partial_numbers(run: DlrmRun, plan: ShardingPlan, exchanges: Exchanges | None) -> int:
     """Numbers that a rank gets as partial sums, from pieces by rows or from several hosts."""
+    samples = run.samples
     is_in_host = exchanges is not None and bool(exchanges.of_hosts)
-    kinds = plan.kinds
+    apart = reduced_places(plan, run.stack.tables.row_sums)
+    if is_in_host:
+        apart |= plan.summed_places
     by_rows = [
-        shard
-        for shard in plan.shards
-        if kinds[shard.table] in _BY_ROWS and not (is_in_host and shard.table in plan.summed_places)
+        shard for shard in plan.shards if is_by_rows(plan, shard) and shard.table not in apart
     ]
     numbers = sent_numbers(plan, by_rows, samples=samples)
     if is_in_host and plan.frequent_rows:
@@ -181,14 +183,17 @@ class SparseWriter:
         last = None
         if exchanges.has_direct:
             last = self._exchange(exchanges.pooled, "pooled all_to_all forward")
+        if exchanges.by_rows is not None:
+            last = self._exchange(exchanges.by_rows.sums, "row sums reduce_scatter forward")
         if host is not None:
             # Sum inside the host, then send the sums along the rails.
             inside = self._exchange(host.inside, "partial sums in host forward", slot=HOST_SLOT)
-            self.writer.hold(self.writer.compute, inside)
-            members = len(host.inside.byte_matrix or ((),))
-            numbers = self.run.spec.batch // members * host.summed_width
-            kernel = elementwise("reduce_sum", numbers, self._sent_dtype)
-            self._run("sum", "sums in host", kernel)
+            if host.inside.byte_matrix is not None:
+                self.writer.hold(self.writer.compute, inside)
+                members = len(host.inside.byte_matrix)
+                numbers = self.run.spec.batch // members * host.summed_width
+                kernel = elementwise("reduce_sum", numbers, self._sent_dtype)
+                self._run("sum", "sums in host", kernel)
             last = self._exchange(host.across, "pooled between hosts forward", slot=RAIL_SLOT)
         return last
 
@@ -212,6 +217,9 @@ class SparseWriter:
         last = None
         if exchanges.has_direct:
             last = self._exchange(exchanges.gradients, "gradients all_to_all backward")
+        if exchanges.by_rows is not None:
+            label = "row gradients all_gather backward"
+            last = self._exchange(exchanges.by_rows.gradients, label)
         if host is not None:
             label = "gradients between hosts backward"
             self._exchange(host.across_back, label, slot=RAIL_SLOT)

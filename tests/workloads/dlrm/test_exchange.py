@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collectives.collective import Collective, CollectiveKind
 from embeddings.distribution import Zipf
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import build_named_plan
@@ -16,14 +17,26 @@ from embeddings.sharding_task import UNKNOWN_ROOM_BYTES, ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.audit import check_job
+from perfmodel.stacks.capabilities import RowSums
 from perfmodel.workloads.catalog import load_workload
-from perfmodel.workloads.dlrm.exchange import build_exchanges
+from perfmodel.workloads.dlrm.exchange import (
+    Exchanges,
+    RowExchange,
+    build_exchanges,
+    sent_by_members,
+)
 from perfmodel.workloads.jobs import build_job
 
 
-def _exchanges(plan: ShardingPlan, local_batch: int):
+def _exchanges(
+    plan: ShardingPlan, local_batch: int, row_sums: RowSums = RowSums.REDUCE_SCATTER
+) -> Exchanges:
     return build_exchanges(
-        plan, local_batch=local_batch, index_dtype=DType.INT64, exchange_dtype=DType.FP16
+        plan,
+        local_batch=local_batch,
+        index_dtype=DType.INT64,
+        exchange_dtype=DType.FP16,
+        row_sums=row_sums,
     )
 
 
@@ -52,7 +65,7 @@ def test_gradients_return_the_way_the_vectors_came(pooling, rank_count, max_shar
         tuple(tables), rank_count, UNKNOWN_ROOM_BYTES, 2**16, max_shard_bytes=max_shard
     )
     plan = build_named_plan("balanced", task)
-    exchanges = _exchanges(plan, 16)
+    exchanges = _exchanges(plan, 16, RowSums.ALL_TO_ALL)
     pooled = np.array(exchanges.pooled.byte_matrix)
     gradients = np.array(exchanges.gradients.byte_matrix)
     assert (pooled == gradients.T).all()
@@ -76,6 +89,14 @@ def test_partial_sums_are_added_in_the_host_and_travel_along_the_rails():
     exchanges = _exchanges(plan, 5)
     assert not exchanges.has_direct
     first, second = exchanges.of_hosts
+    # Host 0 reduces the sums of 20 samples x 4 numbers x 2 bytes, and gathers their gradients.
+    assert first.inside == Collective(CollectiveKind.REDUCE_SCATTER, 160, DType.FP16)
+    assert second.inside_back == Collective(CollectiveKind.ALL_GATHER, 320, DType.FP16)
+    assert exchanges.by_rows is None
+    assert first.summed_width == 0
+    assert _exchanges(plan, 5).of_hosts[0].across == first.across
+    exchanges = _exchanges(plan, 5, RowSums.ALL_TO_ALL)
+    first, second = exchanges.of_hosts
     # Rank 0 hands rank 1 partial sums of 2 hosts x 5 samples x 4 numbers x 2 bytes.
     assert first.inside.byte_matrix == ((0, 80), (80, 0))
     assert second.inside.byte_matrix == ((0, 160), (160, 0))
@@ -85,6 +106,45 @@ def test_partial_sums_are_added_in_the_host_and_travel_along_the_rails():
     # Directly every rank would send its partial sums to the three others.
     direct = _exchanges(replace(plan, summed_in_host=()), 5)
     assert direct.pooled.byte_matrix[0] == (0, 40, 40, 40)
+
+
+def test_rows_over_all_ranks_are_summed_by_one_reduction_and_over_a_few_sent_like_vectors():
+    # Table a by rows over all three ranks, b by rows over two of them, c whole.
+    tables = tuple(
+        EmbeddingTable(name, 30, width) for name, width in zip("abc", (4, 8, 16), strict=True)
+    )
+    shards = (
+        *(Shard(0, rank, 10 * rank, 10, 0, 4) for rank in range(3)),
+        *(Shard(1, rank, 15 * rank, 15, 0, 8) for rank in range(2)),
+        Shard(2, 2, 0, 30, 0, 16),
+    )
+    plan = ShardingPlan(tables, 3, shards)
+    found = _exchanges(plan, 5)
+    # 3 ranks x 5 samples x 4 numbers x 2 bytes of partial sums on every rank.
+    assert found.by_rows == RowExchange(
+        Collective(CollectiveKind.REDUCE_SCATTER, 120, DType.FP16),
+        Collective(CollectiveKind.ALL_GATHER, 120, DType.FP16),
+    )
+    # 5 samples x 2 bytes x 8 numbers of b from ranks 0 and 1, x 16 of c from rank 2.
+    assert found.pooled.byte_matrix == ((0, 80, 80), (80, 0, 80), (160, 160, 0))
+    assert found.has_direct
+    # A rank keeps a third of what it reduces.
+    assert sent_by_members(found.by_rows.sums, 3).tolist() == [80, 80, 80]
+    alike = _exchanges(plan, 5, RowSums.ALL_TO_ALL)
+    assert alike.by_rows is None
+    assert alike.pooled.byte_matrix == ((0, 120, 120), (120, 0, 120), (200, 200, 0))
+    only = ShardingPlan(tables[:1], 3, shards[:3])
+    assert not _exchanges(only, 5).has_direct
+
+
+def test_a_table_with_fewer_rows_than_ranks_is_summed_with_the_others_by_rows():
+    tables = (EmbeddingTable("a", 30, 4), EmbeddingTable("b", 2, 8), EmbeddingTable("c", 1, 8))
+    plan = build_named_plan("row_wise", ShardingTask(tables, 3, UNKNOWN_ROOM_BYTES, 15))
+    found = _exchanges(plan, 5)
+    assert found.by_rows is not None
+    # a and b: 15 samples x (4 + 8) numbers x 2 bytes; c has one row and nothing to sum.
+    assert found.by_rows.sums.size_bytes == 360
+    assert found.pooled.size_bytes == 2 * 5 * 8 * 2
 
 
 def test_only_rare_rows_travel_where_frequent_ones_are_everywhere():

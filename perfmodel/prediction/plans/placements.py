@@ -6,14 +6,14 @@ rows. The load that a piece adds to its rank is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embeddings.plan import PieceKey, PlanPieces, Shard, ShardingKind, ShardingPlan, find_pieces
+from embeddings.plan import PieceKey, PlanPieces, Shard, ShardingPlan, find_pieces
 from embeddings.table import EmbeddingTable
 from perfmodel.base.compiling import compiled
 from perfmodel.costs.embedding_terms import (
@@ -24,48 +24,59 @@ from perfmodel.costs.embedding_terms import (
     tables_terms,
 )
 from perfmodel.graph.program import offsets
+from perfmodel.stacks.capabilities import RowSums
+from perfmodel.workloads.dlrm.exchange import is_by_rows, most_row_pieces, reduced_places
 from perfmodel.workloads.dlrm.memory import piece_memory_bytes
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from topologies import Device
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
-BY_ROWS = (ShardingKind.ROW_WISE, ShardingKind.TABLE_ROW_WISE, ShardingKind.GRID)
+Places = Collection[int]
+NONE: Places = ()
+
+
+FrameKey = tuple[tuple[int, ...], bool, bool, bool]
+"""Tables copied to every rank; whether partial sums are sent, others reduced, and vectors sent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanColumns:
     """One plan: piece and rank of every shard, the tables *copied* to every rank.
 
-    *partial_width* is the width of the partial sums per sample, from pieces by rows.
+    Partial sums of *partial_width* numbers per sample are sent like vectors, and *reduced_width*
+    numbers are summed by a collective. *has_direct* says whether any vectors are sent.
     """
 
     piece: Int32s
     rank: Int32s
     copied: tuple[int, ...] = ()
     partial_width: int = 0
+    reduced_width: int = 0
+    has_direct: bool = True
 
     @property
-    def frame_key(self) -> tuple[tuple[int, ...], bool]:
+    def frame_key(self) -> FrameKey:
         """Plans with equal keys have the same frame."""
-        return self.copied, self.partial_width > 0
+        return self.copied, self.partial_width > 0, self.reduced_width > 0, self.has_direct
 
 
 class PieceColumns(NamedTuple):
     """The load that every piece adds to its rank, the same for all plans or one per plan.
 
     *terms* are plans x levels x pieces x terms, level k for k + 1 tables at once; *index_counts*
-    are plans x pieces.
+    are plans x pieces. *sent_widths* leave out pieces that a collective sums.
     """
 
     terms: Int64s
     index_counts: Int64s
     widths: Int64s
+    sent_widths: Int64s
     memory_bytes: Int64s
 
     def followed_by(self, other: PieceColumns) -> PieceColumns:
         """The pieces of both."""
-        pairs = zip(self, other, (2, 1, 0, 0), strict=True)
+        pairs = zip(self, other, (2, 1, 0, 0, 0), strict=True)
         return PieceColumns(*(np.concatenate([own, more], axis=axis) for own, more, axis in pairs))
 
 
@@ -75,52 +86,83 @@ class RankLoads(NamedTuple):
     terms: Int64s
     index_counts: Int64s
     widths: Int64s
+    sent_widths: Int64s
     memory_bytes: Int64s
     piece_counts: Int64s
 
 
 class PieceCatalog:
-    """Pieces of the tables of one workload on one device, numbered in order of appearance."""
+    """Pieces of the tables of one workload on one device, numbered in order of appearance.
 
-    def __init__(self, spec: DlrmSpec, device: Device, *, rank_count: int) -> None:
+    A piece of a table that a collective sums, as *row_sums* says, has a number of its own.
+    """
+
+    def __init__(
+        self, spec: DlrmSpec, device: Device, *, rank_count: int, row_sums: RowSums
+    ) -> None:
         self._spec = spec
         self._device = device
         self._local_batch = local_batch(spec, rank_count=rank_count)
         self._levels = most_tables_at_once(device, spec.batch)
-        self._number_of: dict[PieceKey, int] = {}
+        self._number_of: dict[tuple[PieceKey, bool], int] = {}
+        self._row_sums = row_sums
         self._columns: PieceColumns | None = None
         self.rank_count = rank_count
         self.tables: list[EmbeddingTable] = []
         """Every piece as a table of its own."""
+        self._is_sent: list[bool] = []
 
-    def pieces(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> Int32s:
-        """The piece numbers of *shards* of *tables*."""
-        return self._numbers(find_pieces(tables, shards))
+    def reduces(self, table: EmbeddingTable, row_pieces: int) -> bool:
+        """Whether a collective sums *table* when its columns are cut into *row_pieces* by rows."""
+        is_everywhere = 1 < row_pieces == most_row_pieces(table, self.rank_count)
+        return is_everywhere and self._row_sums is RowSums.REDUCE_SCATTER
 
-    def _numbers(self, pieces: PlanPieces) -> Int32s:
+    def pieces(
+        self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard], reduced: Places = NONE
+    ) -> Int32s:
+        """The piece numbers of *shards* of *tables*, those at *reduced* summed by a collective."""
+        return self._numbers(find_pieces(tables, shards), reduced)
+
+    def _numbers(self, pieces: PlanPieces, reduced: Places) -> Int32s:
         """By shard; new pieces get the next numbers."""
-        number_of = self._number_of
+        number_of, numbers = self._number_of, []
         for key, table in zip(pieces.keys, pieces.tables, strict=True):
-            if key not in number_of:
-                number_of[key] = len(number_of)
+            own = key, key[0] in reduced
+            if own not in number_of:
+                number_of[own] = len(number_of)
                 self.tables.append(table)
-        return np.array([number_of[key] for key in pieces.keys], dtype=np.int32)[pieces.number]
+                self._is_sent.append(not own[1])
+            numbers.append(number_of[own])
+        return np.array(numbers, dtype=np.int32)[pieces.number]
 
     def columns_of(self, plan: ShardingPlan) -> PlanColumns:
         """*plan* as columns, its shards sorted."""
         shards = sorted(plan.shards)
+        reduced = reduced_places(plan, self._row_sums)
         # A piece's key has its first row or none, so a shard that is found directly is right.
-        known = [self._number_of.get((s[0], s[2], s[3], s[5])) for s in shards]
-        pieces = self._numbers(plan.pieces) if None in known else np.array(known, dtype=np.int32)
+        known = [self._number_of.get(((s[0], s[2], s[3], s[5]), s[0] in reduced)) for s in shards]
+        pieces = (
+            self._numbers(plan.pieces, reduced)
+            if None in known
+            else np.array(known, dtype=np.int32)
+        )
         ranks = np.array([shard.rank for shard in shards], dtype=np.int32)
-        return PlanColumns(pieces, ranks, plan.data_parallel, partial_width(plan))
+        sent = [shard for shard in shards if shard.table not in reduced] if reduced else shards
+        return PlanColumns(
+            pieces,
+            ranks,
+            plan.data_parallel,
+            partial_width=sum(shard.width for shard in sent if is_by_rows(plan, shard)),
+            reduced_width=sum(plan.tables[place].width for place in reduced),
+            has_direct=bool(sent),
+        )
 
     @property
     def columns(self) -> PieceColumns:
         """The load that every piece adds to its rank."""
         known = 0 if self._columns is None else len(self._columns.widths)
         if self._columns is None or known < len(self.tables):
-            fresh = self._build_columns(self.tables[known:])
+            fresh = self._build_columns(known)
             self._columns = fresh if self._columns is None else self._columns.followed_by(fresh)
         return self._columns
 
@@ -128,7 +170,7 @@ class PieceCatalog:
         """Sum up *plans* by rank; *columns* are those of the catalog's pieces or of their own."""
         shape = (len(plans), self.rank_count)
         found = RankLoads(
-            np.zeros((*shape, len(Term)), dtype=np.int64), *np.zeros((4, *shape), dtype=np.int64)
+            np.zeros((*shape, len(Term)), dtype=np.int64), *np.zeros((5, *shape), dtype=np.int64)
         )
         _sum_loads(
             np.concatenate([plan.piece for plan in plans]),
@@ -139,7 +181,9 @@ class PieceCatalog:
         )
         return found
 
-    def _build_columns(self, tables: Sequence[EmbeddingTable]) -> PieceColumns:
+    def _build_columns(self, first: int) -> PieceColumns:
+        """The columns of pieces from number *first* on."""
+        tables = self.tables[first:]
         spec, cache_bytes = self._spec, self._device.l2_bytes
         terms = [
             tables_terms(
@@ -149,21 +193,14 @@ class PieceCatalog:
         ]
         counts = [round(self._local_batch * table.pooling_factor) for table in tables]
         memory = [piece_memory_bytes(spec, table) for table in tables]
+        widths = np.array([table.width for table in tables], dtype=np.int64)
         return PieceColumns(
             terms=np.array([terms], dtype=np.int64).reshape(1, self._levels, -1, len(Term)),
             index_counts=np.array([counts], dtype=np.int64),
-            widths=np.array([table.width for table in tables], dtype=np.int64),
+            widths=widths,
+            sent_widths=widths * np.array(self._is_sent[first:], dtype=np.int64),
             memory_bytes=np.array(memory, dtype=np.int64),
         )
-
-
-def partial_width(plan: ShardingPlan) -> int:
-    """Width of the partial sums per sample, from row-wise pieces."""
-    tables = plan.tables
-    if all(shard.rows == tables[shard.table].rows for shard in plan.shards):
-        return 0
-    kinds = plan.kinds
-    return sum(piece.width for piece in plan.shards if kinds[piece.table] in BY_ROWS)
 
 
 @compiled
@@ -181,6 +218,7 @@ def _sum_loads(
             level = min(found.piece_counts[plan, where], terms.shape[1]) - 1
             found.index_counts[plan, where] += of_piece.index_counts[batch, held]
             found.widths[plan, where] += of_piece.widths[held]
+            found.sent_widths[plan, where] += of_piece.sent_widths[held]
             found.memory_bytes[plan, where] += of_piece.memory_bytes[held]
             total = found.terms[plan, where]
             for term in range(terms.shape[3]):

@@ -13,9 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.calibration import calibration_for
-from collectives.collective import CollectiveCost, CollectiveKind
+from collectives.collective import (
+    Collective,
+    CollectiveCost,
+    CollectiveKind,
+    CollectiveSoftware,
+)
 from collectives.group import wiring_of
-from collectives.pricing import DEFAULT_SOFTWARE, price_sizes
+from collectives.pricing import DEFAULT_SOFTWARE, price_collective, price_sizes
 from collectives.uneven import RankLoad, price_uneven
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
@@ -25,9 +30,9 @@ from perfmodel.costs.embedding_terms import Term, TermsSetting, tables_terms
 from perfmodel.costs.models import COMMUNICATION_FAMILY, price_ops
 from perfmodel.costs.pricing import cluster_seen_by
 from perfmodel.graph.ops import MemoryBound, Pass
-from perfmodel.planning.placements import Int64s, RankLoads
+from perfmodel.prediction.plans.placements import Int64s, PlanColumns, RankLoads
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.dlrm.exchange import LENGTH_BYTES
+from perfmodel.workloads.dlrm.exchange import LENGTH_BYTES, build_row_exchange
 from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from perfmodel.workloads.kernels import cast, elementwise
@@ -43,9 +48,12 @@ CHANGING = (
     "embedding/cast forward",
     "embedding/cast backward",
     "embedding/partial sums forward",
+    "embedding/row sums reduce_scatter forward",
+    "embedding/row gradients all_gather backward",
 )
 """Operators whose durations depend on the plan: the columns of a plan's durations."""
-LOOKUP, UPDATE, POOLED, GRADIENTS, INDICES, CAST_OUT, CAST_BACK, PARTIAL = range(len(CHANGING))
+LOOKUP, UPDATE, POOLED, GRADIENTS, INDICES = range(5)
+CAST_OUT, CAST_BACK, PARTIAL, ROW_SUMS, ROW_GRADIENTS = range(5, len(CHANGING))
 SOME_BYTES = 2**20
 GRADIENT_PASSES = 8
 """How often a dense gradient is read or written from clearing to the optimizer's step."""
@@ -83,22 +91,36 @@ class PlanPricer:
         self._lookup_ratio = stack.time_ratio("embedding", architecture)
         self._exchange = ExchangePricer(
             cluster_seen_by(stack, cluster),
+            CollectiveSoftware(algorithm=stack.collective_algorithm),
             time_ratio=stack.time_ratio(COMMUNICATION_FAMILY, architecture),
         )
         self._small_ns: dict[MemoryBound, float] = {}
 
-    def price(self, loads: RankLoads, partial_widths: Int64s) -> Floats:
-        """Durations before rounding, plans x columns x ranks.
+    def price(self, plans: Sequence[PlanColumns], loads: RankLoads) -> Floats:
+        """Durations of *plans* before rounding, plans x columns x ranks.
 
-        They follow from the load of each rank and the width of each plan's partial sums.
+        They follow from the *loads* of ranks and the widths of each plan's partial sums.
         """
+        out = self._price_loads(loads)
+        dtype = self._spec.embedding.exchange_dtype
+        for place, plan in enumerate(plans):
+            if plan.reduced_width:
+                row_exchange = build_row_exchange(self._spec.batch * plan.reduced_width, dtype)
+                out[place, ROW_SUMS] = self._exchange.even_ns(row_exchange.sums)
+                out[place, ROW_GRADIENTS] = self._exchange.even_ns(row_exchange.gradients)
+            if plan.partial_width:
+                kernel = elementwise("reduce_sum", self._samples * plan.partial_width, dtype)
+                out[place, PARTIAL] = self._small(kernel)
+        return out
+
+    def _price_loads(self, loads: RankLoads) -> Floats:
         plans, ranks = loads.widths.shape
         out = np.zeros((plans, len(CHANGING), ranks))
         terms = loads.terms.reshape(plans * ranks, -1)
         for column, direction in ((LOOKUP, Pass.FORWARD), (UPDATE, Pass.BACKWARD)):
             out[:, column] = self.pass_ns(terms, direction).reshape(plans, ranks)
         section = self._spec.embedding
-        sent = self._samples * loads.widths * section.exchange_dtype.size_bytes
+        sent = self._samples * loads.sent_widths * section.exchange_dtype.size_bytes
         out[:, POOLED] = out[:, GRADIENTS] = self._exchange.times_ns(sent)
         indices = (
             loads.index_counts * section.index_dtype.size_bytes
@@ -109,10 +131,6 @@ class PlanPricer:
             formats = (DType.FP32, section.exchange_dtype)
             out[:, CAST_OUT] = self._by_width(loads.widths, *formats)
             out[:, CAST_BACK] = self._by_width(loads.widths, *reversed(formats))
-        for plan, width in enumerate(partial_widths.tolist()):
-            if width:
-                kernel = elementwise("reduce_sum", self._samples * width, section.exchange_dtype)
-                out[plan, PARTIAL] = self._small(kernel)
         return out
 
     def alone(self, terms: Int64s) -> AloneCosts:
@@ -184,17 +202,25 @@ class PlanPricer:
 
 
 class ExchangePricer:
-    """All-to-alls in which each rank sends the same size to all others, or receives it from them.
+    """The collectives that plans change: uneven all-to-alls and even reductions over all ranks.
 
-    A rank moves the same bytes in both directions, so pooled vectors and their gradients have
-    the same price.
+    In an all-to-all each rank sends the same size to all others, or receives it from them. A rank
+    moves the same bytes in both directions, so pooled vectors and their gradients have the same
+    price.
     """
 
-    def __init__(self, cluster: Cluster, *, time_ratio: float = 1.0) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        software: CollectiveSoftware = DEFAULT_SOFTWARE,
+        *,
+        time_ratio: float = 1.0,
+    ) -> None:
         self._cluster = cluster
+        self._software = software
         self._time_ratio = time_ratio
-        members = np.arange(cluster.rank_count, dtype=np.int64)
-        self._wiring = wiring_of(members, cluster)
+        self._members = tuple(range(cluster.rank_count))
+        self._wiring = wiring_of(self._members, cluster)
         self._calibration = calibration_for(cluster.device)
         self._some_cost = self._price_sizes(CollectiveKind.ALL_TO_ALL, float(SOME_BYTES))[0]
         host = np.asarray(cluster.host_of_rank, dtype=np.int64)
@@ -228,7 +254,7 @@ class ExchangePricer:
         cost = price_uneven(
             load,
             wiring=self._wiring,
-            software=DEFAULT_SOFTWARE,
+            software=self._software,
             calibration=self._calibration,
             # Only algorithm and uncertainty come from it, not the times of ranks.
             even=self._some_cost,
@@ -236,6 +262,17 @@ class ExchangePricer:
         assert cost.per_rank_ns is not None
         times_ns = np.asarray(cost.per_rank_ns, dtype=np.float64) * self._time_ratio
         return times_ns.reshape(each.shape)
+
+    def even_ns(self, collective: Collective) -> float:
+        """What an even *collective* takes, the same for all ranks; equal ones are priced once."""
+        cost = price_collective(
+            collective,
+            cluster=self._cluster,
+            ranks=self._members,
+            software=self._software,
+            wiring=self._wiring,
+        )
+        return float(cost.duration_ns) * self._time_ratio
 
     def _nic_of_partners(self, nic: Floats, is_sending: NDArray[np.bool_]) -> Floats:
         """The largest of *nic* among the ranks on other hosts that a rank exchanges with."""
@@ -258,7 +295,7 @@ class ExchangePricer:
             kind,
             np.array(sizes),
             wiring=self._wiring,
-            software=DEFAULT_SOFTWARE,
+            software=self._software,
             calibration=self._calibration,
         )
 

@@ -32,8 +32,8 @@ from perfmodel.engine.condensed import (
 from perfmodel.engine.replay import find_period, replay
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.program import PLAIN, Role
-from perfmodel.planning.layout import LayoutBook, PlanLayout
-from perfmodel.planning.placements import (
+from perfmodel.prediction.plans.placements import (
+    FrameKey,
     Int32s,
     Int64s,
     PieceCatalog,
@@ -41,11 +41,13 @@ from perfmodel.planning.placements import (
     PlanColumns,
     RankLoads,
 )
-from perfmodel.planning.plan_costs import (
+from perfmodel.prediction.plans.plan_costs import (
     CHANGING,
     GRADIENTS,
     LOOKUP,
     POOLED,
+    ROW_GRADIENTS,
+    ROW_SUMS,
     UPDATE,
     AloneCosts,
     Floats,
@@ -88,7 +90,8 @@ class PricedPlans:
     @property
     def busiest_ns(self) -> Floats:
         """Per plan, the sum over parts of the time of the busiest rank."""
-        total: Floats = self.own_ns.max(axis=2).sum(axis=1)
+        shared = self.float_ns[:, (ROW_SUMS, ROW_GRADIENTS), 0].sum(axis=1)
+        total: Floats = self.own_ns.max(axis=2).sum(axis=1) + shared
         return total
 
 
@@ -125,33 +128,38 @@ class PlanEvaluator:
         self.spec = spec
         self.cluster = cluster
         self.stack = stack
-        self.catalog = PieceCatalog(spec, cluster.device, rank_count=cluster.rank_count)
+        self.catalog = PieceCatalog(
+            spec,
+            cluster.device,
+            rank_count=cluster.rank_count,
+            row_sums=stack.tables.row_sums,
+        )
         self.pricer = PlanPricer(spec, cluster, stack)
-        self._frames: dict[tuple[tuple[int, ...], bool], tuple[CondensedJob, int]] = {}
+        self._frames: dict[FrameKey, tuple[CondensedJob, int]] = {}
 
     def measure(self, plans: Sequence[ShardingPlan]) -> PlanMeasures:
         """Times and memory of *plans*, in their order."""
         columns = [None if has_steps(plan) else self.catalog.columns_of(plan) for plan in plans]
-        return self._measure(columns, plans.__getitem__)
-
-    def measure_layouts(self, book: LayoutBook, layouts: Sequence[PlanLayout]) -> PlanMeasures:
-        """The same for layouts. A plan is built only for a new frame."""
-        return self._measure(layouts, lambda place: book.to_plan(layouts[place], "layout"))
+        return self.measure_columns(columns, plans.__getitem__)
 
     def measure_assignments(self, task: ShardingTask, ranks: Int32s) -> PlanMeasures:
         """The same for plans of whole tables, *ranks* being plans x tables. Builds no plans."""
         like = task.whole([int(rank) for rank in ranks[0]], "assignment")
         pieces = self.catalog.columns_of(like).piece
-        return self._measure([PlanColumns(pieces, of_plan) for of_plan in ranks], lambda _: like)
+        columns = [PlanColumns(pieces, of_plan) for of_plan in ranks]
+        return self.measure_columns(columns, lambda _: like)
 
-    def _measure(
+    def measure_columns(
         self, plans: Sequence[PlanColumns | None], plan_of: Callable[[int], ShardingPlan]
     ) -> PlanMeasures:
-        """Measure *plans*; those that no frame covers are None and replayed whole."""
+        """The same for plans as columns; *plan_of* builds the one at a place, for a new frame.
+
+        Plans that no frame covers are None and replayed whole.
+        """
         count = len(plans)
         times = np.zeros((4, count), dtype=np.int64)
         busiest, peak = np.zeros(count), np.zeros(count, dtype=np.int64)
-        members: dict[tuple[tuple[int, ...], bool], list[int]] = {}
+        members: dict[FrameKey, list[int]] = {}
         for place, plan in enumerate(plans):
             if plan is None:
                 times[:, place], busiest[place], peak[place] = self._measure_whole(plan_of(place))
@@ -243,8 +251,7 @@ class PlanEvaluator:
         """
         loads = self.catalog.load(plans, columns)
         kinds = np.where(loads.piece_counts > 0, HOLDER, EMPTY).astype(np.int8)
-        widths = np.array([plan.partial_width for plan in plans], dtype=np.int64)
-        return PricedPlans(kinds, self.pricer.price(loads, widths), loads)
+        return PricedPlans(kinds, self.pricer.price(plans, loads), loads)
 
     def pieces_bytes(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> Int64s:
         """Memory of each piece on its rank, with its buffers."""

@@ -1,0 +1,133 @@
+"""The front half of the compiler on the virtual device, as far as its generated Python code.
+
+Dynamo, AOTAutograd and Inductor run unchanged; replaced are the questions they put to a GPU, the
+allocation of buffers, and Triton, which neither exists here nor is needed to write its source.
+What Inductor would time on the device is decided instead: products whose operands are not aligned
+are padded where torch finds them bound by arithmetic, and GEMMs are those of the library, also
+with `max-autotune`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._dynamo import device_interface, trace_rules
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+from perfmodel.emulation.device.gpu import VirtualGpu
+
+_ASKED = (
+    "current_device", "set_device", "device_count", "stream", "current_stream", "set_stream",
+    "synchronize", "get_device_properties", "memory_allocated", "is_bf16_supported",
+)  # fmt: skip
+_OWN_PACKAGE = __name__.partition(".")[0]
+
+
+def _set(target: Any, **values: Any) -> None:
+    for name, value in values.items():
+        setattr(target, name, value)
+
+
+def keep_lists_of_torch() -> None:
+    """Let Dynamo list the functions of torch before any of them is replaced."""
+    TorchInGraphFunctionVariable._get_handlers()
+    known = trace_rules.get_torch_obj_rule_map()
+
+    def get() -> Any:
+        return known
+
+    # torch.distributed empties the list; made again, it would have one function under two names.
+    get.cache_clear = lambda: None  # type: ignore[attr-defined]
+    _set(trace_rules, get_torch_obj_rule_map=get)
+
+
+def install_dynamo(gpu: VirtualGpu) -> None:
+    """Answer what Dynamo asks about the device."""
+    kind: Any = device_interface.CudaInterface
+    for name in _ASKED:
+        setattr(kind, name, staticmethod(getattr(torch.cuda, name)))
+    kind.device, kind.Event, kind.Stream = torch.cuda.device, torch.cuda.Event, torch.cuda.Stream
+    kind.get_raw_stream = staticmethod(torch._C._cuda_getCurrentRawStream)
+    kind.exchange_device = staticmethod(torch._C._cuda_exchangeDevice)
+    kind.maybe_exchange_device = staticmethod(torch._C._cuda_maybeExchangeDevice)
+    kind.raise_if_triton_unavailable = staticmethod(lambda _=None: None)
+    for name in ("cuda", *(f"cuda:{number}" for number in range(gpu.count))):
+        device_interface.register_interface_for_device(name, kind)
+    trace_rules.add(_OWN_PACKAGE)
+
+
+def install_inductor(gpu: VirtualGpu, cache: Path, masks: Callable[[], Any]) -> None:
+    """Let Inductor generate code for the device; what it stores goes to the folder *cache*.
+
+    *masks* gives those of the region that is being compiled.
+    """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+    # It warns when it is imported without Triton.
+    logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
+    from torch._functorch import config as autograd
+    from torch._inductor import async_compile, compile_fx, config, scheduler, select_algorithm
+    from torch._inductor.codegen import triton, wrapper
+    from torch._inductor.fx_passes import pad_mm
+    from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
+
+    from perfmodel.emulation.compiler.kernels import MARK, Launcher, describe_kernel
+
+    settings: Any = config
+    settings.compile_threads = 1
+    # Meta kernels of a script's own operators may state other strides than they have.
+    settings.size_asserts = settings.alignment_asserts = False
+    settings.fx_graph_cache = autograd.enable_autograd_cache = True
+    settings.autotune_local_cache = settings.bundle_triton_into_fx_graph_cache = False
+    # The code of a backward pass is generated at once, so that a fault in it is known in time.
+    autograd.force_non_lazy_backward_lowering = True
+    settings.max_autotune_gemm_backends = settings.max_autotune_conv_backends = "ATEN"
+    for module in (scheduler, pad_mm):
+        _set(module, has_triton=lambda: True)
+    _set(torch.utils._triton, triton_hash_with_backend=lambda: "virtual")
+    code: Any = wrapper.PythonWrapperCodegen
+    code.write_triton_header_once = lambda _: None
+    code.write_get_raw_stream_header = lambda own: own.imports.writeline(
+        "from torch._C import _cuda_getCurrentRawStream as get_raw_stream"
+    )
+    # Both ways take as long, and a padded product is then preferred.
+    _set(pad_mm, _skip_do_bench_times=True, get_do_bench=lambda: lambda _: 1.0)
+    _set(CoordescTuner, autotune_single_field=staticmethod(lambda _, first, *__, **___: first))
+
+    def allocate(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        return gpu.empty(size, stride, dtype, gpu.recorder.state().device)
+
+    _set(torch._C._dynamo.guards, _empty_strided_cuda=allocate)
+    # A graph is captured when its code first runs; C++ has none of what that needs.
+    for name in ("_cuda_CUDAAllocator_AllocatorState", "_set_cached_tensors_enabled"):
+        if not hasattr(torch._C, name):
+            setattr(torch._C, name, lambda *_: None)
+    torch._C._cuda_cudaCachingAllocator_is_enabled = lambda: True
+
+    def capture(model: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
+        def replay(inputs: Any) -> Any:
+            with gpu.recorder.in_graph():
+                return model(inputs)
+
+        return replay
+
+    compile_fx.cudagraphify = capture
+    # A template is loaded only to be timed, which nobody does here.
+    loaded = SimpleNamespace(__file__="template", key="template")
+    _set(select_algorithm, PyCodeCache=SimpleNamespace(load=lambda *_, **__: loaded))
+    scheduling: Any = triton.TritonScheduling
+    define: Callable[..., str] = scheduling.define_kernel
+
+    def define_kernel(own: Any, source: str, nodes: Any, kernel: Any) -> str:
+        words = json.dumps(describe_kernel(kernel, source))
+        return define(own, f"{MARK}{words}\n{source}", nodes, kernel)
+
+    scheduling.define_kernel = define_kernel
+    compile_: Any = async_compile.AsyncCompile
+    compile_.triton = lambda _, name, source, **__: Launcher(gpu, name, source, masks())

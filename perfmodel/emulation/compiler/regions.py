@@ -1,0 +1,110 @@
+"""Regions: the parts of a script that `torch.compile` compiles, one by one.
+
+A region that cannot be compiled runs as eager code, and the job says which and why. The backward
+code of a region is generated with its forward code, so that a fault in either is known before the
+region runs. Only what runs as generated code is marked in the record: a script that merely calls
+`torch.compile` stays eager.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perfmodel.emulation.compiler.check import prove_compiler
+from perfmodel.emulation.compiler.front import install_dynamo, install_inductor
+from perfmodel.emulation.compiler.masks import RegionMasks
+from perfmodel.emulation.compiler.sharing import FOLDER, alone, share_code
+from perfmodel.emulation.device.descriptions import hide_code, script_line
+from perfmodel.emulation.device.gpu import VirtualGpu
+from perfmodel.emulation.rank_record import COMPILED
+from perfmodel.emulation.workers import Throttle
+
+_TOLD_S = 2.0
+"""Regions that take less processor time are not told."""
+
+
+class Compiler:
+    """The compiler of one rank; what several ranks share is in *folder*."""
+
+    def __init__(self, gpu: VirtualGpu, folder: Path, throttle: Throttle) -> None:
+        self._gpu = gpu
+        self._folder = folder
+        self._throttle = throttle
+        self._is_installed = False
+        self._names: dict[int, str] = {}
+        self._masks: RegionMasks | None = None
+        self.cpu_s = 0.0
+        self.compiled_count = 0
+        self.fallbacks: dict[str, str] = {}
+
+    def install(self) -> None:
+        """Take over what `torch.compile` gives to Inductor."""
+        install_dynamo(self._gpu)
+        kind: Any = torch._TorchCompileInductorWrapper
+        compile_region = kind.__call__
+
+        def compile_(backend: Any, model: Any, inputs: Any, **more: Any) -> Callable[..., Any]:
+            self._masks = RegionMasks(self._gpu, model)
+            made = self._compile(
+                lambda: compile_region(backend, model, inputs, **more), model.forward
+            )
+            return self._masks.watch(made)
+
+        kind.__call__ = compile_
+
+    def _compile(
+        self, compile_region: Callable[[], Callable[..., Any]], eager: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        start_s, place = time.process_time(), script_line()
+        with self._gpu.recorder.paused(), alone(self._folder, self._throttle):
+            try:
+                self._prepare()
+                made = compile_region()
+            except Exception as fault:
+                self.fallbacks.setdefault(place, f"{type(fault).__name__}: {fault!s:.160}")
+                made = eager
+            else:
+                self.compiled_count += 1
+        took_s = time.process_time() - start_s
+        self.cpu_s += took_s
+        if took_s > _TOLD_S:
+            print(
+                f"perfmodel: compiled a region at {place} in {took_s:.1f} s of processor time.",
+                file=sys.stderr,
+                flush=True,
+            )
+        return made
+
+    def _prepare(self) -> None:
+        if self._is_installed:
+            return
+        self._is_installed = True
+        cache = self._folder / FOLDER
+        hide_code(cache)
+        install_inductor(self._gpu, cache, lambda: self._masks)
+        share_code()
+        prove_compiler(self._gpu)
+        from torch._inductor.output_code import CompiledFxGraph
+
+        graph: Any = CompiledFxGraph
+        run = graph.__call__
+
+        def call(own: Any, inputs: Any) -> Any:
+            with self._gpu.recorder.in_region(self._name(own)):
+                return run(own, inputs)
+
+        graph.__call__ = call
+
+    def _name(self, graph: Any) -> str:
+        """Graphs are numbered in the order in which they first run."""
+        name = self._names.get(id(graph))
+        if name is None:
+            way = "backward" if graph.fx_kwargs.get("is_backward") else "forward"
+            name = self._names[id(graph)] = f"{COMPILED}{way} {len(self._names)}"
+        return name

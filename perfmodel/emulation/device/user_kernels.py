@@ -1,0 +1,163 @@
+"""User kernels: those that a script writes itself, in Triton or in CUDA for NVRTC.
+
+Nothing is compiled. A launch is one kernel that reads and writes the tensors it is given, once
+each. Which of them it writes is read from the source. Arithmetic inside the kernel is unknown, so
+its price is tagged assumed, and the job names kernels with GEMMs inside.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfmodel.emulation.device.gpu import VirtualGpu
+
+OPERATOR = "user_kernel"
+"""How calls of such kernels are named in the record, before the name of the function."""
+_STORES = ("store", "atomic")
+_PARAMETERS = r"\b{name}\s*\(([^)]*)\)"
+
+
+def install_nvrtc(gpu: VirtualGpu) -> None:
+    """Answer what torch compiles with NVRTC: `_compile_kernel`, jiterator, TorchScript."""
+
+    def compile_kernel(source: str, name: str, *_: Any, **__: Any) -> Callable[..., None]:
+        match = re.search(_PARAMETERS.format(name=re.escape(name)), source)
+        constants = ["const" in one for one in match[1].split(",")] if match else []
+
+        def launch(grid: Any = None, block: Any = None, args: Any = (), **_: Any) -> None:
+            del grid, block
+            given = list(zip(args, [*constants, *[False] * len(args)], strict=False))
+            record_kernel(
+                gpu,
+                name,
+                inputs=[one for one, is_constant in given if is_constant],
+                outputs=[one for one, is_constant in given if not is_constant],
+            )
+
+        return launch
+
+    def run_elementwise(
+        _code: str, name: str, _by_reference: bool, count: int, tensors: Any, *_: Any
+    ) -> Any:
+        shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
+        outputs = [tensors[0].new_empty(shape) for _ in range(count)]
+        record_kernel(gpu, name, inputs=list(tensors), outputs=outputs)
+        return outputs[0] if count == 1 else tuple(outputs)
+
+    torch.cuda._compile_kernel = compile_kernel
+    torch._C._cuda_jiterator_compile_and_launch_kernel = run_elementwise
+    # The fuser of TorchScript would compile for the device; its operators run one by one.
+    torch._C._jit_override_can_fuse_on_gpu(False)
+    torch._C._jit_set_texpr_fuser_enabled(False)
+
+
+def install_triton(gpu: VirtualGpu, jit: Any, autotuner: Any) -> None:
+    """Record launches of kernels made with the modules *jit* and *autotuner* of Triton."""
+
+    def run(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **words: Any) -> None:
+        del grid, warmup
+        _record_triton(gpu, kernel.fn, args, words)
+
+    def run_chosen(chosen: Any, *args: Any, **words: Any) -> None:
+        # An autotuner or a heuristic adds arguments to the kernel inside it.
+        inner = chosen.fn
+        while not isinstance(inner, jit.JITFunction):
+            inner = inner.fn
+        run(inner, *args, **words)
+
+    jit.JITFunction.run = run
+    for name in ("Autotuner", "Heuristics"):
+        kind = getattr(autotuner, name, None)
+        if kind is not None:
+            kind.run = run_chosen
+
+
+def _record_triton(
+    gpu: VirtualGpu, function: Any, args: Sequence[Any], words: Mapping[str, Any]
+) -> None:
+    parameters = inspect.signature(function).parameters
+    given = {**dict(zip(parameters, args, strict=False)), **words}
+    stored, has_products = _written_by(function)
+    if has_products:
+        gpu.recorder.notes[
+            f"The arithmetic of the script's own kernel {function.__name__} is not counted: it "
+            "multiplies matrices, and is priced by the bytes of its tensors."
+        ] = None
+    record_kernel(
+        gpu,
+        function.__name__,
+        inputs=[value for name, value in given.items() if name not in stored],
+        outputs=[value for name, value in given.items() if name in stored],
+    )
+
+
+def record_kernel(
+    gpu: VirtualGpu, name: str, *, inputs: Sequence[Any], outputs: Sequence[Any]
+) -> None:
+    """Record one launch; what is neither a tensor of the device nor describes one is left out."""
+    written, read = (
+        [
+            tensor
+            for one in values
+            if isinstance(tensor := getattr(one, "base", one), Tensor) and tensor.is_cuda
+        ]
+        for values in (outputs, inputs)
+    )
+    gpu.recorder.check_running()
+    for tensor in written:
+        gpu.values.forget(tensor)
+    gpu.launch(f"{OPERATOR}.{name}", inputs=read, outputs=written)
+
+
+@cache
+def _written_by(function: Any) -> tuple[frozenset[str], bool]:
+    """Parameters that a Triton kernel stores to, and whether it multiplies matrices.
+
+    A pointer is often moved first (`y = y + row * stride`), so names are followed through
+    assignments. A kernel whose source cannot be read is taken to write everything.
+    """
+    names = frozenset(inspect.signature(function).parameters)
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError, TypeError):
+        return names, False
+    origins = {name: {name} for name in names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    origins.setdefault(target.id, set()).update(_origins_in(node.value, origins))
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
+    stores = [call for call in calls if _called(call).startswith(_STORES) and call.args]
+    stored = set().union(*(_origins_in(call.args[0], origins) for call in stores))
+    # A pointer that helpers store to cannot be told from one they load from.
+    written = frozenset(stored & names) if stores else names
+    return written, any(_called(call).startswith("dot") for call in calls)
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def _origins_in(node: ast.AST, origins: Mapping[str, set[str]]) -> set[str]:
+    """Parameters that the names in *node* come from."""
+    return {
+        origin
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Name)
+        for origin in origins.get(inner.id, ())
+    }

@@ -1,0 +1,1 @@
+"""Plans: the times of thousands of sharding plans of one workload on one cluster."""

@@ -1,0 +1,134 @@
+"""Fields: what was read from a file of another program, what was assumed, and what was ignored.
+
+Where a key is read from is written as `a|b` (the first that is there), `key=4` (with a default) or
+`key?` (may be missing). A value of null counts as missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from perfmodel.base.documents import FaultList, parse_value
+from perfmodel.base.errors import WorkloadError
+from perfmodel.base.reading import quote
+
+_MISSING = object()
+MOST_NAMED = 6
+
+
+class Use(Enum):
+    """What became of a field of a file."""
+
+    READ = "read"
+    DEFAULTED = "not stated"
+    IGNORED = "no effect"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldUse:
+    """A field of a file: its *key*, what became of it, the field of a workload, and its value."""
+
+    key: str
+    use: Use
+    target: str = ""
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a field is read from: the first of *keys*, else *default*."""
+
+    keys: tuple[str, ...]
+    default: Any = _MISSING
+
+    @classmethod
+    def parse(cls, text: str) -> Source:
+        """The source that a table writes as *text*."""
+        keys, sign, default = text.partition("=")
+        if sign:
+            return cls(tuple(keys.split("|")), parse_value(default))
+        if keys.endswith("?"):
+            return cls(tuple(keys[:-1].split("|")), None)
+        return cls(tuple(keys.split("|")))
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a file must state it."""
+        return self.default is _MISSING
+
+
+@dataclass(slots=True)
+class FieldReader:
+    """Reads fields of one file, and notes what became of each.
+
+    *given* are fields of the workload that the question states itself: they may be missing or
+    unreadable here. A target `field:part` is a part of what decides that field.
+    """
+
+    document: str
+    content: Mapping[str, Any]
+    given: Collection[str] = ()
+    uses: list[FieldUse] = field(default_factory=list)
+    faults: FaultList = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.faults = FaultList(self.document)
+
+    def read(self, target: str, source: Source) -> Any:
+        """The value for *target*, or None without one; a fault where it must be stated."""
+        target = target.partition(":")[0]
+        for key in source.keys:
+            value = self.content.get(key)
+            if value is None:
+                continue
+            if isinstance(value, str) and "$" in value:
+                if target not in self.given:
+                    self.faults.add(
+                        key,
+                        f"is the reference {quote(value)}, which only its program can resolve. "
+                        f"Write the value there, or give --set {target}=VALUE",
+                    )
+                return None
+            self.uses.append(FieldUse(key, Use.READ, target, value))
+            return value
+        if source.is_needed:
+            if target not in self.given:
+                self.faults.add(
+                    source.keys[0], f"must be given, but is missing. Or give --set {target}=VALUE"
+                )
+            return None
+        if source.default is not None:
+            self.uses.append(FieldUse(source.keys[0], Use.DEFAULTED, target, source.default))
+        return source.default
+
+    def check_one_of(self, key: str, allowed: Collection[Any]) -> None:
+        """Note a fault unless *key* is missing or has one of the values that can be modelled."""
+        value = self.content.get(key)
+        if value is None:
+            return
+        if value not in allowed:
+            words = " or ".join(map(str, allowed))
+            self.faults.add(key, f"can only be modelled as {words}, got {quote(value)}")
+        self.uses.append(FieldUse(key, Use.READ, "", value))
+
+    def finish(self, ignored: Collection[str]) -> tuple[FieldUse, ...]:
+        """Everything that became of the file; raises if it has faults."""
+        self.faults.check(WorkloadError)
+        seen = {use.key for use in self.uses}
+        for key, value in self.content.items():
+            if key not in seen:
+                use = Use.IGNORED if key in ignored else Use.UNKNOWN
+                self.uses.append(FieldUse(key, use, value=value))
+        return tuple(self.uses)
+
+
+def unknown_sentence(uses: Collection[FieldUse]) -> Iterator[str]:
+    """A sentence about fields that nobody knows, if there are any."""
+    names = [use.key for use in uses if use.use is Use.UNKNOWN and use.value is not None]
+    if names:
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        yield f"Unknown fields were ignored: {', '.join(names[:MOST_NAMED])}{more}."

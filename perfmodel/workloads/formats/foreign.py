@@ -1,0 +1,173 @@
+"""Foreign files: which program wrote a file, and what it says as a workload or as a layout.
+
+A file is recognised by its content, not by its ending.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfmodel.base.documents import MAX_DOCUMENT_BYTES, load_yaml, parse_yaml
+from perfmodel.base.errors import WorkloadError
+from perfmodel.base.reading import parse_json, read_text
+from perfmodel.workloads.formats.arguments import is_command_line, parse_arguments
+from perfmodel.workloads.formats.fields import FieldUse
+
+HUGGING_FACE = "Hugging Face config.json"
+CONFIG = "config.json"
+_SHAPE = ("batch", "sequence_length")
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFile:
+    """A file of another program: which *kind*, the *content* of a workload, and its fields."""
+
+    kind: str
+    content: dict[str, Any]
+    uses: tuple[FieldUse, ...]
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What it says beside the model, as fields to change in another workload."""
+        found = {key: self.content[key] for key in _SHAPE if key in self.content}
+        for section in ("parallel", "training"):
+            of_section = self.content.get(section) or {}
+            found |= {f"{section}.{key}": value for key, value in of_section.items()}
+        return found
+
+
+def read_foreign(path: Path, given: Collection[str] = ()) -> ForeignFile | None:
+    """The workload in the file or folder *path* of another program; None if it is our own.
+
+    *given* are fields of the workload that the question states itself.
+    """
+    found = _open(path)
+    if found is None:
+        return None
+    if found.program == "deepspeed":
+        raise WorkloadError(
+            f"{path}: is a DeepSpeed configuration, which describes no model. Give the model with "
+            "--workload and this file with --layout-from."
+        )
+    if found.program == HUGGING_FACE:
+        from perfmodel.workloads.formats import hugging_face
+
+        workload, uses = hugging_face.read_config(
+            found.content, document=str(path), name=found.name, given=given
+        )
+        return ForeignFile(HUGGING_FACE, workload, uses)
+    return _read_settings(found, str(path), given, is_layout=False)
+
+
+def read_layout(path: Path) -> ForeignFile:
+    """The layout and training in the file *path*: of another program, or of a workload."""
+    found = _open(path)
+    if found is None:
+        content = load_yaml(path, error_type=WorkloadError)
+        return ForeignFile("workload", {**content, "assumed": []}, ())
+    if found.program == HUGGING_FACE:
+        raise WorkloadError(
+            f"{path}: is a {HUGGING_FACE}, which states no layout. Give it with --workload."
+        )
+    return _read_settings(found, str(path), (), is_layout=True)
+
+
+def _read_settings(
+    found: _Opened, document: str, given: Collection[str], *, is_layout: bool
+) -> ForeignFile:
+    from perfmodel.workloads.formats import settings
+
+    workload, uses = settings.read_settings(
+        found.program,
+        found.content,
+        document=document,
+        name=found.name,
+        given=given,
+        is_layout=is_layout,
+    )
+    return ForeignFile(settings.load_table(found.program).kind, workload, uses)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What a file says, and the program that it is for."""
+
+    program: str
+    content: dict[str, Any]
+    name: str
+
+
+def _open(path: Path) -> _Opened | None:
+    """The file or folder *path*, if it is of another program."""
+    if path.is_dir():
+        if not (path / CONFIG).is_file():
+            raise WorkloadError(
+                f"{path}: is a folder without {CONFIG}. Name a workload file, or the folder of a "
+                "Hugging Face model."
+            )
+        path = path / CONFIG
+    text = read_text(path, WorkloadError, MAX_DOCUMENT_BYTES)
+    if text.lstrip()[:1] == "{":
+        content = parse_json(text, document=str(path), error_type=WorkloadError)
+    elif _TOML.search(text):
+        content = _parse_toml(text, path)
+    elif is_command_line(text):
+        return _Opened("megatron", parse_arguments(text, str(path)), name_of(path, {}))
+    elif _is_native(text):
+        return None
+    else:
+        content = parse_yaml(text, document=str(path), error_type=WorkloadError)
+    program = _recognise(content)
+    return None if program is None else _Opened(program, content, name_of(path, content))
+
+
+_TOML = re.compile(r"^\[[\w.]+\][ \t]*(?:#.*)?$", re.MULTILINE)
+_NATIVE = re.compile(r"^(?:family|vertices|memory_bandwidth)[ \t]*:", re.MULTILINE)
+
+
+def _is_native(text: str) -> bool:
+    return _NATIVE.search(text) is not None
+
+
+def _parse_toml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as fault:
+        raise WorkloadError(f"{path}: not valid TOML ({fault}).") from None
+
+
+_DEEPSPEED = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
+
+
+def _recognise(content: Any) -> str | None:
+    """The program that *content* is for, by its keys."""
+    if not isinstance(content, dict):
+        return None
+    if "model_type" in content or "architectures" in content:
+        return HUGGING_FACE
+    if _DEEPSPEED & content.keys():
+        return "deepspeed"
+    model = content.get("model")
+    if isinstance(model, dict) and "flavor" in model:
+        return "torchtitan"
+    sections = [content, *(one for one in content.values() if isinstance(one, dict))]
+    keys = {key for one in sections for key in one}
+    if {"--num-layers", "--tensor-model-parallel-size"} & keys:
+        return "megatron"
+    return "nemo" if {"num_layers", "tensor_model_parallel_size"} & keys else None
+
+
+def name_of(path: Path, content: dict[str, Any]) -> str:
+    """What a model is called: as its file says, or as its file or folder is called."""
+    stated = content.get("_name_or_path")
+    if isinstance(stated, str) and stated.strip():
+        word = stated.rstrip("/").rpartition("/")[2]
+    else:
+        word = path.resolve().parent.name if path.name == CONFIG else path.stem
+    name = re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_")
+    return name.removesuffix("_config") or "model"

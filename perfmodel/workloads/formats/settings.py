@@ -1,0 +1,287 @@
+"""Settings of training programs: Megatron-LM and NeMo, torchtitan, DeepSpeed.
+
+They state the layout and how a model is trained; most state the model, too. `settings.yaml` says
+which key is which field. What only the running program knows is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from perfmodel.base.documents import load_yaml
+from perfmodel.base.errors import WorkloadError
+from perfmodel.base.forms import Form, read_mapping
+from perfmodel.base.reading import quote
+from perfmodel.workloads.formats.fields import FieldReader, FieldUse, Source, Use
+
+TABLE = Path(__file__).with_name("settings.yaml")
+_GATES = ("swiglu", "geglu", "reglu")
+_LAYOUT = ("parallel", "training")
+_REFERENCE = re.compile(r"\$\{\.*([a-z_][\w.]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsTable(Form):
+    """The fields of one program; `settings.yaml` describes the keys."""
+
+    kind: str
+    stack: str
+    merged: tuple[str, ...]
+    reads: Mapping[str, str]
+    words: Mapping[str, Mapping[str, str]]
+    switches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    flavors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+@cache
+def load_table(program: str) -> SettingsTable:
+    """The table of *program*."""
+    tables = load_yaml(TABLE)
+    entry = dict(tables[program])
+    entry = {**tables.get(entry.pop("extends", ""), {}), **entry}
+    return read_mapping(SettingsTable, entry, document=TABLE.name)
+
+
+def flatten(content: Mapping[str, Any], merged: Sequence[str]) -> dict[str, Any]:
+    """*content* without levels: keys of *merged* sections alone, others as `section.key`.
+
+    A reference to another key of the file is replaced by the value there.
+    """
+    flat: dict[str, Any] = {}
+
+    def add(prefix: str, mapping: Mapping[str, Any]) -> None:
+        for key, value in mapping.items():
+            name = key.removeprefix("--").replace("-", "_")
+            if isinstance(value, Mapping):
+                inner = "" if name.lower() in merged else f"{prefix}{name}."
+                add(inner, value)
+            else:
+                flat.setdefault(f"{prefix}{name}", value)
+
+    add("", content)
+    for key, value in flat.items():
+        reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        if reference is not None:
+            path = reference[1]
+            flat[key] = flat.get(path, flat.get(path.rpartition(".")[2], value))
+    return flat
+
+
+@dataclass(slots=True)
+class SettingsReader:
+    """Reads one file by the table of its program; *is_layout* leaves the model out."""
+
+    table: SettingsTable
+    fields: FieldReader
+    is_layout: bool = False
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def read(self) -> dict[str, Any]:
+        """The fields of a workload, by their dotted names."""
+        for target, source in self.table.reads.items():
+            if self.is_layout and target.startswith("model."):
+                continue
+            wanted = Source.parse(source)
+            if self.is_layout and wanted.is_needed:
+                wanted = Source(wanted.keys, None)
+            value = self.fields.read(target, wanted)
+            if value is not None:
+                self.values[target] = self._translate(target, value, wanted)
+        for target, keys in self.table.switches.items():
+            if not (self.is_layout and target.startswith("model.")):
+                self._switch(target, keys)
+        return self.values
+
+    def _translate(self, target: str, value: Any, source: Source) -> Any:
+        words = self.table.words.get(target)
+        if words is None:
+            return value
+        word = words.get(str(value))
+        if word is None and target not in self.fields.given:
+            known = ", ".join(map(str, words))
+            self.fields.faults.add(source.keys[0], f"must be one of {known}, got {quote(value)}")
+        return word
+
+    def _switch(self, target: str, keys: Mapping[str, Any]) -> None:
+        for key, meaning in keys.items():
+            stated = self.fields.content.get(key)
+            if key == "unless" or stated is None:
+                continue
+            self.fields.uses.append(FieldUse(key, Use.READ, target, stated))
+            if meaning is None:
+                self.values[target] = stated
+            elif stated is True:
+                self.values[target] = meaning
+        if "unless" in keys:
+            self.values.setdefault(target, keys["unless"])
+
+
+def read_settings(
+    program: str,
+    content: Mapping[str, Any],
+    *,
+    document: str,
+    name: str,
+    given: Collection[str] = (),
+    is_layout: bool = False,
+) -> tuple[dict[str, Any], tuple[FieldUse, ...]]:
+    """The workload, or the layout alone, in the settings of *program*, and the use of fields."""
+    table = load_table(program)
+    flat = flatten(content, table.merged)
+    reader = SettingsReader(table, FieldReader(document, flat, given), is_layout)
+    values = reader.read()
+    base: dict[str, Any] = {}
+    if program in ("megatron", "nemo"):
+        _finish_megatron(values, reader.fields)
+    elif program == "torchtitan":
+        _finish_torchtitan(values)
+        if not is_layout:
+            base = _find_flavor(table, reader.fields)
+    uses = reader.fields.finish(())
+    workload: dict[str, Any] = {
+        **base,
+        "name": name,
+        "family": "transformer",
+        "description": f"{table.kind} in {document}.",
+        "source": f"{document}, read by its fields.",
+        "stack": table.stack,
+        "assumed": [],
+    }
+    for section in ("model", *_LAYOUT):
+        workload[section] = dict(base.get("model", {})) if section == "model" else {}
+    for target, value in values.items():
+        section, dot, key = target.partition(".")
+        if dot:
+            workload[section][key] = value
+        elif target in ("batch", "sequence_length"):
+            workload[target] = value
+    return workload, uses
+
+
+def _finish_megatron(values: dict[str, Any], fields: FieldReader) -> None:
+    """What several of Megatron's arguments decide together."""
+    _finish_training(values)
+    sharding = values.pop("parallel.sharding:fsdp", None)
+    if sharding is not None:
+        values["parallel.sharding"] = sharding
+    elif str(fields.content.get("optim.name", "")).startswith(("distributed", "mcore_dist")):
+        values["parallel.sharding"] = "zero1"
+    layers, pp = fields.content.get("num_layers"), values.get("parallel.pp", 1)
+    of_stage = values.pop("parallel.interleaving:layers", None)
+    if of_stage and isinstance(layers, int):
+        values["parallel.interleaving"] = max(1, layers // pp // of_stage)
+    if values.get("parallel.tp", 1) == 1:
+        values["parallel.sequence_parallel"] = False
+    if any(key.startswith("model.") for key in values):
+        _finish_model(values, fields)
+    for key in ("group_query", "latent", "gate_word"):
+        values.pop(key, None)
+
+
+def _finish_training(values: dict[str, Any]) -> None:
+    precision = values.pop("training.precision:trainer", None)
+    if precision is not None:
+        values["training.precision"] = precision
+    if values.pop("training.compute:fp8", None):
+        values["training.compute"] = "fp8"
+    if values.pop("checkpointing", False):
+        values.setdefault("training.recompute", "attention")
+
+
+def _finish_model(values: dict[str, Any], fields: FieldReader) -> None:
+    if "gate_word" in values:
+        values["model.gated_ffn"] = any(gate in str(values["gate_word"]) for gate in _GATES)
+    hidden, is_gated = values.get("model.hidden"), values.get("model.gated_ffn")
+    if "model.ffn" not in values and hidden:
+        # Megatron's own default: of a gated network two thirds, in whole blocks of 64.
+        values["model.ffn"] = 4 * hidden * 2 // 3 // 64 * 64 if is_gated else 4 * hidden
+    is_arguments = "swiglu" in fields.content or "group_query_attention" in fields.content
+    if is_arguments and not values.get("group_query"):
+        values.pop("model.kv_heads", None)
+    values["model.dropout"] = bool(values.get("model.dropout"))
+    if not values.get("latent"):
+        for key in ("kv_lora_rank", "q_lora_rank", "rope_dim"):
+            values.pop(f"model.{key}", None)
+    else:
+        values["model.head_dim"] = values.get("model.head_dim:latent", 128)
+        values.setdefault("model.kv_lora_rank", 512)
+        values.setdefault("model.rope_dim", 64)
+    values.pop("model.head_dim:latent", None)
+    if "model.window" in values:
+        values["model.window"] = _first_number(values["model.window"])
+    if values.get("model.experts", 1) == 1:
+        for key in ("experts", "top_k", "moe_ffn", "shared_experts:width", "dense_layers:pattern"):
+            values.pop(f"model.{key}", None)
+        return
+    _finish_experts(values, fields)
+
+
+def _finish_experts(values: dict[str, Any], fields: FieldReader) -> None:
+    width = values.get("model.moe_ffn") or values.get("model.ffn")
+    shared = values.pop("model.shared_experts:width", None)
+    if shared and width:
+        if shared % width:
+            fields.faults.add(
+                "moe_shared_expert_intermediate_size",
+                f"must be a multiple of the width of an expert {width}, got {shared}",
+            )
+        values["model.shared_experts"] = shared // width
+    pattern = values.pop("model.dense_layers:pattern")
+    if pattern != 1:
+        parts = re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?", str(pattern).replace(" ", ""))
+        if parts is None:
+            fields.faults.add(
+                "moe_layer_freq",
+                f"must be 1 or like ([0]*3+[1]*58): dense layers first, got {quote(pattern)}",
+            )
+        else:
+            values["model.dense_layers"] = int(parts[1])
+
+
+def _first_number(value: Any) -> int | None:
+    found = re.search(r"\d+", str(value))
+    return int(found[0]) if found else None
+
+
+def _finish_torchtitan(values: dict[str, Any]) -> None:
+    replicas, shards = (
+        values.pop("parallel.sharding:replicas", 1),
+        values.pop("parallel.sharding:shards", -1),
+    )
+    if shards == 1:
+        values["parallel.sharding"] = "none"
+    elif replicas > 1:
+        values["parallel.sharding"] = "hsdp"
+        if shards > 1:
+            values["parallel.shard_group"] = shards
+    else:
+        values["parallel.sharding"] = "zero3"
+    if values.get("parallel.tp", 1) == 1:
+        values["parallel.sequence_parallel"] = False
+
+
+def _find_flavor(table: SettingsTable, fields: FieldReader) -> dict[str, Any]:
+    """The catalog's model of that name and flavor; torchtitan keeps shapes in its code."""
+    model, flavor = (fields.content.get(f"model.{key}") for key in ("name", "flavor"))
+    name = table.flavors.get(str(model), {}).get(str(flavor))
+    if name is None:
+        known = "; ".join(_iter_flavors(table))
+        raise WorkloadError(
+            f"{fields.document}: model.flavor must be one whose shape is known ({known}), got "
+            f"{model} {flavor}: torchtitan keeps shapes in its code. Give the model with "
+            "--workload and this file with --layout-from."
+        )
+    for key in ("name", "flavor"):
+        value = fields.content[f"model.{key}"]
+        fields.uses.append(FieldUse(f"model.{key}", Use.READ, "model", value))
+    return load_yaml(TABLE.parents[1] / "specs" / f"{name}.yaml")
+
+
+def _iter_flavors(table: SettingsTable) -> Iterator[str]:
+    for name, flavors in table.flavors.items():
+        yield f"{name}: {', '.join(flavors)}"

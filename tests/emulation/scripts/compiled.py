@@ -1,0 +1,93 @@
+"""Two compiled layers between eager code, a captured function, and one that cannot be compiled."""
+
+import os
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+WIDTH, WORDS, TOKENS, BATCH = 128, 512, 64, 4
+BLOCK, BLOCKS = 128, 8
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.up, self.down = nn.Linear(WIDTH, 256, bias=False), nn.Linear(256, WIDTH, bias=False)
+
+    def forward(self, x):
+        query, key, value = (
+            part.view(BATCH, TOKENS, 2, -1).transpose(1, 2)
+            for part in self.qkv(self.norm(x)).split(WIDTH, 2)
+        )
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + mixed.transpose(1, 2).reshape(BATCH, TOKENS, WIDTH)
+        return x + self.down(functional.gelu(self.up(x)))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.layers = nn.Embedding(WORDS, WIDTH), nn.Sequential(Block(), Block())
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, tokens, targets):
+        logits = self.head(self.layers(self.words(tokens)))
+        return functional.cross_entropy(logits.view(-1, WORDS), targets.view(-1))
+
+
+def refuse(_):
+    raise NotImplementedError("no such pass")
+
+
+@torch.compile(mode="reduce-overhead")
+def captured(x):
+    return (x.sin() @ x.cos()).tanh().sum()
+
+
+@torch.compile(options={"post_grad_custom_post_pass": refuse})
+def refused(x):
+    return x.exp() + 1
+
+
+@torch.compile
+def never_called(x):
+    return x.erf()
+
+
+@torch.compile
+def attend(x, documents):
+    """Attention inside documents, with a mask of blocks that is made from their numbers."""
+    first, last = documents.view(-1, BLOCK)[:, 0], documents.view(-1, BLOCK)[:, -1]
+    place = torch.arange(len(first), device="cuda")
+    blocks = (first[:, None] <= last) & (last[:, None] >= first) & (place[:, None] >= place)
+    counts = blocks.sum(-1, dtype=torch.int32)
+    order = blocks.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+    mask = BlockMask.from_kv_blocks(
+        counts[None, None], order[None, None], BLOCK_SIZE=BLOCK,
+        mask_mod=lambda b, h, q, kv: (q >= kv) & (documents[q] == documents[kv]),
+    )  # fmt: skip
+    return flex_attention(x, x, x, block_mask=mask)
+
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+with torch.device("cuda"):
+    model, square = Model(), torch.ones(256, 256)
+    heads = torch.ones(1, 2, BLOCK * BLOCKS, 64, dtype=torch.bfloat16, requires_grad=True)
+# Four documents of two blocks each.
+documents = torch.arange(BLOCK * BLOCKS).div(2 * BLOCK, rounding_mode="floor").cuda()
+compiled = torch.compile(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+for _ in range(4):
+    tokens = torch.randint(0, WORDS, (BATCH, TOKENS), device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = compiled(tokens, tokens)
+    loss.mul(2.0).backward()
+    captured(square)
+    refused(square)
+    attend(heads, documents).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()

@@ -1,0 +1,47 @@
+"""What scripts ask of tools and packages that only exist beside a GPU."""
+
+import copy
+import subprocess
+
+import pynvml
+import torch
+import triton
+import triton.language as tl
+
+NAMES = subprocess.check_output(
+    ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"], text=True
+)
+print("smi", NAMES.strip())
+pynvml.nvmlInit()
+first = pynvml.nvmlDeviceGetHandleByIndex(0)
+print("nvml", pynvml.nvmlDeviceGetName(first), pynvml.nvmlDeviceGetMemoryInfo(first).total)
+print("build", "CUDA Runtime" in torch.__config__.show())
+
+
+@triton.jit
+def add_kernel(x, y, out, count, BLOCK: tl.constexpr):  # noqa: N803  as in Triton's tutorials
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    target = out + places
+    tl.store(target, tl.load(x + places) + tl.load(y + places), mask=places < count)
+
+
+saxpy = torch.cuda._compile_kernel(
+    'extern "C" __global__ void saxpy(const float* x, float* y, int count) {}', "saxpy"
+)
+
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)).cuda()
+average = copy.deepcopy(model)
+average[1].num_batches_tracked += 3
+print("copied", model[1].num_batches_tracked.item(), average[1].num_batches_tracked.item())
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(4):
+    hidden = model(torch.ones(8, 64, device="cuda"))
+    total = torch.empty_like(hidden)
+    add_kernel[(triton.cdiv(hidden.numel(), 256),)](hidden, hidden, total, 512, BLOCK=256)
+    saxpy((1, 1, 1), (512, 1, 1), (hidden, total, 512))
+    hidden.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for own, new in zip(average.parameters(), model.parameters(), strict=True):
+        own.detach().lerp_(new.detach(), 0.1)
+print("done")

@@ -1,0 +1,169 @@
+"""Settings of Megatron-LM, NeMo, torchtitan and DeepSpeed, as workloads and as layouts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import WorkloadError
+from perfmodel.workloads import load_workload
+from perfmodel.workloads.transformer.shapes import count_parameters
+from perfmodel.workloads.transformer.spec import Recompute, StateSharding
+
+SCRIPT = """#!/bin/bash
+TP=${TP:-4}
+LAYERS=32  # of them all
+MODEL_ARGS=(
+    --num-layers $LAYERS --hidden-size 4096 --ffn-hidden-size 14336
+    --num-attention-heads 32 --group-query-attention --num-query-groups 8
+    --seq-length 8192 --max-position-embeddings 8192 --position-embedding-type rope
+    --swiglu --normalization RMSNorm --disable-bias-linear
+    --untie-embeddings-and-output-weights --hidden-dropout 0.0
+)
+torchrun pretrain_gpt.py ${MODEL_ARGS[@]} --bf16 --fp8-format hybrid \\
+    --micro-batch-size 1 --global-batch-size 128 --lr 1e-4 "--vocab-size 128256" \\
+    --tensor-model-parallel-size ${TP} --sequence-parallel --pipeline-model-parallel-size 2 \\
+    --num-layers-per-virtual-pipeline-stage 4 --use-distributed-optimizer --overlap-grad-reduce \\
+    --recompute-granularity selective --data-path $DATA
+"""
+NEMO = """
+trainer: {precision: bf16-mixed, devices: 8}
+model:
+  global_batch_size: 128
+  micro_batch_size: 2
+  tensor_model_parallel_size: 8
+  encoder_seq_length: 4096
+  max_position_embeddings: ${.encoder_seq_length}
+  num_layers: 32
+  hidden_size: 4096
+  ffn_hidden_size: 11008
+  num_attention_heads: 32
+  hidden_dropout: 0.0
+  normalization: rmsnorm
+  bias: false
+  activation: fast-swiglu
+  position_embedding_type: rope
+  share_embeddings_and_output_weights: false
+  tokenizer: {vocab_size: 32000}
+  optim: {name: distributed_fused_adam}
+"""
+TOML = """
+[model]
+name = "llama3"
+flavor = "70B"
+[training]
+local_batch_size = 2
+global_batch_size = 64
+seq_len = 4096
+[parallelism]
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = 8
+tensor_parallel_degree = 4
+[activation_checkpoint]
+mode = "selective"
+"""
+DEEPSPEED = {
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 2,
+    "zero_optimization": {"stage": 3, "overlap_comm": True},
+    "bf16": {"enabled": True},
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text, name="settings"):
+        path = tmp_path / name
+        path.write_text(text if isinstance(text, str) else json.dumps(text))
+        return path
+
+    return write
+
+
+def test_a_megatron_script_is_the_model_that_it_trains(file):
+    workload = load_workload(file(SCRIPT, "train.sh"))
+    # As published for Llama 3 8B.
+    assert count_parameters(workload.model) == 8_030_261_248
+    parallel, training = workload.parallel, workload.training
+    assert (parallel.tp, parallel.pp, parallel.micro_batch, parallel.interleaving) == (4, 2, 1, 4)
+    assert (parallel.sharding, parallel.sequence_parallel) == (StateSharding.ZERO1, True)
+    assert (training.precision, training.gemm_dtype) == (DType.BF16, DType.FP8)
+    assert training.recompute is Recompute.ATTENTION
+    assert (workload.batch, workload.sequence_length, workload.stack) == (128, 8192, "megatron")
+
+
+def test_arguments_in_yaml_read_the_same(file):
+    text = "MODEL_ARGS:\n  --num-layers: 2\n  --hidden-size: 64\n  --num-attention-heads: 4\n"
+    text += "  --global-batch-size: 8\n  --micro-batch-size: 1\n  --seq-length: 128\n"
+    text += "  --vocab-size: 100\n  --max-position-embeddings: 128\n"
+    workload = load_workload(file(text))
+    # Without its argument, a network that is not gated is four times as wide.
+    assert (workload.model.ffn, workload.model.gated_ffn) == (256, False)
+
+
+def test_nemo_resolves_references_inside_its_file(file):
+    workload = load_workload(file(NEMO, "nemo.yaml"))
+    # As published for Llama 2 7B.
+    assert count_parameters(workload.model) == 6_738_415_616
+    assert workload.model.max_positions == 4096
+    assert (workload.parallel.tp, workload.parallel.sharding) == (8, StateSharding.ZERO1)
+    assert workload.stack == "nemo"
+
+
+def test_torchtitan_names_a_model_whose_shape_is_known(file):
+    workload = load_workload(file(TOML, "job.toml"))
+    assert count_parameters(workload.model) == 70_553_706_496
+    parallel = workload.parallel
+    assert (parallel.sharding, parallel.shard_group, parallel.tp) == (StateSharding.HSDP, 8, 4)
+    assert workload.training.recompute is Recompute.OPS
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SCRIPT.replace('"--vocab-size 128256"', ""), "vocab_size: must be given, but is missing"),
+        (SCRIPT.replace("--global-batch-size 128", "--global-batch-size $GBS"),
+         "global_batch_size: is the reference '$GBS'"),
+        (SCRIPT.replace("rope", "alibi"), "position_embedding_type: must be one of"),
+        (NEMO.replace("vocab_size: 32000", "vocab_size: '${multiply:2,3}'"), "vocab_size: is the"),
+        (TOML.replace("70B", "34B"), "model.flavor must be one whose shape is known"),
+        (TOML.replace("global_batch_size = 64", ""), "training.global_batch_size: must be given"),
+        ("[model\n[a]\n", "not valid TOML"),
+        (DEEPSPEED, "is a DeepSpeed configuration, which describes no model"),
+    ],
+)  # fmt: skip
+def test_what_only_the_program_knows_is_refused_by_name(file, text, said):
+    with pytest.raises(WorkloadError) as fault:
+        load_workload(file(text))
+    assert said in str(fault.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (DEEPSPEED, (64, None, StateSharding.ZERO3, 2, "deepspeed")),
+        (SCRIPT, (128, 4, StateSharding.ZERO1, 1, "megatron")),
+        (TOML, (64, 4, StateSharding.HSDP, 2, "torchtitan")),
+    ],
+)
+def test_the_layout_of_a_file_is_that_of_any_model(file, text, expected):
+    workload = load_workload("llama3_8b", layout_from=file(text))
+    parallel = workload.parallel
+    found = (workload.batch, parallel.tp, parallel.sharding, parallel.micro_batch, workload.stack)
+    assert found == expected
+    assert workload.model == load_workload("llama3_8b").model
+    assert "Layout and training are those of" in workload.assumed[-1]
+
+
+def test_the_question_itself_comes_before_the_layout_of_a_file(file):
+    path = file(DEEPSPEED)
+    workload = load_workload("llama3_8b", ["parallel.micro_batch=4"], layout_from=path)
+    assert workload.parallel.micro_batch == 4
+
+
+def test_a_model_without_a_layout_is_no_layout(file):
+    path = file({"model_type": "gpt2"}, "config.json")
+    with pytest.raises(WorkloadError, match="states no layout"):
+        load_workload("llama3_8b", layout_from=path)
