@@ -24,6 +24,7 @@ from embeddings.table import (
     MOST_WIDTH,
     EmbeddingTable,
     TableMemory,
+    spread_hot_rows,
 )
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import PlanError
@@ -137,7 +138,7 @@ def load_tables(
         if counts[table.name] > 1:
             faults.add(f"tables[{place}].name", f"two tables have this name, got {table.name!r}")
     faults.check(PlanError)
-    return tables if indices is None else _with_indices(tables, indices)
+    return spread_hot_rows(tables if indices is None else _with_indices(tables, indices))
 
 
 def _load(path: Path) -> Document:
