@@ -8,6 +8,7 @@ from typing import Annotated
 from perfmodel import api
 from perfmodel.base.errors import PlanError
 from perfmodel.base.options import Option
+from perfmodel.base.writing import printable_lines
 from perfmodel.cli.commands import command
 from perfmodel.cli.options import LocalRun, Outputs
 from perfmodel.planning.question import LayoutQuestion, RankQuestion
@@ -51,7 +52,7 @@ def rank(
     if files.plan_file is not None:
         ranking.save_plan(files.plan_file)
         if files.is_printed:
-            print("\n".join(to_plan_lines(ranking, files.plan_file)))
+            print(printable_lines("\n".join(to_plan_lines(ranking, files.plan_file))))
     if not ranking.fits:
         raise PlanError(ranking.verdict)
 

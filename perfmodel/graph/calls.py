@@ -50,8 +50,9 @@ class OperatorCall:
     """An operator and its arguments: the tensors of each, and other values.
 
     *values* are by place in a recording, by name in an emulated script. *results* are the output
-    tensors, None if unknown. The last three are known of emulated calls only: whether GEMMs of fp32
-    run in TF32, which rows a lookup reads how often, and the device's major capability.
+    tensors, None if unknown. The last two are known of emulated calls only: whether GEMMs of fp32
+    run in TF32, what was observed (which rows a lookup reads how often; the query-key pairs and
+    kernel of attention).
     """
 
     name: str
@@ -61,7 +62,6 @@ class OperatorCall:
     source: Source = Source.RECORDED
     allows_tf32: bool = False
     observed: Mapping[str, Any] | None = None
-    major_capability: int = 0
 
     @property
     def word(self) -> str:
@@ -127,7 +127,7 @@ def host_operator(names: Sequence[str]) -> str:
     return first or listed("plain").get(names[0], names[0])
 
 
-def emulated_call(words: Mapping[str, Any], *, major_capability: int) -> OperatorCall:
+def emulated_call(words: Mapping[str, Any]) -> OperatorCall:
     """The call that a virtual device described in *words*."""
     written = words.get("written", ())
     inputs = _tensors(words.get("inputs", ()), written)
@@ -139,7 +139,6 @@ def emulated_call(words: Mapping[str, Any], *, major_capability: int) -> Operato
         source=Source.EMULATED,
         allows_tf32=bool(words.get("allows_tf32", False)),
         observed=words.get("observed"),
-        major_capability=major_capability,
     )
 
 
@@ -152,7 +151,8 @@ def _tensors(rows: Iterable[Sequence[Any]], written: Sequence[str] = ()) -> tupl
 
 def _base_name(operator: str) -> str:
     """`aten._foreach_add_.Scalar` is `add`."""
-    name = aten_name(operator) if operator.startswith("aten.") else operator.split(".")[0]
+    is_known = operator.startswith(("aten.", "perfmodel."))
+    name = aten_name(operator) if is_known else operator.split(".")[0]
     name = name.removeprefix("_foreach_")
     # Names that end in an underscore of their own are listed with it.
     is_whole = name in listed("kernels") or name in names_in("scattering")

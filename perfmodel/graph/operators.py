@@ -62,9 +62,9 @@ def works_of_call(call: OperatorCall) -> Works:
     return guessed_traffic(call) if is_guessed else traffic(call)
 
 
-def emulated_works(words: Mapping[str, Any], *, major_capability: int) -> Works:
+def emulated_works(words: Mapping[str, Any]) -> Works:
     """The kernels of a call that a virtual device described in *words*."""
-    return works_of_call(emulated_call(words, major_capability=major_capability))
+    return works_of_call(emulated_call(words))
 
 
 @cache
@@ -233,6 +233,10 @@ def _attention(call: OperatorCall) -> Works:
         is_split = starts and operator_table()["ways"][call.source.value]["splits_sequences"]
         head, batch = 1, min(starts) - 1 if is_split else 1
         lengths = (max(query.shape[0] // batch, 1), max(key.shape[0] // batch, 1))
+    pairs = (call.observed or {}).get("pairs")
+    if pairs is not None:
+        # Packed sequences, windows and masks by blocks: as many keys as a query sees on average.
+        lengths = (lengths[0], max(round(pairs / (batch * lengths[0])), 1))
     return (
         Attention(
             batch=batch,
@@ -242,7 +246,7 @@ def _attention(call: OperatorCall) -> Works:
             kv_heads=key.shape[head],
             head_dim=query.shape[-1],
             dtype=_gemm_dtype(call, query),
-            is_causal=_is_causal(call),
+            is_causal=pairs is None and _is_causal(call),
             direction=Pass.BACKWARD if is_backward else Pass.FORWARD,
             kernel=_attention_kernel(call),
         ),
@@ -258,12 +262,11 @@ def _is_causal(call: OperatorCall) -> bool:
 
 
 def _attention_kernel(call: OperatorCall) -> str:
-    kernels = operator_table()["attention_kernels"]
     if call.source is Source.RECORDED:
         return "auto"
-    if "flash" in call.name or "cudnn" in call.name:
-        return str(kernels["flash"].get(str(call.major_capability), kernels["other_flash"]))
-    return str(kernels["efficient"])
+    stated = (call.observed or {}).get("kernel") or call.values.get("kernel")
+    kernels = operator_table()["attention_kernels"]
+    return str(stated or next(kernels[part] for part in kernels if part in call.name))
 
 
 def is_fused_lookup(name: str) -> bool:

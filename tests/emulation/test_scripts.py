@@ -7,6 +7,7 @@ import json
 import pytest
 
 from perfmodel.graph.ops import (
+    Attention,
     Communication,
     Convolution,
     EmbeddingOp,
@@ -148,6 +149,40 @@ def test_a_captured_iteration_is_one_launch_with_all_its_kernels(emulated):
     # Forward, gradients of the weight (the input needs none), and the update.
     assert run.gemm_flops == 2 * 2 * 8 * 64 * 64
     assert run.stdout.splitlines()[-1] == "replayed 4"
+
+
+def test_attention_is_what_the_script_asked_for_with_the_pairs_that_are_computed(emulated):
+    found = [
+        (op.kernel, op.query_length, op.key_length, op.is_causal)
+        for op in emulated("attention").ops()
+        if isinstance(op, Attention) and op.direction is Pass.FORWARD
+    ]
+    assert found == [
+        ("cudnn", 64, 64, True),
+        ("flash2", 64, 64, False),
+        ("flash2", 4, 4, True),
+        # (16 x 16 + 16 x 16 + 32 x 32) / 64 keys per query.
+        ("flash2", 64, 24, False),
+        # A query sees itself and 7 before it: 100, 100 and 228 pairs.
+        ("flash3", 64, round(428 / 64), False),
+        # 10 of 16 blocks.
+        ("flash2", 512, 320, False),
+    ]
+
+
+def test_an_earlier_release_of_torch_chooses_other_attention_kernels(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "w = torch.ones(2, 4, 64, 64, device='cuda', dtype=torch.bfloat16, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([w], 0.1)\n"
+        "for _ in range(4):\n"
+        "    torch.nn.functional.scaled_dot_product_attention(w, w, w).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    run = emulate(script, tmp_path, "--ranks", "1", "--torch-release", "2.5.1")
+    assert [op.kernel for op in run.ops() if isinstance(op, Attention)] == ["flash2", "flash2"]
+    assert "kernels as torch 2.5.1 chooses them" in run.stderr
 
 
 @pytest.mark.ray

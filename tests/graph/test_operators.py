@@ -25,13 +25,13 @@ def tensor(name, shape, dtype="bf16"):
     return [name, list(shape), dtype, prod(shape) * DType(dtype).size_bytes]
 
 
-def works(operator, inputs=(), outputs=(), *, major=9, written=(), tf32=False, seen=None, **more):
+def works(operator, inputs=(), outputs=(), *, written=(), tf32=False, seen=None, **more):
     words = {
         "operator": operator, "inputs": [tensor(*one) for one in inputs],
         "outputs": [tensor("", *one) for one in outputs], "written": written, "arguments": more,
         "allows_tf32": tf32, "observed": seen,
     }  # fmt: skip
-    return emulated_works(words, major_capability=major)
+    return emulated_works(words)
 
 
 def recorded(name, *shapes, values=(), results=None):
@@ -64,14 +64,24 @@ def test_fp32_products_run_in_tf32_where_the_script_allows_it():
     assert dtypes == [DType.FP32, DType.TF32]
 
 
-def test_attention_takes_the_kernel_of_its_device():
+def test_attention_takes_the_kernel_of_its_operator():
     inputs = [(name, [2, 3, 16, 64]) for name in ("query", "key", "value")]
-    name = "aten._scaled_dot_product_flash_attention.default"
-    found = [works(name, inputs, major=major, is_causal=True)[0] for major in (9, 8)]
+    names = [f"aten._scaled_dot_product_{word}_attention.default" for word in ("cudnn", "flash")]
+    found = [works(name, inputs, is_causal=True)[0] for name in names]
     assert [op.kernel for op in found] == ["cudnn", "flash2"]
+    [older] = works(names[1], inputs, is_causal=True, seen={"kernel": "flash1"})
+    assert older.kernel == "flash1"
     assert found[0] == Attention(2, 16, 16, 3, 3, 64, DType.BF16, is_causal=True, kernel="cudnn")
     # Two products of 16 x 16 scores over 64 numbers, 6 heads, halved by the mask.
     assert found[0].flops == 2 * 2 * 16 * 16 * 64 * 6 // 2
+
+
+def test_packed_sequences_have_as_many_keys_as_a_query_sees():
+    inputs = [(name, [64, 4, 32]) for name in ("query", "key", "value")]
+    # Sequences of 16, 16 and 32: each query sees those of its own.
+    seen = {"pairs": 16 * 16 + 16 * 16 + 32 * 32}
+    [op] = works("perfmodel.attention.default", inputs, seen=seen, is_causal=True, kernel="flash3")
+    assert op == Attention(1, 64, 24, 4, 4, 32, DType.BF16, is_causal=False, kernel="flash3")
 
 
 IMAGE = [("input", [2, 4, 10, 10]), ("weight", [8, 4, 3, 3])]

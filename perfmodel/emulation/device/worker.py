@@ -24,6 +24,7 @@ from perfmodel.emulation.device.gpu import VirtualGpu, install_storages
 from perfmodel.emulation.device.registering import register_kernels
 from perfmodel.emulation.device.script import RankRun
 from perfmodel.emulation.device.user_kernels import install_nvrtc
+from perfmodel.emulation.request import TORCH_VERSION
 from perfmodel.emulation.workers import CODES, READY, WorkerOrder, read_order
 
 _GRACE_S = 3.0
@@ -63,7 +64,8 @@ def main() -> NoReturn:
 
 def _make_gpu(order: WorkerOrder) -> VirtualGpu:
     keep_lists_of_torch()
-    gpu = VirtualGpu(order.device, order.request.host_size)
+    request = order.request
+    gpu = VirtualGpu(order.device, request.host_size, request.torch_release or TORCH_VERSION)
     gpu.native.install()
     CudaModule(gpu).install()
     install_storages(gpu)
