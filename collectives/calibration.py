@@ -8,11 +8,11 @@ interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -38,7 +38,6 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.base.reading import is_json, quote
 from topologies import Device
 
-AnyEntry = TypeVar("AnyEntry", HostEntry, FabricEntry)
 CALIBRATIONS = Path(__file__).parent / "calibrations"
 SCHEMA_VERSION = 1
 TRANSFER_SIGMA = 0.2
@@ -258,10 +257,9 @@ def _merge(first: Calibration, second: Calibration) -> Calibration:
     )
 
 
-def _own_first(
-    last: tuple[AnyEntry, ...], first: tuple[AnyEntry, ...], shipped: tuple[AnyEntry, ...]
-) -> tuple[AnyEntry, ...]:
-    ordered: list[AnyEntry] = [one for one in (*last, *first) if one not in shipped]
+def _own_first(last: Sequence[Any], first: Sequence[Any], shipped: Sequence[Any]) -> Any:
+    """Entries that are a file's own, those of the *last* one first, then shipped ones of either."""
+    ordered = [one for one in (*last, *first) if one not in shipped]
     ordered += [one for one in shipped if one in last or one in first]
     return tuple(one for number, one in enumerate(ordered) if one not in ordered[:number])
 

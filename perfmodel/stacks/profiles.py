@@ -98,6 +98,7 @@ def choose_stack(
     Of several claims that cover it, one for its releases wins over one for its *placement* of
     tables, and that over one for the whole framework.
     """
+    framework = framework.strip().lower().replace("-", "_").replace(" ", "_")
     claims = [
         (claim.has_releases, claim.placement is not None, name)
         for name, claim in _claims_of(family)
