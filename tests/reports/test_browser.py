@@ -59,6 +59,8 @@ lanes.dispatchEvent(new PointerEvent("pointerdown", { clientX: 300, clientY: 5, 
 lanes.dispatchEvent(new PointerEvent("pointermove", { clientX: 280, clientY: 5, pointerId: 1 }));
 lanes.dispatchEvent(new PointerEvent("pointerup", { clientX: 280, clientY: 5, pointerId: 1 }));
 out.panned = Number(lanes.dataset.from) !== before;
+lanes.dispatchEvent(new PointerEvent("pointerleave", { pointerId: 1 }));
+out.left = document.getElementById("task").textContent.trim();
 out.requests = performance.getEntriesByType("resource").map((one) => one.name);
 const ground = () => getComputedStyle(document.body).backgroundColor;
 const light = ground(); click("theme"); out.themes = [light, ground()];
@@ -99,6 +101,8 @@ def test_a_page_zooms_searches_changes_its_theme_and_does_not_overflow(tmp_path,
     assert (found["whole"], found["closer"], found["again"]) == (36_000, 18_000, 36_000)
     # A kernel of that name on each of two ranks.
     assert found["matches"] == 2
+    # What was under the pointer is not said once it has left.
+    assert found["left"] == ""
     assert "matmul" in found["task"]
     # Names in the tables lead to their tasks, arrows along the critical path, the mouse anywhere.
     assert found["linked"][1] > 0
