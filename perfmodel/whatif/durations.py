@@ -134,8 +134,8 @@ def refuse_narrow(job: JobGraph, selection: Selection) -> JobGraph:
         share_pct = 100 * narrow_ns / total_ns
         raise ScenarioError(
             f"the job runs under autocast or in 16 bits already: {share_pct:.0f} % of the time of "
-            "its GEMMs, convolutions and attention is in 16 bits or narrower. For a narrower format "
-            "say `dtype:to=fp8`."
+            "its GEMMs, convolutions and attention is in 16 bits or narrower. `dtype:to=fp8` asks "
+            "for a narrower format."
         )
     return job
 
