@@ -86,7 +86,7 @@ PRIMITIVES = {
     "capture": Primitive(Level.PROGRAM, capture),
     "run_ahead": Primitive(Level.PROGRAM, run_ahead),
     "equalise": Primitive(Level.JOB, equalise, keeps_tasks=True),
-    "refuse_narrow": Primitive(Level.JOB, refuse_narrow),
+    "refuse_narrow": Primitive(Level.JOB, refuse_narrow, keeps_tasks=True),
     "detach": Primitive(Level.PROGRAM, detach),
     "take_turns": Primitive(Level.PROGRAM, take_turns),
     "prioritise": Primitive(Level.JOB, prioritise),
