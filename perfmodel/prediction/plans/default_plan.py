@@ -1,8 +1,8 @@
 """The default placement: of the plans that the balanced sharder considers, the fastest by replay.
 
 The sharder orders plans by a rule that knows no machine. Here they are replayed on the machine, by
-the evaluator that `rank` uses, and the fastest that fits is taken. The sharder considers the plans
-of a larger job too, so a smaller job never gets a worse one.
+the evaluator that `rank` uses, and the fastest that fits is taken. The sharder considers most
+plans of a larger job too, so a smaller job gets no worse one, but for differences below 1 %.
 
 All plans that copy the same tables to every rank cost little more to replay than one of them.
 Other copies, and sums inside hosts, are replayed only where they promise most. These replays leave
