@@ -14,6 +14,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from embeddings.offloading import OFFLOADED, build_offloaded_plan, exceeds_devices
 from embeddings.plan import ShardingPlan
 from embeddings.plan_document import load_plan_document
 from embeddings.sharders import build_named_plan
@@ -120,6 +121,9 @@ def make_plans(
             plans.append(build_named_plan(name, setting.task))
         except PlanError as fault:
             refused.append((name, str(fault)))
+    if exceeds_devices(setting.task):
+        on_phase(f"placing tables as {OFFLOADED}", 1.0)
+        plans.append(build_offloaded_plan(setting.task))
     judged = 0
     if question.enumerate_limit:
         on_phase("enumerating", 0.0)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.plan import PieceKey, PlanPieces, Shard, ShardingPlan, find_pieces
-from embeddings.table import EmbeddingTable
+from embeddings.table import EmbeddingTable, TableMemory
 from perfmodel.base.compiling import compiled
 from perfmodel.costs.embedding_terms import (
     FIRST_LARGEST,
@@ -104,7 +104,7 @@ class PieceCatalog:
         self._device = device
         self._local_batch = local_batch(spec, rank_count=rank_count)
         self._levels = most_tables_at_once(device, spec.batch)
-        self._number_of: dict[tuple[PieceKey, bool], int] = {}
+        self._number_of: dict[tuple[PieceKey, bool, float], int] = {}
         self._row_sums = row_sums
         self._columns: PieceColumns | None = None
         self.rank_count = rank_count
@@ -127,7 +127,7 @@ class PieceCatalog:
         """By shard; new pieces get the next numbers."""
         number_of, numbers = self._number_of, []
         for key, table in zip(pieces.keys, pieces.tables, strict=True):
-            own = key, key[0] in reduced
+            own = key, key[0] in reduced, _cached_ratio(table)
             if own not in number_of:
                 number_of[own] = len(number_of)
                 self.tables.append(table)
@@ -140,7 +140,11 @@ class PieceCatalog:
         shards = sorted(plan.shards)
         reduced = reduced_places(plan, self._row_sums)
         # A piece's key has its first row or none, so a shard that is found directly is right.
-        known = [self._number_of.get(((s[0], s[2], s[3], s[5]), s[0] in reduced)) for s in shards]
+        ratios = [_cached_ratio(table) for table in plan.tables]
+        known = [
+            self._number_of.get(((s[0], s[2], s[3], s[5]), s[0] in reduced, ratios[s[0]]))
+            for s in shards
+        ]
         pieces = (
             self._numbers(plan.pieces, reduced)
             if None in known
@@ -201,6 +205,11 @@ class PieceCatalog:
             sent_widths=widths * np.array(self._is_sent[first:], dtype=np.int64),
             memory_bytes=np.array(memory, dtype=np.int64),
         )
+
+
+def _cached_ratio(table: EmbeddingTable) -> float:
+    """The part of a table in host memory that the device has, and 0 for one on the device."""
+    return table.cached_ratio if table.memory is TableMemory.HOST_CACHED else 0.0
 
 
 @compiled

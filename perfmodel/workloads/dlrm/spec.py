@@ -140,13 +140,15 @@ class ShardingSection(Section):
 
     *sharder* is one of those that `rank` knows, by name. The balanced one copies
     tables below *data_parallel_below* to every rank, larger ones where that pays, and
-    cuts tables into pieces of at least *min_width* columns and at most *max_shard*.
+    cuts tables into pieces of at least *min_width* columns and at most *max_shard*. With
+    *host_memory* it puts tables that the GPUs have no room for into host memory, behind caches.
     """
 
     sharder: Words = DEFAULT_SHARDER
     data_parallel_below: Size = 0
     min_width: Width = 32
     max_shard: Size = 24 * 2**30
+    host_memory: Switch = True
 
     @model_validator(mode="after")
     def _check_sharder(self) -> Self:
