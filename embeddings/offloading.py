@@ -55,7 +55,7 @@ def build_offloaded_plan(task: ShardingTask) -> ShardingPlan:
 def offload_tables(task: ShardingTask) -> tuple[EmbeddingTable, ...]:
     """The tables of *task*, in the memory that makes a batch fetch the fewest bytes from hosts."""
     buffers = sum(
-        float(task.buffer_bytes(table.width, table.pooling_factor)) for table in task.tables
+        task.buffer_bytes(table.sample_numbers, table.pooling_factor) for table in task.tables
     )
     left = _FILLED * task.rank_count * task.room_bytes - buffers
     ways = [_ways(table) for table in task.tables]

@@ -91,9 +91,15 @@ class TableEntry(BaseModel):
     init_fn: Any = None
 
     def build(self) -> EmbeddingTable:
-        """The table; what TorchRec states beyond it has no effect on time."""
+        """The table; what TorchRec states beyond it has no effect on time.
+
+        Every feature that shares it looks up as many rows as the pooling factor says.
+        """
         ignored = ("feature_names", "pooling", "init_fn", "zipf")
         values = {name: value for name, value in self if name not in ignored}
+        if isinstance(self.feature_names, list) and len(self.feature_names) > 1:
+            values["features"] = len(self.feature_names)
+            values["pooling_factor"] = self.pooling_factor * values["features"]
         values["distribution"] = self.distribution if self.zipf is None else Zipf(self.zipf)
         return EmbeddingTable(**values)
 

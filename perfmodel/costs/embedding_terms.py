@@ -156,7 +156,7 @@ def find_terms(
     moved = np.maximum(row, BURST_BYTES)
     handled = np.hypot(row, GATHER_BYTES)
     pooled_row = width * DType.FP32.size_bytes
-    bags = np.full_like(draws, batch_size) if whole.is_pooled else draws
+    bags = np.full_like(draws, batch_size * whole.features) if whole.is_pooled else draws
     misses = popularity.lru_misses(whole_draws, capacity_rows=setting.share_bytes / row)
     distinct = popularity.distinct_rows(whole_draws)
     long_rows = popularity.rows_drawn_more_than(LONG_ROW_UPDATES, draws=whole_draws)

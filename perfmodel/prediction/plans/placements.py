@@ -65,13 +65,14 @@ class PieceColumns(NamedTuple):
     """The load that every piece adds to its rank, the same for all plans or one per plan.
 
     *terms* are plans x levels x pieces x terms, level k for k + 1 tables at once; *index_counts*
-    are plans x pieces. *sent_widths* leave out pieces that a collective sums.
+    are plans x pieces. *made_numbers* are those of all vectors of the batch,
+    *sent_numbers* those to one other rank, without pieces that a collective sums.
     """
 
     terms: Int64s
     index_counts: Int64s
-    widths: Int64s
-    sent_widths: Int64s
+    made_numbers: Int64s
+    sent_numbers: Int64s
     memory_bytes: Int64s
 
     def followed_by(self, other: PieceColumns) -> PieceColumns:
@@ -85,8 +86,8 @@ class RankLoads(NamedTuple):
 
     terms: Int64s
     index_counts: Int64s
-    widths: Int64s
-    sent_widths: Int64s
+    made_numbers: Int64s
+    sent_numbers: Int64s
     memory_bytes: Int64s
     piece_counts: Int64s
 
@@ -115,7 +116,7 @@ class PieceCatalog:
     def reduces(self, table: EmbeddingTable, row_pieces: int) -> bool:
         """Whether a collective sums *table* when its columns are cut into *row_pieces* by rows."""
         is_everywhere = 1 < row_pieces == most_row_pieces(table, self.rank_count)
-        return is_everywhere and self._row_sums is RowSums.REDUCE_SCATTER
+        return table.is_pooled and is_everywhere and self._row_sums is RowSums.REDUCE_SCATTER
 
     def pieces(
         self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard], reduced: Places = NONE
@@ -156,15 +157,21 @@ class PieceCatalog:
             pieces,
             ranks,
             plan.data_parallel,
-            partial_width=sum(shard.width for shard in sent if is_by_rows(plan, shard)),
-            reduced_width=sum(plan.tables[place].width for place in reduced),
+            partial_width=sum(
+                shard.width * plan.tables[shard.table].features
+                for shard in sent
+                if is_by_rows(plan, shard)
+            ),
+            reduced_width=sum(
+                plan.tables[place].width * plan.tables[place].features for place in reduced
+            ),
             has_direct=bool(sent),
         )
 
     @property
     def columns(self) -> PieceColumns:
         """The load that every piece adds to its rank."""
-        known = 0 if self._columns is None else len(self._columns.widths)
+        known = 0 if self._columns is None else len(self._columns.made_numbers)
         if self._columns is None or known < len(self.tables):
             fresh = self._build_columns(known)
             self._columns = fresh if self._columns is None else self._columns.followed_by(fresh)
@@ -197,12 +204,16 @@ class PieceCatalog:
         ]
         counts = [round(self._local_batch * table.pooling_factor) for table in tables]
         memory = [piece_memory_bytes(spec, table) for table in tables]
-        widths = np.array([table.width for table in tables], dtype=np.int64)
+        is_sent = np.array(self._is_sent[first:], dtype=np.int64)
+        made, sent = (
+            np.array([table.vectors(samples) * table.width for table in tables], dtype=np.int64)
+            for samples in (spec.batch, self._local_batch)
+        )
         return PieceColumns(
             terms=np.array([terms], dtype=np.int64).reshape(1, self._levels, -1, len(Term)),
             index_counts=np.array([counts], dtype=np.int64),
-            widths=widths,
-            sent_widths=widths * np.array(self._is_sent[first:], dtype=np.int64),
+            made_numbers=made,
+            sent_numbers=sent * is_sent,
             memory_bytes=np.array(memory, dtype=np.int64),
         )
 
@@ -226,8 +237,8 @@ def _sum_loads(
             held, where = piece[row], rank[row]
             level = min(found.piece_counts[plan, where], terms.shape[1]) - 1
             found.index_counts[plan, where] += of_piece.index_counts[batch, held]
-            found.widths[plan, where] += of_piece.widths[held]
-            found.sent_widths[plan, where] += of_piece.sent_widths[held]
+            found.made_numbers[plan, where] += of_piece.made_numbers[held]
+            found.sent_numbers[plan, where] += of_piece.sent_numbers[held]
             found.memory_bytes[plan, where] += of_piece.memory_bytes[held]
             total = found.terms[plan, where]
             for term in range(terms.shape[3]):

@@ -49,29 +49,39 @@ class CrossSection(Section):
     rank: Width = 512
 
 
+_PER_TABLE = (
+    "width", "pooling_factors", "pooling_deviations", "pooled", "zipf_exponents", "dtype",
+)  # fmt: skip
+"""Keys that are one value for all tables, or one per table."""
+
+
 class EmbeddingSection(Section):
     """The tables. A single *width* or *pooling_factors* stands for all of them.
 
     *zipf_exponents* say how skewed the indices of each table are; 0 is uniform,
     and only *zipf_rows* of its rows occur; all if left out. With *fixed_bags*
     both are said of identifiers that each stand for a whole bag of rows.
-    *exchange_dtype* is what pooled rows and their gradients travel in.
+    *exchange_dtype* is what pooled rows and their gradients travel in. Tables that are not
+    *pooled* return every row that a sample looks up, and *pooling_deviations* say how much the
+    number of those differs between samples.
     """
 
     rows: Rows
     width: Width | Widths
     pooling_factors: Number | tuple[Number, ...] = 1.0
+    pooling_deviations: Number | tuple[Number, ...] = 0.0
+    pooled: Switch | tuple[Switch, ...] = True
     zipf_exponents: Number | tuple[Number, ...] = 0.0
     zipf_rows: Rows | None = None
     fixed_bags: Switch = False
-    dtype: NumberFormat = DType.FP32
+    dtype: NumberFormat | tuple[NumberFormat, ...] = DType.FP32
     exchange_dtype: NumberFormat = DType.FP32
     index_dtype: NumberFormat = DType.INT64
     optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "sgd"
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        for name in ("width", "pooling_factors", "zipf_exponents", "zipf_rows"):
+        for name in (*_PER_TABLE, "zipf_rows"):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) != len(self.rows):
                 raise ValueError(
@@ -90,6 +100,11 @@ class EmbeddingSection(Section):
         return _count_widths(self)
 
     @property
+    def received_numbers(self) -> float:
+        """Numbers that a sample receives: every vector of tables that are not pooled."""
+        return _count_numbers(self)
+
+    @property
     def total_width(self) -> int:
         """Numbers that a sample gets from all tables."""
         return sum(width * count for width, count in self.widths.items())
@@ -105,22 +120,27 @@ def _count_widths(section: EmbeddingSection) -> Counter[int]:
 
 
 @lru_cache(maxsize=64)
+def _count_numbers(section: EmbeddingSection) -> float:
+    return sum(table.sample_numbers for table in section.tables())
+
+
+@lru_cache(maxsize=64)
 def _build_tables(section: EmbeddingSection) -> tuple[EmbeddingTable, ...]:
     count = len(section.rows)
-    columns = [
-        value if isinstance(value, tuple) else (value,) * count
-        for value in (section.width, section.pooling_factors, section.zipf_exponents)
-    ]
+    values = [getattr(section, name) for name in _PER_TABLE]
+    columns = [value if isinstance(value, tuple) else (value,) * count for value in values]
     return tuple(
         EmbeddingTable(
             f"table_{place}",
             rows,
             int(width),
             pooling,
-            section.dtype,
+            dtype,
             _distribution(section, exponent, place, pooling),
+            deviation,
+            is_pooled=is_pooled,
         )
-        for place, (rows, width, pooling, exponent) in enumerate(
+        for place, (rows, width, pooling, deviation, is_pooled, exponent, dtype) in enumerate(
             zip(section.rows, *columns, strict=True)
         )
     )
