@@ -9,7 +9,13 @@ import numpy as np
 from embeddings.plan import ShardingPlan
 from embeddings.table import EmbeddingTable
 from perfmodel.graph.job import RUNTIME_BYTES, MemoryPart, RankMemory
-from perfmodel.workloads.dlrm.dense import dense_layers, dense_parameters
+from perfmodel.workloads.dlrm.dense import (
+    DenseLayer,
+    dense_layers,
+    dense_parameters,
+    token_layers,
+    top_layers,
+)
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from perfmodel.workloads.kernels import FP32_BYTES, STATES
 
@@ -78,8 +84,20 @@ def _rank_memory(
 
 def _activation_bytes(spec: DlrmSpec) -> int:
     """Bytes per sample for the backward pass: input and output of every layer."""
-    numbers = sum(layer.inputs + layer.outputs for layer in dense_layers(spec))
-    return (numbers + 2 * spec.interaction_inputs) * spec.training.precision.size_bytes
+    tokens, top = (_layer_numbers(layers) for layers in (token_layers(spec), top_layers(spec)))
+    numbers = _layer_numbers(dense_layers(spec)) - tokens + (spec.outputs - 1) * top
+    section = spec.sequence
+    if section is None:
+        numbers += 2 * spec.interaction_inputs
+    else:
+        # Beside the layers: normalised tokens, attended values and the residual.
+        further = section.layers * (2 * section.width + section.heads * section.value_width)
+        numbers += round(section.length * (further + tokens))
+    return numbers * spec.training.precision.size_bytes
+
+
+def _layer_numbers(layers: Sequence[DenseLayer]) -> int:
+    return sum(layer.inputs + layer.outputs for layer in layers)
 
 
 def _sent_bytes(spec: DlrmSpec, numbers: float, lookups: float) -> int:

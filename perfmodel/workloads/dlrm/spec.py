@@ -30,6 +30,7 @@ class Interaction(Enum):
 
     WIDE_DEEP and DEEP_FM feed the concatenation to the top layers and add sums to their output:
     both the rows of tables of width 1, DEEP_FM also a factorization machine over the other tables.
+    SEQUENCE runs layers of attention over the vectors of a sample's history, and feeds its targets.
     """
 
     DOT = "dot"
@@ -37,6 +38,7 @@ class Interaction(Enum):
     CONCAT = "concat"
     WIDE_DEEP = "wide_deep"
     DEEP_FM = "deep_fm"
+    SEQUENCE = "sequence"
 
 
 _SKIPPING = (Interaction.WIDE_DEEP, Interaction.DEEP_FM)
@@ -53,6 +55,25 @@ _PER_TABLE = (
     "width", "pooling_factors", "pooling_deviations", "pooled", "zipf_exponents", "dtype",
 )  # fmt: skip
 """Keys that are one value for all tables, or one per table."""
+
+
+class SequenceSection(Section):
+    """HSTU layers over *length* tokens of *width* numbers per sample, on average.
+
+    Looked-up vectors become tokens through two layers with *encoder_width* numbers between them; 0
+    leaves those out. Each layer has *heads* with *query_width* numbers of queries and keys and
+    *value_width* of values and gates. *targets* tokens per sample reach the top layers.
+    """
+
+    length: Annotated[float, Field(gt=0, le=1e7)] = 1024.0
+    length_deviation: Number = 0.0
+    width: Width = 512
+    layers: LayerCount = 5
+    heads: Width = 4
+    query_width: Width = 128
+    value_width: Width = 128
+    encoder_width: Annotated[int, Field(ge=0, le=2**20)] = 0
+    targets: Width = 1
 
 
 class EmbeddingSection(Section):
@@ -189,6 +210,7 @@ class DenseSection(Section):
     top_mlp: Widths
     interaction: Interaction = Interaction.DOT
     cross: CrossSection = CrossSection()
+    sequence: SequenceSection = SequenceSection()
 
 
 class DlrmTraining(Section):
@@ -262,11 +284,24 @@ class DlrmSpec(CommonSpec):
 
     @property
     def top_inputs(self) -> int:
-        """Numbers a sample brings to the top layers."""
+        """Numbers a sample, or each of its targets, brings to the top layers."""
+        if self.sequence is not None:
+            return self.sequence.width
         if self.dense.interaction is not Interaction.DOT:
             return self.interaction_inputs
         vectors = len(self.embedding.rows) + 1
         return self.dense_width + vectors * (vectors - 1) // 2
+
+    @property
+    def outputs(self) -> int:
+        """Outputs per sample: one for each target of a sequence."""
+        return 1 if self.sequence is None else self.sequence.targets
+
+    @property
+    def sequence(self) -> SequenceSection | None:
+        """The layers over a sample's history, if the model has any."""
+        is_sequence = self.dense.interaction is Interaction.SEQUENCE
+        return self.dense.sequence if is_sequence else None
 
     @property
     def has_skipping_sums(self) -> bool:
