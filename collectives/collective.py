@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from collectives.token_exchange import TokenRouting
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Provenance
@@ -54,7 +55,8 @@ class Collective:
     *byte_matrix* is for uneven all-to-all: row i is what member i sends to
     each member, in bytes. *root* is the member that sends a broadcast or
     receives a reduction. A call that *is_queued* follows another of its group directly, so its
-    stragglers were waited for before.
+    stragglers were waited for before. With *routing* an all-to-all is the exchange of a rank's
+    tokens with experts by a library of its own, and the size counts every token once.
     """
 
     kind: CollectiveKind
@@ -63,6 +65,7 @@ class Collective:
     byte_matrix: tuple[tuple[int, ...], ...] | None = None
     root: int = 0
     is_queued: bool = False
+    routing: TokenRouting | None = None
     # Hashed once: a matrix of a thousand ranks has a million entries. From
     # whole numbers only, so that it is the same in every process.
     _hash: int = field(init=False, repr=False, compare=False, default=0)
@@ -78,7 +81,12 @@ class Collective:
             )
         if self.byte_matrix is not None:
             self._check_byte_matrix(self.byte_matrix)
-        number = hash((self.size_bytes, self.root, self.is_queued, self.byte_matrix or ()))
+        if self.routing is not None and self.kind is not CollectiveKind.ALL_TO_ALL:
+            raise InputError(
+                f"{self.kind.value}: only all_to_all routes tokens. Leave routing out."
+            )
+        routed = (self.routing.tokens, self.routing.is_combine) if self.routing else ()
+        number = hash((self.size_bytes, self.root, self.is_queued, self.byte_matrix or (), routed))
         object.__setattr__(self, "_hash", number)
 
     def _check_byte_matrix(self, byte_matrix: tuple[tuple[int, ...], ...]) -> None:

@@ -31,9 +31,10 @@ from collectives.collective import (
 from collectives.group import Ranks, wiring_of
 from collectives.movement import FloatArray, build_movement
 from collectives.timing import Choice
+from collectives.token_exchange import TokenRouting, price_tokens
 from collectives.uneven import RankLoad, build_rank_load, price_uneven
 from collectives.wiring import ByIdentity, Wiring
-from perfmodel.base.dtypes import DType
+from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_S
 from topologies import Cluster
@@ -72,11 +73,30 @@ def price_collective(
     if wiring.rank_count == 1:
         return FREE
     wiring = _waited(collective, wiring)
+    if collective.routing is not None:
+        return _price_routing(collective, collective.routing, wiring)
     if collective.byte_matrix is not None:
         load = build_rank_load(collective.byte_matrix, ranks, cluster)
         return _price_load(load, wiring, software, constants)
     call = Call(collective.kind, software, _priced_as(collective.dtype))
     return _price_size(call, float(collective.size_bytes), wiring, ByIdentity(constants))
+
+
+def _price_routing(collective: Collective, routing: TokenRouting, wiring: Wiring) -> CollectiveCost:
+    """An exchange of tokens with experts, by kernels of its own library."""
+    time = price_tokens(routing, collective.size_bytes, wiring)
+    return CollectiveCost(
+        duration_ns=time.duration_ns,
+        relative_sigma=time.relative_sigma,
+        provenance=time.provenance,
+        algorithm=routing.library.value,
+        protocol="direct",
+        busiest_link=wiring.nic_link if time.nic_busy_ns > time.gpu_busy_ns else wiring.host_link,
+        latency_ns=min(time.latency_ns, time.duration_ns),
+        bus_bandwidth_bytes_per_s=collective.size_bytes * NS_PER_S / time.duration_ns,
+        gpu_busy_ns=time.gpu_busy_ns,
+        nic_busy_ns=time.nic_busy_ns,
+    )
 
 
 def _waited(collective: Collective, wiring: Wiring) -> Wiring:
@@ -94,8 +114,8 @@ def _price_size(
 
 
 def _priced_as(dtype: DType) -> DType:
-    """Only numbers of one byte differ from the others."""
-    return DType.INT8 if dtype.size_bytes == 1 else DType.FP32
+    """Only numbers of a byte or less differ from the others."""
+    return DType.INT8 if dtype.size_bits <= BITS_PER_BYTE else DType.FP32
 
 
 def _price_load(

@@ -157,7 +157,7 @@ def build_cluster(
     """Seat ranks on *hosts* copies of *topology*: one per GPU, or as many as requested.
 
     If a host is a rack of trays and the ranks of each host fit on one tray, *hosts* counts trays,
-    as launchers do; otherwise it counts racks.
+    as launchers do; otherwise it counts racks. Racks get equal segments of trays.
     """
     if hosts < 1:
         raise TopologyError(
@@ -174,7 +174,7 @@ def build_cluster(
         block_count=hosts,
         ranks_per_block=per_host,
         gpus_per_block=topology.gpus_per_tray if on_trays else topology.gpus_per_host,
-        blocks_per_host=topology.trays if on_trays else 1,
+        blocks_per_host=_segment(hosts, topology.trays) if on_trays else 1,
     )
     if cluster.host_count > 1 and topology.fabric is None:
         raise TopologyError(
@@ -182,6 +182,16 @@ def build_cluster(
             "Ask for one host, or add `fabric:` to the file."
         )
     return cluster
+
+
+def _segment(blocks: int, trays: int) -> int:
+    """Trays of a job of *blocks* trays that sit in one rack.
+
+    Schedulers give every rack the same number, so that no group of ranks straddles racks more
+    than it must. A number of trays without a divisor that fills half a rack fills rack after rack.
+    """
+    equal = max(size for size in range(1, min(blocks, trays) + 1) if blocks % size == 0)
+    return equal if 2 * equal >= min(blocks, trays) else trays
 
 
 def _ranks_per_host(

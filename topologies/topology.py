@@ -24,7 +24,8 @@ class Topology:
     other GPUs. *trays* above 1 makes it a rack: several machines, each with its own operating
     system, joined by one NVLink. *host_copy_bytes_per_s* is the measured rate of a large copy from
     host memory on this machine; without it the device's figure is used. *measured* names the
-    machine whose measured constants it takes; without one, *lost_constants* says why.
+    machine whose measured constants it takes; without one, *lost_constants* says why. *assumed* are
+    sentences that every answer repeats.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Topology:
     trays: int = 1
     host_copy_bytes_per_s: float | None = None
     notes: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
     measured: str = ""
     lost_constants: str = ""
     router: Router = field(init=False, repr=False, compare=False)

@@ -21,9 +21,10 @@ from pydantic import AfterValidator, Field
 from perfmodel.base.documents import FaultList, find_document, list_documents, load_yaml
 from perfmodel.base.errors import TopologyError
 from perfmodel.base.fields import Bandwidth, Count, Duration, Line, OneOf, Parsed, ReadAs, Switch
-from perfmodel.base.forms import Document, Form, load_document
+from perfmodel.base.forms import Document, Form, load_document, parse_document
 from perfmodel.base.reading import quote
 from topologies.device import Device, Sourced, list_devices, load_device
+from topologies.formats import read_foreign
 from topologies.link import HOST_KINDS, HOST_LINK_KINDS, Fabric, Link, LinkKind, Vertex, VertexKind
 from topologies.topology import Topology
 
@@ -112,6 +113,7 @@ class TopologyFile(Sourced):
     trays: Count = 1
     host_copy_bytes_per_s: Bandwidth | None = None
     notes: tuple[Line, ...] = ()
+    assumed: tuple[Line, ...] = ()
     measured: Line | None = None
 
 
@@ -123,11 +125,16 @@ def list_topologies() -> tuple[str, ...]:
 def load_topology(name_or_path: str | Path, *, calibrations: Sequence[str] = ()) -> Topology:
     """The topology in a file, or of a name in the catalog, with or without `.yaml`.
 
-    *calibrations* are files of constants that were measured on it.
+    NCCL's topology XML and the matrix of `nvidia-smi topo -m` are read too. *calibrations* are
+    files of constants that were measured on it.
     """
     _check_no_device(str(name_or_path))
     path = find_document(name_or_path, folder=CATALOG, what="topology", error_type=TopologyError)
-    document = load_document(path, TopologyError, what="topology")
+    foreign = None if path.parent == CATALOG else read_foreign(path)
+    if foreign is None:
+        document = load_document(path, TopologyError, what="topology")
+    else:
+        document = parse_document(foreign.text, str(path), TopologyError)
     if "family" in document.content:
         raise TopologyError(f"{path}: states a family: it is a workload. Give it with --workload.")
     topology = _find_constants(parse_topology(document, path=path), path)
@@ -158,6 +165,7 @@ def parse_topology(document: Document, *, path: Path) -> Topology:
             trays=file.trays,
             host_copy_bytes_per_s=file.host_copy_bytes_per_s,
             notes=file.notes,
+            assumed=file.assumed,
             measured=file.measured or file.name,
         )
     except TopologyError as fault:

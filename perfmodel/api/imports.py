@@ -1,4 +1,4 @@
-"""Imports: files of other programs become files of ours, and say what became of each field."""
+"""Imports: files of other programs become files of ours, and say what was assumed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from pathlib import Path
 import yaml
 
 from perfmodel.api.questions import File
-from perfmodel.base.errors import WorkloadError
+from perfmodel.base.errors import TopologyError, WorkloadError
+from perfmodel.base.forms import parse_document
 from perfmodel.workloads import Workload, parse_workload
 from perfmodel.workloads.catalog import find_workload
 from perfmodel.workloads.formats import FieldUse, read_foreign
+from topologies import Topology
+from topologies.formats import read_foreign as read_foreign_machine
+from topologies.topology_file import parse_topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +49,29 @@ def import_workload(path: File, overrides: Sequence[str] = ()) -> ImportedWorklo
     body = yaml.safe_dump(found.content, sort_keys=False, width=100, allow_unicode=True)
     heading = f"# {found.kind} {Path(path).name}, as `perfmodel workload import` read it.\n"
     return ImportedWorkload(workload, found.kind, found.uses, f"---\n{heading}{body}...\n")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedTopology:
+    """A machine from the file of another program; *kind* says which, *text* is the YAML file."""
+
+    topology: Topology
+    kind: str
+    text: str
+
+
+def import_topology(
+    path: File, *, gpu: str | None = None, nic_rate: str | None = None
+) -> ImportedTopology:
+    """The host in NCCL's topology XML or in the matrix of `nvidia-smi topo -m` as a machine file.
+
+    *gpu* names the GPU where the file does not; *nic_rate* is the rate of a NIC, as `400 Gbit/s`.
+    """
+    found = read_foreign_machine(Path(path), gpu=gpu, nic_rate=nic_rate)
+    if found is None:
+        raise TopologyError(
+            f"{path}: must be NCCL's topology XML (NCCL_TOPO_DUMP_FILE) or the output of "
+            "`nvidia-smi topo -m`, and is neither. A machine file of ours needs no import."
+        )
+    document = parse_document(found.text, str(path), TopologyError)
+    return ImportedTopology(parse_topology(document, path=Path(path)), found.kind, found.text)

@@ -287,7 +287,9 @@ def find_document(
         return path
     if is_name:
         return folder / f"{stem}.yaml"
-    near = get_close_matches(stem, known, n=3, cutoff=0.5)
+    # h100 is part of h100_sxm, and only looks like gv100.
+    near = [name for name in known if stem and stem in name.split("_")]
+    near = near or get_close_matches(stem, known, n=3, cutoff=0.5)
     # hgx_h100 means that GPU, whatever its machine is called.
     models = {part for part in stem.split("_") if any(letter.isdigit() for letter in part)}
     near.sort(key=lambda name: models.isdisjoint(name.split("_")))

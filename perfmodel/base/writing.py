@@ -126,6 +126,11 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
+def printable_lines(text: str) -> str:
+    """*text* with control characters replaced, but for the ends of its lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def _cell(value: Any) -> Any:
     """*value* for a cell of a CSV file: text that a spreadsheet would run is quoted."""
     if not isinstance(value, str):
@@ -184,9 +189,13 @@ def draft_folder_of(folder: Path) -> Iterator[Path]:
 
 
 def recover_folder(folder: Path) -> None:
-    """Put back the old *folder* where a writer was killed between its two renames."""
+    """Put back the old *folder* where a writer was killed between its two renames.
+
+    One that another user made is not ours.
+    """
     kept = _kept_name(folder)
-    if kept.is_dir() and not folder.exists():
+    is_ours = kept.is_dir() and not kept.is_symlink() and kept.stat().st_uid == os.getuid()
+    if is_ours and not folder.exists():
         kept.rename(folder)
 
 
@@ -224,7 +233,8 @@ def _locked(folder: Path) -> Iterator[None]:
 def _take_lock(path: Path) -> int:
     """The open file at *path*, locked by this process alone."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        # In a folder of all users, a link may lead to a file of ours.
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The previous owner may have removed it, and another process made a new one.

@@ -15,7 +15,7 @@ import traceback
 from typing import NoReturn
 
 from perfmodel.base.errors import PerfModelError
-from perfmodel.base.writing import printable
+from perfmodel.base.writing import printable_lines
 from perfmodel.cli.commands import app
 
 DEBUG = "--debug"
@@ -64,8 +64,7 @@ def _report(fault: Exception, *, is_debug: bool) -> None:
             "see the traceback."
         )
     # Names in a message come from files, and must not control the terminal.
-    lines = "\n".join(map(printable, sentence.split("\n")))
-    print(f"perfmodel: {lines}", file=sys.stderr)
+    print(f"perfmodel: {printable_lines(sentence)}", file=sys.stderr)
 
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)

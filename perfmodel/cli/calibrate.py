@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
+from perfmodel.base.writing import printable_lines
 from perfmodel.cli.commands import command, command_group
 from perfmodel.cli.options import MeasuredCollectives, Outputs, argument
 from perfmodel.cli.validate import Limit, QuietRun, show_scores
@@ -161,7 +162,7 @@ def collectives(question: CollectiveFit, files: JsonOnly, run: QuietRun) -> None
             lines = api.calibrate_collectives(
                 tables, out, place=place, licence=question.licence, on_phase=phase
             )
-        print("\n".join(lines))
+        print(printable_lines("\n".join(lines)))
         print(f"Wrote {out}")
         machine = question.topology or "NAME"
         print(f"Use it: perfmodel predict --topology {machine} --calibration {out}")

@@ -19,7 +19,7 @@ workload = command_group(
     help="List, show and import models. Example: perfmodel workload show llama3_8b"
 )
 topology = command_group(
-    help="List, show and check machines. Example: perfmodel topology show dgx_h100"
+    help="List, show, check and import machines. Example: perfmodel topology show dgx_h100"
 )
 embeddings = command_group()
 
@@ -127,6 +127,37 @@ def show_topology(
     print_report(report_topology(machine, cluster))
     if plot is not None:
         print(f"Wrote {plot}")
+
+
+@command(topology, name="import")
+def import_machine(
+    *,
+    file: Annotated[str, argument("FILE", "NCCL topology XML, or output of nvidia-smi topo -m.")],
+    gpu: Annotated[
+        str | None, Option(metavar="NAME|FILE", help="The GPU, where the file does not name it.")
+    ] = None,
+    nic_rate: Annotated[
+        str | None, Option(metavar="RATE", help="Rate of one NIC, e.g. '400 Gbit/s'.")
+    ] = None,
+    out: Annotated[str | None, Option(metavar="FILE.yaml", help="Write the machine here.")] = None,
+) -> None:
+    """Turn the topology file of another program into a machine file.
+
+    Read are the XML that NCCL writes (NCCL_TOPO_DUMP_FILE) and the matrix of `nvidia-smi topo -m`.
+    What they do not say is listed under `assumed` in the file. Example: perfmodel topology import
+    topo.xml --gpu h100_sxm --out my_machine.yaml
+    """
+    found = api.import_topology(file, gpu=gpu, nic_rate=nic_rate)
+    if out is None:
+        print(found.text, end="")
+        return
+    from perfmodel.reports.imports import report_machine_import
+    from perfmodel.reports.terminal import print_report
+
+    check_writable("--out", Path(out))
+    write_file(Path(out), found.text)
+    print_report(report_machine_import(found.topology, found.kind))
+    print(f"Wrote {out}")
 
 
 @command(topology)

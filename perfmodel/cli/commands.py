@@ -38,7 +38,7 @@ COMMANDS = {
     "validate": ("validate:validate", "Compare predictions with measurements."),
     "calibrate": ("calibrate:calibrate", "Fit constants to measurements."),
     "workload": ("catalog:workload", "List, show and import models."),
-    "topology": ("catalog:topology", "List, show and check machines."),
+    "topology": ("catalog:topology", "List, show, check and import machines."),
     "collective": ("collective:collective", "Price a collective on a machine."),
     "kernel": ("kernel:kernel", "Price a kernel on a GPU."),
     "init": ("about:init", "Write a commented file to start from."),

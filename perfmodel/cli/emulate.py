@@ -15,6 +15,7 @@ import typer
 
 from perfmodel import api
 from perfmodel.base.options import Option
+from perfmodel.base.writing import printable_lines
 from perfmodel.cli.commands import command
 from perfmodel.cli.options import JobOut, Run
 from perfmodel.emulation.request import Emulation
@@ -66,7 +67,7 @@ def emulate(
             )
         except ScriptFailedError as fault:
             where = f"{name}: " if name else ""
-            print(f"perfmodel: {where}{fault}", file=sys.stderr)
+            print(f"perfmodel: {printable_lines(f'{where}{fault}')}", file=sys.stderr)
             raise typer.Exit(fault.code) from None
         _report(emulated, Path(out, name))
     if vary:
@@ -112,4 +113,4 @@ def _report(emulated: EmulatedJob, out: Path) -> None:
         ),
     ]
     for line in lines:
-        print(f"perfmodel: {line}", file=sys.stderr)
+        print(f"perfmodel: {printable_lines(line)}", file=sys.stderr)

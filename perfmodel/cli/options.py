@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collectives.nccl_tests import RunPlace
     from perfmodel.prediction.answer import Prediction
     from perfmodel.prediction.comparing import Comparison
+    from perfmodel.prediction.scenario import RunQuestion
     from perfmodel.reports.blocks import Report
 
 MAX_LISTED_RANKS = 1_000_000
@@ -230,8 +231,8 @@ class Outputs:
                 if path is not None:
                     print(f"Wrote {path}")
 
-    def write_prediction(self, prediction: Prediction) -> None:
-        """Write *prediction*, with its timeline where that was asked for."""
+    def write_prediction(self, prediction: Prediction, asked: RunQuestion | None = None) -> None:
+        """Write *prediction*, with its timeline and the whole run that was *asked* for."""
         from perfmodel.reports.document import to_document
         from perfmodel.reports.prediction import report_prediction
 
@@ -239,10 +240,14 @@ class Outputs:
             from perfmodel.reports.chrome_trace import write_trace
 
             write_trace(prediction, self.trace_file, only_ranks=self.trace_ranks)
-        price = self.price_per_gpu_hour
+        price, whole = self.price_per_gpu_hour, None
+        if asked is not None and asked.is_asked:
+            from perfmodel.prediction.whole_run import plan_run
+
+            whole = plan_run(prediction, asked, price_per_gpu_hour=price)
         self.write(
-            report_prediction(prediction, price),
-            lambda: to_document(prediction, price),
+            report_prediction(prediction, price, whole),
+            lambda: to_document(prediction, price, whole),
             prediction.plot,
         )
 

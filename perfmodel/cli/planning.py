@@ -8,6 +8,7 @@ from typing import Annotated
 from perfmodel import api
 from perfmodel.base.errors import PlanError
 from perfmodel.base.options import Option
+from perfmodel.base.writing import printable_lines
 from perfmodel.cli.commands import command
 from perfmodel.cli.options import LocalRun, Outputs
 from perfmodel.planning.question import LayoutQuestion, RankQuestion
@@ -24,6 +25,7 @@ Examples:
   perfmodel search --workload llama3_70b --topology dgx_h100 --hosts 8
   perfmodel search --workload llama3_70b --topology gb200_nvl72 --ranks-per-host 64
   perfmodel search --workload llama3_8b --topology dgx_a100 --hosts 1,2,4,8 --price 1.8
+  perfmodel search --workload llama3_8b --topology dgx_h100 --hosts 4,8 --tokens 1T --finish-in 30d
   perfmodel search --workload my_gpt.yaml --topology dgx_h100 --hosts 8 --set parallel.tp=8
 """
 
@@ -50,7 +52,7 @@ def rank(
     if files.plan_file is not None:
         ranking.save_plan(files.plan_file)
         if files.is_printed:
-            print("\n".join(to_plan_lines(ranking, files.plan_file)))
+            print(printable_lines("\n".join(to_plan_lines(ranking, files.plan_file))))
     if not ranking.fits:
         raise PlanError(ranking.verdict)
 

@@ -40,7 +40,9 @@ from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
 
 STAND_IN_SIGMA = 0.1
-_NEAREST = (DType.FP8_BLOCK, DType.FP8, DType.BF16)
+_NEAREST = (DType.FP8, DType.FP8_BLOCK, DType.BF16)
+_TRAINING_SHAPE = (8, 4096, 4096, 4096)
+"""Experts of a rank, rows of each, outputs and inputs: what kernels are compared on."""
 
 
 class ExpertLayerModel(CalibratedModel):
@@ -77,7 +79,7 @@ def price_grouped_gemms(
 
     def price(dtype: DType, chosen: Sequence[GroupedGemm]) -> Estimates:
         check_multiplies(device, dtype)
-        match = _nearest(entries_for("experts", device), device, dtype)
+        match = _training_kernel(entries_for("experts", device), device, dtype)
         sizes = [(op.groups, op.m, op.n, op.k) for op in chosen]
         times = predict_grouped_times(
             np.array(sizes, dtype=np.float64).T,
@@ -103,8 +105,41 @@ def _match_kernel(entries: Sequence[Entry], device: Device, variant: str, dtype:
     return nearest if match is None or nearest.is_family else match
 
 
+def _training_kernel(entries: Sequence[Entry], device: Device, dtype: DType) -> Match:
+    """The kernel that training takes for GEMMs of *dtype*.
+
+    Fits are of serving kernels, some of which are made for few tokens and reach a fifth of what
+    others do. Training multiplies thousands of rows an expert and takes the fastest for those. A
+    narrow format that is slower than bf16 would not be chosen: that is a fault of the fits.
+    """
+    found, plain = (_nearest(entries, device, one) for one in (dtype, DType.BF16))
+    narrow_ns, plain_ns = (
+        _reference_ns(match, device, one) for match, one in ((found, dtype), (plain, DType.BF16))
+    )
+    if dtype.is_quantised and narrow_ns > plain_ns:
+        raise CalibrationError(
+            f"experts on {device.name}: the fastest kernel for {dtype.value} "
+            f"({found.entry.variant}) takes {narrow_ns / plain_ns:.1f} times as long as that for "
+            f"bf16 ({plain.entry.variant}) on a training shape. Fit {dtype.value} again with "
+            "`perfmodel calibrate experts`, on tables with thousands of tokens."
+        )
+    return found
+
+
+def _reference_ns(match: Match, device: Device, dtype: DType) -> float:
+    """What the kernel of *match* takes for a grouped GEMM as training has them."""
+    times = predict_grouped_times(
+        np.array([_TRAINING_SHAPE], dtype=np.float64).T,
+        machine_rates(device, dtype),
+        ExpertConstants(**match.entry.constants),
+        width_bytes=dtype.size_bits / BITS_PER_BYTE,
+        slowdown=1.0,
+    )
+    return float(times.duration_ns[0])
+
+
 def _nearest(entries: Sequence[Entry], device: Device, dtype: DType) -> Match:
-    """The best fit for GEMMs of *dtype*: of the nearest chip, the one with the least spread."""
+    """The fastest kernel for GEMMs of *dtype* on a training shape, of the nearest chip."""
     formats = (dtype, *_NEAREST) if dtype.is_quantised else (DType.BF16,)
     for distance, word in enumerate(dict.fromkeys(formats)):
         variants = {one.variant for one in entries if one.variant.endswith(f"/{word.value}")}
@@ -114,7 +149,9 @@ def _nearest(entries: Sequence[Entry], device: Device, dtype: DType) -> Match:
             if (match := match_entry(entries, device, variant)) is not None
         ]
         if found:
-            best = min(found, key=lambda one: (one.borrowed_sigma, one.entry.relative_sigma))
+            best = min(
+                found, key=lambda one: (one.borrowed_sigma, _reference_ns(one, device, dtype))
+            )
             sigma = best.borrowed_sigma + (STAND_IN_SIGMA if distance else 0.0)
             return Match(best.entry, sigma)
     raise CalibrationError(

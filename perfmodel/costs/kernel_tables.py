@@ -202,6 +202,9 @@ _WIDTH_KEYS = ("V", "intermediate_size", "intermediate_dim", "ffn_local", "H", "
                "D")  # fmt: skip
 
 
+_MOST_BYTES = 1 << 40
+
+
 def load_memory_table(path: Path) -> KernelTable:
     """The memory-bound kernels measured in the file at *path*."""
     frame = load_frame(path)
@@ -212,10 +215,21 @@ def load_memory_table(path: Path) -> KernelTable:
         return read_rows(frame, _read_norm)
     if {"kernel_name", "kernel_provider", "x_name", "y_value_50"} <= columns:
         return read_rows(frame, _read_training_kernel)
+    if {"fused_kind", "device", "size_bytes", "latency_ms"} <= columns:
+        return read_rows(frame, _read_fused)
     raise MeasurementError(
         f"{path}: a table of memory-bound kernels has columns op, B, H (fp32), norm_type, N, C "
-        f"(norms) or kernel_name, x_name, y_value_50; got {', '.join(frame.columns)}."
+        f"(norms), kernel_name, x_name, y_value_50 or fused_kind, size_bytes; got "
+        f"{', '.join(frame.columns)}."
     )
+
+
+def _read_fused(name: str, row: Row) -> Iterator[MeasuredKernel]:
+    """A kernel that a compiler made, as recorded in training: all bytes that it touches."""
+    size_bytes = parse_size("size_bytes", row["size_bytes"], most=_MOST_BYTES)
+    op = MemoryBound(f"fused_{row['fused_kind']}", size_bytes, 0, DType.BF16)
+    columns: dict[str, object] = {"size_bytes": size_bytes}
+    yield _measured_memory(name, row["device"], op, row["latency_ms"], columns)
 
 
 def _measured_memory(

@@ -165,11 +165,11 @@ def build_measured(
     return MeasuredKernel(name, group, columns, op, device, parse_ms(time_ms), residency)
 
 
-def parse_size(name: str, value: Any) -> int:
+def parse_size(name: str, value: Any, *, most: int = MOST_SIZE) -> int:
     """The size in a cell of column *name*: a whole number within bounds."""
     number = _number(value)
-    if not 1 <= number <= MOST_SIZE or number != int(number):
-        raise InputError(f"{name} must be a whole number, 1 to {MOST_SIZE}, got {quote(value)}")
+    if not 1 <= number <= most or number != int(number):
+        raise InputError(f"{name} must be a whole number, 1 to {most}, got {quote(value)}")
     return int(number)
 
 

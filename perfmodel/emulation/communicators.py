@@ -13,7 +13,7 @@ from typing import Any
 from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import EmulationError
-from perfmodel.emulation.programs import CollectivePart, Machine, build_program
+from perfmodel.emulation.programs import CollectivePart, build_program
 from perfmodel.emulation.rank_record import CallType, RankRecord
 from perfmodel.emulation.windows import Windows
 from perfmodel.graph.builder import JobBuilder
@@ -41,7 +41,7 @@ Call = Mapping[str, Any]
 
 
 def build_job(
-    records: Mapping[int, RankRecord], *, world_size: int, machine: Machine, facts: JobFacts
+    records: Mapping[int, RankRecord], *, world_size: int, latency_ns: int, facts: JobFacts
 ) -> JobGraph:
     """The job of *world_size* ranks; those that were not run do what the last one does.
 
@@ -58,7 +58,7 @@ def build_job(
         # Ranks with the same model differ only in being the root of a broadcast or not.
         key = (model, tuple(part.role for part in parts.values()))
         if key not in programs:
-            program = build_program(run[model], builder.tables, machine, parts)
+            program = build_program(run[model], builder.tables, latency_ns, parts)
             programs[key] = builder.add_program(program)
         builder.add_rank(programs[key])
     for group, slots in matching.slots.items():

@@ -16,7 +16,6 @@ from typing import Protocol
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.emulation.communicators import build_job
-from perfmodel.emulation.programs import Machine
 from perfmodel.emulation.rank_record import RankRecord, from_bytes
 from perfmodel.emulation.request import (
     Emulation,
@@ -79,11 +78,10 @@ def emulate(request: Emulation, out: Path, *, place: Place) -> EmulatedJob:
     task = WorkerTask(request, facts, str(Path.cwd()), environment)
     records = _run(request, partial(_start, place, task))
     stack = _stack_of(records[min(records)])
-    machine = Machine(facts.capability[0], round(load_stack(stack).host.launch_latency_ns))
     job = build_job(
         records,
         world_size=request.ranks,
-        machine=machine,
+        latency_ns=round(load_stack(stack).host.launch_latency_ns),
         facts=describe_job(request, records, device=device, stack=stack),
     )
     check_job(job)

@@ -33,14 +33,6 @@ _COMPILED_KERNEL = "compiled_kernel"
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """What the records were made for: the device's generation and the stack's launch latency."""
-
-    major_capability: int
-    launch_latency_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class CollectivePart:
     """A rank's part in a collective: the work, the communicator slot, and the role."""
 
@@ -74,21 +66,24 @@ class _IterationBuilder(ProgramBuilder):
 
 
 def build_program(
-    windows: Windows, tables: Tables, machine: Machine, parts: Mapping[int, CollectivePart]
+    windows: Windows, tables: Tables, latency_ns: int, parts: Mapping[int, CollectivePart]
 ) -> Program:
-    """The program of the chosen iteration of *windows*; *parts* are by number of the collective."""
+    """The program of the chosen iteration of *windows*; *parts* are by number of the collective.
+
+    A kernel can start *latency_ns* after its launch.
+    """
     streams: dict[int, OpenLane] = {}
     events: dict[int, list[Dependency | int]] = {}
     # Earlier iterations are laid out too, for the events that this one waits for.
     for number in range(windows.chosen):
-        scratch = _Writer(windows.record, Tables(), machine, parts, streams, events)
+        scratch = _Writer(windows.record, Tables(), latency_ns, parts, streams, events)
         scratch.write(windows.all[number])
         for stream in streams.values():
             stream.awaited = [_aged(moment) for moment in stream.awaited]
             stream.last_task = None if stream.last_task is None else _aged(stream.last_task)
         for moments in events.values():
             moments[:] = map(_aged, moments)
-    writer = _Writer(windows.record, tables, machine, parts, streams, events)
+    writer = _Writer(windows.record, tables, latency_ns, parts, streams, events)
     writer.write(windows.all[windows.chosen])
     return writer.finish()
 
@@ -107,13 +102,13 @@ class _Writer(Issuer):
         self,
         record: RankRecord,
         tables: Tables,
-        machine: Machine,
+        latency_ns: int,
         parts: Mapping[int, CollectivePart],
         streams: dict[int, OpenLane],
         events: dict[int, list[Dependency | int]],
     ) -> None:
-        super().__init__(_IterationBuilder(tables), latency_ns=machine.launch_latency_ns)
-        self._record, self._machine, self._parts = record, machine, parts
+        super().__init__(_IterationBuilder(tables), latency_ns=latency_ns)
+        self._record, self._parts = record, parts
         self._streams, self._events = streams, events
         self._threads_seen: dict[int, int] = {}
         self._lane_of_stream: dict[int, int] = {}
@@ -205,8 +200,7 @@ class _Writer(Issuer):
     def _ops_of(self, kind: int, node: str) -> list[Op]:
         """The kernels of a call by *node*."""
         if kind not in self._ops:
-            call, capability = self._record.kinds[kind], self._machine.major_capability
-            self._ops[kind] = emulated_works(call, major_capability=capability)
+            self._ops[kind] = emulated_works(self._record.kinds[kind])
         # Gradients are summed up outside of what a compiler joins.
         is_sum = node.endswith(_ACCUMULATION)
         return [

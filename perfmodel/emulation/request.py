@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -45,8 +46,9 @@ class Emulation:
     *warmup* optimizer steps are skipped, *iterations* steady ones are compared. With *runs_on* the
     script is not stopped after them. *all_ranks* runs every rank instead of a few that prove the
     others equal. With *is_plain* the script runs without the environment of torchrun. Hosts have
-    *ranks_per_host* GPUs: by default eight, or as many as there are ranks. An existing job is
-    replaced only if *is_overwriting*.
+    *ranks_per_host* GPUs: by default eight, or as many as there are ranks. Kernels are chosen as
+    *torch_release* does, by default the one that runs. An existing job is replaced only if
+    *is_overwriting*.
     """
 
     words: Annotated[
@@ -79,6 +81,13 @@ class Emulation:
     is_plain: Annotated[
         bool, Option(name="--plain", help="One rank without the environment of torchrun.")
     ] = False
+    torch_release: Annotated[
+        str | None,
+        Option(
+            metavar="X.Y.Z",
+            help=f"Choose kernels as this release of torch does; default: {TORCH_VERSION}.",
+        ),
+    ] = None
     timeout_s: Annotated[
         float | None,
         Option(
@@ -94,6 +103,8 @@ class Emulation:
                 f"--plain: a script without the environment of torchrun is one rank, got --ranks "
                 f"{self.ranks}. Leave --plain out."
             )
+        if self.torch_release is not None:
+            parse_release(self.torch_release)
         _check_words(self.words)
 
     @property
@@ -112,6 +123,16 @@ class Emulation:
     def script(self) -> str:
         """The script or module that runs."""
         return self.words[1] if self.words[0] == "-m" else self.words[0]
+
+
+def parse_release(text: str) -> tuple[int, ...]:
+    """A release of torch as numbers: `2.6.0.dev20241119+cu124` is 2, 6, 0."""
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
+    if match is None:
+        raise EmulationError(
+            f"--torch-release: must begin with two or three numbers, such as 2.5.1, got {text!r}."
+        )
+    return tuple(int(number or 0) for number in match.groups())
 
 
 def check_platform() -> None:

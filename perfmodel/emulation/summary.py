@@ -39,7 +39,8 @@ def describe_job(
         name=Path(request.script).stem,
         source=(
             f"emulated: {shlex.join(request.words)}{at_commit}, torch {first.torch_version}, "
-            f"{request.ranks} ranks on virtual {device.name}; {_proof(request, records)}"
+            f"{_release(request)}{request.ranks} ranks on virtual {device.name}; "
+            f"{_proof(request, records)}"
         ),
         assumptions=(
             (
@@ -60,6 +61,12 @@ def describe_job(
             records.get(rank, peak).peak_memory_bytes for rank in range(request.ranks)
         ),
     )
+
+
+def _release(request: Emulation) -> str:
+    if request.torch_release is None:
+        return ""
+    return f"kernels as torch {request.torch_release} chooses them, "
 
 
 def describe_run(records: Mapping[int, RankRecord]) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ def _describe(record: RankRecord, calls: Sequence[Call]) -> Iterator[bytes]:
             if what not in kinds:
                 described = {**record.kinds[what], "observed": None}
                 # Numbers in arguments may differ between ranks; the work may not.
-                ops = emulated_works(described, major_capability=0) if "inputs" in described else ()
+                ops = emulated_works(described) if "inputs" in described else ()
                 kinds[what] = f"{described['operator']} {ops}".encode()
             text = kinds[what]
         elif kind == CallType.COLLECTIVE:

@@ -17,6 +17,7 @@ from perfmodel.graph.job import NO_GROUP, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, Op
 from perfmodel.graph.program import NO_ORIGIN, PLAIN, Anchor, Int32s, Program, Role
 from perfmodel.graph.rendezvous import describe_collective, find_divergence
+from perfmodel.graph.stored_programs import BY_DEPENDENCY, BY_TASK
 
 MOST_STATED = 2**53
 """Nanoseconds (104 days) and bytes that one value of a job may state."""
@@ -92,6 +93,7 @@ def _check_program(job: JobGraph, index: int, program: Program) -> None:
     is_even = len(starts) == len(program.lanes) + 1 and not (np.diff(starts) < 0).any()
     if not is_even or starts[0] != 0 or starts[-1] != count:
         raise GraphError(f"{where}: its lanes do not cover its {count} tasks.")
+    _check_lengths(where, program)
     _check_range(where, "op", program.op, len(job.ops))
     _check_range(where, "label", program.label, len(job.labels))
     _check_range(where, "origin", program.origin[program.origin != NO_ORIGIN], len(job.origins))
@@ -107,6 +109,19 @@ def _check_program(job: JobGraph, index: int, program: Program) -> None:
     if len(own):
         label = job.labels[int(program.label[tasks[own[0]]])]
         raise GraphError(f"{where}: cycle, task {tasks[own[0]]} {label!r} waits for itself.")
+
+
+def _check_lengths(where: str, program: Program) -> None:
+    """Raise unless every column has a row for each task, or for each dependency."""
+    starts = program.dep_start
+    wanted = dict.fromkeys(BY_TASK, program.task_count)
+    wanted |= dict.fromkeys(BY_DEPENDENCY, int(starts[-1]) if len(starts) else 0)
+    wanted["dep_start"] = program.task_count + 1
+    for name, count in wanted.items():
+        if len(getattr(program, name)) != count:
+            raise GraphError(
+                f"{where}: column {name} must have {count} rows, has {len(getattr(program, name))}."
+            )
 
 
 def _check_range(where: str, what: str, column: NDArray[Any], count: int) -> None:

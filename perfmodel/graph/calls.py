@@ -51,7 +51,8 @@ class OperatorCall:
 
     *values* are by place in a recording, by name in an emulated script. *results* are the output
     tensors, None if unknown. The last three are known of emulated calls only: whether GEMMs of fp32
-    run in TF32, which rows a lookup reads how often, and the device's major capability.
+    run in TF32, what was observed (which rows a lookup reads how often; the query-key pairs and
+    kernel of attention), and whether images are converted to the layout of tensor cores.
     """
 
     name: str
@@ -61,7 +62,7 @@ class OperatorCall:
     source: Source = Source.RECORDED
     allows_tf32: bool = False
     observed: Mapping[str, Any] | None = None
-    major_capability: int = 0
+    converts_layout: bool = False
 
     @property
     def word(self) -> str:
@@ -78,6 +79,12 @@ class OperatorCall:
         found = [argument for place in places for argument in self.arguments[place : place + 1]]
         is_whole = len(found) == len(places) and all(len(argument) == 1 for argument in found)
         return tuple(argument[0] for argument in found) if is_whole else ()
+
+
+def gemm_dtype(call: OperatorCall, tensor: Tensor) -> DType:
+    """The number format in which *tensor* is multiplied."""
+    is_single = tensor.dtype is DType.FP32
+    return DType.TF32 if is_single and call.allows_tf32 else tensor.dtype
 
 
 @cache
@@ -127,7 +134,7 @@ def host_operator(names: Sequence[str]) -> str:
     return first or listed("plain").get(names[0], names[0])
 
 
-def emulated_call(words: Mapping[str, Any], *, major_capability: int) -> OperatorCall:
+def emulated_call(words: Mapping[str, Any]) -> OperatorCall:
     """The call that a virtual device described in *words*."""
     written = words.get("written", ())
     inputs = _tensors(words.get("inputs", ()), written)
@@ -139,7 +146,7 @@ def emulated_call(words: Mapping[str, Any], *, major_capability: int) -> Operato
         source=Source.EMULATED,
         allows_tf32=bool(words.get("allows_tf32", False)),
         observed=words.get("observed"),
-        major_capability=major_capability,
+        converts_layout=bool(words.get("converts_layout", False)),
     )
 
 
@@ -152,7 +159,8 @@ def _tensors(rows: Iterable[Sequence[Any]], written: Sequence[str] = ()) -> tupl
 
 def _base_name(operator: str) -> str:
     """`aten._foreach_add_.Scalar` is `add`."""
-    name = aten_name(operator) if operator.startswith("aten.") else operator.split(".")[0]
+    is_known = operator.startswith(("aten.", "perfmodel."))
+    name = aten_name(operator) if is_known else operator.split(".")[0]
     name = name.removeprefix("_foreach_")
     # Names that end in an underscore of their own are listed with it.
     is_whole = name in listed("kernels") or name in names_in("scattering")

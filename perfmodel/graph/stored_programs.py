@@ -157,9 +157,10 @@ def _checked_counts(counts: NDArray[Any]) -> NDArray[Any]:
 
 
 def as_column(name: str, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """*values* of column *name* as *dtype*; values out of its range are refused."""
+    """*values* of column *name* as *dtype*; a table, or values out of its range, are refused."""
     bounds = np.iinfo(dtype)
-    is_whole = values.dtype.kind in "iu"
+    # Without values numpy takes them for fractions.
+    is_whole = values.ndim == 1 and (values.dtype.kind in "iu" or not len(values))
     if not is_whole or (
         len(values) and not bounds.min <= values.min() <= values.max() <= bounds.max
     ):

@@ -48,6 +48,8 @@ def list_assumptions(
         sentences.append(NO_DOUBT)
     if question.cluster is not None and question.cluster.topology.lost_constants:
         sentences.append(question.cluster.topology.lost_constants)
+    if question.cluster is not None:
+        sentences += question.cluster.topology.assumed
     if question.cluster is not None and question.cluster.device.calibrations:
         files = question.cluster.device.calibrations
         verb = "overrides" if len(files) == 1 else "override"

@@ -150,6 +150,7 @@ def _read(recording: Recording, folder: Path, wishes: ImportWishes, on_file: OnF
         chakra = _load(recording.chakra, load_chakra, wishes.limits, on_file)
         if any(is_own(trace) for trace in chakra):
             own = assemble_chakra_job(chakra, recording.chakra[0].parent)
+            check_job(own.graph)
             return ImportedJob(folder, with_score(own))
         job = build_linked_job(recording.name, chakra, "Chakra traces")
     check_job(job.graph)

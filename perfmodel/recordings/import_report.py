@@ -28,7 +28,7 @@ _PAUSE_RATIO = 0.5
 _PAUSE_NS = 100_000_000
 _MOST_IDLE_RATIO = 0.1
 # Stamps in whole microseconds make short calls, but no kernels, last nothing.
-_MOST_EMPTY_RATIO = {"runtime calls": 0.9, "device tasks": 0.1}
+_MOST_EMPTY_RATIO = {"host operators": 0.9, "runtime calls": 0.9, "device tasks": 0.1}
 _FEWEST_EMPTY = 8
 _NEVER_NS = -(2**62)
 
@@ -174,10 +174,16 @@ def _find_clock_faults(view: RankView) -> tuple[str, ...]:
             f"the device is idle for {format_duration(stuck_ns)} although work was launched: "
             "a clock of the host or the device jumped"
         )
-    for what, tasks in (("runtime calls", calls), ("device tasks", device)):
-        empty = int((tasks.end_ns <= tasks.start_ns).sum())
-        if empty >= _FEWEST_EMPTY and empty > _MOST_EMPTY_RATIO[what] * len(tasks):
-            sentences.append(f"{empty} of {len(tasks)} {what} last 0 ns: durations are missing")
+    columns = view.trace.columns
+    lengths_ns = {
+        "host operators": columns.duration_ns[columns.rows_in(Category.HOST_OPERATOR)],
+        "runtime calls": calls.end_ns - calls.start_ns,
+        "device tasks": device.end_ns - device.start_ns,
+    }
+    for what, of_kind in lengths_ns.items():
+        empty = int((of_kind <= 0).sum())
+        if empty >= _FEWEST_EMPTY and empty > _MOST_EMPTY_RATIO[what] * len(of_kind):
+            sentences.append(f"{empty} of {len(of_kind)} {what} last 0 ns: durations are missing")
     return tuple(sentences)
 
 

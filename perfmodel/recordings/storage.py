@@ -29,6 +29,7 @@ from perfmodel.graph.op_words import op_from_words, op_to_words
 from perfmodel.graph.ops import Fixed, Op
 from perfmodel.graph.program import COLUMN_TYPES, PLAIN, Lane, LaneKind, Program
 from perfmodel.graph.storage import HEADER, draft_job_of, load_job, write_job
+from perfmodel.graph.stored_programs import as_column
 from perfmodel.recordings.recorded_job import ImportReport, RecordedJob, SelfReplay, deps_of
 from perfmodel.recordings.self_replay import with_score
 from traces.chakra import SCHEMA_VERSION, ChakraKind, ChakraOperation, ChakraTrace, write_chakra
@@ -273,7 +274,10 @@ def _program(
     columns["origin"] = columns["label"]
     return Program(
         lanes=tuple(Lane(name, LaneKind(kind)) for name, kind in header["lanes"]),
-        **{name: np.array(columns[name], dtype=kind) for name, kind in COLUMN_TYPES.items()},
+        **{
+            name: as_column(name, np.array(columns[name]), kind)
+            for name, kind in COLUMN_TYPES.items()
+        },
     )
 
 

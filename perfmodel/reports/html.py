@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import perfmodel
+from perfmodel.base.writing import printable_lines
 from perfmodel.engine.layout import Int64s
 from perfmodel.graph.program import LaneKind
 from perfmodel.prediction.explain import Evidence, find_path
@@ -47,6 +48,7 @@ def to_page(report: Report) -> str:
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_visible,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -65,6 +67,13 @@ def to_page(report: Report) -> str:
         timeline_json=_timeline_json,
         timeline_note=_timeline_note,
     )
+
+
+def _visible(value: object) -> object:
+    """*value* without control characters, if it is text from outside."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable_lines(value)
+    return value
 
 
 def _sha256(content: str) -> Markup:

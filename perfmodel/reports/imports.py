@@ -11,6 +11,7 @@ from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.formats import FieldUse, Use
 from perfmodel.workloads.transformer.shapes import count_parameters
 from perfmodel.workloads.transformer.spec import TransformerSpec
+from topologies import Topology
 
 MOST_SHOWN = 24
 """Characters of a value."""
@@ -29,6 +30,16 @@ def report_import(workload: Workload, kind: str, uses: Collection[FieldUse]) -> 
         rows = [_row(one) for one in uses if one.use is use]
         sections.append(Section(title, [Table((), rows, code=(0,), wraps=(2,))]))
     return Report(f"{workload.name}: {kind}, {_size(workload)}", sections=sections)
+
+
+def report_machine_import(topology: Topology, kind: str) -> Report:
+    """The machine, and what its file does not say."""
+    nics = f"{topology.nics_per_host} NICs" if topology.nics_per_host else "no NIC"
+    size = f"{topology.gpus_per_host} x {topology.device.description}, {nics}"
+    return Report(
+        f"{topology.name}: {kind}, {size}",
+        sections=[Section("Assumed", [Sentences(topology.assumed)])],
+    )
 
 
 def import_document(workload: Workload, kind: str, uses: Sequence[FieldUse]) -> Mapping[str, Any]:

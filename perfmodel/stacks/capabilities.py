@@ -98,8 +98,10 @@ class FrameworkBehaviour(Enum):
     * QKV_ADAPTERS: only the projections of queries, keys and values have adapters.
     * ALTERNATE_RECOMPUTE: every second layer is recomputed.
     * ALL_LOGITS: a masked language model computes the logits of all tokens.
-    * TOKENS_ONCE: a token is sent once to each rank that has experts for it, and once to each other
-      host, however many of its experts are there.
+    * PARAMETER_BUCKETS: a bucket of gradients holds a million parameters per rank that reduces it,
+      and at least 40 million.
+    * COALESCED_GATHERS: updated weights are gathered in one call, even where reductions overlap.
+    * EXPERTS_ONE_BY_ONE: the GEMMs of a rank's experts are launched one by one, not as a group.
     * COPIED_GATHERS: gathered weights are copied out of the buffer that they arrived in.
     """
 
@@ -122,8 +124,24 @@ class FrameworkBehaviour(Enum):
     QKV_ADAPTERS = "qkv_adapters"
     ALTERNATE_RECOMPUTE = "alternate_recompute"
     ALL_LOGITS = "all_logits"
-    TOKENS_ONCE = "tokens_once"
+    PARAMETER_BUCKETS = "parameter_buckets"
+    COALESCED_GATHERS = "coalesced_gathers"
+    EXPERTS_ONE_BY_ONE = "experts_one_by_one"
     COPIED_GATHERS = "copied_gathers"
+
+
+class Dispatcher(Enum):
+    """What takes tokens to the ranks of their experts and back.
+
+    ALL_GATHER: every rank of the group gets all tokens, and results are reduced and scattered.
+    ALL_TO_ALL: a copy for each chosen expert is sent. DEEPEP, HYBRIDEP: kernels of these
+    libraries send a token once to each rank, and once to each other host.
+    """
+
+    ALL_GATHER = "allgather"
+    ALL_TO_ALL = "alltoall"
+    DEEPEP = "deepep"
+    HYBRIDEP = "hybridep"
 
 
 class RowSums(Enum):

@@ -34,6 +34,7 @@ from perfmodel.base.forms import Form
 from perfmodel.graph.ops import HostPart
 from perfmodel.stacks.capabilities import (
     KERNEL_WORDS,
+    Dispatcher,
     Execution,
     Family,
     FrameworkBehaviour,
@@ -257,7 +258,8 @@ class SoftwareStack(Form):
 
     *family* is what it can run, None for both. *attention_kernels* maps an architecture (or
     `default`) to a kernel name. *loads_long* means that GEMMs keep the chip busy enough to lower
-    its clocks. *collective_algorithm* overrides NCCL's own choice. *kernel_time_ratio* maps a
+    its clocks. *collective_algorithm* overrides NCCL's own choice. *dispatcher* takes tokens to
+    experts where the workload names none. *kernel_time_ratio* maps a
     family of kernels and an architecture to how much longer they take in this framework than alone
     on the chip, as fitted to runs. *kernel_operations* are instructions per byte of traffic, by
     name of a memory-bound kernel that instructions limit and not the memory. *evidence* is by
@@ -282,6 +284,7 @@ class SoftwareStack(Form):
     kernel_operations: Mapping[_MemoryKernel, Number] = field(default_factory=dict)
     residency: Residency = Residency.COLD
     habits: frozenset[FrameworkBehaviour] = frozenset()
+    dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
     tables: TableHandling = TableHandling()
     loader: Loader = Loader()
     compiled: Compiled = Compiled()

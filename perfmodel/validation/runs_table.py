@@ -24,7 +24,7 @@ _MEASURED = "iter_time_s"
 _LEAST, _MOST = 1e-9, 1e15
 _DLRM_COLUMN = "emb_dim"
 _UNSUPPORTED = "unsupported"
-_SWITCHES = {"0": False, "1": True, "0.0": False, "1.0": True}
+_SWITCHES = {"0": False, "1": True, "0.0": False, "1.0": True, "no": False, "yes": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ _KINDS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "count": (_count, "a whole number above zero"),
     "natural": (_natural, "a whole number"),
     "number": (_number, "a number above zero"),
-    "switch": (_SWITCHES.__getitem__, "0 or 1"),
+    "switch": (_SWITCHES.__getitem__, "0 or 1 (no or yes)"),
     "counts": (
         lambda text: [_count(part) for part in text.split("-")],
         "whole numbers above zero, joined by dashes",

@@ -32,6 +32,7 @@ from perfmodel.base.fields import (
     as_fault,
 )
 from perfmodel.base.forms import Form
+from perfmodel.base.reading import quote
 from perfmodel.base.units import format_bandwidth, format_duration, format_size
 from perfmodel.whatif.selection import LaneWord, Numbers, Pattern
 
@@ -43,13 +44,20 @@ LOOSE = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 def _parse_factor(value: Any) -> float:
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"must be a number, got {value!r}")
+        raise InputError(f"must be a number, got {quote(value)}")
     if number < 0:
         raise InputError(f"must be zero or more, got {number:g}")
     return number
+
+
+def _parse_pattern(value: Any) -> Pattern:
+    text = _as_text(value)
+    if not isinstance(text, str):
+        raise InputError(f"must be text to look for, got {quote(value)}")
+    return Pattern(text)
 
 
 def _parse_count(value: Any) -> int:
@@ -80,7 +88,7 @@ def _value_of(value: Any) -> str:
 
 
 KINDS: dict[str, tuple[Any, Callable[[Any], str]]] = {
-    "pattern": (Annotated[Pattern, Parsed(Pattern, "gemm*")], str),
+    "pattern": (Annotated[Pattern, Parsed(_parse_pattern, "gemm*")], str),
     "numbers": (Annotated[Numbers, _number(_parse_numbers)], str),
     "factor": (Annotated[float, _number(_parse_factor)], "{:g}".format),
     "count": (Annotated[int, _number(_parse_count)], str),

@@ -33,17 +33,23 @@ _NO_QUEUE = (
 class EagerWriter(Issuer):
     """Writes operators to two host threads and their kernels to streams, as *stack* issues them.
 
-    Without a stack, launches are immediate and nothing is captured. One process may drive all
-    *ranks_per_host* ranks of a host.
+    Without a stack, launches are immediate and nothing is captured; *is_captured* captures all. One
+    process may drive all *ranks_per_host* ranks of a host.
     """
 
     def __init__(
-        self, program: ProgramBuilder, stack: SoftwareStack | None = None, ranks_per_host: int = 1
+        self,
+        program: ProgramBuilder,
+        stack: SoftwareStack | None = None,
+        ranks_per_host: int = 1,
+        *,
+        is_captured: bool = False,
     ) -> None:
+        of_stack = stack is not None and stack.execution is Execution.CUDA_GRAPH
         super().__init__(
             program,
             latency_ns=0 if stack is None else round(stack.host.launch_latency_ns),
-            is_captured=stack is not None and stack.execution is Execution.CUDA_GRAPH,
+            is_captured=is_captured or of_stack,
         )
         self.main = self.add_lane("main thread", LaneKind.HOST)
         self.autograd = self.add_lane("autograd thread", LaneKind.HOST)
@@ -143,6 +149,8 @@ class Joining(Enum):
     PIECES = "pieces"
     NEXT_BLOCK = "next block"
     BLOCK_GRADIENT = "block gradient"
+    TOKENS = "tokens"
+    GRADIENTS_OF_TOKENS = "gradients of tokens"
     NEVER = "never"
 
 
@@ -239,6 +247,10 @@ class StepWriter:
         """Continue from what `state` returned."""
         words, tasks = cells
         self.outstanding = dict(zip(map(Joining, words), tasks, strict=True))
+
+    def wait(self, *joinings: Joining) -> None:
+        """Make compute wait for the collectives of *joinings* that are still outstanding."""
+        self._join(joinings)
 
     def _join(self, joinings: tuple[Joining, ...]) -> list[int]:
         awaited = [

@@ -109,6 +109,8 @@ def build_workload(
     if layout.interleaving > 1:
         # Micro-batches take turns in groups as large as there are stages.
         fewer, stride = 2 * layout.pp, layout.pp
+    elif layout.runs_beside:
+        fewer += layout.pp
     more = fewer + stride
     if is_whole or count <= fewer + more:
         # Two smaller jobs would be as much work as the whole one.

@@ -29,10 +29,10 @@ class GradientReduction:
     """Issues one collective of *kind* on *stream* for every bucket that fills.
 
     A bucket is closed by the gradient that reaches *limit_bytes*; *closed* counts buckets, and the
-    first has a lower limit. With *is_deferred* buckets are reduced only after the last gradient.
-    Buckets behind the first one queue: ranks do not wait for each other before each of them. Where
-    a *replica_slot* is given, the share of a bucket that a rank keeps, one of *shares*, is then
-    all-reduced over it.
+    first is closed by *first_bytes*. With *is_deferred* buckets are reduced only after the last
+    gradient. Buckets behind the first one queue: ranks do not wait for each other before each of
+    them. Where a *replica_slot* is given, the share of a bucket that a rank keeps, one of *shares*,
+    is then all-reduced over it.
     """
 
     writer: EagerWriter
@@ -44,6 +44,7 @@ class GradientReduction:
     is_deferred: bool = False
     replica_slot: int | None = None
     shares: int = 1
+    first_bytes: int = FIRST_BUCKET_BYTES
     closed: int = 0
     filled_bytes: int = 0
     tasks: list[int] = field(default_factory=list)
@@ -76,7 +77,7 @@ class GradientReduction:
         self.writer.hold(self.writer.compute, *self.tasks)
 
     def _is_closed_by(self, elements: int) -> bool:
-        limit_bytes = self.limit_bytes if self.closed else min(self.limit_bytes, FIRST_BUCKET_BYTES)
+        limit_bytes = self.limit_bytes if self.closed else min(self.limit_bytes, self.first_bytes)
         return self.filled_bytes + elements * self.dtype.size_bytes >= limit_bytes
 
     def _close(self) -> int:

@@ -10,6 +10,8 @@ from perfmodel.base.errors import OutputError
 from perfmodel.base.writing import (
     draft_folder_of,
     draft_of,
+    printable_lines,
+    recover_folder,
     write_csv,
     write_file,
     write_output,
@@ -157,6 +159,27 @@ def test_text_that_a_spreadsheet_would_run_is_quoted(tmp_path):
     assert file.read_text().splitlines()[1] == "'=cmd|' /C calc'!A1,-5.2,-3"
     write_csv(file, [{"table": "a\x1b[2Jb", "change": "@sum(a)", "count": "+x"}])
     assert file.read_text().splitlines()[1] == "a?[2Jb,'@sum(a),'+x"
+
+
+def test_control_characters_are_replaced_but_for_ends_of_lines():
+    assert printable_lines("a\x1b[2Jb\nc\td\x07") == "a?[2Jb\nc?d?"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+def test_an_old_folder_that_another_user_made_is_not_put_back(tmp_path):
+    kept = tmp_path / ".job.old"
+    kept.mkdir()
+    os.chown(kept, 12345, 12345)
+    recover_folder(tmp_path / "job")
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
+    target = tmp_path / "elsewhere"
+    (tmp_path / ".job.lock").symlink_to(target)
+    with pytest.raises(OutputError, match="cannot be written"), draft_folder_of(tmp_path / "job"):
+        pass
+    assert not target.exists()
 
 
 def test_a_draft_that_a_killed_writer_left_goes_with_the_next_one(tmp_path):

@@ -41,3 +41,22 @@ def test_schemas_and_workloads_are_printed(typed):
     for kind in ("topology", "workload", "scenario", "runs", "gemm", "predict", "search"):
         assert len(typed("schema", kind).out) > 200
     assert "layers: 32" in typed("workload show llama3_8b").out
+
+
+def test_whole_runs_side_by_side_have_days_and_money(ask, typed, tmp_path):
+    prices = tmp_path / "prices.yaml"
+    typed("init prices --out", prices)
+    words = "compare --topology dgx_a100,dgx_h100 --workload gpt2_124m --set batch=96 --tokens 1B"
+    document = ask(f"{words} --prices", prices)
+    # dgx_a100 has the 80 GB card, which the shipped file does not list.
+    assert [one["cost"] is None for one in document["scenarios"]] == [True, False]
+    for one in document["scenarios"]:
+        # 1e9 tokens in iterations of 96 x 1,024.
+        days = 1e9 / (96 * 1024) * one["iteration_time_ms"] / 86_400_000
+        assert abs(one["days_without_failures"] / days - 1) < 1e-9
+
+
+def test_a_sweep_of_the_batch_crowns_what_gets_most_done(ask):
+    document = ask("predict gpt2_124m --topology dgx_a100 --sweep batch=96,480 --samples 2")
+    most = max(document["scenarios"], key=lambda one: one["per_s"])
+    assert document["fastest"] == most["name"] == "batch=480"

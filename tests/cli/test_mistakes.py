@@ -90,7 +90,7 @@ MISTAKES = [
     ("predict --topology folder", 1, "it is a directory"),
     ("predict --topology bare_number.yaml", 1, "must carry its unit"),
     ("predict --topology wrong_unit.yaml", 1, "400 Gbit/s"),
-    ("predict --topology no_gpu.yaml", 1, "Near: h100_sxm"),
+    ("predict --topology no_gpu.yaml", 1, "Near: h100_pcie, h100_sxm"),
     ("topology check no_vertex.yaml", 1, "it has gpu, nvswitch"),
     ("predict --topology heads.yaml", 1, "Give it with --workload"),
     ("predict --topology dgx_h100 --workload host.yaml", 1, "Give it with --topology"),

@@ -7,19 +7,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import CalibrationError
 from perfmodel.calibration.experts import FEWEST_SHAPES, fit_expert_entry
 from perfmodel.calibration.kernels import cross_validate
+from perfmodel.costs.calibration_files import entries_for
 from perfmodel.costs.expert_physics import (
     ExpertConstants,
     layer_shapes,
     predict_grouped_times,
     predict_layer_times,
 )
-from perfmodel.costs.experts import ExpertLayerModel
+from perfmodel.costs.experts import ExpertLayerModel, price_grouped_gemms
 from perfmodel.costs.gemm import machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
 from perfmodel.costs.kernel_tables import load_expert_table
 from perfmodel.costs.measured_kernels import KernelTable
+from perfmodel.graph.ops import GroupedGemm
 from perfmodel.stacks.profiles import load_stack
 from topologies import load_device
 
@@ -122,3 +126,29 @@ def test_another_kernel_of_the_chip_stands_in_before_the_same_one_of_another_chi
     price = ExpertLayerModel([own, old]).price
     [duration_ns] = price([layer], load_device("h100_sxm"), load_stack("generic")).duration_ns
     assert duration_ns < 1e8
+
+
+@pytest.mark.parametrize("device", ["h100_sxm", "b200_sxm", "gb200"])
+def test_training_takes_a_kernel_that_is_faster_in_eight_bits(device):
+    shape, stack = (8, 4096, 4096, 4096), load_stack("megatron")
+    times_ns = {
+        dtype: price_grouped_gemms([GroupedGemm(*shape, dtype)], load_device(device), stack)
+        for dtype in (DType.BF16, DType.FP8)
+    }
+    ratio = times_ns[DType.BF16].duration_ns[0] / times_ns[DType.FP8].duration_ns[0]
+    assert 1.3 < ratio < 2.2
+
+
+def test_narrow_kernels_slower_than_bf16_are_told(monkeypatch):
+    device = load_device("h100_sxm")
+    slow = [
+        replace(one, constants={**one.constants, "compute_ratio": 0.1})
+        if one.variant.endswith("/fp8")
+        else one
+        for one in entries_for("experts", device)
+    ]
+    monkeypatch.setattr("perfmodel.costs.experts.entries_for", lambda *_: slow)
+    with pytest.raises(CalibrationError, match="times as long as that for bf16"):
+        price_grouped_gemms(
+            [GroupedGemm(8, 4096, 4096, 4096, DType.FP8)], device, load_stack("nemo")
+        )

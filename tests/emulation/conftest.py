@@ -17,6 +17,7 @@ OPTIONS = {
     "graph": ("--ranks", "1", "--run-on"),
     "tools": ("--ranks", "1", "--run-on"),
     "captured": ("--ranks", "1", "--run-on"),
+    "attention": ("--ranks", "1"),
     "compiled": ("--ranks", "2"),
 }
 

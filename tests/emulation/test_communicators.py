@@ -6,13 +6,12 @@ import pytest
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.emulation.communicators import build_job
-from perfmodel.emulation.programs import Machine
 from perfmodel.emulation.rank_record import CallType, GroupRecord, RankRecord, from_bytes, to_bytes
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Communication
 
-MACHINE = Machine(major_capability=9, launch_latency_ns=1000)
+LATENCY_NS = 1000
 WORLD = GroupRecord("0", (0, 1), "train.py:1  2")
 
 
@@ -39,7 +38,7 @@ def record(rank, collectives, groups=(WORLD,)):
 
 def build(*records, world_size=2):
     by_rank = {one.rank: one for one in records}
-    return build_job(by_rank, world_size=world_size, machine=MACHINE, facts=JobFacts("test"))
+    return build_job(by_rank, world_size=world_size, latency_ns=LATENCY_NS, facts=JobFacts("test"))
 
 
 def test_equal_calls_become_one_rendezvous():

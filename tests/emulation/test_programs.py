@@ -12,7 +12,7 @@ from perfmodel.emulation.rank_record import CallType
 from perfmodel.emulation.windows import Windows
 from perfmodel.graph.builder import Tables
 from perfmodel.graph.program import LaneKind
-from tests.emulation.test_communicators import MACHINE, record
+from tests.emulation.test_communicators import LATENCY_NS, record
 from tests.emulation.test_windows import ADD, VIEW
 
 
@@ -27,7 +27,7 @@ def written(*iterations):
         record(0, []), calls=sum(iterations, ()), kinds=(ADD, VIEW), operator_names=("", "node"),
         boundaries=(0, *accumulate(map(len, iterations))), first_steady=len(iterations) - 1,
     )  # fmt: skip
-    program = build_program(Windows(one), tables, MACHINE, {})
+    program = build_program(Windows(one), tables, LATENCY_NS, {})
     return program, [list(tables.label_index)[label] for label in program.label]
 
 
@@ -61,7 +61,7 @@ def test_an_event_of_an_earlier_iteration_is_awaited_over_that_distance(iteratio
     assert program.lanes[1].name == "compute stream 0"
     waiting = labels.index("node/add_", int(program.lane_start[1]))
     assert awaited(program, waiting) == expected
-    assert program.dep_lag_ns[program.dep_start[waiting]] == MACHINE.launch_latency_ns
+    assert program.dep_lag_ns[program.dep_start[waiting]] == LATENCY_NS
 
 
 @pytest.mark.parametrize(

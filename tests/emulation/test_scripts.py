@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import time
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from perfmodel.graph.ops import (
+    Attention,
     Communication,
     Convolution,
     EmbeddingOp,
@@ -15,7 +21,7 @@ from perfmodel.graph.ops import (
     Pass,
 )
 from perfmodel.graph.program import LaneKind
-from tests.emulation.emulating import emulate, run_perfmodel
+from tests.emulation.emulating import COMMAND, MOST_S, ROOT, emulate, run_perfmodel
 
 pytestmark = pytest.mark.slow
 
@@ -150,6 +156,40 @@ def test_a_captured_iteration_is_one_launch_with_all_its_kernels(emulated):
     assert run.stdout.splitlines()[-1] == "replayed 4"
 
 
+def test_attention_is_what_the_script_asked_for_with_the_pairs_that_are_computed(emulated):
+    found = [
+        (op.kernel, op.query_length, op.key_length, op.is_causal)
+        for op in emulated("attention").ops()
+        if isinstance(op, Attention) and op.direction is Pass.FORWARD
+    ]
+    assert found == [
+        ("cudnn", 64, 64, True),
+        ("flash2", 64, 64, False),
+        ("flash2", 4, 4, True),
+        # (16 x 16 + 16 x 16 + 32 x 32) / 64 keys per query.
+        ("flash2", 64, 24, False),
+        # A query sees itself and 7 before it: 100, 100 and 228 pairs.
+        ("flash3", 64, round(428 / 64), False),
+        # 10 of 16 blocks.
+        ("flash2", 512, 320, False),
+    ]
+
+
+def test_an_earlier_release_of_torch_chooses_other_attention_kernels(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "w = torch.ones(2, 4, 64, 64, device='cuda', dtype=torch.bfloat16, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([w], 0.1)\n"
+        "for _ in range(4):\n"
+        "    torch.nn.functional.scaled_dot_product_attention(w, w, w).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    run = emulate(script, tmp_path, "--ranks", "1", "--torch-release", "2.5.1")
+    assert [op.kernel for op in run.ops() if isinstance(op, Attention)] == ["flash2", "flash2"]
+    assert "kernels as torch 2.5.1 chooses them" in run.stderr
+
+
 @pytest.mark.ray
 def test_an_emulated_job_is_predicted_alike_on_ray_and_here(emulated, tmp_path):
     job = emulated("recommender").folder
@@ -217,6 +257,36 @@ def test_a_hang_ends_with_the_line_it_hangs_at(tmp_path):
     assert run.code == 1
     # The script has ten lines; the last but one sleeps.
     assert f"hanging at {tmp_path / 'train.py'}:9 in <module>" in run.stderr
+
+
+def test_a_killed_emulation_leaves_no_process(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(STEPPING + "open('began', 'w').close()\ntime.sleep(1000)\n")
+    words = ("emulate", "--ranks", "1", "--device", "a100_sxm_80gb", "--out", "job", "--", script)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PERFMODEL_TEST": str(tmp_path)}
+    running = subprocess.Popen([*COMMAND, *words], cwd=tmp_path, env=environment)
+    try:
+        wait_until((tmp_path / "began").exists)
+    finally:
+        running.kill()
+        running.wait()
+    wait_until(lambda: not processes_with(str(tmp_path)))
+
+
+def wait_until(is_true) -> None:
+    until_s = time.monotonic() + MOST_S
+    while not is_true():
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
+
+
+def processes_with(mark: str) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("PERFMODEL_TEST") == mark:
+                found.append(process.pid)
+    return found
 
 
 SKIPPING = """

@@ -54,6 +54,15 @@ def test_a_job_that_the_audit_refuses_does_not_get_through(fault):
     assert verdict(lay_out_sound, job) == verdict(check_job, job) is not None
 
 
+@pytest.mark.parametrize("column", ["slot", "dep_start", "dep_lag_ns"])
+def test_columns_of_different_lengths_are_refused_by_the_audit(column):
+    job, _ = alternating_job(ranks=3, members=2)
+    program = job.programs[0]
+    longer = replace(program, **{column: np.append(getattr(program, column), 0)})
+    with pytest.raises(GraphError, match=f"column {column} must have"):
+        check_job(replace(job, programs=(longer,)))
+
+
 @pytest.mark.parametrize(("source", "lag_ns"), [(0, 0), (4, 0), (-1, 0), (1, -5)])
 def test_a_dependency_that_the_audit_refuses_does_not_get_through(source, lag_ns):
     job, _ = alternating_job(ranks=3, members=2)

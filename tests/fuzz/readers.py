@@ -118,9 +118,11 @@ def _document_readers() -> list[Reader]:
 
 def _read_scenario(path: Path) -> object:
     from perfmodel.prediction.question import load_setting
+    from perfmodel.prediction.scenario import Scenario
     from perfmodel.prediction.scenario_file import load_scenario
 
-    return load_setting(load_scenario(path))
+    found = load_scenario(path)
+    return load_setting(found) if isinstance(found, Scenario) else found
 
 
 def _recipes_reader() -> Reader:

@@ -25,13 +25,15 @@ def tensor(name, shape, dtype="bf16"):
     return [name, list(shape), dtype, prod(shape) * DType(dtype).size_bytes]
 
 
-def works(operator, inputs=(), outputs=(), *, major=9, written=(), tf32=False, seen=None, **more):
+def works(
+    operator, inputs=(), outputs=(), *, converts=False, written=(), tf32=False, seen=None, **more
+):
     words = {
         "operator": operator, "inputs": [tensor(*one) for one in inputs],
         "outputs": [tensor("", *one) for one in outputs], "written": written, "arguments": more,
-        "allows_tf32": tf32, "observed": seen,
+        "allows_tf32": tf32, "observed": seen, "converts_layout": converts,
     }  # fmt: skip
-    return emulated_works(words, major_capability=major)
+    return emulated_works(words)
 
 
 def recorded(name, *shapes, values=(), results=None):
@@ -64,14 +66,24 @@ def test_fp32_products_run_in_tf32_where_the_script_allows_it():
     assert dtypes == [DType.FP32, DType.TF32]
 
 
-def test_attention_takes_the_kernel_of_its_device():
+def test_attention_takes_the_kernel_of_its_operator():
     inputs = [(name, [2, 3, 16, 64]) for name in ("query", "key", "value")]
-    name = "aten._scaled_dot_product_flash_attention.default"
-    found = [works(name, inputs, major=major, is_causal=True)[0] for major in (9, 8)]
+    names = [f"aten._scaled_dot_product_{word}_attention.default" for word in ("cudnn", "flash")]
+    found = [works(name, inputs, is_causal=True)[0] for name in names]
     assert [op.kernel for op in found] == ["cudnn", "flash2"]
+    [older] = works(names[1], inputs, is_causal=True, seen={"kernel": "flash1"})
+    assert older.kernel == "flash1"
     assert found[0] == Attention(2, 16, 16, 3, 3, 64, DType.BF16, is_causal=True, kernel="cudnn")
     # Two products of 16 x 16 scores over 64 numbers, 6 heads, halved by the mask.
     assert found[0].flops == 2 * 2 * 16 * 16 * 64 * 6 // 2
+
+
+def test_packed_sequences_have_as_many_keys_as_a_query_sees():
+    inputs = [(name, [64, 4, 32]) for name in ("query", "key", "value")]
+    # Sequences of 16, 16 and 32: each query sees those of its own.
+    seen = {"pairs": 16 * 16 + 16 * 16 + 32 * 32}
+    [op] = works("perfmodel.attention.default", inputs, seen=seen, is_causal=True, kernel="flash3")
+    assert op == Attention(1, 64, 24, 4, 4, 32, DType.BF16, is_causal=False, kernel="flash3")
 
 
 IMAGE = [("input", [2, 4, 10, 10]), ("weight", [8, 4, 3, 3])]
@@ -83,6 +95,26 @@ def test_a_convolution_is_its_implicit_product():
     bytes_moved = (2 * (800 + 288), 2 * 1024)
     assert op == Convolution(128, 8, 36, DType.BF16, 1, *bytes_moved)
     assert op.flops == 2 * 128 * 8 * 36
+
+
+def test_tensor_cores_convert_images_whose_channels_are_not_last():
+    outputs, more = [([2, 8, 8, 8],)], {"groups": 1, "transposed": False}
+    before, op, after = works("aten.convolution.default", IMAGE, outputs, converts=True, **more)
+    assert (before.operator, before.read_bytes, before.write_bytes) == ("transpose", 2176, 2176)
+    assert (after.read_bytes, after.write_bytes) == (op.write_bytes, op.write_bytes)
+    depthwise = [("input", [2, 4, 10, 10]), ("weight", [4, 1, 3, 3])]
+    more["groups"] = 4
+    [op] = works("aten.convolution.default", depthwise, [([2, 4, 8, 8],)], converts=True, **more)
+    assert op.is_depthwise
+
+
+def test_a_norm_over_channels_reads_its_input_twice_in_training_only():
+    inputs = [("input", [2, 4, 10, 10])]
+    reads = [
+        works("aten.native_batch_norm.default", inputs, inputs and [([2, 4, 10, 10],)], training=on)
+        for on in (True, False)
+    ]
+    assert [one[0].read_bytes for one in reads] == [2 * 1600, 1600]
 
 
 def test_the_backward_pass_of_a_convolution_is_two_of_the_same_flops_and_a_sum():

@@ -59,11 +59,17 @@ def test_a_rank_without_kernels_is_a_fault(tmp_path):
 
 @pytest.mark.parametrize(
     ("category", "words"),
-    [("cuda_runtime", "8 of 8 runtime calls last 0 ns"), ("kernel", "8 of 8 device tasks last 0")],
+    [
+        ("cuda_runtime", "8 of 8 runtime calls last 0 ns"),
+        ("kernel", "8 of 8 device tasks last 0"),
+        ("cpu_op", "8 of 8 host operators last 0 ns"),
+    ],
 )
 def test_a_rank_without_durations_is_a_fault(tmp_path, category, words):
-    emptied = [one | {"dur": 0} if one["cat"] == category else one for one in some_steps(late=100)]
-    told = told_of(import_spans(tmp_path, some_steps(late=99), emptied))
+    operators = [span("cpu_op", "aten::mm", 100 * number, 30) for number in range(8)]
+    ranks = [[*some_steps(late=late), *operators] for late in (99, 100)]
+    emptied = [one | {"dur": 0} if one["cat"] == category else one for one in ranks[1]]
+    told = told_of(import_spans(tmp_path, ranks[0], emptied))
     assert not told["is_trusted"]
     assert [fault for fault in told["self_replay"]["faults"] if f"rank 1: {words}" in fault]
 

@@ -48,6 +48,13 @@ def test_names_from_outside_cannot_become_markup():
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
 
 
+def test_control_characters_of_names_do_not_reach_the_page():
+    page = to_page(report_prediction(build_prediction(label="red\x1b[31m\x07")))
+
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", page)
+    assert "red?[31m?" in page
+
+
 def test_the_page_needs_nothing_from_elsewhere():
     page = to_page(report_prediction(build_prediction()))
 

@@ -116,6 +116,20 @@ def test_trays_of_a_rack_are_hosts_to_a_launcher():
     assert not cluster.route(71, 72).is_nvlink
 
 
+@pytest.mark.parametrize(
+    ("trays", "racks", "in_first"),
+    # 64 trays are four racks of 16, not three of 18 and a rest of 10; 20 are two of 10; 19 is
+    # prime, so its racks cannot be equal and are filled.
+    [(16, 1, 64), (18, 1, 72), (20, 2, 40), (64, 4, 64), (128, 8, 64), (19, 2, 72)],
+)
+def test_racks_get_equal_segments_of_trays(trays, racks, in_first):
+    cluster = build_cluster(load_topology("gb200_nvl72"), hosts=trays, ranks_per_host=4)
+    assert cluster.host_count == racks
+    assert np.count_nonzero(cluster.host_of_rank == 0) == in_first
+    assert cluster.route(0, in_first - 1).is_nvlink
+    assert racks == 1 or not cluster.route(in_first - 1, in_first).is_nvlink
+
+
 def test_hosts_that_hold_more_than_a_tray_are_racks():
     rack = load_topology("gb200_nvl72")
     assert build_cluster(rack, hosts=1, ranks=8).gpu_of_rank.tolist() == list(range(8))

@@ -77,6 +77,8 @@ def test_the_file_in_the_documentation_is_accepted(tmp_path):
         ("scale: {factor", "skale: {factor", "skale (line 15): unknown key; did you mean 'scale'?"),
         ("{factor: $factor}", "{}", "scale.factor (line 15): must be given"),
         ("{factor: $factor}", "{factor: fast}", "factor (line 15): must be a number, got 'fast'"),
+        ("{factor: $factor}", "{factor: {a: 1}}", "factor (line 15): must be a number, got {'a'"),
+        ("{update: optimizer}", "{update: [a]}", "update (line 19): must be text to look for"),
         ("{factor: $factor}", "{factor: $fractor}", "'fractor' is unknown; did you mean 'factor'?"),
         ("{factor: $factor}", "{factor: $gone}", "must be factor, but the parameter is pattern"),
         ("lane: compute", "lane: gpu", "steps[0].select.lane (line 14): must be one of any"),

@@ -19,7 +19,7 @@ from perfmodel.emulation.device.native import NativeDevice
 from perfmodel.emulation.device.recorder import Recorder
 from perfmodel.emulation.device.values import Values
 from perfmodel.emulation.rank_record import CallType
-from perfmodel.emulation.request import DeviceFacts
+from perfmodel.emulation.request import TORCH_VERSION, DeviceFacts, parse_release
 
 GIB = 2**30
 
@@ -29,11 +29,15 @@ class UncoveredOperatorError(NotImplementedError):
 
 
 class VirtualGpu:
-    """Native code, memory, values and record of one process, for *count* GPUs of one *model*."""
+    """Native code, memory, values and record of one process, for *count* GPUs of one *model*.
 
-    def __init__(self, model: DeviceFacts, count: int) -> None:
+    *release* is the torch release whose choices are emulated.
+    """
+
+    def __init__(self, model: DeviceFacts, count: int, release: str = TORCH_VERSION) -> None:
         self.model = model
         self.count = count
+        self.release = parse_release(release)
         self.native = NativeDevice(count)
         self.recorder = Recorder(self.native)
         self.values = Values(self.recorder.count_placeholder)

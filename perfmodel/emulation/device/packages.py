@@ -20,7 +20,7 @@ from types import ModuleType, SimpleNamespace
 import torch
 from torch.utils._triton import has_triton_package
 
-from perfmodel.emulation.device import triton_stand_in
+from perfmodel.emulation.device import attention_packages, triton_stand_in
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.nvml import make_pynvml
 from perfmodel.emulation.device.triton_stand_in import make_module
@@ -78,7 +78,13 @@ class PackageFinder(MetaPathFinder):
     def __init__(self, gpu: VirtualGpu) -> None:
         # Asked once, while the answer is torch's own: a stand-in must not make it compile.
         self._has_triton = has_triton_package()
-        self._made: dict[str, Maker] = {"pynvml": partial(make_pynvml, gpu)}
+        self._made: dict[str, Maker] = {
+            "pynvml": partial(make_pynvml, gpu),
+            **{
+                name: partial(attention_packages.make_module, name)
+                for name in attention_packages.MODULES
+            },
+        }
         self._changed: dict[str, Change] = {}
         loaded = sys.modules.get(_AUTOTUNER)
         if loaded is not None:
@@ -104,7 +110,7 @@ class PackageFinder(MetaPathFinder):
         if prepare is not None:
             prepare()
         make, change = self._made.get(fullname), self._changed.get(fullname)
-        if make is not None and fullname not in self._prepared:
+        if make is not None:
             is_package = any(name.startswith(f"{fullname}.") for name in self._made)
             return ModuleSpec(fullname, _MadeModule(make), is_package=is_package)
         found = PathFinder.find_spec(fullname, path) if change is not None else None
@@ -116,9 +122,7 @@ class PackageFinder(MetaPathFinder):
         if self._has_triton:
             return
         # Modules of torch that look for Triton when they are loaded must not find the stand-in.
-        made, self._made = self._made, {}
         importlib.import_module("torch._inductor.runtime.triton_compat")
-        self._made = made
         install_triton(gpu, triton_stand_in, triton_stand_in)
 
 

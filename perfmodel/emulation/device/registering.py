@@ -5,10 +5,8 @@ A fallback alone is not enough: operators that are made of others would be split
 registered by name. An operator made of others must not be registered, or its backward pass would
 vanish.
 
-A CPU build lacks the functions by which torch chooses attention and recurrent kernels. Attention
-goes to the fused kernels as on a GPU: flash for half precision without a mask, the
-memory-efficient one for masks and fp32, GEMMs where the script turned those off. Recurrent layers
-go to cuDNN.
+A CPU build lacks the functions by which torch chooses attention and recurrent kernels. Recurrent
+layers go to cuDNN; `attention.py` chooses the others.
 """
 
 from __future__ import annotations
@@ -24,7 +22,14 @@ import yaml
 from torch import Tensor
 
 from embeddings.distribution import observe
+from perfmodel.emulation.device.attention import (
+    NAMESPACE,
+    OPERATORS,
+    AttentionKernel,
+    install_attention,
+)
 from perfmodel.emulation.device.descriptions import Args, Kwargs, argument, schema_name
+from perfmodel.emulation.device.flex import install_flex
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.native import keep_for_ever
 from perfmodel.emulation.device.operators import Kernel, OperatorKernel, is_view, view_kernel
@@ -43,8 +48,6 @@ _LOOKUPS = frozenset(
     }
 )  # fmt: skip
 """Operators of aten that read, or add up gradients for, rows of a table."""
-_HALF = (torch.float16, torch.bfloat16)
-_MOST_HEAD_DIM = 256
 _RNN_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 """Recurrent layers in the order of cuDNN's modes, and how many gates they have."""
 _aten = torch.ops.aten
@@ -69,12 +72,14 @@ def register_kernels(gpu: VirtualGpu) -> None:
     for name, kernel in META_KERNELS.items():
         aten.impl(name, kernel, "Meta")
     # These are above autograd and at the device.
-    chosen: dict[str, Kernel] = {"scaled_dot_product_attention": attend}
+    chosen: dict[str, Kernel] = {}
     for mode, (name, gates) in enumerate(_RNN_GATES.items()):
         chosen[f"{name}.input"], chosen[f"{name}.data"] = _recurrent(mode, gates)
     for name, kernel in chosen.items():
         for key in ("AutogradCUDA", "CUDA"):
             aten.impl(name, kernel, key)
+    install_attention(gpu, aten)
+    install_flex(gpu)
 
 
 def _dense_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
@@ -83,8 +88,10 @@ def _dense_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
         return special_kernel(gpu, op, handler)
     if is_view(op):
         return view_kernel(gpu, op)
-    kernel = LookupKernel if schema_name(op) in _LOOKUPS else OperatorKernel
-    return kernel(gpu, op)
+    name = schema_name(op)
+    if name in OPERATORS and op.namespace in ("aten", NAMESPACE):
+        return AttentionKernel(gpu, op)
+    return (LookupKernel if name in _LOOKUPS else OperatorKernel)(gpu, op)
 
 
 def _fall_back(make: Callable[[Any], Kernel]) -> Kernel:
@@ -157,40 +164,6 @@ class LookupKernel(OperatorKernel):
         seen = observe(known.numpy())
         rows = {"times": list(seen.times), "rows_seen": list(seen.rows_seen)}
         return recorder.intern_kind(recorder.kinds[kind] | {"observed": rows})
-
-
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """`scaled_dot_product_attention` by the kernel that a GPU would choose."""
-    is_fusable, tensors = (
-        query.dim() == 4 and query.shape[-1] <= _MOST_HEAD_DIM,
-        (query, key, value),
-    )
-    is_plain = attn_mask is None and query.dtype in _HALF
-    if is_fusable and is_plain and torch._C._get_flash_sdp_enabled():
-        attention, more = _aten._scaled_dot_product_flash_attention, (dropout_p, is_causal, False)
-    elif is_fusable and not enable_gqa and torch._C._get_mem_efficient_sdp_enabled():
-        if attn_mask is not None:
-            if attn_mask.dtype == torch.bool:
-                attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
-            attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
-        keeps_sums = any(tensor.requires_grad for tensor in tensors)
-        attention = _aten._scaled_dot_product_efficient_attention
-        more = (attn_mask, keeps_sums, dropout_p, is_causal)
-    else:
-        attention = partial(_aten._scaled_dot_product_attention_math, enable_gqa=enable_gqa)
-        more = (attn_mask, dropout_p, is_causal, None)
-    result: Tensor = attention(*tensors, *more, scale=scale)[0]
-    return result
 
 
 def _recurrent(mode: int, gates: int) -> tuple[Kernel, Kernel]:

@@ -20,7 +20,7 @@ from perfmodel.emulation.device.descriptions import is_inexact, schema_name
 
 MOST_KEPT = 1 << 20
 """Integers of the host that are kept, such as indices of lookups."""
-MOST_COMPUTED = 1 << 16
+MOST_COMPUTED = 1 << 18
 """Integers that are computed; results of larger operators are unknown."""
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _SETTLED = {"all": True, "any": False}

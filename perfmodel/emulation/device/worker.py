@@ -24,17 +24,20 @@ from perfmodel.emulation.device.gpu import VirtualGpu, install_storages
 from perfmodel.emulation.device.registering import register_kernels
 from perfmodel.emulation.device.script import RankRun
 from perfmodel.emulation.device.user_kernels import install_nvrtc
+from perfmodel.emulation.request import TORCH_VERSION
 from perfmodel.emulation.workers import CODES, READY, WorkerOrder, read_order
 
 _GRACE_S = 3.0
 """How long other ranks may continue after one has failed."""
 _M_MMAP_THRESHOLD = -3
+_PR_SET_PDEATHSIG = 1
 _RETURNED_BYTES = 1 << 20
 """Larger blocks of host memory are returned as soon as they are free."""
 
 
 def main() -> NoReturn:
     """Carry out the order that is named on the command line."""
+    _end_with(os.getppid())
     order = read_order(Path(sys.argv[1]))
     gpu = _make_gpu(order)
     if _fork_and_wait(lambda: _prove_device(gpu)) != 0:
@@ -48,11 +51,13 @@ def main() -> NoReturn:
     # Without a fixed threshold the allocator keeps ever larger pieces once one was freed.
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _RETURNED_BYTES)
     children: dict[int, int] = {}
+    worker = os.getpid()
     for rank in order.ranks:
         sys.stdout.flush()
         sys.stderr.flush()
         child = os.fork()
         if child == 0:
+            _end_with(worker)
             sys.exit(RankRun(gpu, order, rank).run())
         children[child] = rank
     codes = _wait(children)
@@ -61,9 +66,17 @@ def main() -> NoReturn:
     os._exit(0)
 
 
+def _end_with(parent: int) -> None:
+    """Have the system end this process when *parent* ends, even if it is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def _make_gpu(order: WorkerOrder) -> VirtualGpu:
     keep_lists_of_torch()
-    gpu = VirtualGpu(order.device, order.request.host_size)
+    request = order.request
+    gpu = VirtualGpu(order.device, request.host_size, request.torch_release or TORCH_VERSION)
     gpu.native.install()
     CudaModule(gpu).install()
     install_storages(gpu)

@@ -37,6 +37,10 @@ def attention_steps(
     length = seen = spec.sequence_length
     if has_window:
         seen = (spec.model.window or length) + _TILE
+    packed = spec.packed_length
+    if packed < length and cp > 1:
+        # The keys travel as ever; a token sees half of its sample before it on average.
+        seen = min(seen, packed // 2 + _TILE)
     if cp > 1:
         if run.has_unfused_attention:
             raise WorkloadError(
@@ -50,14 +54,14 @@ def attention_steps(
         return context.ring()
     if run.has_unfused_attention:
         return _unfused_steps(run, direction)
-    is_causal = spec.model.causal and seen >= length
-    return [_fused_step(run, direction, length, min(length, seen), is_causal=is_causal)]
+    is_causal = spec.model.causal and seen >= packed
+    return [_fused_step(run, direction, packed, min(packed, seen), is_causal=is_causal)]
 
 
 def _fused_step(
     run: TransformerRun, direction: Pass, queries: int, keys: int, *, is_causal: bool
 ) -> Step:
-    """One fused kernel over *queries* and *keys* tokens of every sequence.
+    """One fused kernel over *queries* and *keys* tokens of every sequence or packed sample.
 
     In latent attention heads are wider in scores than in values; the mean of both widths counts
     the same operations.
@@ -68,8 +72,9 @@ def _fused_step(
     if chosen is AttentionKernel.FLASH:
         # Some fused kernel: the stack's own, unless the stack has none.
         kernel = AttentionKernel.FLASH2.value if run.stack.unfuses_attention else "auto"
+    samples = -(-spec.sequence_length // spec.packed_length) if layout.cp == 1 else 1
     op = Attention(
-        batch=layout.micro_batch,
+        batch=layout.micro_batch * samples,
         query_length=queries,
         key_length=keys,
         heads=run.shape.heads,

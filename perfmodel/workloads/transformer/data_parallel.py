@@ -23,11 +23,13 @@ from perfmodel.graph.ops import MemoryBound
 from perfmodel.stacks.capabilities import FrameworkBehaviour, OptimizerKernels
 from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import FP32_BYTES, elementwise, iter_optimizer_calls
-from perfmodel.workloads.reduction import GradientReduction
+from perfmodel.workloads.reduction import FIRST_BUCKET_BYTES, GradientReduction
 from perfmodel.workloads.transformer.layout import Slot, has_norm_group, has_tied_group
 from perfmodel.workloads.transformer.run import TransformerRun
 
 _AHEAD = 2
+_LEAST_PARAMETERS, _PARAMETERS_PER_RANK = 40_000_000, 1_000_000
+"""Of a bucket that counts parameters (Megatron-Core, DistributedDataParallelConfig)."""
 
 Groups = Sequence[Sequence[int]]
 """Elements of tensors, by layer."""
@@ -72,28 +74,46 @@ def build_reduction(
     # Gathered weights are reduced one layer at a time: every layer fills its bucket.
     is_by_layer = sharding.divides_weights
     has_replicas = layout.replicas > 1 and slot is Slot.DATA
+    limit_bytes = bucket_bytes(run)
     return GradientReduction(
         writer,
         stream,
         slot,
         training.gradient_dtype,
-        1 if is_by_layer else training.bucket_size,
+        1 if is_by_layer else limit_bytes,
         CollectiveKind.REDUCE_SCATTER if sharding.divides_state else CollectiveKind.ALL_REDUCE,
         not (is_by_layer or run.overlaps_reduction),
         Slot.REPLICA if has_replicas else None,
         layout.shard_ranks,
+        # DDP reduces a small bucket first; buckets that count parameters are all alike.
+        first_bytes=limit_bytes if run.counts_bucket_parameters else FIRST_BUCKET_BYTES,
     )
 
 
+def bucket_bytes(run: TransformerRun) -> int:
+    """Bytes of gradients that close a bucket."""
+    training = run.spec.training
+    if not run.counts_bucket_parameters:
+        return training.bucket_size
+    parameters = max(_LEAST_PARAMETERS, _PARAMETERS_PER_RANK * run.layout.weight_copies)
+    return parameters * training.gradient_dtype.size_bytes
+
+
 class LayerGathering:
-    """Gathers of weights of *run* on *stream*; without a stream nothing is gathered.
+    """Gathers of weights of *run* over the ranks of *slot*; without a *stream* nothing is gathered.
 
     If gathers do not overlap, each waits for all compute issued before it. Stages of a pipeline
     need weights again at once, so what they gathered stays until the iteration ends.
     """
 
-    def __init__(self, writer: EagerWriter, run: TransformerRun, stream: OpenLane | None) -> None:
-        self.stream = stream
+    def __init__(
+        self,
+        writer: EagerWriter,
+        run: TransformerRun,
+        stream: OpenLane | None,
+        slot: Slot = Slot.DATA,
+    ) -> None:
+        self.stream, self._slot = stream, slot
         self.is_kept = run.layout.pp > 1
         self._writer, self._run = writer, run
         self._is_copied = run.stack.has(FrameworkBehaviour.COPIED_GATHERS)
@@ -112,22 +132,22 @@ class LayerGathering:
 
     def gather(self, name: str, parameters: int) -> None:
         """Start to gather the weights called *name*, unless that was done."""
-        if name in self._gathered or self.stream is None:
+        if name in self._gathered or self.stream is None or not parameters:
             return
         if len(self._used) >= _AHEAD and not self.is_kept:
             self._writer.hold(self.stream, self._used[-_AHEAD])
         dtype = self._run.dtype
         self._gathered[name] = self._writer.communicate(
             Collective(CollectiveKind.ALL_GATHER, parameters * dtype.size_bytes, dtype),
-            label=f"{name}/weights all_gather",
+            label=f"{name}/{'experts' if self._slot is Slot.EXPERT_DATA else 'weights'} all_gather",
             stream=self.stream,
-            slot=Slot.DATA,
+            slot=self._slot,
             is_behind_compute=not self._run.overlaps_gathers,
         )
 
     def use(self, name: str, parameters: int) -> None:
         """Make compute wait for the weights called *name*, and copy them to their place."""
-        if self.stream is None:
+        if self.stream is None or not parameters:
             return
         self.gather(name, parameters)
         self._writer.hold(self._writer.compute, self._gathered[name])
@@ -206,8 +226,9 @@ class UpdateWriter:
     def gather_weights(self, reductions: Reductions, *, first_task: int) -> None:
         """Gather updated weights where ranks keep all of them; the next iteration waits for them.
 
-        The first layers are needed first, and their bucket was the last to fill. Without overlap
-        all buckets are gathered in one call, and *first_task* waits for it.
+        The first layers are needed first, and their bucket was the last to fill. Without overlap,
+        and where calls are coalesced, all buckets are gathered in one call, and *first_task* waits
+        for it.
         """
         sharding, training = self.run.spec.parallel.sharding, self.run.spec.training
         reduction, dtype = reductions.last, training.weight_dtype
@@ -216,7 +237,8 @@ class UpdateWriter:
             return
         what = "experts" if reduction.slot == Slot.EXPERT_DATA else "weights"
         buckets, users = list(enumerate(reduction.bucket_elements)), reductions.users
-        if not self.run.overlaps_gathers:
+        is_one_call = self.run.stack.has(FrameworkBehaviour.COALESCED_GATHERS)
+        if is_one_call or not self.run.overlaps_gathers:
             buckets, users = [(0, sum(reduction.bucket_elements))], {0: [first_task]}
         waits = []
         for number, elements in reversed(buckets):

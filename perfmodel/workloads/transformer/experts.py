@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from collectives.collective import CollectiveKind
+from collectives.collective import Collective, CollectiveKind
+from collectives.token_exchange import TokenLibrary, TokenRouting
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import GroupedGemm, MemoryBound, Pass
 from perfmodel.graph.routing import hottest_loads
-from perfmodel.stacks.capabilities import FrameworkBehaviour
+from perfmodel.stacks.capabilities import Dispatcher
 from perfmodel.workloads.eager import Step, communication, pointwise
 from perfmodel.workloads.kernels import Linear, elementwise
 from perfmodel.workloads.transformer.chains import activation_steps
@@ -25,6 +26,12 @@ from perfmodel.workloads.transformer.shapes import ExpertShape
 from perfmodel.workloads.transformer.spec import Routing, TransformerSpec
 
 _ROUTER, _UP, _DOWN = "ffn/router", "ffn/experts up", "ffn/experts down"
+_LIBRARIES = {
+    Dispatcher.DEEPEP: TokenLibrary.DEEPEP,
+    Dispatcher.HYBRIDEP: TokenLibrary.HYBRIDEP,
+}
+_MULTIPROCESSORS = {TokenLibrary.DEEPEP: 20, TokenLibrary.HYBRIDEP: 16}
+"""That frameworks give to the exchange by default."""
 
 
 def routed_rows(spec: TransformerSpec, *, tokens: int, ep: int) -> int:
@@ -50,6 +57,7 @@ class ExpertSteps:
         self._linears, self._shape, self._layout = linears, shape, linears.layout
         self._model, self._dtype = linears.run.spec.model, linears.dtype
         self._tokens = linears.split_tokens
+        self._dispatcher = linears.run.dispatcher
         # Rows that a rank sends, each token once per chosen expert, that the most loaded rank
         # receives, and that its experts work on, including those of the other ranks of an expert.
         self._sent_rows = self._tokens * self._model.top_k
@@ -60,9 +68,9 @@ class ExpertSteps:
         """From normalised tokens to the sum of their experts' results."""
         return [
             *self.without_down(),
-            self._grouped(self._shape.down, _DOWN),
-            *reversed(self._routed("combine", "unsort forward", CollectiveKind.REDUCE_SCATTER)),
-            self._combined(Pass.FORWARD),
+            *self._products(self._shape.down, _DOWN),
+            *reversed(self._routed("combine", "unsort forward", is_back=True)),
+            *self._combined(Pass.FORWARD),
         ]
 
     def without_down(self) -> list[Step]:
@@ -70,23 +78,22 @@ class ExpertSteps:
         return [
             *self._linears.replicated(self._shape.router, _ROUTER),
             self._chosen(Pass.FORWARD),
-            self._moved("permute forward", self._sent_rows),
-            *self._routed("dispatch", "sort forward", CollectiveKind.ALL_GATHER),
-            self._grouped(self._shape.up, _UP),
+            *self._permuted("permute forward"),
+            *self._routed("dispatch", "sort forward", is_back=False),
+            *self._products(self._shape.up, _UP),
             *self._activation(Pass.FORWARD),
         ]
 
     def backward(self) -> list[Step]:
         """The same way back, with GEMMs for inputs and weights."""
-        scatter = CollectiveKind.REDUCE_SCATTER
         return [
-            self._combined(Pass.BACKWARD),
-            *self._routed("combine gradient", "sort backward", CollectiveKind.ALL_GATHER),
-            *self._grouped_backward(self._shape.down, _DOWN),
+            *self._combined(Pass.BACKWARD),
+            *self._routed("combine gradient", "sort backward", is_back=False),
+            *self._products_backward(self._shape.down, _DOWN),
             *self._activation(Pass.BACKWARD),
-            *self._grouped_backward(self._shape.up, _UP),
-            *reversed(self._routed("dispatch gradient", "unsort backward", scatter)),
-            self._moved("permute backward", self._sent_rows),
+            *self._products_backward(self._shape.up, _UP),
+            *reversed(self._routed("dispatch gradient", "unsort backward", is_back=True)),
+            *self._permuted("permute backward"),
             self._chosen(Pass.BACKWARD),
             *self._linears.replicated_backward(self._shape.router, _ROUTER),
         ]
@@ -99,62 +106,95 @@ class ExpertSteps:
             steps += self._linears.weight_casts(stacked, label)
         return steps
 
-    def _routed(self, what: str, order: str, kind: CollectiveKind) -> list[Step]:
+    @property
+    def _library(self) -> TokenLibrary | None:
+        """The library that exchanges tokens, unless NCCL does."""
+        if self._layout.ep == 1:
+            return None
+        return _LIBRARIES.get(self._dispatcher)
+
+    def _routed(self, what: str, order: str, *, is_back: bool) -> list[Step]:
         """Rows sent to the ranks of the experts, to all ranks that share one, and put in *order*.
 
         Reversed, this is the way back to the ranks of their tokens.
         """
         steps = []
         if self._layout.etp > 1:
+            kind = CollectiveKind.REDUCE_SCATTER if is_back else CollectiveKind.ALL_GATHER
             steps.append(self._communication(kind, what, self._rows, Slot.EXPERT_TENSOR))
         if self._layout.ep > 1:
-            # The rank with most to receive delays the others, so all send as much as it receives.
-            rows = math.ceil(self._received_rows * self._copies_share)
-            sent = self._communication(CollectiveKind.ALL_TO_ALL, what, rows, Slot.EXPERTS)
+            sent = self._exchanged(what, is_back=is_back)
             steps = [sent, *steps, self._moved(order, self._rows)]
         return steps
 
-    @property
-    def _copies_share(self) -> float:
-        """Copies of a token that are sent, as a share of the experts it chose.
+    def _exchanged(self, what: str, *, is_back: bool) -> Step:
+        """The exchange of tokens between the ranks that divide the experts."""
+        if self._library is not None:
+            # The rank with most to receive delays the others, so all send as much as it receives.
+            tokens = -(-self._received_rows // self._model.top_k)
+            return self._routing(self._library, what, tokens, is_back=is_back)
+        if self._dispatcher is Dispatcher.ALL_GATHER:
+            kind = CollectiveKind.REDUCE_SCATTER if is_back else CollectiveKind.ALL_GATHER
+            return self._communication(kind, what, self._tokens * self._layout.ep, Slot.EXPERTS)
+        rows = self._received_rows
+        return self._communication(CollectiveKind.ALL_TO_ALL, what, rows, Slot.EXPERTS)
 
-        Between hosts the network decides, and the copies inside a host are made there.
-        """
-        layout, top_k = self._layout, self._model.top_k
-        if not self._linears.run.stack.has(FrameworkBehaviour.TOKENS_ONCE):
-            return 1.0
-        places = layout.expert_hosts if layout.expert_hosts > 1 else layout.ep
-        # Places that top_k independent, even choices are expected to fall on.
-        return places * (1.0 - (1.0 - 1.0 / places) ** top_k) / top_k
+    def _routing(self, library: TokenLibrary, what: str, tokens: int, *, is_back: bool) -> Step:
+        model = self._model
+        sms = _MULTIPROCESSORS[library]
+        routing = TokenRouting(library, tokens, model.top_k, model.experts, is_back, sms)
+        size_bytes = tokens * model.hidden * self._dtype.size_bytes
+        kind = CollectiveKind.ALL_TO_ALL
+        collective = Collective(kind, size_bytes, self._dtype, routing=routing)
+        name = f"ffn/{what} {library.value}"
+        return Step(kind.value, name, collective=collective, slot=Slot.EXPERTS)
 
     def _communication(self, kind: CollectiveKind, what: str, rows: int, slot: Slot) -> Step:
         size_bytes = rows * self._model.hidden * self._dtype.size_bytes
         return communication(kind, f"ffn/{what}", size_bytes, self._dtype, slot)
 
-    def _grouped(self, linear: Linear, label: str) -> Step:
-        casts = self._linears.cast(self._rows * linear.inputs)
-        gemm = self._gemm(self._rows_per_expert, linear.outputs, linear.inputs)
-        return Step("grouped_mm", f"{label} forward", (*casts, gemm))
+    def _permuted(self, what: str) -> list[Step]:
+        """Copies of tokens for their experts; libraries and gathers take the tokens themselves."""
+        is_whole = self._layout.ep > 1 and self._dispatcher is not Dispatcher.ALL_TO_ALL
+        return [] if is_whole else [self._moved(what, self._sent_rows)]
 
-    def _grouped_backward(self, linear: Linear, label: str) -> list[Step]:
-        name, rows = f"{label} backward", self._rows_per_expert
-        kernels = (
-            *self._linears.cast(self._rows * linear.outputs),
-            self._gemm(rows, linear.inputs, linear.outputs),
-            self._gemm(linear.outputs, linear.inputs, rows),
-        )
-        added = self._linears.accumulate(self._shape.held * linear.parameters, name)
-        return [
-            Step("GroupedMmBackward", name, kernels),
-            *(replace(step, is_expert=True) for step in added),
-        ]
+    def _products(self, linear: Linear, label: str) -> list[Step]:
+        """The GEMMs of all experts of a rank, in one kernel or one after the other."""
+        casts = self._linears.cast(self._rows * linear.inputs)
+        shape, name = (linear.outputs, linear.inputs), f"{label} forward"
+        rows = self._rows_per_expert
+        if self._linears.run.groups_experts:
+            return [Step("grouped_mm", name, (*casts, self._grouped(rows, *shape)))]
+        each = self._linears.cast(rows * linear.inputs)
+        return [Step("linear", name, (*each, self._grouped(rows, *shape)))] * self.held
+
+    def _products_backward(self, linear: Linear, label: str) -> list[Step]:
+        name, rows, held = f"{label} backward", self._rows_per_expert, self.held
+        shapes = ((rows, linear.inputs, linear.outputs), (linear.outputs, linear.inputs, rows))
+        if self._linears.run.groups_experts:
+            casts = self._linears.cast(self._rows * linear.outputs)
+            kernels = (*casts, *(self._grouped(*shape) for shape in shapes))
+            steps = [Step("GroupedMmBackward", name, kernels)]
+        else:
+            casts = self._linears.cast(rows * linear.outputs)
+            kernels = (*casts, *(self._grouped(*shape) for shape in shapes))
+            steps = [Step("AddmmBackward", name, kernels)] * held
+        added = self._linears.accumulate(held * linear.parameters, name)
+        return [*steps, *(replace(step, is_expert=True) for step in added)]
+
+    @property
+    def held(self) -> int:
+        """Experts of a rank."""
+        return self._shape.held
 
     @property
     def _rows_per_expert(self) -> int:
         return max(1, -(-self._rows // self._shape.held))
 
-    def _gemm(self, m: int, n: int, k: int) -> GroupedGemm:
-        return GroupedGemm(self._shape.held, m, n, k, self._linears.gemm_dtype)
+    def _grouped(self, m: int, n: int, k: int) -> GroupedGemm:
+        """The GEMMs of all experts, or of one where they are launched one by one."""
+        groups = self.held if self._linears.run.groups_experts else 1
+        return GroupedGemm(groups, m, n, k, self._linears.gemm_dtype)
 
     def _activation(self, direction: Pass) -> list[Step]:
         elements = self._rows * self._shape.down.inputs
@@ -165,16 +205,32 @@ class ExpertSteps:
         experts = self._model.experts
         scores = self._tokens * experts
         op = elementwise("softmax", scores, DType.FP32, reads=2, row_length=experts)
-        return Step("topk", f"ffn/router choice {direction.value}", (op,))
+        label = f"ffn/router choice {direction.value}"
+        return Step("topk", label, (op,), is_blocking=self._is_counted(direction))
+
+    def _is_counted(self, direction: Pass) -> bool:
+        """Whether the host waits to learn how many rows every expert gets.
+
+        It sizes buffers and GEMMs by them, unless all experts take the same number.
+        """
+        run = self._linears.run
+        is_open = run.spec.training.capacity_factor is None and not run.captures_all
+        is_sent = self._layout.ep > 1 and self._dispatcher is not Dispatcher.ALL_GATHER
+        return direction is Pass.FORWARD and is_open and is_sent
 
     def _moved(self, what: str, rows: int) -> Step:
         elements = rows * self._model.hidden
         return pointwise("index_select", f"ffn/{what}", "embedding", elements, self._dtype)
 
-    def _combined(self, direction: Pass) -> Step:
-        """The weighted sum of the results of a token's experts, or its gradient."""
+    def _combined(self, direction: Pass) -> list[Step]:
+        """The weighted sum of the results of a token's experts, or its gradient.
+
+        Libraries add up what comes back as part of the exchange.
+        """
+        if self._library is not None:
+            return []
         row_bytes = self._model.hidden * self._dtype.size_bytes
         many, few = self._sent_rows * row_bytes, self._tokens * row_bytes
         read, write = (many, few) if direction is Pass.FORWARD else (many + few, many)
         op = MemoryBound("embedding", read, write, self._dtype)
-        return Step("index_add", f"ffn/combine {direction.value}", (op,))
+        return [Step("index_add", f"ffn/combine {direction.value}", (op,))]

@@ -11,6 +11,7 @@ from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.eager import host_assumptions
+from perfmodel.workloads.transformer.data_parallel import bucket_bytes
 from perfmodel.workloads.transformer.layout import add_groups
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout
 from perfmodel.workloads.transformer.run import TransformerRun
@@ -70,25 +71,20 @@ def _iter_jobs(
                 job.add_rank(program)
         add_groups(job, spec, layout)
         source = f"specification: {spec.source}"
-        assumptions = tuple(_iter_assumptions(spec, chosen))
+        assumptions = tuple(_iter_assumptions(run, chosen))
         yield job.build(JobFacts(name=spec.name, source=source, assumptions=assumptions))
 
 
-def _iter_assumptions(spec: TransformerSpec, chosen: ChosenLayout) -> Iterator[str]:
-    layout, training = chosen.layout, spec.training
+def _iter_assumptions(run: TransformerRun, chosen: ChosenLayout) -> Iterator[str]:
+    spec, layout, training = run.spec, chosen.layout, run.spec.training
     yield chosen.sentence
     yield from host_assumptions(spec.input)
-    yield f"Gradients are reduced in buckets of {format_size(training.bucket_size)}."
+    yield f"Gradients are reduced in buckets of {format_size(bucket_bytes(run))}."
     if layout.is_sequence_parallel:
         yield "Norms and residuals are split along the sequence over the tensor group."
     if layout.cp > 1:
         yield f"{layout.cp} ranks share every sequence, two mirrored chunks each."
-    if spec.model.has_experts:
-        how = "evenly" if training.routing is Routing.BALANCED else "by a power law"
-        kept = "none is dropped"
-        if training.capacity_factor is not None:
-            kept = f"tokens beyond {training.capacity_factor:g} times the mean are dropped"
-        yield f"Tokens choose experts {how}; {kept}; every rank waits for the most loaded one."
+    yield from _iter_expert_assumptions(run)
     if layout.pp > 1:
         yield "Pipeline stages run one forward, one backward."
     if layout.interleaving > 1:
@@ -109,3 +105,16 @@ def _iter_assumptions(spec: TransformerSpec, chosen: ChosenLayout) -> Iterator[s
             f"Weights are frozen; adapters of rank {training.adapter_rank} beside "
             f"{_PLACES[training.adapter_places]} of a layer are trained."
         )
+
+
+def _iter_expert_assumptions(run: TransformerRun) -> Iterator[str]:
+    spec, layout, training = run.spec, run.layout, run.spec.training
+    if spec.model.has_experts:
+        how = "evenly" if training.routing is Routing.BALANCED else "by a power law"
+        kept = "none is dropped"
+        if training.capacity_factor is not None:
+            kept = f"tokens beyond {training.capacity_factor:g} times the mean are dropped"
+        yield f"Tokens choose experts {how}; {kept}; every rank waits for the most loaded one."
+        if layout.ep > 1:
+            beside = ", while another micro-batch computes" if layout.runs_beside else ""
+            yield f"Tokens are exchanged by {run.dispatcher.value}{beside}."

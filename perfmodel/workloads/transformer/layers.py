@@ -26,6 +26,7 @@ from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import QKV, LayerShapes
 from perfmodel.workloads.transformer.spec import Positions, Recompute
 
+_JOINING = "further/joining"
 LAYER = "layer "
 """What labels of a layer begin with, before its number and a slash."""
 
@@ -68,6 +69,7 @@ class LayerKind:
     has_window: bool
     is_recomputed: bool
     is_expert: bool
+    is_further: bool = False
 
 
 def build_layer_steps(run: TransformerRun, kind: LayerKind) -> PartSteps:
@@ -92,6 +94,7 @@ class _LayerMaker:
         self._run, self._model, self._has_window = run, run.spec.model, kind.has_window
         shapes = LayerShapes(run.spec.model, run.layout)
         self._shape = shapes.of_experts if kind.is_expert else shapes.dense
+        self._shape = shapes.further if kind.is_further else self._shape
         self._linears = LinearSteps(run, run.tokens)
         self._elements = self._linears.split_tokens * self._model.hidden
         shape = self._shape.experts
@@ -108,6 +111,7 @@ class _LayerMaker:
         """The forward pass."""
         linears, shape = self._linears, self._shape
         steps = [
+            *(linears.replicated(shape.joining, _JOINING) if shape.joining else ()),
             *self._until_core(),
             *self.attention(Pass.FORWARD),
             *linears.row_parallel(shape.projection, "attention/projection"),
@@ -173,7 +177,10 @@ class _LayerMaker:
                 *linears.accumulate(shape.latent_norms, "attention/latent norms backward"),
                 *linears.replicated_backward(shape.latent, "attention/latent"),
             ]
-        return steps + self._norm_backward("attention")
+        steps += self._norm_backward("attention")
+        if shape.joining is not None:
+            steps += linears.replicated_backward(shape.joining, _JOINING)
+        return steps
 
     def attention(self, direction: Pass) -> list[Step]:
         """The attention core."""

@@ -27,10 +27,11 @@ class Layout:
 
     Ranks that share a sequence (*cp*) hold the same weights, so gradients are reduced over them as
     over data-parallel ranks. Experts are spread over the ranks of a stage separately: *etp*
-    neighbours share the GEMMs of an expert, *ep* such groups divide the experts. The ranks that
-    divide experts are on *expert_hosts* hosts. *interleaving* is how many separate runs of layers a
-    pipeline stage holds. *shard* is how many data-parallel ranks divide state; by default all of
-    them. *lengths* are the layers of each run; by default as equal as possible.
+    neighbours share the GEMMs of an expert, *ep* such groups divide the experts. *interleaving* is
+    how many separate runs of layers a pipeline stage holds. *shard* is how many data-parallel ranks
+    divide state; by default all of them. *lengths* are the layers of each run; by default as equal
+    as possible. With *runs_beside* a stage works on a forward and a backward turn together. The
+    last stage holds *further_layers* behind those of the model.
     """
 
     tp: int
@@ -45,7 +46,8 @@ class Layout:
     cp: int = 1
     ep: int = 1
     etp: int = 1
-    expert_hosts: int = 1
+    runs_beside: bool = False
+    further_layers: int = 0
 
     @property
     def rank_count(self) -> int:
@@ -91,6 +93,7 @@ class Layout:
     def layer_runs(self, layers: int, *, stage: int) -> tuple[range, ...]:
         """The runs of layers that *stage* holds, of a model of *layers* layers."""
         lengths = self.lengths or split_layers(layers, self.pp * self.interleaving)
+        lengths = (*lengths[:-1], lengths[-1] + self.further_layers)
         ranges = [range(*ends) for ends in pairwise((0, *accumulate(lengths)))]
         return tuple(ranges[stage :: self.pp])
 

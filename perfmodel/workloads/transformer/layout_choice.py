@@ -109,7 +109,8 @@ def _smallest(
         cp=parallel.cp,
         ep=parallel.ep,
         etp=parallel.etp,
-        expert_hosts=-(-parallel.ep * parallel.etp // ranks_per_host),
+        runs_beside=parallel.expert_overlap and parallel.ep > 1,
+        further_layers=spec.model.mtp_layers,
     )
 
 
@@ -193,7 +194,7 @@ def _iter_expert_faults(spec: TransformerSpec, tp: int, ranks_of_stage: int) -> 
         yield f"moe_ffn ({model.expert_ffn}) does not divide by etp={etp}"
     if ranks_of_stage % (ep * etp):
         yield f"{ranks_of_stage} ranks of a stage do not divide by ep x etp = {ep} x {etp}"
-    yield from _iter_combined_faults(spec, tp)
+    yield from _iter_combined_faults(spec, tp, ranks_of_stage)
     if model.shared_experts * model.expert_ffn % tp:
         yield (
             f"width of shared experts ({model.shared_experts} x {model.expert_ffn}) does not "
@@ -201,19 +202,14 @@ def _iter_expert_faults(spec: TransformerSpec, tp: int, ranks_of_stage: int) -> 
         )
 
 
-def _iter_combined_faults(spec: TransformerSpec, tp: int) -> Iterator[str]:
+def _iter_combined_faults(spec: TransformerSpec, tp: int, ranks_of_stage: int) -> Iterator[str]:
     """Why experts cannot be combined with other parallelism and with adapters."""
     parallel, ep, etp = spec.parallel, spec.parallel.ep, spec.parallel.etp
     if tp > 1 and parallel.sequence_parallel is False:
         yield f"experts under tp={tp} need sequence_parallel: else {tp} ranks send the same tokens"
     is_separate = ep * etp != tp
-    if is_separate and parallel.sharding.divides_weights:
-        yield (
-            f"sharding={parallel.sharding.value} gathers weights over data-parallel ranks, and "
-            f"experts are spread separately from them (ep x etp = {ep} x {etp}, tp={tp})"
-        )
-    if is_separate and parallel.shard_group is not None:
-        yield "shard_group cannot be combined with ep"
+    if is_separate and parallel.shard_group not in (None, ranks_of_stage // tp):
+        yield "a shard_group of some data-parallel ranks cannot be combined with ep"
     if spec.training.adapters_only:
         yield "adapters of experts are not modelled"
 

@@ -64,7 +64,7 @@ def _stage_memory(run: TransformerRun, stage: int, sizes: _LayerSizes) -> RankMe
     is_sharded = spec.parallel.sharding.divides_weights
     gradient_bytes, state_bytes = _trained_bytes(run, trained, layout.shard_ranks)
     # Experts that are spread separately from the rest.
-    expert_bytes = experts * weight_size
+    expert_bytes = experts * weight_size // (layout.expert_copies if is_sharded else 1)
     expert_bytes += sum(_trained_bytes(run, experts, layout.expert_copies))
     activation_bytes = _activation_bytes(run, stage, sizes)
     fragment_bytes = round(activation_bytes * _FRAGMENTED_RATIO)
@@ -221,4 +221,5 @@ def _split_bytes(run: TransformerRun) -> int:
 def _logit_bytes(run: TransformerRun) -> int:
     copies = _FUSED_LOSS_COPIES if run.fuses_loss else _LOSS_COPIES
     size = run.dtype.size_bytes + copies * FP32_BYTES
-    return run.predicted_tokens * -(-run.spec.model.vocab // run.layout.tp) * size
+    heads = 1 + run.spec.model.mtp_layers
+    return heads * run.predicted_tokens * -(-run.spec.model.vocab // run.layout.tp) * size

@@ -8,6 +8,7 @@ Source: Narayanan et al., arXiv 2104.04473, section 2.2.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from collectives.collective import Collective, CollectiveKind
@@ -38,14 +39,38 @@ def build_schedule(layout: Layout, stage: int) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
+def pair_turns(layout: Layout, stage: int) -> Iterator[tuple[Turn, Turn | None]]:
+    """The turns of *stage*; where the layout says so, a forward with the backward turn behind it.
+
+    Those are of different micro-batches, because stages start further ahead then.
+    """
+    turns = iter(build_schedule(layout, stage))
+    held = next(turns, None)
+    while held is not None:
+        after = next(turns, None)
+        if (
+            layout.runs_beside
+            and after is not None
+            and (held.direction, after.direction) == (Pass.FORWARD, Pass.BACKWARD)
+        ):
+            yield held, after
+            held = next(turns, None)
+        else:
+            yield held, None
+            held = after
+
+
 def turns_ahead(layout: Layout, stage: int) -> int:
     """Forward turns of *stage* before its first backward one, without the one just before it."""
     behind, total = layout.pp - stage - 1, layout.micro_batches * layout.interleaving
+    # Beside another micro-batch a stage sends only at the end of both: one more is on its way to
+    # every stage behind, and one more is in work.
     if layout.interleaving == 1:
-        return min(behind, total)
+        return min(2 * behind + 1 if layout.runs_beside else behind, total)
     if layout.micro_batches == layout.pp:
         return total
-    return min(2 * behind + (layout.interleaving - 1) * layout.pp, total)
+    ahead = 2 * behind + (layout.interleaving - 1) * layout.pp + layout.runs_beside
+    return min(ahead, total)
 
 
 def _turn(layout: Layout, direction: Pass, number: int) -> Turn:

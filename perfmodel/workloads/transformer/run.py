@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.base.dtypes import DType
-from perfmodel.stacks.capabilities import Fusion, Overlap
+from perfmodel.stacks.capabilities import Dispatcher, FrameworkBehaviour, Fusion, Overlap
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.layout import Layout, has_separate_experts
 from perfmodel.workloads.transformer.shapes import LayerShape, layer_shape
 from perfmodel.workloads.transformer.spec import (
     AttentionKernel,
+    CudaGraph,
     DataOverlap,
     TensorOverlap,
     TransformerSpec,
@@ -62,6 +63,35 @@ class TransformerRun:
             return parallel.dp_overlap is DataOverlap.FULL
         is_sharded = parallel.sharding.divides_weights
         return overlaps(overlap) or (is_sharded and overlaps(Overlap.SHARDED_LAYERS))
+
+    @property
+    def counts_bucket_parameters(self) -> bool:
+        """Whether buckets of gradients are limited by parameters, because nothing is stated."""
+        is_open = "bucket_size" not in self.spec.training.model_fields_set
+        return is_open and self.stack.has(FrameworkBehaviour.PARAMETER_BUCKETS)
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """What takes tokens to the ranks of their experts."""
+        return self.spec.parallel.dispatcher or self.stack.dispatcher
+
+    @property
+    def captures_all(self) -> bool:
+        """Whether the passes of an iteration are one CUDA graph."""
+        return self.spec.training.cuda_graph is CudaGraph.FULL
+
+    @property
+    def captures_layers(self) -> bool:
+        """Whether layers outside their experts are CUDA graphs."""
+        return self.spec.training.cuda_graph is CudaGraph.PARTIAL
+
+    @property
+    def groups_experts(self) -> bool:
+        """Whether the GEMMs of a rank's experts are one kernel."""
+        stated = self.spec.training.grouped_experts
+        # A graph of all passes cannot have GEMMs whose sizes the host chooses.
+        is_grouped = self.captures_all or not self.stack.has(FrameworkBehaviour.EXPERTS_ONE_BY_ONE)
+        return is_grouped if stated is None else stated
 
     @property
     def tensor_overlap(self) -> TensorOverlap:

@@ -10,7 +10,7 @@ Source of the counting: Chowdhery et al., arXiv 2204.02311, appendix B.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from perfmodel.workloads.kernels import Linear
@@ -47,7 +47,8 @@ class LayerShape:
     The first of each pair of GEMMs is split by outputs, the second by inputs, so that a bias of
     the second is whole on every rank. In a layer of experts *up* and *down* are those of the
     shared experts, if there are any. In latent attention *latent* makes the latent vectors, whole
-    on every rank, and *keys* makes keys and values from them.
+    on every rank, and *keys* makes keys and values from them. A layer that predicts further tokens
+    joins its input with the next embedding by *joining*, whole on every rank.
     """
 
     qkv: Linear
@@ -61,11 +62,13 @@ class LayerShape:
     keys: Linear | None = None
     latent_norms: int = 0
     experts: ExpertShape | None = None
+    joining: Linear | None = None
 
     @property
     def linears(self) -> dict[str, Linear]:
         """The GEMMs that a tensor group shares or repeats, by label, without those of experts."""
         named = {
+            "further/joining": self.joining,
             "attention/latent": self.latent,
             QKV: self.qkv,
             "attention/keys": self.keys,
@@ -142,7 +145,13 @@ def has_adapter(training: TrainingSection, label: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def layer_shape(
-    model: ModelSection, *, tp: int, ep: int = 1, etp: int = 1, is_expert: bool = False
+    model: ModelSection,
+    *,
+    tp: int,
+    ep: int = 1,
+    etp: int = 1,
+    is_expert: bool = False,
+    is_further: bool = False,
 ) -> LayerShape:
     """The shape of one layer, of experts or dense, on one of *tp* ranks."""
     hidden, heads = model.hidden, model.heads // tp
@@ -174,6 +183,7 @@ def layer_shape(
         keys=linear(kv_rank, 2 * heads * model.head_width) if kv_rank else None,
         latent_norms=q_rank + kv_rank,
         experts=experts if is_expert else None,
+        joining=linear(2 * hidden, hidden) if is_further else None,
     )
 
 
@@ -187,9 +197,14 @@ class LayerShapes:
         if model.has_experts:
             split = {"ep": layout.ep, "etp": layout.etp}
             self.of_experts = layer_shape(model, tp=layout.tp, is_expert=True, **split)
+        self.further = replace(
+            self.of_experts, joining=layer_shape(model, tp=layout.tp, is_further=True).joining
+        )
 
     def of(self, layer: int) -> LayerShape:
         """The shape of *layer*."""
+        if layer >= self._model.layers:
+            return self.further
         return self.of_experts if self._model.is_expert_layer(layer) else self.dense
 
     def of_stage(self, stage: int) -> list[LayerShape]:
@@ -199,9 +214,11 @@ class LayerShapes:
 
     def total(self, stage: int, count: Callable[[LayerShape], int]) -> int:
         """The sum of *count* over all layers of *stage*; equal layers are counted once."""
-        shapes = self.of_stage(stage)
-        experts = sum(shape is self.of_experts for shape in shapes)
-        return experts * count(self.of_experts) + (len(shapes) - experts) * count(self.dense)
+        times: dict[int, int] = {}
+        shapes = {id(shape): shape for shape in (self.dense, self.of_experts, self.further)}
+        for shape in self.of_stage(stage):
+            times[id(shape)] = times.get(id(shape), 0) + 1
+        return sum(count(shapes[key]) * number for key, number in times.items())
 
 
 def norm_parameters(model: ModelSection) -> int:
@@ -288,8 +305,9 @@ class IterationFlops:
 
 def count_flops(spec: TransformerSpec) -> IterationFlops:
     """The operations of one iteration of *spec*, in any layout."""
-    model, recomputed = _head_flops(spec), 0
-    for layer in range(spec.model.layers):
+    further = spec.model.mtp_layers
+    model, recomputed = (1 + further) * _head_flops(spec), 0
+    for layer in range(spec.model.layers + further):
         of_layer, again = _layer_flops(spec, layer)
         model += of_layer
         recomputed += again
@@ -303,16 +321,21 @@ def count_flops(spec: TransformerSpec) -> IterationFlops:
 def _layer_flops(spec: TransformerSpec, layer: int) -> tuple[int, int]:
     """Operations of one layer over one sequence, and those that the backward pass repeats."""
     model, training, length = spec.model, spec.training, spec.sequence_length
-    shape = layer_shape(model, tp=1, is_expert=model.is_expert_layer(layer))
+    shape = layer_shape(
+        model,
+        tp=1,
+        is_expert=model.is_expert_layer(layer),
+        is_further=layer >= model.layers,
+    )
     weights = {label: linear.weight for label, linear in shape.linears.items()}
     if shape.experts is not None:
         weights["ffn/experts up"] = model.top_k * shape.experts.up.weight
         weights["ffn/experts down"] = model.top_k * shape.experts.down.weight
     gemms = 2 * length * sum(weights.values())
     adapters = 2 * length * sum(shape.adapter_tensors(training))
-    seen = length
+    seen = spec.packed_length
     if model.window is not None and model.has_window(layer):
-        seen = min(length, model.window)
+        seen = min(seen, model.window)
     # Scores, and the mixture of values: two operations each per pair and number.
     core = 2 * length * seen * model.heads * (model.query_width + model.head_width)
     forward = gemms + adapters + core

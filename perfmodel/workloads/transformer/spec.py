@@ -25,6 +25,7 @@ from perfmodel.base.fields import (
     Switch,
     Width,
 )
+from perfmodel.stacks.capabilities import Dispatcher
 from perfmodel.workloads.fields import CommonSpec, Section
 
 _FP32_BYTES = DType.FP32.size_bytes
@@ -181,6 +182,14 @@ class ContextKind(Enum):
     ALL_GATHER = "all_gather"
 
 
+class CudaGraph(Enum):
+    """What is captured: PARTIAL the layers outside their experts, FULL the passes as a whole."""
+
+    NONE = "none"
+    PARTIAL = "partial"
+    FULL = "full"
+
+
 class Routing(Enum):
     """How unevenly tokens choose experts."""
 
@@ -194,7 +203,8 @@ class ModelSection(Section):
     Where *window* is given, the first of every *window_every* layers lets a token see only that
     many before it; with *full_every*, all but the last of so many layers do. Behind the first
     *dense_layers*, a token passes through *top_k* of *experts* feed-forward networks of width
-    *moe_ffn*, and through *shared_experts* that all tokens pass. With *kv_lora_rank*, keys and
+    *moe_ffn*, and through *shared_experts* that all tokens pass. *mtp_layers* more layers behind
+    the last predict further tokens, each with logits of its own. With *kv_lora_rank*, keys and
     values are made from a latent vector of that length, queries from one of *q_lora_rank*, and
     *rope_dim* numbers a head carry the positions beside *head_dim*.
     """
@@ -225,6 +235,7 @@ class ModelSection(Section):
     moe_ffn: Width | None = None
     shared_experts: NaturalNumber = 0
     dense_layers: NaturalNumber = 0
+    mtp_layers: NaturalNumber = 0
     kv_lora_rank: Width | None = None
     q_lora_rank: Width | None = None
     rope_dim: NaturalNumber = 0
@@ -306,7 +317,8 @@ class ParallelSection(Section):
 
     *cp* ranks share every sequence; *ep* ranks divide the experts, each spread over *etp* ranks.
     *shard_group* is how many data-parallel ranks divide what *sharding* says: left out, all of
-    them, for `hsdp` those of a host. Overlaps left out are those of the software stack.
+    them, for `hsdp` those of a host. With *expert_overlap* tokens are exchanged while another
+    micro-batch computes. *dispatcher* and overlaps left out are those of the software stack.
     """
 
     tp: Degree | None = None
@@ -324,6 +336,8 @@ class ParallelSection(Section):
     stages: StageSplit = StageSplit.EQUAL
     tp_overlap: TensorOverlap | None = None
     dp_overlap: DataOverlap | None = None
+    dispatcher: Dispatcher | None = None
+    expert_overlap: Switch = False
 
 
 class TrainingSection(Section):
@@ -332,7 +346,9 @@ class TrainingSection(Section):
     *precision* is the format of activations and, without *compute*, of GEMMs. With
     *adapters_only* the weights are frozen, and low-rank GEMMs of inner width *adapter_rank* beside
     those that *adapter_places* names are trained. With *capacity_factor* an expert takes at most
-    that many times its fair share of tokens and drops the rest; without, it takes all.
+    that many times its fair share of tokens and drops the rest; without, it takes all. Unless
+    they are *grouped_experts*, the experts of a rank are multiplied one by one. A sequence may be
+    packed of samples of *packed_tokens* tokens that do not see each other.
     """
 
     precision: NumberFormat = DType.BF16
@@ -351,6 +367,9 @@ class TrainingSection(Section):
     routing: Routing = Routing.BALANCED
     routing_exponent: Number = 1.2
     capacity_factor: Number | None = None
+    grouped_experts: Switch | None = None
+    packed_tokens: Count | None = None
+    cuda_graph: CudaGraph = CudaGraph.NONE
 
     @property
     def gemm_dtype(self) -> DType:
@@ -396,6 +415,11 @@ class TransformerSpec(CommonSpec):
         if self.model.head is Head.MASKED_TOKENS and self.masked_tokens is None:
             raise ValueError("a model that predicts masked tokens needs masked_tokens a sequence")
         return self
+
+    @property
+    def packed_length(self) -> int:
+        """Tokens that attention works on together: a sequence, or a sample packed into one."""
+        return min(self.training.packed_tokens or self.sequence_length, self.sequence_length)
 
     @property
     def predicted_tokens(self) -> int:

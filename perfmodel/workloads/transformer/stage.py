@@ -7,15 +7,18 @@ thread issues backwards and the reductions of gradients, while the main thread w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
+from itertools import zip_longest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import ProgramBuilder
 from perfmodel.graph.issuing import OpenLane
 from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import Program
-from perfmodel.workloads.eager import EagerWriter, Step, StepWriter, feed_batch
+from perfmodel.workloads.eager import EagerWriter, Joining, Step, StepWriter, feed_batch
 from perfmodel.workloads.repetition import KnownStretches, Repetition, Stateful
+from perfmodel.workloads.transformer.beside import merge_layers
 from perfmodel.workloads.transformer.data_parallel import (
     LayerGathering,
     Reductions,
@@ -27,15 +30,20 @@ from perfmodel.workloads.transformer.layers import (
     LAYER,
     LayerKind,
     LayerNaming,
+    PartSteps,
     build_layer_steps,
 )
 from perfmodel.workloads.transformer.layout import Slot
-from perfmodel.workloads.transformer.pipeline import Transfers, Turn, build_schedule
+from perfmodel.workloads.transformer.pipeline import Transfers, Turn, pair_turns
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import LayerShapes, end_parameters
 from perfmodel.workloads.transformer.spec import ContextKind
 
 _ROOT = "embedding and head"
+_UNCAPTURED = tuple(
+    f"ffn/{word}" for word in ("experts", "permute", "dispatch", "combine", "sort", "unsort")
+)
+"""Labels of steps whose shapes the routing decides."""
 
 
 class StageParts:
@@ -45,17 +53,32 @@ class StageParts:
     """
 
     def __init__(self, run: TransformerRun) -> None:
-        self._spec = run.spec
-        self.layer = cache(partial(build_layer_steps, run))
+        self._run, self._spec = run, run.spec
+        self.layer = cache(self._build_layer)
         self.embedding = build_embedding_steps(run)
         self.head = build_head_steps(run)
         self.known: KnownStretches = {}
+
+    def _build_layer(self, kind: LayerKind) -> PartSteps:
+        """The steps of a layer; one that predicts further tokens has a head without own weights."""
+        layer = build_layer_steps(self._run, kind)
+        if not kind.is_further:
+            return layer
+        again = [replace(step, parameters=0) for step in self.head.backward]
+        return replace(
+            layer,
+            forward=layer.forward + self.head.forward,
+            backward=(*again, *layer.backward),
+        )
 
     def kind(self, layer: int) -> LayerKind:
         """What *layer* has in common with others of equal steps."""
         model, training = self._spec.model, self._spec.training
         return LayerKind(
-            model.has_window(layer), training.recomputes(layer), model.is_expert_layer(layer)
+            model.has_window(layer),
+            training.recomputes(layer),
+            model.is_expert_layer(layer),
+            layer >= model.layers,
         )
 
 
@@ -73,23 +96,29 @@ class StageWriter:
         self._shapes = LayerShapes(spec.model, layout)
         self._root_size = end_parameters(spec.model, layout, stage=stage)
         self._trained_root = 0 if spec.training.adapters_only else self._root_size
-        self._writer = EagerWriter(program, run.stack)
+        self._writer = EagerWriter(program, run.stack, is_captured=run.captures_all)
         self._steps = StepWriter(self._writer, self._add_group_streams())
         data = self._writer.add_lane("data stream") if layout.weight_copies > 1 else None
         self._transfers = Transfers(run, self._writer, self._steps, stage=stage)
         self._first_task: dict[str, int] = {}
         self._dense, self._experts = Reductions(self._first_task), Reductions(self._first_task)
         self._reductions = (self._dense, self._experts)
+        of_experts = None
         if run.has_separate_experts and layout.expert_copies > 1:
-            stream = self._writer.add_lane("expert data stream")
-            self._add_reductions(self._experts, stream, Slot.EXPERT_DATA)
+            of_experts = self._writer.add_lane("expert data stream")
+            self._add_reductions(self._experts, of_experts, Slot.EXPERT_DATA)
         if data is not None:
             self._add_reductions(self._dense, data, Slot.DATA)
         is_gathered = spec.parallel.sharding.divides_weights
         self._gathering = LayerGathering(self._writer, run, data if is_gathered else None)
+        self._gathering_experts = LayerGathering(
+            self._writer, run, of_experts if is_gathered else None, Slot.EXPERT_DATA
+        )
         self._cast_layers: set[int] = set()
+        self._is_capturing = False
         states: list[Stateful] = [self._writer, self._steps]
-        states += [self._gathering] if self._gathering.stream is not None else []
+        gatherings = self._gathering, self._gathering_experts
+        states += [one for one in gatherings if one.stream is not None]
         self._repetition = Repetition(program, states, parts.known)
 
     def write(self) -> Program:
@@ -108,8 +137,11 @@ class StageWriter:
             experts = [shape.expert_tensors for shape in shapes if shape.expert_tensors]
         update = UpdateWriter(writer, self._run, groups, experts)
         first_task = update.zero_gradients()
-        for turn in build_schedule(layout, self._stage):
-            self._take(turn)
+        for turn, beside in pair_turns(layout, self._stage):
+            if beside is None or not self._take_both(turn, beside):
+                self._take(turn)
+                if beside is not None:
+                    self._take(beside)
         if is_end:
             update.reduce_tied_weight()
         for reductions in self._reductions:
@@ -147,6 +179,48 @@ class StageWriter:
         key = (is_forward, kinds, self._is_begin(turn), self._is_end(turn))
         self._repetition.write(key, write, naming=LayerNaming(layers[0] if layers else 0))
 
+    def _take_both(self, forward: Turn, backward: Turn) -> bool:
+        """Write both turns beside each other, unless one of them is special."""
+        is_sharded = self._gathering.stream is not None
+        is_last = backward.micro_batch == self._layout.micro_batches - 1
+        has_early = any(one.early is not None for one in self._reductions)
+        if is_sharded or has_early or is_last or forward.micro_batch == 0:
+            return False
+        for reductions in self._reductions:
+            reductions.active = None
+        runs = [self._runs[turn.run] for turn in (forward, backward)]
+        kinds = tuple(tuple([self._kind_of[number] for number in run]) for run in runs)
+        ends = tuple((self._is_begin(turn), self._is_end(turn)) for turn in (forward, backward))
+        first = [run[0] if run else 0 for run in runs]
+        key = ("beside", kinds, ends, first[1] - first[0])
+        write = partial(self._both, forward, backward)
+        self._repetition.write(key, write, naming=LayerNaming(first[0]))
+        return True
+
+    def _both(self, forward: Turn, backward: Turn) -> None:
+        """A forward turn and the backward turn of another micro-batch, layer by layer."""
+        self._begin_forward(forward)
+        self._begin_backward(backward)
+        numbers = self._runs[forward.run], [*reversed(self._runs[backward.run])]
+        for ahead, behind in zip_longest(*numbers):
+            merged = merge_layers(
+                self._labelled(ahead, Pass.FORWARD), self._labelled(behind, Pass.BACKWARD)
+            )
+            self._write_steps(merged, "")
+        self._steps.wait(Joining.TOKENS, Joining.GRADIENTS_OF_TOKENS)
+        self._end_backward(backward)
+        self._end_forward(forward)
+
+    def _labelled(self, number: int | None, direction: Pass) -> list[Step]:
+        """The steps of layer *number*, labelled with it; none without a layer."""
+        if number is None:
+            return []
+        layer = self._parts.layer(self._kind_of[number])
+        casts = layer.casts if self._spec.training.is_autocast else ()
+        is_forward = direction is Pass.FORWARD
+        steps = casts + layer.forward if is_forward else layer.recompute + layer.backward
+        return [replace(step, label=f"{LAYER}{number}/{step.label}") for step in steps]
+
     def _is_begin(self, turn: Turn) -> bool:
         return self._stage == 0 and turn.run == 0
 
@@ -154,40 +228,54 @@ class StageWriter:
         return self._stage == self._layout.pp - 1 and turn.run == self._layout.interleaving - 1
 
     def _forward(self, turn: Turn) -> None:
+        self._begin_forward(turn)
+        for number in self._runs[turn.run]:
+            self._use_layer(number, number + 1)
+            layer = self._parts.layer(self._kind_of[number])
+            casts = layer.casts if self._needs_cast(number) else ()
+            self._write_layer(number, casts + layer.forward, Pass.FORWARD)
+            self._release()
+        self._end_forward(turn)
+
+    def _begin_forward(self, turn: Turn) -> None:
         if not self._is_begin(turn):
             self._transfers.receive(Slot.FORWARD_IN, "receive forward")
         if self._root_size:
             self._gathering.use(_ROOT, self._root_size)
         if self._is_begin(turn):
             self._write_end(self._parts.embedding.forward, "embedding")
-        for number in self._runs[turn.run]:
-            self._use_layer(number, number + 1)
-            layer = self._parts.layer(self._kind_of[number])
-            casts = layer.casts if self._needs_cast(number) else ()
-            self._write_layer(number, casts + layer.forward, Pass.FORWARD)
-            self._gathering.release()
+
+    def _end_forward(self, turn: Turn) -> None:
         if self._is_end(turn):
             self._write_end(self._parts.head.forward, "head")
         else:
             self._transfers.send(Slot.FORWARD_OUT, "send forward")
 
     def _backward(self, turn: Turn) -> None:
+        self._begin_backward(turn)
+        for number in reversed(self._runs[turn.run]):
+            self._use_layer(number, number - 1)
+            layer = self._parts.layer(self._kind_of[number])
+            self._write_layer(number, layer.recompute + layer.backward, Pass.BACKWARD)
+            self._release()
+            if self._is_reduced_whole:
+                self._reduce(self._dense, sum(self._tensors(number)))
+                if self._run.has_separate_experts:
+                    self._reduce(self._experts, sum(self._shapes.of(number).expert_tensors))
+        self._end_backward(turn)
+
+    def _begin_backward(self, turn: Turn) -> None:
         if not self._is_end(turn):
             self._transfers.receive(Slot.BACKWARD_IN, "receive backward")
         self._writer.switch(self._writer.autograd, label="backward hand-over")
         if self._is_end(turn):
             self._write_end(self._parts.head.backward, "head")
-        for number in reversed(self._runs[turn.run]):
-            self._use_layer(number, number - 1)
-            layer = self._parts.layer(self._kind_of[number])
-            self._write_layer(number, layer.recompute + layer.backward, Pass.BACKWARD)
-            self._gathering.release()
-            if self._is_reduced_whole:
-                self._reduce(sum(self._tensors(number)))
+
+    def _end_backward(self, turn: Turn) -> None:
         if self._is_begin(turn):
             self._write_end(self._parts.embedding.backward, "embedding")
         if self._is_reduced_whole and self._trained_root:
-            self._reduce(self._trained_root)
+            self._reduce(self._dense, self._trained_root)
         self._writer.switch(self._writer.main, label="forward hand-over")
         if not self._is_begin(turn):
             self._transfers.send(Slot.BACKWARD_OUT, "send backward")
@@ -221,8 +309,21 @@ class StageWriter:
 
     def _write_steps(self, steps: Sequence[Step], prefix: str) -> int | None:
         """Write *steps*; the first task of one of their kernels."""
-        tasks = [self._steps.write(step, prefix=prefix) for step in steps]
+        tasks = [*map(partial(self._write_step, prefix=prefix), steps)]
+        self._capture(is_captured=False)
         return next((task for task in tasks if task is not None), None)
+
+    def _write_step(self, step: Step, prefix: str) -> int | None:
+        if self._run.captures_layers:
+            # Shapes behind the router change with every micro-batch, so they cannot be captured.
+            self._capture(is_captured=not any(word in step.label for word in _UNCAPTURED))
+        return self._steps.write(step, prefix=prefix)
+
+    def _capture(self, *, is_captured: bool) -> None:
+        """Begin or end a captured stretch; steps of one stretch are one graph."""
+        if is_captured is not self._is_capturing:
+            self._is_capturing = is_captured
+            self._writer.capture(is_captured=is_captured)
 
     def _write_end(self, steps: tuple[Step, ...], part: str) -> None:
         """Write *steps* of the embedding or the head."""
@@ -245,10 +346,11 @@ class StageWriter:
         """Whether gradients are reduced one layer at a time, because weights are gathered so."""
         return self._gathering.stream is not None and self._dense.active is not None
 
-    def _reduce(self, elements: int) -> None:
+    def _reduce(self, reductions: Reductions, elements: int) -> None:
         """Reduce the gradients of a sharded layer; without overlap, compute waits for it."""
-        active = self._dense.active
-        assert active is not None
+        active = reductions.active
+        if active is None or not elements:
+            return
         active.add(elements)
         if not self._run.overlaps_reduction:
             self._writer.hold(self._writer.compute, *active.tasks[-1:])
@@ -267,12 +369,26 @@ class StageWriter:
         """Gather layer *number*, and the *following* one ahead of its use."""
         if self._gathering.stream is None:
             return
-        size = self._shapes.of(number).all_parameters
-        self._gathering.gather(f"{LAYER}{number}", size)
-        if following in self._kind_of and self._run.overlaps_gathers:
-            ahead = self._shapes.of(following).all_parameters
-            self._gathering.gather(f"{LAYER}{following}", ahead)
-        self._gathering.use(f"{LAYER}{number}", size)
+        pairs = [(self._gathering, self._gathered_parameters)]
+        if self._gathering_experts.stream is not None:
+            pairs.append((self._gathering_experts, self._gathered_experts))
+        for gathering, size_of in pairs:
+            gathering.gather(f"{LAYER}{number}", size_of(number))
+            if following in self._kind_of and self._run.overlaps_gathers:
+                gathering.gather(f"{LAYER}{following}", size_of(following))
+        for gathering, size_of in pairs:
+            gathering.use(f"{LAYER}{number}", size_of(number))
+
+    def _release(self) -> None:
+        for gathering in (self._gathering, self._gathering_experts):
+            gathering.release()
+
+    def _gathered_parameters(self, number: int) -> int:
+        shape = self._shapes.of(number)
+        return sum(shape.tensors) if self._run.has_separate_experts else shape.all_parameters
+
+    def _gathered_experts(self, number: int) -> int:
+        return sum(self._shapes.of(number).expert_tensors)
 
     def _add_reductions(self, reductions: Reductions, stream: OpenLane, slot: Slot) -> None:
         reductions.last = build_reduction(self._run, self._writer, stream, slot)

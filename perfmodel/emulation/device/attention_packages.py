@@ -1,0 +1,103 @@
+"""Attention packages: `flash_attn`, `flash_attn_interface` and kernels of a hub.
+
+They are built for a GPU and cannot be imported here, so that their functions are answered: each
+call is one fused kernel of its generation. Tensors are (batch, length, heads, size), or packed end
+to end with the starts of their sequences.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_VERSION = "2.8.3"
+"""What scripts see; no answer depends on it."""
+_KERNELS = {"flash3": ("flash-attn3", "flash-attention-3", "fa3"), "flash2": ("flash",)}
+"""Generations by parts of the names that a hub knows their kernels by."""
+MODULES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_interface", "kernels")
+
+
+def make_module(name: str) -> ModuleType:
+    """The module *name* of MODULES."""
+    module = ModuleType(name, "Fused attention on a virtual device.")
+    if name == "kernels":
+        module.__dict__.update(get_kernel=get_kernel, has_kernel=lambda *_, **__: True)
+    else:
+        generation = "flash3" if name == "flash_attn_interface" else "flash2"
+        module.__dict__.update(vars(_functions(generation)), __version__=_VERSION)
+    return module
+
+
+def get_kernel(name: str, *_: Any, **__: Any) -> Any:
+    """Known attention kernels of a hub; others are refused by name."""
+    for generation, parts in _KERNELS.items():
+        if any(part in name.lower() for part in parts):
+            functions = _functions(generation)
+            functions.flash_attn_interface = _functions(generation)
+            return functions
+    raise RuntimeError(
+        f"kernels.get_kernel({name!r}): a virtual device knows attention kernels only, such as "
+        "kernels-community/flash-attn3. Replace that kernel by operators of torch."
+    )
+
+
+def _functions(generation: str) -> SimpleNamespace:
+    """What a package with kernels of *generation* exports."""
+
+    def attend(tensors: tuple[Tensor, ...], starts: Any, settings: dict[str, Any]) -> Any:
+        window = settings.get("window_size", (-1, -1))
+        out, sums = torch.ops.perfmodel.attention(
+            *tensors, *starts, bool(settings.get("causal", False)), window[0], 0, generation
+        )
+        if settings.get("return_attn_probs"):
+            return out, sums, None
+        return (out, sums) if settings.get("return_softmax_lse") else out
+
+    def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *more: Any, **settings: Any) -> Any:
+        return attend((q, k, v), (None, None), _named(generation, more, settings))
+
+    def flash_attn_qkvpacked_func(qkv: Tensor, *more: Any, **settings: Any) -> Any:
+        return flash_attn_func(*qkv.unbind(2), *more, **settings)
+
+    def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *more: Any, **settings: Any) -> Any:
+        return flash_attn_func(q, *kv.unbind(2), *more, **settings)
+
+    def flash_attn_varlen_func(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: Any = None,
+        max_seqlen_k: Any = None,
+        *more: Any,
+        **settings: Any,
+    ) -> Any:
+        del max_seqlen_q, max_seqlen_k
+        starts = (cu_seqlens_q, cu_seqlens_k)
+        return attend((q, k, v), starts, _named(generation, more, settings))
+
+    def flash_attn_varlen_qkvpacked_func(
+        qkv: Tensor, cu_seqlens: Tensor, max_seqlen: Any, *more: Any, **settings: Any
+    ) -> Any:
+        del max_seqlen
+        starts = (cu_seqlens, cu_seqlens)
+        return attend(qkv.unbind(1), starts, _named(generation, more, settings))
+
+    return SimpleNamespace(
+        flash_attn_func=flash_attn_func,
+        flash_attn_qkvpacked_func=flash_attn_qkvpacked_func,
+        flash_attn_kvpacked_func=flash_attn_kvpacked_func,
+        flash_attn_varlen_func=flash_attn_varlen_func,
+        flash_attn_varlen_qkvpacked_func=flash_attn_varlen_qkvpacked_func,
+    )
+
+
+def _named(generation: str, more: tuple[Any, ...], settings: dict[str, Any]) -> dict[str, Any]:
+    """*settings* with those that were given by place, as far as they matter."""
+    order = ("softmax_scale", "causal")
+    names = order if generation == "flash3" else ("dropout_p", *order, "window_size")
+    return {**dict(zip(names, more, strict=False)), **settings}
