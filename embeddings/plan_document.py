@@ -61,6 +61,19 @@ def to_plan_document(plan: ShardingPlan, *, gpus_per_host: int | None = None) ->
     return {MODULE: parameters}
 
 
+def list_refused(plan: ShardingPlan, framework: str) -> tuple[str, ...]:
+    """Tables that *framework*, `torchrec` or `hugectr`, cannot run as *plan* places them."""
+    if framework == "torchrec":
+        return list_unrunnable(plan)
+    # HugeCTR divides tables by rows over any GPUs, copies them, or keeps their frequent rows.
+    by_columns = (ShardingKind.COLUMN_WISE, ShardingKind.GRID)
+    return tuple(
+        table.name
+        for table, kind in zip(plan.tables, plan.kinds, strict=True)
+        if kind in by_columns or not table.is_pooled
+    )
+
+
 def list_unrunnable(plan: ShardingPlan) -> tuple[str, ...]:
     """Tables that TorchRec cannot run as *plan* places them.
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from embeddings.offloading import OFFLOADED, build_offloaded_plan, exceeds_devices
 from embeddings.plan import ShardingPlan
-from embeddings.plan_document import load_plan_document
+from embeddings.plan_document import list_refused, load_plan_document
 from embeddings.sharders import build_named_plan
 from embeddings.sharding_task import ShardingTask
 from embeddings.table import EmbeddingTable
@@ -37,6 +37,7 @@ from perfmodel.workloads.dlrm.spec import DlrmSpec
 from topologies import Cluster
 
 KEPT_ENUMERATED = 5
+_SHOWN = 3
 CHUNK = 256
 
 
@@ -66,16 +67,31 @@ def load_rank_setting(question: RankQuestion) -> RankSetting:
         )
     )
     spec, tables = check_has_tables(loaded.workload), loaded.tables
-    task = build_task(spec, tables or spec.embedding.tables(), loaded.cluster, seed=question.seed)
+    task = build_task(
+        spec,
+        tables or spec.embedding.tables(),
+        loaded.cluster,
+        seed=question.seed,
+        reserve=question.reserve,
+    )
     return RankSetting(spec, loaded.cluster, loaded.stack, task)
 
 
 def build_task(
-    spec: DlrmSpec, tables: tuple[EmbeddingTable, ...], cluster: Cluster, *, seed: int = 0
+    spec: DlrmSpec,
+    tables: tuple[EmbeddingTable, ...],
+    cluster: Cluster,
+    *,
+    seed: int = 0,
+    reserve: float = 0.0,
 ) -> ShardingTask:
-    """The task of a sharder for *spec*; its room is the memory that everything else leaves."""
+    """The task of a sharder for *spec*; its room is the memory that everything else leaves.
+
+    The share *reserve* of a GPU's memory stays free.
+    """
     ranks = cluster.rank_count
-    room = room_for_tables(spec, rank_count=ranks, memory_bytes=cluster.device.memory_bytes)
+    memory_bytes = int((1 - reserve) * cluster.device.memory_bytes)
+    room = room_for_tables(spec, rank_count=ranks, memory_bytes=memory_bytes)
     if room <= 0:
         raise PlanError(
             f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "
@@ -139,7 +155,15 @@ def make_plans(
         else:
             plans.append(outcome.plan)
             judged += outcome.plans_judged
-    return MadePlans(tuple(plans), tuple(refused), judged)
+    runnable = []
+    for plan in plans:
+        by = question.runnable_by
+        if not by or not (left := list_refused(plan, by)):
+            runnable.append(plan)
+            continue
+        tables = ", ".join(left[:_SHOWN]) + (f" and {len(left) - _SHOWN} more" * (len(left) > 3))
+        refused.append((plan.name, f"{by} cannot run it: {tables} are cut otherwise than it does."))
+    return MadePlans(tuple(runnable), tuple(refused), judged)
 
 
 def search_plans(
@@ -197,7 +221,7 @@ def judge_assignments(question: RankQuestion, ranks: Int32s) -> NDArray[np.int64
     evaluator = _evaluator(question)
     task = _setting(question).task
     found = evaluator.measure_assignments(task, ranks)
-    room = evaluator.cluster.device.memory_bytes
+    room = (1 - question.reserve) * evaluator.cluster.device.memory_bytes
     return np.where(found.peak_bytes <= room, found.time_ns(question.mode), np.iinfo(np.int64).max)
 
 
