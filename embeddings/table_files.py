@@ -17,7 +17,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from embeddings.distribution import UNIFORM, IndexDistribution, ReuseHistogram, Zipf
 from embeddings.index_files import load_index_data
-from embeddings.table import MOST_TABLES, EmbeddingTable, TableMemory
+from embeddings.table import MOST_TABLES, EmbeddingTable, TableMemory, spread_hot_rows
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import PlanError
 from perfmodel.base.fields import Parsed, ReadAs
@@ -132,7 +132,7 @@ def load_tables(
         if counts[table.name] > 1:
             faults.add(f"tables[{place}].name", f"two tables have this name, got {table.name!r}")
     faults.check(PlanError)
-    return tables if indices is None else _with_indices(tables, indices)
+    return spread_hot_rows(tables if indices is None else _with_indices(tables, indices))
 
 
 def _load(path: Path) -> Document:

@@ -121,3 +121,17 @@ def test_a_table_of_something_else_is_refused(load, tmp_path):
         load(table(tmp_path, "colour\nred\n"))
     with pytest.raises(MeasurementError):
         load(tmp_path / "missing.csv")
+
+
+def test_kernels_of_compiled_code_are_read_with_all_their_bytes(tmp_path):
+    text = (
+        "fused_kind,device,size_bytes,latency_ms,recording\n"
+        "pointwise,NVIDIA H100 80GB HBM3,6593445888,2.3,a\n"
+        "reduction,NVIDIA H100 80GB HBM3,64,0.002,a\n"
+    )
+    large, small = load_memory_table(table(tmp_path, text)).kernels
+    assert (large.op.operator, large.op.read_bytes) == ("fused_pointwise", 6_593_445_888)
+    assert (small.op.operator, small.op.read_bytes + small.op.write_bytes) == (
+        "fused_reduction",
+        64,
+    )

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from embeddings.distribution import UNIFORM, IndexDistribution, Zipf
 from embeddings.sharders import DEFAULT_SHARDER, HYBRID_SHARDERS, SHARDERS
-from embeddings.table import MOST_ROWS, MOST_TABLES, EmbeddingTable
+from embeddings.table import MOST_ROWS, MOST_TABLES, EmbeddingTable, spread_hot_rows
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.fields import LayerCount, Number, NumberFormat, Size, Switch, Width, Words
@@ -150,20 +150,22 @@ def _build_tables(section: EmbeddingSection) -> tuple[EmbeddingTable, ...]:
     count = len(section.rows)
     values = [getattr(section, name) for name in _PER_TABLE]
     columns = [value if isinstance(value, tuple) else (value,) * count for value in values]
-    return tuple(
-        EmbeddingTable(
-            f"table_{place}",
-            rows,
-            int(width),
-            pooling,
-            dtype,
-            _distribution(section, exponent, place, pooling),
-            deviation,
-            is_pooled=is_pooled,
-        )
-        for place, (rows, width, pooling, deviation, is_pooled, exponent, dtype) in enumerate(
-            zip(section.rows, *columns, strict=True)
-        )
+    return spread_hot_rows(
+        [
+            EmbeddingTable(
+                f"table_{place}",
+                rows,
+                int(width),
+                pooling,
+                dtype,
+                _distribution(section, exponent, place, pooling),
+                deviation,
+                is_pooled=is_pooled,
+            )
+            for place, (rows, width, pooling, deviation, is_pooled, exponent, dtype) in enumerate(
+                zip(section.rows, *columns, strict=True)
+            )
+        ]
     )
 
 
