@@ -172,9 +172,19 @@ def _in_table(path: str) -> str:
 def _with_indices(
     tables: Sequence[EmbeddingTable], indices: str | Path
 ) -> tuple[EmbeddingTable, ...]:
-    data = load_index_data(indices)
+    data = load_index_data(indices, table_count=len(tables))
     if len(data.names) != len(tables):
         raise PlanError(
             f"{indices}: must hold indices of {len(tables)} tables, got {len(data.names)}."
         )
-    return tuple(data.describe_table(table, place) for place, table in enumerate(tables))
+    known = {name: place for place, name in enumerate(data.names)}
+    left = [table.name for table in tables if table.name not in known]
+    if left and len(left) < len(tables):
+        raise PlanError(
+            f"{indices}: some of its names are those of tables, and {', '.join(left)[:200]} are "
+            "missing. Name all tables, or none of them, in their order."
+        )
+    return tuple(
+        data.describe_table(table, place if left else known[table.name])
+        for place, table in enumerate(tables)
+    )
