@@ -41,6 +41,7 @@ COMMANDS = {
     "topology": ("catalog:topology", "List, show, check and import machines."),
     "collective": ("collective:collective", "Price a collective on a machine."),
     "kernel": ("kernel:kernel", "Price a kernel on a GPU."),
+    "ui": ("ui:ui", "Open a local page that answers while you turn the knobs."),
     "init": ("about:init", "Write a commented file to start from."),
     "schema": ("about:schema", "Print the fields of a file that perfmodel reads."),
     "doctor": ("about:doctor", "Say what this installation has and lacks."),
