@@ -101,6 +101,8 @@ class FrameworkBehaviour(Enum):
     * PARAMETER_BUCKETS: a bucket of gradients holds a million parameters per rank that reduces it,
       and at least 40 million.
     * COALESCED_GATHERS: updated weights are gathered in one call, even where reductions overlap.
+    * SPLIT_EXPERTS: a run that says nothing else divides the GEMMs of an expert over the tensor
+      group, as those of the rest of a layer, where the ranks suffice.
     * EXPERTS_ONE_BY_ONE: the GEMMs of a rank's experts are launched one by one, not as a group.
     * COPIED_GATHERS: gathered weights are copied out of the buffer that they arrived in.
     """
@@ -126,6 +128,7 @@ class FrameworkBehaviour(Enum):
     ALL_LOGITS = "all_logits"
     PARAMETER_BUCKETS = "parameter_buckets"
     COALESCED_GATHERS = "coalesced_gathers"
+    SPLIT_EXPERTS = "split_experts"
     EXPERTS_ONE_BY_ONE = "experts_one_by_one"
     COPIED_GATHERS = "copied_gathers"
 
