@@ -188,8 +188,9 @@ class Overlap(Enum):
     for the weight gradient. TENSOR_EXCHANGE: all communication of a tensor group overlaps, in
     pieces. SHARDED_LAYERS: reductions and gathers overlap for weights that are gathered layer by
     layer, even if others do not. INDEX_EXCHANGE: the exchange of the next batch's indices overlaps
-    with all other communication. EXCHANGE_AND_REDUCTION: reductions of gradients overlap with
-    exchanges of pooled vectors.
+    with all other communication. EXPERT_EXCHANGE: tokens can be exchanged with experts while
+    another micro-batch computes; a workload asks for it. EXCHANGE_AND_REDUCTION: reductions of
+    gradients overlap with exchanges of pooled vectors.
     """
 
     GRADIENT_REDUCTION = "gradient_reduction"
@@ -200,5 +201,6 @@ class Overlap(Enum):
     TENSOR_EXCHANGE = "tensor_exchange"
     EMBEDDING_EXCHANGE = "embedding_exchange"
     INDEX_EXCHANGE = "index_exchange"
+    EXPERT_EXCHANGE = "expert_exchange"
     EXCHANGE_AND_REDUCTION = "exchange_and_reduction"
     INPUT = "input"
