@@ -142,8 +142,9 @@ class Problem:
         return np.clip(value, np.where(is_host, math.log(0.05), low), math.log(8.0))
 
     def errors_at(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Errors with *value* for the constants."""
-        return self.now - self.stated + self.slopes @ value
+        """Errors with *value* for the constants; a prediction does not know what publishers add."""
+        is_kept = np.array([key[0] != "publisher" for key in self.keys])
+        return self.now - self.stated + self.slopes @ np.where(is_kept, value, 0.0)
 
     def left_out(self, key_of: Callable[[Case], object]) -> NDArray[np.float64]:
         """Errors of every case with all cases of its key left out of the fit."""
