@@ -5,8 +5,8 @@ ranks that share it. Messages of a rank run concurrently and share its wires equ
 also delays its partners. The even matrix gives exactly the even cost.
 
 Lean kernels of a framework write directly into the memory of other GPUs and of their NICs, so they
-pay one crossing and keep the wires busy from the start. Their constants are assumed, not fitted:
-there are no published times of these kernels alone.
+pay one crossing, and a message to every other host, and keep the wires busy from the start. Their
+constants are assumed, not fitted: there are no published times of these kernels alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,15 @@ WIRE_RATIO = 0.85
 """What kernels reach of the datasheet of a wire."""
 CALL_NS = 8_000.0
 """Starting the kernel and agreeing that all data are there."""
+MESSAGE_NS = 2_000.0
+"""Writing to one more host and seeing its flag: messages of a rank start one after the other."""
 RELATIVE_SIGMA = 0.25
+_STEPS = {
+    CollectiveKind.REDUCE_SCATTER: 1,
+    CollectiveKind.ALL_GATHER: 1,
+    CollectiveKind.ALL_REDUCE: 2,
+}
+"""How often reductions by lean kernels move their bytes: out, and back where all get the sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +170,10 @@ def price_uneven(
 
 
 def price_lean(collective: Collective, *, cluster: Cluster, ranks: Ranks) -> CollectiveCost:
-    """Predict an all-to-all or an all-reduce of *ranks* by lean kernels.
+    """Predict an all-to-all or a reduction of *ranks* by lean kernels.
 
-    An all-reduce runs inside the host first, then along the rails, then inside the host again.
+    An all-reduce runs inside the host first, then along the rails, then inside the host again; a
+    reduce-scatter is its first half, and an all-gather its second.
 
     Leaves out: everything that makes a collective library slower at small sizes.
     """
@@ -177,20 +186,21 @@ def price_lean(collective: Collective, *, cluster: Cluster, ranks: Ranks) -> Col
     if wiring.host_count > 1:
         nic_ns_per_byte = NS_PER_S / (WIRE_RATIO * wiring.nic_bandwidth_bytes_per_s)
     latency_ns = CALL_NS + wiring.net_latency_ns
+    hosts_ns = MESSAGE_NS * (wiring.host_count - 1)
     if collective.byte_matrix is not None:
         load = build_rank_load(collective.byte_matrix, ranks, cluster)
         gpu_ns = load.inside_bytes * gpu_ns_per_byte
         nic_ns = load.nic_bytes * max(wiring.nic_count, 1) * nic_ns_per_byte
-        per_rank_ns = latency_ns + np.maximum(gpu_ns, nic_ns)
-    elif collective.kind is CollectiveKind.ALL_REDUCE:
+        per_rank_ns = latency_ns + hosts_ns + np.maximum(gpu_ns, nic_ns)
+    elif steps := _STEPS.get(collective.kind):
         inside, hosts = wiring.ranks_per_host, wiring.host_count
-        moved = 2.0 * collective.size_bytes
+        moved = float(steps) * collective.size_bytes
         gpu_ns = np.array([moved * (inside - 1) / inside * gpu_ns_per_byte])
         nic_ns = np.array([moved * (hosts - 1) / hosts * nic_ns_per_byte])
-        per_rank_ns = 3 * latency_ns + gpu_ns + nic_ns
+        per_rank_ns = (steps + 1) * latency_ns + steps * hosts_ns + gpu_ns + nic_ns
     else:
         raise InputError(
-            f"{collective.kind.value}: lean kernels do all-reduces and all-to-alls by byte matrix."
+            f"{collective.kind.value}: lean kernels do reductions and all-to-alls by byte matrix."
         )
     worst_ns = float(per_rank_ns.max())
     return CollectiveCost(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from perfmodel.base.documents import load_yaml
 from traces.trace import ABSENT, Category, TraceColumns
@@ -43,6 +44,11 @@ NUMBER_FIELDS = {
 }
 """Fields with a number, and the columns they become; all but `tid` are arguments."""
 Stamps = np.ndarray[Any, np.dtype[np.int64]]
+STAMPS = ("start_ns", "duration_ns")
+_ROWS_AT_ONCE = 1 << 12
+_COLUMNS = TraceColumns.__slots__
+_WIDTHS = {"start_ns": "q", "duration_ns": "q", "name": "i", "detail": "i"}
+"""Columns that are as wide from the beginning."""
 # Plain numbers: looking an enum member up takes as long as parsing a field.
 _CODES = {word: int(category) for word, category in CATEGORIES.items()} | {
     FUNCTION: int(Category.MODULE)
@@ -75,16 +81,71 @@ class Interner(dict[Any, int]):
         return number
 
 
+_CODES_OF_ARRAYS = "bhiq"
+
+
+class NarrowBuffer:
+    """Whole numbers that keep coming, in the narrowest type that holds all so far.
+
+    One array that grows in place: many pieces that are joined at the end would leave as much
+    memory behind as they took.
+    """
+
+    def __init__(self, code: str = "b") -> None:
+        self._values: array[int] = array(code)
+
+    def extend(self, values: Stamps) -> None:
+        """Append *values*."""
+        code: str = self._values.typecode
+        lowest, highest = int(values.min()), int(values.max())
+        while not _holds(code, lowest, highest):
+            code = _CODES_OF_ARRAYS[_CODES_OF_ARRAYS.index(code) + 1]
+        if code != self._values.typecode:
+            self._values = array(code, np.array(self._values, dtype=code).tobytes())
+        self._values.frombytes(values.astype(code).tobytes())
+
+    def column(self) -> NDArray[Any]:
+        """All values; the buffer must not grow afterwards."""
+        return np.frombuffer(self._values, dtype=self._values.typecode)
+
+
+def _holds(code: str, lowest: int, highest: int) -> bool:
+    limits = np.iinfo(np.dtype(code))
+    return bool(limits.min <= lowest and highest <= limits.max)
+
+
 class RowBuffer:
-    """Rows as they come in; sorted and made columns at the end."""
+    """Rows as they come in; sorted and made columns at the end.
+
+    A stream or a device needs one byte, and there may be millions of rows: every few thousand
+    are moved to buffers of the narrowest type.
+    """
 
     def __init__(self) -> None:
         self.names, self.details = Interner(), Interner()
+        self._moved = {name: NarrowBuffer(_WIDTHS.get(name, "b")) for name in _COLUMNS}
+        self._moved_count = 0
+        self._begin()
+
+    def _begin(self) -> None:
         self.start_ns, self.duration_ns, self.numbers = array("q"), array("q"), array("q")
-        self.category, self.name, self.detail = array("B"), array("i"), array("i")
+        self.category, self.name, self.detail = array("q"), array("q"), array("q")
 
     def __len__(self) -> int:
-        return len(self.name)
+        return self._moved_count + len(self.name)
+
+    def _move(self) -> None:
+        """Move the latest rows to the buffers."""
+        if not len(self.name):
+            return
+        numbers = np.array(self.numbers, dtype=np.int64).reshape(-1, len(NUMBER_FIELDS))
+        columns = dict(zip(NUMBER_FIELDS.values(), numbers.T, strict=True))
+        for name in ("start_ns", "duration_ns", "category", "name", "detail"):
+            columns[name] = np.array(getattr(self, name), dtype=np.int64)
+        for name, column in columns.items():
+            self._moved[name].extend(column)
+        self._moved_count += len(self.name)
+        self._begin()
 
     def add_quickly(self, spans: list[dict[str, Any]]) -> None:
         """Append a batch of intervals; raises, before anything is added, if one is unusual."""
@@ -107,6 +168,8 @@ class RowBuffer:
         self.category.extend(category)
         self.name.extend([self.names[word] for word in words])
         self.detail.extend(detail)
+        if len(self.name) >= _ROWS_AT_ONCE:
+            self._move()
 
     def add_carefully(self, span: dict[str, Any]) -> list[str]:
         """Append one interval and say what is odd about it; raises if it cannot become a row."""
@@ -138,21 +201,19 @@ class RowBuffer:
         return odd
 
     def columns(self, base_ns: int) -> TraceColumns:
-        """All rows by start; of those that start together the longest first."""
-        start_ns, duration_ns, numbers = (
-            np.frombuffer(column, dtype=np.int64)
-            for column in (self.start_ns, self.duration_ns, self.numbers)
-        )
+        """All rows by start; of those that start together the longest first.
+
+        The buffers are given up one by one, so nothing can be added afterwards.
+        """
+        self._move()
+        start_ns, duration_ns = (self._moved.pop(name).column() for name in STAMPS)
         order = np.lexsort((-duration_ns, start_ns))
-        numbers = numbers.reshape(-1, len(NUMBER_FIELDS))
-        return TraceColumns(
-            start_ns=start_ns[order] + np.int64(base_ns),
-            duration_ns=duration_ns[order],
-            category=np.frombuffer(self.category, dtype=np.uint8)[order],
-            name=np.frombuffer(self.name, dtype=np.int32)[order],
-            detail=np.frombuffer(self.detail, dtype=np.int32)[order],
-            **{name: numbers[order, place] for place, name in enumerate(NUMBER_FIELDS.values())},
-        )
+        columns: dict[str, Any] = {"start_ns": start_ns[order] + np.int64(base_ns)}
+        columns["duration_ns"] = duration_ns[order]
+        del start_ns, duration_ns
+        for name in list(self._moved):
+            columns[name] = self._moved.pop(name).column()[order]
+        return TraceColumns(**columns)
 
     def _detail(self, category: int, argument: dict[str, Any]) -> int:
         if "Collective name" in argument:

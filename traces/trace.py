@@ -14,6 +14,8 @@ import numpy as np
 import orjson
 
 Int64Column = np.ndarray[Any, np.dtype[np.int64]]
+NarrowColumn = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+"""Whole numbers in the narrowest type that holds them: widen before arithmetic."""
 ABSENT = -1
 
 
@@ -41,15 +43,15 @@ class TraceColumns:
 
     start_ns: Int64Column
     duration_ns: Int64Column
-    category: np.ndarray[Any, np.dtype[np.uint8]]
+    category: NarrowColumn
     name: np.ndarray[Any, np.dtype[np.int32]]
-    thread: Int64Column
-    correlation: Int64Column
-    stream: Int64Column
-    device: Int64Column
-    sequence: Int64Column
-    forward_thread: Int64Column
-    size_bytes: Int64Column
+    thread: NarrowColumn
+    correlation: NarrowColumn
+    stream: NarrowColumn
+    device: NarrowColumn
+    sequence: NarrowColumn
+    forward_thread: NarrowColumn
+    size_bytes: NarrowColumn
     detail: np.ndarray[Any, np.dtype[np.int32]]
 
     def __len__(self) -> int:

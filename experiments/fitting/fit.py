@@ -41,6 +41,7 @@ class Choice(Form):
     kind: Line
     out: Line
     tables: tuple[Line, ...] = ()
+    own_tables: tuple[Line, ...] = ()
     cases: Line = ""
     preferred_collector: Line = ""
     device: Line | None = None
@@ -76,7 +77,8 @@ Made = Mapping[str, str]
 
 def fit_kernels(choice: Choice, data: Path, out: Path, made: Made) -> None:
     """Constants of one kind of kernel."""
-    table = load_tables(choice.kind, [data / name for name in choice.tables])
+    paths = [data / name for name in choice.tables]
+    table = load_tables(choice.kind, [*paths, *(CHECKOUT / name for name in choice.own_tables)])
     if choice.preferred_collector:
         table = prefer_collector(table, choice.preferred_collector)
     words = {"source": choice.source, "software": choice.software, "licence": choice.licence}

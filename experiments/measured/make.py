@@ -7,11 +7,17 @@ Rows of large tables are taken at equal steps in their order, never by how well 
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -20,6 +26,7 @@ from experiments.figures import EXPERIMENTS, MEASURED
 from perfmodel.calibration.embedding_cases import load_cases
 from perfmodel.calibration.interference import fit_interference
 from perfmodel.calibration.interference_samples import KernelLoss
+from perfmodel.graph.calls import dtype_of
 from perfmodel.recordings.importing import import_job
 from perfmodel.recordings.storage import save_recorded_job
 from perfmodel.recordings.trace_stats import stats_document
@@ -54,6 +61,13 @@ LAYOUT_SETS = {"vTrain": ["layers", "hidden", "n_gpus", "gbs"], "Ultra-Scale": [
 EVERY_SET = {"vTrain": 4, "Ultra-Scale": 1}
 MOST_GPUS_OF_SET = {"vTrain": 256, "Ultra-Scale": 32}
 """Sets of runs that differ in their layout: of many every fourth, and of large ones the smaller."""
+FUSED = (
+    "traces/nanogpt_h100x8/rank0.json.gz",
+    "traces/single_rank/nanogpt_h100x8_rank0_after_hooks.json.gz",
+)
+FUSED_KINDS = {"poi": "pointwise", "per": "persistent_reduction", "red": "reduction"}
+"""How names of Inductor's kernels begin, behind `triton_`."""
+H100_BYTES_PER_US = 3.35e6
 SHORT_MS, LONG_MS, BIG_SIDE = (0.4, 0.8), 12.8, 2048
 
 
@@ -62,6 +76,7 @@ def main(data: Path) -> None:
     make_runs(data / "runs")
     make_layouts(data / "runs")
     make_kernels(data)
+    make_fused(data)
     make_collectives(data / "collectives")
     make_studies(data)
     make_recordings(data / "traces")
@@ -119,6 +134,54 @@ def make_kernels(data: Path) -> None:
                 chosen = big[times.between(*SHORT_MS, inclusive="left") | (times >= LONG_MS)]
                 long.append(chosen[["collector", "latency_ms", "tflops"]].assign(device=name))
     write(pd.concat(long), "kernels/long_products.csv.gz")
+
+
+def make_fused(folder: Path) -> None:
+    """Kernels that Inductor made, as recorded in training: medians by kernel and bytes.
+
+    A recording gives every tensor of a launch, not how much of it is touched. Where that would be
+    faster than the memory, only parts are; lookups touch rows. Both are left out, and so is the
+    softmax that its exponentials limit.
+    """
+    rows: dict[tuple[str, str, int], list[float]] = {}
+    for name in FUSED:
+        for kernel, size_bytes, time_us in _fused_launches(folder / name):
+            kind = FUSED_KINDS.get(kernel.split("_")[1])
+            is_slower = 0 < size_bytes < time_us * H100_BYTES_PER_US
+            if kind and is_slower and not re.search("embedding|softmax_online", kernel):
+                rows.setdefault((name.split("/")[-1], kind, size_bytes), []).append(time_us)
+    lines = [
+        (kind, "NVIDIA H100 80GB HBM3", size_bytes, round(median(times) / 1e3, 6), source)
+        for (source, kind, size_bytes), times in sorted(rows.items())
+    ]
+    columns = ["fused_kind", "device", "size_bytes", "latency_ms", "recording"]
+    write(pd.DataFrame(lines, columns=columns), "kernels/fused_h100.csv")
+
+
+def _fused_launches(path: Path) -> Iterator[tuple[str, int, float]]:
+    """Kernel, bytes of all its tensors and time of every launch whose shapes are certain."""
+    with gzip.open(path) as stream:
+        entries = json.load(stream)["traceEvents"]
+    named = [one for one in entries if str(one.get("name", "")).startswith("triton_")]
+    sizes: dict[str, set[int]] = {}
+    for one in named:
+        if one.get("cat") == "cpu_op":
+            sizes.setdefault(one["name"], set()).add(_tensor_bytes(one["args"]))
+    for one in named:
+        known = sizes.get(one["name"], set())
+        if one.get("cat") == "kernel" and len(known) == 1:
+            yield one["name"], min(known), float(one["dur"])
+
+
+def _tensor_bytes(words: Mapping[str, Any]) -> int:
+    total = 0
+    names = ("Input Dims", "Input Strides", "Input type")
+    for lengths, steps, kind in zip(*(words[name] for name in names), strict=True):
+        dtype = dtype_of(kind)
+        if dtype is not None:
+            moved = (length for length, step in zip(lengths, steps, strict=True) if step)
+            total += prod(moved) * dtype.size_bytes
+    return int(total)
 
 
 def make_collectives(folder: Path) -> None:

@@ -70,8 +70,11 @@ from perfmodel.prediction.comparing import Comparison as Comparison
 from perfmodel.prediction.scenario import Interference as Interference
 from perfmodel.prediction.scenario import JobScenario as JobScenario
 from perfmodel.prediction.scenario import Mode as Mode
+from perfmodel.prediction.scenario import RunQuestion as RunQuestion
 from perfmodel.prediction.scenario import Scenario as Scenario
 from perfmodel.prediction.scenario_file import load_scenario as load_scenario
+from perfmodel.prediction.whole_run import TrainingRun as TrainingRun
+from perfmodel.prediction.whole_run import plan_run as plan_run
 from perfmodel.recordings.import_files import Imported as Imported
 from perfmodel.recordings.import_files import ImportedJob as ImportedJob
 from perfmodel.recordings.import_files import ImportWishes as ImportWishes

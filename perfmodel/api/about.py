@@ -29,7 +29,11 @@ HERE = Path(__file__).parent
 PACKAGES = HERE.parent
 NEEDED = ("ray", "numpy", "scipy", "pandas", "numba", "pyyaml", "matplotlib", "pyarrow", "typer",
           "rich", "jinja2", "pydantic", "orjson", "protobuf", "defusedxml")  # fmt: skip
-EXTRAS = {"torch": "emulate, calibrate gemm|attention|measure, indices in torch files"}
+EXTRAS = {
+    "torch": "emulate, calibrate gemm|attention|measure, indices in torch files",
+    "starlette": "ui",
+    "uvicorn": "ui",
+}
 
 
 class TemplateKind(Enum):
@@ -40,6 +44,7 @@ class TemplateKind(Enum):
     TOPOLOGY = "topology"
     TABLES = "tables"
     SCENARIO = "scenario"
+    PRICES = "prices"
 
 
 class SchemaKind(Enum):
@@ -50,6 +55,7 @@ class SchemaKind(Enum):
     WORKLOAD = "workload"
     STACK = "stack"
     SCENARIO = "scenario"
+    PRICES = "prices"
     TABLES = "tables"
     PLAN = "plan"
     RUNS = "runs"
@@ -79,7 +85,10 @@ def _one_of(kinds: type[_Kind], name: _Kind | str) -> _Kind:
 
 def init(kind: TemplateKind | str, out: str | Path | None = None) -> str:
     """A commented file to start from, accepted as it is; written to *out* if it is given."""
-    text = (HERE / "templates" / f"{_one_of(TemplateKind, kind).value}.yaml").read_text("utf-8")
+    chosen = _one_of(TemplateKind, kind)
+    # The prices that are shipped are as good a start as any.
+    folder = PACKAGES / "prediction" if chosen is TemplateKind.PRICES else HERE / "templates"
+    text = (folder / f"{chosen.value}.yaml").read_text("utf-8")
     if out is not None:
         if Path(out).exists():
             raise OutputError(f"{out}: exists already and is not overwritten. Name another file.")
@@ -182,6 +191,7 @@ _FORMS = {
         "perfmodel.workloads.dlrm.spec:DlrmSpec",
     ),
     SchemaKind.STACK: ("perfmodel.stacks.stack:SoftwareStack",),
+    SchemaKind.PRICES: ("perfmodel.prediction.whole_run:RunRates",),
     SchemaKind.TABLES: ("embeddings.table_files:TablesFile",),
     SchemaKind.RECIPES: ("perfmodel.whatif.recipes:RecipeFile",),
     SchemaKind.PLAN: ("embeddings.plan_document:PlanFile",),

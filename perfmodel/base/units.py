@@ -58,6 +58,36 @@ def parse_duration_ns(text: str) -> float:
     return _scaled(text, value, _TIME_NS[unit])
 
 
+_LONG_NS = {
+    **_TIME_NS,
+    "min": 60 * NS_PER_S,
+    "h": NS_PER_HOUR,
+    "d": 24 * NS_PER_HOUR,
+    "w": 168 * NS_PER_HOUR,
+}
+
+
+def parse_long_duration_ns(text: str) -> float:
+    """Nanoseconds in *text*, such as `30 d`, `12 h` or `10 min`."""
+    value, unit = _split(text, "30 d")
+    unit = unit if unit in _LONG_NS else unit.removesuffix("ays").removesuffix("ours")
+    if unit not in _LONG_NS:
+        raise _wrong_unit(text, unit, "30 d")
+    return _scaled(text, value, _LONG_NS[unit])
+
+
+_COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+
+
+def parse_count(text: str) -> float:
+    """The number in *text*, such as `300B`, `1.5T` or `2e12`; ValueError for anything else."""
+    found = re.fullmatch(r"([\d_,]*\.?\d+(?:[eE]\+?\d+)?)\s*([kKMBGT]?)", text.strip())
+    value = float(re.sub("[_,]", "", found[1])) * _COUNTS[found[2].upper()] if found else 0.0
+    if not 0 < value <= MOST:
+        raise ValueError(f"must be a number above zero like 300B or 1.5T, got {text!r}")
+    return value
+
+
 def parse_rate_flops(text: str) -> float:
     """Operations per second in *text*, such as `989 TFLOP/s`."""
     return _parse(text, ("FLOP/s", "OP/s"), "989 TFLOP/s")

@@ -198,7 +198,7 @@ def _calls(view: RankView, spans: tuple[Int64s, Int64s, Int64s]) -> Iterator[tup
     is_usable = ~device.is_collective & ~device.is_copy & (unknown_ns == 0)
     is_usable &= ends_ns - starts_ns >= SHORTEST_NS
     is_usable &= _overlap_ns(view) <= MOST_OVERLAP_RATIO * (ends_ns - starts_ns)
-    operator_of_call = view.operators_of_calls()
+    operator_of_call = view.operators
     for task in np.flatnonzero(is_usable).tolist():
         yield (
             _work(view, task, operator_of_call),

@@ -19,7 +19,7 @@ from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.estimates import INTERVAL_SIGMAS
 from perfmodel.costs.measured_kernels import KernelTable
-from perfmodel.costs.memory import interpolate_row_factor
+from perfmodel.costs.memory import RECORDED_WORDS, interpolate_row_factor
 from topologies import load_device
 
 LARGEST_FLOOR_NS = 1_300.0
@@ -50,7 +50,9 @@ def fit_memory_entry(table: KernelTable, device_name: str) -> Entry:
     knots, weights, row_factors = _fit(rows)
     errors = _held_out_errors(rows) if len(ops) > 2 else np.ones(1)
     offset_ns = float(weights[0])
-    floor_ns = min(offset_ns, LARGEST_FLOOR_NS)
+    # What was recorded in training has no benchmark around it.
+    is_recorded = ops[0].operator in RECORDED_WORDS
+    floor_ns = offset_ns if is_recorded else min(offset_ns, LARGEST_FLOOR_NS)
     pairs = zip(knots.tolist(), weights[1:].tolist(), strict=True)
     curves: dict[str, Sequence[Sequence[float]]] = {"slopes": [list(pair) for pair in pairs]}
     if row_factors:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collectives.nccl_tests import RunPlace
     from perfmodel.prediction.answer import Prediction
     from perfmodel.prediction.comparing import Comparison
+    from perfmodel.prediction.scenario import RunQuestion
     from perfmodel.reports.blocks import Report
 
 MAX_LISTED_RANKS = 1_000_000
@@ -158,6 +159,9 @@ class Outputs:
             help="Ranks in the timeline of --trace-out, e.g. 0,8-15.",
         ),
     ] = None
+    is_brief: Annotated[
+        bool, Option(name="--brief", help="Print the answer alone, without its reasons.")
+    ] = False
     plan_file: Annotated[
         Path | None,
         Option(name="--plan-out", metavar="FILE.json", help="Write the first plan as JSON."),
@@ -222,16 +226,17 @@ class Outputs:
         if self.json_file is not None:
             write_json(self.json_file, document())
         if self.is_printed:
+            from perfmodel.reports.runs import shorten
             from perfmodel.reports.terminal import print_report
 
-            print_report(*reports)
+            print_report(*(map(shorten, reports) if self.is_brief else reports))
             written = (self.json_file, self.trace_file, self.report_file, self.csv_file)
             for path in (*written, self.plot_file):
                 if path is not None:
                     print(f"Wrote {path}")
 
-    def write_prediction(self, prediction: Prediction) -> None:
-        """Write *prediction*, with its timeline where that was asked for."""
+    def write_prediction(self, prediction: Prediction, asked: RunQuestion | None = None) -> None:
+        """Write *prediction*, with its timeline and the whole run that was *asked* for."""
         from perfmodel.reports.document import to_document
         from perfmodel.reports.prediction import report_prediction
 
@@ -239,10 +244,14 @@ class Outputs:
             from perfmodel.reports.chrome_trace import write_trace
 
             write_trace(prediction, self.trace_file, only_ranks=self.trace_ranks)
-        price = self.price_per_gpu_hour
+        price, whole = self.price_per_gpu_hour, None
+        if asked is not None and asked.is_asked:
+            from perfmodel.prediction.whole_run import plan_run
+
+            whole = plan_run(prediction, asked, price_per_gpu_hour=price)
         self.write(
-            report_prediction(prediction, price),
-            lambda: to_document(prediction, price),
+            report_prediction(prediction, price, whole),
+            lambda: to_document(prediction, price, whole),
             prediction.plot,
         )
 

@@ -25,6 +25,7 @@ Examples:
   perfmodel search --workload llama3_70b --topology dgx_h100 --hosts 8
   perfmodel search --workload llama3_70b --topology gb200_nvl72 --ranks-per-host 64
   perfmodel search --workload llama3_8b --topology dgx_a100 --hosts 1,2,4,8 --price 1.8
+  perfmodel search --workload llama3_8b --topology dgx_h100 --hosts 4,8 --tokens 1T --finish-in 30d
   perfmodel search --workload my_gpt.yaml --topology dgx_h100 --hosts 8 --set parallel.tp=8
 """
 

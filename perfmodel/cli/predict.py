@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
-from typing import Annotated, Any
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,10 @@ from perfmodel import api
 from perfmodel.base.options import Option, options_of
 from perfmodel.cli.commands import command
 from perfmodel.cli.options import Outputs, Run, argument
-from perfmodel.prediction.scenario import JobScenario, Scenario
+from perfmodel.prediction.scenario import JobScenario, RunQuestion, Scenario
+
+if TYPE_CHECKING:
+    from perfmodel.prediction.comparing import Comparison
 
 PREDICT_EPILOG = """\b
 Examples:
@@ -23,6 +26,7 @@ Examples:
   perfmodel predict --topology quad_a100 --tables tables.yaml --plan plan.json
   perfmodel predict --topology dgx_a100 --sweep batch=4096:65536:x2 --plot batches.png
   perfmodel predict llama3_8b --sweep topology=dgx_a100,dgx_h100
+  perfmodel predict llama3_70b --topology dgx_h100 --hosts 64 --tokens 300B
   perfmodel predict --scenario question.yaml --require-fit
   perfmodel predict --job job/
   perfmodel predict --job job/ --topology dgx_h100
@@ -37,6 +41,7 @@ Examples:
   perfmodel compare jobs/*/ --topology dgx_h100 --price 2.5
   perfmodel compare --topology dgx_a100,dgx_h100 --workload llama3_8b --hosts 2
   perfmodel compare --topology dgx_h100 --workload llama3_8b,gpt2_xl --plot models.png
+  perfmodel compare --topology dgx_a100,dgx_h100 --workload llama3_70b --hosts 16 --tokens 300B
 \b
 `perfmodel init scenario --out a.yaml` writes a file to start from.
 """
@@ -65,6 +70,7 @@ def predict(
         bool, Option(name="--list", help="List the workloads and stacks that are included.")
     ] = False,
     require_fit: Annotated[bool, Option(help="Exit 1 if it does not fit in memory.")] = False,
+    whole: RunQuestion,
     run: Run,
     files: Annotated[
         Outputs,
@@ -75,6 +81,7 @@ def predict(
         "csv_file",
         "plot_file",
         "price_per_gpu_hour",
+        "is_brief",
     ],
 ) -> None:
     """Predict how long one training iteration takes, and why."""
@@ -95,15 +102,20 @@ def predict(
         _refuse([name for name in single if single[name]], "--sweep", "it has several answers")
         with run.open() as where:
             comparison = api.sweep(scenario, sweep, **where)
-        files.write_comparison(comparison)
+        files.write_comparison(_of_whole_runs(comparison, whole))
         return
     with run.open() as where:
         prediction = api.predict(
             scenario, require_fit=require_fit, keep_timelines=files.has_timelines, **where
         )
-    files.write_prediction(prediction)
+    files.write_prediction(prediction, whole)
     if require_fit and prediction.memory is not None and not prediction.memory.fits:
         raise typer.Exit(1)
+
+
+def _of_whole_runs(comparison: Comparison, whole: RunQuestion) -> Comparison:
+    """*comparison*, of whole runs if they were asked for."""
+    return replace(comparison, whole=whole) if whole.is_asked else comparison
 
 
 def _read_scenario(
@@ -175,6 +187,7 @@ def compare(
         Option(metavar="MONEY", min=0, help="Price per GPU and hour; orders by time."),
     ] = None,
     asked: Annotated[dict[str, Any], Scenario, "overrides", "calibration"],
+    whole: RunQuestion,
     run: Run,
     outputs: Annotated[Outputs, "json_file", "csv_file", "plot_file", "report_file"],
 ) -> None:
@@ -191,6 +204,7 @@ def compare(
         else:
             axes = _split(given, asked)
             found = api.sweep(Scenario(**asked), axes, **where)
+    found = _of_whole_runs(found, whole)
     outputs.write_comparison(found if price is None else found.priced(price))
 
 

@@ -41,7 +41,7 @@ from perfmodel.costs.gemm_physics import (
     predict_arithmetic_ns,
     predict_gemm_times,
 )
-from perfmodel.costs.sustained import arithmetic_slowdown
+from perfmodel.costs.sustained import arithmetic_slowdown, power_ratio
 from perfmodel.graph.ops import Gemm
 from perfmodel.stacks.capabilities import Residency
 from perfmodel.stacks.stack import SoftwareStack
@@ -62,6 +62,8 @@ FRACTIONAL_WAVE_CAPABILITIES = frozenset({"9.0", "10.0", "10.3"})
 ARITHMETIC_SHARE = 0.876
 """A GEMM whose time without memory traffic is at least this share of its time counts as bound by
 arithmetic, which sustained load slows down; (1 - 0.8**4)**0.25, memory being four fifths of it."""
+PROMPT_LOSS_NS = 1e6
+"""A chip that loses clock so soon is at the limit of its board's power; later it is warm."""
 SMALLEST_SIDE = 32
 """Side of the smallest GEMM in the tables."""
 SMALLER_SIGMA = 0.12
@@ -175,6 +177,11 @@ def gemm_calibration(
         constants = replace(constants, floor_ns=_carried_floor_ns(entry, device))
     if not match.is_own and device.compute_capability not in FRACTIONAL_WAVE_CAPABILITIES:
         constants = replace(constants, tail_ratio=1.0)
+    is_tensor = entry.variant == TENSOR and not match.is_own
+    if is_tensor and _has_power_to_spare(constants, device, entry.device):
+        # What the source reached above its datasheet came with the clock that it then lost.
+        ratio = min(constants.compute_ratio, 1.0)
+        constants = replace(constants, sustained_loss=0.0, compute_ratio=ratio)
     return GemmCalibration(
         constants=constants,
         ordered=entry.ordered if is_near else None,
@@ -184,6 +191,15 @@ def gemm_calibration(
         stand_in_sigma=stand_in_sigma,
         is_assumed=is_assumed,
     )
+
+
+def _has_power_to_spare(constants: GemmConstants, device: Device, source: str) -> bool:
+    """Whether *device* keeps the clock that *source* loses at the limit of its power.
+
+    Cards of GeForce add up in FP32 at half the rate, on boards with as much power as others.
+    """
+    is_limited = constants.sustained_after_ns < PROMPT_LOSS_NS
+    return is_limited and (1.0 + constants.sustained_loss) * power_ratio(device, source) < 1.0
 
 
 @cache

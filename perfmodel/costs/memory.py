@@ -34,6 +34,8 @@ from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
 
 PLAIN = "add"
+RECORDED_WORDS = ("fused_pointwise", "fused_persistent_reduction", "fused_reduction")
+"""Kernels of compiled code, measured in recordings of training."""
 SUFFIXES = ("_forward", "_backward", "_fused", "_foreach", "_plain", "_fwd", "_bwd")
 """What does not change the curve of an operator."""
 UNKNOWN_SIGMA = 0.4

@@ -10,6 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -70,6 +71,10 @@ class Tables:
             self._op_of_id[id(op)] = known
         return known[1]
 
+    def lone_op(self, op: Op) -> int:
+        """The same for an object that comes once, which is not worth remembering."""
+        return self.op_index.setdefault(op, len(self.op_index))
+
     def label(self, label: str) -> int:
         """The index of *label*, added if it is new."""
         return self.label_index.setdefault(label, len(self.label_index))
@@ -120,6 +125,18 @@ class Piece:
         return self._numbers[naming]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskColumns:
+    """Many tasks at once: ops, labels and origins by their numbers in the tables."""
+
+    lane: NDArray[np.int64]
+    op: NDArray[np.int64]
+    label: NDArray[np.int64]
+    origin: NDArray[np.int64]
+    slot: NDArray[np.int64]
+    role: NDArray[np.int64]
+
+
 class ProgramBuilder:
     """Collects the tasks of one rank's iteration.
 
@@ -128,7 +145,7 @@ class ProgramBuilder:
     """
 
     def __init__(self, tables: Tables) -> None:
-        self._tables = tables
+        self.tables = tables
         self._lanes: list[Lane] = []
         self._tasks = array("q")
         self._deps = array("q")
@@ -164,7 +181,7 @@ class ProgramBuilder:
 
         With a *slot* it is this rank's part in the next rendezvous of that communicator.
         """
-        tables, task = self._tables, self.task_count
+        tables, task = self.tables, self.task_count
         if not 0 <= lane < len(self._lanes):
             raise GraphError(f"task needs a lane that was added before, got lane {lane}.")
         sequence, part = PLAIN, 0
@@ -191,6 +208,51 @@ class ProgramBuilder:
             (task, dependency.task, dependency.anchor, dependency.distance, dependency.lag_ns)
         )
 
+    def add_columns(self, tasks: TaskColumns) -> int:
+        """Append many tasks at once, in order; the number of the first."""
+        first = self.task_count
+        columns = np.stack(
+            [
+                tasks.lane,
+                tasks.op,
+                tasks.label,
+                tasks.origin,
+                tasks.slot,
+                self._number_rendezvous(tasks.slot),
+                np.where(tasks.slot == PLAIN, 0, tasks.role),
+            ],
+            axis=1,
+        )
+        self._tasks.frombytes(columns.astype(np.int64, copy=False).tobytes())
+        return first
+
+    def _number_rendezvous(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The sequence of every task of *slots*, counted on from the tasks before."""
+        sequence = np.full(len(slots), PLAIN, dtype=np.int64)
+        for slot in np.unique(slots[slots != PLAIN]).tolist():
+            own = np.flatnonzero(slots == slot)
+            before = self._next_sequence.get(slot, 0)
+            sequence[own] = before + np.arange(len(own))
+            self._next_sequence[slot] = before + len(own)
+        return sequence
+
+    def add_dependencies(
+        self,
+        tasks: NDArray[np.int64],
+        sources: NDArray[np.int64],
+        *,
+        lag_ns: NDArray[np.int64] | int = 0,
+        anchor: NDArray[np.integer[Any]] | int = Anchor.END,
+    ) -> None:
+        """Let each of *tasks* also wait for the task at the same place of *sources*."""
+        rows = np.zeros((len(tasks), _DEP_FIELDS), dtype=np.int64)
+        rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 4] = tasks, sources, anchor, lag_ns
+        self._deps.frombytes(rows.tobytes())
+
+    def drop_dependencies(self) -> None:
+        """Forget all dependencies, to write others between the same tasks."""
+        self._deps = array("q")
+
     def cut(
         self, write: Callable[[], Answer], *, naming: Naming, leans_on: Sequence[int]
     ) -> tuple[Piece, Answer]:
@@ -204,7 +266,7 @@ class ProgramBuilder:
         deps = np.array(self._deps[first_dep:], dtype=np.int64)
         tasks, deps = tasks.reshape(-1, _TASK_FIELDS), deps.reshape(-1, _DEP_FIELDS)
         numbers, tasks[:, 2] = np.unique(tasks[:, 2], return_inverse=True)
-        names = tuple(self._tables.label_index)
+        names = tuple(self.tables.label_index)
         deps[:, :2] -= start
         place_of = {task - start: place for place, task in enumerate(leans_on)}
         outside = [-1 if row >= 0 else place_of[row] for row in deps[:, 1].tolist()]
@@ -223,7 +285,7 @@ class ProgramBuilder:
         """Add *piece* again, with labels under *naming*, depending on the tasks in *leans_on*."""
         start = self.task_count
         tasks, deps = piece.tasks.copy(), piece.deps.copy()
-        tasks[:, 2:4] = piece.names(self._tables, naming)[tasks[:, 2]]
+        tasks[:, 2:4] = piece.names(self.tables, naming)[tasks[:, 2]]
         for slot, count in piece.sequences.items():
             before = self._next_sequence.get(slot, 0)
             tasks[tasks[:, _SLOT] == slot, _SLOT + 1] += before
@@ -236,19 +298,20 @@ class ProgramBuilder:
 
     def build(self) -> Program:
         """The program; the builder can go on being used."""
-        tasks = np.array(self._tasks, dtype=np.int64).reshape(-1, _TASK_FIELDS)
-        deps = np.array(self._deps, dtype=np.int64).reshape(-1, _DEP_FIELDS)
+        # Views, not copies: programs may have millions of tasks.
+        tasks = np.frombuffer(self._tasks, dtype=np.int64).reshape(-1, _TASK_FIELDS)
+        deps = np.frombuffer(self._deps, dtype=np.int64).reshape(-1, _DEP_FIELDS)
         self._check_sources(deps[:, 1])
         place = self.place_of_tasks()
-        lane, *of_tasks = tasks[np.argsort(place)].T
-        deps = deps[np.argsort(place[deps[:, 0]], kind="stable")]
-        dep_counts = np.bincount(place[deps[:, 0]], minlength=len(tasks))
-        columns = (
-            offsets(np.bincount(lane, minlength=len(self._lanes))),
-            *of_tasks,
-            offsets(dep_counts),
-            place[deps[:, 1]],
-            *deps[:, 2:].T,
+        order = np.argsort(tasks[:, 0], kind="stable")
+        targets = place[deps[:, 0]]
+        dep_order = np.argsort(targets, kind="stable")
+        columns = chain(
+            [offsets(np.bincount(tasks[:, 0], minlength=len(self._lanes)))],
+            (tasks[order, number] for number in range(1, _TASK_FIELDS)),
+            [offsets(np.bincount(targets, minlength=len(tasks)))],
+            (place[deps[dep_order, 1]] for _ in range(1)),
+            (deps[dep_order, number] for number in range(2, _DEP_FIELDS)),
         )
         typed: dict[str, Any] = {
             name: column.astype(dtype)
@@ -258,7 +321,7 @@ class ProgramBuilder:
 
     def place_of_tasks(self) -> NDArray[np.int64]:
         """The number of each added task in the built program."""
-        lanes = np.array(self._tasks, dtype=np.int64).reshape(-1, _TASK_FIELDS)[:, 0]
+        lanes = np.frombuffer(self._tasks, dtype=np.int64).reshape(-1, _TASK_FIELDS)[:, 0]
         place = np.empty(len(lanes), dtype=np.int64)
         place[np.argsort(lanes, kind="stable")] = np.arange(len(lanes))
         return place

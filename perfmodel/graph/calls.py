@@ -50,9 +50,9 @@ class OperatorCall:
     """An operator and its arguments: the tensors of each, and other values.
 
     *values* are by place in a recording, by name in an emulated script. *results* are the output
-    tensors, None if unknown. The last two are known of emulated calls only: whether GEMMs of fp32
+    tensors, None if unknown. The last three are known of emulated calls only: whether GEMMs of fp32
     run in TF32, what was observed (which rows a lookup reads how often; the query-key pairs and
-    kernel of attention).
+    kernel of attention), and whether images are converted to the layout of tensor cores.
     """
 
     name: str
@@ -62,6 +62,7 @@ class OperatorCall:
     source: Source = Source.RECORDED
     allows_tf32: bool = False
     observed: Mapping[str, Any] | None = None
+    converts_layout: bool = False
 
     @property
     def word(self) -> str:
@@ -78,6 +79,12 @@ class OperatorCall:
         found = [argument for place in places for argument in self.arguments[place : place + 1]]
         is_whole = len(found) == len(places) and all(len(argument) == 1 for argument in found)
         return tuple(argument[0] for argument in found) if is_whole else ()
+
+
+def gemm_dtype(call: OperatorCall, tensor: Tensor) -> DType:
+    """The number format in which *tensor* is multiplied."""
+    is_single = tensor.dtype is DType.FP32
+    return DType.TF32 if is_single and call.allows_tf32 else tensor.dtype
 
 
 @cache
@@ -139,6 +146,7 @@ def emulated_call(words: Mapping[str, Any]) -> OperatorCall:
         source=Source.EMULATED,
         allows_tf32=bool(words.get("allows_tf32", False)),
         observed=words.get("observed"),
+        converts_layout=bool(words.get("converts_layout", False)),
     )
 
 

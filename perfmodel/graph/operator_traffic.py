@@ -15,6 +15,8 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.calls import SPARSE, OperatorCall, Tensor, listed, names_in, operator_table
 from perfmodel.graph.ops import Copy, CopyRoute, MemoryBound, Works
 
+_FLOPS_PER_INSTRUCTION = 2
+"""What a lane could do instead: a multiplication and an addition."""
 _INDEX_DTYPES = (DType.INT64, DType.INT32)
 
 
@@ -53,6 +55,7 @@ def compiled_kernel(call: OperatorCall) -> Works:
             bytes_of(call.tensors),
             bytes_of(results),
             DType.FP32 if widest is None else widest.dtype,
+            flops=_FLOPS_PER_INSTRUCTION * int(call.values["instructions"]),
             row_length=int(call.values["row_length"]),
         ),
     )
@@ -87,12 +90,19 @@ def traffic(call: OperatorCall) -> Works:
     elif name in names_in("scattering"):
         given_bytes = bytes_of(tensors[1:])
         read_bytes, write_bytes = 2 * given_bytes, given_bytes + bytes_of(outputs)
+    elif name in names_in("reading_twice") and _is_training(call):
+        read_bytes *= 2
     elif name.startswith(SPARSE) and name.endswith("mm"):
         read_bytes = _sparse_gemm_bytes(tensors, outputs[0])
     first = next(iter((*outputs, *written, *tensors)), None)
     dtype = DType.FP32 if first is None else first.dtype
     length = _row_length(call)
     return (MemoryBound(_kernel_name(name), read_bytes, write_bytes, dtype, row_length=length),)
+
+
+def _is_training(call: OperatorCall) -> bool:
+    """Whether a norm computes its statistics, which every group norm does."""
+    return bool(call.values.get("training", call.values.get("train", True)))
 
 
 def _sparse_gemm_bytes(tensors: Sequence[Tensor], output: Tensor) -> int:

@@ -11,12 +11,9 @@ tables of one fused lookup as equal tables.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
-from itertools import compress
 from typing import Any
 
 from embeddings.distribution import UNIFORM, IndexDistribution, ObservedRows
@@ -25,10 +22,11 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.calls import (
     OperatorCall,
     Source,
-    Tensor,
     emulated_call,
+    gemm_dtype,
     operator_table,
 )
+from perfmodel.graph.convolutions import convolution, convolution_backward
 from perfmodel.graph.operator_traffic import (
     bytes_of,
     compiled_kernel,
@@ -40,7 +38,6 @@ from perfmodel.graph.operator_traffic import (
 )
 from perfmodel.graph.ops import (
     Attention,
-    Convolution,
     EmbeddingOp,
     Gemm,
     MemoryBound,
@@ -77,11 +74,6 @@ def _form_of(name: str, source: Source) -> str:
     return ""
 
 
-def _gemm_dtype(call: OperatorCall, tensor: Tensor) -> DType:
-    is_single = tensor.dtype is DType.FP32
-    return DType.TF32 if is_single and call.allows_tf32 else tensor.dtype
-
-
 def _gemm(call: OperatorCall) -> Works:
     """Two matrices, batches of them, or a matrix and a vector; the kernel includes the bias."""
     operands = operator_table()["operands"]
@@ -95,119 +87,19 @@ def _gemm(call: OperatorCall) -> Works:
         return ()
     rows = left[-2] if len(left) > 1 else 1
     batch = left[0] if len(left) == 3 else 1
-    return (Gemm(m=rows, n=columns, k=depth, dtype=_gemm_dtype(call, pair[0]), batch=batch),)
+    return (Gemm(m=rows, n=columns, k=depth, dtype=gemm_dtype(call, pair[0]), batch=batch),)
 
 
 def _recurrent(call: OperatorCall) -> Works:
     """Layers of cuDNN: a GEMM per layer and step, for input and recurrent weights."""
     data, direction = call.tensors[0], "backward" if call.name.endswith("backward") else "forward"
-    steps, dtype = data.count // data.shape[-1], _gemm_dtype(call, data)
+    steps, dtype = data.count // data.shape[-1], gemm_dtype(call, data)
     return tuple(
         Gemm(m=steps, n=tensor.shape[0], k=tensor.shape[1], dtype=dtype)
         for tensor in call.tensors
         if tensor.name in operator_table()["recurrent"][direction] and len(tensor.shape) == 2
         for _ in range(2 if direction == "backward" else 1)
     )
-
-
-def _groups(call: OperatorCall, image: Tensor, weight: Tensor) -> int:
-    """The groups of a convolution; 0 if its tensors do not fit together."""
-    if "groups" in call.values:
-        return int(call.values["groups"])
-    if not image.count or not weight.count:
-        return 0
-    if not len(image.shape) == len(weight.shape) >= 3 or image.shape[1] % weight.shape[1]:
-        return 0
-    groups = image.shape[1] // weight.shape[1]
-    return 0 if weight.shape[0] % groups else groups
-
-
-def _convolution(call: OperatorCall) -> Works:
-    """The implicit product of one group: positions of the output x channels, over windows."""
-    tensors = call.operands(0, 1)
-    groups = _groups(call, *tensors) if tensors else 0
-    if not groups:
-        return ()
-    image, weight = tensors
-    positions = image.shape[0] * _positions_out(call, image, weight)
-    write_bytes = positions * weight.shape[0] * image.dtype.size_bytes
-    if call.source is Source.EMULATED:
-        write_bytes = bytes_of(call.results or ())
-    columns, depth = weight.shape[0] // groups, math.prod(weight.shape[1:])
-    if call.values.get("transposed"):
-        positions, columns, depth = _spread_out(image, weight, groups)
-    read_bytes, dtype = image.size_bytes + weight.size_bytes, _gemm_dtype(call, image)
-    return (Convolution(positions, columns, depth, dtype, groups, read_bytes, write_bytes),)
-
-
-def _spread_out(image: Tensor, weight: Tensor, groups: int) -> tuple[int, int, int]:
-    """Rows, columns and depth of a transposed convolution: every input position is spread out."""
-    rows = image.shape[0] * math.prod(image.shape[2:])
-    return rows, math.prod(weight.shape[1:]), weight.shape[0] // groups
-
-
-def _convolution_backward(call: OperatorCall) -> Works:
-    """The gradients that are needed: of the input, of the weight, of the bias.
-
-    A recording does not say which; the first two are taken.
-    """
-    tensors = call.operands(0, 1, 2)
-    groups = _groups(call, *tensors[1:]) if tensors else 0
-    if not groups or len(tensors[0].shape) != len(tensors[1].shape):
-        return ()
-    gradient, image, weight = tensors
-    ways = operator_table()["ways"][call.source.value]
-    rows = gradient.shape[0] * math.prod(gradient.shape[2:])
-    depth, columns, window = weight.shape[0] // groups, weight.shape[1], weight.shape[2:]
-    if call.values.get("transposed"):
-        rows, depth, columns = _spread_out(image, weight, groups)
-    elif ways["has_window_in_depth"]:
-        depth *= math.prod(window)
-    else:
-        columns *= math.prod(window)
-
-    of_input = Convolution(
-        m=rows,
-        n=columns,
-        k=depth,
-        dtype=_gemm_dtype(call, image),
-        groups=groups,
-        read_bytes=gradient.size_bytes + weight.size_bytes,
-        write_bytes=image.size_bytes,
-        direction=Pass.BACKWARD,
-    )
-    of_weight = replace(of_input, m=depth, k=rows)
-    if ways["counts_weight_bytes"]:
-        read_bytes = gradient.size_bytes + image.size_bytes
-        of_weight = replace(of_weight, read_bytes=read_bytes, write_bytes=weight.size_bytes)
-    of_bias = MemoryBound("reduction", gradient.size_bytes, 0, gradient.dtype)
-    works: Works = (of_input, of_weight, of_bias)
-    return tuple(compress(works, call.values.get("output_mask", (True, True, False))))
-
-
-def _positions_out(call: OperatorCall, image: Tensor, weight: Tensor) -> int:
-    """Positions of the output; as many as the input has if strides are unknown."""
-    extents = image.shape[2:]
-    if call.results and len(call.results[0].shape) == len(image.shape):
-        return math.prod(call.results[0].shape[2:])
-    first = 2 if call.word == "cudnn_convolution" else 3
-    lists = [_whole_list(call.values.get(first + more), len(extents)) for more in (0, 1)]
-    padding, strides = lists if call.word.startswith(("cudnn", "miopen")) else lists[::-1]
-    if strides is None or padding is None or 0 in strides:
-        return math.prod(extents)
-    sides = zip(extents, weight.shape[2:], padding, strides, strict=True)
-    return math.prod(
-        max((extent + 2 * pad - window) // stride + 1, 1) for extent, window, pad, stride in sides
-    )
-
-
-def _whole_list(value: Any, length: int) -> list[int] | None:
-    numbers = value if isinstance(value, list) else re.findall(r"-?\d+", str(value))
-    try:
-        found = [int(number) for number in numbers]
-    except (TypeError, ValueError):
-        return None
-    return found if len(found) == length and min(found) >= 0 else None
 
 
 def _attention(call: OperatorCall) -> Works:
@@ -245,7 +137,7 @@ def _attention(call: OperatorCall) -> Works:
             heads=query.shape[head],
             kv_heads=key.shape[head],
             head_dim=query.shape[-1],
-            dtype=_gemm_dtype(call, query),
+            dtype=gemm_dtype(call, query),
             is_causal=pairs is None and _is_causal(call),
             direction=Pass.BACKWARD if is_backward else Pass.FORWARD,
             kernel=_attention_kernel(call),
@@ -356,8 +248,8 @@ def _lookup(call: OperatorCall) -> Works:
 
 _FORMS: dict[str, Callable[[OperatorCall], Works]] = {
     "gemm": _gemm,
-    "convolution": _convolution,
-    "convolution_backward": _convolution_backward,
+    "convolution": convolution,
+    "convolution_backward": convolution_backward,
     "attention": _attention,
     "fused_lookup": _fused_lookup,
     "vocabulary_rows": _vocabulary_rows,

@@ -65,7 +65,8 @@ class Convolution:
 
     It is the implicit product whose rows are the positions of the output, whose
     columns are the output channels of a group and whose depth is the window times the
-    input channels of a group: *m* x *n* x *k*, *groups* times.
+    input channels of a group: *m* x *n* x *k*, *groups* times. A depthwise one has as many
+    groups as input channels.
     """
 
     m: int
@@ -76,6 +77,7 @@ class Convolution:
     read_bytes: int = 0
     write_bytes: int = 0
     direction: Pass = Pass.FORWARD
+    is_depthwise: bool = False
 
     @property
     def flops(self) -> int:

@@ -10,8 +10,9 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Annotated
 
-from perfmodel.base.errors import ScenarioError
+from perfmodel.base.errors import ScenarioError, UnitError
 from perfmodel.base.options import Option, check_ranges
+from perfmodel.base.units import parse_long_duration_ns
 from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,
     DEFAULT_WORKLOAD,
@@ -22,11 +23,14 @@ from perfmodel.prediction.scenario import (
     Machine,
     Mode,
     Overrides,
+    PricesFile,
     RanksPerHost,
+    RunQuestion,
     Samples,
     Seed,
     Stack,
     TablesFile,
+    Tokens,
     normalize_lists,
 )
 
@@ -143,6 +147,22 @@ def parse_counts(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
+class Goal(Enum):
+    """What a whole run should have least of."""
+
+    TIME = "time"
+    COST = "cost"
+    ENERGY = "energy"
+
+
+def parse_goal(text: str) -> Goal:
+    """The goal called *text*."""
+    try:
+        return Goal(text)
+    except ValueError:
+        raise ValueError(f"must be time, cost or energy, got {text!r}") from None
+
+
 @dataclass(frozen=True, slots=True)
 class LayoutQuestion:
     """Which layout of *workload* is fastest on *hosts* of *topology*.
@@ -150,7 +170,8 @@ class LayoutQuestion:
     Fields named in *overrides* are fixed, not searched. *hosts* may be several numbers, for a
     front of time against GPUs. *price_per_gpu_hour* turns times into money. The search stops after
     *seconds*, proven or not. *calibration* names files of constants that were measured on the
-    machine.
+    machine. With *tokens* the answer is about a whole run: *minimise* says which number of hosts is
+    best, and with *finish_in* the fewest that end in that time.
     """
 
     topology: Machine
@@ -176,6 +197,23 @@ class LayoutQuestion:
         float | None,
         Option(name="--price", metavar="MONEY", min=0, help="Price per GPU and hour."),
     ] = None
+    tokens: Tokens = None
+    prices: PricesFile = None
+    minimise: Annotated[
+        Goal,
+        Option(
+            metavar="time|cost|energy",
+            parse=parse_goal,
+            help="What the best number of hosts has least of.",
+        ),
+    ] = Goal.TIME
+    finish_in: Annotated[
+        str | None,
+        Option(
+            metavar="TIME",
+            help="Days of a whole run, e.g. 30d: the fewest of --hosts that end in time.",
+        ),
+    ] = None
     top: Annotated[int, Option(metavar="N", min=1, help="Layouts to show.")] = 10
     seconds: Annotated[float, Option(metavar="S", min=0.1, help="Time to search.")] = 60.0
     samples: int = 32
@@ -187,6 +225,30 @@ class LayoutQuestion:
         check_ranges(self, ScenarioError, "search")
         if not self.hosts:
             raise ScenarioError("search: hosts must be one number or more, got none.")
+        wishes = {"--finish-in": self.finish_in is not None, "--prices": bool(self.prices)}
+        wishes[f"--minimise {self.minimise.value}"] = self.minimise is not Goal.TIME
+        for option, is_given in wishes.items():
+            if is_given and self.tokens is None:
+                raise ScenarioError(f"{option}: is about a whole run. Give --tokens COUNT too.")
+
+        self.finish_in_ns  # noqa: B018  a time that cannot be read is refused at once
+
+    @property
+    def finish_in_ns(self) -> float | None:
+        """How long a whole run may take."""
+        if self.finish_in is None:
+            return None
+        try:
+            return parse_long_duration_ns(self.finish_in)
+        except UnitError as fault:
+            raise ScenarioError(f"--finish-in: {fault}") from None
+
+    @property
+    def whole(self) -> RunQuestion | None:
+        """The whole run, if one is asked for."""
+        if self.tokens is None:
+            return None
+        return RunQuestion(tokens=self.tokens, prices=self.prices)
 
     @property
     def stated(self) -> frozenset[str]:

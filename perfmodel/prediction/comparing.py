@@ -21,7 +21,8 @@ from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import Question
-from perfmodel.prediction.scenario import JobScenario, Scenario
+from perfmodel.prediction.scenario import JobScenario, RunQuestion, Scenario
+from perfmodel.prediction.whole_run import TrainingRun, plan_run
 
 FLAT = 0.15
 STEEP = 0.85
@@ -58,18 +59,30 @@ class Compared:
 class Comparison(Shown):
     """Scenarios in the order they were given; *axes* are what a sweep went over.
 
-    With a *price_per_gpu_hour* iterations cost money, too.
+    With a *price_per_gpu_hour* iterations cost money, too; *whole* asks for whole runs.
     """
 
     entries: tuple[Compared, ...]
     axes: tuple[SweepAxis, ...] = ()
     price_per_gpu_hour: float | None = None
+    whole: RunQuestion | None = None
 
     def priced(self, price_per_gpu_hour: float) -> Comparison:
         """The same with a price: what fits first, fastest first, what has no answer last."""
         ordered = sorted(self.answered, key=_time_if_it_fits)
         rest = [entry for entry in self.entries if entry.prediction is None]
-        return Comparison((*ordered, *rest), self.axes, price_per_gpu_hour)
+        return replace(self, entries=(*ordered, *rest), price_per_gpu_hour=price_per_gpu_hour)
+
+    def run_of(self, entry: Compared) -> TrainingRun | None:
+        """The whole run of *entry*, where one was asked for."""
+        if entry.prediction is None or self.whole is None:
+            return None
+        return plan_run(
+            entry.prediction,
+            self.whole,
+            price_per_gpu_hour=self.price_per_gpu_hour,
+            machine=entry.scenario.topology,
+        )
 
     def cost_of(self, entry: Compared) -> float | None:
         """Money for a thousand iterations of *entry*, where a price is known."""
@@ -84,9 +97,20 @@ class Comparison(Shown):
         return tuple(entry for entry in self.entries if entry.prediction is not None)
 
     @property
+    def differs_in_work(self) -> bool:
+        """Whether iterations do different amounts of the same kind of work."""
+        found = [entry.prediction for entry in self.answered if entry.prediction]
+        figures = [one.yardsticks for one in found]
+        works = {(f.work.samples, f.work.tokens) for f in figures if f}
+        return len(works) > 1 and None not in figures and len({f.unit for f in figures if f}) == 1
+
+    @property
     def fastest(self) -> Compared:
-        """The shortest iteration that fits; the first of equals."""
-        return min(self.answered, key=_time_if_it_fits)
+        """The shortest iteration that fits; where work differs, the one that does most per second.
+
+        The first of equals.
+        """
+        return min(self.answered, key=_slowness if self.differs_in_work else _time_if_it_fits)
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -109,6 +133,12 @@ def _time_if_it_fits(entry: Compared) -> tuple[bool, int]:
     assert entry.prediction is not None
     memory = entry.prediction.memory
     return memory is not None and not memory.fits, entry.prediction.iteration_ns
+
+
+def _slowness(entry: Compared) -> tuple[bool, float]:
+    assert entry.prediction is not None
+    assert entry.prediction.yardsticks is not None
+    return _time_if_it_fits(entry)[0], -entry.prediction.yardsticks.per_s
 
 
 def parse_axis(text: str) -> SweepAxis:

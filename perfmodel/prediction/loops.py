@@ -109,7 +109,7 @@ def find_recorded_loop(recording: RecordingInfo, alone: FoldedCosts, settled: Fo
         settled=settled,
         replay=settled.replay,
         window=Window(moments_ns[0], moments_ns[-1]),
-        period_ns=round(float(np.median(periods_ns))),
+        period_ns=recording.step_ns(periods_ns),
         isolated_ns=None,
         span_ns=recording.span_ns(job, start_ns, end_ns),
         periods_ns=tuple(periods_ns.tolist()),
@@ -146,5 +146,9 @@ def recorded_interval(score: SelfReplay | None, iteration_ns: int) -> Interval:
     if score is None or len(score.periods) < 2:
         return Interval(iteration_ns, iteration_ns, is_known=False)
     recorded_ns = np.array([period.recorded_ns for period in score.periods], dtype=np.float64)
+    if score.cycle > 1 and len(recorded_ns) >= score.cycle:
+        # Steps of a cycle differ by design: only the spread of whole cycles is doubt.
+        windows = np.lib.stride_tricks.sliding_window_view(recorded_ns, score.cycle)
+        recorded_ns = windows.mean(axis=1)
     ratio = iteration_ns / max(score.iteration.replayed_ns, 1)
     return build_interval(recorded_ns * ratio, nominal_ns=iteration_ns)

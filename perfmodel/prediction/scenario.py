@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.options import Option, check_ranges
+from perfmodel.base.units import parse_count
 
 DEFAULT_WORKLOAD = "dlrm_dcnv2"
 DEFAULT_SAMPLES = 64
@@ -227,6 +228,52 @@ class JobScenario:
                 )
         check_ranges(self, ScenarioError, "scenario", skipped="samples")
         _check_samples(self.samples)
+
+
+Tokens = Annotated[
+    float | None,
+    Option(
+        metavar="COUNT",
+        parse=parse_count,
+        help="Tokens of a whole run, e.g. 300B: also days, money, energy, goodput.",
+    ),
+]
+TrainSamples = Annotated[
+    float | None,
+    Option(metavar="COUNT", parse=parse_count, help="The same in samples, e.g. 4.2B."),
+]
+Epochs = Annotated[
+    float, Option(metavar="N", min=0.001, help="Passes over those tokens or samples.")
+]
+PricesFile = Annotated[
+    str | None,
+    Option(metavar="FILE", help="Prices, failures, power of a run; `init prices` writes one."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RunQuestion:
+    """How long the training goes on, and whose prices and failures count.
+
+    *tokens* or *train_samples* are those of one pass, *epochs* how many passes there are.
+    """
+
+    tokens: Tokens = None
+    train_samples: TrainSamples = None
+    epochs: Epochs = 1.0
+    prices: PricesFile = None
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and self.train_samples is not None:
+            raise ScenarioError("--tokens and --train-samples say the same. Leave one of them out.")
+        if not self.is_asked and (self.epochs != 1.0 or self.prices is not None):
+            option = "--prices" if self.prices else "--epochs"
+            raise ScenarioError(f"{option}: is about a whole run. Give --tokens COUNT too.")
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a whole run was asked for."""
+        return self.tokens is not None or self.train_samples is not None
 
 
 def _check_samples(samples: int) -> None:

@@ -1,17 +1,14 @@
-"""Collective calls: the communication kernels of a trace, and the steps that they mark.
+"""Collective calls: the communication kernels of a trace.
 
 Newer traces name the collective, its size and its group. Older ones only have the kernel name;
-there, the tensors of the operator around the launch may give the size. A step ends on the device
-where the same collective ends in successive iterations: the profiler's own step marks are host
-time, and the host runs ahead.
+there, the tensors of the operator around the launch may give the size.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -22,7 +19,6 @@ from perfmodel.base.errors import InputError
 from perfmodel.graph.calls import OperatorCall
 from perfmodel.recordings.operator_calls import call_of_detail, whole_number
 from perfmodel.recordings.rank_view import NO_OPERATOR, RankView
-from traces.trace import Category
 
 WORLD = "world"
 _KIND_PATTERNS = (
@@ -38,7 +34,6 @@ _KIND_PATTERNS = (
 )
 """The first pattern that is in the name of a kernel or call decides."""
 _TORCH_DTYPES = {"byte": DType.INT8, "char": DType.INT8, "bool": DType.INT8}
-_MIN_REPEATED_RATIO = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +76,7 @@ def find_collective_calls(
         if task in stated:
             calls.append(_stated_call(task, details[task], ranks_of_group))
             continue
-        stream, row = int(device.stream[task]), operators[task]
+        stream, row = int(device.stream[task]), int(operators[task])
         place = streams.setdefault(stream, len(streams))
         # Kernels launched before the window name no group: they are in the one of their stream.
         names = names_on.get(stream, set())
@@ -166,60 +161,3 @@ def _ranks(value: object) -> tuple[int, ...] | None:
     if isinstance(value, str) and "..." not in value:
         return tuple(int(number) for number in re.findall(r"\d+", value)) or None
     return None
-
-
-def step_ends(calls: Sequence[CollectiveCall], profiler_steps: int) -> list[int]:
-    """Positions in *calls* that end a step: the last one, and its counterparts before it.
-
-    The sequence must repeat over most of its length; at the beginning of the window some calls
-    may be missing. Of several fitting lengths, the one nearest to the number of profiler steps
-    is taken, then the shortest.
-    """
-    length = len(calls)
-
-    def repeated_count(period: int) -> int:
-        """How many calls, counted from the end, are like the one a *period* later."""
-        pairs = zip(islice(reversed(calls), period, None), reversed(calls), strict=False)
-        return sum(1 for _ in takewhile(lambda pair: _are_alike(*pair), pairs))
-
-    repeated = {period: repeated_count(period) for period in range(1, length // 2 + 1)}
-    fitting = [
-        period
-        for period, count in repeated.items()
-        if count >= max(period, _MIN_REPEATED_RATIO * (length - period))
-    ]
-    if not fitting:
-        return []
-    wanted = profiler_steps or length
-    period = min(fitting, key=lambda period: (abs(length / period - wanted), period))
-    first = length - period - repeated[period]
-    return list(range(length - 1, first - 1, -period))[::-1]
-
-
-def _are_alike(one: CollectiveCall, other: CollectiveCall) -> bool:
-    """Same signature; if only one of the two has metadata, same kind."""
-    if (one.collective is None) == (other.collective is None):
-        return one.signature == other.signature and one.group == other.group
-    return one.kind is other.kind
-
-
-def profiler_steps(view: RankView) -> list[int]:
-    """Rows of the steps that the profiler marked on this rank."""
-    rows = view.trace.columns.rows_in(Category.HOST_ANNOTATION).tolist()
-    return [row for row in rows if view.trace.name_of(row).startswith("ProfilerStep#")]
-
-
-def last_tasks_of_profiler_steps(view: RankView) -> list[int]:
-    """The device task that ended last of those launched in each profiler step."""
-    columns, device = view.trace.columns, view.device
-    call_start_ns = np.full(len(device), -1, dtype=np.int64)
-    launched = device.call >= 0
-    call_start_ns[launched] = view.calls.start_ns[device.call[launched]]
-    ends = []
-    for row in profiler_steps(view):
-        low_ns = columns.start_ns[row]
-        high_ns = low_ns + columns.duration_ns[row]
-        tasks = np.flatnonzero((call_start_ns >= low_ns) & (call_start_ns < high_ns))
-        if len(tasks):
-            ends.append(int(tasks[np.argmax(device.end_ns[tasks])]))
-    return ends

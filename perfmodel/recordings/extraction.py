@@ -28,7 +28,7 @@ from perfmodel.graph.program import Int64s
 from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.rank_clocks import match_collectives, transfer_ns
 from perfmodel.recordings.rank_view import CallKind, RankView, view_rank
-from perfmodel.recordings.task_work import WorkReader
+from perfmodel.recordings.task_work import UNKNOWN, WorkReader
 from traces.job_trace import JobTrace
 from traces.trace import Category
 
@@ -161,6 +161,7 @@ def _gemm_lines(name: str, views: Sequence[RankView]) -> list[Line]:
     lengths: dict[tuple[str, Gemm], list[int]] = {}
     for view in views:
         reader = WorkReader(view)
+        works = reader.works
         device = next(iter(view.trace.device_names), "unknown")
         # By operator, the time of the reductions of split-k GEMMs.
         reductions_ns: Counter[int] = Counter()
@@ -168,8 +169,8 @@ def _gemm_lines(name: str, views: Sequence[RankView]) -> list[Line]:
             if "splitkreduce" in view.task_name(task).lower():
                 reductions_ns[reader.operators[task]] += view.device.length_ns(task)
         for task in range(len(view.device)):
-            work = reader.works.get(task)
-            if isinstance(work, Gemm) and task not in reader.estimated:
+            work = None if reader.number[task] == UNKNOWN else works[reader.number[task]]
+            if isinstance(work, Gemm) and not reader.is_estimated[task]:
                 length_ns = view.device.length_ns(task) + reductions_ns[reader.operators[task]]
                 lengths.setdefault((device, work), []).append(length_ns)
     return [

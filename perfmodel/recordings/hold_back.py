@@ -40,18 +40,20 @@ def hold_ratios(view: RankView) -> NDArray[np.float64]:
     Zero for copies, for kernels of up to one wave, and where the trace does not
     describe the device.
     """
-    columns, device = view.trace.columns, view.device
+    columns, rows = view.trace.columns, view.device.row
     devices = {item.get("id"): item for item in view.trace.devices}
-    ratio_of: dict[tuple[int, int], float] = {}
-    ratios = np.zeros(len(device))
-    for task, row in enumerate(device.row.tolist()):
-        key = (int(columns.detail[row]), int(columns.device[row]))
-        if key[0] < 0:
-            continue
-        if key not in ratio_of:
-            waves = _waves(view.trace.detail_of(row), devices.get(key[1]))
-            ratio_of[key] = 1 - 1 / waves if waves > 1 else 0.0
-        ratios[task] = ratio_of[key]
+    details, owners = columns.detail[rows].astype(np.int64), columns.device[rows].astype(np.int64)
+    ratios = np.zeros(len(rows))
+    is_described = np.flatnonzero(details >= 0)
+    kinds = np.stack([details[is_described], owners[is_described]], axis=1)
+    found, first, place = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
+    of_kind = np.zeros(len(found))
+    for number, (row, owner) in enumerate(
+        zip(rows[is_described[first]].tolist(), found[:, 1].tolist(), strict=True)
+    ):
+        waves = _waves(view.trace.detail_of(row), devices.get(owner))
+        of_kind[number] = 1 - 1 / waves if waves > 1 else 0.0
+    ratios[is_described] = of_kind[place.reshape(-1)]
     return ratios
 
 

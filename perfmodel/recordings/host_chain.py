@@ -10,19 +10,22 @@ and the distance between the two ends decide.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
+from numpy.typing import NDArray
 
-from perfmodel.graph.builder import Dependency
 from perfmodel.graph.program import Anchor, Int64s
-from perfmodel.recordings.rank_view import NO_OPERATOR, CallKind, RankView
+from perfmodel.recordings.rank_view import NO_OPERATOR, CallKind, RankView, plain
 from perfmodel.recordings.throttle import ALLOCATION, alone_ns, host_of
+from traces.trace import Trace
 
 _NO_STEP = -1
+_STEP_FIELDS = 7
 _IDLE_KINDS = (CallKind.OTHER, CallKind.STREAM_WAIT, CallKind.MARK_RECORD)
 """Calls that matter only if they launch something."""
 # Calls of threads that hand over to each other do not overlap, but stamps are rounded.
@@ -55,19 +58,51 @@ class StepKind(Enum):
     CALL = "call"
 
 
-@dataclass(frozen=True, slots=True)
-class HostStep:
-    """One step; it follows *previous* and ends *duration_ns* after all *awaited* have ended."""
+KINDS = tuple(StepKind)
+_CODES = {kind: code for code, kind in enumerate(KINDS)}
+FIRST_LABEL, PYTHON_LABEL = -2, -1
+"""Labels of steps that no name of the trace describes."""
+_LABELS = {FIRST_LABEL: "until the first call", PYTHON_LABEL: "python"}
 
-    kind: StepKind
-    thread: int
-    label: str
-    duration_ns: int
-    start_ns: int
-    end_ns: int
-    awaited: tuple[int, ...]
-    previous: int
-    call: int
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostSteps:
+    """The steps of a rank as columns, in the order of the calls.
+
+    A step follows *previous* (or nothing: -1) and ends *duration_ns* after all that it *awaited*
+    have ended; *kind* is a place in KINDS, *label* a name of the trace or one of the two above.
+    """
+
+    kind: NDArray[np.uint8]
+    label: NDArray[np.int32]
+    thread: Int64s
+    duration_ns: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    previous: Int64s
+    call: Int64s
+    awaited: dict[int, tuple[int, ...]]
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def places_of(self, *kinds: StepKind) -> Int64s:
+        """The places of the steps of *kinds*."""
+        return np.flatnonzero(np.isin(self.kind, [_CODES[kind] for kind in kinds]))
+
+
+def step_label(trace: Trace, label: int) -> str:
+    """The text of the *label* of a step."""
+    return _LABELS[label] if label < 0 else trace.names[label]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Releases:
+    """By device task, the step that launched it (or -1), from which end of it, and the lag."""
+
+    step: Int64s
+    anchor: NDArray[np.uint8]
+    lag_ns: Int64s
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +112,8 @@ class HostChain:
     *cut_ns* is how long the profiler's own last wait lasted after all device work.
     """
 
-    steps: tuple[HostStep, ...]
-    releases: dict[int, Dependency]
+    steps: HostSteps
+    releases: Releases
     hidden_waits: int
     cut_ns: int = 0
 
@@ -89,24 +124,27 @@ def build_host_chain(view: RankView) -> HostChain:
     for call in writer.relevant:
         writer.add(call)
     cut_ns = writer.cut_last_wait()
-    return HostChain(tuple(writer.steps), writer.releases, writer.waits.hidden_waits, cut_ns)
+    return HostChain(writer.steps(), writer.releases, writer.waits.hidden_waits, cut_ns)
 
 
 def with_unshared_allocations(chains: Sequence[HostChain], gpus_per_host: int) -> list[HostChain]:
     """*chains* of all ranks, in which allocations take the time they take alone."""
-    steps = [list(chain.steps) for chain in chains]
-    places: dict[int, list[tuple[int, int]]] = {}
-    for rank, of_rank in enumerate(steps):
-        for number, step in enumerate(of_rank):
-            if step.kind is StepKind.ALLOCATION:
-                places.setdefault(host_of(rank, gpus_per_host), []).append((rank, number))
-    for of_host in places.values():
-        ends = np.array([steps[rank][number].end_ns for rank, number in of_host])
-        floors = np.array([steps[rank][number].duration_ns for rank, number in of_host])
-        own_ns = alone_ns(ends - floors, ends).tolist()
-        for (rank, number), length_ns in zip(of_host, own_ns, strict=True):
-            steps[rank][number] = replace(steps[rank][number], duration_ns=length_ns)
-    return [replace(chain, steps=tuple(of)) for chain, of in zip(chains, steps, strict=True)]
+    lengths_ns = [chain.steps.duration_ns.copy() for chain in chains]
+    by_host: dict[int, list[tuple[int, Int64s]]] = {}
+    for rank, chain in enumerate(chains):
+        places = chain.steps.places_of(StepKind.ALLOCATION)
+        by_host.setdefault(host_of(rank, gpus_per_host), []).append((rank, places))
+    for of_host in by_host.values():
+        ends = np.concatenate([chains[rank].steps.end_ns[places] for rank, places in of_host])
+        floors = np.concatenate([lengths_ns[rank][places] for rank, places in of_host])
+        own_ns = alone_ns(ends - floors, ends) if len(ends) else ends
+        bounds = np.cumsum([len(places) for _, places in of_host])[:-1]
+        for (rank, places), alone in zip(of_host, np.split(own_ns, bounds), strict=True):
+            lengths_ns[rank][places] = alone
+    return [
+        replace(chain, steps=replace(chain.steps, duration_ns=own))
+        for chain, own in zip(chains, lengths_ns, strict=True)
+    ]
 
 
 class _ChainWriter:
@@ -114,51 +152,81 @@ class _ChainWriter:
 
     def __init__(self, view: RankView) -> None:
         self.view = view
-        self.steps: list[HostStep] = []
-        self.releases: dict[int, Dependency] = {}
         self.waits = _WaitFinder(view)
-        self.operators = view.operators_of_calls()
         self.launched = view.tasks_by_call()
-        is_relevant = ~np.isin(view.calls.kind, _IDLE_KINDS)
-        is_relevant[list(self.launched)] = True
-        self.relevant: list[int] = np.flatnonzero(is_relevant).tolist()
+        is_launch = self.launched.has_any()
+        is_relevant = ~np.isin(view.calls.kind, _IDLE_KINDS) | is_launch
+        self.relevant = plain(np.flatnonzero(is_relevant))
+        self.is_launch = plain(is_launch)
         self.lag_ns, self.delay_ns = _launch_lags(view)
         self.chain_of = _chains(view, self.relevant)
+        calls, names = view.calls, view.trace.columns.name
+        self.kinds, self.threads = plain(calls.kind), plain(calls.thread)
+        self.start_ns, self.end_ns = plain(calls.start_ns), plain(calls.end_ns)
+        self.ended_ns = plain(view.device.end_ns)
+        self.names = plain(names[calls.row])
+        operators = names[np.maximum(view.operators, 0)] if len(names) else view.operators
+        self.operators = plain(np.where(view.operators == NO_OPERATOR, PYTHON_LABEL, operators))
         self.last_step: dict[int, int] = {}
         self.reached_ns: dict[int, int] = {}
+        self._rows, self._awaited = array("q"), dict[int, tuple[int, ...]]()
+        count = len(view.device)
+        self.releases = Releases(
+            np.full(count, _NO_STEP, dtype=np.int64),
+            np.zeros(count, dtype=np.uint8),
+            np.zeros(count, dtype=np.int64),
+        )
+
+    def steps(self) -> HostSteps:
+        """All steps so far, as columns."""
+        rows = np.frombuffer(self._rows, dtype=np.int64).reshape(-1, _STEP_FIELDS)
+        kind, label, duration_ns, start_ns, end_ns, previous, call = rows.T
+        return HostSteps(
+            kind=kind.astype(np.uint8),
+            label=label.astype(np.int32),
+            thread=self.view.calls.thread[call],
+            duration_ns=duration_ns.copy(),
+            start_ns=start_ns.copy(),
+            end_ns=end_ns.copy(),
+            previous=previous.copy(),
+            call=call.copy(),
+            awaited=self._awaited,
+        )
 
     def add(self, call: int) -> None:
         """Add the steps of *call*, and the host work before it."""
-        calls, tasks = self.view.calls, self.launched.get(call)
-        kind = CallKind(int(calls.kind[call]))
-        start_ns, end_ns = int(calls.start_ns[call]), int(calls.end_ns[call])
-        self._reach(call, start_ns, is_hidden_wait=kind is CallKind.ELAPSED_TIME)
-        if tasks:
-            self._launch(call, tasks, start_ns, end_ns)
-        elif kind is CallKind.ELAPSED_TIME:
+        kind = self.kinds[call]
+        start_ns, end_ns = self.start_ns[call], self.end_ns[call]
+        self._reach(call, start_ns, is_hidden_wait=kind == CallKind.ELAPSED_TIME)
+        if self.is_launch[call]:
+            self._launch(call, self.launched.by(call), start_ns, end_ns)
+        elif kind == CallKind.ELAPSED_TIME:
             self._append(StepKind.CALL, call, start_ns, end_ns)
         else:
             is_allocation = kind in (CallKind.FREE, CallKind.ALLOCATE)
             step_kind = StepKind.ALLOCATION if is_allocation else StepKind.WAIT
-            awaited = self.waits.awaited_by(call, kind, start_ns, end_ns)
+            awaited = self.waits.awaited_by(call, CallKind(kind), start_ns, end_ns)
             self._append(step_kind, call, start_ns, end_ns, awaited)
-        chain = self.chain_of[int(calls.thread[call])]
+        chain = self.chain_of[self.threads[call]]
         self.reached_ns[chain] = max(self.reached_ns[chain], end_ns)
 
     def cut_last_wait(self) -> int:
         """Shorten a last wait that outlasts all device work: the profiler stops inside it."""
-        last = self.steps[-1] if self.steps else None
-        if last is None or last.kind is not StepKind.WAIT or last.duration_ns <= _LONGEST_RETURN_NS:
+        if not self._rows:
             return 0
-        if self.view.calls.kind[last.call] != CallKind.DEVICE_SYNCHRONISE:
+        last = len(self._rows) - _STEP_FIELDS
+        kind, _, duration_ns, _, end_ns, _, call = self._rows[last:]
+        if kind != _CODES[StepKind.WAIT] or duration_ns <= _LONGEST_RETURN_NS:
             return 0
-        cut_ns = last.duration_ns - _LONGEST_RETURN_NS
-        self.steps[-1] = replace(last, duration_ns=_LONGEST_RETURN_NS, end_ns=last.end_ns - cut_ns)
+        if self.kinds[call] != CallKind.DEVICE_SYNCHRONISE:
+            return 0
+        cut_ns = duration_ns - _LONGEST_RETURN_NS
+        self._rows[last + 2], self._rows[last + 4] = _LONGEST_RETURN_NS, end_ns - cut_ns
         return cut_ns
 
     def _reach(self, call: int, start_ns: int, *, is_hidden_wait: bool) -> None:
         """Fill the time since the last step of the chain."""
-        chain = self.chain_of[int(self.view.calls.thread[call])]
+        chain = self.chain_of[self.threads[call]]
         since_ns = self.reached_ns.setdefault(chain, start_ns)
         if chain not in self.last_step:
             self._append(StepKind.FIRST, call, since_ns, start_ns)
@@ -171,13 +239,15 @@ class _ChainWriter:
         blocking = self._blocking_copy(tasks, start_ns, end_ns)
         if blocking is None:
             step = self._append(StepKind.LAUNCH, call, start_ns, end_ns)
-            release = Dependency(step, lag_ns=self.lag_ns)
+            anchor, lag_ns = Anchor.END, self.lag_ns
         else:
             step = self._append(StepKind.LAUNCH, call, start_ns, start_ns)
-            release = Dependency(step, Anchor.START, self.delay_ns)
+            anchor, lag_ns = Anchor.START, self.delay_ns
             self._append(StepKind.WAIT, call, start_ns, end_ns, [blocking])
         for task in tasks:
-            self.releases[task] = release
+            self.releases.step[task] = step
+            self.releases.anchor[task] = anchor
+            self.releases.lag_ns[task] = lag_ns
             self.waits.note_launch(call, task)
 
     def _blocking_copy(self, tasks: list[int], start_ns: int, end_ns: int) -> int | None:
@@ -201,22 +271,21 @@ class _ChainWriter:
         awaited: Sequence[int] = (),
     ) -> int:
         """Add a step; it keeps what is left of its time after all *awaited* have ended."""
-        waited_ns = max((int(self.view.device.end_ns[task]) for task in awaited), default=start_ns)
+        waited_ns, chain = start_ns, self.chain_of[self.threads[call]]
+        step = len(self._rows) // _STEP_FIELDS
+        if awaited:
+            waited_ns = max(self.ended_ns[task] for task in awaited)
+            self._awaited[step] = tuple(sorted(awaited))
         own_ns = end_ns - max(start_ns, min(waited_ns, end_ns))
-        thread = int(self.view.calls.thread[call])
-        label = self.view.trace.name_of(int(self.view.calls.row[call]))
+        label = self.names[call]
         if kind is StepKind.FIRST:
-            label = "until the first call"
+            label = FIRST_LABEL
         elif kind is StepKind.WORK:
-            operator = int(self.operators[call])
-            label = "python" if operator == NO_OPERATOR else self.view.trace.name_of(operator)
-        previous = self.last_step.get(self.chain_of[thread], _NO_STEP)
-        self.last_step[self.chain_of[thread]] = len(self.steps)
-        order = tuple(sorted(awaited))
-        self.steps.append(
-            HostStep(kind, thread, label, own_ns, start_ns, end_ns, order, previous, call)
-        )
-        return len(self.steps) - 1
+            label = self.operators[call]
+        previous = self.last_step.get(chain, _NO_STEP)
+        self.last_step[chain] = step
+        self._rows.extend((_CODES[kind], label, own_ns, start_ns, end_ns, previous, call))
+        return step
 
 
 class _WaitFinder:
@@ -227,23 +296,21 @@ class _WaitFinder:
 
     def __init__(self, view: RankView) -> None:
         self.view = view
-        self.end_ns: list[int] = view.device.end_ns.tolist()
+        self.end_ns = plain(view.device.end_ns)
+        self.streams, self.threads = plain(view.device.stream), plain(view.calls.thread)
         self.hidden_waits = 0
         self.last_on = view.last_before_window()
         self.stream_of_thread: dict[int, int] = {}
-        before = np.flatnonzero(view.is_before_window())
-        # Filled from the front as calls come; a list would be copied at every look.
-        self.launched = np.empty(len(view.device), dtype=np.int64)
-        self.launched[: len(before)] = before
-        self.launched_count = len(before)
+        self.is_launched = view.is_before_window()
+        self.by_end = np.argsort(view.device.end_ns, kind="stable")
+        self.sorted_end_ns = view.device.end_ns[self.by_end]
 
     def note_launch(self, call: int, task: int) -> None:
         """Take note that *call* launched *task*."""
-        stream = int(self.view.device.stream[task])
+        stream = self.streams[task]
         self.last_on[stream] = max(self.last_on.get(stream, -1), task)
-        self.stream_of_thread[int(self.view.calls.thread[call])] = stream
-        self.launched[self.launched_count] = task
-        self.launched_count += 1
+        self.stream_of_thread[self.threads[call]] = stream
+        self.is_launched[task] = True
 
     def awaited_by(self, call: int, kind: CallKind, start_ns: int, end_ns: int) -> list[int]:
         """The tasks that *call* waited for."""
@@ -262,7 +329,7 @@ class _WaitFinder:
             if end_ns - start_ns <= _SHORT_MARK_WAIT_NS:
                 return []
             return self._last_ended(start_ns - _CLOCK_TOLERANCE_NS, end_ns + _CLOCK_TOLERANCE_NS)
-        stream = self.stream_of_thread.get(int(self.view.calls.thread[call]))
+        stream = self.stream_of_thread.get(self.threads[call])
         own = None if stream is None else ended.get(stream)
         return self._awaited_on_stream(ended, own, start_ns, end_ns)
 
@@ -288,46 +355,46 @@ class _WaitFinder:
 
     def _last_ended(self, low_ns: int, high_ns: int) -> list[int]:
         """Of the launched tasks that ended between two moments, the one that ended last."""
-        launched = self.launched[: self.launched_count]
-        ends: Int64s = self.view.device.end_ns[launched]
-        is_fitting = (ends >= low_ns) & (ends <= high_ns)
-        if not is_fitting.any():
-            return []
-        return [int(launched[is_fitting][np.argmax(ends[is_fitting])])]
+        first, last = np.searchsorted(self.sorted_end_ns, (low_ns, high_ns + 1)).tolist()
+        for task in self.by_end[first:last][::-1].tolist():
+            if self.is_launched[task]:
+                return [task]
+        return []
 
 
 def _launch_lags(view: RankView) -> tuple[int, int]:
     """Typical time from the end, and from the start, of a call to a task that nothing else held."""
     device, calls = view.device, view.calls
-    lags, delays = [], []
-    last_end: dict[int, int] = {}
-    links = zip(device.stream.tolist(), device.call.tolist(), strict=True)
-    for task, (stream, call) in enumerate(links):
-        if call >= 0:
-            delay_ns = int(device.start_ns[task] - calls.start_ns[call])
-            is_free = last_end.get(stream, -1) < calls.start_ns[call]
-            if is_free and delay_ns < _IDLE_DELAY_LIMIT_NS:
-                delays.append(delay_ns)
-                lags.append(int(device.start_ns[task] - calls.end_ns[call]))
-        last_end[stream] = max(last_end.get(stream, -1), int(device.end_ns[task]))
-    if not lags:
+    reached_ns = np.full(len(device), -1, dtype=np.int64)
+    for stream in np.unique(device.stream).tolist():
+        own = np.flatnonzero(device.stream == stream)
+        reached_ns[own[1:]] = np.maximum.accumulate(device.end_ns[own])[:-1]
+    launched = np.flatnonzero(device.call >= 0)
+    start_ns, call = device.start_ns[launched], device.call[launched]
+    delay_ns = start_ns - calls.start_ns[call]
+    is_free = np.maximum(reached_ns[launched], -1) < calls.start_ns[call]
+    is_free &= delay_ns < _IDLE_DELAY_LIMIT_NS
+    if not is_free.any():
         return _TYPICAL_LAG_NS, _TYPICAL_DELAY_NS
-    return max(int(np.median(lags)), 0), max(int(np.median(delays)), 0)
+    lag_ns = (start_ns - calls.end_ns[call])[is_free]
+    return max(int(np.median(lag_ns)), 0), max(int(np.median(delay_ns[is_free])), 0)
 
 
-def _chains(view: RankView, relevant: Sequence[int]) -> dict[int, int]:
+def _chains(view: RankView, relevant: Iterable[int]) -> dict[int, int]:
     """The chain of each thread: 0, or its own number if it overlaps the others."""
     calls = view.calls
+    picked = np.fromiter(relevant, dtype=np.int64)
+    threads, start_ns, end_ns = (
+        plain(column[picked]) for column in (calls.thread, calls.start_ns, calls.end_ns)
+    )
     overlaps: Counter[int] = Counter()
-    counts: Counter[int] = Counter()
     reached_ns, by_thread = -1, -1
-    for call in relevant:
-        thread = int(calls.thread[call])
-        counts[thread] += 1
-        if thread != by_thread and calls.start_ns[call] < reached_ns - 1_000:
+    for thread, began_ns, ended_ns in zip(threads, start_ns, end_ns, strict=True):
+        if thread != by_thread and began_ns < reached_ns - 1_000:
             overlaps.update((thread, by_thread))
-        if calls.end_ns[call] > reached_ns:
-            reached_ns, by_thread = int(calls.end_ns[call]), thread
+        if ended_ns > reached_ns:
+            reached_ns, by_thread = ended_ns, thread
+    counts = Counter(threads)
     main = max(counts, key=lambda thread: counts[thread], default=0)
     chain_of = {int(thread): 0 for thread in np.unique(calls.thread)}
     for thread, count in counts.items():

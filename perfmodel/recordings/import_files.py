@@ -8,7 +8,9 @@ durations.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +28,14 @@ from perfmodel.recordings.trace_stats import known_share
 from traces.chakra import load_chakra
 from traces.execution_trace import load_execution_trace
 from traces.file_stream import DEFAULT_LIMITS, Limits
-from traces.job_trace import OnFile, Recording, find_recordings, ignore_file, load_recording
+from traces.job_trace import (
+    JobTrace,
+    OnFile,
+    Recording,
+    find_recordings,
+    ignore_file,
+    load_recording,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +77,9 @@ class ImportedJob:
             },
             "rendezvous": report.rendezvous,
             "steps": report.steps,
+            "step_rule": report.rule,
+            "cycle": report.cycle,
+            "step_evidence": [asdict(rank) for rank in report.evidence],
             "recorded_starts": report.recorded_starts,
             "faults": [*([report.missing] if report.missing else []), *report.faults],
             "is_trusted": self.score.is_trusted and not report.all_faults,
@@ -89,6 +101,9 @@ class ImportWishes:
 
 
 AsUsual = ImportWishes()
+_MMAP_THRESHOLD = -3
+"""M_MMAP_THRESHOLD of glibc's mallopt."""
+_LARGE_BLOCK_BYTES = 2**22
 Imported = ImportedJob | ExecutedJob
 Loaded = TypeVar("Loaded")
 
@@ -104,6 +119,7 @@ def import_traces(
     One job is written to *out*, several to folders in it with their names. Nothing is written
     before every job has been read.
     """
+    _return_large_blocks()
     recordings = find_recordings(list(paths))
     made: list[Imported] = []
     for recording in recordings:
@@ -122,6 +138,16 @@ def import_traces(
     return tuple(made)
 
 
+def _return_large_blocks() -> None:
+    """Let the C library return large blocks of memory as soon as they are free.
+
+    It learns to keep blocks of up to 32 MiB, and then an import needs a third more memory than it
+    ever uses at once.
+    """
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+
+
 def import_kineto(paths: Sequence[str | Path], out: str | Path) -> tuple[ImportedJob, ...]:
     """Import Kineto traces as `import_traces` does; a job that is there is replaced."""
     found = import_traces(paths, out, ImportWishes(is_overwriting=True))
@@ -135,10 +161,9 @@ def import_chakra(paths: Sequence[str | Path], out: str | Path) -> tuple[Importe
 
 def _read(recording: Recording, folder: Path, wishes: ImportWishes, on_file: OnFile) -> Imported:
     if recording.timed:
-        traces = load_recording(recording, wishes.limits, on_file)
-        files = len(recording.timed)
-        on_file(recording.timed[-1], files, files)
-        return ImportedJob(folder, with_score(import_job(traces)))
+        # The job is made from traces that nothing else holds, so they are given up on the way.
+        recorded = import_job(_load_timed(recording, wishes.limits, on_file))
+        return ImportedJob(folder, with_score(recorded))
     if recording.executed:
         executed = _load(recording.executed, load_execution_trace, wishes.limits, on_file)
         if all(is_linked(trace) for trace in executed):
@@ -155,6 +180,13 @@ def _read(recording: Recording, folder: Path, wishes: ImportWishes, on_file: OnF
         job = build_linked_job(recording.name, chakra, "Chakra traces")
     check_job(job.graph)
     return replace(job, folder=folder)
+
+
+def _load_timed(recording: Recording, limits: Limits, on_file: OnFile) -> JobTrace:
+    traces = load_recording(recording, limits, on_file)
+    files = len(recording.timed)
+    on_file(recording.timed[-1], files, files)
+    return traces
 
 
 def _load(

@@ -116,14 +116,14 @@ def list_assumptions(findings: Sequence[RankFindings]) -> tuple[str, ...]:
         "an allocation waits for the device only if all launched work had ended when it returned",
     ]
     steps = [of_rank.chain.steps for of_rank in findings]
-    if sum(any(step.kind is StepKind.ALLOCATION for step in of) for of in steps) > 1:
+    if sum(len(of.places_of(StepKind.ALLOCATION)) > 0 for of in steps) > 1:
         sentences.append("concurrent allocations on several GPUs of a host share its driver")
-    blocking = (StepKind.WAIT, StepKind.ALLOCATION)
-    waits = [
-        step for of in steps for step in of if step.kind in blocking and step.end_ns > step.start_ns
-    ]
-    total_ns = sum(step.end_ns - step.start_ns for step in waits)
-    own_ns = sum(step.duration_ns for step in waits)
+    total_ns = own_ns = 0
+    for of in steps:
+        places = of.places_of(StepKind.WAIT, StepKind.ALLOCATION)
+        lengths_ns = (of.end_ns - of.start_ns)[places]
+        total_ns += int(lengths_ns.sum())
+        own_ns += int(of.duration_ns[places][lengths_ns > 0].sum())
     if total_ns:
         sentences.append(
             f"blocking calls took {format_duration(total_ns)} on all ranks: "

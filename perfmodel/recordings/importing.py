@@ -11,7 +11,7 @@ in a changed job they arrive as much later, because they run the same program.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,15 +19,9 @@ from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import TraceError
 from perfmodel.engine.settle import Round
 from perfmodel.graph.builder import JobBuilder
-from perfmodel.graph.job import JobFacts, JobGraph
-from perfmodel.graph.program import Int64s, Role
-from perfmodel.recordings.collective_calls import (
-    CollectiveCall,
-    find_collective_calls,
-    last_tasks_of_profiler_steps,
-    profiler_steps,
-    step_ends,
-)
+from perfmodel.graph.job import JobFacts
+from perfmodel.graph.program import Role
+from perfmodel.recordings.collective_calls import CollectiveCall, find_collective_calls
 from perfmodel.recordings.hold_back import ready_ns_of
 from perfmodel.recordings.host_chain import build_host_chain, with_unshared_allocations
 from perfmodel.recordings.import_report import (
@@ -51,17 +45,19 @@ from perfmodel.recordings.rank_program import (
     Member,
     RankFindings,
     RankProgram,
-    build_rank_program,
+    RankWriter,
 )
 from perfmodel.recordings.rank_view import RankView, view_rank
 from perfmodel.recordings.recorded_job import (
     ImportReport,
     RecordedJob,
+    cycle_period_ns,
     deps_of,
     rank_parts,
     with_programs,
 )
 from perfmodel.recordings.self_replay import replay_as_recorded
+from perfmodel.recordings.steps import FoundSteps, find_steps
 from perfmodel.recordings.stream_edges import find_stream_edges
 from traces.job_trace import JobTrace
 
@@ -73,8 +69,35 @@ _SIZE = ("kind", "collective", "is_estimated")
 """What the members of a rendezvous take from its first."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Analysed:
+    """What is left of the traces once the tasks of all ranks are written."""
+
+    facts: JobFacts
+    report: ImportReport
+    groups: tuple[MatchedGroup, ...]
+    steps: FoundSteps
+    writers: tuple[RankWriter, ...]
+    arrivals: tuple[dict[int, Arrival], ...]
+
+
 def import_job(traces: JobTrace) -> RecordedJob:
-    """The job graph of *traces*; refuses recordings that cannot be one job."""
+    """The job graph of *traces*; refuses recordings that cannot be one job.
+
+    The traces are given up as soon as their tasks are written, unless the caller keeps them.
+    """
+    found = _analyse(traces)
+    del traces
+    job, programs = _build(found)
+    if any(found.arrivals):
+        found = replace(found, arrivals=_with_waits(found, programs, replay_as_recorded(job)))
+        del job, programs
+        job, programs = _build(found)
+        job = _with_lateness(job, found, programs)
+    return job
+
+
+def _analyse(traces: JobTrace) -> _Analysed:
     views = [view_rank(trace) for trace in traces.ranks]
     _check_views(traces.name, views)
     executed = {trace.rank: trace for trace in traces.executed}
@@ -84,6 +107,7 @@ def import_job(traces: JobTrace) -> RecordedJob:
     offsets_ns = _offsets_ns(views, groups)
     views = [view.shifted(offset) for view, offset in zip(views, offsets_ns, strict=True)]
     impossible = [check_overlap(views, group) for group in groups]
+    steps = find_steps(views, groups, calls)
     # A process that sees one GPU says nothing about its host; 0 if no GPU is named.
     gpus_per_host = len(traces.ranks[0].device_names)
     if gpus_per_host == 1:
@@ -91,32 +115,23 @@ def import_job(traces: JobTrace) -> RecordedJob:
     chains = with_unshared_allocations([build_host_chain(view) for view in views], gpus_per_host)
     groups, calls = _with_shared_sizes(views, groups, calls)
     findings = [
-        RankFindings(
-            view,
-            chain,
-            find_stream_edges(view),
-            calls[rank],
-            executed=linked[rank],
-        )
-        for rank, (view, chain) in enumerate(zip(views, chains, strict=True))
+        RankFindings(view, chain, find_stream_edges(view), of_rank, executed=rows)
+        for view, chain, of_rank, rows in zip(views, chains, calls, linked, strict=True)
     ]
-    for slot, group in enumerate(groups):
-        for number in range(group.count):
-            lengths_ns, root = transfer_ns(views, group, number), root_of(group, number)
-            for member, rank in enumerate(group.members):
-                role = Role.SIGNALS if member == root else Role.BOTH
-                task = group.calls[member][number].task
-                findings[rank].members[task] = Member(slot, lengths_ns[member], role)
+    _add_members(findings, groups)
     for of_rank in findings:
         of_rank.arrivals.update(_find_arrivals(of_rank))
     faults = (*find_job_faults(findings, groups), *(fault for fault in impossible if fault))
     report = ImportReport(
         ranks=tuple(map(report_rank, findings, offsets_ns)),
         rendezvous=sum(group.count for group in groups),
-        steps=1,
+        steps=steps.count,
         recorded_starts={},
-        faults=faults,
+        faults=(*faults, *steps.faults),
         missing=describe_missing(traces),
+        rule=steps.rule.value,
+        cycle=steps.cycle,
+        evidence=steps.evidence,
     )
     facts = JobFacts(
         traces.name,
@@ -125,12 +140,22 @@ def import_job(traces: JobTrace) -> RecordedJob:
         device=next(iter(traces.ranks[0].device_names), ""),
         gpus_per_host=gpus_per_host,
     )
-    job, programs = _build(facts, findings, groups, report)
-    if any(of_rank.arrivals for of_rank in findings):
-        findings = _with_waits(findings, programs, replay_as_recorded(job))
-        job, programs = _build(facts, findings, groups, report)
-        job = _with_lateness(job, findings, programs)
-    return job
+    builder = JobBuilder()
+    writers = tuple(RankWriter(of_rank, builder.new_program()) for of_rank in findings)
+    arrivals = tuple(of_rank.arrivals for of_rank in findings)
+    return _Analysed(facts, report, groups, steps, writers, arrivals)
+
+
+def _add_members(findings: Sequence[RankFindings], groups: Sequence[MatchedGroup]) -> None:
+    """Give every matched collective its part in a rendezvous."""
+    views = [of_rank.view for of_rank in findings]
+    for slot, group in enumerate(groups):
+        for number in range(group.count):
+            lengths_ns, root = transfer_ns(views, group, number), root_of(group, number)
+            for member, rank in enumerate(group.members):
+                role = Role.SIGNALS if member == root else Role.BOTH
+                task = group.calls[member][number].task
+                findings[rank].members[task] = Member(slot, lengths_ns[member], role)
 
 
 def _check_views(name: str, views: Sequence[RankView]) -> None:
@@ -208,14 +233,14 @@ def _find_arrivals(of_rank: RankFindings) -> dict[int, Arrival]:
 
 
 def _with_waits(
-    findings: Sequence[RankFindings], programs: Sequence[RankProgram], held: Round
-) -> list[RankFindings]:
-    """*findings* with how much later others arrived in the replay *held* of *programs*."""
+    found: _Analysed, programs: Sequence[RankProgram], held: Round
+) -> tuple[dict[int, Arrival], ...]:
+    """The arrivals, with how much later they were in the replay *held* of *programs*."""
     changed = []
     parts = rank_parts(held.job)
-    for of_rank, built, (program, rows) in zip(findings, programs, parts, strict=True):
+    for of_rank, built, (program, rows) in zip(found.arrivals, programs, parts, strict=True):
         lag_ns = program.dep_lag_ns.copy()
-        for task, arrival in of_rank.arrivals.items():
+        for task, arrival in of_rank.items():
             deps = deps_of(program, int(built.place[task]))
             source = _WINDOW if arrival.previous is None else built.place[arrival.previous]
             is_arrival = (program.dep_task[deps] == source) & (
@@ -225,52 +250,50 @@ def _with_waits(
         start_ns, end_ns = held.start_ns[rows], held.end_ns[rows]
         ready_ns = ready_ns_of(replace(program, dep_lag_ns=lag_ns), start_ns, end_ns)
         waits_ns = np.maximum(start_ns - ready_ns, 0)[built.place]
-        arrivals = {
-            task: replace(arrival, wait_ns=int(waits_ns[task]))
-            for task, arrival in of_rank.arrivals.items()
-        }
-        changed.append(replace(of_rank, arrivals=arrivals))
-    return changed
+        changed.append(
+            {
+                task: replace(arrival, wait_ns=int(waits_ns[task]))
+                for task, arrival in of_rank.items()
+            }
+        )
+    return tuple(changed)
 
 
 def _with_lateness(
-    job: RecordedJob, findings: Sequence[RankFindings], programs: Sequence[RankProgram]
+    job: RecordedJob, found: _Analysed, programs: Sequence[RankProgram]
 ) -> RecordedJob:
     """The same job, with how much longer its steps are because other ranks are late."""
     if len(job.step_ends) < 2:
         return job
     on_time = []
-    for rank, (of_rank, built) in enumerate(zip(findings, programs, strict=True)):
+    for rank, (of_rank, built) in enumerate(zip(found.arrivals, programs, strict=True)):
         program = job.graph.program_of(rank)
         lag_ns = program.dep_lag_ns.copy()
-        for task, arrival in of_rank.arrivals.items():
+        for task, arrival in of_rank.items():
             lag_ns[deps_of(program, int(built.place[task]))] -= arrival.wait_ns or 0
         on_time.append(replace(program, dep_lag_ns=lag_ns))
     prompt = with_programs(job.graph, on_time)
     late_ns, prompt_ns = (
-        round(float(np.median(np.diff(job.step_moments_ns(replay_as_recorded(one).end_ns)))))
+        cycle_period_ns(
+            np.diff(job.step_moments_ns(replay_as_recorded(one).end_ns)), found.steps.cycle
+        )
         for one in (job, replace(job, graph=prompt))
     )
     facts = replace(job.graph.facts, others_late_ns=max(late_ns - prompt_ns, 0))
     return replace(job, graph=replace(job.graph, facts=facts))
 
 
-def _build(
-    facts: JobFacts,
-    findings: Sequence[RankFindings],
-    groups: Sequence[MatchedGroup],
-    report: ImportReport,
-) -> tuple[RecordedJob, list[RankProgram]]:
+def _build(found: _Analysed) -> tuple[RecordedJob, list[RankProgram]]:
     """The job, and the programs of its ranks as they were written."""
-    job = JobBuilder()
+    job = JobBuilder(found.writers[0].program.tables)
     programs = []
-    for of_rank in findings:
-        programs.append(build_rank_program(of_rank, job.new_program()))
+    for arrivals, writer in zip(found.arrivals, found.writers, strict=True):
+        programs.append(writer.connected(arrivals))
         job.add_rank(job.add_program(programs[-1].program))
-    for slot, group in enumerate(groups):
+    for slot, group in enumerate(found.groups):
         job.add_group(group.name, group.members, slot=slot)
-    graph = job.build(facts)
-    ends = _step_ends(graph, findings[0], groups, programs)
+    graph = job.build(found.facts)
+    firsts = graph.rank_rows()
     starts = {
         word: sum(program.recorded_starts[word] for program in programs)
         for word in programs[0].recorded_starts
@@ -281,33 +304,10 @@ def _build(
         recorded_end_ns=np.concatenate([program.end_ns for program in programs]),
         hold_ratio=np.concatenate([program.hold_ratio for program in programs]),
         can_be_held=np.concatenate([program.can_be_held for program in programs]),
-        step_ends=ends,
-        report=replace(report, steps=max(len(ends), 1), recorded_starts=starts),
+        step_ends=tuple(
+            np.array([firsts[rank] + programs[rank].place[task] for rank, task in end])
+            for end in found.steps.ends
+        ),
+        report=replace(found.report, recorded_starts=starts),
     )
     return recorded, programs
-
-
-def _step_ends(
-    graph: JobGraph,
-    first: RankFindings,
-    groups: Sequence[MatchedGroup],
-    programs: Sequence[RankProgram],
-) -> tuple[Int64s, ...]:
-    """Rows of the tasks that end each step."""
-    marked = len(profiler_steps(first.view))
-    main = max(groups, key=lambda group: (len(group.members), group.count), default=None)
-    if main is not None:
-        rows = graph.rank_rows()
-        return tuple(
-            np.array(
-                [
-                    rows[rank] + programs[rank].place[of_member[end].task]
-                    for rank, of_member in zip(main.members, main.calls, strict=True)
-                ],
-                dtype=np.int64,
-            )
-            for end in step_ends(main.calls[0], marked)
-        )
-    tasks = [first.collectives[end].task for end in step_ends(first.collectives, marked)]
-    tasks = tasks or last_tasks_of_profiler_steps(first.view)
-    return tuple(programs[0].place[[task]] for task in tasks) if len(tasks) > 1 else ()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ _CHUNK_VALUES = 65_536
 _VALUES_PER_THREAD = 4
 
 
+@lru_cache(maxsize=4096)
 def is_gemm_kernel(name: str) -> bool:
     """Whether a kernel of this *name* is a GEMM or a convolution."""
     word = name.lower()
@@ -59,9 +61,7 @@ def estimate_work(
     counts matrices.
     """
     grid, block = (_extents((detail or {}).get(key)) for key in ("grid", "block"))
-    word = name.lower()
-    formats = (dtype for dtype, words in _FORMAT_WORDS.items() if any(w in word for w in words))
-    dtype = next(formats, DType.FP32)
+    dtype = _format_of(name)
     if is_gemm_kernel(name):
         return _gemm(name, duration_ns, device, dtype, grid, is_batched=is_batched)
     dtype = DType.FP32 if dtype is DType.TF32 else dtype
@@ -70,8 +70,20 @@ def estimate_work(
     counted_bytes = _counted_values(name, grid, block) * dtype.size_bytes
     moved_bytes = min(counted_bytes, fits_bytes) if counted_bytes else fits_bytes * _REACHED_RATIO
     half = max(round(moved_bytes / 2), 1)
-    family = next((known for known in _WORDS["families"] if known in word), "kernel")
-    return MemoryBound(family, half, half, dtype)
+    return MemoryBound(_family_of(name), half, half, dtype)
+
+
+@lru_cache(maxsize=4096)
+def _format_of(name: str) -> DType:
+    word = name.lower()
+    formats = (dtype for dtype, words in _FORMAT_WORDS.items() if any(w in word for w in words))
+    return next(formats, DType.FP32)
+
+
+@lru_cache(maxsize=4096)
+def _family_of(name: str) -> str:
+    word = name.lower()
+    return next((known for known in _WORDS["families"] if known in word), "kernel")
 
 
 def _extents(value: Any) -> tuple[int, ...]:

@@ -6,24 +6,26 @@ launched before the window.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.graph.builder import Dependency, ProgramBuilder
+from perfmodel.graph.builder import Dependency, ProgramBuilder, TaskColumns
 from perfmodel.graph.calls import OperatorCall
-from perfmodel.graph.issuing import Issuer, OpenLane
+from perfmodel.graph.issuing import Issuer
 from perfmodel.graph.job import Origin
-from perfmodel.graph.ops import ESTIMATED, Communication, Fixed, HostPart, HostWork
+from perfmodel.graph.ops import ESTIMATED, Communication, Fixed, HostPart, HostWork, Op, Work
 from perfmodel.graph.program import PLAIN, Anchor, Int64s, LaneKind, Program, Role
 from perfmodel.recordings.collective_calls import CollectiveCall
 from perfmodel.recordings.hold_back import HoldRule, can_be_held, exempt_tasks, hold_ratios
-from perfmodel.recordings.host_chain import HostChain, StepKind
+from perfmodel.recordings.host_chain import KINDS, HostChain, StepKind, step_label
 from perfmodel.recordings.rank_view import NO_OPERATOR, RankView
 from perfmodel.recordings.stream_edges import Edge
-from perfmodel.recordings.task_work import WorkReader
+from perfmodel.recordings.task_work import UNKNOWN, WorkReader
+from traces.trace import Trace
 
 _HOST_PARTS = {
     StepKind.FIRST: HostPart.BETWEEN_OPERATORS,
@@ -38,6 +40,7 @@ _HOST_PARTS = {
 COUNTED_WORK = "device work"
 ESTIMATED_WORK = f"{COUNTED_WORK}{ESTIMATED}"
 COLLECTIVE = "collective"
+_DEVICE_NAMES = (COUNTED_WORK, ESTIMATED_WORK, COLLECTIVE, f"{COLLECTIVE}{ESTIMATED}")
 """Names of device tasks; a suffix marks work that is estimated and not counted from shapes."""
 
 
@@ -94,149 +97,253 @@ class RankProgram:
     recorded_starts: dict[str, int]
 
 
-def build_rank_program(findings: RankFindings, builder: ProgramBuilder) -> RankProgram:
-    """Write the tasks of a rank with *builder*."""
-    writer = _RecordedRankWriter(findings, builder)
-    writer.add_host_steps()
-    writer.add_device_tasks()
-    writer.connect_host_steps()
-    writer.connect_device_tasks()
-    return writer.as_recorded()
+class RankWriter(Issuer):
+    """Writes the tasks of a rank once, and connects them as often as findings change.
 
-
-class _RecordedRankWriter(Issuer):
-    """Adds all tasks before any dependency, because waits point both ways.
-
-    The first task is the beginning of the window. Host steps follow, then device tasks.
+    The first task is the beginning of the window. Host steps follow, then device tasks. All tasks
+    come before any dependency, because waits point both ways.
     """
 
     def __init__(self, findings: RankFindings, program: ProgramBuilder) -> None:
         super().__init__(program)
-        self.findings, self.view = findings, findings.view
-        self.recorded_starts = {"first call of a chain": 0, "work launched before the window": 0}
-        self.ranges, self.modules = self.view.ranges_of_calls(), self.view.modules_of_calls()
+        view = findings.view
+        self.chain, self.edges, self.device = findings.chain, findings.edges, view.device
+        self.is_before = view.is_before_window()
+        self.hold_ratio, self.can_be_held = hold_ratios(view), can_be_held(view)
+        self.ranges, self.modules = view.ranges_of_calls(), view.modules_of_calls()
         window = self.add_lane("window", LaneKind.HOST)
         self.window = self.put(window, Fixed("window", 0), label="beginning of the window")
         self.first_step = self.window + 1
-        self.first_device = self.first_step + len(findings.chain.steps)
+        self.first_device = self.first_step + len(self.chain.steps)
+        self._add_host_steps(view.trace)
+        self._add_device_tasks(findings)
+        # The trace itself is needed no more, and it is the largest thing in memory.
+        del self.ranges, self.modules
 
-    def _origin_of(self, operator: str, call: int) -> Origin:
-        if call < 0:
-            return Origin(operator)
-        return Origin(operator, self.modules[call], span=self.ranges[call])
+    def connected(self, arrivals: Mapping[int, Arrival]) -> RankProgram:
+        """The program in which tasks wait for each other and for *arrivals* of other ranks."""
+        self.program.drop_dependencies()
+        starts = {
+            "first call of a chain": self._connect_host_steps(),
+            "work launched before the window": self._connect_device_tasks(arrivals),
+        }
+        return self._as_recorded(arrivals, starts)
 
-    def add_host_steps(self) -> None:
+    def _add_host_steps(self, trace: Trace) -> None:
         """One lane per thread."""
-        for step in self.findings.chain.steps:
-            thread = self.lane(f"thread {step.thread}", LaneKind.HOST)
-            work = HostWork(step.label, _HOST_PARTS[step.kind])
-            op = Fixed(step.kind.value, step.duration_ns, work=work)
-            self.put(thread, op, label=step.label, origin=self._origin_of(step.label, step.call))
+        steps = self.chain.steps
+        threads, first = np.unique(steps.thread, return_index=True)
+        lanes = dict.fromkeys(threads[np.argsort(first)].tolist(), -1)
+        for thread in lanes:
+            lanes[thread] = self.lane(f"thread {thread}", LaneKind.HOST).lane
+        label = self._label_numbers(trace, steps.label.astype(np.int64))
+        names = list(self.program.tables.label_index)
 
-    def add_device_tasks(self) -> None:
+        def make(kind: int, label: int, duration_ns: int) -> Op:
+            step_kind = KINDS[kind]
+            work = HostWork(names[label], _HOST_PARTS[step_kind])
+            return Fixed(step_kind.value, duration_ns, work=work)
+
+        kind = steps.kind.astype(np.int64)
+        self._add(
+            lane=np.array([lanes[thread] for thread in threads.tolist()], dtype=np.int64)[
+                np.searchsorted(threads, steps.thread)
+            ],
+            op=self._numbered(self.program.tables.lone_op, make, (kind, label, steps.duration_ns)),
+            label=label,
+            origin=self._origins(label, steps.call),
+        )
+
+    def _add_device_tasks(self, findings: RankFindings) -> None:
         """One lane per stream."""
-        view, device, lanes = self.view, self.view.device, self._add_stream_lanes()
-        reader = WorkReader(view, self.findings.executed)
-        described = {call.task: call for call in self.findings.collectives}
-        for task in range(len(device)):
-            label, row = view.task_name(task), reader.operators[task]
-            operator = label if row == NO_OPERATOR else view.trace.name_of(row)
-            member, arrival = self.findings.members.get(task), self.findings.arrivals.get(task)
-            length_ns = device.length_ns(task) if arrival is None else arrival.transfer_ns
-            name, work, is_estimated = (
-                COUNTED_WORK,
-                reader.works.get(task),
-                task in reader.estimated,
-            )
-            if member is not None or device.is_collective[task]:
-                call, name, work, is_estimated = described.get(task), COLLECTIVE, None, False
-                if call is not None and call.collective is not None:
-                    work, is_estimated = Communication(call.collective), call.is_estimated
-            member = member or Member(PLAIN, length_ns, Role.BOTH)
-            self.put(
-                lanes[int(device.stream[task])],
-                Fixed(
-                    f"{name}{ESTIMATED}" if is_estimated else name, member.duration_ns, work=work
-                ),
-                label=label,
-                slot=member.slot,
-                role=member.role,
-                origin=self._origin_of(operator, int(device.call[task])),
-            )
+        view, device, lanes = findings.view, self.device, self._add_stream_lanes()
+        reader = WorkReader(view, findings.executed)
+        names = view.trace.columns.name
+        label = self._label_numbers(view.trace, names[device.row].astype(np.int64))
+        rows = reader.operators
+        around = self._label_numbers(view.trace, names[rows[rows >= 0]].astype(np.int64))
+        operator = label.copy()
+        operator[rows != NO_OPERATOR] = around
+        works: list[Work | None] = [*reader.works, None]
+        number, kind = reader.number.copy(), np.where(reader.is_estimated, 1, 0)
+        number[number == UNKNOWN] = len(works) - 1
+        duration_ns = device.end_ns - device.start_ns
+        slot = np.full(len(device), PLAIN, dtype=np.int64)
+        role = np.full(len(device), int(Role.BOTH), dtype=np.int64)
+        for task, arrival in findings.arrivals.items():
+            duration_ns[task] = arrival.transfer_ns
+        # A collective without metadata has unknown work.
+        is_collective = device.is_collective.copy()
+        is_collective[list(findings.members)] = True
+        number[is_collective], kind[is_collective] = len(works) - 1, 2
+        for call in findings.collectives:
+            if call.collective is not None:
+                kind[call.task] = 3 if call.is_estimated else 2
+                number[call.task] = len(works)
+                works.append(Communication(call.collective))
+        for task, member in findings.members.items():
+            slot[task], role[task] = member.slot, int(member.role)
+            duration_ns[task] = member.duration_ns
 
-    def _add_stream_lanes(self) -> dict[int, OpenLane]:
-        device = self.view.device
-        lanes = {}
-        for stream in np.unique(device.stream).tolist():
+        def make(kind: int, number: int, duration_ns: int) -> Op:
+            return Fixed(_DEVICE_NAMES[kind], duration_ns, work=works[number])
+
+        self._add(
+            lane=np.array(lanes[1], dtype=np.int64)[np.searchsorted(lanes[0], device.stream)],
+            op=self._numbered(self.program.tables.lone_op, make, (kind, number, duration_ns)),
+            label=label,
+            origin=self._origins(operator, device.call),
+            slot=slot,
+            role=role,
+        )
+
+    def _add(
+        self,
+        *,
+        lane: Int64s,
+        op: Int64s,
+        label: Int64s,
+        origin: Int64s,
+        slot: Int64s | None = None,
+        role: Int64s | None = None,
+    ) -> None:
+        plain = np.full(len(lane), PLAIN, dtype=np.int64)
+        self.program.add_columns(
+            TaskColumns(
+                lane,
+                op,
+                label,
+                origin,
+                plain if slot is None else slot,
+                plain if role is None else role,
+            )
+        )
+
+    def _label_numbers(self, trace: Trace, names: Int64s) -> Int64s:
+        """The numbers among the labels of the job of *names* of the trace or of steps."""
+        distinct, place = np.unique(names, return_inverse=True)
+        tables = self.program.tables
+        numbers = [tables.label(step_label(trace, name)) for name in distinct.tolist()]
+        return np.array(numbers, dtype=np.int64)[place]
+
+    def _origins(self, operators: Int64s, calls: Int64s) -> Int64s:
+        """The origin of each task: its operator, by the label's number, and its call, or -1."""
+        names, tables = list(self.program.tables.label_index), self.program.tables
+        modules, ranges = self.modules.texts, self.ranges.texts
+
+        def make(operator: int, module: int, span: int) -> Origin:
+            if module < 0:
+                return Origin(names[operator])
+            return Origin(names[operator], modules[module], span=ranges[span])
+
+        around = [
+            np.where(calls < 0, -1, paths.number[calls] if len(paths.number) else -1)
+            for paths in (self.modules, self.ranges)
+        ]
+        return self._numbered(
+            lambda origin: tables.origin(origin, ""), make, (operators, around[0], around[1])
+        )
+
+    @staticmethod
+    def _numbered(
+        number_of: Callable[[Any], int],
+        make: Callable[[int, int, int], Any],
+        columns: tuple[Int64s, Int64s, Int64s],
+    ) -> Int64s:
+        """The number of what *make* makes of each row of *columns*; equal rows are made once."""
+        key = np.zeros(len(columns[0]), dtype=np.int64)
+        for column in columns:
+            values, place = np.unique(column, return_inverse=True)
+            # Numbers of earlier columns are renumbered, so that the product never overflows.
+            key = np.unique(key, return_inverse=True)[1] * len(values) + place
+        _, first, place = np.unique(key, return_index=True, return_inverse=True)
+        rows = zip(*(column[first].tolist() for column in columns), strict=True)
+        return np.array([number_of(make(*row)) for row in rows], dtype=np.int64)[place]
+
+    def _add_stream_lanes(self) -> tuple[Int64s, list[int]]:
+        """Streams in order, and the lane of each."""
+        device = self.device
+        streams, lanes = np.unique(device.stream), []
+        for stream in streams.tolist():
             chosen = device.stream == stream
             kind = LaneKind.COPY if device.is_copy[chosen].all() else LaneKind.COMPUTE
             if device.is_collective[chosen].mean() > 0.5:
                 kind = LaneKind.COMMUNICATION
-            lanes[stream] = self.add_lane(f"stream {stream & 0xFFFFFFFF}", kind)
-        return lanes
+            lanes.append(self.add_lane(f"stream {stream & 0xFFFFFFFF}", kind).lane)
+        return streams, lanes
 
-    def connect_host_steps(self) -> None:
-        """A step follows the one before it in its chain, and the tasks it waited for."""
-        for task, step in enumerate(self.findings.chain.steps, self.first_step):
-            if step.kind is StepKind.FIRST:
-                self._pin(task, step.start_ns, "first call of a chain")
-            if step.previous >= 0:
-                self._connect(task, self.first_step + step.previous)
-            for awaited in step.awaited:
-                self._connect(task, self.first_device + awaited)
+    def _connect_host_steps(self) -> int:
+        """A step follows the one before it in its chain, and the tasks it waited for.
 
-    def connect_device_tasks(self) -> None:
+        The number of steps at their recorded start.
+        """
+        steps = self.chain.steps
+        first = steps.places_of(StepKind.FIRST)
+        self._pin(self.first_step + first, steps.start_ns[first])
+        followers = np.flatnonzero(steps.previous >= 0)
+        sources = self.first_step + steps.previous[followers]
+        self.program.add_dependencies(self.first_step + followers, sources)
+        for step, tasks in steps.awaited.items():
+            for awaited in tasks:
+                self.program.add_dependency(self.first_step + step, self.first_device + awaited)
+        return len(first)
+
+    def _connect_device_tasks(self, arrivals: Mapping[int, Arrival]) -> int:
         """A device task follows its launch, tasks of other streams, and other ranks.
 
-        If it is known how much later those arrived, it starts as much later than all that.
+        If it is known how much later those arrived, it starts as much later than all that. The
+        number of tasks at their recorded start.
         """
-        before, device, first = self.view.is_before_window(), self.view.device, self.first_device
-        arrivals, releases = self.findings.arrivals, self.findings.chain.releases
-        waits = {task: arrival.wait_ns or 0 for task, arrival in arrivals.items()}
-        last_on: dict[int, int] = {}
-        for task, stream in enumerate(device.stream.tolist()):
-            number, wait_ns = first + task, waits.get(task, 0)
-            if task in releases:
-                release = releases[task]
-                step, lag_ns = self.first_step + release.task, release.lag_ns + wait_ns
-                self._connect(number, step, lag_ns, release.anchor)
-            elif before[task]:
-                start_ns = int(device.start_ns[task]) + wait_ns
-                self._pin(number, start_ns, "work launched before the window")
-            if wait_ns and stream in last_on:
-                self._connect(number, last_on[stream], wait_ns)
-            if task in arrivals and arrivals[task].wait_ns is None:
-                previous, lag_ns = arrivals[task].previous, max(arrivals[task].lag_ns, 0)
-                if previous is None:
-                    self._connect(number, self.window, lag_ns, Anchor.START)
+        device, first, releases = self.device, self.first_device, self.chain.releases
+        waits_ns = np.zeros(len(device), dtype=np.int64)
+        for task, arrival in arrivals.items():
+            waits_ns[task] = arrival.wait_ns or 0
+            if arrival.wait_ns is None:
+                lag_ns = max(arrival.lag_ns, 0)
+                if arrival.previous is None:
+                    since = Dependency(self.window, Anchor.START, lag_ns)
                 else:
-                    self._connect(number, first + previous, lag_ns)
-            last_on[stream] = number
-        for target, source in self.findings.edges:
-            self._connect(first + target, first + source, waits.get(target, 0))
+                    since = Dependency(first + arrival.previous, Anchor.END, lag_ns)
+                self.program.add_dependency(first + task, since)
+        launched = np.flatnonzero(releases.step >= 0)
+        self.program.add_dependencies(
+            first + launched,
+            self.first_step + releases.step[launched],
+            lag_ns=releases.lag_ns[launched] + waits_ns[launched],
+            anchor=releases.anchor[launched],
+        )
+        pinned = np.flatnonzero(self.is_before & (releases.step < 0))
+        self._pin(first + pinned, device.start_ns[pinned] + waits_ns[pinned])
+        for stream in np.unique(device.stream[waits_ns > 0]).tolist():
+            own = np.flatnonzero(device.stream == stream)
+            later = np.flatnonzero(waits_ns[own[1:]] > 0) + 1
+            before, late = first + own[later - 1], own[later]
+            self.program.add_dependencies(first + late, before, lag_ns=waits_ns[late])
+        edges = np.array(self.edges, dtype=np.int64).reshape(-1, 2)
+        self.program.add_dependencies(
+            first + edges[:, 0], first + edges[:, 1], lag_ns=waits_ns[edges[:, 0]]
+        )
+        return len(pinned)
 
-    def _connect(
-        self, task: int, source: int, lag_ns: int = 0, anchor: Anchor = Anchor.END
-    ) -> None:
-        self.program.add_dependency(task, Dependency(source, anchor, lag_ns))
+    def _pin(self, tasks: Int64s, start_ns: Int64s) -> None:
+        """Let *tasks* start when they did in the recording."""
+        windows = np.full(len(tasks), self.window, dtype=np.int64)
+        lag_ns = np.maximum(start_ns, 0)
+        self.program.add_dependencies(tasks, windows, lag_ns=lag_ns, anchor=Anchor.START)
 
-    def _pin(self, task: int, start_ns: int, reason: str) -> None:
-        self.recorded_starts[reason] += 1
-        self._connect(task, self.window, max(start_ns, 0), Anchor.START)
-
-    def as_recorded(self) -> RankProgram:
+    def _as_recorded(self, arrivals: Mapping[int, Arrival], starts: dict[str, int]) -> RankProgram:
         """The program and its columns in program order."""
         place: Int64s = self.program.place_of_tasks()
-        device, steps = self.view.device, self.findings.chain.steps
+        device, steps = self.device, self.chain.steps
         start_ns, end_ns = np.empty((2, len(place)), dtype=np.int64)
-        start_ns[place] = [0, *(step.start_ns for step in steps), *device.start_ns]
-        end_ns[place] = [0, *(step.end_ns for step in steps), *device.end_ns]
+        start_ns[place] = np.concatenate([[0], steps.start_ns, device.start_ns])
+        end_ns[place] = np.concatenate([[0], steps.end_ns, device.end_ns])
         ratios, held = np.zeros(len(place)), np.zeros(len(place), dtype=bool)
         of_device: Int64s = place[self.first_device :]
-        ratios[of_device] = hold_ratios(self.view)
-        held[of_device] = can_be_held(self.view)
+        ratios[of_device] = self.hold_ratio
+        held[of_device] = self.can_be_held
         # A collective that waits for other ranks is on the device already.
-        held[of_device[list(self.findings.arrivals)]] = False
+        held[of_device[list(arrivals)]] = False
         program = self.finish()
         held &= ~exempt_tasks(program, start_ns, end_ns, HoldRule(ratios, held))
-        return RankProgram(program, start_ns, end_ns, ratios, held, of_device, self.recorded_starts)
+        return RankProgram(program, start_ns, end_ns, ratios, held, of_device, starts)

@@ -8,23 +8,27 @@ operators, profiler ranges and modules.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.graph.program import Int64s
-from traces.trace import ABSENT, DEVICE_WORK, Category, Trace
+from perfmodel.recordings.nesting import NOTHING, Nesting
+from traces.trace import ABSENT, DEVICE_WORK, Category, Trace, TraceColumns
 
 # A launch takes 5 to 12 us on every GPU seen (V100, A100, H100, MI300X) with synchronised clocks.
 SHORTEST_LAUNCH_NS = 6_000
 _PLAUSIBLE_LAUNCH_NS = (0, 12_000)
 _NOT_LAUNCHED = -1
-NO_OPERATOR = -1
+_NEVER_NS = -(2**62)
+NO_OPERATOR = NOTHING
 INSIDE = " > "
 """Separates a range from the range inside it."""
 _NO_RANGES = ("ProfilerStep", "nccl:", "enumerate(DataLoader)")
@@ -67,6 +71,11 @@ def is_communication(kernel: str) -> bool:
     return word.startswith(("ncclkernel", "rccl")) or "nccldevkernel" in word
 
 
+def plain(column: NDArray[Any]) -> array[int]:
+    """*column* for reading one value at a time: an array gives plain numbers, and quickly."""
+    return array("q", column.astype(np.int64).tobytes())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Calls:
     """Runtime calls by start; a call inside another counts as part of it."""
@@ -101,18 +110,52 @@ class DeviceTasks:
         return int(self.end_ns[task] - self.start_ns[task])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Launched:
+    """The device tasks of each call: those in *order* from its bound to the next."""
+
+    order: Int64s
+    bounds: Int64s
+
+    def by(self, call: int) -> list[int]:
+        """The tasks that *call* launched, in order."""
+        tasks: list[int] = self.order[self.bounds[call] : self.bounds[call + 1]].tolist()
+        return tasks
+
+    def has_any(self) -> NDArray[np.bool_]:
+        """Which calls launched a task."""
+        return np.diff(self.bounds) > 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Paths:
+    """Texts of what is around each call: *number* is the place of its text in *texts*."""
+
+    texts: tuple[str, ...]
+    number: Int64s
+
+    def of(self, call: int) -> str:
+        """The text of *call*."""
+        return self.texts[int(self.number[call])]
+
+
 Tasks = TypeVar("Tasks", Calls, DeviceTasks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankView:
-    """One rank, its calls and device tasks on the clock of its host."""
+    """One rank, its calls and device tasks on the clock of its host.
+
+    *operators* has the row of the innermost operator or annotation around each call, or
+    NO_OPERATOR.
+    """
 
     trace: Trace
     calls: Calls
     device: DeviceTasks
     skew_ns: int
     repeated_correlations: int
+    operators: Int64s
 
     def shifted(self, offset_ns: int) -> RankView:
         """The same rank with all its clocks moved by *offset_ns*."""
@@ -128,24 +171,19 @@ class RankView:
         """The name of device task *task*."""
         return self.trace.name_of(int(self.device.row[task]))
 
-    def tasks_by_call(self) -> dict[int, list[int]]:
+    def tasks_by_call(self) -> Launched:
         """The device tasks that each call launched."""
-        launched: dict[int, list[int]] = {}
-        for task, call in enumerate(self.device.call.tolist()):
-            if call != _NOT_LAUNCHED:
-                launched.setdefault(call, []).append(task)
-        return launched
+        order = np.argsort(self.device.call, kind="stable")
+        bounds = np.searchsorted(self.device.call[order], np.arange(len(self.calls) + 1))
+        return Launched(order, bounds)
 
     def is_before_window(self) -> NDArray[np.bool_]:
         """Device tasks without a call, ahead of everything launched on their stream."""
-        seen: set[int] = set()
-        before = np.zeros(len(self.device), dtype=bool)
-        links = zip(self.device.stream.tolist(), self.device.call.tolist(), strict=True)
-        for task, (stream, call) in enumerate(links):
-            if call != _NOT_LAUNCHED:
-                seen.add(stream)
-            elif stream not in seen:
-                before[task] = True
+        is_launched = self.device.call != _NOT_LAUNCHED
+        before: NDArray[np.bool_] = ~is_launched
+        for stream in np.unique(self.device.stream).tolist():
+            own = np.flatnonzero(self.device.stream == stream)
+            before[own] &= np.cumsum(is_launched[own]) == 0
         return before
 
     def last_before_window(self) -> dict[int, int]:
@@ -153,20 +191,12 @@ class RankView:
         before = np.flatnonzero(self.is_before_window())
         return dict(zip(self.device.stream[before].tolist(), before.tolist(), strict=True))
 
-    def operators_of_calls(self) -> Int64s:
-        """The row of the innermost operator or annotation around each call, or NO_OPERATOR."""
-        rows = self.trace.columns.rows_in(Category.HOST_OPERATOR, Category.HOST_ANNOTATION)
-        return self._around(rows, self.calls.row, self.calls.thread)
-
-    def operators_of_tasks(self) -> list[int]:
+    def operators_of_tasks(self) -> Int64s:
         """The row of the operator around the launch of each device task, or NO_OPERATOR."""
         # Tasks without a call have the number -1, which picks the last entry.
-        rows: list[int] = np.append(self.operators_of_calls(), NO_OPERATOR)[
-            self.device.call
-        ].tolist()
-        return rows
+        return np.append(self.operators, NO_OPERATOR)[self.device.call]
 
-    def ranges_of_calls(self) -> list[str]:
+    def ranges_of_calls(self) -> Paths:
         """The program's or PyTorch's named ranges around each call, outermost first, or nothing.
 
         The thread that runs backward has no ranges: it is in the range of the thread with most
@@ -175,74 +205,56 @@ class RankView:
         trace = self.trace
         rows = trace.columns.rows_in(Category.HOST_ANNOTATION)
         is_range = np.array([not name.startswith(_NO_RANGES) for name in trace.names], dtype=bool)
-        rows = rows[is_range[trace.columns.name[rows]]]
-        found = self._around(rows, self.calls.row, self.calls.thread)
+        ranges = Nesting(trace.columns, rows[is_range[trace.columns.name[rows]]])
+        moments_ns = trace.columns.start_ns[self.calls.row]
+        found = ranges.around(moments_ns, self.calls.thread)
         threads, counts = np.unique(self.calls.thread, return_counts=True)
         if len(threads) > 1:
             main = np.full(len(self.calls), threads[np.argmax(counts)])
-            on_main = self._around(rows, self.calls.row, main)
+            on_main = ranges.around(moments_ns, main)
             found = np.where(found == NO_OPERATOR, on_main, found)
-        return self._paths(rows, found)
+        return self._paths(ranges, found)
 
-    def modules_of_calls(self) -> list[str]:
+    def modules_of_calls(self) -> Paths:
         """The modules around each call as the profiler named them, outermost first, or nothing.
 
         Backward work belongs to the module of the forward operator that it is the gradient of.
         """
         columns, calls = self.trace.columns, self.calls
-        rows = columns.rows_in(Category.MODULE)
-        if not len(rows):
-            return [""] * len(calls)
-        found = self._around(rows, calls.row, calls.thread)
-        operators = np.flatnonzero(columns.is_in(Category.HOST_OPERATOR) & (columns.sequence >= 0))
+        modules = Nesting(columns, columns.rows_in(Category.MODULE))
+        found = modules.around(columns.start_ns[calls.row], calls.thread)
+        is_operator = columns.is_in(Category.HOST_OPERATOR)
+        if not columns.is_in(Category.MODULE).any():
+            return self._paths(modules, found)
+        operators = np.flatnonzero(is_operator & (columns.sequence >= 0))
         is_backward = columns.forward_thread[operators] > 0
         forward = operators[~is_backward]
-        modules = self._around(rows, forward, columns.thread[forward]).tolist()
-        module_of = dict(zip(columns.sequence[forward].tolist(), modules, strict=True))
-        around = self._around(operators[is_backward], calls.row, calls.thread, is_outermost=True)
+        of_forward = modules.around(columns.start_ns[forward], columns.thread[forward]).tolist()
+        module_of = dict(zip(columns.sequence[forward].tolist(), of_forward, strict=True))
+        around = Nesting(columns, operators[is_backward]).around(
+            columns.start_ns[calls.row], calls.thread, is_outermost=True
+        )
         for call in np.flatnonzero((found == NO_OPERATOR) & (around != NO_OPERATOR)).tolist():
             found[call] = module_of.get(int(columns.sequence[around[call]]), NO_OPERATOR)
-        return self._paths(rows, found)
+        return self._paths(modules, found)
 
-    def _around(
-        self, rows: Int64s, inner: Int64s, threads: Int64s, *, is_outermost: bool = False
-    ) -> Int64s:
-        """Of *rows*, the innermost around each row of *inner*, on the thread given for it."""
-        columns = self.trace.columns
-        starts, ends = columns.start_ns, columns.end_ns
-        result = np.full(len(inner), NO_OPERATOR, dtype=np.int64)
-        stacks: dict[int, list[int]] = {}
-        outer = iter(rows.tolist())
-        following = next(outer, None)
-        for place, row in enumerate(inner.tolist()):
-            while following is not None and starts[following] <= starts[row]:
-                stack = stacks.setdefault(int(columns.thread[following]), [])
-                _pop_ended(stack, ends, starts[following])
-                stack.append(following)
-                following = next(outer, None)
-            stack = stacks.get(int(threads[place]), [])
-            _pop_ended(stack, ends, starts[row])
-            if stack:
-                result[place] = stack[0] if is_outermost else stack[-1]
-        return result
-
-    def _paths(self, rows: Int64s, found: Int64s) -> list[str]:
+    def _paths(self, nesting: Nesting, found: Int64s) -> Paths:
         """The names around each row of *found* and its own; empty for NO_OPERATOR."""
-        columns, ends = self.trace.columns, self.trace.columns.end_ns
-        stacks: dict[int, list[int]] = {}
-        paths = {NO_OPERATOR: ""}
-        for row in rows[np.argsort(columns.start_ns[rows], kind="stable")].tolist():
-            stack = stacks.setdefault(int(columns.thread[row]), [])
-            _pop_ended(stack, ends, columns.start_ns[row])
-            around = paths[stack[-1]] + INSIDE if stack else ""
-            paths[row] = around + self.trace.name_of(row).removeprefix("nn.Module: ")
-            stack.append(row)
-        return [paths[row] for row in found.tolist()]
+        rows, numbers = np.unique(found, return_inverse=True)
+        parents = nesting.parents()
+        texts: dict[int, str] = {NO_OPERATOR: ""}
 
-
-def _pop_ended(stack: list[int], ends: Int64s, now_ns: np.int64) -> None:
-    while stack and ends[stack[-1]] <= now_ns:
-        stack.pop()
+        known: dict[str, int] = {}
+        places = []
+        for row in rows.tolist():
+            unknown = [row]
+            while unknown[-1] not in texts:
+                unknown.append(parents[unknown[-1]])
+            for around, inner in pairwise(reversed(unknown)):
+                own = self.trace.name_of(inner).removeprefix("nn.Module: ")
+                texts[inner] = f"{texts[around]}{INSIDE}{own}" if texts[around] else own
+            places.append(known.setdefault(texts[row], len(known)))
+        return Paths(tuple(known), np.array(places, dtype=np.int64)[numbers])
 
 
 def _shifted(tasks: Tasks, offset_ns: int) -> Tasks:
@@ -251,66 +263,123 @@ def _shifted(tasks: Tasks, offset_ns: int) -> Tasks:
 
 def view_rank(trace: Trace) -> RankView:
     """Link the calls and device tasks of *trace* and put them on the clock of the host."""
-    calls, call_of_correlation, repeated = _calls_of(trace)
-    device = _device_of(trace, call_of_correlation)
+    calls, correlations = _calls_of(trace)
+    device = _device_of(trace, correlations)
     skew_ns = _skew_ns(calls, device)
-    return RankView(trace, calls, _shifted(device, skew_ns), skew_ns, repeated)
+    columns = trace.columns
+    rows = columns.rows_in(Category.HOST_OPERATOR, Category.HOST_ANNOTATION)
+    operators = Nesting(columns, rows).around(columns.start_ns[calls.row], calls.thread)
+    return RankView(
+        trace, calls, _shifted(device, skew_ns), skew_ns, correlations.repeated, operators
+    )
 
 
-def _calls_of(trace: Trace) -> tuple[Calls, dict[int, int], int]:
-    """Outer calls, the call of each correlation, and how many calls repeat one."""
-    columns, ends = trace.columns, trace.columns.end_ns
+@dataclass(frozen=True, slots=True, eq=False)
+class _Correlations:
+    """The call of each correlation, by correlation, and how many calls repeat one."""
+
+    number: Int64s
+    call: Int64s
+    repeated: int
+
+    def call_of(self, numbers: Int64s) -> Int64s:
+        """The call of each of *numbers*, or _NOT_LAUNCHED."""
+        if not len(self.number):
+            return np.full(len(numbers), _NOT_LAUNCHED, dtype=np.int64)
+        places = np.minimum(np.searchsorted(self.number, numbers), len(self.number) - 1)
+        return np.where(self.number[places] == numbers, self.call[places], _NOT_LAUNCHED)
+
+
+def _calls_of(trace: Trace) -> tuple[Calls, _Correlations]:
+    """Outer calls, and the call of each correlation."""
+    columns = trace.columns
     kinds = np.array([kind_of_call(name) for name in trace.names], dtype=np.int64)
-    kept: list[int] = []
-    outer: dict[int, int] = {}
-    call_of_correlation: dict[int, int] = {}
-    repeated = 0
-    for row in columns.rows_in(Category.RUNTIME_CALL).tolist():
-        thread = int(columns.thread[row])
-        above = kept[outer[thread]] if thread in outer else row
-        # Whether it is part of the call before; stamps are rounded, so kinds decide first.
-        is_plain = kinds[columns.name[row]] == kinds[columns.name[above]] == CallKind.OTHER
-        is_shorter = columns.duration_ns[row] < columns.duration_ns[above]
-        if not (is_plain and is_shorter and ends[row] <= ends[above]):
-            outer[thread] = len(kept)
-            kept.append(row)
-        call, correlation = outer[thread], int(columns.correlation[row])
-        if correlation != ABSENT:
-            repeated += call_of_correlation.setdefault(correlation, call) != call
-    picked = np.array(kept, dtype=np.int64)
+    rows = columns.rows_in(Category.RUNTIME_CALL)
+    is_outer = np.ones(len(rows), dtype=bool)
+    for thread in np.unique(columns.thread[rows]).tolist():
+        own = np.flatnonzero(columns.thread[rows] == thread)
+        is_outer[own] = _are_outer(columns, rows[own], kinds)
+    # The outer call of each row is the last one of its thread.
+    call_of_row = np.cumsum(is_outer) - 1
+    for thread in np.unique(columns.thread[rows]).tolist():
+        own = np.flatnonzero(columns.thread[rows] == thread)
+        last = np.maximum.accumulate(np.where(is_outer[own], np.arange(len(own)), 0))
+        call_of_row[own] = call_of_row[own[last]]
+    picked = rows[is_outer]
     calls = Calls(
         row=picked,
         start_ns=columns.start_ns[picked],
-        end_ns=ends[picked],
-        thread=columns.thread[picked],
+        end_ns=columns.start_ns[picked] + columns.duration_ns[picked],
+        thread=columns.thread[picked].astype(np.int64),
         kind=kinds[columns.name[picked]],
     )
-    return calls, call_of_correlation, repeated
+    linked = np.flatnonzero(columns.correlation[rows] != ABSENT)
+    numbers = columns.correlation[rows[linked]].astype(np.int64)
+    number, first, place = np.unique(numbers, return_index=True, return_inverse=True)
+    call = call_of_row[linked]
+    repeated = int((call[first][place] != call).sum())
+    return calls, _Correlations(number, call[first], repeated)
 
 
-def _device_of(trace: Trace, call_of_correlation: dict[int, int]) -> DeviceTasks:
+def _are_outer(columns: TraceColumns, rows: Int64s, kinds: Int64s) -> NDArray[np.bool_]:
+    """Which calls in *rows* of one thread are not part of the outer call before them.
+
+    Stamps are rounded, so kinds decide first.
+    """
+    is_plain = kinds[columns.name[rows]] == CallKind.OTHER
+    duration_ns = columns.duration_ns[rows]
+    end_ns = columns.start_ns[rows] + duration_ns
+    is_outer = np.ones(len(rows), dtype=bool)
+    # Only a call that ends before a plain one just before it may be inside; usually none does.
+    reached_ns = np.maximum.accumulate(np.where(is_plain, end_ns, 0))
+    suspects = np.flatnonzero(is_plain[1:] & (end_ns[1:] <= reached_ns[:-1])) + 1
+    above = 0
+    for place in suspects.tolist():
+        above = place - 1 if is_outer[place - 1] else above
+        is_outer[place] = not (
+            is_plain[above]
+            and duration_ns[place] < duration_ns[above]
+            and end_ns[place] <= end_ns[above]
+        )
+    return is_outer
+
+
+def _device_of(trace: Trace, correlations: _Correlations) -> DeviceTasks:
     columns = trace.columns
     rows = columns.rows_in(*DEVICE_WORK)
-    rows = rows[np.lexsort((columns.correlation[rows], columns.start_ns[rows]))]
+    numbers = columns.correlation[rows].astype(np.int64)
+    order = np.lexsort((numbers, columns.start_ns[rows]))
+    rows, numbers = rows[order], numbers[order]
     is_nccl = np.array([is_communication(name) for name in trace.names], dtype=bool)
-    calls = [call_of_correlation.get(int(c), _NOT_LAUNCHED) for c in columns.correlation[rows]]
+    devices = np.maximum(columns.device[rows], 0).astype(np.int64)
     return DeviceTasks(
         row=rows,
         start_ns=columns.start_ns[rows],
-        end_ns=columns.end_ns[rows],
+        end_ns=columns.start_ns[rows] + columns.duration_ns[rows],
         # Two devices of one process may number their streams alike.
-        stream=columns.stream[rows] + (np.maximum(columns.device[rows], 0) << 32),
-        call=np.array(calls, dtype=np.int64),
+        stream=columns.stream[rows].astype(np.int64) + (devices << 32),
+        call=correlations.call_of(numbers),
         is_copy=columns.category[rows] == Category.MEMORY_COPY,
         is_collective=is_nccl[columns.name[rows]],
     )
 
 
 def _skew_ns(calls: Calls, device: DeviceTasks) -> int:
-    linked = device.call != _NOT_LAUNCHED
-    if not linked.any():
+    """How much earlier the clock of the device is than that of the host.
+
+    No task may start before its launch. Tasks that start late say nothing while the device is
+    busy, because the host runs ahead; only those that were launched to an idle device show that
+    its clock is late.
+    """
+    linked = np.flatnonzero(device.call != _NOT_LAUNCHED)
+    if not len(linked):
         return 0
-    delays = device.start_ns[linked] - calls.start_ns[device.call[linked]]
-    shortest = float(np.percentile(delays, 1))
-    low, high = _PLAUSIBLE_LAUNCH_NS
-    return 0 if low <= shortest <= high else round(SHORTEST_LAUNCH_NS - shortest)
+    launched_ns = calls.start_ns[device.call[linked]]
+    delays_ns = device.start_ns[linked] - launched_ns
+    low_ns, high_ns = _PLAUSIBLE_LAUNCH_NS
+    shortest_ns = float(np.percentile(delays_ns, 1))
+    if shortest_ns > high_ns:
+        reached_ns = np.concatenate([[_NEVER_NS], np.maximum.accumulate(device.end_ns)[:-1]])
+        is_idle = reached_ns[linked] < launched_ns
+        shortest_ns = float(np.percentile(delays_ns[is_idle], 1)) if is_idle.any() else low_ns
+    return 0 if low_ns <= shortest_ns <= high_ns else round(SHORTEST_LAUNCH_NS - shortest_ns)

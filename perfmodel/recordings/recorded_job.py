@@ -74,9 +74,30 @@ class Compared:
         }
 
 
+def cycle_period_ns(periods_ns: Any, cycle: int) -> int:
+    """The time per step: the median over whole cycles, counted from the last period back.
+
+    Without a whole cycle it is the mean of what there is; 0 without periods.
+    """
+    periods = np.asarray(periods_ns, dtype=np.float64)
+    if not len(periods):
+        return 0
+    whole = len(periods) // cycle * cycle
+    if not whole:
+        return round(float(periods.mean()))
+    return round(float(np.median(periods[-whole:].reshape(-1, cycle).mean(axis=1))))
+
+
 @dataclass(frozen=True, slots=True)
 class SelfReplay:
-    """How well a job replays itself."""
+    """How well a job replays itself, and how much of it that covers.
+
+    *cycle* periods repeat together. *retimed_task_ratio* of the tasks and *retimed_device_ratio*
+    of the device time start by what they wait for; the rest as recorded. *step_error_ratio* is
+    the largest difference between what ranks say about a step and the step that is believed.
+    *host_path* names the calls that the host's part of the critical path consists of, with the
+    time in each, and *path_ranks* the ranks it runs through.
+    """
 
     __pydantic_config__ = _ONLY_KNOWN_KEYS
 
@@ -90,16 +111,29 @@ class SelfReplay:
     rounds: int
     unsettled: int
     faults: tuple[str, ...] = ()
+    cycle: int = 1
+    retimed_task_ratio: float = 1.0
+    retimed_device_ratio: float = 1.0
+    step_error_ratio: float = 0.0
+    host_path: tuple[tuple[str, int], ...] = ()
+    path_ranks: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def merit_pct(self) -> float:
+        """One figure: the worst of the error of the step and of what ranks say about it.
+
+        A wrong step may replay itself well; then ranks contradict it.
+        """
+        return max(abs(self.iteration.error_pct), 100.0 * self.step_error_ratio)
 
     @property
     def iteration(self) -> Compared:
-        """The median period, or the span of the slowest rank if there is no period."""
+        """The time per step, or the span of the slowest rank if there is no period."""
         recorded = [part.recorded_ns for part in self.periods or self.ranks]
         replayed = [part.replayed_ns for part in self.periods or self.ranks]
         if self.periods:
-            return Compared(
-                "iteration", round(float(np.median(recorded))), round(float(np.median(replayed)))
-            )
+            lengths = (cycle_period_ns(of, self.cycle) for of in (recorded, replayed))
+            return Compared("iteration", *lengths)
         return Compared("iteration", max(recorded), max(replayed))
 
     @property
@@ -133,6 +167,10 @@ class SelfReplay:
         }
         return {
             "iteration_error_pct": round(self.iteration.error_pct, 4),
+            "merit_pct": round(self.merit_pct, 4),
+            "cycle": self.cycle,
+            "retimed_tasks_pct": round(100 * self.retimed_task_ratio, 2),
+            "retimed_device_time_pct": round(100 * self.retimed_device_ratio, 2),
             "worst_error_pct": round(self.worst_error_pct, 4),
             "is_trusted": self.is_trusted,
             "faults": list(self.faults),
@@ -142,6 +180,12 @@ class SelfReplay:
             "unexplained_delay_ms": self.unexplained_delay_ns / NS_PER_MS,
             "unexplained_delay_pct": round(100 * self.unexplained_delay_ratio, 4),
             "critical_path_on_host_pct": round(100 * self.host_path_ratio, 2),
+            "critical_path_host_calls": [
+                {"call": call, "time_ms": time_ns / NS_PER_MS} for call, time_ns in self.host_path
+            ],
+            "critical_path_ranks": [
+                {"rank": rank, "time_ms": time_ns / NS_PER_MS} for rank, time_ns in self.path_ranks
+            ],
             "rounds": self.rounds,
             "unsettled": self.unsettled,
         }
@@ -170,8 +214,31 @@ class RankReport:
 
 
 @dataclass(frozen=True, slots=True)
+class RankSteps:
+    """What one rank says about steps; 0 where it does not tell.
+
+    *marked* steps with *marked_ns* between the marks of its host, *device_ns* per step between
+    their ends on the device, and *pattern_ns* after which its kernels repeat: one step or several.
+    *error_ratio* is how far its device and kernels are from the step that is believed.
+    """
+
+    __pydantic_config__ = _ONLY_KNOWN_KEYS
+
+    rank: int
+    marked: int
+    marked_ns: int
+    device_ns: int
+    pattern_ns: int
+    error_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ImportReport:
-    """The reports of all traces, and which recorded starts entered the graph."""
+    """The reports of all traces, and which recorded starts entered the graph.
+
+    *rule* names what the *steps* were found by, *cycle* how many of them repeat together, and
+    *evidence* what every rank says about them.
+    """
 
     __pydantic_config__ = _ONLY_KNOWN_KEYS
 
@@ -181,6 +248,9 @@ class ImportReport:
     recorded_starts: dict[str, int]
     faults: tuple[str, ...] = ()
     missing: str = ""
+    rule: str = ""
+    cycle: int = 1
+    evidence: tuple[RankSteps, ...] = ()
 
     @property
     def grave_faults(self) -> tuple[str, ...]:

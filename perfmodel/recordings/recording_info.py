@@ -19,6 +19,7 @@ from perfmodel.recordings.hold_back import HoldRule
 from perfmodel.recordings.recorded_job import (
     RecordedJob,
     SelfReplay,
+    cycle_period_ns,
     deps_of,
     rank_parts,
     with_programs,
@@ -33,8 +34,8 @@ class RecordingInfo:
     """What a recording says about tasks, by the number of their origin.
 
     *window_starts* are the tasks where the recording of each rank begins; *step_ends* names the
-    tasks that end each step of *recorded*, the unchanged job. *score* says how well it replays
-    itself.
+    tasks that end each step of *recorded*, the unchanged job; *cycle* steps repeat together.
+    *score* says how well it replays itself.
     """
 
     hold_ratio: NDArray[np.float64]
@@ -43,6 +44,7 @@ class RecordingInfo:
     step_ends: tuple[Int64s, ...]
     recorded: JobGraph
     score: SelfReplay | None = None
+    cycle: int = 1
 
     def hold_rule(self, job: JobGraph) -> HoldRule:
         """The rule for the tasks of *job*; new ones neither hold nor are held."""
@@ -65,6 +67,10 @@ class RecordingInfo:
         spans = self._rank_spans_ns(job, start_ns, end_ns)
         first_ns, last_ns = max(spans, key=lambda span: span[1] - span[0])
         return [first_ns, last_ns]
+
+    def step_ns(self, periods_ns: Int64s) -> int:
+        """The time per step of a job whose steps take *periods_ns*."""
+        return cycle_period_ns(periods_ns, self.cycle)
 
     def span_ns(self, job: JobGraph, start_ns: Int64s, end_ns: Int64s) -> int:
         """The longest span of a rank from its first task to its last."""
@@ -112,6 +118,7 @@ def describe_recording(recorded: RecordedJob) -> RecordingInfo:
         recorded.step_ends,
         with_own_origins(apart),
         recorded.score,
+        recorded.report.cycle,
     )
 
 

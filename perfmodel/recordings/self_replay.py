@@ -6,14 +6,16 @@ with every later answer from the job.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from perfmodel.engine.history import History
 from perfmodel.engine.reasons import critical_path
 from perfmodel.engine.settle import Round
-from perfmodel.graph.program import PLAIN
+from perfmodel.graph.ops import Fixed
+from perfmodel.graph.program import PLAIN, Anchor
 from perfmodel.recordings.hold_back import HoldRule, ready_ns_of, replay_held
 from perfmodel.recordings.recorded_job import (
     Compared,
@@ -21,6 +23,10 @@ from perfmodel.recordings.recorded_job import (
     SelfReplay,
     rank_parts,
 )
+
+_MOST_CALLS = 8
+_WINDOW = 0
+"""The first task of every rank: the beginning of the recording."""
 
 
 def self_replay(job: RecordedJob) -> SelfReplay:
@@ -61,6 +67,7 @@ def compare(job: RecordedJob, held: Round) -> SelfReplay:
         # Device tasks that started later than everything they waited for.
         late_ns = np.maximum(start_ns - ready_ns_of(program, start_ns, end_ns), 0)
         unexplained_ns += int(late_ns[program.is_on_device()].sum())
+    path = _walk_path(job, held)
     return SelfReplay(
         periods=tuple(
             Compared(f"period {number}", int(then), int(now))
@@ -71,10 +78,15 @@ def compare(job: RecordedJob, held: Round) -> SelfReplay:
         collective_start_median_error_ns=_collective_error_ns(job, held),
         unexplained_delay_ns=unexplained_ns,
         unexplained_delay_ratio=unexplained_ns / max(sum(rank.recorded_ns for rank in ranks), 1),
-        host_path_ratio=_host_path_ratio(job, held),
+        host_path_ratio=path.host_ns / max(path.total_ns, 1),
         rounds=held.count,
         unsettled=held.unsettled,
         faults=job.report.grave_faults,
+        cycle=job.report.cycle,
+        **_coverage(job),
+        step_error_ratio=max((rank.error_ratio for rank in job.report.evidence), default=0.0),
+        host_path=tuple(path.by_call.most_common(_MOST_CALLS)),
+        path_ranks=tuple(path.by_rank.most_common()),
     )
 
 
@@ -94,15 +106,47 @@ def _collective_error_ns(job: RecordedJob, held: Round) -> float:
     return float(np.median(errors)) if errors else 0.0
 
 
-def _host_path_ratio(job: RecordedJob, held: Round) -> float:
-    """Share of the critical path, from the first step end on, that is on the host."""
+def _coverage(job: RecordedJob) -> dict[str, float]:
+    """How much of *job* starts by what it waits for, and not as recorded."""
+    tasks = device_ns = pinned = pinned_ns = 0
+    for program, part in rank_parts(job.graph):
+        length_ns = (job.recorded_end_ns - job.recorded_start_ns)[part]
+        length_ns = np.where(program.is_on_device(), length_ns, 0)
+        # Whatever starts as recorded follows the beginning of the window.
+        is_pin = (program.dep_task == _WINDOW) & (program.dep_anchor == int(Anchor.START))
+        owners = np.repeat(np.arange(program.task_count), np.diff(program.dep_start))
+        pins = np.unique(owners[is_pin])
+        tasks, device_ns = tasks + program.task_count, device_ns + int(length_ns.sum())
+        pinned, pinned_ns = pinned + len(pins), pinned_ns + int(length_ns[pins].sum())
+    return {
+        "retimed_task_ratio": 1 - pinned / max(tasks, 1),
+        "retimed_device_ratio": 1 - pinned_ns / max(device_ns, 1),
+    }
+
+
+@dataclass(slots=True)
+class _Path:
+    """The time of the critical path: in all, on the host, by rank, and by call of the host."""
+
+    total_ns: int = 0
+    host_ns: int = 0
+    by_rank: Counter[int] = field(default_factory=Counter)
+    by_call: Counter[str] = field(default_factory=Counter)
+
+
+def _walk_path(job: RecordedJob, held: Round) -> _Path:
+    """The critical path from the first step end on."""
     moments = job.step_moments_ns(held.end_ns)
     history = History(held.job, held.durations, held.replay)
-    steps = critical_path(history, from_ns=moments[0] if len(moments) > 1 else 0)
-    on_host = 0
-    for step in steps:
-        program = held.job.program_of(step.at.rank)
-        lane = int(np.searchsorted(program.lane_start, step.at.task, side="right")) - 1
-        if not program.lanes[lane].kind.is_device:
-            on_host += step.to_ns - step.from_ns
-    return on_host / max(sum(step.to_ns - step.from_ns for step in steps), 1)
+    path, ranks = _Path(), [rank.rank for rank in job.report.ranks]
+    on_device = [program.is_on_device() for program, _ in rank_parts(held.job)]
+    for step in critical_path(history, from_ns=moments[0] if len(moments) > 1 else 0):
+        length_ns = step.to_ns - step.from_ns
+        path.total_ns += length_ns
+        path.by_rank[ranks[step.at.rank]] += length_ns
+        if not on_device[step.at.rank][step.at.task]:
+            path.host_ns += length_ns
+            op = held.job.op_of(step.at.rank, step.at.task)
+            label = held.job.label_of(step.at.rank, step.at.task)
+            path.by_call[f"{op.name}: {label}" if isinstance(op, Fixed) else label] += length_ns
+    return path

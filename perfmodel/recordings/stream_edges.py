@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfmodel.recordings.rank_view import CallKind, RankView
+from perfmodel.recordings.rank_view import CallKind, RankView, plain
 from traces.trace import Category
 
 Edge = tuple[int, int]
@@ -41,14 +41,15 @@ def _edges_by_order(view: RankView) -> Iterator[Edge]:
 
     Several waits before one launch are for as many streams, latest first.
     """
-    launched, streams = view.tasks_by_call(), view.device.stream.tolist()
+    launched, streams = view.tasks_by_call(), plain(view.device.stream)
+    is_launch, kinds = plain(launched.has_any()), plain(view.calls.kind)
     # The last task of each stream, in the order of the last launches.
     last_on = view.last_before_window()
     waiting: dict[int, list[list[int]]] = {}
-    for call, thread in enumerate(view.calls.thread.tolist()):
-        if view.calls.kind[call] == CallKind.STREAM_WAIT:
+    for call, thread in enumerate(plain(view.calls.thread)):
+        if kinds[call] == CallKind.STREAM_WAIT:
             waiting.setdefault(thread, []).append(list(last_on.values())[::-1])
-        for task in launched.get(call, ()):
+        for task in launched.by(call) if is_launch[call] else ():
             taken = {streams[task]}
             for candidates in waiting.pop(thread, ()):
                 for source in candidates:
@@ -66,16 +67,17 @@ def _edges_by_marks(view: RankView) -> Iterator[Edge]:
     other wait delays the next launch of its thread, until the latest mark on another stream. A
     second mark in a row would be of no use on the same stream, so it is on the stream used before.
     """
-    launched, streams = view.tasks_by_call(), view.device.stream.tolist()
+    launched, streams = view.tasks_by_call(), plain(view.device.stream)
+    is_launch, kinds = plain(launched.has_any()), plain(view.calls.kind)
     last_on = view.last_before_window()
     threads: dict[int, _ThreadMarks] = {}
-    for call, thread in enumerate(view.calls.thread.tolist()):
-        kind, marks = view.calls.kind[call], threads.setdefault(thread, _ThreadMarks())
+    for call, thread in enumerate(plain(view.calls.thread)):
+        kind, marks = kinds[call], threads.setdefault(thread, _ThreadMarks())
         if kind == CallKind.MARK_RECORD:
             marks.mark(last_on)
         elif kind == CallKind.STREAM_WAIT:
             marks.wait()
-        for task in launched.get(call, ()):
+        for task in launched.by(call) if is_launch[call] else ():
             for source in marks.sources_for(streams[task], streams):
                 if _may_wait(view, task, source):
                     yield task, source

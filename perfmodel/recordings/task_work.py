@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
 
 from embeddings.table import MOST_TABLES, Lookup
 from perfmodel.base.dtypes import DType
@@ -17,7 +21,7 @@ from perfmodel.graph.operators import is_fused_lookup, lookup_of_call, works_of_
 from perfmodel.graph.ops import Copy, CopyRoute, EmbeddingOp, MemoryBound, Pass, Work, Works
 from perfmodel.recordings.kernel_estimates import estimate_work, estimating_device, is_gemm_kernel
 from perfmodel.recordings.operator_calls import call_of_detail
-from perfmodel.recordings.rank_view import NO_OPERATOR, RankView
+from perfmodel.recordings.rank_view import NO_OPERATOR, RankView, plain
 from traces.trace import ABSENT, Category
 
 _ROUTES = {
@@ -30,10 +34,15 @@ _MOST_BANDWIDTHS = 3.0
 """Shapes that would need more than this many times the memory bandwidth are not the moved bytes."""
 
 
+UNKNOWN = -1
+_COPIES = (Category.MEMORY_COPY, Category.MEMORY_SET)
+
+
 class WorkReader:
     """Finds the work of every device task of a rank; `operators` holds their operators' rows.
 
-    `works` holds the work by task, `estimated` the tasks whose work is not counted from shapes.
+    `number` holds the place of the work of each task in `works`, or UNKNOWN, and `is_estimated`
+    whether it is not counted from shapes. Equal works are kept once: there may be a million tasks.
     *executed* holds calls, by row, that an execution trace describes better.
     """
 
@@ -45,17 +54,33 @@ class WorkReader:
         self._calls: dict[tuple[int, int], OperatorCall | None] = {}
         self._works_of_id: dict[int, Works] = {}
         self._lookups = _find_lookups(self)
-        self.works: dict[int, Work] = {}
-        self.estimated: set[int] = set()
-        tasks_of: dict[int, list[int]] = {}
-        for task, is_collective in enumerate(view.device.is_collective.tolist()):
-            if not is_collective:
-                tasks_of.setdefault(self.operators[task], []).append(task)
-        for row, tasks in tasks_of.items():
-            kernels = [task for task in tasks if not self._find_copy(task)]
-            if row != NO_OPERATOR and kernels:
-                self._find(row, kernels)
+        self._numbers: dict[Work, int] = {}
+        self._estimates: dict[tuple[int, int, int, bool], Work] = {}
+        self._details: dict[int, dict[str, Any]] = {}
+        device, columns = view.device, view.trace.columns
+        self._names = columns.name[device.row]
+        self._lengths_ns = plain(device.end_ns - device.start_ns)
+        self.number = np.full(len(device), UNKNOWN, dtype=np.int64)
+        self.is_estimated = np.zeros(len(device), dtype=bool)
+        is_copy = np.isin(columns.category[device.row], _COPIES) & ~device.is_collective
+        for task in np.flatnonzero(is_copy).tolist():
+            self._find_copy(task)
+        is_kernel = ~is_copy & ~device.is_collective & (self.operators != NO_OPERATOR)
+        tasks = np.flatnonzero(is_kernel)
+        tasks = tasks[np.argsort(self.operators[tasks], kind="stable")]
+        rows, firsts = np.unique(self.operators[tasks], return_index=True)
+        bounds = [*firsts.tolist(), len(tasks)]
+        for row, (first, last) in zip(rows.tolist(), pairwise(bounds), strict=True):
+            self._find(row, tasks[first:last].tolist())
         self._find_unlaunched()
+
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """All works, each once."""
+        return tuple(self._numbers)
+
+    def _set(self, task: int, work: Work) -> None:
+        self.number[task] = self._numbers.setdefault(work, len(self._numbers))
 
     def call_at(self, row: int) -> OperatorCall | None:
         """The call of the operator in *row*, if its shapes are known."""
@@ -80,28 +105,24 @@ class WorkReader:
         else:
             self._assign(works, kernels, row)
 
-    def _find_copy(self, task: int) -> bool:
+    def _find_copy(self, task: int) -> None:
         """Copies and sets state their size."""
         row, columns = int(self.view.device.row[task]), self.view.trace.columns
-        name, category = self.view.task_name(task).lower(), columns.category[row]
-        if category not in (Category.MEMORY_COPY, Category.MEMORY_SET):
-            return False
-        size_bytes = int(columns.size_bytes[row])
+        name, size_bytes = self.view.task_name(task).lower(), int(columns.size_bytes[row])
         route = next((route for word, route in _ROUTES.items() if word in name), None)
         if size_bytes == ABSENT:
             # The tensor that the operator around a copy copies has the size.
-            operator = self.operators[task]
+            operator = int(self.operators[task])
             call = self.call_at(operator) if operator != NO_OPERATOR else None
             if call is not None and call.name.endswith("copy_") and len(call.tensors) > 1:
                 size_bytes = call.tensors[1].size_bytes
         is_known = 0 <= size_bytes < 2**48
-        if is_known and category == Category.MEMORY_SET:
-            self.works[task] = MemoryBound("fill", 0, size_bytes, DType.INT8)
+        if is_known and columns.category[row] == Category.MEMORY_SET:
+            self._set(task, MemoryBound("fill", 0, size_bytes, DType.INT8))
         elif is_known and route is not None:
-            self.works[task] = Copy(route, size_bytes, is_pinned="pageable" not in name)
+            self._set(task, Copy(route, size_bytes, is_pinned="pageable" not in name))
         else:
             self._estimate(task, NO_OPERATOR)
-        return True
 
     def _works_of_call(self, call: OperatorCall) -> Works:
         is_backward = _is_lookup_backward(call.name)
@@ -116,7 +137,7 @@ class WorkReader:
 
     def _share(self, work: MemoryBound, tasks: Sequence[int], row: int) -> None:
         """Kernels of one operator share its traffic as they share its time."""
-        lengths_ns = [self.view.device.length_ns(task) for task in tasks]
+        lengths_ns = [self._lengths_ns[task] for task in tasks]
         total_ns = sum(lengths_ns)
         moved_bytes = work.read_bytes + work.write_bytes
         fits_bytes = (total_ns + 2_000) * self.device.memory_bandwidth_bytes_per_s / 1e9
@@ -126,11 +147,11 @@ class WorkReader:
             return
         for task, length_ns in zip(tasks, lengths_ns, strict=True):
             share = length_ns / total_ns if total_ns else 1 / len(tasks)
-            self.works[task] = replace(
-                work,
-                read_bytes=round(work.read_bytes * share),
-                write_bytes=round(work.write_bytes * share),
-            )
+            shared = work
+            if share != 1:
+                read_bytes, write_bytes = work.read_bytes * share, work.write_bytes * share
+                shared = replace(work, read_bytes=round(read_bytes), write_bytes=round(write_bytes))
+            self._set(task, shared)
 
     def _assign(self, works: Works, tasks: Sequence[int], row: int) -> None:
         """The main kernels of an operator do its *works*; the other kernels are estimated.
@@ -146,38 +167,51 @@ class WorkReader:
         for task in tasks:
             if task in main:
                 is_weight = any(word in names[task] for word in _WEIGHT_WORDS)
-                self.works[task] = works[-1 if is_weight else 0]
+                self._set(task, works[-1 if is_weight else 0])
             else:
                 self._estimate(task, row)
 
     def _estimate(self, task: int, operator: int) -> None:
         trace = self.view.trace
-        self.estimated.add(task)
-        self.works[task] = estimate_work(
-            self.view.task_name(task),
-            self.view.device.length_ns(task),
-            self.device,
-            detail=trace.detail_of(int(self.view.device.row[task])),
-            is_batched=operator != NO_OPERATOR and "bmm" in trace.name_of(operator),
-        )
+        is_batched = operator != NO_OPERATOR and "bmm" in trace.name_of(operator)
+        detail = int(trace.columns.detail[self.view.device.row[task]])
+        key = (int(self._names[task]), detail, self._lengths_ns[task], is_batched)
+        if key not in self._estimates:
+            if detail not in self._details:
+                self._details[detail] = trace.detail_of(int(self.view.device.row[task]))
+            self._estimates[key] = estimate_work(
+                trace.names[key[0]],
+                key[2],
+                self.device,
+                detail=self._details[detail],
+                is_batched=is_batched,
+            )
+        self.is_estimated[task] = True
+        self._set(task, self._estimates[key])
 
     def _find_unlaunched(self) -> None:
         """Tasks without a launch do the work of a task with their name and grid."""
-        columns, rows = self.view.trace.columns, self.view.device.row
-        keys = list(zip(columns.name[rows].tolist(), columns.detail[rows].tolist(), strict=True))
+        is_collective = self.view.device.is_collective
+        left = np.flatnonzero((self.number == UNKNOWN) & ~is_collective).tolist()
+        if not left:
+            return
+        details = self.view.trace.columns.detail[self.view.device.row]
+        wanted = {(int(self._names[task]), int(details[task])) for task in left}
         known: dict[tuple[int, int], int] = {}
-        for task in self.works:
-            if keys[task] not in known or task not in self.estimated:
-                known[keys[task]] = task
-        for task, key in enumerate(keys):
-            if task in self.works or self.view.device.is_collective[task]:
-                continue
+        # Counted work wins over estimated; of several tasks the last decides.
+        for is_estimated in (True, False):
+            found = (self.number != UNKNOWN) & (self.is_estimated == is_estimated)
+            for task in np.flatnonzero(found).tolist():
+                key = (int(self._names[task]), int(details[task]))
+                if key in wanted and (not is_estimated or key not in known):
+                    known[key] = task
+        for task in left:
+            key = (int(self._names[task]), int(details[task]))
             if key not in known or key[1] == ABSENT:
                 self._estimate(task, NO_OPERATOR)
                 continue
-            self.works[task] = self.works[known[key]]
-            if known[key] in self.estimated:
-                self.estimated.add(task)
+            self.number[task] = self.number[known[key]]
+            self.is_estimated[task] = self.is_estimated[known[key]]
 
 
 def _is_lookup_backward(name: str) -> bool:

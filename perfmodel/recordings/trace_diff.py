@@ -16,15 +16,11 @@ from typing import Any
 import numpy as np
 
 from perfmodel.base.units import NS_PER_MS
-from perfmodel.recordings.collective_calls import (
-    find_collective_calls,
-    last_tasks_of_profiler_steps,
-    profiler_steps,
-    step_ends,
-)
-from perfmodel.recordings.host_chain import StepKind, build_host_chain
+from perfmodel.recordings.collective_calls import find_collective_calls
+from perfmodel.recordings.host_chain import StepKind, build_host_chain, step_label
 from perfmodel.recordings.rank_view import INSIDE, NO_OPERATOR, RankView, view_rank
 from perfmodel.recordings.recorded_job import SCHEMA_VERSION
+from perfmodel.recordings.steps import find_steps
 from traces.job_trace import JobTrace
 
 _TEMPLATE = re.compile(r"<.*>|\(.*\)", re.DOTALL)
@@ -117,13 +113,11 @@ def _steps_of_rank(view: RankView) -> _Steps:
 def _step_moments_ns(view: RankView) -> list[int]:
     """Ends of steps on the device; both ends of the window if nothing repeats."""
     device = view.device
-    tasks = last_tasks_of_profiler_steps(view)
-    if len(tasks) < 2:
-        calls = find_collective_calls(view)
-        tasks = [calls[end].task for end in step_ends(calls, len(profiler_steps(view)))]
-    moments = sorted({int(device.end_ns[task]) for task in tasks})
-    if len(moments) > 1:
-        return moments
+    steps = find_steps([view], (), [find_collective_calls(view)])
+    moments = [int(device.end_ns[task]) for [(_, task)] in steps.ends]
+    whole = (len(moments) - 1) // steps.cycle * steps.cycle
+    if whole > 0:
+        return moments[-whole - 1 :]
     return [int(device.start_ns.min()) - 1, int(device.end_ns.max())]
 
 
@@ -133,13 +127,13 @@ Part = tuple[DiffKind, str, int, int]
 def _device_parts(view: RankView) -> Iterable[Part]:
     spans, modules = view.ranges_of_calls(), view.modules_of_calls()
     trace, device = view.trace, view.device
-    for task, row in enumerate(view.operators_of_tasks()):
+    for task, row in enumerate(view.operators_of_tasks().tolist()):
         call = int(device.call[task])
         kernel = short_kernel(view.task_name(task))
         operator = kernel if row == NO_OPERATOR else trace.name_of(row)
         start_ns, length_ns = int(device.start_ns[task]), device.length_ns(task)
         # Modules keep their names; running numbers in ranges count steps and are dropped.
-        around = modules[call] or _NUMBERS.sub("*", spans[call]) if call >= 0 else ""
+        around = modules.of(call) or _NUMBERS.sub("*", spans.of(call)) if call >= 0 else ""
         span = around.split(INSIDE)[-1] or "(no range)"
         yield DiffKind.OPERATOR, operator, start_ns, length_ns
         yield DiffKind.KERNEL, kernel, start_ns, length_ns
@@ -148,9 +142,11 @@ def _device_parts(view: RankView) -> Iterable[Part]:
 
 def _wait_parts(view: RankView) -> Iterable[Part]:
     """Blocking calls of the host, and times in which the device is idle."""
-    for step in build_host_chain(view).steps:
-        if step.kind in (StepKind.WAIT, StepKind.ALLOCATION):
-            yield DiffKind.WAIT, f"host in {step.label}", step.start_ns, step.end_ns - step.start_ns
+    steps = build_host_chain(view).steps
+    for place in steps.places_of(StepKind.WAIT, StepKind.ALLOCATION).tolist():
+        label = step_label(view.trace, int(steps.label[place]))
+        from_ns = int(steps.start_ns[place])
+        yield DiffKind.WAIT, f"host in {label}", from_ns, int(steps.end_ns[place]) - from_ns
     order = np.argsort(view.device.start_ns, kind="stable")
     start_ns, end_ns = view.device.start_ns[order], view.device.end_ns[order]
     reached_ns = np.maximum.accumulate(end_ns)

@@ -22,7 +22,7 @@ from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.operator_calls import link_rows
 from perfmodel.recordings.rank_view import RankView, is_communication, view_rank
 from perfmodel.recordings.recorded_job import SCHEMA_VERSION
-from perfmodel.recordings.task_work import WorkReader
+from perfmodel.recordings.task_work import UNKNOWN, WorkReader
 from traces.job_trace import JobTrace
 
 
@@ -115,8 +115,8 @@ def _known_share_of_views(traces: JobTrace, views: Sequence[RankView]) -> dict[s
         reader = WorkReader(view, rows)
         sized = {call.task for call in find_collective_calls(view, rows) if call.collective}
         for task in range(len(view.device)):
-            is_known = task in reader.works or task in sized
-            is_estimated = task in reader.estimated if is_known else None
+            is_known = reader.number[task] != UNKNOWN or task in sized
+            is_estimated = bool(reader.is_estimated[task]) if is_known else None
             tasks.append((view.device.length_ns(task), is_estimated))
     return _describe_share(tasks)
 

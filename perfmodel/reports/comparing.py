@@ -19,6 +19,7 @@ from perfmodel.reports.blocks import (
 )
 from perfmodel.reports.pictures import as_written, build_figure, draw_stacks
 from perfmodel.reports.prediction import PART_LOOKS, compare_parts
+from perfmodel.reports.runs import missing_price, run_cells, run_row
 from perfmodel.reports.text import format_range, to_command, to_question_document
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ def to_comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
     if comparison.price_per_gpu_hour is not None:
         for row, entry in zip(rows, comparison.entries, strict=True):
             row["cost_per_thousand_iterations"] = comparison.cost_of(entry)
+    if comparison.whole is not None:
+        for row, entry in zip(rows, comparison.entries, strict=True):
+            run = comparison.run_of(entry)
+            row.update({} if run is None else run_row(run))
     return rows
 
 
@@ -116,7 +121,7 @@ def report_comparison(comparison: Comparison) -> Report:
             is_good=is_good,
             answer=format_duration(best_ns),
             beside="per iteration",
-            facts=(*_most_done(comparison), *comparison.findings),
+            facts=(*_cautions(comparison), *comparison.findings),
         ),
         sections=(
             Section("Times", more=lambda: [time_bars(times, best_ns)]),
@@ -146,7 +151,8 @@ def _table(comparison: Comparison) -> Table:
             "90 % interval": format_range(found.interval.low_ns, found.interval.high_ns),
             f"{'/'.join(sorted(units))}/s": "" if row["per_s"] is None else f"{row['per_s']:,.0f}",
             "MFU": "" if mfu is None else f"{mfu:.1%}",
-            "per 1,000": "" if cost is None else f"{cost:.4g}",
+            "cost of 1,000 iterations": "" if cost is None else f"{cost:.4g}",
+            **run_cells(comparison.run_of(entry)),
             **{
                 _SHORT[part]: f"{ns / total_ns:.0%}" if ns else ""
                 for part, ns in _parts(found).items()
@@ -157,7 +163,7 @@ def _table(comparison: Comparison) -> Table:
         for heading, cell in cells.items():
             columns.setdefault(heading, []).append(cell)
     shown = [heading for heading, cells in columns.items() if any(cells)]
-    optional = ["90 % interval", "MFU", *_SHORT.values()]
+    optional = ["90 % interval", "MFU", "energy", "goodput", *_SHORT.values()]
     return Table(
         shown,
         list(zip(*(columns[heading] for heading in shown), strict=True)),
@@ -176,25 +182,35 @@ def _name(entry: Compared, comparison: Comparison) -> str:
 
 def _verdict(best: Compared, comparison: Comparison) -> str:
     """Which scenario is fastest and by how much."""
-    times_ns = [entry.prediction.iteration_ns for entry in comparison.answered if entry.prediction]
+    found = [entry.prediction for entry in comparison.answered if entry.prediction]
     assert best.prediction is not None
-    factor = max(times_ns) / max(best.prediction.iteration_ns, 1)
-    if len(times_ns) == 1:
+    if len(found) == 1:
         return f"only {best.name} has an answer"
-    if factor < 1 + SAME:
-        return f"all are equally fast, to {100 * SAME:g} %"
-    return f"{best.name} is fastest, {factor:.3g} times as fast as the slowest"
+    if comparison.differs_in_work:
+        rates = [one.yardsticks.per_s for one in found if one.yardsticks]
+        factor = max(rates) / max(min(rates), 1e-12)
+        words = f"{best.name} gets most done per second, {factor:.3g} times as much as the least"
+    else:
+        times_ns = [one.iteration_ns for one in found]
+        factor = max(times_ns) / max(best.prediction.iteration_ns, 1)
+        words = f"{best.name} is fastest, {factor:.3g} times as fast as the slowest"
+    return f"all are equally fast, to {100 * SAME:g} %" if factor < 1 + SAME else words
 
 
-def _most_done(comparison: Comparison) -> list[str]:
-    """Which scenario gets most done per second, where iterations do different amounts of work."""
-    rows = [row for row in to_comparison_rows(comparison) if row["per_s"] is not None]
-    works = {entry.prediction.facts.work for entry in comparison.answered if entry.prediction}
-    units = {row["per_s_unit"] for row in rows}
-    if len(rows) < len(comparison.answered) or len(works) < 2 or len(units) != 1:
-        return []
-    most = max(rows, key=lambda row: row["per_s"])
-    return [f"most per second: {most['name']}, {most['per_s']:,.0f} {most['per_s_unit']}/s"]
+def _cautions(comparison: Comparison) -> list[str]:
+    """What an iteration is, where that may differ, and prices that are missing."""
+    found = [entry.prediction for entry in comparison.answered if entry.prediction]
+    cautions = []
+    if any(one.yardsticks is None for one in found):
+        cautions.append(
+            "a job that does not say how many samples it has is compared by its iteration, however "
+            "much that does"
+        )
+    for entry in comparison.answered:
+        run = comparison.run_of(entry)
+        if run is not None:
+            cautions += missing_price(run, entry.name)
+    return cautions
 
 
 def draw_comparison(comparison: Comparison) -> Figure:

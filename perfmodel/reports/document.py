@@ -20,6 +20,7 @@ from perfmodel.prediction.answer import (
     RankWait,
     TimeParts,
 )
+from perfmodel.prediction.whole_run import TrainingRun
 from perfmodel.reports.text import format_ranks, pick, to_question_document
 
 SCHEMA_VERSION = 1
@@ -27,7 +28,11 @@ EXACT = 10**9
 """A limit of pieces that no job reaches: ranks in the document are never abbreviated."""
 
 
-def to_document(prediction: Prediction, price_per_gpu_hour: float | None = None) -> dict[str, Any]:
+def to_document(
+    prediction: Prediction,
+    price_per_gpu_hour: float | None = None,
+    whole: TrainingRun | None = None,
+) -> dict[str, Any]:
     """*prediction* as plain values, in the order they are written; costs where there is a price."""
     why, loss = prediction.explanation, prediction.interference
     facts, run = prediction.facts, prediction.run
@@ -76,6 +81,8 @@ def to_document(prediction: Prediction, price_per_gpu_hour: float | None = None)
             "phase_s": {phase: round(seconds, 6) for phase, seconds in run.phase_s.items()},
         },
     }
+    if whole is not None:
+        document["training_run"] = whole.document()
     if prediction.score is not None:
         document["self_replay"] = prediction.score.document()
     return document

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ HEAVY = 20
 
 def build_figure(width: float, height: float) -> Figure:
     """An empty picture of so many inches, drawn without a window."""
+    # Without a home that it may write, it warns of its cache in a temporary folder.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

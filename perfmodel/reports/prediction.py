@@ -10,6 +10,7 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S, format_duration, format_size
 from perfmodel.prediction.answer import Part, PathShare, Prediction, RankWait, TimeParts
 from perfmodel.prediction.scenario import Mode, Scenario
+from perfmodel.prediction.whole_run import TrainingRun
 from perfmodel.reports.blocks import (
     Bar,
     Bars,
@@ -24,6 +25,7 @@ from perfmodel.reports.blocks import (
     Timeline,
 )
 from perfmodel.reports.machines import build_links
+from perfmodel.reports.runs import run_section
 from perfmodel.reports.text import (
     ask_again,
     build_scale,
@@ -58,13 +60,20 @@ PROVENANCE_LOOKS = {
 }
 
 
-def report_prediction(prediction: Prediction, price_per_gpu_hour: float | None = None) -> Report:
-    """*prediction* as blocks; with a price it says what tokens cost."""
+def report_prediction(
+    prediction: Prediction,
+    price_per_gpu_hour: float | None = None,
+    whole: TrainingRun | None = None,
+) -> Report:
+    """*prediction* as blocks; with a price it says what tokens cost, and so a *whole* run."""
     seconds = sum(prediction.run.phase_s.values())
     return Report(
         title=describe_title(prediction),
         headline=_headline(prediction, price_per_gpu_hour),
-        sections=tuple(iter_sections(prediction)),
+        sections=(
+            *([] if whole is None else [run_section(whole)]),
+            *iter_sections(prediction),
+        ),
         footer=f"Where it ran: {prediction.run.executor}, {format_duration(seconds * NS_PER_S)}",
         rows=[
             {

@@ -30,6 +30,8 @@ PARTS = {
 """What streams do, with the colour in the picture."""
 WIDTH = 100
 MOST_STREAMS = 40
+MOST_RANKS = 16
+MOST_CALLS = 3
 NEEDS_FORCE = "it replays badly: what-ifs on this job need --force"
 
 
@@ -61,6 +63,7 @@ def report_import(document: Mapping[str, Any]) -> Report:
                 "",
                 [Table((), (_shape_facts if is_shapes else _trace_facts)(document), wraps=(1,))],
             ),
+            Section("Steps by rank", [_step_table(document)] if not is_shapes else []),
             Section("Starts taken from the recording", [Table((), rows, numeric=(1,))]),
             Section("Assumptions", [Sentences(document["assumptions"])] if is_shapes else []),
             Section(
@@ -75,7 +78,7 @@ def report_import(document: Mapping[str, Any]) -> Report:
 def _trace_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("ranks", str(document["ranks"])),
-        ("steps", str(document["steps"])),
+        ("steps", _steps(document)),
         ("events read", f"{document['events_read']:,}"),
         ("launches linked", f"{document['launches_linked']:,} of {document['device_tasks']:,}"),
         (
@@ -90,10 +93,61 @@ def _trace_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _host_path(score: Mapping[str, Any]) -> str:
+    """The share of the host, whose host it is, and the calls with most of it."""
+    text = f"{score['critical_path_on_host_pct']:.1f} %"
+    calls, ranks = score["critical_path_host_calls"], score["critical_path_ranks"]
+    if not calls or not ranks:
+        return text
+    total_ms = sum(one["time_ms"] for one in ranks) or 1.0
+    named = ", ".join(
+        f"{one['call']} {100 * one['time_ms'] / total_ms:.0f} %" for one in calls[:MOST_CALLS]
+    )
+    share = 100 * ranks[0]["time_ms"] / total_ms
+    return f"{text} ({named}); {share:.0f} % of the path on rank {ranks[0]['rank']}"
+
+
+def _steps(document: Mapping[str, Any]) -> str:
+    """How many steps, by which rule, and how many of them repeat together."""
+    text = str(document["steps"])
+    if document.get("step_rule"):
+        text += f" ({document['step_rule']})"
+    cycle = document.get("cycle", 1)
+    if cycle > 1:
+        cycle_ms = cycle * document["self_replay"]["iteration"]["recorded_ms"]
+        text += f", a cycle of {cycle} in {format_duration(cycle_ms * NS_PER_MS)}"
+    return text
+
+
+def _step_table(document: Mapping[str, Any]) -> Table:
+    """What every rank says about a step; a dash where it says nothing."""
+    rows = [
+        (
+            str(rank["rank"]),
+            str(rank["marked"] or "-"),
+            *(
+                format_duration(rank[name]) if rank[name] else "-"
+                for name in ("marked_ns", "device_ns", "pattern_ns")
+            ),
+        )
+        for rank in document.get("step_evidence", ())
+        if rank["device_ns"]
+    ]
+    headings = ("rank", "marks", "between marks", "between ends on the GPU", "kernels repeat after")
+    return Table(headings, rows, numeric=range(len(headings)), most=MOST_RANKS)
+
+
 def _score_facts(score: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("collective starts", f"{score['collective_start_median_error_us']:.0f} us off (median)"),
-        ("critical path on the host", f"{score['critical_path_on_host_pct']:.1f} %"),
+        ("critical path on the host", _host_path(score)),
+        (
+            "re-timed by dependencies",
+            (
+                f"{score['retimed_tasks_pct']:.1f} % of tasks, "
+                f"{score['retimed_device_time_pct']:.1f} % of device time"
+            ),
+        ),
         ("unexplained device idle", f"{score['unexplained_delay_pct']:.2f} % of the time"),
     ]
 

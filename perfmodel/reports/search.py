@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import InputError
-from perfmodel.base.units import NS_PER_MS, NS_PER_S, format_duration, format_size
-from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, pareto
+from perfmodel.base.units import NS_PER_HOUR, NS_PER_MS, NS_PER_S, format_duration, format_size
+from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, best_of, pareto
+from perfmodel.prediction.scenario import Scenario, overrides_of
+from perfmodel.prediction.whole_run import HOURS_PER_DAY
 from perfmodel.reports.blocks import (
     Command,
     Headline,
@@ -19,7 +21,8 @@ from perfmodel.reports.blocks import (
     time_bars,
 )
 from perfmodel.reports.document import interval_ms
-from perfmodel.reports.text import ask_again, describe_interval, format_range, pick
+from perfmodel.reports.runs import format_days, run_cells, run_section
+from perfmodel.reports.text import ask_again, describe_interval, format_range, pick, to_command
 from perfmodel.workloads.transformer.spec import ContextKind
 
 if TYPE_CHECKING:
@@ -50,6 +53,7 @@ def to_search_document(rankings: Sequence[LayoutRanking]) -> dict[str, Any]:
             **pick(question, "topology", "workload", "stack", "price_per_gpu_hour"),
             "set": list(question.overrides),
             "hosts": list(question.hosts),
+            **({} if question.tokens is None else {"tokens": question.tokens}),
         },
         "searches": [
             {
@@ -59,10 +63,16 @@ def to_search_document(rankings: Sequence[LayoutRanking]) -> dict[str, Any]:
                 **pick(one.tally, *TALLIED),
                 "reasons": list(one.reasons),
                 "layouts": [_entry(one, layout) for layout in one.layouts],
+                **_run_document(one),
             }
             for one in rankings
         ],
     }
+
+
+def _run_document(ranking: LayoutRanking) -> dict[str, Any]:
+    run = ranking.run_of(ranking.best)
+    return {} if run is None else {"training_run": run.document()}
 
 
 def _entry(ranking: LayoutRanking, layout: RankedLayout) -> dict[str, Any]:
@@ -145,17 +155,8 @@ def to_search_rows(rankings: Sequence[LayoutRanking]) -> list[dict[str, Any]]:
 
 def report_search(rankings: Sequence[LayoutRanking]) -> Report:
     """The fastest layouts for every number of hosts."""
-    best = min(rankings, key=lambda one: one.best.time_ns)
+    best = best_of(rankings)
     question = best.question
-    changes = " ".join(
-        f"--set {key}={value}" for key, value in best.best.candidate.overrides.items()
-    )
-    again = (
-        f"perfmodel predict --workload {question.workload} --topology {question.topology} "
-        f"--hosts {best.hosts} {changes}"
-    )
-    if question.ranks_per_host is not None:
-        again += f" --ranks-per-host {question.ranks_per_host}"
     flags = build_flags(best.best).items()
     interval = describe_interval(best.best.interval)
     fastest = "fastest" if best.tally.is_proven else "the fastest found"
@@ -165,19 +166,78 @@ def report_search(rankings: Sequence[LayoutRanking]) -> Report:
             verdict=f"{best.best.name} fits and is {fastest}",
             answer=format_duration(best.best.time_ns),
             beside=f"per iteration on {best.rank_count} GPUs, {interval}",
+            facts=_goals(best, rankings),
         ),
         sections=(
             Section("The question", more=lambda: ask_again("search", question)),
+            *_whole_run(best),
             *(_layouts(one) for one in rankings),
             Section(
                 "More GPUs that pay", [Sentences(_front(rankings))] if len(rankings) > 1 else []
             ),
+            Section("Time and money of whole runs", _money_front(rankings)),
             Section("To run the fastest", [Command(text, trainer) for trainer, text in flags]),
-            Section("To predict the fastest again", [Command(again)]),
+            Section("To predict the fastest again", [Command(predict_again(best))]),
         ),
         rows=to_search_rows(rankings),
         columns=160,
     )
+
+
+def predict_again(ranking: LayoutRanking) -> str:
+    """The command that predicts the best layout of *ranking*, with all that it was asked with."""
+    question = ranking.question
+    chosen = overrides_of(ranking.best.candidate.overrides)
+    fixed = {text.partition("=")[0].strip() for text in chosen}
+    kept = [one for one in question.overrides if one.partition("=")[0].strip() not in fixed]
+    scenario = Scenario(
+        topology=question.topology,
+        workload=question.workload,
+        overrides=(*kept, *chosen),
+        hosts=ranking.hosts,
+        ranks_per_host=question.ranks_per_host,
+        stack=question.stack,
+        calibration=question.calibration,
+    )
+    return to_command("predict", scenario)
+
+
+def _goals(best: LayoutRanking, rankings: Sequence[LayoutRanking]) -> tuple[str, ...]:
+    """Why this number of hosts, where a whole run was asked for."""
+    question, run = best.question, best.run_of(best.best)
+    if run is None:
+        return ()
+    facts = [f"{format_days(run.expected_days)} for {run.count:,.0f} tokens"]
+    if question.finish_in_ns is not None:
+        limit = format_days(question.finish_in_ns / NS_PER_HOUR / HOURS_PER_DAY)
+        if best.is_in_time:
+            facts.append(f"the fewest GPUs of those tried that end within {limit}")
+        else:
+            facts.append(f"none of those tried ends within {limit}; this is the fastest")
+    elif len(rankings) > 1:
+        facts.append(f"least {question.minimise.value} of {len(rankings)} numbers of hosts")
+    return tuple(facts)
+
+
+def _whole_run(best: LayoutRanking) -> list[Section]:
+    run = best.run_of(best.best)
+    return [] if run is None else [run_section(run)]
+
+
+def _money_front(rankings: Sequence[LayoutRanking]) -> list[Table]:
+    """Days and money of every number of hosts; a star where no other has less of both."""
+    runs = [one.run_of(one.best) for one in rankings]
+    known = [(run.expected_days, run.cost or run.gpu_hours) for run in runs if run is not None]
+    if len(known) < 2:
+        return []
+    rows = []
+    for one, run in zip(rankings, runs, strict=True):
+        if run is not None:
+            own = run.expected_days, run.cost or run.gpu_hours
+            is_beaten = any(a <= own[0] and b <= own[1] and (a, b) != own for a, b in known)
+            rows.append([str(one.rank_count), *run_cells(run).values(), "" if is_beaten else "*"])
+    headings = ["GPUs", *run_cells(next(run for run in runs if run is not None)), "front"]
+    return [Table(headings, rows, numeric=range(len(headings)))]
 
 
 def _layouts(ranking: LayoutRanking) -> Section:

@@ -95,11 +95,13 @@ def choose_stack(
 ) -> ChosenStack:
     """The stack for *framework* in *release* running *family*.
 
-    Of several claims that cover it, one for its releases wins over one for its *placement* of
-    tables, and that over one for the whole framework.
+    Of several claims that cover it, one for its *placement* of tables wins over one for its
+    releases only, and that over one for the whole framework: releases of a framework that places
+    tables otherwise say little.
     """
+    framework = framework.strip().lower().replace("-", "_").replace(" ", "_")
     claims = [
-        (claim.has_releases, claim.placement is not None, name)
+        (claim.placement is not None, claim.has_releases, name)
         for name, claim in _claims_of(family)
         if claim.framework == framework and claim.covers(release, placement)
     ]

@@ -109,7 +109,8 @@ class HostTime:
 class HostTimes(Form):
     """Host time of one stack: by part, by operator, with a default for unknown operators.
 
-    *iteration_ns* is spent at the start of every iteration, before anything is launched.
+    *iteration_ns* is spent at the start of every iteration, before anything is launched, and
+    *further_rank_ns* more for each further rank, where one process drives all ranks of a host.
     """
 
     between_operators_ns: Duration
@@ -121,16 +122,21 @@ class HostTimes(Form):
         default_factory=dict
     )
     iteration_ns: Duration = 0.0
+    further_rank_ns: Duration = 0.0
 
     def faster(self, ratio: float) -> HostTimes:
         """The same host, *ratio* times as fast; what the device adds to a launch stays."""
-        parts = ("between_operators_ns", "launch_ns", "wait_ns", "iteration_ns")
+        parts = ("between_operators_ns", "launch_ns", "wait_ns", "iteration_ns", "further_rank_ns")
         return replace(
             self,
             **{name: getattr(self, name) / ratio for name in parts},
             operators={name: _divided(parts, ratio) for name, parts in self.operators.items()},
             default=_divided(self.default, ratio),
         )
+
+    def begin_ns(self, ranks_per_host: int) -> float:
+        """What an iteration takes before anything is launched, on hosts of so many ranks."""
+        return self.iteration_ns + (ranks_per_host - 1) * self.further_rank_ns
 
     def time(self, operator: str, part: HostPart) -> HostTime:
         """What *part* of *operator* takes."""

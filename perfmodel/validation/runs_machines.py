@@ -14,7 +14,9 @@ from perfmodel.validation.runs_table import RunRow
 from topologies import (
     Cluster,
     Device,
+    LinkKind,
     Topology,
+    VertexKind,
     build_cluster,
     list_devices,
     list_topologies,
@@ -40,6 +42,9 @@ def build_machine(row: RunRow, sentences: list[str], calibration: tuple[str, ...
     if ranks % per_host:
         raise WorkloadError(f"{ranks} GPUs cannot be divided into hosts of {per_host}")
     hosts = ranks // per_host
+    if 2 * per_host == topology.gpus_per_host and count_joined(topology) <= 2:
+        topology = _spread_over_sockets(topology)
+        sentences.append(f"Of the {per_host} GPUs of a host half are on each socket, assumed.")
     if hosts > 1:
         topology = _with_network(topology, row.value("nic_gbit_per_gpu"), sentences)
     if calibration:
@@ -61,6 +66,12 @@ def _topology(row: RunRow, sentences: list[str]) -> Topology:
     is_ours = name in list_topologies() and device in list_devices()
     find = _find_ours if is_ours else _find_topology
     topology, said = find(name, device, row.value("power_w"))
+    domain = row.value("nvlink_domain")
+    if is_ours and domain is not None:
+        other = _machine_like(name, domain)
+        if other != name:
+            sentences.append(f"NVLink joins {domain} GPUs; the wiring is that of {other}.")
+            topology, _ = find(other, device, row.value("power_w"))
     sentences += said
     return topology
 
@@ -75,6 +86,53 @@ def _find_topology(
         said = (f"The power limit is {power_w:g} W instead of the board's {device.power_w:g} W.",)
         device = replace(device, power_w=power_w)
     return topology if device == topology.device else replace(topology, device=device), said
+
+
+@cache
+def _machine_like(name: str, domain: int) -> str:
+    """The machine *name*, or that with its GPUs of which NVLink joins *domain*, if there is one."""
+    asked = _load_shipped(name)
+    if count_joined(asked) == domain:
+        return name
+    alike = asked.device.name, asked.gpus_per_host, domain
+    for other in list_topologies():
+        found = _load_shipped(other)
+        if (found.device.name, found.gpus_per_host, count_joined(found)) == alike:
+            return other
+    return name
+
+
+@lru_cache(maxsize=64)
+def _spread_over_sockets(topology: Topology) -> Topology:
+    """The host with its GPUs numbered so that the first half of them is on both sockets.
+
+    Hosts with four PCIe boards have two on each socket; those of the catalog have eight.
+    """
+    quarter = topology.gpus_per_host // 4
+    order = [*range(quarter), *range(2 * quarter, 3 * quarter)]
+    order += [gpu for gpu in range(topology.gpus_per_host) if gpu not in order]
+    name_of = {f"gpu:{gpu}": f"gpu:{place}" for place, gpu in enumerate(order)}
+    links = tuple(
+        replace(
+            link,
+            source=name_of.get(link.source, link.source),
+            target=name_of.get(link.target, link.target),
+        )
+        for link in topology.links
+    )
+    return replace(topology, links=links)
+
+
+def count_joined(topology: Topology) -> int:
+    """How many GPUs NVLink joins with the first, over others or switches; 1 where it has none."""
+    joined, left = {"gpu:0"}, ["gpu:0"]
+    nvlinks = [link for link in topology.links if link.kind is LinkKind.NVLINK]
+    while left:
+        vertex = left.pop()
+        near = {link.target for link in nvlinks if link.source == vertex} - joined
+        joined |= near
+        left += near
+    return sum(vertex.name in joined for vertex in topology.of_kind(VertexKind.GPU))
 
 
 _find_ours = lru_cache(maxsize=256)(_find_topology)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from perfmodel.base.dtypes import DType
 from perfmodel.prediction.question import PredictOptions, Setting
-from perfmodel.stacks.capabilities import Family
+from perfmodel.stacks.capabilities import Family, Fusion
 from perfmodel.stacks.profiles import choose_stack
 from perfmodel.validation.runs_machines import build_machine
 from perfmodel.validation.runs_table import RunRow
@@ -37,6 +37,11 @@ def read_setting(
     )
     sentences += chosen.assumptions
     stack = chosen.stack.with_compiling() if row.value("compiled") else chosen.stack
+    if row.family is Family.DLRM and (kernel := row.meaning("interaction_kernel")):
+        fused = stack.fusions | {Fusion.INTERACTION}
+        stack = replace(
+            stack, fusions=fused if kernel["interaction"] else fused - {Fusion.INTERACTION}
+        )
     is_tf32 = row.text("compute_precision") == DType.TF32.value
     stack = replace(stack, matmul_dtypes={DType.FP32: DType.TF32 if is_tf32 else DType.FP32})
     build_spec = build_dlrm_spec if row.family is Family.DLRM else build_transformer_spec

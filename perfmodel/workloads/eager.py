@@ -33,13 +33,15 @@ _NO_QUEUE = (
 class EagerWriter(Issuer):
     """Writes operators to two host threads and their kernels to streams, as *stack* issues them.
 
-    Without a stack, launches are immediate and nothing is captured; *is_captured* captures all.
+    Without a stack, launches are immediate and nothing is captured; *is_captured* captures all. One
+    process may drive all *ranks_per_host* ranks of a host.
     """
 
     def __init__(
         self,
         program: ProgramBuilder,
         stack: SoftwareStack | None = None,
+        ranks_per_host: int = 1,
         *,
         is_captured: bool = False,
     ) -> None:
@@ -52,8 +54,9 @@ class EagerWriter(Issuer):
         self.main = self.add_lane("main thread", LaneKind.HOST)
         self.autograd = self.add_lane("autograd thread", LaneKind.HOST)
         self.compute = self.add_lane("compute stream", LaneKind.COMPUTE)
-        if stack is not None and (iteration_ns := round(stack.host.iteration_ns)):
-            floor = Fixed("iteration", iteration_ns, Provenance.EXTRAPOLATED)
+        begin_ns = 0 if stack is None else round(stack.host.begin_ns(ranks_per_host))
+        if begin_ns:
+            floor = Fixed("iteration", begin_ns, Provenance.EXTRAPOLATED)
             self.put(self.main, floor, label="host/start of iteration")
 
     def run(

@@ -1,5 +1,6 @@
 """`perfmodel compare`, `predict --sweep` and `--scenario`: one table, and files."""
 
+import html
 import re
 
 
@@ -41,3 +42,41 @@ def test_schemas_and_workloads_are_printed(typed):
     for kind in ("topology", "workload", "scenario", "runs", "gemm", "predict", "search"):
         assert len(typed("schema", kind).out) > 200
     assert "layers: 32" in typed("workload show llama3_8b").out
+
+
+def test_whole_runs_side_by_side_have_days_and_money(ask, typed, tmp_path):
+    prices = tmp_path / "prices.yaml"
+    typed("init prices --out", prices)
+    words = "compare --topology dgx_a100,dgx_h100 --workload gpt2_124m --set batch=96 --tokens 1B"
+    document = ask(f"{words} --prices", prices)
+    # dgx_a100 has the 80 GB card, which the shipped file does not list.
+    assert [one["cost"] is None for one in document["scenarios"]] == [True, False]
+    for one in document["scenarios"]:
+        # 1e9 tokens in iterations of 96 x 1,024.
+        days = 1e9 / (96 * 1024) * one["iteration_time_ms"] / 86_400_000
+        assert abs(one["days_without_failures"] / days - 1) < 1e-9
+
+
+def test_a_sweep_of_the_batch_crowns_what_gets_most_done(ask):
+    document = ask("predict gpt2_124m --topology dgx_a100 --sweep batch=96,480 --samples 2")
+    most = max(document["scenarios"], key=lambda one: one["per_s"])
+    assert document["fastest"] == most["name"] == "batch=480"
+
+
+def test_a_brief_answer_is_ten_lines(typed):
+    shown = typed("predict gpt2_124m --topology dgx_a100 --set batch=96 --samples 2 --brief").out
+    assert "per iteration" in shown
+    assert len(shown.splitlines()) <= 10
+
+
+def test_the_command_of_a_search_predicts_its_best_layout_again(typed, ask, tmp_path):
+    page = tmp_path / "search.html"
+    words = "search --workload gpt2_124m --topology dgx_a100 --set batch=16 --stack megatron"
+    fixed = (
+        "--set parallel.pp=1 --set parallel.tp=1 --set parallel.sharding=none --seconds 2 --top 1"
+    )
+    found = ask(f"{words} {fixed} --report", page)
+    best = found["searches"][0]["layouts"][0]
+    command = re.search(r"perfmodel (predict [^<]*--stack megatron[^<]*)", page.read_text())[1]
+    again = ask(html.unescape(command))
+    assert again["iteration_time_ms"] == best["iteration_time_ms"]

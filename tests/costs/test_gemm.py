@@ -277,3 +277,15 @@ def test_among_equal_relatives_the_nearest_memory_lends():
     # A newer generation than the lender's: the lower of its two floors.
     assert lent.constants.floor_ns < h200.constants["floor_ns"]
     assert lent.ordered is None
+
+
+def test_a_board_with_power_to_spare_keeps_the_clock_that_its_lender_loses():
+    ops = [Gemm(8192, 8192, 8192, DType.BF16)]
+    model, stack = GemmModel(), load_stack("pytorch_fused")
+    rates = [
+        ops[0].flops / model.price(ops, device, stack).duration_ns[0] * 1e9
+        / device.peak_flops[DType.BF16]
+        for device in map(load_device, ("l40s", "rtx_3090"))
+    ]  # fmt: skip
+    # 350 W are spent on 362 TFLOP/s of one and on 71 of the other, which they never exceed.
+    assert rates[0] < 0.85 < rates[1] < 1.0

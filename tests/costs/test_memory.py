@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.memory import (
+    RECORDED_WORDS,
     MemoryModel,
     TrafficCurve,
     interpolate_row_factor,
@@ -28,8 +29,10 @@ def price(operator: str, size_bytes: int, device: str = "a100_sxm_80gb", row_len
 
 
 def test_a_stack_may_name_every_kernel_that_a_curve_is_known_for():
-    # Names of the framework for `concat` and for kernels in place are found in traces only.
-    assert set(resembling()) - set(KERNEL_WORDS) == {"add_", "zero_", "cat", "conv"}
+    # Names of the framework for `concat` and for kernels in place are found in traces only, and
+    # kernels of compiled code in emulated scripts.
+    found = {"add_", "zero_", "cat", "conv"} | {*RECORDED_WORDS, "fused_foreach"}
+    assert set(resembling()) - set(KERNEL_WORDS) == found
 
 
 def test_slopes_add_up_from_knot_to_knot():
@@ -91,3 +94,18 @@ def test_a_kernel_bound_by_its_instructions_takes_as_long_on_a_faster_memory():
         assert time_ns == pytest.approx(1.196e6, rel=0.01)
     plain_ns = [MemoryModel().price([op], one, STACK).duration_ns[0] for one in (h100, h200)]
     assert plain_ns[1] < 0.8 * plain_ns[0]
+
+
+def test_a_compiled_kernel_is_bound_by_its_bytes_or_by_its_arithmetic():
+    rows, words = 16_384, 50_304
+    bytes_only = MemoryBound("fused_reduction", 2 * rows * words, 0, DType.BF16, row_length=words)
+    # An exponential and a sigmoid of every element.
+    softmax = replace(bytes_only, flops=2 * 51 * rows * words)
+    estimates = MemoryModel().price([bytes_only, softmax], load_device("h100_sxm"), STACK)
+    fast_ns, slow_ns = estimates.duration_ns
+    assert 0.55e6 < fast_ns < 0.75e6
+    assert 1.2e6 < slow_ns < 1.5e6
+    small = MemoryBound("fused_pointwise", 64, 64, DType.BF16)
+    floor_ns = MemoryModel().price([small], load_device("h100_sxm"), STACK).duration_ns[0]
+    # Recorded kernels have no benchmark around them, so their floor is whole.
+    assert 1_500 < floor_ns < 2_000

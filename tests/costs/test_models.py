@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.costs.models import price_ops
-from perfmodel.graph.ops import Convolution
+from perfmodel.graph.ops import Convolution, Pass
 from perfmodel.stacks.profiles import load_stack
 from topologies import load_device
 
@@ -39,7 +39,18 @@ def test_more_images_never_take_less_time():
     assert once_ns <= twice_ns
 
 
-def test_a_depthwise_convolution_runs_at_the_vector_rate_or_the_memory_rate():
+def test_a_thin_convolution_runs_at_the_vector_rate_or_the_memory_rate():
     thin = Convolution(m=10**6, n=1, k=9, dtype=DType.BF16, groups=512)
     [thin_ns] = price_ns(thin)
     assert thin_ns == pytest.approx(2_000 + thin.flops / H100.vector_flops * 1e9, rel=0.01)
+
+
+def test_a_depthwise_convolution_takes_as_long_as_its_instructions_need_to_be_issued():
+    forward = Convolution(10**6, 1, 9, DType.BF16, groups=512, is_depthwise=True)
+    of_input = replace(forward, direction=Pass.BACKWARD)
+    of_weight = replace(of_input, m=9, k=10**6)
+    forward_ns, of_input_ns, of_weight_ns = price_ns(forward, of_input, of_weight)
+    # Eight instructions per multiply-add, 128 of them per clock and multiprocessor.
+    issued_ns = 512 * 9e6 * 8 / (128 * H100.sm_count * H100.clock_hz) * 1e9
+    assert forward_ns == of_input_ns == pytest.approx(2_000 + issued_ns, rel=0.01)
+    assert of_weight_ns == pytest.approx(2_000 + 2 * issued_ns, rel=0.01)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from perfmodel.graph.ops import Gemm, HostSpan, MemoryBound
+from perfmodel.emulation.compiler.arithmetic import count_instructions
+from perfmodel.graph.ops import Attention, Gemm, HostSpan, MemoryBound, Pass
 
 BATCH, TOKENS, WIDTH, INNER, WORDS = 4, 64, 128, 256, 512
 ROWS = BATCH * TOKENS
@@ -79,8 +80,8 @@ def test_eager_code_and_regions_that_cannot_be_compiled_stay_eager(emulated):
     assert not any("erf" in label for label in labels)
     assert run.job.facts.stack == "pytorch_fused"
     told = " ".join(run.job.facts.assumptions)
-    assert "(regions: 2)" in told
-    assert "compiled.py:70 runs as eager code" in told
+    assert "(regions: 3)" in told
+    assert "compiled.py:90 runs as eager code" in told
     assert "NotImplementedError: no such pass" in told
 
 
@@ -88,3 +89,39 @@ def test_one_rank_compiles_and_the_others_do_the_same(emulated):
     run = emulated("compiled")
     assert run.ops(0) == run.ops(1)
     assert run.stderr.count("compiled a region at") == 1
+
+
+def test_attention_with_a_mask_of_blocks_computes_the_blocks_that_it_keeps(emulated):
+    run = emulated("compiled")
+    ops = [op for _, op in kernels(run, "compiled ") if isinstance(op, Attention)]
+    masked = [op for op in ops if op.kernel == "flash2"]
+    assert [op.direction for op in masked] == [Pass.FORWARD, Pass.BACKWARD]
+    # Of 8 x 8 blocks four documents keep three each, and a query sees 3 / 16 of the keys.
+    assert {(op.query_length, op.key_length, op.heads) for op in masked} == {(1024, 192, 2)}
+
+
+LOOPED = """
+def kernel(in_ptr0, out_ptr0, xnumel, r0_numel, XBLOCK : tl.constexpr):
+    for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+        r0_index = r0_offset + r0_base
+        tmp0 = tl.load(in_ptr0 + (r0_1 + 512*x0), r0_mask, other=0.0).to(tl.float32)
+        tmp1 = tl.full([1, 1], 0.5, tl.float32)
+        tmp2 = tmp0 * tmp1
+        tmp3 = libdevice.exp(tmp2)
+        _tmp5 = tl.where(r0_mask, _tmp5 + tmp3, _tmp5)
+    tmp5 = tl.sum(_tmp5, 1)[:, None]
+    tl.store(out_ptr0 + (x0), tmp5, None)
+"""
+
+
+def test_arithmetic_counts_what_every_element_costs():
+    # A load, a product, an exponential of ten, a selection; constants and rows cost nothing.
+    assert count_instructions(LOOPED) == 1 + 1 + 10 + 1
+    assert count_instructions("\n    tmp1 = tmp0 / tmp2\n    tmp3 = tmp1 + tmp0\n") == 10 + 1
+
+
+def test_arithmetic_of_a_softmax_is_more_than_its_bytes(emulated):
+    ops = dict(kernels(emulated("compiled"), "compiled "))
+    loss = next(op for name, op in ops.items() if "prepare_softmax_online" in name)
+    cast = next(op for name, op in ops.items() if "to_copy_t" in name)
+    assert loss.flops / loss.read_bytes > 5 * cast.flops / cast.read_bytes > 0

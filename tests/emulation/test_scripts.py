@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import time
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from perfmodel.graph.ops import (
@@ -16,7 +21,7 @@ from perfmodel.graph.ops import (
     Pass,
 )
 from perfmodel.graph.program import LaneKind
-from tests.emulation.emulating import emulate, run_perfmodel
+from tests.emulation.emulating import COMMAND, MOST_S, ROOT, emulate, run_perfmodel
 
 pytestmark = pytest.mark.slow
 
@@ -252,6 +257,36 @@ def test_a_hang_ends_with_the_line_it_hangs_at(tmp_path):
     assert run.code == 1
     # The script has ten lines; the last but one sleeps.
     assert f"hanging at {tmp_path / 'train.py'}:9 in <module>" in run.stderr
+
+
+def test_a_killed_emulation_leaves_no_process(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(STEPPING + "open('began', 'w').close()\ntime.sleep(1000)\n")
+    words = ("emulate", "--ranks", "1", "--device", "a100_sxm_80gb", "--out", "job", "--", script)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PERFMODEL_TEST": str(tmp_path)}
+    running = subprocess.Popen([*COMMAND, *words], cwd=tmp_path, env=environment)
+    try:
+        wait_until((tmp_path / "began").exists)
+    finally:
+        running.kill()
+        running.wait()
+    wait_until(lambda: not processes_with(str(tmp_path)))
+
+
+def wait_until(is_true) -> None:
+    until_s = time.monotonic() + MOST_S
+    while not is_true():
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
+
+
+def processes_with(mark: str) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("PERFMODEL_TEST") == mark:
+                found.append(process.pid)
+    return found
 
 
 SKIPPING = """

@@ -25,11 +25,13 @@ def tensor(name, shape, dtype="bf16"):
     return [name, list(shape), dtype, prod(shape) * DType(dtype).size_bytes]
 
 
-def works(operator, inputs=(), outputs=(), *, written=(), tf32=False, seen=None, **more):
+def works(
+    operator, inputs=(), outputs=(), *, converts=False, written=(), tf32=False, seen=None, **more
+):
     words = {
         "operator": operator, "inputs": [tensor(*one) for one in inputs],
         "outputs": [tensor("", *one) for one in outputs], "written": written, "arguments": more,
-        "allows_tf32": tf32, "observed": seen,
+        "allows_tf32": tf32, "observed": seen, "converts_layout": converts,
     }  # fmt: skip
     return emulated_works(words)
 
@@ -93,6 +95,26 @@ def test_a_convolution_is_its_implicit_product():
     bytes_moved = (2 * (800 + 288), 2 * 1024)
     assert op == Convolution(128, 8, 36, DType.BF16, 1, *bytes_moved)
     assert op.flops == 2 * 128 * 8 * 36
+
+
+def test_tensor_cores_convert_images_whose_channels_are_not_last():
+    outputs, more = [([2, 8, 8, 8],)], {"groups": 1, "transposed": False}
+    before, op, after = works("aten.convolution.default", IMAGE, outputs, converts=True, **more)
+    assert (before.operator, before.read_bytes, before.write_bytes) == ("transpose", 2176, 2176)
+    assert (after.read_bytes, after.write_bytes) == (op.write_bytes, op.write_bytes)
+    depthwise = [("input", [2, 4, 10, 10]), ("weight", [4, 1, 3, 3])]
+    more["groups"] = 4
+    [op] = works("aten.convolution.default", depthwise, [([2, 4, 8, 8],)], converts=True, **more)
+    assert op.is_depthwise
+
+
+def test_a_norm_over_channels_reads_its_input_twice_in_training_only():
+    inputs = [("input", [2, 4, 10, 10])]
+    reads = [
+        works("aten.native_batch_norm.default", inputs, inputs and [([2, 4, 10, 10],)], training=on)
+        for on in (True, False)
+    ]
+    assert [one[0].read_bytes for one in reads] == [2 * 1600, 1600]
 
 
 def test_the_backward_pass_of_a_convolution_is_two_of_the_same_flops_and_a_sum():

@@ -14,3 +14,15 @@ from traces.job_trace import load_job_trace
 def recorded(shared_data):
     """Import the job in a folder of the recorded traces, once."""
     return functools.cache(lambda name: import_job(load_job_trace(shared_data / "traces" / name)))
+
+
+@pytest.fixture(scope="session")
+def recorded_ranks(shared_data):
+    """The first ranks of a recorded job, imported once."""
+
+    @functools.cache
+    def load(name, count):
+        files = [shared_data / "traces" / name / f"rank{rank}.json.gz" for rank in range(count)]
+        return import_job(load_job_trace(files))
+
+    return load

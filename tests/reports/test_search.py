@@ -85,5 +85,5 @@ def test_the_page_stands_alone_and_names_the_winner_and_its_flags(found):
 
     assert f"{best.name} fits and is fastest" in page
     assert "--context-parallel-size 2" in page
-    assert "perfmodel predict --workload gpt2_xl" in page
+    assert "perfmodel predict --topology polaris --workload gpt2_xl" in page
     assert not re.search(r"""(src|href)=["']https?:""", page)

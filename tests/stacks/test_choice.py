@@ -124,3 +124,18 @@ def test_a_claim_stays_what_a_file_says_and_a_name_may_be_one_letter():
 def test_a_claim_that_says_something_else_is_refused(entry, place):
     with pytest.raises(CalibrationError, match=place):
         read_claim(entry)
+
+
+def test_a_placement_of_tables_wins_over_a_release_and_both_over_either():
+    def name(release: str, placement: str) -> str:
+        return choose_stack(
+            "hugectr", release=release, family=Family.DLRM, placement=placement
+        ).stack.name
+
+    assert name("21.05", "all_keys") == "hugectr_hash"
+    assert name("21.05", "hugectr_hybrid") == "hugectr_2021"
+    assert name("", "hugectr_hybrid") == "hugectr_2022"
+    assert [name(release, "hugectr_auto") for release in ("23.04", "23.09")] == [
+        "hugectr_2023",
+        "hugectr",
+    ]

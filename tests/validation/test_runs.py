@@ -243,3 +243,13 @@ def test_layouts_of_one_job_are_compared_where_their_times_are_clearly_apart(tmp
     right = sum(by_row[fast] < by_row["b"] for fast in ("a", "c"))
     assert board.orders[1].right == right
     assert f"- one host: {50 * right:.1f} % of 2 pairs" in to_text(report_scores(board))
+
+
+def test_a_fused_interaction_is_told_from_a_plain_one(tmp_path):
+    kernels = ("", "fused", "plain")
+    rows = [
+        DLRM | {"id": word or "none", "framework": "hugectr", "interaction_kernel": word}
+        for word in kernels
+    ]
+    silent, fused, plain = (one.predicted for one in board_of(tmp_path, *rows).deviations)
+    assert silent == fused < plain

@@ -30,6 +30,11 @@ def test_a_stack_says_how_soon_kernels_start_and_whether_they_are_captured(name,
     assert len(set(program.dep_task[program.dep_lag_ns == 7].tolist())) == launches
     labels = [list(job.tables.label_index)[label] for label in program.label]
     assert labels[0] == "host/start of iteration"
+    # One process drives four ranks: 5 ns, and 2 more for each of the three others.
+    driving = replace(stack.host, further_rank_ns=2.0)
+    assert driving.begin_ns(1) == 5.0
+    assert driving.begin_ns(4) == 11.0
+    assert driving.faster(2.0).begin_ns(4) == 5.5
     # The host waits for the last kernel.
     wait = program.dep_start[labels.index("loss/read on the host") + (name != "cuda_graphs")]
     assert program.dep_task[wait] == program.task_count - 1

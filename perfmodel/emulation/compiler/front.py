@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -62,13 +63,16 @@ def install_dynamo(gpu: VirtualGpu) -> None:
     trace_rules.add(_OWN_PACKAGE)
 
 
-def install_inductor(gpu: VirtualGpu, cache: Path) -> None:
-    """Let Inductor generate code for the device; what it stores goes to the folder *cache*."""
+def install_inductor(gpu: VirtualGpu, cache: Path, masks: Callable[[], Any]) -> None:
+    """Let Inductor generate code for the device; what it stores goes to the folder *cache*.
+
+    *masks* gives those of the region that is being compiled.
+    """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     # It warns when it is imported without Triton.
     logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
     from torch._functorch import config as autograd
-    from torch._inductor import async_compile, compile_fx, config, scheduler
+    from torch._inductor import async_compile, compile_fx, config, scheduler, select_algorithm
     from torch._inductor.codegen import triton, wrapper
     from torch._inductor.fx_passes import pad_mm
     from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
@@ -114,6 +118,9 @@ def install_inductor(gpu: VirtualGpu, cache: Path) -> None:
         return replay
 
     compile_fx.cudagraphify = capture
+    # A template is loaded only to be timed, which nobody does here.
+    loaded = SimpleNamespace(__file__="template", key="template")
+    _set(select_algorithm, PyCodeCache=SimpleNamespace(load=lambda *_, **__: loaded))
     scheduling: Any = triton.TritonScheduling
     define: Callable[..., str] = scheduling.define_kernel
 
@@ -123,4 +130,4 @@ def install_inductor(gpu: VirtualGpu, cache: Path) -> None:
 
     scheduling.define_kernel = define_kernel
     compile_: Any = async_compile.AsyncCompile
-    compile_.triton = lambda _, name, source, **__: Launcher(gpu, name, source)
+    compile_.triton = lambda _, name, source, **__: Launcher(gpu, name, source, masks())

@@ -16,16 +16,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any
 
 from torch import Tensor
 from torch._inductor.dependencies import MemoryDep
 from torch._inductor.virtualized import V
 
+from perfmodel.emulation.compiler.arithmetic import count_instructions
+from perfmodel.emulation.compiler.masks import AttentionTemplate, RegionMasks
 from perfmodel.emulation.device.descriptions import DTYPE_WORDS
 from perfmodel.emulation.device.gpu import VirtualGpu
 
 MARK = "# perfmodel: "
+_LENGTHS = ("xnumel", "ynumel", "znumel", "r0_numel", "r1_numel")
 _SIGNATURE = re.compile(r"\ndef \w+\((?P<names>[^)]*)\)", re.DOTALL)
 _LOADED = re.compile(r"tl\.(?:load|atomic_\w+)\((?:tl\.make_block_ptr\()?(\w+)")
 _STORED = re.compile(r"tl\.(?:store|atomic_\w+)\((?:tl\.make_block_ptr\()?(\w+)")
@@ -34,6 +38,9 @@ _CHANGED = re.compile(r"'mutated_arg_names': \[(.*?)\]")
 
 def describe_kernel(kernel: Any, source: str, *, is_part: bool = False) -> dict[str, Any]:
     """The touched shares of the arguments of *kernel*, of which Inductor has written *source*."""
+    if not hasattr(kernel, "features") or not kernel.features.node_schedule:
+        # A template: what it does is told by its arguments when it is launched.
+        return {}
     parts = getattr(kernel, "sub_kernels", None)
     if parts:
         # One launch for several independent kernels; each has arguments of its own.
@@ -43,7 +50,9 @@ def describe_kernel(kernel: Any, source: str, *, is_part: bool = False) -> dict[
             "kind": "foreach",
             "shares": shares,
             "row_length": max(one["row_length"] for one in found),
-            "operations": sum(one["operations"] for one in found),
+            # Each part has its own lines.
+            "instructions": count_instructions(source) / len(found),
+            "elements": sum(one["elements"] for one in found),
         }
     features = kernel.features
     is_reduction = features.is_reduction()
@@ -54,7 +63,8 @@ def describe_kernel(kernel: Any, source: str, *, is_part: bool = False) -> dict[
         "kind": kind,
         "shares": dict(_shares(kernel, source, is_part=is_part)),
         "row_length": _number(features.reduction_numel) if is_reduction else 0,
-        "operations": sum(features.op_counts().values()),
+        "instructions": count_instructions(source),
+        "elements": _number(features.numel * features.reduction_numel),
     }
 
 
@@ -109,12 +119,13 @@ def _number(size: Any) -> int:
 class Launcher:
     """A kernel in generated code: every launch of it is recorded."""
 
-    def __init__(self, gpu: VirtualGpu, name: str, source: str) -> None:
-        self._gpu = gpu
+    def __init__(self, gpu: VirtualGpu, name: str, source: str, masks: RegionMasks | None) -> None:
+        self._gpu, self._masks = gpu, masks
         self._operator = f"inductor.{name}"
         found = re.search(MARK + "(.*)", source)
         self._words: dict[str, Any] = json.loads(found[1]) if found else {}
         self._names = argument_names(source)
+        self._attention = AttentionTemplate.find(source)
         self._shares = self._words.get("shares") or _guessed_shares(self._names, source)
         self._kinds: dict[Any, int] = {}
 
@@ -122,7 +133,11 @@ class Launcher:
         """Record a launch with these arguments."""
         recorder = self._gpu.recorder
         recorder.check_running()
-        if recorder.is_on:
+        if recorder.is_on and self._attention is not None:
+            given = dict(zip(self._names, args, strict=False))
+            words = self._attention.describe(self._gpu, given, self._masks)
+            recorder.launch(recorder.intern_kind(words), recorder.state().device, 1)
+        elif recorder.is_on:
             key = tuple(arg.shape if isinstance(arg, Tensor) else None for arg in args)
             kind = self._kinds.get(key)
             if kind is None:
@@ -144,14 +159,23 @@ class Launcher:
             for row, share in zip(rows, self._shares.get(name, (0.0, 0.0)), strict=True):
                 if share:
                     row.append([name, list(tensor.shape), dtype, round(size_bytes * share)])
-        words = {key: value for key, value in self._words.items() if key != "shares"}
         return {
             "operator": self._operator,
             "inputs": rows[0],
             "outputs": rows[1],
             "written": [],
-            "arguments": words or {"kind": "pointwise", "row_length": 0, "operations": 0},
+            "arguments": {
+                "kind": self._words.get("kind", "pointwise"),
+                "row_length": self._words.get("row_length", 0),
+                "instructions": round(self._words.get("instructions", 0) * self._elements(args)),
+            },
         }
+
+    def _elements(self, args: Sequence[Any]) -> int:
+        """Elements of a launch: the lengths that it is given, as large as they are now."""
+        given = dict(zip(self._names, args, strict=False))
+        lengths = [given[name] for name in _LENGTHS if isinstance(given.get(name), int)]
+        return prod(lengths) if lengths else int(self._words.get("elements", 0))
 
     def _forget(self, args: Sequence[Any]) -> None:
         for name, tensor in self._tensors(args):

@@ -18,6 +18,7 @@ import torch
 
 from perfmodel.emulation.compiler.check import prove_compiler
 from perfmodel.emulation.compiler.front import install_dynamo, install_inductor
+from perfmodel.emulation.compiler.masks import RegionMasks
 from perfmodel.emulation.compiler.sharing import FOLDER, alone, share_code
 from perfmodel.emulation.device.descriptions import hide_code, script_line
 from perfmodel.emulation.device.gpu import VirtualGpu
@@ -37,6 +38,7 @@ class Compiler:
         self._throttle = throttle
         self._is_installed = False
         self._names: dict[int, str] = {}
+        self._masks: RegionMasks | None = None
         self.cpu_s = 0.0
         self.compiled_count = 0
         self.fallbacks: dict[str, str] = {}
@@ -48,9 +50,11 @@ class Compiler:
         compile_region = kind.__call__
 
         def compile_(backend: Any, model: Any, inputs: Any, **more: Any) -> Callable[..., Any]:
-            return self._compile(
+            self._masks = RegionMasks(self._gpu, model)
+            made = self._compile(
                 lambda: compile_region(backend, model, inputs, **more), model.forward
             )
+            return self._masks.watch(made)
 
         kind.__call__ = compile_
 
@@ -83,7 +87,7 @@ class Compiler:
         self._is_installed = True
         cache = self._folder / FOLDER
         hide_code(cache)
-        install_inductor(self._gpu, cache)
+        install_inductor(self._gpu, cache, lambda: self._masks)
         share_code()
         prove_compiler(self._gpu)
         from torch._inductor.output_code import CompiledFxGraph

@@ -7,6 +7,7 @@ some points of every block, with the values that are known there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,15 +56,27 @@ def install_flex(gpu: VirtualGpu) -> None:
 
 def _pairs_of_blocks(gpu: VirtualGpu, query: Tensor, key: Tensor, mask: Args) -> int:
     """Pairs in the blocks of *mask* that are not left out, for all sequences of the batch."""
-    batch, whole = query.shape[0], query.shape[2] * key.shape[2]
     counts = [mask[place] for place in (2, 4) if mask[place] is not None]
+    share = share_of_blocks(gpu, counts, mask[3])
+    whole = query.shape[0] * query.shape[2] * key.shape[2]
+    return count_pairs_of_blocks(gpu, whole, share)
+
+
+def share_of_blocks(gpu: VirtualGpu, counts: Sequence[Tensor], indices: Tensor) -> float | None:
+    """The share of blocks that *counts* keep of as many as *indices* has columns; None: unknown."""
     known = [gpu.values.known(one) for one in counts]
     if any(one is None for one in known):
+        return None
+    kept = sum(int(one.sum()) for one in known if one is not None)
+    return kept / (counts[0].numel() * indices.shape[-1])
+
+
+def count_pairs_of_blocks(gpu: VirtualGpu, pairs: int, share: float | None) -> int:
+    """The *share* of all *pairs* that is computed; all of them if it is unknown."""
+    if share is None:
         gpu.recorder.count_placeholder(_UNKNOWN)
-        return int(batch * whole)
-    rows, columns = counts[0].numel(), mask[3].shape[-1]
-    share = sum(int(one.sum()) for one in known if one is not None) / (rows * columns)
-    return max(round(batch * whole * share), 1)
+        return pairs
+    return max(round(pairs * share), 1)
 
 
 class _KnownValues(TorchDispatchMode):

@@ -37,6 +37,7 @@ _FLOATS_MATTER = ("arange", "linspace", "logspace", "range", "upsample", "histc"
 """Operators whose shapes depend on the value of a float."""
 _MOST_ON_HOST = 1 << 26
 """Elements up to which the CPU kernel determines shapes."""
+_CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.")
 _WITHOUT_KERNEL = ("aten.empty", "aten.new_empty")
 _TRUE, _FALSE, _NAMED_DEVICE, _HOST = object(), object(), object(), object()
 
@@ -160,7 +161,8 @@ class OperatorKernel:
         kind = None
         if not self._name.startswith(_WITHOUT_KERNEL):
             words = describe_call(self._op, args, kwargs, made)
-            kind = self._gpu.recorder.add_kind(words | _precision(self._name))
+            settings = _settings(self._name, args, self._gpu.model.capability[0])
+            kind = self._gpu.recorder.add_kind(words | settings)
         tensors = tensors_in([*args, *kwargs.values()])
         is_computed = self._has_integers_only(tensors, tensors_in(result))
         return CallPlan(kind, outputs, tuple(resized), is_computed)
@@ -293,27 +295,45 @@ def _tensor_plan(tensor: Tensor) -> TensorPlan:
 
 def _keep_channels_last(name: str, args: tuple[Any, ...], result: Any) -> Any:
     """Answer channels_last with channels_last as cuDNN does; meta kernels answer contiguous."""
-    if not name.startswith(("aten.convolution.", "aten.convolution_backward.")):
-        return result
-    first = 0 if name.startswith("aten.convolution.") else 1
-    image, weight = args[first], args[first + 1]
-    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(image.dim())
-    if wanted is None or not any(
-        tensor.is_contiguous(memory_format=wanted) and not tensor.is_contiguous()
-        for tensor in (image, weight)
-    ):
+    wanted = _channels_last(name, args)
+    if wanted is None:
         return result
 
     def in_format(tensor: Any) -> Any:
-        if isinstance(tensor, Tensor) and tensor.dim() == image.dim():
+        if isinstance(tensor, Tensor) and tensor.dim() in (4, 5):
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=META, memory_format=wanted)
         return tensor
 
     return in_format(result) if isinstance(result, Tensor) else tuple(map(in_format, result))
 
 
-def _precision(name: str) -> dict[str, bool]:
-    """Whether a GEMM of fp32 runs in TF32, which is a setting and not an argument."""
+def _channels_last(name: str, args: Args) -> torch.memory_format | None:
+    """The layout of a convolution whose image or weight has its channels last."""
+    if not name.startswith(_CONVOLUTIONS):
+        return None
+    first = 0 if name.startswith(_CONVOLUTIONS[0]) else 1
+    image, weight = args[first], args[first + 1]
+    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(image.dim())
+    is_last = wanted is not None and any(
+        tensor.is_contiguous(memory_format=wanted) and not tensor.is_contiguous()
+        for tensor in (image, weight)
+    )
+    return wanted if is_last else None
+
+
+def _settings(name: str, args: Args, major_capability: int) -> dict[str, bool]:
+    """What decides about a kernel and is no argument of its operator.
+
+    That is whether fp32 runs in TF32, and whether cuDNN converts images to the layout that tensor
+    cores need.
+    """
+    if name.startswith(_CONVOLUTIONS):
+        allows_tf32 = torch._C._get_cudnn_allow_tf32()
+        image = args[0 if name.startswith(_CONVOLUTIONS[0]) else 1]
+        least = {torch.float16: 7, torch.bfloat16: 8}.get(image.dtype, 8 if allows_tf32 else 99)
+        is_tensor = image.dtype != torch.float64 and major_capability >= least
+        converts = is_tensor and _channels_last(name, args) is None
+        return {"allows_tf32": allows_tf32, "converts_layout": converts}
     if "conv" in name:
         return {"allows_tf32": torch._C._get_cudnn_allow_tf32()}
     if any(word in name for word in ("mm", "mv", "dot")):

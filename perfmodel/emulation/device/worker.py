@@ -30,12 +30,14 @@ from perfmodel.emulation.workers import CODES, READY, WorkerOrder, read_order
 _GRACE_S = 3.0
 """How long other ranks may continue after one has failed."""
 _M_MMAP_THRESHOLD = -3
+_PR_SET_PDEATHSIG = 1
 _RETURNED_BYTES = 1 << 20
 """Larger blocks of host memory are returned as soon as they are free."""
 
 
 def main() -> NoReturn:
     """Carry out the order that is named on the command line."""
+    _end_with(os.getppid())
     order = read_order(Path(sys.argv[1]))
     gpu = _make_gpu(order)
     if _fork_and_wait(lambda: _prove_device(gpu)) != 0:
@@ -49,17 +51,26 @@ def main() -> NoReturn:
     # Without a fixed threshold the allocator keeps ever larger pieces once one was freed.
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _RETURNED_BYTES)
     children: dict[int, int] = {}
+    worker = os.getpid()
     for rank in order.ranks:
         sys.stdout.flush()
         sys.stderr.flush()
         child = os.fork()
         if child == 0:
+            _end_with(worker)
             sys.exit(RankRun(gpu, order, rank).run())
         children[child] = rank
     codes = _wait(children)
     (folder / CODES).write_bytes(orjson.dumps({str(rank): code for rank, code in codes.items()}))
     # The interpreter has nothing to clean up, and the device must not be touched again.
     os._exit(0)
+
+
+def _end_with(parent: int) -> None:
+    """Have the system end this process when *parent* ends, even if it is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _make_gpu(order: WorkerOrder) -> VirtualGpu:

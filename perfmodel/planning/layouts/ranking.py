@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from perfmodel.base.errors import ScenarioError
 from perfmodel.base.shown import Shown
 from perfmodel.base.units import NS_PER_HOUR
 from perfmodel.planning.layouts.candidates import Candidate
-from perfmodel.planning.question import LayoutQuestion
+from perfmodel.planning.question import Goal, LayoutQuestion
 from perfmodel.prediction.answer import Interval, Prediction
+from perfmodel.prediction.whole_run import HOURS_PER_DAY, TrainingRun, plan_run
 
 TIE_PROBABILITY = 0.6
 """A layout that beats the next one less surely than this is tied with it."""
@@ -96,6 +98,40 @@ class LayoutRanking(Shown):
         hours = layout.time_ns / NS_PER_HOUR * self.rank_count
         return hours * self.question.price_per_gpu_hour / self.tokens * 1e6
 
+    def run_of(self, layout: RankedLayout) -> TrainingRun | None:
+        """The whole run with *layout*, where one was asked for."""
+        asked = self.question.whole
+        if asked is None:
+            return None
+        return plan_run(
+            layout.found,
+            asked,
+            price_per_gpu_hour=self.question.price_per_gpu_hour,
+            machine=self.question.topology,
+        )
+
+    @property
+    def goal(self) -> float:
+        """What should be least: time, or money or energy of the whole run."""
+        run = self.run_of(self.best)
+        if run is None or self.question.minimise is Goal.TIME:
+            return float(self.best.time_ns)
+        found = run.cost if self.question.minimise is Goal.COST else run.energy_mwh
+        if found is None:
+            raise ScenarioError(
+                f"--minimise {self.question.minimise.value}: no price is listed for "
+                f"{self.question.topology}. Give --price MONEY, or --prices FILE."
+            )
+        return found
+
+    @property
+    def is_in_time(self) -> bool:
+        """Whether the whole run ends before the deadline, if there is one."""
+        run, limit_ns = self.run_of(self.best), self.question.finish_in_ns
+        if run is None or limit_ns is None:
+            return True
+        return run.expected_days * HOURS_PER_DAY * NS_PER_HOUR <= limit_ns
+
 
 class Search(Shown, tuple[LayoutRanking, ...]):
     """A ranking for every number of hosts that was asked for."""
@@ -104,8 +140,21 @@ class Search(Shown, tuple[LayoutRanking, ...]):
 
     @property
     def best(self) -> LayoutRanking:
-        """The one with the shortest iteration."""
-        return min(self, key=lambda one: one.best.time_ns)
+        """The one with least of what is minimised.
+
+        With a deadline the fewest GPUs that meet it; if none does, the fastest.
+        """
+        return best_of(self)
+
+
+def best_of(rankings: Sequence[LayoutRanking]) -> LayoutRanking:
+    """The ranking of `Search.best`."""
+    if rankings[0].question.finish_in_ns is not None:
+        in_time = [one for one in rankings if one.is_in_time]
+        if in_time:
+            return min(in_time, key=lambda one: (one.rank_count, one.goal))
+        return min(rankings, key=lambda one: one.best.time_ns)
+    return min(rankings, key=lambda one: one.goal)
 
 
 def pareto(rankings: Sequence[LayoutRanking]) -> tuple[LayoutRanking, ...]:

@@ -121,7 +121,7 @@ def build_dlrm_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStack) 
 
     The defaults of *stack* are applied to *spec* already.
     """
-    run = DlrmRun(spec, plan.rank_count, stack)
+    run = DlrmRun(spec, plan.rank_count, stack, _ranks_of_host(plan))
     local_batch(spec, rank_count=plan.rank_count)
     exchanges = None
     if run.rank_count > 1 and (plan.shards or run.has_lone_bottom):
@@ -136,6 +136,10 @@ def build_dlrm_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStack) 
             program_of_part[part] = job.add_program(_program(job, run, part, written))
         job.add_rank(program_of_part[part])
     return _build(job, run, plan, exchanges)
+
+
+def _ranks_of_host(plan: ShardingPlan) -> int:
+    return min(plan.ranks_per_host or plan.rank_count, plan.rank_count)
 
 
 def exchanges_of(run: DlrmRun, plan: ShardingPlan) -> Exchanges:
@@ -185,7 +189,7 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStac
     Plans with the same data-parallel tables consist of these two programs; the durations of
     lookups and exchanges depend on the plan.
     """
-    run = DlrmRun(spec, plan.rank_count, stack)
+    run = DlrmRun(spec, plan.rank_count, stack, _ranks_of_host(plan))
     if run.has_lone_bottom:
         raise PlanError(
             f"stack {stack.name!r}: runs the bottom layers on one rank; plans are compared only "

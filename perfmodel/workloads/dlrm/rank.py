@@ -44,7 +44,7 @@ class RankWriter:
 
     def __init__(self, program: ProgramBuilder, run: DlrmRun, part: SparsePart) -> None:
         self._run, self._spec, self._part = run, run.spec, part
-        self._writer = writer = EagerWriter(program, run.stack)
+        self._writer = writer = EagerWriter(program, run.stack, run.ranks_per_host)
         overlaps = run.stack.overlaps_with_compute
         stream = index_stream = reduction = None
         if run.rank_count > 1:

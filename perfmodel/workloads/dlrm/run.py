@@ -16,11 +16,12 @@ from perfmodel.workloads.dlrm.spec import DlrmSpec
 
 @dataclass(frozen=True, slots=True)
 class DlrmRun:
-    """*spec* on *rank_count* ranks, issued by *stack*."""
+    """*spec* on *rank_count* ranks, *ranks_per_host* of them on a host, issued by *stack*."""
 
     spec: DlrmSpec
     rank_count: int
     stack: SoftwareStack
+    ranks_per_host: int = 1
 
     @property
     def samples(self) -> int:

@@ -5,8 +5,10 @@ import os
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 WIDTH, WORDS, TOKENS, BATCH = 128, 512, 64, 4
+BLOCK, BLOCKS = 128, 8
 
 
 class Block(nn.Module):
@@ -56,9 +58,27 @@ def never_called(x):
     return x.erf()
 
 
+@torch.compile
+def attend(x, documents):
+    """Attention inside documents, with a mask of blocks that is made from their numbers."""
+    first, last = documents.view(-1, BLOCK)[:, 0], documents.view(-1, BLOCK)[:, -1]
+    place = torch.arange(len(first), device="cuda")
+    blocks = (first[:, None] <= last) & (last[:, None] >= first) & (place[:, None] >= place)
+    counts = blocks.sum(-1, dtype=torch.int32)
+    order = blocks.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+    mask = BlockMask.from_kv_blocks(
+        counts[None, None], order[None, None], BLOCK_SIZE=BLOCK,
+        mask_mod=lambda b, h, q, kv: (q >= kv) & (documents[q] == documents[kv]),
+    )  # fmt: skip
+    return flex_attention(x, x, x, block_mask=mask)
+
+
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 with torch.device("cuda"):
     model, square = Model(), torch.ones(256, 256)
+    heads = torch.ones(1, 2, BLOCK * BLOCKS, 64, dtype=torch.bfloat16, requires_grad=True)
+# Four documents of two blocks each.
+documents = torch.arange(BLOCK * BLOCKS).div(2 * BLOCK, rounding_mode="floor").cuda()
 compiled = torch.compile(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
 for _ in range(4):
@@ -68,5 +88,6 @@ for _ in range(4):
     loss.mul(2.0).backward()
     captured(square)
     refused(square)
+    attend(heads, documents).sum().backward()
     optimizer.step()
     optimizer.zero_grad()

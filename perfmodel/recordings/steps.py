@@ -1,0 +1,356 @@
+"""Steps: where the training steps of a recording end on the device, by evidence.
+
+Marks of the profiler (`ProfilerStep#7`) say which work belongs to a step, but are host time, and
+the host runs ahead. A step ends on the device with the last collective launched in it, on all
+ranks, or without collectives with its last task. Without marks, calls of the optimizer divide the
+recording, and without those a sequence of collectives or kernels that repeats.
+
+Steps may differ in turn (an optimizer that runs in every second one): then a cycle of them
+repeats. Work launched before the window has no mark; where it repeats the marked work, it gives
+one more end. Every rank tells a period by its marks, its ends and its repeated kernels: what does
+not agree is a fault.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+
+from perfmodel.base.units import format_duration
+from perfmodel.graph.program import Int64s
+from perfmodel.recordings.collective_calls import CollectiveCall
+from perfmodel.recordings.rank_clocks import MatchedGroup
+from perfmodel.recordings.rank_view import RankView
+from perfmodel.recordings.recorded_job import RankSteps, cycle_period_ns
+from traces.trace import Category
+
+_MARK = re.compile(r"ProfilerStep#(\d+)")
+_OPTIMIZER = "Optimizer.step#"
+_MIN_REPEATED_RATIO = 0.7
+_FEWEST_NAMES = 4
+"""Kernels of fewer names repeat by chance, in a loop over layers."""
+_ALIKE = 0.005
+"""Neighbouring steps are alike if at most this share of their kernels differs."""
+_MOST_IN_CYCLE = 0.05
+_CLEARLY = 0.25
+"""Steps of a cycle differ by at most this share of what neighbours differ by."""
+_MOST_APART = {"device": 0.05, "marks": 1 / 3, "pattern": 0.05}
+"""How far a rank may be from the step that is believed; its host runs ahead, so marks say less."""
+
+
+class StepRule(Enum):
+    """What the steps of a recording were found by."""
+
+    MARKS = "profiler marks"
+    OPTIMIZER = "optimizer calls"
+    REPEATED = "repeated sequence"
+    WHOLE = "the whole window is one step"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSteps:
+    """The steps of all ranks: device tasks, as rank and task, whose last end ends each step.
+
+    *count* is how many steps were found, *cycle* how many of them repeat together; *ends* may
+    hold one more, before the first.
+    """
+
+    rule: StepRule
+    count: int
+    cycle: int
+    ends: tuple[tuple[tuple[int, int], ...], ...] = ()
+    evidence: tuple[RankSteps, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Marks:
+    """Moments of the host, on its own clock, between which steps launch; *number* names each."""
+
+    rule: StepRule
+    number: tuple[int, ...]
+    bounds_ns: Int64s
+
+    def spacing_ns(self, cycle: int) -> int:
+        """From one mark to the next, if *cycle* steps repeat together."""
+        # The first optimizer call ends a step whose beginning is unknown.
+        bounds_ns = self.bounds_ns if self.rule is StepRule.MARKS else self.bounds_ns[1:]
+        return cycle_period_ns(np.diff(bounds_ns), cycle)
+
+
+def find_steps(
+    views: Sequence[RankView],
+    groups: Sequence[MatchedGroup],
+    calls: Sequence[Sequence[CollectiveCall]],
+) -> FoundSteps:
+    """The steps of the ranks of *views*, their matched *groups* and collective *calls*."""
+    marks, faults = _common([find_marks(view) for view in views])
+    line = _choose_line(views, groups, calls)
+    places: list[int] = []
+    rule, cycle = StepRule.WHOLE, 1
+    if marks is not None and len(marks[0].number) > 1:
+        rule, view = marks[0].rule, views[line.rank]
+        places = _last_places(line, view, marks[line.rank])
+        cycle = _find_cycle(view, marks[line.rank])
+        if len(places) < len(marks[0].number):
+            # Some step has no collective of the chosen group.
+            line = _kernel_line(views[0])
+            places = _last_places(line, views[0], marks[0])
+        places = _with_earlier(places, line.words, cycle)
+    elif marks is None:
+        places = _repeated_places(line)
+        rule = StepRule.REPEATED if len(places) > 1 else StepRule.WHOLE
+    count = len(places) if rule is StepRule.REPEATED else 1
+    if marks is not None:
+        rule = marks[0].rule if rule is StepRule.WHOLE else rule
+        count = len(marks[0].number)
+    ends = tuple(tuple(line.tasks_at(place)) for place in places) if len(places) > 1 else ()
+    found = FoundSteps(rule, max(count, 1), min(cycle, max(len(ends) - 1, 1)), ends)
+    return _checked(replace(found, faults=faults), views, marks)
+
+
+def find_marks(view: RankView) -> Marks | None:
+    """The marks of the profiler on this rank, or else the ends of its optimizer's calls."""
+    columns, trace = view.trace.columns, view.trace
+    rows = columns.rows_in(Category.HOST_ANNOTATION).tolist()
+    names = [trace.name_of(row) for row in rows]
+    marked: dict[int, int] = {}
+    for row, name in zip(rows, names, strict=True):
+        match = _MARK.match(name)
+        if match:
+            marked.setdefault(int(match[1]), row)
+    if marked:
+        numbers = sorted(marked, key=lambda number: int(columns.start_ns[marked[number]]))
+        starts = [int(columns.start_ns[marked[number]]) for number in numbers]
+        last = marked[numbers[-1]]
+        end = int(columns.start_ns[last] + columns.duration_ns[last])
+        return Marks(StepRule.MARKS, tuple(numbers), np.array([*starts, end], dtype=np.int64))
+    calls = Counter(name for name in names if name.startswith(_OPTIMIZER))
+    if not calls:
+        return None
+    [(optimizer, count)] = calls.most_common(1)
+    ends = [
+        int(columns.start_ns[row] + columns.duration_ns[row])
+        for row, name in zip(rows, names, strict=True)
+        if name == optimizer
+    ]
+    first = int(columns.start_ns[0]) - 1
+    bounds = np.array([first, *ends], dtype=np.int64)
+    return Marks(StepRule.OPTIMIZER, tuple(range(-count, 0)), bounds)
+
+
+def _common(marks: Sequence[Marks | None]) -> tuple[list[Marks] | None, tuple[str, ...]]:
+    """The marks that all ranks have, and a fault if some have others; None without any."""
+    known = [one for one in marks if one is not None]
+    if len(known) < len(marks) or len({one.rule for one in known}) > 1:
+        return None, ()
+    numbers = set(known[0].number).intersection(*(one.number for one in known))
+    if all(len(one.number) == len(numbers) for one in known):
+        return known, ()
+    if not numbers:
+        return None, ("ranks have no step in common by their marks",)
+    counts = sorted({len(one.number) for one in known})
+    fault = f"ranks have {counts[0]} to {counts[-1]} steps: the {len(numbers)} common ones are used"
+    return [_only(one, numbers) for one in known], (fault,)
+
+
+def _only(marks: Marks, numbers: set[int]) -> Marks:
+    """*marks* with only *numbers*, which follow each other."""
+    kept = [place for place, number in enumerate(marks.number) if number in numbers]
+    bounds = marks.bounds_ns[kept[0] : kept[-1] + 2]
+    return Marks(marks.rule, marks.number[kept[0] : kept[-1] + 1], bounds)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Line:
+    """Device work in order, of which some ends a step: collectives of a group, or kernels.
+
+    *words* are what repeats, *tasks* the device tasks of *rank*. `members` holds, for every
+    place, the tasks of all ranks. A repeated part has at least *fewest* different words.
+    """
+
+    rank: int
+    words: Sequence[Hashable]
+    tasks: Int64s
+    members: tuple[tuple[tuple[int, int], ...], ...] = ()
+    fewest: int = 1
+
+    def tasks_at(self, place: int) -> tuple[tuple[int, int], ...]:
+        """Rank and task of all that is at *place*."""
+        return self.members[place] if self.members else ((self.rank, int(self.tasks[place])),)
+
+
+def _choose_line(
+    views: Sequence[RankView],
+    groups: Sequence[MatchedGroup],
+    calls: Sequence[Sequence[CollectiveCall]],
+) -> _Line:
+    """The collectives of the largest group; of a lone rank all of them; or else its kernels."""
+    main = max(groups, key=lambda group: (len(group.members), group.count), default=None)
+    if main is not None:
+        members = tuple(
+            tuple((rank, call.task) for rank, call in zip(main.members, of, strict=True))
+            for of in zip(*main.calls, strict=True)
+        )
+        own = main.calls[0]
+    elif calls[0]:
+        members, own = (), tuple(calls[0])
+    else:
+        return _kernel_line(views[0])
+    # Collectives launched before the window have no size, so sizes do not count.
+    words = [(call.group, call.kind or call.signature[0]) for call in own]
+    tasks = np.array([call.task for call in own], dtype=np.int64)
+    return _Line(0 if main is None else main.members[0], words, tasks, members)
+
+
+def _kernel_line(view: RankView) -> _Line:
+    """The kernels of the stream with most."""
+    streams, counts = np.unique(view.device.stream, return_counts=True)
+    tasks = np.flatnonzero(view.device.stream == streams[np.argmax(counts)])
+    names = view.trace.columns.name[view.device.row[tasks]].tolist()
+    return _Line(0, names, tasks, fewest=_FEWEST_NAMES)
+
+
+def _mark_of_tasks(view: RankView, marks: Marks) -> Int64s:
+    """The place of the mark that each device task was launched in, or -1."""
+    calls = view.device.call
+    # The clock of the trace, because marks are on it.
+    moments_ns = view.trace.columns.start_ns[view.calls.row][calls]
+    place = np.searchsorted(marks.bounds_ns, moments_ns, side="right") - 1
+    is_inside = (calls >= 0) & (place >= 0) & (place < len(marks.number))
+    return np.where(is_inside, place, -1)
+
+
+def _last_places(line: _Line, view: RankView, marks: Marks) -> list[int]:
+    """The last place of *line* that each mark launched."""
+    of_line = _mark_of_tasks(view, marks)[line.tasks]
+    found = [np.flatnonzero(of_line == mark) for mark in range(len(marks.number))]
+    return [int(places[-1]) for places in found if len(places)]
+
+
+def _find_cycle(view: RankView, marks: Marks) -> int:
+    """How many steps repeat together: the fewest after which all steps launch the same."""
+    of_task, names = _mark_of_tasks(view, marks), view.trace.columns.name[view.device.row]
+    count = len(marks.number)
+    kinds = len(view.trace.names)
+    steps = [np.bincount(names[of_task == mark], minlength=kinds) for mark in range(count)]
+
+    def difference(distance: int) -> float:
+        pairs = [(steps[at], steps[at + distance]) for at in range(count - distance)]
+        return max(
+            float(np.abs(one - other).sum() / max((one + other).sum(), 1)) for one, other in pairs
+        )
+
+    differences = {cycle: difference(cycle) for cycle in range(1, count)}
+    if differences[1] <= _ALIKE:
+        return 1
+    most = min(_MOST_IN_CYCLE, _CLEARLY * differences[1])
+    return next((cycle for cycle, apart in differences.items() if apart <= most), 1)
+
+
+def _with_earlier(places: list[int], words: Sequence[Hashable], cycle: int) -> list[int]:
+    """*places* and those before them where a cycle repeats what comes after it."""
+    found = list(places)
+    while len(found) >= 2 * cycle:
+        last, later = found[cycle - 1], found[2 * cycle - 1]
+        earlier = last - (later - last)
+        if earlier < 0 or list(words[earlier + 1 : last + 1]) != list(words[last + 1 : later + 1]):
+            break
+        if words[earlier] != words[last] or earlier >= found[0]:
+            break
+        found.insert(0, earlier)
+    return found
+
+
+def repeats_from_end(words: Sequence[Hashable]) -> list[int]:
+    """By distance, how many words, counted from the end, are like the one that much earlier.
+
+    The Z function of the reversed sequence: linear, however it repeats.
+    """
+    line, count = list(reversed(words)), len(words)
+    alike = [0] * count
+    left = right = 0
+    for at in range(1, count):
+        same = min(right - at, alike[at - left]) if at < right else 0
+        while at + same < count and line[same] == line[at + same]:
+            same += 1
+        alike[at] = same
+        if at + same > right:
+            left, right = at, at + same
+    return alike
+
+
+def _repeated_places(line: _Line) -> list[int]:
+    """Places that end a repeated part of *line*: the last one, and its counterparts before it.
+
+    The sequence must repeat over most of its length; at the beginning of the window some may be
+    missing. Of several fitting lengths the shortest counts.
+    """
+    words, length, repeated = line.words, len(line.words), repeats_from_end(line.words)
+    for period in range(1, length // 2 + 1):
+        if repeated[period] >= max(period, _MIN_REPEATED_RATIO * (length - period)):
+            if len(set(words[length - period :])) < line.fewest:
+                continue
+            first = length - period - repeated[period]
+            return list(range(length - 1, first - 1, -period))[::-1]
+    return []
+
+
+def _checked(
+    found: FoundSteps, views: Sequence[RankView], marks: Sequence[Marks] | None
+) -> FoundSteps:
+    """*found* with the periods that every rank tells, and what does not agree."""
+    evidence = []
+    for rank, view in enumerate(views):
+        ends = np.array([task for of in found.ends for owner, task in of if owner == rank], int)
+        line = _kernel_line(view)
+        places = np.array(_repeated_places(line), int)
+        pattern_ns = np.diff(view.device.end_ns[line.tasks[places]])
+        periods_ns = np.diff(view.device.end_ns[ends])
+        evidence.append(
+            RankSteps(
+                rank=view.trace.rank,
+                marked=len(marks[rank].number) if marks is not None else 0,
+                marked_ns=marks[rank].spacing_ns(found.cycle) if marks is not None else 0,
+                device_ns=cycle_period_ns(periods_ns, found.cycle),
+                pattern_ns=cycle_period_ns(pattern_ns, 1),
+            )
+        )
+    told = [rank.device_ns for rank in evidence if rank.device_ns]
+    if not told:
+        return replace(found, evidence=tuple(evidence))
+    step_ns = float(np.median(told))
+    believed = f"believed is {format_duration(round(step_ns))} per step, by {found.rule.value}"
+    faults = []
+    for place, own in enumerate(evidence):
+        errors = _errors(own, step_ns)
+        evidence[place] = replace(own, error_ratio=max(errors["device"], errors["pattern"]))
+        said = [
+            f"its {word} {format_duration(length_ns)}"
+            for word, length_ns in (
+                ("device", own.device_ns),
+                ("marks", own.marked_ns),
+                ("pattern", own.pattern_ns),
+            )
+            if errors[word] > _MOST_APART[word]
+        ]
+        if said:
+            faults.append(f"rank {own.rank} tells another step: {', '.join(said)}; {believed}")
+    return replace(found, evidence=tuple(evidence), faults=(*found.faults, *faults))
+
+
+def _errors(rank: RankSteps, step_ns: float) -> dict[str, float]:
+    """How far from *step_ns* is what *rank* says; 0 where it says nothing."""
+    # Kernels may repeat after several steps, never after a part of one.
+    steps = max(round(rank.pattern_ns / step_ns), 1)
+    said_ns = {
+        "device": rank.device_ns,
+        "marks": rank.marked_ns,
+        "pattern": rank.pattern_ns / steps,
+    }
+    return {word: abs(own / step_ns - 1) if own else 0.0 for word, own in said_ns.items()}
