@@ -53,7 +53,7 @@ def emulate(pair: Any, folder: Path) -> dict[str, Any]:
 def summarise(answer: dict[str, Any], pair: Any) -> dict[str, Any]:
     """The prediction beside the measured time and memory, with its parts."""
     low_ms, high_ms = answer["interval_ms"]
-    parts = {one["name"]: round(one["time_ms"], 2) for one in answer["critical_path"]["by_kind"]}
+    parts = {one["name"]: round(one["ms"], 2) for one in answer["critical_path"]["by_kind"]}
     peak_mib = answer["memory_gib"]["peak"] * 1024
     found = {
         "predicted_ms": round(answer["iteration_time_ms"], 2),
