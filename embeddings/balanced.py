@@ -1,27 +1,29 @@
-"""Balanced placement: the default plan, which gives every rank its share of work and of bytes.
+"""Balanced placement: plans which give every rank its share of work and of bytes.
 
 Ranks look up, then all of them exchange, so the rank with most lookups and the
 one that sends most delay the others one after the other: the plan with the least
-sum of both is chosen. Small tables are copied to every rank where summing their
+sum of both comes first. Small tables are copied to every rank where summing their
 gradients costs less than sending their vectors to other hosts. The others are
 cut, by rows or by columns, until no piece exceeds a limit of lookups and of
 vectors; several limits are tried. The most expensive piece goes first, each to
 the rank with room that keeps the sum least.
 
 On several hosts the same is tried with hosts in place of ranks: the ranks of a
-host share every piece by rows and add up their sums before sending them.
+host share every piece by rows and add up their sums before sending them. All is
+tried a second time as if no row were used twice, which a larger job does not change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cached_property
 from itertools import product
 
 import numpy as np
 
-from embeddings.plan import Shard, ShardingPlan
+from embeddings.plan import ShardingPlan
 from embeddings.popularity import Floats, Int64s
 from embeddings.sharding_task import (
     NOWHERE,
@@ -70,22 +72,15 @@ def exchange_weight(rank_count: int, ranks_per_host: int | None) -> float:
     return ONE_HOST_WEIGHT + away * (SEVERAL_HOSTS_WEIGHT - ONE_HOST_WEIGHT)
 
 
-def iter_balanced_plans(task: ShardingTask) -> Iterator[ShardingPlan]:
-    """All plans that are considered and fit, least work first; the last is by rows, fit or not."""
-    per_places = [1]
-    per_host = task.ranks_per_host
-    if per_host is not None and 1 < per_host < task.rank_count:
-        per_places += [per_host] if task.rank_count % per_host == 0 else []
-    placers = [_Placer(task, per_place) for per_place in per_places]
-    found = [one for placer in placers for one in placer.found()]
-    # Among those that are equal but for rounding, the first, which copies and sums less.
-    for one in sorted(found, key=lambda one: float(f"{one.work:.9g}")):
-        shards = one.shards(task)
-        in_host = sorted({shard.table for shard in shards}) if one.per_place > 1 else ()
-        yield task.plan(shards, "balanced", data_parallel=one.copied, summed_in_host=in_host)
-    copied = placers[0].always_copied
-    shards = spread_rows(task.tables, rank_count=task.rank_count, left_out=copied)
-    yield task.plan(shards, "balanced", data_parallel=copied)
+class Reuse(Enum):
+    """Which rows of a batch count as read before, when the work of pieces is compared.
+
+    BATCH: those that the batch asks for more than once. NONE: no row, so that the cuts and places
+    of a job are also those of one with a larger batch, more rows or more lookups.
+    """
+
+    BATCH = 0
+    NONE = 1
 
 
 _Cut = tuple[int, int, int]
@@ -93,7 +88,7 @@ _Cut = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Found:
+class Candidate:
     """How tables are cut, where pieces are, the tables that all ranks have, and the work.
 
     A place is *per_place* ranks that share its pieces by rows.
@@ -104,18 +99,71 @@ class _Found:
     per_place: int
     copied: tuple[int, ...]
     work: float
+    reuse: Reuse
 
-    def shards(self, task: ShardingTask) -> list[Shard]:
-        """The pieces of the tables, each on its rank."""
+    @property
+    def piece_count(self) -> int:
+        """Pieces of tables, over all ranks."""
+        return len(self.places) * self.per_place
+
+    @property
+    def way(self) -> tuple[Hashable, ...]:
+        """Equal for plans that differ only in how finely tables are cut, and in places."""
+        return self.copied, self.per_place, self.reuse, any(rows > 1 for *_, rows in self.cuts)
+
+    def to_plan(self, task: ShardingTask) -> ShardingPlan:
+        """The plan that puts every piece on its rank."""
         pieces = [
             piece
             for place, columns, rows in self.cuts
             for piece in cut_table(place, task.tables[place], columns=columns, rows=rows)
         ]
         placed = zip(pieces, self.places.tolist(), strict=True)
-        return [
+        shards = [
             part for piece, place in placed for part in spread_over(piece, place, self.per_place)
         ]
+        in_host = [place for place, *_ in self.cuts] if self.per_place > 1 else ()
+        return task.plan(shards, "balanced", data_parallel=self.copied, summed_in_host=in_host)
+
+
+def find_candidates(task: ShardingTask) -> list[Candidate]:
+    """All plans that are considered and fit, least work first; those without reuse come last."""
+    per_places = [1]
+    per_host = task.ranks_per_host
+    if per_host is not None and 1 < per_host < task.rank_count:
+        per_places += [per_host] if task.rank_count % per_host == 0 else []
+    placers = [_Placer(task, per_place, reuse) for reuse in Reuse for per_place in per_places]
+    found = [one for placer in placers for one in placer.found()]
+    # Among those that are equal but for rounding, the first, which copies and sums less.
+    ordered = sorted(found, key=lambda one: (one.reuse.value, float(f"{one.work:.9g}")))
+    # The same pieces at the same places are one plan.
+    different: dict[Hashable, Candidate] = {}
+    for one in ordered:
+        different.setdefault((one.per_place, one.cuts, one.places.tobytes()), one)
+    return list(different.values())
+
+
+def plan_by_rows(task: ShardingTask) -> ShardingPlan:
+    """Every table by rows over all ranks, whether that fits or not."""
+    copied = always_copied(task)
+    shards = spread_rows(task.tables, rank_count=task.rank_count, left_out=copied)
+    return task.plan(shards, "balanced", data_parallel=copied)
+
+
+def iter_balanced_plans(task: ShardingTask) -> Iterator[ShardingPlan]:
+    """The plans of all candidates in order; the last is by rows, fit or not."""
+    for one in find_candidates(task):
+        yield one.to_plan(task)
+    yield plan_by_rows(task)
+
+
+def always_copied(task: ShardingTask) -> tuple[int, ...]:
+    """The tables that are below the size from which a table is not copied to every rank."""
+    return tuple(
+        place
+        for place, table in enumerate(task.tables)
+        if task.rank_count > 1 and table.size_bytes < task.data_parallel_below_bytes
+    )
 
 
 class _Placer:
@@ -124,37 +172,34 @@ class _Placer:
     A place is *per_place* ranks, and work and bytes are those of one of them.
     """
 
-    def __init__(self, task: ShardingTask, per_place: int) -> None:
-        self._task, self._per_place = task, per_place
+    def __init__(self, task: ShardingTask, per_place: int, reuse: Reuse) -> None:
+        self._task, self._per_place, self._reuse = task, per_place, reuse
         self._place_count = task.rank_count // per_place
         weight = exchange_weight(task.rank_count, task.ranks_per_host)
         self._weight = weight if task.rank_count > 1 else 0.0
         self._rows = np.array([table.rows for table in task.tables])
         self._sizes = np.array([table.size_bytes for table in task.tables]) / per_place
         self._copy_bytes = np.array([task.copied_bytes(table) for table in task.tables])
-        drawn = [
-            table.popularity.distinct_rows(task.batch_size * table.pooling_factor)
-            for table in task.tables
-        ]
         # By table: different rows that a batch asks for, over its samples.
-        self._fresh = np.array(drawn) / task.batch_size
+        self._fresh = np.array([table.pooling_factor for table in task.tables])
+        if reuse is Reuse.BATCH:
+            drawn = [
+                table.popularity.distinct_rows(task.batch_size * table.pooling_factor)
+                for table in task.tables
+            ]
+            self._fresh = np.array(drawn) / task.batch_size
         self._pieces_of: dict[_Cut, Floats] = {}
-        self.always_copied = tuple(
-            place
-            for place, table in enumerate(task.tables)
-            if task.rank_count > 1 and table.size_bytes < task.data_parallel_below_bytes
-        )
+        self._always_copied = always_copied(task)
         self._set_ways()
         self._own, self._sent = self._lookups_of_way[0], self._sent_of_way[0]
 
-    def found(self) -> list[_Found]:
+    def found(self) -> list[Candidate]:
         """One plan for every way of copying and cutting that fits."""
         for smaller in _SMALLER_SHARDS:
-            found: dict[tuple[_Cut, ...], _Found | None] = {}
+            found: dict[tuple[_Cut, ...], Candidate | None] = {}
             for copied in self._copies:
                 held = np.setdiff1d(np.arange(len(self._rows)), copied)
-                for own_limit, sent_limit in product(_OWN_LIMITS, _SENT_LIMITS):
-                    cuts = self._cut(held, own_limit, sent_limit, smaller)
+                for cuts in self._cuts(held, smaller):
                     if cuts not in found:
                         found[cuts] = self._place(cuts, copied)
             if fitting := [one for one in found.values() if one is not None]:
@@ -204,11 +249,11 @@ class _Placer:
 
         Inside one host vectors cost too little for it to pay.
         """
-        found = [self.always_copied]
+        found = [self._always_copied]
         if self._weight > ONE_HOST_WEIGHT:
             for limit in _COPY_LIMITS:
                 pays = self._summed_work < limit * self._sent / self._place_count
-                also = np.union1d(np.flatnonzero(pays), self.always_copied)
+                also = np.union1d(np.flatnonzero(pays), self._always_copied)
                 copied = tuple(int(place) for place in also)
                 if copied not in found:
                     found.append(copied)
@@ -226,12 +271,17 @@ class _Placer:
         numbers = np.array([table.rows * table.width for table in self._task.tables])
         return weight * DType.FP32.size_bytes * numbers / self._task.batch_size
 
-    def _cut(
-        self, held: Int64s, own_limit: float, sent_limit: float, smaller: int
-    ) -> tuple[_Cut, ...]:
-        """Tables at *held* by the cut with least work of those that exceed the limits least."""
-        most_own = max(own_limit * self._own[held].sum() / self._place_count, _LITTLE)
-        most_sent = max(sent_limit * self._sent[held].sum() / self._place_count, _LITTLE)
+    def _cuts(self, held: Int64s, smaller: int) -> list[tuple[_Cut, ...]]:
+        """By limits: tables at *held* by the cut with least work of those that exceed them least.
+
+        Limits of lookups and of vectors are the first axis, ways to cut by columns the second,
+        tables the third.
+        """
+        own_limit, sent_limit = np.array(list(product(_OWN_LIMITS, _SENT_LIMITS))).T[
+            ..., None, None
+        ]
+        most_own = np.maximum(own_limit * self._own[held].sum() / self._place_count, _LITTLE)
+        most_sent = np.maximum(sent_limit * self._sent[held].sum() / self._place_count, _LITTLE)
         most_bytes = max(1, self._task.max_shard_bytes // smaller)
         lookups, sent = self._lookups_of_way[:, held], self._sent_of_way[:, held]
         # More pieces than places would not make a rank's part smaller.
@@ -240,13 +290,17 @@ class _Placer:
         by_rows = np.maximum(1, np.minimum(np.ceil(above), most))
         over = np.maximum(np.maximum(above / by_rows, sent / most_sent), 1.0)
         work = self._columns * (by_rows * sent + lookups)
+        is_shut = np.broadcast_to(self._is_shut[:, held], work.shape)
         # Among equals the fewest columns, which come first.
-        chosen = np.lexsort((work, over, self._is_shut[:, held]), axis=0)[:1]
-        rows = np.take_along_axis(by_rows, chosen, axis=0)[0].astype(np.int64)
-        columns = self._columns[chosen[0], 0]
-        return tuple(zip(held.tolist(), columns.tolist(), rows.tolist(), strict=True))
+        chosen = np.lexsort((work, over, is_shut), axis=1)[:, :1]
+        rows = np.take_along_axis(by_rows, chosen, axis=1)[:, 0].astype(np.int64)
+        columns = self._columns[chosen[:, 0], 0]
+        return [
+            tuple(zip(held.tolist(), *of_limits, strict=True))
+            for of_limits in zip(columns.tolist(), rows.tolist(), strict=True)
+        ]
 
-    def _place(self, cuts: tuple[_Cut, ...], copied: tuple[int, ...]) -> _Found | None:
+    def _place(self, cuts: tuple[_Cut, ...], copied: tuple[int, ...]) -> Candidate | None:
         """A rank for each piece of *cuts*; None where one has no room."""
         own, sent, sizes = np.concatenate([self._pieces(cut) for cut in cuts], axis=1)
         room, count, everywhere = self._task.room_bytes, self._place_count, list(copied)
@@ -254,7 +308,8 @@ class _Placer:
         limit = max(_ROOM * sizes.sum() / count, sizes.max()) if is_unknown else room
         copied_bytes = 0.0 if is_unknown else float(self._copy_bytes[everywhere].sum())
         loads = [values / max(values.sum(), _LITTLE) for values in (own + sent, sizes)]
-        order = np.lexsort((np.arange(len(own)), -np.maximum(*loads)))
+        # Of equal loads the one with more lookups and bytes: the order of tables decides nothing.
+        order = np.lexsort((np.arange(len(own)), -sizes, -own, -np.maximum(*loads)))
         placer = Placer(count, limit, Rule.LEAST_PEAK, used=copied_bytes, is_forced=is_unknown)
         places = placer.place(order, sizes, own, sent)
         if (places == NOWHERE).any():
@@ -265,7 +320,7 @@ class _Placer:
             launches += _PEER_BYTES * (count - 1)
         busiest = float(placer.work.max(axis=1).sum())
         work = busiest + float(shared) + launches / self._task.batch_size
-        return _Found(cuts, places, self._per_place, copied, work)
+        return Candidate(cuts, places, self._per_place, copied, work, self._reuse)
 
     def _pieces(self, cut: _Cut) -> Floats:
         """By piece of one table: what a sample makes it look up and send, and its bytes.

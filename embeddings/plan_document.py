@@ -126,7 +126,7 @@ def _parse_rank(placement: Any) -> int:
     return int(match.group(1))
 
 
-_Whole = Annotated[int, Field(strict=True)]
+_Whole = Annotated[int, Field(strict=True, ge=0)]
 _Pair = Annotated[tuple[_Whole, ...], Field(min_length=2, max_length=2)]
 
 

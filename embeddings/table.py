@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from zlib import crc32
 
 import numpy as np
 
@@ -27,6 +26,7 @@ _STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
 """Tensors of optimizer state per weight."""
 KERNELS = ("fbgemm", "fbgemm_2022", "two_step", "table_batched")
 """Implementations of the fused kernel."""
+_GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 MOST_TABLES, MOST_ROWS, MOST_WIDTH, MOST_LOOKUPS = 2**16, 10**12, 2**24, 1e9
 """Far above any real model; beyond these limits products of sizes overflow."""
 
@@ -90,6 +90,8 @@ class EmbeddingTable:
     A piece by rows is *piece_of* the table that *distribution* describes, and begins at
     *first_row* (`key_rows`). A table that is not *is_pooled* returns every requested row.
     *cached_ratio* is the share of a HOST_CACHED table that the device has room for.
+    *hottest_ratio* is where its hottest row is, from 0 for the first to 1 for the last
+    (`spread_hot_rows`).
     """
 
     name: str
@@ -105,6 +107,7 @@ class EmbeddingTable:
     is_pooled: bool = True
     memory: TableMemory = TableMemory.DEVICE
     cached_ratio: float = 0.2
+    hottest_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         for what, number, least, most in (
@@ -169,9 +172,8 @@ class EmbeddingTable:
         return self.whole.range_of(self.first_row, self.rows)
 
     def range_of(self, first_row: int | Int64s, rows: int | Int64s) -> RowRange:
-        """The ranges of pieces; the name decides which row is the hottest, as it is unknown."""
-        hottest = 0 if self.distribution == UNIFORM else crc32(self.name.encode()) % self.rows
-        return RowRange(first_row, rows, self.rows, hottest)
+        """The ranges of pieces, with the hottest row of the table."""
+        return RowRange(first_row, rows, self.rows, int(self.hottest_ratio * self.rows))
 
     def split_by_popularity(self, count: int) -> tuple[EmbeddingTable, EmbeddingTable]:
         """The *count* most popular rows, to be copied to every rank, and the table without them."""
@@ -245,3 +247,21 @@ class EmbeddingTable:
         if self.distribution == UNIFORM or (rows == self.rows).all():
             return rows / self.rows
         return self.popularity.piece(self.range_of(first_row, rows)).share
+
+
+def spread_hot_rows(tables: Sequence[EmbeddingTable]) -> tuple[EmbeddingTable, ...]:
+    """The tables of one model, the hottest row of each at another place, as it is unknown.
+
+    By size, any number of successive tables has its hottest rows spread evenly: multiples of the
+    golden ratio. Names decide nothing, and the order only between tables that are alike.
+    """
+    spread = list(tables)
+    skewed = [place for place, table in enumerate(tables) if table.distribution != UNIFORM]
+    for number, place in enumerate(sorted(skewed, key=lambda place: _size_key(tables[place]))):
+        spread[place] = replace(tables[place], hottest_ratio=number * _GOLDEN_RATIO % 1)
+    return tuple(spread)
+
+
+def _size_key(table: EmbeddingTable) -> tuple[float | str, ...]:
+    sizes = table.rows, table.width, table.pooling_factor, table.pooling_deviation
+    return *sizes, str(table.distribution)

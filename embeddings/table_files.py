@@ -17,7 +17,15 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from embeddings.distribution import UNIFORM, IndexDistribution, ReuseHistogram, Zipf
 from embeddings.index_files import load_index_data
-from embeddings.table import MOST_TABLES, EmbeddingTable, TableMemory
+from embeddings.table import (
+    MOST_LOOKUPS,
+    MOST_ROWS,
+    MOST_TABLES,
+    MOST_WIDTH,
+    EmbeddingTable,
+    TableMemory,
+    spread_hot_rows,
+)
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import PlanError
 from perfmodel.base.fields import Parsed, ReadAs
@@ -75,10 +83,14 @@ class TableEntry(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: Annotated[str, Field(min_length=1, coerce_numbers_to_str=True)]
-    rows: _Whole = Field(validation_alias=AliasChoices("rows", "num_embeddings"))
-    width: _Whole = Field(validation_alias=AliasChoices("width", "embedding_dim"))
-    pooling_factor: _Number = 1.0
-    pooling_deviation: _Number = 0.0
+    rows: _Whole = Field(
+        ge=1, le=MOST_ROWS, validation_alias=AliasChoices("rows", "num_embeddings")
+    )
+    width: _Whole = Field(
+        ge=1, le=MOST_WIDTH, validation_alias=AliasChoices("width", "embedding_dim")
+    )
+    pooling_factor: _Number = Field(1.0, ge=0, le=MOST_LOOKUPS)
+    pooling_deviation: _Number = Field(0.0, ge=0, le=MOST_LOOKUPS)
     dtype: _Format = Field(DType.FP32, validation_alias=AliasChoices("dtype", "data_type"))
     distribution: Annotated[Any, ReadAs(_DistributionWords, _parse_distribution)] = UNIFORM
     zipf: _Number | None = None
@@ -126,7 +138,7 @@ def load_tables(
         if counts[table.name] > 1:
             faults.add(f"tables[{place}].name", f"two tables have this name, got {table.name!r}")
     faults.check(PlanError)
-    return tables if indices is None else _with_indices(tables, indices)
+    return spread_hot_rows(tables if indices is None else _with_indices(tables, indices))
 
 
 def _load(path: Path) -> Document:

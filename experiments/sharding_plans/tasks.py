@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from embeddings.distribution import ReuseHistogram, histogram_from_bins
-from embeddings.table import EmbeddingTable
+from embeddings.table import EmbeddingTable, spread_hot_rows
 from experiments.figures import read_measured
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from topologies import Cluster, build_cluster, load_topology
@@ -83,7 +83,8 @@ def draw_tables(
     """36 to 66 tables; drawn again until they take at most 80 % of all memory."""
     while True:
         count = chance.randrange(int(13 * RANKS * 0.7), int(13 * RANKS * 1.3))
-        tables = tuple(_draw_table(chance, histogram, place, heavy) for place in range(count))
+        drawn = [_draw_table(chance, histogram, place, heavy) for place in range(count)]
+        tables = spread_hot_rows(drawn)
         if sum(table.size_bytes for table in tables) <= 0.8 * RANKS * memory_bytes:
             return tables
 

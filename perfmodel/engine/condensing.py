@@ -7,9 +7,9 @@ be folded exactly into lags between the kept tasks: the longest path from one to
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,7 @@ ORIGIN = -1
 """Source of paths that begin at the start of the job."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Moment:
+class Moment(NamedTuple):
     """The start or end of a kept task, *distance* iterations earlier."""
 
     task: int
@@ -48,54 +47,71 @@ def choose_kept(program: Program, changing: Bools) -> Bools:
     return kept
 
 
+class _Wait(NamedTuple):
+    """A dependency of a task."""
+
+    source: int
+    anchor: int
+    distance: int
+    lag_ns: int
+
+
 def condense(program: Program, durations_ns: Int64s, kept: Bools) -> dict[int, Ways]:
     """Fold the tasks of *program* that are not *kept*.
 
     The result has the waits of every kept task, in an order in which they can be executed.
     """
     previous = _previous_in_lane(program)
-    lengths = durations_ns.tolist()
+    waits_of = _list_waits(program)
+    lengths, is_kept = durations_ns.tolist(), kept.tolist()
     ends: dict[int, Ways] = {}
     starts: dict[int, Ways] = {}
     waits: dict[int, Ways] = {}
-    for task in _sort(program, previous):
-        ready = _ready(program, task, previous, starts, ends)
-        if kept[task]:
+    for task in _sort(waits_of, previous):
+        ready = _ready(waits_of[task], task, previous[task], starts, ends)
+        if is_kept[task]:
             waits[task] = ready
             starts[task] = {Moment(task, Anchor.START, 0): 0}
             ends[task] = {Moment(task, Anchor.END, 0): 0}
         else:
+            length = lengths[task]
             starts[task] = ready
-            ends[task] = {moment: way + lengths[task] for moment, way in ready.items()}
+            ends[task] = {moment: way + length for moment, way in ready.items()}
     for task in waits:
         waits[task] = _prune(waits[task], waits)
     return waits
 
 
+def _list_waits(program: Program) -> list[list[_Wait]]:
+    """The dependencies of every task, as plain numbers: thousands are read one by one."""
+    columns = program.dep_task, program.dep_anchor, program.dep_distance, program.dep_lag_ns
+    rows = list(map(_Wait, *(column.tolist() for column in columns)))
+    return [rows[first:after] for first, after in pairwise(program.dep_start.tolist())]
+
+
 def _ready(
-    program: Program,
+    waits: list[_Wait],
     task: int,
-    previous: list[int],
+    before: int,
     starts: dict[int, Ways],
     ends: dict[int, Ways],
 ) -> Ways:
-    """All moments that *task* waits for, with the longest path from each."""
+    """All moments that *task*, which runs after *before*, waits for, and the longest paths."""
     ready: Ways = {Moment(ORIGIN, Anchor.END, 0): 0}
-    before = previous[task]
     _join(ready, ends[before] if before < task else {Moment(before, Anchor.END, 1): 0}, 0)
-    for row in range(int(program.dep_start[task]), int(program.dep_start[task + 1])):
-        source, lag = int(program.dep_task[row]), int(program.dep_lag_ns[row])
-        anchor, distance = Anchor(int(program.dep_anchor[row])), int(program.dep_distance[row])
+    for source, anchor, distance, lag in waits:
         if distance:
-            _join(ready, {Moment(source, anchor, distance): 0}, lag)
+            _join(ready, {Moment(source, Anchor(anchor), distance): 0}, lag)
         else:
-            _join(ready, ends[source] if anchor is Anchor.END else starts[source], lag)
+            _join(ready, ends[source] if anchor == Anchor.END else starts[source], lag)
     return ready
 
 
 def _join(ready: Ways, ways: Ways, lag_ns: int) -> None:
     for moment, way in ways.items():
-        ready[moment] = max(ready.get(moment, way + lag_ns), way + lag_ns)
+        known = ready.get(moment)
+        if known is None or known < way + lag_ns:
+            ready[moment] = way + lag_ns
 
 
 def _prune(ways: Ways, waits: dict[int, Ways]) -> Ways:
@@ -130,12 +146,11 @@ def _lane_bounds(program: Program) -> dict[int, int]:
     return {first: after - 1 for first, after in pairwise(starts) if after > first}
 
 
-def _sort(program: Program, previous: list[int]) -> Iterable[int]:
+def _sort(waits_of: list[list[_Wait]], previous: list[int]) -> Iterable[int]:
     """An order in which every task comes after its dependencies in the same iteration."""
     sources: dict[int, list[int]] = {}
-    for task in range(program.task_count):
-        rows = slice(int(program.dep_start[task]), int(program.dep_start[task + 1]))
-        is_now = program.dep_distance[rows] == 0
-        sources[task] = program.dep_task[rows][is_now].tolist()
-        sources[task] += [previous[task]] if previous[task] < task else []
+    for task, waits in enumerate(waits_of):
+        sources[task] = [wait.source for wait in waits if wait.distance == 0]
+        if previous[task] < task:
+            sources[task].append(previous[task])
     return TopologicalSorter(sources).static_order()

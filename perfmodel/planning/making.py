@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from embeddings.plan import ShardingPlan
 from embeddings.plan_document import load_plan_document
-from embeddings.sharders import build_named_plan
+from embeddings.sharders import DEFAULT_SHARDER, build_named_plan
 from embeddings.sharding_task import ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
@@ -24,14 +24,13 @@ from perfmodel.execution.executor import Executor
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.search import PlanSearch, SearchLimit, SearchOutcome
 from perfmodel.prediction.phases import OnPhase
+from perfmodel.prediction.plans.default_plan import choose_default_plan, task_on
 from perfmodel.prediction.plans.evaluator import PlanEvaluator
 from perfmodel.prediction.plans.placements import Int32s
 from perfmodel.prediction.question import load_setting
 from perfmodel.prediction.scenario import Scenario
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import check_has_tables
-from perfmodel.workloads.dlrm.job import sharding_task
-from perfmodel.workloads.dlrm.memory import room_for_tables
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from topologies import Cluster
 
@@ -73,21 +72,13 @@ def build_task(
     spec: DlrmSpec, tables: tuple[EmbeddingTable, ...], cluster: Cluster, *, seed: int = 0
 ) -> ShardingTask:
     """The task of a sharder for *spec*; its room is the memory that everything else leaves."""
-    ranks = cluster.rank_count
-    room = room_for_tables(spec, rank_count=ranks, memory_bytes=cluster.device.memory_bytes)
-    if room <= 0:
+    task = task_on(spec, tables, cluster, seed=seed)
+    if task.room_bytes <= 0:
         raise PlanError(
             f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "
             "the dense part and its buffers need it all. Take a smaller batch or more ranks."
         )
-    return sharding_task(
-        spec,
-        tables,
-        rank_count=ranks,
-        room_bytes=room,
-        ranks_per_host=cluster.ranks_per_host,
-        seed=seed,
-    )
+    return task
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +108,7 @@ def make_plans(
     for number, name in enumerate(question.sharders):
         on_phase(f"placing tables as {name}", number / len(question.sharders))
         try:
-            plans.append(build_named_plan(name, setting.task))
+            plans.append(_build_plan(name, setting))
         except PlanError as fault:
             refused.append((name, str(fault)))
     judged = 0
@@ -136,6 +127,14 @@ def make_plans(
             plans.append(outcome.plan)
             judged += outcome.plans_judged
     return MadePlans(tuple(plans), tuple(refused), judged)
+
+
+def _build_plan(name: str, setting: RankSetting) -> ShardingPlan:
+    """The plan of a sharder; the default one is that of `predict`."""
+    if name != DEFAULT_SHARDER:
+        return build_named_plan(name, setting.task)
+    evaluator = PlanEvaluator(setting.spec, setting.cluster, setting.stack)
+    return choose_default_plan(evaluator, setting.task).plan
 
 
 def search_plans(

@@ -36,6 +36,7 @@ from perfmodel.workloads.catalog import (
     with_tables,
 )
 from perfmodel.workloads.dlrm.job import build_plan
+from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.jobs import Extrapolation, apply_stack_defaults, build_workload
 from topologies import Cluster, build_cluster, load_topology
 
@@ -187,21 +188,13 @@ def load_setting(scenario: Scenario) -> Setting:
 
 def build_question(setting: Setting) -> Question:
     """The question about the job of *setting*."""
-    workload, cluster, plan = setting.workload, setting.cluster, setting.plan
-    memory_bytes = cluster.device.memory_bytes
-    if plan is None and setting.tables:
-        plan = build_plan(
-            check_has_tables(workload),
-            rank_count=cluster.rank_count,
-            ranks_per_host=cluster.ranks_per_host,
-            memory_bytes=memory_bytes,
-            tables=setting.tables,
-        )
+    workload, cluster = setting.workload, setting.cluster
+    plan, chosen = _find_plan(setting)
     built = build_workload(
         workload,
         rank_count=cluster.rank_count,
         ranks_per_host=cluster.ranks_per_host,
-        memory_bytes=memory_bytes,
+        memory_bytes=cluster.device.memory_bytes,
         plan=plan,
         stack=setting.stack,
     )
@@ -214,8 +207,31 @@ def build_question(setting: Setting) -> Question:
         stack=setting.stack,
         memory_of_rank=built.memory_of_rank,
         assumptions=(*setting.assumptions, *((UNKNOWN_PEERS,) if is_assumed else ())),
-        chosen=setting.chosen,
+        chosen=(*setting.chosen, *chosen),
         extrapolation=built.extrapolation,
         work=count_work(workload, device=cluster.device),
         scenario=setting.scenario,
     )
+
+
+def _find_plan(setting: Setting) -> tuple[ShardingPlan | None, tuple[str, ...]]:
+    """The plan of a recommendation model where it is not the workload's own, and why."""
+    workload, cluster = setting.workload, setting.cluster
+    if setting.plan is not None or not isinstance(workload, DlrmSpec):
+        return setting.plan, ()
+    from perfmodel.prediction.plans.default_plan import find_default  # only these models need it
+
+    tables = setting.tables or workload.embedding.tables()
+    found = find_default(workload, cluster, setting.stack, tables)
+    if found is not None:
+        return found.plan, (found.reason,)
+    if not setting.tables:
+        return None, ()
+    plan = build_plan(
+        workload,
+        rank_count=cluster.rank_count,
+        ranks_per_host=cluster.ranks_per_host,
+        memory_bytes=cluster.device.memory_bytes,
+        tables=tables,
+    )
+    return plan, ()

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.forms import load_document
+from perfmodel.base.options import options_of
 from perfmodel.prediction.scenario import JobScenario, Scenario, overrides_of
 
 _FILES = ("tables", "indices", "plan", "job", "calibration", "layout_from")
@@ -25,11 +26,16 @@ _FILES = ("tables", "indices", "plan", "job", "calibration", "layout_from")
 def scenario_form(kind: type[Scenario] | type[JobScenario]) -> type[BaseModel]:
     """What a file with a *kind* may state, made from its fields."""
     types = get_type_hints(kind)
+    options = options_of(kind)  # type: ignore[arg-type]  # mypy takes the classes for unhashable
     keys: dict[str, Any] = {"name": (str, ""), "description": (str, "")}
     for one in fields(kind):
         # Strict is the rule: `hosts: true` is no number. A word of an enum is text in a file.
         is_enum = isinstance(types[one.name], type) and issubclass(types[one.name], Enum)
         hint = Annotated[types[one.name], Field(strict=False)] if is_enum else types[one.name]
+        option = options[one.name][1]
+        # Samples may be 0, for no interval.
+        if option.min is not None and one.name != "samples":
+            hint = Annotated[hint, Field(ge=option.min)]
         keys[one.name] = hint, ... if one.default is MISSING else one.default
     keys["calibration"] = str | list[str], ()
     if keys.pop("overrides", None):

@@ -237,7 +237,9 @@ def _assemble(traces: Sequence[ChakraTrace], headers: Sequence[dict[str, Any]]) 
         programs=programs,
         rank_program=np.arange(len(traces), dtype=np.int32),
         groups=tuple(Group(group["name"], tuple(group["ranks"])) for group in head["groups"]),
-        rank_group=np.array([header["slots"] for header in headers], dtype=np.int32),
+        rank_group=np.stack(
+            [as_column("slots", np.array(header["slots"]), np.int32) for header in headers]
+        ),
         facts=JobFacts(head["name"], head["source"], tuple(head["assumptions"])),
     )
     operations = [operation for trace in traces for operation in trace.operations]

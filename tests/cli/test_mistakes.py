@@ -129,7 +129,7 @@ MISTAKES = [
     (
         "predict --topology dgx_h100 --tables bad_tables.yaml",
         1,
-        "rows must be from 1 to 1000000000000, got -1",
+        "must be at least 1, got -1",
     ),
     ("predict --topology dgx_h100 --plan broken.json", 1, "not valid JSON"),
     ("predict --topology dgx_h100 --plan other_plan.json", 1, "must be a mapping"),

@@ -6,7 +6,7 @@ import datetime
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from perfmodel.prediction.scenario_file import load_scenario
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.validation.runs_table import load_runs
 from perfmodel.whatif.parsing import parse_transformation
+from perfmodel.whatif.recipes import load_recipes
 from perfmodel.workloads import load_workload
 from topologies import load_device, load_topology
 
@@ -36,7 +37,7 @@ class Kind:
     """A kind of document: a good one, how it is read, and six values to spoil.
 
     Each of *damages* replaces a text by another, and the fault is at the place that follows;
-    `{line}` in it is the line of the replacement.
+    `{line}` in it is the line of the replacement. *without* says why a kind cannot have one.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Kind:
     damages: dict[str, tuple[str, str, str]]
     repeated: tuple[str, str] | None = None
     ending: str = ".yaml"
+    without: dict[str, str] = field(default_factory=dict)
 
 
 def text_of(path: str) -> str:
@@ -71,6 +73,26 @@ KERNELS = """{
 "relative_sigma": 0.1}
 ]}
 """
+
+
+RECIPES = """---
+recipes:
+  faster:
+    does: GEMMs take *factor* of their time.
+    parameters:
+      factor: {is: factor, default: 0.5}
+    assumes: ["GEMMs take {factor}."]
+    steps:
+      - select: {match: gemm, lane: compute}
+      - scale: {factor: $factor}
+      - select: {match: relu}
+      - set: {to: 20 us}
+      - select: {match: norm}
+      - scale: {factor: 3}
+    evidence: none
+...
+"""
+SIX = ("unknown key", "missing key", "wrong type", "no unit", "out of bounds", "wrong word")
 
 
 def load_kernels(path: Path) -> object:
@@ -157,9 +179,11 @@ KINDS = [
             "unknown key": ("workload:", "workloads:", "workloads (line {line})"),
             "missing key": ("topology: dgx_h100", "", "topology"),
             "wrong type": ("hosts: 2", "hosts: two", "hosts (line {line})"),
+            "out of bounds": ("\nset:", "\nseed: -1\nset:", "seed (line {line})"),
             "wrong word": ("# mode: isolated", "mode: soon #", "mode (line {line})"),
         },
         repeated=("hosts: 2", "hosts: 2\nhosts: 3"),
+        without={"no unit": "all its numbers are counts"},
     ),
     Kind(
         "tables",
@@ -174,17 +198,20 @@ KINDS = [
             "wrong word": ("dtype: fp32", "dtype: fp31", "tables[0].dtype (line {line})"),
         },
         repeated=("dtype: fp32", "dtype: fp32\n    dtype: fp32"),
+        without={"no unit": "all its numbers are counts"},
     ),
     Kind(
         "tables in CSV",
-        "name,rows,width,dtype,memory\na,100,16,fp32,device\nb,200,16,fp32,\n",
+        "name,rows,width,dtype,memory\na,100,32,fp32,device\nb,200,16,fp32,\n",
         load_tables,
         {
             "unknown key": ("dtype,memory", "dtype,memery", "row 0, column memery"),
             "missing key": ("\nb,", "\n,", "row 1, column name"),
             "wrong type": ("200", "many", "row 1, column rows"),
-            "wrong word": ("16,fp32,device\n", "16,fp31,device\n", "row 0, column dtype"),
+            "out of bounds": (",100,32,", ",0,32,", "row 0, column rows"),
+            "wrong word": ("32,fp32,device\n", "32,fp31,device\n", "row 0, column dtype"),
         },
+        without={"no unit": "all its numbers are counts"},
         repeated=("rows,width", "rows,rows"),
         ending=".csv",
     ),
@@ -197,8 +224,11 @@ KINDS = [
             "missing key": ('"shard_offsets": [0, 0], ', "",
                             "ebc.t0.sharding_spec.shards[0].shard_offsets"),
             "wrong type": ('"ranks": [0]', '"ranks": 0', "ebc.t0.ranks"),
+            "out of bounds": ("[100, 16]", "[-1, 16]",
+                              "ebc.t0.sharding_spec.shards[0].shard_sizes[0]"),
             "wrong word": ("table_wise", "table_wide", "ebc.t0.sharding_type"),
         },
+        without={"no unit": "all its numbers are counts"},
         repeated=('"t1":', '"t0":'),
         ending=".json",
     ),
@@ -211,6 +241,10 @@ KINDS = [
             "missing key": ('"source": "made up", ', "", "source"),
             "wrong type": ("5.0", '"fast"', "entries[0].constants.launch_ns"),
             "out of bounds": ("0.1", "11.0", "entries[0].relative_sigma"),
+        },
+        without={
+            "no unit": "names of constants carry the unit",
+            "wrong word": "devices of a user's own may have any name",
         },
         repeated=('"licence"', '"date"'),
         ending=".json",
@@ -231,6 +265,26 @@ KINDS = [
                            "hosts[0].link_class (line {line})"),
         },
         repeated=("licence:", "hardware: x\nlicence:"),
+        without={"no unit": "names of constants carry the unit"},
+    ),
+    Kind(
+        "recipes",
+        RECIPES,
+        lambda path: load_recipes(str(path)),
+        {
+            "unknown key": ("match: gemm, ", "match: gemm, colour: red, ",
+                            "recipes.faster.steps[0].select.colour (line {line})"),
+            "missing key": ("    does: GEMMs take *factor* of their time.\n", "",
+                            "recipes.faster.does"),
+            "wrong type": ("{factor: $factor}", "{factor: fast}",
+                           "recipes.faster.steps[1].scale.factor (line {line})"),
+            "no unit": ("to: 20 us", "to: 20", "recipes.faster.steps[3].set.to (line {line})"),
+            "out of bounds": ("{factor: 3}", "{factor: -3}",
+                              "recipes.faster.steps[5].scale.factor (line {line})"),
+            "wrong word": ("lane: compute", "lane: gpu",
+                           "recipes.faster.steps[0].select.lane (line {line})"),
+        },
+        repeated=("    evidence: none", "    evidence: none\n    evidence: some"),
     ),
 ]  # fmt: skip
 IDS = [kind.name for kind in KINDS]
@@ -246,6 +300,11 @@ def refusal(kind: Kind, path: Path) -> str:
     with pytest.raises(InputError) as caught:
         kind.load(path)
     return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+def test_every_kind_has_every_damage_or_a_reason(kind):
+    assert sorted([*kind.damages, *kind.without]) == sorted(SIX)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=IDS)

@@ -150,14 +150,23 @@ def test_what_a_killed_driver_and_its_watchdog_have_left_is_cleared_by_the_next_
     notes = tmp_path / f"{FOLDER_PREFIX}notes"
     notes.mkdir(mode=0o700)
     (notes / "notes.txt").write_text("keep")
-    agent = subprocess.Popen(["sleep", "600"], env={watchdog.MARK: str(folder)})
+    mark = {watchdog.MARK: str(folder)}
+    agent = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)", str(folder)], env=mark
+    )
+    worker = subprocess.Popen(["sleep", "600"], env={**mark, "RAY_RAYLET_PID": "1"})
+    # Started by another thread of the driver, for a purpose of its own.
+    unrelated = subprocess.Popen(["sleep", "600"], env=mark)
     # A program that has only just been started has no environment to read yet.
     end_s = time.monotonic() + PATIENCE_S
-    while agent.pid not in watchdog.marked_processes(str(folder)):
+    while {agent.pid, worker.pid} - set(watchdog.marked_processes(str(folder))):
         assert time.monotonic() < end_s
         time.sleep(0.01)
     with private_folder() as mine:
-        assert agent.wait(timeout=PATIENCE_S) == -signal.SIGKILL
+        assert agent.wait(timeout=PATIENCE_S) == worker.wait(PATIENCE_S) == -signal.SIGKILL
+        assert unrelated.poll() is None
+        unrelated.kill()
+        unrelated.wait()
         assert sorted(tmp_path.iterdir()) == sorted([foreign, notes, mine])
         # One that is in use stays.
         clear_leftovers()

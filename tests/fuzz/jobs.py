@@ -34,7 +34,8 @@ def _read_job(path: Path) -> object:
 
     topology = None if path.parent.name == "recorded" else "dgx_a100"
     scenario = JobScenario(str(path), topology=topology, force=True)
-    return predict(scenario, executor="serial")
+    answer = predict(scenario, executor="serial")
+    return repr(answer), answer.to_dict()
 
 
 def _job() -> Reader:

@@ -1,13 +1,18 @@
 """Recorded jobs as Chakra traces and back."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from perfmodel.base.errors import TraceError
+from perfmodel.base.errors import PerfModelError, TraceError
+from perfmodel.recordings.import_files import import_chakra
 from perfmodel.recordings.self_replay import self_replay
 from perfmodel.recordings.storage import assemble_chakra_job, write_chakra_job
-from tests.recordings.builders import held_of
-from traces.chakra import load_chakra
+from tests.recordings.builders import held_of, import_spans
+from tests.traces.builders import kernel, launch
+from traces.chakra import load_chakra, write_chakra
 
 
 def load_chakra_job(paths):
@@ -34,3 +39,18 @@ def test_a_missing_rank_is_refused(recorded, tmp_path):
 def test_files_of_perfmodel_and_of_others_are_not_mixed(shared_data):
     with pytest.raises(TraceError, match="cannot be mixed"):
         load_chakra_job([shared_data / "traces" / "gpt_tp2_v100x2" / "chakra_rank0.et.gz"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("slots", 0), ("lane_start", 5), ("lane_start", [0, 0.5]), ("lanes", [])]
+)
+def test_a_forged_header_is_refused(key, value, tmp_path):
+    spans = [launch(1, 0), kernel(1, 20, 300), launch(2, 400), kernel(2, 420, 300)]
+    (path,) = write_chakra_job(import_spans(tmp_path, spans), tmp_path / "chakra")
+    trace = load_chakra(path)
+    header = json.loads(trace.attributes["perfmodel"])
+    assert key in header
+    forged = json.dumps(header | {key: value})
+    write_chakra(replace(trace, attributes={"perfmodel": forged}), path)
+    with pytest.raises(PerfModelError):
+        import_chakra([path], tmp_path / "job")

@@ -155,7 +155,6 @@ class RayCluster:
         self.check()
         found = {place_of(row): row for row in machines()}
         rows = {place: row for place, row in found.items() if not self._is_avoided(place)}
-        self._watch.follow(rows)
         cores = {place: row["Resources"].get("CPU", 0.0) for place, row in rows.items()}
         # If no machine has cores, all are used alike.
         able = {place for place, number in cores.items() if number} or set(cores)
@@ -238,6 +237,7 @@ class RayCluster:
     def _known(self, calls: Sequence[Call], *, until_s: float = math.inf) -> list[Call]:
         """Those of *calls* that are answered or lost, once one is, or none at *until_s*."""
         by_reference = {call.reference: call for call in calls}
+        self._watch.follow(call.place for call in calls if call.place)
         while time.monotonic() < until_s:
             # Workers go on for a while without a head, and then Ray ends this process.
             self.check()

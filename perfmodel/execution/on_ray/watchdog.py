@@ -22,6 +22,8 @@ from pathlib import Path
 
 MARK = "PERFMODEL_RAY_FOLDER"
 """Every process of a local Ray inherits this with the name of its folder."""
+_OF_RAYLET = b"RAY_RAYLET_PID="
+"""Every process that a raylet starts inherits this."""
 GOODBYE = "bye"
 UNSAID = (
     "ray: the process that led the replay ended without a word: it was killed, or Ray ended it "
@@ -56,7 +58,7 @@ def clear(folder: Path) -> None:
 
 
 def end_processes(folder: str) -> None:
-    """End all processes that carry the mark of *folder*, at once."""
+    """End all processes of the local Ray in *folder*, at once."""
     until_s = time.monotonic() + PATIENCE_S
     while found := marked_processes(folder):
         for pid in found:
@@ -70,13 +72,20 @@ def end_processes(folder: str) -> None:
 
 
 def marked_processes(folder: str) -> list[int]:
-    """The processes that carry the mark of *folder*; none on systems without /proc."""
+    """The processes of the local Ray in *folder*; none on systems without /proc.
+
+    What another thread of the driver has started carries the mark too, but is not Ray's: those
+    name the folder, or were started by a raylet.
+    """
     mark = f"{MARK}={folder}".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if mark in (entry / "environ").read_bytes().split(b"\0") and not _is_gone(entry):
-                found.append(int(entry.name))
+            values = (entry / "environ").read_bytes().split(b"\0")
+            if mark in values and not _is_gone(entry):
+                is_rays = any(value.startswith(_OF_RAYLET) for value in values)
+                if is_rays or folder.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
         except OSError:
             continue
     return [pid for pid in found if pid != os.getpid()]

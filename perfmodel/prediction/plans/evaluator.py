@@ -58,6 +58,7 @@ from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.job import build_dlrm_job, build_variant_job
 from perfmodel.workloads.dlrm.memory import base_memory_bytes, dlrm_memory
+from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from topologies import Cluster
 
@@ -119,7 +120,7 @@ class PlanEvaluator:
     def __init__(self, spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack) -> None:
         if cluster.rank_count < 2:
             raise PlanError("rank: plans differ only on two ranks or more. Take more ranks.")
-        if stack.has(FrameworkBehaviour.LEAN_EXCHANGES) and cluster.host_count > 1:
+        if has_own_exchanges(stack, cluster):
             raise PlanError(
                 f"stack {stack.name!r}: has exchanges of its own on several hosts; plans are "
                 "compared only under a collective library. Take another stack, or predict each "
@@ -262,6 +263,17 @@ class PlanEvaluator:
         """Lookup and update cost of each piece on its own, without fixed kernel time."""
         pieces = self.catalog.pieces(tables, shards)
         return self.pricer.alone(self.catalog.columns.terms[0, 0][pieces])
+
+
+def has_own_exchanges(stack: SoftwareStack, cluster: Cluster) -> bool:
+    """Whether exchanges are those of *stack*, not of a collective library."""
+    return stack.has(FrameworkBehaviour.LEAN_EXCHANGES) and cluster.host_count > 1
+
+
+def can_compare(spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack) -> bool:
+    """Whether there are frames for plans of *spec* on several ranks."""
+    is_lone = DlrmRun(spec, cluster.rank_count, stack).has_lone_bottom
+    return not is_lone and not has_own_exchanges(stack, cluster)
 
 
 def has_steps(plan: ShardingPlan) -> bool:

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from embeddings.distribution import UNIFORM, IndexDistribution, Zipf
 from embeddings.sharders import DEFAULT_SHARDER, HYBRID_SHARDERS, SHARDERS
-from embeddings.table import MOST_ROWS, MOST_TABLES, EmbeddingTable
+from embeddings.table import MOST_ROWS, MOST_TABLES, EmbeddingTable, spread_hot_rows
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.fields import LayerCount, Number, NumberFormat, Size, Switch, Width, Words
@@ -111,18 +111,20 @@ def _build_tables(section: EmbeddingSection) -> tuple[EmbeddingTable, ...]:
         value if isinstance(value, tuple) else (value,) * count
         for value in (section.width, section.pooling_factors, section.zipf_exponents)
     ]
-    return tuple(
-        EmbeddingTable(
-            f"table_{place}",
-            rows,
-            int(width),
-            pooling,
-            section.dtype,
-            _distribution(section, exponent, place, pooling),
-        )
-        for place, (rows, width, pooling, exponent) in enumerate(
-            zip(section.rows, *columns, strict=True)
-        )
+    return spread_hot_rows(
+        [
+            EmbeddingTable(
+                f"table_{place}",
+                rows,
+                int(width),
+                pooling,
+                section.dtype,
+                _distribution(section, exponent, place, pooling),
+            )
+            for place, (rows, width, pooling, exponent) in enumerate(
+                zip(section.rows, *columns, strict=True)
+            )
+        ]
     )
 
 

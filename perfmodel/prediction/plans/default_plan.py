@@ -1,0 +1,160 @@
+"""The default placement: of the plans that the balanced sharder considers, the fastest by replay.
+
+The sharder orders plans by a rule that knows no machine. Here they are replayed on the machine, by
+the evaluator that `rank` uses, and the fastest that fits is taken. The sharder considers the plans
+of a larger job too, so a smaller job never gets a worse one.
+
+All plans that copy the same tables to every rank cost little more to replay than one of them.
+Other copies, and sums inside hosts, are replayed only where they promise most.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from math import inf
+from operator import attrgetter
+from typing import NamedTuple
+
+from embeddings.balanced import Candidate, find_candidates, plan_by_rows
+from embeddings.plan import ShardingPlan
+from embeddings.sharders import DEFAULT_SHARDER
+from embeddings.sharding_task import ShardingTask
+from embeddings.table import EmbeddingTable
+from perfmodel.prediction.plans.evaluator import PlanEvaluator, can_compare
+from perfmodel.prediction.plans.placements import FrameKey, PlanColumns
+from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.workloads.dlrm.job import sharding_task
+from perfmodel.workloads.dlrm.memory import room_for_tables
+from perfmodel.workloads.dlrm.spec import DlrmSpec
+from topologies import Cluster
+
+MOST_PLANS, MOST_PIECES = 64, 20_000
+"""Plans that are priced, and pieces of all of them: with thousands of ranks these are few plans."""
+MOST_FRAMES = 4
+"""Sets of plans of which one frame is built and all are replayed."""
+MOST_STEPPED = 4
+"""Plans with sums inside hosts, which are replayed whole."""
+NEAR = 1.1
+"""Time of a plan with sums inside hosts, over the best of the others, that makes more worth it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChosenPlan:
+    """A plan, and why it was taken, in a sentence."""
+
+    plan: ShardingPlan
+    reason: str
+
+
+class _Judged(NamedTuple):
+    """A plan and what it is judged by."""
+
+    plan: ShardingPlan
+    is_too_large: bool
+    time_ns: int
+    busiest_ns: float
+
+
+def find_default(
+    spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack, tables: tuple[EmbeddingTable, ...]
+) -> ChosenPlan | None:
+    """The default placement of *tables*; None where a sharder is named or plans do not compare."""
+    is_named = spec.sharding.sharder != DEFAULT_SHARDER
+    if cluster.rank_count == 1 or is_named or not can_compare(spec, cluster, stack):
+        return None
+    return choose_default_plan(PlanEvaluator(spec, cluster, stack), task_on(spec, tables, cluster))
+
+
+def task_on(
+    spec: DlrmSpec, tables: tuple[EmbeddingTable, ...], cluster: Cluster, *, seed: int = 0
+) -> ShardingTask:
+    """The task that *spec* sets a sharder on *cluster*, where pieces have the room that is left."""
+    ranks = cluster.rank_count
+    return sharding_task(
+        spec,
+        tables,
+        rank_count=ranks,
+        room_bytes=room_for_tables(
+            spec, rank_count=ranks, memory_bytes=cluster.device.memory_bytes
+        ),
+        ranks_per_host=cluster.ranks_per_host,
+        seed=seed,
+    )
+
+
+def choose_default_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenPlan:
+    """The plan of *task* with the shortest iterations of those that fit."""
+    candidates = find_candidates(task)
+    if not candidates:
+        return ChosenPlan(
+            plan_by_rows(task),
+            "The placement was left open: all tables are spread by rows, as nothing else fits.",
+        )
+    some = _shortlist(candidates)
+    flat = [one.to_plan(task) for one in some if one.per_place == 1]
+    judged = _judge_flat(evaluator, flat)
+    for one in [one for one in some if one.per_place > 1][:MOST_STEPPED]:
+        least_ns = min((other.time_ns for other in judged), default=inf)
+        judged += _judge(evaluator, [one.to_plan(task)], [None])
+        if judged[-1].time_ns > NEAR * least_ns:
+            break
+    # Of equal ones the first.
+    best = min(judged, key=attrgetter("is_too_large", "time_ns", "busiest_ns"))
+    return ChosenPlan(best.plan, _reason(best.plan, len(candidates), len(judged)))
+
+
+def _shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The first of each way, the second of each, and so on, up to MOST_PLANS and MOST_PIECES."""
+    turns: dict[Hashable, Iterator[int]] = {}
+    ordered = sorted(candidates, key=lambda one: next(turns.setdefault(one.way, count())))
+    taken: list[Candidate] = []
+    pieces = 0
+    for one in ordered:
+        pieces += one.piece_count
+        if taken and (pieces > MOST_PIECES or len(taken) == MOST_PLANS):
+            break
+        taken.append(one)
+    return taken
+
+
+def _judge_flat(evaluator: PlanEvaluator, plans: Sequence[ShardingPlan]) -> list[_Judged]:
+    """Plans without sums inside hosts, of the frames that promise most."""
+    columns = [evaluator.catalog.columns_of(plan) for plan in plans]
+    of_frame: dict[FrameKey, list[int]] = {}
+    for place, one in enumerate(columns):
+        of_frame.setdefault(one.frame_key, []).append(place)
+    least_ns = {}
+    for frame, places in of_frame.items():
+        busiest_ns = evaluator.price([columns[place] for place in places]).busiest_ns
+        copied = plans[places[0]].copied_tables
+        least_ns[frame] = float(busiest_ns.min() + evaluator.pricer.copied_ns(copied).sum())
+    # The one with fewest kernels, as the host may decide, and those with the least work.
+    fewest = sorted(of_frame, key=lambda frame: (len(frame[0]), frame))[:1]
+    others = sorted(of_frame.keys() - set(fewest), key=lambda frame: (least_ns[frame], frame))
+    chosen = [place for frame in fewest + others[: MOST_FRAMES - 1] for place in of_frame[frame]]
+    return _judge(
+        evaluator, [plans[place] for place in chosen], [columns[place] for place in chosen]
+    )
+
+
+def _judge(
+    evaluator: PlanEvaluator, plans: Sequence[ShardingPlan], columns: Sequence[PlanColumns | None]
+) -> list[_Judged]:
+    found = evaluator.measure_columns(columns, plans.__getitem__)
+    is_too_large = found.peak_bytes > evaluator.cluster.device.memory_bytes
+    measures = is_too_large.tolist(), found.times.period_ns.tolist(), found.busiest_ns.tolist()
+    return list(map(_Judged, plans, *measures))
+
+
+def _reason(plan: ShardingPlan, considered: int, replayed: int) -> str:
+    kinds = Counter(kind.value for kind in plan.kinds)
+    shown = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
+    in_host = ", summed inside hosts" if plan.summed_in_host else ""
+    return (
+        f"The placement was left open: of {considered} candidates {replayed} were replayed without "
+        f"contention, and the fastest that fits was taken ({shown}{in_host}). "
+        "`perfmodel rank` compares others."
+    )

@@ -1,0 +1,80 @@
+"""The default placement is the fastest of the plans that were replayed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from embeddings.balanced import find_candidates
+from embeddings.plan import ShardingKind
+from perfmodel.planning.making import RankSetting, make_plans
+from perfmodel.planning.question import RankQuestion
+from perfmodel.prediction.plans.default_plan import choose_default_plan, find_default
+from perfmodel.prediction.question import Setting, build_question
+from perfmodel.stacks.profiles import load_stack
+from tests.planning.settings import plan_setting
+
+
+def test_no_candidate_on_one_host_is_faster_than_the_default_placement():
+    evaluator, task = plan_setting(12, "l4_pcie", batch=16384)
+    plans = [candidate.to_plan(task) for candidate in find_candidates(task)]
+    chosen = choose_default_plan(evaluator, task)
+    times_ns = evaluator.measure(plans).times.period_ns
+    (taken_ns,) = evaluator.measure([chosen.plan]).times.period_ns
+    assert taken_ns == times_ns.min() < times_ns[0]
+    assert f"of {len(plans)} candidates {len(plans)} were replayed" in chosen.reason
+
+
+def test_a_machine_without_peers_copies_tables_where_the_rule_sums_them_inside_hosts():
+    evaluator, task = plan_setting(10, "v100_pcie", 2, 4, batch=16384)
+    first = find_candidates(task)[0].to_plan(task)
+    chosen = choose_default_plan(evaluator, task)
+    by_rule_ns, taken_ns = evaluator.measure([first, chosen.plan]).times.period_ns
+    assert taken_ns < 0.9 * by_rule_ns
+    copied = chosen.plan.kinds.count(ShardingKind.DATA_PARALLEL)
+    assert f"{copied} data_parallel" in chosen.reason or not copied
+
+
+def test_predict_and_rank_place_tables_alike():
+    evaluator, task = plan_setting(6, "quad_a100", batch=4096)
+    spec, cluster, stack = evaluator.spec, evaluator.cluster, evaluator.stack
+    question = RankQuestion(workload="", topology="", sharders=("balanced",))
+    made = make_plans(question, RankSetting(spec, cluster, stack, task), None, lambda *_: None)
+    found = find_default(spec, cluster, stack, task.tables)
+    assert made.plans == (found.plan,)
+    asked = build_question(Setting(spec, cluster, stack))
+    assert asked.chosen == (found.reason,)
+    assert build_question(Setting(spec, cluster, stack, plan=found.plan)).chosen == ()
+
+
+def test_a_placement_is_left_to_a_sharder_that_is_named_and_to_stacks_without_frames():
+    evaluator, task = plan_setting(6, "quad_a100", batch=4096)
+    spec, cluster, stack = evaluator.spec, evaluator.cluster, evaluator.stack
+    named = spec.model_copy(
+        update={"sharding": spec.sharding.model_copy(update={"sharder": "naive"})}
+    )
+    assert find_default(named, cluster, stack, task.tables) is None
+    assert find_default(spec, cluster, load_stack("ngc_dlrm_2020"), task.tables) is None
+
+
+def test_tables_that_fit_nowhere_are_spread_by_rows():
+    evaluator, task = plan_setting(6, "quad_a100", batch=4096)
+    chosen = choose_default_plan(evaluator, replace(task, room_bytes=1))
+    assert "nothing else fits" in chosen.reason
+    assert set(chosen.plan.kinds) == {ShardingKind.ROW_WISE}
+
+
+@pytest.mark.parametrize("key", ["rows", "pooling_factors", "width"])
+def test_a_smaller_job_is_not_placed_worse_than_a_larger_one(key):
+    small, task = plan_setting(9, "l4_pcie", batch=8192, seed=3)
+    section = small.spec.embedding
+    values = getattr(section, key)
+    larger, larger_task = plan_setting(
+        9, "l4_pcie", batch=8192, seed=3, **{key: [2 * value for value in values]}
+    )
+    times_ns = [
+        one.measure([choose_default_plan(one, of).plan]).times.period_ns[0]
+        for one, of in ((small, task), (larger, larger_task))
+    ]
+    assert times_ns[0] <= 1.002 * times_ns[1]
