@@ -17,16 +17,18 @@ from typing import Any
 
 import pandas as pd
 
+from perfmodel.base.documents import load_yaml
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PERFMODEL = [sys.executable, "-c", "from perfmodel.cli import main; main()"]
-MOST_S = 3600
+SCENARIO = load_yaml(HERE / "scenario.yaml")
 
 
 def perfmodel(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*PERFMODEL, *words], cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False,
-        capture_output=True, text=True, timeout=MOST_S,
+        capture_output=True, text=True, timeout=SCENARIO["most_seconds"],
     )  # fmt: skip
 
 
@@ -72,7 +74,7 @@ def summarise(answer: dict[str, Any], pair: Any) -> dict[str, Any]:
 
 def main() -> None:
     folder, names = Path(sys.argv[1]).resolve(), sys.argv[2:]
-    pairs = pd.read_csv(HERE.parent / "measured" / "scripts.csv", dtype={"torch_release": str})
+    pairs = pd.read_csv(HERE / SCENARIO["pairs"], dtype={"torch_release": str})
     pairs["arguments"] = pairs["arguments"].fillna("")
     path = HERE / "results.json"
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -72,18 +72,16 @@ class Compiler:
                 # Dynamo's own: it traces again, or leaves the frame as it is.
                 raise
             except Exception as fault:
-                self.fallbacks.setdefault(place, f"{type(fault).__name__}: {fault!s:.160}")
+                why = f"{type(fault).__name__}: {fault!s:.160}"
+                self.fallbacks.setdefault(place, why)
+                _say(f"the region at {place} stays eager, because it could not be compiled: {why}")
                 made = eager
             else:
                 self.compiled_count += 1
         took_s = time.process_time() - start_s
         self.cpu_s += took_s
         if took_s > _TOLD_S:
-            print(
-                f"perfmodel: compiled a region at {place} in {took_s:.1f} s of processor time.",
-                file=sys.stderr,
-                flush=True,
-            )
+            _say(f"compiled a region at {place} in {took_s:.1f} s of processor time.")
         return made
 
     def _prepare(self) -> None:
@@ -122,3 +120,7 @@ class Compiler:
             way = "backward" if graph.fx_kwargs.get("is_backward") else "forward"
             name = self._names[id(graph)] = f"{COMPILED}{way} {len(self._names)}"
         return name
+
+
+def _say(sentence: str) -> None:
+    print(f"perfmodel: {sentence}", file=sys.stderr, flush=True)
