@@ -8,9 +8,9 @@ interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -35,7 +35,7 @@ from perfmodel.base.errors import CalibrationError
 from perfmodel.base.fields import Count, ReadAs, Words
 from perfmodel.base.forms import CalibrationHeader, load_document
 from perfmodel.base.provenance import Provenance
-from perfmodel.base.reading import quote
+from perfmodel.base.reading import is_json, quote
 from topologies import Device
 
 CALIBRATIONS = Path(__file__).parent / "calibrations"
@@ -227,19 +227,41 @@ def load_default_calibration() -> Calibration:
 def calibration_for(device: Device) -> Calibration:
     """The constants measured on machines of *device*, or those that ship with the package.
 
-    Of its files those of kernels are JSON, those of collectives YAML.
+    Of its files those of kernels are JSON and those of collectives YAML, whatever they are called.
+    Of several files of collectives the last one that has constants of a machine counts there.
     """
-    files = [file for file in device.calibrations if not file.endswith(".json")]
-    if not files:
+    paths = [Path(file) for file in device.calibrations if not is_json(Path(file))]
+    if not paths:
         return load_default_calibration()
-    if len(files) > 1:
-        raise CalibrationError(
-            f"calibrations {', '.join(files)}: must be one file of collectives, got {len(files)}. "
-            "Fit their tables together."
-        )
-    path = Path(files[0])
-    changed_ns = path.stat().st_mtime_ns if path.is_file() else 0
-    return _load_own(path, changed_ns)
+    files = [_load_own(one, one.stat().st_mtime_ns if one.is_file() else 0) for one in paths]
+    return reduce(_merge, files)
+
+
+def _merge(first: Calibration, second: Calibration) -> Calibration:
+    """The constants of both files, those of the *second* first.
+
+    A file of a few rows repeats the shipped constants of all other machines: those are not its own.
+    """
+    shipped = load_default_calibration()
+    own = {
+        key: sigma
+        for key, sigma in second.uncertainty.items()
+        if key not in first.uncertainty or shipped.uncertainty.get(key) != sigma
+    }
+    return replace(
+        first,
+        hosts=_own_first(second.hosts, first.hosts, shipped.hosts),
+        fabrics=_own_first(second.fabrics, first.fabrics, shipped.fabrics),
+        uncertainty={**first.uncertainty, **own},
+        spans=(*second.spans, *(one for one in first.spans if one not in second.spans)),
+    )
+
+
+def _own_first(last: Sequence[Any], first: Sequence[Any], shipped: Sequence[Any]) -> Any:
+    """Entries that are a file's own, those of the *last* one first, then shipped ones of either."""
+    ordered = [one for one in (*last, *first) if one not in shipped]
+    ordered += [one for one in shipped if one in last or one in first]
+    return tuple(one for number, one in enumerate(ordered) if one not in ordered[:number])
 
 
 @lru_cache(maxsize=8)

@@ -29,7 +29,11 @@ HERE = Path(__file__).parent
 PACKAGES = HERE.parent
 NEEDED = ("ray", "numpy", "scipy", "pandas", "numba", "pyyaml", "matplotlib", "pyarrow", "typer",
           "rich", "jinja2", "pydantic", "orjson", "protobuf", "defusedxml")  # fmt: skip
-EXTRAS = {"torch": "emulate, calibrate gemm|attention|measure, indices in torch files"}
+EXTRAS = {
+    "torch": "emulate, calibrate gemm|attention|measure, indices in torch files",
+    "starlette": "ui",
+    "uvicorn": "ui",
+}
 
 
 class TemplateKind(Enum):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from perfmodel.api.details import KernelKind, load_collectives
 from perfmodel.api.questions import File, Files
+from perfmodel.base.errors import MeasurementError
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 
@@ -78,11 +79,13 @@ def calibrate_kernels(
     tables: Files,
     out: File,
     *,
+    device: str | None = None,
     on_phase: OnPhase = ignore_phase,
 ) -> int:
     """Fit kernels to *tables*, write the constants to *out*, and return how many sets there are.
 
-    A folder gets one file per GPU. A file is a `calibration` of scenarios.
+    *device* is the GPU of tables that do not name it. A folder gets one file per GPU. A file is a
+    `calibration` of scenarios.
     """
     from perfmodel.calibration.kernels import HARDWARE, fit_entries, load_tables, write_entries
 
@@ -92,11 +95,18 @@ def calibrate_kernels(
         "software": "see the tables",
         "hardware": HARDWARE,
     }
-    made = _made("that of the tables", f"perfmodel calibrate {kind} {names} --out {out}")
+    named = "" if device is None else f" --device {device}"
+    made = _made("that of the tables", f"perfmodel calibrate {kind} {names}{named} --out {out}")
     target = Path(out)
     if not target.is_dir():
         check_writable("--out", target)
-    entries = fit_entries(kind, load_tables(kind, [Path(one) for one in tables]), on_phase=on_phase)
+    rows = load_tables(kind, [Path(one) for one in tables], device)
+    entries = fit_entries(kind, rows, on_phase=on_phase)
+    if not entries:
+        raise MeasurementError(
+            f"{names}: has no GPU with two rows or more that can be read, so nothing was fitted."
+            + "".join(f" Row {one.row}: {one.reason}." for one in rows.unsupported[:1])
+        )
     write_entries(entries, target, {**about, **made})
     return len(entries)
 

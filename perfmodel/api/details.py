@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from perfmodel.api.questions import File, Files, open_place
+from perfmodel.base.errors import CalibrationError
+from perfmodel.base.reading import is_json
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 if TYPE_CHECKING:
@@ -45,13 +47,31 @@ def emulate(
         return emulation.emulate(request, Path(out), place=place)
 
 
-def price_kernel(op: Op, *, device: str, stack: str = "kernel_benchmark") -> KernelAnswer:
-    """The time of one kernel on a GPU: a Gemm, Attention, MemoryBound or EmbeddingOp."""
+def price_kernel(
+    op: Op,
+    *,
+    device: str,
+    stack: str = "kernel_benchmark",
+    calibration: Sequence[str] = (),
+) -> KernelAnswer:
+    """The time of one kernel on a GPU: a Gemm, Attention, MemoryBound or EmbeddingOp.
+
+    *calibration* names files of constants that were measured on it.
+    """
+    from dataclasses import replace
+
     from perfmodel.reports.op_prices import answer_op
     from perfmodel.stacks.profiles import load_stack
     from topologies import load_device
 
-    return answer_op(op, load_device(device), load_stack(stack))
+    for file in calibration:
+        if not is_json(Path(file)):
+            raise CalibrationError(
+                f"{file}: must be a file of kernels that `perfmodel calibrate "
+                "gemm|attention|experts|memory` wrote, and is none."
+            )
+    gpu = replace(load_device(device), calibrations=tuple(calibration))
+    return answer_op(op, gpu, load_stack(stack))
 
 
 def price_collective(

@@ -102,6 +102,15 @@ def quote(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
+def is_json(path: Path) -> bool:
+    """Whether the file at *path* begins as a JSON document; a missing one is told by its name."""
+    try:
+        with path.open("rb") as file:
+            return file.read(256).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+    except OSError:
+        return path.suffix == ".json"
+
+
 def parse_json(text: str, *, document: str, error_type: type[PerfModelError]) -> Any:
     """What the JSON in *text* says; repeated keys and NaN are refused."""
 

@@ -39,9 +39,9 @@ FITS: dict[str, Callable[[KernelTable, str], Entry]] = {
 """The fit of one device and variant, by kind of kernel."""
 
 
-def load_tables(kind: str, paths: Sequence[Path]) -> KernelTable:
-    """All rows of the tables of *kind* at *paths*."""
-    tables = [KERNEL_KINDS[kind].load(path) for path in paths]
+def load_tables(kind: str, paths: Sequence[Path], device: str | None = None) -> KernelTable:
+    """All rows of the tables of *kind* at *paths*, measured on *device* where they do not say."""
+    tables = [KERNEL_KINDS[kind].load(path, device) for path in paths]
     return KernelTable(
         tuple(kernel for table in tables for kernel in table.kernels),
         tuple(row for table in tables for row in table.unsupported),

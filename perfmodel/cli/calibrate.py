@@ -62,6 +62,10 @@ class KernelFit:
         str | None,
         Option(metavar="FILE", help="Where to write; a folder gets one file per GPU."),
     ] = None
+    device: Annotated[
+        str | None,
+        Option(metavar="NAME|FILE", help="The GPU of tables without a column `device`."),
+    ] = None
 
 
 def _kernel_command(kind: KernelKind) -> Callable[..., None]:
@@ -85,7 +89,11 @@ def _kernel_command(kind: KernelKind) -> Callable[..., None]:
             )
         with run.open() as where:
             count = api.calibrate_kernels(
-                kind, question.tables, question.out, on_phase=where["on_phase"]
+                kind,
+                question.tables,
+                question.out,
+                device=question.device,
+                on_phase=where["on_phase"],
             )
         print(f"Wrote {count} sets of constants to {question.out}")
 

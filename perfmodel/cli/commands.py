@@ -41,6 +41,7 @@ COMMANDS = {
     "topology": ("catalog:topology", "List, show, check and import machines."),
     "collective": ("collective:collective", "Price a collective on a machine."),
     "kernel": ("kernel:kernel", "Price a kernel on a GPU."),
+    "ui": ("ui:ui", "Open a local page that answers while you turn the knobs."),
     "init": ("about:init", "Write a commented file to start from."),
     "schema": ("about:schema", "Print the fields of a file that perfmodel reads."),
     "doctor": ("about:doctor", "Say what this installation has and lacks."),
@@ -104,7 +105,11 @@ def command(
 
             def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
                 _check_not_repeated(self.params, args)
-                rest = super().parse_args(ctx, args)
+                try:
+                    rest = super().parse_args(ctx, args)
+                except typer.BadParameter as fault:
+                    fault.message = _in_our_words(fault.message)
+                    raise
                 if self.callback is not None and not ctx.resilient_parsing:
                     values = {
                         name: value
@@ -123,6 +128,14 @@ def command(
         return app
 
     return add
+
+
+def _in_our_words(message: str) -> str:
+    """What a wrong value must be, as all other messages say it."""
+    for word, rule in (("integer", "must be a whole number"), ("number", "must be a number")):
+        if message.startswith(f"Input should be a valid {word}"):
+            return rule
+    return message
 
 
 class _Field(NamedTuple):

@@ -14,6 +14,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
 from perfmodel.cli.commands import command, command_group
 from perfmodel.cli.options import JsonFile, Outputs
+from perfmodel.prediction.scenario import CalibrationFiles
 
 if TYPE_CHECKING:
     from perfmodel.graph.ops import Op
@@ -22,6 +23,7 @@ EPILOG = """\b
 Examples:
   perfmodel kernel gemm --device h100_sxm --m 4096 --n 4096 --k 4096 --dtype bf16
   perfmodel kernel attention --device a100_sxm_80gb --batch 4 --length 4096 --heads 32
+  perfmodel kernel gemm --device h100_sxm --m 4096 --n 4096 --k 4096 --calibration my_gemm.json
   perfmodel kernel memory --device h200_sxm --operator layer_norm --read 128MiB --write 128MiB
   perfmodel kernel embedding --device h100_sxm --rows 1000000 --width 128 --lookups 100 --batch 512
 """
@@ -42,6 +44,7 @@ class Target:
     device: Annotated[str | None, Option(metavar="NAME|FILE", help=DEVICE_HELP)] = None
     stack: Annotated[str | None, Option(metavar="NAME|FILE", help=STACK_HELP)] = None
     json_file: JsonFile = None
+    calibration: CalibrationFiles = ()
 
 
 @kernel.callback(epilog=EPILOG)
@@ -169,7 +172,10 @@ def _answer(ops: Sequence[Op], target: Target, before: Target) -> None:
     if device is None:
         raise InputError("kernel: no GPU is named. Give --device, for example --device h100_sxm.")
     stack = target.stack or before.stack or DEFAULT_STACK
-    answers = [api.price_kernel(op, device=device, stack=stack) for op in ops]
+    answers = [
+        api.price_kernel(op, device=device, stack=stack, calibration=target.calibration)
+        for op in ops
+    ]
     # A lookup is answered with its update inside.
     document, *updates = [answer.to_json() for answer in answers]
     Outputs(target.json_file).write(

@@ -159,6 +159,9 @@ class Outputs:
             help="Ranks in the timeline of --trace-out, e.g. 0,8-15.",
         ),
     ] = None
+    is_brief: Annotated[
+        bool, Option(name="--brief", help="Print the answer alone, without its reasons.")
+    ] = False
     plan_file: Annotated[
         Path | None,
         Option(name="--plan-out", metavar="FILE.json", help="Write the first plan as JSON."),
@@ -223,9 +226,10 @@ class Outputs:
         if self.json_file is not None:
             write_json(self.json_file, document())
         if self.is_printed:
+            from perfmodel.reports.runs import shorten
             from perfmodel.reports.terminal import print_report
 
-            print_report(*reports)
+            print_report(*(map(shorten, reports) if self.is_brief else reports))
             written = (self.json_file, self.trace_file, self.report_file, self.csv_file)
             for path in (*written, self.plot_file):
                 if path is not None:

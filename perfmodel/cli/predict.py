@@ -81,6 +81,7 @@ def predict(
         "csv_file",
         "plot_file",
         "price_per_gpu_hour",
+        "is_brief",
     ],
 ) -> None:
     """Predict how long one training iteration takes, and why."""

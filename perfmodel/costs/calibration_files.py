@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field, create_model
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.fields import Line, ReadAs
 from perfmodel.base.forms import CalibrationHeader, Document, Form, parse_document
-from perfmodel.base.reading import parse_json, quote, read_text
+from perfmodel.base.reading import is_json, parse_json, quote, read_text
 from perfmodel.costs.corrections import (
     Correction,
     OrderedCorrection,
@@ -115,8 +115,8 @@ def entries_for(name: str, device: Device) -> tuple[Entry, ...]:
     """The entries of *name*: those in calibration files of *device*, then the shipped ones."""
     own: list[Entry] = []
     for file in device.calibrations:
-        if file.endswith(".json"):
-            path = Path(file)
+        path = Path(file)
+        if is_json(path):
             own += _load_own(path, path.stat().st_mtime_ns if path.is_file() else 0).get(name, ())
     return (*own, *load_entries(name)) if own else load_entries(name)
 

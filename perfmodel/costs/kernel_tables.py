@@ -1,5 +1,8 @@
 """Tables of measured kernels: the formats that are read, and the model that prices each kind.
 
+A time is `latency_ms`, or is recognised by its unit (`time_us`, `duration_ns`); a table of one GPU
+may leave the column `device` out where the command names it (`--device`).
+
 gemm: m, n, k (with dtype, batch and residency where they differ from bf16, 1 and the usual), or
 fp32 operators with B, M, N, K, where N is the reduced dimension and K the output width. A linear
 layer is one GEMM of B x M rows, a bmm is B of them. Rows of a quantised dtype are linear layers:
@@ -56,14 +59,14 @@ Row = Mapping[Any, Any]
 class KernelKind:
     """A kind of measured kernel: the reader of its tables, its cost model, and its variants."""
 
-    load: Callable[[Path], KernelTable]
+    load: Callable[[Path, str | None], KernelTable]
     model: Callable[[Sequence[Entry] | None], KernelModel]
     variant: Callable[[Any], str]
 
 
-def load_gemm_table(path: Path) -> KernelTable:
+def load_gemm_table(path: Path, device: str | None = None) -> KernelTable:
     """The GEMMs measured in the file at *path*."""
-    frame = load_frame(path)
+    frame = load_frame(path, device)
     require_columns(frame, path, ("device", "latency_ms"))
     columns = set(frame.columns)
     if not ({"m", "n", "k"} <= columns or {"op", "B", "M", "N", "K"} <= columns):
@@ -120,9 +123,9 @@ _BOTH_COLUMNS = (
 )  # fmt: skip
 
 
-def load_attention_table(path: Path) -> KernelTable:
+def load_attention_table(path: Path, device: str | None = None) -> KernelTable:
     """The attention calls measured in the file at *path*."""
-    frame = load_frame(path)
+    frame = load_frame(path, device)
     has_both = "fwd_time_ms" in frame.columns
     require_columns(frame, path, _BOTH_COLUMNS if has_both else _FORWARD_COLUMNS)
     return read_rows(frame, _read_both_passes if has_both else _read_forward)
@@ -205,9 +208,9 @@ _WIDTH_KEYS = ("V", "intermediate_size", "intermediate_dim", "ffn_local", "H", "
 _MOST_BYTES = 1 << 40
 
 
-def load_memory_table(path: Path) -> KernelTable:
+def load_memory_table(path: Path, device: str | None = None) -> KernelTable:
     """The memory-bound kernels measured in the file at *path*."""
-    frame = load_frame(path)
+    frame = load_frame(path, device)
     columns = set(frame.columns)
     if {"op", "device", "latency_ms", "B", "H"} <= columns:
         return read_rows(frame, _read_fp32_operator)
@@ -320,9 +323,9 @@ _MOST_EXPERTS = 65_536
 _MOST_EXPONENT = 10.0
 
 
-def load_expert_table(path: Path) -> KernelTable:
+def load_expert_table(path: Path, device: str | None = None) -> KernelTable:
     """The layers of experts measured in the file at *path*."""
-    frame = load_frame(path)
+    frame = load_frame(path, device)
     needed = ("device", "kernel_source", "dtype", "tokens", *_MODEL, "tp", "ep", "distribution")
     require_columns(frame, path, (*needed, "latency_ms"))
 

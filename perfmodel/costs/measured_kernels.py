@@ -109,15 +109,44 @@ def price_measured(
     return price_by_kind(kernels, rows_of_kinds(kinds), price)
 
 
-def load_frame(path: Path) -> pd.DataFrame:
-    """The CSV file at *path* (gzipped or not)."""
+TIMES_MS = {
+    **dict.fromkeys(("time_ms", "ms", "duration_ms", "mean_ms"), 1.0),
+    **dict.fromkeys(("latency_us", "time_us", "us", "duration_us", "mean_us"), 1e-3),
+    **dict.fromkeys(("latency_ns", "time_ns", "ns", "duration_ns"), 1e-6),
+    **dict.fromkeys(("latency_s", "time_s", "seconds", "duration_s"), 1e3),
+}
+"""Other headings of a time, and what one of it is in milliseconds."""
+OTHER_HEADINGS = {"gpu": "device", "precision": "dtype"}
+
+
+def _rename(frame: pd.DataFrame, device: str | None) -> pd.DataFrame:
+    """*frame* with the headings that readers know, where people commonly write others."""
+    lower = {str(name).strip().lower(): name for name in frame.columns}
+    if "latency_ms" not in frame.columns and "fwd_time_ms" not in frame.columns:
+        for word, factor in TIMES_MS.items():
+            if word in lower:
+                frame = frame.assign(latency_ms=frame[lower[word]] * factor)
+                break
+    names = {lower[old]: new for old, new in OTHER_HEADINGS.items() if old in lower}
+    if "B" not in frame.columns:
+        names |= {key.upper(): key for key in ("m", "n", "k")}
+    frame = frame.rename(
+        columns={old: new for old, new in names.items() if new not in frame.columns}
+    )
+    if device is not None and "device" not in frame.columns:
+        frame = frame.assign(device=device)
+    return frame
+
+
+def load_frame(path: Path, device: str | None = None) -> pd.DataFrame:
+    """The CSV file at *path* (gzipped or not); *device* is the GPU where no column names it."""
     import pandas as pd
 
     text = read_packed_text(path, MeasurementError)
     # pandas would fill short rows, shift long ones and rename a repeated column.
     deque(iter_even_lines(text, document=str(path), error_type=MeasurementError), maxlen=0)
     try:
-        return pd.read_csv(io.StringIO(text), low_memory=False)
+        return _rename(pd.read_csv(io.StringIO(text), low_memory=False), device)
     except (ValueError, OverflowError) as fault:
         raise MeasurementError(f"{path}: cannot be read as CSV ({fault}).") from None
 
@@ -126,8 +155,10 @@ def require_columns(frame: pd.DataFrame, path: Path, needed: Sequence[str]) -> N
     """Raise unless *frame*, read from *path*, has the columns *needed*."""
     missing = [column for column in needed if column not in frame.columns]
     if missing:
+        advice = " Name the GPU with --device." if "device" in missing else ""
         raise MeasurementError(
             f"{path}: must have the columns {', '.join(needed)}; missing {', '.join(missing)}."
+            f"{advice}"
         )
 
 

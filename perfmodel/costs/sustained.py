@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
@@ -53,12 +54,16 @@ def power_ratio(device: Device, reference: str | None) -> float:
     """How much slower *device* computes than the board of *reference*, for lack of power.
 
     Dynamic power is proportional to clock and voltage squared, and voltage to clock: a chip with
-    less power per peak rate is slower by the cube root of the ratio.
+    less power per peak rate is slower by the cube root of the ratio. The rate is that of the
+    catalog: a chip with another peak than there is taken to need no more power, and so is never
+    slower for a higher one.
     """
-    wanted = None if reference is None else _power_per_rate(reference)
+    wanted = None if reference is None else _shipped(reference)
     if wanted is None or DType.FP16 not in device.peak_flops:
         return 1.0
-    return float((wanted * device.peak_flops[DType.FP16] / device.power_w) ** (1 / 3))
+    shipped = _shipped(device.name)
+    rate = device.peak_flops[DType.FP16] if shipped is None else shipped.rate
+    return float((wanted.power_w / wanted.rate * rate / device.power_w) ** (1 / 3))
 
 
 def reference_of(device: Device) -> str | None:
@@ -66,14 +71,21 @@ def reference_of(device: Device) -> str | None:
     return _load().reference.get(device.architecture.value)
 
 
+class _Board(NamedTuple):
+    """Watts, and operations per second on tensor cores."""
+
+    power_w: float
+    rate: float
+
+
 @lru_cache(maxsize=32)
-def _power_per_rate(name: str) -> float | None:
-    """Watts of the board of device *name* per operation per second on tensor cores."""
+def _shipped(name: str) -> _Board | None:
+    """The board of device *name* of the catalog."""
     if name not in list_devices():
         return None
     device = load_device(name)
     rate = device.peak_flops.get(DType.FP16)
-    return None if rate is None else device.power_w / rate
+    return None if rate is None else _Board(device.power_w, rate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,8 @@ class RankRecord:
     *kinds* describe kernels by operator, tensors and arguments. *collectives* are
     calls with their group, bytes and script line. *boundaries* are places in *calls*
     where an optimizer step ended: the iterations are between them, and those from number
-    *first_steady* on are steady. *main_thread* is the thread that the script started on.
+    *first_steady* on are steady; the last has *backward_count* backward passes. *main_thread* is
+    the thread that the script started on.
     *fallbacks* are regions of compiled code that ran as eager code, and why.
     """
 
@@ -77,6 +78,7 @@ class RankRecord:
     step_count: int
     torch_version: str
     step_cpu_s: tuple[float, ...]
+    backward_count: int = 1
 
 
 def to_bytes(record: RankRecord) -> bytes:

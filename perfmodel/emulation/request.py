@@ -47,8 +47,9 @@ class Emulation:
     script is not stopped after them. *all_ranks* runs every rank instead of a few that prove the
     others equal. With *is_plain* the script runs without the environment of torchrun. Hosts have
     *ranks_per_host* GPUs: by default eight, or as many as there are ranks. Kernels are chosen as
-    *torch_release* does, by default the one that runs. An existing job is replaced only if
-    *is_overwriting*.
+    *torch_release* does, by default the one that runs. *samples_per_iteration* of all ranks are
+    counted from what the script moves to the device, unless they are stated. An existing job is
+    replaced only if *is_overwriting*.
     """
 
     words: Annotated[
@@ -86,6 +87,15 @@ class Emulation:
         Option(
             metavar="X.Y.Z",
             help=f"Choose kernels as this release of torch does; default: {TORCH_VERSION}.",
+        ),
+    ] = None
+    samples_per_iteration: Annotated[
+        int | None,
+        Option(
+            metavar="N",
+            min=1,
+            help="Samples that an iteration of all ranks trains; default: what is moved to the "
+            "device.",
         ),
     ] = None
     timeout_s: Annotated[

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfmodel.emulation.batches import count_batch, describe_batch
 from perfmodel.emulation.rank_record import RankRecord
 from perfmodel.emulation.request import Emulation, describe_commit
 from perfmodel.emulation.windows import Windows, are_alike
@@ -34,6 +35,7 @@ def describe_job(
     peak = max(records.values(), key=lambda record: record.peak_memory_bytes)
     commit = describe_commit(request.script)
     at_commit = f" (commit {commit})" if commit else ""
+    batch = count_batch(request, records)
     notes = (note for record in records.values() for note in record.notes)
     return JobFacts(
         name=Path(request.script).stem,
@@ -47,6 +49,7 @@ def describe_job(
                 f"At most {peak.peak_memory_bytes / GIB:.2f} GiB are allocated, by rank "
                 f"{peak.rank} at {peak.peak_place}."
             ),
+            describe_batch(request, batch),
             *_placeholders(records),
             *_iterations(first),
             *dict.fromkeys(notes),
@@ -56,6 +59,8 @@ def describe_job(
             ),
         ),
         stack=stack,
+        samples=batch.samples,
+        tokens=batch.tokens,
         # A rank that was not run gets the highest peak of those that were.
         peak_memory_bytes=tuple(
             records.get(rank, peak).peak_memory_bytes for rank in range(request.ranks)

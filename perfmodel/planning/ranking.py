@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from embeddings.plan import ShardingPlan
 from embeddings.plan_document import list_unrunnable, to_plan_document
@@ -183,12 +184,19 @@ def number_ties(times_ns: Sequence[float]) -> list[int]:
     return places
 
 
-def beats_next(times_ns: Sequence[NDArray[np.float64]]) -> list[float | None]:
-    """For plans in order, the share of samples in which each is faster than the next.
+def beats_next(
+    times_ns: Sequence[NDArray[np.float64]], *, pair_sigma: float = 0.0
+) -> list[float | None]:
+    """For entries in order, the probability that each is faster than the next.
 
-    Ties count half.
+    Samples share what is uncertain about costs. *pair_sigma* is how far the ratio of two times
+    is off beyond that; without it, it is the share of samples, in which ties count half.
     """
     shares: list[float | None] = []
     for faster, slower in pairwise(times_ns):
-        shares.append(float(np.mean(faster < slower) + 0.5 * np.mean(faster == slower)))
+        if pair_sigma > 0:
+            gaps = np.log(slower) - np.log(faster)
+            shares.append(float(np.mean(ndtr(gaps / pair_sigma))))
+        else:
+            shares.append(float(np.mean(faster < slower) + 0.5 * np.mean(faster == slower)))
     return [*shares, None] if len(times_ns) else []

@@ -16,6 +16,7 @@ from perfmodel.graph.job import JobGraph, MemoryPart, RankMemory, with_own_origi
 from perfmodel.graph.ops import Fixed
 from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode
+from perfmodel.prediction.yardsticks import IterationWork
 from perfmodel.recordings.recorded_job import RecordedJob
 from perfmodel.recordings.recording_info import describe_recording
 from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
@@ -90,6 +91,9 @@ def open_job(scenario: JobScenario, *, is_distributed: bool = False) -> Question
         options=options,
         memory_of_rank=_stated_memory(job),
         assumptions=(STATED_MEMORY if job.facts.peak_memory_bytes else NO_MEMORY,),
+        work=IterationWork(job.facts.samples, job.facts.tokens or None)
+        if job.facts.samples
+        else None,
         scenario=scenario,
     )
     if is_pinned(job):

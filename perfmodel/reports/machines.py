@@ -350,7 +350,8 @@ def report_installation(found: Mapping[str, Any], extras: Mapping[str, str]) -> 
     words = ", ".join(f"{name} {version or 'MISSING'}" for name, version in versions.items())
     rows += [("versions", words), ("Ray", found["ray"])]
     missing = [
-        f"without {name}: no {use}. Install it with: pip install 'perfmodel[emulate]'"
+        f"without {name}: no {use}. Install it with: "
+        f"pip install 'perfmodel[{'ui' if use == 'ui' else 'emulate'}]'"
         for name, use in extras.items()
         if versions[name] is None
     ]

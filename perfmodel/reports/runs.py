@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from perfmodel.prediction.whole_run import TrainingRun
-from perfmodel.reports.blocks import Section, Sentences, Table
+from perfmodel.reports.blocks import Report, Section, Sentences, Table
 
 HOURS_PER_DAY = 24
+TITLE = "The whole run"
 _SHORT_ROW = (
     "days_without_failures",
     "expected_days",
@@ -37,7 +39,12 @@ def run_section(run: TrainingRun) -> Section:
             ("failures", f"{run.failures:,.3g}, one every {format_hours(good.failure_every_s)}"),
             ("best checkpoints", f"every {format_hours(good.checkpoint_every_s)}"),
         ]
-    return Section("The whole run", [Table((), rows), Sentences(list(missing_price(run)))])
+    return Section(TITLE, [Table((), rows), Sentences(list(missing_price(run)))])
+
+
+def shorten(report: Report) -> Report:
+    """*report* without its reasons: the headline, and the whole run if one was asked for."""
+    return replace(report, sections=[one for one in report.sections if one.title == TITLE])
 
 
 def missing_price(run: TrainingRun, name: str = "") -> Iterator[str]:

@@ -99,6 +99,7 @@ def choose_stack(
     releases only, and that over one for the whole framework: releases of a framework that places
     tables otherwise say little.
     """
+    framework = framework.strip().lower().replace("-", "_").replace(" ", "_")
     claims = [
         (claim.placement is not None, claim.has_releases, name)
         for name, claim in _claims_of(family)

@@ -93,9 +93,10 @@ def _batch(row: RunRow, sentences: list[str]) -> int:
 
 
 def _model(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str, Any]:
-    is_gated = row.value("gated_ffn") is True
+    is_gated = _is_gated(row, sentences)
     model: dict[str, Any] = {
         **row.section("model"),
+        "gated_ffn": is_gated,
         "norm": "rms_norm" if is_gated else "layer_norm",
         "bias": not is_gated and not stack.has(FrameworkBehaviour.UNBIASED),
         "positions": "rotary" if is_gated else "learned",
@@ -113,6 +114,17 @@ def _model(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str,
     gated, like = ("gated", "Llama") if is_gated else ("not gated", "GPT")
     sentences.append(f"Norms, positions and bias are assumed as in {like}: the FFN is {gated}.")
     return model
+
+
+def _is_gated(row: RunRow, sentences: list[str]) -> bool:
+    """Whether the FFN is gated: as stated, or as models with so few key and value heads have it."""
+    if row.text("gated_ffn"):
+        return row.value("gated_ffn") is True
+    heads, kv_heads = row.value("heads") or 0, row.value("kv_heads") or 0
+    is_like_llama = 0 < kv_heads < heads or "llama" in row.text("model").lower()
+    if is_like_llama:
+        sentences.append("Whether the FFN is gated is not stated; assumed as in Llama.")
+    return is_like_llama
 
 
 def _experts(row: RunRow) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def validate_kernels(kind: str, path: Path, *, calibration: Sequence[str] = ()) 
 
     Constants of the files *calibration* override the shipped ones.
     """
-    table, model = KERNEL_KINDS[kind].load(path), KERNEL_KINDS[kind].model(None)
+    table, model = KERNEL_KINDS[kind].load(path, None), KERNEL_KINDS[kind].model(None)
     deviations: dict[str | int, Deviation] = {}
     unsupported = list(table.unsupported)
     # Rows of one device and op are either all priced or all unsupported.

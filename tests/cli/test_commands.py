@@ -45,6 +45,7 @@ ASKS = {
     "topology check": "load_topology",
     "collective": "ask_collective sweep_collective",
     **{f"kernel {kind}": "price_kernel" for kind in ("gemm", "attention", "memory", "embedding")},
+    "ui": "",
     "init": "init",
     "schema": "describe_schema json_schema",
     "doctor": "examine_installation",

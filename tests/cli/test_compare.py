@@ -1,5 +1,6 @@
 """`perfmodel compare`, `predict --sweep` and `--scenario`: one table, and files."""
 
+import html
 import re
 
 
@@ -60,3 +61,22 @@ def test_a_sweep_of_the_batch_crowns_what_gets_most_done(ask):
     document = ask("predict gpt2_124m --topology dgx_a100 --sweep batch=96,480 --samples 2")
     most = max(document["scenarios"], key=lambda one: one["per_s"])
     assert document["fastest"] == most["name"] == "batch=480"
+
+
+def test_a_brief_answer_is_ten_lines(typed):
+    shown = typed("predict gpt2_124m --topology dgx_a100 --set batch=96 --samples 2 --brief").out
+    assert "per iteration" in shown
+    assert len(shown.splitlines()) <= 10
+
+
+def test_the_command_of_a_search_predicts_its_best_layout_again(typed, ask, tmp_path):
+    page = tmp_path / "search.html"
+    words = "search --workload gpt2_124m --topology dgx_a100 --set batch=16 --stack megatron"
+    fixed = (
+        "--set parallel.pp=1 --set parallel.tp=1 --set parallel.sharding=none --seconds 2 --top 1"
+    )
+    found = ask(f"{words} {fixed} --report", page)
+    best = found["searches"][0]["layouts"][0]
+    command = re.search(r"perfmodel (predict [^<]*--stack megatron[^<]*)", page.read_text())[1]
+    again = ask(html.unescape(command))
+    assert again["iteration_time_ms"] == best["iteration_time_ms"]

@@ -142,8 +142,29 @@ def test_a_device_takes_its_own_constants_as_they_are_now(tmp_path):
     os.utime(path, ns=(1, 1))
     after = calibration_for(own)
     assert after.hosts[0].constants.launch_ns == before.hosts[0].constants.launch_ns + 1.0
-    with pytest.raises(CalibrationError, match="must be one file of collectives, got 2"):
-        calibration_for(replace(device, calibrations=(str(path), "other.yaml")))
+
+
+def test_kernels_and_collectives_are_told_apart_by_content(tmp_path):
+    device = load_device("h100_sxm")
+    kernels = tmp_path / "kernels.yaml"
+    kernels.write_text('{"entries": []}')
+    own = replace(device, calibrations=(str(kernels),))
+    assert calibration_for(own) is load_default_calibration()
+
+
+def test_of_several_files_each_counts_where_it_was_measured(tmp_path):
+    device, shipped_hosts = load_device("h100_sxm"), load_default_calibration().hosts
+    paths = []
+    for number in (0, 1):
+        content = shipped()
+        content["hosts"][number]["constants"]["launch_ns"] += 1000.0
+        paths.append(tmp_path / f"{number}.yaml")
+        write(tmp_path, content).rename(paths[-1])
+    both = calibration_for(replace(device, calibrations=tuple(map(str, paths))))
+    # The second file repeats the shipped constants of the first machine: those are not its own.
+    own = [one for one in both.hosts if one not in shipped_hosts]
+    assert [one.machines for one in own] == [shipped_hosts[1].machines, shipped_hosts[0].machines]
+    assert set(both.hosts) >= set(shipped_hosts[2:])
 
 
 def test_what_rules_a_call_is_told_by_the_share_of_latency():

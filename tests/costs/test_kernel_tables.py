@@ -123,6 +123,22 @@ def test_a_table_of_something_else_is_refused(load, tmp_path):
         load(tmp_path / "missing.csv")
 
 
+@pytest.mark.parametrize("heading", ["M,N,K,time_us", "m,n,k,latency_us", "M,N,K,duration_us"])
+def test_headings_that_people_write_are_known(tmp_path, heading):
+    path = tmp_path / "mine.csv"
+    path.write_text(f"{heading}\n64,128,256,10\n")
+    [one] = load_gemm_table(path, "h100_sxm").kernels
+    assert (one.op.m, one.op.n, one.op.k, one.device) == (64, 128, 256, "h100_sxm")
+    assert one.measured_ns == pytest.approx(10_000)
+
+
+def test_a_table_that_names_no_gpu_asks_for_it(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("m,n,k,time_us\n64,128,256,10\n")
+    with pytest.raises(MeasurementError, match="Name the GPU with --device"):
+        load_gemm_table(path)
+
+
 def test_kernels_of_compiled_code_are_read_with_all_their_bytes(tmp_path):
     text = (
         "fused_kind,device,size_bytes,latency_ms,recording\n"

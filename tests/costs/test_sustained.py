@@ -29,6 +29,16 @@ def test_a_chip_of_the_generation_differs_by_the_power_it_has_for_its_rate():
     assert power_ratio(load_device("h200_sxm"), "h100_sxm") == pytest.approx(1.0)
 
 
+def test_a_higher_peak_takes_no_more_power_than_the_catalog_says():
+    faster = replace(H100, peak_flops={key: 1.5 * rate for key, rate in H100.peak_flops.items()})
+    assert arithmetic_slowdown(faster, STACK, DType.BF16) == arithmetic_slowdown(
+        H100, STACK, DType.BF16
+    )
+    # A chip that the catalog does not have needs power for the peak that it states.
+    unknown = replace(faster, name="unknown")
+    assert power_ratio(unknown, "h100_sxm") == pytest.approx(1.5 ** (1 / 3))
+
+
 def test_plain_arithmetic_and_short_loads_are_not_slowed():
     assert arithmetic_slowdown(H100, STACK, DType.FP32) == 1.0
     assert arithmetic_slowdown(H100, load_stack("kernel_benchmark"), DType.BF16) == 1.0

@@ -40,6 +40,13 @@ class Case:
         """Whether the case is a recommendation model."""
         return bool(self.workload["family"] == "dlrm")
 
+    @property
+    def rank_count(self) -> int:
+        """Ranks on all hosts."""
+        gpus = self.machine["vertices"]["gpu"]
+        gpus = gpus if isinstance(gpus, int) else gpus["count"]
+        return self.hosts * (self.ranks_per_host or gpus)
+
     def with_workload(self, path: str, value: Any) -> Case:
         """The case with another value at *path*, keys joined by dots, of its workload."""
         return replace(self, workload=changed(self.workload, path, value))

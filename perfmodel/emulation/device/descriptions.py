@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 import threading
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -150,6 +151,19 @@ def hide_code(folder: Path) -> None:
 
 def _innermost(frame: FrameType | None) -> FrameType | None:
     """The first frame from *frame* up that is neither a library nor generated code."""
-    while frame is not None and frame.f_code.co_filename.startswith((*_GENERATED, *_LIBRARIES)):
+    while frame is not None and (
+        frame.f_code.co_filename.startswith((*_GENERATED, *_LIBRARIES))
+        or _is_installed(frame.f_code.co_filename)
+    ):
         frame = frame.f_back
     return frame
+
+
+@cache
+def _is_installed(path: str) -> bool:
+    """Whether *path* belongs to a package that was installed, into whatever folder."""
+    return any(
+        path.startswith(f"{folder}/") and next(Path(folder).glob("*.dist-info"), None) is not None
+        for folder in sys.path
+        if folder
+    )

@@ -294,6 +294,8 @@ class StepWatch:
         self._runs_on = request.runs_on
         self._watched: int | None = None
         self._has_gradients = False
+        self.backward_count = 0
+        self._backwards = 0
         self._cleared_count = 0
         self._aside = 0
         self._cpu_s = 0.0
@@ -346,6 +348,7 @@ class StepWatch:
         def backward(*args: Any, **kwargs: Any) -> None:
             run_backward(*args, **kwargs)
             self._has_gradients = True
+            self._backwards += 1
 
         def zero_grad(module: torch.nn.Module, set_to_none: bool = True) -> None:
             self._cleared()
@@ -369,6 +372,7 @@ class StepWatch:
         if self.step_count >= self._last:
             return
         self.step_count += 1
+        self.backward_count, self._backwards = self._backwards, 0
         now = time.process_time()
         self.step_cpu_s.append(now - self._cpu_s)
         self._cpu_s = now

@@ -170,6 +170,7 @@ class RankRun:
             step_count=steps.step_count,
             torch_version=str(torch.__version__),
             step_cpu_s=tuple(steps.step_cpu_s),
+            backward_count=steps.backward_count,
         )
 
 

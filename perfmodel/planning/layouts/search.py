@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import Path
 
 import numpy as np
 
+from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.execution.executor import Executor, SerialExecutor
@@ -45,6 +47,8 @@ EXPLAINED = 4
 """Replays that explaining the winner takes as long as."""
 MOST_LAYERS = 48
 """Kinds of layer that are measured for a layout without a replay."""
+ORDER = Path(__file__).with_name("order.yaml")
+"""How well the order of two layouts is known."""
 _KEPT = frozenset({"parallel.sharding", "training.recompute", "parallel.sequence_parallel"})
 _SPLIT = ("parallel.tp", "parallel.pp", "parallel.dp", "parallel.micro_batch")
 
@@ -291,7 +295,8 @@ def replay_layouts(
 def order_layouts(replayed: Sequence[RankedLayout]) -> list[RankedLayout]:
     """Fastest first; of equals the one with less memory."""
     order = sorted(replayed, key=lambda one: (one.time_ns, one.candidate.peak_bytes))
-    shares = beats_next([np.array(one.found.drawn_ns) for one in order])
+    sigma = float(load_yaml(ORDER)["pair_sigma"])
+    shares = beats_next([np.array(one.found.drawn_ns) for one in order], pair_sigma=sigma)
     return [replace(one, beats_next=share) for one, share in zip(order, shares, strict=True)]
 
 

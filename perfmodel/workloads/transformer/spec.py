@@ -108,6 +108,8 @@ _OTHER_WORDS: dict[tuple[str, object], str] = {
     ("Recompute", "operators"): "ops",
     ("StateSharding", "optimizer"): "zero1",
     ("StateSharding", "full"): "zero3",
+    ("StateSharding", "fsdp"): "zero3",
+    ("StateSharding", "ddp"): "none",
 }
 
 
