@@ -1,88 +1,65 @@
-"""Public scripts, emulated, beside their published times: python run.py FOLDER [NAME...].
+"""Emulated scripts beside published times: python run.py FOLDER [NAME...].
 
-FOLDER has one folder per pair, called as in `../measured/scripts.csv`, with the script and what it
-reads (README.md says how to get them). Pairs without a folder keep the result they had.
+FOLDER holds one folder per pair, named as in the table, with the script and what it needs.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
-
-from perfmodel.base.documents import load_yaml
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-PERFMODEL = [sys.executable, "-c", "from perfmodel.cli import main; main()"]
-SCENARIO = load_yaml(HERE / "scenario.yaml")
+TABLE = HERE.parent / "measured" / "scripts.csv"
+PERFMODEL = [sys.executable, "-P", "-c", "from perfmodel.cli import main; main()"]
 
 
-def perfmodel(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*PERFMODEL, *words], cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False,
-        capture_output=True, text=True, timeout=SCENARIO["most_seconds"],
-    )  # fmt: skip
-
-
-def emulate(pair: Any, folder: Path) -> dict[str, Any]:
-    """What became of one pair."""
-    start_s = time.monotonic()
-    # A pair with a single rank was started without torchrun.
-    plain = ("--plain",) if pair.ranks == 1 else ()
-    done = perfmodel(
-        "emulate", "--ranks", str(pair.ranks), *plain, "--device", pair.device, "--overwrite",
-        "--torch-release", pair.torch_release, "--out", "job", "--", pair.script,
-        *shlex.split(pair.arguments), folder=folder,
-    )  # fmt: skip
-    if done.returncode != 0:
-        return {"fault": done.stderr.strip().splitlines()[-1]}
-    asked = perfmodel(
-        "predict", "--job", "job", "--topology", pair.topology, "--json", "-", folder=folder
+def perfmodel(*words: str, folder: Path) -> None:
+    path = os.pathsep.join(filter(None, (str(HERE.parents[1]), os.environ.get("PYTHONPATH", ""))))
+    subprocess.run(
+        [*PERFMODEL, *words], cwd=folder, env=os.environ | {"PYTHONPATH": path}, check=True
     )
-    if asked.returncode != 0:
-        return {"fault": asked.stderr.strip().splitlines()[-1]}
-    return summarise(json.loads(asked.stdout), pair) | {"wall_s": round(time.monotonic() - start_s)}
 
 
-def summarise(answer: dict[str, Any], pair: Any) -> dict[str, Any]:
-    """The prediction beside the measured time and memory, with its parts."""
-    low_ms, high_ms = answer["interval_ms"]
-    parts = {one["name"]: round(one["ms"], 2) for one in answer["critical_path"]["by_kind"]}
-    peak_mib = answer["memory_gib"]["peak"] * 1024
-    found = {
-        "predicted_ms": round(answer["iteration_time_ms"], 2),
-        "measured_ms": pair.measured_ms,
-        "error_percent": round(100 * (answer["iteration_time_ms"] / pair.measured_ms - 1), 1),
-        "is_inside": bool(low_ms <= pair.measured_ms <= high_ms),
-        "half_width_percent": round(50 * (high_ms - low_ms) / answer["iteration_time_ms"], 1),
-        "peak_mib": round(peak_mib),
-        "parts_ms": parts,
+def score(row: dict[str, str], folder: Path) -> dict[str, object]:
+    job, answer = folder / "job", folder / "answer.json"
+    how = ["--plain"] if row["ranks"] == "1" else []
+    # A log begins with the script that was run.
+    script = "train_gpt.py" if row["path"].endswith(".txt") else Path(row["path"]).name
+    perfmodel(
+        "emulate", "--ranks", row["ranks"], *how, "--device", row["device"], "--torch-release",
+        row["torch"], "--overwrite", "--out", str(job), "--", script,
+        *shlex.split(row["arguments"]), folder=folder,
+    )  # fmt: skip
+    perfmodel(
+        "predict", "--job", str(job), "--topology", row["topology"], "--json", str(answer),
+        folder=folder,
+    )  # fmt: skip
+    found = json.loads(answer.read_text())
+    kinds = {entry["name"]: entry["ms"] for entry in found["critical_path"]["by_kind"]}
+    return {
+        "measured_ms": float(row["measured_ms"]),
+        "predicted_ms": round(found["iteration_time_ms"], 1),
+        "interval_ms": [round(end, 1) for end in found["interval_ms"]],
+        "parts_ms": {name: round(ms, 1) for name, ms in kinds.items() if ms >= 0.1},
     }
-    if pair.peak_allocated_mib == pair.peak_allocated_mib:  # Not a number where nobody stated it.
-        error = 100 * (peak_mib / pair.peak_allocated_mib - 1)
-        found["memory_error_percent"] = round(error, 1)
-    return found
 
 
 def main() -> None:
-    folder, names = Path(sys.argv[1]).resolve(), sys.argv[2:]
-    pairs = pd.read_csv(HERE / SCENARIO["pairs"], dtype={"torch_release": str})
-    pairs["arguments"] = pairs["arguments"].fillna("")
+    place, wanted = Path(sys.argv[1]).resolve(), sys.argv[2:]
     path = HERE / "results.json"
-    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for pair in pairs.itertuples():
-        if (folder / pair.name).is_dir() and (not names or pair.name in names):
-            results[pair.name] = emulate(pair, folder / pair.name)
-            print(pair.name, results[pair.name], flush=True)
-            path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    results = json.loads(path.read_text())
+    with TABLE.open(newline="") as stream:
+        for row in csv.DictReader(stream):
+            if (place / row["name"]).is_dir() and (not wanted or row["name"] in wanted):
+                found = results[row["name"]] = score(row, place / row["name"])
+                off = found["predicted_ms"] / found["measured_ms"] - 1
+                print(f"{row['name']}: {off:+.1%}")
+    path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES, family_of, pr
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import NO_GROUP, JobGraph
-from perfmodel.graph.ops import Communication, GroupedGemm, Op
+from perfmodel.graph.ops import Communication, Convolution, GroupedGemm, Op
 from perfmodel.graph.program import Program
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.spread import find_spread
@@ -88,6 +88,10 @@ class _CallPrice:
         return replace(self, duration_ns=self.per_member_ns[position], per_member_ns=None)
 
 
+LEAST_CONVOLUTIONS = 4
+"""Different convolutions of a network that works on images."""
+
+
 def price_job(
     job: JobGraph,
     *,
@@ -124,8 +128,15 @@ def price_job(
             architecture=cluster.device.architecture.value,
             hosts=cluster.host_count,
             has_experts=any(isinstance(op, GroupedGemm) for op in job.ops),
+            contains="convolutions" if _is_convolutional(job) else "",
         ),
     )
+
+
+def _is_convolutional(job: JobGraph) -> bool:
+    """Whether *job* is an emulated script that convolves images, not only their patches."""
+    count = sum(isinstance(op, Convolution) for op in job.ops)
+    return job.facts.is_emulated and count >= LEAST_CONVOLUTIONS
 
 
 def cluster_seen_by(stack: SoftwareStack, cluster: Cluster) -> Cluster:

@@ -61,6 +61,7 @@ def describe_job(
         stack=stack,
         samples=batch.samples,
         tokens=batch.tokens,
+        is_emulated=True,
         # A rank that was not run gets the highest peak of those that were.
         peak_memory_bytes=tuple(
             records.get(rank, peak).peak_memory_bytes for rank in range(request.ranks)

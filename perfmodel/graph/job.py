@@ -50,7 +50,8 @@ class JobFacts:
     *stack* is the software that issues it, *peak_memory_bytes* the peak of every rank; both may be
     empty. A recording states its *device* (the driver's name) and *gpus_per_host*, if known, and by
     how much steps were longer because of ranks that were not recorded (*others_late_ns*). An
-    iteration of all ranks trains so many *samples* and *tokens*; 0 if that is not known.
+    iteration of all ranks trains so many *samples* and *tokens*; 0 if that is not known. A job that
+    *is_emulated* was made by running a script.
     """
 
     name: str
@@ -63,6 +64,7 @@ class JobFacts:
     others_late_ns: int = 0
     samples: int = 0
     tokens: int = 0
+    is_emulated: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

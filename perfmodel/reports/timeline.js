@@ -204,6 +204,9 @@
       words(row.length[i]) + " from " + words(row.start[i]) + path;
   };
 
+  // A space that does not break keeps the line.
+  const tellNothing = () => { byId("task").textContent = "\u00a0"; };
+
   let held = null;
   canvas.addEventListener("pointerdown", (e) => { held = { x: e.clientX, y: e.clientY, from, to, scroll }; canvas.setPointerCapture(e.pointerId); });
   canvas.addEventListener("pointerup", () => { held = null; });
@@ -217,10 +220,11 @@
     const box = canvas.getBoundingClientRect();
     const row = rows[Math.floor((e.clientY - box.top + scroll) / ROW)];
     const moment = from + shareOf(e) * (to - from);
-    if (!row || moment < from) return;
-    const i = firstAfter(row, moment);
-    if (i < row.start.length && row.start[i] <= moment) tell(row, i);
+    const i = row && moment >= from ? firstAfter(row, moment) : Infinity;
+    if (row && i < row.start.length && row.start[i] <= moment) tell(row, i);
+    else tellNothing();
   });
+  canvas.addEventListener("pointerleave", () => { if (!held) tellNothing(); });
   canvas.addEventListener("wheel", (e) => {
     e.preventDefault();
     if (e.shiftKey) { scroll = Math.min(Math.max(scroll + e.deltaY, 0), total - shown); draw(); }

@@ -9,7 +9,8 @@ runs, more hosts.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -43,9 +44,18 @@ class FamilySpread(Form):
     sources: Count
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptSpread(Form):
+    """The same for emulated scripts with some kind of work, from pairs with published times."""
+
+    spread: _Sigma
+    rows: Count
+    sources: Count
+
+
 @dataclass(frozen=True, slots=True)
 class SpreadFile(Form):
-    """`spread.yaml`."""
+    """`spread.yaml`; *scripts* are by what they contain."""
 
     source: Line
     date: Line
@@ -53,6 +63,7 @@ class SpreadFile(Form):
     command: Line
     transformer: FamilySpread
     dlrm: FamilySpread
+    scripts: Mapping[str, ScriptSpread] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +78,25 @@ NO_SPREAD = Spread()
 
 
 def find_spread(
-    stack: SoftwareStack, *, architecture: str, hosts: int, has_experts: bool = False
+    stack: SoftwareStack,
+    *,
+    architecture: str,
+    hosts: int,
+    has_experts: bool = False,
+    contains: str = "",
 ) -> Spread:
-    """How far predictions under *stack* on *hosts* hosts of such GPUs may be off as a whole."""
+    """How far predictions under *stack* on *hosts* hosts of such GPUs may be off as a whole.
+
+    An emulated script *contains* a kind of work, for which others like it may be known.
+    """
     known = load_spread()
+    alike = known.scripts.get(contains)
+    if alike is not None:
+        return Spread(
+            alike.spread,
+            f"The interval has a spread of {alike.spread:.0%} for all costs, from {alike.rows} "
+            f"scripts of {alike.sources} sources with {contains}.",
+        )
     family = known.dlrm if stack.family is Family.DLRM else known.transformer
     own = stack.evidence.get(architecture)
     if own is not None:

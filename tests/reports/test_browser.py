@@ -19,6 +19,7 @@ from perfmodel.planning.question import LayoutQuestion
 from perfmodel.prediction.answer import Reasons
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.prediction.scenario import Scenario
+from perfmodel.reports.blocks import Report, Section, Table
 from perfmodel.reports.comparing import report_comparison
 from perfmodel.reports.html import to_page
 from perfmodel.reports.prediction import report_prediction
@@ -58,6 +59,8 @@ lanes.dispatchEvent(new PointerEvent("pointerdown", { clientX: 300, clientY: 5, 
 lanes.dispatchEvent(new PointerEvent("pointermove", { clientX: 280, clientY: 5, pointerId: 1 }));
 lanes.dispatchEvent(new PointerEvent("pointerup", { clientX: 280, clientY: 5, pointerId: 1 }));
 out.panned = Number(lanes.dataset.from) !== before;
+lanes.dispatchEvent(new PointerEvent("pointerleave", { pointerId: 1 }));
+out.left = document.getElementById("task").textContent.trim();
 out.requests = performance.getEntriesByType("resource").map((one) => one.name);
 const ground = () => getComputedStyle(document.body).backgroundColor;
 const light = ground(); click("theme"); out.themes = [light, ground()];
@@ -98,6 +101,8 @@ def test_a_page_zooms_searches_changes_its_theme_and_does_not_overflow(tmp_path,
     assert (found["whole"], found["closer"], found["again"]) == (36_000, 18_000, 36_000)
     # A kernel of that name on each of two ranks.
     assert found["matches"] == 2
+    # What was under the pointer is not said once it has left.
+    assert found["left"] == ""
     assert "matmul" in found["task"]
     # Names in the tables lead to their tasks, arrows along the critical path, the mouse anywhere.
     assert found["linked"][1] > 0
@@ -205,3 +210,28 @@ def test_a_search_is_narrow_names_every_bar_apart_and_keeps_options_whole(tmp_pa
     assert found["command"].startswith("perfmodel search --topology quad_a100 --workload")
     assert found["broken"] == 0
     assert found["themes"][0] != found["themes"][1]
+
+
+SORT = """<script>
+const sorted = document.querySelector("table.headed"), by = sorted.rows[0].cells[1];
+const column = () => [...sorted.rows].slice(1).map((row) => row.cells[1].textContent);
+const got = { before: column() };
+by.click(); got.up = column();
+by.click(); got.down = column();
+got.folded = [...sorted.rows].slice(1).map((row) => row.classList.contains("folded"));
+got.faults = faults;
+const pre = document.createElement("pre"); pre.id = "probe";
+pre.textContent = JSON.stringify(got); document.body.append(pre);
+</script></body>"""
+
+
+def test_a_heading_sorts_its_table_by_amount_and_keeps_the_fold(tmp_path):
+    times = ["2 s", "30 ms", "1,000 us", *(f"{n} s" for n in range(3, 14))]
+    table = Table(("name", "time"), [(f"row {n}", time) for n, time in enumerate(times)])
+    page = to_page(Report("times", sections=[Section("Times", [table])]))
+    found = probe(tmp_path, page, width=800, script=SORT)
+    rising = ["1,000 us", "30 ms", "2 s", *(f"{n} s" for n in range(3, 14))]
+    assert (found["faults"], found["before"]) == ([], times)
+    assert (found["up"], found["down"]) == (rising, rising[::-1])
+    # Twelve rows are shown, whichever they are.
+    assert found["folded"] == [False] * 12 + [True] * 2

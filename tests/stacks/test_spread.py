@@ -114,3 +114,13 @@ def test_a_model_with_experts_has_at_least_their_spread():
 def test_one_source_is_told_as_one():
     lone = replace(KNOWN, evidence={"hopper": replace(KNOWN.evidence["hopper"], sources=1)})
     assert "40 runs of 1 source on" in spread(lone).sentence
+
+
+def test_an_emulated_script_has_the_spread_of_scripts_with_the_same_work():
+    stack = load_stack("pytorch_fused")
+    known, unknown = (
+        find_spread(stack, architecture="ampere", hosts=1, contains=contains)
+        for contains in ("convolutions", "")
+    )
+    assert known.relative_sigma < unknown.relative_sigma
+    assert "7 scripts of 2 sources with convolutions" in known.sentence
