@@ -50,9 +50,10 @@ def check(case: Case, law: Law | Agreement, folder: Path) -> Broken | None:
     if law.relation.holds(before, after):
         return None
     change = after / before - 1
-    is_covered = law.exemption is not None and abs(change) <= law.exemption.bound
-    name = law.exemption.name if law.exemption is not None and is_covered else ""
-    return Broken(f"{before} -> {after} ({change:+.2%})", name)
+    one = law.exemption
+    is_covered = one is not None and abs(change) <= one.bound and one.applies(first)
+    words = f"{before} -> {after} ({change:+.2%})"
+    return Broken(words, one.name if one is not None and is_covered else "")
 
 
 def applies(law: Law | Agreement, case: Case) -> bool:

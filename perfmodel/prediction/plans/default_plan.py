@@ -5,7 +5,8 @@ the evaluator that `rank` uses, and the fastest that fits is taken. The sharder 
 of a larger job too, so a smaller job never gets a worse one.
 
 All plans that copy the same tables to every rank cost little more to replay than one of them.
-Other copies, and sums inside hosts, are replayed only where they promise most.
+Other copies, and sums inside hosts, are replayed only where they promise most. These replays leave
+contention out; where it may decide, two or three plans are predicted with it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from embeddings.plan import ShardingPlan
 from embeddings.sharders import DEFAULT_SHARDER
 from embeddings.sharding_task import ShardingTask
 from embeddings.table import EmbeddingTable
-from perfmodel.prediction.plans.evaluator import PlanEvaluator, can_compare
+from perfmodel.execution.executor import SerialExecutor
+from perfmodel.prediction.plans.evaluator import PlanEvaluator, can_compare, has_steps
 from perfmodel.prediction.plans.placements import FrameKey, PlanColumns
+from perfmodel.prediction.predict import predict
+from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.dlrm.job import sharding_task
+from perfmodel.workloads.dlrm.job import build_dlrm_job, sharding_task
 from perfmodel.workloads.dlrm.memory import room_for_tables
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from topologies import Cluster
@@ -38,7 +42,9 @@ MOST_FRAMES = 4
 MOST_STEPPED = 4
 """Plans with sums inside hosts, which are replayed whole."""
 NEAR = 1.1
-"""Time of a plan with sums inside hosts, over the best of the others, that makes more worth it."""
+"""Time of a plan without contention, over the best, up to which it may still be the fastest."""
+CALM = 0.9
+"""Time of the busiest ranks, over those of the fastest plan, that is worth a closer look."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,9 +107,39 @@ def choose_default_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenP
         judged += _judge(evaluator, [one.to_plan(task)], [None])
         if judged[-1].time_ns > NEAR * least_ns:
             break
-    # Of equal ones the first.
+    best = _choose(evaluator, judged)
+    return ChosenPlan(best, _reason(best, len(candidates), len(judged)))
+
+
+def _choose(evaluator: PlanEvaluator, judged: Sequence[_Judged]) -> ShardingPlan:
+    """The fastest, of equal ones the first; or one that is near and much less busy.
+
+    Contention slows busy ranks most. So if there is such a plan, or one with sums inside hosts,
+    both are predicted with contention.
+    """
     best = min(judged, key=attrgetter("is_too_large", "time_ns", "busiest_ns"))
-    return ChosenPlan(best.plan, _reason(best.plan, len(candidates), len(judged)))
+    near = [
+        one
+        for one in judged
+        if one.is_too_large == best.is_too_large and one.time_ns <= NEAR * best.time_ns
+    ]
+    finalists = [best]
+    for is_stepped in (False, True):
+        alike = [one for one in near if has_steps(one.plan) == is_stepped]
+        calm = min(alike, key=attrgetter("busiest_ns", "time_ns"), default=best)
+        is_other = has_steps(best.plan) != is_stepped
+        if calm is not best and (is_other or calm.busiest_ns < CALM * best.busiest_ns):
+            finalists.append(calm)
+    if len(finalists) == 1:
+        return best.plan
+    return min(finalists, key=lambda one: _contended_ns(evaluator, one.plan)).plan
+
+
+def _contended_ns(evaluator: PlanEvaluator, plan: ShardingPlan) -> int:
+    job = build_dlrm_job(evaluator.spec, plan=plan, stack=evaluator.stack)
+    options = PredictOptions(samples=0, is_explained=False)
+    question = Question(job, options, cluster=evaluator.cluster, stack=evaluator.stack)
+    return predict(question, executor=SerialExecutor()).period_ns
 
 
 def _shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -154,7 +190,7 @@ def _reason(plan: ShardingPlan, considered: int, replayed: int) -> str:
     shown = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
     in_host = ", summed inside hosts" if plan.summed_in_host else ""
     return (
-        f"The placement was left open: of {considered} candidates {replayed} were replayed without "
-        f"contention, and the fastest that fits was taken ({shown}{in_host}). "
+        f"The placement was left open: of {considered} candidates {replayed} were replayed, and "
+        f"the fastest that fits was taken ({shown}{in_host}). "
         "`perfmodel rank` compares others."
     )

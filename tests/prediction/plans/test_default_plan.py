@@ -8,9 +8,11 @@ import pytest
 
 from embeddings.balanced import find_candidates
 from embeddings.plan import ShardingKind
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.planning.making import RankSetting, make_plans
 from perfmodel.planning.question import RankQuestion
 from perfmodel.prediction.plans.default_plan import choose_default_plan, find_default
+from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import Setting, build_question
 from perfmodel.stacks.profiles import load_stack
 from tests.planning.settings import plan_setting
@@ -22,7 +24,7 @@ def test_no_candidate_on_one_host_is_faster_than_the_default_placement():
     chosen = choose_default_plan(evaluator, task)
     times_ns = evaluator.measure(plans).times.period_ns
     (taken_ns,) = evaluator.measure([chosen.plan]).times.period_ns
-    assert taken_ns == times_ns.min() < times_ns[0]
+    assert times_ns.min() <= taken_ns < times_ns[0]
     assert f"of {len(plans)} candidates {len(plans)} were replayed" in chosen.reason
 
 
@@ -78,3 +80,17 @@ def test_a_smaller_job_is_not_placed_worse_than_a_larger_one(key):
         for one, of in ((small, task), (larger, larger_task))
     ]
     assert times_ns[0] <= 1.002 * times_ns[1]
+
+
+def test_contention_decides_between_a_fast_plan_and_one_with_calmer_ranks():
+    # Whole tables save a kernel of the host, and keep two ranks busy three times as long.
+    evaluator, task = plan_setting(13, "a30_pcie", batch=16384, seed=5)
+    plans = [candidate.to_plan(task) for candidate in find_candidates(task)]
+    fastest = plans[int(evaluator.measure(plans).times.period_ns.argmin())]
+    chosen = choose_default_plan(evaluator, task).plan
+
+    def contended_ns(plan):
+        setting = Setting(evaluator.spec, evaluator.cluster, evaluator.stack, plan=plan)
+        return predict(build_question(setting), executor=SerialExecutor()).period_ns
+
+    assert contended_ns(chosen) <= contended_ns(fastest)
