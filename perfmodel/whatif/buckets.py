@@ -200,6 +200,11 @@ def split(
 
     Between them the ranks of equal position reduce their pieces across, on the same stream.
     """
+    if machine is None:
+        raise ScenarioError(
+            "levels differ by their links, so the machine must be known: it is neither stated nor "
+            "told by the names of the GPUs. Say topology=NAME, and hosts=N."
+        )
     selection.check_found(job)
     slots = {
         int(slot) for program in job.programs for slot in program.slot[selection.mask(job, program)]

@@ -352,6 +352,9 @@ class ProgramDraft:
         return Program(lanes=tuple(self.lanes), **typed)
 
 
+_ANCHORS = tuple(Anchor)
+
+
 def read_dependencies(program: Program) -> list[list[Dependency]]:
     """What every task of *program* waits for."""
     rows = zip(
@@ -359,7 +362,7 @@ def read_dependencies(program: Program) -> list[list[Dependency]]:
         program.dep_lag_ns.tolist(), program.dep_distance.tolist(), strict=True,
     )  # fmt: skip
     flat = [
-        Dependency(task, Anchor(anchor), lag_ns, distance)
+        Dependency(task, _ANCHORS[anchor], lag_ns, distance)
         for task, anchor, lag_ns, distance in rows
     ]
     return [flat[first:stop] for first, stop in pairwise(program.dep_start.tolist())]

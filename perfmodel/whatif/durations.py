@@ -7,6 +7,8 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from collectives import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
@@ -114,6 +116,28 @@ def reprice(
     if share is None or machine is not None:
         share = time_ratio(old, new, ranks, machine=machine)
     return retime(op, duration_ns * share, work=new)
+
+
+def refuse_narrow(job: JobGraph, selection: Selection) -> JobGraph:
+    """Raise if most of the time of products is in 16 bits or narrower already."""
+    spent_ns = {True: 0, False: 0}
+    for program, mask, ranks in selection.by_program(job):
+        numbers, counts = np.unique(program.op[mask], return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            op = job.ops[number]
+            work = work_of(op)
+            if isinstance(work, _WORKS[WorkWord.PRODUCTS]):
+                is_wide = getattr(work, "dtype", None) in _WIDE
+                spent_ns[is_wide] += duration_of(op) * count * ranks
+    narrow_ns, total_ns = spent_ns[False], sum(spent_ns.values())
+    if 2 * narrow_ns > total_ns:
+        share_pct = 100 * narrow_ns / total_ns
+        raise ScenarioError(
+            f"the job runs under autocast or in 16 bits already: {share_pct:.0f} % of the time of "
+            "its GEMMs, convolutions and attention is in 16 bits or narrower. `dtype:to=fp8` asks "
+            "for a narrower format."
+        )
+    return job
 
 
 def count_repriced(

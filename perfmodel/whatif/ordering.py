@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -19,7 +20,7 @@ from perfmodel.graph.program import LaneKind
 from perfmodel.whatif.drafts import ProgramDraft, edit_programs, read_dependencies
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.recosting import bytes_of
-from perfmodel.whatif.selection import Pattern, Selection
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 
 
 def detach(program: ProgramDraft, found: Found, *, until: Pattern) -> None:
@@ -81,25 +82,39 @@ def take_turns(program: ProgramDraft, found: Found) -> None:
                 program.wait_for(after, [before])
 
 
+RECORDED = "recorded traces"
+
+
 def prioritise(job: JobGraph, selection: Selection, *, update: Pattern) -> JobGraph:
     """Collectives run by when they are needed, and the forward pass waits for its own.
 
     The collective that comes last is needed first. Tasks like *update* are done piece by piece
-    behind the collectives.
+    behind the collectives. In a recording of several steps the forward pass is that of the next
+    step; in a job that repeats, of the next iteration.
     """
-    updates = Selection(update)
+    updates = _update_selection(job, update)
     selection.check_found(job)
     updates.check_found(job)
-    ready_ns = _ready_ns(job, selection)
+    ready = _ready(job, selection)
 
     def edit(program: ProgramDraft) -> None:
-        own_ns = {
-            task: ready_ns[_rendezvous(job, program.rank, task)] for task in program.find(selection)
+        own = {
+            task: ready[_rendezvous(job, program.rank, task)] for task in program.find(selection)
         }
-        if own_ns:
-            _prioritise(program, own_ns, program.find(updates))
+        if own:
+            _prioritise(program, own, program.find(updates), is_repeated=not is_recorded)
 
+    is_recorded = job.facts.source == RECORDED
     return edit_programs(job, edit)
+
+
+def _update_selection(job: JobGraph, update: Pattern) -> Selection:
+    """Tasks in a range of the optimizer where the recording has one, else all like *update*."""
+    # An embedding whose gradient is applied in its backward kernel is called after its optimizer.
+    ranged = Selection(Pattern("range:Optimizer.step"), LaneWord.DEVICE)
+    if any(mask.any() for _, mask, _ in ranged.by_program(job)):
+        return ranged
+    return Selection(update)
 
 
 def _rendezvous(job: JobGraph, rank: int, task: int) -> tuple[int, int]:
@@ -108,10 +123,18 @@ def _rendezvous(job: JobGraph, rank: int, task: int) -> tuple[int, int]:
     return int(job.rank_group[rank, program.slot[task]]), int(program.sequence[task])
 
 
-def _ready_ns(job: JobGraph, selection: Selection) -> dict[tuple[int, int], int]:
-    """When the last member of each collective could begin, by group and sequence, in one pass."""
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """When the last member of a collective could begin, and how long the longest takes."""
+
+    at_ns: int
+    length_ns: int
+
+
+def _ready(job: JobGraph, selection: Selection) -> dict[tuple[int, int], _Ready]:
+    """By group and sequence, in one pass; all ranks must choose the same order."""
     end_ns = replay(job, stated_durations(job)).last.end_ns[:, 0].tolist()
-    ready: dict[tuple[int, int], int] = {}
+    ready: dict[tuple[int, int], _Ready] = {}
     for rank, first in enumerate(job.rank_rows()[: job.rank_count].tolist()):
         program = job.program_of(rank)
         after = read_dependencies(program)
@@ -120,35 +143,87 @@ def _ready_ns(job: JobGraph, selection: Selection) -> dict[tuple[int, int], int]
             ends = (
                 end_ns[first + dep.task] + dep.lag_ns for dep in after[task] if not dep.distance
             )
-            ready[key] = max(ready.get(key, 0), *ends, 0)
+            known = ready.get(key, _Ready(0, 0))
+            length_ns = duration_of(job.ops[int(program.op[task])])
+            ready[key] = _Ready(max(known.at_ns, *ends, 0), max(known.length_ns, length_ns))
     return ready
 
 
-def _prioritise(program: ProgramDraft, ready_ns: dict[int, int], updates: Sequence[int]) -> None:
+@dataclass(frozen=True, slots=True)
+class _TrainingStep:
+    """The collectives and updates of a step, and the kernels of the next forward pass."""
+
+    collectives: list[int]
+    updates: list[int]
+    forward: list[int]
+
+
+def _prioritise(
+    program: ProgramDraft, ready: dict[int, _Ready], updates: Sequence[int], *, is_repeated: bool
+) -> None:
     """Reorder the collectives, split the update, and let forward wait for its own parameters."""
     updates = [one for one in updates if program.kind_of(one).is_device]
     if not updates:
         raise ScenarioError("no update runs on the device, so no task can wait for less.")
-    forward = _forward(program, ready_ns, updates)
-    order = _priority_order(program, ready_ns)
-    total_ns = sum(_length_ns(program, number) for number in updates)
-    sizes = {one: bytes_of(program.op(one)) for one in order}
+    steps = _split_steps(program, list(ready), updates)
+    if len(steps) > 1 and is_repeated:
+        raise ScenarioError(
+            "an update comes ahead of kernels that a collective waits for, so the iteration has no "
+            "one forward pass. Narrow `update` to the last update."
+        )
+    if len(steps) < 2 and not is_repeated:
+        raise ScenarioError(
+            "the recording has one step, and what this gains shows in the forward pass of the "
+            "next one. Record two steps or more."
+        )
+    sizes = {one: bytes_of(program.op(one)) for one in ready}
     if not all(sizes.values()):
         raise ScenarioError("a collective does not say its bytes. Narrow the pattern.")
+    lengths_ns = {one: _length_ns(program, one) for one in updates}
     # What the updates waited for no longer holds up the forward pass behind them.
     program.remove(updates, with_launches=True, keep_waits=False)
+    for step in steps:
+        total_ns = sum(lengths_ns[one] for one in step.updates)
+        pieces = _reorder(program, _priority_order(program, step, ready), sizes, total_ns)
+        _await_pieces(program, step.forward, pieces, sizes, distance=int(is_repeated))
+
+
+def _reorder(
+    program: ProgramDraft, order: Sequence[int], sizes: dict[int, float], total_ns: int
+) -> dict[int, int]:
+    """Put collectives in *order*, each with its piece of the update behind it."""
+    if not order:
+        return {}
     lane = program.tasks[order[0]].lane
     if any(program.tasks[one].lane != lane for one in order):
         raise ScenarioError("collectives of several streams have no order. Narrow the pattern.")
-    program.lane_tasks[lane] = [one for one in program.lane_tasks[lane] if one not in sizes]
+    of_lane, taken = program.lane_tasks[lane], set(order)
+    behind = of_lane[max(of_lane.index(one) for one in order) + 1 :]
+    ahead = [one for one in of_lane[: len(of_lane) - len(behind)] if one not in taken]
+    places = sorted(program.tasks[one].order for one in order)
+    program.lane_tasks[lane] = list(ahead)
     pieces = {}
-    for place, number in enumerate(order):
-        program.tasks[number].order = (place, 0)
+    for place, number in zip(places, order, strict=True):
+        program.tasks[number].order = place
         program.lane_tasks[lane].append(number)
-        share_ns = round(total_ns * sizes[number] / sum(sizes.values()))
+        share_ns = round(total_ns * sizes[number] / sum(sizes[one] for one in order))
         op = Fixed("update", share_ns, Provenance.ASSUMED)
         [pieces[number]] = program.insert([program.new_task(lane, op, "update piece")])
-    # Stretches of the forward pass wait for the pieces they use, the last made first.
+    program.lane_tasks[lane] += behind
+    return pieces
+
+
+def _await_pieces(
+    program: ProgramDraft,
+    forward: Sequence[int],
+    pieces: dict[int, int],
+    sizes: dict[int, float],
+    *,
+    distance: int,
+) -> None:
+    """Stretches of the *forward* pass wait for the pieces they use, the last made first."""
+    if not pieces or not forward:
+        return
     used = sorted(pieces, reverse=True)
     needed = list(accumulate(sizes[one] for one in used))
     lengths = [_length_ns(program, number) for number in forward]
@@ -156,7 +231,7 @@ def _prioritise(program: ProgramDraft, ready_ns: dict[int, int], updates: Sequen
     for number, start_ns in zip(forward, starts, strict=True):
         share = start_ns / max(sum(lengths), 1) * needed[-1]
         place = min(int(np.searchsorted(needed, share, side="right")), len(used) - 1)
-        own = Dependency(pieces[used[place]], distance=1)
+        own = Dependency(pieces[used[place]], distance=distance)
         program.tasks[number].after.append(own)
 
 
@@ -164,39 +239,60 @@ def _length_ns(program: ProgramDraft, number: int) -> int:
     return duration_of(program.op(number))
 
 
-def _forward(
-    program: ProgramDraft, collectives: Collection[int], updates: Sequence[int]
-) -> list[int]:
-    """Kernels ahead of the first one whose gradient a collective carries."""
-    sources = [
-        dep.task
-        for number in collectives
-        for dep in program.tasks[number].after
-        if program.kind_of(dep.task).is_device and dep.task not in collectives
-    ]
+def _split_steps(
+    program: ProgramDraft, collectives: Sequence[int], updates: Sequence[int]
+) -> list[_TrainingStep]:
+    """Steps along the lane of the updates: kernels that collectives wait for, then updates.
+
+    The forward pass of the next step lies between its updates and its first such kernel. Of a
+    single step it is all ahead of that kernel.
+    """
+    lane = program.tasks[updates[0]].lane
+    of_lane, is_update = program.lane_tasks[lane], set(updates)
+    place_of = {number: place for place, number in enumerate(of_lane)}
+    carried = {number: _last_source(program, number, place_of) for number in collectives}
+    sources = sorted({place for place in carried.values() if place is not None})
     if not sources:
         raise ScenarioError("no collective waits for a kernel, so no forward pass is known.")
-    if min(updates) < max(sources):
-        raise ScenarioError(
-            "the job contains several steps, but must be one iteration that repeats: an update "
-            "comes ahead of kernels that a collective waits for. Use a job that was built or "
-            "emulated, or record one step."
-        )
-    return program.ahead(min(sources))
+    updated = sorted(place_of[one] for one in updates if one in place_of)
+    bounds = [0]
+    for before, after in pairwise(sources):
+        if between := [place for place in updated if before < place < after]:
+            bounds.append(between[-1] + 1)
+    bounds.append(len(of_lane))
+    if len(bounds) == 2:
+        forward = [one for one in of_lane[: sources[0]] if one not in is_update]
+        return [_TrainingStep(list(collectives), list(updates), forward)]
+    steps = []
+    for low, high in pairwise(bounds):
+        following = next((place for place in sources if place >= high), None)
+        own = [one for one, place in carried.items() if place is not None and low <= place < high]
+        changed = [of_lane[place] for place in updated if low <= place < high]
+        forward = [] if following is None else of_lane[high:following]
+        steps.append(_TrainingStep(own, changed, list(forward)))
+    return steps
 
 
-def _priority_order(program: ProgramDraft, ready_ns: dict[int, int]) -> list[int]:
+def _last_source(program: ProgramDraft, number: int, place_of: dict[int, int]) -> int | None:
+    """The place of the last kernel that a collective waits for."""
+    places = [place_of[dep.task] for dep in program.tasks[number].after if dep.task in place_of]
+    return max(places, default=None)
+
+
+def _priority_order(
+    program: ProgramDraft, step: _TrainingStep, ready: dict[int, _Ready]
+) -> list[int]:
     """The collectives as a stream takes them: the last made of those that are ready."""
-    left = sorted(ready_ns, key=lambda one: program.tasks[one].order)
+    left = sorted(step.collectives, key=lambda one: program.tasks[one].order)
     place = {number: index for index, number in enumerate(left)}
     order, now_ns = [], 0
     while left:
-        ready = [one for one in left if ready_ns[one] <= now_ns]
-        if not ready:
-            now_ns = min(ready_ns[one] for one in left)
+        free = [one for one in left if ready[one].at_ns <= now_ns]
+        if not free:
+            now_ns = min(ready[one].at_ns for one in left)
             continue
-        taken = max(ready, key=place.__getitem__)
-        now_ns += _length_ns(program, taken)
+        taken = max(free, key=place.__getitem__)
+        now_ns += ready[taken].length_ns
         order.append(taken)
         left.remove(taken)
     return order

@@ -46,7 +46,10 @@ class PricingMachine:
 
     def load_stack(self) -> SoftwareStack:
         """The software that runs on it."""
-        return load_stack(self.stack)
+        return _load_stack(self.stack)
+
+
+_load_stack = lru_cache(maxsize=16)(load_stack)
 
 
 @lru_cache(maxsize=16)

@@ -18,7 +18,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from perfmodel.base.forms import key_of
 from perfmodel.graph.job import JobGraph
 from perfmodel.whatif.buckets import resize, split
-from perfmodel.whatif.durations import count_repriced, reprice, scale, set_duration
+from perfmodel.whatif.durations import count_repriced, refuse_narrow, reprice, scale, set_duration
 from perfmodel.whatif.editing import insert, move, remove, replicate
 from perfmodel.whatif.fusion import merge
 from perfmodel.whatif.gradients import hook, reduce_gradients
@@ -86,6 +86,7 @@ PRIMITIVES = {
     "capture": Primitive(Level.PROGRAM, capture),
     "run_ahead": Primitive(Level.PROGRAM, run_ahead),
     "equalise": Primitive(Level.JOB, equalise, keeps_tasks=True),
+    "refuse_narrow": Primitive(Level.JOB, refuse_narrow, keeps_tasks=True),
     "detach": Primitive(Level.PROGRAM, detach),
     "take_turns": Primitive(Level.PROGRAM, take_turns),
     "prioritise": Primitive(Level.JOB, prioritise),

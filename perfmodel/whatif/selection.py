@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -114,9 +114,16 @@ def _parse_term(part: str) -> Term:
     return Where.ANYWHERE, part
 
 
+# Tens of thousands of ops and origins share a few thousand names.
+@lru_cache(maxsize=1 << 17)
 def _is_found(words: str, text: str) -> bool:
+    return _expression(words).search(text) is not None
+
+
+@lru_cache(maxsize=256)
+def _expression(words: str) -> re.Pattern[str]:
     expression = ".*".join(re.escape(piece) for piece in words.split("*"))
-    return re.search(expression, text, re.IGNORECASE | re.DOTALL) is not None
+    return re.compile(expression, re.IGNORECASE | re.DOTALL)
 
 
 class LaneWord(Enum):

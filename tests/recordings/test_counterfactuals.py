@@ -6,6 +6,7 @@ Reproducing a recording proves little; these are the questions with an answer.
 import numpy as np
 import pytest
 
+from perfmodel.base.errors import ScenarioError
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.program import PLAIN
 from perfmodel.prediction.predict import predict
@@ -157,6 +158,18 @@ def test_reduce_scatters_moved_into_hooks_give_the_run_that_had_them_there(recor
 
     # Recorded: 61.0 ms per step before, 60.4 after.
     assert asked(before, HOOKS) == pytest.approx(60.44, rel=0.02)
+
+
+def test_collectives_by_priority_let_the_next_step_of_a_recording_begin_earlier(recorded):
+    job = recorded("resnet_ddp_mi300x4")
+
+    # Three steps in one recording: the forward pass of a step waits for pieces of the one before.
+    assert 44.0 < asked(job, "priority") < asked(job)
+
+
+def test_a_job_under_autocast_is_not_asked_what_16_bits_would_bring(recorded):
+    with pytest.raises(ScenarioError, match="autocast or in 16 bits already: 100 %"):
+        ask(recorded("resnet_ddp_mi300x4"), "amp")
 
 
 @pytest.mark.parametrize(

@@ -157,3 +157,14 @@ def test_a_rocm_trace_reads_with_its_address_streams(shared_data):
     assert trace.report.faults == ()
     assert trace.report.objects == 40480
     assert trace.columns.is_in(Category.KERNEL).sum() == 3114
+
+
+def test_columns_are_as_narrow_as_their_numbers_and_widen_when_a_large_one_comes(tmp_path):
+    rows = [kernel(number, number, 1) for number in range(5_000)]
+    rows += [kernel(2**40, 5_000, 1)]
+
+    columns = load_kineto(write_trace(tmp_path / "a.json", rows)).columns
+
+    assert columns.stream.dtype.itemsize == columns.device.dtype.itemsize == 1
+    assert columns.correlation.dtype.itemsize == 8
+    assert columns.correlation.tolist() == [*range(5_000), 2**40]

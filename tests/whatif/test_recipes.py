@@ -7,6 +7,7 @@ import pytest
 from perfmodel.api import describe_schema
 from perfmodel.base.errors import ScenarioError
 from perfmodel.whatif import apply_all, load_recipes, parse_sweep, parse_transformation
+from perfmodel.whatif.selection import Pattern
 from tests.whatif.jobs import span_ns, times, training_job
 
 FASTER = """
@@ -117,3 +118,13 @@ def test_exactly_one_of_several_parameters_is_given(tmp_path):
 
     with pytest.raises(ScenarioError, match="faster_gemm: say either factor=NAME or gone=PATTERN"):
         parse_transformation("faster_gemm:gone=gelu", recipes=files)
+
+
+def test_kernels_of_torch_optimizers_are_found_by_its_own_names_but_not_clipping():
+    parameters = load_recipes()["optimizer"].parameters
+    match, unless = (Pattern(str(parameters[key].default)) for key in ("match", "unless"))
+
+    assert match.matches("aten::_foreach_addcdiv_")
+    assert match.matches("aten::_fused_adamw_")
+    assert unless.matches("aten::_foreach_norm")
+    assert not unless.matches("aten::_foreach_addcdiv_")
