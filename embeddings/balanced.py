@@ -345,7 +345,9 @@ class _Placer:
                 for count in np.unique(held).tolist()
             }
             sizes = np.array([size_of[count] for count in held.tolist()], dtype=np.float64)
-            sizes += self._task.buffer_bytes(width, lookups)
+            vectors = table.features if table.is_pooled else lookups
+            sizes += self._task.buffer_bytes(0.0, lookups)
+            sizes += self._task.batch_size * self._task.number_bytes * width * vectors
             starts = np.cumsum([0, *map(len, shards[:-1])])
             sent = np.full(len(pieces), self._sent_work(width))
             own, sizes = (np.maximum.reduceat(values, starts) for values in (own, sizes))

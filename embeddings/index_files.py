@@ -13,6 +13,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,14 @@ _UNREADABLE = (
     tokenize.TokenError, zipfile.BadZipFile, pickle.UnpicklingError, AssertionError,
 )  # fmt: skip
 """What the readers of NumPy and torch raise on junk."""
-_KEYS = {"indices", "offsets", "lengths", "tables"}
+_KEYS = {"indices", "offsets", "lengths", "tables", "names"}
 
 
-def load_index_data(path: str | Path) -> IndexData:
-    """Read the indices in *path*: `.npz`, `.npy`, `.parquet`, `.pt` or `.pth`."""
+def load_index_data(path: str | Path, *, table_count: int | None = None) -> IndexData:
+    """Read the indices in *path*: `.npz`, `.npy`, `.parquet`, `.pt` or `.pth`.
+
+    *table_count* tells which axis of a bare array counts tables.
+    """
     path = Path(path)
     check_plain_file(path, InputError)
     reader = READERS.get(path.suffix.lower())
@@ -47,7 +51,7 @@ def load_index_data(path: str | Path) -> IndexData:
         )
     if path.stat().st_size == 0:
         raise InputError(f"{path}: holds nothing.")
-    return reader(path)
+    return _load_npy(path, table_count) if reader is _load_npy else reader(path)
 
 
 def _load_npz(path: Path) -> IndexData:
@@ -63,8 +67,11 @@ def _load_npz(path: Path) -> IndexData:
             f"{path}: must hold `indices` and `lengths` (tables x samples), or `indices`, "
             f"`offsets` and `tables`; got {', '.join(sorted(content)) or 'nothing'}."
         )
+    stated = content.get("names")
+    names = None if stated is None else tuple(str(name) for name in np.asarray(stated).ravel())
     if "lengths" in content:
-        return build_index_data(str(path), indices=content["indices"], lengths=content["lengths"])
+        lengths = content["lengths"]
+        return _named(path, content["indices"], lengths, names)
     tables = _table_count(path, content.get("tables", 1))
     lengths = lengths_from_offsets(
         str(path),
@@ -72,7 +79,20 @@ def _load_npz(path: Path) -> IndexData:
         index_count=np.asarray(content["indices"]).size,
         table_count=tables,
     )
-    return build_index_data(str(path), indices=content["indices"], lengths=lengths)
+    return _named(path, content["indices"], lengths, names)
+
+
+def _named(path: Path, indices: Any, lengths: Any, names: tuple[str, ...] | None) -> IndexData:
+    """The data with *names* of its tables, if they are one per table."""
+    data = build_index_data(str(path), indices=indices, lengths=lengths)
+    if names is None:
+        return data
+    if len(set(names)) != len(names) or len(names) != len(data.names):
+        raise InputError(
+            f"{path}, names: must be {len(data.names)} different names, one per table, "
+            f"got {len(names)}: {', '.join(names)[:200]}."
+        )
+    return replace(data, names=names)
 
 
 def _check_archive(path: Path) -> None:
@@ -109,8 +129,11 @@ def _unreadable(path: Path, what: str, fault: BaseException) -> InputError:
     return InputError(f"{path}: not {what} ({reason}).")
 
 
-def _load_npy(path: Path) -> IndexData:
-    """One index a sample: a row for one table, or tables x samples."""
+def _load_npy(path: Path, table_count: int | None = None) -> IndexData:
+    """One index a sample: a row for one table, tables x samples, or samples x tables.
+
+    Where the number of tables is not known, there are no more tables than samples.
+    """
     try:
         values = np.load(path, allow_pickle=False, mmap_mode="r")
     except _UNREADABLE as fault:
@@ -118,6 +141,10 @@ def _load_npy(path: Path) -> IndexData:
     if values.ndim not in (1, 2):
         raise InputError(f"{path}: must be samples, or tables x samples, got {values.ndim} axes.")
     table_rows = np.atleast_2d(np.asarray(values))
+    rows, columns = table_rows.shape
+    is_by_sample = rows > columns if table_count is None else rows != table_count == columns
+    if values.ndim > 1 and is_by_sample:
+        table_rows = table_rows.T
     return build_index_data(
         str(path), indices=table_rows.ravel(), lengths=np.ones(table_rows.shape, np.int64)
     )

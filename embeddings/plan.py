@@ -160,14 +160,15 @@ class ShardingPlan:
 
     @cached_property
     def summed_places(self) -> frozenset[int]:
-        """The places of tables that are summed inside hosts, as a set."""
-        return frozenset(self.summed_in_host)
+        """The places of tables that are summed inside hosts; without sums there is none."""
+        return frozenset(place for place in self.summed_in_host if self.tables[place].is_pooled)
 
     @cached_property
     def received_width(self) -> int:
         """Numbers per sample from tables that are not data-parallel."""
         copied = self.copied_places
-        return sum(t.width for place, t in enumerate(self.tables) if place not in copied)
+        numbers = (t.sample_numbers for place, t in enumerate(self.tables) if place not in copied)
+        return round(sum(numbers))
 
     @cached_property
     def shards_of_rank(self) -> tuple[tuple[Shard, ...], ...]:

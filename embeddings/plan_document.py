@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -27,6 +27,10 @@ from perfmodel.base.forms import Document, Form
 from perfmodel.base.reading import parse_json, read_text
 
 MODULE = "embedding_bag_collection"
+CACHED, UNCACHED = "fused_uvm_caching", "fused_uvm"
+"""Kernels of TorchRec for tables in host memory, with a cache on the device and without."""
+NO_CACHE = 1e-9
+"""The cached ratio of a table without a cache."""
 MAX_PLAN_BYTES = 256 * 2**20
 _TYPES = {kind: kind.value for kind in ShardingKind} | {ShardingKind.GRID: "grid_shard"}
 KNOWN_TYPES = (*_TYPES.values(), "table_column_wise")
@@ -44,11 +48,7 @@ def to_plan_document(plan: ShardingPlan, *, gpus_per_host: int | None = None) ->
         is_cached = table.memory is TableMemory.HOST_CACHED
         parameters[table.name] = {
             "sharding_type": _type_of(plan, place),
-            "compute_kernel": "dense"
-            if is_copied
-            else "fused_uvm_caching"
-            if is_cached
-            else "fused",
+            "compute_kernel": "dense" if is_copied else CACHED if is_cached else "fused",
             "ranks": list(range(plan.rank_count))
             if is_copied
             else [shard.rank for shard in shards],
@@ -56,7 +56,22 @@ def to_plan_document(plan: ShardingPlan, *, gpus_per_host: int | None = None) ->
             if is_copied
             else {"shards": [_shard_document(shard, per_host) for shard in shards]},
         }
+        if is_cached and not is_copied:
+            parameters[table.name]["cache_params"] = {"load_factor": table.cached_ratio}
     return {MODULE: parameters}
+
+
+def list_refused(plan: ShardingPlan, framework: str) -> tuple[str, ...]:
+    """Tables that *framework*, `torchrec` or `hugectr`, cannot run as *plan* places them."""
+    if framework == "torchrec":
+        return list_unrunnable(plan)
+    # HugeCTR divides tables by rows over any GPUs, copies them, or keeps their frequent rows.
+    by_columns = (ShardingKind.COLUMN_WISE, ShardingKind.GRID)
+    return tuple(
+        table.name
+        for table, kind in zip(plan.tables, plan.kinds, strict=True)
+        if kind in by_columns or not table.is_pooled
+    )
 
 
 def list_unrunnable(plan: ShardingPlan) -> tuple[str, ...]:
@@ -159,6 +174,19 @@ class PlacedParameter(Form):
     compute_kernel: Any = None
     ranks: list[_Whole] | None = None
     sharding_spec: ShardingSpec | None = None
+    cache_params: Any = None
+
+    def in_memory(self, table: EmbeddingTable) -> EmbeddingTable:
+        """*table* in the memory that the kernel reads it from."""
+        if self.compute_kernel == UNCACHED:
+            return replace(table, memory=TableMemory.HOST_CACHED, cached_ratio=NO_CACHE)
+        if self.compute_kernel != CACHED:
+            return table
+        stated = self.cache_params.get("load_factor") if isinstance(self.cache_params, dict) else 0
+        ratio = table.cached_ratio
+        if isinstance(stated, int | float) and 0 < stated <= 1:
+            ratio = float(stated)
+        return replace(table, memory=TableMemory.HOST_CACHED, cached_ratio=ratio)
 
     def __post_init__(self) -> None:
         if self.sharding_type == "data_parallel":
@@ -215,7 +243,9 @@ def from_plan_document(
         )
 
     return ShardingPlan(
-        tables=tuple(tables),
+        tables=tuple(
+            found[table.name].in_memory(table) if table.name in found else table for table in tables
+        ),
         rank_count=rank_count,
         shards=tuple(sorted(shards)),
         data_parallel=of_type("data_parallel"),

@@ -35,7 +35,7 @@ class ShardingTask:
     """What a sharder is asked: place *tables* on *rank_count* ranks with *room_bytes* each.
 
     *room_bytes* is for pieces: weights, optimizer state and, for each sample of the batch,
-    *number_bytes* of buffers per column of a piece and *key_bytes* per lookup. *seed* decides only
+    *number_bytes* of buffers per number in vectors and *key_bytes* per lookup. *seed* decides only
     the random sharder. *data_parallel_below_bytes*, *min_width* and *max_shard_bytes* steer the
     balanced sharder alone: tables below the first are copied to every rank, and pieces have at
     least so many columns and at most so many bytes of weights.
@@ -75,12 +75,12 @@ class ShardingTask:
 
     def needed_bytes(self, piece: EmbeddingTable) -> int:
         """Bytes that *piece* needs on its rank: weights, state and buffers."""
-        buffers = self.buffer_bytes(piece.width, piece.pooling_factor)
+        buffers = self.buffer_bytes(piece.sample_numbers, piece.pooling_factor)
         return piece.held_bytes(self.optimizer) + int(buffers)
 
-    def buffer_bytes(self, width: int, lookups: Number) -> Number:
-        """Buffers of a piece of *width* columns with *lookups* per sample."""
-        numbers = self.batch_size * self.number_bytes * width
+    def buffer_bytes(self, sample_numbers: float, lookups: Number) -> Number:
+        """Buffers of a piece with *sample_numbers* in vectors and *lookups* per sample."""
+        numbers = self.batch_size * self.number_bytes * sample_numbers
         return numbers + self.batch_size * self.key_bytes * lookups
 
     def copied_bytes(self, table: EmbeddingTable) -> int:

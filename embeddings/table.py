@@ -88,7 +88,9 @@ class EmbeddingTable:
 
     *pooling_deviation* is the standard deviation of that number over samples.
     A piece by rows is *piece_of* the table that *distribution* describes, and begins at
-    *first_row* (`key_rows`). A table that is not *is_pooled* returns every requested row.
+    *first_row* (`key_rows`). A table that is not *is_pooled* returns every requested row; one
+    that is returns a vector per sample for each of the *features* that share it, whose lookups
+    together are the pooling factor.
     *cached_ratio* is the share of a HOST_CACHED table that the device has room for.
     *hottest_ratio* is where its hottest row is, from 0 for the first to 1 for the last
     (`spread_hot_rows`).
@@ -108,6 +110,7 @@ class EmbeddingTable:
     memory: TableMemory = TableMemory.DEVICE
     cached_ratio: float = 0.2
     hottest_ratio: float = 0.0
+    features: int = 1
 
     def __post_init__(self) -> None:
         for what, number, least, most in (
@@ -115,6 +118,7 @@ class EmbeddingTable:
             ("width", self.width, 1, MOST_WIDTH),
             ("pooling factor", self.pooling_factor, 0, MOST_LOOKUPS),
             ("pooling deviation", self.pooling_deviation, 0, MOST_LOOKUPS),
+            ("features", self.features, 1, MOST_TABLES),
         ):
             if not least <= number <= most:
                 raise PlanError(
@@ -130,6 +134,20 @@ class EmbeddingTable:
     def __hash__(self) -> int:
         """By what usually distinguishes tables: plans ask for the terms of a million pieces."""
         return hash((self.name, self.rows, self.width, self.first_row))
+
+    def vectors(self, samples: int) -> int:
+        """Vectors that *samples* samples get."""
+        return round(samples * self.sample_vectors)
+
+    @property
+    def sample_vectors(self) -> float:
+        """Vectors that a sample gets on average."""
+        return self.features if self.is_pooled else self.pooling_factor
+
+    @property
+    def sample_numbers(self) -> float:
+        """Numbers in the vectors that a sample gets."""
+        return self.width * self.sample_vectors
 
     @property
     def size_bytes(self) -> int:

@@ -103,9 +103,15 @@ class TableEntry(BaseModel):
     init_fn: Any = None
 
     def build(self) -> EmbeddingTable:
-        """The table; what TorchRec states beyond it has no effect on time."""
+        """The table; what TorchRec states beyond it has no effect on time.
+
+        Every feature that shares it looks up as many rows as the pooling factor says.
+        """
         ignored = ("feature_names", "pooling", "init_fn", "zipf")
         values = {name: value for name, value in self if name not in ignored}
+        if isinstance(self.feature_names, list) and len(self.feature_names) > 1:
+            values["features"] = len(self.feature_names)
+            values["pooling_factor"] = self.pooling_factor * values["features"]
         values["distribution"] = self.distribution if self.zipf is None else Zipf(self.zipf)
         return EmbeddingTable(**values)
 
@@ -166,9 +172,19 @@ def _in_table(path: str) -> str:
 def _with_indices(
     tables: Sequence[EmbeddingTable], indices: str | Path
 ) -> tuple[EmbeddingTable, ...]:
-    data = load_index_data(indices)
+    data = load_index_data(indices, table_count=len(tables))
     if len(data.names) != len(tables):
         raise PlanError(
             f"{indices}: must hold indices of {len(tables)} tables, got {len(data.names)}."
         )
-    return tuple(data.describe_table(table, place) for place, table in enumerate(tables))
+    known = {name: place for place, name in enumerate(data.names)}
+    left = [table.name for table in tables if table.name not in known]
+    if left and len(left) < len(tables):
+        raise PlanError(
+            f"{indices}: some of its names are those of tables, and {', '.join(left)[:200]} are "
+            "missing. Name all tables, or none of them, in their order."
+        )
+    return tuple(
+        data.describe_table(table, place if left else known[table.name])
+        for place, table in enumerate(tables)
+    )

@@ -159,8 +159,8 @@ class Bounder:
         widths = np.full(shape, sum(table.width for table in tables) // self._ranks)
         loads = RankLoads(
             terms=np.zeros((*shape, len(Term)), dtype=np.int64),
-            widths=widths,
-            sent_widths=widths,
+            made_numbers=self._evaluator.spec.batch * widths,
+            sent_numbers=samples * widths,
             index_counts=np.full(
                 shape, int(sum(samples * table.pooling_factor for table in tables)) // self._ranks
             ),

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.distribution import UNIFORM, popularity_of
+from embeddings.offloading import missed_rows
 from embeddings.popularity import Floats, Popularity
 from embeddings.table import MOST_TABLES, EmbeddingTable, TableMemory
 from perfmodel.base.dtypes import DType
@@ -45,7 +46,6 @@ SEGMENT_UPDATES = 1024
 """Updates per block; a row with more of them is summed by several blocks."""
 QUANTISED_ROW_BYTES = 8
 """Scale and bias of an int8 row."""
-_ENDLESS = 1e300
 _STATE_TENSORS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 0, "adam": 2}
 
 
@@ -156,7 +156,7 @@ def find_terms(
     moved = np.maximum(row, BURST_BYTES)
     handled = np.hypot(row, GATHER_BYTES)
     pooled_row = width * DType.FP32.size_bytes
-    bags = np.full_like(draws, batch_size) if whole.is_pooled else draws
+    bags = np.full_like(draws, batch_size * whole.features) if whole.is_pooled else draws
     misses = popularity.lru_misses(whole_draws, capacity_rows=setting.share_bytes / row)
     distinct = popularity.distinct_rows(whole_draws)
     long_rows = popularity.rows_drawn_more_than(LONG_ROW_UPDATES, draws=whole_draws)
@@ -212,10 +212,7 @@ def _host_rows(
     """Rows of a batch that the device cache of a host table does not hold."""
     if whole.memory is not TableMemory.HOST_CACHED:
         return 0.0
-    window = popularity.window_draws(whole.cached_ratio * rows.astype(np.float64))
-    # Where all rows fit the window is infinite, and no batch is new to it.
-    before = np.minimum(window, _ENDLESS)
-    return popularity.distinct_rows(before + draws) - popularity.distinct_rows(before)
+    return missed_rows(popularity, whole.cached_ratio * rows.astype(np.float64), draws)
 
 
 def _longest_bag(whole: EmbeddingTable, batch_size: int) -> float:

@@ -93,8 +93,8 @@ def draw_pieces(
     return PieceColumns(
         np.rint(np.maximum(terms, 0.0)).astype(np.int64),
         np.rint(known.index_counts[0, pieces] * indices).astype(np.int64),
-        known.widths[pieces],
-        known.sent_widths[pieces],
+        known.made_numbers[pieces],
+        known.sent_numbers[pieces],
         known.memory_bytes[pieces],
     )
 

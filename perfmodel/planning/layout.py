@@ -138,10 +138,11 @@ class LayoutBook:
         partial = reduced = has_direct = 0
         for cut, table in zip(cuts, self.task.tables, strict=True):
             if cut.rows > 1 and self._catalog.reduces(table, cut.rows):
-                reduced += table.width
+                reduced += table.width * table.features
                 continue
             has_direct |= cut != COPIED
-            partial += cut.rows * table.width if cut.rows > 1 else 0
+            is_partial = cut.rows > 1 and table.is_pooled
+            partial += cut.rows * table.width * table.features if is_partial else 0
         return PlanLayout(
             np.concatenate(pieces),
             np.concatenate(ranks),

@@ -14,8 +14,9 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from embeddings.offloading import OFFLOADED, exceeds_devices
 from embeddings.plan import ShardingPlan
-from embeddings.plan_document import load_plan_document
+from embeddings.plan_document import list_refused, load_plan_document
 from embeddings.sharders import DEFAULT_SHARDER, build_named_plan
 from embeddings.sharding_task import ShardingTask
 from embeddings.table import EmbeddingTable
@@ -24,7 +25,11 @@ from perfmodel.execution.executor import Executor
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.search import PlanSearch, SearchLimit, SearchOutcome
 from perfmodel.prediction.phases import OnPhase
-from perfmodel.prediction.plans.default_plan import choose_default_plan, task_on
+from perfmodel.prediction.plans.default_plan import (
+    choose_default_plan,
+    choose_offloaded_plan,
+    task_on,
+)
 from perfmodel.prediction.plans.evaluator import PlanEvaluator
 from perfmodel.prediction.plans.placements import Int32s
 from perfmodel.prediction.question import load_setting
@@ -35,6 +40,7 @@ from perfmodel.workloads.dlrm.spec import DlrmSpec
 from topologies import Cluster
 
 KEPT_ENUMERATED = 5
+_SHOWN = 3
 CHUNK = 256
 
 
@@ -64,15 +70,29 @@ def load_rank_setting(question: RankQuestion) -> RankSetting:
         )
     )
     spec, tables = check_has_tables(loaded.workload), loaded.tables
-    task = build_task(spec, tables or spec.embedding.tables(), loaded.cluster, seed=question.seed)
+    task = build_task(
+        spec,
+        tables or spec.embedding.tables(),
+        loaded.cluster,
+        seed=question.seed,
+        reserve=question.reserve,
+    )
     return RankSetting(spec, loaded.cluster, loaded.stack, task)
 
 
 def build_task(
-    spec: DlrmSpec, tables: tuple[EmbeddingTable, ...], cluster: Cluster, *, seed: int = 0
+    spec: DlrmSpec,
+    tables: tuple[EmbeddingTable, ...],
+    cluster: Cluster,
+    *,
+    seed: int = 0,
+    reserve: float = 0.0,
 ) -> ShardingTask:
-    """The task of a sharder for *spec*; its room is the memory that everything else leaves."""
-    task = task_on(spec, tables, cluster, seed=seed)
+    """The task of a sharder for *spec*; its room is the memory that everything else leaves.
+
+    The share *reserve* of a GPU's memory stays free.
+    """
+    task = task_on(spec, tables, cluster, seed=seed, reserve=reserve)
     if task.room_bytes <= 0:
         raise PlanError(
             f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "
@@ -111,6 +131,10 @@ def make_plans(
             plans.append(_build_plan(name, setting))
         except PlanError as fault:
             refused.append((name, str(fault)))
+    if exceeds_devices(setting.task):
+        on_phase(f"placing tables as {OFFLOADED}", 1.0)
+        evaluator = PlanEvaluator(setting.spec, setting.cluster, setting.stack)
+        plans.append(choose_offloaded_plan(evaluator, setting.task).plan)
     judged = 0
     if question.enumerate_limit:
         on_phase("enumerating", 0.0)
@@ -126,7 +150,15 @@ def make_plans(
         else:
             plans.append(outcome.plan)
             judged += outcome.plans_judged
-    return MadePlans(tuple(plans), tuple(refused), judged)
+    runnable = []
+    for plan in plans:
+        by = question.runnable_by
+        if not by or not (left := list_refused(plan, by)):
+            runnable.append(plan)
+            continue
+        tables = ", ".join(left[:_SHOWN]) + (f" and {len(left) - _SHOWN} more" * (len(left) > 3))
+        refused.append((plan.name, f"{by} cannot run it: {tables} are cut otherwise than it does."))
+    return MadePlans(tuple(runnable), tuple(refused), judged)
 
 
 def _build_plan(name: str, setting: RankSetting) -> ShardingPlan:
@@ -192,7 +224,7 @@ def judge_assignments(question: RankQuestion, ranks: Int32s) -> NDArray[np.int64
     evaluator = _evaluator(question)
     task = _setting(question).task
     found = evaluator.measure_assignments(task, ranks)
-    room = evaluator.cluster.device.memory_bytes
+    room = (1 - question.reserve) * evaluator.cluster.device.memory_bytes
     return np.where(found.peak_bytes <= room, found.time_ns(question.mode), np.iinfo(np.int64).max)
 
 

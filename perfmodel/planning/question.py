@@ -35,6 +35,8 @@ from perfmodel.prediction.scenario import (
 )
 
 NO_SHARDER = "none"
+FRAMEWORKS = ("torchrec", "hugectr")
+"""Frameworks of which it is known what plans they can run."""
 
 
 class RankBy(Enum):
@@ -59,8 +61,8 @@ class RankQuestion:
     them. *plan_files* are plan documents (embeddings). Plans of whole tables are enumerated if
     there are at most *enumerate_limit*. A search runs for *search_seconds*, with *searches* in
     parallel. *samples* is how often costs are sampled, *batches* how many batches.
-    *calibration*
-    names files of constants that were measured on the machine.
+    *calibration* names files of constants that were measured on the machine. Plans leave the share
+    *reserve* of a GPU's memory free, and are such that the framework *runnable_by* can run them.
     """
 
     topology: Machine
@@ -110,9 +112,24 @@ class RankQuestion:
     ] = RankBy.NOMINAL
     seed: Seed = 0
     calibration: CalibrationFiles = ()
+    reserve: Annotated[
+        float,
+        Option(metavar="SHARE", parse=parse_share, help="Memory to leave free, e.g. 10%."),
+    ] = 0.0
+    runnable_by: Annotated[
+        str,
+        Option(metavar="torchrec|hugectr", help="Only plans that this framework can run."),
+    ] = ""
 
     def __post_init__(self) -> None:
         normalize_lists(self, "sharders", "plan_files")
+        if not 0 <= self.reserve < 1:
+            raise ScenarioError(f"rank: reserve must be from 0 to below 1, got {self.reserve}.")
+        if self.runnable_by not in ("", *FRAMEWORKS):
+            raise ScenarioError(
+                f"rank: runnable by must be one of {', '.join(FRAMEWORKS)}, "
+                f"got {self.runnable_by!r}."
+            )
         named = tuple(name for name in self.sharders if name != NO_SHARDER)
         object.__setattr__(self, "sharders", named)
         known = _all_sharders()
@@ -137,6 +154,16 @@ class RankQuestion:
     def wants_more(self) -> bool:
         """Whether plans are to be made beyond those named."""
         return self.search_seconds > 0 or self.enumerate_limit > 0
+
+
+def parse_share(text: str) -> float:
+    """A share such as `10%` or `0.1`."""
+    number = text.strip()
+    try:
+        share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        raise ValueError(f"must be a share like 10% or 0.1, got {text!r}") from None
+    return share
 
 
 def parse_counts(text: str) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from perfmodel.engine.replay import find_period, replay
 from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.graph.program import LaneKind
 from perfmodel.planning.batches import BatchSpread, sample_batches
+from perfmodel.planning.comparing import PlanWork, RankWork
 from perfmodel.planning.making import MadePlans, load_rank_setting, make_plans
 from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.ranking import (
@@ -30,7 +31,11 @@ from perfmodel.planning.ranking import (
 )
 from perfmodel.prediction.answer import Explanation, Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
-from perfmodel.prediction.plans.evaluator import EMBEDDING_FAMILY, PlanEvaluator
+from perfmodel.prediction.plans.evaluator import (
+    EMBEDDING_FAMILY,
+    PlanEvaluator,
+    lookups_of_ranks_ns,
+)
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.prediction.scenario import Mode
@@ -143,6 +148,8 @@ class PlanAnswer(NamedTuple):
     awaited_ns: tuple[float, ...]
     decided_ns: float
     gains_ns: dict[PlanBound, float]
+    parts_ns: dict[str, float]
+    lookups_ns: tuple[float, ...]
 
 
 def answer_plan(setting: Setting, plan: ShardingPlan) -> PlanAnswer:
@@ -166,6 +173,11 @@ def answer_plan(setting: Setting, plan: ShardingPlan) -> PlanAnswer:
         find_awaited(reasons.explanation, plan.rank_count),
         decided_ns if is_assumed else float(answer.iteration_ns),
         gains_ns,
+        {
+            part.value.replace("_", " "): float(part_ns)
+            for part, part_ns in reasons.explanation.time.of_part_ns.items()
+        },
+        tuple(lookups_of_ranks_ns(reasons.evidence.priced)),
     )
 
 
@@ -207,6 +219,8 @@ def _rank_one(
 ) -> RankedPlan:
     gains = found.gains_ns
     run = DlrmRun(evaluator.spec, plan.rank_count, evaluator.stack)
+    loads = find_loads(run, plan, found.memory_bytes)
+    room_bytes = (1 - question.reserve) * evaluator.cluster.device.memory_bytes
     return RankedPlan(
         plan=plan,
         answer=found.prediction,
@@ -216,9 +230,28 @@ def _rank_one(
         bound=max(gains, key=lambda bound: gains[bound]),
         gains_ns=gains,
         straggler=find_straggler(evaluator, plan, found.awaited_ns),
-        loads=find_loads(run, plan, found.memory_bytes),
-        fits=max(found.memory_bytes) <= evaluator.cluster.device.memory_bytes,
+        loads=loads,
+        fits=max(found.memory_bytes) <= room_bytes,
         spread=_spread(evaluator, plan, question, found.prediction.iteration_ns),
+        work=_work(evaluator, plan, found, loads),
+    )
+
+
+def _work(
+    evaluator: PlanEvaluator, plan: ShardingPlan, found: PlanAnswer, loads: PlanLoads
+) -> PlanWork:
+    busiest, largest = int(np.argmax(found.lookups_ns)), int(np.argmax(loads.sent_bytes))
+    sent = np.array(loads.sent_bytes, dtype=np.int64)
+    hosts = np.array([plan.host_of(rank) for rank in range(plan.rank_count)])
+    return PlanWork(
+        name=plan.name,
+        iteration_ns=float(found.prediction.iteration_ns),
+        parts_ns=found.parts_ns,
+        lookup=RankWork(
+            busiest, found.lookups_ns[busiest], dearest_tables(evaluator, plan, busiest)
+        ),
+        sent=RankWork(largest, float(sent[largest]), ()),
+        host_bytes=int(np.bincount(hosts, weights=sent).max()),
     )
 
 
@@ -249,11 +282,17 @@ def find_straggler(
 ) -> Straggler:
     """The rank that others wait for most, and its most expensive tables."""
     rank = int(np.argmax(awaited_ns))
+    return Straggler(rank, awaited_ns[rank], dearest_tables(evaluator, plan, rank))
+
+
+def dearest_tables(
+    evaluator: PlanEvaluator, plan: ShardingPlan, rank: int, count: int = SHOWN_TABLES
+) -> tuple[str, ...]:
+    """The tables that cost *rank* most under *plan*."""
     shards = plan.shards_of_rank[rank]
     costs = evaluator.pieces_alone(plan.tables, shards).total_ns if shards else np.zeros(0)
-    dearest = np.argsort(-costs, kind="stable")[:SHOWN_TABLES]
-    names = tuple(plan.tables[shards[int(place)].table].name for place in dearest)
-    return Straggler(rank, awaited_ns[rank], names)
+    dearest = np.argsort(-costs, kind="stable")[:count]
+    return tuple(plan.tables[shards[int(place)].table].name for place in dearest)
 
 
 def _assumptions(

@@ -24,6 +24,7 @@ from perfmodel.base.shown import Shown
 from perfmodel.base.units import BYTES_PER_GIB
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.planning.batches import BatchSpread
+from perfmodel.planning.comparing import PlanWork, compare_works
 from perfmodel.planning.question import RankBy
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.scenario import Mode
@@ -93,6 +94,7 @@ class RankedPlan:
     loads: PlanLoads
     fits: bool
     spread: BatchSpread | None
+    work: PlanWork | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -115,6 +117,15 @@ class Ranking(Shown):
     def fits(self) -> bool:
         """Whether any plan fits in memory."""
         return self.plans[0].fits
+
+    @property
+    def comparison(self) -> tuple[str, ...]:
+        """Why the first plan is faster than the first of the next place."""
+        best = self.plans[0]
+        other = next((one for one in self.plans if one.place > best.place), None)
+        if other is None or best.work is None or other.work is None:
+            return ()
+        return compare_works(best.work, other.work)
 
     @property
     def plan_to_write(self) -> ShardingPlan:

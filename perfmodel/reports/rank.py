@@ -52,6 +52,7 @@ def to_ranking_document(ranking: Ranking, question: RankQuestion | None) -> dict
         "plans": [
             {
                 **_row(plan),
+                "name": plan.plan.name,
                 "loads": {
                     "lookups": [round(count) for count in plan.loads.lookups],
                     "sent_bytes": list(plan.loads.sent_bytes),
@@ -61,6 +62,7 @@ def to_ranking_document(ranking: Ranking, question: RankQuestion | None) -> dict
             }
             for plan in ranking.plans
         ],
+        "comparison": list(ranking.comparison),
         "refused": [{"plan": name, "reason": reason} for name, reason in ranking.refused],
         "assumptions": list(ranking.assumptions),
         "question": question and to_question_document(question),
@@ -155,6 +157,7 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             Section("Plans", [_table(ranking)]),
             Section(f"Load per rank under {name}", more=lambda: [_load_matrix(best)]),
             Section(f"Where {name} puts the tables", more=lambda: [_table_matrix(best)]),
+            Section(f"Why {name} is first", [Sentences(ranking.comparison)]),
             Section(f"What would make {name} faster", [Sentences(advice)]),
             Section("Not ranked", [Sentences(ranking.refusals)]),
             Section("Assumptions", more=lambda: [Sentences(ranking.assumptions)]),

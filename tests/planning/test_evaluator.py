@@ -40,6 +40,9 @@ def measure_as_predicted(evaluator: PlanEvaluator, plans: list[ShardingPlan]) ->
     [("quad_a100", 1, None, 6, 16384, 60, {}), ("quad_a100", 1, 2, 3, 131072, 8, {}),
      ("dgx_h100", 2, 2, 5, 32768, 30, {"optimizer": "rowwise_adagrad"}),
      ("dgx1_v100", 1, None, 12, 65536, 20, {"exchange_dtype": "fp16"}),
+     ("dgx_h100", 2, 2, 4, 4096, 12,
+      {"exchange_dtype": "fp16", "pooled": [False, True, False, True],
+       "dtype": ["fp16", "fp32", "fp16", "fp32"], "pooling_deviations": [3.0, 0.0, 0.0, 1.0]}),
      ("dgx_a100", 2, None, 10, 65536, 10, {}), ("dgx_a100", 16, None, 100, 65536, 4, {})],
 )  # fmt: skip
 def test_random_plans_take_the_nanoseconds_of_a_full_prediction(

@@ -1,8 +1,8 @@
 """The default placement: of the plans that the balanced sharder considers, the fastest by replay.
 
 The sharder orders plans by a rule that knows no machine. Here they are replayed on the machine, by
-the evaluator that `rank` uses, and the fastest that fits is taken. The sharder considers the plans
-of a larger job too, so a smaller job never gets a worse one.
+the evaluator that `rank` uses, and the fastest that fits is taken. The sharder considers most
+plans of a larger job too, so a smaller job gets no worse one, but for differences below 1 %.
 
 All plans that copy the same tables to every rank cost little more to replay than one of them.
 Other copies, and sums inside hosts, are replayed only where they promise most. These replays leave
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
 from embeddings.balanced import Candidate, find_candidates, plan_by_rows
+from embeddings.offloading import OFFLOADED, exceeds_devices, offload_tables
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import DEFAULT_SHARDER
 from embeddings.sharding_task import ShardingTask
@@ -71,21 +72,31 @@ def find_default(
     is_named = spec.sharding.sharder != DEFAULT_SHARDER
     if cluster.rank_count == 1 or is_named or not can_compare(spec, cluster, stack):
         return None
-    return choose_default_plan(PlanEvaluator(spec, cluster, stack), task_on(spec, tables, cluster))
+    evaluator, task = PlanEvaluator(spec, cluster, stack), task_on(spec, tables, cluster)
+    if spec.sharding.host_memory and exceeds_devices(task):
+        return choose_offloaded_plan(evaluator, task)
+    return choose_default_plan(evaluator, task)
 
 
 def task_on(
-    spec: DlrmSpec, tables: tuple[EmbeddingTable, ...], cluster: Cluster, *, seed: int = 0
+    spec: DlrmSpec,
+    tables: tuple[EmbeddingTable, ...],
+    cluster: Cluster,
+    *,
+    seed: int = 0,
+    reserve: float = 0.0,
 ) -> ShardingTask:
-    """The task that *spec* sets a sharder on *cluster*, where pieces have the room that is left."""
+    """The task that *spec* sets a sharder on *cluster*, where pieces have the room that is left.
+
+    The share *reserve* of a GPU's memory stays free.
+    """
     ranks = cluster.rank_count
+    memory_bytes = int((1 - reserve) * cluster.device.memory_bytes)
     return sharding_task(
         spec,
         tables,
         rank_count=ranks,
-        room_bytes=room_for_tables(
-            spec, rank_count=ranks, memory_bytes=cluster.device.memory_bytes
-        ),
+        room_bytes=room_for_tables(spec, rank_count=ranks, memory_bytes=memory_bytes),
         ranks_per_host=cluster.ranks_per_host,
         seed=seed,
     )
@@ -140,6 +151,12 @@ def _contended_ns(evaluator: PlanEvaluator, plan: ShardingPlan) -> int:
     options = PredictOptions(samples=0, is_explained=False)
     question = Question(job, options, cluster=evaluator.cluster, stack=evaluator.stack)
     return predict(question, executor=SerialExecutor()).period_ns
+
+
+def choose_offloaded_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenPlan:
+    """The same, with tables in host memory that the GPUs of *task* have no room for."""
+    chosen = choose_default_plan(evaluator, replace(task, tables=offload_tables(task)))
+    return ChosenPlan(replace(chosen.plan, name=OFFLOADED), chosen.reason)
 
 
 def _shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:

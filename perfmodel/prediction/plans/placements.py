@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.plan import PieceKey, PlanPieces, Shard, ShardingPlan, find_pieces
-from embeddings.table import EmbeddingTable
+from embeddings.table import EmbeddingTable, TableMemory
 from perfmodel.base.compiling import compiled
 from perfmodel.costs.embedding_terms import (
     FIRST_LARGEST,
@@ -65,13 +65,14 @@ class PieceColumns(NamedTuple):
     """The load that every piece adds to its rank, the same for all plans or one per plan.
 
     *terms* are plans x levels x pieces x terms, level k for k + 1 tables at once; *index_counts*
-    are plans x pieces. *sent_widths* leave out pieces that a collective sums.
+    are plans x pieces. *made_numbers* are those of all vectors of the batch,
+    *sent_numbers* those to one other rank, without pieces that a collective sums.
     """
 
     terms: Int64s
     index_counts: Int64s
-    widths: Int64s
-    sent_widths: Int64s
+    made_numbers: Int64s
+    sent_numbers: Int64s
     memory_bytes: Int64s
 
     def followed_by(self, other: PieceColumns) -> PieceColumns:
@@ -85,8 +86,8 @@ class RankLoads(NamedTuple):
 
     terms: Int64s
     index_counts: Int64s
-    widths: Int64s
-    sent_widths: Int64s
+    made_numbers: Int64s
+    sent_numbers: Int64s
     memory_bytes: Int64s
     piece_counts: Int64s
 
@@ -104,7 +105,7 @@ class PieceCatalog:
         self._device = device
         self._local_batch = local_batch(spec, rank_count=rank_count)
         self._levels = most_tables_at_once(device, spec.batch)
-        self._number_of: dict[tuple[PieceKey, bool], int] = {}
+        self._number_of: dict[tuple[PieceKey, bool, float], int] = {}
         self._row_sums = row_sums
         self._columns: PieceColumns | None = None
         self.rank_count = rank_count
@@ -115,7 +116,7 @@ class PieceCatalog:
     def reduces(self, table: EmbeddingTable, row_pieces: int) -> bool:
         """Whether a collective sums *table* when its columns are cut into *row_pieces* by rows."""
         is_everywhere = 1 < row_pieces == most_row_pieces(table, self.rank_count)
-        return is_everywhere and self._row_sums is RowSums.REDUCE_SCATTER
+        return table.is_pooled and is_everywhere and self._row_sums is RowSums.REDUCE_SCATTER
 
     def pieces(
         self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard], reduced: Places = NONE
@@ -127,7 +128,7 @@ class PieceCatalog:
         """By shard; new pieces get the next numbers."""
         number_of, numbers = self._number_of, []
         for key, table in zip(pieces.keys, pieces.tables, strict=True):
-            own = key, key[0] in reduced
+            own = key, key[0] in reduced, _cached_ratio(table)
             if own not in number_of:
                 number_of[own] = len(number_of)
                 self.tables.append(table)
@@ -140,7 +141,11 @@ class PieceCatalog:
         shards = sorted(plan.shards)
         reduced = reduced_places(plan, self._row_sums)
         # A piece's key has its first row or none, so a shard that is found directly is right.
-        known = [self._number_of.get(((s[0], s[2], s[3], s[5]), s[0] in reduced)) for s in shards]
+        ratios = [_cached_ratio(table) for table in plan.tables]
+        known = [
+            self._number_of.get(((s[0], s[2], s[3], s[5]), s[0] in reduced, ratios[s[0]]))
+            for s in shards
+        ]
         pieces = (
             self._numbers(plan.pieces, reduced)
             if None in known
@@ -152,15 +157,21 @@ class PieceCatalog:
             pieces,
             ranks,
             plan.data_parallel,
-            partial_width=sum(shard.width for shard in sent if is_by_rows(plan, shard)),
-            reduced_width=sum(plan.tables[place].width for place in reduced),
+            partial_width=sum(
+                shard.width * plan.tables[shard.table].features
+                for shard in sent
+                if is_by_rows(plan, shard)
+            ),
+            reduced_width=sum(
+                plan.tables[place].width * plan.tables[place].features for place in reduced
+            ),
             has_direct=bool(sent),
         )
 
     @property
     def columns(self) -> PieceColumns:
         """The load that every piece adds to its rank."""
-        known = 0 if self._columns is None else len(self._columns.widths)
+        known = 0 if self._columns is None else len(self._columns.made_numbers)
         if self._columns is None or known < len(self.tables):
             fresh = self._build_columns(known)
             self._columns = fresh if self._columns is None else self._columns.followed_by(fresh)
@@ -193,14 +204,23 @@ class PieceCatalog:
         ]
         counts = [round(self._local_batch * table.pooling_factor) for table in tables]
         memory = [piece_memory_bytes(spec, table) for table in tables]
-        widths = np.array([table.width for table in tables], dtype=np.int64)
+        is_sent = np.array(self._is_sent[first:], dtype=np.int64)
+        made, sent = (
+            np.array([table.vectors(samples) * table.width for table in tables], dtype=np.int64)
+            for samples in (spec.batch, self._local_batch)
+        )
         return PieceColumns(
             terms=np.array([terms], dtype=np.int64).reshape(1, self._levels, -1, len(Term)),
             index_counts=np.array([counts], dtype=np.int64),
-            widths=widths,
-            sent_widths=widths * np.array(self._is_sent[first:], dtype=np.int64),
+            made_numbers=made,
+            sent_numbers=sent * is_sent,
             memory_bytes=np.array(memory, dtype=np.int64),
         )
+
+
+def _cached_ratio(table: EmbeddingTable) -> float:
+    """The part of a table in host memory that the device has, and 0 for one on the device."""
+    return table.cached_ratio if table.memory is TableMemory.HOST_CACHED else 0.0
 
 
 @compiled
@@ -217,8 +237,8 @@ def _sum_loads(
             held, where = piece[row], rank[row]
             level = min(found.piece_counts[plan, where], terms.shape[1]) - 1
             found.index_counts[plan, where] += of_piece.index_counts[batch, held]
-            found.widths[plan, where] += of_piece.widths[held]
-            found.sent_widths[plan, where] += of_piece.sent_widths[held]
+            found.made_numbers[plan, where] += of_piece.made_numbers[held]
+            found.sent_numbers[plan, where] += of_piece.sent_numbers[held]
             found.memory_bytes[plan, where] += of_piece.memory_bytes[held]
             total = found.terms[plan, where]
             for term in range(terms.shape[3]):

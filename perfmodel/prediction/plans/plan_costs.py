@@ -114,13 +114,13 @@ class PlanPricer:
         return out
 
     def _price_loads(self, loads: RankLoads) -> Floats:
-        plans, ranks = loads.widths.shape
+        plans, ranks = loads.made_numbers.shape
         out = np.zeros((plans, len(CHANGING), ranks))
         terms = loads.terms.reshape(plans * ranks, -1)
         for column, direction in ((LOOKUP, Pass.FORWARD), (UPDATE, Pass.BACKWARD)):
             out[:, column] = self.pass_ns(terms, direction).reshape(plans, ranks)
         section = self._spec.embedding
-        sent = self._samples * loads.sent_widths * section.exchange_dtype.size_bytes
+        sent = loads.sent_numbers * section.exchange_dtype.size_bytes
         out[:, POOLED] = out[:, GRADIENTS] = self._exchange.times_ns(sent)
         indices = (
             loads.index_counts * section.index_dtype.size_bytes
@@ -129,8 +129,8 @@ class PlanPricer:
         out[:, INDICES] = self._exchange.times_ns(indices)
         if section.exchange_dtype is not DType.FP32:
             formats = (DType.FP32, section.exchange_dtype)
-            out[:, CAST_OUT] = self._by_width(loads.widths, *formats)
-            out[:, CAST_BACK] = self._by_width(loads.widths, *reversed(formats))
+            out[:, CAST_OUT] = self._by_size(loads.made_numbers, *formats)
+            out[:, CAST_BACK] = self._by_size(loads.made_numbers, *reversed(formats))
         return out
 
     def alone(self, terms: Int64s) -> AloneCosts:
@@ -187,12 +187,10 @@ class PlanPricer:
         total_ns: Floats = lookup_ns + moved_ns
         return total_ns + self._exchange.reduction_ns_per_byte * size_bytes
 
-    def _by_width(self, widths: Int64s, source: DType, target: DType) -> Floats:
-        distinct, place = np.unique(widths, return_inverse=True)
-        times = [
-            self._small(cast(self._spec.batch * int(width), source, target)) for width in distinct
-        ]
-        return np.array(times)[place.reshape(widths.shape)]
+    def _by_size(self, numbers: Int64s, source: DType, target: DType) -> Floats:
+        distinct, place = np.unique(numbers, return_inverse=True)
+        times = [self._small(cast(int(count), source, target)) for count in distinct]
+        return np.array(times)[place.reshape(numbers.shape)]
 
     def _small(self, kernel: MemoryBound) -> float:
         if kernel not in self._small_ns:

@@ -29,6 +29,8 @@ class DenseLayer(Linear):
     needs_input_gradient: bool = True
 
 
+_INPUTS_OF_OUTPUT = 3
+"""The projection out of a sequence layer reads gates, attended values and their product."""
 CrossPair = tuple[DenseLayer, DenseLayer]
 """The matrices U and V of a cross layer."""
 
@@ -68,10 +70,52 @@ def cross_layers(spec: DlrmSpec) -> tuple[CrossPair, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceLayer:
+    """One layer: the projection of its tokens, and the one back."""
+
+    inner: DenseLayer
+    outer: DenseLayer
+
+
+def encoder_layers(spec: DlrmSpec) -> tuple[DenseLayer, ...]:
+    """The layers that make tokens of looked-up vectors; none without sequences."""
+    section = spec.sequence
+    if section is None or not section.encoder_width:
+        return ()
+    width, inner = section.width, section.encoder_width
+    return (
+        DenseLayer(spec.deep_width, inner, inner, "sequence/encoder 0", "silu"),
+        DenseLayer(inner, width, width, "sequence/encoder 1", ""),
+    )
+
+
+def sequence_layers(spec: DlrmSpec) -> tuple[SequenceLayer, ...]:
+    """The layers over tokens; none without sequences."""
+    section = spec.sequence
+    if section is None:
+        return ()
+    gates, heads = section.heads * section.value_width, section.heads
+    projected = 2 * gates + 2 * heads * section.query_width
+    return tuple(
+        SequenceLayer(
+            DenseLayer(section.width, projected, projected, f"sequence {place}/in", "silu"),
+            DenseLayer(_INPUTS_OF_OUTPUT * gates, section.width, 0, f"sequence {place}/out", ""),
+        )
+        for place in range(section.layers)
+    )
+
+
 def dense_layers(spec: DlrmSpec) -> tuple[DenseLayer, ...]:
     """All layers, in the order of the forward pass."""
     crossed = tuple(layer for pair in cross_layers(spec) for layer in pair)
-    return bottom_layers(spec) + crossed + top_layers(spec)
+    return bottom_layers(spec) + token_layers(spec) + crossed + top_layers(spec)
+
+
+def token_layers(spec: DlrmSpec) -> tuple[DenseLayer, ...]:
+    """The layers over tokens, of the encoder and of the sequence layers."""
+    inside = (layer for one in sequence_layers(spec) for layer in (one.inner, one.outer))
+    return (*encoder_layers(spec), *inside)
 
 
 def dense_parameters(spec: DlrmSpec) -> int:

@@ -70,7 +70,8 @@ class Exchanges:
 
 def is_by_rows(plan: ShardingPlan, shard: Shard) -> bool:
     """Whether *shard* has only some rows of its columns, so that its vectors are partial sums."""
-    return shard.rows < plan.tables[shard.table].rows
+    table = plan.tables[shard.table]
+    return table.is_pooled and shard.rows < table.rows
 
 
 def adds_in_collectives(plan: ShardingPlan, row_sums: RowSums) -> bool:
@@ -89,8 +90,9 @@ def reduced_places(plan: ShardingPlan, row_sums: RowSums) -> frozenset[int]:
         return frozenset()
     found = []
     for place, shards in enumerate(plan.shards_of_table):
-        most = most_row_pieces(plan.tables[place], plan.rank_count)
-        if len(shards) < most or most == 1 or place in plan.summed_places:
+        table = plan.tables[place]
+        most = most_row_pieces(table, plan.rank_count)
+        if len(shards) < most or most == 1 or place in plan.summed_places or not table.is_pooled:
             continue
         pieces = Counter(shard.first_column for shard in shards)
         found += [place] if min(pieces.values()) >= most else []
@@ -138,7 +140,7 @@ def build_exchanges(
         of_hosts = _of_hosts(plan, local_batch, exchange_dtype, is_added=is_added)
     by_rows = None
     if reduced:
-        width = sum(plan.tables[place].width for place in reduced)
+        width = sum(plan.tables[place].width * plan.tables[place].features for place in reduced)
         by_rows = build_row_exchange(plan.rank_count * local_batch * width, exchange_dtype)
     return Exchanges(
         indices,
@@ -164,11 +166,20 @@ def sent_numbers(plan: ShardingPlan, shards: Iterable[Shard], *, samples: int) -
     Where frequent rows are on every rank, a vector is sent only to a sample that
     needs a row of the piece.
     """
-    if not plan.frequent_rows:
-        return samples * sum(shard.width for shard in shards)
-    return sum(
-        round(samples * min(1.0, plan.lookups_of_shards[shard])) * shard.width for shard in shards
-    )
+    if plan.frequent_rows:
+        return sum(
+            round(samples * min(1.0, plan.lookups_of_shards[shard])) * shard.width
+            for shard in shards
+        )
+    return sum(vectors_of(plan, shard, samples) * shard.width for shard in shards)
+
+
+def vectors_of(plan: ShardingPlan, shard: Shard, samples: int) -> int:
+    """Vectors that *samples* samples get from *shard*; without a sum only those of its rows."""
+    table = plan.tables[shard.table]
+    if table.is_pooled:
+        return samples * table.features
+    return round(samples * plan.lookups_of_shards[shard])
 
 
 def sent_by_members(exchange: Collective, count: int) -> NDArray[np.int64]:
@@ -196,10 +207,12 @@ def _of_hosts(
     width = np.zeros(plan.rank_count)
     for shard in plan.shards:
         if shard.table in plan.summed_places:
-            width[shard.rank] += shard.width * _asked_ratio(plan, [shard])
+            features = plan.tables[shard.table].features
+            width[shard.rank] += shard.width * features * _asked_ratio(plan, [shard])
     across = np.zeros(hosts)
     for (host, _, _), shards in shards_by_host(plan).items():
-        across[host] += shards[0].width * _asked_ratio(plan, shards)
+        features = plan.tables[shards[0].table].features
+        across[host] += shards[0].width * features * _asked_ratio(plan, shards)
     vector_bytes = local_batch * dtype.size_bytes
     between = _there_and_back(np.rint(vector_bytes * across), dtype)
     if is_added:

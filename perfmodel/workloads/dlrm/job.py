@@ -7,11 +7,13 @@ from dataclasses import replace
 from functools import partial
 
 from embeddings.balanced import USUAL_HOST
+from embeddings.offloading import build_offloaded_plan, exceeds_devices, fetched_bytes
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import DEFAULT_SHARDER, build_named_plan
 from embeddings.sharding_task import UNKNOWN_ROOM_BYTES, ShardingTask
-from embeddings.table import EmbeddingTable, Lookup
+from embeddings.table import EmbeddingTable, Lookup, TableMemory
 from perfmodel.base.errors import PlanError
+from perfmodel.base.units import BYTES_PER_GIB
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.program import Program
@@ -66,6 +68,9 @@ def build_plan(
     task = sharding_task(
         spec, tables, rank_count=rank_count, room_bytes=room, ranks_per_host=per_host
     )
+    is_open = sharder == DEFAULT_SHARDER and spec.sharding.host_memory
+    if is_open and room < UNKNOWN_ROOM_BYTES and exceeds_devices(task):
+        return build_offloaded_plan(task)
     try:
         return build_named_plan(sharder, task)
     except PlanError:
@@ -268,6 +273,16 @@ def _iter_assumptions(
         yield (
             "Partial sums of tables by rows are added by a reduce-scatter over all ranks, and an "
             "all-gather returns their gradients."
+        )
+    if cached := [table for table in plan.tables if table.memory is TableMemory.HOST_CACHED]:
+        sizes = (sum(table.size_bytes for table in cached),
+                 sum(table.device_bytes for table in cached),
+                 sum(fetched_bytes(table, spec.batch) for table in cached))  # fmt: skip
+        held, on_device, fetched = (size / BYTES_PER_GIB for size in sizes)
+        yield (
+            f"{len(cached)} of {len(plan.tables)} tables ({held:.1f} GiB) are in host memory, with "
+            f"{on_device:.1f} GiB of caches on the GPUs; a batch fetches {fetched:.2f} GiB from "
+            "there and writes as much back. Hosts are assumed to have room for them."
         )
     if plan.frequent_rows:
         frequent = sum(table.rows for table in plan.copied_tables[len(plan.data_parallel) :])

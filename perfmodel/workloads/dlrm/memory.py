@@ -9,7 +9,13 @@ import numpy as np
 from embeddings.plan import ShardingPlan
 from embeddings.table import EmbeddingTable
 from perfmodel.graph.job import RUNTIME_BYTES, MemoryPart, RankMemory
-from perfmodel.workloads.dlrm.dense import dense_layers, dense_parameters
+from perfmodel.workloads.dlrm.dense import (
+    DenseLayer,
+    dense_layers,
+    dense_parameters,
+    token_layers,
+    top_layers,
+)
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from perfmodel.workloads.kernels import FP32_BYTES, STATES
 
@@ -23,12 +29,12 @@ def dlrm_memory(spec: DlrmSpec, *, rank_count: int, plan: ShardingPlan) -> tuple
 
 
 def _columns(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> tuple[list[float], ...]:
-    """By piece: bytes, those on the device, those of state, width, and lookups per sample."""
+    """By piece: bytes, those on the device, those of state, numbers and lookups per sample."""
     return (
         [table.size_bytes for table in pieces],
         [table.device_bytes for table in pieces],
         [table.state_bytes(spec.embedding.optimizer) for table in pieces],
-        [table.width for table in pieces],
+        [table.sample_numbers for table in pieces],
         [table.pooling_factor for table in pieces],
     )
 
@@ -40,7 +46,7 @@ def _totals(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> list[float]:
 def piece_memory_bytes(spec: DlrmSpec, piece: EmbeddingTable) -> int:
     """Memory that *piece* adds to its rank: weights, state and buffers."""
     weights_and_state = piece.held_bytes(spec.embedding.optimizer)
-    return weights_and_state + _sent_bytes(spec, piece.width, piece.pooling_factor)
+    return weights_and_state + _sent_bytes(spec, piece.sample_numbers, piece.pooling_factor)
 
 
 def base_memory_bytes(spec: DlrmSpec, copied: list[EmbeddingTable], *, samples: int) -> int:
@@ -57,11 +63,11 @@ def _rank_memory(
     spec: DlrmSpec, held: Sequence[float], copied: Sequence[float], samples: int
 ) -> RankMemory:
     """The memory of a rank with the totals of the tables that it alone, and that all ranks hold."""
-    _, device, state, width, lookups = held
+    _, device, state, numbers, lookups = held
     size, _, copied_state, _, _ = (int(total) for total in copied)
     dense_bytes = dense_parameters(spec) * FP32_BYTES
     # Pooled vectors and their gradients, sent and received, and two batches of indices.
-    received = number_bytes(spec) * samples * spec.embedding.total_width
+    received = round(number_bytes(spec) * samples * spec.embedding.received_numbers)
     parts = {
         "embedding tables": int(device) + size,
         "embedding optimizer state": int(state) + copied_state,
@@ -70,7 +76,7 @@ def _rank_memory(
         "dense gradients": 2 * (dense_bytes + size),
         "dense optimizer state": STATES[spec.training.optimizer] * dense_bytes,
         "activations": samples * _activation_bytes(spec),
-        "exchange buffers": _sent_bytes(spec, int(width), lookups) + received,
+        "exchange buffers": _sent_bytes(spec, numbers, lookups) + received,
         "runtime and buffers": RUNTIME_BYTES,
     }
     return RankMemory(tuple(MemoryPart(name, part) for name, part in parts.items()))
@@ -78,12 +84,24 @@ def _rank_memory(
 
 def _activation_bytes(spec: DlrmSpec) -> int:
     """Bytes per sample for the backward pass: input and output of every layer."""
-    numbers = sum(layer.inputs + layer.outputs for layer in dense_layers(spec))
-    return (numbers + 2 * spec.interaction_inputs) * spec.training.precision.size_bytes
+    tokens, top = (_layer_numbers(layers) for layers in (token_layers(spec), top_layers(spec)))
+    numbers = _layer_numbers(dense_layers(spec)) - tokens + (spec.outputs - 1) * top
+    section = spec.sequence
+    if section is None:
+        numbers += 2 * spec.interaction_inputs
+    else:
+        # Beside the layers: normalised tokens, attended values and the residual.
+        further = section.layers * (2 * section.width + section.heads * section.value_width)
+        numbers += round(section.length * (further + tokens))
+    return numbers * spec.training.precision.size_bytes
 
 
-def _sent_bytes(spec: DlrmSpec, width: int, lookups: float) -> int:
-    vectors = number_bytes(spec) * spec.batch * width
+def _layer_numbers(layers: Sequence[DenseLayer]) -> int:
+    return sum(layer.inputs + layer.outputs for layer in layers)
+
+
+def _sent_bytes(spec: DlrmSpec, numbers: float, lookups: float) -> int:
+    vectors = round(number_bytes(spec) * spec.batch * numbers)
     return vectors + key_bytes(spec) * round(spec.batch * lookups)
 
 

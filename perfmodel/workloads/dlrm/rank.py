@@ -13,6 +13,7 @@ from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import Copy, CopyRoute, MemoryBound
 from perfmodel.graph.program import Program
 from perfmodel.stacks.capabilities import FrameworkBehaviour, OptimizerKernels, Overlap
+from perfmodel.workloads.dlrm import sequence
 from perfmodel.workloads.dlrm.dense import (
     backward_steps,
     bottom_layers,
@@ -128,9 +129,11 @@ class RankWriter:
             self._run_bottom_forward()
         if run.overlaps_exchange:
             sparse.join(exchange)
-        self._write(self._interaction.forward())
-        self._write(cross_forward_steps(run, cross_layers(self._spec)))
-        self._write(forward_steps(run, top_layers(self._spec), run.samples))
+        if self._spec.sequence is None:
+            self._write(self._interaction.forward())
+            self._write(cross_forward_steps(run, cross_layers(self._spec)))
+        self._write(sequence.forward(run))
+        self._write(forward_steps(run, top_layers(self._spec), run.outputs))
         self._write(self._interaction.join_forward())
 
     def _run_bottom_forward(self) -> None:
@@ -139,7 +142,7 @@ class RankWriter:
 
     def _loss(self) -> None:
         """From the output to the loss; a host that copies in between waits for each copy."""
-        samples, is_blocking = self._run.samples, self._run.has_blocking_copies
+        samples, is_blocking = self._run.outputs, self._run.has_blocking_copies
         labels = Copy(CopyRoute.HOST_TO_DEVICE, samples * FP32_BYTES)
         loss = Copy(CopyRoute.DEVICE_TO_HOST, FP32_BYTES)
         kernels = [elementwise("bce_loss", samples, DType.FP32, reads=2)]
@@ -153,16 +156,18 @@ class RankWriter:
 
     def _backward(self) -> None:
         run, spec, reduction, label = self._run, self._spec, self._reduction, "loss backward"
-        kernels = [elementwise("bce_loss", run.samples, DType.FP32, reads=2)]
+        kernels = [elementwise("bce_loss", run.outputs, DType.FP32, reads=2)]
         if not run.fuses_pointwise:
             one = MemoryBound("fill", 0, FP32_BYTES, DType.FP32)
             self._write([Step("ones_like", label, (one,))])
-            kernels.insert(0, elementwise("zero", run.samples, DType.FP32, reads=0))
+            kernels.insert(0, elementwise("zero", run.outputs, DType.FP32, reads=0))
         self._write([Step("BinaryCrossEntropyBackward", label, tuple(kernels))])
         self._write(self._interaction.join_backward())
-        self._write(backward_steps(run, top_layers(spec), run.samples))
-        self._write(cross_backward_steps(run, cross_layers(spec)))
-        self._write(self._interaction.backward())
+        self._write(backward_steps(run, top_layers(spec), run.outputs))
+        self._write(sequence.backward(run))
+        if spec.sequence is None:
+            self._write(cross_backward_steps(run, cross_layers(spec)))
+            self._write(self._interaction.backward())
         gradients = self._sparse.return_gradients()
         is_lone = run.has_lone_bottom
         is_hidden = gradients is not None and run.overlaps_exchange and not is_lone

@@ -29,6 +29,11 @@ class DlrmRun:
         return self.spec.batch // self.rank_count
 
     @property
+    def outputs(self) -> int:
+        """Outputs of one rank, which the top layers make."""
+        return self.samples * self.spec.outputs
+
+    @property
     def dtype(self) -> DType:
         """The format of GEMMs and of the interaction."""
         return self.spec.training.precision

@@ -88,7 +88,7 @@ def build_sparse_part(
 
 def own_ops(spec: DlrmSpec, lookup: Lookup) -> tuple[Op, ...]:
     """The ops of a rank that depend on *lookup*, in order; casts only where there are any."""
-    numbers = spec.batch * sum(table.width for table in lookup.tables)
+    numbers = sum(table.vectors(spec.batch) * table.width for table in lookup.tables)
     sent = spec.embedding.exchange_dtype
     return (
         EmbeddingOp(lookup, Pass.FORWARD),
@@ -117,7 +117,9 @@ def count_partial_numbers(run: DlrmRun, plan: ShardingPlan, exchanges: Exchanges
         hosts_of = Counter(columns[1:] for columns in of_hosts)
         # A table on only one host arrives whole.
         shared = sum(
-            shards[0].width for columns, shards in of_hosts.items() if hosts_of[columns[1:]] > 1
+            shards[0].width * plan.tables[shards[0].table].features
+            for columns, shards in of_hosts.items()
+            if hosts_of[columns[1:]] > 1
         )
         numbers += samples * shared
     return numbers
@@ -272,8 +274,9 @@ class SparseWriter:
         lookup = self.part.lookup
         if lookup is None or self.run.arriving_dtype is self._sent_dtype:
             return
-        width = sum(table.width for table in lookup.tables)
-        self._run("to", "cast", cast(self.run.spec.batch * width, source, target), way=way)
+        batch = self.run.spec.batch
+        numbers = sum(table.vectors(batch) * table.width for table in lookup.tables)
+        self._run("to", "cast", cast(numbers, source, target), way=way)
 
     def _run(self, operator: str, label: str, *kernels: Op, way: str = "forward") -> int:
         return self.writer.run(operator, kernels, label=f"embedding/{label} {way}")

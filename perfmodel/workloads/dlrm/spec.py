@@ -30,6 +30,7 @@ class Interaction(Enum):
 
     WIDE_DEEP and DEEP_FM feed the concatenation to the top layers and add sums to their output:
     both the rows of tables of width 1, DEEP_FM also a factorization machine over the other tables.
+    SEQUENCE runs layers of attention over the vectors of a sample's history, and feeds its targets.
     """
 
     DOT = "dot"
@@ -37,6 +38,7 @@ class Interaction(Enum):
     CONCAT = "concat"
     WIDE_DEEP = "wide_deep"
     DEEP_FM = "deep_fm"
+    SEQUENCE = "sequence"
 
 
 _SKIPPING = (Interaction.WIDE_DEEP, Interaction.DEEP_FM)
@@ -49,29 +51,58 @@ class CrossSection(Section):
     rank: Width = 512
 
 
+_PER_TABLE = (
+    "width", "pooling_factors", "pooling_deviations", "pooled", "zipf_exponents", "dtype",
+)  # fmt: skip
+"""Keys that are one value for all tables, or one per table."""
+
+
+class SequenceSection(Section):
+    """HSTU layers over *length* tokens of *width* numbers per sample, on average.
+
+    Looked-up vectors become tokens through two layers with *encoder_width* numbers between them; 0
+    leaves those out. Each layer has *heads* with *query_width* numbers of queries and keys and
+    *value_width* of values and gates. *targets* tokens per sample reach the top layers.
+    """
+
+    length: Annotated[float, Field(gt=0, le=1e7)] = 1024.0
+    length_deviation: Number = 0.0
+    width: Width = 512
+    layers: LayerCount = 5
+    heads: Width = 4
+    query_width: Width = 128
+    value_width: Width = 128
+    encoder_width: Annotated[int, Field(ge=0, le=2**20)] = 0
+    targets: Width = 1
+
+
 class EmbeddingSection(Section):
     """The tables. A single *width* or *pooling_factors* stands for all of them.
 
     *zipf_exponents* say how skewed the indices of each table are; 0 is uniform,
     and only *zipf_rows* of its rows occur; all if left out. With *fixed_bags*
     both are said of identifiers that each stand for a whole bag of rows.
-    *exchange_dtype* is what pooled rows and their gradients travel in.
+    *exchange_dtype* is what pooled rows and their gradients travel in. Tables that are not
+    *pooled* return every row that a sample looks up, and *pooling_deviations* say how much the
+    number of those differs between samples.
     """
 
     rows: Rows
     width: Width | Widths
     pooling_factors: Number | tuple[Number, ...] = 1.0
+    pooling_deviations: Number | tuple[Number, ...] = 0.0
+    pooled: Switch | tuple[Switch, ...] = True
     zipf_exponents: Number | tuple[Number, ...] = 0.0
     zipf_rows: Rows | None = None
     fixed_bags: Switch = False
-    dtype: NumberFormat = DType.FP32
+    dtype: NumberFormat | tuple[NumberFormat, ...] = DType.FP32
     exchange_dtype: NumberFormat = DType.FP32
     index_dtype: NumberFormat = DType.INT64
     optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "sgd"
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        for name in ("width", "pooling_factors", "zipf_exponents", "zipf_rows"):
+        for name in (*_PER_TABLE, "zipf_rows"):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) != len(self.rows):
                 raise ValueError(
@@ -90,6 +121,11 @@ class EmbeddingSection(Section):
         return _count_widths(self)
 
     @property
+    def received_numbers(self) -> float:
+        """Numbers that a sample receives: every vector of tables that are not pooled."""
+        return _count_numbers(self)
+
+    @property
     def total_width(self) -> int:
         """Numbers that a sample gets from all tables."""
         return sum(width * count for width, count in self.widths.items())
@@ -105,12 +141,15 @@ def _count_widths(section: EmbeddingSection) -> Counter[int]:
 
 
 @lru_cache(maxsize=64)
+def _count_numbers(section: EmbeddingSection) -> float:
+    return sum(table.sample_numbers for table in section.tables())
+
+
+@lru_cache(maxsize=64)
 def _build_tables(section: EmbeddingSection) -> tuple[EmbeddingTable, ...]:
     count = len(section.rows)
-    columns = [
-        value if isinstance(value, tuple) else (value,) * count
-        for value in (section.width, section.pooling_factors, section.zipf_exponents)
-    ]
+    values = [getattr(section, name) for name in _PER_TABLE]
+    columns = [value if isinstance(value, tuple) else (value,) * count for value in values]
     return spread_hot_rows(
         [
             EmbeddingTable(
@@ -118,10 +157,12 @@ def _build_tables(section: EmbeddingSection) -> tuple[EmbeddingTable, ...]:
                 rows,
                 int(width),
                 pooling,
-                section.dtype,
+                dtype,
                 _distribution(section, exponent, place, pooling),
+                deviation,
+                is_pooled=is_pooled,
             )
-            for place, (rows, width, pooling, exponent) in enumerate(
+            for place, (rows, width, pooling, deviation, is_pooled, exponent, dtype) in enumerate(
                 zip(section.rows, *columns, strict=True)
             )
         ]
@@ -142,13 +183,15 @@ class ShardingSection(Section):
 
     *sharder* is one of those that `rank` knows, by name. The balanced one copies
     tables below *data_parallel_below* to every rank, larger ones where that pays, and
-    cuts tables into pieces of at least *min_width* columns and at most *max_shard*.
+    cuts tables into pieces of at least *min_width* columns and at most *max_shard*. With
+    *host_memory* it puts tables that the GPUs have no room for into host memory, behind caches.
     """
 
     sharder: Words = DEFAULT_SHARDER
     data_parallel_below: Size = 0
     min_width: Width = 32
     max_shard: Size = 24 * 2**30
+    host_memory: Switch = True
 
     @model_validator(mode="after")
     def _check_sharder(self) -> Self:
@@ -169,6 +212,7 @@ class DenseSection(Section):
     top_mlp: Widths
     interaction: Interaction = Interaction.DOT
     cross: CrossSection = CrossSection()
+    sequence: SequenceSection = SequenceSection()
 
 
 class DlrmTraining(Section):
@@ -242,11 +286,24 @@ class DlrmSpec(CommonSpec):
 
     @property
     def top_inputs(self) -> int:
-        """Numbers a sample brings to the top layers."""
+        """Numbers a sample, or each of its targets, brings to the top layers."""
+        if self.sequence is not None:
+            return self.sequence.width
         if self.dense.interaction is not Interaction.DOT:
             return self.interaction_inputs
         vectors = len(self.embedding.rows) + 1
         return self.dense_width + vectors * (vectors - 1) // 2
+
+    @property
+    def outputs(self) -> int:
+        """Outputs per sample: one for each target of a sequence."""
+        return 1 if self.sequence is None else self.sequence.targets
+
+    @property
+    def sequence(self) -> SequenceSection | None:
+        """The layers over a sample's history, if the model has any."""
+        is_sequence = self.dense.interaction is Interaction.SEQUENCE
+        return self.dense.sequence if is_sequence else None
 
     @property
     def has_skipping_sums(self) -> bool:

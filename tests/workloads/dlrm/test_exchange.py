@@ -187,3 +187,31 @@ def test_rare_rows_travel_in_two_steps_too():
     # Inside the host a rank hands on what it holds for the samples of both hosts.
     inside = np.array(exchanges.of_hosts[0].inside.byte_matrix)
     assert inside.sum() == pytest.approx(2 * across[0, 1], rel=0.01)
+
+
+def test_tables_without_pooling_send_every_vector_from_the_rank_that_has_its_row():
+    # 6 rows per sample; whole on rank 0, or half of the rows on each rank.
+    table = EmbeddingTable("s", 100, 4, 6.0, is_pooled=False)
+    whole = ShardingPlan((table,), 2, (Shard(0, 0, 0, 100, 0, 4),))
+    halves = ShardingPlan(
+        (table,), 2, (Shard(0, 0, 0, 50, 0, 4), Shard(0, 1, 50, 50, 0, 4)), summed_in_host=(0,)
+    )
+    # 5 samples x 6 rows x 4 numbers x 2 bytes.
+    assert _exchanges(whole, 5).pooled.byte_matrix == ((0, 240), (0, 0))
+    split = _exchanges(halves, 5)
+    assert split.pooled.byte_matrix == ((0, 120), (120, 0))
+    # Nothing is summed, over all ranks or inside hosts.
+    assert split.by_rows is None
+    assert split.of_hosts == ()
+
+
+def test_features_that_share_a_table_get_a_vector_each():
+    table = EmbeddingTable("shared", 100, 4, 6.0, features=3)
+    assert (table.vectors(5), table.sample_numbers) == (15, 12)
+    plan = ShardingPlan((table,), 2, (Shard(0, 0, 0, 100, 0, 4),))
+    assert _exchanges(plan, 5).pooled.byte_matrix == ((0, 120), (0, 0))
+    by_rows = ShardingPlan((table,), 2, (Shard(0, 0, 0, 50, 0, 4), Shard(0, 1, 50, 50, 0, 4)))
+    found = _exchanges(by_rows, 5).by_rows
+    assert found is not None
+    # 10 samples x 3 features x 4 numbers x 2 bytes.
+    assert found.sums.size_bytes == 240

@@ -244,3 +244,18 @@ def test_named_sharders_place_tables_where_they_fit(name):
     # Where nothing fits, the sharder's own plan is predicted, and the answer says what is missing.
     few = memory_of(spec, rank_count=2, ranks_per_host=2, memory_bytes=room)
     assert max(rank.total_bytes for rank in few) > room
+
+
+def test_tables_beyond_all_gpus_are_in_host_memory_and_cost_what_they_fetch():
+    changes = ["embedding.rows=[4000000, 40000000, 400000]", "batch=8192", "embedding.width=128"]
+    changes += ["embedding.pooling_factors=8.0", "embedding.zipf_exponents=1.05"]
+    spec = load_workload("dlrm_default", [*changes, "dense.bottom_mlp=[512, 128]"])
+    room = 6 * 2**30
+    sizes = {"rank_count": 2, "ranks_per_host": 2, "memory_bytes": room}
+    assert sum(table.size_bytes for table in spec.embedding.tables()) > 2 * room
+    assert max(rank.total_bytes for rank in memory_of(spec, **sizes)) <= room
+    job = build_job(spec, **sizes)
+    assert any("are in host memory" in sentence for sentence in job.facts.assumptions)
+    bare = load_workload("dlrm_default", [*changes, "dense.bottom_mlp=[512, 128]",
+                                          "sharding.host_memory=false"])  # fmt: skip
+    assert max(rank.total_bytes for rank in memory_of(bare, **sizes)) > room
