@@ -7,13 +7,18 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
+from perfmodel import api
+from perfmodel.graph.ops import MemoryBound, Op
+
 HERE = Path(__file__).parent
 PERFMODEL = [sys.executable, "-c", "from perfmodel.cli import main; main()"]
 TOKENS, VOCAB = 200_000, 50_257
+WAYS = {"eager": "--compile=False", "compiled": "--compile=True"}
 
 
 def perfmodel(*words: str, folder: Path) -> str:
@@ -39,6 +44,25 @@ def predict(*words: str, folder: Path) -> dict[str, object]:
     }
 
 
+def count_kernels(folder: Path) -> dict[str, dict[str, float]]:
+    """Kernels of rank 0 by kind, and the bytes of those that are bound by memory."""
+    job = api.load_job(folder)
+    program = job.program_of(0)
+    ops: Iterable[Op] = (job.ops[index] for index in program.op[program.is_on_device()])
+    counts: dict[str, dict[str, float]] = {}
+    for op in ops:
+        is_bytes = isinstance(op, MemoryBound)
+        is_fused = is_bytes and op.operator.startswith("fused_")
+        kind = "fused" if is_fused else "memory-bound" if is_bytes else type(op).__name__
+        entry = counts.setdefault(kind, {"kernels": 0, "gigabytes": 0.0})
+        entry["kernels"] += 1
+        if is_bytes:
+            entry["gigabytes"] = round(
+                entry["gigabytes"] + (op.read_bytes + op.write_bytes) / 1e9, 6
+            )
+    return counts
+
+
 def main() -> None:
     script = Path(sys.argv[1]).resolve()
     results = {}
@@ -48,13 +72,15 @@ def main() -> None:
         tokens = np.random.default_rng(0).integers(0, VOCAB, TOKENS).astype(np.uint16)
         for part in ("train", "val"):
             tokens.tofile(data / f"{part}.bin")
-        perfmodel(
-            "emulate", "--ranks", "8", "--device", "a100_sxm_80gb", "--out", str(jobs / "job"),
-            "--", script.name, f"--dataset={data}", "--eval_iters=1", folder=script.parent,
-        )  # fmt: skip
-        job = ("--job", str(jobs / "job"))
-        results["emulated, eager"] = predict(*job, "--stack", "pytorch_fused", folder=HERE)
-        results["emulated, compiled"] = predict(*job, folder=HERE)
+        for way, option in WAYS.items():
+            perfmodel(
+                "emulate", "--ranks", "8", "--device", "a100_sxm_80gb", "--out", str(jobs / way),
+                "--", script.name, f"--dataset={data}", "--eval_iters=1", option,
+                folder=script.parent,
+            )  # fmt: skip
+            results[f"emulated, {way}"] = predict("--job", str(jobs / way), folder=HERE) | {
+                "kernels": count_kernels(jobs / way)
+            }
         workload = ("--workload", str(HERE / "scenario.yaml"))
         for stack in ("pytorch_fused", "torch_compile"):
             results[f"generator, {stack}"] = predict(*workload, "--stack", stack, folder=HERE)

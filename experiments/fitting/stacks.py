@@ -63,8 +63,9 @@ ROBUST = 0.10
 DOUBT = {Family.TRANSFORMER: 0.5, Family.DLRM: 1.0}
 """How fast rows far off lose weight: among recommendation runs are hosts several times slower
 than others of their kind, which no constant of a stack is about."""
-PRIOR_OF_CHIP = 0.15
-PRIOR_OF_DEVICE = 0.08
+PRIORS = {"chip": 0.15, "device": 0.08, "publisher": 0.08}
+"""How far values of chips may lie from none. What one publisher's cluster adds (its clocks, its
+fabric) is fitted beside them and not kept, so that it does not become the chip's."""
 WEIGHT_OF_UNKNOWN = 0.1
 """Frameworks without a stack of their own or known from one model on one device, and experts,
 whose costs are still far off, say little about a chip."""
@@ -141,8 +142,9 @@ class Problem:
         return np.clip(value, np.where(is_host, math.log(0.05), low), math.log(8.0))
 
     def errors_at(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Errors with *value* for the constants."""
-        return self.now - self.stated + self.slopes @ value
+        """Errors with *value* for the constants; a prediction does not know what publishers add."""
+        is_kept = np.array([key[0] != "publisher" for key in self.keys])
+        return self.now - self.stated + self.slopes @ np.where(is_kept, value, 0.0)
 
     def left_out(self, key_of: Callable[[Case], object]) -> NDArray[np.float64]:
         """Errors of every case with all cases of its key left out of the fit."""
@@ -191,6 +193,8 @@ def _constants(case: Case, family: Family) -> list[tuple[Key, str]]:
         ]
         if case.is_tensor and OF_CHIP[family] and not _is_reference(case.device):
             found.append((("device", case.device, "arithmetic"), "arithmetic"))
+        if case.is_tensor and OF_CHIP[family]:
+            found.append((("publisher", case.publisher, "arithmetic"), "arithmetic"))
     return found
 
 
@@ -204,7 +208,7 @@ def _stated(key: Key, case: Case) -> float:
         return math.log(load_sustained()[word].get(name, 1.0))
     if kind == "device":
         return _deviation(name, case.architecture)
-    if word == "host":
+    if kind == "publisher" or word == "host":
         return 0.0
     ratio = _load(name).time_ratio(word, case.architecture)
     for parent in lineage(name, case.row.family)[1:2]:
@@ -259,8 +263,8 @@ def _load(name: str) -> SoftwareStack:
 
 
 def _prior(key: Key, family: Family) -> float:
-    if key[0] in ("chip", "device"):
-        return PRIOR_OF_CHIP if key[0] == "chip" else PRIOR_OF_DEVICE
+    if key[0] in PRIORS:
+        return PRIORS[key[0]]
     if family is Family.DLRM:
         own = PRIOR_OF_LOOKUPS if key[2] == "embedding" else PRIOR[family]
         return PRIOR_OF_RELEASE * own if _is_release(key[1]) else own

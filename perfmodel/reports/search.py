@@ -35,7 +35,11 @@ OPTIONAL = ("tokens/s/GPU", "90 % interval", "beats next")
 """Columns that a narrow terminal drops, the last one first."""
 TALLIED = ("considered", "too_large", "pruned", "untried", "replayed", "is_proven")
 FLAGS = Path(__file__).parent / "flags.yaml"
-_CONTEXT_WORDS = {ContextKind.RING: "p2p", ContextKind.ALL_GATHER: "all_gather"}
+_CONTEXT_WORDS = {
+    ContextKind.RING: "p2p",
+    ContextKind.ALL_GATHER: "all_gather",
+    ContextKind.ALL_TO_ALL: "a2a",
+}
 
 
 def to_search_document(rankings: Sequence[LayoutRanking]) -> dict[str, Any]:
@@ -106,12 +110,15 @@ def _tokens_per_s(ranking: LayoutRanking, layout: RankedLayout) -> float:
 def build_flags(layout: RankedLayout) -> dict[str, str]:
     """What to type for *layout*, by trainer."""
     spread, spec = layout.candidate.chosen.layout, layout.candidate.spec
+    parallel = spec.parallel
     holds = {
         "sequence_parallel": spread.is_sequence_parallel,
         "interleaved": spread.interleaving > 1,
         "pipelined": spread.pp > 1,
         "shares_sequences": spread.cp > 1,
         "has_experts": spec.model.has_experts,
+        "overlaps_experts": spec.parallel.expert_overlap,
+        **({f"dispatcher_{parallel.dispatcher.value}": True} if parallel.dispatcher else {}),
         spec.parallel.sharding.value: True,
         f"recompute_{spec.training.recompute.value}": True,
     }
@@ -286,11 +293,21 @@ def _cells(ranking: LayoutRanking, layout: RankedLayout, place: int) -> dict[str
         "runs": str(spread.interleaving),
         "sharding": spec.parallel.sharding.value,
         "recompute": spec.training.recompute.value,
+        **({"tokens by": _exchange_words(layout)} if spec.model.has_experts else {}),
         "memory": format_size(layout.candidate.peak_bytes),
         "beats next": f"{beats} tie" if layout.is_tied_with_next else beats,
     }
     cost = ranking.cost_per_million_tokens(layout)
     return cells if cost is None else {**cells, "per M tokens": f"{cost:.3f}"}
+
+
+def _exchange_words(layout: RankedLayout) -> str:
+    """What takes tokens to experts, and whether another micro-batch computes meanwhile."""
+    candidate = layout.candidate
+    if candidate.chosen.layout.ep == 1:
+        return ""
+    dispatcher = candidate.spec.parallel.dispatcher or candidate.stack.dispatchers[0]
+    return dispatcher.value + (", overlapped" if candidate.spec.parallel.expert_overlap else "")
 
 
 def _full_name(layout: RankedLayout) -> str:
@@ -302,6 +319,7 @@ def _full_name(layout: RankedLayout) -> str:
         f"runs={numbers['interleaving']}" if numbers["interleaving"] > 1 else "",
         numbers["sharding"].replace("none", ""),
         f"recompute {numbers['recompute']}" if numbers["recompute"] != "none" else "",
+        _exchange_words(layout),
     ]
     return " ".join(word for word in words if word)
 

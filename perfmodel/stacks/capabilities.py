@@ -101,6 +101,8 @@ class FrameworkBehaviour(Enum):
     * PARAMETER_BUCKETS: a bucket of gradients holds a million parameters per rank that reduces it,
       and at least 40 million.
     * COALESCED_GATHERS: updated weights are gathered in one call, even where reductions overlap.
+    * SPLIT_EXPERTS: a run that says nothing else divides the GEMMs of an expert over the tensor
+      group, as those of the rest of a layer, where the ranks suffice.
     * EXPERTS_ONE_BY_ONE: the GEMMs of a rank's experts are launched one by one, not as a group.
     * COPIED_GATHERS: gathered weights are copied out of the buffer that they arrived in.
     """
@@ -126,6 +128,7 @@ class FrameworkBehaviour(Enum):
     ALL_LOGITS = "all_logits"
     PARAMETER_BUCKETS = "parameter_buckets"
     COALESCED_GATHERS = "coalesced_gathers"
+    SPLIT_EXPERTS = "split_experts"
     EXPERTS_ONE_BY_ONE = "experts_one_by_one"
     COPIED_GATHERS = "copied_gathers"
 
@@ -185,8 +188,9 @@ class Overlap(Enum):
     for the weight gradient. TENSOR_EXCHANGE: all communication of a tensor group overlaps, in
     pieces. SHARDED_LAYERS: reductions and gathers overlap for weights that are gathered layer by
     layer, even if others do not. INDEX_EXCHANGE: the exchange of the next batch's indices overlaps
-    with all other communication. EXCHANGE_AND_REDUCTION: reductions of gradients overlap with
-    exchanges of pooled vectors.
+    with all other communication. EXPERT_EXCHANGE: tokens can be exchanged with experts while
+    another micro-batch computes; a workload asks for it. EXCHANGE_AND_REDUCTION: reductions of
+    gradients overlap with exchanges of pooled vectors.
     """
 
     GRADIENT_REDUCTION = "gradient_reduction"
@@ -197,5 +201,6 @@ class Overlap(Enum):
     TENSOR_EXCHANGE = "tensor_exchange"
     EMBEDDING_EXCHANGE = "embedding_exchange"
     INDEX_EXCHANGE = "index_exchange"
+    EXPERT_EXCHANGE = "expert_exchange"
     EXCHANGE_AND_REDUCTION = "exchange_and_reduction"
     INPUT = "input"

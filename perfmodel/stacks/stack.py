@@ -258,9 +258,9 @@ class SoftwareStack(Form):
 
     *family* is what it can run, None for both. *attention_kernels* maps an architecture (or
     `default`) to a kernel name. *loads_long* means that GEMMs keep the chip busy enough to lower
-    its clocks. *collective_algorithm* overrides NCCL's own choice. *dispatcher* takes tokens to
-    experts where the workload names none. *kernel_time_ratio* maps a
-    family of kernels and an architecture to how much longer they take in this framework than alone
+    its clocks. *collective_algorithm* overrides NCCL's own choice. *dispatchers* are those that it
+    can take tokens to experts with; the first is its default. *kernel_time_ratio* maps a family of
+    kernels and an architecture to how much longer they take in this framework than alone
     on the chip, as fitted to runs. *kernel_operations* are instructions per byte of traffic, by
     name of a memory-bound kernel that instructions limit and not the memory. *evidence* is by
     architecture. *stands_for* lists frameworks that run with this stack. *extends* names the stack
@@ -284,7 +284,7 @@ class SoftwareStack(Form):
     kernel_operations: Mapping[_MemoryKernel, Number] = field(default_factory=dict)
     residency: Residency = Residency.COLD
     habits: frozenset[FrameworkBehaviour] = frozenset()
-    dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
+    dispatchers: tuple[Dispatcher, ...] = (Dispatcher.ALL_TO_ALL,)
     tables: TableHandling = TableHandling()
     loader: Loader = Loader()
     compiled: Compiled = Compiled()

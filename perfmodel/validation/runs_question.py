@@ -15,6 +15,9 @@ from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout, peak_bytes
 from perfmodel.workloads.transformer.spec import Recompute, TransformerSpec
 
+_STATES_RECOMPUTE = ("recompute", "recompute_modules", "ep_overlap", "cuda_graph")
+"""Columns of which one is stated only where the configuration of a run is known: what it does not
+say of recomputation, it does not do."""
 _FAR_BEYOND = 1.2
 """Memory needs are known to about a fifth: a run that needs less than this may have fitted."""
 
@@ -44,7 +47,7 @@ def read_setting(
     build_spec = build_dlrm_spec if row.family is Family.DLRM else build_transformer_spec
     workload: Workload = build_spec(row, stack, sentences)
     setting = Setting(workload, cluster, stack, asked or PredictOptions())
-    if not row.text("recompute"):
+    if not any(map(row.text, _STATES_RECOMPUTE)):
         setting = _with_recompute(setting, sentences)
     return replace(setting, assumptions=tuple(sentences))
 

@@ -6,7 +6,7 @@ A row that no workload can express is listed as unsupported, with the reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +22,8 @@ _NEEDED = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len", "gbs")
 _MASKED = "masked_tokens"
 _PREDICTED_TOKENS = {128: 20, 384: 60, 512: 80}
 """Masked tokens per sequence in masked pre-training, by sequence length."""
+_PACKED_TOKENS = 512
+"""Tokens of a sample where sequences are packed: those of question-answering sets are shorter."""
 _USUAL_LATENTS = {"kv_lora_rank": 512, "q_lora_rank": 1536, "rope_dim": 64}
 """Widths of latent attention, which tables do not state."""
 _STORED = {"fp32": "fp32", "tf32": "fp32", "fp16": "fp16"}
@@ -56,7 +58,7 @@ def build_transformer_spec(
         "batch": _batch(row, sentences),
         "sequence_length": _length(row, sentences),
         "model": _model(row, stack, sentences),
-        "parallel": _parallel(row, sentences),
+        "parallel": _parallel(row, stack, sentences),
         "training": _training(row, sentences),
     }
     if content["model"].get("head") == _MASKED:
@@ -133,14 +135,29 @@ def _experts(row: RunRow) -> dict[str, Any]:
     return row.section("experts")
 
 
-def _parallel(row: RunRow, sentences: list[str]) -> dict[str, Any]:
+def _parallel(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str, Any]:
     parallel = row.section("parallel")
     if (row.value("experts") or 0) > 1 and parallel["tp"] > 1:
-        parallel["sequence_parallel"] = True
+        parallel |= {"sequence_parallel": True, **_expert_split(row, parallel, stack, sentences)}
         sentences.append("Experts with tensor parallelism: sequence parallelism is assumed.")
     if "micro_batch" not in parallel:
         sentences.append("The micro-batch is not stated; assumed the largest that fits.")
     return parallel
+
+
+def _expert_split(
+    row: RunRow, parallel: Mapping[str, Any], stack: SoftwareStack, sentences: list[str]
+) -> dict[str, int]:
+    """How many ranks share an expert, where the run does not say: by default the tensor group."""
+    split: int = parallel["tp"]
+    of_stage = (row.value("n_gpus") or 1) // parallel["pp"]
+    is_enough = of_stage % (split * (parallel.get("ep") or 1)) == 0
+    if "etp" in parallel or not (stack.has(FrameworkBehaviour.SPLIT_EXPERTS) and is_enough):
+        return {}
+    sentences.append(
+        f"How many ranks share an expert is not stated; assumed those of the tensor group, {split}."
+    )
+    return {"etp": split}
 
 
 def _training(row: RunRow, sentences: list[str]) -> dict[str, Any]:
@@ -150,6 +167,11 @@ def _training(row: RunRow, sentences: list[str]) -> dict[str, Any]:
         "precision": _STORED.get(row.text("compute_precision"), "bf16"),
         "clip_gradients": row.text("optimizer_kind") != "none",
     }
+    if row.value("packed") and not row.text("packed_tokens"):
+        training["packed_tokens"] = _PACKED_TOKENS
+        sentences.append(
+            f"Sequences are packed of samples of unstated length; assumed {_PACKED_TOKENS} tokens."
+        )
     for name, word in (("recompute", "Recomputation"), ("optimizer_kind", "The optimizer")):
         if not row.text(name):
             assumed = training[name.removesuffix("_kind")]

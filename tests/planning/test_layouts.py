@@ -3,7 +3,7 @@ import pytest
 from perfmodel.base.errors import PlanError
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.planning.layouts.bounds import Bounds
-from perfmodel.planning.layouts.candidates import iter_candidates
+from perfmodel.planning.layouts.candidates import iter_candidates, iter_exchanges
 from perfmodel.planning.layouts.ranking import pareto
 from perfmodel.planning.layouts.search import judge, search_layouts
 from perfmodel.planning.question import LayoutQuestion
@@ -170,3 +170,20 @@ def test_a_recommendation_model_is_sent_to_rank():
 
     with pytest.raises(PlanError, match="perfmodel rank --search"):
         search_layouts(question, executor=SerialExecutor())
+
+
+def test_the_fastest_layout_is_tried_with_every_dispatcher_of_its_stack():
+    spec = load_workload("gpt2_xl", (*SMALL, *EXPERTS, "parallel.ep=2"))
+    cluster, stack = build_cluster(load_topology("dgx_a100")), load_stack("megatron")
+    stated = {"parallel.ep", "parallel.tp", "parallel.pp", "parallel.micro_batch"}
+    best = next(
+        one
+        for one in iter_candidates(spec, cluster, stack, stated=stated)
+        if one.chosen.layout.ep == 2
+    )
+    found = [one.overrides for one in iter_exchanges(best, cluster)]
+    # Four dispatchers with and without overlap, but for the one that was replayed.
+    assert len(found) == 7
+    assert all(one["parallel.ep"] == 2 and "parallel.dispatcher" in one for one in found)
+    fixed = {"parallel.dispatcher", "parallel.expert_overlap"}
+    assert list(iter_exchanges(best, cluster, stated=fixed)) == []

@@ -61,6 +61,8 @@ def install_dynamo(gpu: VirtualGpu) -> None:
     for name in ("cuda", *(f"cuda:{number}" for number in range(gpu.count))):
         device_interface.register_interface_for_device(name, kind)
     trace_rules.add(_OWN_PACKAGE)
+    # It warns when it is imported without Triton.
+    logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
 
 
 def install_inductor(gpu: VirtualGpu, cache: Path, masks: Callable[[], Any]) -> None:
@@ -69,8 +71,6 @@ def install_inductor(gpu: VirtualGpu, cache: Path, masks: Callable[[], Any]) -> 
     *masks* gives those of the region that is being compiled.
     """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
-    # It warns when it is imported without Triton.
-    logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
     from torch._functorch import config as autograd
     from torch._inductor import async_compile, compile_fx, config, scheduler, select_algorithm
     from torch._inductor.codegen import triton, wrapper

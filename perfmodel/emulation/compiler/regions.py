@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
 from perfmodel.emulation.compiler.check import prove_compiler
 from perfmodel.emulation.compiler.front import install_dynamo, install_inductor
@@ -37,6 +38,7 @@ class Compiler:
         self._folder = folder
         self._throttle = throttle
         self._is_installed = False
+        self._fault: RuntimeError | None = None
         self._names: dict[int, str] = {}
         self._masks: RegionMasks | None = None
         self.cpu_s = 0.0
@@ -66,30 +68,40 @@ class Compiler:
             try:
                 self._prepare()
                 made = compile_region()
+            except (RestartAnalysis, SkipFrame):
+                # Dynamo's own: it traces again, or leaves the frame as it is.
+                raise
             except Exception as fault:
-                self.fallbacks.setdefault(place, f"{type(fault).__name__}: {fault!s:.160}")
+                why = f"{type(fault).__name__}: {fault!s:.160}"
+                self.fallbacks.setdefault(place, why)
+                _say(f"the region at {place} stays eager, because it could not be compiled: {why}")
                 made = eager
             else:
                 self.compiled_count += 1
         took_s = time.process_time() - start_s
         self.cpu_s += took_s
         if took_s > _TOLD_S:
-            print(
-                f"perfmodel: compiled a region at {place} in {took_s:.1f} s of processor time.",
-                file=sys.stderr,
-                flush=True,
-            )
+            _say(f"compiled a region at {place} in {took_s:.1f} s of processor time.")
         return made
 
     def _prepare(self) -> None:
-        if self._is_installed:
-            return
-        self._is_installed = True
+        """Install Inductor before the first region; if its self-test fails, refuse every one."""
+        if not self._is_installed:
+            self._is_installed = True
+            self._install_inductor()
+            try:
+                prove_compiler(self._gpu)
+            except RuntimeError as fault:
+                self._fault = fault
+            self._names.clear()
+        if self._fault is not None:
+            raise self._fault
+
+    def _install_inductor(self) -> None:
         cache = self._folder / FOLDER
         hide_code(cache)
         install_inductor(self._gpu, cache, lambda: self._masks)
         share_code()
-        prove_compiler(self._gpu)
         from torch._inductor.output_code import CompiledFxGraph
 
         graph: Any = CompiledFxGraph
@@ -108,3 +120,7 @@ class Compiler:
             way = "backward" if graph.fx_kwargs.get("is_backward") else "forward"
             name = self._names[id(graph)] = f"{COMPILED}{way} {len(self._names)}"
         return name
+
+
+def _say(sentence: str) -> None:
+    print(f"perfmodel: {sentence}", file=sys.stderr, flush=True)

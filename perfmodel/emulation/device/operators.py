@@ -144,8 +144,11 @@ class OperatorKernel:
             # Anything else is a mistake of the script, such as shapes that do not fit.
             if not isinstance(fault, NotImplementedError) and _NO_META_KERNEL not in str(fault):
                 raise
-            meta_args, meta_kwargs = _convert((args, kwargs), _CPU)
-            result = self._ask_host(meta_args, meta_kwargs, fault)
+            result = meta_kwargs.get("out")
+            if result is None or not result.numel():
+                meta_args, meta_kwargs = _convert((args, kwargs), _CPU)
+                result = self._ask_host(meta_args, meta_kwargs, fault)
+            # Else it is compiled code, which allocates results itself, at their size.
         # Arguments to which the meta kernel gave another shape.
         resized = []
         for written in self._written:

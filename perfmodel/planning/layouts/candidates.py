@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any
 
 from perfmodel.base.errors import WorkloadError
+from perfmodel.stacks.capabilities import Dispatcher, Overlap
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.run import unfuses_attention
@@ -67,7 +68,17 @@ class Candidate:
             **(
                 {"parallel.sequence_parallel": layout.is_sequence_parallel} if layout.tp > 1 else {}
             ),
+            **self._exchange,
             "training.recompute": self.spec.training.recompute.value,
+        }
+
+    @property
+    def _exchange(self) -> dict[str, int | str | bool]:
+        """How tokens get to experts, where that is said."""
+        parallel = self.spec.parallel
+        return {
+            **({"parallel.dispatcher": parallel.dispatcher.value} if parallel.dispatcher else {}),
+            **({"parallel.expert_overlap": True} if parallel.expert_overlap else {}),
         }
 
     @property
@@ -107,6 +118,44 @@ def iter_candidates(
                     found = options.complete(changes)
                     if found is not None:
                         yield found
+
+
+def iter_exchanges(
+    best: Candidate, cluster: Cluster, *, stated: Collection[str] = ()
+) -> Iterator[Candidate]:
+    """*best* with the other ways of its stack to take tokens to experts; none without experts."""
+    spec, stack = best.spec, best.stack
+    if best.chosen.layout.ep == 1:
+        return
+    parallel = spec.parallel
+    dispatchers: Sequence[Dispatcher | None] = stack.dispatchers
+    overlaps: Sequence[bool] = (False, True)
+    if "parallel.dispatcher" in stated:
+        dispatchers = [parallel.dispatcher]
+    if "parallel.expert_overlap" in stated or Overlap.EXPERT_EXCHANGE not in stack.overlaps:
+        overlaps = [parallel.expert_overlap]
+    options = LayoutOptions(spec, cluster, stack)
+    for dispatcher, overlap in product(dispatchers, overlaps):
+        own = parallel.dispatcher or stack.dispatchers[0]
+        is_same = (dispatcher or own, overlap) == (own, parallel.expert_overlap)
+        changes = {"dispatcher": dispatcher, "expert_overlap": overlap}
+        if not is_same:
+            found = options.complete({**_split_of(best), **changes})
+            if found is not None:
+                yield found
+
+
+def _split_of(candidate: Candidate) -> dict[str, Any]:
+    """Everything that a layout says, as changes."""
+    parallel, layout = candidate.spec.parallel, candidate.chosen.layout
+    return {
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "micro_batch": layout.micro_batch,
+        "interleaving": layout.interleaving,
+        "sharding": parallel.sharding,
+        "recompute": candidate.spec.training.recompute,
+    }
 
 
 class LayoutOptions:

@@ -20,7 +20,12 @@ from perfmodel.base.errors import PlanError
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.planning.layouts.bounds import Bounds, layer_of, measure_layer
-from perfmodel.planning.layouts.candidates import FIELDS, Candidate, iter_candidates
+from perfmodel.planning.layouts.candidates import (
+    FIELDS,
+    Candidate,
+    iter_candidates,
+    iter_exchanges,
+)
 from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, Search, Tally
 from perfmodel.planning.question import LayoutQuestion
 from perfmodel.planning.ranking import beats_next
@@ -137,6 +142,9 @@ def _search(
         began_s + seconds,
         on_phase,
     )
+    tally = count_layouts(len(everything), len(fitting), queue, replayed, is_proven=is_proven)
+    on_phase(f"{hosts} hosts: ways to take tokens to experts", 0.96)
+    replayed += judge_exchanges(replayed, machine, options, executor, question.stated)
     ranked = order_layouts(replayed)[: question.top]
     return LayoutRanking(
         question=question,
@@ -145,9 +153,30 @@ def _search(
         tokens=spec.batch * spec.sequence_length,
         memory_bytes=cluster.device.memory_bytes,
         layouts=tuple(ranked),
-        tally=count_layouts(len(everything), len(fitting), queue, replayed, is_proven=is_proven),
+        tally=tally,
         reasons=find_reasons(machine, ranked),
     )
+
+
+def judge_exchanges(
+    replayed: Sequence[RankedLayout],
+    machine: Machine,
+    options: PredictOptions,
+    executor: Executor,
+    stated: frozenset[str],
+) -> list[RankedLayout]:
+    """The fastest layout with the other dispatchers of its stack, with and without overlap.
+
+    Layouts are compared under the stack's default first: bounds say nothing of the others.
+    """
+    best = min(replayed, key=lambda one: one.time_ns)
+    others = list(iter_exchanges(best.candidate, machine[0], stated=stated))
+    fitting = [one for one in others if one.chosen.fits]
+    found = executor.map(judge, (*machine, options), fitting)
+    return [
+        RankedLayout(candidate, round(one.iteration_ns), one)
+        for candidate, one in zip(fitting, found, strict=True)
+    ]
 
 
 def count_layouts(

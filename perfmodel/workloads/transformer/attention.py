@@ -51,6 +51,8 @@ def attention_steps(
         context = _ContextAttention(run, direction, seen if seen < most else None)
         if spec.parallel.cp_kind is ContextKind.ALL_GATHER:
             return context.gathered(most)
+        if spec.parallel.cp_kind is ContextKind.ALL_TO_ALL:
+            return context.exchanged(min(length, seen), is_causal=spec.model.causal)
         return context.ring()
     if run.has_unfused_attention:
         return _unfused_steps(run, direction)
@@ -150,6 +152,35 @@ class _ContextAttention:
             return [gather, core]
         what = "key and value gradients"
         return [gather, core, self._collective(CollectiveKind.REDUCE_SCATTER, what, self._cp)]
+
+    def exchanged(self, keys: int, *, is_causal: bool) -> list[Step]:
+        """Attention over whole sequences for some heads, between two exchanges.
+
+        Heads of keys that are fewer than the ranks are sent to several of them.
+        """
+        model, shape, cp = self._run.spec.model, self._run.shape, self._cp
+        length = self._run.spec.sequence_length
+        is_masked = is_causal and keys >= length
+        core = _fused_step(self._run, self._direction, length, keys, is_causal=is_masked)
+        [op] = core.kernels
+        assert isinstance(op, Attention)
+        part = replace(op, heads=shape.heads // cp, kv_heads=max(1, shape.kv_heads // cp))
+        width = model.query_width + model.head_width
+        inputs = shape.heads * model.query_width + max(shape.kv_heads, cp) * width
+        outputs = shape.heads * model.head_width
+        sizes = {"queries, keys and values": inputs, "outputs": outputs}
+        first, last = (
+            communication(
+                CollectiveKind.ALL_TO_ALL,
+                f"{self._label} {what}",
+                self._run.tokens * numbers * self._run.dtype.size_bytes,
+                self._run.dtype,
+                Slot.CONTEXT,
+            )
+            for what, numbers in sizes.items()
+        )
+        steps = [first, replace(core, kernels=(part,)), last]
+        return steps if self._direction is Pass.FORWARD else [last, steps[1], first]
 
     def ring(self) -> list[Step]:
         """Each turn attends to the present keys while the next ones arrive.

@@ -228,7 +228,7 @@ def _add_context_groups(
     job: JobBuilder, spec: TransformerSpec, groups: NDArray[np.int64], place: str
 ) -> None:
     """The ranks that share a sequence: together, or each with its successor in a ring."""
-    if spec.parallel.cp_kind is ContextKind.ALL_GATHER:
+    if spec.parallel.cp_kind is not ContextKind.RING:
         _add(job, f"context {place}.", groups, Slot.CONTEXT)
         return
     slots = (Slot.RING_OUT, Slot.RING_IN)

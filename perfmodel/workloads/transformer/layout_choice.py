@@ -16,7 +16,12 @@ from perfmodel.workloads.transformer.layout import Layout, split_layers_by_cost
 from perfmodel.workloads.transformer.memory import memory_of_stages
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import multiplied_parameters
-from perfmodel.workloads.transformer.spec import StageSplit, StateSharding, TransformerSpec
+from perfmodel.workloads.transformer.spec import (
+    ContextKind,
+    StageSplit,
+    StateSharding,
+    TransformerSpec,
+)
 
 USABLE_SHARE = 0.9
 _MICRO_BATCHES_PER_STAGE = 4
@@ -177,6 +182,8 @@ def _iter_context_faults(spec: TransformerSpec, tp: int) -> Iterator[str]:
     parts = 2 * cp * (tp if spec.parallel.sequence_parallel is not False else 1)
     if cp > 1 and length % parts:
         yield f"sequence_length ({length}) does not divide by 2 x cp x tp = {parts}"
+    if spec.parallel.cp_kind is ContextKind.ALL_TO_ALL and spec.model.heads % (tp * cp):
+        yield f"heads ({spec.model.heads}) do not divide by tp x cp = {tp} x {cp}"
     if spec.predicted_tokens % cp:
         yield f"predicted tokens ({spec.predicted_tokens}) do not divide by cp={cp}"
 

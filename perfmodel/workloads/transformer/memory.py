@@ -31,9 +31,9 @@ state their peak and from runs that ran out of memory (`validate fits`)."""
 _GATHERED_ACTIVATIONS = 3
 """Tensors of all tokens that a layer split along the sequence holds at once in its backward pass:
 the gathered input of a GEMM, the gathered gradient of its output, and that of the input."""
-_FUSED_LOSS_COPIES, _LOSS_COPIES = 2, 4
+_FUSED_LOSS_COPIES, _LOSS_COPIES = 1, 4
 """Copies of the logits in fp32: as cast, shifted and exponentiated, and their gradient; a fused
-loss works in place."""
+loss works in place in one of them."""
 
 
 def memory_of_stages(run: TransformerRun) -> tuple[RankMemory, ...]:
@@ -68,9 +68,14 @@ def _stage_memory(run: TransformerRun, stage: int, sizes: _LayerSizes) -> RankMe
     expert_bytes += sum(_trained_bytes(run, experts, layout.expert_copies))
     activation_bytes = _activation_bytes(run, stage, sizes)
     fragment_bytes = round(activation_bytes * _FRAGMENTED_RATIO)
+    # Frozen weights that are only multiplied in a narrow format are stored in it, not beside it.
+    cast_bytes = _cast_bytes(run, stage)
+    weight_bytes = held * weight_size
+    if training.adapters_only and training.gemm_dtype.is_quantised:
+        weight_bytes = max(weight_bytes - _multiplied(run, stage) * weight_size, 0)
     parts = {
-        "weights": held * weight_size // (layout.shard_ranks if is_sharded else 1),
-        "weights cast for products": _cast_bytes(run, stage),
+        "weights": weight_bytes // (layout.shard_ranks if is_sharded else 1),
+        "weights cast for products": cast_bytes,
         "gradients": gradient_bytes,
         "optimizer state": state_bytes,
         "activations": activation_bytes,
@@ -103,19 +108,24 @@ def _trained_bytes(run: TransformerRun, elements: int, shares: int) -> tuple[int
 
 def _cast_bytes(run: TransformerRun, stage: int) -> int:
     """Copies of weights that live from the forward to the backward pass."""
-    training, layout = run.spec.training, run.layout
+    training = run.spec.training
     if not (training.gemm_dtype.is_quantised or training.is_autocast):
         return 0
-    shapes = LayerShapes(run.spec.model, layout).of_stage(stage)
-    if run.spec.parallel.sharding.divides_weights and layout.pp == 1:
-        shapes = shapes[-_GATHERED_LAYERS:]
-    elements = sum(
-        sum(linear.weight for linear in shape.linears.values()) + sum(shape.expert_tensors)
-        for shape in shapes
-    )
+    elements = _multiplied(run, stage)
     if training.gemm_dtype.is_quantised:
         return training.gemm_dtype.bytes_of(elements) * (1 if training.adapters_only else 2)
     return elements * run.dtype.size_bytes
+
+
+def _multiplied(run: TransformerRun, stage: int) -> int:
+    """Weights of a stage's layers that are multiplied, of those that a rank holds at a time."""
+    shapes = LayerShapes(run.spec.model, run.layout).of_stage(stage)
+    if run.spec.parallel.sharding.divides_weights and run.layout.pp == 1:
+        shapes = shapes[-_GATHERED_LAYERS:]
+    return sum(
+        sum(linear.weight for linear in shape.linears.values()) + sum(shape.expert_tensors)
+        for shape in shapes
+    )
 
 
 def _gathered_bytes(run: TransformerRun, held: int) -> int:

@@ -73,7 +73,7 @@ class TransformerRun:
     @property
     def dispatcher(self) -> Dispatcher:
         """What takes tokens to the ranks of their experts."""
-        return self.spec.parallel.dispatcher or self.stack.dispatcher
+        return self.spec.parallel.dispatcher or self.stack.dispatchers[0]
 
     @property
     def captures_all(self) -> bool:

@@ -177,11 +177,12 @@ class ContextKind(Enum):
     """How ranks that share a sequence see each other's keys and values.
 
     RING passes them round while attention works on those present; ALL_GATHER gathers all of
-    them first.
+    them first; ALL_TO_ALL gives every rank all tokens of some heads (Ulysses).
     """
 
     RING = "ring"
     ALL_GATHER = "all_gather"
+    ALL_TO_ALL = "all_to_all"
 
 
 class CudaGraph(Enum):

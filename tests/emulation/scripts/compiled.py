@@ -3,6 +3,7 @@
 import os
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
@@ -77,6 +78,10 @@ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 with torch.device("cuda"):
     model, square = Model(), torch.ones(256, 256)
     heads = torch.ones(1, 2, BLOCK * BLOCKS, 64, dtype=torch.bfloat16, requires_grad=True)
+# The first region is compiled inside the modes of DDP, which the self-test must not see.
+dist.init_process_group("nccl")
+replica = nn.parallel.DistributedDataParallel(torch.compile(nn.Linear(64, 64).cuda()))
+replica(torch.ones(8, 64, device="cuda")).sum().backward()
 # Four documents of two blocks each.
 documents = torch.arange(BLOCK * BLOCKS).div(2 * BLOCK, rounding_mode="floor").cuda()
 compiled = torch.compile(model)

@@ -41,14 +41,14 @@ def iteration_ns(spec, ranks):
     return int(SerialExecutor().replay(priced.job, priced.durations, 1).iteration_end_ns.max())
 
 
-@pytest.mark.parametrize("kind", ["ring", "all_gather"])
+@pytest.mark.parametrize("kind", ["ring", "all_gather", "all_to_all"])
 def test_a_sequence_of_one_rank_takes_the_nanoseconds_of_the_job_without_the_word(kind):
     alone = tiny(parallel={"cp": 1, "cp_kind": kind})
 
     assert iteration_ns(alone, 2) == iteration_ns(tiny(), 2)
 
 
-@pytest.mark.parametrize("kind", ["ring", "all_gather"])
+@pytest.mark.parametrize("kind", ["ring", "all_gather", "all_to_all"])
 @pytest.mark.parametrize("split", [{}, {"tp": 2}, {"pp": 2}, {"sharding": "zero3"}])
 def test_shared_sequences_replay_with_every_other_split(kind, split):
     spec = tiny(parallel={"cp": 2, "cp_kind": kind, **split}, batch=8)
@@ -121,3 +121,22 @@ def test_unfused_attention_cannot_share_a_sequence():
 
     with pytest.raises(WorkloadError, match="cp=2 needs a fused attention kernel"):
         build_job(spec, rank_count=2, ranks_per_host=8, stack=STACK)
+
+
+def test_an_exchange_of_heads_moves_queries_keys_values_and_outputs():
+    spec = tiny(parallel={"cp": 2, "cp_kind": "all_to_all"}, layers=1, batch=2)
+    job = job_of(spec, ranks=2)
+    label = "layer 0/attention/core forward"
+    # 16 tokens of a rank: 4 heads of queries, 2 of keys and 2 of values, of 2 numbers of 2 bytes.
+    sent = [call.size_bytes for call in collectives_of(job, CollectiveKind.ALL_TO_ALL, label)]
+    assert sent == [16 * (4 + 2 + 2) * 2 * 2, 16 * 4 * 2 * 2]
+    op = ops_of(job, Attention, "core forward")[0][1]
+    # All 16 tokens of a sequence, half of the heads.
+    assert (op.query_length, op.key_length, op.heads, op.kv_heads) == (16, 16, 2, 1)
+    assert op.is_causal
+
+
+def test_heads_must_divide_by_the_ranks_that_exchange_them():
+    spec = tiny(parallel={"cp": 8, "cp_kind": "all_to_all"}, batch=8)
+    with pytest.raises(WorkloadError, match=r"heads \(4\) do not divide by tp x cp = 1 x 8"):
+        job_of(spec, ranks=8)

@@ -12,7 +12,7 @@ from perfmodel.workloads import load_workload
 from perfmodel.workloads.transformer.layout import Layout
 from perfmodel.workloads.transformer.memory import layer_activation_bytes, memory_of_stages
 from perfmodel.workloads.transformer.run import TransformerRun
-from tests.workloads.reading import memory_of, parameter_count
+from tests.workloads.reading import memory_of, parameter_count, tiny
 
 FUSED = replace(load_stack("pytorch_fused"), fusions=frozenset(Fusion))
 UNFUSED_CORE = ("training.attention=unfused", "training.recompute=none")
@@ -78,8 +78,8 @@ def test_every_rank_is_listed_and_names_its_largest_part(name):
         assert of_rank.total_bytes < 80e9
 
 
-# Logits in bf16 beside two copies in fp32, or beside four.
-@pytest.mark.parametrize(("stack", "a_logit"), [(FUSED, 2 + 8), (load_stack("nanotron"), 2 + 16)])
+# Logits in bf16 beside one copy in fp32, or beside four.
+@pytest.mark.parametrize(("stack", "a_logit"), [(FUSED, 2 + 4), (load_stack("nanotron"), 2 + 16)])
 def test_a_loss_that_is_not_fused_keeps_four_copies_of_the_logits(stack, a_logit):
     run = run_of("gpt2_xl", stack=stack)
 
@@ -92,3 +92,12 @@ def test_what_a_sequence_parallel_layer_gathers_is_not_divided():
 
     gathered = parts_of(run)["gathered activations"]
     assert gathered == 3 * run.spec.sequence_length * run.spec.model.hidden * 2
+
+
+def test_frozen_weights_in_a_narrow_format_are_stored_once():
+    words = {"adapters_only": True, "compute": "fp8"}
+    memory = memory_of(tiny(training=words), rank_count=1, ranks_per_host=1)[0]
+    parts = {part.name: part.size_bytes for part in memory.parts}
+    # Four layers of 128 + 64 + 384 + 192 weights in fp8; norms, embedding and head in bf16.
+    assert parts["weights cast for products"] == 4 * 768
+    assert parts["weights"] == 2 * (4 * 16 + 2 * 80 + 8)
