@@ -69,7 +69,7 @@ MISTAKES = [
     ("predict --topology dgx_h100 --workload llama3_7b", 1, "Near: llama3_70b"),
     ("predict --topology dgx_h100 --stack pytorch_eagre", 1, "Near: pytorch_eager"),
     ("predict --topology dgx_h100 --hosts 0", 2, "greater than or equal to 1"),
-    ("predict --topology dgx_h100 --hosts two", 2, "valid integer"),
+    ("predict --topology dgx_h100 --hosts two", 2, "must be a whole number"),
     ("predict --topology hgx_h100", 1, "Near: dgx_h100, "),
     ("predict --topology dgx_h200", 1, "Near: hgx_h200, "),
     ("compare --topology dgx_a100,dgx_h1000 --workload gpt2_xl", 1, "Near: dgx_h100"),

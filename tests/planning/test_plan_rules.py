@@ -60,7 +60,7 @@ def test_a_plan_that_fills_a_rank_to_the_last_byte_fits(monkeypatch):
     )
     monkeypatch.setattr(making, "_evaluator", lambda question: evaluator)
     monkeypatch.setattr(making, "_setting", lambda question: SimpleNamespace(task=None))
-    nothing: Any = SimpleNamespace(mode=Mode.PERIOD)
+    nothing: Any = SimpleNamespace(mode=Mode.PERIOD, reserve=0.0)
     times = judge_assignments(nothing, np.zeros((3, 1), dtype=np.int32))
     assert times.tolist() == [7, 8, np.iinfo(np.int64).max]
 

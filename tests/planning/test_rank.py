@@ -83,7 +83,7 @@ def test_an_assumed_loader_hides_no_plan_and_a_stated_one_is_named(tables):
 
 def test_nothing_that_fits_is_an_error_and_writes_no_plan(tmp_path):
     huge = tmp_path / "huge.yaml"
-    huge.write_text("tables:\n  - {name: huge, rows: 4000000000, width: 128}\n")
+    huge.write_text("tables:\n  - {name: huge, rows: 400000000000, width: 128}\n")
     plan, answer = tmp_path / "plan.json", tmp_path / "answer.json"
     result = _run(
         ["rank", "--topology", "quad_a100", "--tables", str(huge), "--batch", "1024", "--samples",
@@ -143,7 +143,7 @@ def test_the_same_question_twice_has_the_same_answer_and_says_how_it_was_found(t
         "quad_a100: 1 host, 4 ranks",
         "dlrm_dcnv2: 5 tables, 0.1 GiB of weights",
         "batch 16,384, 4,096 samples per rank",
-        "stack pytorch_fused",
+        "stack hugectr",
     )
     *_, full, batches = first.assumptions
     assert full.startswith("Listed plans are predicted in full")

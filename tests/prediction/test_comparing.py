@@ -53,7 +53,8 @@ def test_a_curve_that_the_host_holds_flat_bends_where_the_gpu_takes_over():
         sentence.startswith("Knee between batch=4,096 and 65,536: up to there mostly host")
         for sentence in found.findings
     )
-    assert found.fastest.name == "batch=2048"
+    # Batches differ in work: the one that does most per second is best.
+    assert found.fastest.name == "batch=131072"
 
 
 def test_one_scenario_without_an_answer_keeps_its_place_with_the_reason():
@@ -77,6 +78,7 @@ def answered(name: str, time_ms: float, *, fits: bool | None = True, assumed=(),
         iteration_ns=round(1e6 * time_ms),
         memory=None if fits is None else SimpleNamespace(fits=fits),
         facts=SimpleNamespace(rank_count=8),
+        yardsticks=None,
         bound=SimpleNamespace(name=bound),
         bound_ratio=0.75,
         path_by_kind_ns=lambda: kinds,

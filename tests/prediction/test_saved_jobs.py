@@ -42,6 +42,7 @@ def score(*periods_ns: int, replayed_ns: int = 100, distrust: str = ""):
     return SimpleNamespace(
         periods=[SimpleNamespace(recorded_ns=one) for one in periods_ns],
         iteration=SimpleNamespace(replayed_ns=replayed_ns),
+        cycle=1,
         is_trusted=not distrust,
         distrust=distrust,
     )

@@ -196,7 +196,7 @@ def test_a_search_is_narrow_names_every_bar_apart_and_keeps_options_whole(tmp_pa
         topology="quad_a100",
         workload="transformer_small",
         overrides=("batch=8", "parallel.pp=1", "parallel.tp=2"),
-        seconds=20,
+        seconds=600,
         top=4,
     )
     page = to_page(report_search(search(question)))

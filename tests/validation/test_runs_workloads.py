@@ -35,7 +35,7 @@ def _row(**changes: str) -> RunRow:
         ("hugectr", "21.05", "hugectr_hybrid", "hugectr_2021"),
         ("hugectr", "22.04", "hugectr_hybrid", "hugectr_2022"),
         ("hugectr", "", "hugectr_hybrid", "hugectr_2022"),
-        ("hugectr", "23.04", "hugectr_auto", "hugectr"),
+        ("hugectr", "23.04", "hugectr_auto", "hugectr_2023"),
         ("hugectr", "", "", "hugectr"),
         ("nvidia_pytorch_dlrm", "2022-01-10", "single", "ngc_dlrm"),
         ("megatron_lm", "", "", "generic_dlrm"),
