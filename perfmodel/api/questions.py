@@ -253,10 +253,9 @@ def replay(
 
     question = replay_question(_as_scenario(job))
     options = replace(question.options, is_explained=is_explained)
+    asked = replace(question, options=options)
     with open_place(executor, workers, ray_address) as place:
-        return prediction.predict(
-            replace(question, options=options), executor=place, clock=PhaseClock(on_phase)
-        )
+        return prediction.predict(asked, executor=place, clock=PhaseClock(on_phase))
 
 
 def whatif(

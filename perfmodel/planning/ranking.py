@@ -205,7 +205,10 @@ def beats_next(
     """
     shares: list[float | None] = []
     for faster, slower in pairwise(times_ns):
-        if pair_sigma > 0:
+        if not len(faster):
+            # Nothing was drawn, so nothing is known of the order.
+            shares.append(None)
+        elif pair_sigma > 0:
             gaps = np.log(slower) - np.log(faster)
             shares.append(float(np.mean(ndtr(gaps / pair_sigma))))
         else:

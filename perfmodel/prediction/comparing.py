@@ -77,12 +77,8 @@ class Comparison(Shown):
         """The whole run of *entry*, where one was asked for."""
         if entry.prediction is None or self.whole is None:
             return None
-        return plan_run(
-            entry.prediction,
-            self.whole,
-            price_per_gpu_hour=self.price_per_gpu_hour,
-            machine=entry.scenario.topology,
-        )
+        price, machine = self.price_per_gpu_hour, entry.scenario.topology
+        return plan_run(entry.prediction, self.whole, price_per_gpu_hour=price, machine=machine)
 
     def cost_of(self, entry: Compared) -> float | None:
         """Money for a thousand iterations of *entry*, where a price is known."""

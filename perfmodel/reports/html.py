@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 import perfmodel
@@ -42,19 +42,24 @@ LANE_COLOURS = {
 }
 
 
-def to_page(report: Report) -> str:
-    """The page as text."""
+def load_template(folder: Path) -> Template:
+    """The page template of *folder*; every value is escaped and none may be missing."""
     templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(folder),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_visible,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    return templates.get_template("page.html.j2")
+
+
+def to_page(report: Report) -> str:
+    """The page as text."""
     rules: dict[str, str] = {}
     shown = [(section.title, section.shown(on_page=True)) for section in report.sections]
-    return templates.get_template("page.html.j2").render(
+    return load_template(Path(__file__).parent).render(
         report=report,
         version=perfmodel.__version__,
         sections=[(title, blocks) for title, blocks in shown if blocks],

@@ -255,8 +255,7 @@ class Chain:
             self.read_bytes *= 2 if row_length > _ON_CHIP_ROW else 1
         else:
             self.read_bytes += max(work.read_bytes - _handed_bytes(last), 0)
-        goes_on = work.operator in _NORMS or self._has(_NORMS_BACKWARD)
-        if last.operator in _SUMS and goes_on:
+        if last.operator in _SUMS and (work.operator in _NORMS or self._has(_NORMS_BACKWARD)):
             self.kept_bytes += last.write_bytes
         self.places.append(place)
         self.works.append(work)
@@ -284,9 +283,8 @@ def join_works(works: Sequence[MemoryBound]) -> list[Chain]:
 
 def _sums_rows(work: MemoryBound, chain: Chain) -> bool:
     """Whether *work* is the second kernel of a norm's backward pass, which reads the same."""
-    last = chain.works[-1]
-    is_second = work.operator == "reduction" and last.operator in _NORMS_BACKWARD
-    return is_second and work.read_bytes == last.read_bytes
+    last, is_sum = chain.works[-1], work.operator == "reduction"
+    return is_sum and last.operator in _NORMS_BACKWARD and work.read_bytes == last.read_bytes
 
 
 def _elements(work: MemoryBound) -> float:

@@ -24,6 +24,9 @@ def name(request):
 @pytest.fixture
 def change(name):
     words = EXAMPLES[name]
+    if name == "blueconnect":
+        # The jobs name no GPU.
+        words = ",".join(filter(None, (words, "topology=quad_a100")))
     return parse_transformation(f"{name}:{words}" if words else name)
 
 

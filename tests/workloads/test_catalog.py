@@ -30,6 +30,7 @@ def test_the_promised_workloads_are_shipped():
         "dlrm_deep_fm",
         "dlrm_default",
         "dlrm_mlperf",
+        "dlrm_v4",
         "dlrm_wide_deep",
         "gpt2_124m",
         "gpt2_xl",

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from perfmodel import api
 from perfmodel.api.questions import build_scenario
 from perfmodel.base.errors import InputError, PerfModelError
-from perfmodel.base.units import format_duration, parse_count
+from perfmodel.base.units import parse_count
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.predict import predict
@@ -24,8 +24,8 @@ from perfmodel.prediction.scenario import RunQuestion, Scenario
 from perfmodel.prediction.whole_run import TrainingRun, plan_run
 from perfmodel.reports.html import to_page
 from perfmodel.reports.prediction import report_prediction
-from perfmodel.reports.runs import format_days
-from perfmodel.reports.text import describe_fit, describe_interval, to_command
+from perfmodel.reports.summary import summarise
+from perfmodel.reports.text import to_command
 
 T = TypeVar("T")
 Tell = Callable[[str, Mapping[str, Any]], None]
@@ -59,8 +59,8 @@ class Asked:
     def command(self) -> str:
         """What to type for the same answer."""
         words = [to_command("predict", self.scenario)]
-        words += [f"--tokens {self.run.tokens:g}"] if self.run.tokens else []
-        words += [f"--price {self.price:g}"] if self.price is not None else []
+        words += [f"--tokens {self.run.tokens}"] if self.run.tokens else []
+        words += [f"--price {self.price}"] if self.price is not None else []
         return " ".join(words)
 
     @property
@@ -160,7 +160,7 @@ class Answers:
 
     def keep_page(self, asked: Asked, found: Prediction) -> str:
         """The key of the page of *found*."""
-        key = f"{abs(hash(asked)):x}"
+        key = str(abs(hash(asked)))
         self.pages.get(
             key, lambda: to_page(report_prediction(found, asked.price, _run(asked, found)))
         )
@@ -184,29 +184,8 @@ def _run(asked: Asked, found: Prediction) -> TrainingRun | None:
 
 def summary(asked: Asked, found: Prediction, question: Question) -> dict[str, Any]:
     """The answer in a few lines."""
-    figures, memory, run = found.yardsticks, question.memory_fit, _run(asked, found)
-    facts = []
-    if found.interval.is_known:
-        facts.append(describe_interval(found.interval))
-    if figures is not None:
-        facts.append(f"{figures.per_s:,.0f} {figures.unit}/s")
-        if figures.model_utilisation is not None:
-            facts.append(f"MFU {figures.model_utilisation:.1%}")
-        if asked.price is not None:
-            cost = figures.cost_per_million(asked.price)
-            facts.append(f"{cost:.4g} per million {figures.unit}")
-    if run is not None:
-        money = "" if run.cost is None else f", {run.cost:,.0f} {run.currency}"
-        facts.append(f"whole run: {format_days(run.expected_days)}{money}")
-    facts += list(question.chosen)
-    parts = () if memory is None else memory.fullest.memory.parts
-    is_transformer = any(part.name == "logits" for part in parts)
     return {
-        "time_ns": found.iteration_ns,
-        "time": format_duration(found.iteration_ns),
-        "fits": memory is None or memory.fits,
-        "verdict": "" if memory is None else describe_fit(memory, is_transformer=is_transformer),
-        "facts": facts,
+        **summarise(found, question, price_per_gpu_hour=asked.price, run=_run(asked, found)),
         "command": asked.command,
         "python": asked.python,
     }

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import (
@@ -36,6 +35,7 @@ from starlette.routing import Route
 from perfmodel import api
 from perfmodel.base.errors import PerfModelError
 from perfmodel.cli.ui.answering import Answers, read_knobs
+from perfmodel.reports.html import load_template
 
 HERE = Path(__file__).parent
 COOKIE = "perfmodel_ui"
@@ -173,10 +173,7 @@ async def iter_events(site: Site, knobs: dict[str, str]) -> AsyncIterator[str]:
 
 def render(site: Site) -> str:
     """The page with its knobs."""
-    templates = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined
-    )
-    return templates.get_template("page.html.j2").render(
+    return load_template(HERE).render(
         topologies=site.topologies, workloads=site.workloads, stacks=api.list_stacks()
     )
 

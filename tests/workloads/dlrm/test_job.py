@@ -81,7 +81,7 @@ def test_jobs_pass_the_audit_and_look_every_number_up_once(name, rank_count):
 
 
 def test_dense_gradients_are_reduced_once():
-    job = _build("dlrm_dcnv2", 8)
+    job = _build("dlrm_dcnv2", 8, "stack=pytorch_fused")
     reduced = collectives_of(job, CollectiveKind.ALL_REDUCE, "gradients/bucket")
     spec = load_workload("dlrm_dcnv2")
     assert sum(call.size_bytes for call in reduced) == 4 * dense_parameters(spec)
@@ -176,7 +176,7 @@ def test_a_loader_is_two_batches_ahead_at_most():
 
 
 def test_memory_holds_every_table_once_and_its_state():
-    spec = load_workload("dlrm_dcnv2")
+    spec = load_workload("dlrm_dcnv2", ["stack=pytorch_fused"])
     memory = memory_of(spec, rank_count=8, ranks_per_host=8)
     tables = spec.embedding.tables()
     held = sum(of_rank.parts[0].size_bytes for of_rank in memory)
