@@ -80,9 +80,17 @@ def test_eager_code_and_regions_that_cannot_be_compiled_stay_eager(emulated):
     assert not any("erf" in label for label in labels)
     assert run.job.facts.stack == "pytorch_fused"
     told = " ".join(run.job.facts.assumptions)
-    assert "(regions: 4)" in told
-    assert "compiled.py:95 runs as eager code" in told
+    assert "(regions: 5)" in told
+    assert "compiled.py:101 runs as eager code" in told
     assert "NotImplementedError: no such pass" in told
+
+
+def test_a_long_scan_is_one_kernel_of_the_compiler(emulated):
+    [(_, scan)] = [
+        (name, op) for name, op in kernels(emulated("compiled"), "compiled ") if "cumsum" in name
+    ]
+    assert scan.read_bytes >= 8 * 2**18
+    assert scan.write_bytes >= 8 * 2**18
 
 
 def test_one_rank_compiles_and_the_others_do_the_same(emulated):

@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -73,7 +75,7 @@ def install_inductor(gpu: VirtualGpu, cache: Path, masks: Callable[[], Any]) -> 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     from torch._functorch import config as autograd
     from torch._inductor import async_compile, compile_fx, config, scheduler, select_algorithm
-    from torch._inductor.codegen import triton, wrapper
+    from torch._inductor.codegen import triton, triton_split_scan, wrapper
     from torch._inductor.fx_passes import pad_mm
     from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
 
@@ -121,6 +123,8 @@ def install_inductor(gpu: VirtualGpu, cache: Path, masks: Callable[[], Any]) -> 
     # A template is loaded only to be timed, which nobody does here.
     loaded = SimpleNamespace(__file__="template", key="template")
     _set(select_algorithm, PyCodeCache=SimpleNamespace(load=lambda *_, **__: loaded))
+    kernel: Any = triton_split_scan.TritonSplitScanKernel
+    kernel.scan = _with_triton_types(kernel.scan)
     scheduling: Any = triton.TritonScheduling
     define: Callable[..., str] = scheduling.define_kernel
 
@@ -131,3 +135,32 @@ def install_inductor(gpu: VirtualGpu, cache: Path, masks: Callable[[], Any]) -> 
     scheduling.define_kernel = define_kernel
     compile_: Any = async_compile.AsyncCompile
     compile_.triton = lambda _, name, source, **__: Launcher(gpu, name, source, masks())
+
+
+class _Types(ModuleType):
+    """`triton.language` as far as the widths of its types go."""
+
+    def __getattr__(self, name: str) -> SimpleNamespace:
+        width = re.search(r"\d+$", name)
+        if width is None:
+            raise AttributeError(name)
+        return SimpleNamespace(primitive_bitwidth=int(width[0]))
+
+
+def _with_triton_types(scan: Callable[..., Any]) -> Callable[..., Any]:
+    """*scan*, which asks Triton how wide its types are; Triton need not be installed."""
+    stand_ins = {name: _Types(name) for name in ("triton", "triton.language")}
+
+    def wrapped(*args: Any, **options: Any) -> Any:
+        before = {name: sys.modules.get(name) for name in stand_ins}
+        sys.modules.update(stand_ins)
+        try:
+            return scan(*args, **options)
+        finally:
+            for name, module in before.items():
+                if module is None:
+                    del sys.modules[name]
+                else:
+                    sys.modules[name] = module
+
+    return wrapped

@@ -30,7 +30,7 @@ from perfmodel.emulation.device.gpu import VirtualGpu
 
 MARK = "# perfmodel: "
 _LENGTHS = ("xnumel", "ynumel", "znumel", "r0_numel", "r1_numel")
-_SIGNATURE = re.compile(r"\ndef \w+\((?P<names>[^)]*)\)", re.DOTALL)
+_SIGNATURE = re.compile(r"\ndef (?P<kernel>\w+)\((?P<names>[^)]*)\)", re.DOTALL)
 _LOADED = re.compile(r"tl\.(?:load|atomic_\w+)\((?:tl\.make_block_ptr\()?(\w+)")
 _STORED = re.compile(r"tl\.(?:store|atomic_\w+)\((?:tl\.make_block_ptr\()?(\w+)")
 _CHANGED = re.compile(r"'mutated_arg_names': \[(.*?)\]")
@@ -124,7 +124,7 @@ class Launcher:
         self._operator = f"inductor.{name}"
         found = re.search(MARK + "(.*)", source)
         self._words: dict[str, Any] = json.loads(found[1]) if found else {}
-        self._names = argument_names(source)
+        self._names = argument_names(name, source)
         self._attention = AttentionTemplate.find(source)
         self._shares = self._words.get("shares") or _guessed_shares(self._names, source)
         self._kinds: dict[Any, int] = {}
@@ -192,11 +192,10 @@ def _bytes(tensor: Tensor) -> int:
     return count * tensor.itemsize
 
 
-def argument_names(source: str) -> list[str]:
-    """The arguments of the kernel in *source*, in order."""
-    found = _SIGNATURE.search(source)
-    names = found["names"].split(",") if found else []
-    return [name.partition(":")[0].strip() for name in names]
+def argument_names(kernel: str, source: str) -> list[str]:
+    """The arguments of *kernel* in *source*, in order; functions that it calls may come first."""
+    names = {found["kernel"]: found["names"].split(",") for found in _SIGNATURE.finditer(source)}
+    return [name.partition(":")[0].strip() for name in names[kernel]]
 
 
 def _guessed_shares(names: Sequence[str], source: str) -> dict[str, tuple[float, float]]:

@@ -74,6 +74,12 @@ def attend(x, documents):
     return flex_attention(x, x, x, block_mask=mask)
 
 
+@torch.compile
+def number_documents(words):
+    """A sum so long that several blocks share it."""
+    return (words == 0).cumsum(0)
+
+
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 with torch.device("cuda"):
     model, square = Model(), torch.ones(256, 256)
@@ -94,5 +100,6 @@ for _ in range(4):
     captured(square)
     refused(square)
     attend(heads, documents).sum().backward()
+    number_documents(torch.ones(2**18, dtype=torch.int64, device="cuda"))
     optimizer.step()
     optimizer.zero_grad()
