@@ -71,6 +71,7 @@ class Compiler:
             except (RestartAnalysis, SkipFrame):
                 # Dynamo's own: it traces again, or leaves the frame as it is.
                 raise
+            # Whatever a region ends with, the others and the script go on; the job names it.
             except Exception as fault:
                 why = f"{type(fault).__name__}: {fault!s:.160}"
                 self.fallbacks.setdefault(place, why)

@@ -110,6 +110,7 @@ class Seat:
             return [function(shared, item) for item in chunk]
         except MemoryError:
             raise
+        # The caller raises it where the question was asked.
         except Exception as error:
             return Failed(error)
 

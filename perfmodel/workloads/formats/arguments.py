@@ -25,10 +25,7 @@ MOST_ROUNDS = 8
 
 def is_command_line(text: str) -> bool:
     """Whether *text* holds arguments of Megatron-LM."""
-    return (
-        re.search(r"--(?:num-layers|tensor-model-parallel-size|micro-batch-size)\b(?!:)", text)
-        is not None
-    )
+    return _KNOWN.search(text) is not None
 
 
 def parse_arguments(text: str, document: str) -> dict[str, Any]:
