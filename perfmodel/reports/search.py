@@ -243,7 +243,7 @@ def _money_front(rankings: Sequence[LayoutRanking]) -> list[Table]:
 def _layouts(ranking: LayoutRanking) -> Section:
     """The layouts on one number of hosts."""
     hosts, tally = ranking.hosts, ranking.tally
-    proof = "no other can be faster"
+    proof = "no other of these can be faster"
     if not tally.is_proven:
         proof = f"time was up with {tally.untried} untried: another may be faster"
     counts = (
