@@ -21,8 +21,8 @@ from perfmodel.planning.layouts.search import (
     fastest_by_bound,
     find_reasons,
     list_fitting,
-    own_first,
     order_layouts,
+    own_first,
     replay_layouts,
     search_layouts,
 )
