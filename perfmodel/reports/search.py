@@ -126,6 +126,8 @@ def build_flags(layout: RankedLayout) -> dict[str, str]:
         **_numbers(layout),
         "batch": spec.batch,
         "cp_words": _CONTEXT_WORDS[spec.parallel.cp_kind],
+        "replicas": spread.replicas,
+        "shard": spread.shard_ranks // spread.cp,
         "local_batch": spread.micro_batch * spread.micro_batches,
         "layers_per_run": spec.model.layers // (spread.pp * spread.interleaving),
     }
