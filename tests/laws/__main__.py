@@ -50,10 +50,10 @@ def check(case: Case, law: Law | Agreement, folder: Path) -> Broken | None:
     if law.relation.holds(before, after):
         return None
     change = after / before - 1
-    one = law.exemption
-    is_covered = one is not None and abs(change) <= one.bound and one.applies(first)
-    words = f"{before} -> {after} ({change:+.2%})"
-    return Broken(words, one.name if one is not None and is_covered else "")
+    covering = [
+        one.name for one in law.exemptions if abs(change) <= one.bound and one.applies(first)
+    ]
+    return Broken(f"{before} -> {after} ({change:+.2%})", " or ".join(covering))
 
 
 def applies(law: Law | Agreement, case: Case) -> bool:
