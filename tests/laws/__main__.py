@@ -42,7 +42,7 @@ def check(case: Case, law: Law | Agreement, folder: Path) -> Broken | None:
     """How *case* breaks a *law* that applies to it; None if it does not."""
     if isinstance(law, Agreement):
         own_ns, other_ns = law.times_ns(case, folder)
-        return None if own_ns == other_ns else Broken(f"{own_ns} and {other_ns} ns")
+        return None if law.holds(own_ns, other_ns) else Broken(f"{own_ns} and {other_ns} ns")
     first = law.start(case)
     second = law.change(first)
     assert second is not None
