@@ -12,26 +12,32 @@ import pytest
 from tests.manual.pages import Command, run
 from tests.manual.reader import prepare
 
+TINY = "--set batch=96 --set model.layers=2"
 PAGES = {
     "predict": (
-        "predict gpt2_124m --topology dgx_a100 --hosts 2 --ranks-per-host 4 --set batch=96 --set model.layers=2 "
-        "--stack megatron --isolated --no-interference --seed 3 --tokens 1B --price 2 --calibration my.yaml"
+        f"predict gpt2_124m --topology dgx_a100 --hosts 2 --ranks-per-host 4 {TINY} --stack megatron "
+        "--isolated --no-interference --seed 3 --tokens 1B --price 2 --calibration my.yaml"
     ),
     "predict a Hugging Face model": (
-        "predict Llama-3.1-8B --topology topo.xml --set batch=8 --set model.layers=2 --layout-from ds_config.json"
+        "predict Llama-3.1-8B --topology topo.xml --set batch=8 --set model.layers=2 "
+        "--layout-from ds_config.json"
     ),
     "predict a job": "predict --job recorded_job --samples 4",
     "predict a moved job": "predict --job recorded_job --topology dgx_h100 --samples 4",
-    "compare": "compare --topology dgx_a100,dgx_h100 --workload gpt2_124m --set batch=96 --set model.layers=2 --price 2",
+    "compare": f"compare --topology dgx_a100,dgx_h100 --workload gpt2_124m {TINY} --price 2",
     "sweep": "predict dlrm_ddp --topology dgx_a100 --sweep batch=1024,2048",
-    "rank": "rank --workload dlrm_ddp --topology quad_a100 --batch 2048 --sharder balanced --sharder naive --samples 4",
+    "rank": (
+        "rank --workload dlrm_ddp --topology quad_a100 --batch 2048 --sharder balanced "
+        "--sharder naive --samples 4"
+    ),
     "search": (
-        "search --workload transformer_small --topology quad_a100 --set batch=8 --set parallel.pp=1 "
-        "--set training.recompute=none --stack torch_compile --top 2 --price 2 --tokens 1B"
+        "search --workload transformer_small --topology quad_a100 --set batch=8 "
+        "--set parallel.pp=1 --set training.recompute=none --stack torch_compile --top 2 "
+        "--price 2 --tokens 1B"
     ),
     "what-if": "whatif recorded_job --apply scale:match=sgemm,factor=0.5",
     "replay": "replay recorded_job",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

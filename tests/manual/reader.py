@@ -85,7 +85,8 @@ def gemm_table() -> str:
 def collective_table() -> str:
     """All-reduces inside a host and over two."""
     rows = [
-        f"dgx_h100,{hosts},{8 * hosts},all_reduce,{size},bf16,2.27.5,{50 * hosts + size / 1.5e5:.2f},mine"
+        f"dgx_h100,{hosts},{8 * hosts},all_reduce,{size},bf16,2.27.5,"
+        f"{50 * hosts + size / 1.5e5:.2f},mine"
         for hosts in (1, 2)
         for size in sizes()
     ]
