@@ -16,7 +16,8 @@ TINY = "--set batch=96 --set model.layers=2"
 PAGES = {
     "predict": (
         f"predict gpt2_124m --topology dgx_a100 --hosts 2 --ranks-per-host 4 {TINY} "
-        "--stack megatron --isolated --no-interference --seed 3 --tokens 1B --price 2 --calibration my.yaml"
+        "--stack megatron --isolated --no-interference --seed 3 --tokens 1B --price 2 "
+        "--calibration my.yaml"
     ),
     "predict a Hugging Face model": (
         "predict Llama-3.1-8B --topology topo.xml --set batch=8 --set model.layers=2 "
