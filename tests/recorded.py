@@ -28,6 +28,7 @@ MODULES = (
     "tests.recordings.test_recorded",
     "tests.reports.test_recorded",
     "tests.topologies.test_recorded",
+    "tests.validation.test_recorded",
     "tests.workloads.test_recorded",
 )
 
