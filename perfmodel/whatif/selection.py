@@ -2,8 +2,9 @@
 
 A pattern may match anywhere in a task's label, in a name of its op, or in its operator or module,
 ignoring case; `*` matches anything, `|` separates alternatives, and `&` terms that must all
-match. A prefix says where to look: `range:Optimizer.step`, `module:`, `operator:`, `kernel:`,
-`stream:7`, and `like:LABEL` for an example.
+match. `||` separates what is looked for only if nothing before it matches. A prefix says where to
+look: `range:Optimizer.step`, `module:`, `operator:`, `kernel:`, `stream:7`, `pass:backward`
+(or `forward`, `update`), and `like:LABEL` for an example.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from perfmodel.graph.ops import (
     Op,
 )
 from perfmodel.graph.program import NO_ORIGIN, PLAIN, LaneKind, Program
+from perfmodel.whatif.passes import TrainingPass, find_passes
 
 Mask = NDArray[np.bool_]
 
@@ -64,6 +66,7 @@ class Where(Enum):
     KERNEL = "kernel"
     STREAM = "stream"
     LIKE = "like"
+    PASS = "pass"  # noqa: S105
 
 
 Term = tuple[Where, str]
@@ -82,12 +85,29 @@ class Pattern:
                 f"pattern: every alternative must hold a letter or digit, got {self.text!r}. "
                 "Leave the pattern out to mean every task."
             )
+        passes = {one.name.lower() for one in TrainingPass if one}
+        unknown = [words for where, words in self.terms if where is Where.PASS]
+        for words in unknown:
+            if words not in passes:
+                raise ScenarioError(
+                    f"pattern: `pass:` must be followed by {', '.join(sorted(passes))}, got "
+                    f"{words!r}."
+                )
+
+    @property
+    def choices(self) -> tuple[tuple[tuple[Term, ...], ...], ...]:
+        """Alternatives, each looked for only if those before it match nothing."""
+        return tuple(
+            tuple(
+                tuple(_parse_term(term) for term in terms.split("&")) for terms in choice.split("|")
+            )
+            for choice in self.text.split("||")
+        )
 
     @property
     def alternatives(self) -> tuple[tuple[Term, ...], ...]:
         """Terms that must all match; one alternative is enough."""
-        parts = (part.split("&") for part in self.text.split("|"))
-        return tuple(tuple(_parse_term(term) for term in terms) for terms in parts)
+        return tuple(terms for choice in self.choices for terms in choice)
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -199,11 +219,7 @@ class Selection:
         """Which tasks of *program* are selected."""
         found = lane_mask(program, self.lane)
         if self.match is not None:
-            alternatives = (
-                np.logical_and.reduce([_look(job, program, *term) for term in terms])
-                for terms in self.match.alternatives
-            )
-            found &= np.logical_or.reduce(list(alternatives))
+            found &= _find(job, program, self.match, self.lane)
         if self.longer_ns >= 0:
             found &= durations_of(job, program) > self.longer_ns
         if self.number is not None:
@@ -264,6 +280,31 @@ def lane_mask(program: Program, lane: LaneWord) -> Mask:
     return covered[program.task_lanes()]
 
 
+def _find(job: JobGraph, program: Program, pattern: Pattern, lane: LaneWord) -> Mask:
+    """Which tasks *pattern* matches, by the first choice that matches any on *lane*."""
+    found, on_lane = np.zeros(program.task_count, dtype=bool), lane_mask(program, lane)
+    for choice in pattern.choices:
+        alternatives = (
+            np.logical_and.reduce([_look(job, program, *term) for term in terms])
+            for terms in choice
+        )
+        found = np.logical_or.reduce(list(alternatives))
+        if (found & on_lane).any():
+            break
+    return found
+
+
+_UPDATE = Pattern("range:Optimizer.step|optimizer/|adam|sgd|adagrad|multi_tensor")
+
+
+def _look_for_pass(job: JobGraph, program: Program, words: str) -> Mask:
+    """Which tasks belong to the pass called *words*."""
+    says_backward = _look(job, program, Where.ANYWHERE, "backward")
+    is_update = _find(job, program, _UPDATE, LaneWord.COMPUTE)
+    passes = find_passes(program, says_backward, is_update)
+    return np.asarray(passes == TrainingPass[words.upper()])
+
+
 def names_of(op: Op) -> tuple[str, ...]:
     """The names by which *op* can be selected."""
     if isinstance(op, Fixed):
@@ -282,6 +323,8 @@ def _look(job: JobGraph, program: Program, where: Where, words: str) -> Mask:
         # `stream:7` is not stream 17.
         chosen = [f" {lane.name}".lower().endswith(f" {words.lower()}") for lane in program.lanes]
         return np.array(chosen, dtype=bool)[program.task_lanes()]
+    if where is Where.PASS:
+        return _look_for_pass(job, program, words)
     labelled = _by_value(program.label, lambda label: _is_found(words, job.labels[label]))
     if where is Where.KERNEL:
         return labelled & lane_mask(program, LaneWord.DEVICE)
