@@ -25,8 +25,9 @@ from perfmodel.graph.ops import (
 )
 from perfmodel.graph.program import Anchor, LaneKind
 from perfmodel.whatif.drafts import DraftTask, ProgramDraft
+from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.recosting import work_of
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection
+from perfmodel.whatif.selection import LaneWord, Selection
 
 Found = dict[int, int]
 """The selected tasks of a program, in order, each with its partner: itself if it has none."""

@@ -6,7 +6,7 @@ another stream; the launch of the first one is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 
@@ -49,14 +49,16 @@ def merge(
     if alike:
         runs = [part for run in runs for part in _by_name(program, run)]
     runs = [run for run in runs if len(run) > 1]
-    gone = dict.fromkeys(one for run in runs if between for one in _host_between(program, run))
+    waiters = program.waiters() if between else {}
+    gone = dict.fromkeys(
+        one for run in runs if between for one in _host_between(program, run, waiters)
+    )
     for run in runs:
         parts = stated_parts(program, run)
         if moves is BytesWord.UPDATE:
             traffic = _update_traffic(program, run, parts)
         program.set_op(run[0], _join(parts, name, traffic, moves))
-    keep_first(program, runs)
-    program.remove(gone)
+    keep_first(program, runs, unneeded=gone)
 
 
 def _join(parts: Sequence[Fixed], name: str, traffic: float, moves: BytesWord) -> Fixed:
@@ -116,9 +118,12 @@ def find_runs(program: ProgramDraft, found: Iterable[int]) -> list[list[int]]:
     return runs
 
 
-def keep_first(program: ProgramDraft, runs: Sequence[Sequence[int]]) -> None:
-    """Remove all kernels of *runs* but the first of each, and their launches with them."""
-    program.merge({number: run[0] for run in runs for number in run[1:]})
+def keep_first(
+    program: ProgramDraft, runs: Sequence[Sequence[int]], *, unneeded: Iterable[int] = ()
+) -> None:
+    """Remove all kernels of *runs* but the first of each, their launches and all *unneeded*."""
+    targets = {number: run[0] for run in runs for number in run[1:]}
+    program.merge(targets, unneeded=unneeded)
 
 
 def _waits_for_stream(program: ProgramDraft, number: int) -> bool:
@@ -130,7 +135,9 @@ def _waits_for_stream(program: ProgramDraft, number: int) -> bool:
     )
 
 
-def _host_between(program: ProgramDraft, run: Sequence[int]) -> list[int]:
+def _host_between(
+    program: ProgramDraft, run: Sequence[int], waiters: Mapping[int, Sequence[int]]
+) -> list[int]:
     """Host work from the launch of the first kernel of *run* to that of the last.
 
     Tasks that wait for the device, or that others wait for, serve more than these kernels.
@@ -138,8 +145,9 @@ def _host_between(program: ProgramDraft, run: Sequence[int]) -> list[int]:
     launches = [one for number in run if (one := program.launch_of(number)) is not None]
     if not launches:
         return []
-    lane, waiters = program.lane_tasks[program.tasks[launches[0]].lane], program.waiters()
-    first, last = lane.index(launches[0]), max(lane.index(one) for one in launches if one in lane)
+    lane, own = program.lane_tasks[program.tasks[launches[0]].lane], set(launches)
+    first = lane.index(launches[0])
+    last = max(place for place, number in enumerate(lane) if number in own)
     return [
         number
         for number in lane[first + 1 : last]

@@ -24,10 +24,11 @@ from perfmodel.graph.ops import Communication, Fixed, MemoryBound, duration_of
 from perfmodel.graph.program import LaneKind, Role
 from perfmodel.whatif.drafts import DraftTask, ProgramDraft, edit_programs
 from perfmodel.whatif.editing import Found
+from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.pinning import PricingMachine
 from perfmodel.whatif.recosting import bytes_of, price_ns
 from perfmodel.whatif.scaling_out import facts_of_more
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection
+from perfmodel.whatif.selection import LaneWord, Selection
 
 _COPIED = Selection(Pattern("AccumulateGrad"), LaneWord.COMPUTE)
 """Kernels that write gradients into buckets; without buckets gradients stay where they are made."""

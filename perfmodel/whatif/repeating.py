@@ -19,8 +19,9 @@ from perfmodel.graph.ops import Attention, Convolution, Gemm, duration_of
 from perfmodel.graph.program import PLAIN, Int64s
 from perfmodel.whatif.drafts import DraftTask, ProgramDraft
 from perfmodel.whatif.editing import Found
+from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.recosting import work_of
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection
+from perfmodel.whatif.selection import LaneWord, Selection
 
 _FEWEST_KERNELS = 4
 """A repeated stretch of fewer kernels is a loop within a layer."""

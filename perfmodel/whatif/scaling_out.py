@@ -22,6 +22,7 @@ from perfmodel.graph.ops import (
     duration_of,
 )
 from perfmodel.whatif.drafts import Ranks, change_ops
+from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.pinning import PricingMachine, pin_job
 from perfmodel.whatif.recosting import (
     Recosted,
@@ -31,7 +32,7 @@ from perfmodel.whatif.recosting import (
     time_ratio,
     work_of,
 )
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection, lane_mask
+from perfmodel.whatif.selection import LaneWord, Selection, lane_mask
 from topologies import cpu_speed, load_topology
 
 

@@ -1,21 +1,14 @@
-"""Selection: which tasks of a job a transformation is about.
-
-A pattern may match anywhere in a task's label, in a name of its op, or in its operator or module,
-ignoring case; `*` matches anything, `|` separates alternatives, and `&` terms that must all
-match. `||` separates what is looked for only if nothing before it matches. A prefix says where to
-look: `range:Optimizer.step`, `module:`, `operator:`, `kernel:`, `stream:7`, `pass:backward`
-(or `forward`, `update`), and `like:LABEL` for an example.
-"""
+"""Selection: which tasks of a job a transformation is about."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,7 +16,7 @@ from numpy.typing import NDArray
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.priced_job import durations_of
-from perfmodel.graph.job import JobGraph, Origin
+from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import (
     Attention,
     Communication,
@@ -40,6 +33,7 @@ from perfmodel.graph.ops import (
 )
 from perfmodel.graph.program import NO_ORIGIN, PLAIN, LaneKind, Program
 from perfmodel.whatif.passes import TrainingPass, find_passes
+from perfmodel.whatif.patterns import Pattern, Where, is_found
 
 Mask = NDArray[np.bool_]
 
@@ -56,94 +50,7 @@ _NAMES: dict[type[object], Callable[[Any], tuple[str, ...]]] = {
 }
 
 
-class Where(Enum):
-    """Where a term of a pattern is looked for."""
-
-    ANYWHERE = "anywhere"
-    RANGE = "range"
-    MODULE = "module"
-    OPERATOR = "operator"
-    KERNEL = "kernel"
-    STREAM = "stream"
-    LIKE = "like"
-    PASS = "pass"  # noqa: S105
-
-
-Term = tuple[Where, str]
 _ORIGIN_FIELDS = {Where.RANGE: "span", Where.MODULE: "module", Where.OPERATOR: "operator"}
-
-
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """Text to look for in labels and names."""
-
-    text: str
-
-    def __post_init__(self) -> None:
-        if not all(words.strip("* ") for terms in self.alternatives for _, words in terms):
-            raise ScenarioError(
-                f"pattern: every alternative must hold a letter or digit, got {self.text!r}. "
-                "Leave the pattern out to mean every task."
-            )
-        passes = {one.name.lower() for one in TrainingPass if one}
-        unknown = [words for where, words in self.terms if where is Where.PASS]
-        for words in unknown:
-            if words not in passes:
-                raise ScenarioError(
-                    f"pattern: `pass:` must be followed by {', '.join(sorted(passes))}, got "
-                    f"{words!r}."
-                )
-
-    @property
-    def choices(self) -> tuple[tuple[tuple[Term, ...], ...], ...]:
-        """Alternatives, each looked for only if those before it match nothing."""
-        return tuple(
-            tuple(
-                tuple(_parse_term(term) for term in terms.split("&")) for terms in choice.split("|")
-            )
-            for choice in self.text.split("||")
-        )
-
-    @property
-    def alternatives(self) -> tuple[tuple[Term, ...], ...]:
-        """Terms that must all match; one alternative is enough."""
-        return tuple(terms for choice in self.choices for terms in choice)
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        """All terms of all alternatives."""
-        return tuple(term for terms in self.alternatives for term in terms)
-
-    def matches(self, text: str) -> bool:
-        """Whether an alternative without a prefix matches *text*."""
-        return any(
-            all(where is Where.ANYWHERE and _is_found(words, text) for where, words in terms)
-            for terms in self.alternatives
-        )
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def _parse_term(part: str) -> Term:
-    word, colon, rest = part.partition(":")
-    places = {where.value: where for where in Where if where is not Where.ANYWHERE}
-    # Operators are called `aten::mm`: two colons are part of a name.
-    if colon and word.strip() in places and not rest.startswith(":"):
-        return places[word.strip()], rest
-    return Where.ANYWHERE, part
-
-
-# Tens of thousands of ops and origins share a few thousand names.
-@lru_cache(maxsize=1 << 17)
-def _is_found(words: str, text: str) -> bool:
-    return _expression(words).search(text) is not None
-
-
-@lru_cache(maxsize=256)
-def _expression(words: str) -> re.Pattern[str]:
-    expression = ".*".join(re.escape(piece) for piece in words.split("*"))
-    return re.compile(expression, re.IGNORECASE | re.DOTALL)
 
 
 class LaneWord(Enum):
@@ -316,25 +223,72 @@ def names_of(op: Op) -> tuple[str, ...]:
 
 def _look(job: JobGraph, program: Program, where: Where, words: str) -> Mask:
     """Which tasks one term of a pattern matches."""
+    texts = _texts_of(job)
     if where in _ORIGIN_FIELDS:
-        name = _ORIGIN_FIELDS[where]
-        return _by_origin(job, program, lambda origin: _is_found(words, getattr(origin, name)))
+        return texts.origins[_ORIGIN_FIELDS[where]].mask(words, program.origin)
     if where is Where.STREAM:
         # `stream:7` is not stream 17.
         chosen = [f" {lane.name}".lower().endswith(f" {words.lower()}") for lane in program.lanes]
         return np.array(chosen, dtype=bool)[program.task_lanes()]
     if where is Where.PASS:
         return _look_for_pass(job, program, words)
-    labelled = _by_value(program.label, lambda label: _is_found(words, job.labels[label]))
+    labelled = texts.labels.mask(words, program.label)
     if where is Where.KERNEL:
         return labelled & lane_mask(program, LaneWord.DEVICE)
     if where is Where.LIKE:
         return _look_alike(job, program, labelled)
-    named = _by_value(
-        program.op, lambda op: any(_is_found(words, name) for name in names_of(job.ops[op]))
+    return labelled | texts.names.mask(words, program.op) | _by_place(texts, program, words)
+
+
+def _by_place(texts: _Texts, program: Program, words: str) -> Mask:
+    """Tasks whose operator or module has *words*."""
+    return texts.origins["operator"].mask(words, program.origin) | texts.origins["module"].mask(
+        words, program.origin
     )
-    placed = _by_origin(job, program, lambda one: _is_found(words, f"{one.operator}\n{one.module}"))
-    return labelled | named | placed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TextTable:
+    """The different *texts* of many things, and the number of that of each; the last has none."""
+
+    texts: tuple[tuple[str, ...], ...]
+    number: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, all_texts: Iterable[tuple[str, ...]]) -> _TextTable:
+        """The table of things that have any number of texts each."""
+        numbers: dict[tuple[str, ...], int] = {}
+        column = [numbers.setdefault(text, len(numbers)) for text in all_texts]
+        # NO_ORIGIN is -1: the last one, which matches nothing.
+        column.append(len(numbers))
+        return cls(tuple(numbers), np.array(column, dtype=np.int32))
+
+    def mask(self, words: str, column: NDArray[np.int32]) -> Mask:
+        """Which of the things numbered in *column* have a text with *words*."""
+        found = [any(is_found(words, text) for text in texts) for texts in self.texts]
+        return np.array([*found, False], dtype=bool)[self.number[column]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Texts:
+    """What patterns look at: labels, names of ops, and the fields of origins."""
+
+    labels: _TextTable
+    names: _TextTable
+    origins: dict[str, _TextTable]
+
+
+@lru_cache(maxsize=2)
+def _texts_of(job: JobGraph) -> _Texts:
+    """The texts of *job*: tens of thousands of ops and origins share a few thousand."""
+    fields = ("operator", "module", "span")
+    return _Texts(
+        labels=_TextTable.of((label,) for label in job.labels),
+        names=_TextTable.of(names_of(op) for op in job.ops),
+        origins={
+            name: _TextTable.of((getattr(one, name),) for one in job.origins) for name in fields
+        },
+    )
 
 
 def _look_alike(job: JobGraph, program: Program, examples: Mask) -> Mask:
@@ -351,21 +305,6 @@ def _look_alike(job: JobGraph, program: Program, examples: Mask) -> Mask:
 
     wanted = {key(task) for task in np.flatnonzero(examples).tolist()}
     return np.array([key(task) in wanted for task in range(program.task_count)], dtype=bool)
-
-
-def _by_value(column: NDArray[np.int32], is_meant: Callable[[int], bool]) -> Mask:
-    """Which tasks have a value in *column* that is meant; every value is looked at once."""
-    values, place = np.unique(column, return_inverse=True)
-    meant: Mask = np.array([is_meant(value) for value in values.tolist()], dtype=bool)
-    return meant[place]
-
-
-def _by_origin(job: JobGraph, program: Program, is_meant: Callable[[Origin], bool]) -> Mask:
-    # Many tasks have equal origins under different numbers.
-    known = cache(is_meant)
-    return _by_value(
-        program.origin, lambda number: number != NO_ORIGIN and known(job.origins[number])
-    )
 
 
 MOST_NEAR = 3

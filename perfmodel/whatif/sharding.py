@@ -17,9 +17,10 @@ from perfmodel.whatif.drafts import ProgramDraft, edit_programs, members_of
 from perfmodel.whatif.durations import collective_of
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.gradients import first_updates
+from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.pinning import PricingMachine
 from perfmodel.whatif.recosting import retime, rework, work_of
-from perfmodel.whatif.selection import LaneWord, Only, Pattern, Selection
+from perfmodel.whatif.selection import LaneWord, Only, Selection
 
 
 def split(

@@ -23,8 +23,9 @@ from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Communication, Fixed, Gemm, MemoryBound
 from perfmodel.graph.program import LaneKind
 from perfmodel.whatif import apply_all, parse_transformation
+from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.repeating import repeated_parts
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection
+from perfmodel.whatif.selection import LaneWord, Selection
 from tests.whatif.jobs import span_ns, times
 
 GEMM = Gemm(64, 64, 64, DType.BF16)
