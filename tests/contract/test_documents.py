@@ -145,7 +145,7 @@ KINDS = [
             "unknown key": ("execution: eager", "execution: eager\ncolour: red",
                             "colour (line {line})"),
             "missing key": ("name: pytorch_eager\n", "\n", "name"),
-            "wrong type": ("fusions:", "loads_long: often\nfusions:", "loads_long (line {line})"),
+            "wrong type": ("fusions:", "host_speed_ratio: often\nfusions:", "host_speed_ratio (line {line})"),
             "no unit": ("\n  launch: ", "\n  launch: 4 #", "host.launch (line {line})"),
             "out of bounds": ("overlaps:", "kernel_operations: {copy: -1}\noverlaps:",
                               "kernel_operations.copy (line {line})"),
