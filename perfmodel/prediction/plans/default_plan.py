@@ -65,6 +65,9 @@ class _Judged(NamedTuple):
     busiest_ns: float
 
 
+_by_time = attrgetter("is_too_large", "time_ns", "busiest_ns")
+
+
 def find_default(
     spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack, tables: tuple[EmbeddingTable, ...]
 ) -> ChosenPlan | None:
@@ -123,27 +126,30 @@ def choose_default_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenP
 
 
 def _choose(evaluator: PlanEvaluator, judged: Sequence[_Judged]) -> ShardingPlan:
-    """The fastest, of equal ones the first; or one that is near and much less busy.
+    """The fastest, of equal ones the first; or one that is near and suffers less from contention.
 
-    Contention slows busy ranks most. So if there is such a plan, or one with sums inside hosts,
-    both are predicted with contention.
+    Contention slows busy ranks most. So the fastest plans with and without sums inside hosts, and
+    of each kind one that is much less busy, are predicted with contention.
     """
-    best = min(judged, key=attrgetter("is_too_large", "time_ns", "busiest_ns"))
-    near = [
-        one
-        for one in judged
-        if one.is_too_large == best.is_too_large and one.time_ns <= NEAR * best.time_ns
-    ]
-    finalists = [best]
+    best = min(judged, key=_by_time)
+    finalists = []
     for is_stepped in (False, True):
-        alike = [one for one in near if has_steps(one.plan) == is_stepped]
-        calm = min(alike, key=attrgetter("busiest_ns", "time_ns"), default=best)
-        is_other = has_steps(best.plan) != is_stepped
-        if calm is not best and (is_other or calm.busiest_ns < CALM * best.busiest_ns):
-            finalists.append(calm)
+        near = [
+            one
+            for one in judged
+            if has_steps(one.plan) == is_stepped
+            and one.is_too_large == best.is_too_large
+            and one.time_ns <= NEAR * best.time_ns
+        ]
+        if not near:
+            continue
+        fastest = min(near, key=_by_time)
+        calm = min(near, key=attrgetter("busiest_ns", "time_ns"))
+        finalists += [fastest, calm] if calm.busiest_ns < CALM * fastest.busiest_ns else [fastest]
     if len(finalists) == 1:
         return best.plan
-    return min(finalists, key=lambda one: _contended_ns(evaluator, one.plan)).plan
+    times_ns = [(_contended_ns(evaluator, one.plan), one.busiest_ns) for one in finalists]
+    return finalists[times_ns.index(min(times_ns))].plan
 
 
 def _contended_ns(evaluator: PlanEvaluator, plan: ShardingPlan) -> int:
