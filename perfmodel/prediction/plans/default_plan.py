@@ -1,4 +1,6 @@
-"""The default placement: of the plans that the balanced sharder considers, the fastest by replay.
+"""Sharders on a machine: the plan of each, and the default one, the fastest by replay.
+
+The default is chosen among the plans that the balanced sharder considers.
 
 The sharder orders plans by a rule that knows no machine. Here they are replayed on the machine, by
 the evaluator that `rank` uses, and the fastest that fits is taken. The sharder considers most
@@ -22,7 +24,7 @@ from typing import NamedTuple
 from embeddings.balanced import Candidate, find_candidates, plan_by_rows
 from embeddings.offloading import OFFLOADED, exceeds_devices, offload_tables
 from embeddings.plan import ShardingPlan
-from embeddings.sharders import DEFAULT_SHARDER
+from embeddings.sharders import DEFAULT_SHARDER, build_named_plan
 from embeddings.sharding_task import ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.execution.executor import SerialExecutor
@@ -71,17 +73,15 @@ _by_time = attrgetter("is_too_large", "time_ns", "busiest_ns")
 def find_default(
     spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack, tables: tuple[EmbeddingTable, ...]
 ) -> ChosenPlan | None:
-    """The default placement of *tables*; None where a sharder is named or plans do not compare."""
-    is_named = spec.sharding.sharder != DEFAULT_SHARDER
-    if cluster.rank_count == 1 or is_named or not can_compare(spec, cluster, stack):
+    """The default placement of *tables*; None where plans do not compare."""
+    if not can_compare(spec, cluster, stack):
         return None
-    evaluator, task = PlanEvaluator(spec, cluster, stack), task_on(spec, tables, cluster)
-    if spec.sharding.host_memory and exceeds_devices(task):
-        return choose_offloaded_plan(evaluator, task)
-    return choose_default_plan(evaluator, task)
+    evaluator, task = PlanEvaluator(spec, cluster, stack), build_task(spec, tables, cluster)
+    is_offloaded = spec.sharding.host_memory and exceeds_devices(task)
+    return place_tables(OFFLOADED if is_offloaded else DEFAULT_SHARDER, evaluator, task)
 
 
-def task_on(
+def build_task(
     spec: DlrmSpec,
     tables: tuple[EmbeddingTable, ...],
     cluster: Cluster,
@@ -103,6 +103,20 @@ def task_on(
         ranks_per_host=cluster.ranks_per_host,
         seed=seed,
     )
+
+
+def place_tables(sharder: str, evaluator: PlanEvaluator, task: ShardingTask) -> ChosenPlan:
+    """The plan of *task* by the sharder of that name.
+
+    The default one is judged by *evaluator*. So is the one that keeps tables in host memory that
+    the GPUs have no room for.
+    """
+    if sharder == OFFLOADED:
+        chosen = choose_default_plan(evaluator, replace(task, tables=offload_tables(task)))
+        return replace(chosen, plan=replace(chosen.plan, name=OFFLOADED))
+    if sharder == DEFAULT_SHARDER:
+        return choose_default_plan(evaluator, task)
+    return ChosenPlan(build_named_plan(sharder, task), f"Tables are placed as {sharder} does.")
 
 
 def choose_default_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenPlan:
@@ -157,12 +171,6 @@ def _contended_ns(evaluator: PlanEvaluator, plan: ShardingPlan) -> int:
     options = PredictOptions(samples=0, is_explained=False)
     question = Question(job, options, cluster=evaluator.cluster, stack=evaluator.stack)
     return predict(question, executor=SerialExecutor()).period_ns
-
-
-def choose_offloaded_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenPlan:
-    """The same, with tables in host memory that the GPUs of *task* have no room for."""
-    chosen = choose_default_plan(evaluator, replace(task, tables=offload_tables(task)))
-    return ChosenPlan(replace(chosen.plan, name=OFFLOADED), chosen.reason)
 
 
 def _shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:
