@@ -50,8 +50,8 @@ PRIORS = {"chip": 0.15, "generation": 0.15, "device": 0.08, "publisher": 0.08}
 """How far values of chips may lie from none. What one publisher's cluster adds (its clocks, its
 fabric) is fitted beside them and not kept, so that it does not become the chip's."""
 WEIGHT_OF_UNKNOWN = 0.1
-"""Frameworks without a stack of their own or known from one model on one device, and experts,
-whose costs are still far off, say little about a chip."""
+"""Frameworks without a stack of their own, or known from one model on one device, say little about
+a chip. Experts, whose costs are still far off, are scored and say nothing."""
 PRIOR_OF_HOST = 0.7
 PRIOR = {Family.TRANSFORMER: 0.12, Family.DLRM: 0.25}
 """Without values of chips, stacks of recommendation models carry more of their own."""
@@ -104,11 +104,14 @@ class Problem:
         """What a case says: little where nothing but its source, model and device speaks for it."""
         of_stack: dict[str, set[Key]] = {}
         for case in self.cases:
-            of_stack.setdefault(case.stack, set()).add(case.group)
-        is_lone = np.array([len(of_stack[case.stack]) == 1 for case in self.cases])
+            groups = of_stack.setdefault(case.stack, set())
+            if not case.has_experts:
+                groups.add(case.group)
+        is_lone = np.array([len(of_stack[case.stack]) <= 1 for case in self.cases])
         is_lone &= np.array([case.is_transformer for case in self.cases])
-        is_far_off = [case.stack.startswith("generic") or case.has_experts for case in self.cases]
-        return np.where(is_lone | np.array(is_far_off), WEIGHT_OF_UNKNOWN, 1.0)
+        is_lone |= np.array([case.stack.startswith("generic") for case in self.cases])
+        has_experts = np.array([case.has_experts for case in self.cases])
+        return np.where(has_experts, 0.0, np.where(is_lone, WEIGHT_OF_UNKNOWN, 1.0))
 
     def _bounded(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
         is_of_chip = np.array([key[0] == "chip" for key in self.keys])

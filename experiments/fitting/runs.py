@@ -144,7 +144,7 @@ def _hotness(job: JobGraph, device: Device, stack: SoftwareStack) -> float:
         places = [place for place, op in enumerate(job.ops) if counts[place] and type(op) is kind]
         ops = [job.ops[place] for place in places]
         shares = hot_shares(ops, device, stack)  # type: ignore[arg-type]  # all of one kind
-        work = counts[places] * np.array([op.flops for op in ops])  # type: ignore[union-attr]  # all of one kind
+        work = counts[places] * np.array([op.flops for op in ops])
         total += float(work.sum())
         followed += float(np.sum(work * factor * shares / (1 + (factor - 1) * shares)))
     return followed / total if total else 0.0

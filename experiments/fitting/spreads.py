@@ -30,7 +30,6 @@ class Spreads:
     """Spreads of a family: of stacks on chips, and where there is no evidence."""
 
     of_stack: Mapping[OnChip, float]
-    of_experts: Mapping[OnChip, float]
     other_chip: float
     no_runs: float
     per_doubling: float
@@ -38,8 +37,8 @@ class Spreads:
 
     def sigma(self, case: Case) -> float:
         """The whole width of a case of a stack with evidence."""
-        of_kind = self.of_experts if case.has_experts else self.of_stack
-        return math.hypot(of_kind[case.stack, case.architecture], case.kernel_sigma)
+        own = self.of_stack[case.stack, case.architecture]
+        return math.hypot(max(own, self.experts if case.has_experts else 0.0), case.kernel_sigma)
 
 
 def find_spreads(problem: Problem) -> Spreads:
@@ -53,10 +52,7 @@ def find_spreads(problem: Problem) -> Spreads:
     left = problem.left_out(lambda case: case.group)
     common = _beyond(left[is_dense], kernels[is_dense])
     of_stack = _of_stacks(problem, left, is_dense, common)
-    experts, of_experts = 0.0, dict[OnChip, float]()
-    if not is_dense.all():
-        experts = _beyond(left[~is_dense], kernels[~is_dense])
-        of_experts = _of_stacks(problem, left, ~is_dense, experts)
+    experts = 0.0 if is_dense.all() else _beyond(left[~is_dense], kernels[~is_dense])
     chip = problem.left_out(lambda case: (case.stack, case.architecture))
     stack = problem.left_out(lambda case: case.stack)
     other, none = (max(_beyond(one[is_dense], kernels[is_dense]), common) for one in (chip, stack))
@@ -72,7 +68,7 @@ def find_spreads(problem: Problem) -> Spreads:
         wider = _beyond(beyond[far], kernels[far]) ** 2 - common**2
         growth = math.sqrt(max(wider, 0.0)) / float(np.mean(doublings[far]))
     growth = min(max(growth, 0.03), 0.15)
-    return Spreads(of_stack, of_experts, other, max(none, other), growth, experts)
+    return Spreads(of_stack, other, max(none, other), growth, experts)
 
 
 def _of_stacks(

@@ -96,8 +96,8 @@ def _of_generations(found: Mapping[Key, float]) -> dict[str, dict[str, float]]:
     return common
 
 
-def _evidence(cases: Sequence[Case], name: str, spreads: Spreads) -> dict[str, dict[str, object]]:
-    result: dict[str, dict[str, object]] = {}
+def _evidence(cases: Sequence[Case], name: str, spreads: Spreads) -> dict[str, object]:
+    result: dict[str, object] = {}
     for (stack, architecture), spread in spreads.of_stack.items():
         key = stack, architecture
         rows = [c for c in cases if (c.stack, c.architecture) == key and not c.has_experts]
@@ -108,8 +108,6 @@ def _evidence(cases: Sequence[Case], name: str, spreads: Spreads) -> dict[str, d
                 "hosts": max(case.hosts for case in rows),
                 "spread": round(spread, 3),
             }
-            if any(c.has_experts and (c.stack, c.architecture) == key for c in cases):
-                result[architecture]["experts"] = round(spreads.of_experts[key], 3)
     return result
 
 

@@ -111,9 +111,7 @@ def find_spread(
     else:
         base = family.no_runs
         words = f"{family.rows} runs under other stacks, each left out; none under {stack.name!r}"
-    if has_experts and own is not None and own.experts is not None:
-        base, words = own.experts, f"runs of models with experts under stack {stack.name!r}"
-    elif has_experts and family.experts > base:
+    if has_experts and family.experts > base:
         base, words = family.experts, "runs of models with experts, which are further off"
     most = max((one.hosts for one in stack.evidence.values()), default=1)
     further = family.per_doubling * max(math.log2(max(hosts, 1) / most), 0.0)

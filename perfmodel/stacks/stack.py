@@ -212,15 +212,13 @@ class Evidence(Form):
     """The runs that a stack was compared with on a generation of GPUs.
 
     *spread* is the standard deviation of the logarithm of predicted over measured, with each source
-    left out of the fit; *hosts* is the largest number of hosts. *experts* is the spread of models
-    with experts, where there are such runs.
+    left out of the fit; *hosts* is the largest number of hosts.
     """
 
     rows: Count
     sources: Count
     hosts: Count
     spread: Number
-    experts: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,10 +135,3 @@ def test_scripts_on_more_hosts_than_those_with_published_times_are_less_sure():
     )
     further = 3 * load_spread().transformer.per_doubling
     assert eight.relative_sigma == pytest.approx(math.hypot(one.relative_sigma, further))
-
-
-def test_experts_have_the_spread_of_runs_with_experts_under_their_stack():
-    own = replace(KNOWN.evidence["hopper"], experts=0.2)
-    told = spread(replace(KNOWN, evidence={"hopper": own}), has_experts=True)
-    assert told.relative_sigma == 0.2
-    assert "models with experts under stack" in told.sentence
