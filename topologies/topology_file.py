@@ -24,7 +24,6 @@ from perfmodel.base.fields import Bandwidth, Count, Duration, Line, OneOf, Parse
 from perfmodel.base.forms import Document, Form, load_document, parse_document
 from perfmodel.base.reading import quote
 from topologies.device import Device, Sourced, list_devices, load_device
-from topologies.formats import read_foreign
 from topologies.link import HOST_KINDS, HOST_LINK_KINDS, Fabric, Link, LinkKind, Vertex, VertexKind
 from topologies.topology import Topology
 
@@ -130,15 +129,21 @@ def load_topology(name_or_path: str | Path, *, calibrations: Sequence[str] = ())
     """
     _check_no_device(str(name_or_path))
     path = find_document(name_or_path, folder=CATALOG, what="topology", error_type=TopologyError)
-    foreign = None if path.parent == CATALOG else read_foreign(path)
-    if foreign is None:
+    document = _open_foreign(path) if path.parent != CATALOG else None
+    if document is None:
         document = load_document(path, TopologyError, what="topology")
-    else:
-        document = parse_document(foreign.text, str(path), TopologyError)
     if "family" in document.content:
         raise TopologyError(f"{path}: states a family: it is a workload. Give it with --workload.")
     topology = _find_constants(parse_topology(document, path=path), path)
     return topology.calibrated_by(calibrations) if calibrations else topology
+
+
+def _open_foreign(path: Path) -> Document | None:
+    """The machine in a file of another program; None if it is our own."""
+    from topologies.formats import read_foreign  # the catalog needs no other formats
+
+    foreign = read_foreign(path)
+    return None if foreign is None else parse_document(foreign.text, str(path), TopologyError)
 
 
 def parse_topology(document: Document, *, path: Path) -> Topology:

@@ -118,7 +118,8 @@ def _times_ns(question: Question, job: JobGraph) -> NDArray[np.float64]:
     longer = [np.where(settled.family == code, STEP, 0.0) for code in range(len(FAMILIES))]
     factors = np.exp(np.column_stack([np.zeros(len(settled.float_ns)), *longer]))
     stretched = np.rint(settled.float_ns[:, None] * factors).astype(np.int64)
-    drawn = replace(settled, spread=NO_SPREAD).sample(DRAWS, seed=0).values_ns
+    samples = replace(settled, spread=NO_SPREAD).sample(DRAWS, seed=0)
+    drawn = samples.vectors(0, DRAWS).values_ns
     values_ns = np.ascontiguousarray(np.concatenate([stretched, drawn], axis=1))
     table = DurationTable(values_ns, settled.durations.rank_offset)
     iterations = steady.replay.iteration_count

@@ -28,7 +28,7 @@ from experiments.figures import (
 from experiments.sharding_plans.tasks import DrawnTask, build_model, draw_tasks
 from experiments.streams import Iteration, replay_iteration
 from perfmodel.execution import Executor
-from perfmodel.planning.making import build_task
+from perfmodel.prediction.plans.default_plan import build_task
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.jobs import build_job

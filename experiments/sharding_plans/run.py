@@ -28,8 +28,8 @@ from experiments.sharding_plans.bound import Bounder
 from experiments.sharding_plans.figures import draw_all
 from experiments.sharding_plans.tasks import PLATFORMS, build_model, draw_tasks
 from perfmodel.planning.batches import sample_batches
-from perfmodel.planning.making import build_task
 from perfmodel.planning.search import PlanSearch, SearchLimit
+from perfmodel.prediction.plans.default_plan import build_task
 from perfmodel.prediction.plans.evaluator import PlanEvaluator
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.profiles import load_stack

@@ -17,6 +17,8 @@ from perfmodel.base.errors import InputError, PerfModelError
 from perfmodel.base.units import is_number
 
 MOST_VALUES = 1000
+NO_VALUES = "none"
+"""How an empty list of values is typed."""
 EXAMPLES = "Write them like 4096,8192 or 4096:65536:x2 or 1:9:+4."
 
 

@@ -72,7 +72,7 @@ class PricedJob:
             link_use=self.link_use[rows],
         )
 
-    def sample(self, count: int, *, seed: int) -> DurationTable:
+    def sample(self, count: int, *, seed: int) -> Samples:
         """*count* duration vectors that the uncertainties allow."""
         # Few tasks differ in what decides their factors.
         sigmas = np.unique(self.relative_sigma)
@@ -88,14 +88,37 @@ class PricedJob:
         exponents += (is_spread * self.spread.relative_sigma)[:, np.newaxis] * even_draws(
             count, seed=seed
         )
-        factors, place = np.exp(exponents), np.searchsorted(used, code)
-        values_ns = np.empty((len(code), count), dtype=np.int64)
-        for first in range(0, len(code), _ROWS_AT_ONCE):
-            rows = slice(first, first + _ROWS_AT_ONCE)
-            drawn_ns = factors[place[rows]]
+        place = np.searchsorted(used, code)
+        return Samples(np.exp(exponents), place, self.float_ns, self.durations.rank_offset)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """Drawn durations: *factors* x vectors, and per row of the table its factor and nominal time.
+
+    Only the vectors that are asked for take room: all of them are a hundred bytes a task and more.
+    """
+
+    factors: FloatColumn
+    place: NDArray[np.int64]
+    float_ns: FloatColumn
+    rank_offset: NDArray[np.int64]
+
+    @property
+    def vector_count(self) -> int:
+        """Number of duration vectors."""
+        return int(self.factors.shape[1])
+
+    def vectors(self, first: int, stop: int) -> DurationTable:
+        """The vectors from *first* to before *stop*."""
+        factors = np.ascontiguousarray(self.factors[:, first:stop])
+        values_ns = np.empty((len(self.place), stop - first), dtype=np.int64)
+        for row in range(0, len(self.place), _ROWS_AT_ONCE):
+            rows = slice(row, row + _ROWS_AT_ONCE)
+            drawn_ns = factors[self.place[rows]]
             drawn_ns *= self.float_ns[rows, np.newaxis]
             values_ns[rows] = np.rint(drawn_ns, out=drawn_ns)
-        return DurationTable(values_ns, self.durations.rank_offset)
+        return DurationTable(values_ns, self.rank_offset)
 
 
 def even_draws(count: int, *, seed: int) -> NDArray[np.float64]:

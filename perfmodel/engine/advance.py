@@ -207,11 +207,16 @@ def _walk_lane(s: FlatJob, x: State, lane: int) -> None:  # noqa: C901, PLR0912,
             if s.dep_anchor[d]:
                 moment -= x.values_ns[offset + source, 0]
             ready = max(ready, moment + lag)
-            for v in range(1, width):
-                moment = x.end_ns[(iteration - distance) % kept, flat_base + source, v]
+            if width > 1:
+                then_ns = x.end_ns[(iteration - distance) % kept, flat_base + source]
+                # One loop with and one without, so that each is compiled to vector instructions.
                 if s.dep_anchor[d]:
-                    moment -= x.values_ns[offset + source, v]
-                x.ready_ns[v] = max(x.ready_ns[v], moment + lag)
+                    for v in range(width):
+                        moment = then_ns[v] - x.values_ns[offset + source, v]
+                        x.ready_ns[v] = max(x.ready_ns[v], moment + lag)
+                else:
+                    for v in range(width):
+                        x.ready_ns[v] = max(x.ready_ns[v], then_ns[v] + lag)
         if blocker != NOTHING:
             source_lane = s.r_lane[rank] + _lane_of(s, program, blocker)
             x.waits_for[lane] = blocker

@@ -59,6 +59,7 @@ class Tables:
     label_index: dict[str, int] = field(default_factory=dict)
     origin_index: dict[Origin, int] = field(default_factory=dict)
     _origin_of_label: dict[str, int] = field(default_factory=dict)
+    _name_of: dict[Naming, dict[str, tuple[int, int]]] = field(default_factory=dict)
     # The same op object comes thousands of times; lookup by identity avoids hashing its fields.
     # Keeping the object prevents reuse of its id.
     _op_of_id: dict[int, tuple[Op, int]] = field(default_factory=dict)
@@ -87,6 +88,14 @@ class Tables:
             self._origin_of_label[label] = self.origin(Origin(label), label)
         return self._origin_of_label[label]
 
+    def name(self, label: str, naming: Naming) -> tuple[int, int]:
+        """The indices of *label* under *naming* and of the operator named so."""
+        known = self._name_of.setdefault(naming, {})
+        if label not in known:
+            full = naming.put_on(label)
+            known[label] = self.label(full), self.origin(None, full)
+        return known[label]
+
 
 class Naming(Protocol):
     """The common part of the labels of a piece at one place; hashable."""
@@ -105,24 +114,30 @@ class Piece:
     """Consecutive tasks of a program, to be added again elsewhere.
 
     Rows are those of the builder, with tasks and rendezvous numbered from the start of the piece
-    and labels numbered in *labels*. *outside* is the place of a dependency among the earlier tasks
-    that the piece depends on, or -1 for one inside the piece.
+    and labels numbered in *labels*. *members* are the rows that take part in rendezvous, *slot_of*
+    their places among the slots of *sequences*, which are how many of each there are. *outside*
+    are the dependencies on earlier tasks, *source_of* their places among those tasks.
     """
 
     tasks: NDArray[np.int64]
     deps: NDArray[np.int64]
-    outside: NDArray[np.int64]
     labels: tuple[str, ...]
+    members: NDArray[np.int64]
+    slot_of: NDArray[np.int64]
     sequences: Mapping[int, int]
-    _numbers: dict[Naming, NDArray[np.int64]] = field(default_factory=dict)
+    outside: NDArray[np.int64]
+    source_of: NDArray[np.int64]
+    _named: dict[Naming, NDArray[np.int64]] = field(default_factory=dict)
 
-    def names(self, tables: Tables, naming: Naming) -> NDArray[np.int64]:
-        """The job's numbers of *labels* under *naming*, and of the origins they name."""
-        if naming not in self._numbers:
-            labels = [naming.put_on(label) for label in self.labels]
-            numbers = [(tables.label(label), tables.origin(None, label)) for label in labels]
-            self._numbers[naming] = np.array(numbers, dtype=np.int64).reshape(-1, 2)
-        return self._numbers[naming]
+    def named(self, tables: Tables, naming: Naming) -> NDArray[np.int64]:
+        """The rows of the tasks, with labels and their origins as *tables* number them."""
+        rows = self._named.get(naming)
+        if rows is None:
+            numbers = [tables.name(label, naming) for label in self.labels]
+            rows = self.tasks.copy()
+            rows[:, 2:4] = np.array(numbers, dtype=np.int64).reshape(-1, 2)[self.tasks[:, 2]]
+            self._named[naming] = rows
+        return rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -269,30 +284,38 @@ class ProgramBuilder:
         names = tuple(self.tables.label_index)
         deps[:, :2] -= start
         place_of = {task - start: place for place, task in enumerate(leans_on)}
-        outside = [-1 if row >= 0 else place_of[row] for row in deps[:, 1].tolist()]
+        outside = np.flatnonzero(deps[:, 1] < 0)
         for slot, count in before.items():
             tasks[tasks[:, _SLOT] == slot, _SLOT + 1] -= count
+        sequences = Counter(self._next_sequence) - Counter(before)
+        place_of_slot = {slot: place for place, slot in enumerate(sequences)}
+        members = np.flatnonzero(tasks[:, _SLOT] != PLAIN)
+        slots = [place_of_slot[slot] for slot in tasks[members, _SLOT].tolist()]
+        sources = [place_of[task] for task in deps[outside, 1].tolist()]
         piece = Piece(
             tasks=tasks,
             deps=deps,
-            outside=np.array(outside, dtype=np.int64),
             labels=tuple(naming.take_off(names[number]) for number in numbers.tolist()),
-            sequences=Counter(self._next_sequence) - Counter(before),
+            members=members,
+            slot_of=np.array(slots, dtype=np.int64),
+            sequences=sequences,
+            outside=outside,
+            source_of=np.array(sources, dtype=np.int64),
         )
         return piece, answer
 
     def paste(self, piece: Piece, *, naming: Naming, leans_on: Sequence[int]) -> None:
         """Add *piece* again, with labels under *naming*, depending on the tasks in *leans_on*."""
-        start = self.task_count
-        tasks, deps = piece.tasks.copy(), piece.deps.copy()
-        tasks[:, 2:4] = piece.names(self.tables, naming)[tasks[:, 2]]
-        for slot, count in piece.sequences.items():
-            before = self._next_sequence.get(slot, 0)
-            tasks[tasks[:, _SLOT] == slot, _SLOT + 1] += before
-            self._next_sequence[slot] = before + count
+        start, following = self.task_count, self._next_sequence
+        tasks, deps = piece.named(self.tables, naming).copy(), piece.deps.copy()
+        if len(piece.members):
+            before = np.array([following.get(slot, 0) for slot in piece.sequences], dtype=np.int64)
+            tasks[piece.members, _SLOT + 1] += before[piece.slot_of]
+            for slot, count in piece.sequences.items():
+                following[slot] = following.get(slot, 0) + count
         deps[:, :2] += start
-        is_outside = piece.outside >= 0
-        deps[is_outside, 1] = np.array(leans_on, dtype=np.int64)[piece.outside[is_outside]]
+        if len(piece.outside):
+            deps[piece.outside, 1] = np.array(leans_on, dtype=np.int64)[piece.source_of]
         self._tasks.frombytes(tasks.tobytes())
         self._deps.frombytes(deps.tobytes())
 

@@ -35,11 +35,9 @@ class DurationTable:
         """Number of duration vectors."""
         return int(self.values_ns.shape[1])
 
-    def vector(self, index: int) -> DurationTable:
-        """The table with only vector number *index*."""
-        return DurationTable(
-            np.ascontiguousarray(self.values_ns[:, index : index + 1]), self.rank_offset
-        )
+    def vectors(self, first: int, stop: int) -> DurationTable:
+        """The table with only the vectors from *first* to before *stop*."""
+        return DurationTable(np.ascontiguousarray(self.values_ns[:, first:stop]), self.rank_offset)
 
     def rows_of(self, job: JobGraph, rank: int) -> slice | NDArray[np.int32]:
         """The rows of *rank* of *job* in the table."""

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Annotated
 
 from perfmodel.base.errors import ScenarioError, UnitError
-from perfmodel.base.options import Option, check_ranges
+from perfmodel.base.options import NO_VALUES, Option, check_ranges
 from perfmodel.base.units import parse_long_duration_ns
 from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,
@@ -34,7 +34,6 @@ from perfmodel.prediction.scenario import (
     normalize_lists,
 )
 
-NO_SHARDER = "none"
 FRAMEWORKS = ("torchrec", "hugectr")
 """Frameworks of which it is known what plans they can run."""
 
@@ -130,7 +129,7 @@ class RankQuestion:
                 f"rank: runnable by must be one of {', '.join(FRAMEWORKS)}, "
                 f"got {self.runnable_by!r}."
             )
-        named = tuple(name for name in self.sharders if name != NO_SHARDER)
+        named = tuple(name for name in self.sharders if name != NO_VALUES)
         object.__setattr__(self, "sharders", named)
         known = _all_sharders()
         unknown = [name for name in named if name not in known]

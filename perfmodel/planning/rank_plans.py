@@ -18,7 +18,7 @@ from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.graph.program import LaneKind
 from perfmodel.planning.batches import BatchSpread, sample_batches
 from perfmodel.planning.comparing import PlanWork, RankWork
-from perfmodel.planning.making import MadePlans, load_rank_setting, make_plans
+from perfmodel.planning.making import MadePlans, load_task, make_plans
 from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.ranking import (
     PlanBound,
@@ -56,13 +56,12 @@ def rank_plans(
 ) -> Ranking:
     """Answer *question*; searches and enumerations fan out over *executor*."""
     on_phase("building the frame", 0.0)
-    setting = load_rank_setting(question)
-    evaluator = PlanEvaluator(setting.spec, setting.cluster, setting.stack)
-    made = make_plans(question, setting, executor, on_phase)
+    loaded = load_task(question)
+    made = make_plans(question, loaded, executor, on_phase)
     if not made.plans:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in made.refused)
         raise PlanError(f"rank: no plan could be made. {reasons}")
-    return order_plans(evaluator, question, made, executor=executor, on_phase=on_phase)
+    return order_plans(loaded.evaluator, question, made, executor=executor, on_phase=on_phase)
 
 
 def order_plans(

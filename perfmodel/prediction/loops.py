@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.costs.priced_job import Samples
 from perfmodel.engine.history import History
 from perfmodel.engine.reasons import Window
 from perfmodel.engine.replay import Replay, Replayer, find_period, mean_of_second_half_ns
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
     from perfmodel.recordings.recording_info import RecordingInfo
 
 LOW, HIGH = 0.05, 0.95
-MAX_MOMENTS = 2**25
-"""Tasks x vectors that one replay of samples may hold: 256 MiB per iteration kept."""
+FEW_MOMENTS, MAX_MOMENTS = 2**23, 2**25
+"""Tasks x vectors that one replay of samples should, and may, hold: 64, 256 MiB per iteration."""
+ENOUGH_VECTORS = 16
+"""With so many vectors at once, more of them make a replay no faster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,18 +120,19 @@ def find_recorded_loop(recording: RecordingInfo, alone: FoldedCosts, settled: Fo
 
 
 def replay_samples(
-    replay: Replayer, job: JobGraph, samples: DurationTable, *, iterations: int
+    replay: Replayer, job: JobGraph, samples: DurationTable | Samples, *, iterations: int
 ) -> NDArray[np.float64]:
     """The iteration time of every vector of *samples*.
 
     Of several iterations it is the mean over the second half. A big job replays a few vectors at
     a time, to bound memory; the times do not depend on how many.
     """
-    at_once = max(MAX_MOMENTS // max(job.task_count, 1), 1)
+    tasks = max(job.task_count, 1)
+    at_once = max(FEW_MOMENTS // tasks, min(ENOUGH_VECTORS, MAX_MOMENTS // tasks), 1)
     times = []
     for first in range(0, samples.vector_count, at_once):
-        part = np.ascontiguousarray(samples.values_ns[:, first : first + at_once])
-        played = replay(job, DurationTable(part, samples.rank_offset), iterations)
+        stop = min(first + at_once, samples.vector_count)
+        played = replay(job, samples.vectors(first, stop), iterations)
         times.append(mean_of_second_half_ns(played.iteration_end_ns))
     return np.concatenate(times)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from collectives import wiring_of
 from embeddings.plan import ShardingPlan
+from embeddings.sharders import DEFAULT_SHARDER
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 from perfmodel.costs.priced_job import PricedJob
@@ -219,12 +220,13 @@ def _find_plan(setting: Setting) -> tuple[ShardingPlan | None, tuple[str, ...]]:
     workload, cluster = setting.workload, setting.cluster
     if setting.plan is not None or not isinstance(workload, DlrmSpec):
         return setting.plan, ()
-    from perfmodel.prediction.plans.default_plan import find_default  # only these models need it
-
     tables = setting.tables or workload.embedding.tables()
-    found = find_default(workload, cluster, setting.stack, tables)
-    if found is not None:
-        return found.plan, (found.reason,)
+    if workload.sharding.sharder == DEFAULT_SHARDER and cluster.rank_count > 1:
+        from perfmodel.prediction.plans.default_plan import find_default  # only these need it
+
+        found = find_default(workload, cluster, setting.stack, tables)
+        if found is not None:
+            return found.plan, (found.reason,)
     if not setting.tables:
         return None, ()
     plan = build_plan(

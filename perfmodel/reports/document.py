@@ -6,7 +6,7 @@ scenarios give equal bytes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import perfmodel
 from perfmodel.base.identity import program_identity
@@ -20,8 +20,10 @@ from perfmodel.prediction.answer import (
     RankWait,
     TimeParts,
 )
-from perfmodel.prediction.whole_run import TrainingRun
 from perfmodel.reports.text import format_ranks, pick, to_question_document
+
+if TYPE_CHECKING:
+    from perfmodel.prediction.whole_run import TrainingRun
 
 SCHEMA_VERSION = 1
 EXACT = 10**9

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S, format_duration, format_size
 from perfmodel.prediction.answer import Part, PathShare, Prediction, RankWait, TimeParts
 from perfmodel.prediction.scenario import Mode, Scenario
-from perfmodel.prediction.whole_run import TrainingRun
 from perfmodel.reports.blocks import (
     Bar,
     Bars,
@@ -34,6 +33,9 @@ from perfmodel.reports.text import (
     format_ranks,
     name_ranks,
 )
+
+if TYPE_CHECKING:
+    from perfmodel.prediction.whole_run import TrainingRun
 
 TERA = 1e12
 MOST_ROWS = 20

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perfmodel.prediction.whole_run import TrainingRun
 from perfmodel.reports.blocks import Report, Section, Sentences, Table
+
+if TYPE_CHECKING:
+    from perfmodel.prediction.whole_run import TrainingRun
 
 HOURS_PER_DAY = 24
 TITLE = "The whole run"

@@ -126,6 +126,8 @@ def build_flags(layout: RankedLayout) -> dict[str, str]:
         **_numbers(layout),
         "batch": spec.batch,
         "cp_words": _CONTEXT_WORDS[spec.parallel.cp_kind],
+        "replicas": spread.replicas,
+        "shard": spread.shard_ranks // spread.cp,
         "local_batch": spread.micro_batch * spread.micro_batches,
         "layers_per_run": spec.model.layers // (spread.pp * spread.interleaving),
     }
@@ -243,7 +245,7 @@ def _money_front(rankings: Sequence[LayoutRanking]) -> list[Table]:
 def _layouts(ranking: LayoutRanking) -> Section:
     """The layouts on one number of hosts."""
     hosts, tally = ranking.hosts, ranking.tally
-    proof = "no other can be faster"
+    proof = "no other of these can be faster"
     if not tally.is_proven:
         proof = f"time was up with {tally.untried} untried: another may be faster"
     counts = (

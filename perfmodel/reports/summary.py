@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.units import format_duration
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.question import Question
-from perfmodel.prediction.whole_run import TrainingRun
 from perfmodel.reports.runs import format_days
 from perfmodel.reports.text import describe_fit, describe_interval
+
+if TYPE_CHECKING:
+    from perfmodel.prediction.whole_run import TrainingRun
 
 
 def summarise(

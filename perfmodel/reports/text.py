@@ -8,9 +8,8 @@ from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any
 
-from perfmodel.base.options import options_of
+from perfmodel.base.options import NO_VALUES, options_of
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_duration, format_size
-from perfmodel.planning.question import NO_SHARDER
 from perfmodel.prediction.answer import Interval, MemoryFit
 from perfmodel.reports.blocks import Block, Command, Table
 
@@ -96,7 +95,7 @@ def to_command(verb: str, question: Any, *, only: Sequence[str] = ()) -> str:
         if option.flag is not None or value is True:
             words.append(typed)
             continue
-        values = (value or (NO_SHARDER,)) if isinstance(value, tuple) else (value,)
+        values = (value or (NO_VALUES,)) if isinstance(value, tuple) else (value,)
         texts = [_typed(one) for one in values]
         for text in [",".join(texts)] if option.parse is not None else texts:
             words += [typed, shlex.quote(text)]

@@ -17,7 +17,6 @@ from perfmodel.base.errors import PlanError, WorkloadError
 from perfmodel.base.forms import Document, load_document
 from perfmodel.base.reading import quote
 from perfmodel.workloads.dlrm.spec import DlrmSpec, EmbeddingSection, Interaction
-from perfmodel.workloads.formats import read_foreign, read_layout
 from perfmodel.workloads.transformer.spec import TransformerSpec
 
 Workload = TransformerSpec | DlrmSpec
@@ -62,9 +61,12 @@ def load_workload(
     if layout_from is not None:
         return _load_laid_out(path, overrides, Path(layout_from))
     given = {override.partition("=")[0].strip() for override in overrides}
-    foreign = None if path.parent == SPEC_FOLDER else read_foreign(path, given)
-    if foreign is not None:
-        return parse_workload(foreign.content, document=str(path), overrides=overrides)
+    if path.parent != SPEC_FOLDER:
+        from perfmodel.workloads.formats import read_foreign  # the catalog needs no other formats
+
+        foreign = read_foreign(path, given)
+        if foreign is not None:
+            return parse_workload(foreign.content, document=str(path), overrides=overrides)
     loaded = load_document(path, WorkloadError)
     # A value that an override changed is on no line.
     locate = str if overrides else loaded.locate
@@ -74,6 +76,8 @@ def load_workload(
 
 def _load_laid_out(path: Path, overrides: Sequence[str], layout_file: Path) -> Workload:
     """The workload in *path* with the layout in *layout_file*."""
+    from perfmodel.workloads.formats import read_layout  # only asked for with --layout-from
+
     laid_out = read_layout(layout_file)
     changes = [f"{key}={json.dumps(value)}" for key, value in laid_out.changes.items()]
     workload = load_workload(path, [*changes, *overrides])

@@ -89,24 +89,33 @@ def test_durations_are_those_of_the_models_rounded_once(job, cluster, priced):
 
 
 def test_a_fixed_duration_stays_the_same_in_every_sample(priced):
-    sampled = priced.sample(20, seed=1)
+    sampled = priced.sample(20, seed=1).vectors(0, 20)
     known = np.flatnonzero(priced.durations.values_ns[:, 0] == 777)
     assert (sampled.values_ns[known] == 777).all()
 
 
 def test_samples_of_a_family_move_together_and_depend_only_on_the_seed(priced):
-    first, again = priced.sample(50, seed=3), priced.sample(50, seed=3)
+    first, again = (
+        priced.sample(50, seed=3).vectors(0, 50),
+        priced.sample(50, seed=3).vectors(0, 50),
+    )
     assert (first.values_ns == again.values_ns).all()
-    assert (first.values_ns != priced.sample(50, seed=4).values_ns).any()
+    assert (first.values_ns != priced.sample(50, seed=4).vectors(0, 50).values_ns).any()
     gemm = np.flatnonzero(priced.family == FAMILIES.index("gemm"))
     spread = np.std(np.log(first.values_ns[gemm[0]] / priced.float_ns[gemm[0]]))
     wanted = np.hypot(priced.relative_sigma[gemm[0]], priced.spread.relative_sigma)
     assert spread == pytest.approx(wanted, rel=0.4)
 
 
+def test_samples_drawn_a_few_at_a_time_are_those_drawn_together(priced):
+    samples = priced.sample(10, seed=3)
+    parts = [samples.vectors(first, first + 5).values_ns for first in (0, 5)]
+    assert (np.concatenate(parts, axis=1) == samples.vectors(0, 10).values_ns).all()
+
+
 def test_costs_of_all_families_but_recorded_ones_share_the_spread_of_the_stack(priced):
     sure = replace(priced, relative_sigma=np.zeros_like(priced.relative_sigma))
-    ratios = sure.sample(20, seed=0).values_ns / priced.durations.values_ns
+    ratios = sure.sample(20, seed=0).vectors(0, 20).values_ns / priced.durations.values_ns
     is_long = (priced.float_ns > 10_000) & (priced.provenance != Provenance.RECORDED)
     assert np.ptp(ratios[is_long], axis=0).max() < 1e-3
     assert (ratios[priced.provenance == Provenance.RECORDED] == 1).all()
@@ -193,7 +202,7 @@ def test_members_of_an_uneven_exchange_end_when_their_own_bytes_are_through(clus
 def test_families_of_costs_err_each_on_its_own(priced):
     # Beside what all of them share, the spread of the stack.
     priced = replace(priced, spread=NO_SPREAD)
-    draws = priced.sample(64, seed=0).values_ns / priced.durations.values_ns
+    draws = priced.sample(64, seed=0).vectors(0, 64).values_ns / priced.durations.values_ns
     unsure = np.flatnonzero(priced.relative_sigma > 0)
     relative = np.log(draws[unsure]) / priced.relative_sigma[unsure, np.newaxis]
     families = priced.family[unsure]

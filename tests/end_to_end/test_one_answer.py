@@ -12,7 +12,7 @@ from embeddings.sharders import build_named_plan
 from perfmodel import api
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.storage import save_job
-from perfmodel.planning.making import load_rank_setting
+from perfmodel.planning.making import load_task
 from perfmodel.planning.question import RankQuestion
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import build_question, load_setting
@@ -28,9 +28,9 @@ OVERRIDES = ("batch=16384",)
 
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory):
-    setting = load_rank_setting(RankQuestion(TOPOLOGY, overrides=OVERRIDES))
+    task = load_task(RankQuestion(TOPOLOGY, overrides=OVERRIDES)).task
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    path.write_text(json.dumps(to_plan_document(build_named_plan("size_greedy", setting.task))))
+    path.write_text(json.dumps(to_plan_document(build_named_plan("size_greedy", task))))
     return str(path)
 
 

@@ -34,7 +34,7 @@ from tests.strategies import random_jobs
 
 
 def pin(job, durations):
-    return pin_durations(job, durations.vector(0))
+    return pin_durations(job, durations.vectors(0, 1))
 
 
 @settings(max_examples=25)

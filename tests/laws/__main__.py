@@ -42,7 +42,7 @@ def check(case: Case, law: Law | Agreement, folder: Path) -> Broken | None:
     """How *case* breaks a *law* that applies to it; None if it does not."""
     if isinstance(law, Agreement):
         own_ns, other_ns = law.times_ns(case, folder)
-        return None if own_ns == other_ns else Broken(f"{own_ns} and {other_ns} ns")
+        return None if law.holds(own_ns, other_ns) else Broken(f"{own_ns} and {other_ns} ns")
     first = law.start(case)
     second = law.change(first)
     assert second is not None
@@ -50,10 +50,10 @@ def check(case: Case, law: Law | Agreement, folder: Path) -> Broken | None:
     if law.relation.holds(before, after):
         return None
     change = after / before - 1
-    one = law.exemption
-    is_covered = one is not None and abs(change) <= one.bound and one.applies(first)
-    words = f"{before} -> {after} ({change:+.2%})"
-    return Broken(words, one.name if one is not None and is_covered else "")
+    covering = [
+        one.name for one in law.exemptions if abs(change) <= one.bound and one.applies(first)
+    ]
+    return Broken(f"{before} -> {after} ({change:+.2%})", " or ".join(covering))
 
 
 def applies(law: Law | Agreement, case: Case) -> bool:

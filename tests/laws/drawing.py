@@ -154,7 +154,7 @@ def _draw_transformer(
     hidden = heads * chooser.choice((64, 128))
     tp = chooser.choice([one for one in (1, 1, 2, 4) if rank_count % one == 0])
     data_parallel = rank_count // tp
-    micro_batch = chooser.choice((1, 2, 4))
+    micro_batch = chooser.choice((1, 2, 4, 12))
     workload = {
         "name": "drawn",
         "family": "transformer",

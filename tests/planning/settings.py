@@ -8,8 +8,8 @@ from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import ShardingTask
 from embeddings.sharding_task import cut_table
 from perfmodel.execution.executor import SerialExecutor
-from perfmodel.planning.making import build_task
 from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.plans.default_plan import build_task
 from perfmodel.prediction.plans.evaluator import PlanEvaluator
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question

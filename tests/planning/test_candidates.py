@@ -19,7 +19,7 @@ PARALLEL = {
 
 
 def options(
-    *fixed: str, ranks: int = 64, per_host: int = 8, recompute: Any = None, **more: Any
+    *fixed: str, ranks: int = 64, per_host: int = 8, recompute: Any = Recompute.NONE, **more: Any
 ) -> LayoutOptions:
     """Those of a workload of which only what is asked for is there; *fixed* fields are stated."""
     model, parallel = (
@@ -113,9 +113,10 @@ def test_experts_are_divided_evenly_over_a_few_hosts(
 
 
 def test_micro_batches_divide_the_sequences_of_a_rank():
-    assert options().micro_batches(48) == [1, 2, 4, 8, 16]
+    assert options().micro_batches(48) == [1, 2, 3, 4, 6, 8, 12, 16, 24]
+    assert options().micro_batches(60)[-3:] == [15, 20, 30]
     assert options().micro_batches(128) == [1, 2, 4, 8, 16, 32]
-    assert options("micro_batch").micro_batches(3) == [1]
+    assert options("micro_batch").micro_batches(3) == [1, 3]
     assert options("micro_batch", micro_batch=5).micro_batches(20) == [5]
     assert options(micro_batch=5).micro_batches(2) == [1, 2]
 
@@ -131,31 +132,36 @@ def tried(dp: int, *fixed: str, tp: int = 1, pp: int = 1, cp: int = 1, **more: A
 
 
 def test_what_else_is_tried_depends_on_the_split():
-    none, zero1, zero3 = StateSharding.NONE, StateSharding.ZERO1, StateSharding.ZERO3
+    none, zero1 = StateSharding.NONE, StateSharding.ZERO1
+    zero2, zero3 = StateSharding.ZERO2, StateSharding.ZERO3
     again = [Recompute.NONE, Recompute.ATTENTION, Recompute.FULL]
     assert tried(1) == {
         "micro_batch": [1], "sharding": [none], "recompute": again, "interleaving": [1],
         "sequence_parallel": [None], "count": 3,
     }  # fmt: skip
     # Copies may share their state, and in one stage their weights; so do ranks of a sequence.
-    assert tried(2)["sharding"] == tried(1, cp=2)["sharding"] == [zero1, zero3]
-    assert tried(2, pp=2)["sharding"] == [zero1]
+    # The workload's own way is tried wherever it can be, and so is what it recomputes.
+    assert tried(2)["sharding"] == tried(1, cp=2)["sharding"] == [zero1, zero3, zero2]
+    assert tried(2, pp=2)["sharding"] == [zero1, zero2]
+    assert tried(2, pp=2, sharding=zero3)["sharding"] == [zero1]
+    assert tried(2, sharding=none)["sharding"] == [zero1, zero3, none]
+    assert tried(1, recompute=Recompute.OPS)["recompute"] == [*again, Recompute.OPS]
     assert tried(1, pp=2)["interleaving"] == [1, 2, 4]
     assert tried(1, tp=2)["sequence_parallel"] == [True, False]
-    assert tried(2, tp=2, pp=2)["count"] == 1 * 3 * 3 * 2
+    assert tried(2, tp=2, pp=2)["count"] == 2 * 3 * 3 * 2
     fixed = ("sharding", "recompute", "interleaving", "sequence_parallel")
     stated = tried(
         2, *fixed, tp=2, pp=2, recompute=Recompute.OPS, interleaving=3, sequence_parallel=False
     )
     assert stated == {
-        "micro_batch": [1], "sharding": [StateSharding.ZERO2], "recompute": [Recompute.OPS],
+        "micro_batch": [1], "sharding": [zero2], "recompute": [Recompute.OPS],
         "interleaving": [3], "sequence_parallel": [False], "count": 1,
     }  # fmt: skip
 
 
 def test_a_batch_is_divided_among_copies_that_share_sequences():
     # 32 ranks are four copies: three sequences each, and eight ranks to share state.
-    assert tried(4, tp=2, pp=2, cp=2, batch=12)["micro_batch"] == [1]
+    assert tried(4, tp=2, pp=2, cp=2, batch=12)["micro_batch"] == [1, 3]
     assert tried(4, tp=2, pp=2, cp=2, batch=13)["count"] == 0
     assert tried(1, tp=4, pp=4, cp=2, batch=8)["micro_batch"] == [1, 2, 4, 8]
 

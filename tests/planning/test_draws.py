@@ -19,7 +19,7 @@ from perfmodel.planning.batches import (
     sample_batches,
     scale_terms,
 )
-from perfmodel.planning.making import build_task
+from perfmodel.prediction.plans.default_plan import build_task
 from perfmodel.prediction.scenario import Mode
 from tests.planning.settings import plan_setting
 

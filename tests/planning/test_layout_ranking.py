@@ -22,6 +22,7 @@ from perfmodel.planning.layouts.search import (
     find_reasons,
     list_fitting,
     order_layouts,
+    own_first,
     replay_layouts,
     search_layouts,
 )
@@ -29,6 +30,8 @@ from perfmodel.planning.question import Goal, LayoutQuestion
 from perfmodel.prediction.answer import Part
 from perfmodel.prediction.phases import ignore_phase
 from perfmodel.prediction.yardsticks import IterationWork
+from perfmodel.workloads.catalog import load_workload
+from perfmodel.workloads.transformer.spec import TransformerSpec
 from tests.reports.predictions import build_prediction
 
 MS = 1_000_000
@@ -39,6 +42,10 @@ def candidate(number: int, *, peak_bytes: int = 0, cp: int = 1, ep: int = 1) -> 
     return SimpleNamespace(
         number=number, peak_bytes=peak_bytes, chosen=SimpleNamespace(layout=layout)
     )
+
+
+def some(**fields: Any) -> Any:
+    return SimpleNamespace(**{"is_own": False, "micro_batch": 1, **fields})
 
 
 def answer(time_ns: int, *drawn_ns: float) -> Any:
@@ -140,7 +147,7 @@ def test_bounds_are_found_for_the_most_promising_layers_until_time_is_up(
     monkeypatch.setattr(searching, "layer_of", lambda one: one.layer)
     monkeypatch.setattr(searching, "Bounds", Bounds)
     # Two layouts of each kind of layer, the least promising first.
-    fitting = [SimpleNamespace(layer=n // 2, promise=n // 2, number=n) for n in range(400)][::-1]
+    fitting = [some(layer=n // 2, promise=n // 2, number=n) for n in range(400)][::-1]
     machine: Any = (None, None)
     executor: Any = Executor()
     queue = bound_layouts(
@@ -158,9 +165,9 @@ def test_bounds_are_found_for_the_most_promising_layers_until_time_is_up(
 
 
 def test_a_layout_without_a_replay_is_the_lowest_bound_of_so_many_kinds_of_layer(monkeypatch):
-    some = [SimpleNamespace(layer=n, promise=n, peak_bytes=1) for n in range(60)]
+    sixty = [some(layer=n, promise=n, peak_bytes=1) for n in range(60)]
     monkeypatch.setattr(searching, "layer_of", lambda one: one.layer)
-    monkeypatch.setattr(searching, "iter_candidates", lambda *given, stated: some[::-1])
+    monkeypatch.setattr(searching, "iter_candidates", lambda *given, stated: sixty[::-1])
     bounds = SimpleNamespace(bound_ns=lambda one: 100 - one.layer)
     monkeypatch.setattr(searching, "Bounds", lambda *given: bounds)
     cluster: Any = SimpleNamespace(device=SimpleNamespace(memory_bytes=10))
@@ -172,10 +179,41 @@ def test_a_layout_that_fills_what_is_usable_fits():
     cluster: Any = SimpleNamespace(device=SimpleNamespace(memory_bytes=1000))
     spec: Any = SimpleNamespace(name="any")
     stated: frozenset[str] = frozenset()
-    some: Any = [SimpleNamespace(peak_bytes=size, overrides={}) for size in (901, 900, 899)]
-    assert list_fitting(spec, cluster, stated, some) == some[1:]
+    sizes: Any = [some(peak_bytes=size, overrides={}) for size in (901, 900, 899)]
+    assert list_fitting(spec, cluster, stated, sizes) == sizes[1:]
     with pytest.raises(PlanError, match=r"none of 1 layouts of any fits in 900 B \(90%"):
-        list_fitting(spec, cluster, stated, some[:1])
+        list_fitting(spec, cluster, stated, sizes[:1])
+    # What a prediction would take may fill the memory.
+    own: Any = [some(peak_bytes=size, is_own=True, overrides={}) for size in (1001, 1000)]
+    assert list_fitting(spec, cluster, stated, own) == own[1:]
+
+
+def test_the_own_layout_and_of_equals_the_larger_micro_batch_are_bounded_first(monkeypatch):
+    monkeypatch.setattr(searching, "layer_of", lambda one: one.layer)
+    bounds = SimpleNamespace(take=lambda *given: None, bound_ns=lambda one: 7)
+    monkeypatch.setattr(searching, "Bounds", lambda *given: bounds)
+    asked: list[str] = []
+    executor: Any = SimpleNamespace(map=lambda function, shared, layers: asked.extend(layers))
+    given = [
+        some(layer="small", promise=1.0), some(layer="large", promise=1.0, micro_batch=4),
+        some(layer="own", promise=9.0, is_own=True), some(layer="best", promise=0.5),
+    ]  # fmt: skip
+    machine: Any = (None, None)
+    bound_layouts(machine, given, executor, time.monotonic() + 1e6, ignore_phase)
+    assert asked == ["own", "best", "large", "small"]
+
+
+def test_what_predict_answers_with_is_replayed_first():
+    queue = [
+        (10, some(keeps=lambda spec: False)), (20, some(keeps=lambda spec: True)),
+        (30, some(keeps=lambda spec: True, is_own=True)),
+    ]  # fmt: skip
+    stated = load_workload("gpt2_124m")
+    assert isinstance(stated, TransformerSpec)
+    left_open = stated.model_copy(update={"parallel": type(stated.parallel)()})
+    assert own_first(stated, queue) == [queue[2], queue[0], queue[1]]
+    # Of an open layout `predict` takes the lowest bound that keeps sharding and recomputation.
+    assert own_first(left_open, queue) == [queue[1], queue[0], queue[2]]
 
 
 @pytest.mark.parametrize(("is_proven", "bounded"), [(True, 6), (True, 5), (False, 6)])

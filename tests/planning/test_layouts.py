@@ -1,5 +1,6 @@
 import pytest
 
+from perfmodel.api import Scenario, predict
 from perfmodel.base.errors import PlanError
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.planning.layouts.bounds import Bounds
@@ -108,6 +109,23 @@ def test_the_search_finds_what_trying_everything_finds(case):
     assert found.tally.is_proven
     assert found.tally.considered == len(times_ns)
     assert found.best.time_ns == min(times_ns)
+
+
+def test_a_search_is_no_slower_than_the_layout_of_the_workload_however_short_it_is():
+    # A micro-batch of 12 is no power of two, and copies share nothing.
+    overrides = ("model.layers=2", "batch=48")
+    question = LayoutQuestion(
+        topology="quad_a100", workload="gpt2_124m", overrides=overrides, top=1, seconds=0.1
+    )
+    object.__setattr__(question, "seconds", 1e-3)
+    [found] = search_layouts(question, executor=SerialExecutor())
+    own = predict(
+        Scenario(topology="quad_a100", workload="gpt2_124m", overrides=overrides, samples=0)
+    )
+    assert (found.tally.replayed, found.tally.is_proven) == (1, False)
+    assert found.best.time_ns == own.iteration_ns
+    assert found.best.candidate.overrides["parallel.micro_batch"] == 12
+    assert found.best.candidate.overrides["parallel.sharding"] == "none"
 
 
 def test_a_search_without_time_answers_with_the_most_promising_and_says_what_is_untried():

@@ -37,17 +37,17 @@ def test_plans_are_enumerated_if_there_are_no_more_than_asked_for():
             return [-item.sum(axis=1) for item in items]
 
     executor: Any = Executor()
-    setting: Any = SimpleNamespace(task=task_of(10))
+    task = task_of(10)
     for limit in (512, 513):
         question: Any = SimpleNamespace(enumerate_limit=limit)
-        found = enumerate_plans(question, setting, executor)
+        found = enumerate_plans(question, task, executor)
         assert found.judged == 512
         assert [plan.name for plan in found.plans] == [f"enumerated-{n}" for n in range(1, 6)]
         assert [shard.rank for shard in found.plans[0].shards] == [0] + [1] * 9
     assert chunks == [256, 256] * 2
     few: Any = SimpleNamespace(enumerate_limit=511)
     with pytest.raises(PlanError, match="more than 511 plans"):
-        enumerate_plans(few, setting, executor)
+        enumerate_plans(few, task, executor)
 
 
 def test_a_plan_that_fills_a_rank_to_the_last_byte_fits(monkeypatch):
@@ -58,8 +58,7 @@ def test_a_plan_that_fills_a_rank_to_the_last_byte_fits(monkeypatch):
         measure_assignments=lambda task, ranks: found,
         cluster=SimpleNamespace(device=SimpleNamespace(memory_bytes=100)),
     )
-    monkeypatch.setattr(making, "_evaluator", lambda question: evaluator)
-    monkeypatch.setattr(making, "_setting", lambda question: SimpleNamespace(task=None))
+    monkeypatch.setattr(making, "kept_task", lambda question: (evaluator, None))
     nothing: Any = SimpleNamespace(mode=Mode.PERIOD, reserve=0.0)
     times = judge_assignments(nothing, np.zeros((3, 1), dtype=np.int32))
     assert times.tolist() == [7, 8, np.iinfo(np.int64).max]

@@ -15,7 +15,7 @@ from perfmodel import api
 from perfmodel.base.errors import OutputError, PlanError
 from perfmodel.cli.commands import app
 from perfmodel.planning.batches import sample_batches
-from perfmodel.planning.making import load_rank_setting
+from perfmodel.planning.making import load_task
 from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.ranking import PlanBound
 from perfmodel.planning.search import PlanSearch, SearchLimit
@@ -37,19 +37,19 @@ def test_rank_and_predict_mean_the_same_plan_by_balanced(topology, stack):
     # Its own limits and formats of the stack decide, whoever asks: 1 MiB tables are copied here.
     words = ("sharding.data_parallel_below=1 MiB", "sharding.min_width=16", "batch=4096")
     question = RankQuestion(topology=topology, workload="dlrm_mlperf", overrides=words, stack=stack)
-    setting = load_rank_setting(question)
-    cluster = setting.cluster
-    spec = apply_stack_defaults(load_workload("dlrm_mlperf", words), setting.stack)
+    evaluator, task = load_task(question)
+    cluster = evaluator.cluster
+    spec = apply_stack_defaults(load_workload("dlrm_mlperf", words), evaluator.stack)
     chosen = choose_plan(
         fill(spec, sharding=spec.sharding.model_copy(update={"sharder": "balanced"})),
         rank_count=cluster.rank_count,
-        stack=setting.stack,
+        stack=evaluator.stack,
         ranks_per_host=cluster.ranks_per_host,
         memory_bytes=cluster.device.memory_bytes,
     )
 
     assert chosen.data_parallel
-    assert build_named_plan("balanced", setting.task) == chosen
+    assert build_named_plan("balanced", task) == chosen
 
 
 def test_plans_stand_in_the_order_of_their_times(tables):

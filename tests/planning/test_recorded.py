@@ -208,11 +208,17 @@ def test_a_layout_fits_if_it_leaves_a_part_of_the_memory_free():
     spec = load_workload("gpt2_xl", SMALL)
     stated = frozenset({"batch"})
     room = cluster.device.memory_bytes
-    some = [SimpleNamespace(peak_bytes=size, overrides={"a": size}) for size in (room, room // 2)]
+    some = [
+        SimpleNamespace(peak_bytes=size, overrides={"a": size}, is_own=False)
+        for size in (room, room // 2)
+    ]
     assert list_fitting(spec, cluster, stated, some) == some[1:]
     with pytest.raises(PlanError, match=f"The nearest needs .*: a={room}"):
         list_fitting(
-            spec, cluster, stated, [*some[:1], SimpleNamespace(peak_bytes=2 * room, overrides={})]
+            spec,
+            cluster,
+            stated,
+            [*some[:1], SimpleNamespace(peak_bytes=2 * room, overrides={}, is_own=True)],
         )
     with pytest.raises(PlanError, match=r"with batch fixed.*Fix less"):
         list_fitting(spec, cluster, stated, [])

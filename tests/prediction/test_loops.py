@@ -38,6 +38,7 @@ def test_samples_replayed_a_few_at_a_time_have_the_same_times(monkeypatch):
 
     at_once = replay_samples(replay_counted, job, build_samples(job), iterations=4)
     for room in (2 * job.task_count, job.task_count - 1):
+        monkeypatch.setattr(loops, "FEW_MOMENTS", room)
         monkeypatch.setattr(loops, "MAX_MOMENTS", room)
         a_few = replay_samples(replay_counted, job, build_samples(job), iterations=4)
         assert a_few.tolist() == at_once.tolist()

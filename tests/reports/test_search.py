@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from perfmodel.planning.question import LayoutQuestion
 from perfmodel.reports.html import to_page
 from perfmodel.reports.search import build_flags, report_search, to_search_document
 from perfmodel.reports.terminal import to_text
+from perfmodel.workloads.transformer.spec import StateSharding
 
 CHANGES = (
     "batch=8", "sequence_length=16384", "model.max_positions=16384", "model.layers=4",
@@ -60,6 +62,27 @@ def test_every_trainer_is_told_about_sequences_and_experts(found):
     assert "--parallelism.expert_parallel_degree 2" in flags["torchtitan"]
     assert "trainer.strategy.context_parallel_size=2" in flags["NeMo"]
     assert "trainer.strategy.expert_model_parallel_size=2" in flags["NeMo"]
+
+
+def test_trainers_are_told_whether_state_is_shared(found):
+    one = found[0].best
+    parallel = one.candidate.spec.parallel
+
+    def flags(sharding: StateSharding) -> str:
+        spec = one.candidate.spec.model_copy(
+            update={"parallel": parallel.model_copy(update={"sharding": sharding})}
+        )
+        layout = replace(one, candidate=replace(one.candidate, spec=spec))
+        return build_flags(layout)["torchtitan"]
+
+    # Two copies of two ranks that share a sequence.
+    assert "replicate_degree 2 --parallelism.data_parallel_shard_degree 1" in flags(
+        StateSharding.NONE
+    )
+    for sharding in StateSharding:
+        assert "data_parallel_shard_degree" in flags(sharding)
+        is_resharded = sharding in (StateSharding.ZERO3, StateSharding.HSDP)
+        assert ("reshard_after_forward always" in flags(sharding)) == is_resharded
 
 
 def test_the_csv_has_a_line_a_layout_with_the_words_of_the_document(found, tmp_path):

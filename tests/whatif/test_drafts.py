@@ -133,7 +133,7 @@ def test_an_unchanged_draft_is_the_same_program(made):
 @settings(deadline=None)
 @given(made=random_jobs(), picked=st.randoms(use_true_random=False))
 def test_a_removed_task_counts_as_one_that_takes_no_time(made, picked):
-    job = pin_durations(made.job, made.durations.vector(0))
+    job = pin_durations(made.job, made.durations.vectors(0, 1))
     labels = {
         job.labels[label]
         for program in job.programs
@@ -166,7 +166,7 @@ def test_a_removed_task_counts_as_one_that_takes_no_time(made, picked):
 
 @given(made=random_jobs(JobSize(distance=0)))
 def test_a_job_of_one_iteration_never_waits_for_earlier_ones_after_a_removal(made):
-    job = pin_durations(made.job, made.durations.vector(0))
+    job = pin_durations(made.job, made.durations.vectors(0, 1))
     left = remove_labels(job, *[label for label in job.labels if label.endswith("0")][1:])
 
     for program in left.programs:

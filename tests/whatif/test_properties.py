@@ -24,7 +24,7 @@ def ask(job, text):
 
 
 def pinned(made):
-    return pin_durations(made.job, made.durations.vector(0))
+    return pin_durations(made.job, made.durations.vectors(0, 1))
 
 
 def ends_ns(job, iterations=3):
@@ -36,7 +36,7 @@ def test_stated_durations_are_those_that_were_pinned(made):
     job = pinned(made)
 
     assert is_pinned(job)
-    given_ns = replay(made.job, made.durations.vector(0), iterations=3).last.end_ns
+    given_ns = replay(made.job, made.durations.vectors(0, 1), iterations=3).last.end_ns
     assert np.array_equal(ends_ns(job), given_ns)
 
 

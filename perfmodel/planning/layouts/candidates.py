@@ -23,6 +23,7 @@ MOST_STAGES = 64
 MOST_SEQUENCES = 32
 """The largest micro-batch tried: GEMMs gain nothing beyond it."""
 RUNS = (1, 2, 4)
+RECOMPUTED = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL)
 SHORTEST_SHARE = 8192
 """Fewest tokens of a sequence per rank: shorter sequences are not split."""
 MOST_EXPERT_HOSTS = 8
@@ -52,6 +53,8 @@ class Candidate:
     spec: TransformerSpec
     chosen: ChosenLayout
     stack: SoftwareStack
+    is_own: bool = False
+    """Whether it is the one that the workload states, or leaves to the number of ranks."""
 
     @property
     def overrides(self) -> dict[str, int | str | bool]:
@@ -72,6 +75,20 @@ class Candidate:
             "training.recompute": self.spec.training.recompute.value,
         }
 
+    def is_like(self, other: Candidate) -> bool:
+        """Whether *other* is the same layout, however it was stated."""
+        return self.chosen.layout == other.chosen.layout and self.overrides == other.overrides
+
+    def keeps(self, spec: TransformerSpec) -> bool:
+        """Whether sharding, recomputation and sequence parallelism are those of *spec*."""
+        layout, asked = self.chosen.layout, spec.parallel
+        return (
+            self.spec.parallel.sharding is asked.sharding
+            and self.spec.training.recompute is spec.training.recompute
+            and layout.is_sequence_parallel
+            == (layout.tp > 1 and asked.sequence_parallel is not False)
+        )
+
     @property
     def _exchange(self) -> dict[str, int | str | bool]:
         """How tokens get to experts, where that is said."""
@@ -85,6 +102,11 @@ class Candidate:
     def peak_bytes(self) -> int:
         """Memory of the fullest rank."""
         return self.chosen.peak_bytes
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of a micro-batch."""
+        return self.chosen.layout.micro_batch
 
     @property
     def promise(self) -> float:
@@ -108,15 +130,22 @@ class Candidate:
 def iter_candidates(
     spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, *, stated: Collection[str] = ()
 ) -> Iterator[Candidate]:
-    """Every layout of *spec* on *cluster*; fields in *stated* keep their values."""
+    """Every layout of *spec* on *cluster*, its own one first; fields in *stated* keep their values.
+
+    The own one is what `predict` would take, whatever its sizes are.
+    """
     options = LayoutOptions(spec, cluster, stack, stated)
     ranks = cluster.rank_count
+    own = options.choose(spec, is_own=True)
+    if own is not None:
+        yield own
     for tp in options.tensor_sizes():
         for pp in options.stage_counts(ranks // tp):
             for groups in options.iter_groups(ranks // (tp * pp)):
                 for changes in options.iter_changes({"tp": tp, "pp": pp, "dp": None, **groups}):
                     found = options.complete(changes)
-                    if found is not None:
+                    is_own = own is not None and found is not None and found.is_like(own)
+                    if found is not None and not is_own:
                         yield found
 
 
@@ -229,38 +258,50 @@ class LayoutOptions:
         """Sequences of a micro-batch; they divide those of a rank."""
         if stated := self._stated("micro_batch"):
             return [stated]
-        return [size for size in _powers(min(sequences, MOST_SEQUENCES)) if sequences % size == 0]
+        most = min(sequences, MOST_SEQUENCES)
+        return [size for size in range(1, most + 1) if sequences % size == 0]
 
     def _iter_settings(self, split: dict[str, Any], dp: int) -> Iterator[dict[str, Any]]:
+        """Settings that most jobs choose from, and the workload's own."""
         parallel, pp = self._spec.parallel, split["pp"]
+        own = self._spec.training.recompute
         shardings = [StateSharding.NONE]
         if dp > 1:
             shardings = [StateSharding.ZERO1] + ([StateSharding.ZERO3] if pp == 1 else [])
+            if pp == 1 or not parallel.sharding.divides_weights:
+                shardings = list(dict.fromkeys((*shardings, parallel.sharding)))
         is_split = "sequence_parallel" not in self._fixed and split["tp"] > 1
         tried: dict[str, Sequence[object]] = {
             "sharding": shardings,
-            "recompute": (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL),
+            "recompute": list(dict.fromkeys((*RECOMPUTED, own))),
             "interleaving": RUNS if pp > 1 else (1,),
             "sequence_parallel": (True, False) if is_split else (parallel.sequence_parallel,),
         }
-        stated = {"recompute": self._spec.training.recompute}
         for word in self._fixed & set(tried):
-            tried[word] = [stated[word] if word in stated else getattr(parallel, word)]
+            tried[word] = [own if word == "recompute" else getattr(parallel, word)]
         for values in product(*tried.values()):
             yield dict(zip(tried, values, strict=True))
 
     def complete(self, changes: dict[str, Any]) -> Candidate | None:
         """The layout with *changes*; None where layers or memory do not allow it."""
-        spec, cluster, runs = self._spec, self._cluster, changes["interleaving"]
+        spec, runs = self._spec, changes["interleaving"]
         if runs > 1 and spec.model.layers % (changes["pp"] * runs):
             return None
         parallel = {key: value for key, value in changes.items() if key != "recompute"}
-        whole = spec.model_copy(
-            update={
-                "parallel": spec.parallel.model_copy(update=parallel),
-                "training": spec.training.model_copy(update={"recompute": changes["recompute"]}),
-            }
+        return self.choose(
+            spec.model_copy(
+                update={
+                    "parallel": spec.parallel.model_copy(update=parallel),
+                    "training": spec.training.model_copy(
+                        update={"recompute": changes["recompute"]}
+                    ),
+                }
+            )
         )
+
+    def choose(self, whole: TransformerSpec, *, is_own: bool = False) -> Candidate | None:
+        """The layout that *whole* states, completed; None where there is none."""
+        cluster = self._cluster
         try:
             chosen = choose_layout(
                 whole,
@@ -271,7 +312,7 @@ class LayoutOptions:
             )
         except WorkloadError:
             return None
-        return Candidate(whole, chosen, self._stack)
+        return Candidate(whole, chosen, self._stack, is_own)
 
 
 def _powers(most: int) -> list[int]:

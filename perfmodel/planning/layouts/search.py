@@ -133,7 +133,8 @@ def _search(
     on_phase(f"{hosts} hosts: listing layouts", 0.0)
     everything = list(iter_candidates(spec, *machine, stated=question.stated))
     fitting = list_fitting(spec, cluster, question.stated, everything)
-    queue = bound_layouts(machine, fitting, executor, began_s + BOUNDING_SHARE * seconds, on_phase)
+    until_s = began_s + BOUNDING_SHARE * seconds
+    queue = own_first(spec, bound_layouts(machine, fitting, executor, until_s, on_phase))
     options = PredictOptions(samples=question.samples, seed=question.seed, is_explained=False)
     replayed, is_proven = replay_layouts(
         queue,
@@ -224,7 +225,10 @@ def _load(question: LayoutQuestion, hosts: int) -> tuple[TransformerSpec, Machin
 def list_fitting(
     spec: TransformerSpec, cluster: Cluster, stated: frozenset[str], everything: Sequence[Candidate]
 ) -> list[Candidate]:
-    """Those of *everything* that leave a part of the memory free; an error where none does."""
+    """Those of *everything* that leave a part of the memory free; an error where none does.
+
+    The workload's own layout may fill the memory, as it may in a prediction.
+    """
     if not everything:
         fixed = f" with {', '.join(sorted(stated))} fixed" if stated else ""
         raise PlanError(
@@ -232,8 +236,13 @@ def list_fitting(
             f"{spec.batch}, {spec.model.layers} layers and {spec.model.heads} heads divide by none "
             f"of them. {'Fix less' if stated else 'Change batch'}, or change hosts."
         )
-    usable_bytes = cluster.device.memory_bytes * USABLE_SHARE
-    fitting = [one for one in everything if one.peak_bytes <= usable_bytes]
+    memory_bytes = cluster.device.memory_bytes
+    usable_bytes = memory_bytes * USABLE_SHARE
+    fitting = [
+        one
+        for one in everything
+        if one.peak_bytes <= (memory_bytes if one.is_own else usable_bytes)
+    ]
     if not fitting:
         nearest = min(everything, key=lambda one: one.peak_bytes)
         words = ", ".join(f"{key}={value}" for key, value in nearest.overrides.items())
@@ -246,9 +255,10 @@ def list_fitting(
 
 
 def _by_layer(fitting: Sequence[Candidate]) -> dict[TransformerSpec, list[Candidate]]:
-    """*fitting* by the layer that determines their bounds, the most promising first."""
+    """*fitting* by the layer that determines their bounds, the own and most promising first."""
     kinds: dict[TransformerSpec, list[Candidate]] = {}
-    for one in sorted(fitting, key=lambda one: one.promise):
+    # Of equals the larger micro-batch: it launches fewer kernels.
+    for one in sorted(fitting, key=lambda one: (not one.is_own, one.promise, -one.micro_batch)):
         kinds.setdefault(layer_of(one), []).append(one)
     return kinds
 
@@ -279,6 +289,15 @@ def bound_layouts(
     bounded = [one for layer in layers[:first] for one in kinds[layer]]
     order = sorted((bounds.bound_ns(one), number) for number, one in enumerate(bounded))
     return [(bound_ns, bounded[number]) for bound_ns, number in order]
+
+
+def own_first(
+    spec: TransformerSpec, queue: Sequence[tuple[int, Candidate]]
+) -> list[tuple[int, Candidate]]:
+    """*queue* with the layout first that `predict` answers with, so that none found is slower."""
+    is_open = not _stated(spec) & set(_SPLIT)
+    first = [one for one in queue if (one[1].keeps(spec) if is_open else one[1].is_own)][:1]
+    return first + [one for one in queue if one not in first]
 
 
 def judge(

@@ -1,4 +1,6 @@
-"""The default placement: of the plans that the balanced sharder considers, the fastest by replay.
+"""Sharders on a machine: the plan of each, and the default one, the fastest by replay.
+
+The default is chosen among the plans that the balanced sharder considers.
 
 The sharder orders plans by a rule that knows no machine. Here they are replayed on the machine, by
 the evaluator that `rank` uses, and the fastest that fits is taken. The sharder considers most
@@ -22,7 +24,7 @@ from typing import NamedTuple
 from embeddings.balanced import Candidate, find_candidates, plan_by_rows
 from embeddings.offloading import OFFLOADED, exceeds_devices, offload_tables
 from embeddings.plan import ShardingPlan
-from embeddings.sharders import DEFAULT_SHARDER
+from embeddings.sharders import DEFAULT_SHARDER, build_named_plan
 from embeddings.sharding_task import ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.execution.executor import SerialExecutor
@@ -65,20 +67,21 @@ class _Judged(NamedTuple):
     busiest_ns: float
 
 
+_by_time = attrgetter("is_too_large", "time_ns", "busiest_ns")
+
+
 def find_default(
     spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack, tables: tuple[EmbeddingTable, ...]
 ) -> ChosenPlan | None:
-    """The default placement of *tables*; None where a sharder is named or plans do not compare."""
-    is_named = spec.sharding.sharder != DEFAULT_SHARDER
-    if cluster.rank_count == 1 or is_named or not can_compare(spec, cluster, stack):
+    """The default placement of *tables*; None where plans do not compare."""
+    if not can_compare(spec, cluster, stack):
         return None
-    evaluator, task = PlanEvaluator(spec, cluster, stack), task_on(spec, tables, cluster)
-    if spec.sharding.host_memory and exceeds_devices(task):
-        return choose_offloaded_plan(evaluator, task)
-    return choose_default_plan(evaluator, task)
+    evaluator, task = PlanEvaluator(spec, cluster, stack), build_task(spec, tables, cluster)
+    is_offloaded = spec.sharding.host_memory and exceeds_devices(task)
+    return place_tables(OFFLOADED if is_offloaded else DEFAULT_SHARDER, evaluator, task)
 
 
-def task_on(
+def build_task(
     spec: DlrmSpec,
     tables: tuple[EmbeddingTable, ...],
     cluster: Cluster,
@@ -102,6 +105,20 @@ def task_on(
     )
 
 
+def place_tables(sharder: str, evaluator: PlanEvaluator, task: ShardingTask) -> ChosenPlan:
+    """The plan of *task* by the sharder of that name.
+
+    The default one is judged by *evaluator*. So is the one that keeps tables in host memory that
+    the GPUs have no room for.
+    """
+    if sharder == OFFLOADED:
+        chosen = choose_default_plan(evaluator, replace(task, tables=offload_tables(task)))
+        return replace(chosen, plan=replace(chosen.plan, name=OFFLOADED))
+    if sharder == DEFAULT_SHARDER:
+        return choose_default_plan(evaluator, task)
+    return ChosenPlan(build_named_plan(sharder, task), f"Tables are placed as {sharder} does.")
+
+
 def choose_default_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenPlan:
     """The plan of *task* with the shortest iterations of those that fit."""
     candidates = find_candidates(task)
@@ -123,27 +140,30 @@ def choose_default_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenP
 
 
 def _choose(evaluator: PlanEvaluator, judged: Sequence[_Judged]) -> ShardingPlan:
-    """The fastest, of equal ones the first; or one that is near and much less busy.
+    """The fastest, of equal ones the first; or one that is near and suffers less from contention.
 
-    Contention slows busy ranks most. So if there is such a plan, or one with sums inside hosts,
-    both are predicted with contention.
+    Contention slows busy ranks most. So the fastest plans with and without sums inside hosts, and
+    of each kind one that is much less busy, are predicted with contention.
     """
-    best = min(judged, key=attrgetter("is_too_large", "time_ns", "busiest_ns"))
-    near = [
-        one
-        for one in judged
-        if one.is_too_large == best.is_too_large and one.time_ns <= NEAR * best.time_ns
-    ]
-    finalists = [best]
+    best = min(judged, key=_by_time)
+    finalists = []
     for is_stepped in (False, True):
-        alike = [one for one in near if has_steps(one.plan) == is_stepped]
-        calm = min(alike, key=attrgetter("busiest_ns", "time_ns"), default=best)
-        is_other = has_steps(best.plan) != is_stepped
-        if calm is not best and (is_other or calm.busiest_ns < CALM * best.busiest_ns):
-            finalists.append(calm)
+        near = [
+            one
+            for one in judged
+            if has_steps(one.plan) == is_stepped
+            and one.is_too_large == best.is_too_large
+            and one.time_ns <= NEAR * best.time_ns
+        ]
+        if not near:
+            continue
+        fastest = min(near, key=_by_time)
+        calm = min(near, key=attrgetter("busiest_ns", "time_ns"))
+        finalists += [fastest, calm] if calm.busiest_ns < CALM * fastest.busiest_ns else [fastest]
     if len(finalists) == 1:
         return best.plan
-    return min(finalists, key=lambda one: _contended_ns(evaluator, one.plan)).plan
+    times_ns = [(_contended_ns(evaluator, one.plan), one.busiest_ns) for one in finalists]
+    return finalists[times_ns.index(min(times_ns))].plan
 
 
 def _contended_ns(evaluator: PlanEvaluator, plan: ShardingPlan) -> int:
@@ -151,12 +171,6 @@ def _contended_ns(evaluator: PlanEvaluator, plan: ShardingPlan) -> int:
     options = PredictOptions(samples=0, is_explained=False)
     question = Question(job, options, cluster=evaluator.cluster, stack=evaluator.stack)
     return predict(question, executor=SerialExecutor()).period_ns
-
-
-def choose_offloaded_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenPlan:
-    """The same, with tables in host memory that the GPUs of *task* have no room for."""
-    chosen = choose_default_plan(evaluator, replace(task, tables=offload_tables(task)))
-    return ChosenPlan(replace(chosen.plan, name=OFFLOADED), chosen.reason)
 
 
 def _shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:

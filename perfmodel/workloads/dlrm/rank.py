@@ -132,7 +132,8 @@ class RankWriter:
         if self._spec.sequence is None:
             self._write(self._interaction.forward())
             self._write(cross_forward_steps(run, cross_layers(self._spec)))
-        self._write(sequence.forward(run))
+        else:
+            self._write(sequence.forward(run, self._spec.sequence))
         self._write(forward_steps(run, top_layers(self._spec), run.outputs))
         self._write(self._interaction.join_forward())
 
@@ -164,10 +165,11 @@ class RankWriter:
         self._write([Step("BinaryCrossEntropyBackward", label, tuple(kernels))])
         self._write(self._interaction.join_backward())
         self._write(backward_steps(run, top_layers(spec), run.outputs))
-        self._write(sequence.backward(run))
         if spec.sequence is None:
             self._write(cross_backward_steps(run, cross_layers(spec)))
             self._write(self._interaction.backward())
+        else:
+            self._write(sequence.backward(run, spec.sequence))
         gradients = self._sparse.return_gradients()
         is_lone = run.has_lone_bottom
         is_hidden = gradients is not None and run.overlaps_exchange and not is_lone

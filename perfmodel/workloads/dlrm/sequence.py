@@ -32,11 +32,8 @@ def token_count(run: DlrmRun) -> int:
     return 0 if section is None else round(run.samples * section.length)
 
 
-def forward(run: DlrmRun) -> Iterator[Step]:
+def forward(run: DlrmRun, section: SequenceSection) -> Iterator[Step]:
     """From looked-up vectors to the targets."""
-    section = run.spec.sequence
-    if section is None:
-        return
     tokens = token_count(run)
     yield from forward_steps(run, encoder_layers(run.spec), tokens)
     if section.encoder_width:
@@ -49,11 +46,8 @@ def forward(run: DlrmRun) -> Iterator[Step]:
     yield _picked(run, section, "index", "sequence/targets forward")
 
 
-def backward(run: DlrmRun) -> Iterator[Step]:
+def backward(run: DlrmRun, section: SequenceSection) -> Iterator[Step]:
     """From the gradients of the targets to those of looked-up vectors."""
-    section = run.spec.sequence
-    if section is None:
-        return
     tokens = token_count(run)
     yield _picked(run, section, "IndexBackward", "sequence/targets backward")
     for layer in reversed(sequence_layers(run.spec)):

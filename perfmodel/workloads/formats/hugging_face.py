@@ -37,6 +37,7 @@ class ArchitectureTable(Form):
 
     reads: Mapping[str, str | None]
     sets: Mapping[str, Any]
+    sets_when: tuple[Mapping[str, Any], ...] = ()
     architectures: tuple[str, ...] = ()
     must: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     equal: tuple[str, ...] = ()
@@ -83,6 +84,7 @@ def find_table(content: Mapping[str, Any], document: str) -> tuple[str, Architec
     table = tables.get(name) if isinstance(name, str) else None
     if table is None:
         named = name or ", ".join(map(str, stated)) or "none"
+        _refuse_known(named, document)
         near = difflib.get_close_matches(str(named), tables, n=1)
         hint = f" Nearest: {near[0]}." if near else ""
         raise WorkloadError(
@@ -95,6 +97,13 @@ def find_table(content: Mapping[str, Any], document: str) -> tuple[str, Architec
             f"got {', '.join(map(str, stated))}. Other heads and encoders have no table."
         )
     return str(name), table
+
+
+def _refuse_known(name: str, document: str) -> None:
+    """Raise with the reason why a well-known type has no table."""
+    for entry in load_yaml(TABLE)["refused"]:
+        if name in entry["types"]:
+            raise WorkloadError(f"{document}: model_type {name} is {entry['why']}.")
 
 
 def read_config(
@@ -148,8 +157,19 @@ def _read_model(reader: FieldReader, table: ArchitectureTable) -> dict[str, Any]
     full_every = read.pop("full_every", None)
     window = _read_window(reader, table, read, full_every)
     odds = [reader.read("model.dropout", Source.parse(key)) for key in table.dropout]
-    model = {**table.sets, **read, **window, "dropout": any(odds)}
+    model = {**table.sets, **read, **_decided(reader, table), **window, "dropout": any(odds)}
     return {key: value for key, value in model.items() if value is not None}
+
+
+def _decided(reader: FieldReader, table: ArchitectureTable) -> dict[str, Any]:
+    """What the architecture decides by switches of the file."""
+    found: dict[str, Any] = {}
+    for entry in table.sets_when:
+        stated = {key: reader.content.get(key) for key in entry["when"]}
+        reader.uses += [FieldUse(key, Use.READ, value=value) for key, value in stated.items()]
+        if all(stated[key] in (None, value) for key, value in entry["when"].items()):
+            found |= entry["sets"]
+    return found
 
 
 def _count_shared(reader: FieldReader, read: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ class StageParts:
         self.layer = cache(self._build_layer)
         self.embedding = build_embedding_steps(run)
         self.head = build_head_steps(run)
-        self.known: KnownStretches = {}
+        self.known = KnownStretches()
 
     def _build_layer(self, kind: LayerKind) -> PartSteps:
         """The steps of a layer; one that predicts further tokens has a head without own weights."""
@@ -142,6 +142,7 @@ class StageWriter:
                 self._take(turn)
                 if beside is not None:
                     self._take(beside)
+        self._repetition.resume()
         if is_end:
             update.reduce_tied_weight()
         for reductions in self._reductions:
@@ -172,6 +173,7 @@ class StageWriter:
         write = partial(self._forward if is_forward else self._backward, turn)
         # The first pass also notes which kernels use which weights first.
         if turn.micro_batch == 0 if is_forward else self._is_reducing:
+            self._repetition.resume()
             write()
             return
         layers = self._runs[turn.run]
@@ -306,6 +308,7 @@ class StageWriter:
         key = (direction.value, self._kind_of[number], len(steps), stretch.start, stretch.stop)
         write = partial(self._write_steps, steps[stretch], part + "/")
         self._note_use(part, self._repetition.write(key, write, naming=LayerNaming(number)))
+        self._repetition.resume()
 
     def _write_steps(self, steps: Sequence[Step], prefix: str) -> int | None:
         """Write *steps*; the first task of one of their kernels."""

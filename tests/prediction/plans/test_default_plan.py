@@ -8,10 +8,15 @@ import pytest
 
 from embeddings.balanced import find_candidates
 from embeddings.plan import ShardingKind
+from embeddings.sharders import build_named_plan
 from perfmodel.execution.executor import SerialExecutor
-from perfmodel.planning.making import RankSetting, make_plans
+from perfmodel.planning.making import RankTask, make_plans
 from perfmodel.planning.question import RankQuestion
-from perfmodel.prediction.plans.default_plan import choose_default_plan, find_default
+from perfmodel.prediction.plans.default_plan import (
+    choose_default_plan,
+    find_default,
+    place_tables,
+)
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import Setting, build_question
 from perfmodel.stacks.profiles import load_stack
@@ -42,7 +47,7 @@ def test_predict_and_rank_place_tables_alike():
     evaluator, task = plan_setting(6, "quad_a100", batch=4096)
     spec, cluster, stack = evaluator.spec, evaluator.cluster, evaluator.stack
     question = RankQuestion(workload="", topology="", sharders=("balanced",))
-    made = make_plans(question, RankSetting(spec, cluster, stack, task), None, lambda *_: None)
+    made = make_plans(question, RankTask(evaluator, task), None, lambda *_: None)
     found = find_default(spec, cluster, stack, task.tables)
     assert made.plans == (found.plan,)
     asked = build_question(Setting(spec, cluster, stack))
@@ -54,10 +59,13 @@ def test_a_placement_is_left_to_a_sharder_that_is_named_and_to_stacks_without_fr
     evaluator, task = plan_setting(6, "quad_a100", batch=4096)
     spec, cluster, stack = evaluator.spec, evaluator.cluster, evaluator.stack
     named = spec.model_copy(
-        update={"sharding": spec.sharding.model_copy(update={"sharder": "naive"})}
+        update={"sharding": spec.sharding.model_copy(update={"sharder": "size_greedy"})}
     )
-    assert find_default(named, cluster, stack, task.tables) is None
+    assert build_question(Setting(named, cluster, stack)).chosen == ()
     assert find_default(spec, cluster, load_stack("ngc_dlrm_2020"), task.tables) is None
+    by_name = place_tables("size_greedy", evaluator, task)
+    assert by_name.plan == build_named_plan("size_greedy", task)
+    assert by_name.reason == "Tables are placed as size_greedy does."
 
 
 def test_tables_that_fit_nowhere_are_spread_by_rows():

@@ -77,6 +77,47 @@ PUBLISHED = {
     "gpt_neox": (shape(44, 6144, 64, 24576, 50432), 20_554_567_680),
     "phi": (shape(32, 2560, 32, 10240, 51200), 2_779_683_840),
     "phi3": (shape(32, 3072, 32, 8192, 32064, num_key_value_heads=32), 3_821_079_552),
+    "phimoe": (
+        shape(32, 4096, 32, 6400, 32064, num_key_value_heads=8, attention_bias=True,
+              sliding_window=None),
+        41_873_153_344,
+    ),
+    "olmo": (shape(32, 4096, 32, 11008, 50304), 6_888_095_744),
+    "olmo2": (shape(32, 4096, 32, 11008, 100352), 7_298_617_344),
+    "olmo3": (shape(32, 4096, 32, 11008, 100278), 7_298_011_136),
+    "olmoe": (shape(16, 2048, 16, 1024, 50304), 6_919_161_856),
+    "smollm3": (shape(36, 2048, 16, 11008, 128256), 3_075_098_624),
+    "seed_oss": (shape(64, 5120, 80, 27648, 155136, num_key_value_heads=8), 36_151_104_512),
+    "internlm2": (shape(32, 4096, 32, 14336, 92544, num_key_value_heads=8), 7_737_708_544),
+    "granite": (
+        shape(40, 4096, 32, 12800, 49155, num_key_value_heads=8, tie_word_embeddings=True),
+        8_170_848_256,
+    ),
+    "stablelm": (shape(32, 2560, 32, 6912, 50304), 2_795_443_200),
+    "cohere": (shape(40, 8192, 64, 22528, 256000), 34_980_831_232),
+    "glm4_moe": (
+        shape(46, 4096, 96, 10944, 151552, attention_bias=True, num_nextn_predict_layers=1),
+        106_852_251_264,
+    ),
+    "starcoder2": (shape(32, 4608, 36, 18432, 49152, num_key_value_heads=4), 7_173_923_840),
+    "gpt_bigcode": (
+        {"n_layer": 40, "n_embd": 6144, "n_head": 48, "n_inner": 24576, "n_positions": 8192,
+         "vocab_size": 49152, "multi_query": True},
+        15_517_456_384,
+    ),
+    "gptj": ({"n_layer": 28, "n_embd": 4096, "n_head": 16, "vocab_size": 50400}, 6_050_882_784),
+    "opt": (
+        {**shape(32, 4096, 32, None, 50272), "ffn_dim": 16384, "word_embed_proj_dim": 4096},
+        6_658_473_984,
+    ),
+    "bloom": ({"n_layer": 30, "hidden_size": 4096, "n_head": 32}, 7_069_016_064),
+    "falcon": ({"multi_query": True, "num_kv_heads": 71}, 6_921_720_704),
+    "roberta": (shape(12, 768, 12, 3072, 50265, max_position_embeddings=514, type_vocab_size=1),
+                124_697_433),
+    "xlm-roberta": (
+        shape(12, 768, 12, 3072, 250002, max_position_embeddings=514, type_vocab_size=1),
+        278_295_186,
+    ),
     "bert": (shape(24, 1024, 16, 4096, 30522), 336_226_108),
 }  # fmt: skip
 
@@ -96,6 +137,19 @@ def test_a_model_has_as_many_parameters_as_its_page_states(tmp_path, model_type)
     fields, published = PUBLISHED[model_type]
     workload = load_workload(write(tmp_path, {"model_type": model_type, **fields}))
     assert count_parameters(workload.model) == pytest.approx(published, rel=PUBLISHED_WITHIN)
+
+
+def test_switches_of_a_file_decide_how_many_heads_have_keys_of_their_own(tmp_path):
+    large = {
+        "model_type": "falcon", "num_hidden_layers": 60, "hidden_size": 8192, "vocab_size": 65024,
+        "num_attention_heads": 128, "num_kv_heads": 8, "multi_query": True,
+        "new_decoder_architecture": True,
+    }  # fmt: skip
+    model = load_workload(write(tmp_path, large)).model
+    assert model.kv_heads == 8
+    assert count_parameters(model) == pytest.approx(41_303_293_952, rel=PUBLISHED_WITHIN)
+    small = write(tmp_path, {**large, "new_decoder_architecture": False})
+    assert load_workload(small).model.kv_heads == 1
 
 
 def test_the_folder_of_a_model_is_as_good_as_its_file(tmp_path):
@@ -139,7 +193,9 @@ def test_windows_are_in_the_layers_that_the_file_says(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"model_type": "mamba2"}, "model_type must be one of llama, mistral"),
+        ({"model_type": "minimax"}, "model_type must be one of llama, mistral"),
+        ({"model_type": "mamba2"}, "model_type mamba2 is state-space layers, which"),
+        ({"model_type": "t5"}, "model_type t5 is an encoder and a decoder"),
         ({"model_type": "llama4"}, "got llama4. Nearest: llama."),
         ({"architectures": ["LlamaForSequenceClassification"]}, "must name one of LlamaFor"),
         ({"hidden_size": None}, "hidden_size: must be given, but is missing"),
