@@ -1,8 +1,8 @@
 """Batches: how many samples and tokens an iteration trains.
 
-They are counted from what the script moves to the device. The first size of the largest tensor is
+They are counted from what the script moves to the device. The first size that most tensors have is
 taken for the samples of a micro-batch. As many micro-batches are counted as there are backward
-passes, if each has a tensor of its own. Integers of two dimensions are tokens, unless numbers that
+passes, if each has tensors of its own. Integers of two dimensions are tokens, unless numbers that
 are no integers are moved, too.
 
 Ranks that work on one batch together count it once. They are those of a group whose members moved
@@ -13,7 +13,8 @@ scripts that make up their data often start every rank with the same seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -123,27 +124,52 @@ def _forward_calls(record: RankRecord) -> Iterator[Mapping[str, Any]]:
 
 def _moved_by(record: RankRecord) -> Batch:
     """The samples and tokens that one rank moves to its device in the iteration that is written."""
-    windows = Windows(record)
-    kinds = (
-        record.kinds[what]
-        for call_type, what, *_ in windows.all[windows.chosen]
-        if call_type == CallType.KERNEL
-    )
-    copies = [
-        (tuple(kind["outputs"][0][1]), str(kind["outputs"][0][2]), kind["arguments"]["checksum"])
-        for kind in kinds
-        if kind["operator"] == COPY
-    ]
-    copies = [copy for copy in copies if copy[0] and prod(copy[0]) > 1]
+    copies = list(_copies(record))
     if not copies:
         return Batch()
-    numbers = [copy for copy in copies if not copy[1].startswith(_INTEGERS)]
-    shape, dtype, _ = max(numbers or copies, key=lambda copy: prod(copy[0]))
-    seen = [copy[2] for copy in copies if copy[:2] == (shape, dtype)]
-    passes = max(min(record.backward_count, len(seen)), 1)
-    has_tokens = not numbers and len(shape) > 1
+    # Inputs and labels have a first size in common; a mask or a table may be larger than both.
+    sizes = Counter(copy.shape[0] for copy in copies)
+    copies = [copy for copy in copies if sizes[copy.shape[0]] == max(sizes.values())]
+    numbers = [copy for copy in copies if not copy.dtype.startswith(_INTEGERS)]
+    main = max(numbers or copies, key=lambda copy: prod(copy.shape))
+    seen = [copy for copy in copies if (copy.shape, copy.dtype) == (main.shape, main.dtype)]
+    has_tokens = not numbers and len(main.shape) > 1
+    # Tokens are moved as inputs and as targets.
+    passes = _passes(record.backward_count, seen, copies_each=2 if has_tokens else 1)
     return Batch(
-        shape[0] * passes,
-        prod(shape[:2]) * passes if has_tokens else 0,
-        tuple(seen),
+        main.shape[0] * passes,
+        prod(main.shape[:2]) * passes if has_tokens else 0,
+        tuple(copy.checksum for copy in seen),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A tensor that came from the host, *after* so many spans of the backward pass."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    checksum: int
+    after: int
+
+
+def _copies(record: RankRecord) -> Iterator[_Copy]:
+    windows = Windows(record)
+    spans, was_behind = 0, False
+    for call_type, what, thread, *_ in windows.all[windows.chosen]:
+        is_behind = thread != record.main_thread
+        spans += is_behind and not was_behind
+        was_behind = is_behind
+        if call_type != CallType.KERNEL or record.kinds[what]["operator"] != COPY:
+            continue
+        shape, dtype = record.kinds[what]["outputs"][0][1:3]
+        if shape and prod(shape) > 1:
+            yield _Copy(tuple(shape), dtype, record.kinds[what]["arguments"]["checksum"], spans)
+
+
+def _passes(backward_count: int, copies: Sequence[_Copy], *, copies_each: int) -> int:
+    """Micro-batches: moved between backward passes, or all before; a pipeline splits one batch."""
+    moments = len({copy.after for copy in copies})
+    if moments > 1:
+        return max(min(backward_count, moments), 1)
+    return backward_count if len(copies) >= backward_count * copies_each > 0 else 1

@@ -43,6 +43,10 @@ IMAGES = [((256, 3, 224, 224), "fp32"), ((256,), "int64")]
         (TOKENS, {}, Batch(12, 12 * 1024)),
         # Inputs and targets of two micro-batches, on eight ranks.
         (2 * TOKENS, {"backwards": 2, "ranks": 8}, Batch(192, 192 * 1024)),
+        # A pipeline moves one batch and splits it on the device.
+        (TOKENS, {"backwards": 2}, Batch(12, 12 * 1024)),
+        # A mask that is made on the host is no batch.
+        ([*TOKENS, ((1024, 1024), "fp32")], {}, Batch(12, 12 * 1024)),
         # Two losses of one batch are no second batch.
         (IMAGES, {"backwards": 2}, Batch(256, 0)),
         (TOKENS, {"stated": 24}, Batch(24, 24 * 1024)),
@@ -50,7 +54,8 @@ IMAGES = [((256, 3, 224, 224), "fp32"), ((256,), "int64")]
     ],
 )
 def test_samples_are_the_first_size_of_the_largest_tensor_of_every_pass(copies, more, found):
-    assert batch(*copies, **more) == found
+    counted = batch(*copies, **more)
+    assert (counted.samples, counted.tokens) == (found.samples, found.tokens)
 
 
 def sharing(rank, values, *groups, calls=()):

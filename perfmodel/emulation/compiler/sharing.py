@@ -87,7 +87,7 @@ def share_code() -> None:
 
 def _share_split_graphs() -> None:
     """Store what fake outputs of split graphs look like with their code, and answer with them."""
-    from torch._functorch._aot_autograd import autograd_cache
+    from torch._functorch._aot_autograd import autograd_cache as caching
     from torch._functorch._aot_autograd.aot_autograd_result import GenericAOTAutogradResult
     from torch._functorch._aot_autograd.runtime_wrappers import FakifiedOutWrapper
 
@@ -99,12 +99,16 @@ def _share_split_graphs() -> None:
         made[:] = [compute(own)]
         return made[0]
 
-    cache: Any = autograd_cache.AOTAutogradCache
-    save, check = cache.save, autograd_cache.check_cacheable
+    module: Any = caching
+    cache, check = module.AOTAutogradCache, module.check_cacheable
+    save = cache.save
 
     def save_with_outputs(key: str, entry: Any, remote: bool) -> None:
         if _answers_with_fakes():
-            entry.fake_outputs = [_looks(one) for one in made.pop()]
+            outputs = made.pop()
+            if any(_may_change(one) for one in outputs):
+                return
+            entry.fake_outputs = [_looks(one) for one in outputs]
         save(key, entry, remote)
 
     def check_other_rules(graph: Any) -> None:
@@ -132,7 +136,7 @@ def _share_split_graphs() -> None:
 
     wrapper._compute_output_meta_with_inductor_strides = compute_and_keep
     cache.save = staticmethod(save_with_outputs)
-    autograd_cache.check_cacheable = check_other_rules
+    module.check_cacheable = check_other_rules
     result._load_and_post_compile = load_with_outputs
 
 
@@ -141,11 +145,18 @@ def _answers_with_fakes() -> bool:
     return context is not None and context.fakify_first_call
 
 
+def _may_change(value: Any) -> bool:
+    """Whether *value* is a symbol, or a tensor with sizes that are symbols."""
+    is_tensor = isinstance(value, torch.Tensor)
+    numbers = (*value.shape, *value.stride()) if is_tensor else (value,)
+    return any(isinstance(number, torch.SymInt) for number in numbers)
+
+
 def _looks(value: Any) -> Any:
-    """What is needed to make a fake of *value* again; sizes that change have none, and raise."""
+    """What is needed to make a fake of *value* again."""
     if not isinstance(value, torch.Tensor):
         return value
-    return _Fake(tuple(map(int, value.shape)), tuple(map(int, value.stride())), value.dtype)
+    return _Fake(tuple(value.shape), tuple(value.stride()), value.dtype)
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def _checksum(values: Tensor) -> int:
     """A number that tells *values* from others; of many, some are looked at."""
     flat = values.resolve_conj().resolve_neg().reshape(-1)
     some = flat[:: flat.numel() // _LOOKED_AT + 1].contiguous()
-    return zlib.crc32(some.view(torch.uint8).numpy())
+    return zlib.crc32(some.view(torch.uint8).numpy().data)
 
 
 def _copy_to_host(gpu: VirtualGpu, source: Tensor, *, is_awaited: bool = True) -> None:
