@@ -112,7 +112,7 @@ def ask_again(
     """The options of *question* that have a value, more *rows*, and what to type to ask again."""
     asked = []
     for name, value in to_question_document(question).items():
-        if value not in (None, [], 0):
+        if value not in (None, "", [], 0):
             text = ", ".join(map(_typed, value if isinstance(value, list) else [value]))
             asked.append((name.replace("_", " "), text))
     return [Table((), [*asked, *rows], code=(1,)), Command(command or to_command(verb, question))]
