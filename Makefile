@@ -46,7 +46,7 @@ docs: $(MANUAL)
 
 # Outputs printed in README and manual, made again by running their commands.
 manual: $(TOOLS)
-	$(BIN)/python -m tests.manual
+	PERFMODEL_ALL_COMMANDS=1 $(BIN)/python -m tests.manual
 
 # Measured runs beside their predictions, into experiments/runs_scoreboard, README and manual.
 scoreboard: $(TOOLS)

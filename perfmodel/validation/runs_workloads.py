@@ -19,6 +19,7 @@ from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.transformer.spec import TransformerSpec
 
 _NEEDED = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len", "gbs")
+GPT_FFN_RATIO = 4
 _MASKED = "masked_tokens"
 _PREDICTED_TOKENS = {128: 20, 384: 60, 512: 80}
 """Masked tokens per sequence in masked pre-training, by sequence length."""
@@ -119,11 +120,19 @@ def _model(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str,
 
 
 def _is_gated(row: RunRow, sentences: list[str]) -> bool:
-    """Whether the FFN is gated: as stated, or as models with so few key and value heads have it."""
+    """Whether the FFN is gated: as stated, or as in models of such a shape.
+
+    Fewer key and value heads than heads, or a width that is not that of GPT, are those of Llama.
+    """
     if row.text("gated_ffn"):
         return row.value("gated_ffn") is True
     heads, kv_heads = row.value("heads") or 0, row.value("kv_heads") or 0
-    is_like_llama = 0 < kv_heads < heads or "llama" in row.text("model").lower()
+    width, usual = row.value("ffn") or 0, GPT_FFN_RATIO * (row.value("hidden") or 0)
+    is_like_llama = (
+        0 < kv_heads < heads
+        or (width > 0 and width != usual)
+        or "llama" in row.text("model").lower()
+    )
     if is_like_llama:
         sentences.append("Whether the FFN is gated is not stated; assumed as in Llama.")
     return is_like_llama

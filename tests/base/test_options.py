@@ -68,6 +68,8 @@ def test_values_are_listed_or_run_from_one_to_another(text, values):
         ("a,,b", "one of them is empty"),
         ("a,b,a", "there twice"),
         ("1:8:2", "the step must be like x2 or .4, got '2'"),
+        ("1:8:*2", "the step must be like"),
+        ("1:8:xy", "the step must be like"),
         ("8:1", "must go up"),
         ("1:8:x1", "must go up"),
         ("0:8:x2", "must go up"),

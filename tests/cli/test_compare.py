@@ -28,6 +28,13 @@ def test_scenario_files_side_by_side(ask, tmp_path):
     assert alone["iteration_time_ms"] == document["scenarios"][0]["iteration_time_ms"]
 
 
+def test_a_sweep_over_machines_needs_no_other_machine(ask, typed):
+    words = "predict --workload dlrm_mlperf --sweep"
+    document = ask(words, "topology=dgx_a100,dgx_h100")
+    assert len(document["scenarios"]) == 2
+    assert "name a machine" in typed(words, "batch=4096,8192", code=2).said
+
+
 def test_a_sweep_without_values_is_refused(typed):
     said = typed("predict --topology dgx_a100 --sweep batch=4096", code=1).said
     assert "one value" in said

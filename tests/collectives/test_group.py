@@ -128,6 +128,17 @@ def test_the_largest_and_among_equals_the_slowest_host_decides_inside():
     assert wiring.ring_bandwidth_bytes_per_s == pytest.approx(200e9)
 
 
+@pytest.mark.parametrize("ranks", [[0, 1, 8, 10], [0, 2, 8, 9]])
+def test_of_hosts_with_as_many_ranks_the_slowest_decides_inside(ranks):
+    # A pair with a bridge in one host, a pair without one in the other.
+    machine = load_topology("rtx_a5000_pcie_nvbridge")
+    inside = [wiring_of(pair, build_cluster(machine)) for pair in ([0, 1], [0, 2])]
+    bridged, apart = (one.ring_bandwidth_bytes_per_s for one in inside)
+    assert apart < bridged
+    wiring = wiring_of(ranks, build_cluster(machine, hosts=2))
+    assert wiring.ring_bandwidth_bytes_per_s == apart
+
+
 def test_latency_between_hosts_is_that_of_ports_and_of_a_spine_that_is_crossed():
     topology = build_host(spine_latency_ns=350.0, call_latency_ns=9_000.0)  # leaves of four hosts
     alone, near, far = (

@@ -133,3 +133,13 @@ def test_arithmetic_of_a_softmax_is_more_than_its_bytes(emulated):
     loss = next(op for name, op in ops.items() if "prepare_softmax_online" in name)
     cast = next(op for name, op in ops.items() if "to_copy_t" in name)
     assert loss.flops / loss.read_bytes > 5 * cast.flops / cast.read_bytes > 0
+
+
+def test_functions_cost_the_instructions_of_the_units_that_run_them():
+    cost = {
+        "exp": 10, "exp2": 8, "log": 10, "log2": 8, "rsqrt": 10, "sqrt": 10, "sqrt_rn": 14,
+        "div_rn": 16, "sigmoid": 20, "tanh": 24, "erf": 26, "sin": 30, "cos": 30, "pow": 40,
+        "online_softmax_combine": 28, "full": 0, "broadcast_to": 0, "reshape": 0, "maximum": 1,
+    }  # fmt: skip
+    assert {name: count_instructions(f"    tmp0 = tl_math.{name}(tmp1)") for name in cost} == cost
+    assert count_instructions("    tmp0 = tmp1 / tmp2") == 10

@@ -74,7 +74,7 @@ PLACEMENTS = Exemption(
     "A plan is chosen among some dozens. Cuts follow from the tables, so a larger job may be "
     "offered one that a smaller job was not.",
     "true of all planners that do not try every plan, such as TorchRec's",
-    0.01,
+    0.03,
     lambda case: bool(case.tables) and case.rank_count > 1,
 )
 

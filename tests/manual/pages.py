@@ -2,7 +2,8 @@
 
 Blocks of `console` hold commands after `$ ` and what they print; a line `...` stands for any
 lines, and nothing printed means that nothing is said. Blocks with a caption are files, plain
-`python` is run. Blocks of `sh` are not run, for they need what a reader has.
+`python` is run. Commands in blocks of `sh` are run too, but for those that need a cluster, a GPU or
+minutes; searches are short there.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.cli import main
-from perfmodel.recordings.storage import save_recorded_job
-from tests.recordings.builders import import_spans
-from tests.traces.builders import kernel, launch
+from tests.manual.reader import prepare
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -30,6 +29,17 @@ PAGES = sorted(
     if "_build" not in path.parts and "_generated" not in path.parts
 )
 ANYTHING = "..."
+NOT_RUN = {
+    "--ray-address": "needs a cluster",
+    "--ray": "starts Ray; tests/execution does",
+    "--device cuda": "needs a GPU",
+    "perfmodel ui": "serves until it is stopped; tests/cli/test_ui.py asks it",
+    "perfmodel validate runs": "minutes; `make scoreboard` runs it",
+}
+"""Words of commands that pages print and no test runs, and why."""
+SLOW = {"calibrate gemm": "a minute"}
+EVERYTHING = "PERFMODEL_ALL_COMMANDS"
+"""With this set in the environment, as by `make docs`, the slow ones are run too."""
 _BLOCK = re.compile(r"^```([^\n`]+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _CAPTION = re.compile(r"\A:caption: (\S+)\n\n")
 
@@ -81,6 +91,14 @@ class Block:
                 yield Command(typed, tuple(printed))
             typed, printed = line[2:], []
 
+    def calls(self) -> Iterator[str]:
+        """The commands of a block without outputs, as a test can run them."""
+        for line in self.text.splitlines():
+            left_out = NOT_RUN if EVERYTHING in os.environ else NOT_RUN | SLOW
+            if line.startswith("perfmodel ") and not any(word in line for word in left_out):
+                quick = " --seconds 1" if line.startswith("perfmodel search") else ""
+                yield line.partition("  #")[0].replace("--executor ray", "") + quick
+
 
 def blocks_of(page: str) -> Iterator[Block]:
     """The fenced blocks of *page* in order."""
@@ -104,13 +122,9 @@ def follow(page: str, folder: Path) -> Iterator[tuple[Command, list[str]]]:
             elif block.kind == "console":
                 for command in block.commands():
                     yield command, run(command)
-
-
-def prepare(folder: Path) -> None:
-    """What a reader has: the traces of two ranks."""
-    spans = [launch(1, 0), kernel(1, 10, 50, name="sgemm"), launch(2, 20), kernel(2, 60, 30)]
-    job = import_spans(folder / "traces", spans, spans)
-    save_recorded_job(job, folder / "recorded_job")
+            elif block.kind == "sh":
+                for typed in block.calls():
+                    run(Command(typed, ()))
 
 
 def run(command: Command) -> list[str]:

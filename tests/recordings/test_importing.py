@@ -7,6 +7,7 @@ starts 7 us after the call began, 2 us after it ended.
 import numpy as np
 import pytest
 
+from collectives import Collective, CollectiveKind
 from perfmodel.base.errors import TraceError
 from perfmodel.graph.program import Anchor
 from perfmodel.recordings.self_replay import self_replay
@@ -170,6 +171,14 @@ def test_waiting_inside_a_collective_is_told_from_transfer(tmp_path):
     # A straggler that is later makes everybody later.
     assert end_us(job, 0, "nccl", changed(job, 1, "python", 100)) == 447
     assert end_us(job, 0, "nccl", changed(job, 1, "python", -250)) == 97
+
+
+def test_a_collective_of_unknown_size_gets_the_bytes_that_fit_its_time(tmp_path):
+    job = two_ranks(tmp_path)
+    [op] = [op for op in job.graph.ops if op.name == "collective, estimated"]
+
+    # 40 us at 80 GB/s, the rate of the GPU that stands for an unknown one.
+    assert op.work.collective == Collective(CollectiveKind.ALL_REDUCE, 3_200_000)
 
 
 def test_the_root_of_a_broadcast_does_not_wait(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perfmodel.reports.scores import report_scores
 from perfmodel.reports.terminal import to_text
+from perfmodel.validation.runs import RunScoreboard
 from perfmodel.validation.scoreboard import Deviation, Scoreboard, Unsupported
 
 
@@ -15,3 +16,13 @@ def test_the_text_names_groups_errors_and_reasons():
     assert "100 % of the rows are inside" in text
     assert "dgx         1   10.0" in text
     assert "row 3: because" in text
+
+
+def test_assumptions_are_listed_by_how_many_rows_rest_on_them():
+    rows = [
+        Deviation(row=n, group="dgx", measured=10, predicted=11, low=9, high=12) for n in (1, 2)
+    ]
+    said = {1: ("a rare one", "b common"), 2: ("b common",)}
+    text = to_text(report_scores(RunScoreboard("runs", tuple(rows), (), said)))
+
+    assert text.index("2  b common") < text.index("1  a rare one")

@@ -127,6 +127,8 @@ def test_a_stack_that_was_cut_is_refused_wherever_it_was_cut(tmp_path):
         ("kernel_time_ratio: {gemm: {hoper: 2}}", "kernel_time_ratio.gemm.hoper"),
         ("kernel_time_ratio: {gemm: 1" + "0" * 400 + "}", "kernel_time_ratio.gemm"),
         ("host_speed_ratio: .nan", "host_speed_ratio"),
+        ("host_speed_ratio: 0", "host_speed_ratio"),
+        ("host_speed_ratio: fast", "host_speed_ratio"),
         ("host: {operators: [mm]}", "operators"),
         ("host: {default: 5}", "default"),
         ("host: {launch: 1e300 s}", "host.launch"),

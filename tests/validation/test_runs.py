@@ -53,6 +53,12 @@ def test_a_run_is_predicted_and_named_by_its_id(tmp_path):
     assert 0 < deviation.low <= deviation.predicted <= deviation.high
 
 
+@pytest.mark.parametrize(("ffn", "gated"), [("2816", "1"), ("4096", "0")])
+def test_an_ffn_of_another_width_than_that_of_gpt_is_gated(tmp_path, ffn, gated):
+    told = predicted_s(tmp_path, ffn=ffn, gated_ffn=gated)
+    assert predicted_s(tmp_path, ffn=ffn, gated_ffn="") == told
+
+
 def test_rows_with_a_flag_of_their_own_are_reported_apart(tmp_path):
     rows = [TRANSFORMER, TRANSFORMER | {"id": "b", "flag": "LOW_MFU;SLOW_SIBLING"}]
     board = board_of(tmp_path, *rows)

@@ -180,3 +180,10 @@ def test_junk_is_no_workload(tmp_path, content):
 def test_content_without_a_family_is_refused():
     with pytest.raises(WorkloadError, match="family must be one of"):
         parse_workload({}, document="nothing")
+
+
+def test_a_key_of_another_section_is_suggested_with_its_place(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(f"{TINY}ffn: 32\n")
+    with pytest.raises(WorkloadError, match=r"ffn .*unknown key; did you mean 'model.ffn'"):
+        load_workload(path)

@@ -14,7 +14,7 @@ contention out; where it may decide, two or three plans are predicted with it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from math import inf
@@ -46,6 +46,8 @@ MOST_STEPPED = 4
 """Plans with sums inside hosts, which are replayed whole."""
 NEAR = 1.1
 """Time of a plan without contention, over the best, up to which it may still be the fastest."""
+FAR = 1.5
+"""The same for plans with sums inside hosts, beyond which others of them are not looked at."""
 CALM = 0.9
 """Time of the busiest ranks, over those of the fastest plan, that is worth a closer look."""
 
@@ -129,11 +131,12 @@ def choose_default_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenP
         )
     some = _shortlist(candidates)
     flat = [one.to_plan(task) for one in some if one.per_place == 1]
+    stepped = [one for one in some if one.per_place > 1]
     judged = _judge_flat(evaluator, flat)
-    for one in [one for one in some if one.per_place > 1][:MOST_STEPPED]:
+    for one in _in_turns(stepped, attrgetter("copied"))[:MOST_STEPPED]:
         least_ns = min((other.time_ns for other in judged), default=inf)
         judged += _judge(evaluator, [one.to_plan(task)], [None])
-        if judged[-1].time_ns > NEAR * least_ns:
+        if judged[-1].time_ns > FAR * least_ns:
             break
     best = _choose(evaluator, judged)
     return ChosenPlan(best, _reason(best, len(candidates), len(judged)))
@@ -174,17 +177,23 @@ def _contended_ns(evaluator: PlanEvaluator, plan: ShardingPlan) -> int:
 
 
 def _shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The first of each way, the second of each, and so on, up to MOST_PLANS and MOST_PIECES."""
-    turns: dict[Hashable, Iterator[int]] = {}
-    ordered = sorted(candidates, key=lambda one: next(turns.setdefault(one.way, count())))
+    """Some of each way, up to MOST_PLANS and MOST_PIECES."""
     taken: list[Candidate] = []
     pieces = 0
-    for one in ordered:
+    for one in _in_turns(candidates, attrgetter("way")):
         pieces += one.piece_count
         if taken and (pieces > MOST_PIECES or len(taken) == MOST_PLANS):
             break
         taken.append(one)
     return taken
+
+
+def _in_turns(
+    candidates: Sequence[Candidate], kind_of: Callable[[Candidate], Hashable]
+) -> list[Candidate]:
+    """The first of each kind, the second of each, and so on."""
+    turns: dict[Hashable, Iterator[int]] = {}
+    return sorted(candidates, key=lambda one: next(turns.setdefault(kind_of(one), count())))
 
 
 def _judge_flat(evaluator: PlanEvaluator, plans: Sequence[ShardingPlan]) -> list[_Judged]:
