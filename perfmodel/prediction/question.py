@@ -38,7 +38,12 @@ from perfmodel.workloads.catalog import (
 )
 from perfmodel.workloads.dlrm.job import build_plan
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.jobs import Extrapolation, apply_stack_defaults, build_workload
+from perfmodel.workloads.jobs import (
+    Extrapolation,
+    apply_stack_defaults,
+    build_workload,
+    default_stack,
+)
 from topologies import Cluster, build_cluster, load_topology
 
 UNKNOWN_PEERS = (
@@ -174,7 +179,7 @@ def load_setting(scenario: Scenario) -> Setting:
             rank_count=cluster.rank_count,
             ranks_per_host=cluster.ranks_per_host,
         )
-    stack = scenario.stack or workload.stack
+    stack, chosen = (scenario.stack, ()) if scenario.stack else default_stack(workload)
     return Setting(
         workload,
         cluster,
@@ -184,6 +189,7 @@ def load_setting(scenario: Scenario) -> Setting:
         plan=plan,
         scenario=replace(scenario, stack=stack),
         assumptions=workload.assumed,
+        chosen=chosen,
     )
 
 

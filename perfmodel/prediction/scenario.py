@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from enum import Enum
 from typing import Annotated, Any
 
@@ -137,7 +137,7 @@ class Scenario:
     sampled for the interval, from *seed*. *tables*, *indices* and *plan* are files that describe
     and place the tables of a recommendation model. *calibration* names files of constants that
     were measured on the machine. *layout_from* names a file whose layout, batch and training
-    replace those of the workload.
+    replace those of the workload. *batch* is short for the override of that name.
     """
 
     topology: Machine
@@ -164,9 +164,12 @@ class Scenario:
     interference: WithoutInterference = Interference.COUNTED
     calibration: CalibrationFiles = ()
     layout_from: LayoutFrom = None
+    batch: InitVar[int | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, batch: int | None) -> None:
         normalize_lists(self)
+        if batch is not None:
+            object.__setattr__(self, "overrides", (*self.overrides, f"batch={batch}"))
         check_ranges(self, ScenarioError, "scenario", skipped="samples")
         _check_samples(self.samples)
 

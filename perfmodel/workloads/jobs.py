@@ -24,7 +24,7 @@ from perfmodel.workloads.dlrm.memory import dlrm_memory
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.fields import Section
 from perfmodel.workloads.reduction import reduces_once
-from perfmodel.workloads.transformer.spec import AdapterPlaces, StageSplit, TransformerSpec
+from perfmodel.workloads.transformer.spec import AdapterPlaces, Head, StageSplit, TransformerSpec
 
 Spec = TypeVar("Spec", bound=DlrmSpec | TransformerSpec)
 AnySection = TypeVar("AnySection", bound=Section)
@@ -34,6 +34,10 @@ ONE_BUCKET_BYTES = 2**40
 _FILL = 2
 _STRIDE = 2
 """Micro-batches of the smaller job beyond its stages, and of the larger beyond the smaller."""
+
+
+MASKED_STACK, SHARDED_STACK, PARALLEL_STACK = "pytorch_hf", "torchtitan", "nemo"
+"""Stacks for models that name none: of masked tokens, with divided weights, and in any layout."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +144,29 @@ def build_job(
         plan=plan,
         is_whole=True,
     ).job
+
+
+def default_stack(workload: Workload) -> tuple[str, tuple[str, ...]]:
+    """The stack of a *workload* whose question names none, and a sentence if it was chosen.
+
+    A workload that names none itself gets one that public runs of such jobs back: without them an
+    interval is more than twice as wide. It depends on the layout alone, so that machines compare.
+    """
+    if isinstance(workload, DlrmSpec) or "stack" in workload.model_fields_set:
+        return workload.stack, ()
+    parallel, model = workload.parallel, workload.model
+    is_sharded = parallel.sharding.divides_weights and not model.has_experts
+    if model.head is Head.MASKED_TOKENS:
+        name = MASKED_STACK
+    elif is_sharded and (parallel.tp or 1) * (parallel.pp or 1) == 1:
+        name = SHARDED_STACK
+    else:
+        name = PARALLEL_STACK
+    sentence = (
+        f"The stack was left open: {name} is taken, as public runs of such jobs were compared with "
+        "it. Name yours with --stack."
+    )
+    return name, (sentence,)
 
 
 def apply_stack_defaults(spec: Spec, stack: SoftwareStack) -> Spec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -55,6 +56,12 @@ def test_what_is_said_about_a_machine_needs_one(field, value):
         JobScenario("job", **{field: value})
     assert JobScenario("job", topology="dgx_h100", **{field: value})
     assert JobScenario("job", seed=3)
+
+
+def test_a_batch_is_a_change_and_stays_when_something_else_is_replaced():
+    scenario = Scenario("dgx_h100", overrides={"model.layers": 2}, batch=64)
+    assert scenario.overrides == ("model.layers=2", "batch=64")
+    assert replace(scenario, hosts=2).overrides == scenario.overrides
 
 
 def test_changes_are_said_as_they_would_be_typed():

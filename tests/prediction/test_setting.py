@@ -44,6 +44,34 @@ def test_what_the_workload_leaves_open_is_filled_in_by_the_stack():
     assert check_has_tables(workload).embedding.index_dtype is DType.INT32
 
 
+@pytest.mark.parametrize(
+    ("changes", "stack"),
+    [({}, "nemo"), ({"parallel.sharding": "zero3"}, "torchtitan"),
+     ({"parallel.sharding": "zero3", "parallel.tp": 2}, "nemo"),
+     ({"parallel.sharding": "zero3", "model.experts": 4}, "nemo"),
+     ({"model.head": "masked_tokens", "masked_tokens": 8}, "pytorch_hf")],
+)  # fmt: skip
+def test_a_transformer_that_names_no_stack_gets_one_that_public_runs_back(tmp_path, changes, stack):
+    model = {"layers": 2, "hidden": 256, "heads": 4, "ffn": 1024, "vocab": 512}
+    content = {
+        "name": "mine", "family": "transformer", "batch": 8, "sequence_length": 128,
+        "model": {**model, "max_positions": 128},
+    }  # fmt: skip
+    path = tmp_path / "mine.yaml"
+    path.write_text(json.dumps(content))
+    overrides = tuple(f"{key}={value}" for key, value in changes.items())
+
+    found = load_setting(Scenario("dgx_h100", str(path), overrides))
+    assert found.stack.name == found.scenario.stack == stack
+    assert found.stack.evidence
+    assert found.chosen[0].startswith(f"The stack was left open: {stack} is taken")
+    named = load_setting(Scenario("dgx_h100", str(path), overrides, stack="megatron"))
+    assert (named.stack.name, named.chosen) == ("megatron", ())
+    path.write_text(json.dumps({**content, "stack": "fsdp"}))
+    stated = load_setting(Scenario("dgx_h100", str(path), overrides))
+    assert (stated.stack.name, stated.chosen) == ("fsdp", ())
+
+
 def test_tables_of_a_file_take_the_place_of_the_models_own(tmp_path):
     file = write(tmp_path, "a,1000,64,3,1.1,fp16", "b,500,32,,,fp16")
     setting = load_setting(ask(tables=file))

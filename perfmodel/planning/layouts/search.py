@@ -111,7 +111,8 @@ def fill_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Settin
     scenario = setting.scenario
     if scenario is not None:
         scenario = replace(scenario, overrides=(*scenario.overrides, *changes))
-    return replace(setting, workload=filled, scenario=scenario, chosen=(sentence,))
+    sentences = (*setting.chosen, sentence)
+    return replace(setting, workload=filled, scenario=scenario, chosen=sentences)
 
 
 def _stated(spec: TransformerSpec) -> frozenset[str]:
