@@ -14,19 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.errors import InputError
+from perfmodel.costs.attention import is_fused
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.pricing import price_job
+from perfmodel.costs.sustained import ARITHMETIC, chip_factor, hot_shares
 from perfmodel.engine.replay import find_period
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
+from perfmodel.graph.ops import Attention, Gemm, GroupedGemm
 from perfmodel.prediction.interference import contention_rules, fold_costs, settle_costs
 from perfmodel.prediction.loops import replay_samples
 from perfmodel.prediction.question import PredictOptions, Question, build_question
 from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.spread import NO_SPREAD
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.validation.runs_question import read_setting
 from perfmodel.validation.runs_table import RunRow
+from topologies import Device
 
 DRAWS = 16
 STEP = 0.15
@@ -38,7 +43,9 @@ class Case:
     """A run: how far its prediction is off, and how it follows each family of kernels.
 
     *error* is the logarithm of predicted over measured; *shares* the derivative of the logarithm
-    of the prediction by that of a family's times; *kernel_sigma* what kernels alone make unsure.
+    of the prediction by that of a family's times; *hot* the derivative of the logarithm of its
+    products' times by that of the chip's factor, *fused* the share of attention in kernels of its
+    own; *kernel_sigma* what kernels alone make unsure.
     """
 
     row: RunRow
@@ -47,9 +54,10 @@ class Case:
     device: str
     hosts: int
     is_tensor: bool
-    loads_long: bool
     error: float
     shares: tuple[float, ...]
+    hot: float
+    fused: float
     kernel_sigma: float
 
     @property
@@ -86,12 +94,12 @@ def build_case(asked: PredictOptions, row: RunRow) -> Case | None:
     except InputError:
         return None
     times_ns = _times_ns(question, question.job)
+    device = setting.cluster.device
     if question.extrapolation is not None:
         larger_ns = _times_ns(question, question.extrapolation.larger)
         times_ns = times_ns + float(question.extrapolation.steps) * (larger_ns - times_ns)
     assert row.measured_s is not None
     logs = np.log(times_ns / times_ns[0])
-    device = setting.cluster.device
     return Case(
         row=row,
         stack=setting.stack.name,
@@ -99,9 +107,10 @@ def build_case(asked: PredictOptions, row: RunRow) -> Case | None:
         device=device.name,
         hosts=setting.cluster.host_count,
         is_tensor=row.text("compute_precision") != "fp32",
-        loads_long=setting.stack.loads_long,
         error=float(np.log(times_ns[0] / 1e9 / row.measured_s)),
         shares=tuple((logs[1 : 1 + len(FAMILIES)] / STEP).tolist()),
+        hot=_hotness(question.job, device, setting.stack),
+        fused=_fused_share(question.job, device, setting.stack),
         kernel_sigma=float(np.std(logs[1 + len(FAMILIES) :])),
     )
 
@@ -124,6 +133,27 @@ def _times_ns(question: Question, job: JobGraph) -> NDArray[np.float64]:
     table = DurationTable(values_ns, settled.durations.rank_offset)
     iterations = steady.replay.iteration_count
     return replay_samples(replay, settled.job, table, iterations=iterations)
+
+
+def _hotness(job: JobGraph, device: Device, stack: SoftwareStack) -> float:
+    """How products of the first rank follow the chip's factor, by the operations they have."""
+    counts = np.bincount(job.program_of(0).op, minlength=len(job.ops))
+    factor = chip_factor(ARITHMETIC, device)
+    total = followed = 0.0
+    for kind in (Gemm, GroupedGemm):
+        places = [place for place, op in enumerate(job.ops) if counts[place] and type(op) is kind]
+        ops = [job.ops[place] for place in places]
+        shares = hot_shares(ops, device, stack)  # type: ignore[arg-type]  # all of one kind
+        work = counts[places] * np.array([op.flops for op in ops])
+        total += float(work.sum())
+        followed += float(np.sum(work * factor * shares / (1 + (factor - 1) * shares)))
+    return followed / total if total else 0.0
+
+
+def _fused_share(job: JobGraph, device: Device, stack: SoftwareStack) -> float:
+    ops = [op for op in job.ops if isinstance(op, Attention)]
+    fused = sum(op.flops for op in ops if is_fused(op, device, stack))
+    return fused / sum(op.flops for op in ops) if ops else 0.0
 
 
 def choose_rows(

@@ -22,6 +22,8 @@ from perfmodel.costs.measured_kernels import KernelTable
 from perfmodel.costs.memory import RECORDED_WORDS, interpolate_row_factor
 from topologies import load_device
 
+LEAST_SLOPE = 1e-9
+"""Of a curve, over the time of its bytes at full bandwidth: less is rounding."""
 LARGEST_FLOOR_NS = 1_300.0
 """The largest floor of a kernel; a larger offset is the benchmark's own timing. Kernels of
 64 kB replayed in a CUDA graph take 1.0 us on L40 and 1.3 us on A100 and H200 (gpu-small-kernels of
@@ -53,7 +55,9 @@ def fit_memory_entry(table: KernelTable, device_name: str) -> Entry:
     # What was recorded in training has no benchmark around it.
     is_recorded = ops[0].operator in RECORDED_WORDS
     floor_ns = offset_ns if is_recorded else min(offset_ns, LARGEST_FLOOR_NS)
-    pairs = zip(knots.tolist(), weights[1:].tolist(), strict=True)
+    # Least squares leave slopes of 1e-16 or none, depending on the processor.
+    slopes = np.where(weights[1:] < LEAST_SLOPE, 0.0, weights[1:])
+    pairs = zip(knots.tolist(), slopes.tolist(), strict=True)
     curves: dict[str, Sequence[Sequence[float]]] = {"slopes": [list(pair) for pair in pairs]}
     if row_factors:
         curves["row_factors"] = row_factors

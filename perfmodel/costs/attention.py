@@ -37,7 +37,6 @@ from perfmodel.costs.estimates import (
 from perfmodel.costs.gemm import GemmModel, machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
 from perfmodel.costs.memory import MemoryModel
-from perfmodel.costs.sustained import arithmetic_slowdown
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Pass
 from perfmodel.stacks.capabilities import Fusion
 from perfmodel.stacks.stack import SoftwareStack
@@ -63,7 +62,6 @@ class AttentionModel(CalibratedModel):
                 attention_shapes(chosen),
                 machine_rates(device, kind.dtype),
                 find_recipe(self.entries(device), device, kind),
-                slowdown=arithmetic_slowdown(device, stack, kind.dtype),
             )
 
         return price_by_kind(ops, rows_of_kinds(_kind(op, device, stack) for op in ops), price)
@@ -76,8 +74,13 @@ class AttentionModel(CalibratedModel):
         return f"{kind.kernel}: {find_recipe(self.entries(device), device, kind).describe(device)}"
 
 
+def is_fused(op: Attention, device: Device, stack: SoftwareStack) -> bool:
+    """Whether one kernel runs *op*, and not GEMMs with passes over the scores between."""
+    return _kind(op, device, stack).kernel != UNFUSED
+
+
 def price_attentions(
-    shapes: AttentionShapes, rates: MachineRates, recipe: KernelRecipe, *, slowdown: float = 1.0
+    shapes: AttentionShapes, rates: MachineRates, recipe: KernelRecipe
 ) -> Estimates:
     """Predict *shapes* by *recipe* on a device with *rates*."""
     entry, machine = recipe.match.entry, recipe.machine(rates)
@@ -87,9 +90,7 @@ def price_attentions(
         shapes = replace(shapes, kv_heads=np.ones(len(shapes)))
     times = predict_forward_times(shapes, machine, constants)
     log_ratio, sigma, is_inside = _learned(shapes, machine, times, recipe)
-    # Sustained load slows the arithmetic only. Added, not multiplied, so the order of parts stays.
-    slower_ns = (slowdown - 1.0) * times.busy_ns
-    duration_ns = recipe.time_ratio * (times.duration_ns * np.exp(log_ratio) + slower_ns)
+    duration_ns = recipe.time_ratio * (times.duration_ns * np.exp(log_ratio))
     if recipe.backward is not None:
         duration_ns = predict_backward_ns(shapes, machine, recipe.backward, forward_ns=duration_ns)
     is_memory = times.memory_ns > 0.5 * times.duration_ns

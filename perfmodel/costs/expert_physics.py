@@ -193,14 +193,10 @@ def predict_grouped_times(
     constants: ExpertConstants,
     *,
     width_bytes: float,
-    slowdown: float,
 ) -> ExpertTimes:
-    """Predict single grouped GEMMs; *sizes* are rows groups, m, n, k.
-
-    Sustained load slows the arithmetic by *slowdown*.
-    """
+    """Predict single grouped GEMMs; *sizes* are rows groups, m, n, k."""
     groups, m, n, k = sizes
-    arithmetic = _tiles_ns(groups * m, groups, n, k, machine, constants) * slowdown
+    arithmetic = _tiles_ns(groups * m, groups, n, k, machine, constants)
     byte_ns = NS_PER_S / machine.memory_bytes_per_s
     memory = groups * n * k * width_bytes * byte_ns / constants.memory_ratio
     passes = max(constants.row_traffic - PASSES_APART, 0.0)

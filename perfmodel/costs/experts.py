@@ -34,7 +34,6 @@ from perfmodel.costs.expert_physics import (
     smooth_log_ratio,
 )
 from perfmodel.costs.gemm import check_multiplies, machine_rates
-from perfmodel.costs.sustained import arithmetic_slowdown
 from perfmodel.graph.ops import GroupedGemm
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
@@ -75,7 +74,7 @@ class ExpertLayerModel(CalibratedModel):
 def price_grouped_gemms(
     ops: Sequence[GroupedGemm], device: Device, stack: SoftwareStack
 ) -> Estimates:
-    """Predict grouped GEMMs, which err and slow down together with plain ones."""
+    """Predict grouped GEMMs, which err together with plain ones."""
 
     def price(dtype: DType, chosen: Sequence[GroupedGemm]) -> Estimates:
         check_multiplies(device, dtype)
@@ -86,7 +85,6 @@ def price_grouped_gemms(
             machine_rates(device, dtype),
             ExpertConstants(**match.entry.constants),
             width_bytes=dtype.size_bits / BITS_PER_BYTE,
-            slowdown=arithmetic_slowdown(device, stack, dtype),
         )
         is_memory = times.memory_ns > times.arithmetic_ns
         bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE).astype(np.int8)
@@ -133,7 +131,6 @@ def _reference_ns(match: Match, device: Device, dtype: DType) -> float:
         machine_rates(device, dtype),
         ExpertConstants(**match.entry.constants),
         width_bytes=dtype.size_bits / BITS_PER_BYTE,
-        slowdown=1.0,
     )
     return float(times.duration_ns[0])
 

@@ -38,10 +38,9 @@ from perfmodel.costs.gemm_physics import (
     GemmConstants,
     GemmShapes,
     MachineRates,
-    predict_arithmetic_ns,
     predict_gemm_times,
 )
-from perfmodel.costs.sustained import arithmetic_slowdown, power_ratio
+from perfmodel.costs.power import power_ratio
 from perfmodel.graph.ops import Gemm
 from perfmodel.stacks.capabilities import Residency
 from perfmodel.stacks.stack import SoftwareStack
@@ -59,9 +58,6 @@ _NEEDED = {
 values together with those of 16, so a chip that states nvfp4 multiplies mxfp8 too."""
 FRACTIONAL_WAVE_CAPABILITIES = frozenset({"9.0", "10.0", "10.3"})
 """Chips whose kernels stay resident and share the last wave."""
-ARITHMETIC_SHARE = 0.876
-"""A GEMM whose time without memory traffic is at least this share of its time counts as bound by
-arithmetic, which sustained load slows down; (1 - 0.8**4)**0.25, memory being four fifths of it."""
 PROMPT_LOSS_NS = 1e6
 """A chip that loses clock so soon is at the limit of its board's power; later it is warm."""
 SMALLEST_SIDE = 32
@@ -113,7 +109,6 @@ class GemmModel(CalibratedModel):
                 machine_rates(device, dtype),
                 self.calibration(device, dtype),
                 residency=stack.residency,
-                slowdown=arithmetic_slowdown(device, stack, dtype),
             )
 
         return price_by_kind(ops, rows_by_dtype(ops), price)
@@ -236,7 +231,6 @@ def price_gemms(
     calibration: GemmCalibration,
     *,
     residency: Residency,
-    slowdown: float = 1.0,
 ) -> Estimates:
     """Predict *shapes*, all of one dtype."""
     times = predict_gemm_times(shapes, machine, calibration.constants, residency)
@@ -256,10 +250,6 @@ def price_gemms(
         kernel_ns = kernel_ns * np.exp(steps)
     floor_ns = calibration.constants.floor_ns
     is_memory = times.memory_ns > 0.8 * (times.kernel_ns - floor_ns)
-    if slowdown > 1.0:
-        arithmetic_ns = predict_arithmetic_ns(shapes, machine, calibration.constants)
-        slowed_ns = slowdown * np.minimum(kernel_ns, arithmetic_ns / ARITHMETIC_SHARE)
-        kernel_ns = np.maximum(kernel_ns, slowed_ns)
     bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE)
     spread = np.hypot(sigma, math.hypot(calibration.borrowed_sigma, calibration.stand_in_sigma))
     return build_estimates(

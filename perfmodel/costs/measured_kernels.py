@@ -128,7 +128,7 @@ def _rename(frame: pd.DataFrame, device: str | None) -> pd.DataFrame:
                 frame = frame.assign(latency_ms=frame[lower[word]] * factor)
                 break
     names = {lower[old]: new for old, new in OTHER_HEADINGS.items() if old in lower}
-    if "B" not in frame.columns:
+    if "B" not in frame.columns and {"M", "N", "K"} <= set(frame.columns):
         names |= {key.upper(): key for key in ("m", "n", "k")}
     frame = frame.rename(
         columns={old: new for old, new in names.items() if new not in frame.columns}

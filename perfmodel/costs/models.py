@@ -34,7 +34,7 @@ from perfmodel.costs.gemm import (
 )
 from perfmodel.costs.gemm_physics import predict_arithmetic_ns
 from perfmodel.costs.memory import FLOOR_NS, MemoryModel, soft_maximum
-from perfmodel.costs.sustained import arithmetic_slowdown, kernel_ratio
+from perfmodel.costs.sustained import sustained_factors
 from perfmodel.graph.ops import (
     Attention,
     Communication,
@@ -84,8 +84,8 @@ def price_convolutions(
         dtype = stack.matmul_dtypes.get(stored, stored)
         constants = gemm_model.calibration(device, dtype).constants
         shapes = gemm_shapes([gemms[row] for row in rows])
-        busy_ns = predict_arithmetic_ns(shapes, machine_rates(device, dtype), constants)
-        arithmetic_ns[list(rows)] = busy_ns * arithmetic_slowdown(device, stack, dtype)
+        rates = machine_rates(device, dtype)
+        arithmetic_ns[list(rows)] = predict_arithmetic_ns(shapes, rates, constants)
     vector_ns = FLOOR_NS + np.array([op.flops for op in ops]) * NS_PER_S / device.vector_flops
     is_thin = np.array([op.n < LEAST_TENSOR_COLUMNS for op in ops])
     arithmetic_ns = np.where(is_thin, vector_ns, arithmetic_ns)
@@ -213,10 +213,13 @@ def family_of(op_type: type[object]) -> str:
     return COMMUNICATION_FAMILY if op_type is Communication else MODELS[op_type].family
 
 
-def price_ops(ops: Sequence[Op], *, device: Device, stack: SoftwareStack) -> Estimates:
+def price_ops(
+    ops: Sequence[Op], *, device: Device, stack: SoftwareStack, is_alone: bool = False
+) -> Estimates:
     """Predict *ops*, of any types except Communication, in order.
 
-    The price of a Communication depends on its group: see `price_job`.
+    The price of a Communication depends on its group: see `price_job`. Ops are those of a long
+    run; *is_alone* means that each is timed for itself, on a chip that is not under load.
     """
     architecture = device.architecture.value
 
@@ -227,7 +230,8 @@ def price_ops(ops: Sequence[Op], *, device: Device, stack: SoftwareStack) -> Est
             plain = stack.time_ratio(PLAIN_GEMM, architecture)
             is_plain = [is_on_vector_units(op.dtype, device, stack) for op in chosen]  # type: ignore[union-attr]  # all of one type
             ratio = np.where(is_plain, plain, ratio)
-        ratio = ratio * kernel_ratio(family, device, stack)
+        if not is_alone:
+            ratio = ratio * sustained_factors(chosen, device, stack)
         is_stretched = np.any(ratio != 1)
         return replace(priced, duration_ns=priced.duration_ns * ratio) if is_stretched else priced
 

@@ -1,91 +1,100 @@
-"""Sustained load: how much longer kernels take in a long run than in a short benchmark.
+"""Sustained load: how much longer kernels take in a training run than in a short benchmark.
 
-A chip under sustained load lowers its clocks, and its memory never serves one kernel alone. Both
-belong to the chip: `calibrations/sustained.yaml` states them by device or by generation. A value
-of a generation is that of its *reference* device; others differ by their power limit.
+Tensor cores that are never idle for long draw more than a board may use, and the chip lowers its
+clock. That belongs to the chip and to the watts of its board: `calibrations/sustained.yaml` states
+one value by device or by generation for products, and one for attention. A value of a generation is
+that of its *reference* device; others differ by their power limit. Kernel models price a kernel
+alone; whole jobs take these factors on top, whatever software runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
-from perfmodel.base.dtypes import DType
+import numpy as np
+
+from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.fields import Line, Positive
 from perfmodel.base.forms import Form, load_document
+from perfmodel.costs.attention import is_fused
+from perfmodel.costs.estimates import FloatColumn
+from perfmodel.costs.gemm import is_on_vector_units, machine_rates
+from perfmodel.costs.power import find_shipped, power_ratio
+from perfmodel.graph.ops import Attention, Convolution, Gemm, GroupedGemm, Op
 from perfmodel.stacks.stack import SoftwareStack
-from topologies import Device, list_devices, load_device
+from topologies import Device
 
 FILE = Path(__file__).parent / "calibrations" / "sustained.yaml"
 ARITHMETIC = "arithmetic"
-KINDS = (ARITHMETIC, "attention", "memory")
-"""Arithmetic on tensor cores, and whole kernels of two families."""
-_PLAIN = (DType.FP32, DType.FP64)
+ATTENTION = "attention"
+KINDS = (ARITHMETIC, ATTENTION)
+"""Products on tensor cores, and attention."""
 
 
-def arithmetic_slowdown(device: Device, stack: SoftwareStack, dtype: DType) -> float:
-    """How much longer arithmetic in *dtype* takes under *stack*, at least 1.
+def sustained_factors(
+    ops: Sequence[Op], device: Device, stack: SoftwareStack
+) -> float | FloatColumn:
+    """How much longer *ops*, all of one type, take on *device* in a long run than alone."""
+    if isinstance(ops[0], Attention):
+        whole = chip_factor(ATTENTION, device)
+        return np.where([is_fused(op, device, stack) for op in ops], whole, 1.0)  # type: ignore[arg-type]  # all of one type
+    if isinstance(ops[0], Gemm | GroupedGemm | Convolution):
+        return 1.0 + (chip_factor(ARITHMETIC, device) - 1.0) * hot_shares(ops, device, stack)  # type: ignore[arg-type]  # all of one type
+    return 1.0
 
-    Plain arithmetic draws less power than tensor cores.
-    """
-    if not stack.loads_long or dtype in _PLAIN:
+
+def chip_factor(kind: str, device: Device) -> float:
+    """The factor of *kind* for a kernel that does nothing but multiply on *device*, at least 1."""
+    stated = load_sustained()[kind]
+    if device.name in stated:
+        return max(stated[device.name] * power_ratio(device, device.name), 1.0)
+    value = stated.get(device.architecture.value)
+    if value is None:
         return 1.0
-    is_own = device.name in load_sustained()[ARITHMETIC]
-    reference = device.name if is_own else reference_of(device)
-    return max(of_chip(ARITHMETIC, device) * power_ratio(device, reference), 1.0)
+    return max(value * power_ratio(device, reference_of(device)), 1.0)
 
 
-def kernel_ratio(family: str, device: Device, stack: SoftwareStack) -> float:
-    """How much longer kernels of *family* take on *device* under *stack* than alone."""
-    return of_chip(family, device) if stack.loads_long and family in KINDS else 1.0
+def hot_shares(
+    ops: Sequence[Gemm | GroupedGemm | Convolution], device: Device, stack: SoftwareStack
+) -> FloatColumn:
+    """What share of the chip's factor each of *ops* takes, from 0 to 1.
 
-
-def of_chip(kind: str, device: Device) -> float:
-    """The stated ratio of *kind* for *device*, or for its generation."""
-    values = load_sustained()[kind]
-    return values.get(device.name, values.get(device.architecture.value, 1.0))
-
-
-def power_ratio(device: Device, reference: str | None) -> float:
-    """How much slower *device* computes than the board of *reference*, for lack of power.
-
-    Dynamic power is proportional to clock and voltage squared, and voltage to clock: a chip with
-    less power per peak rate is slower by the cube root of the ratio. The rate is that of the
-    catalog: a chip with another peak than there is taken to need no more power, and so is never
-    slower for a higher one.
+    Tensor cores that wait for memory draw less, and so do kernels between them: a narrow model
+    has few operations per byte in its products, and more memory-bound kernels for each. So the
+    share is one less the time of a product's bytes over that of its operations, both as the
+    datasheet has them. Vector arithmetic is never slowed.
     """
-    wanted = None if reference is None else _shipped(reference)
-    if wanted is None or DType.FP16 not in device.peak_flops:
-        return 1.0
-    shipped = _shipped(device.name)
-    rate = device.peak_flops[DType.FP16] if shipped is None else shipped.rate
-    return float((wanted.power_w / wanted.rate * rate / device.power_w) ** (1 / 3))
+    shipped = find_shipped(device.name) or device
+    byte_s = 1.0 / shipped.memory_bandwidth_bytes_per_s
+    rate_of: dict[DType, float] = {}
+    shares = np.zeros(len(ops))
+    for row, op in enumerate(ops):
+        if op.dtype not in rate_of:
+            dtype = stack.matmul_dtypes.get(op.dtype, op.dtype)
+            is_plain = is_on_vector_units(op.dtype, device, stack)
+            rate_of[op.dtype] = 0.0 if is_plain else machine_rates(shipped, dtype).peak_flops
+        rate = rate_of[op.dtype]
+        if rate and not (isinstance(op, Convolution) and op.is_depthwise):
+            shares[row] = 1.0 - _least_bytes(op) * byte_s * rate / op.flops
+    return np.maximum(shares, 0.0)
+
+
+def _least_bytes(op: Gemm | GroupedGemm | Convolution) -> float:
+    """Operands and result once; sums of narrow formats come out in two bytes."""
+    if isinstance(op, Convolution):
+        return op.read_bytes + op.write_bytes
+    count = op.groups if isinstance(op, GroupedGemm) else op.batch
+    width = op.dtype.size_bits / BITS_PER_BYTE
+    return count * ((op.m + op.n) * op.k * width + op.m * op.n * max(width, 2.0))
 
 
 def reference_of(device: Device) -> str | None:
     """The device that the values of *device*'s generation are of."""
     return _load().reference.get(device.architecture.value)
-
-
-class _Board(NamedTuple):
-    """Watts, and operations per second on tensor cores."""
-
-    power_w: float
-    rate: float
-
-
-@lru_cache(maxsize=32)
-def _shipped(name: str) -> _Board | None:
-    """The board of device *name* of the catalog."""
-    if name not in list_devices():
-        return None
-    device = load_device(name)
-    rate = device.peak_flops.get(DType.FP16)
-    return None if rate is None else _Board(device.power_w, rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +109,6 @@ class SustainedFile(Form):
     reference: Mapping[str, str] = field(default_factory=dict)
     arithmetic: Mapping[str, Positive] = field(default_factory=dict)
     attention: Mapping[str, Positive] = field(default_factory=dict)
-    memory: Mapping[str, Positive] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=1)

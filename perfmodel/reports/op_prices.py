@@ -152,7 +152,7 @@ def answer_op(op: Op, device: Device, stack: SoftwareStack) -> KernelAnswer:
         known = ", ".join(kind.__name__ for kind in _WORK)
         raise InputError(f"kernel: must be a {known}, got a {type(op).__name__}.")
     title, useful_flops, least_bytes, steps = _WORK[type(op)](op)
-    estimate = price_ops([op], device=device, stack=stack)
+    estimate = price_ops([op], device=device, stack=stack, is_alone=True)
     duration_ns = float(estimate.duration_ns[0])
     per_s = NS_PER_S / duration_ns
     return KernelAnswer(

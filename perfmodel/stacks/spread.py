@@ -9,7 +9,7 @@ runs, more hosts.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -83,21 +83,24 @@ def find_spread(
     architecture: str,
     hosts: int,
     has_experts: bool = False,
-    contains: str = "",
+    contains: Sequence[str] = (),
 ) -> Spread:
     """How far predictions under *stack* on *hosts* hosts of such GPUs may be off as a whole.
 
-    An emulated script *contains* a kind of work, for which others like it may be known.
+    An emulated script *contains* kinds of work, for which others like it may be known; the widest
+    spread of them counts. All of those ran on one host.
     """
     known = load_spread()
-    alike = known.scripts.get(contains)
-    if alike is not None:
-        return Spread(
-            alike.spread,
-            f"The interval has a spread of {alike.spread:.0%} for all costs, from {alike.rows} "
-            f"scripts of {alike.sources} sources with {contains}.",
-        )
     family = known.dlrm if stack.family is Family.DLRM else known.transformer
+    alike = {word: known.scripts[word] for word in contains if word in known.scripts}
+    if alike:
+        word = max(alike, key=lambda one: alike[one].spread)
+        sigma = math.hypot(alike[word].spread, family.per_doubling * math.log2(max(hosts, 1)))
+        return Spread(
+            sigma,
+            f"The interval has a spread of {sigma:.0%} for all costs, from {alike[word].rows} "
+            f"scripts of {alike[word].sources} sources with {word}.",
+        )
     own = stack.evidence.get(architecture)
     if own is not None:
         base, words = own.spread, f"{_count(own)} on {architecture} GPUs under stack {stack.name!r}"

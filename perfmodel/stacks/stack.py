@@ -257,12 +257,11 @@ class SoftwareStack(Form):
     """How a framework runs a model: kernels, fusions, overlaps, default behaviour and host times.
 
     *family* is what it can run, None for both. *attention_kernels* maps an architecture (or
-    `default`) to a kernel name. *loads_long* means that GEMMs keep the chip busy enough to lower
-    its clocks. *collective_algorithm* overrides NCCL's own choice. *dispatchers* are those that it
-    can take tokens to experts with; the first is its default. *kernel_time_ratio* maps a family of
-    kernels and an architecture to how much longer they take in this framework than alone
-    on the chip, as fitted to runs. *kernel_operations* are instructions per byte of traffic, by
-    name of a memory-bound kernel that instructions limit and not the memory. *evidence* is by
+    `default`) to a kernel name. *collective_algorithm* overrides NCCL's own choice. *dispatchers*
+    are those that it can take tokens to experts with; the first is its default. *kernel_time_ratio*
+    maps a family of kernels and an architecture to how much longer they take in this framework than
+    alone on the chip, as fitted to runs. *kernel_operations* are instructions per byte of traffic,
+    by name of a memory-bound kernel that instructions limit and not the memory. *evidence* is by
     architecture. *stands_for* lists frameworks that run with this stack. *extends* names the stack
     that it inherits from, and *host_speed_ratio* is how much faster its host is than that one's.
     """
@@ -278,7 +277,6 @@ class SoftwareStack(Form):
     overlaps: frozenset[Overlap] = frozenset()
     family: Family | None = None
     matmul_dtypes: Mapping[NumberFormat, NumberFormat] = field(default_factory=dict)
-    loads_long: Switch = False
     collective_algorithm: CollectiveAlgorithm | None = None
     kernel_time_ratio: Mapping[_KernelFamily, _Ratios] = field(default_factory=dict)
     kernel_operations: Mapping[_MemoryKernel, Number] = field(default_factory=dict)

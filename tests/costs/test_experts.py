@@ -51,7 +51,7 @@ def table_of(tmp_path, *rows):
 
 def test_a_grouped_product_takes_its_tiles_its_floor_and_no_more():
     shapes = np.array([8.0, 480.0, 1280.0, 1000.0])[:, np.newaxis]
-    times = predict_grouped_times(shapes, MACHINE, CONSTANTS, width_bytes=2, slowdown=1.0)
+    times = predict_grouped_times(shapes, MACHINE, CONSTANTS, width_bytes=2)
 
     # (8 x 480 / 64 + 8 / 2) x 1280 / 128 = 640 tiles of 2 x 64 x 128 x 1000 flops at 5e13 a second.
     tiles_ns = 640 * 2 * 64 * 128 * 1000 / 5e13 * 1e9
@@ -66,7 +66,7 @@ def test_a_product_smaller_than_a_wave_takes_most_of_one():
 
     def arithmetic_ns(least_waves):
         constants = replace(CONSTANTS, least_waves=least_waves)
-        times = predict_grouped_times(shapes, MACHINE, constants, width_bytes=2, slowdown=1.0)
+        times = predict_grouped_times(shapes, MACHINE, constants, width_bytes=2)
         return times.arithmetic_ns[0]
 
     # 1.5 tiles on 100 multiprocessors.

@@ -20,7 +20,6 @@ from perfmodel.costs.gemm_physics import (
     predict_gemm_times,
     weight_miss_ratio,
 )
-from perfmodel.costs.sustained import arithmetic_slowdown
 from perfmodel.graph.ops import Gemm
 from perfmodel.stacks.capabilities import Residency
 from perfmodel.stacks.profiles import load_stack
@@ -39,7 +38,6 @@ SIMPLE = GemmConstants(
 MACHINE = MachineRates(
     sm_count=1, clock_hz=1e9, peak_flops=2 * 128 * 128 * 1e9, memory_bytes_per_s=1e9, l2_bytes=1e6
 )
-LONG_LOAD = replace(STACK, loads_long=True)
 LARGE_AND_THIN = (Gemm(8192, 8192, 8192, DType.BF16), Gemm(8, 16384, 16384, DType.BF16))
 sizes = st.integers(1, 20_000)
 
@@ -147,24 +145,6 @@ def test_a_product_too_small_to_split_k_takes_longer_than_a_slightly_larger_one_
     assert small > 2 * large
 
 
-def test_long_load_slows_arithmetic_and_not_memory():
-    # The last one does not run on tensor cores.
-    ops = (*LARGE_AND_THIN, Gemm(4096, 4096, 4096, DType.FP32))
-    plain, slowed = (price(*ops, stack=stack).duration_ns for stack in (STACK, LONG_LOAD))
-    factor = arithmetic_slowdown(load_device("h100_sxm"), LONG_LOAD, DType.BF16)
-    assert factor > 1.05
-    assert slowed[0] == pytest.approx(factor * plain[0], rel=0.1)
-    assert slowed[1:].tolist() == plain[1:].tolist()
-
-
-def test_a_power_limit_slows_arithmetic_under_long_load():
-    device = load_device("h100_sxm")
-    limited = replace(device, power_w=device.power_w / 8)
-    # Dynamic power goes with the cube of the clock: an eighth of the power, half of the clock.
-    free, slow = (arithmetic_slowdown(one, LONG_LOAD, DType.BF16) for one in (device, limited))
-    assert slow == pytest.approx(2 * free)
-
-
 def test_a_large_product_is_bound_by_arithmetic_and_a_thin_one_by_memory():
     priced = price(*LARGE_AND_THIN)
     assert priced.bound.tolist() == [Bound.COMPUTE, Bound.MEMORY]
@@ -258,14 +238,6 @@ def test_a_quantised_product_gives_out_half_precision():
     assert shapes.activation_bytes[0] == 150
     assert shapes.weight_bytes[0] == 300
     assert shapes.output_bytes[0] == 400
-
-
-def test_long_load_slows_tensor_cores_and_not_vector_arithmetic():
-    ops = [Gemm(8192, 8192, 8192, dtype) for dtype in (DType.FP32, DType.BF16)]
-    stacks = (replace(STACK, loads_long=False), LONG_LOAD)
-    burst, loaded = (price(*ops, stack=stack).duration_ns for stack in stacks)
-    assert burst[0] == loaded[0]
-    assert burst[1] < loaded[1]
 
 
 def test_among_equal_relatives_the_nearest_memory_lends():

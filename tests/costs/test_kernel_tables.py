@@ -115,6 +115,17 @@ def test_operators_with_one_and_two_operands_read_different_bytes(tmp_path):
     assert (norm.op.operator, norm.op.row_length, norm.op.dtype) == ("layer_norm", 20, DType.FP32)
 
 
+def test_a_table_of_norms_keeps_its_numbers_of_rows(tmp_path):
+    # N alone is not a side of a product.
+    text = (
+        "norm_type,backend,data_type,N,C,fwd_time_ms,bwd_time_ms,success,gpu_name\n"
+        "rms_norm,cudnn,bfloat16,16384,4096,0.072,0.106,True,NVIDIA H200\n"
+    )
+    forward, backward = load_memory_table(table(tmp_path, text)).kernels
+    assert forward.op.read_bytes >= 16384 * 4096 * 2
+    assert (forward.measured_ns, backward.measured_ns) == (72_000.0, 106_000.0)
+
+
 @pytest.mark.parametrize("load", [load_gemm_table, load_attention_table, load_memory_table])
 def test_a_table_of_something_else_is_refused(load, tmp_path):
     with pytest.raises(MeasurementError):

@@ -32,7 +32,6 @@ fusions: [norm, bias_activation]
 overlaps: [input, gradient_reduction]
 attention_kernels: {default: flash2, hopper: flash3}
 matmul_dtypes: {fp32: tf32}
-loads_long: true
 kernel_time_ratio: {gemm: 2, memory: {ampere: 3, default: 4}}
 kernel_operations: {concat: 40}
 residency: rotating
@@ -98,7 +97,6 @@ def test_every_key_is_read(files):
     assert stack.overlaps == {Overlap.INPUT, Overlap.GRADIENT_REDUCTION}
     assert stack.attention_kernels == {"default": "flash2", "hopper": "flash3"}
     assert stack.matmul_dtypes == {DType.FP32: DType.TF32}
-    assert stack.loads_long is True
     assert stack.kernel_time_ratio == {
         "gemm": {"default": 2.0},
         "memory": {"ampere": 3, "default": 4},
@@ -187,7 +185,7 @@ def test_what_a_stack_leaves_out_it_does_not_do(tmp_path):
     assert stack.tables == TableHandling()
     assert stack.loader.load_ns(1_000) == 0
     assert (stack.fusions, stack.overlaps, stack.habits) == (set(), set(), set())
-    assert (stack.family, stack.loads_long, stack.evidence) == (None, False, {})
+    assert (stack.family, stack.evidence) == (None, {})
     assert stack.time_ratio("gemm", "hopper") == 1
 
 
@@ -246,10 +244,10 @@ def test_capabilities_answer_what_they_are_asked(files):
             "attention_kernels.default .line 10.: must be text, not empty",
         ),
         ("hopper: flash3", "hopper: 5", "attention_kernels.hopper .line 10.: must be text, got 5"),
-        ("before_launch: 20 us, ", "", "host.default .line 38.: must state before_launch"),
-        ("after_launch: 12 us, ", "", "host.default .line 38.: must state after_launch"),
-        (", between_launches: 14 us", "", "host.default .line 38.: must state between_launches"),
-        ("wait: 4 us", "wait: -4 us", "host.wait .line 35.: must be zero or more, got '-4 us'"),
+        ("before_launch: 20 us, ", "", "host.default .line 37.: must state before_launch"),
+        ("after_launch: 12 us, ", "", "host.default .line 37.: must state after_launch"),
+        (", between_launches: 14 us", "", "host.default .line 37.: must state between_launches"),
+        ("wait: 4 us", "wait: -4 us", "host.wait .line 34.: must be zero or more, got '-4 us'"),
         (
             "launch: 1 us",
             "lunch: 1 us",
@@ -276,7 +274,7 @@ def test_capabilities_answer_what_they_are_asked(files):
         ("key_dtype: int32", "key_dtype: int33", "tables.key_dtype"),
         ("gemm: 2", "gemm: true", "kernel_time_ratio.gemm"),
         ("{fp32: tf32}", "{fp32: fp99}", "matmul_dtypes"),
-        ("loads_long: true", "loads_long: 1", "loads_long .*: must be true or false, got 1"),
+        ("matmul_dtypes:", "loads_long: true\nmatmul_dtypes:", "unknown key"),
         ("fusions: [norm", "fusions: [norms", r"fusions\[0\]"),
         ("source: made up", "source: 5", "source .line 4.: must be text, got 5"),
         ("family: dlrm", "family: cnn", "family .*: must be one of transformer, dlrm, got 'cnn'"),

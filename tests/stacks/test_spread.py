@@ -116,11 +116,22 @@ def test_one_source_is_told_as_one():
     assert "40 runs of 1 source on" in spread(lone).sentence
 
 
-def test_an_emulated_script_has_the_spread_of_scripts_with_the_same_work():
+def test_an_emulated_script_has_the_widest_spread_of_scripts_with_the_same_work():
     stack = load_stack("pytorch_fused")
-    known, unknown = (
+    images, both, unknown = (
         find_spread(stack, architecture="ampere", hosts=1, contains=contains)
-        for contains in ("convolutions", "")
+        for contains in (["convolutions"], ["convolutions", "compiled code"], [])
     )
-    assert known.relative_sigma < unknown.relative_sigma
-    assert "7 scripts of 2 sources with convolutions" in known.sentence
+    assert images.relative_sigma < both.relative_sigma < unknown.relative_sigma
+    assert "scripts of 2 sources with convolutions" in images.sentence
+    assert both.sentence.endswith("with compiled code.")
+
+
+def test_scripts_on_more_hosts_than_those_with_published_times_are_less_sure():
+    stack = load_stack("pytorch_fused")
+    one, eight = (
+        find_spread(stack, architecture="hopper", hosts=hosts, contains=["eager code"])
+        for hosts in (1, 8)
+    )
+    further = 3 * load_spread().transformer.per_doubling
+    assert eight.relative_sigma == pytest.approx(math.hypot(one.relative_sigma, further))

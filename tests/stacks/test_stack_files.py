@@ -65,9 +65,9 @@ def test_names_lose_namespace_and_overload_digit():
     ("lines", "faults"),
     [
         (
-            ["execution: slow", "fusions: [glue]", "host: {launch: 4}", "loads_long: often",
+            ["execution: slow", "fusions: [glue]", "host: {launch: 4}", "host_speed_ratio: often",
              "evidence: {hopper: {rows: 3}}"],
-            ["execution", "fusions[0]", "host.launch", "loads_long", "evidence.hopper"],
+            ["execution", "fusions[0]", "host.launch", "host_speed_ratio", "evidence.hopper"],
         ),
         (
             ["kernel_time_ratio: {products: 2, memory: {volta: 0}}"],

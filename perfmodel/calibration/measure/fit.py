@@ -63,7 +63,7 @@ def fit_device(
         )
     fits = [_fit_rates(guess, dtypes, used, stack) for guess in guesses]
     _, device = min(fits, key=lambda fit: fit[0])
-    priced = price_ops([one.op for one in measurements], device=device, stack=stack)
+    priced = price_ops([one.op for one in measurements], device=device, stack=stack, is_alone=True)
     errors: dict[str, list[float]] = defaultdict(list)
     for one, predicted_ns in zip(measurements, priced.duration_ns.tolist(), strict=True):
         errors[one.family].append(100 * (predicted_ns / one.timing.duration_ns - 1))
@@ -87,7 +87,7 @@ def _fit_rates(
     weights = np.sqrt([one.timing.duration_ns / means[one.family] for one in used])
 
     def log_ratios(logs: Floats) -> Floats:
-        priced = price_ops(ops, device=_with_rates(guess, dtypes, logs), stack=stack)
+        priced = price_ops(ops, device=_with_rates(guess, dtypes, logs), stack=stack, is_alone=True)
         ratios: Floats = weights * np.log(priced.duration_ns / measured_ns)
         return ratios
 

@@ -1,0 +1,251 @@
+"""The problem: errors of runs as a linear function of the logarithms of constants.
+
+One value a chip (Transformers: products on tensor cores, attention), and for each stack at most
+four deviations from it, drawn towards none (ridge on the logarithm), or from the release that it
+extends. The forms are fixed here, before anything is scored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from experiments.fitting.runs import Case
+from perfmodel.costs.models import FAMILIES
+from perfmodel.costs.power import power_ratio
+from perfmodel.costs.sustained import ARITHMETIC, KINDS, load_sustained, reference_of
+from perfmodel.stacks.capabilities import Family
+from perfmodel.stacks.profiles import STACK_FOLDER, load_stack
+from perfmodel.stacks.stack import PLAIN_GEMM, SoftwareStack
+from topologies import load_device
+
+OF_STACK = {
+    Family.TRANSFORMER: ("host", "attention", "memory", "communication"),
+    Family.DLRM: ("gemm", PLAIN_GEMM, "memory", "embedding"),
+}
+"""What a stack may deviate in; `host` divides host_speed_ratio, and products are of one kind in a
+run, on tensor cores or outside."""
+OF_RELEASE = {
+    Family.TRANSFORMER: ("gemm", "attention", "memory", "communication"),
+    Family.DLRM: OF_STACK[Family.DLRM],
+}
+"""What a stack for some releases may deviate in: libraries change with them, hosts do not."""
+OF_CHIP: dict[Family, tuple[str, ...]] = {Family.TRANSFORMER: KINDS, Family.DLRM: ()}
+OF_GENERATION: dict[Family, tuple[str, ...]] = {Family.TRANSFORMER: ("memory",), Family.DLRM: ()}
+"""What all stacks of a family have in common on a generation: workloads list fewer memory-bound
+kernels than frameworks launch, and the chip is not slower for it (recordings show none)."""
+CARRIED_BY = {ARITHMETIC: "gemm", PLAIN_GEMM: "gemm"}
+ROBUST = 0.10
+DOUBT = {Family.TRANSFORMER: 0.5, Family.DLRM: 1.0}
+"""How fast rows far off lose weight: among recommendation runs are hosts several times slower
+than others of their kind, which no constant of a stack is about."""
+PRIORS = {"chip": 0.15, "generation": 0.15, "device": 0.08, "publisher": 0.08}
+"""How far values of chips may lie from none. What one publisher's cluster adds (its clocks, its
+fabric) is fitted beside them and not kept, so that it does not become the chip's."""
+WEIGHT_OF_UNKNOWN = 0.1
+"""Frameworks without a stack of their own, or known from one model on one device, say little about
+a chip. Experts, whose costs are still far off, are scored and say nothing."""
+PRIOR_OF_HOST = 0.7
+PRIOR = {Family.TRANSFORMER: 0.12, Family.DLRM: 0.25}
+"""Without values of chips, stacks of recommendation models carry more of their own."""
+PRIOR_OF_LOOKUPS = 0.5
+"""Kernels that frameworks write themselves, some for each table, some with copies between."""
+PRIOR_OF_RELEASE = 0.5
+"""Releases of a framework differ from each other half as far as it does from none."""
+Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Errors of *cases* as a linear function of the logarithms of constants.
+
+    *stated* is what the constants in the files add to each, *prior* how far each may lie from none.
+    """
+
+    cases: list[Case]
+    keys: list[Key]
+    slopes: NDArray[np.float64]
+    stated: NDArray[np.float64]
+    prior: NDArray[np.float64]
+
+    @property
+    def now(self) -> NDArray[np.float64]:
+        """Errors with the constants in the files."""
+        return np.array([case.error for case in self.cases])
+
+    def solve(self, kept: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """The constants that *kept* cases ask for, found by reweighted least squares.
+
+        Recommendation models over several hosts are scored and ask for nothing: exchanges
+        carry most of their time, and no constant of a kernel is about those.
+        """
+        kept = kept & np.array([_is_asked(case) for case in self.cases])
+        slopes, errors = self.slopes[kept], (self.now - self.stated)[kept]
+        known = self.weights()[kept]
+        power = DOUBT[self.cases[0].row.family]
+        weight: NDArray[np.float64] = known
+        value: NDArray[np.float64] = np.zeros(len(self.keys))
+        for _ in range(25):
+            scaled = slopes * (weight / ROBUST**2)[:, None]
+            matrix = scaled.T @ slopes + np.diag(1 / self.prior**2)
+            value = np.linalg.solve(matrix, -scaled.T @ errors).astype(np.float64)
+            off = (errors + slopes @ value) / ROBUST
+            weight = known / (1 + off**2) ** power
+        return self._bounded(value)
+
+    def weights(self) -> NDArray[np.float64]:
+        """What a case says: little where nothing but its source, model and device speaks for it."""
+        of_stack: dict[str, set[Key]] = {}
+        for case in self.cases:
+            groups = of_stack.setdefault(case.stack, set())
+            if not case.has_experts:
+                groups.add(case.group)
+        is_lone = np.array([len(of_stack[case.stack]) <= 1 for case in self.cases])
+        is_lone &= np.array([case.is_transformer for case in self.cases])
+        is_lone |= np.array([case.stack.startswith("generic") for case in self.cases])
+        has_experts = np.array([case.has_experts for case in self.cases])
+        return np.where(has_experts, 0.0, np.where(is_lone, WEIGHT_OF_UNKNOWN, 1.0))
+
+    def _bounded(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
+        is_of_chip = np.array([key[0] == "chip" for key in self.keys])
+        low = np.where(is_of_chip, 0.0, math.log(0.4))
+        is_host = np.array([key[2] == "host" for key in self.keys])
+        return np.clip(value, np.where(is_host, math.log(0.05), low), math.log(8.0))
+
+    def errors_at(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Errors with *value* for the constants; a prediction does not know what publishers add."""
+        is_kept = np.array([key[0] != "publisher" for key in self.keys])
+        return self.now - self.stated + self.slopes @ np.where(is_kept, value, 0.0)
+
+    def left_out(self, key_of: Callable[[Case], object]) -> NDArray[np.float64]:
+        """Errors of every case with all cases of its key left out of the fit."""
+        keys = np.array([hash(key_of(case)) for case in self.cases])
+        result = np.empty(len(self.cases))
+        for key in np.unique(keys):
+            result[keys == key] = self.errors_at(self.solve(keys != key))[keys == key]
+        return result
+
+
+def build_problem(cases: list[Case], family: Family) -> Problem:
+    """The problem of *cases*; a constant is named by chip or stack, where, and what."""
+    columns: dict[Key, NDArray[np.float64]] = {}
+    stated = np.zeros(len(cases))
+    for place, case in enumerate(cases):
+        for key, word in _constants(case, family):
+            column = columns.setdefault(key, np.zeros(len(cases)))
+            column[place] = case.shares[FAMILIES.index(CARRIED_BY.get(word, word))]
+            if key[0] in ("chip", "device", "publisher"):
+                column[place] *= case.hot if word == ARITHMETIC else case.fused
+            stated[place] += column[place] * _stated(key, case)
+    keys = sorted(columns)
+    return Problem(
+        cases=cases,
+        keys=keys,
+        slopes=np.column_stack([columns[key] for key in keys]),
+        stated=stated,
+        prior=np.array([_prior(key, family) for key in keys]),
+    )
+
+
+def _is_asked(case: Case) -> bool:
+    return case.is_transformer or case.hosts == 1
+
+
+def _constants(case: Case, family: Family) -> list[tuple[Key, str]]:
+    found = [
+        (("stack", name, word), word)
+        for name in lineage(case.stack, family)
+        for word in words_of(name, family)
+        if family is Family.TRANSFORMER or word != (PLAIN_GEMM if case.is_tensor else "gemm")
+    ]
+    found += [
+        (("chip", case.architecture, word), word)
+        for word in OF_CHIP[family]
+        if word != ARITHMETIC or case.is_tensor
+    ]
+    found += [(("generation", case.architecture, word), word) for word in OF_GENERATION[family]]
+    if case.is_tensor and OF_CHIP[family]:
+        if not _is_reference(case.device):
+            found.append((("device", case.device, ARITHMETIC), ARITHMETIC))
+        found.append((("publisher", case.publisher, ARITHMETIC), ARITHMETIC))
+    return found
+
+
+def words_of(name: str, family: Family) -> tuple[str, ...]:
+    return OF_RELEASE[family] if _is_release(name) else OF_STACK[family]
+
+
+def _stated(key: Key, case: Case) -> float:
+    kind, name, word = key
+    if kind == "chip":
+        return math.log(load_sustained()[word].get(name, 1.0))
+    if kind == "device":
+        return _deviation(name, case.architecture)
+    if kind in ("publisher", "generation") or word == "host":
+        return 0.0
+    ratio = _load(name).time_ratio(word, case.architecture)
+    for parent in lineage(name, case.row.family)[1:2]:
+        ratio /= _load(parent).time_ratio(word, case.architecture)
+    return math.log(ratio)
+
+
+@lru_cache(maxsize=64)
+def lineage(name: str, family: Family) -> tuple[str, ...]:
+    """*name* and, of a release of a recommendation framework, those that it extends, nearest first.
+
+    Releases deviate from each other, so that one that nobody measured takes over constants.
+    """
+    found = [name]
+    while family is Family.DLRM and _is_release(found[-1]):
+        found.append(_profile(found[-1])["extends"])
+    return tuple(found)
+
+
+def _is_release(name: str) -> bool:
+    return any({"from", "before"} & set(claim) for claim in _profile(name)["stands_for"])
+
+
+@lru_cache(maxsize=64)
+def _profile(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(
+        (STACK_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    )
+    return content
+
+
+def _deviation(name: str, architecture: str) -> float:
+    """How far the stated value of device *name* lies from its generation's, power apart."""
+    stated = load_sustained()[ARITHMETIC]
+    if name not in stated:
+        return 0.0
+    return math.log(stated[name] / stated.get(architecture, 1.0)) - lacking_power(name)
+
+
+def _is_reference(name: str) -> bool:
+    return reference_of(load_device(name)) == name
+
+
+def lacking_power(name: str) -> float:
+    device = load_device(name)
+    return math.log(power_ratio(device, reference_of(device)))
+
+
+@lru_cache(maxsize=64)
+def _load(name: str) -> SoftwareStack:
+    return load_stack(name)
+
+
+def _prior(key: Key, family: Family) -> float:
+    if key[0] in PRIORS:
+        return PRIORS[key[0]]
+    if family is Family.DLRM:
+        own = PRIOR_OF_LOOKUPS if key[2] == "embedding" else PRIOR[family]
+        return PRIOR_OF_RELEASE * own if _is_release(key[1]) else own
+    return PRIOR_OF_HOST if key[2] == "host" else PRIOR[family]
