@@ -1,16 +1,23 @@
 """Batches: how many samples and tokens an iteration trains.
 
-They are counted from what the script moves to the device. The first size of the largest tensor is
+They are counted from what the script moves to the device. The first size that most tensors have is
 taken for the samples of a micro-batch. As many micro-batches are counted as there are backward
-passes, if each has a tensor of its own. Integers of two dimensions are tokens, unless numbers that
+passes, if each has tensors of its own. Integers of two dimensions are tokens, unless numbers that
 are no integers are moved, too.
+
+Ranks that work on one batch together count it once. They are those of a group whose members moved
+the same values while others moved different ones, and those that reduce activations or send to each
+other before the backward pass ends. Equal values alone prove nothing where all ranks have them:
+scripts that make up their data often start every rank with the same seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from perfmodel.emulation.rank_record import CallType, RankRecord
 from perfmodel.emulation.request import Emulation
@@ -18,6 +25,7 @@ from perfmodel.emulation.windows import Windows
 
 COPY = "host_to_device"
 _INTEGERS = "int"
+_SUMS = ("all_reduce", "reduce_scatter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +34,22 @@ class Batch:
 
     samples: int = 0
     tokens: int = 0
+    values: tuple[int, ...] = ()
+    """Checksums of what one rank moved."""
 
 
 def count_batch(request: Emulation, records: Mapping[int, RankRecord]) -> Batch:
     """What one iteration of all ranks trains; ranks that were not run do as the last one does."""
     found = {rank: _moved_by(record) for rank, record in records.items()}
     last = found[max(found)]
-    each = [found.get(rank, last) for rank in range(request.ranks)]
-    moved = Batch(sum(one.samples for one in each), sum(one.tokens for one in each))
+    first = _first_with_batch(records, found)
+    batches: dict[int, list[Batch]] = {}
+    for rank in range(request.ranks):
+        batches.setdefault(first.get(rank, rank), []).append(found.get(rank, last))
+    moved = Batch(
+        sum(max(one.samples for one in batch) for batch in batches.values()),
+        sum(max(one.tokens for one in batch) for batch in batches.values()),
+    )
     stated = request.samples_per_iteration
     if stated is None:
         return moved
@@ -52,25 +68,108 @@ def describe_batch(request: Emulation, batch: Batch) -> str:
     tokens = f" ({batch.tokens:,} tokens)" if batch.tokens else ""
     return (
         f"An iteration trains {batch.samples:,} samples{tokens}, counted from what all ranks move "
-        "to the device, as if each had data of its own; --samples-per-iteration states another "
-        "number."
+        "to the device, once where ranks work on one batch together; --samples-per-iteration "
+        "states another number."
     )
+
+
+def _first_with_batch(
+    records: Mapping[int, RankRecord], found: Mapping[int, Batch]
+) -> dict[int, int]:
+    """The lowest rank that works on the same batch, for ranks that share one."""
+    first: dict[int, int] = {}
+    for ranks in _ranks_together(records, found):
+        joined = {first.get(rank, rank) for rank in ranks}
+        sharing = {*ranks, *(rank for rank, one in first.items() if one in joined)}
+        first.update(dict.fromkeys(sharing, min(joined)))
+    return first
+
+
+def _ranks_together(
+    records: Mapping[int, RankRecord], found: Mapping[int, Batch]
+) -> Iterator[tuple[int, ...]]:
+    """Ranks that work on one batch: peers of the forward pass, and groups that moved the same."""
+    has_own_data = len({batch.values for batch in found.values() if batch.values}) > 1
+    is_same: dict[str, bool] = {}
+    for record in records.values():
+        groups = {group.name: group for group in record.groups}
+        summing = set()
+        for call in _forward_calls(record):
+            if call["peer"] is not None:
+                yield record.rank, call["peer"]
+            # A sum of losses has fewer numbers than there are samples.
+            elif call["call"] in _SUMS and call["bytes"] > 4 * found[record.rank].samples:
+                summing.add(call["group"])
+        for name, group in groups.items():
+            moved = [found[rank].values for rank in group.ranks if rank in found]
+            if (has_own_data or name in summing) and sum(map(bool, moved)) > 1:
+                is_equal = len(set(filter(None, moved))) == 1
+                is_same[group.family] = is_equal and is_same.get(group.family, True)
+    for record in records.values():
+        yield from (group.ranks for group in record.groups if is_same.get(group.family, False))
+
+
+def _forward_calls(record: RankRecord) -> Iterator[Mapping[str, Any]]:
+    """Collectives of the chosen iteration that the script makes before its last backward pass ends.
+
+    The backward pass runs on threads of its own.
+    """
+    windows = Windows(record)
+    calls = windows.all[windows.chosen]
+    behind = [place for place, call in enumerate(calls) if call[2] != record.main_thread]
+    for call_type, what, thread, *_ in calls[: behind[-1] if behind else 0]:
+        if call_type == CallType.COLLECTIVE and thread == record.main_thread:
+            yield record.collectives[what]
 
 
 def _moved_by(record: RankRecord) -> Batch:
     """The samples and tokens that one rank moves to its device in the iteration that is written."""
-    windows = Windows(record)
-    copies = [
-        (tuple(kind["outputs"][0][1]), str(kind["outputs"][0][2]))
-        for call_type, what, *_ in windows.all[windows.chosen]
-        if call_type == CallType.KERNEL and (kind := record.kinds[what])["operator"] == COPY
-    ]
-    copies = [copy for copy in copies if copy[0] and prod(copy[0]) > 1]
+    copies = list(_copies(record))
     if not copies:
         return Batch()
-    numbers = [copy for copy in copies if not copy[1].startswith(_INTEGERS)]
-    main = max(numbers or copies, key=lambda copy: prod(copy[0]))
-    shape, _ = main
-    passes = max(min(record.backward_count, copies.count(main)), 1)
-    has_tokens = not numbers and len(shape) > 1
-    return Batch(shape[0] * passes, prod(shape[:2]) * passes if has_tokens else 0)
+    # Inputs and labels have a first size in common; a mask or a table may be larger than both.
+    sizes = Counter(copy.shape[0] for copy in copies)
+    copies = [copy for copy in copies if sizes[copy.shape[0]] == max(sizes.values())]
+    numbers = [copy for copy in copies if not copy.dtype.startswith(_INTEGERS)]
+    main = max(numbers or copies, key=lambda copy: prod(copy.shape))
+    seen = [copy for copy in copies if (copy.shape, copy.dtype) == (main.shape, main.dtype)]
+    has_tokens = not numbers and len(main.shape) > 1
+    # Tokens are moved as inputs and as targets.
+    passes = _passes(record.backward_count, seen, copies_each=2 if has_tokens else 1)
+    return Batch(
+        main.shape[0] * passes,
+        prod(main.shape[:2]) * passes if has_tokens else 0,
+        tuple(copy.checksum for copy in seen),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A tensor that came from the host, *after* so many spans of the backward pass."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    checksum: int
+    after: int
+
+
+def _copies(record: RankRecord) -> Iterator[_Copy]:
+    windows = Windows(record)
+    spans, was_behind = 0, False
+    for call_type, what, thread, *_ in windows.all[windows.chosen]:
+        is_behind = thread != record.main_thread
+        spans += is_behind and not was_behind
+        was_behind = is_behind
+        if call_type != CallType.KERNEL or record.kinds[what]["operator"] != COPY:
+            continue
+        shape, dtype = record.kinds[what]["outputs"][0][1:3]
+        if shape and prod(shape) > 1:
+            yield _Copy(tuple(shape), dtype, record.kinds[what]["arguments"]["checksum"], spans)
+
+
+def _passes(backward_count: int, copies: Sequence[_Copy], *, copies_each: int) -> int:
+    """Micro-batches: moved between backward passes, or all before; a pipeline splits one batch."""
+    moments = len({copy.after for copy in copies})
+    if moments > 1:
+        return max(min(backward_count, moments), 1)
+    return backward_count if len(copies) >= backward_count * copies_each > 0 else 1

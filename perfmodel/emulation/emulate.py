@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -75,8 +76,9 @@ def emulate(request: Emulation, out: Path, *, place: Place) -> EmulatedJob:
     device = load_gpu(request.device)
     facts = device_facts(device)
     environment = tuple(sorted(os.environ.items()))
-    task = WorkerTask(request, facts, str(Path.cwd()), environment)
-    records = _run(request, partial(_start, place, task))
+    with tempfile.TemporaryDirectory(prefix="perfmodel-code-") as code:
+        task = WorkerTask(request, facts, str(Path.cwd()), environment, code)
+        records = _run(request, partial(_start, place, task))
     stack = _stack_of(records[min(records)])
     job = build_job(
         records,

@@ -51,22 +51,28 @@ _LIBRARY_PATHS = ("site-packages", "perfmodel/emulation", "<frozen", "/lib/pytho
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
-    """What all workers of an emulation share: the request, its GPU, and the script's place."""
+    """What all workers of an emulation share: the request, its GPU, and the script's place.
+
+    What one worker compiles the next ones load from the folder *code*, if they are on the machine
+    that has it.
+    """
 
     request: Emulation
     device: DeviceFacts
     folder: str
     environment: tuple[tuple[str, str], ...]
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
-    """Run *ranks* of *request* at the same time, with results in *folder*."""
+    """Run *ranks* of *request* at the same time, results in *folder*, compiled code in *code*."""
 
     request: Emulation
     device: DeviceFacts
     ranks: tuple[int, ...]
     folder: str
+    code: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +90,15 @@ def read_order(path: Path) -> WorkerOrder:
     request, device = fields["request"], fields["device"]
     request["words"], device["capability"] = tuple(request["words"]), tuple(device["capability"])
     made = (Emulation(**request), DeviceFacts(**device))
-    return WorkerOrder(*made, tuple(fields["ranks"]), fields["folder"])
+    return WorkerOrder(*made, tuple(fields["ranks"]), fields["folder"], fields["code"])
 
 
 def run_worker(task: WorkerTask, ranks: tuple[int, ...]) -> WorkerOutcome:
     """Run *ranks* at the same time."""
     with tempfile.TemporaryDirectory(prefix="perfmodel-emulate-") as name:
         folder = Path(name)
-        order = WorkerOrder(task.request, task.device, ranks, name)
+        code = task.code if task.code and Path(task.code).is_dir() else name
+        order = WorkerOrder(task.request, task.device, ranks, name, code)
         path = folder / "order.json"
         path.write_bytes(orjson.dumps(asdict(order)))
         _run_process(task, path)

@@ -21,7 +21,7 @@ from perfmodel.recordings.recorded_job import RecordedJob
 from perfmodel.recordings.recording_info import describe_recording
 from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
 from perfmodel.stacks.capabilities import Execution
-from perfmodel.whatif.fusion import compile_job
+from perfmodel.whatif.compiling import compile_job
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, is_pinned
 from topologies import find_machine
 

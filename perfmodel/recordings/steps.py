@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import pairwise
 
 import numpy as np
 
@@ -37,6 +38,11 @@ _FEWEST_NAMES = 4
 _ALIKE = 0.005
 """Neighbouring steps are alike if at most this share of their kernels differs."""
 _MOST_IN_CYCLE = 0.05
+"""At most this share of the kernels of a cycle differs from those of the next one."""
+_MOST_SHIFTED = 0.1
+"""The same by time of the device, where kernels of other streams end before or after by chance."""
+_FEWEST_WITH_OTHER = 8
+"""Of so many steps one may be unlike the others."""
 _CLEARLY = 0.25
 """Steps of a cycle differ by at most this share of what neighbours differ by."""
 _MOST_APART = {"device": 0.05, "marks": 1 / 3, "pattern": 0.05}
@@ -103,7 +109,10 @@ def find_steps(
             places = _last_places(line, views[0], marks[0])
         places = _with_earlier(places, line.words, cycle)
     elif marks is None:
-        places = _repeated_places(line)
+        places = _repeated_places(line, views[line.rank])
+        if not places and line.fewest < _FEWEST_NAMES:
+            line = _kernel_line(views[0])
+            places = _repeated_places(line, views[0])
         rule = StepRule.REPEATED if len(places) > 1 else StepRule.WHOLE
     count = len(places) if rule is StepRule.REPEATED else 1
     if marks is not None:
@@ -285,11 +294,12 @@ def repeats_from_end(words: Sequence[Hashable]) -> list[int]:
     return alike
 
 
-def _repeated_places(line: _Line) -> list[int]:
+def _repeated_places(line: _Line, view: RankView) -> list[int]:
     """Places that end a repeated part of *line*: the last one, and its counterparts before it.
 
     The sequence must repeat over most of its length; at the beginning of the window some may be
-    missing. Of several fitting lengths the shortest counts.
+    missing. Of several fitting lengths the shortest counts after which all kernels of *view*
+    repeat: collectives of equal layers are alike, but layers are no steps.
     """
     words, length, repeated = line.words, len(line.words), repeats_from_end(line.words)
     for period in range(1, length // 2 + 1):
@@ -297,8 +307,30 @@ def _repeated_places(line: _Line) -> list[int]:
             if len(set(words[length - period :])) < line.fewest:
                 continue
             first = length - period - repeated[period]
-            return list(range(length - 1, first - 1, -period))[::-1]
+            places = list(range(length - 1, first - 1, -period))[::-1]
+            if line.fewest > 1 or _do_kernels_repeat(view, line.tasks[places]):
+                return places
     return []
+
+
+def _do_kernels_repeat(view: RankView, ends: Int64s) -> bool:
+    """Whether about the same kernels run between any two neighbours of the tasks *ends*.
+
+    Between two ends alone it must be those that ran before the first of them.
+    """
+    moments_ns, kinds = np.sort(view.device.end_ns[ends]), len(view.trace.names)
+    order = np.argsort(view.device.end_ns, kind="stable")
+    names = view.trace.columns.name[view.device.row[order]]
+    cuts = np.searchsorted(view.device.end_ns[order], moments_ns, side="right").tolist()
+    parts = [names[first:stop] for first, stop in pairwise(cuts)]
+    if len(parts) == 1:
+        before = names[max(2 * cuts[0] - cuts[1], 0) : cuts[0]]
+        parts = [before, parts[0][len(parts[0]) - len(before) :]]
+    counts = np.array([np.bincount(part, minlength=kinds) for part in parts])
+    usual = np.median(counts, axis=0)
+    apart = np.abs(counts - usual).sum(axis=1) / np.maximum((counts + usual).sum(axis=1), 1)
+    # One of several steps may do more, such as a validation; of layers many differ.
+    return int((apart > _MOST_SHIFTED).sum()) <= int(len(parts) >= _FEWEST_WITH_OTHER)
 
 
 def _checked(
@@ -309,7 +341,7 @@ def _checked(
     for rank, view in enumerate(views):
         ends = np.array([task for of in found.ends for owner, task in of if owner == rank], int)
         line = _kernel_line(view)
-        places = np.array(_repeated_places(line), int)
+        places = np.array(_repeated_places(line, view), int)
         pattern_ns = np.diff(view.device.end_ns[line.tasks[places]])
         periods_ns = np.diff(view.device.end_ns[ends])
         evidence.append(

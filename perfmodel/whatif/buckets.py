@@ -1,4 +1,4 @@
-"""Buckets: gradients reduced in more or fewer pieces, or in levels.
+"""Buckets: gradients reduced in more or fewer pieces.
 
 Buckets that follow each other in one group are joined until a bucket is full, and cut where they
 are larger. All members of a group decide by the sizes alone, so that they keep making the same
@@ -8,31 +8,25 @@ lead to the other's result may not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from math import ceil
 
-import numpy as np
-
-from collectives import Collective, CollectiveKind
-from perfmodel.base.errors import GraphError, ScenarioError
+from collectives import Collective
+from perfmodel.base.errors import GraphError
 from perfmodel.graph.builder import Dependency
-from perfmodel.graph.job import NO_GROUP, Group, JobGraph
-from perfmodel.graph.ops import Communication, duration_of
-from perfmodel.graph.program import PLAIN, LaneKind, Program
+from perfmodel.graph.ops import Communication, MemoryBound, duration_of
+from perfmodel.graph.program import LaneKind, Program
 from perfmodel.whatif.drafts import (
     ProgramDraft,
     Ranks,
-    edit_programs,
-    members_of,
     read_dependencies,
 )
 from perfmodel.whatif.durations import carry, collective_of
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.pinning import PricingMachine
-from perfmodel.whatif.recosting import retime, rework, time_ratio
-from perfmodel.whatif.selection import Selection
+from perfmodel.whatif.recosting import retime, time_ratio, work_of
 
 NOTHING = -1
 
@@ -72,8 +66,9 @@ def resize(
 ) -> None:
     """Collectives carry about *size* each: small ones are joined, large ones cut.
 
-    A joined one starts when the last of its parts could. Gradients of a cut one are made evenly
-    by the kernels between the previous bucket and this one.
+    Where the kernels that fill them tell the sizes of the gradients, buckets are filled anew with
+    whole gradients. Elsewhere a joined one starts when the last of its parts could, and gradients
+    of a cut one are made evenly by the kernels between the previous bucket and this one.
     """
     tasks = program.tasks
     ordered = sorted(found, key=lambda number: (tasks[number].slot, tasks[number].order))
@@ -84,38 +79,119 @@ def resize(
         slot = tasks[number].slot
         kernel_before[number] = last.get(slot)
         last[slot] = _last_kernel(program, number)
-    for chunk in _chunks(program, ordered, size_bytes):
-        number, parts = chunk[-1], [_collective(program, one) for one in chunk]
-        total_bytes = sum(part.size_bytes for part in parts)
-        count = -(-total_bytes // size_bytes)
-        if len(chunk) > 1:
-            new = [replace(parts[0], size_bytes=total_bytes)]
-        elif count > 1:
-            new = [carry(parts[0], ratio=1 / count)] * count
-        else:
+    for chain in _chunks(program, ordered, None):
+        tensors = [_tensors(program, kernel_before[one], one) for one in chain]
+        if all(tensors):
+            _refill(program, chain, [one for own in tensors for one in own], size_bytes, machine)
             continue
-        stated_ns = sum(duration_of(program.op(one)) for one in chunk)
-        ratio = _ratio(parts, new, program.members(number), machine) / len(new)
-        work = Communication(new[0])
-        program.set_op(number, retime(program.op(number), stated_ns * ratio, work=work))
-        if len(chunk) > 1:
-            program.merge(dict.fromkeys(chunk[:-1], number))
-            continue
-        pieces = [
-            replace(
-                tasks[number],
-                order=(tasks[number].order[0], part - count),
-                after=_waits_of_piece(
-                    program, number, kernel_before[number], share=(part + 1) / count
-                ),
-            )
-            for part in range(count - 1)
-        ]
-        program.insert(pieces, before=number)
+        for chunk in _chunks(program, chain, size_bytes):
+            _resize_evenly(program, chunk, size_bytes, kernel_before[chunk[-1]], machine)
 
 
-def _chunks(program: ProgramDraft, found: Sequence[int], size_bytes: int) -> list[list[int]]:
-    """Collectives to join: neighbours in their slot, alike, none waiting for another."""
+Tensor = tuple[int, int]
+"""The kernel that writes a gradient into its bucket, and its bytes."""
+_SAME_BYTES = 0.02
+
+
+def _tensors(program: ProgramDraft, kernel_before: int | None, number: int) -> list[Tensor]:
+    """The gradients that the collective *number* carries, in order; none if they are not known."""
+    last = _last_kernel(program, number)
+    if last is None:
+        return []
+    of_lane = program.program.lane_start[program.tasks[last].lane]
+    first = int(of_lane) if kernel_before is None else kernel_before + 1
+    found = []
+    for task in range(first, last + 1):
+        work = work_of(program.op(task)) if task in program.tasks else None
+        if isinstance(work, MemoryBound) and work.operator == "accumulate":
+            found.append((task, work.write_bytes))
+    size_bytes = _collective(program, number).size_bytes
+    made_bytes = sum(own_bytes for _, own_bytes in found)
+    return found if abs(made_bytes - size_bytes) <= _SAME_BYTES * size_bytes else []
+
+
+def _refill(
+    program: ProgramDraft,
+    chain: Sequence[int],
+    tensors: Sequence[Tensor],
+    size_bytes: int,
+    machine: PricingMachine | None,
+) -> None:
+    """Put the *tensors* of the buckets of *chain* into others, each full once it has *size*."""
+    filled: list[Tensor] = []
+    held_bytes = 0
+    for kernel, own_bytes in tensors:
+        held_bytes += own_bytes
+        if held_bytes >= size_bytes or kernel == tensors[-1][0]:
+            filled.append((kernel, held_bytes))
+            held_bytes = 0
+    old = [_collective(program, one) for one in chain]
+    if [one.size_bytes for one in old] == [own_bytes for _, own_bytes in filled]:
+        return
+    number, stated_ns = chain[-1], sum(duration_of(program.op(one)) for one in chain)
+    new = [replace(old[0], size_bytes=own_bytes) for _, own_bytes in filled]
+    ranks = program.members(number)
+    ops = [
+        retime(
+            program.op(number),
+            stated_ns * _ratio(old, [one], ranks, machine),
+            work=Communication(one),
+        )
+        for one in new
+    ]
+    waits = [_waits_for_kernel(program, number, kernel) for kernel, _ in filled]
+    program.merge(dict.fromkeys(chain[:-1], number))
+    program.set_op(number, ops[-1])
+    pieces = [
+        replace(
+            program.tasks[number],
+            op=program.draft.op(op),
+            order=(program.tasks[number].order[0], place - len(ops)),
+            after=after,
+        )
+        for place, (op, after) in enumerate(zip(ops[:-1], waits[:-1], strict=True))
+    ]
+    program.insert(pieces, before=number)
+
+
+def _resize_evenly(
+    program: ProgramDraft,
+    chunk: Sequence[int],
+    size_bytes: int,
+    kernel_before: int | None,
+    machine: PricingMachine | None,
+) -> None:
+    """Join the collectives of *chunk*, or cut its only one into equal pieces."""
+    tasks, number = program.tasks, chunk[-1]
+    parts = [_collective(program, one) for one in chunk]
+    total_bytes = sum(part.size_bytes for part in parts)
+    count = -(-total_bytes // size_bytes)
+    if len(chunk) > 1:
+        new = [replace(parts[0], size_bytes=total_bytes)]
+    elif count > 1:
+        new = [carry(parts[0], ratio=1 / count)] * count
+    else:
+        return
+    stated_ns = sum(duration_of(program.op(one)) for one in chunk)
+    ratio = _ratio(parts, new, program.members(number), machine) / len(new)
+    work = Communication(new[0])
+    program.set_op(number, retime(program.op(number), stated_ns * ratio, work=work))
+    if len(chunk) > 1:
+        program.merge(dict.fromkeys(chunk[:-1], number))
+        return
+    pieces = [
+        replace(
+            tasks[number],
+            order=(tasks[number].order[0], part - count),
+            after=_waits_of_piece(program, number, kernel_before, share=(part + 1) / count),
+        )
+        for part in range(count - 1)
+    ]
+    program.insert(pieces, before=number)
+
+
+def _chunks(program: ProgramDraft, found: Sequence[int], size_bytes: int | None) -> list[list[int]]:
+    """Collectives to join up to *size*: neighbours in their slot, alike, none awaiting another."""
     awaited = awaited_sequences(program.program, found)
     chunks: list[list[int]] = []
     filled_bytes = 0
@@ -123,7 +199,7 @@ def _chunks(program: ProgramDraft, found: Sequence[int], size_bytes: int) -> lis
         own_bytes = _collective(program, number).size_bytes
         if (
             chunks
-            and filled_bytes < size_bytes
+            and (size_bytes is None or filled_bytes < size_bytes)
             and _are_alike(program, chunks[-1][-1], number)
             and awaited[number] < program.tasks[chunks[-1][0]].order[0]
         ):
@@ -176,11 +252,17 @@ def _waits_of_piece(
         return list(own)
     if tasks[kernel].lane != tasks[kernel_before].lane:
         return list(own)
-    early = kernel_before + ceil((kernel - kernel_before) * share)
-    launch = program.launch_of(early)
-    lag_ns = max(dep.lag_ns for dep in own)
+    return _waits_for_kernel(
+        program, number, kernel_before + ceil((kernel - kernel_before) * share)
+    )
+
+
+def _waits_for_kernel(program: ProgramDraft, number: int, kernel: int) -> list[Dependency]:
+    """What the collective *number* would wait for if *kernel* were the last to fill it."""
+    launch = program.launch_of(kernel)
+    lag_ns = max((dep.lag_ns for dep in program.tasks[number].after), default=0)
     launches = [] if launch is None else [Dependency(launch, lag_ns=lag_ns)]
-    return [*launches, Dependency(early)]
+    return [*launches, Dependency(kernel)]
 
 
 def _last_kernel(program: ProgramDraft, number: int) -> int | None:
@@ -191,90 +273,3 @@ def _last_kernel(program: ProgramDraft, number: int) -> int | None:
         if not dep.distance and program.kind_of(dep.task) is LaneKind.COMPUTE
     ]
     return max(kernels, default=None)
-
-
-def split(
-    job: JobGraph, selection: Selection, *, inner: int, machine: PricingMachine | None = None
-) -> JobGraph:
-    """All-reduces are a reduce-scatter and an all-gather among *inner* neighbours.
-
-    Between them the ranks of equal position reduce their pieces across, on the same stream.
-    """
-    if machine is None:
-        raise ScenarioError(
-            "levels differ by their links, so the machine must be known: it is neither stated nor "
-            "told by the names of the GPUs. Say topology=NAME, and hosts=N."
-        )
-    selection.check_found(job)
-    slots = {
-        int(slot) for program in job.programs for slot in program.slot[selection.mask(job, program)]
-    }
-    grouped, levels = _split_groups(job, sorted(slots - {PLAIN}), inner)
-
-    def edit(program: ProgramDraft) -> None:
-        for number in program.find(selection):
-            _split_one(program, number, inner, levels[program.tasks[number].slot], machine)
-
-    return edit_programs(grouped, edit)
-
-
-def _split_groups(
-    job: JobGraph, slots: Iterable[int], inner: int
-) -> tuple[JobGraph, dict[int, tuple[int, int]]]:
-    """*job* with neighbour and cross groups in new slots, and these two by old slot."""
-    groups, columns, levels = list(job.groups), [job.rank_group], {}
-    next_slot = job.rank_group.shape[1]
-    for slot in slots:
-        added = np.full((job.rank_count, 2), NO_GROUP, dtype=np.int32)
-        for number in np.unique(job.rank_group[:, slot]):
-            if number == NO_GROUP:
-                continue
-            group = job.groups[int(number)]
-            ranks, size = group.ranks, len(group.ranks)
-            if not 1 < inner < size or size % inner:
-                raise ScenarioError(
-                    f"inner: must divide the {size} ranks of group {group.name!r} and leave "
-                    f"several across, got {inner}."
-                )
-            parts = [(0, "beside", ranks[at : at + inner]) for at in range(0, size, inner)]
-            parts += [(1, "across", ranks[place::inner]) for place in range(inner)]
-            for level, word, part in parts:
-                added[list(part), level] = len(groups)
-                groups.append(Group(f"{group.name} {word} {part[0]}", part))
-        columns.append(added)
-        levels[slot] = (next_slot, next_slot + 1)
-        next_slot += 2
-    rank_group = np.concatenate(columns, axis=1)
-    return replace(job, groups=tuple(groups), rank_group=rank_group), levels
-
-
-def _split_one(
-    program: ProgramDraft,
-    number: int,
-    inner: int,
-    slots: tuple[int, int],
-    machine: PricingMachine | None,
-) -> None:
-    draft, task, op = program.draft, program.tasks[number], program.op(number)
-    whole, ranks, (beside, across) = collective_of(op), program.members(number), slots
-    # Order within a slot: the reduce-scatter of a call, then its all-gather.
-    parts = (
-        (CollectiveKind.REDUCE_SCATTER, whole.size_bytes, beside, 0),
-        (CollectiveKind.ALL_REDUCE, -(-whole.size_bytes // inner), across, 0),
-        (CollectiveKind.ALL_GATHER, whole.size_bytes, beside, 1),
-    )
-    last = number
-    for kind, size_bytes, slot, order in parts:
-        work = Communication(Collective(kind, size_bytes, whole.dtype))
-        among = members_of(draft.job, program.rank, slot)
-        part = replace(
-            task,
-            op=draft.op(rework(op, Communication(whole), work, ranks, among, machine=machine)),
-            label=draft.label(f"{draft.labels[task.label]}: {kind.value}"),
-            slot=slot,
-            order=(task.order[0], order),
-            after=list(task.after) if last == number else [],
-        )
-        last = program.insert_after(last, part)
-    program.redirect({number: last})
-    program.remove([number])

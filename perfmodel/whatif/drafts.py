@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -275,13 +276,16 @@ class ProgramDraft:
                 if targets.get(dep.task) != number or dep.distance
             ]
 
-    def merge(self, targets: dict[int, int]) -> None:
-        """Remove the keys of *targets*, whose values do their work, and their launches."""
+    def merge(self, targets: dict[int, int], *, unneeded: Iterable[int] = ()) -> None:
+        """Remove the keys of *targets*, whose values do their work, and their launches.
+
+        Tasks that are *unneeded* then are removed with them.
+        """
         launches = self._lone_launches(targets)
         for number in targets:
             self.tasks[number].after = []
         self.redirect(targets)
-        self.remove([*targets, *launches])
+        self.remove([*targets, *launches, *unneeded])
 
     def remove(
         self, numbers: Iterable[int], *, with_launches: bool = False, keep_waits: bool = True
@@ -355,8 +359,9 @@ class ProgramDraft:
 _ANCHORS = tuple(Anchor)
 
 
+@lru_cache(maxsize=2)
 def read_dependencies(program: Program) -> list[list[Dependency]]:
-    """What every task of *program* waits for."""
+    """What every task of *program* waits for; kept, because jobs are compared task by task."""
     rows = zip(
         program.dep_task.tolist(), program.dep_anchor.tolist(),
         program.dep_lag_ns.tolist(), program.dep_distance.tolist(), strict=True,

@@ -1,4 +1,4 @@
-"""Primitives that insert, remove, move and repeat tasks.
+"""Primitives that insert, remove and move tasks.
 
 Kernels of the forward and the backward pass are paired by position: of those of a step, the first
 forward one belongs to the last backward one, and so on.
@@ -25,8 +25,9 @@ from perfmodel.graph.ops import (
 )
 from perfmodel.graph.program import Anchor, LaneKind
 from perfmodel.whatif.drafts import DraftTask, ProgramDraft
+from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.recosting import work_of
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection
+from perfmodel.whatif.selection import LaneWord, Selection
 
 Found = dict[int, int]
 """The selected tasks of a program, in order, each with its partner: itself if it has none."""
@@ -197,57 +198,3 @@ def _lane_called(program: ProgramDraft, name: str, kind: LaneKind) -> int:
         if lane.name in (name, f"stream {name}"):
             return number
     return program.add_lane(name, kind)
-
-
-def replicate(program: ProgramDraft, found: Found, *, before: Pattern, prefix: str) -> None:
-    """The tasks of a layer run again, with their launches, ahead of those like *before* of it.
-
-    A layer is named by the part of a label before the first `/`; labels of copies begin with
-    *prefix*.
-    """
-    back = set(program.find(Selection(before, LaneWord.COMPUTE))).difference(found)
-    runs: dict[str, tuple[list[list[int]], list[list[int]]]] = {}
-    last = None
-    for number in sorted({*found, *back}):
-        layer = program.draft.labels[program.tasks[number].label].split("/")[0]
-        of_layer = runs.setdefault(layer, ([], []))[number in back]
-        if last != (layer, number in back):
-            of_layer.append([])
-        of_layer[-1].append(number)
-        last = (layer, number in back)
-    for layer, (again, users) in runs.items():
-        if again and len(again) != len(users):
-            raise ScenarioError(
-                f"{layer!r}: must run backward as often as forward, but runs forward "
-                f"{len(again)} times and backward {len(users)} times. Name the kernels of both "
-                "with `forward` and `backward`."
-            )
-        for run, used in zip(again, users, strict=False):
-            _repeat(program, run, used[0], prefix)
-
-
-def _repeat(program: ProgramDraft, run: list[int], before: int, prefix: str) -> None:
-    """Insert a copy of the tasks of *run*, with their launches, ahead of a task and its launch."""
-
-    def copy(number: int, at: int) -> DraftTask:
-        task, draft = program.tasks[number], program.draft
-        label = draft.label(f"{prefix} {draft.labels[task.label]}")
-        return DraftTask(program.tasks[at].lane, task.op, label, task.origin)
-
-    launch_before, copy_of = program.launch_of(before), {}
-    if launch_before is not None:
-        launches = dict.fromkeys(program.launch_of(number) for number in run)
-        known = [launch for launch in launches if launch is not None]
-        numbers = program.insert(
-            [copy(launch, launch_before) for launch in known], before=launch_before
-        )
-        copy_of = dict(zip(known, numbers, strict=True))
-    copies = []
-    for number in run:
-        copies.append(copy(number, before))
-        copies[-1].after = [
-            replace(dep, task=copy_of[dep.task])
-            for dep in program.tasks[number].after
-            if dep.task in copy_of and not dep.distance
-        ]
-    program.insert(copies, before=before)

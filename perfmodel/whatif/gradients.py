@@ -20,14 +20,18 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_size
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import Group, JobGraph
-from perfmodel.graph.ops import Communication, Fixed, duration_of
+from perfmodel.graph.ops import Communication, Fixed, MemoryBound, duration_of
 from perfmodel.graph.program import LaneKind, Role
 from perfmodel.whatif.drafts import DraftTask, ProgramDraft, edit_programs
 from perfmodel.whatif.editing import Found
+from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.pinning import PricingMachine
 from perfmodel.whatif.recosting import bytes_of, price_ns
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection
+from perfmodel.whatif.scaling_out import facts_of_more
+from perfmodel.whatif.selection import LaneWord, Selection
 
+_COPIED = Selection(Pattern("AccumulateGrad"), LaneWord.COMPUTE)
+"""Kernels that write gradients into buckets; without buckets gradients stay where they are made."""
 LEAST_STEP_GAP = 0.25
 """Updates closer than this share of the longest gap between two belong to one step."""
 
@@ -131,8 +135,13 @@ def reduce_gradients(
         length_ns = round(price_ns(work, tuple(range(count)), machine))
         return Fixed("all_reduce", length_ns, Provenance.ASSUMED, work)
 
+    def copy(copied_bytes: int) -> Fixed:
+        work = MemoryBound("accumulate", copied_bytes, copied_bytes, dtype)
+        return Fixed("copy", round(price_ns(work, (0,), machine)), Provenance.ASSUMED, work)
+
     def edit(program: ProgramDraft) -> None:
         steps = _steps(program, program.find(selection), backward)
+        is_copied = bool(program.mask(_COPIED).any())
         program.add_lane("data parallel", LaneKind.COMMUNICATION)
         if not any(kernels for kernels, _ in steps):
             raise ScenarioError(
@@ -143,8 +152,10 @@ def reduce_gradients(
             lengths_ns = [duration_of(program.op(one)) for one in kernels]
             places = made_at(lengths_ns, sizes) if kernels else []
             for bucket, place in enumerate(places):
-                late = last_ns if bucket == len(sizes) - 1 else 0
-                after = _launch_behind(program, kernels[place], launch, late)
+                late, kernel = last_ns if bucket == len(sizes) - 1 else 0, kernels[place]
+                if not is_copied:
+                    kernel = _copy_behind(program, kernel, copy(sizes[bucket]))
+                after = _launch_behind(program, kernel, launch, late)
                 task = DraftTask(
                     len(program.lanes) - 1,
                     program.draft.op(all_reduce(sizes[bucket])),
@@ -159,10 +170,19 @@ def reduce_gradients(
 
     return replace(
         edit_programs(job, edit),
+        facts=facts_of_more(job.facts, count),
         groups=(Group("data", tuple(range(count))),),
         rank_program=np.zeros(count, dtype=np.int32),
         rank_group=np.zeros((count, 1), dtype=np.int32),
     )
+
+
+def _copy_behind(program: ProgramDraft, kernel: int, copy: Fixed) -> int:
+    """Add a kernel that fills a bucket, with the launch of the *kernel* that made its gradients."""
+    launch = program.launch_of(kernel)
+    after = [] if launch is None else [Dependency(launch)]
+    new = program.new_task(program.tasks[kernel].lane, copy, "copy to a bucket", after)
+    return program.insert_after(kernel, new)
 
 
 def _launch_behind(
@@ -177,18 +197,23 @@ def _launch_behind(
     return after
 
 
+def first_updates(program: ProgramDraft, updates: Sequence[int]) -> list[int]:
+    """The first of the *updates* of every step."""
+    ends = [program.lane_tasks[program.tasks[updates[0]].lane][0] - 1, *updates]
+    gaps = [number - other for other, number in zip(ends, updates, strict=False)]
+    return [
+        number
+        for number, gap in zip(updates, gaps, strict=True)
+        if gap > LEAST_STEP_GAP * max(gaps)
+    ]
+
+
 def _steps(
     program: ProgramDraft, updates: list[int], backward: Pattern | None
 ) -> list[tuple[list[int], int]]:
     """For every step the kernels of its backward pass and its first update."""
     of_lane = program.lane_tasks[program.tasks[updates[0]].lane]
-    ends = [of_lane[0] - 1, *updates]
-    gaps = [number - other for other, number in zip(ends, updates, strict=False)]
-    firsts = [
-        number
-        for number, gap in zip(updates, gaps, strict=True)
-        if gap > LEAST_STEP_GAP * max(gaps)
-    ]
+    firsts = first_updates(program, updates)
     meant = None if backward is None else program.mask(Selection(backward, LaneWord.COMPUTE))
     steps, before = [], -1
     for first, following in zip(firsts, [*firsts[1:], None], strict=True):

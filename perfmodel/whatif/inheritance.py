@@ -43,6 +43,8 @@ class Inheritance:
         own = self._dependencies[number]
         kept = [dep for dep in own if dep.task not in self._removed]
         lost = [dep for dep in (*own, self._previous[number]) if dep.task in self._removed]
+        if not lost:
+            return kept
         inherited = [dep for dep in self._follow(lost) if not self._is_lane_order(dep, number)]
         return kept + [dep for dep in inherited if dep not in kept]
 

@@ -19,8 +19,9 @@ from perfmodel.graph.ops import Fixed, duration_of
 from perfmodel.graph.program import LaneKind
 from perfmodel.whatif.drafts import ProgramDraft, edit_programs, read_dependencies
 from perfmodel.whatif.editing import Found
+from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.recosting import bytes_of
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection
+from perfmodel.whatif.selection import LaneWord, Selection
 
 
 def detach(program: ProgramDraft, found: Found, *, until: Pattern) -> None:

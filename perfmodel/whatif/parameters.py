@@ -34,7 +34,8 @@ from perfmodel.base.fields import (
 from perfmodel.base.forms import Form
 from perfmodel.base.reading import quote
 from perfmodel.base.units import format_bandwidth, format_duration, format_size
-from perfmodel.whatif.selection import LaneWord, Numbers, Pattern
+from perfmodel.whatif.patterns import Pattern
+from perfmodel.whatif.selection import LaneWord, Numbers
 
 _MOST_NUMBERS = 10**6
 LOOSE = ConfigDict(extra="forbid", arbitrary_types_allowed=True)

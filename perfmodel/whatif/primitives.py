@@ -17,16 +17,19 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from perfmodel.base.forms import key_of
 from perfmodel.graph.job import JobGraph
-from perfmodel.whatif.buckets import resize, split
+from perfmodel.whatif.buckets import resize
+from perfmodel.whatif.compiling import compile_kernels
 from perfmodel.whatif.durations import count_repriced, refuse_narrow, reprice, scale, set_duration
-from perfmodel.whatif.editing import insert, move, remove, replicate
+from perfmodel.whatif.editing import insert, move, remove
 from perfmodel.whatif.fusion import merge
 from perfmodel.whatif.gradients import hook, reduce_gradients
 from perfmodel.whatif.hosts import capture, equalise, pause, run_ahead
 from perfmodel.whatif.ordering import detach, prioritise, take_turns
 from perfmodel.whatif.recosting import Recosted
+from perfmodel.whatif.repeating import accumulate, replicate
 from perfmodel.whatif.scaling_out import clone, count_grown, count_rehosted, rehost
 from perfmodel.whatif.selection import Selection
+from perfmodel.whatif.sharding import shard_update, split
 
 Count = Callable[[JobGraph, Selection, str, Sequence[dict[str, Any]]], Recosted]
 """How much of some time is priced again by steps with these arguments."""
@@ -80,6 +83,8 @@ PRIMITIVES = {
     "move": Primitive(Level.PROGRAM, move),
     "merge": Primitive(Level.PROGRAM, merge),
     "replicate": Primitive(Level.PROGRAM, replicate),
+    "accumulate": Primitive(Level.PROGRAM, accumulate),
+    "compile": Primitive(Level.PROGRAM, compile_kernels),
     "split": Primitive(Level.JOB, split),
     "resize": Primitive(Level.PROGRAM, resize),
     "pause": Primitive(Level.PROGRAM, pause, keeps_tasks=True),
@@ -92,6 +97,7 @@ PRIMITIVES = {
     "prioritise": Primitive(Level.JOB, prioritise),
     "hook": Primitive(Level.PROGRAM, hook),
     "reduce_gradients": Primitive(Level.JOB, reduce_gradients),
+    "shard_update": Primitive(Level.PROGRAM, shard_update),
     "rehost": Primitive(Level.JOB, rehost, keeps_tasks=True, count=count_rehosted),
     "clone": Primitive(Level.JOB, clone, count=count_grown),
 }

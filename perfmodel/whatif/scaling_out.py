@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.base.errors import ScenarioError
-from perfmodel.graph.job import NO_GROUP, Group, JobGraph
+from perfmodel.graph.job import NO_GROUP, Group, JobFacts, JobGraph
 from perfmodel.graph.ops import (
     Communication,
     Fixed,
@@ -22,6 +22,7 @@ from perfmodel.graph.ops import (
     duration_of,
 )
 from perfmodel.whatif.drafts import Ranks, change_ops
+from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.pinning import PricingMachine, pin_job
 from perfmodel.whatif.recosting import (
     Recosted,
@@ -31,7 +32,7 @@ from perfmodel.whatif.recosting import (
     time_ratio,
     work_of,
 )
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection, lane_mask
+from perfmodel.whatif.selection import LaneWord, Selection, lane_mask
 from topologies import cpu_speed, load_topology
 
 
@@ -240,6 +241,16 @@ def _with_clones(ranks: Ranks, copies: int, rank_count: int) -> Ranks:
     return tuple(rank + copy * rank_count for copy in range(copies) for rank in ranks)
 
 
+def facts_of_more(facts: JobFacts, copies: int) -> JobFacts:
+    """*facts* of a job with every rank *copies* times."""
+    return replace(
+        facts,
+        peak_memory_bytes=facts.peak_memory_bytes * copies,
+        samples=facts.samples * copies,
+        tokens=facts.tokens * copies,
+    )
+
+
 def _clone_ranks(job: JobGraph, copies: int, grown: list[bool]) -> JobGraph:
     """Every rank *copies* times; groups that are *grown* hold all clones of their members."""
     groups: list[Group] = []
@@ -255,6 +266,7 @@ def _clone_ranks(job: JobGraph, copies: int, grown: list[bool]) -> JobGraph:
             groups.append(Group(group.name if copy == 0 else f"{group.name} copy {copy}", ranks))
     return replace(
         job,
+        facts=facts_of_more(job.facts, copies),
         groups=tuple(groups),
         rank_program=np.tile(job.rank_program, copies),
         # NO_GROUP is -1: the last column, which holds it.

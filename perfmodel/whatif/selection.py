@@ -1,20 +1,14 @@
-"""Selection: which tasks of a job a transformation is about.
-
-A pattern may match anywhere in a task's label, in a name of its op, or in its operator or module,
-ignoring case; `*` matches anything, `|` separates alternatives, and `&` terms that must all
-match. A prefix says where to look: `range:Optimizer.step`, `module:`, `operator:`, `kernel:`,
-`stream:7`, and `like:LABEL` for an example.
-"""
+"""Selection: which tasks of a job a transformation is about."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +16,7 @@ from numpy.typing import NDArray
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.priced_job import durations_of
-from perfmodel.graph.job import JobGraph, Origin
+from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import (
     Attention,
     Communication,
@@ -38,6 +32,8 @@ from perfmodel.graph.ops import (
     Op,
 )
 from perfmodel.graph.program import NO_ORIGIN, PLAIN, LaneKind, Program
+from perfmodel.whatif.passes import TrainingPass, find_passes
+from perfmodel.whatif.patterns import Pattern, Where, is_found
 
 Mask = NDArray[np.bool_]
 
@@ -54,76 +50,7 @@ _NAMES: dict[type[object], Callable[[Any], tuple[str, ...]]] = {
 }
 
 
-class Where(Enum):
-    """Where a term of a pattern is looked for."""
-
-    ANYWHERE = "anywhere"
-    RANGE = "range"
-    MODULE = "module"
-    OPERATOR = "operator"
-    KERNEL = "kernel"
-    STREAM = "stream"
-    LIKE = "like"
-
-
-Term = tuple[Where, str]
 _ORIGIN_FIELDS = {Where.RANGE: "span", Where.MODULE: "module", Where.OPERATOR: "operator"}
-
-
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """Text to look for in labels and names."""
-
-    text: str
-
-    def __post_init__(self) -> None:
-        if not all(words.strip("* ") for terms in self.alternatives for _, words in terms):
-            raise ScenarioError(
-                f"pattern: every alternative must hold a letter or digit, got {self.text!r}. "
-                "Leave the pattern out to mean every task."
-            )
-
-    @property
-    def alternatives(self) -> tuple[tuple[Term, ...], ...]:
-        """Terms that must all match; one alternative is enough."""
-        parts = (part.split("&") for part in self.text.split("|"))
-        return tuple(tuple(_parse_term(term) for term in terms) for terms in parts)
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        """All terms of all alternatives."""
-        return tuple(term for terms in self.alternatives for term in terms)
-
-    def matches(self, text: str) -> bool:
-        """Whether an alternative without a prefix matches *text*."""
-        return any(
-            all(where is Where.ANYWHERE and _is_found(words, text) for where, words in terms)
-            for terms in self.alternatives
-        )
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def _parse_term(part: str) -> Term:
-    word, colon, rest = part.partition(":")
-    places = {where.value: where for where in Where if where is not Where.ANYWHERE}
-    # Operators are called `aten::mm`: two colons are part of a name.
-    if colon and word.strip() in places and not rest.startswith(":"):
-        return places[word.strip()], rest
-    return Where.ANYWHERE, part
-
-
-# Tens of thousands of ops and origins share a few thousand names.
-@lru_cache(maxsize=1 << 17)
-def _is_found(words: str, text: str) -> bool:
-    return _expression(words).search(text) is not None
-
-
-@lru_cache(maxsize=256)
-def _expression(words: str) -> re.Pattern[str]:
-    expression = ".*".join(re.escape(piece) for piece in words.split("*"))
-    return re.compile(expression, re.IGNORECASE | re.DOTALL)
 
 
 class LaneWord(Enum):
@@ -199,11 +126,7 @@ class Selection:
         """Which tasks of *program* are selected."""
         found = lane_mask(program, self.lane)
         if self.match is not None:
-            alternatives = (
-                np.logical_and.reduce([_look(job, program, *term) for term in terms])
-                for terms in self.match.alternatives
-            )
-            found &= np.logical_or.reduce(list(alternatives))
+            found &= _find(job, program, self.match, self.lane)
         if self.longer_ns >= 0:
             found &= durations_of(job, program) > self.longer_ns
         if self.number is not None:
@@ -264,6 +187,31 @@ def lane_mask(program: Program, lane: LaneWord) -> Mask:
     return covered[program.task_lanes()]
 
 
+def _find(job: JobGraph, program: Program, pattern: Pattern, lane: LaneWord) -> Mask:
+    """Which tasks *pattern* matches, by the first choice that matches any on *lane*."""
+    found, on_lane = np.zeros(program.task_count, dtype=bool), lane_mask(program, lane)
+    for choice in pattern.choices:
+        alternatives = (
+            np.logical_and.reduce([_look(job, program, *term) for term in terms])
+            for terms in choice
+        )
+        found = np.logical_or.reduce(list(alternatives))
+        if (found & on_lane).any():
+            break
+    return found
+
+
+_UPDATE = Pattern("range:Optimizer.step|optimizer/|adam|sgd|adagrad|multi_tensor")
+
+
+def _look_for_pass(job: JobGraph, program: Program, words: str) -> Mask:
+    """Which tasks belong to the pass called *words*."""
+    says_backward = _look(job, program, Where.ANYWHERE, "backward")
+    is_update = _find(job, program, _UPDATE, LaneWord.COMPUTE)
+    passes = find_passes(program, says_backward, is_update)
+    return np.asarray(passes == TrainingPass[words.upper()])
+
+
 def names_of(op: Op) -> tuple[str, ...]:
     """The names by which *op* can be selected."""
     if isinstance(op, Fixed):
@@ -275,23 +223,72 @@ def names_of(op: Op) -> tuple[str, ...]:
 
 def _look(job: JobGraph, program: Program, where: Where, words: str) -> Mask:
     """Which tasks one term of a pattern matches."""
+    texts = _texts_of(job)
     if where in _ORIGIN_FIELDS:
-        name = _ORIGIN_FIELDS[where]
-        return _by_origin(job, program, lambda origin: _is_found(words, getattr(origin, name)))
+        return texts.origins[_ORIGIN_FIELDS[where]].mask(words, program.origin)
     if where is Where.STREAM:
         # `stream:7` is not stream 17.
         chosen = [f" {lane.name}".lower().endswith(f" {words.lower()}") for lane in program.lanes]
         return np.array(chosen, dtype=bool)[program.task_lanes()]
-    labelled = _by_value(program.label, lambda label: _is_found(words, job.labels[label]))
+    if where is Where.PASS:
+        return _look_for_pass(job, program, words)
+    labelled = texts.labels.mask(words, program.label)
     if where is Where.KERNEL:
         return labelled & lane_mask(program, LaneWord.DEVICE)
     if where is Where.LIKE:
         return _look_alike(job, program, labelled)
-    named = _by_value(
-        program.op, lambda op: any(_is_found(words, name) for name in names_of(job.ops[op]))
+    return labelled | texts.names.mask(words, program.op) | _by_place(texts, program, words)
+
+
+def _by_place(texts: _Texts, program: Program, words: str) -> Mask:
+    """Tasks whose operator or module has *words*."""
+    return texts.origins["operator"].mask(words, program.origin) | texts.origins["module"].mask(
+        words, program.origin
     )
-    placed = _by_origin(job, program, lambda one: _is_found(words, f"{one.operator}\n{one.module}"))
-    return labelled | named | placed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TextTable:
+    """The different *texts* of many things, and the number of that of each; the last has none."""
+
+    texts: tuple[tuple[str, ...], ...]
+    number: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, all_texts: Iterable[tuple[str, ...]]) -> _TextTable:
+        """The table of things that have any number of texts each."""
+        numbers: dict[tuple[str, ...], int] = {}
+        column = [numbers.setdefault(text, len(numbers)) for text in all_texts]
+        # NO_ORIGIN is -1: the last one, which matches nothing.
+        column.append(len(numbers))
+        return cls(tuple(numbers), np.array(column, dtype=np.int32))
+
+    def mask(self, words: str, column: NDArray[np.int32]) -> Mask:
+        """Which of the things numbered in *column* have a text with *words*."""
+        found = [any(is_found(words, text) for text in texts) for texts in self.texts]
+        return np.array([*found, False], dtype=bool)[self.number[column]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Texts:
+    """What patterns look at: labels, names of ops, and the fields of origins."""
+
+    labels: _TextTable
+    names: _TextTable
+    origins: dict[str, _TextTable]
+
+
+@lru_cache(maxsize=2)
+def _texts_of(job: JobGraph) -> _Texts:
+    """The texts of *job*: tens of thousands of ops and origins share a few thousand."""
+    fields = ("operator", "module", "span")
+    return _Texts(
+        labels=_TextTable.of((label,) for label in job.labels),
+        names=_TextTable.of(names_of(op) for op in job.ops),
+        origins={
+            name: _TextTable.of((getattr(one, name),) for one in job.origins) for name in fields
+        },
+    )
 
 
 def _look_alike(job: JobGraph, program: Program, examples: Mask) -> Mask:
@@ -308,21 +305,6 @@ def _look_alike(job: JobGraph, program: Program, examples: Mask) -> Mask:
 
     wanted = {key(task) for task in np.flatnonzero(examples).tolist()}
     return np.array([key(task) in wanted for task in range(program.task_count)], dtype=bool)
-
-
-def _by_value(column: NDArray[np.int32], is_meant: Callable[[int], bool]) -> Mask:
-    """Which tasks have a value in *column* that is meant; every value is looked at once."""
-    values, place = np.unique(column, return_inverse=True)
-    meant: Mask = np.array([is_meant(value) for value in values.tolist()], dtype=bool)
-    return meant[place]
-
-
-def _by_origin(job: JobGraph, program: Program, is_meant: Callable[[Origin], bool]) -> Mask:
-    # Many tasks have equal origins under different numbers.
-    known = cache(is_meant)
-    return _by_value(
-        program.origin, lambda number: number != NO_ORIGIN and known(job.origins[number])
-    )
 
 
 MOST_NEAR = 3

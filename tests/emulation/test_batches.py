@@ -7,17 +7,20 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.emulation.batches import Batch, count_batch
-from perfmodel.emulation.rank_record import CallType
+from perfmodel.emulation.rank_record import CallType, GroupRecord
 from perfmodel.emulation.request import Emulation
-from tests.emulation.test_communicators import record
+from tests.emulation.test_communicators import collective, record
 
 
-def moving(*copies, backwards=1):
+def moving(*copies, backwards=1, values=0):
     """A record whose only iteration moves tensors of these shapes and formats."""
     kinds = [
-        {"operator": "host_to_device", "inputs": [], "outputs": [["", list(shape), dtype, 0]]}
+        {
+            "operator": "host_to_device", "inputs": [], "outputs": [["", list(shape), dtype, 0]],
+            "arguments": {"checksum": values},
+        }
         for shape, dtype in copies
-    ]
+    ]  # fmt: skip
     calls = [(CallType.KERNEL, place, 1, 0, place) for place in range(len(kinds))]
     return replace(
         record(0, []), kinds=tuple(kinds), calls=tuple(calls), boundaries=(0, len(calls)),
@@ -40,6 +43,10 @@ IMAGES = [((256, 3, 224, 224), "fp32"), ((256,), "int64")]
         (TOKENS, {}, Batch(12, 12 * 1024)),
         # Inputs and targets of two micro-batches, on eight ranks.
         (2 * TOKENS, {"backwards": 2, "ranks": 8}, Batch(192, 192 * 1024)),
+        # A pipeline moves one batch and splits it on the device.
+        (TOKENS, {"backwards": 2}, Batch(12, 12 * 1024)),
+        # A mask that is made on the host is no batch.
+        ([*TOKENS, ((1024, 1024), "fp32")], {}, Batch(12, 12 * 1024)),
         # Two losses of one batch are no second batch.
         (IMAGES, {"backwards": 2}, Batch(256, 0)),
         (TOKENS, {"stated": 24}, Batch(24, 24 * 1024)),
@@ -47,4 +54,60 @@ IMAGES = [((256, 3, 224, 224), "fp32"), ((256,), "int64")]
     ],
 )
 def test_samples_are_the_first_size_of_the_largest_tensor_of_every_pass(copies, more, found):
-    assert batch(*copies, **more) == found
+    counted = batch(*copies, **more)
+    assert (counted.samples, counted.tokens) == (found.samples, found.tokens)
+
+
+def sharing(rank, values, *groups, calls=()):
+    """A record that moves *values* after *calls* of its main thread, and ends its backward pass."""
+    made = moving(*TOKENS, values=values)
+    collectives = tuple(
+        collective() | {"group": "g", "bytes": 12 * 1024 * 8} | one for one in calls
+    )
+    forward = [(CallType.COLLECTIVE, place, 1, 0, 0) for place in range(len(calls))]
+    return replace(
+        made, rank=rank, groups=tuple(groups), collectives=collectives,
+        calls=(*made.calls, *forward, (CallType.RECORD, 0, 2, 0, 0)),
+        boundaries=(0, len(made.calls) + len(forward) + 1),
+    )  # fmt: skip
+
+
+def counted(*records, ranks):
+    request = Emulation(("-m", "x"), ranks, "h100_sxm")
+    return count_batch(request, {one.rank: one for one in records}).samples
+
+
+PAIRS = tuple(GroupRecord(f"t{first}", (first, first + 1), "mesh_tp 2") for first in (0, 2, 4, 6))
+COLUMNS = tuple(
+    GroupRecord(f"d{first}", tuple(range(first, 8, 2)), "mesh_dp 4") for first in (0, 1)
+)
+EVERYONE = GroupRecord("g", tuple(range(8)), "world 8")
+
+
+def test_ranks_of_a_group_that_move_the_same_values_count_once():
+    groups = (EVERYONE, *PAIRS, *COLUMNS)
+    some = [sharing(rank, rank // 2 + 1, *groups) for rank in (0, 1, 4, 7)]
+    assert counted(*some, ranks=8) == 4 * 12
+
+
+@pytest.mark.parametrize(
+    ("calls", "batches"),
+    [
+        # The same seed everywhere, gradients are reduced by the backward pass.
+        ([], 8),
+        # Activations are reduced before it: one batch.
+        ([{}], 1),
+        ([{"bytes": 8}], 8),
+        ([{"call": "all_gather"}], 8),
+        # Each rank sends to one other.
+        ([{"call": "send", "peer": 1}], 4),
+    ],
+)
+def test_equal_values_on_all_ranks_are_one_batch_if_activations_are_exchanged(calls, batches):
+    some = [
+        sharing(rank, 1, EVERYONE, calls=[
+            call | ({"peer": rank ^ call["peer"]} if "peer" in call else {}) for call in calls
+        ])
+        for rank in range(8)
+    ]  # fmt: skip
+    assert counted(*some, ranks=8) == batches * 12

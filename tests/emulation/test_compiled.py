@@ -24,14 +24,14 @@ def kernels(run, region):
 
 
 def test_a_compiled_model_runs_the_kernels_of_the_compiler(emulated):
-    forward = kernels(emulated("compiled"), "compiled forward 2")
+    forward = kernels(emulated("compiled"), "compiled forward 6")
     names = Counter(name.rstrip("0123456789") for name, op in forward)
     assert sum(names.values()) == 25
     # Weights are cast in every iteration, because autocast is on.
     assert names["triton_poi_fused__to_copy_t_"] == 7
     assert names["triton_poi_fused__unsafe_view_gelu_"] == names["mm"] - 5 == 2
     assert not any("layer_norm" in name for name in names if not name.startswith("triton_per"))
-    backward = kernels(emulated("compiled"), "compiled backward 3")
+    backward = kernels(emulated("compiled"), "compiled backward 7")
     assert len(backward) == 40
     assert sum(isinstance(op, Gemm) for _, op in backward) == 2 * names["mm"]
 
@@ -66,7 +66,7 @@ def test_a_captured_region_is_one_launch(emulated):
     captured = [
         op
         for label, op in zip(labels, run.ops(), strict=True)
-        if label.startswith("compiled forward 4")
+        if label.startswith("compiled forward 8")
     ]
     assert len(captured) == 4
     assert not any(isinstance(op, HostSpan) for op in captured)
@@ -80,8 +80,8 @@ def test_eager_code_and_regions_that_cannot_be_compiled_stay_eager(emulated):
     assert not any("erf" in label for label in labels)
     assert run.job.facts.stack == "pytorch_fused"
     told = " ".join(run.job.facts.assumptions)
-    assert "(regions: 5)" in told
-    assert "compiled.py:101 runs as eager code" in told
+    assert "(regions: 8)" in told
+    assert "compiled.py:116 runs as eager code" in told
     assert "NotImplementedError: no such pass" in told
 
 
@@ -97,6 +97,24 @@ def test_one_rank_compiles_and_the_others_do_the_same(emulated):
     run = emulated("compiled")
     assert run.ops(0) == run.ops(1)
     assert run.stderr.count("compiled a region at") == 1
+
+
+def test_parts_of_a_graph_that_is_split_at_buckets_are_compiled_once(emulated):
+    loaded = [line for line in emulated("compiled").stdout.splitlines() if "parts" in line]
+    assert sorted(loaded) == ["parts that were loaded: 0", "parts that were loaded: 3"]
+
+
+def test_what_a_few_ranks_compiled_all_ranks_load(emulated):
+    run = emulated("uneven")
+    assert "every rank is run" in run.stderr
+    # Of the first three ranks one compiles; then all four are run.
+    assert sorted(run.stdout.split()) == ["0", *6 * ["1"], *7 * ["loaded"]]
+
+
+def test_a_compiled_region_that_is_run_again_backward_runs_attention_twice(emulated):
+    ops = [op for _, op in kernels(emulated("compiled"), "compiled ") if isinstance(op, Attention)]
+    again = [op.direction for op in ops if op.query_length == op.key_length == 1024]
+    assert again == [Pass.FORWARD, Pass.FORWARD, Pass.BACKWARD]
 
 
 def test_attention_with_a_mask_of_blocks_computes_the_blocks_that_it_keeps(emulated):

@@ -77,7 +77,10 @@ def test_fsdp_gathers_and_scatters_beside_compute(emulated):
 def test_tensor_parallel_layers_reduce_once_forward_and_once_backward(emulated):
     # 16 x 32 fp32 after each row-wise layer, and before the second column-wise one's input
     # gradient; the first pair's input needs none.
-    assert emulated("tensor_parallel").collectives(0) == {("all_reduce", 16 * 32 * 4): 3}
+    run = emulated("tensor_parallel")
+    assert run.collectives(0) == {("all_reduce", 16 * 32 * 4): 3}
+    # All ranks work on one batch.
+    assert run.job.facts.samples == 16
 
 
 def test_uneven_all_to_alls_say_who_sends_what(emulated):

@@ -12,7 +12,8 @@ from perfmodel.base.errors import TraceError
 from perfmodel.graph.program import Anchor
 from perfmodel.recordings.self_replay import self_replay
 from perfmodel.whatif import apply_all, parse_transformation
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection
+from perfmodel.whatif.patterns import Pattern
+from perfmodel.whatif.selection import LaneWord, Selection
 from tests.recordings.builders import call, durations_of, find_tasks, held_of, import_spans
 from tests.traces.builders import kernel, launch, span
 

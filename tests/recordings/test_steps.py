@@ -126,3 +126,30 @@ def test_a_host_that_runs_ahead_is_no_skew_of_clocks(recorded_ranks):
 
     assert {rank.skew_ns for rank in report.ranks} == {0}
     assert report.grave_faults == ()
+
+
+def layered(count, *, layers=6):
+    """Steps of 1 ms without marks: layers that each end in a collective, then an update."""
+    spans, number = [], 0
+    for step in range(count):
+        at = step * STEP_US
+        for place in range(3 * layers + 6):
+            is_collective = place < 3 * layers and place % 3 == 2
+            # The kernels of the second half are those of the backward pass.
+            letter = "fg"[place % 3 % 2] if place < 3 * layers // 2 else "bc"[place % 3 % 2]
+            name = NCCL if is_collective else f"kernel_{letter}"
+            if place >= 3 * layers:
+                name = f"update_{place}"
+            spans.append(launch(number, at + 30 * place))
+            stream = 9 if is_collective else 7
+            spans.append(kernel(number, at + 30 * place + 7, 20, name=name, stream=stream))
+            number += 1
+    return spans
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_layers_with_equal_collectives_are_no_steps(tmp_path, ranks):
+    report = import_spans(tmp_path, *[layered(4)] * ranks).report
+
+    assert (report.steps, report.rule) == (4, "repeated sequence")
+    assert [rank.device_ns for rank in report.evidence] == [STEP_US * 1_000] * ranks

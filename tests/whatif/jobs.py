@@ -33,6 +33,8 @@ EXAMPLES = {
     "batch_norm": "match=norm,activation=gelu", "offload": "rate=1GB/s", "gist": "rate=10GB/s",
     "dgc": "ratio=0.01,rate=10GB/s", "blueconnect": "inner=2", "hooks": "", "priority": "",
     "data_parallel": "count=2,gradients=1kB,topology=dgx_h100,backward=backward",
+    "accumulate": "count=2,match=forward|backward", "zero1": "", "compile": "",
+    "channels_last": "match=norm",
     "quantise": "to=bf16", "machine": "topology=dgx_h100", "ranks": "count=4",
 }  # fmt: skip
 

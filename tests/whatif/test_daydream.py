@@ -154,12 +154,12 @@ def test_one_rank_made_data_parallel_waits_for_its_buckets():
 
     job = ask(wish, ranks=1, buckets=False)
 
-    # One bucket, whatever it costs on that machine, between backward and optimizer; both
-    # launches of 10 ns end long before.
+    # One copy and one bucket, whatever they cost on that machine, between backward and optimizer;
+    # all launches of 10 ns end long before.
     at = times(job)
     start_ns, end_ns = at["3/bucket of 1000 B"]
     assert job.rank_count == 4
-    assert start_ns == 370
+    assert at["3/copy to a bucket"] == (370, start_ns)
     assert end_ns > start_ns
     assert at["3/optimizer/step"] == (end_ns, end_ns + 30)
 

@@ -7,7 +7,7 @@ from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Gemm, HostPart, HostWork, MemoryBound
 from perfmodel.graph.program import LaneKind
-from perfmodel.whatif.fusion import compile_job, join_works
+from perfmodel.whatif.compiling import compile_job, join_works
 
 M = 1_000_000
 

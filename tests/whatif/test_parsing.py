@@ -7,7 +7,8 @@ import pytest
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.whatif import load_recipes, parse_sweep, parse_transformation
-from perfmodel.whatif.selection import LaneWord, Numbers, Pattern
+from perfmodel.whatif.patterns import Pattern
+from perfmodel.whatif.selection import LaneWord, Numbers
 
 
 def test_a_transformation_is_a_name_with_typed_parameters():

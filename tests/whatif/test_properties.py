@@ -14,8 +14,9 @@ from perfmodel.graph.program import PLAIN
 from perfmodel.whatif import apply_all, parse_transformation
 from perfmodel.whatif.drafts import edit_programs
 from perfmodel.whatif.editing import find, remove
+from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.pinning import is_pinned, pin_durations
-from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, Selection, lane_mask
+from perfmodel.whatif.selection import LaneWord, Numbers, Selection, lane_mask
 from tests.strategies import random_jobs
 
 

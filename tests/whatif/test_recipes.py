@@ -7,7 +7,7 @@ import pytest
 from perfmodel.api import describe_schema
 from perfmodel.base.errors import ScenarioError
 from perfmodel.whatif import apply_all, load_recipes, parse_sweep, parse_transformation
-from perfmodel.whatif.selection import Pattern
+from perfmodel.whatif.patterns import Pattern
 from tests.whatif.jobs import span_ns, times, training_job
 
 FASTER = """

@@ -16,7 +16,8 @@ from perfmodel.graph.job import Origin, with_own_origins
 from perfmodel.graph.ops import Communication
 from perfmodel.graph.program import LaneKind
 from perfmodel.whatif import apply_all, parse_transformation
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection
+from perfmodel.whatif.patterns import Pattern
+from perfmodel.whatif.selection import LaneWord, Selection
 from perfmodel.whatif.transformation import apply_one
 from tests.builders import JobSketch
 from tests.whatif.jobs import span_ns, times, training_job

@@ -23,6 +23,7 @@ from perfmodel.emulation.compiler.masks import RegionMasks
 from perfmodel.emulation.compiler.sharing import FOLDER, alone, share_code
 from perfmodel.emulation.device.descriptions import hide_code, script_line
 from perfmodel.emulation.device.gpu import VirtualGpu
+from perfmodel.emulation.device.triton_stand_in import hidden
 from perfmodel.emulation.rank_record import COMPILED
 from perfmodel.emulation.workers import Throttle
 
@@ -31,7 +32,7 @@ _TOLD_S = 2.0
 
 
 class Compiler:
-    """The compiler of one rank; what several ranks share is in *folder*."""
+    """The compiler of one rank; ranks, also of later workers, share the code in *folder*."""
 
     def __init__(self, gpu: VirtualGpu, folder: Path, throttle: Throttle) -> None:
         self._gpu = gpu
@@ -64,7 +65,7 @@ class Compiler:
         self, compile_region: Callable[[], Callable[..., Any]], eager: Callable[..., Any]
     ) -> Callable[..., Any]:
         start_s, place = time.process_time(), script_line()
-        with self._gpu.recorder.paused(), alone(self._folder, self._throttle):
+        with self._gpu.recorder.paused(), alone(self._folder, self._throttle), hidden():
             try:
                 self._prepare()
                 made = compile_region()

@@ -235,7 +235,13 @@ class CudaModule:
         state = torch.zeros(16, dtype=torch.uint8)
 
         class DeviceGenerator(torch.Generator):
-            """The generator of the device."""
+            """The generator of a device; compiled code that is run twice keeps one for each run."""
+
+            number = 0
+
+            @property
+            def device(self) -> torch.device:
+                return torch.device("cuda", self.number)
 
             def get_state(self) -> torch.Tensor:
                 return state.clone()
@@ -243,13 +249,23 @@ class CudaModule:
             def set_state(self, _: torch.Tensor) -> Self:
                 return self
 
+            def clone_state(self) -> Self:
+                return self
+
+            graphsafe_get_state, graphsafe_set_state = clone_state, set_state
+
+        def of_device(number: int) -> DeviceGenerator:
+            made = DeviceGenerator()
+            made.number = number
+            return made
+
         for module in (torch.cuda, torch.cuda.random):
             _replace(
                 module,
                 get_rng_state=lambda *_, **__: state.clone(),
                 get_rng_state_all=lambda: [state.clone() for _ in range(count)],
             )
-        torch.cuda.default_generators = tuple(DeviceGenerator() for _ in range(count))
+        torch.cuda.default_generators = tuple(map(of_device, range(count)))
 
     def _install_pinning(self) -> None:
         pinned = self._gpu.pinned

@@ -47,7 +47,7 @@ class RankRun:
         exchange = Exchange(gpu, rank, running, store, self._throttle)
         self._distributed = Distributed(exchange, world_size=order.request.ranks)
         self._steps = StepWatch(gpu.recorder, order.request)
-        self._compiler = Compiler(gpu, self._folder, self._throttle)
+        self._compiler = Compiler(gpu, Path(order.code), self._throttle)
 
     def run(self) -> int:
         """Run the script and write the record; its exit code."""

@@ -6,7 +6,9 @@ source mentions are enough. What only a compiled kernel knows (registers, binari
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -133,3 +135,19 @@ def make_module(name: str) -> ModuleType:
 
         module.__dict__["__getattr__"] = unknown
     return module
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Hide the stand-in from torch's compiler, which would take it for Triton."""
+    taken = {name: sys.modules[name] for name in MODULES if _is_ours(sys.modules.get(name))}
+    for name in taken:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        sys.modules.update(taken)
+
+
+def _is_ours(module: ModuleType | None) -> bool:
+    return module is not None and getattr(module, "jit", None) is jit

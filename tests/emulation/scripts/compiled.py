@@ -4,9 +4,12 @@ import os
 
 import torch
 import torch.distributed as dist
+import triton  # noqa: F401  as scripts with kernels of their own do; the compiler must not see it
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.utils.checkpoint import checkpoint
 
 WIDTH, WORDS, TOKENS, BATCH = 128, 512, 64, 4
 BLOCK, BLOCKS = 128, 8
@@ -80,14 +83,26 @@ def number_documents(words):
     return (words == 0).cumsum(0)
 
 
+def mix(x):
+    return functional.scaled_dot_product_attention(x.sin(), x, x, is_causal=True)
+
+
+@torch.compile
+def recomputed(x):
+    """Attention may drop values, so that running it again needs the state of random numbers."""
+    return checkpoint(mix, x, use_reentrant=False)
+
+
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 with torch.device("cuda"):
     model, square = Model(), torch.ones(256, 256)
     heads = torch.ones(1, 2, BLOCK * BLOCKS, 64, dtype=torch.bfloat16, requires_grad=True)
 # The first region is compiled inside the modes of DDP, which the self-test must not see.
 dist.init_process_group("nccl")
-replica = nn.parallel.DistributedDataParallel(torch.compile(nn.Linear(64, 64).cuda()))
-replica(torch.ones(8, 64, device="cuda")).sum().backward()
+layers = nn.Sequential(*(nn.Linear(512, 512).cuda() for _ in range(3)))
+replica = nn.parallel.DistributedDataParallel(torch.compile(layers), bucket_cap_mb=1)
+replica(torch.ones(8, 512, device="cuda")).sum().backward()
+print("parts that were loaded:", counters["aot_autograd"]["autograd_cache_hit"])
 # Four documents of two blocks each.
 documents = torch.arange(BLOCK * BLOCKS).div(2 * BLOCK, rounding_mode="floor").cuda()
 compiled = torch.compile(model)
@@ -100,6 +115,7 @@ for _ in range(4):
     captured(square)
     refused(square)
     attend(heads, documents).sum().backward()
+    recomputed(heads).sum().backward()
     number_documents(torch.ones(2**18, dtype=torch.int64, device="cuda"))
     optimizer.step()
     optimizer.zero_grad()

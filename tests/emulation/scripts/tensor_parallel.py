@@ -28,7 +28,7 @@ for pair in model:
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True)
 for _ in range(5):
     torch.manual_seed(0)
-    batch = torch.rand(16, 32, device="cuda")
+    batch = torch.rand(16, 32).cuda()
     model(batch).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
