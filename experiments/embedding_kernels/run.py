@@ -26,7 +26,8 @@ from experiments.figures import (
 )
 from perfmodel.calibration.embedding import CaseError, fit_embedding
 from perfmodel.calibration.embedding_cases import EmbeddingCase, load_cases
-from perfmodel.costs.embedding import LookupPricer, load_constants, lookups_terms
+from perfmodel.costs.embedding import LookupPricer, lookups_terms
+from perfmodel.costs.embedding_constants import load_constants
 from perfmodel.graph.ops import Pass
 from topologies import load_device
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import ShardingTask
-from perfmodel.costs.embedding import constants_for
+from perfmodel.costs.embedding_constants import constants_for
 from perfmodel.costs.embedding_terms import (
     MILLI,
     Term,

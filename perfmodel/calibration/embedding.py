@@ -20,7 +20,8 @@ from perfmodel.calibration.bounded_fit import load_limits, minimise
 from perfmodel.calibration.embedding_cases import EmbeddingCase
 from perfmodel.costs.calibration_files import HEADER_KEYS
 from perfmodel.costs.corrections import Matrix
-from perfmodel.costs.embedding import EmbeddingConstants, LookupPricer, lookups_terms
+from perfmodel.costs.embedding import LookupPricer, lookups_terms
+from perfmodel.costs.embedding_constants import EmbeddingConstants
 from perfmodel.costs.embedding_terms import Int64s
 from perfmodel.graph.ops import Pass
 

@@ -9,23 +9,15 @@ does so (`two_step`), or adds every gradient in place (`table_batched`, its pred
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from embeddings.table import Lookup
-from perfmodel.base.documents import parse_yaml
 from perfmodel.base.dtypes import DType
-from perfmodel.base.errors import CalibrationError
-from perfmodel.base.fields import Parsed, Positive
-from perfmodel.base.forms import Form
 from perfmodel.base.provenance import Provenance
-from perfmodel.base.units import NS_PER_S, parse_duration_ns
-from perfmodel.costs.calibration_files import parse_generations, shipped_text
+from perfmodel.base.units import NS_PER_S
+from perfmodel.costs.embedding_constants import EmbeddingConstants, constants_for, load_constants
 from perfmodel.costs.embedding_terms import (
     CACHE_SHARE,
     GATHER_BYTES,
@@ -59,67 +51,6 @@ WEIGHT_KERNELS = 2
 """Further kernels that sort the weights of indices, without the passes."""
 WARPS_PER_BLOCK = 16
 BLOCKS_PER_SM = 2
-FALLBACK = "ampere"
-"""The generation whose constants others borrow."""
-BORROWED_SIGMA = 0.2
-_FILE = "embedding.yaml"
-
-
-_Time = Annotated[float, Parsed(parse_duration_ns, "4 us", "10000 s")]
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingConstants(Form):
-    """What fused kernels reach on one generation.
-
-    *memory_ratio* and *cache_ratio* are of the datasheet's bandwidths for gathered rows,
-    *sort_ratio* of memory bandwidth for sorting indices. *updates_per_clock* are numbers added in
-    place by the whole GPU. *block_ns* is what an empty block of 16 warps takes on its SM and
-    *long_row_ns* what a block spends on a row with many updates, both in the kernels of 2022.
-    *tail_row_ns* is a row of a bag that runs alone.
-    """
-
-    floor_ns: _Time
-    memory_ratio: Positive
-    cache_ratio: Positive
-    sort_ratio: Positive
-    updates_per_clock: Positive
-    block_ns: Annotated[_Time, Field(alias="block_time")]
-    long_row_ns: Annotated[_Time, Field(alias="long_row_time")]
-    tail_row_ns: Annotated[_Time, Field(alias="tail_row_time")]
-    relative_sigma: Positive
-
-
-def constants_for(device: Device) -> EmbeddingConstants:
-    """The constants of the generation of *device*, or those borrowed from the fallback."""
-    generations = load_constants()
-    borrowed = generations[FALLBACK]
-    sigma = max(borrowed.relative_sigma, BORROWED_SIGMA)
-    borrowed = replace(borrowed, relative_sigma=sigma)
-    return generations.get(device.architecture.value, borrowed)
-
-
-def describe_constants(device: Device) -> str:
-    """Which constants price lookups on *device*, and what they were fitted to."""
-    content = parse_yaml(shipped_text(_FILE), document=_FILE, error_type=CalibrationError)
-    architecture = device.architecture.value
-    is_own = architecture in content["generations"]
-    origin = architecture if is_own else f"{FALLBACK}, borrowed for {architecture}"
-    return f"{origin}: {content['hardware']}; {content['software']}; {content['date']}"
-
-
-@cache
-def load_constants() -> dict[str, EmbeddingConstants]:
-    """The constants that come with perfmodel, by generation."""
-    return parse_constants(shipped_text(_FILE), document=_FILE)
-
-
-def parse_constants(text: str, *, document: str) -> dict[str, EmbeddingConstants]:
-    """Read constants from *text*; *document* names it in errors."""
-    found = parse_generations(text, EmbeddingConstants, document=document)
-    if FALLBACK not in found:
-        raise CalibrationError(f"{document}: must have constants of {FALLBACK}.")
-    return found
 
 
 def price_embeddings(

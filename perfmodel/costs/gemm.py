@@ -58,6 +58,8 @@ _NEEDED = {
 values together with those of 16, so a chip that states nvfp4 multiplies mxfp8 too."""
 FRACTIONAL_WAVE_CAPABILITIES = frozenset({"9.0", "10.0", "10.3"})
 """Chips whose kernels stay resident and share the last wave."""
+LEAST_TENSOR_COLUMNS = 8
+"""Output channels per group below which a kernel does not use tensor cores (depthwise)."""
 PROMPT_LOSS_NS = 1e6
 """A chip that loses clock so soon is at the limit of its board's power; later it is warm."""
 SMALLEST_SIDE = 32

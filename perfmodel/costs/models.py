@@ -26,6 +26,7 @@ from perfmodel.costs.estimates import (
 )
 from perfmodel.costs.experts import price_grouped_gemms
 from perfmodel.costs.gemm import (
+    LEAST_TENSOR_COLUMNS,
     GemmModel,
     gemm_shapes,
     is_on_vector_units,
@@ -55,8 +56,6 @@ from perfmodel.stacks.capabilities import Execution
 from perfmodel.stacks.stack import PLAIN_GEMM, SoftwareStack
 from topologies import Device
 
-LEAST_TENSOR_COLUMNS = 8
-"""Output channels per group below which a kernel does not use tensor cores (depthwise)."""
 DEPTHWISE_INSTRUCTIONS = 8
 """Instructions per multiply-add of a depthwise convolution: load, address, convert, multiply, and
 as many for bounds and loops."""

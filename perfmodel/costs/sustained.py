@@ -22,7 +22,7 @@ from perfmodel.base.fields import Line, Positive
 from perfmodel.base.forms import Form, load_document
 from perfmodel.costs.attention import is_fused
 from perfmodel.costs.estimates import FloatColumn
-from perfmodel.costs.gemm import is_on_vector_units, machine_rates
+from perfmodel.costs.gemm import LEAST_TENSOR_COLUMNS, is_on_vector_units, machine_rates
 from perfmodel.costs.power import find_shipped, power_ratio
 from perfmodel.graph.ops import Attention, Convolution, Gemm, GroupedGemm, Op
 from perfmodel.stacks.stack import SoftwareStack
@@ -78,7 +78,8 @@ def hot_shares(
             is_plain = is_on_vector_units(op.dtype, device, stack)
             rate_of[op.dtype] = 0.0 if is_plain else machine_rates(shipped, dtype).peak_flops
         rate = rate_of[op.dtype]
-        if rate and not (isinstance(op, Convolution) and op.is_depthwise):
+        is_thin = isinstance(op, Convolution) and (op.is_depthwise or op.n < LEAST_TENSOR_COLUMNS)
+        if rate and not is_thin:
             shares[row] = 1.0 - _least_bytes(op) * byte_s * rate / op.flops
     return np.maximum(shares, 0.0)
 

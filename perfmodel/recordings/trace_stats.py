@@ -16,9 +16,11 @@ import numpy as np
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.units import NS_PER_MS
+from perfmodel.graph.calls import OperatorCall
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
-from perfmodel.recordings.collective_calls import find_collective_calls
+from perfmodel.recordings.collective_calls import CollectiveCall, find_collective_calls
+from perfmodel.recordings.idle_time import describe_idle
 from perfmodel.recordings.operator_calls import link_rows
 from perfmodel.recordings.rank_view import RankView, is_communication, view_rank
 from perfmodel.recordings.recorded_job import SCHEMA_VERSION
@@ -106,14 +108,16 @@ def known_share(job: JobGraph) -> dict[str, Any]:
     return _describe_share(found)
 
 
-def _known_share_of_views(traces: JobTrace, views: Sequence[RankView]) -> dict[str, Any]:
+def _known_share_of_views(
+    views: Sequence[RankView],
+    linked: Sequence[dict[int, OperatorCall]],
+    calls: Sequence[Sequence[CollectiveCall]],
+) -> dict[str, Any]:
     """The same for recordings that are not imported; collectives count with all their time."""
     tasks: list[tuple[int, bool | None]] = []
-    executed = {trace.rank: trace for trace in traces.executed}
-    for view in views:
-        rows = link_rows(view, executed.get(view.trace.rank))
+    for view, rows, of_rank in zip(views, linked, calls, strict=True):
         reader = WorkReader(view, rows)
-        sized = {call.task for call in find_collective_calls(view, rows) if call.collective}
+        sized = {call.task for call in of_rank if call.collective}
         for task in range(len(view.device)):
             is_known = reader.number[task] != UNKNOWN or task in sized
             is_estimated = bool(reader.is_estimated[task]) if is_known else None
@@ -124,11 +128,15 @@ def _known_share_of_views(traces: JobTrace, views: Sequence[RankView]) -> dict[s
 def stats_document(traces: JobTrace) -> dict[str, Any]:
     """The stats of one recording as plain values for JSON."""
     views = [view_rank(trace) for trace in traces.ranks]
+    executed = {trace.rank: trace for trace in traces.executed}
+    linked = [link_rows(view, executed.get(view.trace.rank)) for view in views]
+    calls = [find_collective_calls(view, rows) for view, rows in zip(views, linked, strict=True)]
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "trace_stats",
         "job": traces.name,
-        "known_work": _known_share_of_views(traces, views),
+        "known_work": _known_share_of_views(views, linked, calls),
+        "idle": describe_idle(views, calls),
         "streams": [
             _describe_stream(view, stream)
             for view in views

@@ -35,7 +35,7 @@ from perfmodel.base.units import (
     format_size,
 )
 from perfmodel.costs.attention import AttentionModel
-from perfmodel.costs.embedding import describe_constants
+from perfmodel.costs.embedding_constants import describe_constants
 from perfmodel.costs.estimates import Bound
 from perfmodel.costs.gemm_physics import TINY_WORK
 from perfmodel.costs.models import price_ops

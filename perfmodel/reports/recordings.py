@@ -283,7 +283,24 @@ def report_streams(document: Mapping[str, Any]) -> Report:
     headings = ("rank", "stream", "tasks", "window ms", *PARTS)
     table = Table(headings, rows, numeric=range(len(headings)), most=MOST_STREAMS)
     known = ": ".join(_known_work(document["known_work"]))
-    return plain_report(str(document["job"]), table, Sentences([known]), columns=WIDTH)
+    name = str(document["job"])
+    return plain_report(name, table, _idle_table(document), Sentences([known]), columns=WIDTH)
+
+
+def _idle_table(document: Mapping[str, Any]) -> Table:
+    """Why the GPU of every rank was idle, in percent of the window, and its launch queue."""
+    rows = []
+    for rank in document["idle"]:
+        window_ms, causes = rank["window_ms"] or 1.0, rank["causes_ms"]
+        spent = [rank["idle_ms"], *causes.values(), rank["waiting_in_collectives_ms"]]
+        shares = ["-" if ms is None else f"{100 * ms / window_ms:.1f} %" for ms in spent]
+        queue = rank["launch_queue"]
+        rows.append((str(rank["rank"]), *shares, f"{queue['mean']:.1f}", f"{queue['most']:,}"))
+    headings = (
+        "rank", "GPU idle", "host late", "kernel gaps", "not recorded", "waits in collectives",
+        "launches queued", "most",
+    )  # fmt: skip
+    return Table(headings, rows, numeric=range(len(headings)), most=MOST_STREAMS)
 
 
 def draw_streams(documents: Sequence[Mapping[str, Any]], path: Path) -> None:

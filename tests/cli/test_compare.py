@@ -54,9 +54,9 @@ def test_schemas_and_workloads_are_printed(typed):
 def test_whole_runs_side_by_side_have_days_and_money(ask, typed, tmp_path):
     prices = tmp_path / "prices.yaml"
     typed("init prices --out", prices)
-    words = "compare --topology dgx_a100,dgx_h100 --workload gpt2_124m --set batch=96 --tokens 1B"
+    words = "compare --topology aws_p4d,dgx_h100 --workload gpt2_124m --set batch=96 --tokens 1B"
     document = ask(f"{words} --prices", prices)
-    # dgx_a100 has the 80 GB card, which the shipped file does not list.
+    # aws_p4d has the 40 GB card, which the shipped file does not list.
     assert [one["cost"] is None for one in document["scenarios"]] == [True, False]
     for one in document["scenarios"]:
         # 1e9 tokens in iterations of 96 x 1,024.

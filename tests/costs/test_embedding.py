@@ -17,7 +17,8 @@ from embeddings.table import EmbeddingTable, Lookup, TableMemory
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.embedding import lookups_terms, parse_constants, price_embeddings
+from perfmodel.costs.embedding import lookups_terms, price_embeddings
+from perfmodel.costs.embedding_constants import parse_constants
 from perfmodel.costs.embedding_terms import Term, TermsSetting, find_terms, tables_terms
 from perfmodel.graph.ops import EmbeddingOp, Pass
 from perfmodel.stacks.profiles import load_stack

@@ -18,7 +18,8 @@ from perfmodel.costs.attention_physics import (
     predict_backward_ns,
     predict_forward_times,
 )
-from perfmodel.costs.embedding import EmbeddingConstants, LookupPricer
+from perfmodel.costs.embedding import LookupPricer
+from perfmodel.costs.embedding_constants import EmbeddingConstants
 from perfmodel.costs.embedding_terms import Term, TermsSetting, add_terms, tables_terms
 from perfmodel.costs.gemm import machine_rates
 from perfmodel.costs.gemm_features import gemm_features

@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.recordings.trace_stats import Part, part_of, stats_document
-from tests.traces.builders import kernel, write_trace
+from tests.traces.builders import kernel, launch, write_trace
 from traces.job_trace import load_job_trace
 
 
@@ -37,3 +37,36 @@ def test_the_parts_of_a_stream_add_up_to_the_window(tmp_path):
     assert compute["parts_ms"]["idle"] == 0.07
     assert communication["parts_ms"]["communication"] == 0.095
     assert compute["window_ms"] == communication["window_ms"] == 0.1
+
+
+def test_idle_time_is_the_hosts_until_the_next_launch_and_a_gap_from_there(tmp_path):
+    # Busy 0..10, launched at 40 and started at 50: 30 us the host was late, 10 are a gap. The third
+    # kernel was launched at 45 and waits in the queue until 70; nobody recorded the last launch.
+    spans = [
+        launch(1, -5), kernel(1, 0, 10), launch(2, 40), kernel(2, 50, 20),
+        launch(3, 45), kernel(3, 70, 10), kernel(4, 85, 15),
+    ]  # fmt: skip
+    path = write_trace(tmp_path / "rank0.json", spans)
+
+    [idle] = stats_document(load_job_trace(path))["idle"]
+
+    assert idle["window_ms"] == 0.1
+    assert idle["idle_ms"] == pytest.approx(0.045)
+    assert idle["causes_ms"] == pytest.approx(
+        {"host_late": 0.03, "kernel_gap": 0.01, "launch_not_recorded": 0.005}
+    )
+    # 5 + 10 + 25 us in the queue, of a window of 100.
+    assert idle["launch_queue"] == {"mean": pytest.approx(0.4), "most": 2}
+    assert idle["waiting_in_collectives_ms"] is None
+
+
+def test_waiting_for_a_late_rank_is_counted_in_its_collectives(tmp_path):
+    # Rank 1 arrives 60 us after rank 0; both leave at 100.
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    for rank, start in enumerate((0, 60)):
+        spans = [launch(1, start - 2), kernel(1, start, 100 - start, name=name)]
+        write_trace(tmp_path / f"rank{rank}.json", spans, rank=rank)
+
+    idle = stats_document(load_job_trace(tmp_path))["idle"]
+
+    assert [one["waiting_in_collectives_ms"] for one in idle] == [pytest.approx(0.06), 0.0]

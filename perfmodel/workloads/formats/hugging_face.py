@@ -103,7 +103,10 @@ def _refuse_known(name: str, document: str) -> None:
     """Raise with the reason why a well-known type has no table."""
     for entry in load_yaml(TABLE)["refused"]:
         if name in entry["types"]:
-            raise WorkloadError(f"{document}: model_type {name} is {entry['why']}.")
+            raise WorkloadError(
+                f"{document}: model_type {name} is {entry['why']}. `perfmodel emulate` predicts "
+                "the script that trains it."
+            )
 
 
 def read_config(

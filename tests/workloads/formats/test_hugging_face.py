@@ -194,7 +194,7 @@ def test_windows_are_in_the_layers_that_the_file_says(tmp_path):
     ("changed", "said"),
     [
         ({"model_type": "minimax"}, "model_type must be one of llama, mistral"),
-        ({"model_type": "mamba2"}, "model_type mamba2 is state-space layers, which"),
+        ({"model_type": "mamba2"}, "which no workload has. `perfmodel emulate` predicts the"),
         ({"model_type": "t5"}, "model_type t5 is an encoder and a decoder"),
         ({"model_type": "llama4"}, "got llama4. Nearest: llama."),
         ({"architectures": ["LlamaForSequenceClassification"]}, "must name one of LlamaFor"),
