@@ -48,9 +48,11 @@ docs: $(MANUAL)
 manual: $(TOOLS)
 	PERFMODEL_ALL_COMMANDS=1 $(BIN)/python -m tests.manual
 
-# Measured runs beside their predictions, into experiments/runs_scoreboard, README and manual.
+# Measured runs beside their predictions, into experiments/runs_scoreboard, README and manual. SCRIPTS=FOLDER runs
+# the public scripts of that folder again, too; without it their stored results are shown.
 scoreboard: $(TOOLS)
 	$(BIN)/python experiments/runs_scoreboard/run.py
+	$(if $(SCRIPTS),$(BIN)/python experiments/scripts/run.py $(SCRIPTS))
 	$(BIN)/python docs/scoreboard.py
 
 # Every figure of experiments/README.md again; QUICK=1 takes two minutes and writes to build/figures.

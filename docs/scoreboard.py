@@ -5,9 +5,11 @@ python docs/scoreboard.py          writes the block of README.md
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean, median, quantiles
 from typing import Any
 
 import yaml
@@ -22,6 +24,13 @@ FAMILIES = {
     "core_transformer.csv": ("Transformers", "transformer"),
     "core_dlrm.csv": ("recommendation models", "dlrm"),
 }
+SCRIPTS = CHECKOUT / "experiments/scripts/results.json"
+PAIRS = CHECKOUT / "experiments/measured/scripts.csv"
+SCRIPTS_SENTENCE = (
+    "Unmodified scripts on virtual GPUs, beside the time that their authors logged or published "
+    "for an optimizer step. `make scoreboard SCRIPTS=FOLDER` runs those that lie in FOLDER again; "
+    "`experiments/scripts` says what it should hold."
+)
 HEADING = (
     "| {} | runs | not answered | mean error | median | worst tenth beyond | inside the interval |",
     "|---|--:|--:|--:|--:|--:|--:|",
@@ -37,6 +46,7 @@ def readme_lines() -> Iterator[str]:
         missing = len(stored["unsupported"])
         yield f"| {name} | {stored['overall']['rows']} | {missing} | {_errors(stored['overall'])} |"
         yield _left_out_line(family)
+    yield _scripts_line()
     yield from ("", _spread_sentence(), "")
     yield from peer_lines()
 
@@ -46,6 +56,24 @@ def peer_lines() -> Iterator[str]:
     yield from ("| others, on runs of their own | what | error | known by |", "|---|---|---|---|")
     for peer in yaml.safe_load(PEERS.read_text(encoding="utf-8")):
         yield f"| {peer['who']} | {peer['what']} | {peer['error']} | {peer['known_by']} |"
+
+
+def script_lines() -> Iterator[str]:
+    """Every public script with its published time, and the time and memory of its emulation."""
+    yield "| script | GPUs | torch | measured | predicted | off | interval | most allocated |"
+    yield "|---|---|---|--:|--:|--:|---|--:|"
+    stored = json.loads(SCRIPTS.read_text(encoding="utf-8"))
+    for pair in _pairs():
+        one = stored.get(pair["name"])
+        facts = f"| {pair['name']} | {pair['ranks']} x {pair['device']} | {pair['torch']} "
+        facts += f"| {float(pair['measured_ms']):.1f} ms "
+        if one is None:
+            yield f"{facts}| not run | | | |"
+            continue
+        low, high = one["interval_ms"]
+        held = f"{one['allocated_gib']:.1f} GiB" if "allocated_gib" in one else ""
+        off = f"{100 * _off(one):+.1f} %"
+        yield f"{facts}| {one['predicted_ms']:.1f} | {off} | {low:.0f} to {high:.0f} | {held} |"
 
 
 def scoreboard_lines() -> Iterator[str]:
@@ -66,6 +94,8 @@ def scoreboard_lines() -> Iterator[str]:
             yield from ("", "Not answered:", "")
             for one in stored[table]["unsupported"]:
                 yield f"* `{one['row']}`: {one['reason']}"
+    yield from ("", "## Public scripts, emulated", "", SCRIPTS_SENTENCE, "")
+    yield from script_lines()
 
 
 def with_scoreboard(readme: str) -> str:
@@ -82,6 +112,30 @@ def _left_out_line(family: str) -> str:
         f"| {score['mean_pct']:.1f} % | {score['median_pct']:.1f} % | {score['p90_pct']} "
         f"| {score['inside_pct']:.0f} %, half-width {score['half_width_pct']:.0f} % |"
     )
+
+
+def _scripts_line() -> str:
+    """The third family: unmodified scripts beside the times that their authors published."""
+    stored, pairs = json.loads(SCRIPTS.read_text(encoding="utf-8")), _pairs()
+    scored = [stored[pair["name"]] for pair in pairs if pair["name"] in stored]
+    errors = sorted(abs(_off(one)) for one in scored)
+    inside = [
+        low <= one["measured_ms"] <= high for one in scored for low, high in [one["interval_ms"]]
+    ]
+    worst = quantiles(errors, n=10)[-1]
+    return (
+        f"| unmodified scripts, emulated | {len(scored)} | {len(pairs) - len(scored)} "
+        f"| {fmean(errors):.1%} | {median(errors):.1%} | {worst:.1%} | {fmean(inside):.0%} |"
+    ).replace("%", " %")
+
+
+def _pairs() -> list[dict[str, str]]:
+    with PAIRS.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def _off(one: dict[str, Any]) -> float:
+    return float(one["predicted_ms"] / one["measured_ms"] - 1)
 
 
 def _spread_sentence() -> str:

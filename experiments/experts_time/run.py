@@ -5,6 +5,7 @@ python experiments/experts_time/run.py [--quick] [--out FOLDER]
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ def main() -> None:
         for overlap in scenario["overlaps"]:
             found[f"{name}{', overlapped' if overlap else ''}"] = ask(scenario, machine, overlap)
     measured = read_beside(scenario["measured"])
-    wishes.write_results({"predicted": found, "measured": measured})
+    costs = grow(scenario)
+    wishes.write_results({"predicted": found, "measured": measured, "growth": costs})
     figure, axes = new_figure(width=PAGE, height=0.3 * len(found) + 0.9)
     draw(axes, found, measured)
     wishes.save(figure, "parts.png")
@@ -71,6 +73,23 @@ def ask(scenario: dict[str, Any], machine: dict[str, Any], overlap: bool) -> dic
         "parts_s": {kind: ms / 1e3 for kind, ms in path_ms.items()},
         "memory_gib": document["memory_gib"]["peak"],
     }
+
+
+def grow(scenario: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
+    """Processor seconds of predictions, as experts, stages and micro-batches grow."""
+    growth = scenario["growth"]
+    machine = scenario["machines"][growth["machine"]]
+    lines: dict[str, list[dict[str, float]]] = {}
+    for name, change in growth["changed"].items():
+        for value in change["values"]:
+            layout = {**machine["layout"], **growth["layout"], **change.get("with", {})}
+            layout[change["field"]] = value
+            began_s = time.process_time()
+            answer = ask(scenario, {**machine, "layout": layout}, False)
+            seconds = time.process_time() - began_s
+            line = {name: value, "processor_s": seconds, "iteration_s": answer["iteration_s"]}
+            lines.setdefault(name, []).append(line)
+    return lines
 
 
 def read_beside(wanted: dict[str, str]) -> list[dict[str, Any]]:

@@ -45,6 +45,7 @@ def score(row: dict[str, str], folder: Path) -> dict[str, object]:
         "measured_ms": float(row["measured_ms"]),
         "predicted_ms": round(found["iteration_time_ms"], 1),
         "interval_ms": [round(end, 1) for end in found["interval_ms"]],
+        "allocated_gib": round(found["memory_gib"]["peak"], 2),
         "parts_ms": {name: round(ms, 1) for name, ms in kinds.items() if ms >= 0.1},
     }
 

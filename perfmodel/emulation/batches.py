@@ -2,8 +2,8 @@
 
 They are counted from what the script moves to the device. The first size that most tensors have is
 taken for the samples of a micro-batch. As many micro-batches are counted as there are backward
-passes, if each has tensors of its own. Integers of two dimensions are tokens, unless numbers that
-are no integers are moved, too.
+passes, if each has tensors of its own. Integers of two dimensions are tokens, unless there are more
+numbers that are no integers.
 
 Ranks that work on one batch together count it once. They are those of a group whose members moved
 the same values while others moved different ones, and those that reduce activations or send to each
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -24,7 +25,8 @@ from perfmodel.emulation.request import Emulation
 from perfmodel.emulation.windows import Windows
 
 COPY = "host_to_device"
-_INTEGERS = "int"
+_INTEGERS, _BYTES = ("int32", "int64"), "int8"
+"""Formats of tokens and labels; of masks and raw images."""
 _SUMS = ("all_reduce", "reduce_scatter")
 
 
@@ -130,12 +132,15 @@ def _moved_by(record: RankRecord) -> Batch:
     # Inputs and labels have a first size in common; a mask or a table may be larger than both.
     sizes = Counter(copy.shape[0] for copy in copies)
     copies = [copy for copy in copies if sizes[copy.shape[0]] == max(sizes.values())]
-    numbers = [copy for copy in copies if not copy.dtype.startswith(_INTEGERS)]
-    main = max(numbers or copies, key=lambda copy: prod(copy.shape))
+    words = [copy for copy in copies if copy.dtype in _INTEGERS]
+    most = max((prod(copy.shape) for copy in words if len(copy.shape) > 1), default=0)
+    # Weights of losses come with tokens and are no larger.
+    numbers = [c for c in copies if c.dtype not in (*_INTEGERS, _BYTES) and prod(c.shape) > most]
+    main = max(numbers or words or copies, key=lambda copy: prod(copy.shape))
     seen = [copy for copy in copies if (copy.shape, copy.dtype) == (main.shape, main.dtype)]
-    has_tokens = not numbers and len(main.shape) > 1
+    has_tokens = main in words and len(main.shape) > 1
     # Tokens are moved as inputs and as targets.
-    passes = _passes(record.backward_count, seen, copies_each=2 if has_tokens else 1)
+    passes = _passes(_backward_count(record), seen, copies_each=2 if has_tokens else 1)
     return Batch(
         main.shape[0] * passes,
         prod(main.shape[:2]) * passes if has_tokens else 0,
@@ -165,6 +170,14 @@ def _copies(record: RankRecord) -> Iterator[_Copy]:
         shape, dtype = record.kinds[what]["outputs"][0][1:3]
         if shape and prod(shape) > 1:
             yield _Copy(tuple(shape), dtype, record.kinds[what]["arguments"]["checksum"], spans)
+
+
+def _backward_count(record: RankRecord) -> int:
+    """Backward passes of the iteration; spans of them where torch's engine is asked directly."""
+    windows = Windows(record)
+    threads = [thread != record.main_thread for _, _, thread, *_ in windows.all[windows.chosen]]
+    spans = sum(now and not before for before, now in pairwise([False, *threads]))
+    return record.backward_count or spans
 
 
 def _passes(backward_count: int, copies: Sequence[_Copy], *, copies_each: int) -> int:

@@ -23,7 +23,7 @@ from perfmodel.reports.blocks import (
 from perfmodel.reports.document import interval_ms
 from perfmodel.reports.runs import format_days, run_cells, run_section
 from perfmodel.reports.text import ask_again, describe_interval, format_range, pick, to_command
-from perfmodel.workloads.transformer.spec import ContextKind
+from perfmodel.workloads.transformer.words import ContextKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

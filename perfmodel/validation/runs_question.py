@@ -13,7 +13,8 @@ from perfmodel.validation.runs_table import RunRow
 from perfmodel.validation.runs_workloads import build_dlrm_spec, build_transformer_spec
 from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout, peak_bytes
-from perfmodel.workloads.transformer.spec import Recompute, TransformerSpec
+from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.transformer.words import Recompute
 
 _STATES_RECOMPUTE = ("recompute", "recompute_modules", "ep_overlap", "cuda_graph")
 """Columns of which one is stated only where the configuration of a run is known: what it does not

@@ -162,7 +162,8 @@ class Step:
     start, *closes* those that everything after the kernels waits for.
     *parameters* counts the elements whose gradients are ready afterwards; with *is_expert* they
     are reduced over the ranks that hold the same experts. With *is_blocking* the host waits for
-    the last kernel.
+    the last kernel. The last *weight_kernels*, or with *is_weight* all, only serve gradients of
+    weights, which a pipeline may compute later.
     """
 
     operator: str
@@ -176,6 +177,8 @@ class Step:
     slot: int = 0
     is_expert: bool = False
     is_blocking: bool = False
+    weight_kernels: int = 0
+    is_weight: bool = False
 
 
 def pointwise(

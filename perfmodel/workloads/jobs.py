@@ -24,7 +24,8 @@ from perfmodel.workloads.dlrm.memory import dlrm_memory
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.fields import Section
 from perfmodel.workloads.reduction import reduces_once
-from perfmodel.workloads.transformer.spec import AdapterPlaces, Head, StageSplit, TransformerSpec
+from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.transformer.words import AdapterPlaces, Head, StageSplit
 
 Spec = TypeVar("Spec", bound=DlrmSpec | TransformerSpec)
 AnySection = TypeVar("AnySection", bound=Section)
@@ -110,7 +111,10 @@ def build_workload(
     of_stage = memory_of_stages(TransformerRun(workload, layout, stack))
     memory = tuple(one for one in of_stage for _ in range(layout.ranks_of_stage))
     count, fewer, stride = layout.micro_batches, layout.pp + _FILL, _STRIDE
-    if layout.interleaving > 1:
+    if layout.schedule.splits_backward:
+        # The gradients of weights that are put off come to rest only after as many turns again.
+        fewer = (4 if layout.is_folded else 2) * layout.pp + _FILL
+    elif layout.interleaving > 1:
         # Micro-batches take turns in groups as large as there are stages.
         fewer, stride = 2 * layout.pp, layout.pp
     elif layout.runs_beside:

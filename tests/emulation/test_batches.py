@@ -47,6 +47,12 @@ IMAGES = [((256, 3, 224, 224), "fp32"), ((256,), "int64")]
         (TOKENS, {"backwards": 2}, Batch(12, 12 * 1024)),
         # A mask that is made on the host is no batch.
         ([*TOKENS, ((1024, 1024), "fp32")], {}, Batch(12, 12 * 1024)),
+        # Weights of losses and masks of attention come with tokens.
+        (
+            [*TOKENS, ((12, 1024), "fp32"), ((12, 1, 1024, 1024), "int8")],
+            {},
+            Batch(12, 12 * 1024),
+        ),
         # Two losses of one batch are no second batch.
         (IMAGES, {"backwards": 2}, Batch(256, 0)),
         (TOKENS, {"stated": 24}, Batch(24, 24 * 1024)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -17,8 +18,13 @@ from perfmodel.base.errors import ExecutionError, ReplayStalledError, WorkloadEr
 from perfmodel.base.writing import is_private
 from perfmodel.engine.replay import replay
 from perfmodel.execution import open_executor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.execution.on_ray import watchdog, workers
 from perfmodel.execution.on_ray.surroundings import FOLDER_PREFIX
+from perfmodel.prediction.predict import predict
+from perfmodel.prediction.question import build_question, load_setting
+from perfmodel.prediction.scenario import Scenario
+from perfmodel.reports.document import to_document
 from tests.benchmarks.graphs import build_benchmark_job
 from tests.benchmarks.measure_ray_memory import MIB, read_status
 from tests.execution.comparison import assert_same
@@ -49,6 +55,23 @@ def test_any_number_of_workers_gives_the_same_bits_as_one_process(executors, mad
 
     for executor in executors.values():
         assert_same(executor.replay(made.job, made.durations, made.iterations), wanted)
+
+
+def test_a_model_with_experts_has_the_same_answer_as_in_one_process(three_workers):
+    words = (
+        "model.layers=4", "model.experts=8", "batch=8", "parallel.tp=1", "parallel.pp=2",
+        "parallel.ep=4", "parallel.micro_batch=1", "parallel.schedule=dualpipe_v",
+        "parallel.expert_overlap=true", "parallel.dispatcher=deepep",
+    )  # fmt: skip
+    scenario = Scenario("dgx_h100", "qwen3_30b_a3b", words, ranks_per_host=8, samples=2)
+    question = build_question(load_setting(scenario))
+    answers = [
+        to_document(predict(question, executor=executor))
+        for executor in (SerialExecutor(), three_workers)
+    ]
+    here, there = (json.dumps({**one, "run": None}, sort_keys=True) for one in answers)
+    assert here == there
+    assert "blocks" in answers[1]["run"]["executor"]
 
 
 def test_a_local_ray_lives_in_a_folder_that_only_its_user_can_open(three_workers):

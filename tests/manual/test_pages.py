@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import json
 import re
 import shlex
@@ -24,7 +25,17 @@ from tests.manual.pages import CHECKOUT, PAGES, Command, blocks_of, follow, rewr
 
 sys.path.append(str(CHECKOUT / "docs"))
 from notebook import executed, load
-from scoreboard import BEGIN, END, FAMILIES, README, SCOREBOARD, with_scoreboard
+from scoreboard import (
+    BEGIN,
+    END,
+    FAMILIES,
+    PAIRS,
+    README,
+    SCOREBOARD,
+    SCRIPTS,
+    script_lines,
+    with_scoreboard,
+)
 
 NAMES = [str(path.relative_to(CHECKOUT)) for path in PAGES]
 FOLDERS = sorted(
@@ -123,6 +134,16 @@ def test_the_error_table_of_the_readme_is_that_of_the_stored_scoreboard():
 
     assert text.count(BEGIN) == text.count(END) == 1
     assert with_scoreboard(text) == text, "`make scoreboard` writes it"
+
+
+def test_stored_scripts_are_pairs_of_the_table():
+    with PAIRS.open(newline="", encoding="utf-8") as stream:
+        measured = {row["name"]: float(row["measured_ms"]) for row in csv.DictReader(stream)}
+    stored = json.loads(SCRIPTS.read_text(encoding="utf-8"))
+    assert {name: one["measured_ms"] for name, one in stored.items()}.items() <= measured.items()
+    lines = list(script_lines())
+    assert len(lines) == 2 + len(measured)
+    assert sum("not run" in line for line in lines) == len(measured) - len(stored)
 
 
 @pytest.mark.parametrize("table", FAMILIES)

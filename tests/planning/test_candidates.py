@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.planning.layouts import candidates
 from perfmodel.planning.layouts.candidates import FIELDS, LayoutOptions
-from perfmodel.workloads.transformer.spec import Recompute, StateSharding
+from perfmodel.workloads.transformer.words import Recompute, StateSharding
 
 MODEL = {"layers": 8, "heads": 16, "experts": 0, "has_experts": False}
 PARALLEL = {

@@ -12,7 +12,7 @@ from perfmodel.planning.layouts.bounds import Bounds, LayerTimes, layer_of, meas
 from perfmodel.planning.layouts.candidates import Candidate, iter_candidates
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
-from perfmodel.workloads.transformer.spec import StateSharding
+from perfmodel.workloads.transformer.words import StateSharding
 from topologies import build_cluster, load_topology
 
 SMALL = (

@@ -15,7 +15,7 @@ from perfmodel.planning.question import LayoutQuestion
 from perfmodel.reports.html import to_page
 from perfmodel.reports.search import build_flags, report_search, to_search_document
 from perfmodel.reports.terminal import to_text
-from perfmodel.workloads.transformer.spec import StateSharding
+from perfmodel.workloads.transformer.words import StateSharding
 
 CHANGES = (
     "batch=8", "sequence_length=16384", "model.max_positions=16384", "model.layers=4",

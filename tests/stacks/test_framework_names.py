@@ -7,7 +7,7 @@ import pytest
 from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.profiles import choose_stack
 from perfmodel.workloads import load_workload
-from perfmodel.workloads.transformer.spec import StateSharding
+from perfmodel.workloads.transformer.words import StateSharding
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from perfmodel.stacks.capabilities import Dispatcher, Family
 from perfmodel.stacks.profiles import choose_stack
 from perfmodel.validation.runs_question import read_setting
 from perfmodel.validation.runs_table import RunRow
-from perfmodel.workloads.transformer.spec import CudaGraph, Recompute
+from perfmodel.workloads.transformer.words import CudaGraph, Recompute
 
 GROK = {
     "framework": "nemo", "release": "25.04", "device": "gb200", "machine": "gb200_nvl72",

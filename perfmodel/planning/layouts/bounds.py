@@ -23,7 +23,8 @@ from perfmodel.planning.layouts.candidates import Candidate
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.jobs import build_job
 from perfmodel.workloads.transformer.shapes import LayerShapes
-from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
+from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.transformer.words import Schedule, StateSharding
 from topologies import Cluster, build_cluster
 
 _HEAD_SHARE = 0.8
@@ -68,11 +69,13 @@ class Bounds:
             for stage in range(layout.pp)
         ]
         # The head is by far the more expensive end, and it is on the last stage.
-        stages[-1] += times.ends_ns * (1.0 if layout.pp == 1 else _HEAD_SHARE)
+        stages[layout.last_stage] += times.ends_ns * (1.0 if layout.pp == 1 else _HEAD_SHARE)
         before, longest = 0.0, 0.0
         for stage_ns in stages:
             longest = max(longest, layout.micro_batches * stage_ns + before)
-            before += stage_ns / layout.interleaving
+            if not layout.schedule.splits_backward:
+                # The others fill the time before the last stage can start.
+                before += stage_ns / layout.interleaving
         return int(max(longest, self._gathering_ns(candidate)))
 
     def _gathering_ns(self, candidate: Candidate) -> float:
@@ -129,7 +132,8 @@ def layer_of(candidate: Candidate) -> TransformerSpec:
     spec, layout = candidate.spec, candidate.chosen.layout
     parallel = {
         "tp": layout.tp, "pp": 1, "dp": None, "micro_batch": layout.micro_batch,
-        "interleaving": 1, "sharding": StateSharding.NONE, "shard_group": None,
+        "interleaving": 1, "schedule": Schedule.ONE_F_ONE_B, "sharding": StateSharding.NONE,
+        "shard_group": None,
         "sequence_parallel": layout.is_sequence_parallel,
     }  # fmt: skip
     training = {"optimizer": "none", "clip_gradients": False}

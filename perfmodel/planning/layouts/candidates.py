@@ -16,7 +16,8 @@ from perfmodel.stacks.capabilities import Dispatcher, Overlap
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.run import unfuses_attention
-from perfmodel.workloads.transformer.spec import Recompute, StateSharding, TransformerSpec
+from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.transformer.words import Recompute, StateSharding
 from topologies import Cluster
 
 MOST_STAGES = 64

@@ -21,7 +21,7 @@ from perfmodel.workloads.eager import Joining, Step, communication, pointwise
 from perfmodel.workloads.kernels import dropout, elementwise
 from perfmodel.workloads.transformer.layout import Slot
 from perfmodel.workloads.transformer.run import TransformerRun
-from perfmodel.workloads.transformer.spec import AttentionKernel, ContextKind
+from perfmodel.workloads.transformer.words import AttentionKernel, ContextKind
 
 _KERNELS = {AttentionKernel.FMHA: "flash1"}
 """Kernels by the generation that they are priced as: the fused one of 2020 is no better."""

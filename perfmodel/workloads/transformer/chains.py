@@ -22,7 +22,7 @@ from perfmodel.stacks.capabilities import Fusion
 from perfmodel.workloads.eager import Joining, Step, pointwise
 from perfmodel.workloads.kernels import FP32_BYTES, cast, elementwise
 from perfmodel.workloads.transformer.linears import LinearSteps
-from perfmodel.workloads.transformer.spec import Norm
+from perfmodel.workloads.transformer.words import Norm
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Data parallelism of a stage: gradients reduced, weights gathered, and the optimizer's step.
+"""Data parallelism of a stage: gradients reduced, weights gathered.
 
 Gradients and weights of a part (a layer, the embedding, the head) are in the same
 buckets; its first kernel in an iteration waits for all of them.
@@ -16,23 +16,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from collectives.collective import Collective, CollectiveKind
-from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.issuing import OpenLane
-from perfmodel.graph.ops import MemoryBound
-from perfmodel.stacks.capabilities import FrameworkBehaviour, OptimizerKernels
+from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.workloads.eager import EagerWriter
-from perfmodel.workloads.kernels import FP32_BYTES, elementwise, iter_optimizer_calls
+from perfmodel.workloads.kernels import elementwise
 from perfmodel.workloads.reduction import FIRST_BUCKET_BYTES, GradientReduction
-from perfmodel.workloads.transformer.layout import Slot, has_norm_group, has_tied_group
+from perfmodel.workloads.transformer.layout import Slot
 from perfmodel.workloads.transformer.run import TransformerRun
 
 _AHEAD = 2
 _LEAST_PARAMETERS, _PARAMETERS_PER_RANK = 40_000_000, 1_000_000
 """Of a bucket that counts parameters (Megatron-Core, DistributedDataParallelConfig)."""
-
-Groups = Sequence[Sequence[int]]
-"""Elements of tensors, by layer."""
 
 
 @dataclass(slots=True)
@@ -161,113 +156,3 @@ class LayerGathering:
         """Note that compute is done with the weights it used last."""
         if self.stream is not None and self._writer.compute.last_task is not None:
             self._used.append(self._writer.compute.last_task)
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateWriter:
-    """Writes what surrounds the passes of an iteration: zeroing, clipping, the optimizer's step.
-
-    *groups* are tensors that data-parallel ranks hold together, *experts* those that only ranks
-    with the same experts hold.
-    """
-
-    writer: EagerWriter
-    run: TransformerRun
-    groups: Groups
-    experts: Groups
-
-    def zero_gradients(self) -> int:
-        """Clear the gradients; the task is the first on the compute stream."""
-        layout, dtype = self.run.layout, self.run.spec.training.gradient_dtype
-        held, of_experts = (sum(map(sum, one)) for one in (self.groups, self.experts))
-        if self.run.spec.parallel.sharding.divides_gradients:
-            held //= layout.shard_ranks
-            of_experts //= layout.expert_copies
-        zero = MemoryBound("zero", 0, (held + of_experts) * dtype.size_bytes, dtype)
-        return self.writer.run("Optimizer.zero_grad", [zero], label="optimizer/zero gradients")
-
-    def reduce_tied_weight(self) -> None:
-        """Add up the gradients of a weight that the first and the last stage share."""
-        spec, layout = self.run.spec, self.run.layout
-        if spec.training.adapters_only or not has_tied_group(spec, layout):
-            return
-        dtype = spec.training.gradient_dtype
-        elements = -(-spec.model.vocab // layout.tp) * spec.model.hidden
-        self._all_reduce(elements * dtype.size_bytes, dtype, "gradients/tied weight", Slot.TIED)
-
-    def step(self) -> None:
-        """Clip gradients and update parameters."""
-        spec, layout = self.run.spec, self.run.layout
-        training, kernels = spec.training, self.run.stack.optimizer_kernels
-        if training.optimizer == "none":
-            return
-        groups = self.groups
-        if not groups and not self.experts:
-            # A stage without parameters still takes part in the norm of all gradients.
-            groups = [[0]]
-        is_divided = spec.parallel.sharding.divides_state
-        shares = [
-            [-(-tensor // (ranks if is_divided else 1)) for tensor in group]
-            for some, ranks in ((groups, layout.shard_ranks), (self.experts, layout.expert_copies))
-            for group in some
-        ]
-        if training.clip_gradients:
-            tensors = [tensor for group in shares for tensor in group]
-            self._clip(tensors if kernels is OptimizerKernels.PLAIN else [sum(tensors)])
-        for operator, ops in iter_optimizer_calls(
-            training.optimizer,
-            kernels,
-            shares,
-            gradient_dtype=training.gradient_dtype,
-            weight_dtype=training.weight_dtype,
-        ):
-            self.writer.run(operator, ops, label="optimizer/step")
-
-    def gather_weights(self, reductions: Reductions, *, first_task: int) -> None:
-        """Gather updated weights where ranks keep all of them; the next iteration waits for them.
-
-        The first layers are needed first, and their bucket was the last to fill. Without overlap,
-        and where calls are coalesced, all buckets are gathered in one call, and *first_task* waits
-        for it.
-        """
-        sharding, training = self.run.spec.parallel.sharding, self.run.spec.training
-        reduction, dtype = reductions.last, training.weight_dtype
-        is_gathered = sharding.divides_state and not sharding.divides_weights
-        if not is_gathered or training.optimizer == "none" or reduction is None:
-            return
-        what = "experts" if reduction.slot == Slot.EXPERT_DATA else "weights"
-        buckets, users = list(enumerate(reduction.bucket_elements)), reductions.users
-        is_one_call = self.run.stack.has(FrameworkBehaviour.COALESCED_GATHERS)
-        if is_one_call or not self.run.overlaps_gathers:
-            buckets, users = [(0, sum(reduction.bucket_elements))], {0: [first_task]}
-        waits = []
-        for number, elements in reversed(buckets):
-            gather = self.writer.communicate(
-                Collective(CollectiveKind.ALL_GATHER, elements * dtype.size_bytes, dtype),
-                label=f"optimizer/{what} {number} all_gather",
-                stream=reduction.stream,
-                slot=reduction.slot,
-            )
-            waits += [(task, gather) for task in users.get(number, [])]
-        for task, gather in waits:
-            self.writer.program.add_dependency(task, Dependency(gather, distance=1))
-
-    def _clip(self, sizes: Sequence[int]) -> None:
-        dtype = self.run.spec.training.gradient_dtype
-        for elements in sizes:
-            norm = elementwise("gradient_norm", elements, dtype, writes=0)
-            self.writer.run("norm", [norm], label="optimizer/gradient norm")
-        if has_norm_group(self.run.spec, self.run.layout):
-            self._all_reduce(FP32_BYTES, DType.FP32, "optimizer/gradient norm", Slot.NORM)
-        for elements in sizes:
-            scale = elementwise("gradient_clip", elements, dtype)
-            self.writer.run("mul_", [scale], label="optimizer/clip gradients")
-
-    def _all_reduce(self, size_bytes: int, dtype: DType, label: str, slot: Slot) -> None:
-        task = self.writer.communicate(
-            Collective(CollectiveKind.ALL_REDUCE, size_bytes, dtype),
-            label=f"{label} all_reduce",
-            stream=self.writer.add_lane(slot.stream_name),
-            slot=slot,
-        )
-        self.writer.hold(self.writer.compute, task)

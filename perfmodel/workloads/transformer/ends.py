@@ -18,7 +18,7 @@ from perfmodel.workloads.transformer.layers import PartSteps
 from perfmodel.workloads.transformer.linears import LinearSteps
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import embedding_parameters, head_parameters
-from perfmodel.workloads.transformer.spec import Head
+from perfmodel.workloads.transformer.words import Head
 
 
 def build_embedding_steps(run: TransformerRun) -> PartSteps:
@@ -68,7 +68,7 @@ def build_head_steps(run: TransformerRun) -> PartSteps:
         *_transform(linears, Pass.BACKWARD),
         *linears.accumulate(parameters, "head/norm backward"),
     ]
-    if model.tied_embeddings and layout.pp == 1:
+    if model.tied_embeddings and layout.last_stage == 0:
         # The gradient of a tied weight is complete only after the backward pass of the lookup.
         backward = [
             replace(step, parameters=0) if step.parameters == logits.parameters else step
@@ -90,7 +90,7 @@ def _transform(linears: LinearSteps, direction: Pass) -> list[Step]:
     gemm = linear.input_gemm(linears.tokens, linears.gemm_dtype)
     return [
         pointwise("GeluBackward", label, "gelu", elements, dtype, reads=2),
-        Step("AddmmBackward", label, (gemm, *linears.weight_kernels(linear))),
+        linears.backward_step("AddmmBackward", label, (gemm,), linears.weight_kernels(linear)),
     ]
 
 

@@ -23,7 +23,8 @@ from perfmodel.workloads.transformer.chains import activation_steps
 from perfmodel.workloads.transformer.layout import Slot
 from perfmodel.workloads.transformer.linears import LinearSteps
 from perfmodel.workloads.transformer.shapes import ExpertShape
-from perfmodel.workloads.transformer.spec import Routing, TransformerSpec
+from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.transformer.words import Routing
 
 _ROUTER, _UP, _DOWN = "ffn/router", "ffn/experts up", "ffn/experts down"
 _LIBRARIES = {
@@ -174,13 +175,13 @@ class ExpertSteps:
         if self._linears.run.groups_experts:
             casts = self._linears.cast(self._rows * linear.outputs)
             kernels = (*casts, *(self._grouped(*shape) for shape in shapes))
-            steps = [Step("GroupedMmBackward", name, kernels)]
+            steps = [Step("GroupedMmBackward", name, kernels, weight_kernels=1)]
         else:
             casts = self._linears.cast(rows * linear.outputs)
             kernels = (*casts, *(self._grouped(*shape) for shape in shapes))
-            steps = [Step("AddmmBackward", name, kernels)] * held
+            steps = [Step("AddmmBackward", name, kernels, weight_kernels=1)] * held
         added = self._linears.accumulate(held * linear.parameters, name)
-        return [*steps, *(replace(step, is_expert=True) for step in added)]
+        return [*steps, *(replace(step, is_expert=True, is_weight=True) for step in added)]
 
     @property
     def held(self) -> int:

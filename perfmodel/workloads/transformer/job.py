@@ -14,16 +14,19 @@ from perfmodel.workloads.eager import host_assumptions
 from perfmodel.workloads.transformer.data_parallel import bucket_bytes
 from perfmodel.workloads.transformer.layout import add_groups
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout
+from perfmodel.workloads.transformer.parts import StageParts
 from perfmodel.workloads.transformer.run import TransformerRun
-from perfmodel.workloads.transformer.spec import (
-    AdapterPlaces,
-    Recompute,
-    Routing,
-    TransformerSpec,
-)
-from perfmodel.workloads.transformer.stage import StageParts, StageWriter
+from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.transformer.stage import StageWriter
+from perfmodel.workloads.transformer.words import AdapterPlaces, Recompute, Routing, Schedule
 
 _PLACES = {AdapterPlaces.ALL: "every GEMM", AdapterPlaces.QKV: "queries, keys and values"}
+_ORDERS = {
+    Schedule.ONE_F_ONE_B: "Pipeline stages run one forward, one backward.",
+    Schedule.ZB_H1: "Pipeline stages follow ZB-H1: gradients of weights fill idle time.",
+    Schedule.ZB_V: "Pipeline stages follow ZB-V: gradients of weights fill idle time.",
+    Schedule.DUALPIPE_V: "Pipeline stages follow DualPipeV: a forward and a backward in turns.",
+}
 _RECOMPUTED = {
     Recompute.FULL: "Every layer",
     Recompute.ATTENTION: "The attention core",
@@ -86,7 +89,7 @@ def _iter_assumptions(run: TransformerRun, chosen: ChosenLayout) -> Iterator[str
         yield f"{layout.cp} ranks share every sequence, two mirrored chunks each."
     yield from _iter_expert_assumptions(run)
     if layout.pp > 1:
-        yield "Pipeline stages run one forward, one backward."
+        yield _ORDERS[layout.schedule]
     if layout.interleaving > 1:
         yield f"Every pipeline stage holds {layout.interleaving} runs of layers."
     if training.recompute is not Recompute.NONE:

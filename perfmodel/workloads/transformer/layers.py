@@ -24,7 +24,7 @@ from perfmodel.workloads.transformer.experts import ExpertSteps
 from perfmodel.workloads.transformer.linears import LinearSteps
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import QKV, LayerShapes
-from perfmodel.workloads.transformer.spec import Positions, Recompute
+from perfmodel.workloads.transformer.words import Positions, Recompute
 
 _JOINING = "further/joining"
 LAYER = "layer "

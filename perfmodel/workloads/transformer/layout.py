@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.graph.builder import JobBuilder
-from perfmodel.workloads.transformer.spec import ContextKind, TransformerSpec
+from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.transformer.words import ContextKind, Schedule
 
 _ENDS = 2
 
@@ -31,7 +32,8 @@ class Layout:
     how many separate runs of layers a pipeline stage holds. *shard* is how many data-parallel ranks
     divide state; by default all of them. *lengths* are the layers of each run; by default as equal
     as possible. With *runs_beside* a stage works on a forward and a backward turn together. The
-    last stage holds *further_layers* behind those of the model.
+    last stage holds *further_layers* behind those of the model. *schedule* is the order in which
+    stages take micro-batches.
     """
 
     tp: int
@@ -48,6 +50,17 @@ class Layout:
     etp: int = 1
     runs_beside: bool = False
     further_layers: int = 0
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether micro-batches go through the stages to the last and back to the first."""
+        return self.schedule.is_folded and self.pp > 1
+
+    @property
+    def last_stage(self) -> int:
+        """The stage with the last layers and the head."""
+        return 0 if self.is_folded else self.pp - 1
 
     @property
     def rank_count(self) -> int:
@@ -95,6 +108,8 @@ class Layout:
         lengths = self.lengths or split_layers(layers, self.pp * self.interleaving)
         lengths = (*lengths[:-1], lengths[-1] + self.further_layers)
         ranges = [range(*ends) for ends in pairwise((0, *accumulate(lengths)))]
+        if self.is_folded:
+            return ranges[stage], ranges[-1 - stage]
         return tuple(ranges[stage :: self.pp])
 
     def layer_count(self, layers: int, *, stage: int) -> int:
@@ -152,6 +167,10 @@ class Slot(IntEnum):
     EXPERTS = 12
     EXPERT_TENSOR = 13
     EXPERT_DATA = 14
+    RETURN_FORWARD_IN = 15
+    RETURN_FORWARD_OUT = 16
+    RETURN_BACKWARD_IN = 17
+    RETURN_BACKWARD_OUT = 18
 
     @property
     def stream_name(self) -> str:
@@ -176,7 +195,7 @@ def has_norm_group(spec: TransformerSpec, layout: Layout) -> bool:
 
 def has_tied_group(spec: TransformerSpec, layout: Layout) -> bool:
     """Whether the first and the last stage hold the same weight."""
-    return spec.model.tied_embeddings and layout.pp > 1
+    return spec.model.tied_embeddings and layout.last_stage > 0
 
 
 def add_groups(job: JobBuilder, spec: TransformerSpec, layout: Layout) -> None:
@@ -244,14 +263,21 @@ def _add_pipeline_groups(
     """Pairs of neighbours among the *ranks* that a micro-batch passes through."""
     first, last = ranks[0], ranks[-1]
     pairs = [(before, after, "") for before, after in pairwise(ranks)]
-    if layout.interleaving > 1:
+    if layout.interleaving > 1 and not layout.is_folded:
         # From the last stage's run of layers to the first stage's next one, and back.
         pairs.append((last, first, " again"))
+    ways = [
+        ("forward", False, (Slot.FORWARD_OUT, Slot.FORWARD_IN)),
+        ("backward", True, (Slot.BACKWARD_OUT, Slot.BACKWARD_IN)),
+    ]
+    if layout.is_folded:
+        ways += [
+            ("return forward", True, (Slot.RETURN_FORWARD_OUT, Slot.RETURN_FORWARD_IN)),
+            ("return backward", False, (Slot.RETURN_BACKWARD_OUT, Slot.RETURN_BACKWARD_IN)),
+        ]
     for before, after, again in pairs:
-        for way, ends, slots in (
-            ("forward", (before, after), (Slot.FORWARD_OUT, Slot.FORWARD_IN)),
-            ("backward", (after, before), (Slot.BACKWARD_OUT, Slot.BACKWARD_IN)),
-        ):
+        for way, is_back, slots in ways:
+            ends = (after, before) if is_back else (before, after)
             job.add_group(f"{way} {ends[0]} to {ends[1]}{again}", ends, slot=slots)
     if has_tied_group(spec, layout):
         job.add_group(f"tied weight {first}, {last}", (first, last), slot=Slot.TIED)

@@ -16,12 +16,8 @@ from perfmodel.workloads.transformer.layout import Layout, split_layers_by_cost
 from perfmodel.workloads.transformer.memory import memory_of_stages
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import multiplied_parameters
-from perfmodel.workloads.transformer.spec import (
-    ContextKind,
-    StageSplit,
-    StateSharding,
-    TransformerSpec,
-)
+from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.transformer.words import ContextKind, Schedule, StageSplit, StateSharding
 
 USABLE_SHARE = 0.9
 _MICRO_BATCHES_PER_STAGE = 4
@@ -108,7 +104,7 @@ def _smallest(
         micro_batch=micro_batch,
         micro_batches=spec.batch // max(1, dp) // micro_batch,
         is_sequence_parallel=tp > 1 and parallel.sequence_parallel is not False,
-        interleaving=parallel.interleaving,
+        interleaving=2 if parallel.schedule.is_folded and pp > 1 else parallel.interleaving,
         shard=_shard(spec, tp, dp * parallel.cp, ranks_per_host),
         lengths=_lengths(spec, pp),
         cp=parallel.cp,
@@ -116,6 +112,7 @@ def _smallest(
         etp=parallel.etp,
         runs_beside=parallel.expert_overlap and parallel.ep > 1,
         further_layers=spec.model.mtp_layers,
+        schedule=parallel.schedule,
     )
 
 
@@ -169,10 +166,27 @@ def _iter_stage_faults(spec: TransformerSpec, layout: Layout) -> Iterator[str]:
         yield f"stage {lengths.index(-1) % pp} of pp={pp} would have nothing to do"
     if pp * runs > layers + _ENDS:
         yield f"layers ({layers}) are too few for pp x interleaving = {pp} x {runs}"
+    yield from _iter_schedule_faults(spec, pp)
     if runs > 1 and pp == 1:
         yield f"interleaving={runs} needs pipeline stages, but pp=1"
-    if runs > 1 and spec.parallel.micro_batch and micro_batches % pp:
+    is_ring = runs > 1 and not layout.is_folded
+    if is_ring and spec.parallel.micro_batch and micro_batches % pp:
         yield f"interleaving needs micro-batches ({micro_batches}) that divide by pp={pp}"
+
+
+def _iter_schedule_faults(spec: TransformerSpec, pp: int) -> Iterator[str]:
+    """Why stages cannot take micro-batches in the stated order."""
+    parallel = spec.parallel
+    schedule, name = parallel.schedule, parallel.schedule.value
+    if not schedule.splits_backward:
+        return
+    if pp == 1:
+        yield f"schedule={name} needs pipeline stages, but pp=1"
+    if parallel.interleaving > 1:
+        held = "two runs of layers" if schedule.is_folded else "one run of layers"
+        yield f"stages of schedule={name} hold {held}: leave interleaving out"
+    if parallel.expert_overlap and schedule is not Schedule.DUALPIPE_V:
+        yield f"schedule={name} has no turns to overlap: expert_overlap needs 1f1b or dualpipe_v"
 
 
 def _iter_context_faults(spec: TransformerSpec, tp: int) -> Iterator[str]:

@@ -24,7 +24,8 @@ from perfmodel.workloads.kernels import Linear, cast, elementwise, row_sum
 from perfmodel.workloads.transformer.layout import Layout
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import has_adapter
-from perfmodel.workloads.transformer.spec import TensorOverlap, TrainingSection
+from perfmodel.workloads.transformer.spec import TrainingSection
+from perfmodel.workloads.transformer.words import TensorOverlap
 
 _OVERLAPPING = "LinearWithGradAccumulationAndAsyncCommunicationBackward"
 _GATHER = CollectiveKind.ALL_GATHER
@@ -124,13 +125,12 @@ class LinearSteps:
             if self.layout.is_sequence_parallel:
                 # Only this rank's part of the input was kept, so it is gathered again.
                 again = self._exchange(_GATHER, inputs, f"{label} input again", of_input)
-                steps.insert(0, again)
+                steps.insert(0, replace(again, is_weight=True))
                 transposed = self._transpose(self.tokens * inputs)
             kernels = (*transposed, *self.weight_kernels(linear))
-            steps += [
-                Step(_OVERLAPPING, name, kernels, joins=(Joining.INPUT,)),
-                *self.accumulate(linear.parameters, name),
-            ]
+            of_weight = Step(_OVERLAPPING, name, kernels, joins=(Joining.INPUT,))
+            added = self.accumulate(linear.parameters, name)
+            steps += [replace(step, is_weight=True) for step in (of_weight, *added)]
         return [*steps, *self._adapter_backward(linear, label)]
 
     def row_parallel_backward(self, linear: Linear, label: str) -> list[Step]:
@@ -231,12 +231,19 @@ class LinearSteps:
         casts = () if is_cast else self.cast(elements)
         transposed = self._transpose(elements) if is_cast else ()
         gemm = linear.input_gemm(self.tokens, self.gemm_dtype)
-        kernels = (*casts, gemm, *transposed, *self.weight_kernels(linear))
+        of_weight = (*transposed, *self.weight_kernels(linear))
+        added = self.accumulate(linear.parameters, name)
         return [
-            Step("AddmmBackward", name, kernels),
-            *self.accumulate(linear.parameters, name),
+            self.backward_step("AddmmBackward", name, (*casts, gemm), of_weight),
+            *(replace(step, is_weight=True) for step in added),
             *self._adapter_backward(linear, label),
         ]
+
+    def backward_step(
+        self, operator: str, label: str, of_input: tuple[Op, ...], of_weight: tuple[Op, ...]
+    ) -> Step:
+        """A step with the kernels for the gradient of an input, and behind them of a weight."""
+        return Step(operator, label, (*of_input, *of_weight), weight_kernels=len(of_weight))
 
     def _has_adapter(self, label: str) -> bool:
         return not self.is_end and has_adapter(self.training, label)

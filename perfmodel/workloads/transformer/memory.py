@@ -13,8 +13,8 @@ from itertools import chain
 from perfmodel.graph.job import RUNTIME_BYTES, MemoryPart, RankMemory
 from perfmodel.workloads.kernels import FP32_BYTES, STATES
 from perfmodel.workloads.transformer.experts import routed_rows
-from perfmodel.workloads.transformer.pipeline import turns_ahead
 from perfmodel.workloads.transformer.run import TransformerRun
+from perfmodel.workloads.transformer.schedules import most_kept, turns_ahead
 from perfmodel.workloads.transformer.shapes import (
     ExpertShape,
     LayerShape,
@@ -22,7 +22,7 @@ from perfmodel.workloads.transformer.shapes import (
     stage_expert_parameters,
     stage_parameters,
 )
-from perfmodel.workloads.transformer.spec import AttentionKernel, Positions, Recompute
+from perfmodel.workloads.transformer.words import AttentionKernel, Positions, Recompute
 
 _GATHERED_LAYERS = 2
 _FRAGMENTED_RATIO = 0.2
@@ -80,7 +80,7 @@ def _stage_memory(run: TransformerRun, stage: int, sizes: _LayerSizes) -> RankMe
         "optimizer state": state_bytes,
         "activations": activation_bytes,
         **({"experts": expert_bytes} if expert_bytes else {}),
-        "logits": _logit_bytes(run) if stage == layout.pp - 1 else 0,
+        "logits": _logit_bytes(run) if stage == layout.last_stage else 0,
         "gathered layers": _gathered_bytes(run, held) if is_sharded else 0,
         "gathered activations": _split_bytes(run),
         "fragments between activations": fragment_bytes,
@@ -143,11 +143,18 @@ def _activation_bytes(run: TransformerRun, stage: int, sizes: _LayerSizes) -> in
     in_flight = min(turns_ahead(layout, stage) + 1, layout.micro_batches * runs)
     of_runs = layout.layer_runs(model.layers, stage=stage)
     ways = {True: training.recompute, False: Recompute.NONE}
-    total = 0
-    for number, layers in enumerate(of_runs):
-        size = sum(sizes[model.is_expert_layer(n), ways[training.recomputes(n)]] for n in layers)
+    of_run = [
+        sum(sizes[model.is_expert_layer(n), ways[training.recomputes(n)]] for n in layers)
+        for layers in of_runs
+    ]
+    if layout.schedule.splits_backward:
+        total = most_kept(layout, stage, of_run)
+    else:
         # Turns rotate over the runs: each is in flight equally often, the first ones once more.
-        total += size * (in_flight // runs + (number < in_flight % runs))
+        total = sum(
+            size * (in_flight // runs + (number < in_flight % runs))
+            for number, size in enumerate(of_run)
+        )
     every = [*chain.from_iterable(of_runs)]
     if not any(map(training.recomputes, every)):
         return total

@@ -1,15 +1,10 @@
-"""Pipelines: the order in which a stage takes its micro-batches, and transfers between stages.
+"""Transfers between pipeline stages: activations on their way forward, gradients on their way back.
 
-A pipeline stage runs one forward, one backward (1F1B): as many forwards ahead as stages follow,
-then it alternates, then it drains. Interleaved, a stage holds several runs of layers; micro-batches
-go round in groups of as many as stages, and the bubble shrinks with the length of a run.
-Source: Narayanan et al., arXiv 2104.04473, section 2.2.
+On the last stage of a V schedule the first run of layers hands over to the second, and on stage 0
+the last run of the model ends: both without a transfer.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.graph.ops import Pass
@@ -17,72 +12,34 @@ from perfmodel.stacks.capabilities import Overlap
 from perfmodel.workloads.eager import EagerWriter, StepWriter, communication
 from perfmodel.workloads.transformer.layout import Layout, Slot
 from perfmodel.workloads.transformer.run import TransformerRun
+from perfmodel.workloads.transformer.schedules import Turn
+
+_Ways = dict[tuple[Pass, int], Slot]
+"""The slot of a direction and, of a V schedule, of a run of layers."""
+_BEFORE: tuple[_Ways, _Ways] = (
+    {(Pass.FORWARD, 0): Slot.FORWARD_IN, (Pass.BACKWARD, 1): Slot.RETURN_BACKWARD_IN},
+    {(Pass.BACKWARD, 0): Slot.BACKWARD_OUT, (Pass.FORWARD, 1): Slot.RETURN_FORWARD_OUT},
+)
+"""What a stage receives from the stage before it, and what it sends there."""
+_AFTER: tuple[_Ways, _Ways] = (
+    {(Pass.BACKWARD, 0): Slot.BACKWARD_IN, (Pass.FORWARD, 1): Slot.RETURN_FORWARD_IN},
+    {(Pass.FORWARD, 0): Slot.FORWARD_OUT, (Pass.BACKWARD, 1): Slot.RETURN_BACKWARD_OUT},
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One pass over one micro-batch, through run *run* of the stage's layers."""
-
-    direction: Pass
-    micro_batch: int
-    run: int = 0
-
-
-def build_schedule(layout: Layout, stage: int) -> tuple[Turn, ...]:
-    """The turns of *stage*, in order; interleaved, the stages divide the micro-batches."""
-    total, ahead = layout.micro_batches * layout.interleaving, turns_ahead(layout, stage)
-    turns = [_turn(layout, Pass.FORWARD, number) for number in range(ahead)]
-    for number in range(total):
-        if ahead + number < total:
-            turns.append(_turn(layout, Pass.FORWARD, ahead + number))
-        turns.append(_turn(layout, Pass.BACKWARD, number))
-    return tuple(turns)
-
-
-def pair_turns(layout: Layout, stage: int) -> Iterator[tuple[Turn, Turn | None]]:
-    """The turns of *stage*; where the layout says so, a forward with the backward turn behind it.
-
-    Those are of different micro-batches, because stages start further ahead then.
-    """
-    turns = iter(build_schedule(layout, stage))
-    held = next(turns, None)
-    while held is not None:
-        after = next(turns, None)
-        if (
-            layout.runs_beside
-            and after is not None
-            and (held.direction, after.direction) == (Pass.FORWARD, Pass.BACKWARD)
-        ):
-            yield held, after
-            held = next(turns, None)
-        else:
-            yield held, None
-            held = after
-
-
-def turns_ahead(layout: Layout, stage: int) -> int:
-    """Forward turns of *stage* before its first backward one, without the one just before it."""
-    behind, total = layout.pp - stage - 1, layout.micro_batches * layout.interleaving
-    # Beside another micro-batch a stage sends only at the end of both: one more is on its way to
-    # every stage behind, and one more is in work.
-    if layout.interleaving == 1:
-        return min(2 * behind + 1 if layout.runs_beside else behind, total)
-    if layout.micro_batches == layout.pp:
-        return total
-    ahead = 2 * behind + (layout.interleaving - 1) * layout.pp + layout.runs_beside
-    return min(ahead, total)
-
-
-def _turn(layout: Layout, direction: Pass, number: int) -> Turn:
-    """The turn with *number* among those of its *direction*."""
-    stages, runs = layout.pp, layout.interleaving
-    if runs == 1:
-        return Turn(direction, number)
-    group, place = divmod(number, stages * runs)
-    run, within = divmod(place, stages)
-    if direction is Pass.BACKWARD:
-        run = runs - 1 - run
-    return Turn(direction, group * stages + within, run)
+def _ways(layout: Layout, stage: int) -> tuple[_Ways, _Ways]:
+    """What *stage* receives and sends, by direction and run."""
+    is_ring = layout.interleaving > 1 and not layout.is_folded
+    runs = 2 if layout.is_folded else 1
+    received, sent = _Ways(), _Ways()
+    for ways, is_there in (
+        (_BEFORE, is_ring or stage > 0),
+        (_AFTER, is_ring or stage < layout.pp - 1),
+    ):
+        if is_there:
+            received |= {way: slot for way, slot in ways[0].items() if way[1] < runs}
+            sent |= {way: slot for way, slot in ways[1].items() if way[1] < runs}
+    return received, sent
 
 
 class Transfers:
@@ -92,17 +49,24 @@ class Transfers:
         self, run: TransformerRun, writer: EagerWriter, steps: StepWriter, *, stage: int
     ) -> None:
         self._run, self._writer, self._steps = run, writer, steps
-        self._is_ring = run.layout.interleaving > 1
+        self._is_folded = run.layout.is_folded
         self._overlaps = run.stack.overlaps_with_compute(Overlap.PIPELINE_TRANSFER)
-        before = (Slot.FORWARD_IN, Slot.BACKWARD_OUT) if self._is_ring or stage > 0 else ()
-        has_next = self._is_ring or stage < run.layout.pp - 1
-        after = (Slot.FORWARD_OUT, Slot.BACKWARD_IN) if has_next else ()
-        self._streams = {slot: writer.add_lane(slot.stream_name) for slot in (*before, *after)}
+        self._received, self._sent = _ways(run.layout, stage)
+        used = {*self._received.values(), *self._sent.values()}
+        self._streams = {
+            slot: writer.add_lane(slot.stream_name)
+            for ways in (*_BEFORE, *reversed(_AFTER))
+            for slot in ways.values()
+            if slot in used
+        }
         self._size_bytes = run.tokens * run.spec.model.hidden * run.dtype.size_bytes
 
-    def receive(self, slot: Slot, label: str) -> None:
+    def receive(self, turn: Turn) -> None:
         """Wait for what the neighbouring stage sends, and put its parts together."""
         writer, layout = self._writer, self._run.layout
+        slot, label = self._received.get(self._way(turn)), f"receive {turn.direction.value}"
+        if slot is None:
+            return
         task = self._transfer(slot, label, is_behind_compute=False)
         writer.hold(writer.compute, task)
         if layout.tp > 1 and not layout.is_sequence_parallel:
@@ -115,12 +79,18 @@ class Transfers:
             last = writer.compute.last_task
             writer.synchronize(task, last, label=f"pipeline/{label} on the host")
 
-    def send(self, slot: Slot, label: str) -> None:
+    def send(self, turn: Turn) -> None:
         """Send what was just computed."""
-        task = self._transfer(slot, label, is_behind_compute=True)
+        slot = self._sent.get(self._way(turn))
+        if slot is None:
+            return
+        task = self._transfer(slot, f"send {turn.direction.value}", is_behind_compute=True)
         # Stages of several runs send to a stage that may itself wait to send: that never blocks.
-        if not (self._is_ring or self._overlaps):
+        if not (self._run.layout.interleaving > 1 or self._overlaps):
             self._writer.hold(self._writer.compute, task)
+
+    def _way(self, turn: Turn) -> tuple[Pass, int]:
+        return turn.direction, turn.run if self._is_folded else 0
 
     def _transfer(self, slot: Slot, label: str, *, is_behind_compute: bool) -> int:
         # Every rank of the tensor group sends its part, whether or not it holds the whole.

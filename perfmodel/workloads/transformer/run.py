@@ -14,12 +14,12 @@ from perfmodel.stacks.capabilities import Dispatcher, FrameworkBehaviour, Fusion
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.layout import Layout, has_separate_experts
 from perfmodel.workloads.transformer.shapes import LayerShape, layer_shape
-from perfmodel.workloads.transformer.spec import (
+from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.transformer.words import (
     AttentionKernel,
     CudaGraph,
     DataOverlap,
     TensorOverlap,
-    TransformerSpec,
 )
 
 

@@ -15,16 +15,8 @@ from functools import lru_cache
 
 from perfmodel.workloads.kernels import Linear
 from perfmodel.workloads.transformer.layout import Layout
-from perfmodel.workloads.transformer.spec import (
-    AdapterPlaces,
-    Head,
-    ModelSection,
-    Norm,
-    Positions,
-    Recompute,
-    TrainingSection,
-    TransformerSpec,
-)
+from perfmodel.workloads.transformer.spec import ModelSection, TrainingSection, TransformerSpec
+from perfmodel.workloads.transformer.words import AdapterPlaces, Head, Norm, Positions, Recompute
 
 QKV = "attention/qkv"
 _BEFORE_CORE = ("attention/latent", QKV, "attention/keys")
@@ -276,9 +268,9 @@ def end_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
     tp, elements = layout.tp, 0
     if stage == 0:
         elements += embedding_parameters(model, tp=tp)
-    if stage == layout.pp - 1:
+    if stage == layout.last_stage:
         elements += head_parameters(model, tp=tp)
-        if model.tied_embeddings and layout.pp > 1:
+        if model.tied_embeddings and layout.last_stage > 0:
             elements += -(-model.vocab // tp) * model.hidden
     return elements
 

@@ -6,9 +6,9 @@ thread issues backwards and the reductions of gradients, while the main thread w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import zip_longest
 
 from perfmodel.base.dtypes import DType
@@ -17,69 +17,28 @@ from perfmodel.graph.issuing import OpenLane
 from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import Program
 from perfmodel.workloads.eager import EagerWriter, Joining, Step, StepWriter, feed_batch
-from perfmodel.workloads.repetition import KnownStretches, Repetition, Stateful
+from perfmodel.workloads.repetition import Repetition, Stateful
 from perfmodel.workloads.transformer.beside import merge_layers
 from perfmodel.workloads.transformer.data_parallel import (
     LayerGathering,
     Reductions,
-    UpdateWriter,
     build_reduction,
 )
-from perfmodel.workloads.transformer.ends import build_embedding_steps, build_head_steps
-from perfmodel.workloads.transformer.layers import (
-    LAYER,
-    LayerKind,
-    LayerNaming,
-    PartSteps,
-    build_layer_steps,
-)
+from perfmodel.workloads.transformer.layers import LAYER, LayerNaming
 from perfmodel.workloads.transformer.layout import Slot
-from perfmodel.workloads.transformer.pipeline import Transfers, Turn, pair_turns
+from perfmodel.workloads.transformer.parts import StageParts
+from perfmodel.workloads.transformer.pipeline import Transfers
 from perfmodel.workloads.transformer.run import TransformerRun
+from perfmodel.workloads.transformer.schedules import Gradients, Turn, pair_turns
 from perfmodel.workloads.transformer.shapes import LayerShapes, end_parameters
-from perfmodel.workloads.transformer.spec import ContextKind
+from perfmodel.workloads.transformer.update import UpdateWriter
+from perfmodel.workloads.transformer.words import ContextKind
 
 _ROOT = "embedding and head"
 _UNCAPTURED = tuple(
     f"ffn/{word}" for word in ("experts", "permute", "dispatch", "combine", "sort", "unsort")
 )
 """Labels of steps whose shapes the routing decides."""
-
-
-class StageParts:
-    """What all stages of runs are made of, and the stretches that were written of them before.
-
-    The runs differ in the number of micro-batches only, and none has just one.
-    """
-
-    def __init__(self, run: TransformerRun) -> None:
-        self._run, self._spec = run, run.spec
-        self.layer = cache(self._build_layer)
-        self.embedding = build_embedding_steps(run)
-        self.head = build_head_steps(run)
-        self.known = KnownStretches()
-
-    def _build_layer(self, kind: LayerKind) -> PartSteps:
-        """The steps of a layer; one that predicts further tokens has a head without own weights."""
-        layer = build_layer_steps(self._run, kind)
-        if not kind.is_further:
-            return layer
-        again = [replace(step, parameters=0) for step in self.head.backward]
-        return replace(
-            layer,
-            forward=layer.forward + self.head.forward,
-            backward=(*again, *layer.backward),
-        )
-
-    def kind(self, layer: int) -> LayerKind:
-        """What *layer* has in common with others of equal steps."""
-        model, training = self._spec.model, self._spec.training
-        return LayerKind(
-            model.has_window(layer),
-            training.recomputes(layer),
-            model.is_expert_layer(layer),
-            layer >= model.layers,
-        )
 
 
 class StageWriter:
@@ -124,7 +83,7 @@ class StageWriter:
     def write(self) -> Program:
         """The program."""
         writer, layout = self._writer, self._layout
-        is_end = self._stage in (0, layout.pp - 1)
+        is_end = self._stage in (0, layout.last_stage)
         if is_end:
             sequences = layout.micro_batch * layout.micro_batches
             tokens = sequences * self._spec.sequence_length // layout.cp
@@ -165,12 +124,12 @@ class StageWriter:
 
     def _take(self, turn: Turn) -> None:
         """Write *turn*; equal turns that reduce nothing are written once."""
-        is_forward = turn.direction is Pass.FORWARD
+        is_forward = turn.is_forward
         is_final = turn.micro_batch == self._layout.micro_batches - 1
         if not is_forward:
             for reductions in self._reductions:
                 reductions.active = reductions.last if is_final else reductions.early
-        write = partial(self._forward if is_forward else self._backward, turn)
+        write = partial(self._writer_of(turn), turn)
         # The first pass also notes which kernels use which weights first.
         if turn.micro_batch == 0 if is_forward else self._is_reducing:
             self._repetition.resume()
@@ -178,8 +137,14 @@ class StageWriter:
             return
         layers = self._runs[turn.run]
         kinds = tuple([self._kind_of[number] for number in layers])
-        key = (is_forward, kinds, self._is_begin(turn), self._is_end(turn))
+        key = (is_forward, turn.gradients.value, kinds, self._neighbours(turn))
         self._repetition.write(key, write, naming=LayerNaming(layers[0] if layers else 0))
+
+    def _writer_of(self, turn: Turn) -> Callable[[Turn], None]:
+        if turn.is_forward:
+            return self._forward
+        is_rest = turn.gradients is Gradients.WEIGHTS
+        return self._weight_gradients if is_rest else self._backward
 
     def _take_both(self, forward: Turn, backward: Turn) -> bool:
         """Write both turns beside each other, unless one of them is special."""
@@ -192,7 +157,7 @@ class StageWriter:
             reductions.active = None
         runs = [self._runs[turn.run] for turn in (forward, backward)]
         kinds = tuple(tuple([self._kind_of[number] for number in run]) for run in runs)
-        ends = tuple((self._is_begin(turn), self._is_end(turn)) for turn in (forward, backward))
+        ends = tuple([self._neighbours(turn) for turn in (forward, backward)])
         first = [run[0] if run else 0 for run in runs]
         key = ("beside", kinds, ends, first[1] - first[0])
         write = partial(self._both, forward, backward)
@@ -223,11 +188,17 @@ class StageWriter:
         steps = casts + layer.forward if is_forward else layer.recompute + layer.backward
         return [replace(step, label=f"{LAYER}{number}/{step.label}") for step in steps]
 
+    def _neighbours(self, turn: Turn) -> tuple[bool, bool, int]:
+        """What decides where *turn* receives from and sends to."""
+        way = turn.run if self._layout.is_folded else 0
+        return self._is_begin(turn), self._is_end(turn), way
+
     def _is_begin(self, turn: Turn) -> bool:
         return self._stage == 0 and turn.run == 0
 
     def _is_end(self, turn: Turn) -> bool:
-        return self._stage == self._layout.pp - 1 and turn.run == self._layout.interleaving - 1
+        is_last_run = turn.run == self._layout.interleaving - 1
+        return self._stage == self._layout.last_stage and is_last_run
 
     def _forward(self, turn: Turn) -> None:
         self._begin_forward(turn)
@@ -235,13 +206,13 @@ class StageWriter:
             self._use_layer(number, number + 1)
             layer = self._parts.layer(self._kind_of[number])
             casts = layer.casts if self._needs_cast(number) else ()
-            self._write_layer(number, casts + layer.forward, Pass.FORWARD)
+            self._write_layer(number, casts + layer.forward, "forward")
             self._release()
         self._end_forward(turn)
 
     def _begin_forward(self, turn: Turn) -> None:
         if not self._is_begin(turn):
-            self._transfers.receive(Slot.FORWARD_IN, "receive forward")
+            self._transfers.receive(turn)
         if self._root_size:
             self._gathering.use(_ROOT, self._root_size)
         if self._is_begin(turn):
@@ -251,39 +222,56 @@ class StageWriter:
         if self._is_end(turn):
             self._write_end(self._parts.head.forward, "head")
         else:
-            self._transfers.send(Slot.FORWARD_OUT, "send forward")
+            self._transfers.send(turn)
 
     def _backward(self, turn: Turn) -> None:
         self._begin_backward(turn)
         for number in reversed(self._runs[turn.run]):
             self._use_layer(number, number - 1)
-            layer = self._parts.layer(self._kind_of[number])
-            self._write_layer(number, layer.recompute + layer.backward, Pass.BACKWARD)
+            self._write_backward(number, turn)
             self._release()
-            if self._is_reduced_whole:
-                self._reduce(self._dense, sum(self._tensors(number)))
-                if self._run.has_separate_experts:
-                    self._reduce(self._experts, sum(self._shapes.of(number).expert_tensors))
         self._end_backward(turn)
+
+    def _weight_gradients(self, turn: Turn) -> None:
+        """The gradients of weights that the backward turn of the same micro-batch left out."""
+        self._writer.switch(self._writer.autograd, label="backward hand-over")
+        if self._is_end(turn):
+            self._write_end(self._parts.backward(None, turn.gradients), "head")
+        for number in reversed(self._runs[turn.run]):
+            self._write_backward(number, turn)
+        self._reduce_root(turn)
+        self._writer.switch(self._writer.main, label="forward hand-over")
+
+    def _write_backward(self, number: int, turn: Turn) -> None:
+        """The backward pass of layer *number*, and the reduction of gradients that are complete."""
+        steps = self._parts.backward(self._kind_of[number], turn.gradients)
+        self._write_layer(number, steps, f"backward {turn.gradients.value}")
+        if turn.ends_use and self._is_reduced_whole:
+            self._reduce(self._dense, sum(self._tensors(number)))
+            if self._run.has_separate_experts:
+                self._reduce(self._experts, sum(self._shapes.of(number).expert_tensors))
+
+    def _reduce_root(self, turn: Turn) -> None:
+        if turn.ends_use and self._is_reduced_whole and self._trained_root:
+            self._reduce(self._dense, self._trained_root)
 
     def _begin_backward(self, turn: Turn) -> None:
         if not self._is_end(turn):
-            self._transfers.receive(Slot.BACKWARD_IN, "receive backward")
+            self._transfers.receive(turn)
         self._writer.switch(self._writer.autograd, label="backward hand-over")
         if self._is_end(turn):
-            self._write_end(self._parts.head.backward, "head")
+            self._write_end(self._parts.backward(None, turn.gradients), "head")
 
     def _end_backward(self, turn: Turn) -> None:
         if self._is_begin(turn):
             self._write_end(self._parts.embedding.backward, "embedding")
-        if self._is_reduced_whole and self._trained_root:
-            self._reduce(self._dense, self._trained_root)
+        self._reduce_root(turn)
         self._writer.switch(self._writer.main, label="forward hand-over")
         if not self._is_begin(turn):
-            self._transfers.send(Slot.BACKWARD_OUT, "send backward")
+            self._transfers.send(turn)
 
-    def _write_layer(self, number: int, steps: tuple[Step, ...], direction: Pass) -> None:
-        """Write *steps* of layer *number*; equal stretches of equal layers are written once.
+    def _write_layer(self, number: int, steps: tuple[Step, ...], way: str) -> None:
+        """Write the *steps* that go *way* through layer *number*; equal stretches are pasted.
 
         A stretch ends with the layer, or where the gradients of a step fill a bucket.
         """
@@ -295,17 +283,17 @@ class StageWriter:
                 reductions = self._reductions_of(step)
                 active = reductions.active
                 if active is not None and active.is_issued_by(step.parameters):
-                    self._write_stretch(number, steps, slice(start, place + 1), direction)
+                    self._write_stretch(number, steps, slice(start, place + 1), way)
                     start = place + 1
                 reductions.note(step.parameters, part)
         if start < len(steps):
-            self._write_stretch(number, steps, slice(start, len(steps)), direction)
+            self._write_stretch(number, steps, slice(start, len(steps)), way)
 
     def _write_stretch(
-        self, number: int, steps: tuple[Step, ...], stretch: slice, direction: Pass
+        self, number: int, steps: tuple[Step, ...], stretch: slice, way: str
     ) -> None:
         part = f"{LAYER}{number}"
-        key = (direction.value, self._kind_of[number], len(steps), stretch.start, stretch.stop)
+        key = (way, self._kind_of[number], len(steps), stretch.start, stretch.stop)
         write = partial(self._write_steps, steps[stretch], part + "/")
         self._note_use(part, self._repetition.write(key, write, naming=LayerNaming(number)))
         self._repetition.resume()

@@ -10,7 +10,7 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.workloads import load_workload
 from perfmodel.workloads.transformer.shapes import count_parameters
-from perfmodel.workloads.transformer.spec import Recompute, StateSharding
+from perfmodel.workloads.transformer.words import Recompute, StateSharding
 
 SCRIPT = """#!/bin/bash
 TP=${TP:-4}

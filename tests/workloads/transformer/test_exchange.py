@@ -19,7 +19,7 @@ from perfmodel.workloads import build_job
 from perfmodel.workloads.eager import Joining, Step, communication
 from perfmodel.workloads.transformer.beside import merge_layers
 from perfmodel.workloads.transformer.layout import Layout, Slot
-from perfmodel.workloads.transformer.pipeline import pair_turns, turns_ahead
+from perfmodel.workloads.transformer.schedules import pair_turns, turns_ahead
 from perfmodel.workloads.transformer.shapes import count_flops, stage_parameters
 from tests.workloads.reading import (
     STACK,
@@ -184,14 +184,40 @@ def test_layers_that_predict_further_tokens_are_a_layer_a_projection_and_logits(
         assert any(name.startswith(where) for name in names)
 
 
-@pytest.mark.parametrize(
-    "parallel", [{"tp": 2}, {"cp": 2}, {"sharding": "zero3"}, {"sharding": "hsdp"}, {"pp": 2}]
-)
-def test_four_bits_go_with_every_kind_of_parallelism(parallel):
-    spec = tiny(parallel=parallel, training={"compute": "nvfp4"}, batch=8)
-    job = build_job(spec, rank_count=4, ranks_per_host=2, stack=STACK)
-    cluster = build_cluster(load_topology("dgx_b200"), hosts=2, ranks_per_host=2)
-    assert price_job(job, cluster=cluster, stack=STACK).durations.values_ns.sum() > 0
+SPREADS = [
+    {"tp": 2},
+    {"tp": 2, "sequence_parallel": False},
+    {"tp": 2, "tp_overlap": "full"},
+    *({"cp": 2, "cp_kind": kind} for kind in ("ring", "all_gather", "all_to_all")),
+    {"pp": 2},
+    {"pp": 2, "interleaving": 2},
+    *({"pp": 2, "schedule": schedule} for schedule in ("zb_h1", "zb_v", "dualpipe_v")),
+]
+"""Ways to spread a layer over ranks."""
+
+
+@pytest.mark.parametrize("spread", SPREADS, ids=str)
+def test_four_bits_go_with_every_kind_of_parallelism(spread):
+    cluster = build_cluster(load_topology("dgx_b200"), hosts=2, ranks_per_host=4)
+    shardings = ["none", "zero1", "zero2", "zero3", "hsdp"]
+    experts = [{}, {"ep": 2}, {"ep": 2, "etp": 2}, {"ep": 2, "dispatcher": "hybridep"}]
+    if spread.get("sequence_parallel") is False:
+        # Ranks of a tensor group would send the same tokens twice: refused in every format.
+        experts = experts[:1]
+    for place, expert in enumerate(experts):
+        # Every sharding meets every spread, and so does every way to divide experts.
+        for sharding in shardings if place == 0 else shardings[place::3]:
+            parallel = {**spread, **expert, "sharding": sharding}
+            if sharding in ("zero3", "hsdp") and "pp" in spread:
+                parallel["sharding"] = "zero1"
+            spec = tiny(
+                **(EXPERTS if expert else {}),
+                parallel={"tp": 1, "micro_batch": 1, **parallel},
+                training={"compute": "nvfp4"},
+                batch=16,
+            )
+            job = build_job(spec, rank_count=8, ranks_per_host=4, stack=STACK)
+            assert price_job(job, cluster=cluster, stack=STACK).durations.values_ns.sum() > 0
 
 
 def test_sharded_experts_are_gathered_over_the_ranks_that_hold_the_same_ones():

@@ -14,7 +14,7 @@ from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import load_workload
 from perfmodel.workloads.transformer.layout import Layout, split_layers, split_layers_by_cost
 from perfmodel.workloads.transformer.layout_choice import choose_layout
-from perfmodel.workloads.transformer.pipeline import build_schedule
+from perfmodel.workloads.transformer.schedules import build_schedule
 
 STACK = replace(load_stack("pytorch_fused"), fusions=frozenset(Fusion))
 

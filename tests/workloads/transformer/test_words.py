@@ -10,7 +10,7 @@ from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound
 from perfmodel.workloads.transformer.shapes import layer_shape
-from perfmodel.workloads.transformer.spec import Recompute, StateSharding
+from perfmodel.workloads.transformer.words import Recompute, StateSharding
 from tests.workloads.reading import (
     bytes_of,
     collectives_of,

@@ -1,0 +1,213 @@
+"""Schedules: the order in which a pipeline stage takes its micro-batches.
+
+1F1B: as many forwards ahead as stages follow, then one forward, one backward, then it drains.
+Interleaved, a stage holds several runs of layers; micro-batches go round in groups of as many as
+stages, and the bubble shrinks with the length of a run (Narayanan et al., arXiv 2104.04473).
+
+Zero-bubble schedules compute gradients of weights apart from those of inputs, because no other
+stage waits for them. ZB-H1 has the order of 1F1B, and stage s is s gradients of weights behind:
+a stage of p idles (p - 1) (F + B - W), with the memory of 1F1B (Qi et al., arXiv 2401.10241).
+
+In V schedules a stage holds two runs, of which the second comes back: run 0 of stage 0 is the
+first of the model and run 1 of stage 0 the last. ZB-V splits every backward turn (Qi et al., arXiv
+2405.15362); DualPipeV only those at both ends, and takes a forward and a whole backward turn
+together in between (DeepSeek, DualPipe "cut in half"). DualPipe itself, with a second copy of the
+weights, does on 2 p stages what DualPipeV does on p with twice the data parallelism.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from perfmodel.graph.ops import Pass
+from perfmodel.workloads.transformer.layout import Layout
+from perfmodel.workloads.transformer.words import Schedule
+
+
+class Gradients(Enum):
+    """What a backward turn computes."""
+
+    ALL = "all"
+    INPUTS = "inputs"
+    WEIGHTS = "weights"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One pass over one micro-batch, through run *run* of the stage's layers."""
+
+    direction: Pass
+    micro_batch: int
+    run: int = 0
+    gradients: Gradients = Gradients.ALL
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether it is a forward pass."""
+        return self.direction is Pass.FORWARD
+
+    @property
+    def ends_use(self) -> bool:
+        """Whether the activations of its micro-batch are free afterwards."""
+        return not self.is_forward and self.gradients is not Gradients.INPUTS
+
+
+def build_schedule(layout: Layout, stage: int) -> tuple[Turn, ...]:
+    """The turns of *stage*, in order; interleaved, the stages divide the micro-batches."""
+    if layout.schedule is Schedule.ZB_H1:
+        return tuple(_iter_zb_h1(layout, stage))
+    if layout.schedule is Schedule.ZB_V:
+        return _take_in_order(layout, _iter_zb_v(layout, stage))
+    if layout.schedule is Schedule.DUALPIPE_V:
+        return _take_in_order(layout, _iter_dualpipe_v(layout, stage))
+    total, ahead = layout.micro_batches * layout.interleaving, turns_ahead(layout, stage)
+    turns = [_turn(layout, Pass.FORWARD, number) for number in range(ahead)]
+    for number in range(total):
+        if ahead + number < total:
+            turns.append(_turn(layout, Pass.FORWARD, ahead + number))
+        turns.append(_turn(layout, Pass.BACKWARD, number))
+    return tuple(turns)
+
+
+def pair_turns(layout: Layout, stage: int) -> Iterator[tuple[Turn, Turn | None]]:
+    """The turns of *stage*; where the layout says so, a forward with the backward turn behind it.
+
+    Those are of different micro-batches, because stages start further ahead then.
+    """
+    turns = iter(build_schedule(layout, stage))
+    held = next(turns, None)
+    while held is not None:
+        after = next(turns, None)
+        if (
+            layout.runs_beside
+            and after is not None
+            and held.is_forward
+            and not after.is_forward
+            and after.gradients is Gradients.ALL
+            and after.micro_batch != held.micro_batch
+        ):
+            yield held, after
+            held = next(turns, None)
+        else:
+            yield held, None
+            held = after
+
+
+def turns_ahead(layout: Layout, stage: int) -> int:
+    """Forward turns of *stage* before its first backward one, without the one just before it."""
+    behind, total = layout.pp - stage - 1, layout.micro_batches * layout.interleaving
+    # Beside another micro-batch a stage sends only at the end of both: one more is on its way to
+    # every stage behind, and one more is in work.
+    if layout.interleaving == 1:
+        return min(2 * behind + 1 if layout.runs_beside else behind, total)
+    if layout.micro_batches == layout.pp:
+        return total
+    ahead = 2 * behind + (layout.interleaving - 1) * layout.pp + layout.runs_beside
+    return min(ahead, total)
+
+
+def most_kept(layout: Layout, stage: int, sizes: Sequence[int]) -> int:
+    """The most that *stage* keeps at a time for backward turns, if a micro-batch keeps *sizes*.
+
+    Those are by run of layers. What gradients of weights need is counted as if it were everything.
+    """
+    kept = most = 0
+    for turn in build_schedule(layout, stage):
+        if turn.is_forward:
+            kept += sizes[turn.run]
+        most = max(most, kept)
+        if turn.ends_use:
+            kept -= sizes[turn.run]
+    return most
+
+
+def _turn(layout: Layout, direction: Pass, number: int) -> Turn:
+    """The turn with *number* among those of its *direction*."""
+    stages, runs = layout.pp, layout.interleaving
+    if runs == 1:
+        return Turn(direction, number)
+    group, place = divmod(number, stages * runs)
+    run, within = divmod(place, stages)
+    if direction is Pass.BACKWARD:
+        run = runs - 1 - run
+    return Turn(direction, group * stages + within, run)
+
+
+def _iter_zb_h1(layout: Layout, stage: int) -> Iterator[Turn]:
+    count, ahead = layout.micro_batches, turns_ahead(layout, stage)
+    for number in range(ahead):
+        yield Turn(Pass.FORWARD, number)
+    for number in range(count):
+        if ahead + number < count:
+            yield Turn(Pass.FORWARD, ahead + number)
+        yield Turn(Pass.BACKWARD, number, 0, Gradients.INPUTS)
+        if number >= stage:
+            yield Turn(Pass.BACKWARD, number - stage, 0, Gradients.WEIGHTS)
+    for number in range(max(count - stage, 0), count):
+        yield Turn(Pass.BACKWARD, number, 0, Gradients.WEIGHTS)
+
+
+_Kind = tuple[str, int]
+"""What a turn of a V schedule does (F forward, B gradients of inputs, W of weights, A of all), and
+the run that it works on."""
+F0, F1, B0, B1, W0, W1, A0, A1 = [(word, run) for word in "FBWA" for run in (0, 1)]
+W = ("W", -1)
+"""The gradients of weights that were put off first, whatever their run."""
+_GRADIENTS = {
+    "F": Gradients.ALL,
+    "A": Gradients.ALL,
+    "B": Gradients.INPUTS,
+    "W": Gradients.WEIGHTS,
+}
+
+
+def _take_in_order(layout: Layout, kinds: Iterator[_Kind]) -> tuple[Turn, ...]:
+    """The turns of *kinds*, each of the next micro-batch; where there is none, it is left out."""
+    taken: Counter[tuple[bool, int]] = Counter()
+    put_off: list[tuple[int, int]] = []
+    turns = []
+    for word, run in kinds:
+        if word == "W":
+            found = next((one for one in put_off if run in (one[0], -1)), None)
+            if found is None:
+                continue
+            put_off.remove(found)
+            of_run, number = found
+        else:
+            of_run, number = run, taken[word == "F", run]
+            if number == layout.micro_batches:
+                continue
+            taken[word == "F", run] += 1
+            put_off += [(run, number)] * (word == "B")
+        direction = Pass.FORWARD if word == "F" else Pass.BACKWARD
+        turns.append(Turn(direction, number, of_run, _GRADIENTS[word]))
+    return tuple(turns)
+
+
+def _iter_zb_v(layout: Layout, stage: int) -> Iterator[_Kind]:
+    behind, count = layout.pp - stage, layout.micro_batches
+    yield from [F0] * (2 * behind - 1)
+    yield from [F1, F0] * stage
+    yield from [F1, B1, W1] * behind
+    yield from [F0, B0, W0, F1, B1, W1] * max(count - layout.pp, 0)
+    yield from [B0, B1] * stage
+    yield from [B0, W0] * behind
+    yield from [W1] * count
+    yield from [W0] * count
+
+
+def _iter_dualpipe_v(layout: Layout, stage: int) -> Iterator[_Kind]:
+    behind, count = layout.pp - stage - 1, layout.micro_batches
+    yield from [F0] * (2 * behind)
+    yield from [F0, F1] * (stage + 1)
+    yield from [B1, W1, F1] * behind
+    yield from [F0, A1, F1, A0] * max(count - 2 * layout.pp + stage + 1, 0)
+    yield from [A1, F1, A0] * behind
+    # Of the last backward turns of both runs, the second half leaves weights for later.
+    yield from ([A1, A0] * (stage + 1))[: stage + 1]
+    yield from ([B1, B0] * (stage + 1))[stage + 1 :]
+    yield from [W, B0] * behind
+    yield from [W] * (2 * count)

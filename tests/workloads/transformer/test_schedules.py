@@ -1,0 +1,218 @@
+"""Schedules of pipelines: zero-bubble ones and DualPipeV, and their bubbles by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from collectives.collective import CollectiveKind
+from perfmodel.base.errors import WorkloadError
+from perfmodel.engine.replay import replay
+from perfmodel.graph.audit import check_job
+from perfmodel.graph.durations import build_shared_durations
+from perfmodel.graph.ops import Attention, Gemm, GroupedGemm, Pass
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.workloads import build_job, load_workload
+from perfmodel.workloads.transformer.layout import Layout
+from perfmodel.workloads.transformer.schedules import Gradients, build_schedule, most_kept
+from perfmodel.workloads.transformer.words import Schedule
+from tests.workloads.reading import collectives_of, iter_ops, tiny
+
+SPLIT = [Schedule.ZB_H1, Schedule.ZB_V, Schedule.DUALPIPE_V]
+
+
+def pipeline(schedule: Schedule, stages: int, micro_batches: int) -> Layout:
+    runs = 2 if schedule.is_folded else 1
+    return Layout(1, stages, 1, 1, micro_batches, interleaving=runs, schedule=schedule)
+
+
+def letters(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> str:
+    words = {Gradients.ALL: "a", Gradients.INPUTS: "b", Gradients.WEIGHTS: "w"}
+    return " ".join(
+        f"{'f' if turn.is_forward else words[turn.gradients]}{turn.micro_batch}"
+        + (f".{turn.run}" if schedule.is_folded else "")
+        for turn in build_schedule(pipeline(schedule, stages, micro_batches), stage)
+    )
+
+
+def test_zb_h1_by_hand():
+    # The order of 1F1B; stage s is s gradients of weights behind.
+    assert letters(Schedule.ZB_H1, 0, 2, 3) == "f0 f1 b0 w0 f2 b1 w1 b2 w2"
+    assert letters(Schedule.ZB_H1, 1, 2, 3) == "f0 b0 f1 b1 w0 f2 b2 w1 w2"
+
+
+def test_zb_v_by_hand():
+    # Three forwards of run 0 fill the way to the last stage and back.
+    assert letters(Schedule.ZB_V, 0, 2, 3) == (
+        "f0.0 f1.0 f2.0 f0.1 b0.1 w0.1 f1.1 b1.1 w1.1 b0.0 w0.0 f2.1 b2.1 w2.1 b1.0 w1.0 b2.0 w2.0"
+    )
+
+
+def test_dualpipe_v_by_hand():
+    assert letters(Schedule.DUALPIPE_V, 1, 2, 4) == (
+        "f0.0 f0.1 f1.0 f1.1 f2.0 a0.1 f2.1 a0.0 f3.0 a1.1 f3.1 a1.0 a2.1 a2.0 b3.1 b3.0 w3.1 w3.0"
+    )
+
+
+@pytest.mark.parametrize("schedule", SPLIT)
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 7, 20])
+def test_every_micro_batch_has_each_gradient_once_and_in_order(schedule, micro_batches):
+    for stage in range(4):
+        layout = pipeline(schedule, 4, micro_batches)
+        done: dict[tuple[str, int], list[int]] = {}
+        for turn in build_schedule(layout, stage):
+            halves = {Gradients.ALL: "bw", Gradients.INPUTS: "b", Gradients.WEIGHTS: "w"}
+            for half in "f" if turn.is_forward else halves[turn.gradients]:
+                done.setdefault((half, turn.run), []).append(turn.micro_batch)
+            # Nothing is done before what it needs.
+            counts = [len(done.get((half, turn.run), ())) for half in "fbw"]
+            assert counts == sorted(counts, reverse=True)
+        assert set(map(tuple, done.values())) == {tuple(range(micro_batches))}
+        assert len(done) == 3 * layout.interleaving
+
+
+def job_of(schedule: str, micro_batches: int, *changes: str, ranks: int = 4):
+    words = [
+        "model.layers=8", f"batch={micro_batches}", "parallel.micro_batch=1", "parallel.pp=4",
+        "parallel.tp=1", f"parallel.schedule={schedule}", "training.recompute=none", *changes,
+    ]  # fmt: skip
+    # On a CPU no kernel starts later than it is launched.
+    stack = load_stack("pytorch_cpu")
+    spec = load_workload("llama3_8b", words)
+    job = build_job(spec, rank_count=ranks, ranks_per_host=8, stack=stack)
+    check_job(job)
+    return spec, job
+
+
+def iteration_ns(schedule: str, micro_batches: int, times: tuple[int, int, int]) -> int:
+    """The iteration if only attention and one GEMM for a weight per layer take time."""
+    spec, job = job_of(schedule, micro_batches)
+    forward_ns, backward_ns, weight_ns = times
+    hidden, tokens = spec.model.hidden, spec.sequence_length
+    of_op = np.zeros(len(job.ops), dtype=np.int64)
+    for place, op in enumerate(job.ops):
+        if isinstance(op, Attention):
+            of_op[place] = forward_ns if op.direction is Pass.FORWARD else backward_ns
+        if isinstance(op, Gemm) and (op.m, op.n, op.k) == (hidden, hidden, tokens):
+            of_op[place] = weight_ns
+    durations = build_shared_durations(job, [of_op[program.op] for program in job.programs])
+    return int(replay(job, durations).iteration_end_ns[-1, 0])
+
+
+@pytest.mark.parametrize("times", [(10, 10, 10), (20, 30, 10)])
+@pytest.mark.parametrize("micro_batches", [8, 11])
+def test_the_bubble_of_each_schedule_is_the_one_worked_out_by_hand(times, micro_batches):
+    forward, backward, weight = times
+    # Eight layers on four stages: two a stage, one a run.
+    work = micro_batches * 2 * sum(times)
+    bubbles = {
+        # p - 1 times a stage both ways, in 1F1B as one.
+        "1f1b": 3 * 2 * (forward + backward + weight),
+        # Gradients of weights take the place of one of three parts of it (arXiv 2401.10241).
+        "zb_h1": 3 * 2 * (forward + backward - weight),
+        # The same of a run, half as long (arXiv 2405.15362).
+        "zb_v": 3 * (forward + backward - weight),
+    }
+    for schedule, bubble in bubbles.items():
+        assert iteration_ns(schedule, micro_batches, times) == work + bubble
+
+
+def test_dualpipe_v_without_overlap_idles_as_long_as_zb_v():
+    # Equal parts of 10 ns: (p - 1) (F + B - W) of a run is 30 ns.
+    assert iteration_ns("dualpipe_v", 9, (10, 10, 10)) == 9 * 60 + 30
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("times", [(1, 1, 1), (2, 3, 1)])
+def test_joint_turns_of_dualpipe_v_have_the_published_bubble(stages, times):
+    forward, backward, weight = times
+    idle = idle_of_joint_turns(stages, 3 * stages, dict(zip("fbw", times, strict=True)))
+    # (PP / 2 - 1) (F&B + B - 3 W) of 2 p = PP stages; there B is the whole backward pass.
+    both, whole = forward + backward + weight, backward + weight
+    assert idle == (stages - 1) * (both + whole - 3 * weight)
+
+
+def idle_of_joint_turns(stages: int, micro_batches: int, times: dict[str, int]) -> int:
+    """Idle time of the first stage if a forward and a whole backward turn behind it are one."""
+    layout = pipeline(Schedule.DUALPIPE_V, stages, micro_batches)
+    left = {stage: [*build_schedule(layout, stage)] for stage in range(stages)}
+    now, end, work = [0] * stages, dict[tuple[str, int, int], int](), 0
+    while any(left.values()):
+        for stage, turns in left.items():
+            both = turns[:2]
+            is_joint = len(both) == 2 and both[0].is_forward and not both[1].is_forward
+            is_joint = is_joint and both[1].gradients is Gradients.ALL
+            block = turns[: 2 if is_joint else 1]
+            needs, makes, length = [], [], 0
+            for turn in block:
+                place = turn.run * (2 * stages - 1 - 2 * stage) + stage
+                number = turn.micro_batch
+                if turn.is_forward:
+                    needs += [("f", number, place - 1)] if place else []
+                    makes, length = [*makes, ("f", number, place)], length + times["f"]
+                elif turn.gradients is Gradients.WEIGHTS:
+                    length += times["w"]
+                else:
+                    needs += [("f", number, place)]
+                    needs += [("b", number, place + 1)] if place < 2 * stages - 1 else []
+                    makes = [*makes, ("b", number, place)]
+                    length += times["b"] + times["w"] * (turn.gradients is Gradients.ALL)
+            if not block or any(need not in end for need in needs):
+                continue
+            now[stage] = max([now[stage], *(end[need] for need in needs)]) + length
+            end.update(dict.fromkeys(makes, now[stage]))
+            work += length * (stage == 0)
+            del turns[: len(block)]
+    return max(now) - work
+
+
+def test_what_stages_keep_by_hand():
+    def kept(schedule: Schedule) -> list[int]:
+        layout = pipeline(schedule, 4, 12)
+        return [most_kept(layout, stage, [1] * layout.interleaving) for stage in range(4)]
+
+    assert kept(Schedule.ONE_F_ONE_B) == [4, 3, 2, 1]
+    # p - s in flight, and s whose weights are put off: all stages keep what the first one does.
+    assert kept(Schedule.ZB_H1) == [4, 4, 4, 4]
+    # Of a run, half as large: at most 2 p.
+    assert kept(Schedule.ZB_V) == [8, 8, 8, 8]
+
+
+@pytest.mark.parametrize("schedule", [one.value for one in SPLIT])
+def test_a_split_backward_pass_has_the_same_kernels_and_gradients(schedule):
+    parts = {}
+    for word in ("1f1b", schedule):
+        spec = tiny(parallel={"pp": 2, "tp": 1, "schedule": word}, batch=8, tied_embeddings=False)
+        job = build_job(spec, rank_count=4, ranks_per_host=8)
+        check_job(job)
+        ops = [op for rank in (0, 2) for _, op in iter_ops(job, rank)]
+        gemms = sorted((op.m, op.n, op.k) for op in ops if isinstance(op, Gemm))
+        calls = [
+            collectives_of(job, CollectiveKind.ALL_REDUCE, "gradients", rank) for rank in (0, 2)
+        ]
+        parts[word] = gemms, sum(call.size_bytes for of_rank in calls for call in of_rank)
+    assert parts[schedule] == parts["1f1b"]
+
+
+def test_experts_put_off_their_weights_too():
+    words = {"experts": 4, "top_k": 2, "layers": 4, "batch": 8}
+    spec = tiny(parallel={"pp": 2, "tp": 1, "ep": 2, "schedule": "zb_h1"}, **words)
+    job = build_job(spec, rank_count=4, ranks_per_host=8)
+    check_job(job)
+    grouped = [(label, op) for label, op in iter_ops(job, 0) if isinstance(op, GroupedGemm)]
+    late = [label for label, _ in grouped if label.endswith("weights")]
+    # Up and down: forward, gradient of the input, gradient of the weight.
+    assert len(grouped) == 3 * len(late) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["parallel.pp=1"], "schedule=zb_v needs pipeline stages"),
+        (["parallel.interleaving=2"], "hold two runs of layers: leave interleaving out"),
+        (["parallel.expert_overlap=true"], "expert_overlap needs 1f1b or dualpipe_v"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(changes, words):
+    with pytest.raises(WorkloadError, match=words):
+        job_of("zb_v", 8, *changes)
