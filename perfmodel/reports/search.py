@@ -188,8 +188,10 @@ def report_search(rankings: Sequence[LayoutRanking]) -> Report:
 
 def predict_again(ranking: LayoutRanking) -> str:
     """The command that predicts the best layout of *ranking*, with all that it was asked with."""
-    question = ranking.question
-    chosen = overrides_of(ranking.best.candidate.overrides)
+    question, best = ranking.question, ranking.best.candidate
+    # A stack that a file leaves open follows from its layout, which the search changed.
+    stack = question.stack or (best.stack.name if best.stack.name != best.spec.stack else None)
+    chosen = overrides_of(best.overrides)
     fixed = {text.partition("=")[0].strip() for text in chosen}
     kept = [one for one in question.overrides if one.partition("=")[0].strip() not in fixed]
     scenario = Scenario(
@@ -198,7 +200,7 @@ def predict_again(ranking: LayoutRanking) -> str:
         overrides=(*kept, *chosen),
         hosts=ranking.hosts,
         ranks_per_host=question.ranks_per_host,
-        stack=question.stack,
+        stack=stack,
         calibration=question.calibration,
     )
     return to_command("predict", scenario)

@@ -13,7 +13,12 @@ from perfmodel.execution.executor import SerialExecutor
 from perfmodel.planning.layouts.search import search_layouts
 from perfmodel.planning.question import LayoutQuestion
 from perfmodel.reports.html import to_page
-from perfmodel.reports.search import build_flags, report_search, to_search_document
+from perfmodel.reports.search import (
+    build_flags,
+    predict_again,
+    report_search,
+    to_search_document,
+)
 from perfmodel.reports.terminal import to_text
 from perfmodel.workloads.transformer.words import StateSharding
 
@@ -110,3 +115,14 @@ def test_the_page_stands_alone_and_names_the_winner_and_its_flags(found):
     assert "--context-parallel-size 2" in page
     assert "perfmodel predict --topology polaris --workload gpt2_xl" in page
     assert not re.search(r"""(src|href)=["']https?:""", page)
+
+
+def test_asked_again_a_stack_that_the_file_leaves_open_is_stated(found):
+    ranking = found.best
+    left_open = replace(ranking, question=replace(ranking.question, stack=None))
+    assert "--stack" not in predict_again(left_open)
+    best = left_open.best
+    spec = best.candidate.spec.model_copy(update={"stack": "megatron"})
+    other = replace(best.candidate, spec=spec)
+    moved = replace(left_open, layouts=(replace(best, candidate=other), *left_open.layouts[1:]))
+    assert "--stack pytorch_fused" in predict_again(moved)

@@ -207,8 +207,9 @@ def _judge_flat(evaluator: PlanEvaluator, plans: Sequence[ShardingPlan]) -> list
         busiest_ns = evaluator.price([columns[place] for place in places]).busiest_ns
         copied = plans[places[0]].copied_tables
         least_ns[frame] = float(busiest_ns.min() + evaluator.pricer.copied_ns(copied).sum())
-    # The one with fewest kernels, as the host may decide, and those with the least work.
-    fewest = sorted(of_frame, key=lambda frame: (len(frame[0]), frame))[:1]
+    # Those that copy fewest tables, as the host may decide, and those with the least work.
+    least_copied = min((len(frame[0]) for frame in of_frame), default=0)
+    fewest = sorted(frame for frame in of_frame if len(frame[0]) == least_copied)
     others = sorted(of_frame.keys() - set(fewest), key=lambda frame: (least_ns[frame], frame))
     chosen = [place for frame in fewest + others[: MOST_FRAMES - 1] for place in of_frame[frame]]
     return _judge(
