@@ -322,8 +322,9 @@ def variant_of(dtype: DType) -> str:
 
 def is_on_vector_units(stored: DType, device: Device, stack: SoftwareStack) -> bool:
     """Whether GEMMs of numbers *stored* so run outside tensor cores on *device*."""
-    dtype = stack.matmul_dtypes.get(stored, stored)
-    return machine_rates(device, dtype).peak_flops <= device.vector_flops
+    kind = _rated_format(device, stack.matmul_dtypes.get(stored, stored))
+    # A stated FP32 rate is that of vector units; on some boards tensor cores are no faster.
+    return kind in (None, DType.FP32) or device.peak_flops[kind] <= device.vector_flops
 
 
 def machine_rates(device: Device, dtype: DType) -> MachineRates:
@@ -332,11 +333,8 @@ def machine_rates(device: Device, dtype: DType) -> MachineRates:
     A dtype without its own rate runs as the next wider one that has one, without tensor cores at
     the vector rate.
     """
-    rate = next(
-        (device.peak_flops[kind] for kind in (dtype, *_WIDER.get(dtype, ()))
-         if kind in device.peak_flops),
-        device.vector_flops,
-    )  # fmt: skip
+    kind = _rated_format(device, dtype)
+    rate = device.vector_flops if kind is None else device.peak_flops[kind]
     return MachineRates(
         sm_count=device.sm_count,
         clock_hz=device.clock_hz,
@@ -344,6 +342,12 @@ def machine_rates(device: Device, dtype: DType) -> MachineRates:
         memory_bytes_per_s=float(device.memory_bandwidth_bytes_per_s),
         l2_bytes=float(device.l2_bytes),
     )
+
+
+def _rated_format(device: Device, dtype: DType) -> DType | None:
+    """The format with a stated rate that GEMMs of *dtype* run as."""
+    kinds = (dtype, *_WIDER.get(dtype, ()))
+    return next((kind for kind in kinds if kind in device.peak_flops), None)
 
 
 _WIDER = {

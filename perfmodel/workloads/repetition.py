@@ -13,8 +13,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from perfmodel.graph.builder import Dependency, Naming, Piece, ProgramBuilder
+from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.program import Lane
+from perfmodel.graph.tables import Naming, Piece
 
 Cell = list[Any]
 """Tasks, dependencies, pieces of host time or nothing: what a writer keeps between two tasks."""

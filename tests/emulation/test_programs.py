@@ -10,8 +10,8 @@ import pytest
 from perfmodel.emulation.programs import build_program
 from perfmodel.emulation.rank_record import CallType
 from perfmodel.emulation.windows import Windows
-from perfmodel.graph.builder import Tables
 from perfmodel.graph.program import LaneKind
+from perfmodel.graph.tables import Tables
 from tests.emulation.test_communicators import LATENCY_NS, record
 from tests.emulation.test_windows import ADD, VIEW
 

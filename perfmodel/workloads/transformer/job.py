@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from perfmodel.base.units import format_size
-from perfmodel.graph.builder import JobBuilder, Tables
+from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
+from perfmodel.graph.tables import Tables
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.eager import host_assumptions
