@@ -19,6 +19,7 @@ OPTIONS = {
     "captured": ("--ranks", "1", "--run-on"),
     "attention": ("--ranks", "1"),
     "compiled": ("--ranks", "2"),
+    "masks": ("--ranks", "1"),
     "uneven": ("--ranks", "4"),
 }
 

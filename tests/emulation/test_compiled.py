@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
+
+import pytest
 
 from perfmodel.emulation.compiler.arithmetic import count_instructions
 from perfmodel.graph.ops import Attention, Gemm, HostSpan, MemoryBound, Pass
@@ -124,6 +127,26 @@ def test_attention_with_a_mask_of_blocks_computes_the_blocks_that_it_keeps(emula
     assert [op.direction for op in masked] == [Pass.FORWARD, Pass.BACKWARD]
     # Of 8 x 8 blocks four documents keep three each, and a query sees 3 / 16 of the keys.
     assert {(op.query_length, op.key_length, op.heads) for op in masked} == {(1024, 192, 2)}
+
+
+def count_blocks(length, side, window):
+    """Blocks with a pair of one document and window: short documents, then long ones."""
+    documents = list(accumulate(p % (300 if p < length // 2 else 3000) == 0 for p in range(length)))
+    return sum(
+        first == last
+        or (documents[first] == documents[last + side - 1] and first - last - side + 1 < window)
+        for first in range(0, length, side)
+        for last in range(0, first + 1, side)
+    )
+
+
+def test_masks_of_many_pairs_and_of_other_regions_keep_the_blocks_of_their_function(emulated):
+    run = emulated("masks")
+    masked = [op for op in run.ops() if isinstance(op, Attention)]
+    assert [op.direction for op in masked] == [Pass.FORWARD, Pass.BACKWARD, *2 * [Pass.FORWARD]]
+    kept = count_blocks(8192, 128, 1024) / 64**2
+    assert all(op.key_length == pytest.approx(8192 * kept, rel=0.01) for op in masked)
+    assert "blocks that a mask leaves out" not in run.stderr
 
 
 LOOPED = """

@@ -3,7 +3,9 @@
 Compiled kernels have no values, also where eager code would know them: integers that a script
 computes from its tokens. A mask of blocks is such a result, and it decides how long
 flex_attention takes. So the part of the graph that leads to it is evaluated on the host, with what
-is known of the region's arguments, each time the region runs.
+is known of the region's arguments, each time the region runs. Where that is too large, or in
+another region, the function of the mask, which the call has with it, is evaluated at some points of
+every block. Integers that a region returns are carried to the code that takes them.
 """
 
 from __future__ import annotations
@@ -12,18 +14,24 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._higher_order_ops.flex_attention import flex_attention
+from torch._subclasses.fake_tensor import is_fake
 
-from perfmodel.emulation.device.descriptions import DTYPE_WORDS
-from perfmodel.emulation.device.flex import count_pairs_of_blocks, share_of_blocks
+from perfmodel.emulation.device.descriptions import DTYPE_WORDS, is_inexact
+from perfmodel.emulation.device.flex import count_pairs_of_blocks, kept_share, share_of_blocks
 from perfmodel.emulation.device.gpu import VirtualGpu
+from perfmodel.emulation.device.values import MOST_KEPT
 
-_MASK, _INDICES, _COUNTS = 4, 3, (2, 4)
+_MASK, _INDICES, _COUNTS, _SIDES, _FUNCTION = 4, 3, (2, 4), slice(-3, -1), -1
 """Where the mask is among the arguments of flex_attention, and what is where in it."""
+_READ = -1
+"""Where the tensors are that the function of the mask reads."""
+_CHANGING = frozenset({"setitem", "iadd", "isub", "imul", "iand", "ior", "ixor"})
 _MOST_ELEMENTS = 1 << 24
 """Larger tensors are not evaluated."""
 _HOST = torch.device("cpu")
@@ -94,30 +102,64 @@ class _UnknownError(LookupError):
     """A value that is not known, or not worth evaluating."""
 
 
+class FunctionShares:
+    """Shares of blocks that functions of masks keep: the layers of a model have the same one."""
+
+    def __init__(self) -> None:
+        self._last: dict[Any, tuple[list[Any], float]] = {}
+
+    def of(
+        self, gpu: VirtualGpu, function: fx.GraphModule, shape: tuple[int, ...], read: Sequence[Any]
+    ) -> float:
+        """The share of *function*, which reads *read*.
+
+        *shape* is batch, heads, both lengths and both sides of a block.
+        """
+        key = (_words(function), shape)
+        last_read, share = self._last.get(key, (None, 0.0))
+        if last_read is None or not all(map(_is_same, last_read, read)):
+
+            def mask_mod(*places: Tensor) -> Any:
+                return _Evaluation(gpu, function, (*places, *read)).of(_output(function))
+
+            share = kept_share(mask_mod, shape[:2], shape[2:4], shape[4:])
+            copies = [one.clone() if isinstance(one, Tensor) else one for one in read]
+            self._last[key] = (copies, share)
+        return share
+
+
 class RegionMasks:
     """The masks of one region, in the order of its calls of flex_attention.
 
     The backward pass comes to them in the opposite order. A share that is not known is None.
+    *shares* is one for all regions.
     """
 
-    def __init__(self, gpu: VirtualGpu, model: fx.GraphModule) -> None:
-        self._gpu, self._model = gpu, model
+    def __init__(self, gpu: VirtualGpu, model: fx.GraphModule, shares: FunctionShares) -> None:
+        self._gpu, self._model, self._shares = gpu, model, shares
         self._calls = [node for node in model.graph.nodes if node.target is flex_attention]
         self._forward: list[float | None] = []
         self._backward: list[float | None] = []
+        self._integers = _integer_outputs(model)
 
     def watch(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """*compiled*, with the masks evaluated before each run."""
-        if not self._calls:
+        """*compiled*, with the masks evaluated before each run, and integers after it."""
+        if not self._calls and not self._integers:
             return compiled
 
         def run(*args: Any) -> Any:
-            if self._gpu.recorder.is_on:
-                with self._gpu.recorder.paused(), torch.no_grad():
-                    values = _Evaluation(self._gpu, self._model, args)
-                    self._forward = [_share(values, node) for node in self._calls]
-                self._backward = list(self._forward)
-            return compiled(*args)
+            if any(map(is_fake, args)):
+                return compiled(*args)
+            is_on = self._gpu.recorder.is_on
+            with self._gpu.recorder.paused(), torch.no_grad(), torch.random.fork_rng([]):
+                values = _Evaluation(self._gpu, self._model, args)
+                self._forward = [self._share(values, node) for node in self._calls if is_on]
+                # Before the region runs, which may change its arguments.
+                integers = [(place, values.try_of(node)) for place, node in self._integers]
+            self._backward = list(self._forward)
+            results = compiled(*args)
+            self._carry(integers, results)
+            return results
 
         return run
 
@@ -126,15 +168,65 @@ class RegionMasks:
         shares = self._backward if is_backward else self._forward
         return shares.pop(-1 if is_backward else 0) if shares else None
 
+    def _carry(self, integers: Sequence[tuple[int, Any]], results: Any) -> None:
+        """Remember what is known of the *results* of a run, for the regions that take them."""
+        outputs = dict(enumerate(results if isinstance(results, tuple | list) else (results,)))
+        for place, value in integers:
+            output = outputs.get(place)
+            if isinstance(value, Tensor) and isinstance(output, Tensor) and not is_fake(output):
+                self._gpu.values.set(output, value)
 
-def _share(values: _Evaluation, node: fx.Node) -> float | None:
-    mask: Any = node.args[_MASK]
-    try:
-        counts = [values.of(mask[place]) for place in _COUNTS if mask[place] is not None]
-    except _UnknownError:
-        return None
-    columns = mask[_INDICES].meta["example_value"].shape[-1]
-    return float(sum(int(one.sum()) for one in counts) / (counts[0].numel() * columns))
+    def _share(self, values: _Evaluation, node: fx.Node) -> float | None:
+        mask: Any = node.args[_MASK]
+        read: Any = node.args[_READ]
+        counts = [values.try_of(mask[place]) for place in _COUNTS if mask[place] is not None]
+        if all(one is not None for one in counts):
+            columns = values.shape(mask[_INDICES])[-1]
+            return float(sum(int(one.sum()) for one in counts) / (counts[0].numel() * columns))
+        try:
+            function = values.of(mask[_FUNCTION])
+            heads = values.shape(mask[_COUNTS[0]])[:2]
+            shape = [*heads, *map(values.of, (*mask[:2], *mask[_SIDES]))]
+            tensors = [values.of(one) for one in read]
+            return self._shares.of(self._gpu, function, tuple(map(int, shape)), tensors)
+        except _UnknownError:
+            return None
+
+
+def _output(model: fx.GraphModule) -> Any:
+    return next(node for node in model.graph.nodes if node.op == "output").args[0]
+
+
+def _integer_outputs(model: fx.GraphModule) -> list[tuple[int, fx.Node]]:
+    """Outputs of *model* whose values may be carried to other regions, by their place."""
+    outputs = _output(model)
+    found = []
+    for place, node in enumerate(outputs if isinstance(outputs, tuple | list) else (outputs,)):
+        example = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+        if (
+            isinstance(example, Tensor)
+            and node.op != "placeholder"
+            and not is_inexact(example)
+            and example.numel() <= MOST_KEPT
+        ):
+            found.append((place, node))
+    return found
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.equal(first, second)
+    return bool(first == second)
+
+
+def _words(function: fx.GraphModule) -> str:
+    """What *function* does, without the names of its nodes."""
+    places = {node: place for place, node in enumerate(function.graph.nodes)}
+    return repr([
+        (node.op, node.op == "placeholder" or str(node.target),
+         fx.node.map_arg((node.args, node.kwargs), lambda one: f"%{places[one]}"))
+        for node in places
+    ])  # fmt: skip
 
 
 class _Evaluation:
@@ -162,16 +254,32 @@ class _Evaluation:
                 self._known[node] = self._evaluate(node)
         return self._known[value]
 
+    def try_of(self, value: Any) -> Any:
+        """As `of`, or None if it is not known."""
+        try:
+            return self.of(value)
+        except _UnknownError:
+            return None
+
+    def shape(self, node: fx.Node) -> Sequence[int]:
+        """The sizes of the tensor that *node* is."""
+        tensor = self._given.get(node, node.meta.get("example_value"))
+        if not isinstance(tensor, Tensor):
+            raise _UnknownError
+        return tensor.shape
+
     def _evaluate(self, node: fx.Node) -> Any:
         example = node.meta.get("example_value")
         if isinstance(example, Tensor) and (
             example.is_floating_point() or example.numel() > _MOST_ELEMENTS
         ):
             raise _UnknownError
+        if "c10d" in str(node.target) or any(_changes(user) for user in node.users):
+            raise _UnknownError
         if node.op == "placeholder":
             return self._host_value(self._given.get(node))
         if node.op == "get_attr":
-            return self._host_value(getattr(self._model, str(node.target), None))
+            return self._host_value(attrgetter(str(node.target))(self._model))
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: self._known[one])
         args, kwargs = fx.node.map_aggregate((args, kwargs), _on_host)
         try:
@@ -179,7 +287,7 @@ class _Evaluation:
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             if callable(node.target):
                 return node.target(*args, **kwargs)
-        except (RuntimeError, TypeError) as fault:
+        except (RuntimeError, TypeError, ValueError, IndexError) as fault:
             raise _UnknownError from fault
         raise _UnknownError
 
@@ -190,6 +298,13 @@ class _Evaluation:
         if known is None:
             raise _UnknownError
         return known
+
+
+def _changes(node: fx.Node) -> bool:
+    """Whether *node* writes to what it is given."""
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    return node.op == "call_function" and getattr(node.target, "__name__", "") in _CHANGING
 
 
 def _on_host(value: Any) -> Any:

@@ -19,7 +19,7 @@ from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
 from perfmodel.emulation.compiler.check import prove_compiler
 from perfmodel.emulation.compiler.front import install_dynamo, install_inductor
-from perfmodel.emulation.compiler.masks import RegionMasks
+from perfmodel.emulation.compiler.masks import FunctionShares, RegionMasks
 from perfmodel.emulation.compiler.sharing import FOLDER, alone, share_code
 from perfmodel.emulation.device.descriptions import hide_code, script_line
 from perfmodel.emulation.device.gpu import VirtualGpu
@@ -42,6 +42,7 @@ class Compiler:
         self._fault: RuntimeError | None = None
         self._names: dict[int, str] = {}
         self._masks: RegionMasks | None = None
+        self._shares = FunctionShares()
         self.cpu_s = 0.0
         self.compiled_count = 0
         self.fallbacks: dict[str, str] = {}
@@ -53,7 +54,7 @@ class Compiler:
         compile_region = kind.__call__
 
         def compile_(backend: Any, model: Any, inputs: Any, **more: Any) -> Callable[..., Any]:
-            self._masks = RegionMasks(self._gpu, model)
+            self._masks = RegionMasks(self._gpu, model, self._shares)
             made = self._compile(
                 lambda: compile_region(backend, model, inputs, **more), model.forward
             )

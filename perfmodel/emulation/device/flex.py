@@ -25,6 +25,8 @@ _POINTS = 8
 """Rows and columns of a block at which a mask is evaluated, its edges among them."""
 _MOST_AT_ONCE = 1 << 22
 """Points that are evaluated together."""
+_MOST_POINTS, _FEWEST_ROWS = 1 << 24, 8
+"""Points of a mask of compiled code that are evaluated, and rows of blocks of each head."""
 _UNKNOWN = "blocks that a mask leaves out"
 
 
@@ -157,15 +159,47 @@ def _blocks(
         with _KnownValues(gpu):
             for batch, head in torch.cartesian_prod(*map(torch.arange, heads)):
                 for first in range(0, rows, step):
-                    chosen = queries[first * _POINTS : (first + step) * _POINTS, None]
-                    seen = mask_mod(batch, head, chosen, keys[None]).expand(len(chosen), len(keys))
-                    tiles = seen.reshape(-1, _POINTS, columns, _POINTS).transpose(1, 2).flatten(2)
+                    chosen = queries[first * _POINTS : (first + step) * _POINTS]
+                    tiles = _tiles(mask_mod, batch, head, chosen, keys)
                     place = (batch, head, slice(first, first + step))
                     some[place], every[place] = tiles.any(-1), tiles.all(-1)
     except LookupError:
         gpu.recorder.count_placeholder(_UNKNOWN)
         some[:] = True
     return some & ~every, every
+
+
+def kept_share(
+    mask_mod: Any, heads: Sequence[int], lengths: Sequence[int], sides: Sequence[int]
+) -> float:
+    """The share of blocks with some pairs; *mask_mod* and what it reads are on the host.
+
+    Where there are many rows of blocks, batches and heads, some are evaluated, evenly spread.
+    """
+    queries, keys = (_points(*pair) for pair in zip(lengths, sides, strict=True))
+    most = max(_MOST_POINTS // (_POINTS * len(keys)), 1)
+    masks_of_heads = _spread(torch.cartesian_prod(*map(torch.arange, heads)), most)
+    rows = _spread(queries.view(-1, _POINTS), max(most // len(masks_of_heads), _FEWEST_ROWS))
+    step = max(_MOST_AT_ONCE // (_POINTS * len(keys)), 1)
+    shares = [
+        _tiles(mask_mod, batch, head, chosen.flatten(), keys).any(-1).flatten()
+        for batch, head in masks_of_heads
+        for chosen in rows.split(step)
+    ]
+    return float(torch.cat(shares).double().mean())
+
+
+def _spread(rows: Tensor, most: int) -> Tensor:
+    """At most so many of *rows*, at even distances."""
+    count = min(len(rows), most)
+    return rows[torch.linspace(0, len(rows) - 1, count).round().long()]
+
+
+def _tiles(mask_mod: Any, batch: Tensor, head: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """What *mask_mod* says at the points of every block, by row and column of blocks."""
+    seen = mask_mod(batch, head, queries[:, None], keys[None]).expand(len(queries), len(keys))
+    columns = len(keys) // _POINTS
+    return seen.reshape(-1, _POINTS, columns, _POINTS).transpose(1, 2).flatten(2)
 
 
 def _points(length: int, side: int) -> Tensor:
