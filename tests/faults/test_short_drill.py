@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -27,13 +28,17 @@ def field():
     "case",
     [
         Case("raylet", "replay", round=17, delay_s=0.0, seed=0),
-        Case("raylet", "questions", round=None, delay_s=6.0, seed=1),
+        Case("raylet", "questions", round=None, delay_s=4.0, seed=1),
         Case("gcs", "replay", round=17, delay_s=0.0, seed=2),
     ],
     ids=lambda case: f"{case.fault} {case.work}",
 )
 def test_what_is_lost_costs_time_or_ends_in_a_sentence(case, field):
     outcome = run_once(field, case, expected())
+    while outcome.end == "not hit" and case.delay_s > 0.5:
+        # The work was done before the blow fell: strike sooner.
+        case = replace(case, delay_s=case.delay_s / 2)
+        outcome = run_once(field, case, expected())
 
     assert outcome.is_good, outcome
 
