@@ -156,15 +156,7 @@ def reduce_gradients(
                 if not is_copied:
                     kernel = _copy_behind(program, kernel, copy(sizes[bucket]))
                 after = _launch_behind(program, kernel, launch, late)
-                task = DraftTask(
-                    len(program.lanes) - 1,
-                    program.draft.op(all_reduce(sizes[bucket])),
-                    program.draft.label(f"bucket of {format_size(sizes[bucket])}"),
-                    slot=0,
-                    order=(sequence, 0),
-                    role=int(Role.BOTH),
-                    after=after,
-                )
+                task = _bucket(program, all_reduce(sizes[bucket]), sizes[bucket], sequence, after)
                 program.wait_for(update, program.insert([task]))
                 sequence += 1
 
@@ -174,6 +166,21 @@ def reduce_gradients(
         groups=(Group("data", tuple(range(count))),),
         rank_program=np.zeros(count, dtype=np.int32),
         rank_group=np.zeros((count, 1), dtype=np.int32),
+    )
+
+
+def _bucket(
+    program: ProgramDraft, op: Fixed, size_bytes: int, sequence: int, after: list[Dependency]
+) -> DraftTask:
+    """The reduction of a bucket on the last lane, with all other ranks."""
+    return DraftTask(
+        len(program.lanes) - 1,
+        program.draft.op(op),
+        program.draft.label(f"bucket of {format_size(size_bytes)}"),
+        slot=0,
+        order=(sequence, 0),
+        role=int(Role.BOTH),
+        after=after,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from embeddings.plan import ShardingPlan
 from perfmodel.base.dtypes import DType
@@ -26,6 +26,9 @@ from perfmodel.workloads.fields import Section
 from perfmodel.workloads.reduction import reduces_once
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import AdapterPlaces, Head, StageSplit
+
+if TYPE_CHECKING:
+    from perfmodel.workloads.transformer.layout import Layout
 
 Spec = TypeVar("Spec", bound=DlrmSpec | TransformerSpec)
 AnySection = TypeVar("AnySection", bound=Section)
@@ -110,15 +113,8 @@ def build_workload(
     layout = chosen.layout
     of_stage = memory_of_stages(TransformerRun(workload, layout, stack))
     memory = tuple(one for one in of_stage for _ in range(layout.ranks_of_stage))
-    count, fewer, stride = layout.micro_batches, layout.pp + _FILL, _STRIDE
-    if layout.schedule.splits_backward:
-        # The gradients of weights that are put off come to rest only after as many turns again.
-        fewer = (4 if layout.is_folded else 2) * layout.pp + _FILL
-    elif layout.interleaving > 1:
-        # Micro-batches take turns in groups as large as there are stages.
-        fewer, stride = 2 * layout.pp, layout.pp
-    elif layout.runs_beside:
-        fewer += layout.pp
+    count = layout.micro_batches
+    fewer, stride = _shorter_counts(layout)
     more = fewer + stride
     if is_whole or count <= fewer + more:
         # Two smaller jobs would be as much work as the whole one.
@@ -126,6 +122,19 @@ def build_workload(
     smaller, larger = build_shorter_jobs(workload, chosen, stack=stack, micro_batches=(fewer, more))
     steps = Fraction(count - fewer, stride)
     return BuiltWorkload(smaller, memory, Extrapolation(larger, steps, count))
+
+
+def _shorter_counts(layout: Layout) -> tuple[int, int]:
+    """Micro-batches of a job that is long enough to extrapolate from, and by how many more."""
+    if layout.schedule.splits_backward:
+        # The gradients of weights that are put off come to rest only after as many turns again.
+        return (4 if layout.is_folded else 2) * layout.pp + _FILL, _STRIDE
+    if layout.interleaving > 1:
+        # Micro-batches take turns in groups as large as there are stages.
+        return 2 * layout.pp, layout.pp
+    if layout.runs_beside:
+        return 2 * layout.pp + _FILL, _STRIDE
+    return layout.pp + _FILL, _STRIDE
 
 
 def build_job(
