@@ -200,7 +200,7 @@ def load_calibration(path: Path) -> Calibration:
     document = load_document(path, CalibrationError)
     if not {"hosts", "fabrics"} & set(document.content):
         raise CalibrationError(
-            f"{path}: is no calibration of collectives. "
+            f"{path}: is not a calibration of collectives. "
             "`perfmodel calibrate collectives TABLE --out FILE` writes one."
         )
     if document.content.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:

@@ -200,7 +200,8 @@ def price_lean(collective: Collective, *, cluster: Cluster, ranks: Ranks) -> Col
         per_rank_ns = (steps + 1) * latency_ns + steps * hosts_ns + gpu_ns + nic_ns
     else:
         raise InputError(
-            f"{collective.kind.value}: lean kernels do reductions and all-to-alls by byte matrix."
+            f"{collective.kind.value}: lean kernels support only reductions and all-to-all by "
+            f"byte matrix."
         )
     worst_ns = float(per_rank_ns.max())
     return CollectiveCost(

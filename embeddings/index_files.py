@@ -171,7 +171,7 @@ def _load_parquet(path: Path) -> IndexData:
         for name in content.column_names
     ]
     if not columns:
-        raise InputError(f"{path}: must have a column a table, got none.")
+        raise InputError(f"{path}: must have one column per table, got none.")
     return build_index_data(
         str(path),
         indices=np.concatenate([values for values, _ in columns]),
@@ -229,7 +229,7 @@ def _load_torch(path: Path) -> IndexData:
         sample_count=data.sample_count,
     )
     if bags.shape != data.lengths.shape or (bags != data.lengths).any():
-        raise InputError(f"{path}: ragged: offsets and lengths do not say the same bags.")
+        raise InputError(f"{path}: ragged: offsets and lengths describe different bags.")
     return data
 
 

@@ -318,8 +318,8 @@ class ShardingPlan:
             word = "missing from the plan" if not pieces else "shard sizes do not add up"
             faults.add(
                 where,
-                f"{word}: every number must be placed once, got {placed} places for "
-                f"{wanted} numbers",
+                f"{word}: every element must be placed once, got {placed} placements for {wanted} "
+                f"elements",
             )
 
 

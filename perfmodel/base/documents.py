@@ -210,7 +210,7 @@ def _check_no_other_format(text: str, document: str, error_type: type[InputError
     for name, beginning in _OTHER_FORMATS.items():
         if beginning.match(text):
             raise error_type(
-                f"{document}: looks like {name}, and YAML is needed: `key: value` lines. "
+                f"{document}: looks like {name}, but must be YAML: `key: value` lines. "
                 "`perfmodel init` writes files to start from."
             )
 

@@ -117,7 +117,7 @@ def parse_json(text: str, *, document: str, error_type: type[PerfModelError]) ->
     def refuse(word: str) -> float:
         found = re.search(rf"[\[:,\s]{word}\b", text)
         line = 1 + text.count("\n", 0, found.end() if found else 0)
-        raise ValueError(f"line {line}: {word} is no number")
+        raise ValueError(f"line {line}: {word} is not a number")
 
     try:
         return json.loads(text, object_pairs_hook=_mapping, parse_constant=refuse)

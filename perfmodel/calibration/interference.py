@@ -109,7 +109,7 @@ def _device_of(job: JobTrace, fallback: str | None) -> tuple[str, str]:
     known = name_devices(named)
     if not known:
         raise CalibrationError(
-            f"job {job.name!r}: GPU {named!r} is none of the devices known: "
+            f"job {job.name!r}: GPU {named!r} must be a known device, one of "
             f"{', '.join(list_devices())}."
         )
     return named, known[-1]

@@ -108,7 +108,7 @@ def find_own_members(loaded_part: LoadedPart, layout: FlatJob, ranks: range) -> 
     is_external = layout.g_is_external[group] > 0
     if met is None or not (met[~is_external, 1] > 0).all():
         raise GraphError(
-            f"ranks {ranks.start}-{ranks.stop - 1}: not a sound job, so that it cannot be walked. "
+            f"ranks {ranks.start}-{ranks.stop - 1}: not a valid job, so it cannot be replayed. "
             f"{AGAIN}"
         )
     sequence = np.arange(len(group)) - layout.g_rendezvous[group]

@@ -105,8 +105,8 @@ class RemoteTimelines:
     def _check(self, rows: int) -> None:
         if not self.is_open:
             raise ExecutionError(
-                "ray: the timelines of this replay went with the workers that kept them. Ask for "
-                "them before those are let go."
+                "ray: the timelines of this replay were lost with the workers that held them. "
+                "Read them before the workers are released."
             )
         if not self._fits(rows):
             raise ExecutionError(

@@ -253,6 +253,6 @@ def duration_of(op: Op) -> int:
     if isinstance(op, Fixed):
         return op.duration_ns
     raise ScenarioError(
-        f"{type(op).__name__} has no duration yet, so it cannot be changed. Say on which machine "
-        "the job runs (--topology), or price it with `pin_job` first."
+        f"{type(op).__name__} has no duration yet, so it cannot be changed. Name the machine that "
+        f"runs the job (--topology), or price it with `pin_job` first."
     )

@@ -28,7 +28,7 @@ from topologies import find_machine
 NO_MEMORY = "Memory is not checked: a saved job does not state what its ranks need."
 STATED_MEMORY = (
     "Memory is the peak that the job states for its ranks, rounded to blocks as torch does; the "
-    "driver, communicators and fragmentation come on top."
+    "driver, communicators and fragmentation are not included."
 )
 
 

@@ -357,7 +357,7 @@ def _checked(
     if not told:
         return replace(found, evidence=tuple(evidence))
     step_ns = float(np.median(told))
-    believed = f"believed is {format_duration(round(step_ns))} per step, by {found.rule.value}"
+    believed = f"accepted is {format_duration(round(step_ns))} per step, by {found.rule.value}"
     faults = []
     for place, own in enumerate(evidence):
         errors = _errors(own, step_ns)
@@ -372,7 +372,7 @@ def _checked(
             if errors[word] > _MOST_APART[word]
         ]
         if said:
-            faults.append(f"rank {own.rank} tells another step: {', '.join(said)}; {believed}")
+            faults.append(f"rank {own.rank} shows a different step: {', '.join(said)}; {believed}")
     return replace(found, evidence=tuple(evidence), faults=(*found.faults, *faults))
 
 

@@ -186,8 +186,8 @@ def report_measured_machine(found: MeasuredMachine) -> Report:
         for family, one in found.errors.items()
     ]
     noise = (
-        f"Other programs had the core {100 * found.lost_ratio:.0f} % of the time; samples spread "
-        f"over {100 * found.spread_ratio:.0f} %."
+        f"Other programs used the core {100 * found.lost_ratio:.0f} % of the time; samples vary "
+        f"by {100 * found.spread_ratio:.0f} %."
     )
     table = Table(("family", "measured", "median error", "bias"), rows, numeric=(1, 2, 3))
     return plain_report("This machine, measured", table, Sentences([noise]))

@@ -110,9 +110,12 @@ def find_spread(
         words = f"runs under stack {stack.name!r} on other GPUs ({chips}), none on {architecture}"
     else:
         base = family.no_runs
-        words = f"{family.rows} runs under other stacks, each left out; none under {stack.name!r}"
+        words = (
+            f"{family.rows} runs under other stacks, each left out of the fit; "
+            f"none under {stack.name!r}"
+        )
     if has_experts and family.experts > base:
-        base, words = family.experts, "runs of models with experts, which are further off"
+        base, words = family.experts, "runs of models with experts, whose errors are larger"
     most = max((one.hosts for one in stack.evidence.values()), default=1)
     further = family.per_doubling * max(math.log2(max(hosts, 1) / most), 0.0)
     if further:

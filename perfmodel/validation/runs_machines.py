@@ -44,7 +44,7 @@ def build_machine(row: RunRow, sentences: list[str], calibration: tuple[str, ...
     hosts = ranks // per_host
     if 2 * per_host == topology.gpus_per_host and count_joined(topology) <= 2:
         topology = _spread_over_sockets(topology)
-        sentences.append(f"Of the {per_host} GPUs of a host half are on each socket, assumed.")
+        sentences.append(f"Half of the {per_host} GPUs of a host are assumed to be on each socket.")
     if hosts > 1:
         topology = _with_network(topology, row.value("nic_gbit_per_gpu"), sentences)
     if calibration:

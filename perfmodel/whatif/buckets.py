@@ -42,7 +42,7 @@ def awaited_sequences(program: Program, collectives: Sequence[int]) -> dict[int,
         order = list(TopologicalSorter(before).static_order())
     except CycleError:
         raise GraphError(
-            "tasks of a rank wait for each other in a circle. Make the job again."
+            "tasks of a rank wait for each other in a cycle. Write the job again."
         ) from None
     awaited = {}
     for slot in sorted({int(program.slot[task]) for task in collectives}):

@@ -145,7 +145,7 @@ def reduce_gradients(
         program.add_lane("data parallel", LaneKind.COMMUNICATION)
         if not any(kernels for kernels, _ in steps):
             raise ScenarioError(
-                "no backward pass was found ahead of an update. Select its kernels with `backward`."
+                "no backward pass was found before an update. Select its kernels with `backward`."
             )
         sequence = 0
         for kernels, update in steps:

@@ -169,8 +169,8 @@ def _prioritise(
     steps = _split_steps(program, list(ready), updates)
     if len(steps) > 1 and is_repeated:
         raise ScenarioError(
-            "an update comes ahead of kernels that a collective waits for, so the iteration has no "
-            "one forward pass. Narrow `update` to the last update."
+            "an update runs before kernels that a collective waits for, so the iteration has no "
+            "single forward pass. Narrow `update` to the last update."
         )
     if len(steps) < 2 and not is_repeated:
         raise ScenarioError(

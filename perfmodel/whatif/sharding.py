@@ -33,7 +33,7 @@ def split(
     if machine is None:
         raise ScenarioError(
             "levels differ by their links, so the machine must be known: it is neither stated nor "
-            "told by the names of the GPUs. Say topology=NAME, and hosts=N."
+            "known from the GPU names. Give topology=NAME and hosts=N."
         )
     selection.check_found(job)
     slots = {

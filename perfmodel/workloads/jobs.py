@@ -176,8 +176,8 @@ def default_stack(workload: Workload) -> tuple[str, tuple[str, ...]]:
     else:
         name = PARALLEL_STACK
     sentence = (
-        f"The stack was left open: {name} is taken, as public runs of such jobs were compared with "
-        "it. Name yours with --stack."
+        f"No stack is stated: {name} is used, because it was compared with public runs of such "
+        f"jobs. Name yours with --stack."
     )
     return name, (sentence,)
 

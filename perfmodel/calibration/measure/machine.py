@@ -39,7 +39,7 @@ from topologies.device import Architecture, HostLink, HostLinkKind, Multiprocess
 
 STACKS = {"cpu": "pytorch_cpu", "cuda": "pytorch_fused"}
 """The software stack that kernels are fitted under; predict with the same one."""
-_LICENCE = "measured by whoever ran the command; no restriction"
+_LICENCE = "measured by the user of this command; no restriction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +257,8 @@ def _guess_gpu(name: str, source: str) -> Device:
     architecture = Architecture.ADA if capability == "8.9" else _ARCHITECTURES.get(str(facts.major))
     if architecture is None:
         raise MeasurementError(
-            f"measure: compute capability {capability} of {facts.name} is of no architecture we "
-            "know. Write the device file by hand, like those in topologies/devices."
+            f"measure: compute capability {capability} of {facts.name} belongs to no known "
+            f"architecture. Write the device file by hand, like those in topologies/devices."
         )
     return Device(
         name=name,

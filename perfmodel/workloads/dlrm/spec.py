@@ -106,7 +106,7 @@ class EmbeddingSection(Section):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) != len(self.rows):
                 raise ValueError(
-                    f"{name} must be one number or one a table, got {len(value)} for "
+                    f"{name} must be one number or one per table, got {len(value)} for "
                     f"{len(self.rows)} tables"
                 )
         return self
@@ -252,7 +252,8 @@ class DlrmSpec(CommonSpec):
             raise ValueError("wide_deep interaction needs tables of width 1, got none")
         if kind is Interaction.DEEP_FM and len(widths - {1}) > 1:
             raise ValueError(
-                "deep_fm interaction needs tables of one width beside those of width 1, got "
+                "deep_fm interaction needs tables of one width in addition to those of width 1, "
+                "got "
                 f"{', '.join(map(str, sorted(widths)))}"
             )
         return self

@@ -265,7 +265,7 @@ class TransformerSpec(CommonSpec):
                 f"got {self.sequence_length}"
             )
         if self.model.head is Head.MASKED_TOKENS and self.masked_tokens is None:
-            raise ValueError("a model that predicts masked tokens needs masked_tokens a sequence")
+            raise ValueError("a model that predicts masked tokens needs masked_tokens per sequence")
         return self
 
     @property
