@@ -189,7 +189,7 @@ def _distance(entry: HostEntry, wiring: Wiring) -> tuple[float, ...]:
 
 
 def generations_apart(first: str, second: str) -> int:
-    """How many generations of GPUs lie between two, all of them where one is not in the row."""
+    """How many GPU generations are between two; all of them if one is unknown."""
     if first not in _GENERATIONS or second not in _GENERATIONS:
         return 0 if first == second else len(_GENERATIONS)
     return abs(_GENERATIONS.index(first) - _GENERATIONS.index(second))

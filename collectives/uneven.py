@@ -102,7 +102,7 @@ def _held_bytes(matrix: FloatArray) -> FloatArray:
 def _carried_bytes(sizes: FloatArray) -> FloatArray:
     """What the wire of a row has carried when each of its messages is through.
 
-    They share it alike: a small one is through when every other has sent as much, or all it has.
+    They share it equally: a small one is done when every other has sent as much, or all it has.
     """
     order = np.argsort(sizes, axis=1, kind="stable")
     ordered = np.take_along_axis(sizes, order, axis=1)
@@ -134,7 +134,7 @@ def price_uneven(
 
     Leaves out: packets of different sizes that wait for each other inside a NIC.
     Source: the pairwise cost with the bytes of each rank put in; that partners wait follows from
-    messages that share a wire alike. Only one uneven measurement is public, so the spread between
+    messages that share a wire equally. Only one uneven measurement is public, so the spread between
     ranks could not be verified. *even* is the cost of the same
     bytes spread evenly: algorithm, provenance and uncertainty are taken from it.
     """

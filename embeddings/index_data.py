@@ -1,7 +1,7 @@
 """IndexData: recorded indices of real batches, table by table, and their statistics.
 
 Indices are stored table after table, and within a table sample after sample, with
-the length of every bag beside them. Data is checked when it is made.
+with the length of every bag. Data is checked when it is made.
 """
 
 from __future__ import annotations

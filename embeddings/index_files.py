@@ -40,7 +40,7 @@ _KEYS = {"indices", "offsets", "lengths", "tables", "names"}
 def load_index_data(path: str | Path, *, table_count: int | None = None) -> IndexData:
     """Read the indices in *path*: `.npz`, `.npy`, `.parquet`, `.pt` or `.pth`.
 
-    *table_count* tells which axis of a bare array counts tables.
+    *table_count* decides which axis of a bare array counts tables.
     """
     path = Path(path)
     check_plain_file(path, InputError)

@@ -70,7 +70,7 @@ PieceKey = tuple[int, int, int, int]
 class PlanPieces:
     """The different pieces among shards: *keys* and *tables*; shard k is *number*[k] on *rank*[k].
 
-    Pieces of a table that are alike are one, however many ranks hold them.
+    Equal pieces of a table are one, however many ranks hold them.
     """
 
     keys: tuple[PieceKey, ...]

@@ -33,7 +33,7 @@ FEWEST_ALIKE, MOST_PLACES, MOST_LINES = 3, 5, 11
 
 @dataclass(slots=True)
 class FaultList:
-    """Faults of one document, collected so that they can be fixed in one go.
+    """Faults of one document, collected to be fixed together.
 
     *locate* says where in the document a path is, such as on which line.
     """

@@ -103,7 +103,7 @@ def quote(value: Any) -> str:
 
 
 def is_json(path: Path) -> bool:
-    """Whether the file at *path* begins as a JSON document; a missing one is told by its name."""
+    """Whether the file at *path* begins as a JSON document; a missing one is judged by its name."""
     try:
         with path.open("rb") as file:
             return file.read(256).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")

@@ -260,7 +260,7 @@ def _placement(
 ) -> tuple[bytes, bytes]:
     """The placement of *ranks*: hosts numbered by first appearance, and the GPU in each.
 
-    Hosts of one cluster are alike, so it does not matter which of them a group uses.
+    Hosts of one cluster are equal, so it does not matter which of them a group uses.
     """
     members = np.asarray(ranks, dtype=np.intp)
     hosts = host_of_rank[members]

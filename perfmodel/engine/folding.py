@@ -19,7 +19,7 @@ from perfmodel.graph.job import NO_GROUP, Endpoints, Group, JobGraph
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Folded:
-    """A job with one rank per class: rank c stands for the ranks `class_ranks[c]`, lowest first."""
+    """A job with one rank per class: rank c represents the ranks `class_ranks[c]`, lowest first."""
 
     job: JobGraph
     durations: DurationTable

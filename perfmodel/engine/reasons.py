@@ -23,7 +23,7 @@ from perfmodel.graph.program import PLAIN, Anchor, LaneKind
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Parts of a window, in nanoseconds, in the order in which they are told apart."""
+    """Parts of a window, in nanoseconds, in the order in which they are attributed."""
 
     compute_ns: int
     exposed_communication_ns: int

@@ -75,7 +75,7 @@ class RemoteTimelines:
         return self._workers.ask(block, "at_rank", self._last[block], function, *words)
 
     def release(self) -> None:
-        """Give up the columns; nobody reads them after the blocks are gone."""
+        """Give up the columns; no one can read them after the blocks are gone."""
         self._is_wanted = False
 
     def close(self) -> None:

@@ -225,7 +225,7 @@ Works = tuple[Work, ...]
 class Fixed:
     """A task whose duration is known already, such as a recorded one.
 
-    *work* says what was done, where the recording tells; then the task can be
+    *work* says what was done, if the recording shows it; then the task can be
     priced anew for another machine.
     """
 

@@ -35,7 +35,7 @@ from perfmodel.prediction.scenario import (
 )
 
 FRAMEWORKS = ("torchrec", "hugectr")
-"""Frameworks of which it is known what plans they can run."""
+"""Frameworks whose runnable plans are known."""
 
 
 class RankBy(Enum):

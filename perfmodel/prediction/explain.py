@@ -67,7 +67,7 @@ _WORDS: dict[type[object], str] = {
 
 
 def name_kind(job: JobGraph, rank: int, task: int) -> str:
-    """The kind of *task* of *rank*: by its op, or by its lane where the op does not tell."""
+    """The kind of *task* of *rank*: by its op, or by its lane if the op does not determine it."""
     op: Op | None = job.op_of(rank, task)
     if isinstance(op, Fixed):
         op = op.work
@@ -90,7 +90,7 @@ LAG = "launch latency and gaps"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """The replay behind an explanation: one *iteration* of a folded job, and its *window* of time.
+    """The replay that an explanation rests on: one *iteration* of a folded job, and its *window*.
 
     Equal ranks are folded: rank r of the job here represents the ranks `class_ranks[r]`.
     """

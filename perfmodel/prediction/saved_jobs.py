@@ -156,7 +156,7 @@ def check_trust(question: Question, *, force: bool) -> None:
 
 
 def recorded_machine(job: JobGraph) -> str | None:
-    """The machine of the catalog that *job* was recorded on, as far as its GPUs tell."""
+    """The machine of the catalog that *job* was recorded on, as far as its GPUs show."""
     if not job.facts.device:
         return None
     machine = find_machine(job.facts.device, job.facts.gpus_per_host)

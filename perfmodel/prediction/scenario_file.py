@@ -45,7 +45,7 @@ def scenario_form(kind: type[Scenario] | type[JobScenario]) -> type[BaseModel]:
 
 
 def load_scenario(path: str | Path) -> Scenario | JobScenario:
-    """The question in *path*; files that it names are beside it, or at their own path."""
+    """The question in *path*; files that it names are in its folder, or at their own path."""
     path = Path(path)
     if not path.is_file():
         raise ScenarioError(

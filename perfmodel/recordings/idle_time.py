@@ -78,7 +78,7 @@ def _waits_ns(
     try:
         groups = match_collectives(views, calls)
     except TraceError:
-        # Ranks of different steps: their waits cannot be told, all else can.
+        # Ranks of different steps: their waits are unknown, all else is known.
         return [None] * len(views)
     shifts_ns = rank_offsets_ns(views, groups)
     shifted = [view.shifted(shift) for view, shift in zip(views, shifts_ns, strict=True)]

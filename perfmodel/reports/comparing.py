@@ -211,7 +211,7 @@ def _cautions(comparison: Comparison) -> list[str]:
 
 
 def draw_comparison(comparison: Comparison) -> Figure:
-    """Times with intervals, cut into parts; throughput beside them where it is known."""
+    """Times with intervals, split into parts; with throughput if it is known."""
     entries = comparison.answered
     names = [_name(entry, comparison) for entry in entries]
     rows = [_row(entry) for entry in entries]

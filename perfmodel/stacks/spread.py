@@ -33,7 +33,8 @@ class FamilySpread(Form):
 
     *other_chip*: the stack was compared with runs on other chips only. *no_runs*: with none.
     *per_doubling* is added for every doubling of hosts beyond the evidence. *experts* is the
-    minimum for mixtures of experts. *rows* and *sources* count the runs behind these estimates.
+    minimum for mixtures of experts. *rows* and *sources* count the runs
+    that these estimates rest on.
     """
 
     other_chip: _Sigma

@@ -138,7 +138,7 @@ def fit_wires(
 ) -> tuple[Wires, FamilyError]:
     """The wires that explain *measurements* best, and the remaining error.
 
-    *head* are the other keys of the topology file at *path*, beside its device file.
+    *head* are the other keys of the topology file at *path*, next to its device file.
     """
     ranks = measurements[0].ranks
     measured_ns = np.array([one.duration_ns for one in measurements])

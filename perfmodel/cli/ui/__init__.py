@@ -33,7 +33,7 @@ def ui(
 ) -> None:
     """Open a page that predicts while you choose machine, model, layout, batch and stack.
 
-    It listens on this machine only, and the address that it prints holds a secret: nobody else can
+    It listens on this machine only, and the address that it prints holds a secret: no one else can
     ask it. Ctrl-C ends it.
     """
     try:

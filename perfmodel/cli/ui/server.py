@@ -1,4 +1,4 @@
-"""The server of `perfmodel ui`: on this machine only, for whoever has the secret address.
+"""The server of `perfmodel ui`: on this machine only, for the holder of the secret address.
 
 The token of the address becomes a cookie. Every request must name this machine as its host and
 carry the cookie; one that another page makes (Origin) is refused. Answers are computed in one

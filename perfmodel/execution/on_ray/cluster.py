@@ -157,7 +157,7 @@ class RayCluster:
         found = {place_of(row): row for row in machines()}
         rows = {place: row for place, row in found.items() if not self._is_avoided(place)}
         cores = {place: row["Resources"].get("CPU", 0.0) for place, row in rows.items()}
-        # If no machine has cores, all are used alike.
+        # If no machine has cores, all are used equally.
         able = {place for place, number in cores.items() if number} or set(cores)
         if not able:
             raise ExecutionError(

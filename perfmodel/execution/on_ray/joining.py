@@ -1,4 +1,4 @@
-"""Joining Ray: the cluster at an address, or one started here behind a token, and left in order.
+"""Joining Ray: the cluster at an address, or one started here with a token, and leaving it cleanly.
 
 Ray's own messages stay off the screen. What prevents joining comes as an ExecutionError that says
 where, what is missing and how to go on.

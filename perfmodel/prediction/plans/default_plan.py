@@ -41,7 +41,7 @@ from topologies import Cluster
 MOST_PLANS, MOST_PIECES = 64, 20_000
 """Plans that are priced, and pieces of all of them: with thousands of ranks these are few plans."""
 MOST_FRAMES = 4
-"""Sets of plans of which one frame is built and all are replayed."""
+"""Sets of plans that share one frame and are all replayed."""
 MOST_STEPPED = 4
 """Plans with sums inside hosts, which are replayed whole."""
 NEAR = 1.1
