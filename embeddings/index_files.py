@@ -151,7 +151,7 @@ def _load_npy(path: Path, table_count: int | None = None) -> IndexData:
 
 
 def _load_parquet(path: Path) -> IndexData:
-    """One column a table, one row a sample: an index or a list of indices."""
+    """One column per table, one row per sample: an index or a list of indices."""
     import pyarrow
     import pyarrow.parquet
 

@@ -1,4 +1,4 @@
-"""Imports: files of other programs become files of ours, and say what was assumed."""
+"""Imports: files of other programs become perfmodel files that state what was assumed."""
 
 from __future__ import annotations
 

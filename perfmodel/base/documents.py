@@ -206,7 +206,7 @@ _OTHER_FORMATS = {
 
 
 def _check_no_other_format(text: str, document: str, error_type: type[InputError]) -> None:
-    """Raise where *text*, which is no YAML mapping, is of a format that people take for one."""
+    """Raise if *text*, which is not a YAML mapping, is of a format that is mistaken for one."""
     for name, beginning in _OTHER_FORMATS.items():
         if beginning.match(text):
             raise error_type(

@@ -26,7 +26,7 @@ _SHOWN = 60
 
 
 def read_bytes(path: Path, error_type: type[PerfModelError], most_bytes: int) -> bytes:
-    """What the file at *path* holds, unless it is no plain file or above *most_bytes*."""
+    """The content of the file at *path*, unless it is not a plain file or exceeds *most_bytes*."""
     check_plain_file(path, error_type)
     try:
         size_bytes = path.stat().st_size

@@ -2,7 +2,7 @@
 
 A GPU is idle while none of its streams runs a task. Until the next task was launched, its host was
 late; from there on it is a gap between kernels: launch latency, or a wait for another stream.
-Waiting for other ranks is no idle time, because it happens inside kernels of collectives.
+Waiting for other ranks is not idle time, because it happens inside kernels of collectives.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class RankView:
         """The program's or PyTorch's named ranges around each call, outermost first, or nothing.
 
         The thread that runs backward has no ranges: it is in the range of the thread with most
-        calls at that moment. Profiler steps and NCCL calls are no ranges.
+        calls at that moment. Profiler steps and NCCL calls are not ranges.
         """
         trace = self.trace
         rows = trace.columns.rows_in(Category.HOST_ANNOTATION)

@@ -1,4 +1,4 @@
-"""Primitives that divide what every rank did alike: all-reduces in levels, and sharded updates."""
+"""Primitives that divide equal work of all ranks: all-reduces in levels, and sharded updates."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def shard_update(
     if len(reduced) % len(firsts):
         raise ScenarioError(
             f"{len(firsts)} updates follow {len(reduced)} collectives like {gradients.text!r}: "
-            "every step must reduce its gradients alike. Name other collectives."
+            "every step must reduce its gradients in the same way. Name other collectives."
         )
     count, of_step = len(program.members(reduced[0])), len(reduced) // len(firsts)
     for number in updates:

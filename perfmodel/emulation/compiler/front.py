@@ -120,7 +120,7 @@ def install_inductor(gpu: VirtualGpu, cache: Path, masks: Callable[[], Any]) -> 
         return replay
 
     compile_fx.cudagraphify = capture
-    # A template is loaded only to be timed, which nobody does here.
+    # A template is loaded only to be timed, which is never done here.
     loaded = SimpleNamespace(__file__="template", key="template")
     _set(select_algorithm, PyCodeCache=SimpleNamespace(load=lambda *_, **__: loaded))
     kernel: Any = triton_split_scan.TritonSplitScanKernel

@@ -77,11 +77,11 @@ class SequenceSection(Section):
 
 
 class EmbeddingSection(Section):
-    """The tables. A single *width* or *pooling_factors* stands for all of them.
+    """The tables. A single *width* or *pooling_factors* applies to all of them.
 
     *zipf_exponents* say how skewed the indices of each table are; 0 is uniform,
     and only *zipf_rows* of its rows occur; all if left out. With *fixed_bags*
-    both are said of identifiers that each stand for a whole bag of rows.
+    both refer to identifiers that each represent a whole bag of rows.
     *exchange_dtype* is what pooled rows and their gradients travel in. Tables that are not
     *pooled* return every row that a sample looks up, and *pooling_deviations* say how much the
     number of those differs between samples.

@@ -106,7 +106,7 @@ def _iter_assumptions(run: TransformerRun, chosen: ChosenLayout) -> Iterator[str
         )
     if training.adapters_only:
         yield (
-            f"Weights are frozen; adapters of rank {training.adapter_rank} beside "
+            f"Weights are frozen; adapters of rank {training.adapter_rank} on "
             f"{_PLACES[training.adapter_places]} of a layer are trained."
         )
 
