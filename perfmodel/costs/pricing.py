@@ -28,12 +28,11 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.estimates import Bound, Estimates, build_estimates, concatenate_estimates
 from perfmodel.costs.interference import slowdowns_for
-from perfmodel.costs.memory import RECORDED_WORDS
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES, family_of, price_ops
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import NO_GROUP, JobGraph
-from perfmodel.graph.ops import Communication, Convolution, GroupedGemm, MemoryBound, Op
+from perfmodel.graph.ops import Communication, GroupedGemm, Op
 from perfmodel.graph.program import Program
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.spread import find_spread
