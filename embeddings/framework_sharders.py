@@ -42,7 +42,7 @@ _OVER = 1.1
 """How far a piece may exceed its share of lookups: 25 of 23.75 were left whole there, 27 not."""
 
 _PARTS_OF_ROOM = (2, 4, 8, 16, 64)
-"""Pieces that must fit beside each other, tried one after the other."""
+"""Pieces that must fit together, tried one after the other."""
 
 
 def shard_as_hugectr(task: ShardingTask) -> ShardingPlan:

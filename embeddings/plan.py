@@ -70,7 +70,7 @@ PieceKey = tuple[int, int, int, int]
 class PlanPieces:
     """The different pieces among shards: *keys* and *tables*; shard k is *number*[k] on *rank*[k].
 
-    Pieces of a table that are alike are one, however many ranks hold them.
+    Equal pieces of a table are one, however many ranks hold them.
     """
 
     keys: tuple[PieceKey, ...]
@@ -318,8 +318,8 @@ class ShardingPlan:
             word = "missing from the plan" if not pieces else "shard sizes do not add up"
             faults.add(
                 where,
-                f"{word}: every number must be placed once, got {placed} places for "
-                f"{wanted} numbers",
+                f"{word}: every element must be placed once, got {placed} placements for {wanted} "
+                f"elements",
             )
 
 

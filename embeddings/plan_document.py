@@ -5,7 +5,7 @@
 
 A data-parallel parameter has no shards. TorchRec writes grid sharding as
 `grid_shard`, and column-wise sharding of a table-wise placed module as
-`table_column_wise`; both are told from the shards themselves.
+`table_column_wise`; both are recognised by their shards.
 """
 
 from __future__ import annotations

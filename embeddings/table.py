@@ -218,9 +218,9 @@ class EmbeddingTable:
         )
 
     def key_rows(self, first_row: Int64s, rows: Int64s) -> Int64s:
-        """First rows of pieces by rows, equal for pieces that are alike.
+        """First rows of row-wise pieces, the same for equal pieces.
 
-        Pieces of a uniform table are alike, and of other tables those without any of the hottest
+        Pieces of a uniform table are equal, and in other tables those without any of the hottest
         rows; these get the row past the end.
         """
         is_whole = rows == self.rows
@@ -271,7 +271,7 @@ def spread_hot_rows(tables: Sequence[EmbeddingTable]) -> tuple[EmbeddingTable, .
     """The tables of one model, the hottest row of each at another place, as it is unknown.
 
     By size, any number of successive tables has its hottest rows spread evenly: multiples of the
-    golden ratio. Names decide nothing, and the order only between tables that are alike.
+    golden ratio. Names decide nothing, and the order matters only between equal tables.
     """
     spread = list(tables)
     skewed = [place for place, table in enumerate(tables) if table.distribution != UNIFORM]

@@ -181,7 +181,7 @@ def _with_indices(
     left = [table.name for table in tables if table.name not in known]
     if left and len(left) < len(tables):
         raise PlanError(
-            f"{indices}: some of its names are those of tables, and {', '.join(left)[:200]} are "
+            f"{indices}: it names some of the tables, but {', '.join(left)[:200]} are "
             "missing. Name all tables, or none of them, in their order."
         )
     return tuple(

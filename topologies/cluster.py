@@ -215,6 +215,7 @@ def _ranks_per_host(
         needed = -(-hosts * max(per_host, 1) // gpus)
         advice = f"Ask for {needed} hosts or more" + ("." if ranks else f", with {gpus} at most.")
         raise TopologyError(
-            f"cluster: {topology.name} seats 1 to {gpus} ranks per host, got {per_host}. {advice}"
+            f"cluster: {topology.name} has room for 1 to {gpus} ranks per host, got {per_host}. "
+            f"{advice}"
         )
     return per_host

@@ -226,7 +226,7 @@ class Fabric(Form):
     *spine_latency_ns* on the way up and down again. *oversubscription* is what the NICs under a
     leaf can send over what the leaf can pass up: 1 keeps every NIC busy across the spine. Defaults
     are those of the machines we ship. *call_latency_ns* is paid by every call of a training job
-    that does not queue behind another of its group, per doubling of the hosts that take part: on a
+    that does not queue after another of its group, per doubling of the hosts that take part: on a
     network shared with other jobs, waiting for the slowest host.
     """
 

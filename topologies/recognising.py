@@ -41,7 +41,7 @@ def name_devices(words: str) -> tuple[str, ...]:
         if model in ("rtx", "titan") and more:
             pattern = rf"{model}[^a-z0-9]*{more[0]}"
             model, more = model + more[0], more[1:]
-        # An A40 is no A4000.
+        # An A40 is not an A4000.
         if re.search(rf"{pattern}(?!\d)", said):
             unsaid = sum(piece in ("pcie", "nvl") and piece not in together for piece in more)
             found = sum(piece in together for piece in more)

@@ -199,10 +199,12 @@ def _link_faults(topology: Topology) -> list[str]:
     for link in topology.links:
         dangling = [end for end in (link.source, link.target) if end not in names]
         if dangling:
-            faults.append(f"link {link.name} ends at {' and '.join(dangling)}, which is no vertex")
+            faults.append(
+                f"link {link.name} ends at {' and '.join(dangling)}, which is not a vertex"
+            )
     seen = Counter((link.name, link.kind) for link in topology.links)
     faults += [
-        f"link {name} ({kind.value}) stands {count} times; write `lanes: {count}` instead"
+        f"link {name} ({kind.value}) is listed {count} times; write `lanes: {count}` instead"
         for (name, kind), count in seen.items()
         if count > 1
     ]

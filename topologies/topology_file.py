@@ -148,7 +148,7 @@ def _open_foreign(path: Path) -> Document | None:
 
 
 def parse_topology(document: Document, *, path: Path) -> Topology:
-    """The topology in *document*; a device file that it names is beside *path*."""
+    """The topology in *document*; a device file that it names is in the folder of *path*."""
     device = document.content.get("device")
     if isinstance(device, str) and device.endswith((".yaml", ".yml")):
         document.content["device"] = str(path.parent / device)

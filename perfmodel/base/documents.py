@@ -159,11 +159,11 @@ _OTHER_FORMATS = {
 
 
 def _check_no_other_format(text: str, document: str, error_type: type[InputError]) -> None:
-    """Raise where *text*, which is no YAML mapping, is of a format that people take for one."""
+    """Raise if *text*, which is not a YAML mapping, is of a format that is mistaken for one."""
     for name, beginning in _OTHER_FORMATS.items():
         if beginning.match(text):
             raise error_type(
-                f"{document}: looks like {name}, and YAML is needed: `key: value` lines. "
+                f"{document}: looks like {name}, but must be YAML: `key: value` lines. "
                 "`perfmodel init` writes files to start from."
             )
 

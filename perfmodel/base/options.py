@@ -98,7 +98,7 @@ def _named(text: str, pieces: list[str]) -> tuple[str, ...]:
     if not all(values):
         raise InputError(f"values {text!r}: one of them is empty. {EXAMPLES}")
     if len(set(values)) < len(values):
-        raise InputError(f"values {text!r}: one of them is there twice. {EXAMPLES}")
+        raise InputError(f"values {text!r}: one of them occurs twice. {EXAMPLES}")
     return values
 
 

@@ -26,7 +26,7 @@ _SHOWN = 60
 
 
 def read_bytes(path: Path, error_type: type[PerfModelError], most_bytes: int) -> bytes:
-    """What the file at *path* holds, unless it is no plain file or above *most_bytes*."""
+    """The content of the file at *path*, unless it is not a plain file or exceeds *most_bytes*."""
     check_plain_file(path, error_type)
     try:
         size_bytes = path.stat().st_size
@@ -103,7 +103,7 @@ def quote(value: Any) -> str:
 
 
 def is_json(path: Path) -> bool:
-    """Whether the file at *path* begins as a JSON document; a missing one is told by its name."""
+    """Whether the file at *path* begins as a JSON document; a missing one is judged by its name."""
     try:
         with path.open("rb") as file:
             return file.read(256).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
@@ -117,7 +117,7 @@ def parse_json(text: str, *, document: str, error_type: type[PerfModelError]) ->
     def refuse(word: str) -> float:
         found = re.search(rf"[\[:,\s]{word}\b", text)
         line = 1 + text.count("\n", 0, found.end() if found else 0)
-        raise ValueError(f"line {line}: {word} is no number")
+        raise ValueError(f"line {line}: {word} is not a number")
 
     try:
         return json.loads(text, object_pairs_hook=_mapping, parse_constant=refuse)

@@ -41,7 +41,7 @@ COMMANDS = {
     "topology": ("catalog:topology", "List, show, check and import machines."),
     "collective": ("collective:collective", "Price a collective on a machine."),
     "kernel": ("kernel:kernel", "Price a kernel on a GPU."),
-    "ui": ("ui:ui", "Open a local page that answers while you turn the knobs."),
+    "ui": ("ui:ui", "Open a local page that answers as you change settings."),
     "init": ("about:init", "Write a commented file to start from."),
     "schema": ("about:schema", "Print the fields of a file that perfmodel reads."),
     "doctor": ("about:doctor", "Say what this installation has and lacks."),
@@ -238,7 +238,7 @@ def _check_not_repeated(parameters: Iterable[Any], arguments: Sequence[str]) -> 
         count = sum(given.count(name) for name in one.opts if name.startswith("--"))
         if count > 1 and not getattr(one, "multiple", False):
             raise InputError(
-                f"{one.opts[0]}: is given {count} times, and takes one value. Give it once."
+                f"{one.opts[0]}: is given {count} times, but takes one value. Give it once."
             )
 
 

@@ -100,10 +100,10 @@ class MeasuredCollectives:
         str | None, Option(metavar="NAME|FILE", help="Machine that nccl-tests ran on.")
     ] = None
     hosts: Annotated[
-        int | None, Option(metavar="N", min=1, help="Hosts it ran on; default: as it says.")
+        int | None, Option(metavar="N", min=1, help="Hosts it ran on; default: as stated there.")
     ] = None
     kind: Annotated[
-        str | None, Option(metavar="KIND", help="Collective it ran; default: as it says.")
+        str | None, Option(metavar="KIND", help="Collective it ran; default: as stated there.")
     ] = None
 
     @property
@@ -144,7 +144,8 @@ class Outputs:
         Path | None, Option(name="--csv", metavar="FILE", help="Write one line per row as CSV.")
     ] = None
     plot_file: Annotated[
-        Path | None, Option(name="--plot", metavar="FILE", help="Draw it: .png, .svg or .pdf.")
+        Path | None,
+        Option(name="--plot", metavar="FILE", help="Draw the answer: .png, .svg or .pdf."),
     ] = None
     price_per_gpu_hour: Annotated[
         float | None,

@@ -173,7 +173,7 @@ def compare(
     ] = (),
     topology: Annotated[
         str | None,
-        Option(metavar="NAME[,NAME...]", help="Machines instead of files, or that of the jobs."),
+        Option(metavar="NAME[,NAME...]", help="Machines to compare, or the machine of the jobs."),
     ] = None,
     workload: Annotated[
         str | None, Option(metavar="NAME[,NAME...]", help="Models on those machines.")

@@ -105,7 +105,7 @@ def load_entries(name: str) -> tuple[Entry, ...]:
             key=lambda one: one.name,
         )
     if not files:
-        raise CalibrationError(f"calibration {name!r}: no such file among perfmodel's own.")
+        raise CalibrationError(f"calibration {name!r}: is not a shipped calibration file.")
     return tuple(
         entry
         for one in files
@@ -168,7 +168,7 @@ def entries_to_text(header: Mapping[str, str], entries: Sequence[Entry]) -> str:
     """A calibration file of *entries*, one entry per line."""
     missing = [key for key in HEADER_KEYS if not header.get(key)]
     if missing:
-        raise CalibrationError(f"calibration: must say {', '.join(missing)}.")
+        raise CalibrationError(f"calibration: must state {', '.join(missing)}.")
     lines = []
     for entry in entries:
         document = {

@@ -26,7 +26,7 @@ NO_MOMENT = -(2**62)
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Parts of a window, in nanoseconds, in the order in which they are told apart."""
+    """Parts of a window, in nanoseconds, in the order in which they are attributed."""
 
     compute_ns: int
     exposed_communication_ns: int

@@ -87,9 +87,9 @@ class WorkerPlace:
 
 @dataclass(frozen=True, slots=True)
 class RoundStatus:
-    """What an observer is told before a round is sent.
+    """What an observer receives before a round is sent.
 
-    A round starts an iteration, or tells blocks which rendezvous were resolved. *number* counts
+    A round starts an iteration, or sends blocks the resolved rendezvous. *number* counts
     the rounds of a replay from 0. *places* are those of all blocks, in the order of their ranks.
     """
 
@@ -170,7 +170,7 @@ class AutoExecutor:
     ) -> list[Result]:
         """`function(shared, item)` for all *items*, in their order.
 
-        The first item is worked on here, and tells how long the others will take. Long lists
+        The first item runs here, and shows how long the others will take. Long lists
         come in steps, so what steps took so far is expected once more.
         """
         if self._ray is not None:

@@ -50,7 +50,7 @@ _MOST_TABLES = 256
 
 
 def works_of_call(call: OperatorCall) -> Works:
-    """The kernels that *call* launches, in order; none if its shapes do not tell."""
+    """The kernels that *call* launches, in order; none if its shapes do not determine them."""
     form = _form_of(call.name, call.source)
     works = _FORMS[form](call) if form else ()
     is_guessed = call.source is Source.RECORDED

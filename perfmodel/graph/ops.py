@@ -225,7 +225,7 @@ Works = tuple[Work, ...]
 class Fixed:
     """A task whose duration is known already, such as a recorded one.
 
-    *work* says what was done, where the recording tells; then the task can be
+    *work* says what was done, if the recording shows it; then the task can be
     priced anew for another machine.
     """
 
@@ -264,6 +264,6 @@ def duration_of(op: Op) -> int:
     if isinstance(op, Fixed):
         return op.duration_ns
     raise ScenarioError(
-        f"{type(op).__name__} has no duration yet, so it cannot be changed. Say on which machine "
-        "the job runs (--topology), or price it with `pin_job` first."
+        f"{type(op).__name__} has no duration yet, so it cannot be changed. Name the machine that "
+        f"runs the job (--topology), or price it with `pin_job` first."
     )

@@ -151,7 +151,7 @@ def _read_whole_header(folder: Path) -> dict[str, Any]:
     for name in header.get("beside", ()):
         if not (folder / str(name)).is_file():
             raise GraphError(
-                f"{folder}: {name} is missing, so this is half of a job. Write the job again."
+                f"{folder}: {name} is missing, so the job is incomplete. Write the job again."
             )
     return header
 

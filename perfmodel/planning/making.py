@@ -165,7 +165,7 @@ def enumerate_plans(question: RankQuestion, task: ShardingTask, executor: Execut
     if len(all_ranks) > limit:
         raise PlanError(
             f"rank: more than {limit} plans of whole tables on {task.rank_count} ranks. "
-            "Raise --enumerate or take --search."
+            "Raise --enumerate or use --search."
         )
     table = np.array(all_ranks, dtype=np.int32)
     chunks = [table[first : first + CHUNK] for first in range(0, len(table), CHUNK)]

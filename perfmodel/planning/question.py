@@ -35,7 +35,7 @@ from perfmodel.prediction.scenario import (
 )
 
 FRAMEWORKS = ("torchrec", "hugectr")
-"""Frameworks of which it is known what plans they can run."""
+"""Frameworks whose runnable plans are known."""
 
 
 class RankBy(Enum):
@@ -230,14 +230,14 @@ class LayoutQuestion:
         Option(
             metavar="time|cost|energy",
             parse=parse_goal,
-            help="What the best number of hosts has least of.",
+            help="What to minimise over the numbers of hosts.",
         ),
     ] = Goal.TIME
     finish_in: Annotated[
         str | None,
         Option(
             metavar="TIME",
-            help="Days of a whole run, e.g. 30d: the fewest of --hosts that end in time.",
+            help="Days of a whole run, e.g. 30d: the fewest of --hosts that finish in time.",
         ),
     ] = None
     top: Annotated[int, Option(metavar="N", min=1, help="Layouts to show.")] = 10

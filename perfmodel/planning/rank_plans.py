@@ -301,7 +301,7 @@ def _assumptions(
     sentences = list(best.assumptions)
     sentences.append(
         "Listed plans are predicted in full, as by `predict --plan`. Order, bound and straggler "
-        "count contention; what a faster part would save is found with contention unchanged."
+        "include contention; savings are computed with contention unchanged."
     )
     if made.judged:
         sentences.append(
@@ -310,9 +310,9 @@ def _assumptions(
         )
     if assumes_loader(spec, stack):
         sentences.append(
-            "Times count the loader that the stack assumes. Order and bound do not, so that an "
-            "assumption does not hide what the plan decides; `--set input.load_time=...` states "
-            "the loader of your job."
+            "Times include the loader that the stack assumes. Order and bound leave it out, so an "
+            "assumption does not hide differences between plans; `--set input.load_time=...` "
+            "states the loader of your job."
         )
     if question.batches:
         sentences.append(

@@ -228,7 +228,7 @@ class Prediction(Shown):
 
     @property
     def evidence(self) -> Evidence:
-        """The replay behind the explanation."""
+        """The replay that the explanation rests on."""
         return self._why().evidence
 
     @property

@@ -66,7 +66,7 @@ _WORDS: dict[type[object], str] = {
 
 
 def name_kind(job: JobGraph, rank: int, task: int) -> str:
-    """The kind of *task* of *rank*: by its work, or by its lane where that does not tell."""
+    """The kind of *task* of *rank*: by its work, or by its lane if the work does not determine it."""
     work = work_of(job.op_of(rank, task))
     if isinstance(work, Communication):
         return work.collective.kind.name.lower().replace("_", "-")
@@ -87,7 +87,7 @@ LAG = "launch latency and gaps"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """The replay behind an explanation: one *iteration* of a folded job, and its *window* of time.
+    """The replay that an explanation rests on: one *iteration* of a folded job, and its *window*.
 
     Equal ranks are folded: rank r of the job here represents the ranks `class_ranks[r]`.
     """

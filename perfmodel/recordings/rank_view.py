@@ -178,7 +178,7 @@ class RankView:
         return Launched(order, bounds)
 
     def is_before_window(self) -> NDArray[np.bool_]:
-        """Device tasks without a call, ahead of everything launched on their stream."""
+        """Device tasks without a call, before everything launched on their stream."""
         is_launched = self.device.call != _NOT_LAUNCHED
         before: NDArray[np.bool_] = ~is_launched
         for stream in np.unique(self.device.stream).tolist():
@@ -200,7 +200,7 @@ class RankView:
         """The program's or PyTorch's named ranges around each call, outermost first, or nothing.
 
         The thread that runs backward has no ranges: it is in the range of the thread with most
-        calls at that moment. Profiler steps and NCCL calls are no ranges.
+        calls at that moment. Profiler steps and NCCL calls are not ranges.
         """
         trace = self.trace
         rows = trace.columns.rows_in(Category.HOST_ANNOTATION)
@@ -356,7 +356,7 @@ def _device_of(trace: Trace, correlations: _Correlations) -> DeviceTasks:
         row=rows,
         start_ns=columns.start_ns[rows],
         end_ns=columns.start_ns[rows] + columns.duration_ns[rows],
-        # Two devices of one process may number their streams alike.
+        # Two devices of one process may use the same stream numbers.
         stream=columns.stream[rows].astype(np.int64) + (devices << 32),
         call=correlations.call_of(numbers),
         is_copy=columns.category[rows] == Category.MEMORY_COPY,

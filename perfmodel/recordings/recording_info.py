@@ -102,8 +102,8 @@ class RecordingInfo:
             if all(left.issuperset(step) for step in found):
                 return [np.array(step, dtype=np.int64) for step in found]
         raise ScenarioError(
-            "nothing is left of the tasks that end a step, nor of those before them, so the time "
-            "of a step is unknown. Take less out."
+            "the tasks that end a step and those before them were all removed, so the time of a "
+            "step is unknown. Remove less."
         )
 
 

@@ -145,7 +145,7 @@ def _names(evidence: Evidence, rank: int) -> Iterator[Record]:
 
 
 def _counters(prediction: Prediction, ranks: tuple[int, ...], origin_ns: int) -> Iterator[Record]:
-    """Memory at its peak, and whether communication runs with nothing beside it, by rank."""
+    """Memory at its peak, and whether communication is exposed, by rank."""
     evidence, why = prediction.evidence, prediction.explanation
     memory_of = {rank: one.memory for one in why.rank_classes for rank in one.ranks}
     for rank in ranks:

@@ -139,7 +139,7 @@ def _wiring(topology: Topology) -> Iterator[str]:
             branch = "└─" if number == len(bundles) else "├─"
             yield f"{branch} {_bundle_line(topology, bundle)}"
     if len(shown) < len(sockets):
-        yield f"... and {len(sockets) - len(shown)} more sockets alike"
+        yield f"... and {len(sockets) - len(shown)} more equal sockets"
 
 
 def _bundles(links: list[Link]) -> list[list[Link]]:

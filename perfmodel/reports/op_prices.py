@@ -183,7 +183,7 @@ def report_kernel(answer: KernelAnswer) -> Report:
         ("time", f"{format_duration(answer.time_ms * NS_PER_MS)}  (90 %: {interval})"),
         ("rate", f"{rate}{answer.gigabytes_per_s:.4g} GB/s"),
         ("bound by", answer.bound),
-        ("known by", answer.provenance),
+        ("provenance", answer.provenance),
         ("priced as", answer.priced_as or ""),
         ("constants", answer.constants or ""),
         ("steps", answer.steps),
@@ -229,7 +229,7 @@ def answer_calls(
     collective: Collective,
     beside: Sequence[tuple[Collective, Sequence[int]]] = (),
 ) -> CollectiveAnswer:
-    """Price *collective* of the *group*, and again with others of other ranks *beside* it."""
+    """Price *collective* of the *group*, and again with the calls *beside* it at the same time."""
     others = (CollectiveCall(one, tuple(ranks)) for one, ranks in beside)
     calls = (CollectiveCall(collective, group.ranks), *others)
     alone = tuple(
@@ -330,7 +330,7 @@ def answer_sizes(
     kind: CollectiveKind,
     measurements: Sequence[CollectiveMeasurement] = (),
 ) -> SizeSweep:
-    """Price sizes from 512 B to 1 GiB, beside those *measurements* that are of the same group."""
+    """Price sizes from 512 B to 1 GiB, with the *measurements* of the same group."""
     asked = (group.cluster.topology.name, group.cluster.block_count, len(group.ranks))
     alike = tuple(
         row

@@ -144,7 +144,7 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             beside=f"per iteration, {describe_interval(best.answer.interval)}",
             facts=(
                 ranking.verdict,
-                f"{ranking.plans_judged} plans judged by their {ranking.mode.value}",
+                f"{ranking.plans_judged} plans compared by their {ranking.mode.value}",
             ),
         ),
         sections=(
@@ -269,14 +269,15 @@ def to_plan_lines(ranking: Ranking, plan_file: Path) -> list[str]:
         others = f"; it can run {', '.join(able[:MOST_NAMED])}" if able else ""
         lines.append(f"  TorchRec cannot run it: {_limits(refused)}{others}")
     lines.append(
-        "  in a script of yours: perfmodel schema plan; explained: perfmodel predict --plan"
+        "  to load it in a script: perfmodel schema plan; to explain it: perfmodel predict --plan"
     )
     return lines
 
 
 def _limits(tables: Sequence[str]) -> str:
     return (
-        "it divides rows over all ranks or all of a host, and copies whole tables; not so "
+        "it splits rows only over all ranks or one host, and copies only whole tables; otherwise "
+        "placed: "
         f"{shorten(tables, MOST_NAMED)}"
     )
 
@@ -291,7 +292,7 @@ def draw_ranking(ranking: Ranking) -> Figure:
         bound.value: (None, [max(plan.gains_ns[bound], 0.0) / NS_PER_MS for plan in plans])
         for bound in plans[0].gains_ns
     }
-    draw_stacks(right, names, gains, label="saved by 10 % less of each, ms")
+    draw_stacks(right, names, gains, label="saved by reducing each by 10 %, ms")
     times = {"": ("#7aa6c2", [plan.answer.iteration_ns / NS_PER_MS for plan in plans])}
     intervals = [plan.answer.interval for plan in plans]
     ends = [(one.low_ns / NS_PER_MS, one.high_ns / NS_PER_MS) for one in intervals]

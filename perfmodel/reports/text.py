@@ -27,7 +27,7 @@ def build_scale(whole_ns: int) -> Callable[[float], str]:
 
 
 def describe_fit(memory: MemoryFit, *, is_transformer: bool) -> str:
-    """What the fullest ranks need beside what there is, and what to change if it is too much."""
+    """What the fullest ranks need and have, and what to change if it is too much."""
     sizes = f"{format_size(memory.peak_bytes)} of {format_size(memory.capacity_bytes)}"
     if memory.fits:
         return f"fits in memory: {sizes}"
@@ -162,7 +162,7 @@ def _format_piece(piece: list[int]) -> str:
 
 
 def describe_interval(interval: Interval) -> str:
-    """The *interval* as it stands beside a time."""
+    """The *interval* as it is printed after a time."""
     if not interval.is_known:
         return "interval unknown from one step"
     return f"90 % interval {format_range(interval.low_ns, interval.high_ns)}"

@@ -155,7 +155,7 @@
     return (x - left()) / (canvas.clientWidth - left());
   };
 
-  // A star in what is searched for stands for anything, as in the tables of the page.
+  // A star in the search text matches anything, as in the tables of the page.
   const isHit = (label) => {
     let rest = 0;
     return query.split("*").every((part) => {

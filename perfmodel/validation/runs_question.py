@@ -17,8 +17,8 @@ from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import Recompute
 
 _STATES_RECOMPUTE = ("recompute", "recompute_modules", "ep_overlap", "cuda_graph")
-"""Columns of which one is stated only where the configuration of a run is known: what it does not
-say of recomputation, it does not do."""
+"""Columns that are only stated if the configuration of a run is known. Such a run recomputes
+only what it states."""
 _FAR_BEYOND = 1.2
 """Memory needs are known to about a fifth: a run that needs less than this may have fitted."""
 

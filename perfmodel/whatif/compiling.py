@@ -6,7 +6,7 @@ size: as many bytes, or as many elements where a kernel has several inputs. Only
 reads its input and only the last one writes, except for
 
 * inputs of a later kernel from elsewhere;
-* the sum before a norm, or after its backward pass: the residual stream continues beside it;
+* the sum before a norm, or after its backward pass: the residual stream continues past it;
 * the row sums of a norm's backward pass, a separate kernel that recomputes its inputs;
 * the logarithms of a softmax when only those of the targets are used: the others are never
   written, and the backward pass recomputes them.

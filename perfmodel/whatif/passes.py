@@ -1,6 +1,6 @@
 """Passes: which kernels belong to the forward pass, the backward pass and the update.
 
-Autograd launches the backward pass from a host thread of its own, so that thread tells it apart:
+Autograd launches the backward pass from a host thread of its own, so that thread identifies it:
 the one that launches most kernels named after a backward pass. What other threads launch after a
 backward pass, up to the last kernel of an optimizer, is the update; all else is the forward pass.
 Without such a thread no pass is known.
@@ -44,7 +44,7 @@ def launching_lanes(program: Program) -> NDArray[np.int64]:
 def find_passes(program: Program, says_backward: Mask, is_update: Mask) -> NDArray[np.int8]:
     """The `TrainingPass` of every task.
 
-    *says_backward* are tasks whose name tells that they are of a backward pass, *is_update* those
+    *says_backward* are tasks whose name shows that they are of a backward pass, *is_update* those
     of an optimizer.
     """
     lanes, launched = program.task_lanes(), launching_lanes(program)

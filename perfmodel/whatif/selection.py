@@ -164,7 +164,7 @@ class Selection:
     def check_found(self, job: JobGraph, ranks: Numbers | None = None) -> None:
         """Raise unless *job* has *ranks*, and some task of them is selected.
 
-        Of tasks *beside* others there may be none.
+        There may be no tasks *beside* others.
         """
         if ranks is not None:
             ranks.check_ranks(job)

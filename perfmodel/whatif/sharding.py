@@ -1,4 +1,4 @@
-"""Primitives that divide what every rank did alike: all-reduces in levels, and sharded updates."""
+"""Primitives that divide equal work of all ranks: all-reduces in levels, and sharded updates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def split(
     if machine is None:
         raise ScenarioError(
             "levels differ by their links, so the machine must be known: it is neither stated nor "
-            "told by the names of the GPUs. Say topology=NAME, and hosts=N."
+            "known from the GPU names. Give topology=NAME and hosts=N."
         )
     selection.check_found(job)
     slots = {
@@ -129,7 +129,7 @@ def shard_update(
     if len(reduced) % len(firsts):
         raise ScenarioError(
             f"{len(firsts)} updates follow {len(reduced)} collectives like {gradients.text!r}: "
-            "every step must reduce its gradients alike. Name other collectives."
+            "every step must reduce its gradients in the same way. Name other collectives."
         )
     count, of_step = len(program.members(reduced[0])), len(reduced) // len(firsts)
     for number in updates:

@@ -213,7 +213,7 @@ def apply_one(
         if recosted is not None and recosted.ratio < LEAST_RECOSTED and not force:
             raise ScenarioError(
                 f"only {recosted.words}, less than half. Import the recording with shapes "
-                "(execution traces beside it), or ask with --force."
+                "(with execution traces), or ask with --force."
             )
         changed = transformation.apply(job)
         check_job(changed)

@@ -80,7 +80,7 @@ class EagerWriter(Issuer):
         operator: str = "",
         is_behind_compute: bool = True,
     ) -> int:
-        """Issue a collective on *stream*, by default behind all compute issued so far."""
+        """Issue a collective on *stream*, by default after all compute issued so far."""
         if is_behind_compute:
             self.hold(stream, self.compute.last_task)
         self.begin(operator or collective.kind.value)

@@ -163,7 +163,7 @@ def default_stack(workload: Workload) -> tuple[str, tuple[str, ...]]:
     """The stack of a *workload* whose question names none, and a sentence if it was chosen.
 
     A workload that names none itself gets one that public runs of such jobs back: without them an
-    interval is more than twice as wide. It depends on the layout alone, so that machines compare.
+    interval is more than twice as wide. It depends on the layout alone, so machines compare.
     """
     if isinstance(workload, DlrmSpec) or "stack" in workload.model_fields_set:
         return workload.stack, ()
@@ -176,8 +176,8 @@ def default_stack(workload: Workload) -> tuple[str, tuple[str, ...]]:
     else:
         name = PARALLEL_STACK
     sentence = (
-        f"The stack was left open: {name} is taken, as public runs of such jobs were compared with "
-        "it. Name yours with --stack."
+        f"No stack is stated: {name} is used, because it was compared with public runs of such "
+        f"jobs. Name yours with --stack."
     )
     return name, (sentence,)
 

@@ -103,7 +103,7 @@ MISTAKES = [
     ("predict --topology dgx_h100 --workload transformer_small", 1, "near: batch=32. Change"),
     ("predict --topology dgx_h100 --json nowhere/x.json", 1, "Make it first"),
     ("predict --topology dgx_h100 --json folder", 1, "must be a file"),
-    ("predict --topology dgx_h100 --json x --csv x", 1, "is also where --csv goes"),
+    ("predict --topology dgx_h100 --json x --csv x", 1, "is also the output of --csv"),
     ("predict --topology host.yaml --json ./host.yaml", 1, "is also read, as --topology"),
     ("rank --topology dgx_h100 --tables tables.yaml --csv tables.yaml", 1, "is also read"),
     ("calibrate gemm headings.csv --out headings.csv", 1, "is also read, as "),

@@ -153,7 +153,7 @@ class Driver:
             return "same bytes" if is_same else "OTHER BYTES"
         if "Traceback" in said:
             return "TRACEBACK"
-        if self.case.fault == "driver" and (not said or "ended without a word" in said):
+        if self.case.fault == "driver" and (not said or "ended unexpectedly" in said):
             # Before it has a watchdog, it can leave nothing and nobody can report it.
             return "killed"
         is_sentence = "ray: " in said

@@ -45,8 +45,8 @@ def test_ranks_are_spread_evenly_over_hosts():
     [
         ({"hosts": 0}, "at least one host"),
         ({"hosts": 2, "ranks": 3}, "3 ranks cannot be spread evenly over 2 hosts"),
-        ({"ranks": 12}, "seats 1 to 4 ranks per host, got 12. Ask for 3 hosts or more"),
-        ({"hosts": 2, "ranks_per_host": 0}, "seats 1 to 4 ranks per host, got 0"),
+        ({"ranks": 12}, "has room for 1 to 4 ranks per host, got 12. Ask for 3 hosts or more"),
+        ({"hosts": 2, "ranks_per_host": 0}, "has room for 1 to 4 ranks per host, got 0"),
         ({"hosts": 2, "ranks": 6, "ranks_per_host": 2}, "make 4 ranks, not 6"),
     ],
 )

@@ -9,7 +9,12 @@ from topologies import load_topology
     ("links", "counts", "changes", "fault"),
     [
         ([wire("gpu:0", "gpu:1")], {"gpu": 2}, {}, "no links lead gpu:1 -> gpu:0"),
-        ([wire("gpu:0", "nvswitch:0")], {"gpu": 1}, {}, "ends at nvswitch:0, which is no vertex"),
+        (
+            [wire("gpu:0", "nvswitch:0")],
+            {"gpu": 1},
+            {},
+            "ends at nvswitch:0, which is not a vertex",
+        ),
         (
             [*both_ways("gpu:0", "gpu:1"), wire("gpu:0", "gpu:1")],
             {"gpu": 2},

@@ -33,7 +33,7 @@ from topologies.topology_file import parse_topology
 
 Floats = NDArray[np.float64]
 
-LICENCE = "measured by whoever ran the command; no restriction"
+LICENCE = "measured by the user of this command; no restriction"
 FITTED_FAMILIES = ("gemm", "bmm", "memory")
 """Families that decide the rates; attention and lookups only check them."""
 
@@ -140,7 +140,7 @@ def fit_wires(
 ) -> tuple[Wires, FamilyError]:
     """The wires that explain *measurements* best, and the remaining error.
 
-    *head* are the other keys of the topology file at *path*, beside its device file.
+    *head* are the other keys of the topology file at *path*, next to its device file.
     """
     ranks = measurements[0].ranks
     measured_ns = np.array([one.duration_ns for one in measurements])

@@ -200,8 +200,8 @@ def _guess_gpu(name: str, source: str) -> Device:
     architecture = Architecture.ADA if capability == "8.9" else _ARCHITECTURES.get(str(facts.major))
     if architecture is None:
         raise MeasurementError(
-            f"measure: compute capability {capability} of {facts.name} is of no architecture we "
-            "know. Write the device file by hand, like those in topologies/devices."
+            f"measure: compute capability {capability} of {facts.name} belongs to no known "
+            f"architecture. Write the device file by hand, like those in topologies/devices."
         )
     return Device(
         name=name,

@@ -144,7 +144,7 @@ def _written_by(function: Any) -> tuple[frozenset[str], bool]:
     ]
     stores = [call for call in calls if _called(call).startswith(_STORES) and call.args]
     stored = set().union(*(_origins_in(call.args[0], origins) for call in stores))
-    # A pointer that helpers store to cannot be told from one they load from.
+    # A pointer that helpers store to cannot be distinguished from one they load from.
     written = frozenset(stored & names) if stores else names
     return written, any(_called(call).startswith("dot") for call in calls)
 

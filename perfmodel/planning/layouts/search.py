@@ -102,7 +102,7 @@ def fill_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Settin
     chosen = {key: value for key, value in best.overrides.items() if key not in stated}
     changes = tuple(f"{key}={value}" for key, value in chosen.items())
     sentence = (
-        f"The layout was left open: {', '.join(changes)} has the lowest bound of those that fit. "
+        f"No layout is stated: {', '.join(changes)} has the lowest bound of those that fit. "
         "`perfmodel search` replays the best of them."
     )
     # Sharding and recomputation are kept, so all changes are of one section.
@@ -145,7 +145,7 @@ def _search(
         on_phase,
     )
     tally = count_layouts(len(everything), len(fitting), queue, replayed, is_proven=is_proven)
-    on_phase(f"{hosts} hosts: ways to take tokens to experts", 0.96)
+    on_phase(f"{hosts} hosts: ways to send tokens to experts", 0.96)
     replayed += judge_exchanges(replayed, machine, options, executor, question.stated)
     ranked = order_layouts(replayed)[: question.top]
     return LayoutRanking(

@@ -122,7 +122,7 @@ class PlanEvaluator:
             raise PlanError("rank: plans differ only on two ranks or more. Take more ranks.")
         if has_own_exchanges(stack, cluster):
             raise PlanError(
-                f"stack {stack.name!r}: has exchanges of its own on several hosts; plans are "
+                f"stack {stack.name!r}: uses its own exchange kernels on several hosts; plans are "
                 "compared only under a collective library. Take another stack, or predict each "
                 "plan alone."
             )

@@ -54,7 +54,7 @@ class RowExchange:
 
 @dataclass(frozen=True, slots=True)
 class Exchanges:
-    """The three all-to-alls of an iteration, and what tables by rows need beside them.
+    """The three all-to-alls of an iteration, and what row-wise tables need in addition.
 
     *by_rows* is for tables that are summed over all ranks, *of_hosts* for those summed inside each
     host. Unless it *has_direct* vectors, nothing is sent by *pooled* and *gradients*.

@@ -252,7 +252,7 @@ def _iter_assumptions(
     yield from host_assumptions(spec.input)
     words = sorted({str(table.distribution) for table in plan.tables})
     shown = ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
-    yield f"Indices are drawn independently, alike in all samples; distributions: {shown}."
+    yield f"Indices are drawn independently and equally in all samples; distributions: {shown}."
     yield (
         "Kernels of PyTorch's DistributedDataParallel and one fused table kernel per rank are "
         "assumed."
@@ -267,7 +267,7 @@ def _iter_assumptions(
     if exchanges is not None and exchanges.of_hosts:
         yield (
             f"Vectors of {len(plan.summed_in_host)} tables are summed inside a host, then sent "
-            "between ranks at the same place in all hosts."
+            f"between ranks with the same position in all hosts."
         )
     if exchanges is not None and exchanges.by_rows is not None:
         yield (

@@ -240,7 +240,7 @@ class SparseWriter:
             self._run("LookupFunctionBackward", "update", op, way="backward")
         if self.run.stack.tables.updates_all_rows:
             # A pass over weights and state of all tables, also those of other ranks. State per
-            # row is small beside the row.
+            # row is small compared with the row.
             name, tables = self.run.spec.embedding.optimizer, self.run.spec.embedding.tables()
             numbers = sum(table.rows * table.width for table in tables) * (1 + STATES.get(name, 0))
             kernel = elementwise(name, numbers, DType.FP32)

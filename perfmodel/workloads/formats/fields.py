@@ -128,7 +128,7 @@ class FieldReader:
 
 
 def unknown_sentence(uses: Collection[FieldUse]) -> Iterator[str]:
-    """A sentence about fields that nobody knows, if there are any."""
+    """A sentence about unknown fields, if there are any."""
     names = [use.key for use in uses if use.use is Use.UNKNOWN and use.value is not None]
     if names:
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""

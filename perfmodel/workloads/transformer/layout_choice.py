@@ -183,7 +183,7 @@ def _iter_schedule_faults(spec: TransformerSpec, pp: int) -> Iterator[str]:
     if pp == 1:
         yield f"schedule={name} needs pipeline stages, but pp=1"
     if parallel.interleaving > 1:
-        held = "two runs of layers" if schedule.is_folded else "one run of layers"
+        held = "two chunks of layers" if schedule.is_folded else "one chunk of layers"
         yield f"stages of schedule={name} hold {held}: leave interleaving out"
     if parallel.expert_overlap and schedule is not Schedule.DUALPIPE_V:
         yield f"schedule={name} has no turns to overlap: expert_overlap needs 1f1b or dualpipe_v"

@@ -53,10 +53,10 @@ class ModelSection(Section):
     Where *window* is given, the first of every *window_every* layers lets a token see only that
     many before it; with *full_every*, all but the last of so many layers do. Behind the first
     *dense_layers*, a token passes through *top_k* of *experts* feed-forward networks of width
-    *moe_ffn*, and through *shared_experts* that all tokens pass. *mtp_layers* more layers behind
+    *moe_ffn*, and through *shared_experts* that all tokens pass. *mtp_layers* more layers after
     the last predict further tokens, each with logits of its own. With *kv_lora_rank*, keys and
     values are made from a latent vector of that length, queries from one of *q_lora_rank*, and
-    *rope_dim* numbers a head carry the positions beside *head_dim*.
+    *rope_dim* numbers per head carry the positions, in addition to *head_dim*.
     """
 
     layers: LayerCount
@@ -265,7 +265,7 @@ class TransformerSpec(CommonSpec):
                 f"got {self.sequence_length}"
             )
         if self.model.head is Head.MASKED_TOKENS and self.masked_tokens is None:
-            raise ValueError("a model that predicts masked tokens needs masked_tokens a sequence")
+            raise ValueError("a model that predicts masked tokens needs masked_tokens per sequence")
         return self
 
     @property
