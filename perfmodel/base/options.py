@@ -44,6 +44,9 @@ class Option:
 Overwrite = Annotated[
     bool, Option(name="--overwrite", help="Replace a job that is in the folder already.")
 ]
+Price = Annotated[
+    float | None, Option(name="--price", metavar="MONEY", min=0, help="Price per GPU and hour.")
+]
 
 
 @cache

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from perfmodel.base.errors import InputError, OutputError, ScenarioError
-from perfmodel.base.options import Option
+from perfmodel.base.options import Option, Price
 from perfmodel.base.writing import (
     STDOUT,
     check_apart,
@@ -147,10 +147,7 @@ class Outputs:
         Path | None,
         Option(name="--plot", metavar="FILE", help="Draw the answer: .png, .svg or .pdf."),
     ] = None
-    price_per_gpu_hour: Annotated[
-        float | None,
-        Option(name="--price", metavar="MONEY", min=0, help="Price per GPU and hour."),
-    ] = None
+    price_per_gpu_hour: Price = None
     trace_ranks: Annotated[
         tuple[int, ...] | None,
         Option(

@@ -154,7 +154,7 @@ def _delay(job: JobGraph, delays: Mapping[int, Int64s]) -> JobGraph:
 
 def _with_waits(program: Program, delays: Int64s) -> Program:
     """*program* with *delays* as dependencies on the start of other tasks."""
-    own = np.repeat(np.arange(program.task_count), np.diff(program.dep_start))
+    own = program.dep_owners()
     tasks = np.concatenate([own, delays[:, 0]])
     order = np.argsort(tasks, kind="stable")
     counts = np.bincount(tasks, minlength=program.task_count)

@@ -103,7 +103,7 @@ def _check_program(job: JobGraph, index: int, program: Program) -> None:
     if (program.dep_lag_ns < 0).any():
         raise GraphError(f"{where}: the lag of a dependency must not be negative.")
     _check_range(where, "lag of a dependency", program.dep_lag_ns, MOST_STATED)
-    tasks = np.repeat(np.arange(count), np.diff(program.dep_start))
+    tasks = program.dep_owners()
     own = np.flatnonzero((tasks == program.dep_task) & (program.dep_distance == 0))
     if len(own):
         label = job.labels[int(program.label[tasks[own[0]]])]

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Annotated
 
 from perfmodel.base.errors import ScenarioError, UnitError
-from perfmodel.base.options import NO_VALUES, Option, check_ranges
+from perfmodel.base.options import NO_VALUES, Option, Price, check_ranges
 from perfmodel.base.units import parse_long_duration_ns
 from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,
@@ -219,10 +219,7 @@ class LayoutQuestion:
     ] = (1,)
     ranks_per_host: RanksPerHost = None
     stack: Stack = None
-    price_per_gpu_hour: Annotated[
-        float | None,
-        Option(name="--price", metavar="MONEY", min=0, help="Price per GPU and hour."),
-    ] = None
+    price_per_gpu_hour: Price = None
     tokens: Tokens = None
     prices: PricesFile = None
     minimise: Annotated[

@@ -96,9 +96,6 @@ WithoutInterference = Annotated[
         help="Do not model contention between overlapping kernels and collectives.",
     ),
 ]
-Price = Annotated[float | None, Option(metavar="MONEY", min=0, help="Price per GPU and hour.")]
-
-
 LayoutFrom = Annotated[
     str | None,
     Option(

@@ -30,14 +30,11 @@ class TrainingPass(IntEnum):
 
 def launching_lanes(program: Program) -> NDArray[np.int64]:
     """For every task the host lane that launched it, or -1."""
-    lanes = program.task_lanes()
-    is_device = np.array([lane.kind.is_device for lane in program.lanes], dtype=bool)
-    waiting = np.repeat(np.arange(program.task_count), np.diff(program.dep_start))
-    source = lanes[program.dep_task]
-    is_launch = is_device[lanes[waiting]] & ~is_device[source] & (program.dep_distance == 0)
+    is_device, waiting = program.is_on_device(), program.dep_owners()
+    is_launch = is_device[waiting] & ~is_device[program.dep_task] & (program.dep_distance == 0)
     found = np.full(program.task_count, -1, dtype=np.int64)
     # Of several host tasks that a kernel waits for, the last one launched it.
-    found[waiting[is_launch]] = source[is_launch]
+    found[waiting[is_launch]] = program.task_lanes()[program.dep_task[is_launch]]
     return found
 
 
