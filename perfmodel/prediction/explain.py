@@ -66,7 +66,7 @@ _WORDS: dict[type[object], str] = {
 
 
 def name_kind(job: JobGraph, rank: int, task: int) -> str:
-    """The kind of *task* of *rank*: by its work, or by its lane if the work does not determine it."""
+    """The kind of *task* of *rank*: by its work, or by its lane if the work does not tell."""
     work = work_of(job.op_of(rank, task))
     if isinstance(work, Communication):
         return work.collective.kind.name.lower().replace("_", "-")
