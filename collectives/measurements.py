@@ -23,9 +23,9 @@ from collectives.collective import (
 from collectives.group import wiring_of
 from collectives.nccl_tests import RunPlace, is_nccl_tests, read_nccl_tests
 from collectives.wiring import Wiring
-from perfmodel.base.documents import FaultList
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
+from perfmodel.base.faults import FaultList
 from perfmodel.base.reading import parse_rows, read_packed_text
 from topologies import build_cluster, load_topology
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from embeddings.popularity import Int64s
 from embeddings.table import EmbeddingTable
-from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import PlanError
+from perfmodel.base.faults import FaultList
 
 
 class ShardingKind(Enum):

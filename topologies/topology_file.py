@@ -18,8 +18,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from perfmodel.base.documents import FaultList, find_document, list_documents, load_yaml
+from perfmodel.base.documents import find_document, list_documents, load_yaml
 from perfmodel.base.errors import TopologyError
+from perfmodel.base.faults import FaultList
 from perfmodel.base.fields import Bandwidth, Count, Duration, Line, OneOf, Parsed, ReadAs, Switch
 from perfmodel.base.forms import Document, Form, load_document, parse_document
 from perfmodel.base.reading import quote

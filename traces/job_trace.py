@@ -13,8 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import TraceError
+from perfmodel.base.faults import FaultList
 from traces.chakra import is_chakra
 from traces.execution_trace import ExecutionTrace, load_execution_trace
 from traces.file_stream import DEFAULT_LIMITS, Limits, read_head

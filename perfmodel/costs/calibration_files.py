@@ -2,7 +2,8 @@
 
 A device without its own constants borrows those of the nearest device: of the same architecture,
 else of the same class of chip (data centre or graphics), else of any. Constants are ratios of
-datasheet values, so they carry over; the distance widens the interval.
+datasheet values, so they carry over; the distance widens the interval. A board with fewer watts
+for its rate than the one that was measured is slower.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, Field, create_model
 
+from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.fields import Line, ReadAs
 from perfmodel.base.forms import CalibrationHeader, Document, Form, parse_document
@@ -29,7 +31,7 @@ from perfmodel.costs.corrections import (
     ordered_from_document,
     ordered_to_document,
 )
-from topologies import Device
+from topologies import Device, list_devices, load_device
 
 T = TypeVar("T")
 DATA_CENTRE_CAPABILITIES = frozenset({"6.0", "7.0", "8.0", "9.0", "10.0", "10.3"})
@@ -230,6 +232,28 @@ def generations_between(entry: Entry, device: Device) -> int:
     """How many generations *device* is newer than the chip of *entry*."""
     then, now = entry.architecture, device.architecture.value
     return GENERATIONS.get(now, 0) - GENERATIONS.get(then, 0)
+
+
+def power_ratio(device: Device, reference: str | None) -> float:
+    """How much slower *device* computes than the board of *reference*, for lack of power.
+
+    Dynamic power is proportional to clock and voltage squared, and voltage to clock: a chip with
+    less power per peak rate is slower by the cube root of the ratio. The rate is that of the
+    catalog: a chip with another peak than there is taken to need no more power, and so is never
+    slower for a higher one.
+    """
+    wanted = None if reference is None else find_shipped(reference)
+    rate = (find_shipped(device.name) or device).peak_flops.get(DType.FP16)
+    if wanted is None or rate is None or DType.FP16 not in wanted.peak_flops:
+        return 1.0
+    wanted_w = wanted.power_w / wanted.peak_flops[DType.FP16] * rate
+    return float((wanted_w / device.power_w) ** (1 / 3))
+
+
+@lru_cache(maxsize=32)
+def find_shipped(name: str) -> Device | None:
+    """The device *name* as the catalog has it."""
+    return load_device(name) if name in list_devices() else None
 
 
 def strict_form(name: str, **kinds: Any) -> Any:

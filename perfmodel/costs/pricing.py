@@ -28,12 +28,11 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.estimates import Bound, Estimates, build_estimates, concatenate_estimates
 from perfmodel.costs.interference import slowdowns_for
-from perfmodel.costs.memory import RECORDED_WORDS
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES, family_of, price_ops
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import NO_GROUP, JobGraph
-from perfmodel.graph.ops import Communication, Convolution, GroupedGemm, MemoryBound, Op
+from perfmodel.graph.ops import Communication, GroupedGemm, Op
 from perfmodel.graph.program import Program
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.spread import find_spread
@@ -89,10 +88,6 @@ class _CallPrice:
         return replace(self, duration_ns=self.per_member_ns[position], per_member_ns=None)
 
 
-LEAST_CONVOLUTIONS = 4
-"""Different convolutions of a network that works on images."""
-
-
 def price_job(
     job: JobGraph,
     *,
@@ -129,24 +124,9 @@ def price_job(
             architecture=cluster.device.architecture.value,
             hosts=cluster.host_count,
             has_experts=any(isinstance(op, GroupedGemm) for op in job.ops),
-            contains=_contents(job),
+            is_emulated=job.facts.is_emulated,
         ),
     )
-
-
-def _contents(job: JobGraph) -> tuple[str, ...]:
-    """What an emulated script contains that others with published times do, too.
-
-    Transformers of images convolve their patches, which says nothing about convolutions.
-    """
-    if not job.facts.is_emulated:
-        return ()
-    kinds = []
-    if sum(isinstance(op, Convolution) for op in job.ops) >= LEAST_CONVOLUTIONS:
-        kinds.append("convolutions")
-    if any(isinstance(op, MemoryBound) and op.operator in RECORDED_WORDS for op in job.ops):
-        kinds.append("compiled code")
-    return tuple(kinds) or ("eager code",)
 
 
 def cluster_seen_by(stack: SoftwareStack, cluster: Cluster) -> Cluster:

@@ -21,9 +21,9 @@ from perfmodel.base.errors import CalibrationError
 from perfmodel.base.fields import Line, Positive
 from perfmodel.base.forms import Form, load_document
 from perfmodel.costs.attention import is_fused
+from perfmodel.costs.calibration_files import find_shipped, power_ratio
 from perfmodel.costs.estimates import FloatColumn
 from perfmodel.costs.gemm import LEAST_TENSOR_COLUMNS, is_on_vector_units, machine_rates
-from perfmodel.costs.power import find_shipped, power_ratio
 from perfmodel.graph.ops import Attention, Convolution, Gemm, GroupedGemm, Op
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device

@@ -248,6 +248,17 @@ class Fixed:
 Op = Work | Fixed
 
 
+def work_of(op: Op) -> Work | None:
+    """What *op* does, where that is known."""
+    return op.work if isinstance(op, Fixed) else op
+
+
+def signature_of(op: Op) -> Collective | None:
+    """The collective that *op* is a part of: what members of a rendezvous must agree on."""
+    work = work_of(op)
+    return work.collective if isinstance(work, Communication) else None
+
+
 def duration_of(op: Op) -> int:
     """The duration that *op* states; one that is still to be priced is refused."""
     if isinstance(op, Fixed):

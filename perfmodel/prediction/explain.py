@@ -24,12 +24,11 @@ from perfmodel.graph.ops import (
     Convolution,
     Copy,
     EmbeddingOp,
-    Fixed,
     Gemm,
     HostPart,
     HostWork,
     MemoryBound,
-    Op,
+    work_of,
 )
 from perfmodel.prediction.answer import (
     CriticalPath,
@@ -67,15 +66,13 @@ _WORDS: dict[type[object], str] = {
 
 
 def name_kind(job: JobGraph, rank: int, task: int) -> str:
-    """The kind of *task* of *rank*: by its op, or by its lane if the op does not determine it."""
-    op: Op | None = job.op_of(rank, task)
-    if isinstance(op, Fixed):
-        op = op.work
-    if isinstance(op, Communication):
-        return op.collective.kind.name.lower().replace("_", "-")
-    if type(op) in _WORDS:
-        return _WORDS[type(op)]
-    if isinstance(op, HostWork) and op.part is HostPart.WAIT:
+    """The kind of *task* of *rank*: by its work, or by its lane if the work does not determine it."""
+    work = work_of(job.op_of(rank, task))
+    if isinstance(work, Communication):
+        return work.collective.kind.name.lower().replace("_", "-")
+    if type(work) in _WORDS:
+        return _WORDS[type(work)]
+    if isinstance(work, HostWork) and work.part is HostPart.WAIT:
         return BLOCKING
     program = job.program_of(rank)
     lane = program.lanes[int(program.lane_start.searchsorted(task, side="right")) - 1]

@@ -9,8 +9,7 @@ runs, more hosts.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -47,16 +46,17 @@ class FamilySpread(Form):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptSpread(Form):
-    """The same for emulated scripts with some kind of work, from pairs with published times."""
+    """The same for emulated scripts, from pairs with published times on *chips*."""
 
     spread: _Sigma
     rows: Count
     sources: Count
+    chips: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SpreadFile(Form):
-    """`spread.yaml`; *scripts* are by what they contain."""
+    """`spread.yaml`: by family of models, and of emulated scripts."""
 
     source: Line
     date: Line
@@ -64,15 +64,19 @@ class SpreadFile(Form):
     command: Line
     transformer: FamilySpread
     dlrm: FamilySpread
-    scripts: Mapping[str, ScriptSpread] = field(default_factory=dict)
+    scripts: ScriptSpread
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A relative spread that all costs of a job share, and the evidence it rests on."""
+    """A relative spread that all costs of a job share, and the evidence it rests on.
+
+    With *includes_kernels* it is that of whole iterations, errors of single kernels included.
+    """
 
     relative_sigma: float = 0.0
     sentence: str = ""
+    includes_kernels: bool = False
 
 
 NO_SPREAD = Spread()
@@ -84,23 +88,25 @@ def find_spread(
     architecture: str,
     hosts: int,
     has_experts: bool = False,
-    contains: Sequence[str] = (),
+    is_emulated: bool = False,
 ) -> Spread:
     """How far predictions under *stack* on *hosts* hosts of such GPUs may be off as a whole.
 
-    An emulated script *contains* kinds of work, for which others like it may be known; the widest
-    spread of them counts. All of those ran on one host.
+    Emulated scripts have a spread of their own, whatever their stack. It is that of whole
+    iterations where scripts ran on such chips. All of them ran on one host.
     """
     known = load_spread()
     family = known.dlrm if stack.family is Family.DLRM else known.transformer
-    alike = {word: known.scripts[word] for word in contains if word in known.scripts}
-    if alike:
-        word = max(alike, key=lambda one: alike[one].spread)
-        sigma = math.hypot(alike[word].spread, family.per_doubling * math.log2(max(hosts, 1)))
+    if is_emulated:
+        scripts = known.scripts
+        sigma = math.hypot(scripts.spread, family.per_doubling * math.log2(max(hosts, 1)))
+        is_covered = architecture in scripts.chips
+        further = "" if is_covered else f"; none ran on {architecture}: errors of kernels are added"
         return Spread(
             sigma,
-            f"The interval has a spread of {sigma:.0%} for all costs, from {alike[word].rows} "
-            f"scripts of {alike[word].sources} sources with {word}.",
+            f"The interval has a spread of {sigma:.0%} for all costs, from {scripts.rows} "
+            f"scripts of {scripts.sources} repositories with published times{further}.",
+            includes_kernels=is_covered,
         )
     own = stack.evidence.get(architecture)
     if own is not None:

@@ -16,7 +16,7 @@ from math import ceil
 from collectives import Collective
 from perfmodel.base.errors import GraphError
 from perfmodel.graph.builder import Dependency
-from perfmodel.graph.ops import Communication, MemoryBound, duration_of
+from perfmodel.graph.ops import Communication, MemoryBound, duration_of, work_of
 from perfmodel.graph.program import LaneKind, Program
 from perfmodel.whatif.drafts import (
     ProgramDraft,
@@ -26,7 +26,7 @@ from perfmodel.whatif.drafts import (
 from perfmodel.whatif.durations import carry, collective_of
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.pinning import PricingMachine
-from perfmodel.whatif.recosting import retime, time_ratio, work_of
+from perfmodel.whatif.recosting import retime, time_ratio
 
 NOTHING = -1
 

@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 
 from perfmodel.base.dtypes import BITS_PER_BYTE
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Fixed, MemoryBound, Op
+from perfmodel.graph.ops import Fixed, MemoryBound, Op, work_of
 from perfmodel.graph.program import PLAIN, LaneKind
 from perfmodel.whatif.drafts import ProgramDraft, add_assumptions, edit_programs
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.fusion import find_runs, keep_first, stated_parts
 from perfmodel.whatif.pinning import PricingMachine
-from perfmodel.whatif.recosting import retime, time_ratio, work_of
+from perfmodel.whatif.recosting import retime, time_ratio
 
 _COMBINING = frozenset(
     {

@@ -23,10 +23,11 @@ from perfmodel.graph.ops import (
     Op,
     Work,
     duration_of,
+    work_of,
 )
 from perfmodel.whatif.drafts import Ranks
 from perfmodel.whatif.pinning import PricingMachine
-from perfmodel.whatif.recosting import Recosted, count_recosted, retime, time_ratio, work_of
+from perfmodel.whatif.recosting import Recosted, count_recosted, retime, time_ratio
 from perfmodel.whatif.selection import Selection
 
 _WIDE = (DType.FP32, DType.TF32)

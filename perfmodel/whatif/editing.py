@@ -22,11 +22,11 @@ from perfmodel.graph.ops import (
     Gemm,
     MemoryBound,
     Op,
+    work_of,
 )
 from perfmodel.graph.program import Anchor, LaneKind
 from perfmodel.whatif.drafts import DraftTask, ProgramDraft
 from perfmodel.whatif.patterns import Pattern
-from perfmodel.whatif.recosting import work_of
 from perfmodel.whatif.selection import LaneWord, Selection
 
 Found = dict[int, int]

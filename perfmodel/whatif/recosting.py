@@ -32,6 +32,7 @@ from perfmodel.graph.ops import (
     Op,
     Work,
     duration_of,
+    work_of,
 )
 from perfmodel.graph.program import Program
 from perfmodel.whatif.drafts import Ranks
@@ -192,11 +193,6 @@ def amount_of(work: Work, ranks: Ranks = ()) -> float:
         case _:
             amount = bytes_of(work)
     return float(amount)
-
-
-def work_of(op: Op) -> Work | None:
-    """What a task does, where that is known."""
-    return op.work if isinstance(op, Fixed) else op
 
 
 def bytes_of(op: Op) -> float:

@@ -15,12 +15,11 @@ from itertools import pairwise
 import numpy as np
 
 from perfmodel.base.errors import ScenarioError
-from perfmodel.graph.ops import Attention, Convolution, Gemm, duration_of
+from perfmodel.graph.ops import Attention, Convolution, Gemm, duration_of, work_of
 from perfmodel.graph.program import PLAIN, Int64s
 from perfmodel.whatif.drafts import DraftTask, ProgramDraft
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.patterns import Pattern
-from perfmodel.whatif.recosting import work_of
 from perfmodel.whatif.selection import LaneWord, Selection
 
 _FEWEST_KERNELS = 4

@@ -11,7 +11,7 @@ from collectives import Collective, CollectiveKind
 from perfmodel.base.errors import ScenarioError
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
-from perfmodel.graph.ops import Communication, Fixed, MemoryBound, Op, duration_of
+from perfmodel.graph.ops import Communication, Fixed, MemoryBound, Op, duration_of, work_of
 from perfmodel.graph.program import PLAIN
 from perfmodel.whatif.drafts import ProgramDraft, edit_programs, members_of
 from perfmodel.whatif.durations import collective_of
@@ -19,7 +19,7 @@ from perfmodel.whatif.editing import Found
 from perfmodel.whatif.gradients import first_updates
 from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.pinning import PricingMachine
-from perfmodel.whatif.recosting import retime, rework, work_of
+from perfmodel.whatif.recosting import retime, rework
 from perfmodel.whatif.selection import LaneWord, Only, Selection
 
 

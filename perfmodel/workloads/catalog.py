@@ -12,8 +12,9 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from embeddings.table import EmbeddingTable
-from perfmodel.base.documents import FaultList, find_document, load_yaml, parse_value
+from perfmodel.base.documents import find_document, load_yaml, parse_value
 from perfmodel.base.errors import PlanError, WorkloadError
+from perfmodel.base.faults import FaultList
 from perfmodel.base.forms import Document, load_document
 from perfmodel.base.reading import quote
 from perfmodel.workloads.dlrm.spec import DlrmSpec, EmbeddingSection, Interaction

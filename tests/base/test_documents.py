@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from perfmodel.base import documents
-from perfmodel.base.documents import FaultList, find_line, load_yaml, parse_yaml
+from perfmodel.base.documents import find_line, load_yaml, parse_yaml
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, TopologyError
+from perfmodel.base.faults import FaultList
 
 BOMB = "a: &a [x,x,x]\nb: &b [*a,*a,*a]\nc: [*b,*b,*b]\n"
 

@@ -122,6 +122,10 @@ def test_what_cannot_be_answered_says_why(site, knobs, word):
 def test_only_what_is_offered_is_read():
     with pytest.raises(InputError, match="topology"):
         read_knobs({"topology": "my.yaml"}, topologies=("dgx_a100",), workloads=())
+    offered = {"topologies": ("dgx_a100",), "workloads": ("gpt2_124m",)}
+    with pytest.raises(InputError, match="stack: must be one that the page offers, got 'mine'"):
+        read_knobs({**SMALL, "stack": "mine"}, **offered)
+    assert read_knobs({**SMALL, "stack": "torchtitan"}, **offered).scenario.stack == "torchtitan"
 
 
 @pytest.mark.slow

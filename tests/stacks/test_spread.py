@@ -116,22 +116,23 @@ def test_one_source_is_told_as_one():
     assert "40 runs of 1 source on" in spread(lone).sentence
 
 
-def test_an_emulated_script_has_the_widest_spread_of_scripts_with_the_same_work():
+def test_the_spread_of_scripts_includes_kernels_where_scripts_ran_on_such_chips():
     stack = load_stack("pytorch_fused")
-    images, both, unknown = (
-        find_spread(stack, architecture="ampere", hosts=1, contains=contains)
-        for contains in (["convolutions"], ["convolutions", "compiled code"], [])
+    seen, unseen = (
+        find_spread(stack, architecture=chip, hosts=1, is_emulated=True)
+        for chip in ("ampere", "blackwell")
     )
-    assert images.relative_sigma < both.relative_sigma < unknown.relative_sigma
-    assert "scripts of 2 sources with convolutions" in images.sentence
-    assert both.sentence.endswith("with compiled code.")
+    assert seen.includes_kernels
+    assert seen.relative_sigma == unseen.relative_sigma == load_spread().scripts.spread
+    assert not unseen.includes_kernels
+    assert "none ran on blackwell" in unseen.sentence
+    assert "none ran" not in seen.sentence
 
 
 def test_scripts_on_more_hosts_than_those_with_published_times_are_less_sure():
     stack = load_stack("pytorch_fused")
     one, eight = (
-        find_spread(stack, architecture="hopper", hosts=hosts, contains=["eager code"])
-        for hosts in (1, 8)
+        find_spread(stack, architecture="hopper", hosts=hosts, is_emulated=True) for hosts in (1, 8)
     )
     further = 3 * load_spread().transformer.per_doubling
     assert eight.relative_sigma == pytest.approx(math.hypot(one.relative_sigma, further))

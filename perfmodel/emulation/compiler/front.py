@@ -23,6 +23,7 @@ import torch
 from torch._dynamo import device_interface, trace_rules
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
+from perfmodel.emulation.device import attention_packages
 from perfmodel.emulation.device.gpu import VirtualGpu
 
 _ASKED = (
@@ -63,6 +64,8 @@ def install_dynamo(gpu: VirtualGpu) -> None:
     for name in ("cuda", *(f"cuda:{number}" for number in range(gpu.count))):
         device_interface.register_interface_for_device(name, kind)
     trace_rules.add(_OWN_PACKAGE)
+    # Dynamo follows calls of these packages, as it follows those of the real ones.
+    trace_rules.get_legacy_mod_inlinelist().add(attention_packages.__file__)
     # It warns when it is imported without Triton.
     logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from perfmodel.base.documents import FaultList, parse_value
+from perfmodel.base.documents import parse_value
 from perfmodel.base.errors import WorkloadError
+from perfmodel.base.faults import FaultList
 from perfmodel.base.reading import quote
 
 _MISSING = object()
