@@ -88,7 +88,7 @@ def _chain(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement
 def _tree(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
     """Double binary tree over hosts, chain inside: each half of the buffer goes up and down.
 
-    Two hosts hand over the buffer once each way. From three on a host that is inner in one
+    Two hosts exchange the buffer once each way. From three on a host that is inner in one
     tree and leaf in the other sends twice the buffer.
     """
     hosts, inside = wiring.host_count, wiring.ranks_per_host

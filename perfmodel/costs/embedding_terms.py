@@ -120,7 +120,7 @@ class _KnownTerms:
         self._terms: Int64s = np.empty((0, len(Term)), dtype=np.int64)
 
     def of(self, pieces: Sequence[EmbeddingTable]) -> Int64s:
-        """Pieces x terms, of the whole or of pieces by rows."""
+        """Pieces x terms, of the whole or of row-wise pieces."""
         keys = [(piece.first_row, piece.rows, piece.width) for piece in pieces]
         number_of = self._number_of
         fresh = {
@@ -139,7 +139,7 @@ _known_terms = lru_cache(maxsize=MOST_TABLES)(_KnownTerms)
 def find_terms(
     whole: EmbeddingTable, pieces: Sequence[EmbeddingTable], setting: TermsSetting
 ) -> Int64s:
-    """The terms of *whole* itself or of *pieces* by rows of it."""
+    """The terms of *whole* itself or of row-wise *pieces* of it."""
     batch_size = setting.batch_size
     rows, width, first_row = (
         np.array(column)

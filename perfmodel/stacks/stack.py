@@ -188,7 +188,7 @@ class TableHandling(Form):
     defaults for workloads. A rank that *has_all_keys* of the batch from its own reader receives no
     keys. Before the exchange each key costs *key_traffic_bytes* of memory traffic; received vectors
     and their gradients are copied *vector_passes* more times. *row_sums* says how partial sums of
-    tables by rows are added up.
+    row-wise tables are added up.
     """
 
     lookup_kernel: _Kernel = "fbgemm"
