@@ -42,14 +42,14 @@ MOST_PLANS, MOST_PIECES = 64, 20_000
 """Plans that are priced, and pieces of all of them: with thousands of ranks these are few plans."""
 MOST_FRAMES = 4
 """Sets of plans of which one frame is built and all are replayed."""
-MOST_STEPPED = 4
-"""Plans with sums inside hosts, which are replayed whole."""
+MOST_STEPPED, MOST_CUTS = 5, 6
+"""Plans with sums inside hosts, which are replayed whole; and plans of which each is the best."""
+MOST_CONTENDED = 4
+"""Plans that are predicted with contention."""
 NEAR = 1.1
 """Time of a plan without contention, over the best, up to which it may still be the fastest."""
 FAR = 1.5
 """The same for plans with sums inside hosts, beyond which others of them are not looked at."""
-CALM = 0.9
-"""Time of the busiest ranks, over those of the fastest plan, that is worth a closer look."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,43 +130,51 @@ def choose_default_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenP
             "The placement was left open: all tables are spread by rows, as nothing else fits.",
         )
     some = _shortlist(candidates)
-    flat = [one.to_plan(task) for one in some if one.per_place == 1]
-    stepped = [one for one in some if one.per_place > 1]
-    judged = _judge_flat(evaluator, flat)
-    for one in _in_turns(stepped, attrgetter("copied"))[:MOST_STEPPED]:
-        least_ns = min((other.time_ns for other in judged), default=inf)
-        judged += _judge(evaluator, [one.to_plan(task)], [None])
-        if judged[-1].time_ns > FAR * least_ns:
-            break
+    judged = _judge_flat(evaluator, [one.to_plan(task) for one in some if one.per_place == 1])
+    judged += _judge_stepped(
+        evaluator,
+        task,
+        [one for one in candidates if one.per_place > 1],
+        min((one.time_ns for one in judged), default=inf),
+    )
     best = _choose(evaluator, judged)
     return ChosenPlan(best, _reason(best, len(candidates), len(judged)))
 
 
 def _choose(evaluator: PlanEvaluator, judged: Sequence[_Judged]) -> ShardingPlan:
-    """The fastest, of equal ones the first; or one that is near and suffers less from contention.
+    """The plan with the shortest iterations under contention, of equal ones the first.
 
-    Contention slows busy ranks most. So the fastest plans with and without sums inside hosts, and
-    of each kind one that is much less busy, are predicted with contention.
+    Contention never makes a plan faster. So only plans whose time without it is below the least
+    time with it are predicted, those first that promise most: contention slows busy ranks most.
     """
     best = min(judged, key=_by_time)
-    finalists = []
-    for is_stepped in (False, True):
-        near = [
-            one
-            for one in judged
-            if has_steps(one.plan) == is_stepped
-            and one.is_too_large == best.is_too_large
-            and one.time_ns <= NEAR * best.time_ns
-        ]
-        if not near:
-            continue
-        fastest = min(near, key=_by_time)
-        calm = min(near, key=attrgetter("busiest_ns", "time_ns"))
-        finalists += [fastest, calm] if calm.busiest_ns < CALM * fastest.busiest_ns else [fastest]
-    if len(finalists) == 1:
-        return best.plan
-    times_ns = [(_contended_ns(evaluator, one.plan), one.busiest_ns) for one in finalists]
-    return finalists[times_ns.index(min(times_ns))].plan
+    left = sorted((one for one in judged if one.is_too_large == best.is_too_large), key=_by_time)
+    least_ns: float = inf
+    # By kind of plan: contention over the time of the busiest ranks, as last seen.
+    slopes = {False: 0.0, True: 0.0}
+    for _ in range(MOST_CONTENDED):
+        left = [one for one in left if one.time_ns < least_ns]
+        if not left or (least_ns == inf and not _may_be_beaten(left)):
+            break
+        next_one = min(
+            left, key=lambda one: one.time_ns + slopes[has_steps(one.plan)] * one.busiest_ns
+        )
+        left.remove(next_one)
+        contended_ns = _contended_ns(evaluator, next_one.plan)
+        slopes[has_steps(next_one.plan)] = (contended_ns - next_one.time_ns) / next_one.busiest_ns
+        if contended_ns < least_ns:
+            best, least_ns = next_one, contended_ns
+    return best.plan
+
+
+def _may_be_beaten(ordered: Sequence[_Judged]) -> bool:
+    """Whether a plan that is near the first of *ordered* ones is less busy, or of another kind."""
+    first, *others = ordered
+    return any(
+        one.busiest_ns < first.busiest_ns or has_steps(one.plan) != has_steps(first.plan)
+        for one in others
+        if one.time_ns <= NEAR * first.time_ns
+    )
 
 
 def _contended_ns(evaluator: PlanEvaluator, plan: ShardingPlan) -> int:
@@ -215,6 +223,48 @@ def _judge_flat(evaluator: PlanEvaluator, plans: Sequence[ShardingPlan]) -> list
     return _judge(
         evaluator, [plans[place] for place in chosen], [columns[place] for place in chosen]
     )
+
+
+def _judge_stepped(
+    evaluator: PlanEvaluator, task: ShardingTask, candidates: Sequence[Candidate], least_ns: float
+) -> list[_Judged]:
+    """Some plans with sums inside hosts.
+
+    By the number of copied tables: the fewest, those with least work, and from the fastest of them
+    on to its neighbours. None of the others if the first are far above *least_ns*.
+    """
+    of_copies: dict[int, list[Candidate]] = {}
+    for one in candidates:
+        of_copies.setdefault(len(one.copied), []).append(one)
+    counts = sorted(of_copies)
+    judged: dict[int, _Judged] = {}
+    wanted = [counts[0], len(candidates[0].copied)] if counts else []
+    while wanted and len(judged) < MOST_STEPPED:
+        copies = wanted.pop(0)
+        if copies not in judged:
+            plan = _least_busy(
+                evaluator, [one.to_plan(task) for one in of_copies[copies][:MOST_CUTS]]
+            )
+            judged[copies] = _judge(evaluator, [plan], [None])[0]
+        if not wanted:
+            best = min(judged, key=lambda count: _by_time(judged[count]))
+            if judged[best].time_ns > FAR * least_ns:
+                break
+            place = counts.index(best)
+            near = counts[max(place - 1, 0) : place + 2]
+            wanted = [count for count in near if count not in judged][:1]
+    return list(judged.values())
+
+
+def _least_busy(evaluator: PlanEvaluator, plans: Sequence[ShardingPlan]) -> ShardingPlan:
+    """The one of *plans* with sums inside hosts that keeps its busiest ranks least busy."""
+    if len(plans) == 1:
+        return plans[0]
+    own_ns = evaluator.price([evaluator.catalog.columns_of(plan) for plan in plans]).own_ns
+    lookup_ns, update_ns, pooled_ns, gradients_ns = own_ns.max(axis=2).T
+    # Each rank of a host sends a part of the sums.
+    sent_ns = (pooled_ns + gradients_ns) / (plans[0].ranks_per_host or 1)
+    return plans[int((lookup_ns + update_ns + sent_ns).argmin())]
 
 
 def _judge(
