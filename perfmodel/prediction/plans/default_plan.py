@@ -41,9 +41,11 @@ from topologies import Cluster
 MOST_PLANS, MOST_PIECES = 64, 20_000
 """Plans that are priced, and pieces of all of them: with thousands of ranks these are few plans."""
 MOST_FRAMES = 4
-"""Sets of plans of which one frame is built and all are replayed."""
+"""Sets of plans with copied tables of which one frame is built and all are replayed."""
 MOST_STEPPED, MOST_CUTS = 5, 6
 """Plans with sums inside hosts, which are replayed whole; and plans of which each is the best."""
+BUSIER = 1.02
+"""Time of the busiest ranks of one plan over that of another that differ."""
 MOST_CONTENDED = 4
 """Plans that are predicted with contention."""
 NEAR = 1.1
@@ -129,16 +131,35 @@ def choose_default_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenP
             plan_by_rows(task),
             "The placement was left open: all tables are spread by rows, as nothing else fits.",
         )
-    some = _shortlist(candidates)
-    judged = _judge_flat(evaluator, [one.to_plan(task) for one in some if one.per_place == 1])
-    judged += _judge_stepped(
-        evaluator,
-        task,
-        [one for one in candidates if one.per_place > 1],
-        min((one.time_ns for one in judged), default=inf),
-    )
-    best = _choose(evaluator, judged)
+    flat = [one.to_plan(task) for one in _shortlist(candidates) if one.per_place == 1]
+    frames = _Frames(evaluator, flat)
+    judged = frames.judge_fewest_copies()
+    best = _find_undecided(evaluator, judged)
+    if best is None:
+        judged += frames.judge_copies(_least_ns(judged))
+        stepped = [one for one in candidates if one.per_place > 1]
+        judged += _judge_stepped(evaluator, task, stepped, _least_ns(judged))
+        best = _choose(evaluator, judged)
     return ChosenPlan(best, _reason(best, len(candidates), len(judged)))
+
+
+def _least_ns(judged: Sequence[_Judged]) -> float:
+    return min((one.time_ns for one in judged), default=inf)
+
+
+def _find_undecided(evaluator: PlanEvaluator, judged: Sequence[_Judged]) -> ShardingPlan | None:
+    """The least busy plan where the rest of the iteration decides; None where plans do.
+
+    Then the fastest plans take equally long although some are busier. Copies and sums inside hosts
+    would only add to what all ranks do.
+    """
+    fastest = [one for one in judged if one.time_ns == _least_ns(judged)]
+    best = min(fastest, key=_by_time, default=None)
+    if best is None or best.is_too_large:
+        return None
+    if all(one.busiest_ns <= BUSIER * best.busiest_ns for one in fastest):
+        return None
+    return best.plan if _contended_ns(evaluator, best.plan) == best.time_ns else None
 
 
 def _choose(evaluator: PlanEvaluator, judged: Sequence[_Judged]) -> ShardingPlan:
@@ -204,25 +225,66 @@ def _in_turns(
     return sorted(candidates, key=lambda one: next(turns.setdefault(kind_of(one), count())))
 
 
-def _judge_flat(evaluator: PlanEvaluator, plans: Sequence[ShardingPlan]) -> list[_Judged]:
-    """Plans without sums inside hosts, of the frames that promise most."""
-    columns = [evaluator.catalog.columns_of(plan) for plan in plans]
-    of_frame: dict[FrameKey, list[int]] = {}
-    for place, one in enumerate(columns):
-        of_frame.setdefault(one.frame_key, []).append(place)
-    least_ns = {}
-    for frame, places in of_frame.items():
-        busiest_ns = evaluator.price([columns[place] for place in places]).busiest_ns
-        copied = plans[places[0]].copied_tables
-        least_ns[frame] = float(busiest_ns.min() + evaluator.pricer.copied_ns(copied).sum())
-    # Those that copy fewest tables, as the host may decide, and those with the least work.
-    least_copied = min((len(frame[0]) for frame in of_frame), default=0)
-    fewest = sorted(frame for frame in of_frame if len(frame[0]) == least_copied)
-    others = sorted(of_frame.keys() - set(fewest), key=lambda frame: (least_ns[frame], frame))
-    chosen = [place for frame in fewest + others[: MOST_FRAMES - 1] for place in of_frame[frame]]
-    return _judge(
-        evaluator, [plans[place] for place in chosen], [columns[place] for place in chosen]
-    )
+class _Frames:
+    """Plans without sums inside hosts, by frame: one is built for all plans that share it."""
+
+    def __init__(self, evaluator: PlanEvaluator, plans: Sequence[ShardingPlan]) -> None:
+        self._evaluator, self._plans = evaluator, plans
+        self._columns = [evaluator.catalog.columns_of(plan) for plan in plans]
+        self._of_frame: dict[FrameKey, list[int]] = {}
+        for place, one in enumerate(self._columns):
+            self._of_frame.setdefault(one.frame_key, []).append(place)
+        self._fewest = min((one.copied for one in self._columns), key=len, default=())
+
+    def judge_fewest_copies(self) -> list[_Judged]:
+        """The plans that copy fewest tables."""
+        frames = sorted(frame for frame in self._of_frame if frame[0] == self._fewest)
+        return self._judge([place for frame in frames for place in self._of_frame[frame]])
+
+    def judge_copies(self, least_ns: float) -> list[_Judged]:
+        """Plans of the frames that promise most of those that copy more tables.
+
+        Copied tables never make the rest of an iteration faster. So the time that plans would
+        take without them is a bound; frames whose bound is far above *least_ns* are left out. What
+        copies add to it is estimated by their cost, and by what they added in the last frame.
+        """
+        frames = sorted(frame for frame in self._of_frame if frame[0] != self._fewest)
+        bound_ns = {frame: self._bound_ns(frame) for frame in frames}
+        copied_ns = {frame: self._copied_ns(frame) for frame in frames}
+        judged: list[_Judged] = []
+        slope = 1.0
+        for _ in range(MOST_FRAMES):
+            frames = [frame for frame in frames if bound_ns[frame] < NEAR * least_ns]
+            if not frames:
+                break
+            frame = min(frames, key=lambda one: bound_ns[one] + slope * copied_ns[one])
+            frames.remove(frame)
+            some = self._judge(self._of_frame[frame])
+            slope = (_least_ns(some) - bound_ns[frame]) / copied_ns[frame]
+            least_ns = min(least_ns, _least_ns(some))
+            judged += some
+        return judged
+
+    def _bound_ns(self, frame: FrameKey) -> float:
+        """The least time of the plans of *frame* if their copied tables cost nothing."""
+        columns = [
+            replace(self._columns[place], copied=self._fewest) for place in self._of_frame[frame]
+        ]
+        if not self._evaluator.knows(columns[0]):
+            return float(self._evaluator.price(columns).busiest_ns.min())
+        found = self._evaluator.measure_columns(columns, self._plans.__getitem__)
+        return float(found.times.period_ns.min())
+
+    def _copied_ns(self, frame: FrameKey) -> float:
+        copied = self._plans[self._of_frame[frame][0]].copied_tables
+        return float(self._evaluator.pricer.copied_ns(copied).sum())
+
+    def _judge(self, places: Sequence[int]) -> list[_Judged]:
+        return _judge(
+            self._evaluator,
+            [self._plans[place] for place in places],
+            [self._columns[place] for place in places],
+        )
 
 
 def _judge_stepped(
@@ -242,9 +304,8 @@ def _judge_stepped(
     while wanted and len(judged) < MOST_STEPPED:
         copies = wanted.pop(0)
         if copies not in judged:
-            plan = _least_busy(
-                evaluator, [one.to_plan(task) for one in of_copies[copies][:MOST_CUTS]]
-            )
+            some = _shortlist(of_copies[copies])[:MOST_CUTS]
+            plan = _least_busy(evaluator, [one.to_plan(task) for one in some])
             judged[copies] = _judge(evaluator, [plan], [None])[0]
         if not wanted:
             best = min(judged, key=lambda count: _by_time(judged[count]))
