@@ -71,7 +71,8 @@ class Topology:
     def _wires(self) -> tuple[object, ...]:
         return (
             self.vertices,
-            self.links,
+            # Whatever their order in the file.
+            Counter(self.links),
             self.fabric,
             self.device.architecture,
             self.trays,
