@@ -83,6 +83,7 @@ def find_spread(
     architecture: str,
     hosts: int,
     has_experts: bool = False,
+    has_four_bits: bool = False,
     contains: Sequence[str] = (),
 ) -> Spread:
     """How far predictions under *stack* on *hosts* hosts of such GPUs may be off as a whole.
@@ -111,6 +112,8 @@ def find_spread(
     else:
         base = family.no_runs
         words = f"{family.rows} runs under other stacks, each left out; none under {stack.name!r}"
+    if has_four_bits and family.other_chip > base:
+        base, words = family.other_chip, "runs on other GPUs: none was published in four bits"
     if has_experts and family.experts > base:
         base, words = family.experts, "runs of models with experts, which are further off"
     most = max((one.hosts for one in stack.evidence.values()), default=1)

@@ -19,7 +19,7 @@ from perfmodel.graph.routing import hottest_loads
 from perfmodel.stacks.capabilities import Dispatcher
 from perfmodel.workloads.eager import Step, communication, pointwise
 from perfmodel.workloads.kernels import Linear, elementwise
-from perfmodel.workloads.transformer.chains import activation_steps
+from perfmodel.workloads.transformer.chains import activation_steps, chain_name, chain_steps
 from perfmodel.workloads.transformer.layout import Slot
 from perfmodel.workloads.transformer.linears import LinearSteps
 from perfmodel.workloads.transformer.shapes import ExpertShape
@@ -70,6 +70,7 @@ class ExpertSteps:
         return [
             *self.without_down(),
             *self._products(self._shape.down, _DOWN),
+            *self._biased(Pass.FORWARD),
             *reversed(self._routed("combine", "unsort forward", is_back=True)),
             *self._combined(Pass.FORWARD),
         ]
@@ -82,7 +83,7 @@ class ExpertSteps:
             *self._permuted("permute forward"),
             *self._routed("dispatch", "sort forward", is_back=False),
             *self._products(self._shape.up, _UP),
-            *self._activation(Pass.FORWARD),
+            *self.activation(Pass.FORWARD),
         ]
 
     def backward(self) -> list[Step]:
@@ -90,8 +91,9 @@ class ExpertSteps:
         return [
             *self._combined(Pass.BACKWARD),
             *self._routed("combine gradient", "sort backward", is_back=False),
+            *self._biased(Pass.BACKWARD),
             *self._products_backward(self._shape.down, _DOWN),
-            *self._activation(Pass.BACKWARD),
+            *self.activation(Pass.BACKWARD),
             *self._products_backward(self._shape.up, _UP),
             *reversed(self._routed("dispatch gradient", "unsort backward", is_back=True)),
             *self._permuted("permute backward"),
@@ -197,9 +199,25 @@ class ExpertSteps:
         groups = self.held if self._linears.run.groups_experts else 1
         return GroupedGemm(groups, m, n, k, self._linears.gemm_dtype)
 
-    def _activation(self, direction: Pass) -> list[Step]:
+    def activation(self, direction: Pass) -> list[Step]:
+        """The activation between both GEMMs."""
         elements = self._rows * self._shape.down.inputs
         return activation_steps(self._linears, elements, "ffn/experts activation", direction)
+
+    def _biased(self, direction: Pass) -> list[Step]:
+        """The bias of the second GEMM times the score of each row, added expert by expert."""
+        if not self._model.bias or self._linears.run.fuses_expert_bias:
+            return []
+        label, elements = f"ffn/experts bias {direction.value}", self._rows * self._model.hidden
+        each, joined = (
+            chain_steps(chain_name(name, direction), label, size, self._dtype)
+            for name, size in (
+                ("expert_bias", elements // self.held),
+                ("expert_bias_joined", elements),
+            )
+        )
+        of_experts = each * self.held
+        return of_experts + joined if direction is Pass.FORWARD else joined + of_experts
 
     def _chosen(self, direction: Pass) -> Step:
         """Scores over all experts, and the choice of the largest."""
