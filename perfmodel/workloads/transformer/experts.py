@@ -14,7 +14,7 @@ from dataclasses import replace
 from collectives.collective import Collective, CollectiveKind
 from collectives.token_exchange import TokenLibrary, TokenRouting
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.ops import GroupedGemm, MemoryBound, Pass
+from perfmodel.graph.ops import GroupedGemm, MemoryBound, Op, Pass
 from perfmodel.graph.routing import hottest_loads
 from perfmodel.stacks.capabilities import Dispatcher
 from perfmodel.workloads.eager import Step, communication, pointwise
@@ -33,6 +33,10 @@ _LIBRARIES = {
 }
 _MULTIPROCESSORS = {TokenLibrary.DEEPEP: 20, TokenLibrary.HYBRIDEP: 16}
 """That frameworks give to the exchange by default."""
+
+
+_BLOCK_SCALED, _BLOCK = (DType.MXFP8, DType.NVFP4), 32
+"""Formats with a scale of one byte for so many numbers (nvfp4: for half as many)."""
 
 
 def routed_rows(spec: TransformerSpec, *, tokens: int, ep: int) -> int:
@@ -169,7 +173,7 @@ class ExpertSteps:
         if self._linears.run.groups_experts:
             return [Step("grouped_mm", name, (*casts, self._grouped(rows, *shape)))]
         each = self._linears.cast(rows * linear.inputs)
-        return [Step("linear", name, (*each, self._grouped(rows, *shape)))] * self.held
+        return [Step("linear", name, (*each, *self._scaled(rows, *shape)))] * self.held
 
     def _products_backward(self, linear: Linear, label: str) -> list[Step]:
         name, rows, held = f"{label} backward", self._rows_per_expert, self.held
@@ -180,8 +184,9 @@ class ExpertSteps:
             steps = [Step("GroupedMmBackward", name, kernels, weight_kernels=1)]
         else:
             casts = self._linears.cast(rows * linear.outputs)
-            kernels = (*casts, *(self._grouped(*shape) for shape in shapes))
-            steps = [Step("AddmmBackward", name, kernels, weight_kernels=1)] * held
+            of_input, of_weight = (self._scaled(*shape) for shape in shapes)
+            kernels, behind = (*casts, *of_input, *of_weight), len(of_weight)
+            steps = [Step("AddmmBackward", name, kernels, weight_kernels=behind)] * held
         added = self._linears.accumulate(held * linear.parameters, name)
         return [*steps, *(replace(step, is_expert=True, is_weight=True) for step in added)]
 
@@ -198,6 +203,18 @@ class ExpertSteps:
         """The GEMMs of all experts, or of one where they are launched one by one."""
         groups = self.held if self._linears.run.groups_experts else 1
         return GroupedGemm(groups, m, n, k, self._linears.gemm_dtype)
+
+    def _scaled(self, m: int, n: int, k: int) -> tuple[Op, ...]:
+        """The GEMM of one expert, and before it kernels that order the scales of both operands.
+
+        Formats with a scale per block keep scales in another order than tensor cores read them.
+        """
+        dtype = self._linears.gemm_dtype
+        if dtype not in _BLOCK_SCALED:
+            return (self._grouped(m, n, k),)
+        sizes = (rows * k // _BLOCK for rows in (m, n))
+        ordered = (MemoryBound("transpose", size, size, dtype) for size in sizes)
+        return (*ordered, self._grouped(m, n, k))
 
     def activation(self, direction: Pass) -> list[Step]:
         """The activation between both GEMMs."""
