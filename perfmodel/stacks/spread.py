@@ -88,6 +88,7 @@ def find_spread(
     architecture: str,
     hosts: int,
     has_experts: bool = False,
+    has_four_bits: bool = False,
     is_emulated: bool = False,
 ) -> Spread:
     """How far predictions under *stack* on *hosts* hosts of such GPUs may be off as a whole.
@@ -121,6 +122,8 @@ def find_spread(
             f"{family.rows} runs under other stacks, each left out of the fit; "
             f"none under {stack.name!r}"
         )
+    if has_four_bits and family.other_chip > base:
+        base, words = family.other_chip, "runs on other GPUs: no run in four bits was published"
     if has_experts and family.experts > base:
         base, words = family.experts, "runs of models with experts, whose errors are larger"
     most = max((one.hosts for one in stack.evidence.values()), default=1)

@@ -136,3 +136,10 @@ def test_scripts_on_more_hosts_than_those_with_published_times_are_less_sure():
     )
     further = 3 * load_spread().transformer.per_doubling
     assert eight.relative_sigma == pytest.approx(math.hypot(one.relative_sigma, further))
+
+
+def test_four_bits_without_published_runs_are_no_surer_than_another_chip():
+    known = load_spread().transformer
+    narrow = spread(KNOWN, has_four_bits=True)
+    assert narrow.relative_sigma == max(0.08, known.other_chip)
+    assert "none was published in four bits" in narrow.sentence
