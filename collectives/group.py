@@ -152,8 +152,7 @@ def _inside(gpus: tuple[int, ...], topology: Topology) -> dict[str, Any]:
         wires = _wires(HostLinkClass.NVLINK_MESH, lane_bandwidth(topology), pair, link)
         return {**wires, "is_chain": True}
     bandwidth, link = _busiest(list(zip(gpus, gpus[1:] + gpus[:1], strict=True)), topology)
-    is_host = topology.peer_to_peer is False
-    kind = HostLinkClass.PCIE_HOST if is_host else HostLinkClass.PCIE_PEER
+    kind = HostLinkClass.PCIE_PEER if topology.peer_to_peer else HostLinkClass.PCIE_HOST
     is_assumed = topology.peer_to_peer is None
     return {**_wires(kind, bandwidth, pair, link), "is_peer_assumed": is_assumed}
 
