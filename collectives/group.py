@@ -114,6 +114,7 @@ def _wiring_of_shape(shape: GroupShape, machine: ByIdentity[Topology]) -> Wiring
         net_latency_ns=_net_latency_ns(shape, topology),
         call_latency_ns=_call_latency_ns(shape, topology) if is_wide else 0.0,
         nic_link=net.nic_link,
+        can_reduce_in_network=is_wide and topology.fabric is not None and topology.fabric.reduces,
     )
 
 

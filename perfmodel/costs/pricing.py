@@ -128,6 +128,7 @@ def price_job(
             stack,
             architecture=cluster.device.architecture.value,
             hosts=cluster.host_count,
+            samples=job.facts.samples / job.rank_count,
             has_experts=any(isinstance(op, GroupedGemm) for op in job.ops),
             contains=_contents(job),
         ),
