@@ -220,8 +220,8 @@ class Evidence(Form):
     rows: Count
     sources: Count
     hosts: Count
-    samples: NaturalNumber = 0
     spread: Number
+    samples: NaturalNumber = 0
 
 
 @dataclass(frozen=True, slots=True)
