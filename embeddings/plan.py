@@ -26,8 +26,8 @@ from perfmodel.base.faults import FaultList
 class ShardingKind(Enum):
     """How a table is spread over ranks; the value is the word used in files.
 
-    TABLE_ROW_WISE is by rows over the ranks of one host; GRID by columns, each
-    by rows.
+    TABLE_ROW_WISE is row-wise over the ranks of one host; GRID is column-wise, and
+    each column is row-wise.
     """
 
     TABLE_WISE = "table_wise"

@@ -87,7 +87,7 @@ class EmbeddingTable:
     """A table of *rows* x *width* numbers; a sample looks up *pooling_factor* rows on average.
 
     *pooling_deviation* is the standard deviation of that number over samples.
-    A piece by rows is *piece_of* the table that *distribution* describes, and begins at
+    A row-wise piece is *piece_of* the table that *distribution* describes, and begins at
     *first_row* (`key_rows`). A table that is not *is_pooled* returns every requested row; one
     that is returns a vector per sample for each of the *features* that share it, whose lookups
     together are the pooling factor.
@@ -175,7 +175,7 @@ class EmbeddingTable:
 
     @property
     def whole(self) -> EmbeddingTable:
-        """The table that this is a piece by rows of, or is itself."""
+        """The table that this is a row-wise piece of, or is itself."""
         return self.piece_of or self
 
     @property
@@ -257,11 +257,11 @@ class EmbeddingTable:
         ]
 
     def of_width(self, width: int) -> EmbeddingTable:
-        """A piece by columns; all columns are the table."""
+        """A column-wise piece; all columns are the table."""
         return self if width == self.width else replace(self, width=width)
 
     def shares_of(self, first_row: Int64s, rows: Int64s) -> Floats:
-        """The shares of lookups that go to pieces by rows."""
+        """The shares of lookups that go to row-wise pieces."""
         if self.distribution == UNIFORM or (rows == self.rows).all():
             return rows / self.rows
         return self.popularity.piece(self.range_of(first_row, rows)).share

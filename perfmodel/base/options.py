@@ -118,5 +118,5 @@ def _range(text: str, ends: list[str]) -> tuple[str, ...]:
     while (following := values[-1] * by if sign == "x" else values[-1] + by) <= last * (1 + 1e-12):
         values.append(following)
         if len(values) > MOST_VALUES:
-            raise InputError(f"values {text!r}: are more than {MOST_VALUES}. Take a larger step.")
+            raise InputError(f"values {text!r}: are more than {MOST_VALUES}. Use a larger step.")
     return tuple(f"{value:.15g}" for value in values)

@@ -24,6 +24,7 @@ from collectives import (
     wiring_of,
 )
 from collectives.uneven import price_lean
+from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.estimates import Bound, Estimates, build_estimates, concatenate_estimates
@@ -111,7 +112,9 @@ def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> Price
             stack,
             architecture=cluster.device.architecture.value,
             hosts=cluster.host_count,
+            samples=job.facts.samples / job.rank_count,
             has_experts=any(isinstance(op, GroupedGemm) for op in job.ops),
+            has_four_bits=any(getattr(op, "dtype", None) is DType.NVFP4 for op in job.ops),
             is_emulated=job.facts.is_emulated,
         ),
     )

@@ -2,7 +2,7 @@
 
 Tensor cores that are never idle for long draw more than a board may use, and the chip lowers its
 clock. That belongs to the chip and to the watts of its board: `calibrations/sustained.yaml` states
-one value by device or by generation for products, and one for attention. A value of a generation is
+one value by device or by generation for GEMMs, and one for attention. A value of a generation is
 that of its *reference* device; others differ by their power limit. Kernel models price a kernel
 alone; whole jobs take these factors on top, whatever software runs them.
 """
@@ -31,7 +31,7 @@ FILE = Path(__file__).parent / "calibrations" / "sustained.yaml"
 ARITHMETIC = "arithmetic"
 ATTENTION = "attention"
 KINDS = (ARITHMETIC, ATTENTION)
-"""Products on tensor cores, and attention."""
+"""GEMMs on tensor cores, and attention."""
 
 
 def sustained_factors(
@@ -65,7 +65,7 @@ def hot_shares(
     """What share of the chip's factor each of *ops* takes, from 0 to 1.
 
     Tensor cores that wait for memory draw less, and so do kernels between them: a narrow model
-    has few operations per byte in its products, and more memory-bound kernels for each. So the
+    has few operations per byte in its GEMMs, and more memory-bound kernels for each. So the
     share is one less the time of a product's bytes over that of its operations, both as the
     datasheet has them. Vector arithmetic is never slowed.
     """

@@ -128,7 +128,7 @@ def settle(replay: Replayer, job: JobGraph, alone_ns: Floats, rules: Rules) -> R
             if not unsettled:
                 return replace(last, unsettled=0)
         if not is_exact and moved_ratio > before_ratio / 2:
-            # Half-way, so that two tasks that swap places come to rest.
+            # Half-way, so that two tasks that swap places settle.
             found = replace(found, lost_ns=(assumed.lost_ns + found.lost_ns) / 2)
         assumed, delayed = found, _delay(job, found.delays)
         durations = _lengthen(alone_ns, assumed.lost_ns, first_row)

@@ -5,8 +5,8 @@ which often knows no outputs, or from an emulated script, which knows all. GEMMs
 convolutions and lookups have ops of their own; everything else is priced by its memory traffic,
 under its own name where the table has none, so that no operator is free.
 
-Attention over packed sequences in a recording is taken as sequences of their mean length, and the
-tables of one fused lookup as equal tables.
+Attention over packed sequences in a recording is modelled as sequences of their mean length, and
+the tables of one fused lookup as equal tables.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def _gemm(call: OperatorCall) -> Works:
         return ()
     rows = left[-2] if len(left) > 1 else 1
     batch = left[0] if len(left) == 3 else 1
-    return (Gemm(m=rows, n=columns, k=depth, dtype=gemm_dtype(call, pair[0]), batch=batch),)
+    dtype = gemm_dtype(call, pair[0])
+    return (Gemm(rows, columns, depth, dtype, batch, loads_singly=call.loads_singly),)
 
 
 def _recurrent(call: OperatorCall) -> Works:

@@ -64,7 +64,7 @@ def load_task(question: RankQuestion) -> RankTask:
     if task.room_bytes <= 0:
         raise PlanError(
             f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "
-            "the dense part and its buffers need it all. Take a smaller batch or more ranks."
+            "the dense part and its buffers need it all. Use a smaller batch or more ranks."
         )
     return RankTask(PlanEvaluator(spec, cluster, loaded.stack), task)
 
@@ -136,7 +136,7 @@ def split_runnable(
         tables = ", ".join(left[:_SHOWN]) + (
             f" and {len(left) - _SHOWN} more" * (len(left) > _SHOWN)
         )
-        reason = f"{framework} cannot run it: {tables} are cut otherwise than it does."
+        reason = f"{framework} cannot run it: it cannot split {tables} in this way."
         refused.append((plan.name, reason))
     return runnable, refused
 

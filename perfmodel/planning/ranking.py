@@ -164,7 +164,7 @@ class Ranking(Shown):
             return (
                 f"No plan fits: {best.plan.name} and all others need more than the "
                 f"{self.device_memory_bytes / BYTES_PER_GIB:.1f} GiB of a rank, the smallest "
-                f"{least / BYTES_PER_GIB:.1f} GiB. Take more ranks, or keep tables in host memory."
+                f"{least / BYTES_PER_GIB:.1f} GiB. Use more ranks, or keep tables in host memory."
             )
         if len(fitting) == 1:
             return f"{best.plan.name} is the only plan that fits."

@@ -66,7 +66,7 @@ _WORDS: dict[type[object], str] = {
 
 
 def name_kind(job: JobGraph, rank: int, task: int) -> str:
-    """The kind of *task* of *rank*: by its work, or by its lane if the work does not tell."""
+    """The kind of *task* of *rank*: by its work, or by its lane if the work is unknown."""
     work = work_of(job.op_of(rank, task))
     if isinstance(work, Communication):
         return work.collective.kind.name.lower().replace("_", "-")
@@ -80,7 +80,7 @@ def name_kind(job: JobGraph, rank: int, task: int) -> str:
 
 
 BLOCKING = "blocking calls, after what they waited for"
-"""Host calls that wait: what they waited for is on the path in their stead."""
+"""Host calls that wait: what they waited for is on the path instead."""
 LAG = "launch latency and gaps"
 """What the path spends between tasks."""
 

@@ -26,7 +26,7 @@ from perfmodel.recordings.recorded_job import (
 )
 
 MOST_SUBSTITUTES = 500
-"""Tasks before the end of a step that are tried in its stead."""
+"""Tasks before the end of a step that are tried instead of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

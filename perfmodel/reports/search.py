@@ -315,7 +315,7 @@ def _exchange_words(layout: RankedLayout) -> str:
 
 
 def _full_name(layout: RankedLayout) -> str:
-    """The split, and what else sets layouts of one split apart."""
+    """The split, and what else distinguishes layouts of one split."""
     numbers = _numbers(layout)
     words = [
         layout.name,

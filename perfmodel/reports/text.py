@@ -43,15 +43,15 @@ def advise_memory(purpose: str, *, is_transformer: bool) -> str:
     """What to change where *purpose* takes most of the memory."""
     if not is_transformer:
         if "embedding" in purpose:
-            return "Take more hosts, split tables by rows, or rank plans: `perfmodel rank`."
-        return "Take a smaller batch or more hosts."
+            return "Use more hosts, split tables by rows, or rank plans: `perfmodel rank`."
+        return "Use a smaller batch or more hosts."
     if purpose in ("activations", "logits"):
         return "Try --set training.recompute=full, a smaller parallel.micro_batch or more tp."
     if purpose in ("optimizer state", "gradients", "weights"):
         return (
             "Try --set parallel.sharding=zero3, more tp or pp, or more hosts: `perfmodel search`."
         )
-    return "Take more hosts, or ask `perfmodel search` for layouts that fit."
+    return "Use more hosts, or ask `perfmodel search` for layouts that fit."
 
 
 _ADDED_LATER = ("layout_from",)

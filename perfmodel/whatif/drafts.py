@@ -160,7 +160,7 @@ def change_ops(
 
 
 def add_assumptions(job: JobGraph, sentences: Iterable[str]) -> JobGraph:
-    """*job* with more *sentences* about what is taken for granted."""
+    """*job* with more *sentences* about its assumptions."""
     stated = tuple(dict.fromkeys((*job.facts.assumptions, *sentences)))
     return replace(job, facts=replace(job.facts, assumptions=stated))
 

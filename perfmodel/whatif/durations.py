@@ -120,7 +120,7 @@ def reprice(
 
 
 def refuse_narrow(job: JobGraph, selection: Selection) -> JobGraph:
-    """Raise if most of the time of products is in 16 bits or narrower already."""
+    """Raise if most of the GEMM time is already in 16 bits or narrower."""
     spent_ns = {True: 0, False: 0}
     for program, mask, ranks in selection.by_program(job):
         numbers, counts = np.unique(program.op[mask], return_counts=True)

@@ -173,7 +173,7 @@ _WIDER = (DType.FP8, DType.BF16, DType.FP16, DType.FP32)
 
 
 def amount_of(work: Work, ranks: Ranks = ()) -> float:
-    """What the duration of *work* by *ranks* is taken to be in proportion to."""
+    """What the duration of *work* by *ranks* is assumed to be proportional to."""
     match work:
         case Communication():
             size, share = len(ranks), _SENT_SHARE.get(work.collective.kind)

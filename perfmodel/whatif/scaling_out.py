@@ -31,7 +31,7 @@ from topologies import cpu_speed, load_topology
 
 
 class Doubt(Enum):
-    """Which end of the uncertainty is taken for work that is priced again."""
+    """Which end of the uncertainty is used for repriced work."""
 
     FASTEST = "fastest"
     NONE = "none"

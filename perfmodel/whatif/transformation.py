@@ -43,7 +43,7 @@ class Transformation:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted, in sentences."""
+        """The assumptions, as sentences."""
         sentences = (self._say(text) for text in self.recipe.assumes)
         return tuple(sentence for sentence in sentences if sentence)
 

@@ -139,7 +139,7 @@ def check_has_tables(workload: Workload) -> DlrmSpec:
     if not isinstance(workload, DlrmSpec):
         raise PlanError(
             f"{workload.name}: has no embedding tables to place. `perfmodel search` finds "
-            "layouts of a Transformer; take a dlrm workload here, or leave --plan and --tables out."
+            "layouts of a Transformer; use a dlrm workload here, or leave --plan and --tables out."
         )
     return workload
 

@@ -127,7 +127,7 @@ def build_workload(
 def _shorter_counts(layout: Layout) -> tuple[int, int]:
     """Micro-batches of a job that is long enough to extrapolate from, and by how many more."""
     if layout.schedule.splits_backward:
-        # The gradients of weights that are put off come to rest only after as many turns again.
+        # Deferred gradients of weights settle only after as many turns again.
         return (4 if layout.is_folded else 2) * layout.pp + _FILL, _STRIDE
     if layout.interleaving > 1:
         # Micro-batches take turns in groups as large as there are stages.
@@ -192,7 +192,7 @@ def apply_stack_defaults(spec: Spec, stack: SoftwareStack) -> Spec:
     if stack.family is not None and stack.family.value != spec.family:
         raise WorkloadError(
             f"{spec.name}: stack {stack.name!r} is for {stack.family.value} workloads and this is "
-            f"a {spec.family} one. Take another stack."
+            f"a {spec.family} one. Use another stack."
         )
     changes: dict[str, Any] = {}
     if stack.has(FrameworkBehaviour.READS_LOSS):

@@ -19,7 +19,7 @@ from topologies import load_topology
             [*both_ways("gpu:0", "gpu:1"), wire("gpu:0", "gpu:1")],
             {"gpu": 2},
             {},
-            "stands 2 times; write `lanes: 2` instead",
+            "is listed 2 times; write `lanes: 2` instead",
         ),
         ([], {"cpu": 1}, {}, "at least one gpu"),
         ([], {"gpu": 1}, {"fabric": build_fabric()}, "a GPU reaches no nic"),

@@ -302,6 +302,13 @@ def test_a_copy_keeps_its_constants_and_a_changed_one_loses_them(write, changes,
     assert bool(found.lost_constants) == measured.endswith("changed")
 
 
+def test_links_in_another_order_keep_the_constants(write):
+    head, _, rest = copy_of("dgx_a100").partition("links:\n")
+    links, _, fabric = rest.partition("\nfabric:")
+    turned = "\n".join(links.splitlines()[::-1])
+    assert not load_topology(write(f"{head}links:\n{turned}\n\nfabric:{fabric}")).lost_constants
+
+
 def test_a_renamed_machine_has_the_same_prices_and_a_changed_one_says_what_it_lost(write):
     renamed = str(write(copy_of("dgx_h100", RENAMED)))
     prices = [

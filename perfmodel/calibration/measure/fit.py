@@ -60,7 +60,7 @@ def fit_device(
     dtypes = tuple(dict.fromkeys(one.op.dtype for one in used if isinstance(one.op, Gemm)))
     if DType.FP32 not in dtypes or not any(one.family == "memory" for one in used):
         raise MeasurementError(
-            "fit of a device: must have products in fp32 and memory-bound kernels measured, "
+            "fit of a device: must have measured fp32 GEMMs and memory-bound kernels, "
             f"got families {', '.join(sorted({one.family for one in used})) or 'none'}."
         )
     fits = [_fit_rates(guess, dtypes, used, stack) for guess in guesses]

@@ -250,7 +250,7 @@ def list_fitting(
         raise PlanError(
             f"search: none of {len(everything)} layouts of {spec.name} fits in "
             f"{format_size(int(usable_bytes))} ({USABLE_SHARE:.0%} of a GPU). The nearest needs "
-            f"{format_size(nearest.peak_bytes)}: {words}. Take more hosts, or shorter sequences."
+            f"{format_size(nearest.peak_bytes)}: {words}. Use more hosts, or shorter sequences."
         )
     return fitting
 

@@ -198,7 +198,7 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStac
     if run.has_lone_bottom:
         raise PlanError(
             f"stack {stack.name!r}: runs the bottom layers on one rank; plans are compared only "
-            "where all ranks do. Take another stack, or predict each plan alone."
+            "where all ranks do. Use another stack, or predict each plan alone."
         )
     exchanges = empty_exchanges(exchanges_of(run, plan))
     holder = next(rank for rank, shards in enumerate(plan.shards_of_rank) if shards)
@@ -242,7 +242,7 @@ def _build(
             job.add_group(f"rail {place}", ranks[place::per_host], slot=RAIL_SLOT)
     assumptions = tuple(_iter_assumptions(run, plan, exchanges))
     source = f"specification: {run.spec.source}"
-    return job.build(JobFacts(name=run.spec.name, source=source, assumptions=assumptions))
+    return job.build(JobFacts(run.spec.name, source, assumptions, samples=run.spec.batch))
 
 
 def _iter_assumptions(
@@ -271,7 +271,7 @@ def _iter_assumptions(
         )
     if exchanges is not None and exchanges.by_rows is not None:
         yield (
-            "Partial sums of tables by rows are added by a reduce-scatter over all ranks, and an "
+            "Partial sums of row-wise tables are added by a reduce-scatter over all ranks, and an "
             "all-gather returns their gradients."
         )
     if cached := [table for table in plan.tables if table.memory is TableMemory.HOST_CACHED]:

@@ -99,7 +99,7 @@ def own_ops(spec: DlrmSpec, lookup: Lookup) -> tuple[Op, ...]:
 
 
 def count_partial_numbers(run: DlrmRun, plan: ShardingPlan, exchanges: Exchanges | None) -> int:
-    """Numbers that a rank gets as partial sums, from pieces by rows or from several hosts."""
+    """Numbers that a rank gets as partial sums, from row-wise pieces or from several hosts."""
     samples = run.samples
     is_in_host = exchanges is not None and bool(exchanges.of_hosts)
     apart = reduced_places(plan, run.stack.tables.row_sums)

@@ -244,7 +244,7 @@ class DlrmSpec(CommonSpec):
             raise ValueError(
                 "dot interaction needs tables as wide as the last bottom layer, got widths "
                 f"{', '.join(map(str, sorted(widths | {self.dense_width})))}; "
-                "or take interaction concat"
+                "or use interaction concat"
             )
         if kind in _SKIPPING and not widths - {1}:
             raise ValueError(f"{kind.value} interaction needs tables wider than 1, got none")
@@ -318,6 +318,6 @@ def local_batch(spec: DlrmSpec, *, rank_count: int) -> int:
         below = spec.batch // rank_count * rank_count
         raise WorkloadError(
             f"{spec.name}: batch must divide by the number of ranks, got {spec.batch} on "
-            f"{rank_count} ranks. Take batch={below or rank_count} or batch={below + rank_count}."
+            f"{rank_count} ranks. Use batch={below or rank_count} or batch={below + rank_count}."
         )
     return spec.batch // rank_count
