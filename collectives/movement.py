@@ -105,13 +105,18 @@ def _tree(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
 
 
 def _nvls(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
-    """The switch adds: every GPU sends its buffer once and receives the sum."""
+    """The switch adds: every GPU sends its buffer once and receives the sum.
+
+    Between hosts the network's switches add: a host sends its sum once, in slices by rail.
+    """
+    is_wide = wiring.host_count > 1
     return Movement(
+        net_hops=2.0 * is_wide,
         gpu_bytes=sizes,
         local_bytes=sizes * 0.0,
-        nic_bytes=sizes * 0.0,
+        nic_bytes=sizes * float(is_wide),
         chunk_bytes=sizes / wiring.rank_count,
-        message_bytes=sizes / wiring.rank_count,
+        message_bytes=sizes / wiring.ranks_per_host if is_wide else sizes / wiring.rank_count,
     )
 
 

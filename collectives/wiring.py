@@ -149,6 +149,7 @@ class Wiring:
     is_peer_assumed: bool = False
     is_of_table: bool = False
     can_reduce_in_switch: bool = False
+    can_reduce_in_network: bool = False
     nic_bandwidth_bytes_per_s: float = 0.0
     nic_sharing: int = 1
     nic_count: int = 0

@@ -53,7 +53,7 @@ _SENT_BYTES = 4
 _OWN_LIMITS = (0.5, 0.71, 1.0, 1.41, 2.0, 2.83, 4.0, 8.0, 16.0, 64.0)
 _SENT_LIMITS = (0.5, 1.0, 2.0, 64.0)
 """Lookups and vectors of a piece at most, over the mean of a rank."""
-_COPY_LIMITS = (0.0, 0.5, 1.0, 2.0, 4.0)
+_COPY_LIMITS = (0.0, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Cost of copying a table at most, over a rank's share of what it saves."""
 _ROOM = 1.6
 _SMALLER_SHARDS = (1, 4, 16)

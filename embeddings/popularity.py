@@ -68,9 +68,13 @@ class Popularity:
         return self._sum(self.probabilities)
 
     @property
-    def hottest_share(self) -> float:
+    def hottest_share(self) -> Floats:
         """The share of draws that go to the most popular row."""
-        return float(self.probabilities.max())
+        own = self.row_counts.shape[-1]
+        hot = np.minimum(self.row_counts, 1.0) * self.probabilities[:own]
+        rest = np.minimum(np.multiply.outer(self.rest_share, self.rest_counts), 1.0)
+        cold = (rest * self.probabilities[own:]).max(axis=-1, initial=0.0)
+        return np.maximum(hot.max(axis=-1, initial=0.0), cold if cold.size else 0.0)
 
     def rows_expected(self, draws: float) -> int:
         """Rows that *draws* draws are expected to hit at least once each."""

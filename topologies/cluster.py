@@ -62,11 +62,6 @@ class Cluster:
         """The host of every rank."""
         return self.seats_of(np.arange(self.rank_count, dtype=np.int64))[0]
 
-    @property
-    def gpu_of_rank(self) -> Ranks:
-        """The GPU of every rank, counted inside its host."""
-        return self.seats_of(np.arange(self.rank_count, dtype=np.int64))[1]
-
     def seats_of(self, ranks: Seats) -> tuple[Seats, Seats]:
         """The hosts of *ranks*, one or many, and their GPUs there."""
         block, seat = divmod(ranks, self.ranks_per_block)

@@ -95,11 +95,9 @@ for _loader in _LOADERS:
         _loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct_number)
 
 
-def load_yaml(
-    path: Path, *, error_type: type[InputError] = InputError, must_close: bool = False
-) -> dict[str, Any]:
+def load_yaml(path: Path, *, error_type: type[InputError] = InputError) -> dict[str, Any]:
     """Read the mapping in the YAML file at *path*; anything else raises *error_type*."""
-    text = read_yaml(path, error_type=error_type, must_close=must_close)
+    text = read_yaml(path, error_type=error_type)
     return parse_yaml(text, document=str(path), error_type=error_type)
 
 

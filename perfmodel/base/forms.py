@@ -132,11 +132,9 @@ class Document:
         return value
 
 
-def load_document(
-    path: Path, error_type: type[InputError], *, what: str = "", must_close: bool = False
-) -> Document:
+def load_document(path: Path, error_type: type[InputError], *, what: str = "") -> Document:
     """The YAML file at *path*; *what* it is comes before its name in errors."""
-    text = read_yaml(path, error_type=error_type, must_close=must_close)
+    text = read_yaml(path, error_type=error_type)
     return replace(parse_document(text, str(path), error_type), name=f"{what} {path}".strip())
 
 

@@ -111,16 +111,19 @@ def is_json(path: Path) -> bool:
         return path.suffix == ".json"
 
 
-def parse_json(text: str, *, document: str, error_type: type[PerfModelError]) -> Any:
-    """What the JSON in *text* says; repeated keys and NaN are refused."""
+def parse_json(
+    text: str, *, document: str, error_type: type[PerfModelError], is_strict: bool = True
+) -> Any:
+    """What the JSON in *text* says; repeated keys are refused, and NaN where it *is_strict*."""
 
     def refuse(word: str) -> float:
         found = re.search(rf"[\[:,\s]{word}\b", text)
         line = 1 + text.count("\n", 0, found.end() if found else 0)
         raise ValueError(f"line {line}: {word} is not a number")
 
+    constant = refuse if is_strict else float
     try:
-        return json.loads(text, object_pairs_hook=_mapping, parse_constant=refuse)
+        return json.loads(text, object_pairs_hook=_mapping, parse_constant=constant)
     except RecursionError:
         raise error_type(f"{document}: not valid JSON (nested too deep).") from None
     except ValueError as fault:

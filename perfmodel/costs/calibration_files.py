@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
@@ -42,7 +42,7 @@ GENERATIONS = {
 FAMILY_SIGMA = 0.04
 KINDS = ("attention", "experts", "gemm", "memory")
 MOST_BYTES = 64 * 2**20
-HEADER_KEYS = ("source", "hardware", "software", "date", "licence", "command")
+HEADER_KEYS = tuple(one.name for one in fields(CalibrationHeader))
 
 
 _Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -258,8 +258,8 @@ def find_shipped(name: str) -> Device | None:
 
 def strict_form(name: str, **kinds: Any) -> Any:
     """A form with the keys *kinds*, which are known at run time only; others are refused."""
-    fields: Any = {key: (kind, ...) for key, kind in kinds.items()}
-    return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+    keys: Any = {key: (kind, ...) for key, kind in kinds.items()}
+    return create_model(name, __config__=ConfigDict(extra="forbid"), **keys)
 
 
 def parse_generations(text: str, kind: type[T], *, document: str) -> dict[str, T]:

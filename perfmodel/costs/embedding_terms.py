@@ -66,7 +66,8 @@ class Term(IntEnum):
     SHORT_CACHE_BYTES = 11
     WEIGHTED_DRAWS = 12
     SUMMED_BYTES = 13
-    TAIL_ROWS = 14
+    HOT_NUMBERS = 14
+    TAIL_ROWS = 15
 
 
 FIRST_LARGEST = Term.TAIL_ROWS
@@ -187,6 +188,7 @@ def find_terms(
         Term.SHORT_CACHE_BYTES: (draws - long_draws) * handled + 2 * distinct * handled,
         Term.WEIGHTED_DRAWS: draws if whole.is_weighted else 0.0,
         Term.SUMMED_BYTES: distinct * pooled_row,
+        Term.HOT_NUMBERS: whole_draws * popularity.hottest_share * width,
         Term.TAIL_ROWS: deviation * _longest_bag(whole, batch_size) * MILLI,
     }
     terms = np.zeros((len(pieces), len(Term)))

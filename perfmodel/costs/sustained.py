@@ -20,7 +20,6 @@ from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.fields import Line, Positive
 from perfmodel.base.forms import Form, load_document
-from perfmodel.costs.attention import is_fused
 from perfmodel.costs.calibration_files import find_shipped, power_ratio
 from perfmodel.costs.estimates import FloatColumn
 from perfmodel.costs.gemm import LEAST_TENSOR_COLUMNS, is_on_vector_units, machine_rates
@@ -40,6 +39,8 @@ def sustained_factors(
 ) -> float | FloatColumn:
     """How much longer *ops*, all of one type, take on *device* in a long run than alone."""
     if isinstance(ops[0], Attention):
+        from perfmodel.costs.attention import is_fused  # recommendation models have no attention
+
         whole = chip_factor(ATTENTION, device)
         return np.where([is_fused(op, device, stack) for op in ops], whole, 1.0)  # type: ignore[arg-type]  # all of one type
     if isinstance(ops[0], Gemm | GroupedGemm | Convolution):

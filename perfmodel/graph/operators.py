@@ -87,7 +87,8 @@ def _gemm(call: OperatorCall) -> Works:
         return ()
     rows = left[-2] if len(left) > 1 else 1
     batch = left[0] if len(left) == 3 else 1
-    return (Gemm(m=rows, n=columns, k=depth, dtype=gemm_dtype(call, pair[0]), batch=batch),)
+    dtype = gemm_dtype(call, pair[0])
+    return (Gemm(rows, columns, depth, dtype, batch, loads_singly=call.loads_singly),)
 
 
 def _recurrent(call: OperatorCall) -> Works:

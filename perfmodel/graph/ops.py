@@ -45,13 +45,18 @@ class Pass(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """*batch* products C[m, n] = A[m, k] B[k, n]."""
+    """*batch* products C[m, n] = A[m, k] B[k, n].
+
+    With *loads_singly* rows of an operand begin at odd places, so that no two of its elements can
+    be loaded together.
+    """
 
     m: int
     n: int
     k: int
     dtype: DType
     batch: int = 1
+    loads_singly: bool = False
 
     @property
     def flops(self) -> int:

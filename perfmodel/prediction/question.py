@@ -48,7 +48,7 @@ from topologies import Cluster, build_cluster, load_topology
 
 UNKNOWN_PEERS = (
     "The machine does not state whether GPUs reach each other over PCIe without a copy in host "
-    "memory: they are assumed to, and the interval covers hosts where they do not."
+    "memory: a copy is assumed, and the interval covers faster and slower hosts."
 )
 if TYPE_CHECKING:
     from perfmodel.recordings.recorded_job import SelfReplay

@@ -22,8 +22,7 @@ from collectives.collective import (
 from collectives.group import wiring_of
 from collectives.measurements import CollectiveMeasurement
 from collectives.movement import FloatArray
-from collectives.pricing import CollectiveCall, price_collective, price_sizes
-from collectives.sharing import share_links
+from collectives.pricing import CollectiveCall, price_collective, price_sizes, share_links
 from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Provenance

@@ -88,11 +88,9 @@ class EagerWriter(Issuer):
         self.end()
         return task
 
-    def copy_blocking(
-        self, size_bytes: int, *, label: str, route: CopyRoute = CopyRoute.HOST_TO_DEVICE
-    ) -> int:
+    def copy_blocking(self, size_bytes: int, *, label: str) -> int:
         """Copy on the compute stream and make the host wait for it; the copy's task."""
-        task = self.run("to", [Copy(route, size_bytes)], label=label)
+        task = self.run("to", [Copy(CopyRoute.HOST_TO_DEVICE, size_bytes)], label=label)
         self.synchronize(task, label=label)
         return task
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from perfmodel.base import documents
-from perfmodel.base.documents import find_line, load_yaml, parse_yaml
+from perfmodel.base.documents import find_line, load_yaml, parse_yaml, read_yaml
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, TopologyError
 from perfmodel.base.faults import FaultList
@@ -130,7 +130,7 @@ def test_what_begins_as_a_document_must_end_as_one(tmp_path):
     file.write_text("name: dgx\n")
     assert load_yaml(file) == {"name": "dgx"}
     with pytest.raises(InputError, match="may have been cut"):
-        load_yaml(file, must_close=True)
+        read_yaml(file, error_type=InputError, must_close=True)
 
 
 @pytest.mark.skipif(len(documents._LOADERS) < 2, reason="PyYAML was built without libyaml")

@@ -11,14 +11,17 @@ from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.measure.clock import Timing
-from perfmodel.calibration.measure.fit import Wires, fit_device, fit_wires, wires_document
-from perfmodel.calibration.measure.kernels import KernelMeasurement
-from perfmodel.calibration.measure.machine import (
+from perfmodel.calibration.measure.fit import (
+    Wires,
     device_document,
     device_path,
-    guess_devices,
+    fit_device,
+    fit_wires,
+    wires_document,
     write_document,
 )
+from perfmodel.calibration.measure.kernels import KernelMeasurement
+from perfmodel.calibration.measure.machine import guess_devices
 from perfmodel.costs.models import price_ops
 from perfmodel.graph.ops import Gemm, MemoryBound
 from perfmodel.stacks.profiles import load_stack

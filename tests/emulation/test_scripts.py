@@ -16,6 +16,7 @@ from perfmodel.graph.ops import (
     Communication,
     Convolution,
     EmbeddingOp,
+    Gemm,
     HostSpan,
     MemoryBound,
     Pass,
@@ -193,9 +194,32 @@ def test_an_earlier_release_of_torch_chooses_other_attention_kernels(tmp_path):
     assert "kernels as torch 2.5.1 chooses them" in run.stderr
 
 
+def test_earlier_compilers_leave_products_with_rows_of_odd_lengths(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "layer = torch.nn.Linear(1024, 1025, bias=False, device='cuda', dtype=torch.bfloat16)\n"
+        "optimizer = torch.optim.SGD(layer.parameters(), 0.1)\n"
+        "x = torch.ones(1024, 1024, device='cuda', dtype=torch.bfloat16, requires_grad=True)\n"
+        "loss = torch.compile(lambda x: layer(x).exp().sum())\n"
+        "for _ in range(4):\n"
+        "    loss(x).backward()\n"
+        "    optimizer.step()\n"
+    )
+    found = {}
+    for release in ("2.4.1", "2.6.0"):
+        run = emulate(script, tmp_path, "--ranks", "1", "--torch-release", release)
+        gemms = [op for op in run.ops() if isinstance(op, Gemm)]
+        found[release] = [(op.loads_singly, 1025 in (op.m, op.n, op.k)) for op in gemms]
+    # The forward pass reads rows of 1,024; gradients read rows of 1,025.
+    assert sorted(found["2.4.1"]) == [(False, True), (True, True), (True, True)]
+    assert found["2.6.0"] == [(False, False)] * 3
+
+
 @pytest.mark.ray
-def test_an_emulated_job_is_predicted_alike_on_ray_and_here(emulated, tmp_path):
-    job = emulated("recommender").folder
+@pytest.mark.parametrize("script", ["recommender", "uneven"])
+def test_an_emulated_job_is_predicted_alike_on_ray_and_here(emulated, tmp_path, script):
+    job = emulated(script).folder
     answers = []
     for place in (("--executor", "serial"), ("--executor", "ray", "--workers", "2")):
         done = run_perfmodel(

@@ -21,7 +21,7 @@ from perfmodel.base.identity import program_identity
 from perfmodel.engine.replay import replay
 from perfmodel.execution import open_executor
 from perfmodel.execution.on_ray import joining
-from perfmodel.execution.on_ray.liveness import listens
+from perfmodel.execution.on_ray.liveness import Reply, ask
 from tests.execution.comparison import assert_same
 from tests.execution.jobs import alternating_job
 from tests.execution.questions import multiply
@@ -103,7 +103,7 @@ def guarded(tmp_path, monkeypatch):
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        while not listens(f"127.0.0.1:{port}"):
+        while ask(f"127.0.0.1:{port}") is Reply.NOBODY:
             assert running.poll() is None
             time.sleep(0.2)
         yield f"127.0.0.1:{port}"

@@ -31,7 +31,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from perfmodel.base.errors import ExecutionError
 from perfmodel.execution.executor import WorkerPlace
-from perfmodel.execution.on_ray.liveness import Watch, listens
+from perfmodel.execution.on_ray.liveness import Reply, Watch, ask
 from perfmodel.execution.rank_block import Assignment, RankBlock
 
 LOST = (
@@ -272,7 +272,7 @@ def machines() -> list[dict[str, Any]]:
     Ray takes a dead one for alive for up to a minute.
     """
     rows: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's
-    return [row for row in rows if row["Alive"] and listens(place_of(row))]
+    return [row for row in rows if row["Alive"] and ask(place_of(row)) is not Reply.NOBODY]
 
 
 def place_of(row: Mapping[str, Any]) -> str:

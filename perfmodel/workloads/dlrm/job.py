@@ -242,7 +242,7 @@ def _build(
             job.add_group(f"rail {place}", ranks[place::per_host], slot=RAIL_SLOT)
     assumptions = tuple(_iter_assumptions(run, plan, exchanges))
     source = f"specification: {run.spec.source}"
-    return job.build(JobFacts(name=run.spec.name, source=source, assumptions=assumptions))
+    return job.build(JobFacts(run.spec.name, source, assumptions, samples=run.spec.batch))
 
 
 def _iter_assumptions(

@@ -79,8 +79,8 @@ class FieldReader:
     def __post_init__(self) -> None:
         self.faults = FaultList(self.document)
 
-    def read(self, target: str, source: Source) -> Any:
-        """The value for *target*, or None without one; a fault where it must be stated."""
+    def read(self, target: str, source: Source, hint: str = "") -> Any:
+        """The value for *target*, or None without one; a fault, with *hint*, where it is needed."""
         target = target.partition(":")[0]
         for key in source.keys:
             value = self.content.get(key)
@@ -99,7 +99,8 @@ class FieldReader:
         if source.is_needed:
             if target not in self.given:
                 self.faults.add(
-                    source.keys[0], f"must be given, but is missing. Or give --set {target}=VALUE"
+                    source.keys[0],
+                    f"must be given, but is missing{hint}. Or give --set {target}=VALUE",
                 )
             return None
         if source.default is not None:

@@ -113,11 +113,12 @@ def _open(path: Path) -> _Opened | None:
         path = path / CONFIG
     text = read_text(path, WorkloadError, MAX_DOCUMENT_BYTES)
     if text.lstrip()[:1] == "{":
-        content = parse_json(text, document=str(path), error_type=WorkloadError)
+        # Python's own writer puts Infinity into the files of some models.
+        content = parse_json(text, document=str(path), error_type=WorkloadError, is_strict=False)
     elif _TOML.search(text):
         content = _parse_toml(text, path)
     elif is_command_line(text):
-        return _Opened("megatron", parse_arguments(text, str(path)), name_of(path, {}))
+        return _Opened("megatron", parse_arguments(text), name_of(path, {}))
     elif _is_native(text):
         return None
     else:
@@ -148,7 +149,7 @@ def _recognise(content: Any) -> str | None:
     """The program that *content* is for, by its keys."""
     if not isinstance(content, dict):
         return None
-    if "model_type" in content or "architectures" in content:
+    if {"model_type", "architectures", "num_hidden_layers", "n_embd"} & content.keys():
         return HUGGING_FACE
     if _DEEPSPEED & content.keys():
         return "deepspeed"

@@ -98,6 +98,14 @@ def _iter_assumptions(run: TransformerRun, chosen: ChosenLayout) -> Iterator[str
         where = "" if share == 1 else f", in {share:.0%} of the layers,"
         what = _RECOMPUTED[training.recompute]
         yield f"{what}{where} is recomputed in the backward pass."
+    if training.recompute_modules:
+        words = ", ".join(part.value for part in training.recompute_modules)
+        yield f"Parts of all layers are recomputed in the backward pass: {words}."
+    if training.offload_layers:
+        yield (
+            f"Activations of {training.offload_layers} layers wait in host memory; their copies "
+            "are assumed to be hidden by compute."
+        )
     if spec.parallel.sharding.divides_weights:
         yield (
             "Weights are gathered one layer ahead of use; at most two layers are held."

@@ -37,6 +37,7 @@ from perfmodel.workloads.transformer.words import (
     Norm,
     Positions,
     Recompute,
+    RecomputedPart,
     Routing,
     Schedule,
     StageSplit,
@@ -56,7 +57,8 @@ class ModelSection(Section):
     *moe_ffn*, and through *shared_experts* that all tokens pass. *mtp_layers* more layers after
     the last predict further tokens, each with logits of its own. With *kv_lora_rank*, keys and
     values are made from a latent vector of that length, queries from one of *q_lora_rank*, and
-    *rope_dim* numbers per head carry the positions, in addition to *head_dim*.
+    *rope_dim* numbers per head carry the positions, in addition to *head_dim*. With *clamped_ffn*
+    both halves of a gated activation are clamped first.
     """
 
     layers: LayerCount
@@ -66,6 +68,7 @@ class ModelSection(Section):
     head_dim: Width | None = None
     ffn: Width
     gated_ffn: Switch = False
+    clamped_ffn: Switch = False
     vocab: Count
     positions: Positions = Positions.LEARNED
     max_positions: Count | None = None
@@ -200,7 +203,9 @@ class TrainingSection(Section):
     those that *adapter_places* names are trained. With *capacity_factor* an expert takes at most
     that many times its fair share of tokens and drops the rest; without, it takes all. Unless
     they are *grouped_experts*, the experts of a rank are multiplied one by one. A sequence may be
-    packed of samples of *packed_tokens* tokens that do not see each other.
+    packed of samples of *packed_tokens* tokens that do not see each other. Beside *recompute*,
+    *recompute_modules* of all layers are recomputed, and the activations of the first
+    *offload_layers* layers wait in host memory.
     """
 
     precision: NumberFormat = DType.BF16
@@ -211,6 +216,8 @@ class TrainingSection(Section):
     clip_gradients: Switch = True
     recompute: Recompute = Recompute.NONE
     recompute_fraction: Ratio = 1.0
+    recompute_modules: tuple[RecomputedPart, ...] = ()
+    offload_layers: NaturalNumber = 0
     attention: AttentionKernel = AttentionKernel.AUTO
     adapters_only: Switch = False
     adapter_rank: Width = 16
