@@ -65,7 +65,7 @@ class Wishes:
         return open_executor("ray" if self.ray_address else "serial", address=self.ray_address)
 
     def scenario(self) -> Any:
-        """The scenario in the folder of the script; its keys under `quick` replace others in a quick run."""
+        """The scenario of the script; in a quick run its keys under `quick` replace others."""
         document = yaml.safe_load((self.folder / "scenario.yaml").read_text(encoding="utf-8"))
         quick = document.pop("quick", {}) if isinstance(document, dict) else {}
         return document | quick if self.is_quick else document
@@ -86,7 +86,7 @@ class Wishes:
 
 
 def read_wishes(script: str, question: str | None) -> Wishes:
-    """What the command line of *script* says; results go to its folder, quick ones to build/figures."""
+    """What the command line of *script* says; results go to its folder or build/figures."""
     folder = Path(script).resolve().parent
     parser = argparse.ArgumentParser(description=question)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where pictures and numbers go")
