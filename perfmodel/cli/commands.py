@@ -28,13 +28,13 @@ COMMANDS = {
     "predict": ("predict:predict", "Predict one iteration: how long, and why."),
     "compare": ("predict:compare", "Compare scenarios, jobs or machines."),
     "rank": ("planning:rank", "Rank sharding plans, fastest first."),
-    "embeddings": ("catalog:embeddings", "Look into files of real indices."),
+    "embeddings": ("catalog:embeddings", "Inspect index files."),
     "search": ("planning:search", "Find the fastest parallel layout that fits."),
     "emulate": ("emulate:emulate", "Run a torch script on virtual GPUs, write a job."),
     "import": ("recorded:import_traces", "Turn recorded traces of all ranks into a job."),
     "replay": ("recorded:replay", "Replay a job."),
     "whatif": ("whatif:whatif", "Change a job and compare."),
-    "trace": ("recorded:trace", "Look into recorded traces."),
+    "trace": ("recorded:trace", "Inspect recorded traces."),
     "validate": ("validate:validate", "Compare predictions with measurements."),
     "calibrate": ("calibrate:calibrate", "Fit constants to measurements."),
     "workload": ("catalog:workload", "List, show and import models."),
@@ -44,7 +44,7 @@ COMMANDS = {
     "ui": ("ui:ui", "Open a local page that answers as you change settings."),
     "init": ("about:init", "Write a commented file to start from."),
     "schema": ("about:schema", "Print the fields of a file that perfmodel reads."),
-    "doctor": ("about:doctor", "Say what this installation has and lacks."),
+    "doctor": ("about:doctor", "Check this installation."),
 }
 """Where the application of each command is, as `module:name`, and its line in the overview."""
 

@@ -96,7 +96,7 @@ MISTAKES = [
     ("predict --topology dgx_h100 --workload host.yaml", 1, "Give it with --topology"),
     ("predict --topology dgx_h100 --workload misspelt.yaml", 1, "did you mean 'layers'"),
     ("predict --topology dgx_h100 --workload words.yaml", 1, "must be a whole number, got 'four'"),
-    ("predict --topology dgx_h100 --workload heads.yaml", 1, "hidden must divide by heads"),
+    ("predict --topology dgx_h100 --workload heads.yaml", 1, "hidden must be divisible by heads"),
     ("predict --topology dgx_h100 --workload family.yaml", 1, "dlrm, transformer, got 'cnn'"),
     ("predict --topology dgx_h100 --workload gpt.json", 1, "sequence_length"),
     ("predict --topology dgx_h100 --workload learned.yaml", 1, "or positions: rotary"),
