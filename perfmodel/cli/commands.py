@@ -23,6 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 import perfmodel
 from perfmodel.base.errors import InputError, OutputError
 from perfmodel.base.options import Option, options_of, split_option
+from perfmodel.base.reading import refuse_to_read
 
 COMMANDS = {
     "predict": ("predict:predict", "Predict one iteration: how long, and why."),
@@ -116,7 +117,10 @@ def command(
                         for name, value in self.callback(**ctx.params).items()
                         if ctx.get_parameter_source(name).name == "COMMANDLINE"
                     }
-                    _check_inputs_kept({one.name: one.opts[0] for one in self.params}, values)
+                    targets = _check_inputs_kept(
+                        {one.name: one.opts[0] for one in self.params}, values
+                    )
+                    ctx.call_on_close(refuse_to_read(targets))
                     ctx.params = {}
                     for source in sources:
                         ctx.params |= source.to_argument(values, ctx)
@@ -246,8 +250,11 @@ WRITTEN = ("--csv", "--json", "--out", "--plan-out", "--plot", "--report", "--tr
 """Options that name a file to write."""
 
 
-def _check_inputs_kept(typed: Mapping[str, str], values: Mapping[str, Any]) -> None:
-    """Refuse to write over a file that is read; *typed* are the options of *values*."""
+def _check_inputs_kept(typed: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Path]:
+    """The files to write, by option. Refuse one that is read.
+
+    *typed* are the options of *values*.
+    """
     targets = {name: value for name, value in values.items() if typed[name] in WRITTEN}
     for name, value in values.items():
         for one in value if isinstance(value, list | tuple) else (value,):
@@ -257,6 +264,11 @@ def _check_inputs_kept(typed: Mapping[str, str], values: Mapping[str, Any]) -> N
                         f"{typed[written]} {target}: is also read, as {typed[name]}. "
                         "Name another file."
                     )
+    return {
+        typed[name]: Path(target)
+        for name, target in targets.items()
+        if isinstance(target, str | Path)
+    }
 
 
 def _is_same_file(one: Any, other: Any) -> bool:
