@@ -208,7 +208,8 @@ def test_earlier_compilers_leave_products_with_rows_of_odd_lengths(tmp_path):
     )
     found = {}
     for release in ("2.4.1", "2.6.0"):
-        run = emulate(script, tmp_path, "--ranks", "1", "--torch-release", release)
+        (folder := tmp_path / release).mkdir()
+        run = emulate(script, folder, "--ranks", "1", "--torch-release", release)
         gemms = [op for op in run.ops() if isinstance(op, Gemm)]
         found[release] = [(op.loads_singly, 1025 in (op.m, op.n, op.k)) for op in gemms]
     # The forward pass reads rows of 1,024; gradients read rows of 1,025.
