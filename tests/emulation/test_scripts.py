@@ -11,6 +11,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
+from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import (
     Attention,
     Communication,
@@ -147,6 +148,13 @@ def test_kernels_that_a_script_writes_move_the_bytes_of_their_tensors(emulated):
     # Tensors of 8 x 64 fp32 numbers: two are added, one is added to another.
     size = 8 * 64 * 4
     assert moved == [(2 * size, size), (size, size)]
+
+
+def test_a_kernel_of_the_script_that_multiplies_is_the_gemm_of_its_shapes(emulated):
+    run = emulated("tools")
+    # 8 x 64 times its transpose.
+    assert Gemm(8, 8, 64, DType.FP32) in run.ops()
+    assert "kernel square_kernel multiplies its tensors" in run.stderr
 
 
 def test_a_captured_iteration_is_one_launch_with_all_its_kernels(emulated):
