@@ -21,6 +21,10 @@ Z_90 = 1.645
 SEEN = 4 / 3
 """Forms were chosen with these pairs in view: others are further off by so much, an allowance."""
 
+LEFT_OUT_MS = {"nanogpt_muon": 167.2}
+"""Predictions without what was read from the pair itself: which releases pad odd products, and how
+long those take otherwise."""
+
 
 def spread_of(errors: list[list[float]]) -> float:
     """The spread of a pair of a new repository, from the errors of *errors* by repository.
@@ -39,7 +43,8 @@ def main() -> None:
     with TABLE.open(newline="") as stream:
         for row in csv.DictReader(stream):
             found = results[row["name"]]
-            error = math.log(found["predicted_ms"] / found["measured_ms"])
+            predicted_ms = LEFT_OUT_MS.get(row["name"], found["predicted_ms"])
+            error = math.log(predicted_ms / found["measured_ms"])
             errors[row["repository"]].append(error)
     for name, own in errors.items():
         sigma = spread_of([other for key, other in errors.items() if key != name])

@@ -23,6 +23,9 @@ def op_to_words(op: Op) -> dict[str, Any]:
     """*op* as a mapping of plain values."""
     kind = type(op).__name__
     words = {"op": kind, **_adapter(kind).dump_python(op, mode="json", exclude=_LEFT_OUT)}
+    if not words.get("loads_singly", True):
+        # Rare, and unknown to files of earlier releases.
+        del words["loads_singly"]
     if isinstance(op, Fixed) and op.work is not None:
         words["work"] = op_to_words(op.work)
     return words

@@ -91,6 +91,14 @@ def _gemm(call: OperatorCall) -> Works:
     return (Gemm(rows, columns, depth, dtype, batch, loads_singly=call.loads_singly),)
 
 
+def _user_product(call: OperatorCall) -> Works:
+    """A kernel of the script's own that multiplies matrices of known sizes."""
+    if "k" not in call.values:
+        return ()
+    sizes = {name: int(call.values[name]) for name in ("m", "n", "k", "batch")}
+    return (Gemm(**sizes, dtype=gemm_dtype(call, call.tensors[0])),)
+
+
 def _recurrent(call: OperatorCall) -> Works:
     """Layers of cuDNN: a GEMM per layer and step, for input and recurrent weights."""
     data, direction = call.tensors[0], "backward" if call.name.endswith("backward") else "forward"
@@ -260,5 +268,6 @@ _FORMS: dict[str, Callable[[OperatorCall], Works]] = {
     "device_copy": device_copy,
     "norm_backward": norm_backward,
     "recurrent": _recurrent,
+    "user_product": _user_product,
 }
 """How the forms of the table are read."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
+from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import (
     Attention,
     Communication,
@@ -149,6 +150,13 @@ def test_kernels_that_a_script_writes_move_the_bytes_of_their_tensors(emulated):
     assert moved == [(2 * size, size), (size, size)]
 
 
+def test_a_kernel_of_the_script_that_multiplies_is_the_gemm_of_its_shapes(emulated):
+    run = emulated("tools")
+    # 8 x 64 times its transpose.
+    assert Gemm(8, 8, 64, DType.FP32) in run.ops()
+    assert "kernel square_kernel multiplies its tensors" in run.stderr
+
+
 def test_a_captured_iteration_is_one_launch_with_all_its_kernels(emulated):
     run = emulated("captured")
     labels = [run.job.label_of(0, task) for task in range(run.job.program_of(0).task_count)]
@@ -208,7 +216,8 @@ def test_earlier_compilers_leave_products_with_rows_of_odd_lengths(tmp_path):
     )
     found = {}
     for release in ("2.4.1", "2.6.0"):
-        run = emulate(script, tmp_path, "--ranks", "1", "--torch-release", release)
+        (folder := tmp_path / release).mkdir()
+        run = emulate(script, folder, "--ranks", "1", "--torch-release", release)
         gemms = [op for op in run.ops() if isinstance(op, Gemm)]
         found[release] = [(op.loads_singly, 1025 in (op.m, op.n, op.k)) for op in gemms]
     # The forward pass reads rows of 1,024; gradients read rows of 1,025.

@@ -44,14 +44,19 @@ def _set(target: Any, **values: Any) -> None:
 def keep_lists_of_torch() -> None:
     """Let Dynamo list the functions of torch before any of them is replaced."""
     TorchInGraphFunctionVariable._get_handlers()
-    known = trace_rules.get_torch_obj_rule_map()
+    # Made again, the list would have one function under two names.
+    kept = _keep(trace_rules.get_torch_obj_rule_map())
+    _set(trace_rules, get_torch_obj_rule_map=kept)
+
+
+def _keep(value: Any) -> Callable[[], Any]:
+    """What always gives *value*, also after torch.distributed has emptied lists."""
 
     def get() -> Any:
-        return known
+        return value
 
-    # torch.distributed empties the list; made again, it would have one function under two names.
     get.cache_clear = lambda: None  # type: ignore[attr-defined]
-    _set(trace_rules, get_torch_obj_rule_map=get)
+    return get
 
 
 def install_dynamo(gpu: VirtualGpu) -> None:
@@ -68,7 +73,8 @@ def install_dynamo(gpu: VirtualGpu) -> None:
         device_interface.register_interface_for_device(name, kind)
     trace_rules.add(_OWN_PACKAGE)
     # Dynamo follows calls of these packages, as it follows those of the real ones.
-    trace_rules.get_legacy_mod_inlinelist().add(attention_packages.__file__)
+    followed = trace_rules.get_legacy_mod_inlinelist() | {attention_packages.__file__}
+    _set(trace_rules, get_legacy_mod_inlinelist=_keep(followed))
     # It warns when it is imported without Triton.
     logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
 
