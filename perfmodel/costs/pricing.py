@@ -56,7 +56,8 @@ def find_rivals(job: JobGraph, cluster: Cluster) -> list[tuple[int, ...]]:
     hosts = np.asarray(cluster.host_of_rank)
     # NICs are numbered through all hosts.
     nic_of_rank = hosts * len(nics) + nics[np.asarray(cluster.gpu_of_rank)]
-    crosses = np.array([len(np.unique(hosts[list(group.ranks)])) > 1 for group in job.groups])
+    host_of = hosts.tolist()
+    crosses = np.array([len({host_of[rank] for rank in group.ranks}) > 1 for group in job.groups])
     for slot in range(job.rank_group.shape[1]):
         ranks = np.flatnonzero(job.rank_group[:, slot] != NO_GROUP)
         groups = job.rank_group[ranks, slot]
@@ -199,7 +200,8 @@ class _CallPricer:
         self._wiring_of: dict[int, Wiring] = {}
         rivals = find_rivals(job, cluster)
         # The properties are computed at every access, and a large job has many groups.
-        hosts, gpus = np.asarray(cluster.host_of_rank), np.asarray(cluster.gpu_of_rank)
+        hosts = np.asarray(cluster.host_of_rank).tolist()
+        gpus = np.asarray(cluster.gpu_of_rank).tolist()
         keys = [
             (*_placement(hosts, gpus, group.ranks), len(of_group))
             for group, of_group in zip(job.groups, rivals, strict=True)
@@ -256,17 +258,17 @@ class _CallPricer:
 
 
 def _placement(
-    host_of_rank: NDArray[np.int64], gpu_of_rank: NDArray[np.int64], ranks: Sequence[int]
-) -> tuple[bytes, bytes]:
+    host_of_rank: Sequence[int], gpu_of_rank: Sequence[int], ranks: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The placement of *ranks*: hosts numbered by first appearance, and the GPU in each.
 
     Hosts of one cluster are alike, so it does not matter which of them a group uses.
     """
-    members = np.asarray(ranks, dtype=np.intp)
-    hosts = host_of_rank[members]
-    _, first, inverse = np.unique(hosts, return_index=True, return_inverse=True)
-    order = np.argsort(np.argsort(first))
-    return order[inverse].tobytes(), gpu_of_rank[members].tobytes()
+    number: dict[int, int] = {}
+    return (
+        tuple(number.setdefault(host_of_rank[rank], len(number)) for rank in ranks),
+        tuple(gpu_of_rank[rank] for rank in ranks),
+    )
 
 
 def _rank_kinds(job: JobGraph, calls: _CallPricer) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
