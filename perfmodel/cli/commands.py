@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from importlib import import_module
@@ -105,6 +106,7 @@ def command(
             """The command: its options become the arguments of the function before it runs."""
 
             def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+                args = _with_model_named(self.params, args)
                 _check_not_repeated(self.params, args)
                 try:
                     rest = super().parse_args(ctx, args)
@@ -134,11 +136,27 @@ def command(
     return add
 
 
+def _with_model_named(params: Sequence[Any], args: list[str]) -> list[str]:
+    """*args*; as in `predict`, a model that is the first word is that of `--workload`."""
+    takes_words = any(one.param_type_name == "argument" for one in params)
+    takes_model = any("--workload" in one.opts for one in params)
+    is_word = bool(args) and not args[0].startswith("-")
+    return ["--workload", *args] if is_word and takes_model and not takes_words else args
+
+
+_WORDS = {
+    r"^Input should be a valid integer.*": "must be a whole number",
+    r"^Input should be a valid number.*": "must be a number",
+    r"^Input should be greater than or equal to ": "must be at least ",
+    r"^Input should be less than or equal to ": "must be at most ",
+    r"^Value error, ": "",
+}
+
+
 def _in_our_words(message: str) -> str:
     """What a wrong value must be, as all other messages say it."""
-    for word, rule in (("integer", "must be a whole number"), ("number", "must be a number")):
-        if message.startswith(f"Input should be a valid {word}"):
-            return rule
+    for theirs, ours in _WORDS.items():
+        message = re.sub(theirs, ours, message)
     return message
 
 

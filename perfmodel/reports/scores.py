@@ -7,7 +7,17 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from perfmodel.base.units import format_duration
-from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table, plain_report
+from perfmodel.reports.blocks import (
+    Headline,
+    Look,
+    Plot,
+    Point,
+    Report,
+    Section,
+    Sentences,
+    Table,
+    plain_report,
+)
 from perfmodel.reports.text import shorten
 from perfmodel.validation.fits import FitBoard
 from perfmodel.validation.runs import RunScoreboard
@@ -50,6 +60,7 @@ def report_scores(board: Scoreboard, *, title: str = "") -> Report:
         ),
         sections=(
             Section("By group", [_score_table(board)]),
+            Section("Predicted over measured", more=lambda: [_scatter(board, unit)]),
             Section("Largest errors", more=lambda: [Table(headings, rows, (1, 2, 3), (0,))]),
             Section("Left out", [_left_out(board)]),
             *(_iter_run_sections(board) if isinstance(board, RunScoreboard) else ()),
@@ -57,6 +68,23 @@ def report_scores(board: Scoreboard, *, title: str = "") -> Report:
         rows=board.to_rows(),
         columns=120,
     )
+
+
+def _scatter(board: Scoreboard, unit: str) -> Plot:
+    """Every row as a point; those outside of their interval are red."""
+    points = [
+        Point(
+            one.measured,
+            one.predicted,
+            f"{one.row}: {one.error_pct:+.1f} %",
+            look=Look.BLUE if one.is_inside else Look.RED,
+        )
+        for one in board.deviations
+        if min(one.measured, one.predicted) > 0
+    ]
+    note = "On the dashed line both are equal; red points are outside of their 90 % interval."
+    words = (f"measured {unit}", f"predicted {unit}")
+    return Plot(points, *words, note=note, are_log=True, shows_equal=True)
 
 
 def _score_table(board: Scoreboard) -> Table:

@@ -14,6 +14,9 @@ from perfmodel.prediction.whole_run import HOURS_PER_DAY
 from perfmodel.reports.blocks import (
     Command,
     Headline,
+    Look,
+    Plot,
+    Point,
     Report,
     Section,
     Sentences,
@@ -177,6 +180,7 @@ def report_search(rankings: Sequence[LayoutRanking]) -> Report:
             Section(
                 "More GPUs that pay", [Sentences(_front(rankings))] if len(rankings) > 1 else []
             ),
+            Section("Time over GPUs", more=lambda: [_scaling(rankings)]),
             Section("Time and money of whole runs", _money_front(rankings)),
             Section("To run the fastest", [Command(text, trainer) for trainer, text in flags]),
             Section("To predict the fastest again", [Command(predict_again(best))]),
@@ -226,6 +230,23 @@ def _goals(best: LayoutRanking, rankings: Sequence[LayoutRanking]) -> tuple[str,
 def _whole_run(best: LayoutRanking) -> list[Section]:
     run = best.run_of(best.best)
     return [] if run is None else [run_section(run)]
+
+
+def _scaling(rankings: Sequence[LayoutRanking]) -> Plot:
+    """The fastest layout of every number of GPUs; those that pay are green."""
+    front = {one.hosts for one in pareto(rankings)}
+    points = [
+        Point(
+            one.rank_count,
+            one.best.time_ns / NS_PER_S,
+            f"{one.rank_count} GPUs: {one.best.name}, {format_duration(one.best.time_ns)}",
+            (one.best.interval.low_ns / NS_PER_S, one.best.interval.high_ns / NS_PER_S),
+            Look.GREEN if one.hosts in front else Look.GREY,
+        )
+        for one in sorted(rankings, key=lambda one: one.rank_count)
+    ]
+    note = "Green where no smaller number is as fast. The thin line is the 90 % interval."
+    return Plot(points, "GPUs", "seconds per iteration", note=note, are_log=True, are_joined=True)
 
 
 def _money_front(rankings: Sequence[LayoutRanking]) -> list[Table]:

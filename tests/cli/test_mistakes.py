@@ -62,6 +62,11 @@ FILES = {
 
 # What was typed, the exit code, and words of the message that say what to do.
 MISTAKES = [
+    ("ui --port 70000", 2, "'--port': must be at most 65535"),
+    ("search llama3_8b --topology dgx_h100 --minimise money", 2, "must be time, cost or energy"),
+    ("search llama3_8b --workload gpt2_xl --topology dgx_h100", 1, "--workload: is given 2 times"),
+    ("rank llama3_8b --topology dgx_h100", 1, "llama3_8b: has no embedding tables to place"),
+    ("schema nothing", 2, "'KIND': 'nothing' is not one of"),
     ("predict", 2, "--topology dgx_h100"),
     ("predit --topology dgx_h100", 2, "'predict'"),
     ("predict --topolgy dgx_h100", 2, "--topology"),
@@ -71,7 +76,7 @@ MISTAKES = [
     ("predict --topology dgx_h100 --topology dgx_a100", 1, "given 2 times"),
     ("predict --topology dgx_h100 --workload llama3_7b", 1, "Near: llama3_70b"),
     ("predict --topology dgx_h100 --stack pytorch_eagre", 1, "Near: pytorch_eager"),
-    ("predict --topology dgx_h100 --hosts 0", 2, "greater than or equal to 1"),
+    ("predict --topology dgx_h100 --hosts 0", 2, "'--hosts': must be at least 1"),
     ("predict --topology dgx_h100 --hosts two", 2, "must be a whole number"),
     ("predict --topology hgx_h100", 1, "Near: dgx_h100, "),
     ("predict --topology dgx_h200", 1, "Near: hgx_h200, "),

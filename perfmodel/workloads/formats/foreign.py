@@ -123,6 +123,12 @@ def _open(path: Path) -> _Opened | None:
         return None
     else:
         content = parse_yaml(text, document=str(path), error_type=WorkloadError)
+    if not isinstance(content, dict):
+        raise WorkloadError(
+            f"{path}: must be a workload, a Hugging Face {CONFIG}, or settings of Megatron-LM, "
+            "NeMo, torchtitan or DeepSpeed, and is none of them. `perfmodel init workload` writes "
+            "a file to start from."
+        )
     program = _recognise(content)
     return None if program is None else _Opened(program, content, name_of(path, content))
 
@@ -145,10 +151,8 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
 _DEEPSPEED = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
 
 
-def _recognise(content: Any) -> str | None:
+def _recognise(content: dict[str, Any]) -> str | None:
     """The program that *content* is for, by its keys."""
-    if not isinstance(content, dict):
-        return None
     if {"model_type", "architectures", "num_hidden_layers", "n_embd"} & content.keys():
         return HUGGING_FACE
     if _DEEPSPEED & content.keys():
