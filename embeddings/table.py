@@ -93,7 +93,8 @@ class EmbeddingTable:
     together are the pooling factor.
     *cached_ratio* is the share of a HOST_CACHED table that the device has room for.
     *hottest_ratio* is where its hottest row is, from 0 for the first to 1 for the last
-    (`spread_hot_rows`).
+    (`spread_hot_rows`). Plans may cut it in the ways *sharding_types* names and put it on *ranks*;
+    without any, in all ways and everywhere.
     """
 
     name: str
@@ -111,6 +112,8 @@ class EmbeddingTable:
     cached_ratio: float = 0.2
     hottest_ratio: float = 0.0
     features: int = 1
+    sharding_types: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for what, number, least, most in (

@@ -56,11 +56,16 @@ TIE_RATIO = 0.01
 
 @dataclass(frozen=True, slots=True)
 class PlanLoads:
-    """Per rank: rows looked up and vector bytes sent per iteration, and memory."""
+    """Per rank: rows looked up and vector bytes sent per iteration, and memory.
+
+    *sent_to_bytes* is what each host sends each other one forward, each rank where there is only
+    one host; the diagonal is what stays inside.
+    """
 
     lookups: tuple[float, ...]
     sent_bytes: tuple[int, ...]
     memory_bytes: tuple[int, ...]
+    sent_to_bytes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def peak_bytes(self) -> int:
