@@ -191,7 +191,9 @@ def build_linked_job(
     peers.add_ranks(job, programs)
     sentence = (
         f"built from {source}, which have durations but no starts: operators run one after the "
-        "other, kernels after the operator that launched them"
+        "other, kernels after the operator that launched them; what the host does between "
+        "operators (Python, the autograd engine) is not in them, so a step bound by its host takes "
+        "longer than this"
     )
     counts = [sum(one.is_on_device for one in of_rank) for of_rank in ranks]
     faults = [f"{trace.document}: {fault}" for trace in traces for fault in trace.faults]
