@@ -92,7 +92,8 @@ def build_executed_job(name: str, traces: Sequence[ExecutionTrace]) -> ExecutedJ
     peers.add_ranks(job, programs)
     sentence = (
         "built from execution traces: operators run on one compute stream, collectives on one "
-        "stream per group; host times come from the software stack"
+        "stream per group; host times come from the software stack, and all ranks begin together: "
+        "one that is ahead of the others waits longer for them than this"
     )
     assumptions = (sentence, *peers.assumptions)
     faults = [fault for trace in ordered for fault in trace.faults]

@@ -87,6 +87,10 @@ def compare(job: RecordedJob, held: Round) -> SelfReplay:
         step_error_ratio=max((rank.error_ratio for rank in job.report.evidence), default=0.0),
         host_path=tuple(path.by_call.most_common(_MOST_CALLS)),
         path_ranks=tuple(path.by_rank.most_common()),
+        noise_ratio=max(
+            of_rank.mended_ns / max(span.recorded_ns, 1)
+            for of_rank, span in zip(job.report.ranks, ranks, strict=True)
+        ),
     )
 
 

@@ -107,6 +107,7 @@ class Selection:
     *number* picks some of those in a program, in the order of its lanes. Of these, *only* leaves
     out tasks of one or of several ranks, *unless* those that match it, and *beside* all that are
     not next to a task that matches it. With *partner* each is paired with one that matches that.
+    *lacks* is what to say of a job without such tasks.
     """
 
     match: Pattern | None = None
@@ -117,6 +118,7 @@ class Selection:
     unless: Pattern | None = None
     beside: Pattern | None = None
     partner: Pattern | None = None
+    lacks: str = ""
 
     @property
     def whole(self) -> Selection:
@@ -170,7 +172,8 @@ class Selection:
             ranks.check_ranks(job)
         found = (mask.any() for _, mask, _ in self.whole.by_program(job, ranks))
         if self.beside is None and not any(found):
-            raise ScenarioError(f"no task is {self.words}. {_suggestion(job, self)}")
+            said = " ".join(text for text in (self.lacks, _suggestion(job, self)) if text)
+            raise ScenarioError(f"no task is {self.words}. {said}")
 
     @property
     def words(self) -> str:
