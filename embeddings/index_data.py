@@ -104,7 +104,7 @@ def lengths_from_offsets(
     """Bag lengths from where each bag begins, with or without a last entry for the end.
 
     A last entry that is the number of indices is the end, unless the bags before it do not
-    divide by the tables or are not *sample_count* a table: then an empty bag begins there.
+    divide by the tables or are not *sample_count* per table: then an empty bag begins there.
     """
     starts = whole_numbers(np.asarray(offsets).ravel(), where=f"{source}, offsets")
     samples, remainder = divmod(len(starts) - 1, table_count)
@@ -113,7 +113,7 @@ def lengths_from_offsets(
         starts = np.concatenate([starts, [index_count]])
     if len(starts) < 2 or (len(starts) - 1) % table_count:
         raise InputError(
-            f"{source}, offsets: ragged: {len(starts) - 1} bags do not divide by "
+            f"{source}, offsets: ragged: {len(starts) - 1} bags are not divisible by "
             f"{table_count} tables."
         )
     wrong = np.flatnonzero(np.diff(starts) < 0)

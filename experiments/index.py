@@ -14,7 +14,7 @@ _LINE = re.compile(r"^\| (?P<what>[^|]+) \| (?P<cells>[^|]+) \| (?P<state>[^|]+)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line: what is shown, in which folder, as which files, and what stands beside it."""
+    """One line: what is shown, in which folder, as which files, and its state."""
 
     what: str
     folder: str

@@ -179,7 +179,7 @@ def check(
 
 @embeddings.callback()
 def _embeddings() -> None:
-    """Look into files of real indices."""
+    """Inspect index files."""
 
 
 @command(embeddings)

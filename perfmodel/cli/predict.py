@@ -67,7 +67,7 @@ def predict(
         ),
     ] = (),
     list_workloads: Annotated[
-        bool, Option(name="--list", help="List the workloads and stacks that are included.")
+        bool, Option(name="--list", help="List the shipped workloads and stacks.")
     ] = False,
     require_fit: Annotated[bool, Option(help="Exit 1 if it does not fit in memory.")] = False,
     whole: RunQuestion,

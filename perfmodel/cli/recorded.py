@@ -53,7 +53,7 @@ KinetoFiles = Annotated[
     tuple[str, ...],
     argument("PATH...", "Kineto files, or folders with one file per rank."),
 ]
-trace = command_group(help="Look into recorded traces.")
+trace = command_group(help="Inspect recorded traces.")
 
 
 @dataclass(frozen=True)

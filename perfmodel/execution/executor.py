@@ -189,7 +189,7 @@ class AutoExecutor:
     def _place_for(
         self, serial_s: float, *, places: int, talking_s: Callable[[], float] = lambda: 0.0
     ) -> Executor:
-        """Where work is done sooner that takes *serial_s* here and can be dealt to *places*."""
+        """Where work finishes sooner: it takes *serial_s* here, or can be split over *places*."""
         saved_s = serial_s * (1 - 1 / max(places, 1))
         if saved_s <= START_S or saved_s - talking_s() <= START_S:
             return self._serial

@@ -80,7 +80,7 @@ class RankQuestion:
         Option(
             name="--sharder",
             metavar="NAME",
-            help="A sharder; repeatable; default: all; `none` for none.",
+            help="A sharder; repeatable; default: all; `none`: no sharder.",
         ),
     ] = field(default_factory=_all_sharders)
     plan_files: Annotated[

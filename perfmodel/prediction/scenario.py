@@ -212,7 +212,7 @@ class JobScenario:
         ),
     ] = None
     force: Annotated[
-        bool, Option(help="With --job and --topology: also answer doubtful recordings.")
+        bool, Option(help="With --job and --topology: also answer recordings that are not trusted.")
     ] = False
 
     def __post_init__(self) -> None:

@@ -75,7 +75,7 @@
     pen.globalAlpha = 1;
   };
 
-  // Where the path goes over to another lane, a line leads from one task to the next.
+  // Where the path crosses to another lane, a line leads from one task to the next.
   const drawSteps = (width, mark) => {
     const scale = (width - left()) / (to - from);
     const at = (moment) => Math.min(Math.max(left() + (moment - from) * scale, left()), width);

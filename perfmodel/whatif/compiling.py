@@ -43,7 +43,7 @@ _NORMS = frozenset({"layer_norm", "rms_norm", "batch_norm"})
 _NORMS_BACKWARD = frozenset(f"{norm}_backward" for norm in _NORMS)
 _SOFTMAXES_BACKWARD = frozenset({"softmax_backward", "log_softmax_backward"})
 _REDUCING = _NORMS | _NORMS_BACKWARD | _SOFTMAXES_BACKWARD | {"softmax", "log_softmax", "reduction"}
-"""Kernels that a compiler joins with the pointwise ones around them, one per kernel."""
+"""Kernels that a compiler fuses with the pointwise ones around them, one per kernel."""
 _SEVERAL_INPUTS = _COMBINING | _NORMS_BACKWARD | _SOFTMAXES_BACKWARD
 _LOGARITHMS = frozenset({"log_softmax"})
 _SUMS = frozenset({"add", "residual_add"})

@@ -72,7 +72,7 @@ def test_the_guess_that_explains_most_is_taken():
 
 def test_a_fit_without_products_is_refused():
     memory_only = [one for one in measured_on(TRUTH) if one.family == "memory"]
-    with pytest.raises(MeasurementError, match="products in fp32"):
+    with pytest.raises(MeasurementError, match="measured fp32 GEMMs"):
         fit_device([TRUTH], memory_only, stack=STACK)
 
 

@@ -234,8 +234,8 @@ def list_fitting(
         fixed = f" with {', '.join(sorted(stated))} fixed" if stated else ""
         raise PlanError(
             f"search: {spec.name} has no layout on {cluster.rank_count} ranks{fixed}: batch "
-            f"{spec.batch}, {spec.model.layers} layers and {spec.model.heads} heads divide by none "
-            f"of them. {'Fix less' if stated else 'Change batch'}, or change hosts."
+            f"{spec.batch}, {spec.model.layers} layers and {spec.model.heads} heads do not divide "
+            f"into any. {'Fix less' if stated else 'Change batch'}, or change hosts."
         )
     memory_bytes = cluster.device.memory_bytes
     usable_bytes = memory_bytes * USABLE_SHARE

@@ -313,11 +313,11 @@ class DlrmSpec(CommonSpec):
 
 
 def local_batch(spec: DlrmSpec, *, rank_count: int) -> int:
-    """Samples of one rank; the batch must divide by the ranks."""
+    """Samples of one rank; the batch must be divisible by the ranks."""
     if spec.batch % rank_count:
         below = spec.batch // rank_count * rank_count
         raise WorkloadError(
-            f"{spec.name}: batch must divide by the number of ranks, got {spec.batch} on "
+            f"{spec.name}: batch must be divisible by the number of ranks, got {spec.batch} on "
             f"{rank_count} ranks. Use batch={below or rank_count} or batch={below + rank_count}."
         )
     return spec.batch // rank_count

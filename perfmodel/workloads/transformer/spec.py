@@ -116,11 +116,13 @@ class ModelSection(Section):
     def _check_heads(self) -> Self:
         if self.head_dim is None and self.hidden % self.heads:
             raise ValueError(
-                f"hidden must divide by heads, got {self.hidden} and {self.heads}; "
+                f"hidden must be divisible by heads, got {self.hidden} and {self.heads}; "
                 "or state head_dim"
             )
         if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(f"heads must divide by kv_heads, got {self.heads} and {self.kv_heads}")
+            raise ValueError(
+                f"heads must be divisible by kv_heads, got {self.heads} and {self.kv_heads}"
+            )
         if self.positions is Positions.LEARNED and self.max_positions is None:
             raise ValueError(
                 "learned positions need max_positions: say how many, or positions: rotary"
