@@ -24,7 +24,8 @@ H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3"}
 def write_job(folder, *, devices=(H100,), company=()):
     """Two ranks in an all-reduce from 600 to 1000 us; rank 0 has waited in it since 0.
 
-    Rank 0 runs a product of 100 us: three times alone, three times during the waiting collective (110 us) and three times during the moving one (125 us).
+    Rank 0 runs a product of 100 us: three times alone, three times during the waiting collective
+    (110 us) and three times during the moving one (125 us).
     """
     folder.mkdir()
     products = [
