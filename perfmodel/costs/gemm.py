@@ -24,6 +24,7 @@ from perfmodel.costs.calibration_files import (
     Match,
     generations_between,
     match_entry,
+    power_ratio,
 )
 from perfmodel.costs.corrections import CHUNK_ROWS, Correction, OrderedCorrection
 from perfmodel.costs.estimates import (
@@ -41,7 +42,6 @@ from perfmodel.costs.gemm_physics import (
     MachineRates,
     predict_gemm_times,
 )
-from perfmodel.costs.power import power_ratio
 from perfmodel.graph.ops import Gemm
 from perfmodel.stacks.capabilities import Residency
 from perfmodel.stacks.stack import SoftwareStack

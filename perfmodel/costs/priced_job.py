@@ -111,7 +111,7 @@ class PricedJob:
 class Samples:
     """Drawn durations: *factors* x vectors, and per row of the table its factor and nominal time.
 
-    Only the vectors that are asked for take room: all of them are a hundred bytes a task and more.
+    Only requested vectors take memory: all of them need a hundred bytes per task and more.
     """
 
     factors: FloatColumn

@@ -24,6 +24,7 @@ from collectives import (
     wiring_of,
 )
 from collectives.uneven import price_lean
+from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.estimates import Bound, Estimates, build_estimates, concatenate_estimates
@@ -49,12 +50,9 @@ def find_rivals(job: JobGraph, cluster: Cluster) -> list[tuple[int, ...]]:
     Where GPUs share a NIC, as on Polaris, each group gets only its share.
     """
     rivals: list[set[int]] = [set() for _ in job.groups]
-    nics = np.asarray(cluster.topology.nic_of_gpu, dtype=np.int64)
-    if not len(nics):
+    hosts, nic_of_rank = cluster.host_of_rank, cluster.nics_of(np.arange(cluster.rank_count))
+    if not len(nic_of_rank):
         return [() for _ in job.groups]
-    hosts = np.asarray(cluster.host_of_rank)
-    # NICs are numbered through all hosts.
-    nic_of_rank = hosts * len(nics) + nics[np.asarray(cluster.gpu_of_rank)]
     crosses = np.array([len(np.unique(hosts[list(group.ranks)])) > 1 for group in job.groups])
     for slot in range(job.rank_group.shape[1]):
         ranks = np.flatnonzero(job.rank_group[:, slot] != NO_GROUP)
@@ -88,20 +86,11 @@ class _CallPrice:
         return replace(self, duration_ns=self.per_member_ns[position], per_member_ns=None)
 
 
-def price_job(
-    job: JobGraph,
-    *,
-    cluster: Cluster,
-    stack: SoftwareStack,
-) -> PricedJob:
+def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> PricedJob:
     """Durations of every task of *job* on *cluster* under *stack*."""
     _check_fits(job, cluster)
     plain = _price_plain(job.ops, cluster, stack)
-    ratio = stack.time_ratio(COMMUNICATION_FAMILY, cluster.device.architecture.value)
-    is_lean = stack.has(FrameworkBehaviour.LEAN_EXCHANGES) and cluster.host_count > 1
-    software = CollectiveSoftware(algorithm=stack.collective_algorithm)
-    seen = cluster_seen_by(stack, cluster)
-    calls = _CallPricer(job, seen, software, time_ratio=ratio, is_lean=is_lean)
+    calls = _CallPricer(job, cluster, stack)
     kind_of_rank, representatives = _rank_kinds(job, calls)
     starts, programs, columns, link_use = _price_kinds(job, plain, calls, representatives.tolist())
     family_code = {name: place for place, name in enumerate(FAMILIES)}
@@ -123,7 +112,9 @@ def price_job(
             stack,
             architecture=cluster.device.architecture.value,
             hosts=cluster.host_count,
+            samples=job.facts.samples / job.rank_count,
             has_experts=any(isinstance(op, GroupedGemm) for op in job.ops),
+            has_four_bits=any(getattr(op, "dtype", None) is DType.NVFP4 for op in job.ops),
             is_emulated=job.facts.is_emulated,
         ),
     )
@@ -161,27 +152,19 @@ def _price_plain(ops: tuple[Op, ...], cluster: Cluster, stack: SoftwareStack) ->
 class _CallPricer:
     """Prices collectives, once for groups with the same placement."""
 
-    def __init__(
-        self,
-        job: JobGraph,
-        cluster: Cluster,
-        software: CollectiveSoftware,
-        *,
-        time_ratio: float,
-        is_lean: bool,
-    ) -> None:
+    def __init__(self, job: JobGraph, cluster: Cluster, stack: SoftwareStack) -> None:
         self._job = job
-        self._cluster = cluster
-        self._time_ratio = time_ratio
-        self._is_lean = is_lean
-        self._software = software
+        self._cluster = cluster = cluster_seen_by(stack, cluster)
+        architecture = cluster.device.architecture.value
+        self._time_ratio = stack.time_ratio(COMMUNICATION_FAMILY, architecture)
+        is_lean = stack.has(FrameworkBehaviour.LEAN_EXCHANGES)
+        self._is_lean = is_lean and cluster.host_count > 1
+        self._software = CollectiveSoftware(algorithm=stack.collective_algorithm)
         self._price_of: dict[tuple[int, int], _CallPrice] = {}
         self._wiring_of: dict[int, Wiring] = {}
         rivals = find_rivals(job, cluster)
-        # The properties are computed at every access, and a large job has many groups.
-        hosts, gpus = np.asarray(cluster.host_of_rank), np.asarray(cluster.gpu_of_rank)
         keys = [
-            (*_placement(hosts, gpus, group.ranks), len(of_group))
+            (*_placement(cluster, group.ranks), len(of_group))
             for group, of_group in zip(job.groups, rivals, strict=True)
         ]
         kind_of_key = {key: kind for kind, key in enumerate(dict.fromkeys(keys))}
@@ -212,8 +195,7 @@ class _CallPricer:
                 software=self._software,
                 wiring=self._wiring_of[group],
             )
-        rivals = self._rivals_of_group[group]
-        if rivals:
+        if rivals := self._rivals_of_group[group]:
             calls = [
                 CollectiveCall(communication.collective, self._job.groups[member].ranks)
                 for member in (group, *rivals)
@@ -235,18 +217,15 @@ class _CallPricer:
         )
 
 
-def _placement(
-    host_of_rank: NDArray[np.int64], gpu_of_rank: NDArray[np.int64], ranks: Sequence[int]
-) -> tuple[bytes, bytes]:
+def _placement(cluster: Cluster, ranks: Sequence[int]) -> tuple[bytes, bytes]:
     """The placement of *ranks*: hosts numbered by first appearance, and the GPU in each.
 
-    Hosts of one cluster are alike, so it does not matter which of them a group uses.
+    Hosts of one cluster are equal, so it does not matter which of them a group uses.
     """
-    members = np.asarray(ranks, dtype=np.intp)
-    hosts = host_of_rank[members]
+    hosts, gpus = cluster.seats_of(np.asarray(ranks, dtype=np.int64))
     _, first, inverse = np.unique(hosts, return_index=True, return_inverse=True)
     order = np.argsort(np.argsort(first))
-    return order[inverse].tobytes(), gpu_of_rank[members].tobytes()
+    return order[inverse].tobytes(), gpus.tobytes()
 
 
 def _rank_kinds(job: JobGraph, calls: _CallPricer) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -109,7 +109,7 @@ def names_in(section: str, column: str = "") -> frozenset[str]:
 
 
 def dtype_of(word: str) -> DType | None:
-    """The number format that C++ or torch calls *word*; None if it is no tensor's."""
+    """The number format that C++ or torch calls *word*; None if it is not a tensor's."""
     known = listed("dtypes").get(word)
     return None if known is None else DType(known)
 

@@ -5,8 +5,8 @@ which often knows no outputs, or from an emulated script, which knows all. GEMMs
 convolutions and lookups have ops of their own; everything else is priced by its memory traffic,
 under its own name where the table has none, so that no operator is free.
 
-Attention over packed sequences in a recording is taken as sequences of their mean length, and the
-tables of one fused lookup as equal tables.
+Attention over packed sequences in a recording is modelled as sequences of their mean length, and
+the tables of one fused lookup as equal tables.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MOST_TABLES = 256
 
 
 def works_of_call(call: OperatorCall) -> Works:
-    """The kernels that *call* launches, in order; none if its shapes do not tell."""
+    """The kernels that *call* launches, in order; none if its shapes do not determine them."""
     form = _form_of(call.name, call.source)
     works = _FORMS[form](call) if form else ()
     is_guessed = call.source is Source.RECORDED

@@ -87,6 +87,10 @@ def compare(job: RecordedJob, held: Round) -> SelfReplay:
         step_error_ratio=max((rank.error_ratio for rank in job.report.evidence), default=0.0),
         host_path=tuple(path.by_call.most_common(_MOST_CALLS)),
         path_ranks=tuple(path.by_rank.most_common()),
+        noise_ratio=max(
+            of_rank.mended_ns / max(span.recorded_ns, 1)
+            for of_rank, span in zip(job.report.ranks, ranks, strict=True)
+        ),
     )
 
 
@@ -114,7 +118,7 @@ def _coverage(job: RecordedJob) -> dict[str, float]:
         length_ns = np.where(program.is_on_device(), length_ns, 0)
         # Whatever starts as recorded follows the beginning of the window.
         is_pin = (program.dep_task == _WINDOW) & (program.dep_anchor == int(Anchor.START))
-        owners = np.repeat(np.arange(program.task_count), np.diff(program.dep_start))
+        owners = program.dep_owners()
         pins = np.unique(owners[is_pin])
         tasks, device_ns = tasks + program.task_count, device_ns + int(length_ns.sum())
         pinned, pinned_ns = pinned + len(pins), pinned_ns + int(length_ns[pins].sum())

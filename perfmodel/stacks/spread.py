@@ -31,13 +31,15 @@ class FamilySpread(Form):
     """Standard deviations of the logarithm of predicted over measured, by what is known.
 
     *other_chip*: the stack was compared with runs on other chips only. *no_runs*: with none.
-    *per_doubling* is added for every doubling of hosts beyond the evidence. *experts* is the
-    minimum for mixtures of experts. *rows* and *sources* count the runs behind these estimates.
+    *per_doubling* is added for every doubling of hosts beyond the evidence, *per_halving* for every
+    halving of a rank's batch below it. *experts* is the minimum for mixtures of experts. *rows* and
+    *sources* count the runs that these estimates rest on.
     """
 
     other_chip: _Sigma
     no_runs: _Sigma
     per_doubling: _Sigma
+    per_halving: _Sigma = 0.0
     experts: _Sigma = 0.0
     rows: Count
     sources: Count
@@ -86,13 +88,16 @@ def find_spread(
     *,
     architecture: str,
     hosts: int,
+    samples: float = 0.0,
     has_experts: bool = False,
+    has_four_bits: bool = False,
     is_emulated: bool = False,
 ) -> Spread:
     """How far predictions under *stack* on *hosts* hosts of such GPUs may be off as a whole.
 
-    Emulated scripts have a spread of their own, whatever their stack. It is that of whole
-    iterations where scripts ran on such chips. All of them ran on one host.
+    A rank trains so many *samples* per iteration; 0 is not known. Emulated scripts have a spread
+    of their own, whatever their stack. It is that of whole iterations where scripts ran on such
+    chips. All of them ran on one host.
     """
     known = load_spread()
     family = known.dlrm if stack.family is Family.DLRM else known.transformer
@@ -116,14 +121,23 @@ def find_spread(
         words = f"runs under stack {stack.name!r} on other GPUs ({chips}), none on {architecture}"
     else:
         base = family.no_runs
-        words = f"{family.rows} runs under other stacks, each left out; none under {stack.name!r}"
+        words = (
+            f"{family.rows} runs under other stacks, each left out of the fit; "
+            f"none under {stack.name!r}"
+        )
+    if has_four_bits and family.other_chip > base:
+        base, words = family.other_chip, "runs on other GPUs: no run in four bits was published"
     if has_experts and family.experts > base:
-        base, words = family.experts, "runs of models with experts, which are further off"
+        base, words = family.experts, "runs of models with experts, whose errors are larger"
     most = max((one.hosts for one in stack.evidence.values()), default=1)
     further = family.per_doubling * max(math.log2(max(hosts, 1) / most), 0.0)
     if further:
         words += f"; {hosts} hosts are beyond the {most} that it covers"
-    sigma = math.hypot(base, further)
+    least = min((one.samples for one in stack.evidence.values() if one.samples), default=0)
+    fewer = family.per_halving * math.log2(least / samples) if 0 < samples < least else 0.0
+    if fewer:
+        words += f"; {samples:,.0f} samples per rank are fewer than the {least:,} that it covers"
+    sigma = math.hypot(base, further, fewer)
     return Spread(sigma, f"The interval has a spread of {sigma:.0%} for all costs, from {words}.")
 
 

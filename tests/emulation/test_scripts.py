@@ -55,7 +55,7 @@ def test_what_the_script_prints_is_its_own_and_the_rest_goes_to_stderr(emulated)
     for words in (
         "ranks 0, 4, 7 were run; all but rank 0 do the same",
         "the script was stopped at its first device call after 4 optimizer steps",
-        "2 steady iterations were recorded, all alike",
+        "2 steady iterations were recorded, all equal",
         "value of a device tensor",
     ):
         assert words in run.stderr

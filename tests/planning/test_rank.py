@@ -147,7 +147,7 @@ def test_the_same_question_twice_has_the_same_answer_and_says_how_it_was_found(t
     )
     *_, full, batches = first.assumptions
     assert full.startswith("Listed plans are predicted in full")
-    assert "count contention" in full
+    assert "include contention" in full
     assert batches.startswith("Sampled batches differ")
     for plan in first.plans:
         assert plan.gains_ns[plan.bound] == max(plan.gains_ns.values())

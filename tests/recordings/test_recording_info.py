@@ -88,7 +88,7 @@ def test_removed_tasks_are_replaced_by_their_launch_and_what_came_before():
     assert moments == [12, 33]
     # One rank of each step is enough.
     assert notes().step_moments_ns(without(4), START, END) == [133, 200]
-    with pytest.raises(ScenarioError, match="Take less out"):
+    with pytest.raises(ScenarioError, match="Remove less"):
         notes().step_moments_ns(without(4, 9, 0, 5, 2, 7), START, END)
 
 

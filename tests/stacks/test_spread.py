@@ -42,6 +42,17 @@ def test_hosts_beyond_the_evidence_widen_the_interval():
     assert "16 hosts are beyond the 4" in far.sentence
 
 
+def test_smaller_batches_than_the_evidence_has_widen_the_interval():
+    seen = {"hopper": Evidence(rows=40, sources=2, hosts=4, samples=4096, spread=0.08)}
+    stack = replace(PLAIN, family=Family.DLRM, evidence=seen)
+    near, small = (spread(stack, samples=samples) for samples in (4096, 512))
+    # Three halvings below 4,096 samples, beside the spread itself.
+    fewer = 3 * load_spread().dlrm.per_halving
+    assert near.relative_sigma == spread(stack).relative_sigma == 0.08
+    assert small.relative_sigma == pytest.approx(math.hypot(0.08, fewer))
+    assert "512 samples per rank are fewer than the 4,096" in small.sentence
+
+
 def test_constants_that_were_fitted_do_not_make_an_interval_wider():
     fitted = replace(PLAIN, kernel_time_ratio={"memory": {"default": 1.5}})
     assert spread(fitted) == spread(PLAIN)
@@ -136,3 +147,10 @@ def test_scripts_on_more_hosts_than_those_with_published_times_are_less_sure():
     )
     further = 3 * load_spread().transformer.per_doubling
     assert eight.relative_sigma == pytest.approx(math.hypot(one.relative_sigma, further))
+
+
+def test_four_bits_without_published_runs_are_no_surer_than_another_chip():
+    known = load_spread().transformer
+    narrow = spread(KNOWN, has_four_bits=True)
+    assert narrow.relative_sigma == max(0.08, known.other_chip)
+    assert "none was published in four bits" in narrow.sentence

@@ -2,7 +2,7 @@
 
 Dynamo, AOTAutograd and Inductor run unchanged; replaced are the questions they put to a GPU, the
 allocation of buffers, and Triton, which neither exists here nor is needed to write its source.
-What Inductor would time on the device is decided instead: products whose operands are not aligned
+What Inductor would time on the device is decided instead: GEMMs whose operands are not aligned
 are padded where torch finds them bound by arithmetic, and GEMMs are those of the library, also
 with `max-autotune`.
 """
@@ -142,7 +142,7 @@ def install_inductor(gpu: VirtualGpu, cache: Path, masks: Callable[[], Any]) -> 
         return replay
 
     compile_fx.cudagraphify = capture
-    # A template is loaded only to be timed, which nobody does here.
+    # A template is loaded only to be timed, which is never done here.
     loaded = SimpleNamespace(__file__="template", key="template")
     _set(select_algorithm, PyCodeCache=SimpleNamespace(load=lambda *_, **__: loaded))
     kernel: Any = triton_split_scan.TritonSplitScanKernel

@@ -325,7 +325,7 @@ def _channels_last(name: str, args: Args) -> torch.memory_format | None:
 
 
 def _settings(name: str, args: Args, major_capability: int) -> dict[str, bool]:
-    """What decides about a kernel and is no argument of its operator.
+    """What decides about a kernel but is not an argument of its operator.
 
     That is whether fp32 runs in TF32, whether cuDNN converts images to the layout that tensor
     cores need, and whether a product must load the elements of an operand one at a time.

@@ -86,7 +86,7 @@ def copy_(
 
 
 def _checksum(values: Tensor) -> int:
-    """A number that tells *values* from others; of many, some are looked at."""
+    """A checksum of *values*; of many, only some are read."""
     flat = values.resolve_conj().resolve_neg().reshape(-1)
     some = flat[:: flat.numel() // _LOOKED_AT + 1].contiguous()
     return zlib.crc32(some.view(torch.uint8).numpy().data)

@@ -149,7 +149,7 @@ def _written_by(function: Any) -> tuple[frozenset[str], bool]:
     """Parameters that a Triton kernel stores to, and whether it multiplies matrices.
 
     A pointer is often moved first (`y = y + row * stride`), so names are followed through
-    assignments. A kernel whose source cannot be read is taken to write everything.
+    assignments. A kernel whose source cannot be read is assumed to write everything.
     """
     names = frozenset(inspect.signature(function).parameters)
     try:
