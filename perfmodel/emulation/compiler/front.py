@@ -20,7 +20,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch._dynamo import device_interface, trace_rules
+import torch.distributed
+import typing_extensions
+from torch._dynamo import device_interface, eval_frame, trace_rules
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from perfmodel.emulation.device import attention_packages
@@ -75,6 +77,12 @@ def install_dynamo(gpu: VirtualGpu) -> None:
     # Dynamo follows calls of these packages, as it follows those of the real ones.
     followed = trace_rules.get_legacy_mod_inlinelist() | {attention_packages.__file__}
     _set(trace_rules, get_legacy_mod_inlinelist=_keep(followed))
+    # Collectives warn in this release of torch. Earlier ones had no Python code there to compile.
+    call: Any = torch.distributed.all_gather_into_tensor
+    while hasattr(call, "__wrapped__"):
+        if call.__code__.co_filename == typing_extensions.__file__:
+            eval_frame.skip_code(call.__code__)
+        call = call.__wrapped__
     # It warns when it is imported without Triton.
     logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
 
