@@ -46,7 +46,7 @@ def refuse_to_read(targets: Mapping[str, Path]) -> Callable[[], None]:
 
 
 def read_bytes(path: Path, error_type: type[PerfModelError], most_bytes: int) -> bytes:
-    """What the file at *path* holds, unless it is no plain file or above *most_bytes*."""
+    """The content of the file at *path*, unless it is not a plain file or exceeds *most_bytes*."""
     check_plain_file(path, error_type)
     try:
         size_bytes = path.stat().st_size
@@ -128,7 +128,7 @@ def quote(value: Any) -> str:
 
 
 def is_json(path: Path) -> bool:
-    """Whether the file at *path* begins as a JSON document; a missing one is told by its name."""
+    """Whether the file at *path* begins as a JSON document; a missing one is judged by its name."""
     try:
         with path.open("rb") as file:
             return file.read(256).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
@@ -136,16 +136,19 @@ def is_json(path: Path) -> bool:
         return path.suffix == ".json"
 
 
-def parse_json(text: str, *, document: str, error_type: type[PerfModelError]) -> Any:
-    """What the JSON in *text* says; repeated keys and NaN are refused."""
+def parse_json(
+    text: str, *, document: str, error_type: type[PerfModelError], is_strict: bool = True
+) -> Any:
+    """What the JSON in *text* says; repeated keys are refused, and NaN where it *is_strict*."""
 
     def refuse(word: str) -> float:
         found = re.search(rf"[\[:,\s]{word}\b", text)
         line = 1 + text.count("\n", 0, found.end() if found else 0)
-        raise ValueError(f"line {line}: {word} is no number")
+        raise ValueError(f"line {line}: {word} is not a number")
 
+    constant = refuse if is_strict else float
     try:
-        return json.loads(text, object_pairs_hook=_mapping, parse_constant=refuse)
+        return json.loads(text, object_pairs_hook=_mapping, parse_constant=constant)
     except RecursionError:
         raise error_type(f"{document}: not valid JSON (nested too deep).") from None
     except ValueError as fault:

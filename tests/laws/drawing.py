@@ -18,7 +18,7 @@ import yaml
 
 from perfmodel.prediction.scenario import Scenario
 from topologies import list_topologies
-from topologies.topology_file import CATALOG
+from topologies.recognising import CATALOG
 
 DEVICES = CATALOG.parent / "devices"
 Document = dict[str, Any]

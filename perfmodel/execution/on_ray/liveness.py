@@ -29,7 +29,7 @@ def raylet_fault(host: str) -> str:
     """What to say if the raylet of the driver's machine is lost."""
     return (
         f"ray: the raylet on {host}, which this process works through, is gone, and the results "
-        "of its workers are lost. Nothing was answered. Start Ray there again or ask without "
+        "of its workers are lost. There is no answer. Start Ray there again or ask without "
         "--ray-address; --executor serial needs no Ray."
     )
 
@@ -38,7 +38,7 @@ def head_fault(address: str) -> str:
     """What to say if the head of a cluster is lost."""
     return (
         f"ray: the head of the cluster at {address} (its GCS) is gone, and with it the list of "
-        "workers. Nothing was answered. Start the cluster again with `ray start --head`, or use "
+        "workers. There is no answer. Start the cluster again with `ray start --head`, or use "
         "--executor serial."
     )
 
@@ -170,7 +170,7 @@ def is_here(address: str) -> bool:
             return bool(wire.getsockname()[0] == wire.getpeername()[0])
     except OSError as error:
         raise ExecutionError(
-            f"ray: nobody answers at {address!r} ({error}). Start a cluster there with "
+            f"ray: no answer from {address!r} ({error}). Start a cluster there with "
             "`ray start --head`, or leave the address out to start one here."
         ) from error
 

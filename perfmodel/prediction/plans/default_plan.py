@@ -120,7 +120,9 @@ def place_tables(sharder: str, evaluator: PlanEvaluator, task: ShardingTask) -> 
         return replace(chosen, plan=replace(chosen.plan, name=OFFLOADED))
     if sharder == DEFAULT_SHARDER:
         return choose_default_plan(evaluator, task)
-    return ChosenPlan(build_named_plan(sharder, task), f"Tables are placed as {sharder} does.")
+    return ChosenPlan(
+        build_named_plan(sharder, task), f"Tables are placed by the sharder {sharder}."
+    )
 
 
 def choose_default_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenPlan:
@@ -129,7 +131,7 @@ def choose_default_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenP
     if not candidates:
         return ChosenPlan(
             plan_by_rows(task),
-            "The placement was left open: all tables are spread by rows, as nothing else fits.",
+            "No placement is stated: all tables are split by rows, because nothing else fits.",
         )
     flat = [one.to_plan(task) for one in _shortlist(candidates) if one.per_place == 1]
     frames = _Frames(evaluator, flat)
@@ -342,7 +344,7 @@ def _reason(plan: ShardingPlan, considered: int, replayed: int) -> str:
     shown = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
     in_host = ", summed inside hosts" if plan.summed_in_host else ""
     return (
-        f"The placement was left open: of {considered} candidates {replayed} were replayed, and "
-        f"the fastest that fits was taken ({shown}{in_host}). "
+        f"No placement is stated: of {considered} candidates {replayed} were replayed, and the "
+        f"fastest that fits is used ({shown}{in_host}). "
         "`perfmodel rank` compares others."
     )
