@@ -19,7 +19,7 @@ from perfmodel.base.errors import TraceError
 from perfmodel.graph.builder import JobBuilder, ProgramBuilder
 from perfmodel.graph.issuing import Issuer
 from perfmodel.graph.job import JobFacts, JobGraph, Origin
-from perfmodel.graph.ops import Communication, Fixed, HostSpan, HostWork
+from perfmodel.graph.ops import Communication, HostSpan, HostWork, work_of
 from perfmodel.graph.program import PLAIN, LaneKind, Program
 from perfmodel.graph.rendezvous import PeerCall, PeerGroups, group_peers
 from perfmodel.recordings.issued_work import Issued, Launched, read_issued
@@ -47,7 +47,7 @@ class ExecutedJob:
         """What was found in the traces, as plain values for JSON."""
         graph = self.graph
         programs = [program for program, _ in rank_parts(graph)]
-        works = [op.work if isinstance(op, Fixed) else op for op in graph.ops]
+        works = map(work_of, graph.ops)
         kinds = ["unknown" if work is None else type(work).__name__ for work in works]
         counts = Counter(kinds[op] for program in programs for op in program.op.tolist())
         host = (HostWork.__name__, HostSpan.__name__)

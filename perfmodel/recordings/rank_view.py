@@ -174,7 +174,7 @@ class RankView:
         return Launched(order, bounds)
 
     def is_before_window(self) -> NDArray[np.bool_]:
-        """Device tasks without a call, ahead of everything launched on their stream."""
+        """Device tasks without a call, before everything launched on their stream."""
         is_launched = self.device.call != _NOT_LAUNCHED
         before: NDArray[np.bool_] = ~is_launched
         for stream in np.unique(self.device.stream).tolist():
@@ -339,7 +339,7 @@ def _device_of(trace: Trace, correlations: _Correlations) -> DeviceTasks:
         row=rows,
         start_ns=columns.start_ns[rows],
         end_ns=columns.start_ns[rows] + columns.duration_ns[rows],
-        # Two devices of one process may number their streams alike.
+        # Two devices of one process may use the same stream numbers.
         stream=columns.stream[rows].astype(np.int64) + (devices << 32),
         call=correlations.call_of(numbers),
         is_copy=columns.category[rows] == Category.MEMORY_COPY,

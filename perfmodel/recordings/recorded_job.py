@@ -249,7 +249,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """What one rank says about steps; 0 where it does not tell.
+    """What one rank shows about steps; 0 if it shows nothing.
 
     *marked* steps with *marked_ns* between the marks of its host, *device_ns* per step between
     their ends on the device, and *pattern_ns* after which its kernels repeat: one step or several.

@@ -120,7 +120,7 @@ def _coverage(job: RecordedJob) -> dict[str, Any]:
         length_ns = np.where(program.is_on_device(), length_ns, 0)
         # Whatever starts as recorded follows the beginning of the window.
         is_pin = (program.dep_task == _WINDOW) & (program.dep_anchor == int(Anchor.START))
-        owners = np.repeat(np.arange(program.task_count), np.diff(program.dep_start))
+        owners = program.dep_owners()
         pins = np.unique(owners[is_pin])
         counts.append((program.task_count, len(pins), length_ns.sum(), length_ns[pins].sum()))
 

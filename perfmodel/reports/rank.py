@@ -36,6 +36,7 @@ HEADINGS = (
 )  # fmt: skip
 MOST_RANKS, MOST_TABLES = 32, 60
 SHOWN_TABLES = 20
+MOST_PARTS = 8
 MOST_NAMED = 3
 
 
@@ -144,7 +145,7 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             beside=f"per iteration, {describe_interval(best.answer.interval)}",
             facts=(
                 ranking.verdict,
-                f"{ranking.plans_judged} plans judged by their {ranking.mode.value}",
+                f"{ranking.plans_judged} plans compared by their {ranking.mode.value}",
             ),
         ),
         sections=(
@@ -155,8 +156,13 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             ),
             Section("Times", more=lambda: [time_bars(times, best_ns)]),
             Section("Plans", [_table(ranking)]),
-            Section(f"Load per rank under {name}", more=lambda: [_load_matrix(best)]),
+            Section("Time against memory", more=lambda: [_front(ranking)]),
+            Section(
+                f"Load per rank under {name}", more=lambda: [_load_matrix(best), _host_loads(best)]
+            ),
             Section(f"Where {name} puts the tables", more=lambda: [_table_matrix(best)]),
+            Section(f"Who sends whom under {name}", more=lambda: [_sent_matrix(best)]),
+            Section("Part by part", more=lambda: [_parts(ranking)]),
             Section(f"Why {name} is first", [Sentences(ranking.comparison)]),
             Section(f"What would make {name} faster", [Sentences(advice)]),
             Section("Not ranked", [Sentences(ranking.refusals)]),
@@ -216,6 +222,80 @@ def _load_matrix(ranked: RankedPlan) -> Table:
     return _rank_table("", rows, shades, ranked)
 
 
+def _host_loads(ranked: RankedPlan) -> Table:
+    """The same by host, where there are several: sums, and memory of the fullest rank."""
+    loads, per_host = ranked.loads, ranked.plan.ranks_per_host or ranked.plan.rank_count
+    hosts = ranked.plan.rank_count // per_host
+    rows, shades = [], []
+    for words, values, unit, form, joined in (
+        ("rows looked up, thousand", loads.lookups, 1e3, ",.0f", np.sum),
+        ("vectors sent, MB", loads.sent_bytes, 1e6, ",.1f", np.sum),
+        ("memory of the fullest rank, GiB", loads.memory_bytes, BYTES_PER_GIB, ".1f", np.max),
+    ):
+        of_hosts = joined(np.array(values, dtype=float).reshape(hosts, per_host), axis=1)
+        rows.append([words, *(format(value / unit, form) for value in of_hosts[:MOST_RANKS])])
+        shades.append((of_hosts[:MOST_RANKS] / max(of_hosts.max(), 1)).tolist())
+    headings = ["host", *map(str, range(min(hosts, MOST_RANKS)))]
+    shown = rows if hosts > 1 else []
+    return Table(headings, shown, range(1, len(headings)), shades=shades)
+
+
+def _sent_matrix(ranked: RankedPlan) -> Table:
+    """Vector bytes from each host, or rank of the only one, to each other on the way forward."""
+    matrix = np.array(ranked.loads.sent_to_bytes, dtype=float)
+    shown = matrix[:MOST_RANKS, :MOST_RANKS]
+    is_hosts = len(matrix) < ranked.plan.rank_count
+    rows = [
+        [str(place), *(f"{value / 1e6:,.1f}" for value in row)] for place, row in enumerate(shown)
+    ]
+    headings = [f"{'host' if is_hosts else 'rank'}, MB to", *map(str, range(len(shown)))]
+    notes = ["Gradients take the same way back."]
+    notes += ["The diagonal stays inside the host."] if is_hosts else []
+    if len(matrix) > MOST_RANKS:
+        notes.append(f"{len(matrix) - MOST_RANKS} more are left out.")
+    return Table(
+        headings,
+        rows if matrix.any() else [],
+        range(1, len(headings)),
+        note=" ".join(notes),
+        shades=(shown / max(shown.max(initial=0.0), 1)).tolist(),
+    )
+
+
+def _front(ranking: Ranking) -> Table:
+    """Plans that no other beats in both time and memory, and those that need least of one."""
+    rows, least = [], float("inf")
+    for plan in sorted(ranking.plans, key=lambda one: (one.decided_ns, one.loads.peak_bytes)):
+        if plan.loads.peak_bytes < least:
+            least = plan.loads.peak_bytes
+            further = plan.decided_ns / ranking.plans[0].decided_ns - 1
+            rows.append(
+                [
+                    plan.plan.name,
+                    f"{plan.decided_ns / NS_PER_MS:.3f}",
+                    f"{further:+.1%}",
+                    f"{least / BYTES_PER_GIB:.1f}",
+                    "" if plan.fits else "does not fit",
+                ]
+            )
+    headings = ["plan", "time ms", "against the first", "memory of the fullest rank, GiB", ""]
+    note = "Every other plan is both slower and larger than one of these, or equal to it."
+    return Table(headings, rows if len(ranking.plans) > 1 else [], (1, 2, 3), (0,), note=note)
+
+
+def _parts(ranking: Ranking) -> Table:
+    """Parts of the iteration under each plan, mean over ranks, shaded by the largest of a part."""
+    works = [one.work for one in ranking.plans if one.work is not None][:MOST_PARTS]
+    parts = list(works[0].parts_ns) if works else []
+    rows = [[part, *(f"{work.parts_ns[part] / NS_PER_MS:.3f}" for work in works)] for part in parts]
+    shades = [
+        [work.parts_ns[part] / max(*(one.parts_ns[part] for one in works), 1) for work in works]
+        for part in parts
+    ]
+    headings = ["ms", *(work.name for work in works)]
+    return Table(headings, rows, range(1, len(headings)), shades=shades)
+
+
 def _table_matrix(ranked: RankedPlan) -> Table:
     """The share of each table that each rank holds, largest tables first."""
     plan = ranked.plan
@@ -269,14 +349,15 @@ def to_plan_lines(ranking: Ranking, plan_file: Path) -> list[str]:
         others = f"; it can run {', '.join(able[:MOST_NAMED])}" if able else ""
         lines.append(f"  TorchRec cannot run it: {_limits(refused)}{others}")
     lines.append(
-        "  in a script of yours: perfmodel schema plan; explained: perfmodel predict --plan"
+        "  to load it in a script: perfmodel schema plan; to explain it: perfmodel predict --plan"
     )
     return lines
 
 
 def _limits(tables: Sequence[str]) -> str:
     return (
-        "it divides rows over all ranks or all of a host, and copies whole tables; not so "
+        "it splits rows only over all ranks or one host, and copies only whole tables; otherwise "
+        "placed: "
         f"{shorten(tables, MOST_NAMED)}"
     )
 
@@ -291,7 +372,7 @@ def draw_ranking(ranking: Ranking) -> Figure:
         bound.value: (None, [max(plan.gains_ns[bound], 0.0) / NS_PER_MS for plan in plans])
         for bound in plans[0].gains_ns
     }
-    draw_stacks(right, names, gains, label="saved by 10 % less of each, ms")
+    draw_stacks(right, names, gains, label="saved by reducing each by 10 %, ms")
     times = {"": ("#7aa6c2", [plan.answer.iteration_ns / NS_PER_MS for plan in plans])}
     intervals = [plan.answer.interval for plan in plans]
     ends = [(one.low_ns / NS_PER_MS, one.high_ns / NS_PER_MS) for one in intervals]

@@ -30,6 +30,7 @@ from perfmodel.graph.ops import (
     HostWork,
     MemoryBound,
     Op,
+    work_of,
 )
 from perfmodel.graph.program import NO_ORIGIN, PLAIN, LaneKind, Program
 from perfmodel.whatif.passes import TrainingPass, find_passes
@@ -165,7 +166,7 @@ class Selection:
     def check_found(self, job: JobGraph, ranks: Numbers | None = None) -> None:
         """Raise unless *job* has *ranks*, and some task of them is selected.
 
-        Of tasks *beside* others there may be none.
+        There may be no tasks *beside* others.
         """
         if ranks is not None:
             ranks.check_ranks(job)
@@ -297,8 +298,7 @@ def _texts_of(job: JobGraph) -> _Texts:
 def _look_alike(job: JobGraph, program: Program, examples: Mask) -> Mask:
     """Tasks with the operator, kind of work and kind of lane of one of *examples*."""
     lanes = program.task_lanes()
-    works = (op.work if isinstance(op, Fixed) else op for op in job.ops)
-    kinds = [type(work) for work in works]
+    kinds = [type(work_of(op)) for op in job.ops]
 
     def key(task: int) -> tuple[str, type[object], LaneKind]:
         origin = int(program.origin[task])
