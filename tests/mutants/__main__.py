@@ -122,7 +122,8 @@ class Bench:
         )
         if done.returncode and LOOK in told:
             print(done.stdout.decode(errors="replace")[-4000:], file=sys.stderr)
-        return done.returncode
+        # A program that what all tests share cannot load is a fault that was noticed.
+        return 2 if b"while loading conftest" in done.stdout + done.stderr else done.returncode
 
 
 def look_at_all(benches: Sequence[Bench], rooms: Sequence[str], target: Path) -> None:
