@@ -145,6 +145,8 @@ def test_a_diff_finds_the_kernel_that_got_slower(tmp_path):
 
     line = found["by"]["kernel"][0]
     assert (line["name"], round(line["change_ms"], 6)) == ("gemm", 0.05)
+    # One in each of the three steps between four marks.
+    assert (line["before_count"], line["after_count"]) == (1, 1)
     assert found["by"]["module"][0]["name"] == "Net_0"
     assert found["same_tasks_pct"] == 100
 
