@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 
@@ -46,7 +45,7 @@ from perfmodel.prediction.time_parts import (
     mean_parts,
     order_shares,
     order_waits,
-    scale_shares,
+    shrink_to_iteration,
     sum_waits,
 )
 from perfmodel.stacks.stack import SoftwareStack
@@ -278,30 +277,3 @@ def provenance_of_path(priced: PricedJob, steps: Sequence[PathStep]) -> dict[Pro
         totals[Provenance(int(priced.provenance[row]))] += step.to_ns - step.from_ns
     whole_ns = max(sum(totals.values()), 1)
     return {kind: total_ns / whole_ns for kind, total_ns in totals.items() if total_ns}
-
-
-def shrink_to_iteration(
-    explanation: Explanation, *, iteration_ns: int, window_ns: int
-) -> Explanation:
-    """*explanation* of a window of *window_ns* as that of an iteration of *iteration_ns*."""
-    ratio = Fraction(iteration_ns, max(window_ns, 1))
-    return replace(
-        explanation,
-        critical_path=_shrink_path(explanation.critical_path, iteration_ns),
-        waits=tuple(
-            replace(wait, duration_ns=round(wait.duration_ns * ratio)) for wait in explanation.waits
-        ),
-    )
-
-
-def _shrink_path(path: CriticalPath, iteration_ns: int) -> CriticalPath:
-    if not path.length_ns:
-        return path
-    ratio = Fraction(iteration_ns, path.length_ns)
-    return replace(
-        path,
-        by_kind=scale_shares(path.by_kind, iteration_ns),
-        by_label=tuple(
-            replace(share, duration_ns=round(share.duration_ns * ratio)) for share in path.by_label
-        ),
-    )

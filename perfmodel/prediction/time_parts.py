@@ -143,6 +143,33 @@ def order_waits(waits: Iterable[RankWait]) -> tuple[RankWait, ...]:
     )
 
 
+def shrink_to_iteration(
+    explanation: Explanation, *, iteration_ns: int, window_ns: int
+) -> Explanation:
+    """*explanation* of a window of *window_ns* as that of an iteration of *iteration_ns*."""
+    ratio = Fraction(iteration_ns, max(window_ns, 1))
+    return replace(
+        explanation,
+        critical_path=_shrink_path(explanation.critical_path, iteration_ns),
+        waits=tuple(
+            replace(wait, duration_ns=round(wait.duration_ns * ratio)) for wait in explanation.waits
+        ),
+    )
+
+
+def _shrink_path(path: CriticalPath, iteration_ns: int) -> CriticalPath:
+    if not path.length_ns:
+        return path
+    ratio = Fraction(iteration_ns, path.length_ns)
+    return replace(
+        path,
+        by_kind=scale_shares(path.by_kind, iteration_ns),
+        by_label=tuple(
+            replace(share, duration_ns=round(share.duration_ns * ratio)) for share in path.by_label
+        ),
+    )
+
+
 Reach = Callable[[int, int], int]
 
 

@@ -20,10 +20,9 @@ from perfmodel.prediction.explain import (
     name_kind,
     path_start_ns,
     provenance_of_path,
-    shrink_to_iteration,
 )
 from perfmodel.prediction.question import build_question, load_setting
-from perfmodel.prediction.time_parts import share_out
+from perfmodel.prediction.time_parts import share_out, shrink_to_iteration
 
 
 def test_a_class_of_ranks_is_shown_with_the_memory_of_the_fullest():
