@@ -40,8 +40,6 @@ from perfmodel.stacks.spread import find_spread
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Cluster
 
-NO_POSITION = -1
-
 
 def find_rivals(job: JobGraph, cluster: Cluster) -> list[tuple[int, ...]]:
     """For every group of *job*, the others of its slot that share a NIC with it.
@@ -93,8 +91,7 @@ def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> Price
     calls = _CallPricer(job, cluster, stack)
     kind_of_rank, representatives = _rank_kinds(job, calls)
     starts, programs, columns, link_use = _price_kinds(job, plain, calls, representatives.tolist())
-    family_code = {name: place for place, name in enumerate(FAMILIES)}
-    family_of_op = np.array([family_code[family_of(type(op))] for op in job.ops], dtype=np.int8)
+    families = np.array([FAMILIES.index(family_of(type(op))) for op in job.ops], dtype=np.int8)
     return PricedJob(
         job=job,
         durations=DurationTable(
@@ -104,7 +101,7 @@ def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> Price
         float_ns=columns.duration_ns,
         relative_sigma=columns.relative_sigma,
         provenance=columns.provenance,
-        family=np.concatenate([family_of_op[program.op] for program in programs]),
+        family=np.concatenate([families[program.op] for program in programs]),
         bound=columns.bound,
         link_use=link_use,
         slowdowns=slowdowns_for(cluster.device),
@@ -128,8 +125,7 @@ def cluster_seen_by(stack: SoftwareStack, cluster: Cluster) -> Cluster:
 
 
 def _check_fits(job: JobGraph, cluster: Cluster) -> None:
-    highest = max((rank for group in job.groups for rank in group.ranks), default=0)
-    needed = max(highest + 1, job.rank_count)
+    needed = max([job.rank_count, *(1 + rank for group in job.groups for rank in group.ranks)])
     if needed > cluster.rank_count:
         raise ScenarioError(
             f"job {job.facts.name!r} has {needed} ranks and the cluster has {cluster.rank_count}. "
@@ -247,7 +243,7 @@ def _rank_kinds(job: JobGraph, calls: _CallPricer) -> tuple[NDArray[np.intp], ND
 
 def _positions(job: JobGraph) -> NDArray[np.int64]:
     """The position of every rank in its group of every slot."""
-    positions = np.full(job.rank_group.shape, NO_POSITION, dtype=np.int64)
+    positions = np.full(job.rank_group.shape, NO_GROUP, dtype=np.int64)
     place_in = [{rank: place for place, rank in enumerate(group.ranks)} for group in job.groups]
     for (rank, slot), group in np.ndenumerate(job.rank_group):
         if group != NO_GROUP:

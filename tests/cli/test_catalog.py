@@ -98,6 +98,7 @@ def test_an_imported_model_reads_back_as_it_was_used(typed, tmp_path):
     assert "Read\n  num_hidden_layers" in said
     assert "Unknown, ignored\n  surprise" in said
     assert f"Wrote {out}" in said
+    assert "Wrote" not in typed("workload import --set batch=8 --fields", config).out
     text = typed("workload import --set batch=8", config).out
     assert text == out.read_text()
     assert load_workload(out) == load_workload(config, ["batch=8"])

@@ -116,6 +116,7 @@ MISTAKES = [
     ("rank --topology dgx_h100 --tables tables.yaml --csv tables.yaml", 1, "is also read"),
     ("calibrate gemm headings.csv --out headings.csv", 1, "is also read, as "),
     ("predict --topology own_gpu.yaml --csv gpu.yaml", 1, "--csv would write over it"),
+    ("import . --out job --json host.yaml", 1, "is also read, as "),
     ("predict --scenario asked.yaml --json host.yaml", 1, "--json would write over it"),
     ("predict --topology dgx_h100 --plot x.docx", 1, ".png, .svg, .pdf"),
     ("predict --topology dgx_h100 --report x.pdf", 1, "must end in .html"),

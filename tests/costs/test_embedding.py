@@ -284,3 +284,12 @@ def test_a_piece_has_the_same_terms_alone_and_with_others(memory, is_pooled):
     for term in (Term.DRAWS, Term.ROWS, Term.UPDATE_BYTES, Term.LONG_ROWS):
         assert together[4:, term].sum() == pytest.approx(together[3, term], abs=16)
     assert len(np.unique(together[4:, Term.DRAWS])) == 16
+
+
+def test_tables_that_run_at_once_share_the_cache():
+    alone, of_four = (
+        TermsSetting(100, "sgd", l2_bytes=2**20, **how).share_bytes for how in ({}, {"at_once": 4})
+    )
+    # A tenth of the cache is for other data.
+    assert alone == pytest.approx(0.9 * 2**20)
+    assert of_four == pytest.approx(alone / 4)

@@ -168,7 +168,7 @@ def test_every_halving_of_a_side_below_the_tables_makes_us_less_sure():
     ops = [Gemm(m, 1024, k, DType.FP32) for m, k in ((128, 64), (64, 64), (16, 32))]
     fitted, one, four = price(*ops, device="v100_sxm2_32gb").relative_sigma
     assert one > fitted
-    # Four halvings of 0.12 each, beside what the fit itself leaves open.
+    # Four halvings of 0.12 each, in addition to the spread of the fit.
     assert 0.48 < four < 0.55
 
 

@@ -119,7 +119,7 @@ def test_costs_of_all_families_but_recorded_ones_share_the_spread_of_the_stack(p
     is_long = (priced.float_ns > 10_000) & (priced.provenance != Provenance.RECORDED)
     assert np.ptp(ratios[is_long], axis=0).max() < 1e-3
     assert (ratios[priced.provenance == Provenance.RECORDED] == 1).all()
-    # Even draws: 18 of 20 lie inside the 90 % that the spread stands for.
+    # Even draws: 18 of 20 are inside the 90 % that the spread means.
     limits = np.exp(1.645 * priced.spread.relative_sigma * np.array([-1, 1]))
     inside = (ratios[is_long][0] > limits[0]) & (ratios[is_long][0] < limits[1])
     assert inside.sum() == 18

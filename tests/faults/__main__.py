@@ -157,7 +157,7 @@ class Driver:
         if "Traceback" in said:
             return "TRACEBACK"
         if self.case.fault == "driver" and (not said or "ended unexpectedly" in said):
-            # Before it has a watchdog, it can leave nothing and nobody can report it.
+            # Before it has a watchdog, it can leave nothing, and nothing can report it.
             return "killed"
         is_sentence = "ray: " in said
         return "sentence" if is_sentence else f"EXIT {code} WITHOUT A SENTENCE"

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -56,6 +57,8 @@ class Field:
         from ray.cluster_utils import Cluster
 
         if self._cluster is None:
+            # Ray writes its address there, whatever its folder is, and does not make it.
+            Path("/tmp/ray").mkdir(exist_ok=True)
             self._folder = tempfile.mkdtemp(prefix="pm-drill-", dir="/tmp")
             self._cluster = Cluster()
         while len(self._cluster.list_all_nodes()) < self.nodes:

@@ -35,7 +35,7 @@ def test_runs_on_the_same_chip_make_the_narrowest_interval_and_none_the_widest()
 
 def test_hosts_beyond_the_evidence_widen_the_interval():
     near, far = (spread(KNOWN, hosts=hosts) for hosts in (4, 16))
-    # Two doublings beyond four hosts, beside the spread itself.
+    # Two doublings beyond four hosts, in addition to the spread itself.
     further = 2 * load_spread().transformer.per_doubling
     assert near.relative_sigma == 0.08
     assert far.relative_sigma == pytest.approx(math.hypot(0.08, further))
@@ -46,7 +46,7 @@ def test_smaller_batches_than_the_evidence_has_widen_the_interval():
     seen = {"hopper": Evidence(rows=40, sources=2, hosts=4, samples=4096, spread=0.08)}
     stack = replace(PLAIN, family=Family.DLRM, evidence=seen)
     near, small = (spread(stack, samples=samples) for samples in (4096, 512))
-    # Three halvings below 4,096 samples, beside the spread itself.
+    # Three halvings below 4,096 samples, in addition to the spread itself.
     fewer = 3 * load_spread().dlrm.per_halving
     assert near.relative_sigma == spread(stack).relative_sigma == 0.08
     assert small.relative_sigma == pytest.approx(math.hypot(0.08, fewer))

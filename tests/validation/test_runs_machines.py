@@ -1,4 +1,4 @@
-"""Machines of measured runs: what a row states beside a name counts."""
+"""Machines of measured runs: what a row states in addition to a name counts."""
 
 from __future__ import annotations
 

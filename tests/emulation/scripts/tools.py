@@ -1,4 +1,4 @@
-"""What scripts ask of tools and packages that only exist beside a GPU."""
+"""What scripts ask of tools and packages that need a GPU."""
 
 import copy
 import subprocess
