@@ -95,8 +95,8 @@ def _user_product(call: OperatorCall) -> Works:
     """A kernel of the script's own that multiplies matrices of known sizes."""
     if "k" not in call.values:
         return ()
-    sizes = {name: int(call.values[name]) for name in ("m", "n", "k", "batch")}
-    return (Gemm(**sizes, dtype=gemm_dtype(call, call.tensors[0])),)
+    rows, columns, depth, batch = (int(call.values[name]) for name in ("m", "n", "k", "batch"))
+    return (Gemm(rows, columns, depth, gemm_dtype(call, call.tensors[0]), batch),)
 
 
 def _recurrent(call: OperatorCall) -> Works:

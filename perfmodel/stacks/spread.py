@@ -105,11 +105,11 @@ def find_spread(
         scripts = known.scripts
         sigma = math.hypot(scripts.spread, family.per_doubling * math.log2(max(hosts, 1)))
         is_covered = architecture in scripts.chips
-        further = "" if is_covered else f"; none ran on {architecture}: errors of kernels are added"
+        lack = "" if is_covered else f"; none ran on {architecture}: errors of kernels are added"
         return Spread(
             sigma,
             f"The interval has a spread of {sigma:.0%} for all costs, from {scripts.rows} "
-            f"scripts of {scripts.sources} repositories with published times{further}.",
+            f"scripts of {scripts.sources} repositories with published times{lack}.",
             includes_kernels=is_covered,
         )
     own = stack.evidence.get(architecture)

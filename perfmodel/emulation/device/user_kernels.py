@@ -117,7 +117,7 @@ def record_kernel(
     gpu.recorder.check_running()
     for tensor in written:
         gpu.values.forget(tensor)
-    product = _product_of(read, written) if has_products else {}
+    product: dict[str, Any] = _product_of(read, written) if has_products else {}
     if has_products:
         priced = "as a GEMM with their shapes" if product else "by their bytes"
         gpu.recorder.notes[
