@@ -93,12 +93,14 @@ class Field:
 
     def close(self) -> None:
         if self._cluster is not None:
-            # First, as a stopped process does not end when it is asked to.
-            for pid in marked(self._mark):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            with suppress(Exception):
-                self._cluster.shutdown()
+            # A stopped process does not end when it is asked to.
+            for blow in (signal.SIGCONT, signal.SIGKILL):
+                for pid in marked(self._mark):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, blow)
+                if blow is signal.SIGCONT:
+                    with suppress(Exception):
+                        self._cluster.shutdown()
             shutil.rmtree(self._folder, ignore_errors=True)
             self._cluster = None
 
