@@ -53,12 +53,12 @@ def read_nccl_tests(text: str, *, document: str, place: RunPlace) -> list[Record
     if place.topology is None:
         unsaid, also = ("", "") if kind else (" nor the collective", " and --kind all_reduce")
         raise MeasurementError(
-            f"{document}: is output of nccl-tests, which does not say the machine{unsaid}. Give "
+            f"{document}: is output of nccl-tests, which does not name the machine{unsaid}. Give "
             f"--topology NAME|FILE{also}; `perfmodel topology list` shows names."
         )
     if not kind:
         raise MeasurementError(
-            f"{document}: does not say which collective it was. Give --kind, such as all_reduce, "
+            f"{document}: does not name its collective. Give --kind, such as all_reduce, "
             "or name the file after it, such as all_gather.log."
         )
     hosts = place.hosts or run.hosts

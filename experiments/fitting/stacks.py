@@ -39,6 +39,8 @@ TABLES = {
     Family.DLRM: ("dlrm.csv", "core_dlrm.csv"),
 }
 MOST_OF_GROUP = 6
+AT_ONCE = 48
+"""Rows that are replayed before they are kept."""
 
 
 def report(
@@ -85,17 +87,25 @@ def report(
 
 
 def load_cases(rows: Sequence[RunRow], kept: Path | None) -> list[Case]:
-    """The cases of *rows*, as *kept* there before, or replayed and kept."""
+    """The cases of *rows*, as *kept* there before, or replayed and kept, some at a time.
+
+    A run that was interrupted goes on where it stopped. Cases kept by another state of the program
+    are not recognised: name another file.
+    """
+    known: dict[str | int, Case | None] = {}
     if kept is not None and kept.is_file():
-        cases: list[Case] = pickle.loads(kept.read_bytes())
-        return cases
-    asked = PredictOptions(is_explained=False)
+        known = pickle.loads(kept.read_bytes())
+    missing = [row for row in rows if row.name not in known]
     with get_context("spawn").Pool(2) as pool:
-        found = pool.starmap(build_case, [(asked, row) for row in rows], chunksize=4)
-    cases = [case for case in found if case is not None]
-    if kept is not None:
-        kept.write_bytes(pickle.dumps(cases))
-    return cases
+        for first in range(0, len(missing), AT_ONCE):
+            some = missing[first : first + AT_ONCE]
+            asked = [(PredictOptions(is_explained=False), row) for row in some]
+            found = pool.starmap(build_case, asked, chunksize=4)
+            known |= {row.name: case for row, case in zip(some, found, strict=True)}
+            if kept is not None:
+                kept.write_bytes(pickle.dumps(known))
+            print(f"{len(known)} of {len(rows)} rows replayed", flush=True)
+    return [case for row in rows if (case := known[row.name]) is not None]
 
 
 def main() -> None:

@@ -232,7 +232,7 @@ def _verdict(best: Compared, comparison: Comparison) -> str:
     if comparison.differs_in_work:
         rates = [one.yardsticks.per_s for one in found if one.yardsticks]
         factor = max(rates) / max(min(rates), 1e-12)
-        words = f"{best.name} gets most done per second, {factor:.3g} times as much as the least"
+        words = f"{best.name} has the highest throughput, {factor:.3g} times the lowest"
     else:
         times_ns = [one.iteration_ns for one in found]
         factor = max(times_ns) / max(best.prediction.iteration_ns, 1)
@@ -245,10 +245,7 @@ def _cautions(comparison: Comparison) -> list[str]:
     found = [entry.prediction for entry in comparison.answered if entry.prediction]
     cautions = []
     if any(one.yardsticks is None for one in found):
-        cautions.append(
-            "a job that does not say how many samples it has is compared by its iteration, however "
-            "much that does"
-        )
+        cautions.append("jobs that do not state their samples are compared by iteration time")
     for entry in comparison.answered:
         run = comparison.run_of(entry)
         if run is not None:
@@ -257,7 +254,7 @@ def _cautions(comparison: Comparison) -> list[str]:
 
 
 def draw_comparison(comparison: Comparison) -> Figure:
-    """Times with intervals, cut into parts; throughput beside them where it is known."""
+    """Times with intervals, split into parts; with throughput if it is known."""
     entries = comparison.answered
     names = [_name(entry, comparison) for entry in entries]
     rows = [_row(entry) for entry in entries]

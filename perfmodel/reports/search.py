@@ -219,9 +219,9 @@ def _goals(best: LayoutRanking, rankings: Sequence[LayoutRanking]) -> tuple[str,
     if question.finish_in_ns is not None:
         limit = format_days(question.finish_in_ns / NS_PER_HOUR / HOURS_PER_DAY)
         if best.is_in_time:
-            facts.append(f"the fewest GPUs of those tried that end within {limit}")
+            facts.append(f"the fewest GPUs of those tried that finish within {limit}")
         else:
-            facts.append(f"none of those tried ends within {limit}; this is the fastest")
+            facts.append(f"none of those tried finishes within {limit}; this is the fastest")
     elif len(rankings) > 1:
         facts.append(f"least {question.minimise.value} of {len(rankings)} numbers of hosts")
     return tuple(facts)
@@ -270,7 +270,7 @@ def _layouts(ranking: LayoutRanking) -> Section:
     hosts, tally = ranking.hosts, ranking.tally
     proof = "no other of these can be faster"
     if not tally.is_proven:
-        proof = f"time was up with {tally.untried} untried: another may be faster"
+        proof = f"the time limit was reached with {tally.untried} untried: another may be faster"
     counts = (
         f"{tally.considered} layouts: {tally.too_large} do not fit, {tally.pruned} pruned by a "
         f"bound, {tally.replayed} replayed; {proof}."
@@ -336,7 +336,7 @@ def _exchange_words(layout: RankedLayout) -> str:
 
 
 def _full_name(layout: RankedLayout) -> str:
-    """The split, and what else sets layouts of one split apart."""
+    """The split, and what else distinguishes layouts of one split."""
     numbers = _numbers(layout)
     words = [
         layout.name,

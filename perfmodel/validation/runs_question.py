@@ -15,10 +15,13 @@ from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout, peak_bytes
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import Recompute
+from topologies import HostLinkKind
 
-_STATES_RECOMPUTE = ("recompute", "recompute_modules", "ep_overlap", "cuda_graph")
-"""Columns of which one is stated only where the configuration of a run is known: what it does not
-say of recomputation, it does not do."""
+_STATES_RECOMPUTE = (
+    "recompute", "recompute_modules", "offload_layers", "ep_overlap", "cuda_graph",
+)  # fmt: skip
+"""Columns that are only stated if the configuration of a run is known. Such a run recomputes
+only what it states."""
 _FAR_BEYOND = 1.2
 """Memory needs are known to about a fifth: a run that needs less than this may have fitted."""
 
@@ -57,21 +60,26 @@ def _with_recompute(setting: Setting, sentences: list[str]) -> Setting:
     """*setting* with as many quarters of its layers recomputed as it needs to fit.
 
     A measured run did fit. If recomputation is not stated and the activations far exceed the
-    memory, some layers must have been recomputed.
+    memory, some layers must have been recomputed; where host memory is near, their activations
+    wait there instead.
     """
-    spec, memory_bytes = setting.workload, setting.cluster.device.memory_bytes
+    spec, device = setting.workload, setting.cluster.device
     if not isinstance(spec, TransformerSpec):
         return setting
-    if _needed_bytes(spec, setting) <= memory_bytes * _FAR_BEYOND:
+    if _needed_bytes(spec, setting) <= device.memory_bytes * _FAR_BEYOND:
         return setting
+    is_near = device.host_link.kind is HostLinkKind.NVLINK_C2C
     for share in (0.25, 0.5, 0.75, 1.0):
         changes = {"recompute": Recompute.FULL, "recompute_fraction": share}
+        words = "run does not fit without it; assumed in"
+        if is_near:
+            changes = {"offload_layers": round(share * spec.model.layers)}
+            words = "run does not fit; activations are assumed to wait in host memory in"
         training = spec.training.model_copy(update=changes)
         tried = spec.model_copy(update={"training": training})
-        if _needed_bytes(tried, setting) <= memory_bytes:
+        if _needed_bytes(tried, setting) <= device.memory_bytes:
             sentences.append(
-                "Recomputation is not stated, but the run does not fit without it; assumed in "
-                f"{share:.0%} of the layers."
+                f"Recomputation is not stated, but the {words} {share:.0%} of the layers."
             )
             return replace(setting, workload=tried)
     return setting

@@ -14,7 +14,7 @@ from perfmodel.base.errors import WorkloadError
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.validation.runs_table import RunRow
-from perfmodel.workloads.catalog import list_workloads, load_workload, parse_workload
+from perfmodel.workloads.catalog import Workload, list_workloads, load_workload, parse_workload
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.transformer.spec import TransformerSpec
 
@@ -25,6 +25,10 @@ _PREDICTED_TOKENS = {128: 20, 384: 60, 512: 80}
 """Masked tokens per sequence in masked pre-training, by sequence length."""
 _PACKED_TOKENS = 512
 """Tokens of a sample where sequences are packed: those of question-answering sets are shorter."""
+_DROPPED = "tokendrop"
+"""What the name of a model says where its experts drop tokens."""
+_SAME_MODEL = ("hidden", "heads", "kv_heads", "vocab", "expert_ffn")
+_OF_MODEL = ("norm", "bias", "positions", "clamped_ffn")
 _USUAL_LATENTS = {"kv_lora_rank": 512, "q_lora_rank": 1536, "rope_dim": 64}
 """Widths of latent attention, which tables do not state."""
 _STORED = {"fp32": "fp32", "tf32": "fp32", "fp16": "fp16"}
@@ -114,9 +118,34 @@ def _model(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str,
         )
     if not is_gated:
         model["max_positions"] = row.value("seq_len")
+    if known := _known_model(model):
+        sentences.append(f"Norms, positions and bias are those of {known.name}: equal widths.")
+        return model | {name: getattr(known.model, name) for name in _OF_MODEL}
     gated, like = ("gated", "Llama") if is_gated else ("not gated", "GPT")
     sentences.append(f"Norms, positions and bias are assumed as in {like}: the FFN is {gated}.")
     return model
+
+
+def _known_model(model: Mapping[str, Any]) -> TransformerSpec | None:
+    """The shipped workload of experts with the widths of *model*; layers and experts may differ."""
+    if model.get("experts", 1) < 2:
+        return None
+    own = {**model, "expert_ffn": model.get("moe_ffn") or model["ffn"]}
+    return next(
+        (
+            spec
+            for spec in _shipped_workloads()
+            if isinstance(spec, TransformerSpec)
+            and spec.model.has_experts
+            and all(getattr(spec.model, name) == own.get(name) for name in _SAME_MODEL)
+        ),
+        None,
+    )
+
+
+@lru_cache(maxsize=1)
+def _shipped_workloads() -> tuple[Workload, ...]:
+    return tuple(load_workload(title.name) for title in list_workloads())
 
 
 def _is_gated(row: RunRow, sentences: list[str]) -> bool:
@@ -176,6 +205,11 @@ def _training(row: RunRow, sentences: list[str]) -> dict[str, Any]:
         "precision": _STORED.get(row.text("compute_precision"), "bf16"),
         "clip_gradients": row.text("optimizer_kind") != "none",
     }
+    if modules := row.text("recompute_modules"):
+        training["recompute_modules"] = modules.split("+")
+    if _DROPPED in row.text("model") and not row.text("capacity_factor"):
+        training["capacity_factor"] = 1.0
+        sentences.append("Tokens are dropped beyond an unstated capacity; assumed the fair share.")
     if row.value("packed") and not row.text("packed_tokens"):
         training["packed_tokens"] = _PACKED_TOKENS
         sentences.append(
@@ -246,7 +280,9 @@ def _skew(rows: list[int], lookups: list[int], sentences: list[str]) -> dict[str
     Tables are compared in order of size, because data sets are truncated at different row counts.
     """
     order = sorted(range(len(rows)), key=lambda place: -rows[place])
-    for spec in _skewed_workloads():
+    for spec in _shipped_workloads():
+        if not isinstance(spec, DlrmSpec) or not isinstance(spec.embedding.zipf_exponents, tuple):
+            continue
         known = spec.embedding
         known_order = sorted(range(len(known.rows)), key=lambda place: -known.rows[place])
         pairs = list(zip(order, known_order, strict=False))
@@ -273,16 +309,6 @@ def _skew(rows: list[int], lookups: list[int], sentences: list[str]) -> dict[str
                 "fixed_bags": known.fixed_bags,
             }
     return {}
-
-
-@lru_cache(maxsize=1)
-def _skewed_workloads() -> tuple[DlrmSpec, ...]:
-    found = (load_workload(title.name) for title in list_workloads())
-    return tuple(
-        spec
-        for spec in found
-        if isinstance(spec, DlrmSpec) and isinstance(spec.embedding.zipf_exponents, tuple)
-    )
 
 
 def _table_rows(row: RunRow, sentences: list[str]) -> list[int]:

@@ -84,9 +84,13 @@ def elementwise(
 
 
 def cast(elements: int, source: DType, target: DType, *, copies: int = 1) -> MemoryBound:
-    """Convert *elements* numbers to another format, written *copies* times."""
+    """Convert *elements* numbers to another format, written *copies* times.
+
+    Four bits have a scale of the whole tensor beside those of blocks: it is read once more.
+    """
     written_bytes = copies * target.bytes_of(elements)
-    return MemoryBound("cast", elements * source.size_bytes, written_bytes, target)
+    reads = 2 if target is DType.NVFP4 else 1
+    return MemoryBound("cast", reads * elements * source.size_bytes, written_bytes, target)
 
 
 def row_sum(rows: int, columns: int, dtype: DType) -> MemoryBound:

@@ -41,7 +41,8 @@ def test_megatron_divides_experts_over_the_tensor_group_where_ranks_suffice(chan
 
 def test_a_known_configuration_recomputes_what_it_says():
     # Sixteen sequences of 8,192 tokens need more than a GPU has, unless layers are recomputed.
-    large = {"mbs": "16"}
+    host = {"device": "b200_sxm", "machine": "dgx_b200", "n_nodes": "16", "gpus_per_node": "8"}
+    large = {"mbs": "16", **host}
     assert setting_of(**large, cuda_graph="").workload.training.recompute is Recompute.FULL
     for stated in ({}, {"cuda_graph": "", "recompute_modules": "moe_act"}):
         assert setting_of(**large, **stated).workload.training.recompute is Recompute.NONE
@@ -55,3 +56,28 @@ def test_a_known_configuration_recomputes_what_it_says():
 def test_releases_of_nemo_choose_the_stack(release, stack):
     chosen = choose_stack("nemo", release=release, family=Family.TRANSFORMER)
     assert chosen.stack.name == stack
+
+
+def test_runs_on_grace_machines_that_do_not_fit_keep_activations_in_host_memory():
+    large = {"mbs": "16", "cuda_graph": ""}
+    grace = setting_of(**large)
+    assert grace.workload.training.offload_layers > 0
+    assert any("wait in host memory" in one for one in grace.assumptions)
+    stated = setting_of(**large, offload_layers="3").workload.training
+    assert (stated.offload_layers, stated.recompute) == (3, Recompute.NONE)
+
+
+def test_a_model_of_known_widths_takes_bias_and_clamps_of_the_shipped_one():
+    widths = {
+        "hidden": "2880", "heads": "64", "kv_heads": "8", "head_dim": "64", "ffn": "2880",
+        "moe_ffn": "2880", "vocab": "201088", "layers": "24", "experts": "32", "tp": "1",
+    }  # fmt: skip
+    known, other = setting_of(**widths), setting_of()
+    assert (known.workload.model.bias, known.workload.model.clamped_ffn) == (True, True)
+    assert (other.workload.model.bias, other.workload.model.clamped_ffn) == (False, False)
+    assert any("those of gpt_oss_120b" in one for one in known.assumptions)
+
+
+def test_models_named_for_dropped_tokens_have_a_capacity():
+    dropped = setting_of(model="Qwen3 (tokendrop)").workload.training
+    assert (dropped.capacity_factor, setting_of().workload.training.capacity_factor) == (1.0, None)

@@ -129,7 +129,7 @@ def _add_nvlink(host: Host, matrix: Matrix, document: str, most_lanes: int) -> N
     is_complete = len(lanes) == host.gpu_count * (host.gpu_count - 1) // 2
     if len(counts) > 1 or not is_complete or host.gpu_count < _FEWEST_SWITCHED:
         raise TopologyError(
-            f"{document}: a GPU has {max(of_gpu)} NVLink lanes in the matrix, and this GPU has "
+            f"{document}: a GPU has {max(of_gpu)} NVLink lanes in the matrix, but this GPU has "
             f"{most_lanes}. Name the right one with --gpu."
         )
     # All lanes of a GPU lead to every other one: they end in an NVSwitch.

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from perfmodel.base.documents import FaultList, parse_value
+from perfmodel.base.documents import parse_value
 from perfmodel.base.errors import WorkloadError
+from perfmodel.base.faults import FaultList
 from perfmodel.base.reading import quote
 
 _MISSING = object()
@@ -128,7 +129,7 @@ class FieldReader:
 
 
 def unknown_sentence(uses: Collection[FieldUse]) -> Iterator[str]:
-    """A sentence about fields that nobody knows, if there are any."""
+    """A sentence about unknown fields, if there are any."""
     names = [use.key for use in uses if use.use is Use.UNKNOWN and use.value is not None]
     if names:
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""

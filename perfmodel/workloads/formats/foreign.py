@@ -33,7 +33,7 @@ class ForeignFile:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """What it says beside the model, as fields to change in another workload."""
+        """What it states in addition to the model, as fields to change in another workload."""
         found = {key: self.content[key] for key in _SHAPE if key in self.content}
         for section in ("parallel", "training"):
             of_section = self.content.get(section) or {}

@@ -101,9 +101,14 @@ def activation_steps(linears: LinearSteps, elements: int, what: str, direction: 
     """A feed-forward network's activation that writes *elements* numbers."""
     kernel, inputs = ("swiglu", 2) if linears.run.spec.model.gated_ffn else ("gelu", 1)
     label, dtype = f"{what} {direction.value}", linears.dtype
+    clamps = []
+    if linears.run.spec.model.clamped_ffn and not linears.run.fuses_expert_bias:
+        clamps = chain_steps(chain_name("clamp", direction), label, elements, dtype)
     if not linears.run.fuses_activation:
-        return chain_steps(chain_name(kernel, direction), label, elements, dtype)
-    if direction is Pass.FORWARD:
-        return [pointwise(kernel, label, kernel, elements, dtype, reads=inputs)]
-    operator = f"{kernel.capitalize()}Backward"
-    return [pointwise(operator, label, kernel, elements, dtype, reads=inputs + 1, writes=inputs)]
+        steps = chain_steps(chain_name(kernel, direction), label, elements, dtype)
+    elif direction is Pass.FORWARD:
+        steps = [pointwise(kernel, label, kernel, elements, dtype, reads=inputs)]
+    else:
+        operator, reads = f"{kernel.capitalize()}Backward", inputs + 1
+        steps = [pointwise(operator, label, kernel, elements, dtype, reads=reads, writes=inputs)]
+    return [*clamps, *steps] if direction is Pass.FORWARD else [*steps, *clamps]

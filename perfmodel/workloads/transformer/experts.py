@@ -2,7 +2,7 @@
 
 Every rank sends each of its tokens to the ranks of the experts it chose, and
 gets their results back. All ranks are written as the most loaded one, because
-the exchange behind the GEMMs waits for it. With a capacity factor an expert
+the exchange after the GEMMs waits for it. With a capacity factor an expert
 drops the tokens beyond it; the bytes sent shrink with it.
 """
 
@@ -14,12 +14,12 @@ from dataclasses import replace
 from collectives.collective import Collective, CollectiveKind
 from collectives.token_exchange import TokenLibrary, TokenRouting
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.ops import GroupedGemm, MemoryBound, Pass
+from perfmodel.graph.ops import GroupedGemm, MemoryBound, Op, Pass
 from perfmodel.graph.routing import hottest_loads
 from perfmodel.stacks.capabilities import Dispatcher
 from perfmodel.workloads.eager import Step, communication, pointwise
 from perfmodel.workloads.kernels import Linear, elementwise
-from perfmodel.workloads.transformer.chains import activation_steps
+from perfmodel.workloads.transformer.chains import activation_steps, chain_name, chain_steps
 from perfmodel.workloads.transformer.layout import Slot
 from perfmodel.workloads.transformer.linears import LinearSteps
 from perfmodel.workloads.transformer.shapes import ExpertShape
@@ -33,6 +33,10 @@ _LIBRARIES = {
 }
 _MULTIPROCESSORS = {TokenLibrary.DEEPEP: 20, TokenLibrary.HYBRIDEP: 16}
 """That frameworks give to the exchange by default."""
+
+
+_BLOCK_SCALED, _BLOCK = (DType.MXFP8, DType.NVFP4), 32
+"""Formats with a scale of one byte for so many numbers (nvfp4: for half as many)."""
 
 
 def routed_rows(spec: TransformerSpec, *, tokens: int, ep: int) -> int:
@@ -70,6 +74,7 @@ class ExpertSteps:
         return [
             *self.without_down(),
             *self._products(self._shape.down, _DOWN),
+            *self._biased(Pass.FORWARD),
             *reversed(self._routed("combine", "unsort forward", is_back=True)),
             *self._combined(Pass.FORWARD),
         ]
@@ -82,7 +87,7 @@ class ExpertSteps:
             *self._permuted("permute forward"),
             *self._routed("dispatch", "sort forward", is_back=False),
             *self._products(self._shape.up, _UP),
-            *self._activation(Pass.FORWARD),
+            *self.activation(Pass.FORWARD),
         ]
 
     def backward(self) -> list[Step]:
@@ -90,8 +95,9 @@ class ExpertSteps:
         return [
             *self._combined(Pass.BACKWARD),
             *self._routed("combine gradient", "sort backward", is_back=False),
+            *self._biased(Pass.BACKWARD),
             *self._products_backward(self._shape.down, _DOWN),
-            *self._activation(Pass.BACKWARD),
+            *self.activation(Pass.BACKWARD),
             *self._products_backward(self._shape.up, _UP),
             *reversed(self._routed("dispatch gradient", "unsort backward", is_back=True)),
             *self._permuted("permute backward"),
@@ -167,7 +173,7 @@ class ExpertSteps:
         if self._linears.run.groups_experts:
             return [Step("grouped_mm", name, (*casts, self._grouped(rows, *shape)))]
         each = self._linears.cast(rows * linear.inputs)
-        return [Step("linear", name, (*each, self._grouped(rows, *shape)))] * self.held
+        return [Step("linear", name, (*each, *self._scaled(rows, *shape)))] * self.held
 
     def _products_backward(self, linear: Linear, label: str) -> list[Step]:
         name, rows, held = f"{label} backward", self._rows_per_expert, self.held
@@ -178,8 +184,9 @@ class ExpertSteps:
             steps = [Step("GroupedMmBackward", name, kernels, weight_kernels=1)]
         else:
             casts = self._linears.cast(rows * linear.outputs)
-            kernels = (*casts, *(self._grouped(*shape) for shape in shapes))
-            steps = [Step("AddmmBackward", name, kernels, weight_kernels=1)] * held
+            of_input, of_weight = (self._scaled(*shape) for shape in shapes)
+            kernels, behind = (*casts, *of_input, *of_weight), len(of_weight)
+            steps = [Step("AddmmBackward", name, kernels, weight_kernels=behind)] * held
         added = self._linears.accumulate(held * linear.parameters, name)
         return [*steps, *(replace(step, is_expert=True, is_weight=True) for step in added)]
 
@@ -197,9 +204,37 @@ class ExpertSteps:
         groups = self.held if self._linears.run.groups_experts else 1
         return GroupedGemm(groups, m, n, k, self._linears.gemm_dtype)
 
-    def _activation(self, direction: Pass) -> list[Step]:
+    def _scaled(self, m: int, n: int, k: int) -> tuple[Op, ...]:
+        """The GEMM of one expert, and before it kernels that order the scales of both operands.
+
+        Formats with a scale per block keep scales in another order than tensor cores read them.
+        """
+        dtype = self._linears.gemm_dtype
+        if dtype not in _BLOCK_SCALED:
+            return (self._grouped(m, n, k),)
+        sizes = (rows * k // _BLOCK for rows in (m, n))
+        ordered = (MemoryBound("transpose", size, size, dtype) for size in sizes)
+        return (*ordered, self._grouped(m, n, k))
+
+    def activation(self, direction: Pass) -> list[Step]:
+        """The activation between both GEMMs."""
         elements = self._rows * self._shape.down.inputs
         return activation_steps(self._linears, elements, "ffn/experts activation", direction)
+
+    def _biased(self, direction: Pass) -> list[Step]:
+        """The bias of the second GEMM times the score of each row, added expert by expert."""
+        if not self._model.bias or self._linears.run.fuses_expert_bias:
+            return []
+        label, elements = f"ffn/experts bias {direction.value}", self._rows * self._model.hidden
+        each, joined = (
+            chain_steps(chain_name(name, direction), label, size, self._dtype)
+            for name, size in (
+                ("expert_bias", elements // self.held),
+                ("expert_bias_joined", elements),
+            )
+        )
+        of_experts = each * self.held
+        return of_experts + joined if direction is Pass.FORWARD else joined + of_experts
 
     def _chosen(self, direction: Pass) -> Step:
         """Scores over all experts, and the choice of the largest."""

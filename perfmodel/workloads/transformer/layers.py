@@ -2,7 +2,7 @@
 
 Norms, residuals and dropout of post-norm models are counted as those of
 pre-norm ones: the same kernels run in another order. Where chains of pointwise
-kernels are fused, the kernel of the norm behind a residual adds it.
+kernels are fused, the kernel of the norm after a residual adds it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from perfmodel.workloads.transformer.experts import ExpertSteps
 from perfmodel.workloads.transformer.linears import LinearSteps
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import QKV, LayerShapes
-from perfmodel.workloads.transformer.words import Positions, Recompute
+from perfmodel.workloads.transformer.words import Positions, Recompute, RecomputedPart
 
 _JOINING = "further/joining"
 LAYER = "layer "
@@ -83,6 +83,8 @@ def build_layer_steps(run: TransformerRun, kind: LayerKind) -> PartSteps:
         recompute = maker.attention(Pass.FORWARD)
     elif kind.is_recomputed and way is Recompute.OPS:
         recompute = maker.without_every_second_gemm()
+    if way is not Recompute.FULL or not kind.is_recomputed:
+        recompute = recompute + maker.recomputed_parts()
     again = [replace(step, label=f"recompute/{step.label}") for step in recompute]
     return PartSteps(tuple(forward), tuple(maker.backward()), tuple(maker.casts()), tuple(again))
 
@@ -119,14 +121,20 @@ class _LayerMaker:
             *norm_steps(linears, "ffn", Pass.FORWARD),
             *(self._experts.forward() if self._experts else ()),
         ]
-        if shape.up is not None and shape.down is not None:
-            steps += [
-                *linears.column_parallel(shape.up, "ffn/up"),
-                *self._activation(Pass.FORWARD),
-                *linears.row_parallel(shape.down, "ffn/down"),
-                *self._add_shared(Pass.FORWARD),
-            ]
+        if shape.up is not None:
+            steps += [*self._feed_forward(), *self._add_shared(Pass.FORWARD)]
         return steps + self._residual("ffn")
+
+    def _feed_forward(self) -> list[Step]:
+        """The GEMMs of a dense layer or of shared experts, with their activation."""
+        shape, linears = self._shape, self._linears
+        if shape.up is None or shape.down is None:
+            return []
+        return [
+            *linears.column_parallel(shape.up, "ffn/up"),
+            *self._activation(Pass.FORWARD),
+            *linears.row_parallel(shape.down, "ffn/down"),
+        ]
 
     def without_every_second_gemm(self) -> list[Step]:
         """The forward pass until the down GEMM, without every second GEMM and the core."""
@@ -149,6 +157,28 @@ class _LayerMaker:
             *(linears.column_parallel(again["ffn/up"], "ffn/up") if "ffn/up" in again else ()),
             *self._activation(Pass.FORWARD),
         ]
+
+    def recomputed_parts(self) -> list[Step]:
+        """The parts of every layer that are recomputed, as far as this one has them."""
+        linears, shape, experts = self._linears, self._shape, self._experts
+        steps: list[Step] = []
+        for part in self._run.spec.training.recompute_modules:
+            if part is RecomputedPart.NORMS:
+                for where in ("attention", "ffn"):
+                    steps += norm_steps(linears, where, Pass.FORWARD)
+            elif part is RecomputedPart.CORE:
+                steps += self.attention(Pass.FORWARD)
+            elif part is RecomputedPart.LATENT and shape.keys is not None:
+                steps += linears.column_parallel(shape.qkv, QKV)
+                steps += linears.column_parallel(shape.keys, "attention/keys")
+                steps += self._rotary(Pass.FORWARD)
+            elif part is RecomputedPart.EXPERT_ACTIVATION and experts:
+                steps += experts.activation(Pass.FORWARD)
+            elif part is RecomputedPart.EXPERTS and experts:
+                steps += experts.forward()
+            elif part is (RecomputedPart.SHARED_EXPERTS if experts else RecomputedPart.DENSE_FFN):
+                steps += self._feed_forward()
+        return steps
 
     def backward(self) -> list[Step]:
         """The backward pass."""

@@ -22,7 +22,12 @@ from perfmodel.workloads.transformer.shapes import (
     stage_expert_parameters,
     stage_parameters,
 )
-from perfmodel.workloads.transformer.words import AttentionKernel, Positions, Recompute
+from perfmodel.workloads.transformer.words import (
+    AttentionKernel,
+    Positions,
+    Recompute,
+    RecomputedPart,
+)
 
 _GATHERED_LAYERS = 2
 _FRAGMENTED_RATIO = 0.2
@@ -68,7 +73,7 @@ def _stage_memory(run: TransformerRun, stage: int, sizes: _LayerSizes) -> RankMe
     expert_bytes += sum(_trained_bytes(run, experts, layout.expert_copies))
     activation_bytes = _activation_bytes(run, stage, sizes)
     fragment_bytes = round(activation_bytes * _FRAGMENTED_RATIO)
-    # Frozen weights that are only multiplied in a narrow format are stored in it, not beside it.
+    # Frozen weights that are only multiplied in a narrow format are stored only in that format.
     cast_bytes = _cast_bytes(run, stage)
     weight_bytes = held * weight_size
     if training.adapters_only and training.gemm_dtype.is_quantised:
@@ -143,8 +148,13 @@ def _activation_bytes(run: TransformerRun, stage: int, sizes: _LayerSizes) -> in
     in_flight = min(turns_ahead(layout, stage) + 1, layout.micro_batches * runs)
     of_runs = layout.layer_runs(model.layers, stage=stage)
     ways = {True: training.recompute, False: Recompute.NONE}
+    offloaded = set([*chain.from_iterable(of_runs)][: training.offload_layers])
     of_run = [
-        sum(sizes[model.is_expert_layer(n), ways[training.recomputes(n)]] for n in layers)
+        sum(
+            sizes[model.is_expert_layer(n), ways[training.recomputes(n)]]
+            for n in layers
+            if n not in offloaded
+        )
         for layers in of_runs
     ]
     if layout.schedule.splits_backward:
@@ -190,13 +200,38 @@ def layer_activation_bytes(
         lost = sum(one.outputs for name, one in again.items() if name != "attention/projection")
         whole = residual * numbers * 2
         split = size * tokens * (shape.projection.inputs + shape.attention_outputs + up - lost)
+    else:
+        split -= _dropped_bytes(run, shape)
     return whole // share + split + _score_bytes(run, recompute)
+
+
+def _dropped_bytes(run: TransformerRun, shape: LayerShape) -> int:
+    """Bytes that a layer does not keep because the parts that make them are recomputed."""
+    training, size, tokens = run.spec.training, run.dtype.size_bytes, run.tokens
+    parts, dtype, dropped = training.recompute_modules, training.gemm_dtype, 0
+    is_again = RecomputedPart.SHARED_EXPERTS if shape.experts else RecomputedPart.DENSE_FFN
+    if is_again in parts and shape.up and shape.down:
+        dropped += size * tokens * shape.up.outputs + dtype.bytes_of(tokens * shape.down.inputs)
+    if RecomputedPart.LATENT in parts and shape.keys is not None:
+        dropped += size * tokens * (shape.qkv.outputs + shape.keys.outputs)
+    if RecomputedPart.NORMS in parts:
+        dropped += 2 * dtype.bytes_of(tokens * run.spec.model.hidden) // run.split_ranks
+    if shape.experts is not None and RecomputedPart.EXPERTS in parts:
+        dropped += _routed_bytes(run, shape.experts)
+    elif shape.experts is not None and RecomputedPart.EXPERT_ACTIVATION in parts:
+        dropped += dtype.bytes_of(_routed_rows(run) * shape.experts.down.inputs)
+    return dropped
+
+
+def _routed_rows(run: TransformerRun) -> int:
+    """Rows that the experts of the most loaded rank work on."""
+    tokens, layout = run.tokens // run.split_ranks, run.layout
+    return routed_rows(run.spec, tokens=tokens, ep=layout.ep) * layout.etp
 
 
 def _routed_bytes(run: TransformerRun, shape: ExpertShape) -> int:
     """Bytes that experts keep of the tokens routed to them, on the most loaded rank."""
-    layout = run.layout
-    rows = routed_rows(run.spec, tokens=run.tokens // run.split_ranks, ep=layout.ep) * layout.etp
+    rows = _routed_rows(run)
     # Inputs of both GEMMs in their format, the output of the first in that of activations.
     kept = run.spec.training.gemm_dtype.bytes_of(rows * (shape.up.inputs + shape.down.inputs))
     return kept + rows * shape.up.outputs * run.dtype.size_bytes
@@ -205,7 +240,7 @@ def _routed_bytes(run: TransformerRun, shape: ExpertShape) -> int:
 def _copied_widths(run: TransformerRun, shape: LayerShape) -> int:
     """Numbers per token that are kept twice.
 
-    Rotated queries and keys are kept beside the output of the qkv GEMM, which the values still
+    Rotated queries and keys are kept besides the output of the qkv GEMM, which the values still
     need; a gate that is not fused is also kept after its activation.
     """
     model, width = run.spec.model, 0

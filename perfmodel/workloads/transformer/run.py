@@ -94,6 +94,11 @@ class TransformerRun:
         return is_grouped if stated is None else stated
 
     @property
+    def fuses_expert_bias(self) -> bool:
+        """Whether GEMMs of experts add their bias, and clamp: as graphs and compilers need it."""
+        return self.captures_all or self.fuses_pointwise
+
+    @property
     def tensor_overlap(self) -> TensorOverlap:
         """Which communication of the tensor group runs during GEMMs."""
         stated, overlaps = self.spec.parallel.tp_overlap, self.stack.overlaps_with_compute

@@ -37,6 +37,7 @@ from perfmodel.workloads.transformer.words import (
     Norm,
     Positions,
     Recompute,
+    RecomputedPart,
     Routing,
     Schedule,
     StageSplit,
@@ -53,10 +54,11 @@ class ModelSection(Section):
     Where *window* is given, the first of every *window_every* layers lets a token see only that
     many before it; with *full_every*, all but the last of so many layers do. Behind the first
     *dense_layers*, a token passes through *top_k* of *experts* feed-forward networks of width
-    *moe_ffn*, and through *shared_experts* that all tokens pass. *mtp_layers* more layers behind
+    *moe_ffn*, and through *shared_experts* that all tokens pass. *mtp_layers* more layers after
     the last predict further tokens, each with logits of its own. With *kv_lora_rank*, keys and
     values are made from a latent vector of that length, queries from one of *q_lora_rank*, and
-    *rope_dim* numbers a head carry the positions beside *head_dim*.
+    *rope_dim* numbers per head carry the positions, in addition to *head_dim*. With *clamped_ffn*
+    both halves of a gated activation are clamped first.
     """
 
     layers: LayerCount
@@ -66,6 +68,7 @@ class ModelSection(Section):
     head_dim: Width | None = None
     ffn: Width
     gated_ffn: Switch = False
+    clamped_ffn: Switch = False
     vocab: Count
     positions: Positions = Positions.LEARNED
     max_positions: Count | None = None
@@ -113,11 +116,13 @@ class ModelSection(Section):
     def _check_heads(self) -> Self:
         if self.head_dim is None and self.hidden % self.heads:
             raise ValueError(
-                f"hidden must divide by heads, got {self.hidden} and {self.heads}; "
+                f"hidden must be divisible by heads, got {self.hidden} and {self.heads}; "
                 "or state head_dim"
             )
         if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(f"heads must divide by kv_heads, got {self.heads} and {self.kv_heads}")
+            raise ValueError(
+                f"heads must be divisible by kv_heads, got {self.heads} and {self.kv_heads}"
+            )
         if self.positions is Positions.LEARNED and self.max_positions is None:
             raise ValueError(
                 "learned positions need max_positions: say how many, or positions: rotary"
@@ -200,7 +205,9 @@ class TrainingSection(Section):
     those that *adapter_places* names are trained. With *capacity_factor* an expert takes at most
     that many times its fair share of tokens and drops the rest; without, it takes all. Unless
     they are *grouped_experts*, the experts of a rank are multiplied one by one. A sequence may be
-    packed of samples of *packed_tokens* tokens that do not see each other.
+    packed of samples of *packed_tokens* tokens that do not see each other. Beside *recompute*,
+    *recompute_modules* of all layers are recomputed, and the activations of the first
+    *offload_layers* layers wait in host memory.
     """
 
     precision: NumberFormat = DType.BF16
@@ -211,6 +218,8 @@ class TrainingSection(Section):
     clip_gradients: Switch = True
     recompute: Recompute = Recompute.NONE
     recompute_fraction: Ratio = 1.0
+    recompute_modules: tuple[RecomputedPart, ...] = ()
+    offload_layers: NaturalNumber = 0
     attention: AttentionKernel = AttentionKernel.AUTO
     adapters_only: Switch = False
     adapter_rank: Width = 16
@@ -265,7 +274,7 @@ class TransformerSpec(CommonSpec):
                 f"got {self.sequence_length}"
             )
         if self.model.head is Head.MASKED_TOKENS and self.masked_tokens is None:
-            raise ValueError("a model that predicts masked tokens needs masked_tokens a sequence")
+            raise ValueError("a model that predicts masked tokens needs masked_tokens per sequence")
         return self
 
     @property

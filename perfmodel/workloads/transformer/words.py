@@ -48,6 +48,18 @@ class Recompute(_Synonymous):
     FULL = "full"
 
 
+class RecomputedPart(Enum):
+    """A part of every layer that the backward pass recomputes, in Megatron's words."""
+
+    NORMS = "layernorm"
+    CORE = "core_attn"
+    LATENT = "mla_up_proj"
+    DENSE_FFN = "mlp"
+    SHARED_EXPERTS = "shared_experts"
+    EXPERTS = "moe"
+    EXPERT_ACTIVATION = "moe_act"
+
+
 class StateSharding(_Synonymous):
     """What data-parallel ranks divide among themselves.
 

@@ -250,7 +250,7 @@ def test_infinity_in_a_file_is_no_obstacle(tmp_path):
         ({"architectures": ["LlamaForSequenceClassification"]}, "must name one of LlamaFor"),
         ({"hidden_size": None}, "hidden_size: must be given, but is missing"),
         ({"hidden_size": "${width}"}, "hidden_size: is the reference '${width}'"),
-        ({"num_attention_heads": 31}, "hidden must divide by heads"),
+        ({"num_attention_heads": 31}, "hidden must be divisible by heads"),
         ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window: can only be"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "mlp_only_layers: can only be"),
         ({"model_type": "deepseek_v3", "v_head_dim": 64, "qk_nope_head_dim": 128}, "must be equal"),

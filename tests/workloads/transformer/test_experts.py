@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from collectives.collective import CollectiveKind
 from perfmodel.base.errors import PerfModelError, WorkloadError
-from perfmodel.graph.ops import GroupedGemm
+from perfmodel.graph.ops import GroupedGemm, MemoryBound
 from perfmodel.workloads import build_job, load_workload
 from perfmodel.workloads.transformer.shapes import count_flops, layer_shape
 from tests.workloads.reading import (
     STACK,
     active_parameter_count,
     bytes_of,
+    iter_ops,
     job_of,
     memory_of,
     ops_of,
@@ -99,7 +100,7 @@ def test_uneven_routing_takes_longer_and_a_capacity_bounds_it():
 
 
 def test_experts_that_do_not_divide_are_refused_with_the_numbers():
-    with pytest.raises(WorkloadError, match=r"experts \(4\) do not divide by ep=3"):
+    with pytest.raises(WorkloadError, match=r"experts \(4\) are not divisible by ep=3"):
         build_job(tiny(**EXPERTS, parallel={"ep": 3}, batch=6), rank_count=3, ranks_per_host=8,
                   stack=STACK)  # fmt: skip
 
@@ -187,3 +188,71 @@ def test_any_layout_passes_the_audit_and_replays_or_is_refused_with_the_numbers(
     except PerfModelError as refusal:
         outcome = str(refusal)
     assert re.search(r"[1-9]", outcome), outcome
+
+
+BIASED = {**EXPERTS, "layers": 1, "bias": True}
+
+
+def moved_bytes(job, word):
+    return sum(op.read_bytes + op.write_bytes for _, op in ops_of(job, MemoryBound, word))
+
+
+def test_a_bias_of_experts_is_weighted_in_fp32_and_joined():
+    job = job_of(tiny(**BIASED))
+
+    # 2 x 16 tokens, two choices each, 8 numbers: 512. Forward: the product is written, added and
+    # joined in fp32 (4 + 2 + 8 + 8 bytes), and cast back (6). Backward: the gradient is cast (6),
+    # joined (4) and cast back (6); two products and their sums in fp32 take 24.
+    assert moved_bytes(job, "experts bias forward") == 2 * 512 * (4 + 10 + 8 + 6)
+    assert moved_bytes(job, "experts bias backward") == 2 * 512 * (6 + 4 + 6 + 24)
+    # Each of four experts adds its own: two launches each, and two for all, in both micro-batches.
+    assert len(ops_of(job, MemoryBound, "experts bias forward")) == 2 * (4 * 2 + 2)
+
+
+def test_a_whole_graph_and_experts_without_bias_add_none():
+    graph = tiny(**BIASED, training={"cuda_graph": "full"})
+    for spec in (graph, tiny(**EXPERTS)):
+        assert moved_bytes(job_of(spec), "experts bias") == 0
+
+
+def test_clamping_both_halves_of_a_gate_takes_three_passes():
+    plain, clamped = (
+        moved_bytes(job_of(tiny(**EXPERTS, layers=1, clamped_ffn=is_clamped)), "activation forward")
+        for is_clamped in (False, True)
+    )
+    # 64 rows of 12 numbers: two clamps read and write one half each, and both halves are joined.
+    assert clamped - plain == 2 * 64 * 12 * 2 * (2 + 2 + 4)
+
+
+@pytest.mark.parametrize(
+    ("part", "again"),
+    [("moe_act", ["experts activation"]), ("layernorm", ["attention/norm", "ffn/norm"]),
+     ("core_attn", ["attention/core"]), ("mlp", []), ("mla_up_proj", [])],
+)  # fmt: skip
+def test_named_parts_of_a_layer_run_again_before_its_backward_pass(part, again):
+    job = job_of(tiny(**EXPERTS, layers=1, training={"recompute_modules": [part]}))
+    labels = {label for label, _ in iter_ops(job) if "recompute/" in label}
+
+    assert {word for word in again for label in labels if word in label} == set(again)
+    assert bool(labels) is bool(again)
+
+
+def test_dense_layers_run_their_feed_forward_network_again_and_layers_of_experts_do_not():
+    spec = tiny(**EXPERTS, layers=2, dense_layers=1, training={"recompute_modules": ["mlp"]})
+    labels = {label for label, _ in iter_ops(job_of(spec)) if "recompute/" in label}
+
+    assert labels == {
+        "layer 0/recompute/ffn/up forward",
+        "layer 0/recompute/ffn/activation forward",
+        "layer 0/recompute/ffn/down forward",
+    }
+
+
+@pytest.mark.parametrize(("compute", "more"), [("fp8", 0), ("mxfp8", 2)])
+def test_experts_one_by_one_order_the_scales_of_both_operands(compute, more):
+    training = {"compute": compute, "grouped_experts": False}
+    job = job_of(tiny(**EXPERTS, layers=1, training=training))
+    ordered = [op for _, op in ops_of(job, MemoryBound, "experts") if op.operator == "transpose"]
+
+    # Four experts, two GEMMs forward and four backward, in two micro-batches.
+    assert len(ordered) == more * 4 * 6 * 2

@@ -78,7 +78,7 @@ def test_every_rank_is_listed_and_names_its_largest_part(name):
         assert of_rank.total_bytes < 80e9
 
 
-# Logits in bf16 beside one copy in fp32, or beside four.
+# Logits in bf16 and one copy in fp32, or four.
 @pytest.mark.parametrize(("stack", "a_logit"), [(FUSED, 2 + 4), (load_stack("nanotron"), 2 + 16)])
 def test_a_loss_that_is_not_fused_keeps_four_copies_of_the_logits(stack, a_logit):
     run = run_of("gpt2_xl", stack=stack)
@@ -101,3 +101,30 @@ def test_frozen_weights_in_a_narrow_format_are_stored_once():
     # Four layers of 128 + 64 + 384 + 192 weights in fp8; norms, embedding and head in bf16.
     assert parts["weights cast for products"] == 4 * 768
     assert parts["weights"] == 2 * (4 * 16 + 2 * 80 + 8)
+
+
+def test_activations_that_wait_in_host_memory_take_none_of_the_gpu():
+    none, half, all_of_them = (
+        parts_of(run_of("llama3_8b", f"training.offload_layers={layers}"))["activations"]
+        for layers in (0, 16, 32)
+    )
+    assert (half, all_of_them) == (none // 2, 0)
+
+
+def test_parts_that_are_recomputed_are_not_kept():
+    layer = {
+        part: layer_activation_bytes(run_of("deepseek_v3", *words), is_expert=part != "mlp")
+        for part, words in {
+            "none": (), **{one: (f"training.recompute_modules=[{one}]",) for one in
+                           ("mla_up_proj", "moe_act", "moe", "layernorm", "mlp")},
+        }.items()
+    }  # fmt: skip
+    tokens, dense = 4096, layer_activation_bytes(run_of("deepseek_v3"))
+    # Queries of 128 heads of 192, keys and values of 128 heads of 128 each, in bf16.
+    assert layer["none"] - layer["mla_up_proj"] == 2 * tokens * 128 * (192 + 2 * 128)
+    # Eight experts per token, of width 2,048; of all of the experts also their input and gate.
+    assert layer["none"] - layer["moe_act"] == 2 * 8 * tokens * 2048
+    assert layer["none"] - layer["moe"] == 2 * 8 * tokens * (7168 + 2048 + 2 * 2048)
+    assert layer["none"] - layer["layernorm"] == 2 * 2 * tokens * 7168
+    # A dense layer of width 18,432.
+    assert dense - layer["mlp"] == 2 * tokens * (2 * 18432 + 18432)
