@@ -74,7 +74,8 @@ class Popularity:
         hot = np.minimum(self.row_counts, 1.0) * self.probabilities[:own]
         rest = np.minimum(np.multiply.outer(self.rest_share, self.rest_counts), 1.0)
         cold = (rest * self.probabilities[own:]).max(axis=-1, initial=0.0)
-        return np.maximum(hot.max(axis=-1, initial=0.0), cold if cold.size else 0.0)
+        found: Floats = np.maximum(hot.max(axis=-1, initial=0.0), cold if cold.size else 0.0)
+        return found
 
     def rows_expected(self, draws: float) -> int:
         """Rows that *draws* draws are expected to hit at least once each."""

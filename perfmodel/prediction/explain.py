@@ -6,7 +6,6 @@ Provenance is that of the critical path: what the answer would change with.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -257,10 +256,11 @@ def name_tables(
         ]
         if not held:
             continue
-        cost_ns: Counter[str] = Counter()
+        cost_ns: dict[str, float] = {}
         for op, ns in zip(held, price_embeddings(held, device, stack).duration_ns, strict=True):
-            cost_ns[op.lookup.tables[0].name] += float(ns)
-        found[rank] = tuple(name for name, _ in cost_ns.most_common(NAMED_TABLES))
+            name = op.lookup.tables[0].name
+            cost_ns[name] = cost_ns.get(name, 0.0) + float(ns)
+        found[rank] = tuple(sorted(cost_ns, key=lambda name: (-cost_ns[name], name)))[:NAMED_TABLES]
     return tuple(
         replace(wait, tables=found.get(wait.awaited_rank, ()))
         if wait.label.startswith("embedding/")

@@ -34,12 +34,13 @@ def host_loads(ranked: RankedPlan) -> Table:
     loads, per_host = ranked.loads, ranked.plan.ranks_per_host or ranked.plan.rank_count
     hosts = ranked.plan.rank_count // per_host
     rows, shades = [], []
-    for words, values, unit, form, joined in (
-        ("rows looked up, thousand", loads.lookups, 1e3, ",.0f", np.sum),
-        ("vectors sent, MB", loads.sent_bytes, 1e6, ",.1f", np.sum),
-        ("memory of the fullest rank, GiB", loads.memory_bytes, BYTES_PER_GIB, ".1f", np.max),
+    for words, values, unit, form in (
+        ("rows looked up, thousand", loads.lookups, 1e3, ",.0f"),
+        ("vectors sent, MB", loads.sent_bytes, 1e6, ",.1f"),
+        ("memory of the fullest rank, GiB", loads.memory_bytes, BYTES_PER_GIB, ".1f"),
     ):
-        of_hosts = joined(np.array(values, dtype=float).reshape(hosts, per_host), axis=1)
+        grid = np.array(values, dtype=float).reshape(hosts, per_host)
+        of_hosts = grid.max(axis=1) if values is loads.memory_bytes else grid.sum(axis=1)
         rows.append([words, *(format(value / unit, form) for value in of_hosts[:MOST_RANKS])])
         shades.append((of_hosts[:MOST_RANKS] / max(of_hosts.max(), 1)).tolist())
     headings = ["host", *map(str, range(min(hosts, MOST_RANKS)))]
