@@ -52,7 +52,9 @@ def find_spreads(problem: Problem) -> Spreads:
     left = problem.left_out(lambda case: case.group)
     common = _beyond(left[is_dense], kernels[is_dense])
     of_stack = _of_stacks(problem, left, is_dense, common)
-    experts = 0.0 if is_dense.all() else _beyond(left[~is_dense], kernels[~is_dense])
+    experts = 0.0
+    if not is_dense.all():
+        experts = SEEN[cases[0].row.family] * _beyond(left[~is_dense], kernels[~is_dense])
     chip = problem.left_out(lambda case: (case.stack, case.architecture))
     stack = problem.left_out(lambda case: case.stack)
     other, none = (max(_beyond(one[is_dense], kernels[is_dense]), common) for one in (chip, stack))

@@ -291,13 +291,13 @@ def _check_inputs_kept(typed: Mapping[str, str], values: Mapping[str, Any]) -> d
 
 def _is_same_file(one: Any, other: Any) -> bool:
     """Whether *other* is a file, and *one* names it or a folder that it is in."""
-    paths = [path for path in (one, other) if isinstance(path, str | Path)]
-    # In contrast to Path.is_file, this takes any text for an answer.
-    if len(paths) < 2 or not os.path.isfile(other):
+    # In contrast to those of Path, these take any text for an answer.
+    is_file, is_folder = os.path.isfile, os.path.isdir
+    if not (isinstance(one, str | Path) and isinstance(other, str | Path) and is_file(other)):
         return False
-    if os.path.isdir(one):
+    if is_folder(one):
         return Path(one).resolve() in Path(other).resolve().parents
-    return os.path.isfile(one) and Path(one).samefile(other)
+    return is_file(one) and Path(one).samefile(other)
 
 
 def _show_version(is_asked: bool) -> None:

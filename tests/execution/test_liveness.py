@@ -98,9 +98,9 @@ def test_another_machine_that_is_gone_is_lost_and_the_work_goes_on(watch, lines)
     watch.check()
 
 
-def test_a_head_that_takes_connections_without_a_reply_is_lost(watch):
+def test_a_head_that_takes_connections_without_a_reply_is_lost(watch, monkeypatch):
     # As a stopped process does: the system takes connections for it.
-    Watch.MOST_MUTES = 12
+    monkeypatch.setattr(Watch, "MOST_MUTES", 12)
 
     wait_until(lambda: fault_of(watch))
     assert "is gone" in fault_of(watch)

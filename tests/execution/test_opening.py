@@ -21,7 +21,7 @@ from tests.execution.jobs import alternating_job, paired_job
 def test_a_small_job_is_replayed_in_this_process(kind):
     job, durations = alternating_job(ranks=3, members=4)
 
-    with open_executor(kind) as executor:
+    with open_executor(kind, workers=1) as executor:
         assert_same(executor.replay(job, durations, 2), replay(job, durations, iterations=2))
         assert executor.map(pow, 2, [3, 1, 2]) == [8, 2, 4]
         assert executor.map(pow, 2, []) == []

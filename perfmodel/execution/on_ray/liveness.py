@@ -19,7 +19,7 @@ from perfmodel.base.errors import ExecutionError
 
 CONNECT_TIMEOUT_S = 5.0
 """The system takes a connection by itself, however busy the process is that listens."""
-ANSWER_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 1.0
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """How a client of gRPC begins, and its settings (none). All of Ray's ports reply with theirs."""
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
@@ -60,8 +60,8 @@ class Watch:
     """
 
     PERIOD_S = 0.5
-    MOST_SILENCES, MOST_MUTES = 3, 12
-    """Looks in a row without a listener, and without an answer: half a minute."""
+    MOST_SILENCES, MOST_MUTES = 3, 10
+    """Looks in a row without a listener, and without an answer: a quarter of a minute."""
     MOST_AT_ONCE = 16
 
     def __init__(self, on_fault: Callable[[str], None] | None = None) -> None:
@@ -105,7 +105,7 @@ class Watch:
                 for place, reply in zip(places, pool.map(ask, places), strict=True):
                     silences[place] = silences[place] + 1 if reply is Reply.NOBODY else 0
                     mutes[place] = mutes[place] + 1 if reply is Reply.NONE else 0
-                    if silences[place] == self.MOST_SILENCES or mutes[place] == self.MOST_MUTES:
+                    if silences[place] == self.MOST_SILENCES or mutes[place] >= self.MOST_MUTES:
                         self._lose(place)
 
     def _lose(self, place: str) -> None:
