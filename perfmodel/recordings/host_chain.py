@@ -365,14 +365,10 @@ class _WaitFinder:
 def _launch_lags(view: RankView) -> tuple[int, int]:
     """Typical time from the end, and from the start, of a call to a task that nothing else held."""
     device, calls = view.device, view.calls
-    reached_ns = np.full(len(device), -1, dtype=np.int64)
-    for stream in np.unique(device.stream).tolist():
-        own = np.flatnonzero(device.stream == stream)
-        reached_ns[own[1:]] = np.maximum.accumulate(device.end_ns[own])[:-1]
     launched = np.flatnonzero(device.call >= 0)
     start_ns, call = device.start_ns[launched], device.call[launched]
     delay_ns = start_ns - calls.start_ns[call]
-    is_free = np.maximum(reached_ns[launched], -1) < calls.start_ns[call]
+    is_free = device.reached_ns()[launched] < calls.start_ns[call]
     is_free &= delay_ns < _IDLE_DELAY_LIMIT_NS
     if not is_free.any():
         return _TYPICAL_LAG_NS, _TYPICAL_DELAY_NS

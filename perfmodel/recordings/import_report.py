@@ -172,11 +172,7 @@ def _find_clock_faults(view: RankView) -> tuple[str, ...]:
     early = int((delay_ns < -EARLY_NS).sum())
     if early:
         sentences.append(f"{early} device tasks start before the call that launches them")
-    overlapping = 0
-    for stream in np.unique(device.stream).tolist():
-        chosen = device.stream == stream
-        reached_ns = np.maximum.accumulate(device.end_ns[chosen])[:-1]
-        overlapping += int((device.start_ns[chosen][1:] < reached_ns - OVERLAP_NS).sum())
+    overlapping = int((device.start_ns < device.reached_ns() - OVERLAP_NS).sum())
     if overlapping:
         sentences.append(f"{overlapping} device tasks overlap the previous one on their stream")
     from_ns, to_ns, window_ns = _pauses([view])

@@ -110,6 +110,14 @@ class DeviceTasks:
         """How long *task* took."""
         return int(self.end_ns[task] - self.start_ns[task])
 
+    def reached_ns(self) -> Int64s:
+        """When all that is ahead of each task on its stream had ended."""
+        reached_ns = np.full(len(self), _NEVER_NS, dtype=np.int64)
+        for stream in np.unique(self.stream).tolist():
+            own = np.flatnonzero(self.stream == stream)
+            reached_ns[own[1:]] = np.maximum.accumulate(self.end_ns[own])[:-1]
+        return reached_ns
+
     def taken(self, order: Int64s) -> DeviceTasks:
         """The same tasks in another *order*."""
         return DeviceTasks(*(getattr(self, name)[order] for name in self.__slots__))
@@ -243,16 +251,11 @@ def _without_early_starts(calls: Calls, device: DeviceTasks) -> DeviceTasks:
 
 def _without_overlaps(device: DeviceTasks) -> DeviceTasks:
     """*device* with a few tasks that began inside the one ahead on their stream cut to its end."""
-    start_ns = device.start_ns.copy()
-    is_cut = np.zeros(len(device), dtype=bool)
-    for stream in np.unique(device.stream).tolist():
-        own = np.flatnonzero(device.stream == stream)
-        reached_ns = np.maximum.accumulate(device.end_ns[own])[:-1]
-        is_cut[own[1:]] = device.start_ns[own[1:]] < reached_ns - OVERLAP_NS
-        start_ns[own[1:]] = np.maximum(start_ns[own[1:]], reached_ns)
+    reached_ns = device.reached_ns()
+    is_cut = device.start_ns < reached_ns - OVERLAP_NS
     if not 0 < is_cut.sum() <= MOST_NOISE_RATIO * len(device):
         return device
-    start_ns = np.where(is_cut, start_ns, device.start_ns)
+    start_ns = np.where(is_cut, reached_ns, device.start_ns)
     cut = replace(device, start_ns=start_ns, end_ns=np.maximum(start_ns, device.end_ns))
     return cut.taken(np.argsort(start_ns, kind="stable"))
 
