@@ -44,12 +44,12 @@ docs: $(MANUAL)
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build
 	@echo "The manual: docs/_build/index.html"
 
-# Outputs printed in README and manual, made again by running their commands.
+# Rewrites the outputs in README and manual by running their commands.
 manual: $(TOOLS)
 	PERFMODEL_ALL_COMMANDS=1 $(BIN)/python -m tests.manual
 
-# Measured runs beside their predictions, into experiments/runs_scoreboard, README and manual. SCRIPTS=FOLDER runs
-# the public scripts of that folder again, too; without it their stored results are shown.
+# Predictions against measured runs, into experiments/runs_scoreboard, README and manual. SCRIPTS=FOLDER also reruns
+# the public scripts in that folder; without it their stored results are shown.
 scoreboard: $(TOOLS)
 	$(BIN)/python experiments/runs_scoreboard/run.py
 	$(if $(SCRIPTS),$(BIN)/python experiments/scripts/run.py $(SCRIPTS))
@@ -59,7 +59,7 @@ scoreboard: $(TOOLS)
 figures: $(TOOLS)
 	$(BIN)/python -m experiments $(if $(QUICK),--quick)
 
-# Wheel and source archive, tried in an empty environment.
+# Wheel and source archive, tested in an empty environment.
 release: $(MANUAL)
 	rm -rf build dist
 	$(BIN)/python -m build --no-isolation

@@ -10,8 +10,7 @@ from collectives.collective import (
     Protocol,
 )
 from collectives.group import GroupShape, group_shape, wiring_of
-from collectives.pricing import CollectiveCall, price_collective, price_sizes
-from collectives.sharing import share_links
+from collectives.pricing import CollectiveCall, price_collective, price_sizes, share_links
 from collectives.wiring import HostLinkClass, Wiring
 
 __all__ = [

@@ -189,7 +189,7 @@ def _distance(entry: HostEntry, wiring: Wiring) -> tuple[float, ...]:
 
 
 def generations_apart(first: str, second: str) -> int:
-    """How many generations of GPUs lie between two, all of them where one is not in the row."""
+    """How many GPU generations are between two; all of them if one is unknown."""
     if first not in _GENERATIONS or second not in _GENERATIONS:
         return 0 if first == second else len(_GENERATIONS)
     return abs(_GENERATIONS.index(first) - _GENERATIONS.index(second))
@@ -200,7 +200,7 @@ def load_calibration(path: Path) -> Calibration:
     document = load_document(path, CalibrationError)
     if not {"hosts", "fabrics"} & set(document.content):
         raise CalibrationError(
-            f"{path}: is no calibration of collectives. "
+            f"{path}: is not a calibration of collectives. "
             "`perfmodel calibrate collectives TABLE --out FILE` writes one."
         )
     if document.content.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:

@@ -114,6 +114,7 @@ def _wiring_of_shape(shape: GroupShape, machine: ByIdentity[Topology]) -> Wiring
         net_latency_ns=_net_latency_ns(shape, topology),
         call_latency_ns=_call_latency_ns(shape, topology) if is_wide else 0.0,
         nic_link=net.nic_link,
+        can_reduce_in_network=is_wide and topology.fabric is not None and topology.fabric.reduces,
     )
 
 
@@ -152,8 +153,7 @@ def _inside(gpus: tuple[int, ...], topology: Topology) -> dict[str, Any]:
         wires = _wires(HostLinkClass.NVLINK_MESH, lane_bandwidth(topology), pair, link)
         return {**wires, "is_chain": True}
     bandwidth, link = _busiest(list(zip(gpus, gpus[1:] + gpus[:1], strict=True)), topology)
-    is_host = topology.peer_to_peer is False
-    kind = HostLinkClass.PCIE_HOST if is_host else HostLinkClass.PCIE_PEER
+    kind = HostLinkClass.PCIE_PEER if topology.peer_to_peer else HostLinkClass.PCIE_HOST
     is_assumed = topology.peer_to_peer is None
     return {**_wires(kind, bandwidth, pair, link), "is_peer_assumed": is_assumed}
 

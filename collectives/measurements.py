@@ -23,9 +23,9 @@ from collectives.collective import (
 from collectives.group import wiring_of
 from collectives.nccl_tests import RunPlace, is_nccl_tests, read_nccl_tests
 from collectives.wiring import Wiring
-from perfmodel.base.documents import FaultList
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
+from perfmodel.base.faults import FaultList
 from perfmodel.base.reading import parse_rows, read_packed_text
 from topologies import build_cluster, load_topology
 
@@ -74,9 +74,19 @@ class CollectiveMeasurement:
 
 @lru_cache(maxsize=1024)
 def wiring_of_run(topology: str, hosts: int, ranks: int) -> Wiring:
-    """The wiring of all *ranks*, spread evenly over *hosts* machines of the catalog."""
-    cluster = build_cluster(load_topology(topology).idle, hosts=hosts, ranks=ranks)
-    return replace(wiring_of(np.arange(cluster.rank_count), cluster), is_of_table=True)
+    """The wiring of all *ranks*, spread evenly over *hosts* machines of the catalog.
+
+    Of a PCIe host that says no more the direct route is taken: constants fitted to its rows say
+    what is left of it.
+    """
+    machine = load_topology(topology).idle
+    asked = build_cluster(machine, hosts=hosts, ranks=ranks)
+    members = np.arange(asked.rank_count)
+    is_assumed = wiring_of(members, asked).is_peer_assumed
+    if is_assumed:
+        asked = build_cluster(replace(machine, peer_to_peer=True), hosts=hosts, ranks=ranks)
+    found = wiring_of(members, asked)
+    return replace(found, is_of_table=True, is_peer_assumed=is_assumed)
 
 
 def load_measurements(
@@ -126,6 +136,8 @@ def _parse_row(record: Mapping[str, str | None], row: str) -> CollectiveMeasurem
         raise MeasurementError(
             f"{ranks} ranks (at most {MOST_RANKS}) must spread evenly over {hosts} hosts"
         )
+    if ranks == 1:
+        raise MeasurementError("nranks must be at least 2: one rank has nobody to talk to")
     if not 0 <= size_bytes <= _MOST_BYTES:
         raise MeasurementError(f"size_bytes must be 0 to {_MOST_BYTES}, got {size_bytes}")
     dtype, version = record.get("dtype"), record.get("nccl_version")

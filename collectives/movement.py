@@ -88,7 +88,7 @@ def _chain(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement
 def _tree(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
     """Double binary tree over hosts, chain inside: each half of the buffer goes up and down.
 
-    Two hosts hand over the buffer once each way. From three on a host that is inner in one
+    Two hosts exchange the buffer once each way. From three on a host that is inner in one
     tree and leaf in the other sends twice the buffer.
     """
     hosts, inside = wiring.host_count, wiring.ranks_per_host
@@ -105,13 +105,18 @@ def _tree(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
 
 
 def _nvls(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
-    """The switch adds: every GPU sends its buffer once and receives the sum."""
+    """The switch adds: every GPU sends its buffer once and receives the sum.
+
+    Between hosts the network's switches add: a host sends its sum once, in slices by rail.
+    """
+    is_wide = wiring.host_count > 1
     return Movement(
+        net_hops=2.0 * is_wide,
         gpu_bytes=sizes,
         local_bytes=sizes * 0.0,
-        nic_bytes=sizes * 0.0,
+        nic_bytes=sizes * float(is_wide),
         chunk_bytes=sizes / wiring.rank_count,
-        message_bytes=sizes / wiring.rank_count,
+        message_bytes=sizes / wiring.ranks_per_host if is_wide else sizes / wiring.rank_count,
     )
 
 

@@ -7,6 +7,7 @@ user states it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from perfmodel.base.reading import parse_json
 Record = dict[str, str]
 _PROGRAM = re.compile(r"\b([a-z]+(?:_[a-z]+)*)_perf(?:_mpi)?\b")
 _SIZE = re.compile(r"[0-9]{1,18}")
+_LEAST_PLAIN = 1.0
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\b")
 _LIBRARY = re.compile(r"nccl-library=(\d{4,6})|NCCL version (\d+\.\d+(?:\.\d+)?)")
 _DTYPES = {
@@ -51,26 +53,32 @@ def read_nccl_tests(text: str, *, document: str, place: RunPlace) -> list[Record
     if place.topology is None:
         unsaid, also = ("", "") if kind else (" nor the collective", " and --kind all_reduce")
         raise MeasurementError(
-            f"{document}: is output of nccl-tests, which does not say the machine{unsaid}. Give "
+            f"{document}: is output of nccl-tests, which does not name the machine{unsaid}. Give "
             f"--topology NAME|FILE{also}; `perfmodel topology list` shows names."
         )
     if not kind:
         raise MeasurementError(
-            f"{document}: does not say which collective it was. Give --kind, such as all_reduce, "
+            f"{document}: does not name its collective. Give --kind, such as all_reduce, "
             "or name the file after it, such as all_gather.log."
         )
     hosts = place.hosts or run.hosts
-    if not run.ranks or not hosts:
+    ranks = run.ranks or _ranks_by_bandwidths(text.splitlines(), kind)
+    if not ranks or not hosts:
+        advice = (
+            "Give --hosts."
+            if ranks
+            else ("Keep them, or write a table: `perfmodel schema collectives` shows its columns.")
+        )
         raise MeasurementError(
-            f"{document}: does not list its ranks (lines `#  Rank 0 ... on HOST device 0`). Keep "
-            "them, or write a table: `perfmodel schema collectives` shows its columns."
+            f"{document}: does not list its ranks (lines `#  Rank 0 ... on HOST device 0`). "
+            f"{advice}"
         )
     if not run.rows:
         raise MeasurementError(f"{document}: holds no line with a size and a time.")
     about = {
         "topology": place.topology,
         "hosts": str(hosts),
-        "nranks": str(run.ranks),
+        "nranks": str(ranks),
         "collective": kind,
         "nccl_version": run.version,
         "source": document,
@@ -133,6 +141,29 @@ def _printed_rows(lines: Iterable[str]) -> Iterator[Record]:
             yield {"size_bytes": size, "time_us": time_us, "dtype": dtype}
 
 
+def _ranks_by_bandwidths(lines: Iterable[str], kind: str) -> int:
+    """The number of ranks that the ratio of bus to plain bandwidth tells; 0 if it does not.
+
+    Of n ranks it is 1 - 1/n, twice that for an all-reduce, 1 for what has a root.
+    """
+    times = 2 if kind == "all_reduce" else 1
+    counts = set()
+    for cells in _iter_cells(lines):
+        plain, bus = cells.get("algbw", ""), cells.get("busbw", "")
+        if not (_is_positive(plain) and _is_positive(bus)) or float(plain) < _LEAST_PLAIN:
+            continue
+        slack = 0.5 * (10 ** -_digits(plain) / float(plain) + 10 ** -_digits(bus) / float(bus))
+        ratio = float(bus) / float(plain) / times
+        if ratio * (1 + slack) >= 1:
+            return 0
+        least, most = (1 / (1 - ratio * (1 + sign * slack)) for sign in (-1, 1))
+        counts.add((math.ceil(least), math.floor(most)))
+    fitting = range(
+        max((low for low, _ in counts), default=1), 1 + min((c for _, c in counts), default=0)
+    )
+    return fitting[0] if len(fitting) == 1 else 0
+
+
 def _kind_by_columns(lines: Iterable[str], ranks: int) -> str:
     """The collective that alone reduces to all and has such a ratio of bus to plain bandwidth."""
     ratios = [
@@ -150,6 +181,10 @@ def _kind_by_columns(lines: Iterable[str], ranks: int) -> str:
     share = (ranks - 1) / ranks
     kinds = {"all_reduce": 2 * share, "reduce_scatter": share}
     return next((kind for kind, ratio in kinds.items() if abs(ratios[-1] / ratio - 1) < 0.05), "")
+
+
+def _digits(number: str) -> int:
+    return len(number.partition(".")[2])
 
 
 def _is_heading(line: str) -> bool:

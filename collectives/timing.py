@@ -33,7 +33,7 @@ def predict_duration_ns(
 ) -> FloatArray:
     """Predict how long *movement* takes by *choice*; *fabric* is needed where it leaves the host.
 
-    Leaves out: other traffic on the same wires (see `sharing`), and jitter of the hosts.
+    Leaves out: other traffic on the same wires (`pricing.share_links`), and jitter of hosts.
     Source: shape from the ring, tree and pairwise step counts; constants fitted.
     """
     algorithm, protocol = choice

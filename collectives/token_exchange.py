@@ -178,7 +178,7 @@ def constants_for(
 ) -> tuple[ExchangeConstants, float, bool]:
     """Constants of *routing* on *architecture*, their spread, and whether they are its own.
 
-    A generation that nobody measured takes the newest one's; only DeepEP was measured, so
+    A generation without measurements uses those of the newest one; only DeepEP was measured, so
     other libraries have the spread of an unseen GPU.
     """
     file = load_constants()

@@ -129,13 +129,10 @@ class Tuner:
         possible = [CollectiveAlgorithm.RING]
         wiring = self.wiring
         if kind in _REDUCED:
-            is_wide = wiring.host_count > 1
             if wiring.rank_count > 2 or software.algorithm is CollectiveAlgorithm.TREE:
                 possible.append(CollectiveAlgorithm.TREE)
             if wiring.can_reduce_in_switch and wiring.ranks_per_host > 2:
-                possible.append(
-                    CollectiveAlgorithm.NVLS_TREE if is_wide else CollectiveAlgorithm.NVLS
-                )
+                possible += _by_switch(wiring)
         if kind in _GATHERED and wiring.ranks_per_host == 1 and software.nccl_version >= (2, 23):
             possible.append(CollectiveAlgorithm.PAT)
         return _forced(kind, possible, wiring, software)
@@ -184,7 +181,7 @@ class Tuner:
         if algorithm is CollectiveAlgorithm.TREE:
             return base + 2 * ((wiring.ranks_per_host - 1) * inside + math.log2(hosts) * net)
         if algorithm is CollectiveAlgorithm.NVLS:
-            return base + inside
+            return base + inside + (net if hosts > 1 else 0.0)
         if algorithm is CollectiveAlgorithm.NVLS_TREE:
             return base + inside + 2 * math.log2(hosts) * net
         if algorithm is CollectiveAlgorithm.PAT:
@@ -204,7 +201,8 @@ class Tuner:
         outside = wiring.nic_bandwidth_bytes_per_s
         bus = inside if hosts == 1 else min(inside, outside)
         if algorithm is CollectiveAlgorithm.NVLS:
-            return inside * self.constants.nvls_ratio
+            inside *= self.constants.nvls_ratio
+            return inside if hosts == 1 else min(inside, outside)
         reach = (plan.two_host_reach if hosts == 2 else 1.0) * outside
         if algorithm is CollectiveAlgorithm.NVLS_TREE:
             per_channel = plan.nvls_tree_channel_bytes_per_s[self._column]
@@ -241,6 +239,14 @@ class Tuner:
         return min(bus * 0.92, self._channels * plan.tree_channel_bytes_per_s[self._column])
 
 
+def _by_switch(wiring: Wiring) -> tuple[CollectiveAlgorithm, ...]:
+    """What NVSwitches that reduce allow: alone on one host or where the network reduces, too."""
+    if wiring.host_count == 1:
+        return (CollectiveAlgorithm.NVLS,)
+    alone = (CollectiveAlgorithm.NVLS,) if wiring.can_reduce_in_network else ()
+    return (CollectiveAlgorithm.NVLS_TREE, *alone)
+
+
 def _forced(
     kind: CollectiveKind,
     possible: list[CollectiveAlgorithm],
@@ -251,12 +257,12 @@ def _forced(
     wanted = software.algorithm
     if wanted is not None and kind in UNPLANNED.get(wanted, ()):
         return (wanted,)
-    by_switch = (CollectiveAlgorithm.NVLS, CollectiveAlgorithm.NVLS_TREE)
-    if wanted in by_switch and kind in _REDUCED:
+    if wanted in (CollectiveAlgorithm.NVLS, CollectiveAlgorithm.NVLS_TREE) and kind in _REDUCED:
         if not wiring.can_reduce_in_switch:
             raise InputError(
                 f"{kind.value} on {wiring.topology_name}: {wanted.value} needs a switch that "
                 "reduces (NVLink SHARP), which the group does not have. Force ring or tree instead."
             )
-        return (by_switch[int(wiring.host_count > 1)],)
+        usable = _by_switch(wiring)
+        return (wanted,) if wanted in usable else usable
     return (wanted,) if wanted in possible else tuple(possible)

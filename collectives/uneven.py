@@ -102,7 +102,7 @@ def _held_bytes(matrix: FloatArray) -> FloatArray:
 def _carried_bytes(sizes: FloatArray) -> FloatArray:
     """What the wire of a row has carried when each of its messages is through.
 
-    They share it alike: a small one is through when every other has sent as much, or all it has.
+    They share it equally: a small one is done when every other has sent as much, or all it has.
     """
     order = np.argsort(sizes, axis=1, kind="stable")
     ordered = np.take_along_axis(sizes, order, axis=1)
@@ -134,7 +134,7 @@ def price_uneven(
 
     Leaves out: packets of different sizes that wait for each other inside a NIC.
     Source: the pairwise cost with the bytes of each rank put in; that partners wait follows from
-    messages that share a wire alike. Only one uneven measurement is public, so the spread between
+    messages that share a wire equally. Only one uneven measurement is public, so the spread between
     ranks could not be verified. *even* is the cost of the same
     bytes spread evenly: algorithm, provenance and uncertainty are taken from it.
     """
@@ -200,7 +200,8 @@ def price_lean(collective: Collective, *, cluster: Cluster, ranks: Ranks) -> Col
         per_rank_ns = (steps + 1) * latency_ns + steps * hosts_ns + gpu_ns + nic_ns
     else:
         raise InputError(
-            f"{collective.kind.value}: lean kernels do reductions and all-to-alls by byte matrix."
+            f"{collective.kind.value}: lean kernels support only reductions and all-to-all by "
+            f"byte matrix."
         )
     worst_ns = float(per_rank_ns.max())
     return CollectiveCost(

@@ -61,7 +61,7 @@ def _best_packing(cycles: np.ndarray, matrix: np.ndarray) -> float:
     load = csr_matrix(
         (np.ones(wires.size), (wires.ravel(), columns)), shape=(count * count, len(cycles))
     )
-    # In units of the widest wire: with bytes a second the solver takes 1e11 for infinite.
+    # In units of the widest wire: with bytes per second the solver takes 1e11 for infinite.
     widest = float(matrix.max())
     answer = linprog(
         -np.ones(len(cycles)),
@@ -149,6 +149,7 @@ class Wiring:
     is_peer_assumed: bool = False
     is_of_table: bool = False
     can_reduce_in_switch: bool = False
+    can_reduce_in_network: bool = False
     nic_bandwidth_bytes_per_s: float = 0.0
     nic_sharing: int = 1
     nic_count: int = 0

@@ -27,19 +27,19 @@ FAMILIES = {
 SCRIPTS = CHECKOUT / "experiments/scripts/results.json"
 PAIRS = CHECKOUT / "experiments/measured/scripts.csv"
 SCRIPTS_SENTENCE = (
-    "Unmodified scripts on virtual GPUs, beside the time that their authors logged or published "
-    "for an optimizer step. `make scoreboard SCRIPTS=FOLDER` runs those that lie in FOLDER again; "
-    "`experiments/scripts` says what it should hold."
+    "Unmodified scripts on virtual GPUs, against the time per optimizer step that their authors "
+    "logged or published. `make scoreboard SCRIPTS=FOLDER` reruns the scripts in FOLDER; "
+    "`experiments/scripts` says what the folder must contain."
 )
 HEADING = (
-    "| {} | runs | not answered | mean error | median | worst tenth beyond | inside the interval |",
+    "| {} | runs | not answered | mean error | median | 90th percentile | inside the interval |",
     "|---|--:|--:|--:|--:|--:|--:|",
 )
 PEERS = CHECKOUT / "docs/peers.yaml"
 
 
 def readme_lines() -> Iterator[str]:
-    """The table of the front page: all runs as they are, with sources left out, and peers."""
+    """The tables of README: errors in sample, with sources left out, and of other systems."""
     yield from (HEADING[0].format("measured runs of"), HEADING[1])
     for table, (name, family) in FAMILIES.items():
         stored = _stored("results.json")[table]
@@ -52,15 +52,15 @@ def readme_lines() -> Iterator[str]:
 
 
 def peer_lines() -> Iterator[str]:
-    """What others reach, each on runs of its own."""
-    yield from ("| others, on runs of their own | what | error | known by |", "|---|---|---|---|")
+    """The errors of other systems, each on its own runs."""
+    yield from ("| other systems, on their own runs | what | error | source |", "|---|---|---|---|")
     for peer in yaml.safe_load(PEERS.read_text(encoding="utf-8")):
-        yield f"| {peer['who']} | {peer['what']} | {peer['error']} | {peer['known_by']} |"
+        yield f"| {peer['who']} | {peer['what']} | {peer['error']} | {peer['source']} |"
 
 
 def script_lines() -> Iterator[str]:
     """Every public script with its published time, and the time and memory of its emulation."""
-    yield "| script | GPUs | torch | measured | predicted | off | interval | most allocated |"
+    yield "| script | GPUs | torch | measured | predicted | error | interval | peak allocated |"
     yield "|---|---|---|--:|--:|--:|---|--:|"
     stored = json.loads(SCRIPTS.read_text(encoding="utf-8"))
     for pair in _pairs():
@@ -115,7 +115,7 @@ def _left_out_line(family: str) -> str:
 
 
 def _scripts_line() -> str:
-    """The third family: unmodified scripts beside the times that their authors published."""
+    """The third family: unmodified scripts against the times that their authors published."""
     stored, pairs = json.loads(SCRIPTS.read_text(encoding="utf-8")), _pairs()
     scored = [stored[pair["name"]] for pair in pairs if pair["name"] in stored]
     errors = sorted(abs(_off(one)) for one in scored)

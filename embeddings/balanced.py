@@ -9,7 +9,7 @@ vectors; several limits are tried. The most expensive piece goes first, each to
 the rank with room that keeps the sum least.
 
 On several hosts the same is tried with hosts in place of ranks: the ranks of a
-host share every piece by rows and add up their sums before sending them. All is
+host share every piece row-wise and add up their sums before sending them. All is
 tried a second time as if no row were used twice, which a larger job does not change.
 """
 
@@ -53,7 +53,7 @@ _SENT_BYTES = 4
 _OWN_LIMITS = (0.5, 0.71, 1.0, 1.41, 2.0, 2.83, 4.0, 8.0, 16.0, 64.0)
 _SENT_LIMITS = (0.5, 1.0, 2.0, 64.0)
 """Lookups and vectors of a piece at most, over the mean of a rank."""
-_COPY_LIMITS = (0.0, 0.5, 1.0, 2.0, 4.0)
+_COPY_LIMITS = (0.0, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Cost of copying a table at most, over a rank's share of what it saves."""
 _ROOM = 1.6
 _SMALLER_SHARDS = (1, 4, 16)
@@ -84,14 +84,14 @@ class Reuse(Enum):
 
 
 _Cut = tuple[int, int, int]
-"""A table, into how many columns it is cut, and into how many pieces by rows each of them."""
+"""A table, into how many columns it is cut, and into how many row-wise pieces each of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
     """How tables are cut, where pieces are, the tables that all ranks have, and the work.
 
-    A place is *per_place* ranks that share its pieces by rows.
+    A place is *per_place* ranks that share its pieces row-wise.
     """
 
     cuts: tuple[_Cut, ...]
@@ -144,14 +144,14 @@ def find_candidates(task: ShardingTask) -> list[Candidate]:
 
 
 def plan_by_rows(task: ShardingTask) -> ShardingPlan:
-    """Every table by rows over all ranks, whether that fits or not."""
+    """Every table row-wise over all ranks, whether that fits or not."""
     copied = always_copied(task)
     shards = spread_rows(task.tables, rank_count=task.rank_count, left_out=copied)
     return task.plan(shards, "balanced", data_parallel=copied)
 
 
 def iter_balanced_plans(task: ShardingTask) -> Iterator[ShardingPlan]:
-    """The plans of all candidates in order; the last is by rows, fit or not."""
+    """The plans of all candidates in order; the last is row-wise, whether it fits or not."""
     for one in find_candidates(task):
         yield one.to_plan(task)
     yield plan_by_rows(task)
@@ -209,7 +209,7 @@ class _Placer:
     def _set_ways(self) -> None:
         """The numbers of columns that tables may be cut into, and by table the work of each.
 
-        Pieces by rows share the lookups; a vector leaves each of them.
+        Row-wise pieces share the lookups; each of them sends a vector.
         """
         tables, least = self._task.tables, self._task.min_width
         is_open, lookups, sent = [np.ones(len(tables), dtype=bool)], [], []

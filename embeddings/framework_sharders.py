@@ -1,13 +1,13 @@
 """Sharders of other systems, by their published rules.
 
-`torchrec` is its planner: a few options per table (whole, by columns, by rows over
+`torchrec` is its planner: a few options per table (whole, column-wise, row-wise over
 all ranks or over those of a host), each priced from fixed bandwidths. Starting from
 the cheapest option of every table, one table after another takes its next option,
 and the placement whose busiest rank has least to do is kept.
-`hugectr_auto` copies small tables to every rank and halves the others by rows until
+`hugectr_auto` copies small tables to every rank and halves the others row-wise until
 lookups are even: over the ranks of a host, or over hosts and all ranks of each.
 `hugectr_hybrid` copies the rows that every rank expects in every batch, and
-spreads the others by rows.
+spreads the others row-wise.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _OVER = 1.1
 """How far a piece may exceed its share of lookups: 25 of 23.75 were left whole there, 27 not."""
 
 _PARTS_OF_ROOM = (2, 4, 8, 16, 64)
-"""Pieces that must fit beside each other, tried one after the other."""
+"""Pieces that must fit together, tried one after the other."""
 
 
 def shard_as_hugectr(task: ShardingTask) -> ShardingPlan:
-    """Small tables on every rank, the others by rows over hosts and the ranks of a host."""
+    """Small tables on every rank, the others row-wise over hosts and the ranks of a host."""
     sizes, copied = task.sizes, []
     if task.rank_count > 1:
         copied = [place for place, size in enumerate(sizes) if size < COPIED_BELOW_BYTES]
@@ -98,7 +98,7 @@ def _place_even_pieces(
 
 
 def even_pieces(task: ShardingTask, held: Sequence[int], part: int, vector: float) -> list[Shard]:
-    """The tables at *held*, halved by rows until no piece exceeds its share."""
+    """The tables at *held*, halved row-wise until no piece exceeds its share."""
     tables, places, sizes = task.tables, task.rank_count, task.sizes
     costs = {place: (tables[place].pooling_factor + vector) * tables[place].width for place in held}
     share = sum(costs.values()) / places
@@ -113,7 +113,7 @@ def even_pieces(task: ShardingTask, held: Sequence[int], part: int, vector: floa
 
 
 def shard_as_hybrid(task: ShardingTask) -> ShardingPlan:
-    """Rows that a rank expects at least once per batch on every rank, the others by rows."""
+    """Rows that a rank expects at least once per batch on every rank, the others row-wise."""
     samples = task.batch_size / task.rank_count
     frequent = [
         min(table.rows, table.popularity.rows_expected(samples * table.pooling_factor))
@@ -211,7 +211,7 @@ def shard_as_torchrec(task: ShardingTask) -> ShardingPlan:
 def place_options(task: ShardingTask, proposal: Sequence[Option]) -> tuple[list[list[int]], float]:
     """Ranks of the pieces of every option, and the seconds of the busiest rank.
 
-    Tables by rows over all ranks leave no choice and go first; the others follow greedily.
+    Tables row-wise over all ranks leave no choice and go first; the others follow greedily.
     """
     placer = Placer(task.rank_count, task.room_bytes, Rule.LEAST_WORK)
     ranks: list[list[int]] = [[] for _ in proposal]
@@ -232,11 +232,11 @@ def place_options(task: ShardingTask, proposal: Sequence[Option]) -> tuple[list[
         if first == NOWHERE:
             raise PlanError(
                 f"torchrec: no rank has room for a piece of table "
-                f"{task.tables[option.place].name!r}. Take more ranks."
+                f"{task.tables[option.place].name!r}. Use more ranks."
             )
         ranks[option.place] += range(first, first + span)
     if placer.used.max() > task.room_bytes:
-        raise PlanError("torchrec: tables by rows do not fit. Take more ranks.")
+        raise PlanError("torchrec: row-wise tables do not fit. Use more ranks.")
     return ranks, float(placer.work[0].max())
 
 

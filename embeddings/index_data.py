@@ -1,7 +1,7 @@
 """IndexData: recorded indices of real batches, table by table, and their statistics.
 
 Indices are stored table after table, and within a table sample after sample, with
-the length of every bag beside them. Data is checked when it is made.
+with the length of every bag. Data is checked when it is made.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def build_index_data(
     if int(bags.sum()) != len(flat):
         raise InputError(
             f"{source}: ragged: the lengths add up to {int(bags.sum())} and there are "
-            f"{len(flat)} indices. Write one length a sample and table."
+            f"{len(flat)} indices. Write one length per sample and table."
         )
     names = names or tuple(f"table_{place}" for place in range(len(bags)))
     return IndexData(source, names, bags, flat)
@@ -104,7 +104,7 @@ def lengths_from_offsets(
     """Bag lengths from where each bag begins, with or without a last entry for the end.
 
     A last entry that is the number of indices is the end, unless the bags before it do not
-    divide by the tables or are not *sample_count* a table: then an empty bag begins there.
+    divide by the tables or are not *sample_count* per table: then an empty bag begins there.
     """
     starts = whole_numbers(np.asarray(offsets).ravel(), where=f"{source}, offsets")
     samples, remainder = divmod(len(starts) - 1, table_count)
@@ -113,7 +113,7 @@ def lengths_from_offsets(
         starts = np.concatenate([starts, [index_count]])
     if len(starts) < 2 or (len(starts) - 1) % table_count:
         raise InputError(
-            f"{source}, offsets: ragged: {len(starts) - 1} bags do not divide by "
+            f"{source}, offsets: ragged: {len(starts) - 1} bags are not divisible by "
             f"{table_count} tables."
         )
     wrong = np.flatnonzero(np.diff(starts) < 0)
@@ -148,7 +148,7 @@ def _refuse(values: NDArray[Any], wrong: NDArray[np.bool_], where: str, rule: st
         value = values[tuple(places[0])]
         raise InputError(
             f"{where}[{place}]: {rule}, got {value} ({len(places)} such value"
-            f"{'s' if len(places) > 1 else ''}). Mend or leave out the sample."
+            f"{'s' if len(places) > 1 else ''}). Fix or remove the sample."
         )
 
 

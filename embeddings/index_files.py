@@ -40,7 +40,7 @@ _KEYS = {"indices", "offsets", "lengths", "tables", "names"}
 def load_index_data(path: str | Path, *, table_count: int | None = None) -> IndexData:
     """Read the indices in *path*: `.npz`, `.npy`, `.parquet`, `.pt` or `.pth`.
 
-    *table_count* tells which axis of a bare array counts tables.
+    *table_count* decides which axis of a bare array counts tables.
     """
     path = Path(path)
     check_plain_file(path, InputError)
@@ -151,7 +151,7 @@ def _load_npy(path: Path, table_count: int | None = None) -> IndexData:
 
 
 def _load_parquet(path: Path) -> IndexData:
-    """One column a table, one row a sample: an index or a list of indices."""
+    """One column per table, one row per sample: an index or a list of indices."""
     import pyarrow
     import pyarrow.parquet
 
@@ -171,7 +171,7 @@ def _load_parquet(path: Path) -> IndexData:
         for name in content.column_names
     ]
     if not columns:
-        raise InputError(f"{path}: must have a column a table, got none.")
+        raise InputError(f"{path}: must have one column per table, got none.")
     return build_index_data(
         str(path),
         indices=np.concatenate([values for values, _ in columns]),
@@ -229,7 +229,7 @@ def _load_torch(path: Path) -> IndexData:
         sample_count=data.sample_count,
     )
     if bags.shape != data.lengths.shape or (bags != data.lengths).any():
-        raise InputError(f"{path}: ragged: offsets and lengths do not say the same bags.")
+        raise InputError(f"{path}: ragged: offsets and lengths describe different bags.")
     return data
 
 

@@ -47,7 +47,7 @@ def exceeds_devices(task: ShardingTask) -> bool:
 
 
 def build_offloaded_plan(task: ShardingTask) -> ShardingPlan:
-    """The balanced plan of the tables of *task*, some of them in host memory so that they fit."""
+    """The balanced plan of the tables of *task*, with some in host memory to make it fit."""
     plan = next(iter_balanced_plans(replace(task, tables=offload_tables(task))))
     return replace(plan, name=OFFLOADED)
 

@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 from embeddings.popularity import Int64s
 from embeddings.table import EmbeddingTable
-from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import PlanError
+from perfmodel.base.faults import FaultList
 
 
 class ShardingKind(Enum):
     """How a table is spread over ranks; the value is the word used in files.
 
-    TABLE_ROW_WISE is by rows over the ranks of one host; GRID by columns, each
-    by rows.
+    TABLE_ROW_WISE is row-wise over the ranks of one host; GRID is column-wise, and
+    each column is row-wise.
     """
 
     TABLE_WISE = "table_wise"
@@ -70,7 +70,7 @@ PieceKey = tuple[int, int, int, int]
 class PlanPieces:
     """The different pieces among shards: *keys* and *tables*; shard k is *number*[k] on *rank*[k].
 
-    Pieces of a table that are alike are one, however many ranks hold them.
+    Equal pieces of a table are one, however many ranks hold them.
     """
 
     keys: tuple[PieceKey, ...]
@@ -318,8 +318,8 @@ class ShardingPlan:
             word = "missing from the plan" if not pieces else "shard sizes do not add up"
             faults.add(
                 where,
-                f"{word}: every number must be placed once, got {placed} places for "
-                f"{wanted} numbers",
+                f"{word}: every element must be placed once, got {placed} placements for {wanted} "
+                f"elements",
             )
 
 

@@ -5,7 +5,7 @@
 
 A data-parallel parameter has no shards. TorchRec writes grid sharding as
 `grid_shard`, and column-wise sharding of a table-wise placed module as
-`table_column_wise`; both are told from the shards themselves.
+`table_column_wise`; both are recognised by their shards.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def list_refused(plan: ShardingPlan, framework: str) -> tuple[str, ...]:
     """Tables that *framework*, `torchrec` or `hugectr`, cannot run as *plan* places them."""
     if framework == "torchrec":
         return list_unrunnable(plan)
-    # HugeCTR divides tables by rows over any GPUs, copies them, or keeps their frequent rows.
+    # HugeCTR splits tables row-wise over any GPUs, copies them, or keeps their frequent rows.
     by_columns = (ShardingKind.COLUMN_WISE, ShardingKind.GRID)
     return tuple(
         table.name
@@ -99,7 +99,7 @@ def list_unrunnable(plan: ShardingPlan) -> tuple[str, ...]:
 
 
 def _type_of(plan: ShardingPlan, place: int) -> str:
-    """TorchRec's word; by rows of a host is said only where partial sums are added there."""
+    """TorchRec's name; table-row-wise only if partial sums are added inside the host."""
     if place in plan.summed_places:
         return _TYPES[ShardingKind.TABLE_ROW_WISE]
     kind = plan.kinds[place]

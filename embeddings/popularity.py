@@ -23,7 +23,7 @@ _STEPS = 200
 _EXACT = 1e-14
 _ALMOST_NEVER, _LOG_NOTHING = 1e-300, -42.0
 HOT_ROWS = 64
-"""Rows of a table that pieces by rows get one by one; the others are spread evenly."""
+"""Rows of a table that row-wise pieces get one by one; the others are spread evenly."""
 _SPREAD_OUT = np.array([int(f"{place:06b}"[::-1], 2) for place in range(HOT_ROWS)], dtype=np.int64)
 """Numbers 0 to HOT_ROWS - 1 in an order that is spread out from the start: bits reversed."""
 
@@ -68,9 +68,13 @@ class Popularity:
         return self._sum(self.probabilities)
 
     @property
-    def hottest_share(self) -> float:
+    def hottest_share(self) -> Floats:
         """The share of draws that go to the most popular row."""
-        return float(self.probabilities.max())
+        own = self.row_counts.shape[-1]
+        hot = np.minimum(self.row_counts, 1.0) * self.probabilities[:own]
+        rest = np.minimum(np.multiply.outer(self.rest_share, self.rest_counts), 1.0)
+        cold = (rest * self.probabilities[own:]).max(axis=-1, initial=0.0)
+        return np.maximum(hot.max(axis=-1, initial=0.0), cold if cold.size else 0.0)
 
     def rows_expected(self, draws: float) -> int:
         """Rows that *draws* draws are expected to hit at least once each."""
@@ -85,7 +89,7 @@ class Popularity:
         return hot, self.row_counts - hot
 
     def piece(self, where: RowRange) -> Popularity:
-        """The rows of a piece by rows, or of each of several.
+        """The rows of a row-wise piece, or of each of several.
 
         The most popular rows are spread over the table one by one, so that any
         number of equal pieces gets them in turn; all others are spread evenly.

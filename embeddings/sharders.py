@@ -13,7 +13,6 @@ from functools import partial
 
 import numpy as np
 
-from embeddings.balanced import iter_balanced_plans
 from embeddings.framework_sharders import shard_as_hugectr, shard_as_hybrid, shard_as_torchrec
 from embeddings.plan import ShardingPlan
 from embeddings.sharding_task import Placer, Rule, cut_table, place_greedily, spread_rows
@@ -113,6 +112,12 @@ def _size_even(task: ShardingTask) -> ShardingPlan:
             cuts[place] *= 2
 
 
+def _balanced(task: ShardingTask) -> ShardingPlan:
+    from embeddings.balanced import iter_balanced_plans  # a search, and only this sharder needs it
+
+    return next(iter_balanced_plans(task))
+
+
 _COSTS: dict[str, TableCost] = {
     "size_greedy": size_cost,
     "lookup_greedy": lookup_cost,
@@ -124,7 +129,7 @@ SHARDERS: dict[str, Sharder] = {
     "naive_chunk": _naive_chunk,
     "random": _random,
     **{name: partial(_greedy, name, cost) for name, cost in _COSTS.items()},
-    "balanced": lambda task: next(iter_balanced_plans(task)),
+    "balanced": _balanced,
     "row_wise": lambda task: task.plan(
         spread_rows(task.tables, rank_count=task.rank_count), "row_wise"
     ),

@@ -224,7 +224,7 @@ def place_greedily(costs: Sequence[float], sizes: Sequence[int], task: ShardingT
             f"sharder: no rank has room for a piece of {sizes[left] / BYTES_PER_GIB:.1f} GiB; "
             f"the emptiest of {task.rank_count} has "
             f"{(task.room_bytes - placer.used.min()) / BYTES_PER_GIB:.1f} GiB left. "
-            "Take more ranks, or a sharder that splits tables."
+            "Use more ranks, or a sharder that splits tables."
         )
     return [int(rank) for rank in ranks]
 
@@ -232,7 +232,7 @@ def place_greedily(costs: Sequence[float], sizes: Sequence[int], task: ShardingT
 def spread_rows(
     tables: Sequence[EmbeddingTable], *, rank_count: int, left_out: Sequence[int] = ()
 ) -> list[Shard]:
-    """Every table by rows over all ranks; those with fewer rows over the next ranks in turn."""
+    """Every table row-wise over all ranks; those with fewer rows over the next ranks in turn."""
     shards: list[Shard] = []
     next_rank, absent = 0, frozenset(left_out)
     for place, table in enumerate(tables):
@@ -248,7 +248,7 @@ def spread_rows(
 
 
 def cut_table(place: int, table: EmbeddingTable, *, columns: int, rows: int) -> list[Shard]:
-    """The pieces of the table at *place*, by columns and then by rows, all on rank 0 for now."""
+    """The pieces of the table at *place*, column-wise and then row-wise, all on rank 0 for now."""
     width = table.width // columns
     return [
         Shard(place, 0, first, after - first, column * width, width)
@@ -258,7 +258,7 @@ def cut_table(place: int, table: EmbeddingTable, *, columns: int, rows: int) -> 
 
 
 def spread_over(piece: Shard, place: int, count: int) -> list[Shard]:
-    """*piece* by rows over the *count* ranks of *place*; fewer where it has fewer rows."""
+    """*piece* row-wise over the *count* ranks of *place*; fewer if it has fewer rows."""
     table, _, first_row, rows, first_column, width = piece
     return [
         Shard(table, place * count + number, first_row + first, after - first, first_column, width)

@@ -87,13 +87,14 @@ class EmbeddingTable:
     """A table of *rows* x *width* numbers; a sample looks up *pooling_factor* rows on average.
 
     *pooling_deviation* is the standard deviation of that number over samples.
-    A piece by rows is *piece_of* the table that *distribution* describes, and begins at
+    A row-wise piece is *piece_of* the table that *distribution* describes, and begins at
     *first_row* (`key_rows`). A table that is not *is_pooled* returns every requested row; one
     that is returns a vector per sample for each of the *features* that share it, whose lookups
     together are the pooling factor.
     *cached_ratio* is the share of a HOST_CACHED table that the device has room for.
     *hottest_ratio* is where its hottest row is, from 0 for the first to 1 for the last
-    (`spread_hot_rows`).
+    (`spread_hot_rows`). Plans may cut it in the ways *sharding_types* names and put it on *ranks*;
+    without any, in all ways and everywhere.
     """
 
     name: str
@@ -111,6 +112,8 @@ class EmbeddingTable:
     cached_ratio: float = 0.2
     hottest_ratio: float = 0.0
     features: int = 1
+    sharding_types: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for what, number, least, most in (
@@ -175,7 +178,7 @@ class EmbeddingTable:
 
     @property
     def whole(self) -> EmbeddingTable:
-        """The table that this is a piece by rows of, or is itself."""
+        """The table that this is a row-wise piece of, or is itself."""
         return self.piece_of or self
 
     @property
@@ -218,9 +221,9 @@ class EmbeddingTable:
         )
 
     def key_rows(self, first_row: Int64s, rows: Int64s) -> Int64s:
-        """First rows of pieces by rows, equal for pieces that are alike.
+        """First rows of row-wise pieces, the same for equal pieces.
 
-        Pieces of a uniform table are alike, and of other tables those without any of the hottest
+        Pieces of a uniform table are equal, and in other tables those without any of the hottest
         rows; these get the row past the end.
         """
         is_whole = rows == self.rows
@@ -257,11 +260,11 @@ class EmbeddingTable:
         ]
 
     def of_width(self, width: int) -> EmbeddingTable:
-        """A piece by columns; all columns are the table."""
+        """A column-wise piece; all columns are the table."""
         return self if width == self.width else replace(self, width=width)
 
     def shares_of(self, first_row: Int64s, rows: Int64s) -> Floats:
-        """The shares of lookups that go to pieces by rows."""
+        """The shares of lookups that go to row-wise pieces."""
         if self.distribution == UNIFORM or (rows == self.rows).all():
             return rows / self.rows
         return self.popularity.piece(self.range_of(first_row, rows)).share
@@ -271,7 +274,7 @@ def spread_hot_rows(tables: Sequence[EmbeddingTable]) -> tuple[EmbeddingTable, .
     """The tables of one model, the hottest row of each at another place, as it is unknown.
 
     By size, any number of successive tables has its hottest rows spread evenly: multiples of the
-    golden ratio. Names decide nothing, and the order only between tables that are alike.
+    golden ratio. Names decide nothing, and the order matters only between equal tables.
     """
     spread = list(tables)
     skewed = [place for place, table in enumerate(tables) if table.distribution != UNIFORM]

@@ -17,6 +17,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from embeddings.distribution import UNIFORM, IndexDistribution, ReuseHistogram, Zipf
 from embeddings.index_files import load_index_data
+from embeddings.plan import ShardingKind
 from embeddings.table import (
     MOST_LOOKUPS,
     MOST_ROWS,
@@ -33,6 +34,7 @@ from perfmodel.base.forms import Document, load_document
 from perfmodel.base.reading import parse_json, parse_rows, quote, read_text
 
 MAX_TABLE_FILE_BYTES = 64 * 2**20
+MOST_RANKS = 2**20
 
 
 def _refuse_switch(rule: str, value: Any) -> Any:
@@ -67,6 +69,28 @@ def _parse_distribution(value: Any) -> IndexDistribution:
     )
 
 
+def _parse_words(value: Any) -> tuple[str, ...]:
+    """A list, or in a CSV cell words joined by +; TorchRec's word for a grid is its own."""
+    words = value.split("+") if isinstance(value, str) else value
+    known = {kind.value: kind.value for kind in ShardingKind} | {"grid_shard": "grid"}
+    wrong = [word for word in words if word not in known]
+    if wrong or not words:
+        raise ValueError(f"must be of {', '.join(known)}, got {quote((wrong or [''])[0])}")
+    return tuple(known[word] for word in words)
+
+
+def _parse_ranks(value: Any) -> tuple[int, ...]:
+    """A list, or text such as 0-3,8."""
+    parts = value.split(",") if isinstance(value, str) else [str(one) for one in value]
+    ranks: set[int] = set()
+    for part in parts:
+        low, _, high = part.strip().partition("-")
+        if not (low.isdigit() and (high or low).isdigit() and int(high or low) < MOST_RANKS):
+            raise ValueError(f"must be ranks such as 0-3,8, got {quote(part)}")
+        ranks |= set(range(int(low), int(high or low) + 1))
+    return tuple(sorted(ranks))
+
+
 # A cell of a CSV file is text, so a number may be written as one.
 _Whole = Annotated[int, BeforeValidator(partial(_refuse_switch, "a whole number"))]
 _Number = Annotated[
@@ -98,6 +122,8 @@ class TableEntry(BaseModel):
     is_pooled: _Switch = True
     memory: TableMemory = TableMemory.DEVICE
     cached_ratio: _Number = 0.2
+    sharding_types: Annotated[Any, ReadAs(str | list[str], _parse_words)] = ()
+    ranks: Annotated[Any, ReadAs(str | list[int], _parse_ranks)] = ()
     feature_names: Any = None
     pooling: Any = None
     init_fn: Any = None
@@ -181,7 +207,7 @@ def _with_indices(
     left = [table.name for table in tables if table.name not in known]
     if left and len(left) < len(tables):
         raise PlanError(
-            f"{indices}: some of its names are those of tables, and {', '.join(left)[:200]} are "
+            f"{indices}: it names some of the tables, but {', '.join(left)[:200]} are "
             "missing. Name all tables, or none of them, in their order."
         )
     return tuple(

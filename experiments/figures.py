@@ -1,7 +1,7 @@
 """What the scripts of all figures share: three options, one style, measured tables.
 
 Pictures have the size they are printed in: a column of 85 mm or a page of 178 mm, with letters
-of 7 points. Colours are those of Okabe and Ito, told apart with any colour vision; what was
+of 7 points. Colours are those of Okabe and Ito, distinct with any colour vision; what was
 measured is black, and markers and hatches say the same again for print without colour.
 """
 
@@ -65,7 +65,7 @@ class Wishes:
         return open_executor("ray" if self.ray_address else "serial", address=self.ray_address)
 
     def scenario(self) -> Any:
-        """The scenario beside the script; its keys under `quick` replace others in a quick run."""
+        """The scenario of the script; in a quick run its keys under `quick` replace others."""
         document = yaml.safe_load((self.folder / "scenario.yaml").read_text(encoding="utf-8"))
         quick = document.pop("quick", {}) if isinstance(document, dict) else {}
         return document | quick if self.is_quick else document
@@ -86,7 +86,7 @@ class Wishes:
 
 
 def read_wishes(script: str, question: str | None) -> Wishes:
-    """What the command line of *script* says; results go beside it, quick ones to build/figures."""
+    """What the command line of *script* says; results go to its folder or build/figures."""
     folder = Path(script).resolve().parent
     parser = argparse.ArgumentParser(description=question)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where pictures and numbers go")
@@ -118,7 +118,7 @@ def plot_bars(
     horizontal: bool = False,
     values: str | None = None,
 ) -> None:
-    """Bars of *series* side by side, told apart by colour and hatch; nan leaves one out."""
+    """Bars of *series* side by side, distinguished by colour and hatch; nan leaves one out."""
     places, width = np.arange(len(labels)), 0.8 / len(series)
     draw = axes.barh if horizontal else axes.bar
     for number, (name, heights) in enumerate(series.items()):

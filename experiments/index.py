@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 README = Path(__file__).resolve().parent / "README.md"
-MADE = ("measured beside", "prediction only", "drawn")
-ASKED_FOR = ("needs a script of yours", "needs torch", "measures this machine")
+MADE = ("with measurements", "prediction only", "drawn")
+ASKED_FOR = ("needs your script", "needs torch", "measures this machine")
 _LINE = re.compile(r"^\| (?P<what>[^|]+) \| (?P<cells>[^|]+) \| (?P<state>[^|]+) \|$")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line: what is shown, in which folder, as which files, and what stands beside it."""
+    """One line: what is shown, in which folder, as which files, and its state."""
 
     what: str
     folder: str

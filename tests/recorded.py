@@ -1,4 +1,4 @@
-"""Recorded values: a grid of small cases beside what they gave when a person last looked.
+"""Recorded values: a grid of small cases with the results that were last reviewed.
 
 They notice a formula that is subtly wrong in one corner, where a worked case does not reach. No
 constant that is fitted to measurements takes part, so that a fit moves none of them. After a
@@ -51,7 +51,7 @@ def plain(value: Any) -> Any:
 
 
 def check(module_file: str, values: dict[str, Any]) -> None:
-    """Compare *values* with those recorded beside *module_file*."""
+    """Compare *values* with those recorded next to *module_file*."""
     recorded = json.loads(Path(module_file).with_suffix(".json").read_text(encoding="utf-8"))
     assert sorted(values) == sorted(recorded)
     for name, value in values.items():

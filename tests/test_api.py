@@ -54,7 +54,7 @@ def test_what_is_far_too_large_is_noted_before_the_replay(batch, is_noted):
 
     assert any(note.startswith("note: ") for note in notes) == is_noted
     if batch > 60:
-        with pytest.raises(InputError, match="gpt2_124m on dgx_a100"):
+        with pytest.raises(InputError, match=r"gpt2_124m on dgx_a100.*training.recompute=full"):
             api.predict(scenario, require_fit=True)
 
 

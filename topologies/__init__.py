@@ -14,9 +14,15 @@ from topologies.device import (
     load_device,
 )
 from topologies.link import Fabric, FabricKind, Link, LinkKind, Route, Vertex, VertexKind
-from topologies.recognising import cpu_speed, find_device, find_machine, name_devices
+from topologies.recognising import (
+    cpu_speed,
+    find_device,
+    find_machine,
+    list_topologies,
+    load_topology,
+    name_devices,
+)
 from topologies.topology import Topology
-from topologies.topology_file import list_topologies, load_topology
 
 __all__ = [
     "Architecture",

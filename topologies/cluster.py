@@ -62,11 +62,6 @@ class Cluster:
         """The host of every rank."""
         return self.seats_of(np.arange(self.rank_count, dtype=np.int64))[0]
 
-    @property
-    def gpu_of_rank(self) -> Ranks:
-        """The GPU of every rank, counted inside its host."""
-        return self.seats_of(np.arange(self.rank_count, dtype=np.int64))[1]
-
     def seats_of(self, ranks: Seats) -> tuple[Seats, Seats]:
         """The hosts of *ranks*, one or many, and their GPUs there."""
         block, seat = divmod(ranks, self.ranks_per_block)
@@ -215,6 +210,7 @@ def _ranks_per_host(
         needed = -(-hosts * max(per_host, 1) // gpus)
         advice = f"Ask for {needed} hosts or more" + ("." if ranks else f", with {gpus} at most.")
         raise TopologyError(
-            f"cluster: {topology.name} seats 1 to {gpus} ranks per host, got {per_host}. {advice}"
+            f"cluster: {topology.name} has room for 1 to {gpus} ranks per host, got {per_host}. "
+            f"{advice}"
         )
     return per_host

@@ -19,7 +19,7 @@ from typing import Annotated
 from pydantic import Field
 
 from perfmodel.base.errors import TopologyError
-from perfmodel.base.fields import Bandwidth, Count, Duration, Parsed
+from perfmodel.base.fields import Bandwidth, Count, Duration, Parsed, Switch
 from perfmodel.base.forms import Form
 
 
@@ -226,8 +226,9 @@ class Fabric(Form):
     *spine_latency_ns* on the way up and down again. *oversubscription* is what the NICs under a
     leaf can send over what the leaf can pass up: 1 keeps every NIC busy across the spine. Defaults
     are those of the machines we ship. *call_latency_ns* is paid by every call of a training job
-    that does not queue behind another of its group, per doubling of the hosts that take part: on a
-    network shared with other jobs, waiting for the slowest host.
+    that does not queue after another of its group, per doubling of the hosts that take part: on a
+    network shared with other jobs, waiting for the slowest host. A network that *reduces* has
+    switches that add up what passes through them (SHARP).
     """
 
     sections = ("nic", "leaf", "spine", "call")
@@ -242,6 +243,7 @@ class Fabric(Form):
     ] = 1.0
     spine_latency_ns: Annotated[Duration, Field(alias="spine.latency")] = 300.0
     call_latency_ns: Annotated[Duration, Field(alias="call.latency")] = 0.0
+    reduces: Switch = False
 
     def __post_init__(self) -> None:
         rules = (

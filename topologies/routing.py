@@ -86,7 +86,7 @@ class Router:
 
     vertices: tuple[Vertex, ...]
     links: tuple[Link, ...]
-    peer_to_peer: bool
+    peer_to_peer: bool | None
     gpus_forward: bool
     _kinds: dict[str, VertexKind] = field(init=False, repr=False)
     _tables: dict[tuple[str, str], RoutesTo] = field(default_factory=dict, init=False, repr=False)
@@ -119,10 +119,11 @@ class Router:
         if self.gpus_forward:
             yield self._table("nvlink through gpus", target).route(source)
         ends = (self._kinds[source], self._kinds[target])
-        if self.peer_to_peer or ends != (VertexKind.GPU, VertexKind.GPU):
-            yield self._table("any", target).route(source)
-        else:
+        is_between_gpus = ends == (VertexKind.GPU, VertexKind.GPU) and source != target
+        if is_between_gpus and not self.peer_to_peer:
             yield self._through_cpu(source, target)
+        if not is_between_gpus or self.peer_to_peer is not False:
+            yield self._table("any", target).route(source)
 
     def _through_cpu(self, source: str, target: str) -> Route | None:
         found = []

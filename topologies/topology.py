@@ -19,8 +19,9 @@ from topologies.routing import Router
 class Topology:
     """One host.
 
-    *peer_to_peer* says whether GPUs reach each other over PCIe without a stop in host memory; None
-    is unknown, and assumed to be true. *gpus_forward* says whether GPUs forward NVLink traffic of
+    *peer_to_peer* says whether GPUs reach each other over PCIe without a stop in host memory. None
+    is unknown: a stop is assumed, which lies between the fastest hosts and the slowest.
+    *gpus_forward* says whether GPUs forward NVLink traffic of
     other GPUs. *trays* above 1 makes it a rack: several machines, each with its own operating
     system, joined by one NVLink. *host_copy_bytes_per_s* is the measured rate of a large copy from
     host memory on this machine; without it the device's figure is used. *measured* names the
@@ -51,8 +52,7 @@ class Topology:
         faults = [*_vertex_faults(self), *_link_faults(self)]
         if faults:
             raise TopologyError(f"topology {self.name}: " + "; ".join(faults) + ".")
-        is_peer = self.peer_to_peer is not False
-        router = Router(self.vertices, self.links, is_peer, self.gpus_forward)
+        router = Router(self.vertices, self.links, self.peer_to_peer, self.gpus_forward)
         object.__setattr__(self, "router", router)
         object.__setattr__(self, "nic_of_gpu", _deal_nics(self))
         faults = _reach_faults(self)
@@ -71,8 +71,10 @@ class Topology:
     def _wires(self) -> tuple[object, ...]:
         return (
             self.vertices,
-            self.links,
-            self.fabric,
+            # Whatever their order in the file.
+            Counter(self.links),
+            # Whether its switches reduce was not stated by those who measured.
+            self.fabric and replace(self.fabric, reduces=False),
             self.device.architecture,
             self.trays,
             self.peer_to_peer,
@@ -199,10 +201,12 @@ def _link_faults(topology: Topology) -> list[str]:
     for link in topology.links:
         dangling = [end for end in (link.source, link.target) if end not in names]
         if dangling:
-            faults.append(f"link {link.name} ends at {' and '.join(dangling)}, which is no vertex")
+            faults.append(
+                f"link {link.name} ends at {' and '.join(dangling)}, which is not a vertex"
+            )
     seen = Counter((link.name, link.kind) for link in topology.links)
     faults += [
-        f"link {name} ({kind.value}) stands {count} times; write `lanes: {count}` instead"
+        f"link {name} ({kind.value}) is listed {count} times; write `lanes: {count}` instead"
         for (name, kind), count in seen.items()
         if count > 1
     ]

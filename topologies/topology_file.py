@@ -2,8 +2,7 @@
 
 `between: [A, B]` makes links both ways, `from: A` with `to: B` one way, `mesh: A` joins every two
 of a selection. A selection is `gpu:*` (all), `gpu:0-3` (a range with both ends) or `gpu:0,5`. The
-pattern says which vertex of A is joined to which of B. A name without a path is looked up in the
-catalog that comes with the package.
+pattern says which vertex of A is joined to which of B.
 """
 
 from __future__ import annotations
@@ -18,16 +17,15 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from perfmodel.base.documents import FaultList, find_document, list_documents, load_yaml
 from perfmodel.base.errors import TopologyError
+from perfmodel.base.faults import FaultList
 from perfmodel.base.fields import Bandwidth, Count, Duration, Line, OneOf, Parsed, ReadAs, Switch
-from perfmodel.base.forms import Document, Form, load_document, parse_document
+from perfmodel.base.forms import Document, Form
 from perfmodel.base.reading import quote
-from topologies.device import Device, Sourced, list_devices, load_device
+from topologies.device import Device, Sourced, load_device
 from topologies.link import HOST_KINDS, HOST_LINK_KINDS, Fabric, Link, LinkKind, Vertex, VertexKind
 from topologies.topology import Topology
 
-CATALOG = Path(__file__).parent / "catalog"
 MAX_LINKS = 200_000
 _SELECTION = re.compile(r"([a-z_]+):(\*|\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)")
 _MAX_DIGITS = 6
@@ -116,38 +114,8 @@ class TopologyFile(Sourced):
     measured: Line | None = None
 
 
-def list_topologies() -> tuple[str, ...]:
-    """Names of the machines that come with the package."""
-    return list_documents(CATALOG)
-
-
-def load_topology(name_or_path: str | Path, *, calibrations: Sequence[str] = ()) -> Topology:
-    """The topology in a file, or of a name in the catalog, with or without `.yaml`.
-
-    NCCL's topology XML and the matrix of `nvidia-smi topo -m` are read too. *calibrations* are
-    files of constants that were measured on it.
-    """
-    _check_no_device(str(name_or_path))
-    path = find_document(name_or_path, folder=CATALOG, what="topology", error_type=TopologyError)
-    document = _open_foreign(path) if path.parent != CATALOG else None
-    if document is None:
-        document = load_document(path, TopologyError, what="topology")
-    if "family" in document.content:
-        raise TopologyError(f"{path}: states a family: it is a workload. Give it with --workload.")
-    topology = _find_constants(parse_topology(document, path=path), path)
-    return topology.calibrated_by(calibrations) if calibrations else topology
-
-
-def _open_foreign(path: Path) -> Document | None:
-    """The machine in a file of another program; None if it is our own."""
-    from topologies.formats import read_foreign  # the catalog needs no other formats
-
-    foreign = read_foreign(path)
-    return None if foreign is None else parse_document(foreign.text, str(path), TopologyError)
-
-
 def parse_topology(document: Document, *, path: Path) -> Topology:
-    """The topology in *document*; a device file that it names is beside *path*."""
+    """The topology in *document*; a device file that it names is in the folder of *path*."""
     device = document.content.get("device")
     if isinstance(device, str) and device.endswith((".yaml", ".yml")):
         document.content["device"] = str(path.parent / device)
@@ -175,43 +143,6 @@ def parse_topology(document: Document, *, path: Path) -> Topology:
         )
     except TopologyError as fault:
         raise TopologyError(f"{path}: {fault}") from None
-
-
-def _find_constants(topology: Topology, path: Path) -> Topology:
-    """*topology* with the machine whose measured constants it takes, if it is wired like it.
-
-    A file states that machine, and a copy under another name keeps its constants. A file that has
-    the name of a shipped machine must be wired like it, too.
-    """
-    if path.parent == CATALOG:
-        return topology
-    stated = topology.measured
-    if stated not in list_topologies():
-        if stated != topology.name:
-            raise TopologyError(
-                f"{path}: measured: must be a machine of the catalog, got {stated!r}. Leave it out "
-                "if nothing was measured there."
-            )
-        return topology
-    shipped = CATALOG / f"{stated}.yaml"
-    document = load_document(shipped, TopologyError)
-    if topology.is_wired_like(parse_topology(document, path=shipped)):
-        return topology
-    lost = (
-        f"{topology.name} is wired differently from the shipped {stated}: constants of collectives "
-        "that were measured there are replaced by those of similar machines."
-    )
-    return replace(topology, measured=f"{topology.name}, changed", lost_constants=lost)
-
-
-def _check_no_device(name: str) -> None:
-    """Refuse the name of a GPU where a machine is meant, with the machines that have it."""
-    if name in list_topologies() or name not in list_devices() or Path(name).exists():
-        return
-    machines = [path.stem for path in sorted(CATALOG.glob("*.yaml"))
-                if load_yaml(path).get("device") == name]  # fmt: skip
-    known = f"Machines with it: {', '.join(machines)}." if machines else "No machine here has it."
-    raise TopologyError(f"topology {name!r}: is a GPU, and a machine is needed. {known}")
 
 
 def _iter_vertices(

@@ -99,7 +99,7 @@ def load_chakra(path: Path | str, limits: Limits = DEFAULT_LIMITS) -> ChakraTrac
                 limits.check_count(path, len(operations), "operations")
                 if operations.setdefault(found.number, found) is not found:
                     raise TraceError(
-                        f"{path}: every operation must have an id of its own; "
+                        f"{path}: every operation must have a unique id; "
                         f"{found.number} is used twice."
                     )
         except (DecodeError, ValueError, json_format.ParseError) as fault:
@@ -176,7 +176,7 @@ def split_bytes(chunks: Chunks, text: bytes) -> Iterator[bytes]:
             damage = f" ({chunks.fault})" if chunks.fault else ""
             raise TraceError(
                 f"{chunks.path}: the message at byte {begin} must be {size} bytes long, "
-                f"{left}{damage}. The file ends early or is no Chakra trace."
+                f"{left}{damage}. The file ends early or is not a Chakra trace."
             )
         yield text[start : start + size]
         place = start + size
@@ -189,7 +189,9 @@ def _read_length(text: bytes, place: int, path: Path, offset: int) -> tuple[int,
         value |= (letter & 0x7F) << (7 * digit)
         if letter < 0x80:
             return value, place + digit + 1
-    raise TraceError(f"{path}: no message length at byte {offset + place}. It is no Chakra trace.")
+    raise TraceError(
+        f"{path}: no message length at byte {offset + place}. It is not a Chakra trace."
+    )
 
 
 def split_text(chunks: Chunks, first: bytes) -> Iterator[bytes]:
@@ -226,7 +228,7 @@ def _parse_text(kind: str, item: bytes) -> Any:
     if isinstance(stated, str):
         word = stated.removesuffix("_NODE")
         if not stated.endswith("_NODE") or word not in _KIND_WORDS:
-            raise ValueError(f"type {stated!r:.40} is no kind of operation")
+            raise ValueError(f"type {stated!r:.40} is not a kind of operation")
         words["type"] = _KIND_WORDS.index(word)
     return json_format.ParseDict(words, MESSAGES[kind](), ignore_unknown_fields=True)
 

@@ -175,7 +175,7 @@ def _arguments(item: dict[str, Any], word: str) -> tuple[Argument, ...]:
     if isinstance(content, dict):
         values, shapes, kinds = (content.get(key, ()) for key in ("values", "shapes", "types"))
     else:
-        # Schemas before 1.0.3 keep shapes and types beside the inputs.
+        # Schemas before 1.0.3 keep shapes and types separate from the inputs.
         values, shapes = content, item.get(f"{word}_shapes", ())
         kinds = item.get(f"{word}_types", ())
     if not all(isinstance(part, list | tuple) for part in (values, shapes, kinds)):

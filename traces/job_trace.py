@@ -13,8 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import TraceError
+from perfmodel.base.faults import FaultList
 from traces.chakra import is_chakra
 from traces.execution_trace import ExecutionTrace, load_execution_trace
 from traces.file_stream import DEFAULT_LIMITS, Limits, read_head
@@ -217,7 +217,7 @@ def _recording_of(name: str, files: Sequence[Path], *, is_asked_for: bool = Fals
     by_format: dict[TraceFormat, list[Path]] = {kind: [] for kind in TraceFormat}
     for path in files if is_asked_for else sorted(files):
         by_format[detect_format(path)].append(path)
-    # A file that was named must be read; if it is no trace, the Kineto reader says why.
+    # A file that was named must be read; if it is not a trace, the Kineto reader says why.
     other = by_format[TraceFormat.OTHER] if is_asked_for else []
     return Recording(
         name,

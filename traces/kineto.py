@@ -88,7 +88,7 @@ class _Reader:
 
     def _add_carefully(self, item: Any) -> None:
         if not isinstance(item, dict):
-            self._fault("entry that is no object")
+            self._fault("entry that is not an object")
             return
         if item.get("ph") != "X":
             self._leave_out(_NO_INTERVALS)
@@ -141,7 +141,7 @@ class _Reader:
         rank, world_size, is_stated = self._rank()
         base_ns = around.get("baseTimeNanoseconds", 0)
         if not isinstance(base_ns, int) or abs(base_ns) >= _LARGEST_BASE_NS:
-            faults.add("baseTimeNanoseconds is no possible moment; read as 0", "the head")
+            faults.add("baseTimeNanoseconds is not a valid time; read as 0", "the head")
             base_ns = 0
         columns = self.rows.columns(base_ns)
         devices = around.pop("deviceProperties", None)

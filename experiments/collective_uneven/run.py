@@ -1,4 +1,4 @@
-"""Uneven all-to-all: the byte matrix beside the paper's three scalar treatments.
+"""Uneven all-to-all: the byte matrix against the paper's three scalar treatments.
 
 python experiments/collective_uneven/run.py [--quick] [--out FOLDER]
 """
@@ -119,7 +119,7 @@ def off_by(values):
 
 
 def one_measurement(measured):
-    """The one uneven exchange that is public beside the even one, 4 x V100, mean over ranks."""
+    """The one public uneven exchange against the even one, 4 x V100, mean over ranks."""
     cluster = build_cluster(load_topology(measured["topology"]), hosts=1, ranks=4)
     times = {}
     for name, tables in measured["tables_of_ranks"].items():

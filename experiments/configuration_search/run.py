@@ -26,7 +26,7 @@ from perfmodel.api import LayoutQuestion, Scenario, predict, search
 from perfmodel.validation.runs_table import RunRow, load_runs
 
 TRIED_ITERATIONS = 20
-"""What somebody with the machine would run of every layout before choosing."""
+"""What an owner of the machine would run of every layout before choosing."""
 
 
 def main() -> None:

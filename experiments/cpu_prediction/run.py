@@ -70,7 +70,7 @@ def sum_up(rounds: list[dict[str, dict]]) -> dict[str, dict]:
 
 
 def draw(wishes: Wishes, summary: dict[str, dict]) -> None:
-    """Predicted beside measured, in one picture."""
+    """Predicted and measured times in one picture."""
     figure, axes = new_figure(height=2.2)
     short = [name.replace("_data_parallel", "").replace("_small", "") for name in summary]
     errors = [f"{result['error_pct']:+.1f} %" for result in summary.values()]

@@ -53,7 +53,7 @@ def _layers(widths: tuple[int, ...]) -> nn.ModuleList:
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, both behind a norm and beside a residual."""
+    """Attention and feed-forward, both after a norm and with a residual."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Embedding kernels: fitted, held out and by the paper's heuristic, beside what was measured.
+"""Embedding kernels: fitted, held out and by the paper's heuristic, against measurements.
 
 python experiments/embedding_kernels/run.py [--quick] [--out FOLDER]
 """

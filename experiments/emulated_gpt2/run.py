@@ -1,4 +1,4 @@
-"""Emulated GPT-2 124M beside the workload generator: python run.py PATH/nanoGPT/train.py."""
+"""Emulated GPT-2 124M against the workload generator: python run.py PATH/nanoGPT/train.py."""
 
 from __future__ import annotations
 

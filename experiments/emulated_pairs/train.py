@@ -29,7 +29,7 @@ class Block(nn.Module):
         return self.layer(x)
 
     def layer(self, x):
-        """Attention and feed-forward, each beside the residual stream."""
+        """Attention and feed-forward, each with a residual."""
         batch, length, width = x.shape
         parts = self.qkv(self.norm_1(x)).split(width, dim=2)
         heads = (
@@ -61,7 +61,7 @@ class GPT(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions with a shortcut."""
 
     def __init__(self, entering: int, width: int, stride: int) -> None:
         super().__init__()

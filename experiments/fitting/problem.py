@@ -18,8 +18,8 @@ import yaml
 from numpy.typing import NDArray
 
 from experiments.fitting.runs import Case
+from perfmodel.costs.calibration_files import power_ratio
 from perfmodel.costs.models import FAMILIES
-from perfmodel.costs.power import power_ratio
 from perfmodel.costs.sustained import ARITHMETIC, KINDS, load_sustained, reference_of
 from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.profiles import STACK_FOLDER, load_stack

@@ -21,6 +21,7 @@ from perfmodel.costs.sustained import load_sustained
 from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.profiles import STACK_FOLDER, load_stack
 from perfmodel.stacks.spread import FILE as SPREAD_FILE
+from perfmodel.stacks.spread import load_spread
 from perfmodel.stacks.stack import PLAIN_GEMM
 from topologies import load_device
 
@@ -106,9 +107,20 @@ def _evidence(cases: Sequence[Case], name: str, spreads: Spreads) -> dict[str, o
                 "rows": len(rows),
                 "sources": len({case.publisher for case in rows}),
                 "hosts": max(case.hosts for case in rows),
+                **_fewest_samples(rows),
                 "spread": round(spread, 3),
             }
     return result
+
+
+def _fewest_samples(cases: Sequence[Case]) -> dict[str, int]:
+    """The smallest batch of a rank; Transformers count tokens instead."""
+    batches = [
+        (case.row.value("gbs") or 0) // (case.row.value("n_gpus") or 1)
+        for case in cases
+        if not case.is_transformer
+    ]
+    return {"samples": int(min(batches))} if batches else {}
 
 
 def write_chips(problem: Problem, value: NDArray[np.float64]) -> None:
@@ -130,11 +142,14 @@ def write_chips(problem: Problem, value: NDArray[np.float64]) -> None:
 
 
 def write_spread(problem: Problem, spreads: Spreads, family: Family) -> None:
-    """Put the spreads of *family* into their file."""
+    """Put the spreads of *family* into their file; what was chosen by hand stays."""
+    known = load_spread()
+    kept = known.dlrm if family is Family.DLRM else known.transformer
     entry = {
         "other_chip": round(spreads.other_chip, 3),
         "no_runs": round(spreads.no_runs, 3),
         "per_doubling": round(spreads.per_doubling, 3),
+        **({"per_halving": kept.per_halving} if kept.per_halving else {}),
         **({"experts": round(spreads.experts, 3)} if spreads.experts else {}),
         "rows": len(problem.cases),
         "sources": len({case.publisher for case in problem.cases}),

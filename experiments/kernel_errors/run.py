@@ -1,4 +1,4 @@
-"""Errors of the shipped kernel models over the measured tables, beside the paper's.
+"""Errors of the shipped kernel models over the measured tables, against the paper's.
 
 python experiments/kernel_errors/run.py [--quick] [--out FOLDER]
 """

@@ -1,4 +1,4 @@
-"""What kernels lose beside collectives, and collectives beside kernels, from recorded jobs.
+"""How much overlapping kernels and collectives slow each other down, from recorded jobs.
 
 python experiments/kernel_interference/run.py [--quick] [--out FOLDER]
 """
@@ -77,7 +77,7 @@ def left_out(
     """Time lost on *device*: recorded, with constants fitted to it, and to the others."""
     mine = [loss for loss in losses if loss.device == device]
     others = fit_losses([loss for loss in losses if loss.device != device])
-    # Any of the others stands for a stranger: the mean over them.
+    # Any of the others represents an unknown one: the mean over them.
     strange = {
         cell: float(np.mean([of_device[cell].loss_ratio for of_device in others.values()]))
         for cell in next(iter(others.values()))

@@ -196,7 +196,7 @@ def make_collectives(folder: Path) -> None:
 
 
 def make_studies(data: Path) -> None:
-    """Figures of the paper and its predecessor, of embeddings, and of kernels beside others."""
+    """Figures of the paper and its predecessor, of embeddings, and of overlapping kernels."""
     for folder, names in (("paper", PAPER), ("embeddings", EMBEDDINGS)):
         (MEASURED / folder).mkdir(exist_ok=True)
         for name in names:

@@ -148,7 +148,7 @@ def draw_times(
 
 
 def draw_streams(wishes: Wishes, streams: dict[str, Iteration]) -> None:
-    """Shares of every stream of every rank, predicted; recorded jobs beside them."""
+    """Shares of every stream of every rank, predicted, with recorded jobs."""
     recorded = json.loads(
         (EXPERIMENTS / "measured" / "recordings" / "streams.json").read_text(encoding="utf-8")
     )
@@ -191,7 +191,7 @@ def busiest(streams: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tables(scenario: dict[str, Any], rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Platforms, kernel errors and end-to-end errors as the paper has them, ours beside."""
+    """Platforms, kernel errors and end-to-end errors as the paper has them, with ours."""
     yield from ("# Platforms", "", "| | GPUs | fp32 TFLOP/s | memory | link of a GPU |")
     yield "|---|---|---|---|---|"
     for platform, title in scenario["platforms"].items():

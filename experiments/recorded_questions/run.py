@@ -1,4 +1,4 @@
-"""Questions to recordings whose answer was also recorded: what-ifs beside the truth.
+"""Questions to recordings whose answer was also recorded: what-ifs against the truth.
 
 python experiments/recorded_questions/run.py [--quick] [--out FOLDER] [--ray-address ADDRESS]
 """
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def draw(wishes: Wishes, questions: dict[str, Any]) -> None:
-    """Answers beside what was recorded."""
+    """Answers against what was recorded."""
     figure, axes = new_figure(height=1.7)
     names = [f"{name} ({one['error_pct']:+.1f} %)" for name, one in questions.items()]
     series = {

@@ -1,4 +1,4 @@
-"""How fast one job is replayed, beside other simulators on the same graph.
+"""How fast one job is replayed, against other simulators on the same graph.
 
 python experiments/replay_speed/run.py [--quick] [--out FOLDER]
 """

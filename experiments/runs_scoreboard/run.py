@@ -1,4 +1,4 @@
-"""Measured training runs beside their predictions: by framework, chip, scale and model.
+"""Measured training runs against their predictions: by framework, chip, scale and model.
 
 python experiments/runs_scoreboard/run.py [--quick] [--out FOLDER] [--ray-address ADDRESS]
 """

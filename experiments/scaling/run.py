@@ -73,7 +73,7 @@ def draw_curves(axes: Any, wishes: Wishes, curves: dict[str, Any]) -> dict[str, 
 
 
 def draw_measured(axes: Any) -> dict[str, Any]:
-    """Published runs beside predictions of the same configuration."""
+    """Published runs against predictions of the same configuration."""
     found = {}
     rows = load_runs(MEASURED / "runs_scaling.csv").rows
     for row in rows:

@@ -104,7 +104,7 @@ def calibrate_kernels(
     entries = fit_entries(kind, rows, on_phase=on_phase)
     if not entries:
         raise MeasurementError(
-            f"{names}: has no GPU with two rows or more that can be read, so nothing was fitted."
+            f"{names}: no GPU has two or more readable rows, so nothing was fitted."
             + "".join(f" Row {one.row}: {one.reason}." for one in rows.unsupported[:1])
         )
     write_entries(entries, target, {**about, **made})

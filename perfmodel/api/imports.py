@@ -1,4 +1,4 @@
-"""Imports: files of other programs become files of ours, and say what was assumed."""
+"""Imports: files of other programs become perfmodel files that state what was assumed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def import_workload(path: File, overrides: Sequence[str] = ()) -> ImportedWorklo
     found = read_foreign(find_workload(path), given)
     if found is None:
         raise WorkloadError(
-            f"{path}: is no file of another program. A workload of ours needs no import."
+            f"{path}: must be a model file of another program, but is not. A perfmodel workload "
+            f"needs no import."
         )
     workload = parse_workload(found.content, document=str(path), overrides=overrides)
     # Overrides were applied to the content itself.
@@ -71,7 +72,7 @@ def import_topology(
     if found is None:
         raise TopologyError(
             f"{path}: must be NCCL's topology XML (NCCL_TOPO_DUMP_FILE) or the output of "
-            "`nvidia-smi topo -m`, and is neither. A machine file of ours needs no import."
+            "`nvidia-smi topo -m`, but is neither. A perfmodel machine file needs no import."
         )
     document = parse_document(found.text, str(path), TopologyError)
     return ImportedTopology(parse_topology(document, path=Path(path)), found.kind, found.text)

@@ -1,4 +1,4 @@
-"""Documents: YAML from untrusted files, the lines of its keys, and lists of faults.
+"""Documents: YAML from untrusted files, and the lines of its keys.
 
 Aliases are refused: a few hundred bytes of nested aliases expand to gigabytes, and none of our
 formats needs them. YAML does not notice a missing end, so a document that starts with `---` must
@@ -8,9 +8,8 @@ end with `...`, as all of ours do.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -27,50 +26,6 @@ from perfmodel.base.reading import quote, read_text
 MAX_DOCUMENT_BYTES = 8 * 2**20
 MOST_FILES = 8
 """How many files are kept in memory to find lines in."""
-FEWEST_ALIKE, MOST_PLACES, MOST_LINES = 3, 5, 11
-"""How many faults of one cause share a line, how many places it names, and how many lines."""
-
-
-@dataclass(slots=True)
-class FaultList:
-    """Faults of one document, collected so that they can be fixed in one go.
-
-    *locate* says where in the document a path is, such as on which line.
-    """
-
-    document: str
-    faults: list[tuple[str, str]] = field(default_factory=list)
-    locate: Callable[[str], str] = str
-
-    def add(self, place: str, fault: str) -> None:
-        """Note a *fault* at *place*, a path inside the document."""
-        self.faults.append((place, fault))
-
-    def check(self, error_type: type[InputError], advice: str = "") -> None:
-        """Raise *error_type* with every fault and *advice*, if there are any."""
-        if self.faults:
-            count = len(self.faults)
-            heading = f"{self.document}: {count} fault{'s' if count > 1 else ''}"
-            lines = [*self._lines(), *([advice] if advice else [])]
-            raise error_type("\n".join([heading, *(f"  {line}" for line in lines)]))
-
-    def _lines(self) -> list[str]:
-        """The faults, those of one cause on one line; what they found there may differ."""
-        by_cause: dict[str, list[tuple[str, str]]] = {}
-        for place, rule in self.faults:
-            by_cause.setdefault(rule.partition(", got ")[0], []).append((place, rule))
-        groups: list[list[tuple[str, str]]] = []
-        for alike in by_cause.values():
-            groups += [alike] if len(alike) >= FEWEST_ALIKE else [[one] for one in alike]
-        shown = groups if len(groups) <= MOST_LINES else groups[: MOST_LINES - 1]
-        lines = []
-        for group in shown:
-            more = len(group) - MOST_PLACES
-            places = ", ".join(self.locate(place) for place, _ in group[:MOST_PLACES])
-            lines.append(f"{places}{f' and {more} more' if more > 0 else ''}: {group[0][1]}")
-        if len(shown) < len(groups):
-            lines.append(f"... and {len(groups) - len(shown)} more")
-        return lines
 
 
 def _refusal(node: Any, rule: str) -> yaml.constructor.ConstructorError:
@@ -140,11 +95,9 @@ for _loader in _LOADERS:
         _loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct_number)
 
 
-def load_yaml(
-    path: Path, *, error_type: type[InputError] = InputError, must_close: bool = False
-) -> dict[str, Any]:
+def load_yaml(path: Path, *, error_type: type[InputError] = InputError) -> dict[str, Any]:
     """Read the mapping in the YAML file at *path*; anything else raises *error_type*."""
-    text = read_yaml(path, error_type=error_type, must_close=must_close)
+    text = read_yaml(path, error_type=error_type)
     return parse_yaml(text, document=str(path), error_type=error_type)
 
 
@@ -206,11 +159,11 @@ _OTHER_FORMATS = {
 
 
 def _check_no_other_format(text: str, document: str, error_type: type[InputError]) -> None:
-    """Raise where *text*, which is no YAML mapping, is of a format that people take for one."""
+    """Raise if *text*, which is not a YAML mapping, is of a format that is mistaken for one."""
     for name, beginning in _OTHER_FORMATS.items():
         if beginning.match(text):
             raise error_type(
-                f"{document}: looks like {name}, and YAML is needed: `key: value` lines. "
+                f"{document}: looks like {name}, but must be YAML: `key: value` lines. "
                 "`perfmodel init` writes files to start from."
             )
 

@@ -3,15 +3,14 @@
 A frozen dataclass that inherits `Form` describes one mapping of a document. A field is called as
 in Python without the unit (`launch_ns` is `launch: 5 us`) unless it has an alias; the alias
 `memory.size` is the key `size` of the section `memory`. pydantic checks the values
-(`fields` has their types); this module turns what it finds into sentences with a line or a path.
+(`fields` has their types), and `faults` says what it finds in sentences with a line or a path.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from functools import cache, lru_cache, partial, reduce
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, Union, cast
@@ -19,16 +18,14 @@ from typing import Any, ClassVar, TypeVar, Union, cast
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import core_schema
 
-from perfmodel.base.documents import FaultList, find_line, parse_yaml, read_yaml
+from perfmodel.base.documents import find_line, parse_yaml, read_yaml
 from perfmodel.base.errors import InputError
+from perfmodel.base.faults import FaultList, iter_faults
 from perfmodel.base.fields import Line, as_fault
-from perfmodel.base.reading import quote
 
 T = TypeVar("T")
 MOST_LEVELS = 8
 """How many documents one may extend, one after the other."""
-MOST_SECTIONS = 2
-"""How deep a key that is in the wrong section is looked for."""
 
 
 def key_of(field: str) -> str:
@@ -128,18 +125,16 @@ class Document:
             value: T = _adapter(kind).validate_python(self.content)
         except ValidationError as error:
             faults = self.faults()
-            for place, rule in _iter_faults(error, kind, self.content):
+            for place, rule in iter_faults(error, self.content, partial(_schema, kind)):
                 faults.add(place or "file", rule)
             faults.check(self.error_type, self.advice)
             raise
         return value
 
 
-def load_document(
-    path: Path, error_type: type[InputError], *, what: str = "", must_close: bool = False
-) -> Document:
+def load_document(path: Path, error_type: type[InputError], *, what: str = "") -> Document:
     """The YAML file at *path*; *what* it is comes before its name in errors."""
-    text = read_yaml(path, error_type=error_type, must_close=must_close)
+    text = read_yaml(path, error_type=error_type)
     return replace(parse_document(text, str(path), error_type), name=f"{what} {path}".strip())
 
 
@@ -209,129 +204,3 @@ _schema = cache(json_schema)
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
-
-
-Steps = tuple[int | str, ...]
-
-
-def _iter_faults(error: ValidationError, kind: Any, content: Any) -> Iterator[tuple[str, str]]:
-    """Place and rule of every fault; what the types of a union say of one place is one fault."""
-    rules: dict[Steps, dict[str, bool]] = {}
-    alternatives = set()
-    for fault in error.errors(include_url=False):
-        path, value, is_alternative = _find(fault["loc"], content)
-        # Entries with faults of their own are not counted.
-        if is_alternative or fault["type"] == "too_short":
-            alternatives.add(path)
-        rule = _rule_of(fault, path, value, kind)
-        rules.setdefault(path, {})[rule] = fault["type"].endswith("_type")
-    above = {path[:depth] for path in rules for depth in range(len(path))}
-    for path, is_type in rules.items():
-        if not (path in alternatives and path in above):
-            # A value of one of the types has the fault that matters.
-            *first, last = [rule for rule in is_type if not is_type[rule]] or is_type
-            place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-            said = " or ".join([one.partition(", got ")[0] for one in first] + [last])
-            yield place.removeprefix("."), said
-
-
-def _find(loc: Steps, content: Any) -> tuple[Steps, Any, bool]:
-    """The path of *loc*, what *content* has there, and whether *loc* names types of a union."""
-    path: list[int | str] = []
-    is_alternative = False
-    for number, part in enumerate(loc):
-        is_last = number == len(loc) - 1
-        if isinstance(part, int):
-            path.append(part)
-            content = content[part] if isinstance(content, list) and part < len(content) else None
-        elif part != "[key]":
-            parts = (
-                part.split(".") if isinstance(content, Mapping) and part not in content else [part]
-            )
-            if not isinstance(content, Mapping) or (parts[0] not in content and not is_last):
-                is_alternative = True
-                continue
-            for one in parts:
-                content = content.get(one) if isinstance(content, Mapping) else None
-            path += parts
-    return tuple(path), content, is_alternative
-
-
-_TYPES = {
-    "int": "a whole number",
-    "float": "a number",
-    "finite": "a finite number",
-    "bool": "true or false",
-    "string": "text",
-    **dict.fromkeys(("dict", "mapping", "dataclass", "model"), "a mapping of keys"),
-    **dict.fromkeys(("list", "tuple", "frozen"), "a list"),
-}
-"""What a value must be, by the first word of pydantic's fault."""
-_RULES = {
-    "missing": "must be given, but is missing",
-    "string_too_short": "must be text, not empty",
-    "enum": "must be one of {expected}",
-    "literal_error": "must be one of {expected}",
-    "greater_than": "must be above {gt:.12g}",
-    "greater_than_equal": "must be at least {ge:.12g}",
-    "less_than": "must be below {lt:.12g}",
-    "less_than_equal": "must be at most {le:.12g}",
-    "too_short": "must have {min_length} entries or more",
-    "too_long": "must have {max_length} entries or fewer",
-}
-
-
-def _rule_of(fault: Any, path: Steps, value: Any, kind: Any) -> str:
-    context, got = fault.get("ctx", {}), f", got {quote(value)}"
-    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        schema = _schema(kind)
-        return _unknown(str(path[-1]), _keys_at(schema, path[:-1]), got, schema)
-    if fault["type"] == "value_error":
-        return str(context["error"])
-    if fault["type"] == "missing":
-        return _RULES["missing"]
-    if "expected" in context:
-        words = re.findall(r"'([^']*)'", context["expected"])
-        if fault["loc"][-1] == "[key]":
-            return _unknown(str(fault["input"]), words, got)
-        context = {"expected": ", ".join(words)}
-    kind_of_value = _TYPES.get(fault["type"].partition("_")[0], str(fault["msg"]))
-    return _RULES.get(fault["type"], f"must be {kind_of_value}").format(**context) + got
-
-
-def _unknown(key: str, known: Sequence[str], got: str, schema: Any = None) -> str:
-    if key in known:
-        return f"must be a mapping of keys{got}"
-    near = get_close_matches(key, known, n=1) or list(_iter_paths(schema or {}, key))[:1]
-    return "unknown key; " + (
-        f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    )
-
-
-def _iter_paths(schema: Mapping[str, Any], key: str, section: Steps = ()) -> Iterator[str]:
-    """Paths to *key* in other sections of *schema*."""
-    for one in _keys_at(schema, section):
-        if one == key and section:
-            yield ".".join([*map(str, section), one])
-        elif len(section) < MOST_SECTIONS:
-            yield from _iter_paths(schema, key, (*section, one))
-
-
-def _keys_at(schema: Mapping[str, Any], path: Steps) -> list[str]:
-    """The keys that *schema* has at *path*, in order."""
-    nodes: list[Any] = [schema]
-    for part in (*path, None):
-        reached: list[Any] = []
-        while nodes:
-            node = nodes.pop()
-            if "$ref" in node:
-                nodes.append(schema["$defs"][node["$ref"].rpartition("/")[2]])
-            nodes += [*node.get("anyOf", ()), *node.get("oneOf", ()), *node.get("allOf", ())]
-            reached.append(node)
-        if part is None:
-            return sorted({key for node in reached for key in node.get("properties", {})})
-        for node in reached:
-            inner = node.get("properties", {}).get(part, node.get("additionalProperties"))
-            inner = node.get("items") if isinstance(part, int) else inner
-            nodes += [inner] if isinstance(inner, dict) else []
-    return []

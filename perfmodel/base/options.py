@@ -44,6 +44,9 @@ class Option:
 Overwrite = Annotated[
     bool, Option(name="--overwrite", help="Replace a job that is in the folder already.")
 ]
+Price = Annotated[
+    float | None, Option(name="--price", metavar="MONEY", min=0, help="Price per GPU and hour.")
+]
 
 
 @cache
@@ -98,7 +101,7 @@ def _named(text: str, pieces: list[str]) -> tuple[str, ...]:
     if not all(values):
         raise InputError(f"values {text!r}: one of them is empty. {EXAMPLES}")
     if len(set(values)) < len(values):
-        raise InputError(f"values {text!r}: one of them is there twice. {EXAMPLES}")
+        raise InputError(f"values {text!r}: one of them occurs twice. {EXAMPLES}")
     return values
 
 
@@ -115,5 +118,5 @@ def _range(text: str, ends: list[str]) -> tuple[str, ...]:
     while (following := values[-1] * by if sign == "x" else values[-1] + by) <= last * (1 + 1e-12):
         values.append(following)
         if len(values) > MOST_VALUES:
-            raise InputError(f"values {text!r}: are more than {MOST_VALUES}. Take a larger step.")
+            raise InputError(f"values {text!r}: are more than {MOST_VALUES}. Use a larger step.")
     return tuple(f"{value:.15g}" for value in values)

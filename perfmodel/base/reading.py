@@ -12,21 +12,41 @@ import json
 import re
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from perfmodel.base.errors import PerfModelError
+from perfmodel.base.errors import OutputError, PerfModelError
 from perfmodel.base.units import format_size
 
 MOST_TABLE_BYTES = 256 * 2**20
 """What a table may hold, unpacked: a few million rows."""
 _GZIP = b"\x1f\x8b"
 _SHOWN = 60
+_NOTHING: Mapping[tuple[int, int], str] = MappingProxyType({})
+_written = ContextVar("written", default=_NOTHING)
+
+
+def refuse_to_read(targets: Mapping[str, Path]) -> Callable[[], None]:
+    """Refuse to read files that will be written, by option, until what is returned is called.
+
+    A file that another one names is an input too.
+    """
+    files = {
+        (found.st_dev, found.st_ino): option
+        for option, path in targets.items()
+        if path.is_file()
+        for found in [path.stat()]
+    }
+    token = _written.set(files)
+    return partial(_written.reset, token)
 
 
 def read_bytes(path: Path, error_type: type[PerfModelError], most_bytes: int) -> bytes:
-    """What the file at *path* holds, unless it is no plain file or above *most_bytes*."""
+    """The content of the file at *path*, unless it is not a plain file or exceeds *most_bytes*."""
     check_plain_file(path, error_type)
     try:
         size_bytes = path.stat().st_size
@@ -40,10 +60,15 @@ def read_bytes(path: Path, error_type: type[PerfModelError], most_bytes: int) ->
 def check_plain_file(path: Path, error_type: type[PerfModelError]) -> None:
     """Raise unless there is a plain file at *path*."""
     try:
-        mode = path.stat().st_mode
+        found = path.stat()
     except (OSError, ValueError) as fault:
         reason = getattr(fault, "strerror", None) or fault
         raise error_type(f"{path}: cannot be read ({reason}).") from None
+    mode = found.st_mode
+    if option := _written.get().get((found.st_dev, found.st_ino)):
+        raise OutputError(
+            f"{path}: is read, and {option} would write over it. Name another file for {option}."
+        )
     if stat.S_ISDIR(mode):
         raise error_type(f"{path}: must be a file, but it is a directory.")
     if not stat.S_ISREG(mode):
@@ -103,7 +128,7 @@ def quote(value: Any) -> str:
 
 
 def is_json(path: Path) -> bool:
-    """Whether the file at *path* begins as a JSON document; a missing one is told by its name."""
+    """Whether the file at *path* begins as a JSON document; a missing one is judged by its name."""
     try:
         with path.open("rb") as file:
             return file.read(256).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
@@ -111,16 +136,19 @@ def is_json(path: Path) -> bool:
         return path.suffix == ".json"
 
 
-def parse_json(text: str, *, document: str, error_type: type[PerfModelError]) -> Any:
-    """What the JSON in *text* says; repeated keys and NaN are refused."""
+def parse_json(
+    text: str, *, document: str, error_type: type[PerfModelError], is_strict: bool = True
+) -> Any:
+    """What the JSON in *text* says; repeated keys are refused, and NaN where it *is_strict*."""
 
     def refuse(word: str) -> float:
         found = re.search(rf"[\[:,\s]{word}\b", text)
         line = 1 + text.count("\n", 0, found.end() if found else 0)
-        raise ValueError(f"line {line}: {word} is no number")
+        raise ValueError(f"line {line}: {word} is not a number")
 
+    constant = refuse if is_strict else float
     try:
-        return json.loads(text, object_pairs_hook=_mapping, parse_constant=refuse)
+        return json.loads(text, object_pairs_hook=_mapping, parse_constant=constant)
     except RecursionError:
         raise error_type(f"{document}: not valid JSON (nested too deep).") from None
     except ValueError as fault:

@@ -160,7 +160,7 @@ def _scale(text: str, unit: str, bases: tuple[str, ...], example: str) -> float:
 def _scaled(text: str, value: float, factor: float) -> float:
     scaled = value * factor
     if scaled != 0 and not LEAST <= abs(scaled) <= MOST:
-        raise UnitError(f"quantity {text!r}: no real thing is so small or so large.")
+        raise UnitError(f"quantity {text!r}: is too small or too large to be real.")
     return scaled
 
 

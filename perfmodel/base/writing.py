@@ -64,7 +64,7 @@ def check_apart(files: Mapping[str, Path | None]) -> None:
         place = path.absolute()
         if place in seen:
             raise OutputError(
-                f"{option} {path}: is also where {seen[place]} goes. Name another file."
+                f"{option} {path}: is also the output of {seen[place]}. Name another file."
             )
         seen[place] = option
 

@@ -78,7 +78,7 @@ def shift_collectives(
     measurements: Sequence[CollectiveMeasurement], base: Calibration
 ) -> tuple[Calibration, tuple[str, ...]]:
     """*base* with own blocks for the machines of *measurements*, and a sentence about each."""
-    # An odd host of another machine is no starting point.
+    # An odd host of another machine is not a starting point.
     usual = tuple(entry for entry in base.hosts if not entry.is_odd)
     calibration, sentences = replace(base, hosts=usual), []
     uncertainty = dict(base.uncertainty)

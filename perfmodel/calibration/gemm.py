@@ -135,7 +135,7 @@ GEMM_FLOOR_NS = 3_000.0
 precision has floors of 2.9 to 3.5 us on chips that multiply 8 bits."""
 
 
-def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> Entry:
+def fit_gemm_entry(table: KernelTable, device_name: str) -> Entry:
     """Constants and correction from the rows of *table*, all of one device and arithmetic."""
     device = load_device(device_name)
     ops = [kernel.op for kernel in table.kernels]
@@ -150,7 +150,7 @@ def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> En
             f"residency {words}. Fit recordings and benchmarks separately."
         )
     [residency] = found
-    constants = _fit_physics(shapes, machine, measured, residency, seed)
+    constants = _fit_physics(shapes, machine, measured, residency)
     times = predict_gemm_times(shapes, machine, constants, residency)
     log_ratio = np.log(measured / times.duration_ns)
     kernel_ns = np.maximum(measured - times.timing_ns, SMALLEST_KERNEL_SHARE * measured)
@@ -173,14 +173,10 @@ def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> En
 
 
 def _fit_physics(
-    shapes: GemmShapes,
-    machine: MachineRates,
-    measured: Matrix,
-    residency: Residency,
-    seed: int,
+    shapes: GemmShapes, machine: MachineRates, measured: Matrix, residency: Residency
 ) -> GemmConstants:
     rows = np.flatnonzero(measured > FLOOR_ROWS_NS)
-    chooser = np.random.default_rng(seed)
+    chooser = np.random.default_rng(0)
     chosen = np.sort(chooser.choice(rows, min(PHYSICS_ROWS, len(rows)), replace=False))
     few = shapes.rows(chosen)
 

@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 Cell = tuple[str, Phase]
 """A family in a phase."""
 _HEADING = """\
-# How many times longer kernels take beside a collective that waits for other ranks, or moves bytes.
+# How many times longer kernels take during a collective that waits for other ranks, or moves bytes.
 # `slowdown` is used; `measured` is the mean over the kernels seen so, by time, and `low` and `high`
 # the middle 90 % of means of kernels drawn again. Without `kernels` a value is assumed: the mean of
 # other generations, or that of products for attention and of memory-bound kernels for lookups.
@@ -44,7 +44,7 @@ _HEADING = """\
 class SeenLoss:
     """The mean loss of the kernels recorded on one generation, weighted by covered time.
 
-    Shapes of one kernel lose alike and count as one. *low_ratio* and *high_ratio* are the middle
+    Shapes of one kernel lose the same and count as one. *low_ratio* and *high_ratio* are the middle
     90 % of bootstrap means; *effective_kernels* is the count at equal weights.
     """
 
@@ -109,7 +109,7 @@ def _device_of(job: JobTrace, fallback: str | None) -> tuple[str, str]:
     known = name_devices(named)
     if not known:
         raise CalibrationError(
-            f"job {job.name!r}: GPU {named!r} is none of the devices known: "
+            f"job {job.name!r}: GPU {named!r} must be a known device, one of "
             f"{', '.join(list_devices())}."
         )
     return named, known[-1]

@@ -78,7 +78,7 @@ class _Call:
 
 
 _Work = tuple[str, str, str]
-"""What a kernel did, as far as the trace tells: its name, launch grid and block, and shapes."""
+"""What a kernel did, as far as the trace shows: its name, launch grid and block, and shapes."""
 
 
 def collect_losses(jobs: Iterable[tuple[JobTrace, str]]) -> list[KernelLoss]:

@@ -82,10 +82,12 @@ def _sentence(fault: Exception) -> str | None:
         return "this needs torch, which is not installed. pip install 'perfmodel[emulate]' adds it."
     if isinstance(fault, OSError):
         where = f"{fault.filename}: " if fault.filename else ""
-        said = f"{where}the system refuses ({fault.strerror or type(fault).__name__})."
+        said = f"{where}the system refused ({fault.strerror or type(fault).__name__})."
         return f"{said} {MAKE_ROOM}" if fault.errno in NO_ROOM else said
     if isinstance(fault, MemoryError):
-        return "this machine has not enough memory for the question. Ask for less, or use Ray."
+        return (
+            "this machine does not have enough memory for this question. Ask for less, or use Ray."
+        )
     return None
 
 

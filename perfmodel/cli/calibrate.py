@@ -56,7 +56,7 @@ class KernelFit:
         ),
     ] = None
     by: Annotated[
-        str, Option(metavar="COLUMNS", help="Rows equal in these share a fold: m,n,k.")
+        str, Option(metavar="COLUMNS", help="Rows with equal values share a fold, e.g. m,n,k.")
     ] = ""
     out: Annotated[
         str | None,

@@ -65,7 +65,7 @@ def import_model(
     file: Annotated[str, argument("FILE", "config.json or its folder, or settings of a program.")],
     overrides: Overrides = (),
     out: Annotated[str | None, Option(metavar="FILE.yaml", help="Write the workload here.")] = None,
-    fields: Annotated[bool, Option(help="List what became of every field.")] = False,
+    fields: Annotated[bool, Option(help="List how every field was read.")] = False,
     files: Annotated[Outputs, "json_file"],
 ) -> None:
     """Turn the model file of another program into a workload.
@@ -170,7 +170,7 @@ def check(
     """
     machine = api.load_topology(file)
     print(
-        f"{file}: good. {machine.name} has {machine.gpus_per_host} GPUs "
+        f"{file}: valid. {machine.name} has {machine.gpus_per_host} GPUs "
         f"({machine.device.name}), {len(machine.vertices)} vertices, "
         f"{len(machine.links)} one-way links, "
         f"{'a fabric' if machine.fabric else 'no fabric'}."
@@ -179,7 +179,7 @@ def check(
 
 @embeddings.callback()
 def _embeddings() -> None:
-    """Look into files of real indices."""
+    """Inspect index files."""
 
 
 @command(embeddings)

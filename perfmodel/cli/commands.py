@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from importlib import import_module
@@ -23,28 +24,29 @@ from typer.core import TyperCommand, TyperGroup
 import perfmodel
 from perfmodel.base.errors import InputError, OutputError
 from perfmodel.base.options import Option, options_of, split_option
+from perfmodel.base.reading import refuse_to_read
 
 COMMANDS = {
     "predict": ("predict:predict", "Predict one iteration: how long, and why."),
     "compare": ("predict:compare", "Compare scenarios, jobs or machines."),
     "rank": ("planning:rank", "Rank sharding plans, fastest first."),
-    "embeddings": ("catalog:embeddings", "Look into files of real indices."),
+    "embeddings": ("catalog:embeddings", "Inspect index files."),
     "search": ("planning:search", "Find the fastest parallel layout that fits."),
     "emulate": ("emulate:emulate", "Run a torch script on virtual GPUs, write a job."),
     "import": ("recorded:import_traces", "Turn recorded traces of all ranks into a job."),
     "replay": ("recorded:replay", "Replay a job."),
     "whatif": ("whatif:whatif", "Change a job and compare."),
-    "trace": ("recorded:trace", "Look into recorded traces."),
+    "trace": ("recorded:trace", "Inspect recorded traces."),
     "validate": ("validate:validate", "Compare predictions with measurements."),
     "calibrate": ("calibrate:calibrate", "Fit constants to measurements."),
     "workload": ("catalog:workload", "List, show and import models."),
     "topology": ("catalog:topology", "List, show, check and import machines."),
     "collective": ("collective:collective", "Price a collective on a machine."),
     "kernel": ("kernel:kernel", "Price a kernel on a GPU."),
-    "ui": ("ui:ui", "Open a local page that answers while you turn the knobs."),
+    "ui": ("ui:ui", "Open a local page that answers as you change settings."),
     "init": ("about:init", "Write a commented file to start from."),
     "schema": ("about:schema", "Print the fields of a file that perfmodel reads."),
-    "doctor": ("about:doctor", "Say what this installation has and lacks."),
+    "doctor": ("about:doctor", "Check this installation."),
 }
 """Where the application of each command is, as `module:name`, and its line in the overview."""
 
@@ -104,6 +106,7 @@ def command(
             """The command: its options become the arguments of the function before it runs."""
 
             def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+                args = _with_model_named(self.params, args)
                 _check_not_repeated(self.params, args)
                 try:
                     rest = super().parse_args(ctx, args)
@@ -116,7 +119,10 @@ def command(
                         for name, value in self.callback(**ctx.params).items()
                         if ctx.get_parameter_source(name).name == "COMMANDLINE"
                     }
-                    _check_inputs_kept({one.name: one.opts[0] for one in self.params}, values)
+                    targets = _check_inputs_kept(
+                        {one.name: one.opts[0] for one in self.params}, values
+                    )
+                    ctx.call_on_close(refuse_to_read(targets))
                     ctx.params = {}
                     for source in sources:
                         ctx.params |= source.to_argument(values, ctx)
@@ -130,11 +136,27 @@ def command(
     return add
 
 
+def _with_model_named(params: Sequence[Any], args: list[str]) -> list[str]:
+    """*args*; as in `predict`, a model that is the first word is that of `--workload`."""
+    takes_words = any(one.param_type_name == "argument" for one in params)
+    takes_model = any("--workload" in one.opts for one in params)
+    is_word = bool(args) and not args[0].startswith("-")
+    return ["--workload", *args] if is_word and takes_model and not takes_words else args
+
+
+_WORDS = {
+    r"^Input should be a valid integer.*": "must be a whole number",
+    r"^Input should be a valid number.*": "must be a number",
+    r"^Input should be greater than or equal to ": "must be at least ",
+    r"^Input should be less than or equal to ": "must be at most ",
+    r"^Value error, ": "",
+}
+
+
 def _in_our_words(message: str) -> str:
     """What a wrong value must be, as all other messages say it."""
-    for word, rule in (("integer", "must be a whole number"), ("number", "must be a number")):
-        if message.startswith(f"Input should be a valid {word}"):
-            return rule
+    for theirs, ours in _WORDS.items():
+        message = re.sub(theirs, ours, message)
     return message
 
 
@@ -238,7 +260,7 @@ def _check_not_repeated(parameters: Iterable[Any], arguments: Sequence[str]) -> 
         count = sum(given.count(name) for name in one.opts if name.startswith("--"))
         if count > 1 and not getattr(one, "multiple", False):
             raise InputError(
-                f"{one.opts[0]}: is given {count} times, and takes one value. Give it once."
+                f"{one.opts[0]}: is given {count} times, but takes one value. Give it once."
             )
 
 
@@ -246,8 +268,11 @@ WRITTEN = ("--csv", "--json", "--out", "--plan-out", "--plot", "--report", "--tr
 """Options that name a file to write."""
 
 
-def _check_inputs_kept(typed: Mapping[str, str], values: Mapping[str, Any]) -> None:
-    """Refuse to write over a file that is read; *typed* are the options of *values*."""
+def _check_inputs_kept(typed: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Path]:
+    """The files to write, by option. Refuse one that is read.
+
+    *typed* are the options of *values*.
+    """
     targets = {name: value for name, value in values.items() if typed[name] in WRITTEN}
     for name, value in values.items():
         for one in value if isinstance(value, list | tuple) else (value,):
@@ -257,13 +282,22 @@ def _check_inputs_kept(typed: Mapping[str, str], values: Mapping[str, Any]) -> N
                         f"{typed[written]} {target}: is also read, as {typed[name]}. "
                         "Name another file."
                     )
+    return {
+        typed[name]: Path(target)
+        for name, target in targets.items()
+        if isinstance(target, str | Path)
+    }
 
 
 def _is_same_file(one: Any, other: Any) -> bool:
-    paths = [path for path in (one, other) if isinstance(path, str | Path)]
-    # In contrast to Path.is_file, this takes any text for an answer.
-    is_pair = len(paths) == 2 and all(map(os.path.isfile, paths))
-    return is_pair and Path(one).samefile(other)
+    """Whether *other* is a file, and *one* names it or a folder that it is in."""
+    # In contrast to those of Path, these take any text for an answer.
+    is_file, is_folder = os.path.isfile, os.path.isdir
+    if not (isinstance(one, str | Path) and isinstance(other, str | Path) and is_file(other)):
+        return False
+    if is_folder(one):
+        return Path(one).resolve() in Path(other).resolve().parents
+    return is_file(one) and Path(one).samefile(other)
 
 
 def _show_version(is_asked: bool) -> None:

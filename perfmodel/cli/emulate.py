@@ -50,7 +50,7 @@ def emulate(
     ] = (),
     run: Annotated[Run, "executor", "workers"],
 ) -> None:
-    """Run a torch script as it is, with your rights, on virtual GPUs, and write its work as a job.
+    """Run an unmodified torch script with your rights on virtual GPUs, and write a job.
 
     Emulate only code that you would run yourself.
     """

@@ -84,7 +84,7 @@ class AttentionQuestion:
     heads: Size
     batch: Size = 1
     kv_heads: Annotated[
-        int | None, Option(min=1, max=2**16, help="Key and value heads; default: as many.")
+        int | None, Option(min=1, max=2**16, help="Key and value heads; default: the same number.")
     ] = None
     head_dim: Size = 128
     dtype: Format = DType.BF16

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from perfmodel.base.errors import InputError, OutputError, ScenarioError
-from perfmodel.base.options import Option
+from perfmodel.base.options import Option, Price
 from perfmodel.base.writing import (
     STDOUT,
     check_apart,
@@ -100,10 +100,10 @@ class MeasuredCollectives:
         str | None, Option(metavar="NAME|FILE", help="Machine that nccl-tests ran on.")
     ] = None
     hosts: Annotated[
-        int | None, Option(metavar="N", min=1, help="Hosts it ran on; default: as it says.")
+        int | None, Option(metavar="N", min=1, help="Hosts it ran on; default: as stated there.")
     ] = None
     kind: Annotated[
-        str | None, Option(metavar="KIND", help="Collective it ran; default: as it says.")
+        str | None, Option(metavar="KIND", help="Collective it ran; default: as stated there.")
     ] = None
 
     @property
@@ -144,12 +144,10 @@ class Outputs:
         Path | None, Option(name="--csv", metavar="FILE", help="Write one line per row as CSV.")
     ] = None
     plot_file: Annotated[
-        Path | None, Option(name="--plot", metavar="FILE", help="Draw it: .png, .svg or .pdf.")
+        Path | None,
+        Option(name="--plot", metavar="FILE", help="Draw the answer: .png, .svg or .pdf."),
     ] = None
-    price_per_gpu_hour: Annotated[
-        float | None,
-        Option(name="--price", metavar="MONEY", min=0, help="Price per GPU and hour."),
-    ] = None
+    price_per_gpu_hour: Price = None
     trace_ranks: Annotated[
         tuple[int, ...] | None,
         Option(

@@ -67,7 +67,7 @@ def predict(
         ),
     ] = (),
     list_workloads: Annotated[
-        bool, Option(name="--list", help="List the workloads and stacks that are included.")
+        bool, Option(name="--list", help="List the shipped workloads and stacks.")
     ] = False,
     require_fit: Annotated[bool, Option(help="Exit 1 if it does not fit in memory.")] = False,
     whole: RunQuestion,
@@ -173,7 +173,7 @@ def compare(
     ] = (),
     topology: Annotated[
         str | None,
-        Option(metavar="NAME[,NAME...]", help="Machines instead of files, or that of the jobs."),
+        Option(metavar="NAME[,NAME...]", help="Machines to compare, or the machine of the jobs."),
     ] = None,
     workload: Annotated[
         str | None, Option(metavar="NAME[,NAME...]", help="Models on those machines.")

@@ -53,7 +53,7 @@ KinetoFiles = Annotated[
     tuple[str, ...],
     argument("PATH...", "Kineto files, or folders with one file per rank."),
 ]
-trace = command_group(help="Look into recorded traces.")
+trace = command_group(help="Inspect recorded traces.")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ImportQuestion:
         argument(
             "PATH...",
             "Kineto, PyTorch execution trace or Chakra files of one job, a folder of them, or "
-            "a folder of such folders. The content of a file says what it is.",
+            "a folder of such folders. The format is detected from the content.",
         ),
     ]
     out: JobOut

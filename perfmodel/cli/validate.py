@@ -136,7 +136,7 @@ def show_scores(board: Scoreboard, files: Outputs, limit: float | None) -> None:
     if board.overall is None and not files.is_printed and limit is None:
         return  # the reasons are in the JSON
     if board.overall is None:
-        raise MeasurementError(f"{board.kind}: no row could be predicted; each says why.")
+        raise MeasurementError(f"{board.kind}: no row could be predicted; each row states why.")
     if limit is not None and board.exceeds(limit):
         found = f"{board.overall.mape_pct:.1f} %"
         print(f"perfmodel: mean error beyond the limit of {limit} %: {found}", file=sys.stderr)

@@ -119,7 +119,7 @@ class KernelRecipe:
         if self.leaves_cache_out:
             words += " without its cache write"
         if self.time_ratio != 1.0:
-            words += f", taken to be {self.time_ratio:g} times as long"
+            words += f", assumed to be {self.time_ratio:g} times as long"
         if self.backward is not None:
             words += f", backward as {self.backward.backward_forwards:.2f} forwards"
         return words

@@ -2,14 +2,15 @@
 
 A device without its own constants borrows those of the nearest device: of the same architecture,
 else of the same class of chip (data centre or graphics), else of any. Constants are ratios of
-datasheet values, so they carry over; the distance widens the interval.
+datasheet values, so they carry over; the distance widens the interval. A board with fewer watts
+for its rate than the one that was measured is slower.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, Field, create_model
 
+from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.fields import Line, ReadAs
 from perfmodel.base.forms import CalibrationHeader, Document, Form, parse_document
@@ -29,7 +31,7 @@ from perfmodel.costs.corrections import (
     ordered_from_document,
     ordered_to_document,
 )
-from topologies import Device
+from topologies import Device, list_devices, load_device
 
 T = TypeVar("T")
 DATA_CENTRE_CAPABILITIES = frozenset({"6.0", "7.0", "8.0", "9.0", "10.0", "10.3"})
@@ -40,7 +42,7 @@ GENERATIONS = {
 FAMILY_SIGMA = 0.04
 KINDS = ("attention", "experts", "gemm", "memory")
 MOST_BYTES = 64 * 2**20
-HEADER_KEYS = ("source", "hardware", "software", "date", "licence", "command")
+HEADER_KEYS = tuple(one.name for one in fields(CalibrationHeader))
 
 
 _Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -103,7 +105,7 @@ def load_entries(name: str) -> tuple[Entry, ...]:
             key=lambda one: one.name,
         )
     if not files:
-        raise CalibrationError(f"calibration {name!r}: no such file among perfmodel's own.")
+        raise CalibrationError(f"calibration {name!r}: is not a shipped calibration file.")
     return tuple(
         entry
         for one in files
@@ -166,7 +168,7 @@ def entries_to_text(header: Mapping[str, str], entries: Sequence[Entry]) -> str:
     """A calibration file of *entries*, one entry per line."""
     missing = [key for key in HEADER_KEYS if not header.get(key)]
     if missing:
-        raise CalibrationError(f"calibration: must say {', '.join(missing)}.")
+        raise CalibrationError(f"calibration: must state {', '.join(missing)}.")
     lines = []
     for entry in entries:
         document = {
@@ -232,10 +234,32 @@ def generations_between(entry: Entry, device: Device) -> int:
     return GENERATIONS.get(now, 0) - GENERATIONS.get(then, 0)
 
 
+def power_ratio(device: Device, reference: str | None) -> float:
+    """How much slower *device* computes than the board of *reference*, for lack of power.
+
+    Dynamic power is proportional to clock and voltage squared, and voltage to clock: a chip with
+    less power per peak rate is slower by the cube root of the ratio. The rate is that of the
+    catalog: a chip with another peak than there is taken to need no more power, and so is never
+    slower for a higher one.
+    """
+    wanted = None if reference is None else find_shipped(reference)
+    rate = (find_shipped(device.name) or device).peak_flops.get(DType.FP16)
+    if wanted is None or rate is None or DType.FP16 not in wanted.peak_flops:
+        return 1.0
+    wanted_w = wanted.power_w / wanted.peak_flops[DType.FP16] * rate
+    return float((wanted_w / device.power_w) ** (1 / 3))
+
+
+@lru_cache(maxsize=32)
+def find_shipped(name: str) -> Device | None:
+    """The device *name* as the catalog has it."""
+    return load_device(name) if name in list_devices() else None
+
+
 def strict_form(name: str, **kinds: Any) -> Any:
     """A form with the keys *kinds*, which are known at run time only; others are refused."""
-    fields: Any = {key: (kind, ...) for key, kind in kinds.items()}
-    return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+    keys: Any = {key: (kind, ...) for key, kind in kinds.items()}
+    return create_model(name, __config__=ConfigDict(extra="forbid"), **keys)
 
 
 def parse_generations(text: str, kind: type[T], *, document: str) -> dict[str, T]:

@@ -115,8 +115,10 @@ class LookupPricer:
         self._memory_ns = NS_PER_S / (self.constants.memory_ratio * memory)
         self._sort_ns = NS_PER_S / (self.constants.sort_ratio * memory)
         self._cache_ns = NS_PER_S / (self.constants.cache_ratio * cache)
+        self._plain_cache_ns = NS_PER_S / (self.constants.plain_cache_ratio * cache)
         self._host_ns = NS_PER_S / device.pcie_bandwidth_bytes_per_s
         self._added_ns = NS_PER_S / (self.constants.updates_per_clock * device.clock_hz)
+        self._hot_ns = NS_PER_S / (self.constants.row_updates_per_clock * device.clock_hz)
         self._sm_count = device.sm_count
         self._l2_bytes = device.l2_bytes
 
@@ -130,26 +132,31 @@ class LookupPricer:
         """Durations and what bounds them, of kernels x terms."""
         numbers = terms.T.astype(np.float64)
         if direction is Pass.FORWARD:
-            return self._forward(numbers)
+            return self._forward(numbers, kernel)
         if kernel == "table_batched":
             return self._added(numbers)
         return self._sorted(numbers, kernel, gradient_dtype)
 
-    def _forward(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
+    def _forward(self, terms: FloatColumn, kernel: str) -> tuple[FloatColumn, NDArray[np.int8]]:
         # The last writes stay in the L2 when the kernel ends.
         written = np.maximum(terms[Term.OUTPUT_BYTES] - self._l2_bytes, 0)
         memory_ns = (terms[Term.READ_BYTES] + written) * self._memory_ns
-        cache_ns = terms[Term.CACHE_BYTES] * self._cache_ns
+        is_fbgemm = kernel.startswith("fbgemm")
+        cache_ns = terms[Term.CACHE_BYTES] * (self._cache_ns if is_fbgemm else self._plain_cache_ns)
         host_ns = terms[Term.HOST_BYTES] * self._host_ns
         tail_ns = terms[Term.TAIL_ROWS] * (self.constants.tail_row_ns / MILLI)
         total_ns = self.constants.floor_ns + _norm4(memory_ns, cache_ns) + host_ns + tail_ns
         return total_ns, _bound(memory_ns, cache_ns, host_ns)
 
     def _added(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
-        """Gradients are read once per bag and added to every row in place, all at the same time."""
+        """Gradients are read once per bag and added to every row in place, all at the same time.
+
+        Additions to the hottest row of a table wait for each other.
+        """
         moved = terms[Term.OUTPUT_BYTES] + terms[Term.UPDATE_BYTES]
         memory_ns = moved * self._memory_ns
-        added_ns = terms[Term.ADDED_NUMBERS] * self._added_ns
+        contended_ns = terms[Term.HOT_NUMBERS] * self._hot_ns
+        added_ns = np.maximum(terms[Term.ADDED_NUMBERS] * self._added_ns, contended_ns)
         host_ns = terms[Term.HOST_BYTES] * self._host_ns
         total_ns = self.constants.floor_ns + np.maximum(memory_ns, added_ns) + host_ns
         return total_ns, _bound(memory_ns, added_ns, host_ns)

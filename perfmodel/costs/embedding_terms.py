@@ -66,7 +66,8 @@ class Term(IntEnum):
     SHORT_CACHE_BYTES = 11
     WEIGHTED_DRAWS = 12
     SUMMED_BYTES = 13
-    TAIL_ROWS = 14
+    HOT_NUMBERS = 14
+    TAIL_ROWS = 15
 
 
 FIRST_LARGEST = Term.TAIL_ROWS
@@ -120,7 +121,7 @@ class _KnownTerms:
         self._terms: Int64s = np.empty((0, len(Term)), dtype=np.int64)
 
     def of(self, pieces: Sequence[EmbeddingTable]) -> Int64s:
-        """Pieces x terms, of the whole or of pieces by rows."""
+        """Pieces x terms, of the whole or of row-wise pieces."""
         keys = [(piece.first_row, piece.rows, piece.width) for piece in pieces]
         number_of = self._number_of
         fresh = {
@@ -139,7 +140,7 @@ _known_terms = lru_cache(maxsize=MOST_TABLES)(_KnownTerms)
 def find_terms(
     whole: EmbeddingTable, pieces: Sequence[EmbeddingTable], setting: TermsSetting
 ) -> Int64s:
-    """The terms of *whole* itself or of *pieces* by rows of it."""
+    """The terms of *whole* itself or of row-wise *pieces* of it."""
     batch_size = setting.batch_size
     rows, width, first_row = (
         np.array(column)
@@ -187,6 +188,7 @@ def find_terms(
         Term.SHORT_CACHE_BYTES: (draws - long_draws) * handled + 2 * distinct * handled,
         Term.WEIGHTED_DRAWS: draws if whole.is_weighted else 0.0,
         Term.SUMMED_BYTES: distinct * pooled_row,
+        Term.HOT_NUMBERS: whole_draws * popularity.hottest_share * width,
         Term.TAIL_ROWS: deviation * _longest_bag(whole, batch_size) * MILLI,
     }
     terms = np.zeros((len(pieces), len(Term)))

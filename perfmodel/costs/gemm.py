@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.errors import CalibrationError, PerfModelError, TopologyError
 from perfmodel.base.provenance import Provenance
+from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.calibration_files import (
     Entry,
     Match,
     generations_between,
     match_entry,
+    power_ratio,
 )
 from perfmodel.costs.corrections import CHUNK_ROWS, Correction, OrderedCorrection
 from perfmodel.costs.estimates import (
@@ -40,7 +42,6 @@ from perfmodel.costs.gemm_physics import (
     MachineRates,
     predict_gemm_times,
 )
-from perfmodel.costs.power import power_ratio
 from perfmodel.graph.ops import Gemm
 from perfmodel.stacks.capabilities import Residency
 from perfmodel.stacks.stack import SoftwareStack
@@ -58,6 +59,10 @@ _NEEDED = {
 values together with those of 16, so a chip that states nvfp4 multiplies mxfp8 too."""
 FRACTIONAL_WAVE_CAPABILITIES = frozenset({"9.0", "10.0", "10.3"})
 """Chips whose kernels stay resident and share the last wave."""
+SINGLE_LOAD_CLOCKS = 40
+"""Clocks per element of k of a tile of 128 x 128 whose 256 elements are loaded one at a time: 8
+instructions of 32 threads each to load, address, check, store and read back from shared memory.
+Assumed: no table has such GEMMs."""
 LEAST_TENSOR_COLUMNS = 8
 """Output channels per group below which a kernel does not use tensor cores (depthwise)."""
 PROMPT_LOSS_NS = 1e6
@@ -106,12 +111,16 @@ class GemmModel(CalibratedModel):
         def price(stored: DType, chosen: Sequence[Gemm]) -> Estimates:
             dtype = stack.matmul_dtypes.get(stored, stored)
             check_multiplies(device, dtype)
-            return price_gemms(
+            priced = price_gemms(
                 gemm_shapes(chosen),
                 machine_rates(device, dtype),
                 self.calibration(device, dtype),
                 residency=stack.residency,
             )
+            if not any(op.loads_singly for op in chosen):
+                return priced
+            least_ns = [_single_loads_ns(op, device) for op in chosen]
+            return replace(priced, duration_ns=np.maximum(priced.duration_ns, least_ns))
 
         return price_by_kind(ops, rows_by_dtype(ops), price)
 
@@ -137,6 +146,14 @@ class GemmModel(CalibratedModel):
         match, sigma = min(found, key=lambda pair: pair[0].borrowed_sigma + pair[1])
         is_assumed = sigma == 0.0 and not device.supports(_NEEDED.get(dtype, dtype))
         return gemm_calibration(match, device, stand_in_sigma=sigma, is_assumed=is_assumed)
+
+
+def _single_loads_ns(op: Gemm, device: Device) -> float:
+    """How long *op* takes to load its elements, if one at a time."""
+    if not op.loads_singly:
+        return 0.0
+    clocks = op.flops / (2 * 128 * 128) * SINGLE_LOAD_CLOCKS
+    return clocks * NS_PER_S / (device.sm_count * device.clock_hz)
 
 
 def stand_ins(dtype: DType) -> tuple[tuple[str, float], ...]:

@@ -356,7 +356,7 @@ def _read_layer(row: Row, *, is_gated: bool) -> ExpertLayer:
     names = ("tokens", "top_k", "experts", "ep", "tp", "ffn")
     sizes = {name: parse_size(name, row[name]) for name in names}
     if sizes["experts"] % sizes["ep"] or sizes["ffn"] % sizes["tp"]:
-        raise InputError(f"experts must divide by ep and ffn by tp, got {sizes}")
+        raise InputError(f"experts must be divisible by ep and ffn by tp, got {sizes}")
     if not sizes["top_k"] <= sizes["experts"] <= _MOST_EXPERTS:
         raise InputError(f"experts must be from top_k to {_MOST_EXPERTS}, got {sizes['experts']}")
     loads = hottest_loads(

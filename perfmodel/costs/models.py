@@ -12,7 +12,6 @@ import numpy as np
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
-from perfmodel.costs.attention import AttentionModel
 from perfmodel.costs.embedding import price_embeddings
 from perfmodel.costs.estimates import (
     Bound,
@@ -24,7 +23,6 @@ from perfmodel.costs.estimates import (
     price_by_kind,
     rows_of_kinds,
 )
-from perfmodel.costs.experts import price_grouped_gemms
 from perfmodel.costs.gemm import (
     LEAST_TENSOR_COLUMNS,
     GemmModel,
@@ -185,11 +183,25 @@ def price_fixed(ops: Sequence[Fixed], _device: Device, _stack: SoftwareStack) ->
     )
 
 
+def price_attention(ops: Sequence[Attention], device: Device, stack: SoftwareStack) -> Estimates:
+    """Predict attention, forward and backward."""
+    from perfmodel.costs.attention import AttentionModel  # recommendation models have none
+
+    return AttentionModel().price(ops, device, stack)
+
+
+def price_experts(ops: Sequence[GroupedGemm], device: Device, stack: SoftwareStack) -> Estimates:
+    """Predict the products of experts."""
+    from perfmodel.costs.experts import price_grouped_gemms  # few models have any
+
+    return price_grouped_gemms(ops, device, stack)
+
+
 MODELS: dict[type[object], KernelModel] = {
     Gemm: GemmModel(),
     Convolution: PlainModel("gemm", price_convolutions),
-    GroupedGemm: PlainModel("gemm", price_grouped_gemms),
-    Attention: AttentionModel(),
+    GroupedGemm: PlainModel("gemm", price_experts),
+    Attention: PlainModel("attention", price_attention),
     MemoryBound: MemoryModel(),
     EmbeddingOp: PlainModel("embedding", price_embeddings),
     Copy: PlainModel("copy", price_copies),

@@ -8,6 +8,7 @@ has prices without uncertainty.
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass, replace
 
@@ -84,19 +85,33 @@ class PricedJob:
         used = np.unique(code)
         sigma, family, is_spread = np.unravel_index(used, place_in)
         draws = np.stack([family_draws(name, count, seed=seed) for name in FAMILIES])
-        exponents = sigmas[sigma][:, np.newaxis] * draws[family]
-        exponents += (is_spread * self.spread.relative_sigma)[:, np.newaxis] * even_draws(
-            count, seed=seed
-        )
+        ratio, shared_sigma = self._parts_of_spread()
+        exponents = (ratio * sigmas[sigma])[:, np.newaxis] * draws[family]
+        exponents += (is_spread * shared_sigma)[:, np.newaxis] * even_draws(count, seed=seed)
         place = np.searchsorted(used, code)
         return Samples(np.exp(exponents), place, self.float_ns, self.durations.rank_offset)
+
+    def _parts_of_spread(self) -> tuple[float, float]:
+        """What remains of the errors of families, and the error that all ops share.
+
+        A spread that includes the errors of kernels is the whole one: families keep at most
+        half of it, a quarter of its variance, and what all ops share is the rest.
+        """
+        whole = self.spread.relative_sigma
+        if not self.spread.includes_kernels:
+            return 1.0, whole
+        weights = np.where(self.family == FAMILIES.index("host"), 0.0, self.float_ns)
+        by_family = np.bincount(self.family, weights * self.relative_sigma)
+        kernels = float(np.linalg.norm(by_family)) / max(float(weights.sum()), 1.0)
+        ratio = min(1.0, 0.5 * whole / max(kernels, 1e-9))
+        return ratio, math.sqrt(whole**2 - (ratio * kernels) ** 2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
     """Drawn durations: *factors* x vectors, and per row of the table its factor and nominal time.
 
-    Only the vectors that are asked for take room: all of them are a hundred bytes a task and more.
+    Only requested vectors take memory: all of them need a hundred bytes per task and more.
     """
 
     factors: FloatColumn

@@ -29,19 +29,16 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.estimates import Bound, Estimates, build_estimates, concatenate_estimates
 from perfmodel.costs.interference import slowdowns_for
-from perfmodel.costs.memory import RECORDED_WORDS
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES, family_of, price_ops
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import NO_GROUP, JobGraph
-from perfmodel.graph.ops import Communication, Convolution, GroupedGemm, MemoryBound, Op
+from perfmodel.graph.ops import Communication, GroupedGemm, Op
 from perfmodel.graph.program import Program
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.spread import find_spread
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Cluster
-
-NO_POSITION = -1
 
 
 def find_rivals(job: JobGraph, cluster: Cluster) -> list[tuple[int, ...]]:
@@ -51,12 +48,9 @@ def find_rivals(job: JobGraph, cluster: Cluster) -> list[tuple[int, ...]]:
     Where GPUs share a NIC, as on Polaris, each group gets only its share.
     """
     rivals: list[set[int]] = [set() for _ in job.groups]
-    nics = np.asarray(cluster.topology.nic_of_gpu, dtype=np.int64)
-    if not len(nics):
+    hosts, nic_of_rank = cluster.host_of_rank, cluster.nics_of(np.arange(cluster.rank_count))
+    if not len(nic_of_rank):
         return [() for _ in job.groups]
-    hosts = np.asarray(cluster.host_of_rank)
-    # NICs are numbered through all hosts.
-    nic_of_rank = hosts * len(nics) + nics[np.asarray(cluster.gpu_of_rank)]
     crosses = np.array([len(np.unique(hosts[list(group.ranks)])) > 1 for group in job.groups])
     for slot in range(job.rank_group.shape[1]):
         ranks = np.flatnonzero(job.rank_group[:, slot] != NO_GROUP)
@@ -90,28 +84,14 @@ class _CallPrice:
         return replace(self, duration_ns=self.per_member_ns[position], per_member_ns=None)
 
 
-LEAST_CONVOLUTIONS = 4
-"""Different convolutions of a network that works on images."""
-
-
-def price_job(
-    job: JobGraph,
-    *,
-    cluster: Cluster,
-    stack: SoftwareStack,
-) -> PricedJob:
+def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> PricedJob:
     """Durations of every task of *job* on *cluster* under *stack*."""
     _check_fits(job, cluster)
     plain = _price_plain(job.ops, cluster, stack)
-    ratio = stack.time_ratio(COMMUNICATION_FAMILY, cluster.device.architecture.value)
-    is_lean = stack.has(FrameworkBehaviour.LEAN_EXCHANGES) and cluster.host_count > 1
-    software = CollectiveSoftware(algorithm=stack.collective_algorithm)
-    seen = cluster_seen_by(stack, cluster)
-    calls = _CallPricer(job, seen, software, time_ratio=ratio, is_lean=is_lean)
+    calls = _CallPricer(job, cluster, stack)
     kind_of_rank, representatives = _rank_kinds(job, calls)
     starts, programs, columns, link_use = _price_kinds(job, plain, calls, representatives.tolist())
-    family_code = {name: place for place, name in enumerate(FAMILIES)}
-    family_of_op = np.array([family_code[family_of(type(op))] for op in job.ops], dtype=np.int8)
+    families = np.array([FAMILIES.index(family_of(type(op))) for op in job.ops], dtype=np.int8)
     return PricedJob(
         job=job,
         durations=DurationTable(
@@ -121,7 +101,7 @@ def price_job(
         float_ns=columns.duration_ns,
         relative_sigma=columns.relative_sigma,
         provenance=columns.provenance,
-        family=np.concatenate([family_of_op[program.op] for program in programs]),
+        family=np.concatenate([families[program.op] for program in programs]),
         bound=columns.bound,
         link_use=link_use,
         slowdowns=slowdowns_for(cluster.device),
@@ -129,26 +109,12 @@ def price_job(
             stack,
             architecture=cluster.device.architecture.value,
             hosts=cluster.host_count,
+            samples=job.facts.samples / job.rank_count,
             has_experts=any(isinstance(op, GroupedGemm) for op in job.ops),
             has_four_bits=any(getattr(op, "dtype", None) is DType.NVFP4 for op in job.ops),
-            contains=_contents(job),
+            is_emulated=job.facts.is_emulated,
         ),
     )
-
-
-def _contents(job: JobGraph) -> tuple[str, ...]:
-    """What an emulated script contains that others with published times do, too.
-
-    Transformers of images convolve their patches, which says nothing about convolutions.
-    """
-    if not job.facts.is_emulated:
-        return ()
-    kinds = []
-    if sum(isinstance(op, Convolution) for op in job.ops) >= LEAST_CONVOLUTIONS:
-        kinds.append("convolutions")
-    if any(isinstance(op, MemoryBound) and op.operator in RECORDED_WORDS for op in job.ops):
-        kinds.append("compiled code")
-    return tuple(kinds) or ("eager code",)
 
 
 def cluster_seen_by(stack: SoftwareStack, cluster: Cluster) -> Cluster:
@@ -159,8 +125,7 @@ def cluster_seen_by(stack: SoftwareStack, cluster: Cluster) -> Cluster:
 
 
 def _check_fits(job: JobGraph, cluster: Cluster) -> None:
-    highest = max((rank for group in job.groups for rank in group.ranks), default=0)
-    needed = max(highest + 1, job.rank_count)
+    needed = max([job.rank_count, *(1 + rank for group in job.groups for rank in group.ranks)])
     if needed > cluster.rank_count:
         raise ScenarioError(
             f"job {job.facts.name!r} has {needed} ranks and the cluster has {cluster.rank_count}. "
@@ -183,27 +148,19 @@ def _price_plain(ops: tuple[Op, ...], cluster: Cluster, stack: SoftwareStack) ->
 class _CallPricer:
     """Prices collectives, once for groups with the same placement."""
 
-    def __init__(
-        self,
-        job: JobGraph,
-        cluster: Cluster,
-        software: CollectiveSoftware,
-        *,
-        time_ratio: float,
-        is_lean: bool,
-    ) -> None:
+    def __init__(self, job: JobGraph, cluster: Cluster, stack: SoftwareStack) -> None:
         self._job = job
-        self._cluster = cluster
-        self._time_ratio = time_ratio
-        self._is_lean = is_lean
-        self._software = software
+        self._cluster = cluster = cluster_seen_by(stack, cluster)
+        architecture = cluster.device.architecture.value
+        self._time_ratio = stack.time_ratio(COMMUNICATION_FAMILY, architecture)
+        is_lean = stack.has(FrameworkBehaviour.LEAN_EXCHANGES)
+        self._is_lean = is_lean and cluster.host_count > 1
+        self._software = CollectiveSoftware(algorithm=stack.collective_algorithm)
         self._price_of: dict[tuple[int, int], _CallPrice] = {}
         self._wiring_of: dict[int, Wiring] = {}
         rivals = find_rivals(job, cluster)
-        # The properties are computed at every access, and a large job has many groups.
-        hosts, gpus = np.asarray(cluster.host_of_rank), np.asarray(cluster.gpu_of_rank)
         keys = [
-            (*_placement(hosts, gpus, group.ranks), len(of_group))
+            (*_placement(cluster, group.ranks), len(of_group))
             for group, of_group in zip(job.groups, rivals, strict=True)
         ]
         kind_of_key = {key: kind for kind, key in enumerate(dict.fromkeys(keys))}
@@ -234,8 +191,7 @@ class _CallPricer:
                 software=self._software,
                 wiring=self._wiring_of[group],
             )
-        rivals = self._rivals_of_group[group]
-        if rivals:
+        if rivals := self._rivals_of_group[group]:
             calls = [
                 CollectiveCall(communication.collective, self._job.groups[member].ranks)
                 for member in (group, *rivals)
@@ -257,18 +213,15 @@ class _CallPricer:
         )
 
 
-def _placement(
-    host_of_rank: NDArray[np.int64], gpu_of_rank: NDArray[np.int64], ranks: Sequence[int]
-) -> tuple[bytes, bytes]:
+def _placement(cluster: Cluster, ranks: Sequence[int]) -> tuple[bytes, bytes]:
     """The placement of *ranks*: hosts numbered by first appearance, and the GPU in each.
 
-    Hosts of one cluster are alike, so it does not matter which of them a group uses.
+    Hosts of one cluster are equal, so it does not matter which of them a group uses.
     """
-    members = np.asarray(ranks, dtype=np.intp)
-    hosts = host_of_rank[members]
+    hosts, gpus = cluster.seats_of(np.asarray(ranks, dtype=np.int64))
     _, first, inverse = np.unique(hosts, return_index=True, return_inverse=True)
     order = np.argsort(np.argsort(first))
-    return order[inverse].tobytes(), gpu_of_rank[members].tobytes()
+    return order[inverse].tobytes(), gpus.tobytes()
 
 
 def _rank_kinds(job: JobGraph, calls: _CallPricer) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -290,7 +243,7 @@ def _rank_kinds(job: JobGraph, calls: _CallPricer) -> tuple[NDArray[np.intp], ND
 
 def _positions(job: JobGraph) -> NDArray[np.int64]:
     """The position of every rank in its group of every slot."""
-    positions = np.full(job.rank_group.shape, NO_POSITION, dtype=np.int64)
+    positions = np.full(job.rank_group.shape, NO_GROUP, dtype=np.int64)
     place_in = [{rank: place for place, rank in enumerate(group.ranks)} for group in job.groups]
     for (rank, slot), group in np.ndenumerate(job.rank_group):
         if group != NO_GROUP:

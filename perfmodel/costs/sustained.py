@@ -2,7 +2,7 @@
 
 Tensor cores that are never idle for long draw more than a board may use, and the chip lowers its
 clock. That belongs to the chip and to the watts of its board: `calibrations/sustained.yaml` states
-one value by device or by generation for products, and one for attention. A value of a generation is
+one value by device or by generation for GEMMs, and one for attention. A value of a generation is
 that of its *reference* device; others differ by their power limit. Kernel models price a kernel
 alone; whole jobs take these factors on top, whatever software runs them.
 """
@@ -20,10 +20,9 @@ from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.fields import Line, Positive
 from perfmodel.base.forms import Form, load_document
-from perfmodel.costs.attention import is_fused
+from perfmodel.costs.calibration_files import find_shipped, power_ratio
 from perfmodel.costs.estimates import FloatColumn
 from perfmodel.costs.gemm import LEAST_TENSOR_COLUMNS, is_on_vector_units, machine_rates
-from perfmodel.costs.power import find_shipped, power_ratio
 from perfmodel.graph.ops import Attention, Convolution, Gemm, GroupedGemm, Op
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
@@ -32,7 +31,7 @@ FILE = Path(__file__).parent / "calibrations" / "sustained.yaml"
 ARITHMETIC = "arithmetic"
 ATTENTION = "attention"
 KINDS = (ARITHMETIC, ATTENTION)
-"""Products on tensor cores, and attention."""
+"""GEMMs on tensor cores, and attention."""
 
 
 def sustained_factors(
@@ -40,6 +39,8 @@ def sustained_factors(
 ) -> float | FloatColumn:
     """How much longer *ops*, all of one type, take on *device* in a long run than alone."""
     if isinstance(ops[0], Attention):
+        from perfmodel.costs.attention import is_fused  # recommendation models have no attention
+
         whole = chip_factor(ATTENTION, device)
         return np.where([is_fused(op, device, stack) for op in ops], whole, 1.0)  # type: ignore[arg-type]  # all of one type
     if isinstance(ops[0], Gemm | GroupedGemm | Convolution):
@@ -64,7 +65,7 @@ def hot_shares(
     """What share of the chip's factor each of *ops* takes, from 0 to 1.
 
     Tensor cores that wait for memory draw less, and so do kernels between them: a narrow model
-    has few operations per byte in its products, and more memory-bound kernels for each. So the
+    has few operations per byte in its GEMMs, and more memory-bound kernels for each. So the
     share is one less the time of a product's bytes over that of its operations, both as the
     datasheet has them. Vector arithmetic is never slowed.
     """

@@ -64,14 +64,14 @@ def describe_batch(request: Emulation, batch: Batch) -> str:
         return f"An iteration trains {batch.samples:,} samples, as --samples-per-iteration states."
     if not batch.samples:
         return (
-            "How many samples an iteration trains is not known, because the script moves no batch "
-            "to the device; --samples-per-iteration states it."
+            "The number of samples per iteration is unknown, because the script moves no batch to "
+            "the device; state it with --samples-per-iteration."
         )
     tokens = f" ({batch.tokens:,} tokens)" if batch.tokens else ""
     return (
-        f"An iteration trains {batch.samples:,} samples{tokens}, counted from what all ranks move "
-        "to the device, once where ranks work on one batch together; --samples-per-iteration "
-        "states another number."
+        f"An iteration trains {batch.samples:,} samples{tokens}, counted from the data that all "
+        f"ranks move to the device, once for ranks that share a batch; --samples-per-iteration "
+        f"overrides it."
     )
 
 

@@ -128,7 +128,7 @@ def _iterations(record: RankRecord) -> list[str]:
     if record.fallbacks and not record.compiled_regions:
         sentences.append(
             "No region of the script could be compiled; it was recorded as eager code, and the "
-            "stack torch_compile joins its kernels when the job is priced."
+            "stack torch_compile fuses its kernels when the job is priced."
         )
     sentences += [
         f"The compiled region at {place} runs as eager code, because it could not be compiled: "
@@ -141,5 +141,5 @@ def _iterations(record: RankRecord) -> list[str]:
             "recorded; the most frequent kind is written."
         )
     elif windows.steady_count > 1:
-        sentences.append(f"{windows.steady_count} steady iterations were recorded, all alike.")
+        sentences.append(f"{windows.steady_count} steady iterations were recorded, all equal.")
     return sentences

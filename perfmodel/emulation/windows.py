@@ -1,6 +1,6 @@
 """Windows: the steady iterations of a record, and which of them is written.
 
-Two iterations are alike if their calls are, whatever values were looked up. The one that occurs
+Two iterations are equal if their calls are, whatever values were looked up. The one that occurs
 most often is written; of several, the first.
 """
 

@@ -44,7 +44,7 @@ MOST_WORKING = 2
 """Ranks of a worker that work at once."""
 _LOOK_S = 0.02
 STANDSTILL_S = 3.0
-"""Working ranks that use no processor time for this long are taken to wait for others."""
+"""Working ranks that use no processor time for this long are assumed to wait for others."""
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
 _LIBRARY_PATHS = ("site-packages", "perfmodel/emulation", "<frozen", "/lib/python")
 

@@ -38,7 +38,7 @@ LANES_LEFT = 4
 COUNTS = 5
 
 TO_THE_END = 2**62
-"""The patience of a walk that no other block waits for."""
+"""How many tasks a walk may take if no other block waits for it: no limit."""
 
 _Pass = TypeVar("_Pass", bound=Callable[..., object])
 

@@ -8,16 +8,13 @@ are not members.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import NO_GROUP, JobGraph
 from perfmodel.graph.program import COLUMN_TYPES, PLAIN, Lane, Program, Programs, offsets
 
@@ -175,6 +172,8 @@ def build_layout(job: JobGraph, external: NDArray[np.bool_] | None = None) -> Fl
     rows = [local[first:stop] for first, stop in pairwise(p_member)]
     m_sequence = _pick([program.sequence for program in programs], rows, np.int32)
     if len(m_slot) and not 0 <= m_slot.min() <= m_slot.max() < job.rank_group.shape[1]:
+        from perfmodel.graph.audit import check_job  # only a job that is not sound needs it
+
         check_job(job)
     by_slot = np.zeros((len(programs), max(job.rank_group.shape[1], 1)), dtype=np.int64)
     flat = np.repeat(np.arange(len(programs)) * by_slot.shape[1], counts) + m_slot
@@ -218,8 +217,6 @@ ALIGNMENT_BYTES = 64
 SMALL_BYTES = 2**18
 BIG_BYTES = 2**22
 """From this size on numpy requests huge pages."""
-KEPT_MEMORY = {-1: 2**31 - 1, -4: 0}
-"""Options of mallopt(3): M_TRIM_THRESHOLD, so the heap does not shrink; M_MMAP_MAX, all from it."""
 
 
 def _lay_out(programs: Sequence[Program]) -> dict[str, NDArray[Any]]:
@@ -248,19 +245,6 @@ def in_big_pages(count: int, dtype: type[Number]) -> NDArray[Number]:
     size_bytes = count * np.dtype(dtype).itemsize
     room_bytes = 2 * BIG_BYTES if SMALL_BYTES < size_bytes < 2 * BIG_BYTES else size_bytes
     return np.empty(room_bytes, dtype=np.uint8)[:size_bytes].view(dtype)
-
-
-@cache
-def keep_memory() -> None:
-    """Let this process keep the memory of arrays that it frees, for the arrays of the next replay.
-
-    Each replay of many fills hundreds of megabytes. The C library would return them to the system
-    and request them again, which takes longer than filling them. Other C libraries do as they do.
-    """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None:
-        for option, value in KEPT_MEMORY.items():
-            set_option(option, value)
 
 
 def _pick(

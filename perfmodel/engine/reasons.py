@@ -18,12 +18,15 @@ from numpy.typing import NDArray
 
 from perfmodel.engine.history import History, Hop, Occurrence
 from perfmodel.engine.layout import Int64s
-from perfmodel.graph.program import PLAIN, Anchor, LaneKind
+from perfmodel.graph.program import PLAIN, Anchor, LaneKind, offsets
+
+NO_MOMENT = -(2**62)
+"""The end of the span before the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Parts of a window, in nanoseconds, in the order in which they are told apart."""
+    """Parts of a window, in nanoseconds, in the order in which they are attributed."""
 
     compute_ns: int
     exposed_communication_ns: int
@@ -63,22 +66,36 @@ def break_down(history: History, rank: int, window: Window) -> Breakdown:
     spans = np.empty((0, 2), dtype=np.int64)
     for part in (*busy, waits):
         spans = np.concatenate([spans, part])
-        covered.append(union_length_ns(spans))
+        covered.append(CoveredTime(spans).total_ns)
     return Breakdown(*np.diff([*covered, window.length_ns]).tolist())
 
 
-def union_length_ns(spans: Int64s) -> int:
-    """Length of the union of *spans*, rows of (from, to)."""
-    begins, ends = disjoint_spans(spans)
-    return int((ends - begins).sum())
+class CoveredTime:
+    """How much of a period of time *spans*, rows of (from, to), cover however they overlap."""
 
+    def __init__(self, spans: Int64s) -> None:
+        begins, ends = spans[np.argsort(spans[:, 0], kind="stable")].T
+        reached = np.maximum.accumulate(ends)
+        # Each span without what those before it cover.
+        begins[1:] = np.maximum(begins[1:], reached[:-1])
+        ends = np.maximum(begins, ends)
+        self._begins, self._ends = begins, np.append(NO_MOMENT, ends)
+        self._covered_ns = offsets(ends - begins)
 
-def disjoint_spans(spans: Int64s) -> Int64s:
-    """The begins and the ends of *spans* in order, each without what those before it cover."""
-    begins, ends = spans[np.argsort(spans[:, 0], kind="stable")].T
-    reached = np.maximum.accumulate(ends)
-    begins[1:] = np.maximum(begins[1:], reached[:-1])
-    return np.stack([begins, np.maximum(begins, ends)])
+    @property
+    def total_ns(self) -> int:
+        """How much they cover in all."""
+        return int(self._covered_ns[-1])
+
+    def within(self, from_ns: Int64s, to_ns: Int64s) -> Int64s:
+        """How much they cover from each of *from_ns* to that of *to_ns*."""
+        return self._until(to_ns) - self._until(from_ns)
+
+    def _until(self, moment_ns: Int64s) -> Int64s:
+        begun = np.searchsorted(self._begins, moment_ns, side="right")
+        left_ns = np.maximum(self._ends[begun] - moment_ns, 0)
+        reached: Int64s = self._covered_ns[begun] - left_ns
+        return reached
 
 
 def clipped_spans(

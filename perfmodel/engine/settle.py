@@ -128,7 +128,7 @@ def settle(replay: Replayer, job: JobGraph, alone_ns: Floats, rules: Rules) -> R
             if not unsettled:
                 return replace(last, unsettled=0)
         if not is_exact and moved_ratio > before_ratio / 2:
-            # Half-way, so that two tasks that swap places come to rest.
+            # Half-way, so that two tasks that swap places settle.
             found = replace(found, lost_ns=(assumed.lost_ns + found.lost_ns) / 2)
         assumed, delayed = found, _delay(job, found.delays)
         durations = _lengthen(alone_ns, assumed.lost_ns, first_row)
@@ -154,7 +154,7 @@ def _delay(job: JobGraph, delays: Mapping[int, Int64s]) -> JobGraph:
 
 def _with_waits(program: Program, delays: Int64s) -> Program:
     """*program* with *delays* as dependencies on the start of other tasks."""
-    own = np.repeat(np.arange(program.task_count), np.diff(program.dep_start))
+    own = program.dep_owners()
     tasks = np.concatenate([own, delays[:, 0]])
     order = np.argsort(tasks, kind="stable")
     counts = np.bincount(tasks, minlength=program.task_count)

@@ -13,9 +13,8 @@ import numpy as np
 
 from perfmodel.base.compiling import compiled
 from perfmodel.engine.layout import Bytes8, FlatJob, Int32s, Int64s, build_layout
-from perfmodel.graph.audit import check_job, signature_of
 from perfmodel.graph.job import NO_GROUP, JobGraph
-from perfmodel.graph.ops import Op
+from perfmodel.graph.ops import Op, signature_of
 from perfmodel.graph.program import PLAIN, Anchor, Role
 
 SIGNALS = 1
@@ -23,12 +22,14 @@ SIGNALS = 1
 
 def lay_out_sound(job: JobGraph) -> FlatJob:
     """The layout of *job*; raises the audit's error if the job is not sound."""
-    if not _can_be_laid_out(job):
-        check_job(job)
-    layout = build_layout(job)
-    if not is_sound(job, layout):
-        check_job(job)
-    return layout
+    if _can_be_laid_out(job):
+        layout = build_layout(job)
+        if is_sound(job, layout):
+            return layout
+    from perfmodel.graph.audit import check_job  # only a job that is not sound needs it
+
+    check_job(job)
+    return build_layout(job)
 
 
 def is_sound(job: JobGraph, layout: FlatJob) -> bool:
@@ -63,8 +64,7 @@ def find_members(layout: FlatJob, signature: Int64s) -> Int64s | None:
 def number_signatures(ops: Iterable[Op]) -> Int64s:
     """Number the collectives of *ops* that partners in a rendezvous must agree on."""
     numbers: dict[object, int] = {}
-    signatures = (signature_of(op) for op in ops)
-    numbered = [numbers.setdefault(signature, len(numbers)) for signature in signatures]
+    numbered = [numbers.setdefault(signature_of(op), len(numbers)) for op in ops]
     return np.array(numbered, dtype=np.int64)
 
 

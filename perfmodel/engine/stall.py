@@ -86,7 +86,7 @@ def _rendezvous_lines(job: JobGraph, stuck: list[_Stuck]) -> list[str]:
 def _whereabouts(job: JobGraph, stuck: list[_Stuck], ranks: list[int]) -> str:
     """What the first of the missing *ranks* is doing instead."""
     if not ranks:
-        return "the ranks that folding put together are not alike."
+        return "the ranks that folding merged are not equal."
     first = ranks[0]
     own = [waiting for waiting in stuck if waiting.rank == first]
     if not own:

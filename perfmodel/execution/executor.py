@@ -87,9 +87,9 @@ class WorkerPlace:
 
 @dataclass(frozen=True, slots=True)
 class RoundStatus:
-    """What an observer is told before a round is sent.
+    """What an observer receives before a round is sent.
 
-    A round starts an iteration, or tells blocks which rendezvous were resolved. *number* counts
+    A round starts an iteration, or sends blocks the resolved rendezvous. *number* counts
     the rounds of a replay from 0. *places* are those of all blocks, in the order of their ranks.
     """
 
@@ -170,7 +170,7 @@ class AutoExecutor:
     ) -> list[Result]:
         """`function(shared, item)` for all *items*, in their order.
 
-        The first item is worked on here, and tells how long the others will take. Long lists
+        The first item runs here, and shows how long the others will take. Long lists
         come in steps, so what steps took so far is expected once more.
         """
         if self._ray is not None:
@@ -189,7 +189,7 @@ class AutoExecutor:
     def _place_for(
         self, serial_s: float, *, places: int, talking_s: Callable[[], float] = lambda: 0.0
     ) -> Executor:
-        """Where work is done sooner that takes *serial_s* here and can be dealt to *places*."""
+        """Where work finishes sooner: it takes *serial_s* here, or can be split over *places*."""
         saved_s = serial_s * (1 - 1 / max(places, 1))
         if saved_s <= START_S or saved_s - talking_s() <= START_S:
             return self._serial

@@ -164,7 +164,7 @@ def run_rounds(workers: BlockWorkers, division: Division, *, vector_count: int) 
         orders = {}
         for block in sorted(undone & {*news, *(block for block, _ in reports)}):
             if block in news:
-                # A block that had more to do last time is told at once to continue.
+                # A block that had more to do last time is ordered at once to continue.
                 orders[block] = [news[block], walk_on] if walks_on[block] else [news[block]]
             elif not sent[block] and any(of == block and r.can_walk for of, r in reports):
                 orders[block] = [walk_on]

@@ -28,7 +28,7 @@ AGAIN = "`perfmodel predict --executor serial` reads all of it and says where."
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredJob:
-    """What workers are told of a job in a *folder*: its outline, and how they know it again.
+    """What workers receive about a job in a *folder*: its outline, and how they identify it.
 
     *op_signature* has for every op a number for what partners in a rendezvous must agree on.
     """
@@ -50,7 +50,7 @@ class LoadedPart:
 
 
 def store_job(job: JobGraph) -> StoredJob | None:
-    """What workers are told of *job*; None where its programs are here."""
+    """What workers receive about *job*; None if its programs are here."""
     programs = job.programs
     if not isinstance(programs, StoredPrograms):
         return None
@@ -101,14 +101,14 @@ def load_part(stored: StoredJob, op_ns: DurationTable, ranks: range, host: str) 
 def find_own_members(loaded_part: LoadedPart, layout: FlatJob, ranks: range) -> Int64s:
     """What *ranks* bring to rendezvous with others: rows of group, sequence, what, whether signal.
 
-    Raises where they cannot be walked.
+    Raises if they cannot be replayed.
     """
     met = find_members(layout, loaded_part.signature)
     group = np.repeat(np.arange(len(layout.g_size)), np.diff(layout.g_rendezvous))
     is_external = layout.g_is_external[group] > 0
     if met is None or not (met[~is_external, 1] > 0).all():
         raise GraphError(
-            f"ranks {ranks.start}-{ranks.stop - 1}: not a sound job, so that it cannot be walked. "
+            f"ranks {ranks.start}-{ranks.stop - 1}: not a valid job, so it cannot be replayed. "
             f"{AGAIN}"
         )
     sequence = np.arange(len(group)) - layout.g_rendezvous[group]

@@ -75,7 +75,7 @@ class RemoteTimelines:
         return self._workers.ask(block, "at_rank", self._last[block], function, *words)
 
     def release(self) -> None:
-        """Give up the columns; nobody reads them after the blocks are gone."""
+        """Give up the columns; no one can read them after the blocks are gone."""
         self._is_wanted = False
 
     def close(self) -> None:
@@ -105,8 +105,8 @@ class RemoteTimelines:
     def _check(self, rows: int) -> None:
         if not self.is_open:
             raise ExecutionError(
-                "ray: the timelines of this replay went with the workers that kept them. Ask for "
-                "them before those are let go."
+                "ray: the timelines of this replay were lost with the workers that held them. "
+                "Read them before the workers are released."
             )
         if not self._fits(rows):
             raise ExecutionError(

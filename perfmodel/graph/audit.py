@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.collective import Collective
 from perfmodel.base.errors import GraphError
 from perfmodel.graph.job import NO_GROUP, JobGraph
-from perfmodel.graph.ops import Communication, Fixed, Op
+from perfmodel.graph.ops import Fixed, Op, signature_of
 from perfmodel.graph.program import NO_ORIGIN, PLAIN, Anchor, Int32s, Program, Role
 from perfmodel.graph.rendezvous import describe_collective, find_divergence
 from perfmodel.graph.stored_programs import BY_DEPENDENCY, BY_TASK
@@ -104,7 +103,7 @@ def _check_program(job: JobGraph, index: int, program: Program) -> None:
     if (program.dep_lag_ns < 0).any():
         raise GraphError(f"{where}: the lag of a dependency must not be negative.")
     _check_range(where, "lag of a dependency", program.dep_lag_ns, MOST_STATED)
-    tasks = np.repeat(np.arange(count), np.diff(program.dep_start))
+    tasks = program.dep_owners()
     own = np.flatnonzero((tasks == program.dep_task) & (program.dep_distance == 0))
     if len(own):
         label = job.labels[int(program.label[tasks[own[0]]])]
@@ -222,12 +221,6 @@ def _check_same_calls(
             f"group {name!r}: in #{int(lone[0])} every member waits and none signals. "
             "Give one of them the role SIGNALS."
         )
-
-
-def signature_of(op: Op) -> Collective | None:
-    """The collective that the members of a rendezvous must agree on."""
-    work = op.work if isinstance(op, Fixed) else op
-    return work.collective if isinstance(work, Communication) else None
 
 
 def _describe(op: Op) -> str:

@@ -156,7 +156,7 @@ class ProgramBuilder:
     def _number_rendezvous(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sequence of every task of *slots*, counted on from the tasks before."""
         sequence = np.full(len(slots), PLAIN, dtype=np.int64)
-        for slot in np.unique(slots[slots != PLAIN]).tolist():
+        for slot in sorted(set(slots[slots != PLAIN].tolist())):
             own = np.flatnonzero(slots == slot)
             before = self._next_sequence.get(slot, 0)
             sequence[own] = before + np.arange(len(own))

@@ -50,9 +50,10 @@ class OperatorCall:
     """An operator and its arguments: the tensors of each, and other values.
 
     *values* are by place in a recording, by name in an emulated script. *results* are the output
-    tensors, None if unknown. The last three are known of emulated calls only: whether GEMMs of fp32
+    tensors, None if unknown. The last four are known of emulated calls only: whether GEMMs of fp32
     run in TF32, what was observed (which rows a lookup reads how often; the query-key pairs and
-    kernel of attention), and whether images are converted to the layout of tensor cores.
+    kernel of attention), whether images are converted to the layout of tensor cores, and whether
+    a product loads elements one at a time.
     """
 
     name: str
@@ -63,6 +64,7 @@ class OperatorCall:
     allows_tf32: bool = False
     observed: Mapping[str, Any] | None = None
     converts_layout: bool = False
+    loads_singly: bool = False
 
     @property
     def word(self) -> str:
@@ -107,7 +109,7 @@ def names_in(section: str, column: str = "") -> frozenset[str]:
 
 
 def dtype_of(word: str) -> DType | None:
-    """The number format that C++ or torch calls *word*; None if it is no tensor's."""
+    """The number format that C++ or torch calls *word*; None if it is not a tensor's."""
     known = listed("dtypes").get(word)
     return None if known is None else DType(known)
 
@@ -147,6 +149,7 @@ def emulated_call(words: Mapping[str, Any]) -> OperatorCall:
         allows_tf32=bool(words.get("allows_tf32", False)),
         observed=words.get("observed"),
         converts_layout=bool(words.get("converts_layout", False)),
+        loads_singly=bool(words.get("loads_singly", False)),
     )
 
 

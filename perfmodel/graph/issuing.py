@@ -90,7 +90,7 @@ class Issuer:
         role: Role = Role.BOTH,
         origin: Origin | None = None,
     ) -> int:
-        """Append a task to *lane*, behind all that the lane waits for."""
+        """Append a task to *lane*, after everything that the lane waits for."""
         task = self.program.add_task(
             lane.lane, op, label=label, slot=slot, role=role, origin=origin, after=lane.awaited
         )

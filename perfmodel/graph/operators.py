@@ -5,8 +5,8 @@ which often knows no outputs, or from an emulated script, which knows all. GEMMs
 convolutions and lookups have ops of their own; everything else is priced by its memory traffic,
 under its own name where the table has none, so that no operator is free.
 
-Attention over packed sequences in a recording is taken as sequences of their mean length, and the
-tables of one fused lookup as equal tables.
+Attention over packed sequences in a recording is modelled as sequences of their mean length, and
+the tables of one fused lookup as equal tables.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MOST_TABLES = 256
 
 
 def works_of_call(call: OperatorCall) -> Works:
-    """The kernels that *call* launches, in order; none if its shapes do not tell."""
+    """The kernels that *call* launches, in order; none if its shapes do not determine them."""
     form = _form_of(call.name, call.source)
     works = _FORMS[form](call) if form else ()
     is_guessed = call.source is Source.RECORDED
@@ -87,7 +87,16 @@ def _gemm(call: OperatorCall) -> Works:
         return ()
     rows = left[-2] if len(left) > 1 else 1
     batch = left[0] if len(left) == 3 else 1
-    return (Gemm(m=rows, n=columns, k=depth, dtype=gemm_dtype(call, pair[0]), batch=batch),)
+    dtype = gemm_dtype(call, pair[0])
+    return (Gemm(rows, columns, depth, dtype, batch, loads_singly=call.loads_singly),)
+
+
+def _user_product(call: OperatorCall) -> Works:
+    """A kernel of the script's own that multiplies matrices of known sizes."""
+    if "k" not in call.values:
+        return ()
+    sizes = {name: int(call.values[name]) for name in ("m", "n", "k", "batch")}
+    return (Gemm(**sizes, dtype=gemm_dtype(call, call.tensors[0])),)
 
 
 def _recurrent(call: OperatorCall) -> Works:
@@ -259,5 +268,6 @@ _FORMS: dict[str, Callable[[OperatorCall], Works]] = {
     "device_copy": device_copy,
     "norm_backward": norm_backward,
     "recurrent": _recurrent,
+    "user_product": _user_product,
 }
 """How the forms of the table are read."""

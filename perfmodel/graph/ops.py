@@ -45,13 +45,18 @@ class Pass(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """*batch* products C[m, n] = A[m, k] B[k, n]."""
+    """*batch* products C[m, n] = A[m, k] B[k, n].
+
+    With *loads_singly* rows of an operand begin at odd places, so that no two of its elements can
+    be loaded together.
+    """
 
     m: int
     n: int
     k: int
     dtype: DType
     batch: int = 1
+    loads_singly: bool = False
 
     @property
     def flops(self) -> int:
@@ -225,7 +230,7 @@ Works = tuple[Work, ...]
 class Fixed:
     """A task whose duration is known already, such as a recorded one.
 
-    *work* says what was done, where the recording tells; then the task can be
+    *work* says what was done, if the recording shows it; then the task can be
     priced anew for another machine.
     """
 
@@ -248,11 +253,22 @@ class Fixed:
 Op = Work | Fixed
 
 
+def work_of(op: Op) -> Work | None:
+    """What *op* does, where that is known."""
+    return op.work if isinstance(op, Fixed) else op
+
+
+def signature_of(op: Op) -> Collective | None:
+    """The collective that *op* is a part of: what members of a rendezvous must agree on."""
+    work = work_of(op)
+    return work.collective if isinstance(work, Communication) else None
+
+
 def duration_of(op: Op) -> int:
     """The duration that *op* states; one that is still to be priced is refused."""
     if isinstance(op, Fixed):
         return op.duration_ns
     raise ScenarioError(
-        f"{type(op).__name__} has no duration yet, so it cannot be changed. Say on which machine "
-        "the job runs (--topology), or price it with `pin_job` first."
+        f"{type(op).__name__} has no duration yet, so it cannot be changed. Name the machine that "
+        f"runs the job (--topology), or price it with `pin_job` first."
     )

@@ -110,6 +110,10 @@ class Program:
         lengths = np.diff(self.lane_start)
         return np.repeat(np.arange(len(self.lanes), dtype=np.int32), lengths)
 
+    def dep_owners(self) -> Int64s:
+        """The task that waits, for every dependency."""
+        return np.repeat(np.arange(self.task_count), np.diff(self.dep_start))
+
     def is_on_device(self) -> NDArray[np.bool_]:
         """Which tasks run on a device stream."""
         is_device = np.array([lane.kind.is_device for lane in self.lanes], dtype=bool)

@@ -42,7 +42,7 @@ def calls_by_group(calls: Iterable[Iterable[GroupCall]]) -> dict[str, dict[int, 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first call of a group that its members do not make alike: its number, and who differs."""
+    """The first call that differs between members of a group: its number, and who differs."""
 
     number: int
     text: str
@@ -64,7 +64,7 @@ def find_divergence(
 ) -> Divergence | None:
     """The first difference between the calls of *members*, each a rank and its calls.
 
-    None if they are alike. *agreed* is what all members must agree on. If the sequences are
+    None if they are equal. *agreed* is what all members must agree on. If the sequences are
     *is_cut*, as those of recordings that begin at different moments, one that ends differs from
     no other.
     """

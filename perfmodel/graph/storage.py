@@ -28,7 +28,7 @@ from perfmodel.base.writing import draft_folder_of, recover_folder
 from perfmodel.graph.audit import check_job, check_outline
 from perfmodel.graph.job import Group, JobFacts, JobGraph, Origin
 from perfmodel.graph.op_words import op_from_words, op_to_words
-from perfmodel.graph.program import COLUMN_TYPES, Lane, LaneKind, Program
+from perfmodel.graph.program import COLUMN_TYPES, Program
 from perfmodel.graph.stored_programs import (
     BY_DEPENDENCY,
     BY_TASK,
@@ -36,10 +36,10 @@ from perfmodel.graph.stored_programs import (
     DEPENDENCIES_FILE,
     PIECE_ROWS,
     TASKS_FILE,
-    Outline,
     StoredPrograms,
     as_column,
     loaded,
+    read_outlines,
 )
 
 SCHEMA_VERSION = 1
@@ -151,7 +151,7 @@ def _read_whole_header(folder: Path) -> dict[str, Any]:
     for name in header.get("beside", ()):
         if not (folder / str(name)).is_file():
             raise GraphError(
-                f"{folder}: {name} is missing, so this is half of a job. Write the job again."
+                f"{folder}: {name} is missing, so the job is incomplete. Write the job again."
             )
     return header
 
@@ -159,7 +159,7 @@ def _read_whole_header(folder: Path) -> dict[str, Any]:
 def _open(folder: Path, *, is_loaded: bool) -> JobGraph:
     header = _read_whole_header(folder)
     try:
-        programs: Sequence[Program] = StoredPrograms(folder, _read_outlines(header["programs"]))
+        programs: Sequence[Program] = StoredPrograms(folder, read_outlines(header["programs"]))
         if is_loaded:
             programs = tuple(loaded(one, tuple(COLUMN_TYPES)) for one in programs)
         return _assemble(folder, header, programs)
@@ -217,27 +217,23 @@ def _header(job: JobGraph) -> dict[str, Any]:
 
 
 def _write_columns(job: JobGraph, draft: Path) -> None:
+    def stacked(*names: str) -> dict[str, NDArray[Any]]:
+        return {name: np.concatenate([getattr(p, name) for p in job.programs]) for name in names}
+
     ops = [orjson.dumps(op_to_words(op)).decode() for op in job.ops]
     _write(draft / "ops.parquet", {"op": ops})
     _write(draft / "labels.parquet", {"label": list(job.labels)})
     words = [asdict(origin) for origin in job.origins]
     pq.write_table(pa.Table.from_pylist(words, _ORIGINS), draft / _ORIGINS_FILE, compression="zstd")
-    _write(
-        draft / "ranks.parquet",
-        {"program": job.rank_program, "groups": list(job.rank_group)},
-    )
+    _write(draft / "ranks.parquet", {"program": job.rank_program, "groups": list(job.rank_group)})
     _write(
         draft / TASKS_FILE,
         {
-            **{name: _stack(job, name) for name in BY_TASK},
+            **stacked(*BY_TASK),
             DEP_COUNT: np.concatenate([np.diff(p.dep_start) for p in job.programs]),
         },
     )
-    _write(draft / DEPENDENCIES_FILE, {name: _stack(job, name) for name in BY_DEPENDENCY})
-
-
-def _stack(job: JobGraph, column: str) -> NDArray[Any]:
-    return np.concatenate([getattr(program, column) for program in job.programs])
+    _write(draft / DEPENDENCIES_FILE, stacked(*BY_DEPENDENCY))
 
 
 def _write(path: Path, columns: dict[str, Any]) -> None:
@@ -288,17 +284,6 @@ def _read_group(words: dict[str, Any]) -> Group:
     if not all(type(rank) is int for rank in words["ranks"]):
         raise TypeError(f"ranks of group {words['name']!r} must be whole numbers")
     return Group(str(words["name"]), tuple(words["ranks"]))
-
-
-def _read_outlines(descriptions: list[dict[str, Any]]) -> list[Outline]:
-    """The outline of every program; equal lanes are stored once."""
-    known: dict[Lane, Lane] = {}
-    outlines = []
-    for description in descriptions:
-        lanes = [Lane(name, LaneKind(kind)) for name, kind in description["lanes"]]
-        starts = as_column("lane_start", np.array(description["lane_start"]), np.int32)
-        outlines.append((tuple(known.setdefault(lane, lane) for lane in lanes), starts))
-    return outlines
 
 
 def _digest(header: dict[str, Any]) -> str:

@@ -15,7 +15,16 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from perfmodel.graph.program import COLUMN_TYPES, Int32s, Int64s, Lane, Program, Programs, offsets
+from perfmodel.graph.program import (
+    COLUMN_TYPES,
+    Int32s,
+    Int64s,
+    Lane,
+    LaneKind,
+    Program,
+    Programs,
+    offsets,
+)
 
 TASKS_FILE, DEPENDENCIES_FILE = "tasks.parquet", "dependencies.parquet"
 BY_TASK = ("op", "label", "origin", "slot", "sequence", "role")
@@ -29,6 +38,17 @@ MOST_PIECES = 32
 
 Outline = tuple[tuple[Lane, ...], Int32s]
 """A program as in the header of a job: its lanes, and the first task of each."""
+
+
+def read_outlines(descriptions: list[dict[str, Any]]) -> list[Outline]:
+    """The outline of every program; equal lanes are stored once."""
+    known: dict[Lane, Lane] = {}
+    outlines = []
+    for description in descriptions:
+        lanes = [Lane(name, LaneKind(kind)) for name, kind in description["lanes"]]
+        starts = as_column("lane_start", np.array(description["lane_start"]), np.int32)
+        outlines.append((tuple(known.setdefault(lane, lane) for lane in lanes), starts))
+    return outlines
 
 
 class ColumnReader:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from perfmodel.base.units import format_duration, format_size
 
 LITTLE = 0.02
-"""Differences below this share of the iteration are not told."""
+"""Differences below this share of the iteration are not reported."""
 
 
 @dataclass(frozen=True, slots=True)

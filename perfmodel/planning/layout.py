@@ -31,7 +31,7 @@ COPIED_BYTES = 2**24
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cut:
-    """How many pieces a table is cut into, by columns and by rows."""
+    """How many pieces a table is cut into, column-wise and row-wise."""
 
     columns: int = 1
     rows: int = 1
@@ -64,7 +64,7 @@ class PlanLayout(PlanColumns):
 
 
 def split_table(place: int, table: EmbeddingTable, cut: Cut) -> list[Shard]:
-    """The pieces of the table at *place*, by columns, then by rows, with rank 0 as placeholder."""
+    """The pieces of the table at *place*, column-wise, then row-wise; rank 0 is a placeholder."""
     if cut == COPIED:
         return []
     return cut_table(place, table, columns=cut.columns, rows=cut.rows)
@@ -158,7 +158,7 @@ class LayoutBook:
 class Neighbourhood:
     """Layouts one step away, taken from the busiest ranks.
 
-    A piece moves, pieces swap, a table is cut by rows or columns, joined again or copied to every
+    A piece moves, pieces swap, a table is split by rows or columns, merged again or copied to every
     rank. *own_ns* is the time of each rank in lookup, update and exchange, parts x ranks.
     """
 
@@ -238,7 +238,7 @@ class Neighbourhood:
             Cut(2 * cut.columns, cut.rows),
             Cut(cut.columns // 2, cut.rows),
             WHOLE,
-            # A collective sums a table by rows over all ranks.
+            # A collective sums a row-wise table over all ranks.
             Cut(rows=most),
         ]
         chosen = self._random.choice(options)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from embeddings.constraints import conform, find_broken
 from embeddings.offloading import OFFLOADED, exceeds_devices
 from embeddings.plan import ShardingPlan
 from embeddings.plan_document import list_refused, load_plan_document
@@ -64,7 +65,7 @@ def load_task(question: RankQuestion) -> RankTask:
     if task.room_bytes <= 0:
         raise PlanError(
             f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "
-            "the dense part and its buffers need it all. Take a smaller batch or more ranks."
+            "the dense part and its buffers need it all. Use a smaller batch or more ranks."
         )
     return RankTask(PlanEvaluator(spec, cluster, loaded.stack), task)
 
@@ -88,7 +89,7 @@ def make_plans(
     """The plans that *question* names, enumerates and searches."""
     evaluator, task = loaded
     # An unreadable file is an error of the user. A sharder without room is part of the answer.
-    plans = [
+    given = [
         load_plan_document(
             file,
             tables=task.tables,
@@ -97,19 +98,20 @@ def make_plans(
         )
         for file in question.plan_files
     ]
-    refused: list[tuple[str, str]] = []
+    refused = [(plan.name, _broken(plan)) for plan in given if find_broken(plan)]
+    plans = [plan for plan in given if not find_broken(plan)]
     sharders = (*question.sharders, *((OFFLOADED,) if exceeds_devices(task) else ()))
     for number, name in enumerate(sharders):
         on_phase(f"placing tables as {name}", number / len(sharders))
         try:
-            plans.append(place_tables(name, evaluator, task).plan)
+            plans.append(conform(place_tables(name, evaluator, task).plan))
         except PlanError as fault:
             refused.append((name, str(fault)))
     judged = 0
     if question.enumerate_limit:
         on_phase("enumerating", 0.0)
         found = enumerate_plans(question, task, executor)
-        plans += found.plans
+        plans += map(conform, found.plans)
         judged += found.judged
     if question.search_seconds > 0:
         on_phase(f"searching for {question.search_seconds:g} s", 0.0)
@@ -118,7 +120,7 @@ def make_plans(
         except PlanError as fault:
             refused.append(("search", str(fault)))
         else:
-            plans.append(outcome.plan)
+            plans.append(conform(outcome.plan))
             judged += outcome.plans_judged
     runnable, unrunnable = split_runnable(plans, question.runnable_by)
     return MadePlans(tuple(runnable), (*refused, *unrunnable), judged)
@@ -133,12 +135,18 @@ def split_runnable(
         if not framework or not (left := list_refused(plan, framework)):
             runnable.append(plan)
             continue
-        tables = ", ".join(left[:_SHOWN]) + (
-            f" and {len(left) - _SHOWN} more" * (len(left) > _SHOWN)
-        )
-        reason = f"{framework} cannot run it: {tables} are cut otherwise than it does."
+        reason = f"{framework} cannot run it: it cannot split {_some(left)} in this way."
         refused.append((plan.name, reason))
     return runnable, refused
+
+
+def _broken(plan: ShardingPlan) -> str:
+    names = [plan.tables[place].name for place in find_broken(plan)]
+    return f"{_some(names)} are placed where their constraints in the table file forbid it."
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN)
 
 
 def search_plans(
@@ -165,7 +173,7 @@ def enumerate_plans(question: RankQuestion, task: ShardingTask, executor: Execut
     if len(all_ranks) > limit:
         raise PlanError(
             f"rank: more than {limit} plans of whole tables on {task.rank_count} ranks. "
-            "Raise --enumerate or take --search."
+            "Raise --enumerate or use --search."
         )
     table = np.array(all_ranks, dtype=np.int32)
     chunks = [table[first : first + CHUNK] for first in range(0, len(table), CHUNK)]

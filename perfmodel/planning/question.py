@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Annotated
 
 from perfmodel.base.errors import ScenarioError, UnitError
-from perfmodel.base.options import NO_VALUES, Option, check_ranges
+from perfmodel.base.options import NO_VALUES, Option, Price, check_ranges
 from perfmodel.base.units import parse_long_duration_ns
 from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,
@@ -35,7 +35,7 @@ from perfmodel.prediction.scenario import (
 )
 
 FRAMEWORKS = ("torchrec", "hugectr")
-"""Frameworks of which it is known what plans they can run."""
+"""Frameworks whose runnable plans are known."""
 
 
 class RankBy(Enum):
@@ -80,7 +80,7 @@ class RankQuestion:
         Option(
             name="--sharder",
             metavar="NAME",
-            help="A sharder; repeatable; default: all; `none` for none.",
+            help="A sharder; repeatable; default: all; `none`: no sharder.",
         ),
     ] = field(default_factory=_all_sharders)
     plan_files: Annotated[
@@ -219,10 +219,7 @@ class LayoutQuestion:
     ] = (1,)
     ranks_per_host: RanksPerHost = None
     stack: Stack = None
-    price_per_gpu_hour: Annotated[
-        float | None,
-        Option(name="--price", metavar="MONEY", min=0, help="Price per GPU and hour."),
-    ] = None
+    price_per_gpu_hour: Price = None
     tokens: Tokens = None
     prices: PricesFile = None
     minimise: Annotated[
@@ -230,14 +227,14 @@ class LayoutQuestion:
         Option(
             metavar="time|cost|energy",
             parse=parse_goal,
-            help="What the best number of hosts has least of.",
+            help="What to minimise over the numbers of hosts.",
         ),
     ] = Goal.TIME
     finish_in: Annotated[
         str | None,
         Option(
             metavar="TIME",
-            help="Days of a whole run, e.g. 30d: the fewest of --hosts that end in time.",
+            help="Days of a whole run, e.g. 30d: the fewest of --hosts that finish in time.",
         ),
     ] = None
     top: Annotated[int, Option(metavar="N", min=1, help="Layouts to show.")] = 10

@@ -41,7 +41,7 @@ from perfmodel.prediction.question import PredictOptions, Setting, build_questio
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import check_has_tables
-from perfmodel.workloads.dlrm.exchange import sent_by_members
+from perfmodel.workloads.dlrm.exchange import Exchanges, sent_by_members
 from perfmodel.workloads.dlrm.job import exchanges_of
 from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.spec import DlrmSpec
@@ -210,7 +210,28 @@ def find_loads(run: DlrmRun, plan: ShardingPlan, memory_bytes: tuple[int, ...]) 
         members = slice(host * per_host, (host + 1) * per_host)
         sent[members] += sent_by_members(steps.inside, per_host)
         sent[members] += int(np.array(steps.across.byte_matrix, dtype=np.int64)[host].sum())
-    return PlanLoads(tuple(lookups.tolist()), tuple(sent.tolist()), memory_bytes)
+    return PlanLoads(
+        tuple(lookups.tolist()), tuple(sent.tolist()), memory_bytes, _sent_between(plan, exchanges)
+    )
+
+
+def _sent_between(plan: ShardingPlan, exchanges: Exchanges) -> tuple[tuple[int, ...], ...]:
+    """Vector bytes between hosts, or between ranks of the only host."""
+    per_host = plan.ranks_per_host or plan.rank_count
+    hosts = plan.rank_count // per_host
+    size, count = (per_host, hosts) if hosts > 1 else (1, plan.rank_count)
+    between = np.zeros((count, count), dtype=np.int64)
+    if exchanges.pooled.byte_matrix is not None:
+        matrix = np.array(exchanges.pooled.byte_matrix, dtype=np.int64)
+        between += matrix.reshape(count, size, count, size).sum(axis=(1, 3))
+    if exchanges.by_rows is not None:
+        # Every rank hands each other one its share of the sums.
+        share = exchanges.by_rows.sums.size_bytes // plan.rank_count
+        between += share * size * size - np.diag(np.full(count, share * size))
+    for host, steps in enumerate(exchanges.of_hosts if hosts > 1 else ()):
+        between[host] += per_host * np.array(steps.across.byte_matrix, dtype=np.int64)[host]
+        between[host, host] += int(sent_by_members(steps.inside, per_host).sum())
+    return tuple(tuple(row) for row in between.tolist())
 
 
 def _rank_one(
@@ -301,7 +322,7 @@ def _assumptions(
     sentences = list(best.assumptions)
     sentences.append(
         "Listed plans are predicted in full, as by `predict --plan`. Order, bound and straggler "
-        "count contention; what a faster part would save is found with contention unchanged."
+        "include contention; savings are computed with contention unchanged."
     )
     if made.judged:
         sentences.append(
@@ -310,9 +331,9 @@ def _assumptions(
         )
     if assumes_loader(spec, stack):
         sentences.append(
-            "Times count the loader that the stack assumes. Order and bound do not, so that an "
-            "assumption does not hide what the plan decides; `--set input.load_time=...` states "
-            "the loader of your job."
+            "Times include the loader that the stack assumes. Order and bound leave it out, so an "
+            "assumption does not hide differences between plans; `--set input.load_time=...` "
+            "states the loader of your job."
         )
     if question.batches:
         sentences.append(

@@ -56,11 +56,16 @@ TIE_RATIO = 0.01
 
 @dataclass(frozen=True, slots=True)
 class PlanLoads:
-    """Per rank: rows looked up and vector bytes sent per iteration, and memory."""
+    """Per rank: rows looked up and vector bytes sent per iteration, and memory.
+
+    *sent_to_bytes* is what each host sends each other one forward, each rank where there is only
+    one host; the diagonal is what stays inside.
+    """
 
     lookups: tuple[float, ...]
     sent_bytes: tuple[int, ...]
     memory_bytes: tuple[int, ...]
+    sent_to_bytes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -164,7 +169,7 @@ class Ranking(Shown):
             return (
                 f"No plan fits: {best.plan.name} and all others need more than the "
                 f"{self.device_memory_bytes / BYTES_PER_GIB:.1f} GiB of a rank, the smallest "
-                f"{least / BYTES_PER_GIB:.1f} GiB. Take more ranks, or keep tables in host memory."
+                f"{least / BYTES_PER_GIB:.1f} GiB. Use more ranks, or keep tables in host memory."
             )
         if len(fitting) == 1:
             return f"{best.plan.name} is the only plan that fits."

@@ -136,7 +136,7 @@ class PlanSearch:
         if found.time_ns == ENDLESS:
             raise PlanError(
                 "search: no plan was found that fits in the memory of "
-                f"{self._task.rank_count} ranks. Take more ranks or host memory."
+                f"{self._task.rank_count} ranks. Use more ranks or host memory."
             )
         return replace(found, plan=replace(found.plan, name="searched"), plans_judged=self._judged)
 

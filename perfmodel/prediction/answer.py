@@ -85,13 +85,15 @@ class CriticalPath:
 class RankWait:
     """Ranks of one class that wait for another rank in rendezvous of one label.
 
-    *duration_ns* is what each of the waiting ranks loses in an iteration.
+    *duration_ns* is what each of the waiting ranks loses in an iteration. *tables* are those that
+    cost the awaited rank most, where it looks rows up before.
     """
 
     waiting_ranks: tuple[int, ...]
     awaited_rank: int
     label: str
     duration_ns: int
+    tables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +230,7 @@ class Prediction(Shown):
 
     @property
     def evidence(self) -> Evidence:
-        """The replay behind the explanation."""
+        """The replay that the explanation rests on."""
         return self._why().evidence
 
     @property

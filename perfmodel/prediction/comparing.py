@@ -169,7 +169,7 @@ def _with_value(scenario: AnyScenario, key: str, value: str) -> AnyScenario:
         return replace(scenario, **change)
     if isinstance(scenario, JobScenario):
         raise ScenarioError(
-            f"sweep of {key}: a job has no such thing. Sweep topology, hosts or stack, or change "
+            f"sweep of {key}: a job has no such field. Sweep topology, hosts or stack, or change "
             "the job with `perfmodel whatif JOB --sweep`."
         )
     kept = tuple(text for text in scenario.overrides if text.partition("=")[0].strip() != key)
@@ -186,7 +186,7 @@ def compare_scenarios(
 ) -> Comparison:
     """Predict *scenarios* on *executor*; *build* loads each one and builds its job."""
     if len(scenarios) < 2:
-        raise ScenarioError("compare: needs two scenarios or more, to set side by side.")
+        raise ScenarioError("compare: needs two or more scenarios.")
     entries = map_in_steps(
         executor, answer_one, build, list(scenarios), on_phase=on_phase, phase="answering scenario"
     )

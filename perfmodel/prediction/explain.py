@@ -6,13 +6,17 @@ Provenance is that of the critical path: what the answer would change with.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 
+import numpy as np
+
 from perfmodel.base.provenance import Provenance
+from perfmodel.costs.embedding import price_embeddings
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.history import History, Occurrence
 from perfmodel.engine.layout import Int64s
@@ -24,12 +28,11 @@ from perfmodel.graph.ops import (
     Convolution,
     Copy,
     EmbeddingOp,
-    Fixed,
     Gemm,
     HostPart,
     HostWork,
     MemoryBound,
-    Op,
+    work_of,
 )
 from perfmodel.prediction.answer import (
     CriticalPath,
@@ -46,6 +49,8 @@ from perfmodel.prediction.time_parts import (
     scale_shares,
     sum_waits,
 )
+from perfmodel.stacks.stack import SoftwareStack
+from topologies import Device
 
 _NUMBER = re.compile(r"\b\d+\b")
 
@@ -67,15 +72,13 @@ _WORDS: dict[type[object], str] = {
 
 
 def name_kind(job: JobGraph, rank: int, task: int) -> str:
-    """The kind of *task* of *rank*: by its op, or by its lane where the op does not tell."""
-    op: Op | None = job.op_of(rank, task)
-    if isinstance(op, Fixed):
-        op = op.work
-    if isinstance(op, Communication):
-        return op.collective.kind.name.lower().replace("_", "-")
-    if type(op) in _WORDS:
-        return _WORDS[type(op)]
-    if isinstance(op, HostWork) and op.part is HostPart.WAIT:
+    """The kind of *task* of *rank*: by its work, or by its lane if the work is unknown."""
+    work = work_of(job.op_of(rank, task))
+    if isinstance(work, Communication):
+        return work.collective.kind.name.lower().replace("_", "-")
+    if type(work) in _WORDS:
+        return _WORDS[type(work)]
+    if isinstance(work, HostWork) and work.part is HostPart.WAIT:
         return BLOCKING
     program = job.program_of(rank)
     lane = program.lanes[int(program.lane_start.searchsorted(task, side="right")) - 1]
@@ -83,14 +86,15 @@ def name_kind(job: JobGraph, rank: int, task: int) -> str:
 
 
 BLOCKING = "blocking calls, after what they waited for"
-"""Host calls that wait: what they waited for is on the path in their stead."""
+"""Host calls that wait: what they waited for is on the path instead."""
 LAG = "launch latency and gaps"
+NAMED_RANKS, NAMED_TABLES = 8, 3
 """What the path spends between tasks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """The replay behind an explanation: one *iteration* of a folded job, and its *window* of time.
+    """The replay that an explanation rests on: one *iteration* of a folded job, and its *window*.
 
     Equal ranks are folded: rank r of the job here represents the ranks `class_ranks[r]`.
     """
@@ -234,6 +238,35 @@ def _waits(evidence: Evidence) -> tuple[RankWait, ...]:
             duration_ns=waited_ns,
         )
         for (waiting, late, label), waited_ns in totals.items()
+    )
+
+
+def name_tables(
+    waits: Sequence[RankWait], evidence: Evidence, device: Device, stack: SoftwareStack
+) -> tuple[RankWait, ...]:
+    """*waits* with the tables that cost the awaited ranks most; only the worst ranks are named."""
+    class_of = {rank: number for number, ranks in enumerate(evidence.class_ranks) for rank in ranks}
+    sparse = [wait.awaited_rank for wait in waits if wait.label.startswith("embedding/")]
+    found: dict[int, tuple[str, ...]] = {}
+    for rank in list(dict.fromkeys(sparse))[:NAMED_RANKS]:
+        program = evidence.job.program_of(class_of[rank])
+        held = [
+            replace(op, lookup=replace(op.lookup, tables=(table,)))
+            for op in (evidence.job.ops[number] for number in np.unique(program.op).tolist())
+            if isinstance(op, EmbeddingOp)
+            for table in op.lookup.tables
+        ]
+        if not held:
+            continue
+        cost_ns: Counter[str] = Counter()
+        for op, ns in zip(held, price_embeddings(held, device, stack).duration_ns, strict=True):
+            cost_ns[op.lookup.tables[0].name] += float(ns)
+        found[rank] = tuple(name for name, _ in cost_ns.most_common(NAMED_TABLES))
+    return tuple(
+        replace(wait, tables=found.get(wait.awaited_rank, ()))
+        if wait.label.startswith("embedding/")
+        else wait
+        for wait in waits
     )
 
 

@@ -1,5 +1,6 @@
 """Interference: the costs of a job with equal ranks folded, alone and with what overlap costs.
 
+Ranks that do the same are replayed once: folding changes the work, never the nanoseconds.
 Collectives of a rank share links, and kernels slow down while collectives run. These rules are
 applied by `perfmodel.engine.settle`. Ranks that share prices may overlap differently, so each rank
 is settled with rows of its own; rows are shared again at the end where ranks lost the same.
@@ -7,18 +8,18 @@ is settled with rows of its own; rows are shared again at the end where ranks lo
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.folding import fold
 from perfmodel.engine.layout import Int64s
 from perfmodel.engine.replay import Replay, Replayer
 from perfmodel.engine.settle import Effects, Floats, Round, Rule, Rules, settle
 from perfmodel.graph.durations import DurationTable, OpDurations
+from perfmodel.graph.job import NO_GROUP, Endpoints, Group, JobGraph
 from perfmodel.prediction.overlaps import Calls, find_calls, find_slowdown, task_rows
 
 MOST_ROUNDS = 8
@@ -27,6 +28,8 @@ STILL_RATIO = 1e-4
 ITERATIONS = 3
 """Enough for two iterations in a row that follow another one."""
 MOST_LOSS_RATIO = 0.9
+Classes = tuple[tuple[int, ...], ...]
+"""Ranks that are equal, lowest first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +41,7 @@ class FoldedCosts:
     """
 
     priced: PricedJob
-    class_ranks: tuple[tuple[int, ...], ...]
+    class_ranks: Classes
     rounds: int = 0
     moved_ratio: float = 0.0
     replay: Replay | None = None
@@ -72,14 +75,87 @@ def fold_costs(priced: PricedJob, *, is_folded: bool = True) -> FoldedCosts:
             priced.link_use.view(np.int64),
         ]
     )
-    folded = fold(priced.job, replace(priced.durations, values_ns=signatures))
-    lowest = [ranks[0] for ranks in folded.class_ranks]
+    job, class_ranks = fold(priced.job, replace(priced.durations, values_ns=signatures))
+    lowest = [ranks[0] for ranks in class_ranks]
     if isinstance(priced.durations, OpDurations):
         durations = priced.durations.of_ranks(np.array(lowest))
-        return FoldedCosts(replace(priced, job=folded.job, durations=durations), folded.class_ranks)
+        return FoldedCosts(replace(priced, job=job, durations=durations), class_ranks)
     blocks = [priced.rows_of_rank(rank) for rank in lowest]
     rows, offsets = _share_rows([block.start for block in blocks], blocks)
-    return FoldedCosts(priced.take(rows, offsets, job=folded.job), folded.class_ranks)
+    return FoldedCosts(priced.take(rows, offsets, job=job), class_ranks)
+
+
+def fold(job: JobGraph, durations: DurationTable) -> tuple[JobGraph, Classes]:
+    """*job* with one rank for all that are equal under *durations*, and whom each represents.
+
+    Ranks are classified by program and durations, then by the classes in their groups, until
+    nothing changes (colour refinement). Ranks of a class then have equal times to the nanosecond:
+    a rendezvous starts when the last member is ready, however many there are.
+    """
+    endpoints = job.endpoints()
+    colours = _first_colours(job, durations)
+    while True:
+        group_colours = _colour_groups(job, endpoints, colours)
+        # Ranks by their colour so far and the colours of their groups, slot by slot.
+        padded = np.append(group_colours, NO_GROUP)
+        rows = np.column_stack([colours, padded[job.rank_group]])
+        refined = _number(row.tobytes() for row in np.ascontiguousarray(rows))
+        if refined.max() == colours.max():
+            break
+        colours = refined
+    # Colours are numbered in order of appearance, so they are the classes.
+    order = np.argsort(colours, kind="stable")
+    classes = np.split(order, np.cumsum(np.bincount(colours))[:-1])
+    representative = np.array([ranks[0] for ranks in classes])
+    folded = _folded_job(job, representative, colours, group_colours)
+    return folded, tuple(tuple(ranks.tolist()) for ranks in classes)
+
+
+def _first_colours(job: JobGraph, durations: DurationTable) -> Int64s:
+    """Ranks by program, durations and used slots; numbered in order of appearance."""
+    rows: dict[tuple[int, int], bytes] = {}
+    keys = []
+    used = job.rank_group != NO_GROUP
+    for rank in range(job.rank_count):
+        place = (int(durations.rank_offset[rank]), int(job.rank_program[rank]))
+        if place not in rows:
+            rows[place] = durations.fingerprint_of(job, rank)
+        keys.append((place[1], rows[place], used[rank].tobytes()))
+    return _number(keys)
+
+
+def _colour_groups(job: JobGraph, endpoints: Endpoints, colours: Int64s) -> Int64s:
+    """Groups by the set of (colour, slot) of their endpoints."""
+    codes = colours[endpoints.rank] * job.rank_group.shape[1] + endpoints.slot
+    bounds = endpoints.group_start
+    return _number(
+        np.unique(codes[bounds[group] : bounds[group + 1]]).tobytes()
+        for group in range(len(job.groups))
+    )
+
+
+def _number(keys: Iterable[Hashable]) -> Int64s:
+    """Number the keys in order of appearance; equal keys get equal numbers."""
+    seen: dict[Hashable, int] = {}
+    return np.array([seen.setdefault(key, len(seen)) for key in keys], dtype=np.int64)
+
+
+def _folded_job(
+    job: JobGraph, representative: Int64s, class_of_rank: Int64s, group_colours: Int64s
+) -> JobGraph:
+    padded = np.append(group_colours, NO_GROUP)
+    rank_group = padded[job.rank_group[representative]].astype(np.int32)
+    _, first_of_colour = np.unique(group_colours, return_index=True)
+    groups = tuple(
+        Group(
+            job.groups[int(first)].name,
+            tuple(sorted({int(class_of_rank[rank]) for rank in job.groups[int(first)].ranks})),
+        )
+        for first in first_of_colour
+    )
+    return replace(
+        job, rank_program=job.rank_program[representative], groups=groups, rank_group=rank_group
+    )
 
 
 def settle_costs(replay: Replayer, alone: FoldedCosts, rules: Rules | None) -> FoldedCosts:

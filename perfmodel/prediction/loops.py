@@ -146,7 +146,7 @@ def build_interval(times_ns: NDArray[np.float64], *, nominal_ns: int) -> Interva
 
 
 def recorded_interval(score: SelfReplay | None, iteration_ns: int) -> Interval:
-    """The spread of the recorded periods; for a changed job, in proportion."""
+    """The spread of the recorded periods, wider by noise; in proportion for a changed job."""
     if score is None or len(score.periods) < 2:
         return Interval(iteration_ns, iteration_ns, is_known=False)
     recorded_ns = np.array([period.recorded_ns for period in score.periods], dtype=np.float64)
@@ -155,4 +155,6 @@ def recorded_interval(score: SelfReplay | None, iteration_ns: int) -> Interval:
         windows = np.lib.stride_tricks.sliding_window_view(recorded_ns, score.cycle)
         recorded_ns = windows.mean(axis=1)
     ratio = iteration_ns / max(score.iteration.replayed_ns, 1)
-    return build_interval(recorded_ns * ratio, nominal_ns=iteration_ns)
+    spread = build_interval(recorded_ns * ratio, nominal_ns=iteration_ns)
+    noise = min(score.noise_ratio, 1.0)
+    return Interval(round(spread.low_ns * (1 - noise)), round(spread.high_ns * (1 + noise)))

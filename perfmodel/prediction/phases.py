@@ -32,7 +32,7 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str, *, done: float) -> Iterator[None]:
-        """Announce *name*, with *done* of all work behind it, and time what follows."""
+        """Announce *name*, with *done* of all work finished, and time what follows."""
         self.on_phase(name, done)
         start = time.perf_counter()
         try:
@@ -43,7 +43,7 @@ class PhaseClock:
 
 
 STEPS = 50
-"""Into how many pieces a long list of questions is cut, to tell how far it is."""
+"""Into how many pieces a long list of questions is split, to report progress."""
 
 
 def map_in_steps(
@@ -55,7 +55,7 @@ def map_in_steps(
     on_phase: OnPhase,
     phase: str,
 ) -> list[Result]:
-    """What `executor.map` gives, with *phase* told after every few of *items*."""
+    """What `executor.map` gives, with *phase* reported after every few of *items*."""
     found: list[Result] = []
     step = max(1, -(-len(items) // STEPS))
     for first in range(0, len(items), step):

@@ -20,7 +20,7 @@ from perfmodel.execution.executor import Executor
 from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.answer import Facts, InterferenceLoss, Interval, Prediction, Reasons, Run
 from perfmodel.prediction.assumptions import list_assumptions
-from perfmodel.prediction.explain import explain
+from perfmodel.prediction.explain import explain, name_tables
 from perfmodel.prediction.interference import contention_rules, fold_costs, settle_costs
 from perfmodel.prediction.loops import (
     Loop,
@@ -133,6 +133,10 @@ def _explain(question: Question, loops: Sequence[Loop], replay: Replayer) -> Rea
             question.extrapolation,
             iteration_ns=_iteration_ns(question, loops, mode),
         )
+    if question.cluster is not None and question.stack is not None:
+        device = question.cluster.device
+        waits = name_tables(explanation.waits, evidences[0], device, question.stack)
+        explanation = replace(explanation, waits=waits)
     is_counted = question.options.interference is Interference.COUNTED
     if question.recording is not None or not is_counted:
         return Reasons(explanation, evidences[0])

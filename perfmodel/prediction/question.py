@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from collectives import wiring_of
+from embeddings.constraints import conform
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import DEFAULT_SHARDER
 from embeddings.table import EmbeddingTable
@@ -48,8 +49,9 @@ from topologies import Cluster, build_cluster, load_topology
 
 UNKNOWN_PEERS = (
     "The machine does not state whether GPUs reach each other over PCIe without a copy in host "
-    "memory: they are assumed to, and the interval covers hosts where they do not."
+    "memory: a copy is assumed, and the interval covers faster and slower hosts."
 )
+CONSTRAINED = "Tables that it placed against their constraints were placed again as these allow."
 if TYPE_CHECKING:
     from perfmodel.recordings.recorded_job import SelfReplay
     from perfmodel.recordings.recording_info import RecordingInfo
@@ -232,7 +234,9 @@ def _find_plan(setting: Setting) -> tuple[ShardingPlan | None, tuple[str, ...]]:
 
         found = find_default(workload, cluster, setting.stack, tables)
         if found is not None:
-            return found.plan, (found.reason,)
+            placed = conform(found.plan)
+            said = () if placed is found.plan else (CONSTRAINED,)
+            return placed, (found.reason, *said)
     if not setting.tables:
         return None, ()
     plan = build_plan(
@@ -242,4 +246,4 @@ def _find_plan(setting: Setting) -> tuple[ShardingPlan | None, tuple[str, ...]]:
         memory_bytes=cluster.device.memory_bytes,
         tables=tables,
     )
-    return plan, ()
+    return conform(plan), ()

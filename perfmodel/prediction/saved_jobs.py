@@ -28,7 +28,7 @@ from topologies import find_machine
 NO_MEMORY = "Memory is not checked: a saved job does not state what its ranks need."
 STATED_MEMORY = (
     "Memory is the peak that the job states for its ranks, rounded to blocks as torch does; the "
-    "driver, communicators and fragmentation come on top."
+    "driver, communicators and fragmentation are not included."
 )
 
 
@@ -156,7 +156,7 @@ def check_trust(question: Question, *, force: bool) -> None:
 
 
 def recorded_machine(job: JobGraph) -> str | None:
-    """The machine of the catalog that *job* was recorded on, as far as its GPUs tell."""
+    """The machine of the catalog that *job* was recorded on, as far as its GPUs show."""
     if not job.facts.device:
         return None
     machine = find_machine(job.facts.device, job.facts.gpus_per_host)

@@ -96,9 +96,6 @@ WithoutInterference = Annotated[
         help="Do not model contention between overlapping kernels and collectives.",
     ),
 ]
-Price = Annotated[float | None, Option(metavar="MONEY", min=0, help="Price per GPU and hour.")]
-
-
 LayoutFrom = Annotated[
     str | None,
     Option(
@@ -215,7 +212,7 @@ class JobScenario:
         ),
     ] = None
     force: Annotated[
-        bool, Option(help="With --job and --topology: also answer doubtful recordings.")
+        bool, Option(help="With --job and --topology: also answer recordings that are not trusted.")
     ] = False
 
     def __post_init__(self) -> None:

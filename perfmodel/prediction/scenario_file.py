@@ -29,7 +29,7 @@ def scenario_form(kind: type[Scenario] | type[JobScenario]) -> type[BaseModel]:
     options = options_of(kind)  # type: ignore[arg-type]  # mypy takes the classes for unhashable
     keys: dict[str, Any] = {"name": (str, ""), "description": (str, "")}
     for one in fields(kind):
-        # Strict is the rule: `hosts: true` is no number. A word of an enum is text in a file.
+        # Strict is the rule: `hosts: true` is not a number. A word of an enum is text in a file.
         is_enum = isinstance(types[one.name], type) and issubclass(types[one.name], Enum)
         hint = Annotated[types[one.name], Field(strict=False)] if is_enum else types[one.name]
         option = options[one.name][1]
@@ -45,7 +45,7 @@ def scenario_form(kind: type[Scenario] | type[JobScenario]) -> type[BaseModel]:
 
 
 def load_scenario(path: str | Path) -> Scenario | JobScenario:
-    """The question in *path*; files that it names are beside it, or at their own path."""
+    """The question in *path*; files that it names are in its folder, or at their own path."""
     path = Path(path)
     if not path.is_file():
         raise ScenarioError(

@@ -14,9 +14,7 @@ from fractions import Fraction
 import numpy as np
 
 from perfmodel.engine.history import History, Occurrence
-from perfmodel.engine.layout import Int64s
-from perfmodel.engine.reasons import Breakdown, Window, clipped_spans, disjoint_spans
-from perfmodel.graph.program import offsets
+from perfmodel.engine.reasons import Breakdown, CoveredTime, Window, clipped_spans
 from perfmodel.prediction.answer import (
     CriticalPath,
     Explanation,
@@ -37,14 +35,19 @@ def find_exposed_waits(history: History, rank: int, window: Window) -> list[tupl
     going. So the waits of a rank add up to its waiting part of the breakdown.
     """
     is_device = history.program_of(rank).is_on_device()
-    idle = _IdleTime(clipped_spans(history, rank, window, is_device, is_wait=False))
-    found = []
+    busy = CoveredTime(clipped_spans(history, rank, window, is_device, is_wait=False))
+    waits = clipped_waits(history, rank, window)
     covered: list[tuple[int, int]] = []
-    for from_ns, to_ns, at in clipped_waits(history, rank, window):
-        exposed_ns = sum(idle.within(*gap) for gap in uncovered(covered, from_ns, to_ns))
-        if exposed_ns:
-            found.append((at, exposed_ns))
-    return found
+    gaps = [
+        (number, *gap)
+        for number, (from_ns, to_ns, _) in enumerate(waits)
+        for gap in uncovered(covered, from_ns, to_ns)
+    ]
+    wait, begin_ns, end_ns = np.array(gaps, dtype=np.int64).reshape(-1, 3).T
+    exposed_ns = np.zeros(len(waits), dtype=np.int64)
+    np.add.at(exposed_ns, wait, end_ns - begin_ns - busy.within(begin_ns, end_ns))
+    found = zip(waits, exposed_ns.tolist(), strict=True)
+    return [(at, idle_ns) for (_, _, at), idle_ns in found if idle_ns]
 
 
 def sum_waits(history: History, rank: int, window: Window) -> dict[tuple[int, int], int]:
@@ -71,25 +74,6 @@ def uncovered(covered: list[tuple[int, int]], from_ns: int, to_ns: int) -> list[
     gaps.append((from_ns, max(from_ns, reach_ns)))
     covered.append((begin_ns, to_ns))
     return gaps
-
-
-class _IdleTime:
-    """How much of a period of time no span covers."""
-
-    def __init__(self, spans: Int64s) -> None:
-        self._begins, self._ends = disjoint_spans(spans)
-        self._busy = offsets(self._ends - self._begins)
-
-    def within(self, from_ns: int, to_ns: int) -> int:
-        """Nanoseconds from *from_ns* to *to_ns* in which nothing ran."""
-        return to_ns - from_ns - (self._busy_until(to_ns) - self._busy_until(from_ns))
-
-    def _busy_until(self, moment_ns: int) -> int:
-        place = int(np.searchsorted(self._begins, moment_ns, side="right"))
-        if place == 0:
-            return 0
-        running_ns = min(int(self._ends[place - 1]), moment_ns) - int(self._begins[place - 1])
-        return int(self._busy[place - 1]) + running_ns
 
 
 def clipped_waits(history: History, rank: int, window: Window) -> list[tuple[int, int, Occurrence]]:

@@ -165,8 +165,8 @@ def plan_run(
     figures = prediction.yardsticks
     if figures is None:
         raise ScenarioError(
-            f"--tokens: {facts.job} does not say how many samples an iteration has, so a whole run "
-            "cannot be counted."
+            f"--tokens: {facts.job} does not state its samples per iteration, so a whole run "
+            f"cannot be predicted."
         )
     per_iteration, unit = _per_iteration(
         figures.work.tokens, figures.work.samples, asked, facts.job

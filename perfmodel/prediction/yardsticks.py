@@ -20,7 +20,7 @@ MILLION = 1e6
 class IterationWork:
     """What an iteration gets done over all ranks; tokens and operations where they are counted.
 
-    *peak_flops* is that of one GPU in the precision of the products.
+    *peak_flops* is that of one GPU in the precision of the GEMMs.
     """
 
     samples: int

@@ -19,7 +19,7 @@ from perfmodel.base.errors import TraceError
 from perfmodel.graph.builder import JobBuilder, ProgramBuilder
 from perfmodel.graph.issuing import Issuer
 from perfmodel.graph.job import JobFacts, JobGraph, Origin
-from perfmodel.graph.ops import Communication, Fixed, HostSpan, HostWork
+from perfmodel.graph.ops import Communication, HostSpan, HostWork, work_of
 from perfmodel.graph.program import PLAIN, LaneKind, Program
 from perfmodel.graph.rendezvous import PeerCall, PeerGroups, group_peers
 from perfmodel.recordings.issued_work import Issued, Launched, read_issued
@@ -47,7 +47,7 @@ class ExecutedJob:
         """What was found in the traces, as plain values for JSON."""
         graph = self.graph
         programs = [program for program, _ in rank_parts(graph)]
-        works = [op.work if isinstance(op, Fixed) else op for op in graph.ops]
+        works = map(work_of, graph.ops)
         kinds = ["unknown" if work is None else type(work).__name__ for work in works]
         counts = Counter(kinds[op] for program in programs for op in program.op.tolist())
         host = (HostWork.__name__, HostSpan.__name__)
@@ -92,7 +92,8 @@ def build_executed_job(name: str, traces: Sequence[ExecutionTrace]) -> ExecutedJ
     peers.add_ranks(job, programs)
     sentence = (
         "built from execution traces: operators run on one compute stream, collectives on one "
-        "stream per group; host times come from the software stack"
+        "stream per group; host times come from the software stack, and all ranks begin together: "
+        "one that is ahead of the others waits longer for them than this"
     )
     assumptions = (sentence, *peers.assumptions)
     faults = [fault for trace in ordered for fault in trace.faults]

@@ -120,7 +120,7 @@ def _sample_thread(view: RankView, thread: int, launching: Int64s, samples: Samp
                 _add(samples, HostPart.BETWEEN_OPERATORS, "", gap_ns)
         previous_end_ns = high_ns
         first, last = np.searchsorted(starts[rows], [low_ns, high_ns])
-        # An operator that waits is no overhead, and its wait would dominate the sample.
+        # An operator that waits is not overhead, and its wait would dominate the sample.
         if not np.isin(rows[first:last], waits).any():
             begin, end = np.searchsorted(starts[launching], [low_ns, high_ns])
             _sample_operator(view, operator, rows[first:last], launching[begin:end], samples)

@@ -187,7 +187,7 @@ def ready_ns_of(program: Program, start_ns: Int64s, end_ns: Int64s) -> Int64s:
     ready_ns = np.zeros(program.task_count, dtype=np.int64)
     ready_ns[1:] = end_ns[:-1]
     ready_ns[program.lane_start[:-1][program.lane_start[:-1] < program.task_count]] = 0
-    tasks = np.repeat(np.arange(program.task_count), np.diff(program.dep_start))
+    tasks = program.dep_owners()
     moments = np.where(
         program.dep_anchor == int(Anchor.START),
         start_ns[program.dep_task],

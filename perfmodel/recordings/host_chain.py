@@ -1,6 +1,6 @@
 """Host chain: the steps of a rank's host threads between, in and after the calls that matter.
 
-The main thread and the autograd thread hand over to each other and never work at the same time,
+The main thread and the autograd thread alternate and never work at the same time,
 so their calls form one chain; a thread whose calls overlap others has a chain of its own. Time
 between two calls is host work. A blocking call keeps only its floor: from the end of the work it
 waited for to its return. The trace does not say what that was. A call can only have waited for
@@ -28,7 +28,7 @@ _NO_STEP = -1
 _STEP_FIELDS = 7
 _IDLE_KINDS = (CallKind.OTHER, CallKind.STREAM_WAIT, CallKind.MARK_RECORD)
 """Calls that matter only if they launch something."""
-# Calls of threads that hand over to each other do not overlap, but stamps are rounded.
+# Calls of threads that alternate do not overlap, but stamps are rounded.
 _MAX_OVERLAP_RATIO = 0.02
 _IDLE_DELAY_LIMIT_NS = 100_000
 _TYPICAL_LAG_NS = 2_000

@@ -2,7 +2,7 @@
 
 A GPU is idle while none of its streams runs a task. Until the next task was launched, its host was
 late; from there on it is a gap between kernels: launch latency, or a wait for another stream.
-Waiting for other ranks is no idle time, because it happens inside kernels of collectives.
+Waiting for other ranks is not idle time, because it happens inside kernels of collectives.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _waits_ns(
     try:
         groups = match_collectives(views, calls)
     except TraceError:
-        # Ranks of different steps: their waits cannot be told, all else can.
+        # Ranks of different steps: their waits are unknown, all else is known.
         return [None] * len(views)
     shifts_ns = rank_offsets_ns(views, groups)
     shifted = [view.shifted(shift) for view, shift in zip(views, shifts_ns, strict=True)]

@@ -6,6 +6,7 @@ shows in the self-replay.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,15 +16,13 @@ from perfmodel.graph.program import Int64s
 from perfmodel.recordings.host_chain import StepKind
 from perfmodel.recordings.rank_clocks import MatchedGroup
 from perfmodel.recordings.rank_program import RankFindings
-from perfmodel.recordings.rank_view import RankView
+from perfmodel.recordings.rank_view import EARLY_NS, MOST_NOISE_RATIO, OVERLAP_NS, RankView
 from perfmodel.recordings.recorded_job import RankReport
 from traces.job_trace import JobTrace
 from traces.trace import Category
 
 _LEAST_RANK_RATIO = 0.3
 _MOST_LONE_RATIO = 0.25
-_TOLERANCE_NS = 1_000_000
-_OVERLAP_NS = 10_000
 _PAUSE_RATIO = 0.5
 _PAUSE_NS = 100_000_000
 _MOST_IDLE_RATIO = 0.1
@@ -37,14 +36,14 @@ def report_rank(of_rank: RankFindings, offset_ns: int) -> RankReport:
     """The report on the trace of one rank, whose clock is off by *offset_ns*."""
     view, trace = of_rank.view, of_rank.view.trace
     before = int(view.is_before_window().sum())
-    lost = len(view.device) - view.linked_count - before
+    lost = _lost_launches(view)
     faults = [*trace.report.faults, *_find_clock_faults(view)]
     if view.repeated_correlations:
         faults.append(
             f"{view.repeated_correlations} calls repeat the correlation of an earlier call; "
             "the earlier one was used"
         )
-    if lost:
+    if lost > MOST_NOISE_RATIO * len(view.device):
         faults.append(
             f"{lost} device tasks have no launching call; only stream order constrains them"
         )
@@ -62,8 +61,15 @@ def report_rank(of_rank: RankFindings, offset_ns: int) -> RankReport:
         hidden_waits=of_rank.chain.hidden_waits,
         skew_ns=view.skew_ns,
         offset_ns=offset_ns,
+        mended=view.mended,
+        mended_ns=view.mended_ns,
         faults=tuple(faults),
     )
+
+
+def _lost_launches(view: RankView) -> int:
+    """How many device tasks inside the window have no launching call."""
+    return len(view.device) - view.linked_count - int(view.is_before_window().sum())
 
 
 def describe_missing(traces: JobTrace) -> str:
@@ -130,6 +136,18 @@ def list_assumptions(findings: Sequence[RankFindings]) -> tuple[str, ...]:
             f"{format_duration(total_ns - own_ns)} was waiting, attributed to the awaited work, "
             f"and {format_duration(own_ns)} is their own time"
         )
+    views = [of_rank.view for of_rank in findings]
+    mended = sum(view.mended for view in views)
+    if mended:
+        moved_ns = round(math.sqrt(sum(view.mended_ns**2 for view in views) / mended))
+        sentences.append(
+            f"{mended} of {sum(len(view.device) for view in views)} device tasks began before "
+            "their launch or inside the task ahead of them: taken for clock noise, they were moved "
+            f"by about {format_duration(moved_ns)}, and the interval is wider for it"
+        )
+    lost = sum(map(_lost_launches, views))
+    if lost:
+        sentences.append(f"{lost} device tasks have no launching call: they follow their stream")
     cut_ns = max(of_rank.chain.cut_ns for of_rank in findings)
     if cut_ns:
         sentences.append(
@@ -151,14 +169,14 @@ def _find_clock_faults(view: RankView) -> tuple[str, ...]:
     sentences = []
     linked = device.call >= 0
     delay_ns = device.start_ns[linked] - calls.start_ns[device.call[linked]]
-    early = int((delay_ns < -_TOLERANCE_NS).sum())
+    early = int((delay_ns < -EARLY_NS).sum())
     if early:
         sentences.append(f"{early} device tasks start before the call that launches them")
     overlapping = 0
     for stream in np.unique(device.stream).tolist():
         chosen = device.stream == stream
         reached_ns = np.maximum.accumulate(device.end_ns[chosen])[:-1]
-        overlapping += int((device.start_ns[chosen][1:] < reached_ns - _OVERLAP_NS).sum())
+        overlapping += int((device.start_ns[chosen][1:] < reached_ns - OVERLAP_NS).sum())
     if overlapping:
         sentences.append(f"{overlapping} device tasks overlap the previous one on their stream")
     from_ns, to_ns, window_ns = _pauses([view])

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import TraceError
+from perfmodel.base.faults import FaultList
 from perfmodel.engine.settle import Round
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts

@@ -115,7 +115,7 @@ def _gemm(
 
 
 def _counted_values(name: str, grid: tuple[int, ...], block: tuple[int, ...]) -> int:
-    """Values by the grid, times tensors; 0 if the kernel's name does not tell."""
+    """Values by the grid, times tensors; 0 if the kernel's name does not show it."""
     lists = _LISTS.search(name)
     if grid and lists:
         return grid[0] * _CHUNK_VALUES * int(lists[1] or lists[2])

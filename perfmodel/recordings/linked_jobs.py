@@ -9,6 +9,7 @@ score.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,8 @@ from perfmodel.recordings.rank_view import is_communication
 from traces.chakra import ChakraKind, ChakraOperation, ChakraTrace
 from traces.execution_trace import ExecutedOperator, ExecutionTrace
 
+_MOST_SHORTER_RATIO = 0.02
+"""More operators that are shorter than their children: durations leave the children out."""
 _NS_PER_US = 1000
 _KERNEL_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _COLLECTIVE_KINDS = {
@@ -191,7 +194,8 @@ def build_linked_job(
     peers.add_ranks(job, programs)
     sentence = (
         f"built from {source}, which have durations but no starts: operators run one after the "
-        "other, kernels after the operator that launched them"
+        "other, kernels after the operator that launched them; what the host does between "
+        "operators is not in them, so a step bound by its host takes longer than this"
     )
     counts = [sum(one.is_on_device for one in of_rank) for of_rank in ranks]
     faults = [f"{trace.document}: {fault}" for trace in traces for fault in trace.faults]
@@ -283,9 +287,19 @@ class _LinkedRankWriter(Issuer):
 
 
 def _own_durations(operations: Sequence[LinkedOperation]) -> dict[int, int]:
-    """Time of each host operator without that of its children."""
+    """Time of each host operator without that of its children.
+
+    Some writers state just that, others the whole time: then no operator is shorter than its
+    children, but for rounding to microseconds.
+    """
     own = {one.number: one.duration_ns for one in operations if not one.is_on_device}
+    inside_ns, rounding_ns = Counter[int](), Counter[int]()
     for one in operations:
         if not one.is_on_device and one.parent in own and one.parent != one.number:
-            own[one.parent] -= one.duration_ns
-    return {number: max(length_ns, 0) for number, length_ns in own.items()}
+            inside_ns[one.parent] += one.duration_ns
+            rounding_ns[one.parent] += _NS_PER_US
+    timed = [number for number in inside_ns if own[number]]
+    shorter = sum(own[number] + rounding_ns[number] < inside_ns[number] for number in timed)
+    if shorter > _MOST_SHORTER_RATIO * len(timed):
+        return own
+    return {number: max(length_ns - inside_ns[number], 0) for number, length_ns in own.items()}

@@ -1,6 +1,6 @@
 """Nesting: which interval of a host thread is around a moment of that thread.
 
-Operators, ranges and modules of a thread lie inside each other. From an interval that has ended,
+Operators, ranges and modules of a thread are nested. From an interval that has ended,
 the next candidate outwards is the nearest earlier one that ends later; few such steps lead from
 the last interval that began before a moment to the one around it.
 """

@@ -25,7 +25,7 @@ def parse_tensors(shape: Any, kind: Any, *, is_on_host: bool = False) -> tuple[T
     """The tensors of one argument: *shape* is a list of extents, or of such lists for many.
 
     *kind* is `float`, `Tensor(float)` or `GenericList[Tensor(float),...]`. Empty for anything
-    that is no tensor or has an impossible shape.
+    that is not a tensor or has an impossible shape.
     """
     inner = re.findall(r"Tensor\(([^()]*)\)", str(kind))
     words = inner if inner or str(kind).startswith("GenericList") else [str(kind)]

@@ -19,6 +19,7 @@ from perfmodel.graph.issuing import Issuer
 from perfmodel.graph.job import Origin
 from perfmodel.graph.ops import ESTIMATED, Communication, Fixed, HostPart, HostWork, Op, Work
 from perfmodel.graph.program import PLAIN, Anchor, Int64s, LaneKind, Program, Role
+from perfmodel.recordings.call_paths import modules_of_calls, ranges_of_calls
 from perfmodel.recordings.collective_calls import CollectiveCall
 from perfmodel.recordings.hold_back import HoldRule, can_be_held, exempt_tasks, hold_ratios
 from perfmodel.recordings.host_chain import KINDS, HostChain, StepKind, step_label
@@ -110,7 +111,7 @@ class RankWriter(Issuer):
         self.chain, self.edges, self.device = findings.chain, findings.edges, view.device
         self.is_before = view.is_before_window()
         self.hold_ratio, self.can_be_held = hold_ratios(view), can_be_held(view)
-        self.ranges, self.modules = view.ranges_of_calls(), view.modules_of_calls()
+        self.ranges, self.modules = ranges_of_calls(view), modules_of_calls(view)
         window = self.add_lane("window", LaneKind.HOST)
         self.window = self.put(window, Fixed("window", 0), label="beginning of the window")
         self.first_step = self.window + 1

@@ -3,7 +3,8 @@
 The clocks of host and device are skewed by tens of microseconds. A kernel cannot start before
 the call that launches it, so the shortest launch delays give the skew, which is removed first.
 A call is known by its kind (launch, wait, allocation) and by what encloses it on its thread:
-operators, profiler ranges and modules.
+operators, profiler ranges and modules. A few tasks whose stamps contradict their launch or
+their stream are clock noise and mended; many are left, for the report to name.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,12 +26,13 @@ from traces.trace import ABSENT, DEVICE_WORK, Category, Trace, TraceColumns
 # A launch takes 5 to 12 us on every GPU seen (V100, A100, H100, MI300X) with synchronised clocks.
 SHORTEST_LAUNCH_NS = 6_000
 _PLAUSIBLE_LAUNCH_NS = (0, 12_000)
+# A start before the launch, or before the end of the task ahead, that no rounding explains.
+EARLY_NS, OVERLAP_NS = 1_000_000, 10_000
+MOST_NOISE_RATIO = 0.01
+"""At most this share of the device tasks has stamps that may be mended."""
 _NOT_LAUNCHED = -1
 _NEVER_NS = -(2**62)
 NO_OPERATOR = NOTHING
-INSIDE = " > "
-"""Separates a range from the range inside it."""
-_NO_RANGES = ("ProfilerStep", "nccl:", "enumerate(DataLoader)")
 
 
 class CallKind(IntEnum):
@@ -109,6 +110,10 @@ class DeviceTasks:
         """How long *task* took."""
         return int(self.end_ns[task] - self.start_ns[task])
 
+    def taken(self, order: Int64s) -> DeviceTasks:
+        """The same tasks in another *order*."""
+        return DeviceTasks(*(getattr(self, name)[order] for name in self.__slots__))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launched:
@@ -127,18 +132,6 @@ class Launched:
         return np.diff(self.bounds) > 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Paths:
-    """Texts of what is around each call: *number* is the place of its text in *texts*."""
-
-    texts: tuple[str, ...]
-    number: Int64s
-
-    def of(self, call: int) -> str:
-        """The text of *call*."""
-        return self.texts[int(self.number[call])]
-
-
 Tasks = TypeVar("Tasks", Calls, DeviceTasks)
 
 
@@ -147,7 +140,8 @@ class RankView:
     """One rank, its calls and device tasks on the clock of its host.
 
     *operators* has the row of the innermost operator or annotation around each call, or
-    NO_OPERATOR.
+    NO_OPERATOR. The stamps of *mended* device tasks were moved: *mended_ns* is the root of the
+    sum of the squares, as far as noise may add up.
     """
 
     trace: Trace
@@ -156,6 +150,8 @@ class RankView:
     skew_ns: int
     repeated_correlations: int
     operators: Int64s
+    mended: int
+    mended_ns: int
 
     def shifted(self, offset_ns: int) -> RankView:
         """The same rank with all its clocks moved by *offset_ns*."""
@@ -178,7 +174,7 @@ class RankView:
         return Launched(order, bounds)
 
     def is_before_window(self) -> NDArray[np.bool_]:
-        """Device tasks without a call, ahead of everything launched on their stream."""
+        """Device tasks without a call, before everything launched on their stream."""
         is_launched = self.device.call != _NOT_LAUNCHED
         before: NDArray[np.bool_] = ~is_launched
         for stream in np.unique(self.device.stream).tolist():
@@ -196,66 +192,6 @@ class RankView:
         # Tasks without a call have the number -1, which picks the last entry.
         return np.append(self.operators, NO_OPERATOR)[self.device.call]
 
-    def ranges_of_calls(self) -> Paths:
-        """The program's or PyTorch's named ranges around each call, outermost first, or nothing.
-
-        The thread that runs backward has no ranges: it is in the range of the thread with most
-        calls at that moment. Profiler steps and NCCL calls are no ranges.
-        """
-        trace = self.trace
-        rows = trace.columns.rows_in(Category.HOST_ANNOTATION)
-        is_range = np.array([not name.startswith(_NO_RANGES) for name in trace.names], dtype=bool)
-        ranges = Nesting(trace.columns, rows[is_range[trace.columns.name[rows]]])
-        moments_ns = trace.columns.start_ns[self.calls.row]
-        found = ranges.around(moments_ns, self.calls.thread)
-        threads, counts = np.unique(self.calls.thread, return_counts=True)
-        if len(threads) > 1:
-            main = np.full(len(self.calls), threads[np.argmax(counts)])
-            on_main = ranges.around(moments_ns, main)
-            found = np.where(found == NO_OPERATOR, on_main, found)
-        return self._paths(ranges, found)
-
-    def modules_of_calls(self) -> Paths:
-        """The modules around each call as the profiler named them, outermost first, or nothing.
-
-        Backward work belongs to the module of the forward operator that it is the gradient of.
-        """
-        columns, calls = self.trace.columns, self.calls
-        modules = Nesting(columns, columns.rows_in(Category.MODULE))
-        found = modules.around(columns.start_ns[calls.row], calls.thread)
-        is_operator = columns.is_in(Category.HOST_OPERATOR)
-        if not columns.is_in(Category.MODULE).any():
-            return self._paths(modules, found)
-        operators = np.flatnonzero(is_operator & (columns.sequence >= 0))
-        is_backward = columns.forward_thread[operators] > 0
-        forward = operators[~is_backward]
-        of_forward = modules.around(columns.start_ns[forward], columns.thread[forward]).tolist()
-        module_of = dict(zip(columns.sequence[forward].tolist(), of_forward, strict=True))
-        around = Nesting(columns, operators[is_backward]).around(
-            columns.start_ns[calls.row], calls.thread, is_outermost=True
-        )
-        for call in np.flatnonzero((found == NO_OPERATOR) & (around != NO_OPERATOR)).tolist():
-            found[call] = module_of.get(int(columns.sequence[around[call]]), NO_OPERATOR)
-        return self._paths(modules, found)
-
-    def _paths(self, nesting: Nesting, found: Int64s) -> Paths:
-        """The names around each row of *found* and its own; empty for NO_OPERATOR."""
-        rows, numbers = np.unique(found, return_inverse=True)
-        parents = nesting.parents()
-        texts: dict[int, str] = {NO_OPERATOR: ""}
-
-        known: dict[str, int] = {}
-        places = []
-        for row in rows.tolist():
-            unknown = [row]
-            while unknown[-1] not in texts:
-                unknown.append(parents[unknown[-1]])
-            for around, inner in pairwise(reversed(unknown)):
-                own = self.trace.name_of(inner).removeprefix("nn.Module: ")
-                texts[inner] = f"{texts[around]}{INSIDE}{own}" if texts[around] else own
-            places.append(known.setdefault(texts[row], len(known)))
-        return Paths(tuple(known), np.array(places, dtype=np.int64)[numbers])
-
 
 def _shifted(tasks: Tasks, offset_ns: int) -> Tasks:
     return replace(tasks, start_ns=tasks.start_ns + offset_ns, end_ns=tasks.end_ns + offset_ns)
@@ -269,9 +205,56 @@ def view_rank(trace: Trace) -> RankView:
     columns = trace.columns
     rows = columns.rows_in(Category.HOST_OPERATOR, Category.HOST_ANNOTATION)
     operators = Nesting(columns, rows).around(columns.start_ns[calls.row], calls.thread)
+    noisy = _shifted(device, skew_ns)
+    device = _without_overlaps(_without_early_starts(calls, noisy))
+    in_file = np.argsort(device.row), np.argsort(noisy.row)
+    moved_ns = np.abs(device.start_ns[in_file[0]] - noisy.start_ns[in_file[1]])
     return RankView(
-        trace, calls, _shifted(device, skew_ns), skew_ns, correlations.repeated, operators
+        trace,
+        calls,
+        device,
+        skew_ns,
+        correlations.repeated,
+        operators,
+        mended=int((moved_ns > 0).sum()),
+        mended_ns=round(float(np.sqrt((moved_ns.astype(np.float64) ** 2).sum()))),
     )
+
+
+def _without_early_starts(calls: Calls, device: DeviceTasks) -> DeviceTasks:
+    """*device* with a few tasks that began long before their launch moved to it.
+
+    What ran before the first call of the window was launched before it, by a call whose
+    correlation came again.
+    """
+    if not len(calls):
+        return device
+    launched_ns = calls.start_ns[device.call]
+    is_early = (device.call != _NOT_LAUNCHED) & (device.start_ns < launched_ns - EARLY_NS)
+    if not 0 < is_early.sum() <= MOST_NOISE_RATIO * len(device):
+        return device
+    is_before = is_early & (device.end_ns < int(calls.start_ns[0]))
+    call = np.where(is_before, _NOT_LAUNCHED, device.call)
+    shift_ns = np.where(is_early & ~is_before, launched_ns - device.start_ns, 0)
+    start_ns, end_ns = device.start_ns + shift_ns, device.end_ns + shift_ns
+    moved = replace(device, call=call, start_ns=start_ns, end_ns=end_ns)
+    return moved.taken(np.argsort(start_ns, kind="stable"))
+
+
+def _without_overlaps(device: DeviceTasks) -> DeviceTasks:
+    """*device* with a few tasks that began inside the one ahead on their stream cut to its end."""
+    start_ns = device.start_ns.copy()
+    is_cut = np.zeros(len(device), dtype=bool)
+    for stream in np.unique(device.stream).tolist():
+        own = np.flatnonzero(device.stream == stream)
+        reached_ns = np.maximum.accumulate(device.end_ns[own])[:-1]
+        is_cut[own[1:]] = device.start_ns[own[1:]] < reached_ns - OVERLAP_NS
+        start_ns[own[1:]] = np.maximum(start_ns[own[1:]], reached_ns)
+    if not 0 < is_cut.sum() <= MOST_NOISE_RATIO * len(device):
+        return device
+    start_ns = np.where(is_cut, start_ns, device.start_ns)
+    cut = replace(device, start_ns=start_ns, end_ns=np.maximum(start_ns, device.end_ns))
+    return cut.taken(np.argsort(start_ns, kind="stable"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -356,7 +339,7 @@ def _device_of(trace: Trace, correlations: _Correlations) -> DeviceTasks:
         row=rows,
         start_ns=columns.start_ns[rows],
         end_ns=columns.start_ns[rows] + columns.duration_ns[rows],
-        # Two devices of one process may number their streams alike.
+        # Two devices of one process may use the same stream numbers.
         stream=columns.stream[rows].astype(np.int64) + (devices << 32),
         call=correlations.call_of(numbers),
         is_copy=columns.category[rows] == Category.MEMORY_COPY,
@@ -377,6 +360,11 @@ def _skew_ns(calls: Calls, device: DeviceTasks) -> int:
     launched_ns = calls.start_ns[device.call[linked]]
     delays_ns = device.start_ns[linked] - launched_ns
     low_ns, high_ns = _PLAUSIBLE_LAUNCH_NS
+    is_noise = delays_ns < -EARLY_NS
+    if is_noise.mean() <= MOST_NOISE_RATIO:
+        linked, launched_ns, delays_ns = (
+            column[~is_noise] for column in (linked, launched_ns, delays_ns)
+        )
     shortest_ns = float(np.percentile(delays_ns, 1))
     if shortest_ns > high_ns:
         reached_ns = np.concatenate([[_NEVER_NS], np.maximum.accumulate(device.end_ns)[:-1]])

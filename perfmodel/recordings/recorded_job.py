@@ -89,6 +89,30 @@ def cycle_period_ns(periods_ns: Any, cycle: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Coverage:
+    """Which share of the tasks and of the device time of a rank starts by what it waits for.
+
+    The other tasks, *recorded_starts* of them, start as recorded.
+    """
+
+    __pydantic_config__ = _ONLY_KNOWN_KEYS
+
+    rank: int
+    task_ratio: float
+    device_ratio: float
+    recorded_starts: int
+
+    def document(self) -> dict[str, Any]:
+        """The shares as plain values for JSON."""
+        return {
+            "rank": self.rank,
+            "retimed_tasks_pct": round(100 * self.task_ratio, 2),
+            "retimed_device_time_pct": round(100 * self.device_ratio, 2),
+            "recorded_starts": self.recorded_starts,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class SelfReplay:
     """How well a job replays itself, and how much of it that covers.
 
@@ -96,7 +120,8 @@ class SelfReplay:
     of the device time start by what they wait for; the rest as recorded. *step_error_ratio* is
     the largest difference between what ranks say about a step and the step that is believed.
     *host_path* names the calls that the host's part of the critical path consists of, with the
-    time in each, and *path_ranks* the ranks it runs through.
+    time in each, and *path_ranks* the ranks it runs through. *noise_ratio* of the time of a rank
+    is in doubt because stamps were noise. *coverage* says of every rank what was re-timed.
     """
 
     __pydantic_config__ = _ONLY_KNOWN_KEYS
@@ -117,6 +142,8 @@ class SelfReplay:
     step_error_ratio: float = 0.0
     host_path: tuple[tuple[str, int], ...] = ()
     path_ranks: tuple[tuple[int, int], ...] = ()
+    noise_ratio: float = 0.0
+    coverage: tuple[Coverage, ...] = ()
 
     @property
     def merit_pct(self) -> float:
@@ -163,12 +190,13 @@ class SelfReplay:
         """The score as plain values for JSON."""
         parts = {
             name: [part.document() for part in getattr(self, name)]
-            for name in ("periods", "ranks", "streams")
+            for name in ("periods", "ranks", "streams", "coverage")
         }
         return {
             "iteration_error_pct": round(self.iteration.error_pct, 4),
             "merit_pct": round(self.merit_pct, 4),
             "cycle": self.cycle,
+            "clock_noise_pct": round(100 * self.noise_ratio, 4),
             "retimed_tasks_pct": round(100 * self.retimed_task_ratio, 2),
             "retimed_device_time_pct": round(100 * self.retimed_device_ratio, 2),
             "worst_error_pct": round(self.worst_error_pct, 4),
@@ -193,7 +221,11 @@ class SelfReplay:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """Counts and faults of the trace of one rank."""
+    """Counts and faults of the trace of one rank.
+
+    The stamps of *mended* device tasks were noise and moved; together they may matter by
+    *mended_ns*.
+    """
 
     __pydantic_config__ = _ONLY_KNOWN_KEYS
 
@@ -211,15 +243,18 @@ class RankReport:
     skew_ns: int
     offset_ns: int
     faults: tuple[str, ...] = ()
+    mended: int = 0
+    mended_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """What one rank says about steps; 0 where it does not tell.
+    """What one rank shows about steps; 0 if it shows nothing.
 
     *marked* steps with *marked_ns* between the marks of its host, *device_ns* per step between
     their ends on the device, and *pattern_ns* after which its kernels repeat: one step or several.
-    *error_ratio* is how far its device and kernels are from the step that is believed.
+    *error_ratio* is how far its device, its kernels, and marks that are off by more than a host
+    runs ahead, are from the step that is believed.
     """
 
     __pydantic_config__ = _ONLY_KNOWN_KEYS

@@ -26,7 +26,7 @@ from perfmodel.recordings.recorded_job import (
 )
 
 MOST_SUBSTITUTES = 500
-"""Tasks before the end of a step that are tried in its stead."""
+"""Tasks before the end of a step that are tried instead of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,8 +102,8 @@ class RecordingInfo:
             if all(left.issuperset(step) for step in found):
                 return [np.array(step, dtype=np.int64) for step in found]
         raise ScenarioError(
-            "nothing is left of the tasks that end a step, nor of those before them, so the time "
-            "of a step is unknown. Take less out."
+            "the tasks that end a step and those before them were all removed, so the time of a "
+            "step is unknown. Remove less."
         )
 
 

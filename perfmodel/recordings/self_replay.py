@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from perfmodel.graph.program import PLAIN, Anchor
 from perfmodel.recordings.hold_back import HoldRule, ready_ns_of, replay_held
 from perfmodel.recordings.recorded_job import (
     Compared,
+    Coverage,
     RecordedJob,
     SelfReplay,
     rank_parts,
@@ -87,6 +89,10 @@ def compare(job: RecordedJob, held: Round) -> SelfReplay:
         step_error_ratio=max((rank.error_ratio for rank in job.report.evidence), default=0.0),
         host_path=tuple(path.by_call.most_common(_MOST_CALLS)),
         path_ranks=tuple(path.by_rank.most_common()),
+        noise_ratio=max(
+            of_rank.mended_ns / max(span.recorded_ns, 1)
+            for of_rank, span in zip(job.report.ranks, ranks, strict=True)
+        ),
     )
 
 
@@ -106,21 +112,29 @@ def _collective_error_ns(job: RecordedJob, held: Round) -> float:
     return float(np.median(errors)) if errors else 0.0
 
 
-def _coverage(job: RecordedJob) -> dict[str, float]:
-    """How much of *job* starts by what it waits for, and not as recorded."""
-    tasks = device_ns = pinned = pinned_ns = 0
+def _coverage(job: RecordedJob) -> dict[str, Any]:
+    """How much of *job* and of each rank starts by what it waits for, and not as recorded."""
+    counts = []
     for program, part in rank_parts(job.graph):
         length_ns = (job.recorded_end_ns - job.recorded_start_ns)[part]
         length_ns = np.where(program.is_on_device(), length_ns, 0)
         # Whatever starts as recorded follows the beginning of the window.
         is_pin = (program.dep_task == _WINDOW) & (program.dep_anchor == int(Anchor.START))
-        owners = np.repeat(np.arange(program.task_count), np.diff(program.dep_start))
+        owners = program.dep_owners()
         pins = np.unique(owners[is_pin])
-        tasks, device_ns = tasks + program.task_count, device_ns + int(length_ns.sum())
-        pinned, pinned_ns = pinned + len(pins), pinned_ns + int(length_ns[pins].sum())
+        counts.append((program.task_count, len(pins), length_ns.sum(), length_ns[pins].sum()))
+
+    def shares(tasks: int, pinned: int, device_ns: int, pinned_ns: int) -> tuple[float, float]:
+        return 1 - pinned / max(tasks, 1), float(1 - pinned_ns / max(device_ns, 1))
+
+    task_ratio, device_ratio = shares(*np.sum(counts, axis=0).tolist())
     return {
-        "retimed_task_ratio": 1 - pinned / max(tasks, 1),
-        "retimed_device_ratio": 1 - pinned_ns / max(device_ns, 1),
+        "retimed_task_ratio": task_ratio,
+        "retimed_device_ratio": device_ratio,
+        "coverage": tuple(
+            Coverage(of_rank.rank, *shares(*own), own[1])
+            for of_rank, own in zip(job.report.ranks, counts, strict=True)
+        ),
     }
 
 

@@ -7,7 +7,7 @@ recording, and without those a sequence of collectives or kernels that repeats.
 
 Steps may differ in turn (an optimizer that runs in every second one): then a cycle of them
 repeats. Work launched before the window has no mark; where it repeats the marked work, it gives
-one more end. Every rank tells a period by its marks, its ends and its repeated kernels: what does
+one more end. Every rank shows a period by its marks, its ends and its repeated kernels: what does
 not agree is a fault.
 """
 
@@ -36,7 +36,7 @@ _MIN_REPEATED_RATIO = 0.7
 _FEWEST_NAMES = 4
 """Kernels of fewer names repeat by chance, in a loop over layers."""
 _ALIKE = 0.005
-"""Neighbouring steps are alike if at most this share of their kernels differs."""
+"""Neighbouring steps are similar if at most this share of their kernels differs."""
 _MOST_IN_CYCLE = 0.05
 """At most this share of the kernels of a cycle differs from those of the next one."""
 _MOST_SHIFTED = 0.1
@@ -299,7 +299,7 @@ def _repeated_places(line: _Line, view: RankView) -> list[int]:
 
     The sequence must repeat over most of its length; at the beginning of the window some may be
     missing. Of several fitting lengths the shortest counts after which all kernels of *view*
-    repeat: collectives of equal layers are alike, but layers are no steps.
+    repeat: collectives of equal layers are equal, but layers are not steps.
     """
     words, length, repeated = line.words, len(line.words), repeats_from_end(line.words)
     for period in range(1, length // 2 + 1):
@@ -336,7 +336,7 @@ def _do_kernels_repeat(view: RankView, ends: Int64s) -> bool:
 def _checked(
     found: FoundSteps, views: Sequence[RankView], marks: Sequence[Marks] | None
 ) -> FoundSteps:
-    """*found* with the periods that every rank tells, and what does not agree."""
+    """*found* with the periods that every rank shows, and what does not agree."""
     evidence = []
     for rank, view in enumerate(views):
         ends = np.array([task for of in found.ends for owner, task in of if owner == rank], int)
@@ -357,11 +357,15 @@ def _checked(
     if not told:
         return replace(found, evidence=tuple(evidence))
     step_ns = float(np.median(told))
-    believed = f"believed is {format_duration(round(step_ns))} per step, by {found.rule.value}"
+    believed = f"accepted is {format_duration(round(step_ns))} per step, by {found.rule.value}"
     faults = []
     for place, own in enumerate(evidence):
         errors = _errors(own, step_ns)
-        evidence[place] = replace(own, error_ratio=max(errors["device"], errors["pattern"]))
+        # Marks of a host that runs ahead are off by a part of a step; of a wrong step, by more.
+        counted = [
+            error for word, error in errors.items() if word != "marks" or error > _MOST_APART[word]
+        ]
+        evidence[place] = replace(own, error_ratio=max(counted))
         said = [
             f"its {word} {format_duration(length_ns)}"
             for word, length_ns in (
@@ -372,7 +376,7 @@ def _checked(
             if errors[word] > _MOST_APART[word]
         ]
         if said:
-            faults.append(f"rank {own.rank} tells another step: {', '.join(said)}; {believed}")
+            faults.append(f"rank {own.rank} shows a different step: {', '.join(said)}; {believed}")
     return replace(found, evidence=tuple(evidence), faults=(*found.faults, *faults))
 
 

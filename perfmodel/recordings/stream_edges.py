@@ -3,6 +3,7 @@
 If the trace holds the event handles, edges are read from them. Otherwise the order of calls
 suggests candidates; a task that had not ended when the delayed task started cannot have been
 waited for and is dropped. An edge is a pair: its target starts only when its source has ended.
+Branches of a captured graph have no calls: there, the ends just before a start suggest edges.
 """
 
 from __future__ import annotations
@@ -26,7 +27,31 @@ _MARKS_REMEMBERED = 32
 def find_stream_edges(view: RankView) -> tuple[Edge, ...]:
     """The edges between streams: read if handles are recorded, else inferred."""
     recorded = read_stream_edges(view)
-    return infer_stream_edges(view) if recorded is None else recorded
+    edges = infer_stream_edges(view) if recorded is None else recorded
+    return tuple(sorted({*edges, *_edges_in_graphs(view)}))
+
+
+def _edges_in_graphs(view: RankView) -> Iterator[Edge]:
+    """In work of one launch on several streams: a task waits for the last that ended before it.
+
+    Only if its own stream had been idle longer, or it is the first there.
+    """
+    launched, device = view.tasks_by_call(), view.device
+    for call in np.flatnonzero(np.diff(launched.bounds) > 1).tolist():
+        tasks = launched.by(call)
+        ended: dict[int, int] = {}
+        for task in tasks if len(set(device.stream[tasks].tolist())) > 1 else ():
+            stream = int(device.stream[task])
+            idle_ns = int(device.end_ns[ended[stream]]) if stream in ended else 0
+            others = [one for own, one in ended.items() if own != stream]
+            source = max(
+                (one for one in others if _may_wait(view, task, one)),
+                key=lambda one: int(device.end_ns[one]),
+                default=None,
+            )
+            if source is not None and device.end_ns[source] > idle_ns:
+                yield task, source
+            ended[stream] = task
 
 
 def infer_stream_edges(view: RankView) -> tuple[Edge, ...]:
@@ -150,11 +175,12 @@ def _may_wait(view: RankView, target: int, source: int) -> bool:
 
 
 def read_stream_edges(view: RankView) -> tuple[Edge, ...] | None:
-    """The edges whose handles are recorded; None if the trace has no such rows."""
+    """The edges whose handles are recorded; None if the trace has no handle."""
     columns, device = view.trace.columns, view.device
     rows = columns.rows_in(Category.SYNCHRONISATION).tolist()
     if not rows:
         return None
+    waits = handles = 0
     call_of = {int(columns.correlation[row]): call for call, row in enumerate(view.calls.row)}
     streams, launches = device.stream & 0xFFFFFFFF, device.call
     edges = set()
@@ -162,10 +188,12 @@ def read_stream_edges(view: RankView) -> tuple[Edge, ...] | None:
         detail = view.trace.detail_of(row)
         if detail.get("cuda_sync_kind") != "Stream Wait Event":
             continue
+        waits += 1
         wait_call = call_of.get(int(columns.correlation[row]))
         mark_call = call_of.get(detail.get("wait_on_cuda_event_record_corr_id", -1))
         if wait_call is None or mark_call is None:
             continue
+        handles += 1
         is_source = (streams == detail.get("wait_on_stream", -1)) & (launches < mark_call)
         after = np.flatnonzero((streams == columns.stream[row]) & (launches > wait_call))
         before = np.flatnonzero(is_source & (launches >= 0))
@@ -174,4 +202,4 @@ def read_stream_edges(view: RankView) -> tuple[Edge, ...] | None:
             source = int(before[np.argmax(launches[before])])
             if target != source:
                 edges.add((target, source))
-    return tuple(sorted(edges))
+    return None if waits and not handles else tuple(sorted(edges))

@@ -156,7 +156,7 @@ class WorkReader:
     def _assign(self, works: Works, tasks: Sequence[int], row: int) -> None:
         """The main kernels of an operator do its *works*; the other kernels are estimated.
 
-        A convolution has two in its backward pass, told apart by the names of their kernels.
+        A convolution has two in its backward pass, distinguished by the names of their kernels.
         """
         names = {task: self.view.task_name(task).lower() for task in tasks}
         gemms = [task for task in tasks if is_gemm_kernel(names[task])]

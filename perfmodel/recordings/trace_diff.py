@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from perfmodel.base.units import NS_PER_MS
+from perfmodel.recordings.call_paths import INSIDE, modules_of_calls, ranges_of_calls
 from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.host_chain import StepKind, build_host_chain, step_label
-from perfmodel.recordings.rank_view import INSIDE, NO_OPERATOR, RankView, view_rank
+from perfmodel.recordings.rank_view import NO_OPERATOR, RankView, view_rank
 from perfmodel.recordings.recorded_job import SCHEMA_VERSION
 from perfmodel.recordings.steps import find_steps
 from traces.job_trace import JobTrace
@@ -125,7 +126,7 @@ Part = tuple[DiffKind, str, int, int]
 
 
 def _device_parts(view: RankView) -> Iterable[Part]:
-    spans, modules = view.ranges_of_calls(), view.modules_of_calls()
+    spans, modules = ranges_of_calls(view), modules_of_calls(view)
     trace, device = view.trace, view.device
     for task, row in enumerate(view.operators_of_tasks().tolist()):
         call = int(device.call[task])

@@ -6,6 +6,7 @@ tables in notebooks hold the *rows* of the report.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -154,6 +155,95 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class Point:
+    """A point of a plot with *words* to read when pointed at; *ends* are an interval of y."""
+
+    x: float
+    y: float
+    words: str
+    ends: tuple[float, float] | None = None
+    look: Look = Look.BLUE
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A value of an axis: how far along it, and its words."""
+
+    share: float
+    words: str
+
+
+MOST_OWN_TICKS = 8
+"""Up to so many values of x are written themselves."""
+
+
+def _short(value: float) -> str:
+    """*value* in four digits: 1,500 or 20 M."""
+    for letter, unit in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= 10 * unit:
+            return f"{value / unit:,.4g} {letter}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Points over two axes, which only a page draws; one point alone is not shown.
+
+    Axes that *are_log* are both. Points may be *are_joined* by a line in their order. With
+    *shows_equal*, both axes have one range, and a line is where both values are equal.
+    """
+
+    kind: ClassVar[str] = "plot"
+    points: Sequence[Point]
+    x_words: str
+    y_words: str
+    note: str = ""
+    are_log: bool = False
+    are_joined: bool = False
+    shows_equal: bool = False
+
+    def __len__(self) -> int:
+        return len(self.points) if len(self.points) > 1 else 0
+
+    def share_of(self, value: float, axis: Literal["x", "y"]) -> float:
+        """How far along its axis a *value* is."""
+        low, high = self._range(axis)
+        if self.are_log:
+            low, high, value = math.log(low), math.log(high), math.log(max(value, low))
+        return (value - low) / (high - low)
+
+    def ticks(self, axis: Literal["x", "y"]) -> list[Tick]:
+        """About four to eight round values of an axis."""
+        low, high = self._range(axis)
+        own = sorted({one.x for one in self.points})
+        if axis == "x" and self.are_joined and len(own) <= MOST_OWN_TICKS:
+            return [Tick(self.share_of(value, axis), _short(value)) for value in own]
+        decade = 10.0 ** math.floor(math.log10(high if self.are_log else (high - low) / 4))
+        if self.are_log:
+            first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+            steps = (1,) if last - first > 3 else (1, 2, 5)
+            values = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+        else:
+            width = next(one * decade for one in (1, 2, 5, 10) if (high - low) / one / decade <= 5)
+            values = [number * width for number in range(math.ceil(high / width) + 1)]
+        return [
+            Tick(self.share_of(value, axis), _short(value))
+            for value in values
+            if low <= value <= high
+        ]
+
+    def _range(self, axis: Literal["x", "y"]) -> tuple[float, float]:
+        of_axis = {
+            "x": [one.x for one in self.points],
+            "y": [value for one in self.points for value in (one.y, *(one.ends or ()))],
+        }
+        values = [*of_axis["x"], *of_axis["y"]] if self.shows_equal else of_axis[axis]
+        if self.are_log:
+            return min(values) / 1.15, max(values) * 1.15
+        return 0.0, max(values) * 1.06 or 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Command:
     """A command to type, with a *label* before it where there are several."""
 
@@ -162,7 +252,7 @@ class Command:
     label: str = ""
 
 
-Block = Table | Sentences | Bars | Timeline | Command
+Block = Table | Sentences | Bars | Timeline | Plot | Command
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ def _launches(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[tuple[Task
     for rank in ranks:
         program = evidence.job.program_of(rank)
         is_device = program.is_on_device()
-        targets = np.repeat(np.arange(program.task_count), np.diff(program.dep_start))
+        targets = program.dep_owners()
         sources = program.dep_task.astype(np.int64)
         is_launch = ~is_device[sources] & is_device[targets] & (program.dep_distance == 0)
         is_launch &= program.dep_anchor == int(Anchor.END)
@@ -145,7 +145,7 @@ def _names(evidence: Evidence, rank: int) -> Iterator[Record]:
 
 
 def _counters(prediction: Prediction, ranks: tuple[int, ...], origin_ns: int) -> Iterator[Record]:
-    """Memory at its peak, and whether communication runs with nothing beside it, by rank."""
+    """Memory at its peak, and whether communication is exposed, by rank."""
     evidence, why = prediction.evidence, prediction.explanation
     memory_of = {rank: one.memory for one in why.rank_classes for rank in one.ranks}
     for rank in ranks:

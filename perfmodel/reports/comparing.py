@@ -11,6 +11,8 @@ from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.reports.blocks import (
     Command,
     Headline,
+    Plot,
+    Point,
     Report,
     Section,
     Sentences,
@@ -20,7 +22,12 @@ from perfmodel.reports.blocks import (
 from perfmodel.reports.pictures import as_written, build_figure, draw_stacks
 from perfmodel.reports.prediction import PART_LOOKS, compare_parts
 from perfmodel.reports.runs import missing_price, run_cells, run_row
-from perfmodel.reports.text import format_range, to_command, to_question_document
+from perfmodel.reports.text import (
+    describe_interval,
+    format_range,
+    to_command,
+    to_question_document,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,6 +132,7 @@ def report_comparison(comparison: Comparison) -> Report:
         ),
         sections=(
             Section("Times", more=lambda: [time_bars(times, best_ns)]),
+            Section("Throughput", more=lambda: _curves(comparison)),
             Section("The numbers", [_table(comparison)]),
             Section("Where the time goes", more=lambda: [compare_parts(entries)]),
             Section("No answer", [Sentences(faults)]),
@@ -133,6 +141,41 @@ def report_comparison(comparison: Comparison) -> Report:
         rows=to_comparison_rows(comparison),
         columns=160,
     )
+
+
+def _curves(comparison: Comparison) -> list[Plot]:
+    """Work per second over the numbers that a sweep goes over; per GPU, too, where these differ."""
+    found = []
+    for entry in comparison.answered:
+        rate, value = _row(entry)["per_s"], _name(entry, comparison)
+        if entry.prediction is None or rate is None or not value.replace(".", "", 1).isdigit():
+            return []
+        found.append((float(value), rate, entry.prediction))
+    if len(comparison.axes) != 1:
+        return []
+    found.sort(key=lambda one: one[0])
+    counts = [one.facts.rank_count for _, _, one in found]
+    units = {_row(entry)["per_s_unit"] for entry in comparison.answered}
+    per_s = f"{'/'.join(sorted(units))} per second"
+    ways = [(per_s, [1] * len(counts))]
+    ways += [(f"{per_s} and GPU", counts)] if len(set(counts)) > 1 else []
+    return [
+        Plot(
+            [_point(*one, gpus) for one, gpus in zip(found, shared_by, strict=True)],
+            _axis_names(comparison),
+            words,
+            note="The thin line is the 90 % interval.",
+            are_joined=True,
+        )
+        for words, shared_by in ways
+    ]
+
+
+def _point(value: float, per_s: float, found: Prediction, gpus: int) -> Point:
+    rate = per_s / gpus
+    work = rate * found.iteration_ns
+    ends = (work / max(found.interval.high_ns, 1), work / max(found.interval.low_ns, 1))
+    return Point(value, rate, f"{value:g}: {rate:,.4g}, {describe_interval(found.interval)}", ends)
 
 
 def _table(comparison: Comparison) -> Table:
@@ -189,7 +232,7 @@ def _verdict(best: Compared, comparison: Comparison) -> str:
     if comparison.differs_in_work:
         rates = [one.yardsticks.per_s for one in found if one.yardsticks]
         factor = max(rates) / max(min(rates), 1e-12)
-        words = f"{best.name} gets most done per second, {factor:.3g} times as much as the least"
+        words = f"{best.name} has the highest throughput, {factor:.3g} times the lowest"
     else:
         times_ns = [one.iteration_ns for one in found]
         factor = max(times_ns) / max(best.prediction.iteration_ns, 1)
@@ -202,10 +245,7 @@ def _cautions(comparison: Comparison) -> list[str]:
     found = [entry.prediction for entry in comparison.answered if entry.prediction]
     cautions = []
     if any(one.yardsticks is None for one in found):
-        cautions.append(
-            "a job that does not say how many samples it has is compared by its iteration, however "
-            "much that does"
-        )
+        cautions.append("jobs that do not state their samples are compared by iteration time")
     for entry in comparison.answered:
         run = comparison.run_of(entry)
         if run is not None:
@@ -214,7 +254,7 @@ def _cautions(comparison: Comparison) -> list[str]:
 
 
 def draw_comparison(comparison: Comparison) -> Figure:
-    """Times with intervals, cut into parts; throughput beside them where it is known."""
+    """Times with intervals, split into parts; with throughput if it is known."""
     entries = comparison.answered
     names = [_name(entry, comparison) for entry in entries]
     rows = [_row(entry) for entry in entries]

@@ -146,6 +146,7 @@ def wait_ms(wait: RankWait) -> dict[str, Any]:
         "waiting_ranks": format_ranks(wait.waiting_ranks, max_pieces=EXACT),
         **pick(wait, "awaited_rank", "label"),
         "ms": to_ms(wait.duration_ns),
+        **({"tables": list(wait.tables)} if wait.tables else {}),
     }
 
 

@@ -7,6 +7,7 @@ of every word.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -56,8 +57,9 @@ def report_topology(topology: Topology, cluster: Cluster | None = None) -> Repor
     """The machine, and *cluster* where several hosts of it were asked for."""
     gpus = range(topology.gpus_per_host)
     wiring = [[line] for line in _wiring(topology)]
+    direct = topology if topology.peer_to_peer is False else replace(topology, peer_to_peer=True)
     matrix = [
-        [str(a), *("-" if a == b else route_word(topology.gpu_route(a, b)) for b in gpus)]
+        [str(a), *("-" if a == b else route_word(direct.gpu_route(a, b)) for b in gpus)]
         for a in (gpus if 1 < len(gpus) <= MOST_MATRIX_GPUS else ())
     ]
     columns = ["GPU", *map(str, gpus)]
@@ -139,7 +141,7 @@ def _wiring(topology: Topology) -> Iterator[str]:
             branch = "└─" if number == len(bundles) else "├─"
             yield f"{branch} {_bundle_line(topology, bundle)}"
     if len(shown) < len(sockets):
-        yield f"... and {len(sockets) - len(shown)} more sockets alike"
+        yield f"... and {len(sockets) - len(shown)} more equal sockets"
 
 
 def _bundles(links: list[Link]) -> list[list[Link]]:

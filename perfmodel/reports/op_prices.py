@@ -22,8 +22,7 @@ from collectives.collective import (
 from collectives.group import wiring_of
 from collectives.measurements import CollectiveMeasurement
 from collectives.movement import FloatArray
-from collectives.pricing import CollectiveCall, price_collective, price_sizes
-from collectives.sharing import share_links
+from collectives.pricing import CollectiveCall, price_collective, price_sizes, share_links
 from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Provenance
@@ -184,7 +183,7 @@ def report_kernel(answer: KernelAnswer) -> Report:
         ("time", f"{format_duration(answer.time_ms * NS_PER_MS)}  (90 %: {interval})"),
         ("rate", f"{rate}{answer.gigabytes_per_s:.4g} GB/s"),
         ("bound by", answer.bound),
-        ("known by", answer.provenance),
+        ("provenance", answer.provenance),
         ("priced as", answer.priced_as or ""),
         ("constants", answer.constants or ""),
         ("steps", answer.steps),
@@ -230,7 +229,7 @@ def answer_calls(
     collective: Collective,
     beside: Sequence[tuple[Collective, Sequence[int]]] = (),
 ) -> CollectiveAnswer:
-    """Price *collective* of the *group*, and again with others of other ranks *beside* it."""
+    """Price *collective* of the *group*, and again with the calls *beside* it at the same time."""
     others = (CollectiveCall(one, tuple(ranks)) for one, ranks in beside)
     calls = (CollectiveCall(collective, group.ranks), *others)
     alone = tuple(
@@ -331,7 +330,7 @@ def answer_sizes(
     kind: CollectiveKind,
     measurements: Sequence[CollectiveMeasurement] = (),
 ) -> SizeSweep:
-    """Price sizes from 512 B to 1 GiB, beside those *measurements* that are of the same group."""
+    """Price sizes from 512 B to 1 GiB, with the *measurements* of the same group."""
     asked = (group.cluster.topology.name, group.cluster.block_count, len(group.ranks))
     alike = tuple(
         row

@@ -291,9 +291,11 @@ def _waits(prediction: Prediction) -> Block:
         ranks = sorted(rank for wait in members for rank in wait.waiting_ranks)
         longest_ns = max(wait.duration_ns for wait in members)
         mean, most = scale(lost_ns(members) / len(ranks)), scale(longest_ns)
-        rows.append((name_ranks(ranks), f"rank {awaited}", label, mean, most))
+        tables = next((wait.tables for wait in members if wait.tables), ())
+        because = f": {', '.join(tables)}" if tables else ""
+        rows.append((name_ranks(ranks), f"rank {awaited}{because}", label, mean, most))
     headings = ("who", "for", "in", "each loses", "at most")
-    return Table(headings, rows, numeric=(3, 4), finds=(2,), most=4)
+    return Table(headings, rows, numeric=(3, 4), finds=(2,), wraps=(0, 1, 2), most=4)
 
 
 def _wait_matrix(prediction: Prediction) -> Table:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from embeddings.index_data import DataStatistics
 from embeddings.plan_document import list_unrunnable, to_plan_document
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
@@ -24,6 +22,14 @@ from perfmodel.reports.blocks import (
 )
 from perfmodel.reports.document import interval_ms
 from perfmodel.reports.pictures import build_figure, draw_stacks
+from perfmodel.reports.rank_tables import (
+    host_loads,
+    load_matrix,
+    memory_front,
+    parts_of_plans,
+    sent_matrix,
+    table_matrix,
+)
 from perfmodel.reports.text import ask_again, describe_interval, pick, shorten, to_question_document
 
 if TYPE_CHECKING:
@@ -34,7 +40,6 @@ HEADINGS = (
     "", "plan", "time ms", "90 % interval ms", "beats next", "bound by", "straggler", "memory GiB",
     "batches p5 to p95 ms",
 )  # fmt: skip
-MOST_RANKS, MOST_TABLES = 32, 60
 SHOWN_TABLES = 20
 MOST_NAMED = 3
 
@@ -144,7 +149,7 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             beside=f"per iteration, {describe_interval(best.answer.interval)}",
             facts=(
                 ranking.verdict,
-                f"{ranking.plans_judged} plans judged by their {ranking.mode.value}",
+                f"{ranking.plans_judged} plans compared by their {ranking.mode.value}",
             ),
         ),
         sections=(
@@ -155,8 +160,13 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             ),
             Section("Times", more=lambda: [time_bars(times, best_ns)]),
             Section("Plans", [_table(ranking)]),
-            Section(f"Load per rank under {name}", more=lambda: [_load_matrix(best)]),
-            Section(f"Where {name} puts the tables", more=lambda: [_table_matrix(best)]),
+            Section("Time against memory", more=lambda: [memory_front(ranking)]),
+            Section(
+                f"Load per rank under {name}", more=lambda: [load_matrix(best), host_loads(best)]
+            ),
+            Section(f"Where {name} puts the tables", more=lambda: [table_matrix(best)]),
+            Section(f"Who sends whom under {name}", more=lambda: [sent_matrix(best)]),
+            Section("Part by part", more=lambda: [parts_of_plans(ranking)]),
             Section(f"Why {name} is first", [Sentences(ranking.comparison)]),
             Section(f"What would make {name} faster", [Sentences(advice)]),
             Section("Not ranked", [Sentences(ranking.refusals)]),
@@ -201,62 +211,6 @@ def _table(ranking: Ranking) -> Table:
     )
 
 
-def _load_matrix(ranked: RankedPlan) -> Table:
-    """Lookups, bytes sent and memory, one column per rank, each row shaded by its largest."""
-    loads = ranked.loads
-    rows, shades = [], []
-    for words, values, unit, form in (
-        ("rows looked up, thousand", loads.lookups, 1e3, ",.0f"),
-        ("vectors sent, MB", loads.sent_bytes, 1e6, ",.1f"),
-        ("memory, GiB", loads.memory_bytes, BYTES_PER_GIB, ".1f"),
-    ):
-        most = max(*values, 1)
-        rows.append([words, *(format(value / unit, form) for value in values[:MOST_RANKS])])
-        shades.append([value / most for value in values[:MOST_RANKS]])
-    return _rank_table("", rows, shades, ranked)
-
-
-def _table_matrix(ranked: RankedPlan) -> Table:
-    """The share of each table that each rank holds, largest tables first."""
-    plan = ranked.plan
-    held = np.zeros((len(plan.tables), plan.rank_count))
-    for shard in plan.shards:
-        held[shard.table, shard.rank] += shard.rows * shard.width
-    order = sorted(range(len(plan.tables)), key=lambda place: (-plan.tables[place].rows, place))
-    rows, shades = [], []
-    for place in order[:MOST_TABLES]:
-        table, kind = plan.tables[place], plan.kinds[place].value.replace("_", " ")
-        shares = held[place] / (table.rows * table.width)
-        if place in plan.copied_places:
-            shares = np.ones(plan.rank_count)
-        name = f"{table.name}: {table.rows:,} x {table.width}, {kind}"
-        rows.append([name, *(f"{share:.0%}" if share else "" for share in shares[:MOST_RANKS])])
-        shades.append(shares[:MOST_RANKS].tolist())
-    notes = []
-    if len(order) > MOST_TABLES:
-        notes.append(f"{len(order) - MOST_TABLES} smaller tables are in the JSON.")
-    if plan.summed_in_host:
-        notes.append(
-            f"Vectors of {len(plan.summed_in_host)} tables are summed inside a host first."
-        )
-    return _rank_table("table \\ rank", rows, shades, ranked, *notes)
-
-
-def _rank_table(
-    corner: str,
-    rows: Sequence[Sequence[str]],
-    shades: Sequence[Sequence[float]],
-    ranked: RankedPlan,
-    *notes: str,
-) -> Table:
-    """A table with a column per rank."""
-    count = ranked.plan.rank_count
-    more = [f"{count - MOST_RANKS} more ranks are in the JSON."] if count > MOST_RANKS else []
-    headings = [corner, *map(str, range(min(count, MOST_RANKS)))]
-    note = " ".join([*more, *notes])
-    return Table(headings, rows, range(1, len(headings)), note=note, shades=shades)
-
-
 def to_plan_lines(ranking: Ranking, plan_file: Path) -> list[str]:
     """What was written to *plan_file*, and whether TorchRec can run it."""
     best, written = ranking.plans[0].plan, ranking.plan_to_write
@@ -269,14 +223,15 @@ def to_plan_lines(ranking: Ranking, plan_file: Path) -> list[str]:
         others = f"; it can run {', '.join(able[:MOST_NAMED])}" if able else ""
         lines.append(f"  TorchRec cannot run it: {_limits(refused)}{others}")
     lines.append(
-        "  in a script of yours: perfmodel schema plan; explained: perfmodel predict --plan"
+        "  to load it in a script: perfmodel schema plan; to explain it: perfmodel predict --plan"
     )
     return lines
 
 
 def _limits(tables: Sequence[str]) -> str:
     return (
-        "it divides rows over all ranks or all of a host, and copies whole tables; not so "
+        "it splits rows only over all ranks or one host, and copies only whole tables; otherwise "
+        "placed: "
         f"{shorten(tables, MOST_NAMED)}"
     )
 
@@ -291,7 +246,7 @@ def draw_ranking(ranking: Ranking) -> Figure:
         bound.value: (None, [max(plan.gains_ns[bound], 0.0) / NS_PER_MS for plan in plans])
         for bound in plans[0].gains_ns
     }
-    draw_stacks(right, names, gains, label="saved by 10 % less of each, ms")
+    draw_stacks(right, names, gains, label="saved by reducing each by 10 %, ms")
     times = {"": ("#7aa6c2", [plan.answer.iteration_ns / NS_PER_MS for plan in plans])}
     intervals = [plan.answer.interval for plan in plans]
     ends = [(one.low_ns / NS_PER_MS, one.high_ns / NS_PER_MS) for one in intervals]

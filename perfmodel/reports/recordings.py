@@ -120,7 +120,8 @@ def _steps(document: Mapping[str, Any]) -> str:
 
 
 def _step_table(document: Mapping[str, Any]) -> Table:
-    """What every rank says about a step; a dash where it says nothing."""
+    """What every rank says about a step, a dash where it says nothing, and what was re-timed."""
+    covered = {one["rank"]: one for one in document["self_replay"]["coverage"]}
     rows = [
         (
             str(rank["rank"]),
@@ -129,16 +130,24 @@ def _step_table(document: Mapping[str, Any]) -> Table:
                 format_duration(rank[name]) if rank[name] else "-"
                 for name in ("marked_ns", "device_ns", "pattern_ns")
             ),
+            f"{covered[rank['rank']]['retimed_device_time_pct']:.1f} %",
+            f"{covered[rank['rank']]['recorded_starts']:,}",
         )
         for rank in document.get("step_evidence", ())
         if rank["device_ns"]
     ]
-    headings = ("rank", "marks", "between marks", "between ends on the GPU", "kernels repeat after")
+    headings = (
+        "rank", "marks", "between marks", "ends on the GPU", "kernels repeat", "re-timed", "starts"
+    )  # fmt: skip
     return Table(headings, rows, numeric=range(len(headings)), most=MOST_RANKS)
 
 
 def _score_facts(score: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
+        (
+            "figure of merit",
+            f"{score['merit_pct']:.2f} %: the worst of the replay's error and of what ranks say",
+        ),
         ("collective starts", f"{score['collective_start_median_error_us']:.0f} us off (median)"),
         ("critical path on the host", _host_path(score)),
         (

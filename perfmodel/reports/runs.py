@@ -54,8 +54,8 @@ def missing_price(run: TrainingRun, name: str = "") -> Iterator[str]:
     if run.cost is None:
         of = f"{name}: " if name else ""
         yield (
-            f"{of}no price is listed for this machine; give --price, or add it to a file of "
-            "`perfmodel init prices` and give that with --prices"
+            f"{of}no price is listed for this machine; give --price, or add it to the file that "
+            f"`perfmodel init prices` writes and pass it with --prices"
         )
 
 

@@ -1,4 +1,4 @@
-"""Reports of predictions beside measurements: scoreboards, memory verdicts, fits."""
+"""Reports of predictions against measurements: scoreboards, memory verdicts, fits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from perfmodel.base.units import format_duration
-from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table, plain_report
+from perfmodel.reports.blocks import (
+    Headline,
+    Look,
+    Plot,
+    Point,
+    Report,
+    Section,
+    Sentences,
+    Table,
+    plain_report,
+)
 from perfmodel.reports.text import shorten
 from perfmodel.validation.fits import FitBoard
 from perfmodel.validation.runs import RunScoreboard
@@ -27,7 +37,7 @@ SCORE_HEADINGS = ("group", "rows", "MAPE%", "median%", "geomean%", "p90%", "bias
 
 
 def report_scores(board: Scoreboard, *, title: str = "") -> Report:
-    """Predictions beside measurements: by group, then the rows with the largest errors."""
+    """Predictions against measurements: by group, then the rows with the largest errors."""
     overall = board.overall
     unit = {"collectives": "us", "runs": "s"}.get(board.kind, "ms")
     worst = sorted(board.deviations, key=lambda one: -abs(one.error_pct))[:MOST_ROWS]
@@ -50,6 +60,7 @@ def report_scores(board: Scoreboard, *, title: str = "") -> Report:
         ),
         sections=(
             Section("By group", [_score_table(board)]),
+            Section("Predicted over measured", more=lambda: [_scatter(board, unit)]),
             Section("Largest errors", more=lambda: [Table(headings, rows, (1, 2, 3), (0,))]),
             Section("Left out", [_left_out(board)]),
             *(_iter_run_sections(board) if isinstance(board, RunScoreboard) else ()),
@@ -57,6 +68,23 @@ def report_scores(board: Scoreboard, *, title: str = "") -> Report:
         rows=board.to_rows(),
         columns=120,
     )
+
+
+def _scatter(board: Scoreboard, unit: str) -> Plot:
+    """Every row as a point; those outside of their interval are red."""
+    points = [
+        Point(
+            one.measured,
+            one.predicted,
+            f"{one.row}: {one.error_pct:+.1f} %",
+            look=Look.BLUE if one.is_inside else Look.RED,
+        )
+        for one in board.deviations
+        if min(one.measured, one.predicted) > 0
+    ]
+    note = "On the dashed line both are equal; red points are outside of their 90 % interval."
+    words = (f"measured {unit}", f"predicted {unit}")
+    return Plot(points, *words, note=note, are_log=True, shows_equal=True)
 
 
 def _score_table(board: Scoreboard) -> Table:
@@ -101,7 +129,7 @@ def _iter_run_sections(board: RunScoreboard) -> Iterator[Section]:
 
 
 def report_fits(board: FitBoard) -> Report:
-    """The memory verdict beside what ran and what failed."""
+    """The memory verdict against what ran and what failed."""
     headings = ("group", "failed", "caught", "ran", "false alarms", "balanced accuracy")
     rows = [
         (
@@ -161,7 +189,7 @@ def report_embedding_fit(errors: Sequence[CaseError]) -> Report:
 
 
 def report_interference(fitted: FittedInterference) -> Report:
-    """How many times longer kernels take that run beside collectives."""
+    """How many times longer kernels take while collectives run."""
     from perfmodel.calibration.interference import slowdown_of
 
     headings = ("generation", "family", "phase", "kernels", "measured (90 %)", "used")
@@ -176,7 +204,7 @@ def report_interference(fitted: FittedInterference) -> Report:
             row = (architecture, family, phase.word, str(count), words, f"{cell.slowdown:.3f}")
             rows.append(row)
     table = Table(headings, rows, numeric=(3, 5))
-    return plain_report("Slowdown beside collectives, fitted", table)
+    return plain_report("Slowdown during collectives, fitted", table)
 
 
 def report_measured_machine(found: MeasuredMachine) -> Report:
@@ -186,8 +214,8 @@ def report_measured_machine(found: MeasuredMachine) -> Report:
         for family, one in found.errors.items()
     ]
     noise = (
-        f"Other programs had the core {100 * found.lost_ratio:.0f} % of the time; samples spread "
-        f"over {100 * found.spread_ratio:.0f} %."
+        f"Other programs used the core {100 * found.lost_ratio:.0f} % of the time; samples vary "
+        f"by {100 * found.spread_ratio:.0f} %."
     )
     table = Table(("family", "measured", "median error", "bias"), rows, numeric=(1, 2, 3))
     return plain_report("This machine, measured", table, Sentences([noise]))

@@ -14,6 +14,9 @@ from perfmodel.prediction.whole_run import HOURS_PER_DAY
 from perfmodel.reports.blocks import (
     Command,
     Headline,
+    Look,
+    Plot,
+    Point,
     Report,
     Section,
     Sentences,
@@ -177,6 +180,7 @@ def report_search(rankings: Sequence[LayoutRanking]) -> Report:
             Section(
                 "More GPUs that pay", [Sentences(_front(rankings))] if len(rankings) > 1 else []
             ),
+            Section("Time over GPUs", more=lambda: [_scaling(rankings)]),
             Section("Time and money of whole runs", _money_front(rankings)),
             Section("To run the fastest", [Command(text, trainer) for trainer, text in flags]),
             Section("To predict the fastest again", [Command(predict_again(best))]),
@@ -215,9 +219,9 @@ def _goals(best: LayoutRanking, rankings: Sequence[LayoutRanking]) -> tuple[str,
     if question.finish_in_ns is not None:
         limit = format_days(question.finish_in_ns / NS_PER_HOUR / HOURS_PER_DAY)
         if best.is_in_time:
-            facts.append(f"the fewest GPUs of those tried that end within {limit}")
+            facts.append(f"the fewest GPUs of those tried that finish within {limit}")
         else:
-            facts.append(f"none of those tried ends within {limit}; this is the fastest")
+            facts.append(f"none of those tried finishes within {limit}; this is the fastest")
     elif len(rankings) > 1:
         facts.append(f"least {question.minimise.value} of {len(rankings)} numbers of hosts")
     return tuple(facts)
@@ -226,6 +230,23 @@ def _goals(best: LayoutRanking, rankings: Sequence[LayoutRanking]) -> tuple[str,
 def _whole_run(best: LayoutRanking) -> list[Section]:
     run = best.run_of(best.best)
     return [] if run is None else [run_section(run)]
+
+
+def _scaling(rankings: Sequence[LayoutRanking]) -> Plot:
+    """The fastest layout of every number of GPUs; those that pay are green."""
+    front = {one.hosts for one in pareto(rankings)}
+    points = [
+        Point(
+            one.rank_count,
+            one.best.time_ns / NS_PER_S,
+            f"{one.rank_count} GPUs: {one.best.name}, {format_duration(one.best.time_ns)}",
+            (one.best.interval.low_ns / NS_PER_S, one.best.interval.high_ns / NS_PER_S),
+            Look.GREEN if one.hosts in front else Look.GREY,
+        )
+        for one in sorted(rankings, key=lambda one: one.rank_count)
+    ]
+    note = "Green where no smaller number is as fast. The thin line is the 90 % interval."
+    return Plot(points, "GPUs", "seconds per iteration", note=note, are_log=True, are_joined=True)
 
 
 def _money_front(rankings: Sequence[LayoutRanking]) -> list[Table]:
@@ -249,7 +270,7 @@ def _layouts(ranking: LayoutRanking) -> Section:
     hosts, tally = ranking.hosts, ranking.tally
     proof = "no other of these can be faster"
     if not tally.is_proven:
-        proof = f"time was up with {tally.untried} untried: another may be faster"
+        proof = f"the time limit was reached with {tally.untried} untried: another may be faster"
     counts = (
         f"{tally.considered} layouts: {tally.too_large} do not fit, {tally.pruned} pruned by a "
         f"bound, {tally.replayed} replayed; {proof}."
@@ -315,7 +336,7 @@ def _exchange_words(layout: RankedLayout) -> str:
 
 
 def _full_name(layout: RankedLayout) -> str:
-    """The split, and what else sets layouts of one split apart."""
+    """The split, and what else distinguishes layouts of one split."""
     numbers = _numbers(layout)
     words = [
         layout.name,

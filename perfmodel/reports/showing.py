@@ -96,7 +96,7 @@ def _view(shown: object) -> View:
     for kind, view in VIEWS.items():
         if isinstance(shown, kind):
             return view
-    raise InputError(f"{type(shown).__name__}: there is no way to show it.")
+    raise InputError(f"{type(shown).__name__}: cannot be shown.")
 
 
 def _draw_prediction(prediction: Prediction) -> Figure:

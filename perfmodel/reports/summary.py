@@ -35,7 +35,10 @@ def summarise(
 
 
 def _list_facts(found: Prediction, price: float | None, run: TrainingRun | None) -> list[str]:
-    facts = [describe_interval(found.interval)] if found.interval.is_known else []
+    interval = found.interval
+    # Without samples an interval is a point, which says nothing.
+    is_wide = interval.is_known and interval.low_ns < interval.high_ns
+    facts = [describe_interval(interval)] if is_wide else []
     figures = found.yardsticks
     if figures is not None:
         facts.append(f"{figures.per_s:,.0f} {figures.unit}/s")

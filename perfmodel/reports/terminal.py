@@ -217,7 +217,7 @@ def show_progress(
 ) -> Iterator[OnPhase]:
     """Yield a function to report phases to; the bar appears after *delay_s*.
 
-    It goes to standard error. Where that is no terminal, a line every *line_every_s* names the
+    It goes to standard error. If that is not a terminal, a line every *line_every_s* names the
     phase. A phase that begins with `note:` is printed at once.
     """
     if is_quiet:

@@ -27,7 +27,7 @@ def build_scale(whole_ns: int) -> Callable[[float], str]:
 
 
 def describe_fit(memory: MemoryFit, *, is_transformer: bool) -> str:
-    """What the fullest ranks need beside what there is, and what to change if it is too much."""
+    """What the fullest ranks need and have, and what to change if it is too much."""
     sizes = f"{format_size(memory.peak_bytes)} of {format_size(memory.capacity_bytes)}"
     if memory.fits:
         return f"fits in memory: {sizes}"
@@ -43,15 +43,15 @@ def advise_memory(purpose: str, *, is_transformer: bool) -> str:
     """What to change where *purpose* takes most of the memory."""
     if not is_transformer:
         if "embedding" in purpose:
-            return "Take more hosts, split tables by rows, or rank plans: `perfmodel rank`."
-        return "Take a smaller batch or more hosts."
+            return "Use more hosts, split tables by rows, or rank plans: `perfmodel rank`."
+        return "Use a smaller batch or more hosts."
     if purpose in ("activations", "logits"):
         return "Try --set training.recompute=full, a smaller parallel.micro_batch or more tp."
     if purpose in ("optimizer state", "gradients", "weights"):
         return (
             "Try --set parallel.sharding=zero3, more tp or pp, or more hosts: `perfmodel search`."
         )
-    return "Take more hosts, or ask `perfmodel search` for layouts that fit."
+    return "Use more hosts, or ask `perfmodel search` for layouts that fit."
 
 
 _ADDED_LATER = ("layout_from",)
@@ -162,7 +162,7 @@ def _format_piece(piece: list[int]) -> str:
 
 
 def describe_interval(interval: Interval) -> str:
-    """The *interval* as it stands beside a time."""
+    """The *interval* as it is printed after a time."""
     if not interval.is_known:
         return "interval unknown from one step"
     return f"90 % interval {format_range(interval.low_ns, interval.high_ns)}"

@@ -6,7 +6,7 @@ document.getElementById("theme").addEventListener("click", () => {
   root.dataset.theme = now === "dark" ? "light" : "dark";
   dispatchEvent(new Event("themechange"));
 });
-// A browser parts words behind a hyphen; the options of a command stay whole.
+// A browser breaks words after a hyphen; the options of a command stay whole.
 for (const command of document.querySelectorAll("code.command")) {
   const words = command.textContent.split(" ").map((word) => {
     const span = document.createElement("span");

@@ -75,7 +75,7 @@
     pen.globalAlpha = 1;
   };
 
-  // Where the path goes over to another lane, a line leads from one task to the next.
+  // Where the path crosses to another lane, a line leads from one task to the next.
   const drawSteps = (width, mark) => {
     const scale = (width - left()) / (to - from);
     const at = (moment) => Math.min(Math.max(left() + (moment - from) * scale, left()), width);
@@ -155,7 +155,7 @@
     return (x - left()) / (canvas.clientWidth - left());
   };
 
-  // A star in what is searched for stands for anything, as in the tables of the page.
+  // A star in the search text matches anything, as in the tables of the page.
   const isHit = (label) => {
     let rest = 0;
     return query.split("*").every((part) => {

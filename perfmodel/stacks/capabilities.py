@@ -148,7 +148,7 @@ class Dispatcher(Enum):
 
 
 class RowSums(Enum):
-    """How partial sums of tables that are cut by rows become sums on the ranks that need them.
+    """How partial sums of row-wise tables become sums on the ranks that need them.
 
     REDUCE_SCATTER: one reduction over all ranks, and a gather of the gradients on the way back.
     ALL_TO_ALL: every partial sum is sent like a vector of a whole table, and the receiver adds.

@@ -111,7 +111,7 @@ def choose_stack(
     reason = f"Framework {framework!r} has no stack of its own for {family.value} workloads"
     if not framework:
         reason = "The framework is not stated"
-    sentence = f"{reason}: the stack {name!r} is used, which was fitted to no runs."
+    sentence = f"{reason}: the stack {name!r} is used, which was not fitted to any runs."
     return ChosenStack(_load(name), (sentence,))
 
 

@@ -9,8 +9,7 @@ runs, more hosts.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -32,13 +31,15 @@ class FamilySpread(Form):
     """Standard deviations of the logarithm of predicted over measured, by what is known.
 
     *other_chip*: the stack was compared with runs on other chips only. *no_runs*: with none.
-    *per_doubling* is added for every doubling of hosts beyond the evidence. *experts* is the
-    minimum for mixtures of experts. *rows* and *sources* count the runs behind these estimates.
+    *per_doubling* is added for every doubling of hosts beyond the evidence, *per_halving* for every
+    halving of a rank's batch below it. *experts* is the minimum for mixtures of experts. *rows* and
+    *sources* count the runs that these estimates rest on.
     """
 
     other_chip: _Sigma
     no_runs: _Sigma
     per_doubling: _Sigma
+    per_halving: _Sigma = 0.0
     experts: _Sigma = 0.0
     rows: Count
     sources: Count
@@ -46,16 +47,17 @@ class FamilySpread(Form):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptSpread(Form):
-    """The same for emulated scripts with some kind of work, from pairs with published times."""
+    """The same for emulated scripts, from pairs with published times on *chips*."""
 
     spread: _Sigma
     rows: Count
     sources: Count
+    chips: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SpreadFile(Form):
-    """`spread.yaml`; *scripts* are by what they contain."""
+    """`spread.yaml`: by family of models, and of emulated scripts."""
 
     source: Line
     date: Line
@@ -63,15 +65,19 @@ class SpreadFile(Form):
     command: Line
     transformer: FamilySpread
     dlrm: FamilySpread
-    scripts: Mapping[str, ScriptSpread] = field(default_factory=dict)
+    scripts: ScriptSpread
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A relative spread that all costs of a job share, and the evidence it rests on."""
+    """A relative spread that all costs of a job share, and the evidence it rests on.
+
+    With *includes_kernels* it is that of whole iterations, errors of single kernels included.
+    """
 
     relative_sigma: float = 0.0
     sentence: str = ""
+    includes_kernels: bool = False
 
 
 NO_SPREAD = Spread()
@@ -82,25 +88,29 @@ def find_spread(
     *,
     architecture: str,
     hosts: int,
+    samples: float = 0.0,
     has_experts: bool = False,
     has_four_bits: bool = False,
-    contains: Sequence[str] = (),
+    is_emulated: bool = False,
 ) -> Spread:
     """How far predictions under *stack* on *hosts* hosts of such GPUs may be off as a whole.
 
-    An emulated script *contains* kinds of work, for which others like it may be known; the widest
-    spread of them counts. All of those ran on one host.
+    A rank trains so many *samples* per iteration; 0 is not known. Emulated scripts have a spread
+    of their own, whatever their stack. It is that of whole iterations where scripts ran on such
+    chips. All of them ran on one host.
     """
     known = load_spread()
     family = known.dlrm if stack.family is Family.DLRM else known.transformer
-    alike = {word: known.scripts[word] for word in contains if word in known.scripts}
-    if alike:
-        word = max(alike, key=lambda one: alike[one].spread)
-        sigma = math.hypot(alike[word].spread, family.per_doubling * math.log2(max(hosts, 1)))
+    if is_emulated:
+        scripts = known.scripts
+        sigma = math.hypot(scripts.spread, family.per_doubling * math.log2(max(hosts, 1)))
+        is_covered = architecture in scripts.chips
+        further = "" if is_covered else f"; none ran on {architecture}: errors of kernels are added"
         return Spread(
             sigma,
-            f"The interval has a spread of {sigma:.0%} for all costs, from {alike[word].rows} "
-            f"scripts of {alike[word].sources} sources with {word}.",
+            f"The interval has a spread of {sigma:.0%} for all costs, from {scripts.rows} "
+            f"scripts of {scripts.sources} repositories with published times{further}.",
+            includes_kernels=is_covered,
         )
     own = stack.evidence.get(architecture)
     if own is not None:
@@ -111,16 +121,23 @@ def find_spread(
         words = f"runs under stack {stack.name!r} on other GPUs ({chips}), none on {architecture}"
     else:
         base = family.no_runs
-        words = f"{family.rows} runs under other stacks, each left out; none under {stack.name!r}"
+        words = (
+            f"{family.rows} runs under other stacks, each left out of the fit; "
+            f"none under {stack.name!r}"
+        )
     if has_four_bits and family.other_chip > base:
-        base, words = family.other_chip, "runs on other GPUs: none was published in four bits"
+        base, words = family.other_chip, "runs on other GPUs: no run in four bits was published"
     if has_experts and family.experts > base:
-        base, words = family.experts, "runs of models with experts, which are further off"
+        base, words = family.experts, "runs of models with experts, whose errors are larger"
     most = max((one.hosts for one in stack.evidence.values()), default=1)
     further = family.per_doubling * max(math.log2(max(hosts, 1) / most), 0.0)
     if further:
         words += f"; {hosts} hosts are beyond the {most} that it covers"
-    sigma = math.hypot(base, further)
+    least = min((one.samples for one in stack.evidence.values() if one.samples), default=0)
+    fewer = family.per_halving * math.log2(least / samples) if 0 < samples < least else 0.0
+    if fewer:
+        words += f"; {samples:,.0f} samples per rank are fewer than the {least:,} that it covers"
+    sigma = math.hypot(base, further, fewer)
     return Spread(sigma, f"The interval has a spread of {sigma:.0%} for all costs, from {words}.")
 
 

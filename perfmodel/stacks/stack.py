@@ -22,6 +22,7 @@ from perfmodel.base.fields import (
     Duration,
     Factor,
     Line,
+    NaturalNumber,
     Number,
     NumberFormat,
     OneOf,
@@ -188,7 +189,7 @@ class TableHandling(Form):
     defaults for workloads. A rank that *has_all_keys* of the batch from its own reader receives no
     keys. Before the exchange each key costs *key_traffic_bytes* of memory traffic; received vectors
     and their gradients are copied *vector_passes* more times. *row_sums* says how partial sums of
-    tables by rows are added up.
+    row-wise tables are added up.
     """
 
     lookup_kernel: _Kernel = "fbgemm"
@@ -212,13 +213,15 @@ class Evidence(Form):
     """The runs that a stack was compared with on a generation of GPUs.
 
     *spread* is the standard deviation of the logarithm of predicted over measured, with each source
-    left out of the fit; *hosts* is the largest number of hosts.
+    left out of the fit; *hosts* is the largest number of hosts, *samples* the smallest batch of a
+    rank, 0 where it does not count.
     """
 
     rows: Count
     sources: Count
     hosts: Count
     spread: Number
+    samples: NaturalNumber = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def build_machine(row: RunRow, sentences: list[str], calibration: tuple[str, ...
     hosts = ranks // per_host
     if 2 * per_host == topology.gpus_per_host and count_joined(topology) <= 2:
         topology = _spread_over_sockets(topology)
-        sentences.append(f"Of the {per_host} GPUs of a host half are on each socket, assumed.")
+        sentences.append(f"Half of the {per_host} GPUs of a host are assumed to be on each socket.")
     if hosts > 1:
         topology = _with_network(topology, row.value("nic_gbit_per_gpu"), sentences)
     if calibration:
@@ -90,7 +90,7 @@ def _find_topology(
 
 @cache
 def _machine_like(name: str, domain: int) -> str:
-    """The machine *name*, or that with its GPUs of which NVLink joins *domain*, if there is one."""
+    """The machine *name*, or one with the same GPUs and an NVLink domain of *domain*, if any."""
     asked = _load_shipped(name)
     if count_joined(asked) == domain:
         return name
@@ -104,7 +104,7 @@ def _machine_like(name: str, domain: int) -> str:
 
 @lru_cache(maxsize=64)
 def _spread_over_sockets(topology: Topology) -> Topology:
-    """The host with its GPUs numbered so that the first half of them is on both sockets.
+    """The host with its GPUs renumbered: the first half is spread over both sockets.
 
     Hosts with four PCIe boards have two on each socket; those of the catalog have eight.
     """

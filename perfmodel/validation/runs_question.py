@@ -20,8 +20,8 @@ from topologies import HostLinkKind
 _STATES_RECOMPUTE = (
     "recompute", "recompute_modules", "offload_layers", "ep_overlap", "cuda_graph",
 )  # fmt: skip
-"""Columns of which one is stated only where the configuration of a run is known: what it does not
-say of recomputation, it does not do."""
+"""Columns that are only stated if the configuration of a run is known. Such a run recomputes
+only what it states."""
 _FAR_BEYOND = 1.2
 """Memory needs are known to about a fifth: a run that needs less than this may have fitted."""
 

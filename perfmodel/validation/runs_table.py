@@ -53,7 +53,7 @@ class Column(Form):
         if self.kind == "word" and text not in self.words:
             return f"must be one of {', '.join(self.words)}, got {quote(text)}"
         if self.words.get(text) == _UNSUPPORTED:
-            return f"{text!r} is not a workload yet"
+            return f"{text!r} is not supported yet"
         return ""
 
 

@@ -16,7 +16,7 @@ from math import ceil
 from collectives import Collective
 from perfmodel.base.errors import GraphError
 from perfmodel.graph.builder import Dependency
-from perfmodel.graph.ops import Communication, MemoryBound, duration_of
+from perfmodel.graph.ops import Communication, MemoryBound, duration_of, work_of
 from perfmodel.graph.program import LaneKind, Program
 from perfmodel.whatif.drafts import (
     ProgramDraft,
@@ -26,7 +26,7 @@ from perfmodel.whatif.drafts import (
 from perfmodel.whatif.durations import carry, collective_of
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.pinning import PricingMachine
-from perfmodel.whatif.recosting import retime, time_ratio, work_of
+from perfmodel.whatif.recosting import retime, time_ratio
 
 NOTHING = -1
 
@@ -42,7 +42,7 @@ def awaited_sequences(program: Program, collectives: Sequence[int]) -> dict[int,
         order = list(TopologicalSorter(before).static_order())
     except CycleError:
         raise GraphError(
-            "tasks of a rank wait for each other in a circle. Make the job again."
+            "tasks of a rank wait for each other in a cycle. Write the job again."
         ) from None
     awaited = {}
     for slot in sorted({int(program.slot[task]) for task in collectives}):
@@ -66,7 +66,7 @@ def resize(
 ) -> None:
     """Collectives carry about *size* each: small ones are joined, large ones cut.
 
-    Where the kernels that fill them tell the sizes of the gradients, buckets are filled anew with
+    Where the kernels that fill them show the sizes of the gradients, buckets are filled anew with
     whole gradients. Elsewhere a joined one starts when the last of its parts could, and gradients
     of a cut one are made evenly by the kernels between the previous bucket and this one.
     """
@@ -191,7 +191,7 @@ def _resize_evenly(
 
 
 def _chunks(program: ProgramDraft, found: Sequence[int], size_bytes: int | None) -> list[list[int]]:
-    """Collectives to join up to *size*: neighbours in their slot, alike, none awaiting another."""
+    """Collectives to join up to *size*: equal neighbours in their slot, none awaiting another."""
     awaited = awaited_sequences(program.program, found)
     chunks: list[list[int]] = []
     filled_bytes = 0

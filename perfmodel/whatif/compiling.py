@@ -6,7 +6,7 @@ size: as many bytes, or as many elements where a kernel has several inputs. Only
 reads its input and only the last one writes, except for
 
 * inputs of a later kernel from elsewhere;
-* the sum before a norm, or after its backward pass: the residual stream continues beside it;
+* the sum before a norm, or after its backward pass: the residual stream continues past it;
 * the row sums of a norm's backward pass, a separate kernel that recomputes its inputs;
 * the logarithms of a softmax when only those of the targets are used: the others are never
   written, and the backward pass recomputes them.
@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 
 from perfmodel.base.dtypes import BITS_PER_BYTE
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Fixed, MemoryBound, Op
+from perfmodel.graph.ops import Fixed, MemoryBound, Op, work_of
 from perfmodel.graph.program import PLAIN, LaneKind
 from perfmodel.whatif.drafts import ProgramDraft, add_assumptions, edit_programs
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.fusion import find_runs, keep_first, stated_parts
 from perfmodel.whatif.pinning import PricingMachine
-from perfmodel.whatif.recosting import retime, time_ratio, work_of
+from perfmodel.whatif.recosting import retime, time_ratio
 
 _COMBINING = frozenset(
     {
@@ -43,7 +43,7 @@ _NORMS = frozenset({"layer_norm", "rms_norm", "batch_norm"})
 _NORMS_BACKWARD = frozenset(f"{norm}_backward" for norm in _NORMS)
 _SOFTMAXES_BACKWARD = frozenset({"softmax_backward", "log_softmax_backward"})
 _REDUCING = _NORMS | _NORMS_BACKWARD | _SOFTMAXES_BACKWARD | {"softmax", "log_softmax", "reduction"}
-"""Kernels that a compiler joins with the pointwise ones around them, one per kernel."""
+"""Kernels that a compiler fuses with the pointwise ones around them, one per kernel."""
 _SEVERAL_INPUTS = _COMBINING | _NORMS_BACKWARD | _SOFTMAXES_BACKWARD
 _LOGARITHMS = frozenset({"log_softmax"})
 _SUMS = frozenset({"add", "residual_add"})

@@ -160,7 +160,7 @@ def change_ops(
 
 
 def add_assumptions(job: JobGraph, sentences: Iterable[str]) -> JobGraph:
-    """*job* with more *sentences* about what is taken for granted."""
+    """*job* with more *sentences* about its assumptions."""
     stated = tuple(dict.fromkeys((*job.facts.assumptions, *sentences)))
     return replace(job, facts=replace(job.facts, assumptions=stated))
 
@@ -231,7 +231,7 @@ class ProgramDraft:
         return len(self.lanes) - 1
 
     def insert(self, tasks: Sequence[DraftTask], *, before: int | None = None) -> list[int]:
-        """Add *tasks* of one lane, right ahead of task *before* or at the end; their numbers."""
+        """Add *tasks* of one lane, right before task *before* or at the end; their numbers."""
         if not tasks:
             return []
         numbers = list(range(self._next, self._next + len(tasks)))
@@ -247,12 +247,12 @@ class ProgramDraft:
         return self.insert([new], before=next(iter(self.behind(number)), None))[0]
 
     def ahead(self, number: int) -> list[int]:
-        """The tasks ahead of a task on its lane, the nearest last."""
+        """The tasks before a task on its lane, the nearest last."""
         of_lane = self.lane_tasks[self.tasks[number].lane]
         return of_lane[: of_lane.index(number)]
 
     def behind(self, number: int) -> list[int]:
-        """The tasks behind a task on its lane, the nearest first."""
+        """The tasks after a task on its lane, the nearest first."""
         of_lane = self.lane_tasks[self.tasks[number].lane]
         return of_lane[of_lane.index(number) + 1 :]
 
@@ -261,7 +261,7 @@ class ProgramDraft:
         self.tasks[number].after += [Dependency(source) for source in sources]
 
     def move(self, number: int, lane: int, *, after: int | None = None) -> None:
-        """Put a task right behind *after*, or at the end of another *lane*."""
+        """Put a task right after *after*, or at the end of another *lane*."""
         self.lane_tasks[self.tasks[number].lane].remove(number)
         self.tasks[number].lane = lane
         of_lane = self.lane_tasks[lane]

@@ -23,10 +23,11 @@ from perfmodel.graph.ops import (
     Op,
     Work,
     duration_of,
+    work_of,
 )
 from perfmodel.whatif.drafts import Ranks
 from perfmodel.whatif.pinning import PricingMachine
-from perfmodel.whatif.recosting import Recosted, count_recosted, retime, time_ratio, work_of
+from perfmodel.whatif.recosting import Recosted, count_recosted, retime, time_ratio
 from perfmodel.whatif.selection import Selection
 
 _WIDE = (DType.FP32, DType.TF32)
@@ -119,7 +120,7 @@ def reprice(
 
 
 def refuse_narrow(job: JobGraph, selection: Selection) -> JobGraph:
-    """Raise if most of the time of products is in 16 bits or narrower already."""
+    """Raise if most of the GEMM time is already in 16 bits or narrower."""
     spent_ns = {True: 0, False: 0}
     for program, mask, ranks in selection.by_program(job):
         numbers, counts = np.unique(program.op[mask], return_counts=True)

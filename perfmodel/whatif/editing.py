@@ -22,11 +22,11 @@ from perfmodel.graph.ops import (
     Gemm,
     MemoryBound,
     Op,
+    work_of,
 )
 from perfmodel.graph.program import Anchor, LaneKind
 from perfmodel.whatif.drafts import DraftTask, ProgramDraft
 from perfmodel.whatif.patterns import Pattern
-from perfmodel.whatif.recosting import work_of
 from perfmodel.whatif.selection import LaneWord, Selection
 
 Found = dict[int, int]
@@ -34,7 +34,7 @@ Found = dict[int, int]
 
 
 class Side(Enum):
-    """Whether a task is inserted ahead of another or behind it."""
+    """Whether a task is inserted before another or after it."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -86,10 +86,10 @@ def insert(
     stream: str | None = None,
     copies: CopyRoute | None = None,
 ) -> None:
-    """A task called *name* runs behind every task, or ahead of its partner, on its lane.
+    """A task called *name* runs after every task, or before its partner, on its lane.
 
     It takes *takes*, or processes what the task writes at *rate*. On a stream of its own it starts
-    when the task has ended; one ahead of a partner waits for what was inserted behind the task, and
+    when the task has ended; one before a partner waits for what was inserted after the task, and
     starts with the partner before.
     """
 
@@ -171,7 +171,7 @@ def move(
 ) -> None:
     """The tasks run on *stream*, or next to others of their lane.
 
-    *before* is the next matching task behind them, *after* the last one ahead of them. On another
+    *before* is the next matching task after them, *after* the last one before them. On another
     stream only tasks like *until* wait for them.
     """
     goal = before or after or until

@@ -20,7 +20,7 @@ from perfmodel.whatif.recosting import retime
 class BytesWord(Enum):
     """Which bytes a merged kernel moves: of the first, read first and written last, or all.
 
-    Those of an update are each gradient, parameter and state once, where that can be told.
+    Those of an update are each gradient, parameter and state once, where that is known.
     """
 
     FIRST = "first"
@@ -84,7 +84,7 @@ _ADAM_WORDS = 7
 def _update_traffic(program: ProgramDraft, run: Sequence[int], parts: Sequence[Fixed]) -> float:
     """The share of the bytes of separate kernels that one kernel of an update moves.
 
-    Adam ends with `addcdiv` of every parameter, which tells their bytes; other updates keep all.
+    Adam ends with `addcdiv` of every parameter, which shows their bytes; other updates keep all.
     """
     works = [part.work for part in parts if isinstance(part.work, MemoryBound)]
     if len(works) < len(parts):

@@ -88,7 +88,7 @@ def made_at(lengths_ns: Sequence[int], sizes: Sequence[float]) -> list[int]:
 
 
 def _begin_with(program: ProgramDraft, number: int, kernel: int) -> None:
-    """Let a collective wait for *kernel* alone, launched right behind it."""
+    """Let a collective wait for *kernel* alone, launched right after it."""
     launch, beside = program.launch_of(number), program.launch_of(kernel)
     assert launch is not None
     assert beside is not None
@@ -145,7 +145,7 @@ def reduce_gradients(
         program.add_lane("data parallel", LaneKind.COMMUNICATION)
         if not any(kernels for kernels, _ in steps):
             raise ScenarioError(
-                "no backward pass was found ahead of an update. Select its kernels with `backward`."
+                "no backward pass was found before an update. Select its kernels with `backward`."
             )
         sequence = 0
         for kernels, update in steps:
@@ -195,7 +195,7 @@ def _copy_behind(program: ProgramDraft, kernel: int, copy: Fixed) -> int:
 def _launch_behind(
     program: ProgramDraft, kernel: int, launch: Fixed, late_ns: int
 ) -> list[Dependency]:
-    """What a bucket waits for: *kernel*, and a *launch* of its own behind that of the kernel."""
+    """What a bucket waits for: *kernel*, and a *launch* of its own after that of the kernel."""
     after = [Dependency(kernel, lag_ns=late_ns)]
     beside = program.launch_of(kernel)
     if beside is not None:

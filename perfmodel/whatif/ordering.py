@@ -25,7 +25,7 @@ from perfmodel.whatif.selection import LaneWord, Selection
 
 
 def detach(program: ProgramDraft, found: Found, *, until: Pattern) -> None:
-    """Of the device only tasks like *until* wait for the collectives; the rest runs beside them.
+    """Of the device only tasks like *until* wait for the collectives; other tasks overlap them.
 
     Collectives on a compute stream move to a stream of their own.
     """
@@ -49,7 +49,7 @@ def detach(program: ProgramDraft, found: Found, *, until: Pattern) -> None:
 
 
 def _move_off_compute(program: ProgramDraft, found: Sequence[int]) -> None:
-    """Give collectives of a compute lane a lane beside it; they wait for what came before."""
+    """Move collectives off a compute lane to their own; they wait for what came before."""
     apart: dict[int, int] = {}
     for number in found:
         task = program.tasks[number]
@@ -61,7 +61,7 @@ def _move_off_compute(program: ProgramDraft, found: Sequence[int]) -> None:
 
 
 def _next_user(program: ProgramDraft, number: int, until: list[int]) -> int | None:
-    """The first task of *until* (ascending) on the lane of a task, at or behind it."""
+    """The first task of *until* (ascending) on the lane of a task, at or after it."""
     place = bisect_left(until, number)
     if place == len(until) or program.tasks[until[place]].lane != program.tasks[number].lane:
         return None
@@ -90,7 +90,7 @@ def prioritise(job: JobGraph, selection: Selection, *, update: Pattern) -> JobGr
     """Collectives run by when they are needed, and the forward pass waits for its own.
 
     The collective that comes last is needed first. Tasks like *update* are done piece by piece
-    behind the collectives. In a recording of several steps the forward pass is that of the next
+    after the collectives. In a recording of several steps the forward pass is that of the next
     step; in a job that repeats, of the next iteration.
     """
     updates = _update_selection(job, update)
@@ -169,8 +169,8 @@ def _prioritise(
     steps = _split_steps(program, list(ready), updates)
     if len(steps) > 1 and is_repeated:
         raise ScenarioError(
-            "an update comes ahead of kernels that a collective waits for, so the iteration has no "
-            "one forward pass. Narrow `update` to the last update."
+            "an update runs before kernels that a collective waits for, so the iteration has no "
+            "single forward pass. Narrow `update` to the last update."
         )
     if len(steps) < 2 and not is_repeated:
         raise ScenarioError(
@@ -181,7 +181,7 @@ def _prioritise(
     if not all(sizes.values()):
         raise ScenarioError("a collective does not say its bytes. Narrow the pattern.")
     lengths_ns = {one: _length_ns(program, one) for one in updates}
-    # What the updates waited for no longer holds up the forward pass behind them.
+    # What the updates waited for no longer delays the forward pass after them.
     program.remove(updates, with_launches=True, keep_waits=False)
     for step in steps:
         total_ns = sum(lengths_ns[one] for one in step.updates)
@@ -192,7 +192,7 @@ def _prioritise(
 def _reorder(
     program: ProgramDraft, order: Sequence[int], sizes: dict[int, float], total_ns: int
 ) -> dict[int, int]:
-    """Put collectives in *order*, each with its piece of the update behind it."""
+    """Put collectives in *order*, each followed by its piece of the update."""
     if not order:
         return {}
     lane = program.tasks[order[0]].lane
@@ -245,8 +245,8 @@ def _split_steps(
 ) -> list[_TrainingStep]:
     """Steps along the lane of the updates: kernels that collectives wait for, then updates.
 
-    The forward pass of the next step lies between its updates and its first such kernel. Of a
-    single step it is all ahead of that kernel.
+    The forward pass of the next step is between its updates and its first such kernel. Of a
+    single step it is everything before that kernel.
     """
     lane = program.tasks[updates[0]].lane
     of_lane, is_update = program.lane_tasks[lane], set(updates)

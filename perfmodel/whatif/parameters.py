@@ -155,7 +155,7 @@ class Parameter(Form):
 
     @property
     def placeholder(self) -> str:
-        """What stands for its value in advice."""
+        """The placeholder for its value in advice."""
         return "PATTERN" if self.kind == "pattern" else "NAME"
 
     def show(self, value: Any, spec: str = "") -> str:

@@ -1,6 +1,6 @@
 """Passes: which kernels belong to the forward pass, the backward pass and the update.
 
-Autograd launches the backward pass from a host thread of its own, so that thread tells it apart:
+Autograd launches the backward pass from a host thread of its own, so that thread identifies it:
 the one that launches most kernels named after a backward pass. What other threads launch after a
 backward pass, up to the last kernel of an optimizer, is the update; all else is the forward pass.
 Without such a thread no pass is known.
@@ -30,21 +30,18 @@ class TrainingPass(IntEnum):
 
 def launching_lanes(program: Program) -> NDArray[np.int64]:
     """For every task the host lane that launched it, or -1."""
-    lanes = program.task_lanes()
-    is_device = np.array([lane.kind.is_device for lane in program.lanes], dtype=bool)
-    waiting = np.repeat(np.arange(program.task_count), np.diff(program.dep_start))
-    source = lanes[program.dep_task]
-    is_launch = is_device[lanes[waiting]] & ~is_device[source] & (program.dep_distance == 0)
+    is_device, waiting = program.is_on_device(), program.dep_owners()
+    is_launch = is_device[waiting] & ~is_device[program.dep_task] & (program.dep_distance == 0)
     found = np.full(program.task_count, -1, dtype=np.int64)
     # Of several host tasks that a kernel waits for, the last one launched it.
-    found[waiting[is_launch]] = source[is_launch]
+    found[waiting[is_launch]] = program.task_lanes()[program.dep_task[is_launch]]
     return found
 
 
 def find_passes(program: Program, says_backward: Mask, is_update: Mask) -> NDArray[np.int8]:
     """The `TrainingPass` of every task.
 
-    *says_backward* are tasks whose name tells that they are of a backward pass, *is_update* those
+    *says_backward* are tasks whose name shows that they are of a backward pass, *is_update* those
     of an optimizer.
     """
     lanes, launched = program.task_lanes(), launching_lanes(program)

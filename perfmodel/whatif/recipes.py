@@ -124,7 +124,7 @@ class Recipe(Form):
     """A what-if: what it *does*, its parameters, what it *assumes*, and its steps.
 
     *machine* gives it the parameters that name one; exactly one of the parameters *one_of* is
-    given. *counts* names the time of which it says how much it could price.
+    given. *counts* names the time for which it reports the share that it could price.
     """
 
     does: Line

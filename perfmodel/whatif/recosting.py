@@ -32,6 +32,7 @@ from perfmodel.graph.ops import (
     Op,
     Work,
     duration_of,
+    work_of,
 )
 from perfmodel.graph.program import Program
 from perfmodel.whatif.drafts import Ranks
@@ -172,7 +173,7 @@ _WIDER = (DType.FP8, DType.BF16, DType.FP16, DType.FP32)
 
 
 def amount_of(work: Work, ranks: Ranks = ()) -> float:
-    """What the duration of *work* by *ranks* is taken to be in proportion to."""
+    """What the duration of *work* by *ranks* is assumed to be proportional to."""
     match work:
         case Communication():
             size, share = len(ranks), _SENT_SHARE.get(work.collective.kind)
@@ -192,11 +193,6 @@ def amount_of(work: Work, ranks: Ranks = ()) -> float:
         case _:
             amount = bytes_of(work)
     return float(amount)
-
-
-def work_of(op: Op) -> Work | None:
-    """What a task does, where that is known."""
-    return op.work if isinstance(op, Fixed) else op
 
 
 def bytes_of(op: Op) -> float:

@@ -15,12 +15,11 @@ from itertools import pairwise
 import numpy as np
 
 from perfmodel.base.errors import ScenarioError
-from perfmodel.graph.ops import Attention, Convolution, Gemm, duration_of
+from perfmodel.graph.ops import Attention, Convolution, Gemm, duration_of, work_of
 from perfmodel.graph.program import PLAIN, Int64s
 from perfmodel.whatif.drafts import DraftTask, ProgramDraft
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.patterns import Pattern
-from perfmodel.whatif.recosting import work_of
 from perfmodel.whatif.selection import LaneWord, Selection
 
 _FEWEST_KERNELS = 4
@@ -31,7 +30,7 @@ Layer = tuple[list[int], int]
 
 
 def replicate(program: ProgramDraft, found: Found, *, before: Pattern, prefix: str) -> None:
-    """The tasks of a layer run again, with their launches, ahead of those like *before* of it.
+    """The tasks of a layer run again, with their launches, before those like *before* of it.
 
     Labels of copies begin with *prefix*.
     """
@@ -94,7 +93,7 @@ def _repeated_layers(program: ProgramDraft, found: list[int], back: list[int]) -
 
 
 def _up_to_last_product(program: ProgramDraft, kernels: list[int]) -> list[int]:
-    """*kernels* ahead of the last product, whose backward pass needs only what it reads."""
+    """*kernels* before the last GEMM, whose backward pass needs only what it reads."""
     works = [work_of(program.op(number)) for number in kernels]
     products = [place for place, work in enumerate(works) if isinstance(work, _PRODUCTS)]
     return kernels[: products[-1]] if products and products[-1] else kernels
@@ -112,7 +111,7 @@ def _steps(found: list[int], back: list[int]) -> list[tuple[list[int], list[int]
 
 
 def repeated_parts(words: Int64s) -> list[tuple[int, int]]:
-    """The first place and the one behind the last of equal parts that follow each other.
+    """The first place and the one after the last of equal parts that follow each other.
 
     Of all lengths the one that covers most of *words* counts, and of equal ones the shortest.
     """
@@ -132,7 +131,7 @@ def repeated_parts(words: Int64s) -> list[tuple[int, int]]:
 
 
 def _repeat(program: ProgramDraft, run: list[int], before: int, prefix: str) -> None:
-    """Insert a copy of the tasks of *run*, with their launches, ahead of a task and its launch."""
+    """Insert a copy of the tasks of *run*, with their launches, before a task and its launch."""
 
     def copy(number: int, at: int) -> DraftTask:
         task, draft = program.tasks[number], program.draft

@@ -20,24 +20,18 @@ from perfmodel.graph.ops import (
     Op,
     Work,
     duration_of,
+    work_of,
 )
 from perfmodel.whatif.drafts import Ranks, change_ops
 from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.pinning import PricingMachine, pin_job
-from perfmodel.whatif.recosting import (
-    Recosted,
-    count_recosted,
-    price_ns,
-    retime,
-    time_ratio,
-    work_of,
-)
+from perfmodel.whatif.recosting import Recosted, count_recosted, price_ns, retime, time_ratio
 from perfmodel.whatif.selection import LaneWord, Selection, lane_mask
 from topologies import cpu_speed, load_topology
 
 
 class Doubt(Enum):
-    """Which end of the uncertainty is taken for work that is priced again."""
+    """Which end of the uncertainty is used for repriced work."""
 
     FASTEST = "fastest"
     NONE = "none"

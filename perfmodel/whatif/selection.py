@@ -30,6 +30,7 @@ from perfmodel.graph.ops import (
     HostWork,
     MemoryBound,
     Op,
+    work_of,
 )
 from perfmodel.graph.program import NO_ORIGIN, PLAIN, LaneKind, Program
 from perfmodel.whatif.passes import TrainingPass, find_passes
@@ -106,6 +107,7 @@ class Selection:
     *number* picks some of those in a program, in the order of its lanes. Of these, *only* leaves
     out tasks of one or of several ranks, *unless* those that match it, and *beside* all that are
     not next to a task that matches it. With *partner* each is paired with one that matches that.
+    *lacks* is what to say of a job without such tasks.
     """
 
     match: Pattern | None = None
@@ -116,6 +118,7 @@ class Selection:
     unless: Pattern | None = None
     beside: Pattern | None = None
     partner: Pattern | None = None
+    lacks: str = ""
 
     @property
     def whole(self) -> Selection:
@@ -163,13 +166,14 @@ class Selection:
     def check_found(self, job: JobGraph, ranks: Numbers | None = None) -> None:
         """Raise unless *job* has *ranks*, and some task of them is selected.
 
-        Of tasks *beside* others there may be none.
+        There may be no tasks *beside* others.
         """
         if ranks is not None:
             ranks.check_ranks(job)
         found = (mask.any() for _, mask, _ in self.whole.by_program(job, ranks))
         if self.beside is None and not any(found):
-            raise ScenarioError(f"no task is {self.words}. {_suggestion(job, self)}")
+            said = " ".join(text for text in (self.lacks, _suggestion(job, self)) if text)
+            raise ScenarioError(f"no task is {self.words}. {said}")
 
     @property
     def words(self) -> str:
@@ -294,8 +298,7 @@ def _texts_of(job: JobGraph) -> _Texts:
 def _look_alike(job: JobGraph, program: Program, examples: Mask) -> Mask:
     """Tasks with the operator, kind of work and kind of lane of one of *examples*."""
     lanes = program.task_lanes()
-    works = (op.work if isinstance(op, Fixed) else op for op in job.ops)
-    kinds = [type(work) for work in works]
+    kinds = [type(work_of(op)) for op in job.ops]
 
     def key(task: int) -> tuple[str, type[object], LaneKind]:
         origin = int(program.origin[task])

@@ -1,4 +1,4 @@
-"""Primitives that divide what every rank did alike: all-reduces in levels, and sharded updates."""
+"""Primitives that divide equal work of all ranks: all-reduces in levels, and sharded updates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collectives import Collective, CollectiveKind
 from perfmodel.base.errors import ScenarioError
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
-from perfmodel.graph.ops import Communication, Fixed, MemoryBound, Op, duration_of
+from perfmodel.graph.ops import Communication, Fixed, MemoryBound, Op, duration_of, work_of
 from perfmodel.graph.program import PLAIN
 from perfmodel.whatif.drafts import ProgramDraft, edit_programs, members_of
 from perfmodel.whatif.durations import collective_of
@@ -19,7 +19,7 @@ from perfmodel.whatif.editing import Found
 from perfmodel.whatif.gradients import first_updates
 from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.pinning import PricingMachine
-from perfmodel.whatif.recosting import retime, rework, work_of
+from perfmodel.whatif.recosting import retime, rework
 from perfmodel.whatif.selection import LaneWord, Only, Selection
 
 
@@ -33,7 +33,7 @@ def split(
     if machine is None:
         raise ScenarioError(
             "levels differ by their links, so the machine must be known: it is neither stated nor "
-            "told by the names of the GPUs. Say topology=NAME, and hosts=N."
+            "known from the GPU names. Give topology=NAME and hosts=N."
         )
     selection.check_found(job)
     slots = {
@@ -129,7 +129,7 @@ def shard_update(
     if len(reduced) % len(firsts):
         raise ScenarioError(
             f"{len(firsts)} updates follow {len(reduced)} collectives like {gradients.text!r}: "
-            "every step must reduce its gradients alike. Name other collectives."
+            "every step must reduce its gradients in the same way. Name other collectives."
         )
     count, of_step = len(program.members(reduced[0])), len(reduced) // len(firsts)
     for number in updates:

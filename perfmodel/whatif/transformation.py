@@ -43,7 +43,7 @@ class Transformation:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted, in sentences."""
+        """The assumptions, as sentences."""
         sentences = (self._say(text) for text in self.recipe.assumes)
         return tuple(sentence for sentence in sentences if sentence)
 
@@ -213,7 +213,7 @@ def apply_one(
         if recosted is not None and recosted.ratio < LEAST_RECOSTED and not force:
             raise ScenarioError(
                 f"only {recosted.words}, less than half. Import the recording with shapes "
-                "(execution traces beside it), or ask with --force."
+                "(with execution traces), or ask with --force."
             )
         changed = transformation.apply(job)
         check_job(changed)

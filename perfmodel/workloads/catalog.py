@@ -12,8 +12,9 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from embeddings.table import EmbeddingTable
-from perfmodel.base.documents import FaultList, find_document, load_yaml, parse_value
+from perfmodel.base.documents import find_document, load_yaml, parse_value
 from perfmodel.base.errors import PlanError, WorkloadError
+from perfmodel.base.faults import FaultList
 from perfmodel.base.forms import Document, load_document
 from perfmodel.base.reading import quote
 from perfmodel.workloads.dlrm.spec import DlrmSpec, EmbeddingSection, Interaction
@@ -138,7 +139,7 @@ def check_has_tables(workload: Workload) -> DlrmSpec:
     if not isinstance(workload, DlrmSpec):
         raise PlanError(
             f"{workload.name}: has no embedding tables to place. `perfmodel search` finds "
-            "layouts of a Transformer; take a dlrm workload here, or leave --plan and --tables out."
+            "layouts of a Transformer; use a dlrm workload here, or leave --plan and --tables out."
         )
     return workload
 

@@ -80,7 +80,7 @@ class EagerWriter(Issuer):
         operator: str = "",
         is_behind_compute: bool = True,
     ) -> int:
-        """Issue a collective on *stream*, by default behind all compute issued so far."""
+        """Issue a collective on *stream*, by default after all compute issued so far."""
         if is_behind_compute:
             self.hold(stream, self.compute.last_task)
         self.begin(operator or collective.kind.value)
@@ -88,11 +88,9 @@ class EagerWriter(Issuer):
         self.end()
         return task
 
-    def copy_blocking(
-        self, size_bytes: int, *, label: str, route: CopyRoute = CopyRoute.HOST_TO_DEVICE
-    ) -> int:
+    def copy_blocking(self, size_bytes: int, *, label: str) -> int:
         """Copy on the compute stream and make the host wait for it; the copy's task."""
-        task = self.run("to", [Copy(route, size_bytes)], label=label)
+        task = self.run("to", [Copy(CopyRoute.HOST_TO_DEVICE, size_bytes)], label=label)
         self.synchronize(task, label=label)
         return task
 

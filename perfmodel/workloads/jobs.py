@@ -127,7 +127,7 @@ def build_workload(
 def _shorter_counts(layout: Layout) -> tuple[int, int]:
     """Micro-batches of a job that is long enough to extrapolate from, and by how many more."""
     if layout.schedule.splits_backward:
-        # The gradients of weights that are put off come to rest only after as many turns again.
+        # Deferred gradients of weights settle only after as many turns again.
         return (4 if layout.is_folded else 2) * layout.pp + _FILL, _STRIDE
     if layout.interleaving > 1:
         # Micro-batches take turns in groups as large as there are stages.
@@ -163,7 +163,7 @@ def default_stack(workload: Workload) -> tuple[str, tuple[str, ...]]:
     """The stack of a *workload* whose question names none, and a sentence if it was chosen.
 
     A workload that names none itself gets one that public runs of such jobs back: without them an
-    interval is more than twice as wide. It depends on the layout alone, so that machines compare.
+    interval is more than twice as wide. It depends on the layout alone, so machines compare.
     """
     if isinstance(workload, DlrmSpec) or "stack" in workload.model_fields_set:
         return workload.stack, ()
@@ -176,8 +176,8 @@ def default_stack(workload: Workload) -> tuple[str, tuple[str, ...]]:
     else:
         name = PARALLEL_STACK
     sentence = (
-        f"The stack was left open: {name} is taken, as public runs of such jobs were compared with "
-        "it. Name yours with --stack."
+        f"No stack is stated: {name} is used, because it was compared with public runs of such "
+        f"jobs. Name yours with --stack."
     )
     return name, (sentence,)
 
@@ -192,7 +192,7 @@ def apply_stack_defaults(spec: Spec, stack: SoftwareStack) -> Spec:
     if stack.family is not None and stack.family.value != spec.family:
         raise WorkloadError(
             f"{spec.name}: stack {stack.name!r} is for {stack.family.value} workloads and this is "
-            f"a {spec.family} one. Take another stack."
+            f"a {spec.family} one. Use another stack."
         )
     changes: dict[str, Any] = {}
     if stack.has(FrameworkBehaviour.READS_LOSS):

@@ -30,7 +30,7 @@ class GradientReduction:
 
     A bucket is closed by the gradient that reaches *limit_bytes*; *closed* counts buckets, and the
     first is closed by *first_bytes*. With *is_deferred* buckets are reduced only after the last
-    gradient. Buckets behind the first one queue: ranks do not wait for each other before each of
+    gradient. Buckets after the first one queue: ranks do not wait for each other before each of
     them. Where a *replica_slot* is given, the share of a bucket that a rank keeps, one of *shares*,
     is then all-reduced over it.
     """

@@ -68,7 +68,7 @@ def test_without_home_and_with_a_read_only_install_it_still_runs(tmp_path, is_wr
     (copy / "perfmodel/base/__pycache__").write_text("not a folder")
     temporary.mkdir()
     if not is_writable:
-        # The folder in which it would cache is taken by somebody else's link.
+        # The folder in which it would cache is taken by a link of another user.
         (temporary / f"perfmodel-kernels-{os.getuid()}").symlink_to(Path("/"))
     place = "/dev/null/none"
     if home == "open":

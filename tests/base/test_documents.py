@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from perfmodel.base import documents
-from perfmodel.base.documents import FaultList, find_line, load_yaml, parse_yaml
+from perfmodel.base.documents import find_line, load_yaml, parse_yaml, read_yaml
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, TopologyError
+from perfmodel.base.faults import FaultList
 
 BOMB = "a: &a [x,x,x]\nb: &b [*a,*a,*a]\nc: [*b,*b,*b]\n"
 
@@ -39,10 +40,10 @@ def test_a_mapping_is_read():
         ("a: 017", "'017' must be a decimal number"),
         ("a: [1, 0x10]", "'0x10' must be a decimal number"),
         ("a: 1:30", "'1:30' must be a decimal number"),
-        ("<?xml version='1.0'?>\n<system>\n</system>", "looks like XML, and YAML is needed"),
-        ("<system a='1'>: [", "looks like XML, and YAML is needed"),
-        ("# mine\nname = 'x'\n[device]\n", "looks like TOML, and YAML is needed"),
-        ("[topology]\nname = 'x'\n", "looks like TOML, and YAML is needed"),
+        ("<?xml version='1.0'?>\n<system>\n</system>", "looks like XML, but must be YAML"),
+        ("<system a='1'>: [", "looks like XML, but must be YAML"),
+        ("# mine\nname = 'x'\n[device]\n", "looks like TOML, but must be YAML"),
+        ("[topology]\nname = 'x'\n", "looks like TOML, but must be YAML"),
         ("a: 1:30.5", "'1:30.5' must be a decimal number"),
     ],
 )
@@ -129,7 +130,7 @@ def test_what_begins_as_a_document_must_end_as_one(tmp_path):
     file.write_text("name: dgx\n")
     assert load_yaml(file) == {"name": "dgx"}
     with pytest.raises(InputError, match="may have been cut"):
-        load_yaml(file, must_close=True)
+        read_yaml(file, error_type=InputError, must_close=True)
 
 
 @pytest.mark.skipif(len(documents._LOADERS) < 2, reason="PyYAML was built without libyaml")

@@ -66,7 +66,7 @@ def test_values_are_listed_or_run_from_one_to_another(text, values):
     ("text", "complaint"),
     [
         ("a,,b", "one of them is empty"),
-        ("a,b,a", "there twice"),
+        ("a,b,a", "occurs twice"),
         ("1:8:2", "the step must be like x2 or .4, got '2'"),
         ("1:8:*2", "the step must be like"),
         ("1:8:xy", "the step must be like"),

@@ -61,8 +61,8 @@ def test_packed_text_is_bounded_by_what_it_unpacks_to(tmp_path):
     ("text", "message"),
     [
         ('{"a": 1, "b": 2, "a": 3}', "key 'a' occurs twice"),
-        ('{"a": NaN}', "NaN is no number"),
-        ('{"a": -Infinity}', "-Infinity is no number"),
+        ('{"a": NaN}', "NaN is not a number"),
+        ('{"a": -Infinity}', "-Infinity is not a number"),
         ("[" * 100_000, "nested too deep"),
         ("{", "not valid JSON"),
         ("9" * 5000, "not valid JSON"),

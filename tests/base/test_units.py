@@ -30,6 +30,13 @@ def test_giga_is_decimal_and_gibi_is_binary():
     assert parse_size("2 GiB") == 2 * 1024**3
 
 
+@pytest.mark.parametrize(
+    ("prefix", "power"), [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40), ("Pi", 50)]
+)
+def test_binary_prefixes_are_powers_of_two(prefix, power):
+    assert parse_size(f"1 {prefix}B") == 2**power
+
+
 def test_a_bit_is_an_eighth_of_a_byte():
     # 400 Gbit/s / 8 = 50 GB/s
     assert parse_bandwidth("400 Gbit/s") == parse_bandwidth("50 GB/s") == 50e9

@@ -55,7 +55,7 @@ def test_a_missing_folder_is_told_in_a_sentence(tmp_path):
 
 
 def test_a_full_disk_is_told_in_a_sentence_and_leaves_nothing(tmp_path):
-    # A limit on the size of files stands for a full disk: the write stops half-way.
+    # A limit on the size of files simulates a full disk: the write stops half-way.
     script = textwrap.dedent("""
         import resource, signal, sys
         from pathlib import Path

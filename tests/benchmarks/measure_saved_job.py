@@ -1,4 +1,4 @@
-"""Measures the memory that `predict --job` on Ray needs beside that of its workers.
+"""Measures the memory that `predict --job` on Ray needs in addition to that of its workers.
 
     python -m tests.benchmarks.measure_saved_job [MILLION_TASKS] [WORKERS]
 

@@ -7,12 +7,12 @@ from collectives.calibration import load_calibration, load_default_calibration
 from collectives.collective import CollectiveKind
 from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.errors import CalibrationError
+from perfmodel.calibration.collective_blocks import fit_collectives
 from perfmodel.calibration.collective_fit import HeldOut, fit_uncertainty
 from perfmodel.calibration.collective_shift import measured_spans
 from perfmodel.calibration.collectives import (
     IN_EVERY_FIT,
     assign_folds,
-    fit_collectives,
     predict_left_out,
     predict_rows,
     write_calibration,

@@ -48,7 +48,7 @@ def _synthetic(**truth: float) -> list[EmbeddingCase]:
 
 
 def test_constants_that_made_the_times_are_found_again():
-    truth = {"floor_ns": 2_800.0, "memory_ratio": 0.7, "cache_ratio": 0.5}
+    truth = {"floor_ns": 2_800.0, "memory_ratio": 0.7, "plain_cache_ratio": 0.5}
     truth["updates_per_clock"] = 40.0
     found = fit_embedding(_synthetic(**truth)).generations["volta"]
     for name, value in truth.items():

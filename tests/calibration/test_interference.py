@@ -1,4 +1,4 @@
-"""Losses of kernels beside collectives, read from traces and fitted."""
+"""Slowdowns of kernels during collectives, read from traces and fitted."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3"}
 def write_job(folder, *, devices=(H100,), company=()):
     """Two ranks in an all-reduce from 600 to 1000 us; rank 0 has waited in it since 0.
 
-    Rank 0 runs a product of 100 us: three times alone, three times beside the
-    waiting collective (110 us) and three times beside the moving one (125 us).
+    Rank 0 runs a product of 100 us: three times alone, three times during the waiting collective
+    (110 us) and three times during the moving one (125 us).
     """
     folder.mkdir()
     products = [

@@ -11,14 +11,17 @@ from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.measure.clock import Timing
-from perfmodel.calibration.measure.fit import Wires, fit_device, fit_wires, wires_document
-from perfmodel.calibration.measure.kernels import KernelMeasurement
-from perfmodel.calibration.measure.machine import (
+from perfmodel.calibration.measure.fit import (
+    Wires,
     device_document,
     device_path,
-    guess_devices,
+    fit_device,
+    fit_wires,
+    wires_document,
     write_document,
 )
+from perfmodel.calibration.measure.kernels import KernelMeasurement
+from perfmodel.calibration.measure.machine import guess_devices
 from perfmodel.costs.models import price_ops
 from perfmodel.graph.ops import Gemm, MemoryBound
 from perfmodel.stacks.profiles import load_stack
@@ -69,7 +72,7 @@ def test_the_guess_that_explains_most_is_taken():
 
 def test_a_fit_without_products_is_refused():
     memory_only = [one for one in measured_on(TRUTH) if one.family == "memory"]
-    with pytest.raises(MeasurementError, match="products in fp32"):
+    with pytest.raises(MeasurementError, match="measured fp32 GEMMs"):
         fit_device([TRUTH], memory_only, stack=STACK)
 
 

@@ -7,15 +7,14 @@ import torch
 
 from perfmodel import api
 from perfmodel.base.errors import MeasurementError
-from perfmodel.calibration.measure.fit import Wires, wires_document
-from perfmodel.calibration.measure.machine import (
-    check_device,
+from perfmodel.calibration.measure.fit import (
+    Wires,
     device_document,
     device_path,
-    guess_devices,
-    measure_machine,
+    wires_document,
     write_document,
 )
+from perfmodel.calibration.measure.machine import check_device, guess_devices, measure_machine
 from perfmodel.cli import main
 from topologies import build_cluster, load_device, load_topology
 

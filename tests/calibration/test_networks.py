@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.calibration.networks import TrainingPlan, fit_ordered
+from perfmodel.calibration.networks import TrainingPlan, fit_ordered, fit_steps
 
 PLAN = TrainingPlan(hidden=16, steps=300, batch=128, learning_rate=3e-2, spread_hidden=8)
 
@@ -22,6 +22,14 @@ def test_it_learns_a_step_and_how_sure_it_is():
     assert np.mean(np.abs(error)) < 0.05
     inside = np.abs(error) < 1.645 * sigma
     assert 0.8 < inside.mean() < 0.98
+
+
+def test_a_free_correction_learns_small_steps_in_both_directions():
+    features, _ = rows()
+    # Plain corrections end at 0.03.
+    wanted = np.where(features[:, 1] > 1.5, 0.02, -0.02)
+    log_ratio = fit_steps(features, wanted, PLAN).log_ratio(features)
+    assert np.mean(np.abs(log_ratio - wanted)) < 0.01
 
 
 def test_it_cannot_learn_to_fall():

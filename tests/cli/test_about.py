@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from embeddings.table_files import load_tables
@@ -31,3 +33,5 @@ def test_the_doctor_names_versions_and_places(typed):
     told = typed("doctor").out
     assert "numba" in told
     assert "All well." in told
+    document = json.loads(typed("doctor --json -").out)
+    assert 0.2 < document["memory_gib"] < 1e5

@@ -53,7 +53,7 @@ def test_a_picture_that_cannot_be_written_is_refused(typed, tmp_path, place):
 
 def test_check_praises_a_good_file(typed):
     out = typed("topology check dgx_h100").out
-    assert "dgx_h100: good." in out
+    assert "dgx_h100: valid." in out
     assert "8 GPUs (h100_sxm)" in out
 
 
@@ -98,6 +98,7 @@ def test_an_imported_model_reads_back_as_it_was_used(typed, tmp_path):
     assert "Read\n  num_hidden_layers" in said
     assert "Unknown, ignored\n  surprise" in said
     assert f"Wrote {out}" in said
+    assert "Wrote" not in typed("workload import --set batch=8 --fields", config).out
     text = typed("workload import --set batch=8", config).out
     assert text == out.read_text()
     assert load_workload(out) == load_workload(config, ["batch=8"])
@@ -114,4 +115,4 @@ def test_the_fields_of_an_import_are_in_its_json(typed, tmp_path):
 
 def test_a_workload_of_ours_needs_no_import(typed):
     said = typed("workload import llama3_8b", code=1).said
-    assert "A workload of ours needs no import." in said
+    assert "A perfmodel workload needs no import." in said

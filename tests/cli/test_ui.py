@@ -91,6 +91,8 @@ def test_a_point_comes_before_the_whole_answer_and_a_page_shows_it(site):
     assert said["point"]["time_ns"] == said["answer"]["time_ns"]
     assert "--tokens 1000000000.0 --price 2.0" in said["answer"]["command"]
     assert any("whole run" in fact for fact in said["answer"]["facts"])
+    # The interval comes with the whole answer only.
+    assert len(said["answer"]["facts"]) == len(said["point"]["facts"]) + 1
     status, headers, page = ask(site, f"/pages/{said['answer']['page']}")
     assert (status, headers["content-security-policy"]) == (200, "frame-ancestors 'self'")
     assert "Where the time goes" in page
@@ -122,6 +124,10 @@ def test_what_cannot_be_answered_says_why(site, knobs, word):
 def test_only_what_is_offered_is_read():
     with pytest.raises(InputError, match="topology"):
         read_knobs({"topology": "my.yaml"}, topologies=("dgx_a100",), workloads=())
+    offered = {"topologies": ("dgx_a100",), "workloads": ("gpt2_124m",)}
+    with pytest.raises(InputError, match="stack: must be one that the page offers, got 'mine'"):
+        read_knobs({**SMALL, "stack": "mine"}, **offered)
+    assert read_knobs({**SMALL, "stack": "torchtitan"}, **offered).scenario.stack == "torchtitan"
 
 
 @pytest.mark.slow

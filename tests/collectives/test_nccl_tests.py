@@ -8,7 +8,7 @@ import pytest
 
 from collectives.collective import CollectiveKind
 from collectives.measurements import load_measurements
-from collectives.nccl_tests import RunPlace, dotted_version, is_nccl_tests
+from collectives.nccl_tests import RunPlace, dotted_version, is_nccl_tests, read_nccl_tests
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 
@@ -122,8 +122,8 @@ def test_json_counts_every_process_and_takes_what_was_timed(tmp_path):
         (HEADING + ranks(8) + COLUMNS + LINES, RunPlace(), "--topology NAME"),
         (HEADING + COLUMNS + LINES, PLACE, "does not list its ranks"),
         (HEADING + COLUMNS + LINES, RunPlace("dgx_a100", hosts=2), "does not list its ranks"),
-        ('{"args": [], "config": {}, "results": []}', PLACE, "does not say which collective"),
-        ('{"args": 7, "config": {}, "results": []}', PLACE, "does not say which collective"),
+        ('{"args": [], "config": {}, "results": []}', PLACE, "does not name its collective"),
+        ('{"args": 7, "config": {}, "results": []}', PLACE, "does not name its collective"),
         (HEADING + ranks(8) + COLUMNS, PLACE, "no line with a size"),
         (HEADING + ranks(8).split("\n", 1)[1] + COLUMNS + LINES, PLACE, "rank 7 but not rank 0"),
         ('{"config": {}}', PLACE, "not of nccl-tests"),
@@ -212,3 +212,26 @@ def test_json_without_numbers_of_threads_and_release_has_one_thread_and_no_relea
     assert [(row.size_bytes, row.duration_ns) for row in rows] == [(1, 3_000), (64, 4_000)]
     assert (rows[0].hosts, rows[0].ranks, rows[0].nccl_version) == (1, 2, None)
     assert rows[0].dtype is DType.FP16
+
+
+@pytest.mark.parametrize(
+    ("rows", "ranks"),
+    [
+        ((("9.90", "17.33"), ("40.56", "70.98")), 8),
+        ((("118.87", "222.88"),), 16),
+        ((("0.50", "0.94"),), None),
+        ((("12.00", "24.00"),), None),
+    ],
+)
+def test_without_its_ranks_a_print_tells_their_number_by_its_bandwidths(tmp_path, rows, ranks):
+    path = tmp_path / "all_reduce.log"
+    heading = "# size count type redop root time algbw busbw #wrong\n"
+    lines = [f"1048576 262144 float sum -1 105.9 {plain} {bus} 0" for plain, bus in rows]
+    path.write_text(heading + "\n".join(lines))
+    place = RunPlace("dgx_h100", hosts=1 if ranks != 16 else 2)
+    if ranks is None:
+        with pytest.raises(MeasurementError, match="does not list its ranks"):
+            read_nccl_tests(path.read_text(), document=str(path), place=place)
+    else:
+        found = read_nccl_tests(path.read_text(), document=str(path), place=place)
+        assert {row["nranks"] for row in found} == {str(ranks)}

@@ -28,8 +28,7 @@ from collectives.constants import (
 )
 from collectives.group import group_shape, wiring_of
 from collectives.movement import build_movement
-from collectives.pricing import CollectiveCall, price_collective
-from collectives.sharing import share_links
+from collectives.pricing import CollectiveCall, price_collective, share_links
 from collectives.timing import predict_duration_ns
 from collectives.tuner import Tuner
 from collectives.uneven import CALL_NS, WIRE_RATIO, build_rank_load, price_lean

@@ -7,9 +7,10 @@ from collectives.calibration import build_tuner, load_default_calibration
 from collectives.collective import CollectiveAlgorithm, CollectiveKind, CollectiveSoftware, Protocol
 from collectives.group import wiring_of
 from collectives.measurements import wiring_of_run
+from collectives.movement import build_movement
 from collectives.tuner import Tuner
 from tests.collectives.machines import build_host
-from topologies import build_cluster
+from topologies import build_cluster, load_topology
 
 SIZES = 2.0 ** np.arange(9, 33)
 
@@ -209,3 +210,26 @@ def test_an_algorithm_without_an_estimate_is_taken_only_where_it_is_forced(monke
     assert chosen.tolist() == [0] * len(SIZES)
     assert tuner.candidates(kinds[0], CollectiveSoftware()) == free[0]
     assert tuner.candidates(kinds[1], forced) == free[1]
+
+
+def test_a_network_that_reduces_carries_the_buffer_once():
+    plain = load_topology("dgx_h100")
+    assert plain.fabric is not None
+    sharp = replace(plain, fabric=replace(plain.fabric, reduces=True))
+    assert sharp.is_wired_like(plain)
+    ns = {}
+    for name, machine in (("plain", plain), ("sharp", sharp)):
+        wiring = wiring_of(range(64), build_cluster(machine, hosts=8))
+        sizes = np.array([2.0**28])
+        for algorithm in (CollectiveAlgorithm.NVLS_TREE, CollectiveAlgorithm.NVLS):
+            movement = build_movement(CollectiveKind.ALL_REDUCE, algorithm, sizes, wiring)
+            ns[name, algorithm] = float(movement.nic_bytes[0])
+        taken, chosen = build_tuner(wiring, load_default_calibration()).choose(
+            CollectiveKind.ALL_REDUCE, sizes, CollectiveSoftware()
+        )
+        ns[name] = taken[int(chosen[0])][0]
+    # A tree between more than two hosts sends the buffer twice.
+    assert ns["sharp", CollectiveAlgorithm.NVLS] == 2.0**28
+    assert ns["sharp", CollectiveAlgorithm.NVLS_TREE] == 2.0**29
+    assert ns["sharp"] is CollectiveAlgorithm.NVLS
+    assert ns["plain"] is not CollectiveAlgorithm.NVLS

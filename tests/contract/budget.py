@@ -4,7 +4,7 @@ Counted are code tokens (without docstrings, comments and imports, so that nothi
 leaving those out), files and classes; of the command line also its options. The limits in
 `budget.json` are a ratchet:
 
-    python -m tests.contract.budget            what each room has, beside its limit
+    python -m tests.contract.budget            what each room has, and its limit
     python -m tests.contract.budget --lower    lower the limits to what there is
 
 A change that needs more raises its number by hand in the same commit, and CHANGELOG says what

@@ -20,6 +20,7 @@ from perfmodel.costs.gemm_physics import (
     predict_gemm_times,
     weight_miss_ratio,
 )
+from perfmodel.costs.models import price_ops
 from perfmodel.graph.ops import Gemm
 from perfmodel.stacks.capabilities import Residency
 from perfmodel.stacks.profiles import load_stack
@@ -167,7 +168,7 @@ def test_every_halving_of_a_side_below_the_tables_makes_us_less_sure():
     ops = [Gemm(m, 1024, k, DType.FP32) for m, k in ((128, 64), (64, 64), (16, 32))]
     fitted, one, four = price(*ops, device="v100_sxm2_32gb").relative_sigma
     assert one > fitted
-    # Four halvings of 0.12 each, beside what the fit itself leaves open.
+    # Four halvings of 0.12 each, in addition to the spread of the fit.
     assert 0.48 < four < 0.55
 
 
@@ -261,3 +262,17 @@ def test_a_board_with_power_to_spare_keeps_the_clock_that_its_lender_loses():
     ]  # fmt: skip
     # 350 W are spent on 362 TFLOP/s of one and on 71 of the other, which they never exceed.
     assert rates[0] < 0.85 < rates[1] < 1.0
+
+
+def test_a_gemm_with_odd_rows_takes_the_time_of_loading_elements_one_at_a_time():
+    # 2 x 8192^3 operations, 40 clocks for 2 x 128 x 128 of them: 1.34e9 clocks over 132 SMs.
+    device, even = load_device("h100_sxm"), Gemm(8192, 8192, 8192, DType.BF16)
+    odd = replace(even, loads_singly=True)
+    ns = price_ops([even, odd], device=device, stack=STACK, is_alone=True).duration_ns
+    clocks = 2 * 8192**3 / (2 * 128 * 128) * 40
+    assert ns[1] == pytest.approx(clocks * 1e9 / (device.sm_count * device.clock_hz))
+    assert ns[1] > 2 * ns[0]
+    # Where cards add up more slowly, loads are not what they wait for.
+    card = load_device("rtx_3090")
+    ns = price_ops([even, odd], device=card, stack=STACK, is_alone=True).duration_ns
+    assert ns[1] == ns[0]

@@ -1,4 +1,4 @@
-"""Constants of interference, and whose a GPU takes that nobody recorded."""
+"""Constants of interference, and which ones an unrecorded GPU uses."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from perfmodel.graph.ops import (
 )
 from perfmodel.graph.program import LaneKind
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.spread import NO_SPREAD
+from perfmodel.stacks.spread import NO_SPREAD, Spread
 from topologies import build_cluster, load_device, load_topology
 
 STACK = load_stack("pytorch_eager")
@@ -119,10 +119,21 @@ def test_costs_of_all_families_but_recorded_ones_share_the_spread_of_the_stack(p
     is_long = (priced.float_ns > 10_000) & (priced.provenance != Provenance.RECORDED)
     assert np.ptp(ratios[is_long], axis=0).max() < 1e-3
     assert (ratios[priced.provenance == Provenance.RECORDED] == 1).all()
-    # Even draws: 18 of 20 lie inside the 90 % that the spread stands for.
+    # Even draws: 18 of 20 are inside the 90 % that the spread means.
     limits = np.exp(1.645 * priced.spread.relative_sigma * np.array([-1, 1]))
     inside = (ratios[is_long][0] > limits[0]) & (ratios[is_long][0] < limits[1])
     assert inside.sum() == 18
+
+
+def test_a_spread_that_includes_kernels_is_the_spread_of_the_whole(priced):
+    known = replace(priced, spread=Spread(0.2, includes_kernels=True))
+    # As unsure as a whole as kernels alone would be, twice over.
+    unsure = replace(known, relative_sigma=np.full_like(priced.relative_sigma, 0.4))
+    for one in (known, unsure):
+        drawn = one.sample(400, seed=0).vectors(0, 400).values_ns
+        is_predicted = priced.provenance != Provenance.RECORDED
+        totals = drawn[is_predicted].sum(axis=0)
+        assert np.std(np.log(totals)) == pytest.approx(0.2, rel=0.2)
 
 
 def test_a_cluster_too_small_for_the_job_is_refused(job):

@@ -50,8 +50,9 @@ ATTENTION = AttentionConstants(
 )  # fmt: skip
 
 LOOKUPS = EmbeddingConstants(
-    floor_ns=3_000.0, memory_ratio=0.7, cache_ratio=0.6, sort_ratio=0.3, updates_per_clock=900.0,
-    block_ns=70.0, long_row_ns=400.0, tail_row_ns=90.0, relative_sigma=0.1,
+    floor_ns=3_000.0, memory_ratio=0.7, cache_ratio=0.6, plain_cache_ratio=0.8, sort_ratio=0.3,
+    updates_per_clock=900.0, row_updates_per_clock=50.0, block_ns=70.0, long_row_ns=400.0,
+    tail_row_ns=90.0, relative_sigma=0.1,
 )  # fmt: skip
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.base.dtypes import DType
+from perfmodel.costs.calibration_files import power_ratio
 from perfmodel.costs.models import price_ops
-from perfmodel.costs.power import power_ratio
 from perfmodel.costs.sustained import chip_factor, hot_shares, load_sustained, sustained_factors
 from perfmodel.graph.ops import Attention, Convolution, Gemm, GroupedGemm, MemoryBound
 from perfmodel.stacks.profiles import list_stacks, load_stack

@@ -55,8 +55,8 @@ def test_a_piece_by_rows_is_asked_for_its_share():
 @pytest.mark.parametrize(
     ("shards", "fault"),
     [
-        ((), "got 0 places for 80 numbers"),
-        ((Shard(0, 0, 0, 10, 0, 4),), "got 40 places"),
+        ((), "got 0 placements for 80 elements"),
+        ((Shard(0, 0, 0, 10, 0, 4),), "got 40 placements"),
         ((Shard(0, 4, 0, 10, 0, 8),), "rank 0 to 3, got 4"),
         ((Shard(1, 0, 0, 10, 0, 8),), "table 0 to 0, got 1"),
         ((Shard(0, 0, 0, 11, 0, 8),), "inside 10 x 8"),

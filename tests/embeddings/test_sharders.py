@@ -358,7 +358,7 @@ def test_the_planner_keeps_pieces_of_a_host_together_behind_those_of_all_ranks()
     assert busiest == 7.0
     with pytest.raises(PlanError, match="no rank has room for a piece of table 'b'"):
         place_options(replace(task, room_bytes=159), proposal)
-    with pytest.raises(PlanError, match="tables by rows do not fit"):
+    with pytest.raises(PlanError, match="row-wise tables do not fit"):
         place_options(replace(task, room_bytes=49), [replace(proposal[2], place=0)])
     assert place_options(replace(task, room_bytes=50), [replace(proposal[2], place=0)])[1] == 1.0
 

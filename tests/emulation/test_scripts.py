@@ -11,11 +11,13 @@ from contextlib import suppress
 import psutil
 import pytest
 
+from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import (
     Attention,
     Communication,
     Convolution,
     EmbeddingOp,
+    Gemm,
     HostSpan,
     MemoryBound,
     Pass,
@@ -53,7 +55,7 @@ def test_what_the_script_prints_is_its_own_and_the_rest_goes_to_stderr(emulated)
     for words in (
         "ranks 0, 4, 7 were run; all but rank 0 do the same",
         "the script was stopped at its first device call after 4 optimizer steps",
-        "2 steady iterations were recorded, all alike",
+        "2 steady iterations were recorded, all equal",
         "value of a device tensor",
     ):
         assert words in run.stderr
@@ -148,6 +150,13 @@ def test_kernels_that_a_script_writes_move_the_bytes_of_their_tensors(emulated):
     assert moved == [(2 * size, size), (size, size)]
 
 
+def test_a_kernel_of_the_script_that_multiplies_is_the_gemm_of_its_shapes(emulated):
+    run = emulated("tools")
+    # 8 x 64 times its transpose.
+    assert Gemm(8, 8, 64, DType.FP32) in run.ops()
+    assert "kernel square_kernel multiplies its tensors" in run.stderr
+
+
 def test_a_captured_iteration_is_one_launch_with_all_its_kernels(emulated):
     run = emulated("captured")
     labels = [run.job.label_of(0, task) for task in range(run.job.program_of(0).task_count)]
@@ -193,9 +202,33 @@ def test_an_earlier_release_of_torch_chooses_other_attention_kernels(tmp_path):
     assert "kernels as torch 2.5.1 chooses them" in run.stderr
 
 
+def test_earlier_compilers_leave_products_with_rows_of_odd_lengths(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "layer = torch.nn.Linear(1024, 1025, bias=False, device='cuda', dtype=torch.bfloat16)\n"
+        "optimizer = torch.optim.SGD(layer.parameters(), 0.1)\n"
+        "x = torch.ones(1024, 1024, device='cuda', dtype=torch.bfloat16, requires_grad=True)\n"
+        "loss = torch.compile(lambda x: layer(x).exp().sum())\n"
+        "for _ in range(4):\n"
+        "    loss(x).backward()\n"
+        "    optimizer.step()\n"
+    )
+    found = {}
+    for release in ("2.4.1", "2.6.0"):
+        (folder := tmp_path / release).mkdir()
+        run = emulate(script, folder, "--ranks", "1", "--torch-release", release)
+        gemms = [op for op in run.ops() if isinstance(op, Gemm)]
+        found[release] = [(op.loads_singly, 1025 in (op.m, op.n, op.k)) for op in gemms]
+    # The forward pass reads rows of 1,024; gradients read rows of 1,025.
+    assert sorted(found["2.4.1"]) == [(False, True), (True, True), (True, True)]
+    assert found["2.6.0"] == [(False, False)] * 3
+
+
 @pytest.mark.ray
-def test_an_emulated_job_is_predicted_alike_on_ray_and_here(emulated, tmp_path):
-    job = emulated("recommender").folder
+@pytest.mark.parametrize("script", ["recommender", "uneven"])
+def test_an_emulated_job_is_predicted_alike_on_ray_and_here(emulated, tmp_path, script):
+    job = emulated(script).folder
     answers = []
     for place in (("--executor", "serial"), ("--executor", "ray", "--workers", "2")):
         done = run_perfmodel(

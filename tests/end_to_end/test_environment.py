@@ -55,7 +55,7 @@ def test_a_disk_that_fills_up_leaves_neither_half_an_answer_nor_half_a_job(tmp_p
         info = {"rank": rank, "world_size": 2}
         write_trace(traces / f"rank{rank}.json.gz", spans, distributedInfo=info)
 
-    # A limit on the size of files stands for a full disk: the write stops half-way.
+    # A limit on the size of files simulates a full disk: the write stops half-way.
     done = run_script(
         f"""
         import resource, signal

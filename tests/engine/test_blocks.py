@@ -51,7 +51,7 @@ def test_blocks_explain_what_they_keep_as_one_process_does(made, block_count):
     assert critical_path(far, from_ns=0) == critical_path(near, from_ns=0)
     for function in (break_down, sum_waits):
         assert far.by_rank(function, window) == near.by_rank(function, window)
-    # Reduced where it is kept: nobody took a timeline.
+    # Reduced where it is kept: no timeline was fetched.
     assert not {"end_ns", "member_ready_ns"} & set(asked)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 
 from perfmodel.engine.history import Binding, History, Hop, Occurrence
-from perfmodel.engine.reasons import Breakdown, Window, break_down, critical_path, union_length_ns
+from perfmodel.engine.reasons import Breakdown, CoveredTime, Window, break_down, critical_path
 from perfmodel.engine.replay import replay
 from perfmodel.graph.program import Anchor, LaneKind
 from tests.builders import JobSketch, job_of
@@ -133,5 +133,12 @@ def test_copies_and_waits_count_only_while_nothing_else_runs():
 
 def test_spans_that_overlap_touch_or_hide_in_others_are_counted_once():
     spans = np.array([[5, 9], [0, 3], [3, 4], [6, 7], [8, 12], [20, 20]])
-    assert union_length_ns(spans) == 4 + 7
-    assert union_length_ns(spans[:0]) == 0
+    assert CoveredTime(spans).total_ns == 4 + 7
+    assert CoveredTime(spans[:0]).total_ns == 0
+    begins, ends = np.array([-5, 0, 1, 3, 12, 90]), np.array([0, 2, 3, 11, 13, 99])
+    inside = [{*range(a, b)} for a, b in spans.tolist()]
+    expected = [
+        len(set(range(a, b)) & set().union(*inside)) for a, b in zip(begins, ends, strict=True)
+    ]
+    assert CoveredTime(spans).within(begins, ends).tolist() == expected
+    assert CoveredTime(spans[:0]).within(begins, ends).tolist() == [0] * 6

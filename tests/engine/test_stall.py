@@ -48,7 +48,7 @@ def test_ranks_that_wait_and_ranks_that_miss_are_named(count, waiting, who, whom
 def test_a_rendezvous_that_nobody_misses_is_one_of_ranks_that_are_not_alike():
     [line] = said(rendezvous(2), [1, 1])
     assert line.startswith("ranks 0-1 wait in 'meet' (#0 of group 'slot 0') for nobody: ")
-    assert line.endswith(": the ranks that folding put together are not alike.")
+    assert line.endswith(": the ranks that folding merged are not equal.")
 
 
 @pytest.mark.parametrize("pairs", [6, 7, 9])

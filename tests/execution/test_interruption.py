@@ -129,7 +129,7 @@ def test_ctrl_c_while_ray_is_starting_leaves_no_process_behind(tmp_path, process
 def test_what_a_killed_driver_has_left_is_cleared_by_the_watchdog(tmp_path):
     _, complaints = interrupt(signal.SIGKILL, after="half-way", tmp_path=tmp_path)
 
-    assert "the process that led the replay ended without a word" in complaints
+    assert "the driver of the replay ended unexpectedly" in complaints
     assert "--executor serial" in complaints
 
 

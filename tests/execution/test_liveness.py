@@ -13,7 +13,7 @@ import pytest
 
 from perfmodel.base.errors import ExecutionError
 from perfmodel.execution.on_ray import liveness
-from perfmodel.execution.on_ray.liveness import Watch, head_fault, listens, raylet_fault
+from perfmodel.execution.on_ray.liveness import Reply, Watch, ask, head_fault, raylet_fault
 from tests.conftest import CHECKOUT
 
 PATIENCE_S = 60.0
@@ -58,6 +58,9 @@ def place_of(line) -> str:
 @pytest.fixture
 def watch(lines, tmp_path, monkeypatch):
     monkeypatch.setattr(Watch, "PERIOD_S", 0.05)
+    monkeypatch.setattr(liveness, "ANSWER_TIMEOUT_S", 0.02)
+    # Nothing replies behind these lines, which is another test's.
+    monkeypatch.setattr(Watch, "MOST_MUTES", sys.maxsize)
     with closing(Watch()) as watching:
         watching.need(str(tmp_path / "raylet"), raylet_fault("10.0.0.7"))
         watching.need(place_of(lines[1]), head_fault(place_of(lines[1])))
@@ -95,6 +98,14 @@ def test_another_machine_that_is_gone_is_lost_and_the_work_goes_on(watch, lines)
     watch.check()
 
 
+def test_a_head_that_takes_connections_without_a_reply_is_lost(watch, monkeypatch):
+    # As a stopped process does: the system takes connections for it.
+    monkeypatch.setattr(Watch, "MOST_MUTES", 12)
+
+    wait_until(lambda: fault_of(watch))
+    assert "is gone" in fault_of(watch)
+
+
 @pytest.mark.parametrize(
     ("error", "is_there"),
     [
@@ -113,7 +124,7 @@ def test_a_machine_that_cannot_be_reached_is_gone_and_a_fault_of_ours_is_none_of
 
     monkeypatch.setattr(liveness.socket, "create_connection", refuse)
 
-    assert listens("10.0.0.7:6379") == is_there
+    assert ask("10.0.0.7:6379") is (Reply.SOME if is_there else Reply.NOBODY)
 
 
 STUCK = """

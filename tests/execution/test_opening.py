@@ -21,7 +21,7 @@ from tests.execution.jobs import alternating_job, paired_job
 def test_a_small_job_is_replayed_in_this_process(kind):
     job, durations = alternating_job(ranks=3, members=4)
 
-    with open_executor(kind) as executor:
+    with open_executor(kind, workers=1) as executor:
         assert_same(executor.replay(job, durations, 2), replay(job, durations, iterations=2))
         assert executor.map(pow, 2, [3, 1, 2]) == [8, 2, 4]
         assert executor.map(pow, 2, []) == []
@@ -120,7 +120,7 @@ def test_auto_never_leaves_this_process_for_one_block(workers, ranks, monkeypatc
         (ExecutorKind.RAY, {"workers": 0}, InputError, "must be 1 or more, got 0"),
         ("serial", {"workers": 2}, InputError, "works in this process alone"),
         ("serial", {"address": "somewhere:6379"}, InputError, "works in this process alone"),
-        ("ray", {"address": "127.0.0.1:1"}, ExecutionError, r"nobody answers at '127\.0\.0\.1:1'"),
+        ("ray", {"address": "127.0.0.1:1"}, ExecutionError, r"no answer from '127\.0\.0\.1:1'"),
         ("ray", {"address": "host:port"}, ExecutionError, "must look like host:6379, got 'host:p"),
     ],
 )

@@ -21,7 +21,7 @@ from perfmodel.base.identity import program_identity
 from perfmodel.engine.replay import replay
 from perfmodel.execution import open_executor
 from perfmodel.execution.on_ray import joining
-from perfmodel.execution.on_ray.liveness import listens
+from perfmodel.execution.on_ray.liveness import Reply, ask
 from tests.execution.comparison import assert_same
 from tests.execution.jobs import alternating_job
 from tests.execution.questions import multiply
@@ -103,7 +103,7 @@ def guarded(tmp_path, monkeypatch):
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        while not listens(f"127.0.0.1:{port}"):
+        while ask(f"127.0.0.1:{port}") is Reply.NOBODY:
             assert running.poll() is None
             time.sleep(0.2)
         yield f"127.0.0.1:{port}"
@@ -131,7 +131,7 @@ def test_a_cluster_on_this_machine_is_shown_the_token_that_it_asks_for(guarded, 
         ({"RAY_AUTH_MODE": "token"}, "asks for a token"),
         (
             {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32},
-            "refuses the token that it was shown",
+            "refuses the given token",
         ),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_machine_that_does_not_answer_while_it_is_joined_is_named(cluster, mon
     # It still listens, as a machine does that is about to be lost.
     os.kill(raylet.process.pid, signal.SIGSTOP)
     try:
-        assert_refused(cluster.address, r"did not answer while it was.joined.*ray stop")
+        assert_refused(cluster.address, r"did not answer during the.join.*ray stop")
     finally:
         os.kill(raylet.process.pid, signal.SIGCONT)
         cluster.remove_node(second, allow_graceful=False)

@@ -106,7 +106,7 @@ def test_a_worker_that_sees_another_job_or_none_says_so(tmp_path):
 def test_ranks_of_one_block_that_do_not_fit_together_are_refused(tmp_path):
     save_job(meeting_job([[0, 0], [0]], [[0, 1]]), tmp_path / "job")
 
-    with pytest.raises(GraphError, match="ranks 0-1: not a sound job"):
+    with pytest.raises(GraphError, match="ranks 0-1: not a valid job"):
         stored_block(tmp_path / "job", ranks=range(2))()
 
 
@@ -142,7 +142,7 @@ def test_a_large_saved_job_is_answered_on_ray_without_being_read_here(tmp_path, 
 
     assert answer_of(found) == answer_of(wanted)
     assert found.evidence.job.programs.folder == tmp_path / "job"
-    with pytest.raises(ExecutionError, match="went with the workers"):
+    with pytest.raises(ExecutionError, match="were lost with the workers"):
         found.evidence.ends_ns(0)
 
 

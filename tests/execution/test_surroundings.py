@@ -34,7 +34,7 @@ IN_TIME = "guard.limit(20.0, 'ray: stuck')"
     [
         ("pass", 0, ""),
         (NOTED, 1, "ray: all is lost."),
-        (LEFT, 1, "ended without a word"),
+        (LEFT, 1, "ended unexpectedly"),
         (STUCK, 1, "ray: stuck"),
         (IN_TIME, 0, ""),
     ],

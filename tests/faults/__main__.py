@@ -1,4 +1,4 @@
-"""The fault drill: parts of a real cluster of three raylets are killed while a driver works.
+"""The fault drill: parts of a cluster of three raylets are killed or stopped while a driver works.
 
     python -m tests.faults [--runs 100] [--seed 1] [--first 0] [--fault KIND]
 
@@ -27,10 +27,13 @@ from perfmodel.engine.replay import replay
 from perfmodel.execution.on_ray import surroundings, watchdog
 from tests.execution.jobs import alternating_job
 from tests.faults.driver import ITERATIONS, MEETINGS, QUESTIONS, ROUNDS, digest
-from tests.faults.field import MARK, Field, wait_gone
+from tests.faults.field import MARK, Field, blow_of, wait_gone
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-FAULTS = ("worker", "raylet", "driver", "gcs", "raylet", "head raylet")
+FAULTS = (
+    *("worker", "raylet", "driver", "gcs", "raylet", "head raylet"),
+    *("stopped raylet", "stopped gcs", "stopped head raylet"),
+)
 NODES = 3
 MOST_S = 60.0
 """From the loss to the end of the driver."""
@@ -128,7 +131,7 @@ class Driver:
             is_driver = self.case.fault == "driver"
             pids = self._field.doomed_pids(self.case.fault, self._source)
             for pid in [self._process.pid] if is_driver else pids:
-                os.kill(pid, 9)
+                os.kill(pid, blow_of(self.case.fault))
 
     def judge(self, wanted: dict[str, str]) -> Outcome:
         """How it ended, and what it left."""
@@ -153,8 +156,8 @@ class Driver:
             return "same bytes" if is_same else "OTHER BYTES"
         if "Traceback" in said:
             return "TRACEBACK"
-        if self.case.fault == "driver" and (not said or "ended without a word" in said):
-            # Before it has a watchdog, it can leave nothing and nobody can report it.
+        if self.case.fault == "driver" and (not said or "ended unexpectedly" in said):
+            # Before it has a watchdog, it can leave nothing, and nothing can report it.
             return "killed"
         is_sentence = "ray: " in said
         return "sentence" if is_sentence else f"EXIT {code} WITHOUT A SENTENCE"
@@ -210,16 +213,16 @@ def main() -> int:
             slowest_s = max(slowest_s, outcome.seconds)
             is_good = is_good and (outcome.is_good or outcome.end == "not hit")
             print(
-                f"{run:>3} {case.fault:<11} {case.moment:<18} raylets {outcome.raylets or '-'}: "
+                f"{run:>3} {case.fault:<19} {case.moment:<18} raylets {outcome.raylets or '-'}: "
                 f"{outcome.end:<10} {outcome.seconds:4.1f} s  {outcome.said[:110]}",
                 flush=True,
             )
     finally:
         field.close()
     left = [*wait_gone(mark, 15.0), *sorted(set(leftovers()) - before)]
-    print("\nkilled      end          runs")
+    print("\nhit                 end          runs")
     for (fault, end), count in sorted(counts.items()):
-        print(f"{fault:<11} {end:<12} {count:>4}")
+        print(f"{fault:<19} {end:<12} {count:>4}")
     kills = sum(count for (_, end), count in counts.items() if end != "not hit")
     print(f"{kills} kills, the slowest end {slowest_s:.1f} s after the loss (limit {MOST_S:.0f} s)")
     print(f"left behind: {left or 'nothing'}")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 import sys
 import time
 from contextlib import suppress
@@ -23,6 +22,7 @@ from contextlib import suppress
 from perfmodel.base.errors import PerfModelError
 from perfmodel.execution import RoundStatus, open_executor
 from tests.execution.jobs import alternating_job
+from tests.faults.field import blow_of
 
 ITERATIONS = 2
 MEETINGS = 20
@@ -69,7 +69,7 @@ def main(address: str, workers: int, work: str, number=None, fault="", pause_s=0
             say(lost_s=time.monotonic())
             for pid in doomed:
                 with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, blow_of(fault))
             time.sleep(pause_s)
 
     say(joining=address)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -18,6 +19,12 @@ MARK = "PERFMODEL_FAULT_DRILL"
 MOST_STARTS = 20
 FINAL = ("head raylet", "gcs")
 """A cluster does not survive the loss of these."""
+STOPPED = "stopped "
+
+
+def blow_of(fault: str) -> signal.Signals:
+    """What a part is hit with: it is killed, or stopped and still takes connections."""
+    return signal.SIGSTOP if fault.startswith(STOPPED) else signal.SIGKILL
 
 
 class Field:
@@ -50,6 +57,8 @@ class Field:
         from ray.cluster_utils import Cluster
 
         if self._cluster is None:
+            # Ray writes its address there, whatever its folder is, and does not make it.
+            Path("/tmp/ray").mkdir(exist_ok=True)
             self._folder = tempfile.mkdtemp(prefix="pm-drill-", dir="/tmp")
             self._cluster = Cluster()
         while len(self._cluster.list_all_nodes()) < self.nodes:
@@ -58,7 +67,8 @@ class Field:
             self._cluster.add_node(num_cpus=1, include_dashboard=False, **folder)
 
     def doomed_pids(self, fault: str, source: random.Random) -> list[int]:
-        """What is killed; the workers of a machine go with its raylet."""
+        """What is hit; the workers of a machine go with its raylet."""
+        fault = fault.removeprefix(STOPPED)
         if fault == "gcs":
             return _pids_of(self._cluster.head_node, "gcs_server")
         if fault == "head raylet":
@@ -72,21 +82,23 @@ class Field:
 
     def recover(self, fault: str) -> None:
         """Take away what is left of lost parts."""
-        if fault in FINAL:
+        if fault.removeprefix(STOPPED) in FINAL:
             self.close()
             return
         for node in list(self._cluster.worker_nodes):
             (raylet,) = node.all_processes["raylet"]
-            if raylet.process.poll() is not None:
+            is_gone = raylet.process.poll() is not None
+            if is_gone or psutil.Process(raylet.process.pid).status() == psutil.STATUS_STOPPED:
                 self._cluster.remove_node(node, allow_graceful=False)
 
     def close(self) -> None:
         if self._cluster is not None:
-            with suppress(Exception):
-                self._cluster.shutdown()
+            # First, as a stopped process does not end when it is asked to.
             for pid in marked(self._mark):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            with suppress(Exception):
+                self._cluster.shutdown()
             shutil.rmtree(self._folder, ignore_errors=True)
             self._cluster = None
 

@@ -30,6 +30,7 @@ def field():
         Case("raylet", "replay", round=17, delay_s=0.0, seed=0),
         Case("raylet", "questions", round=None, delay_s=4.0, seed=1),
         Case("gcs", "replay", round=17, delay_s=0.0, seed=2),
+        Case("stopped head raylet", "replay", round=17, delay_s=0.0, seed=3),
     ],
     ids=lambda case: f"{case.fault} {case.work}",
 )

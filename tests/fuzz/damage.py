@@ -84,7 +84,7 @@ def damage_text(text: str, source: random.Random) -> str:
 
 
 def damage_bytes(data: bytes, source: random.Random) -> bytes:
-    """*data* with bits flipped, cut, or put beside itself."""
+    """*data* with bits flipped, cut, or doubled."""
     how = source.randrange(4)
     if how == 0 or len(data) < 8:
         return data[: source.randrange(len(data) + 1)]

@@ -85,7 +85,7 @@ def test_a_prefetched_copy_is_hidden_behind_the_iteration_before():
         return int(find_period(run, *sketch.build()).period_ns[0])
 
     # Copied in the same iteration: the copy waits for the last step and the
-    # step for the copy: 40 + 100. Prefetched: the copy runs beside a step.
+    # step for the copy: 40 + 100. Prefetched: the copy overlaps a step.
     assert period_ns(distance=0) == 140
     assert period_ns(distance=1) == 100
 
@@ -143,7 +143,7 @@ def test_a_cuda_graph_costs_one_launch_and_keeps_its_own_dependencies():
 
     found = times(sketch)
 
-    # One launch ends at 8; then a 8-18, b 18-48 beside c 18-23, d after both.
+    # One launch ends at 8; then a 8-18, b 18-48 overlaps c 18-23, d after both.
     assert found["0/b"] == (18, 48)
     assert found["0/c"] == (18, 23)
     assert found["0/d"] == (48, 50)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import yaml
 
 from perfmodel.prediction.scenario import Scenario
 from topologies import list_topologies
-from topologies.topology_file import CATALOG
+from topologies.recognising import CATALOG
 
 DEVICES = CATALOG.parent / "devices"
 Document = dict[str, Any]
@@ -34,6 +35,8 @@ class Case:
     ranks_per_host: int | None
     stack: str | None
     tables: list[Document] = field(default_factory=list)
+    table_ranks: tuple[int, ...] = ()
+    """The rank of every table where the plan is stated."""
 
     @property
     def is_recommendation(self) -> bool:
@@ -62,8 +65,32 @@ class Case:
             ranks_per_host=self.ranks_per_host,
             stack=self.stack,
             tables=str(write(folder, {"tables": self.tables})) if self.tables else None,
+            plan=str(self._write_plan(folder)) if self.table_ranks else None,
             samples=0,
         )
+
+    def _write_plan(self, folder: Path) -> Path:
+        """Every table whole on its rank, in the words of TorchRec."""
+        plan = {
+            "embedding_bag_collection": {
+                table["name"]: {
+                    "sharding_type": "table_wise",
+                    "sharding_spec": {
+                        "shards": [
+                            {
+                                "shard_offsets": [0, 0],
+                                "shard_sizes": [table["rows"], table["width"]],
+                                "placement": f"rank:{rank}",
+                            }
+                        ]
+                    },
+                }
+                for table, rank in zip(self.tables, self.table_ranks, strict=True)
+            }
+        }
+        path = write(folder, plan).with_suffix(".json")
+        path.write_text(json.dumps(plan))
+        return path
 
     def __str__(self) -> str:
         shape = {

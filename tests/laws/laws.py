@@ -69,14 +69,6 @@ PROTOCOLS = Exemption(
     0.35,
     lambda case: case.machine["name"] == "alps_gh200" and case.hosts > 1,
 )
-PLACEMENTS = Exemption(
-    "placements considered",
-    "A plan is chosen among some dozens. Cuts follow from the tables, so a larger job may be "
-    "offered one that a smaller job was not.",
-    "true of all planners that do not try every plan, such as TorchRec's",
-    0.03,
-    lambda case: bool(case.tables) and case.rank_count > 1,
-)
 
 
 @dataclass(frozen=True)
@@ -193,6 +185,38 @@ def _permuted(case: Case) -> Case | None:
     return replace(case, tables=tables)
 
 
+def _stated(case: Case) -> Case:
+    """The plan is stated: whole tables on some of the ranks."""
+    ranks = random.Random(len(case.tables)).choices(range(case.rank_count), k=len(case.tables))
+    return replace(case, table_ranks=tuple(ranks))
+
+
+def _other_hosts(case: Case) -> Case | None:
+    """The last host does what the first did, and so on."""
+    if not case.tables or case.hosts == 1:
+        return None
+    per_host = case.rank_count // case.hosts
+    moved = [
+        rank + (case.hosts - 1 - 2 * (rank // per_host)) * per_host for rank in case.table_ranks
+    ]
+    return replace(case, table_ranks=tuple(moved))
+
+
+def _other_ranks(case: Case) -> Case | None:
+    """Every rank does what the next one did. All GPUs of one host reach each other alike."""
+    if not case.tables or case.hosts > 1:
+        return None
+    moved = [(rank + 1) % case.rank_count for rank in case.table_ranks]
+    return replace(case, table_ranks=tuple(moved))
+
+
+def _other_links(case: Case) -> Case | None:
+    links = case.machine.get("links", [])
+    if len(links) < 2:
+        return None
+    return replace(case, machine={**case.machine, "links": links[::-1]})
+
+
 def _renamed_tables(case: Case) -> Case | None:
     if not case.tables:
         return None
@@ -207,10 +231,10 @@ _FEED_FORWARD = _workload("model.ffn", 2, "transformer")
 _CORES = "multiprocessors.count"
 _MORE_CORES = _device(_CORES, factor=1.25)
 LAWS = (
-    Law("batch twice as large", MORE, _batch, exemptions=(PLACEMENTS,)),
-    Law("tables twice as wide", MORE, _tables("width", 2), exemptions=(PROTOCOLS, PLACEMENTS)),
-    Law("tables with twice the rows", MORE, _tables("rows", 2), exemptions=(PLACEMENTS,)),
-    Law("twice the lookups", MORE, _tables("pooling_factor", 2), exemptions=(PLACEMENTS,)),
+    Law("batch twice as large", MORE, _batch),
+    Law("tables twice as wide", MORE, _tables("width", 2), exemptions=(PROTOCOLS,)),
+    Law("tables with twice the rows", MORE, _tables("rows", 2)),
+    Law("twice the lookups", MORE, _tables("pooling_factor", 2)),
     Law("twice the layers", MORE, _LAYERS, exemptions=(PROTOCOLS,)),
     Law("sequences twice as long", MORE, _SEQUENCE),
     Law("wider feed-forward", MORE, _FEED_FORWARD, exemptions=(PROTOCOLS,)),
@@ -225,6 +249,9 @@ LAWS = (
     Law("another name of the machine", SAME, _renamed),
     Law("tables in another order", SAME, _permuted),
     Law("other names of tables", SAME, _renamed_tables),
+    Law("hosts in another order", SAME, _other_hosts, start=_stated),
+    Law("ranks of a host in another order", SAME, _other_ranks, start=_stated),
+    Law("links in another order", SAME, _other_links),
     Law("memory of a larger batch", MORE, _batch, Quantity.MEMORY, start=_placed),
     Law("memory of wider tables", MORE, _tables("width", 2), Quantity.MEMORY, start=_placed),
     Law("memory of more rows", MORE, _tables("rows", 2), Quantity.MEMORY, start=_placed),

@@ -1,6 +1,6 @@
 """A page: its files, programs and commands in order, and what it says that commands print.
 
-Blocks of `console` hold commands after `$ ` and what they print; a line `...` stands for any
+Blocks of `console` hold commands after `$ ` and what they print; a line `...` means any
 lines, and nothing printed means that nothing is said. Blocks with a caption are files, plain
 `python` is run. Commands in blocks of `sh` are run too, but for those that need a cluster, a GPU or
 minutes; searches are short there.

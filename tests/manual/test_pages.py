@@ -183,9 +183,9 @@ def _words_of(text: str) -> set[str]:
 
 @lru_cache(maxsize=1)
 def _vocabulary() -> set[str]:
-    """Words of the list beside the manual, and any that stand in two files of the repository.
+    """Words of `words.txt`, and any that occur in two files of the repository.
 
-    The same slip of the pen is rarely made in two of them.
+    The same misspelling rarely occurs in two of them.
     """
     seen: Counter[str] = Counter()
     for path in [

@@ -2,8 +2,8 @@
 
 Mutations are drawn by seed over all rooms, each is applied to a copy of the project, and a test
 must fail. About a minute of tests that reach the mutated function run, the quickest first. Where
-none is seen to reach it (it runs in another process), all tests of its room run. Survivors are
-printed: each is a rule that no test states, or code that makes no difference.
+none is seen to reach it (it runs in another process), tests of its room that start a process run.
+Survivors are printed: each is a rule that no test states, or code that makes no difference.
 """
 
 from __future__ import annotations
@@ -68,10 +68,12 @@ class Bench:
         for name in ("pyproject.toml", "README.md", "Makefile", "constraints.txt"):
             shutil.copy(name, self._copy)
 
+    def compile(self) -> None:
+        """Compile kernels: it would count as time of the first test, and take long in a look."""
+        self._run(("tests/engine", "tests/fingerprint"), self._kernels, {})
+
     def look(self, tests: Sequence[str]) -> dict[str, tuple[float, list[str]]]:
         """Run *tests*, which must pass: what each reaches, and how long it takes."""
-        # Compiling takes long where every call is followed, so kernels are compiled before.
-        self._run(("tests/engine", "tests/fingerprint"), self._kernels, {})
         seen = self._copy.parent / "seen.json"
         if code := self._run(tests, self._kernels, {LOOK: str(seen)}):
             raise SystemExit(f"without a mutation, the tests of {', '.join(tests)} end with {code}")
@@ -86,10 +88,10 @@ class Bench:
         if "numba" in right:
             # Compiled callers hold a copy of what they call, and do not ask whether it changed.
             kernels, grace_s = self._copy.parent / "wrong kernels", COMPILING_GRACE_S
-        function = name_function(mutation.path, mutation.line)
-        chosen = choose_tests(look, function)
-        files = dict.fromkeys(test.partition("::")[0] for test in chosen)
         room = next(room for room in list_rooms() if mutation.path.is_relative_to(room))
+        function = name_function(mutation.path, mutation.line)
+        chosen = choose_tests(look, function, f"{tests_of(room)[0]}/")
+        files = dict.fromkeys(test.partition("::")[0] for test in chosen)
         told = self._copy.parent / "chosen.json"
         told.write_text(json.dumps((chosen, grace_s)))
         try:
@@ -139,17 +141,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=lambda text: int(text, 0), default=1)
     parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--skip", type=int, default=0, help="Leave out the first of those drawn.")
     parser.add_argument("--rooms", default=",".join(list_rooms()))
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--wanted-pct", type=float, default=90.0)
     parser.add_argument("--look", type=Path, help="Keep what tests reach here, or read it.")
     asked = parser.parse_args()
     rooms = asked.rooms.split(",")
-    mutations = draw(asked.seed, asked.count, rooms)
+    mutations = draw(asked.seed, asked.count, rooms)[asked.skip :]
     killed = 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as place:
         made = [Bench(Path(place) / str(number)) for number in range(asked.workers)]
         look = asked.look or Path(place) / "look.json"
+        with ThreadPoolExecutor(asked.workers) as pool:
+            list(pool.map(Bench.compile, made))
         if not look.exists():
             look_at_all(made, rooms, look)
         benches: Queue[Bench] = Queue()
@@ -165,7 +170,7 @@ def main() -> int:
 
         pool = ThreadPoolExecutor(asked.workers)
         for number, (one, lives) in enumerate(
-            zip(mutations, pool.map(survives, mutations), strict=True), 1
+            zip(mutations, pool.map(survives, mutations), strict=True), asked.skip + 1
         ):
             killed += not lives
             print(f"{number:>4} {'SURVIVED' if lives else 'killed  '} {one}", flush=True)

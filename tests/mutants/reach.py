@@ -24,6 +24,8 @@ LOOK, SORT = "MUTANTS_LOOK", "MUTANTS_SORT"
 """Where a look is written; where the chosen tests and seconds of grace are read."""
 WORTH_S = 60.0
 """Processor time, as a look took it, of the tests that one mutant is shown to."""
+STARTS_S = 2.0
+"""A test that starts a process of its own takes at least this long."""
 
 
 def name_function(path: Path, line: int) -> str:
@@ -86,11 +88,12 @@ class Look:
         self._target.write_text(json.dumps(self._seen))
 
 
-def choose_tests(look: Path, function: str) -> dict[str, float]:
+def choose_tests(look: Path, function: str, folder: str) -> dict[str, float]:
     """Tests that reach *function* with their seconds, the quickest first, as many as are worth it.
 
     What survives a minute of them counts as a survivor. A line outside functions is reached by
-    tests that reach its module.
+    tests that reach its module. A function that no test is seen to reach may run in a process that
+    tests of its *folder* start.
     """
     seen = json.loads(look.read_text())
     is_module = function.endswith(":")
@@ -98,6 +101,10 @@ def choose_tests(look: Path, function: str) -> dict[str, float]:
         (took_s, test)
         for test, (took_s, places) in seen.items()
         if function in places or (is_module and any(place.startswith(function) for place in places))
+    ) or sorted(
+        (took_s, test)
+        for test, (took_s, _) in seen.items()
+        if test.startswith(folder) and took_s >= STARTS_S
     )
     chosen: dict[str, float] = {}
     spent_s = 0.0

@@ -43,7 +43,7 @@ def test_a_layout_that_was_left_open_is_filled_in_and_told(asked):
     assert found.workload == load_setting(asked_for).workload
     assert isinstance(found.workload, TransformerSpec)
     assert found.workload.parallel.model_fields_set >= {"tp", "pp", "interleaving"}
-    assert found.chosen[0].startswith(f"The layout was left open: {', '.join(changes)} has")
+    assert found.chosen[0].startswith(f"No layout is stated: {', '.join(changes)} has")
     assert phases == [("choosing a layout", 0.0)]
     [(ranks, stack, stated)] = asked
     assert (ranks, stack) == (4, "pytorch_fused")

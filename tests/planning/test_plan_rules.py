@@ -186,7 +186,7 @@ def test_a_layout_is_scored_by_its_time_and_a_little_of_its_busiest_ranks():
 
 
 def outcome(peaks: list[int], times_ns: list[int], *, own: bool = True) -> SearchOutcome:
-    """What comes of a found layout, if there is one, and of plans beside it."""
+    """The result of a found layout, if there is one, and of other plans."""
     found = iter(
         SimpleNamespace(peak_bytes=np.array([peak]), time_ns=lambda mode, ns=ns: np.array([ns]))
         for peak, ns in zip(peaks, times_ns, strict=True)

@@ -34,7 +34,8 @@ def _question(tables: str, **changes) -> RankQuestion:
 @pytest.mark.parametrize("stack", ["pytorch_fused", "hugectr"])
 @pytest.mark.parametrize("topology", ["quad_a100", "dgx1_v100"])
 def test_rank_and_predict_mean_the_same_plan_by_balanced(topology, stack):
-    # Its own limits and formats of the stack decide, whoever asks: 1 MiB tables are copied here.
+    # Its own limits and formats of the stack decide, for every command: 1 MiB tables are copied
+    # here.
     words = ("sharding.data_parallel_below=1 MiB", "sharding.min_width=16", "batch=4096")
     question = RankQuestion(topology=topology, workload="dlrm_mlperf", overrides=words, stack=stack)
     evaluator, task = load_task(question)
@@ -147,7 +148,7 @@ def test_the_same_question_twice_has_the_same_answer_and_says_how_it_was_found(t
     )
     *_, full, batches = first.assumptions
     assert full.startswith("Listed plans are predicted in full")
-    assert "count contention" in full
+    assert "include contention" in full
     assert batches.startswith("Sampled batches differ")
     for plan in first.plans:
         assert plan.gains_ns[plan.bound] == max(plan.gains_ns.values())

@@ -77,7 +77,7 @@ def two_collectives(first_use, second_use, *, second_after_ns: int = 0) -> Folde
 
 
 def beside_all_reduce(*, arrivals_ns=(400, 400), slowed) -> FoldedCosts:
-    """Ranks that work, then make an all-reduce of 600 ns beside a product of 1000 ns."""
+    """Ranks that work, then make an all-reduce of 600 ns during a GEMM of 1000 ns."""
     ranks = (
         f"gpu first {arrival_ns}; wire *reduce 600 <first; gpu second 1000; gpu *barrier 0"
         for arrival_ns in arrivals_ns
@@ -284,8 +284,8 @@ def test_overlaps_that_swap_places_come_to_rest_half_way():
         ([(0, 900)] * 3, [1.0] * 3, [2 / 3] * 3),
         # The second overlaps for a quarter of its time, and the first for half of it.
         ([(0, 10), (5, 25)], [1.0, 1.0], [0.25, 0.125]),
-        # 0.5 + 1 is asked: a third is lost by whoever uses the link all the time, half of that
-        # by whoever uses it half of the time.
+        # 0.5 + 1 is asked: the call that uses the link all the time loses a third, the one that
+        # uses it half of the time half of that.
         ([(0, 10), (0, 10)], [0.5, 1.0], [1 / 6, 1 / 3]),
         # One that asks for twice what there is has lost half alone.
         ([(0, 10), (20, 30)], [2.0, 1.0], [0.5, 0.0]),

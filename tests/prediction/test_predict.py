@@ -57,6 +57,15 @@ def test_waits_add_up_to_the_waiting_part_of_their_ranks():
         assert waited_ns == parts["waiting_for_other_ranks"]
 
 
+def test_waits_for_a_rank_name_the_tables_that_hold_it_up():
+    naive = replace(BESIDE, overrides=("sharding.sharder=naive",))
+    found = api.predict(naive, executor="serial")
+    worst = found.explanation.waits[0]
+    # The only table with a hundred lookups per sample.
+    assert worst.label.startswith("embedding/")
+    assert worst.tables[0] == "table_20"
+
+
 def test_an_isolated_iteration_is_answered_on_request():
     period, isolated = predict(DLRM), predict(DLRM, mode=Mode.ISOLATED)
     assert isolated.iteration_ns == isolated.isolated_ns == period.isolated_ns

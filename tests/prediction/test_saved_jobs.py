@@ -38,11 +38,12 @@ from perfmodel.workloads.kernels import elementwise
 from tests.recordings.test_recording_info import JOB, build_job, notes
 
 
-def score(*periods_ns: int, replayed_ns: int = 100, distrust: str = ""):
+def score(*periods_ns: int, replayed_ns: int = 100, distrust: str = "", noise_ratio: float = 0):
     return SimpleNamespace(
         periods=[SimpleNamespace(recorded_ns=one) for one in periods_ns],
         iteration=SimpleNamespace(replayed_ns=replayed_ns),
         cycle=1,
+        noise_ratio=noise_ratio,
         is_trusted=not distrust,
         distrust=distrust,
     )
@@ -52,6 +53,8 @@ def test_the_interval_of_a_recording_is_the_spread_of_its_periods_in_proportion(
     interval = recorded_interval(score(90, 110), 200)
     assert (interval.low_ns, interval.high_ns) == pytest.approx((182, 218), abs=1)
     assert interval.is_known
+    noisy = recorded_interval(score(90, 110, noise_ratio=0.1), 200)
+    assert (noisy.low_ns, noisy.high_ns) == pytest.approx((182 * 0.9, 218 * 1.1), abs=1)
     for few in (None, score(90)):
         interval = recorded_interval(few, 200)
         assert (interval.low_ns, interval.high_ns, interval.is_known) == (200, 200, False)

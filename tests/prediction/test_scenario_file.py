@@ -52,7 +52,7 @@ def test_files_are_looked_for_beside_the_scenario_and_constants_may_be_several(t
     found = load_scenario(path)
     assert found.topology == str(tmp_path / "mine.yaml")
     assert found.calibration == (str(tmp_path / "mine.yaml"), "other.yaml")
-    # A name of the catalog is no file, whatever lies there.
+    # A name of the catalog is not a file, even if a file has that name.
     (tmp_path / "dgx_h100").write_text("")
     one = load_scenario(write(tmp_path, "topology: dgx_h100\ncalibration: mine.yaml\n"))
     assert (one.topology, one.calibration) == ("dgx_h100", (str(tmp_path / "mine.yaml"),))

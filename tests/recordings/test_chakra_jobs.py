@@ -8,6 +8,7 @@ import pytest
 
 from perfmodel.base.errors import PerfModelError, TraceError
 from perfmodel.recordings.import_files import import_chakra
+from perfmodel.recordings.linked_jobs import build_linked_job
 from perfmodel.recordings.self_replay import self_replay
 from perfmodel.recordings.storage import assemble_chakra_job, write_chakra_job
 from tests.recordings.builders import held_of, import_spans
@@ -39,6 +40,15 @@ def test_a_missing_rank_is_refused(recorded, tmp_path):
 def test_files_of_perfmodel_and_of_others_are_not_mixed(shared_data):
     with pytest.raises(TraceError, match="cannot be mixed"):
         load_chakra_job([shared_data / "traces" / "gpt_tp2_v100x2" / "chakra_rank0.et.gz"])
+
+
+def test_durations_of_operators_without_their_children_are_kept(shared_data):
+    files = [shared_data / "traces" / "gpt_tp2_v100x2" / f"chakra_rank{n}.et.gz" for n in (0, 1)]
+    job = build_linked_job("gpt", [load_chakra(path) for path in files], "Chakra traces").graph
+    program = job.program_of(0)
+    host = [job.ops[op].duration_ns for op in program.op[~program.is_on_device()].tolist()]
+    # The Kineto trace of rank 0 has 55.01 ms inside operators, and 1.4 ms in the data loader.
+    assert sum(host) / 1e6 == pytest.approx(55.01 + 1.42, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -124,10 +124,10 @@ def test_collectives_that_only_some_ranks_make_are_refused(tmp_path):
     assert "have no partner" in imported(tmp_path / "b", step(), less).faults[0]
 
 
-@pytest.mark.parametrize("is_pinned", [False, True])
-def test_a_copy_from_the_host_blocks_unless_it_is_asked_not_to(tmp_path, is_pinned):
+@pytest.mark.parametrize(("stated", "is_pinned"), [((False,), False), ((True,), True), ((), False)])
+def test_a_copy_from_the_host_blocks_unless_it_is_asked_not_to(tmp_path, stated, is_pinned):
     gpu, cpu = tensor(60, 16), tensor(61, 16, device="cpu")
-    arguments = [(gpu, [16], F32), (cpu, [16], F32), (is_pinned, [], "Bool")]
+    arguments = [(gpu, [16], F32), (cpu, [16], F32), *((word, [], "Bool") for word in stated)]
     nodes = [*step()[:4], operator(30, "aten::copy_", 2, arguments, [(gpu, [16], F32)])]
     ops = imported(tmp_path, nodes).graph.ops
     [copy] = [op for op in ops if isinstance(op, Copy)]

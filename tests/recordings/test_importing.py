@@ -178,7 +178,7 @@ def test_a_collective_of_unknown_size_gets_the_bytes_that_fit_its_time(tmp_path)
     job = two_ranks(tmp_path)
     [op] = [op for op in job.graph.ops if op.name == "collective, estimated"]
 
-    # 40 us at 80 GB/s, the rate of the GPU that stands for an unknown one.
+    # 40 us at 80 GB/s, the rate of the GPU assumed for an unknown one.
     assert op.work.collective == Collective(CollectiveKind.ALL_REDUCE, 3_200_000)
 
 

@@ -83,12 +83,12 @@ def test_removed_tasks_are_replaced_by_their_launch_and_what_came_before():
     assert list_substitutes(JOB, 4) == [4, 2, 1, 0]
     assert list_substitutes(JOB, 8) == [8, 5]
     assert list_substitutes(JOB, 6) == [6, 6, 5]
-    # Of the second step nothing is left, so the launches of both steps stand for them.
+    # Of the second step nothing is left, so the launches of both steps are used instead.
     moments = notes().step_moments_ns(without(4, 9), START, END)
     assert moments == [12, 33]
     # One rank of each step is enough.
     assert notes().step_moments_ns(without(4), START, END) == [133, 200]
-    with pytest.raises(ScenarioError, match="Take less out"):
+    with pytest.raises(ScenarioError, match="Remove less"):
         notes().step_moments_ns(without(4, 9, 0, 5, 2, 7), START, END)
 
 

@@ -3,6 +3,8 @@
 import pytest
 
 from perfmodel.recordings.self_replay import self_replay
+from tests.recordings.builders import import_spans
+from tests.traces.builders import kernel, launch
 
 TORCHREC = {
     "s0_sst_sleep_pl_dense_after_backward_2": 2,
@@ -57,3 +59,13 @@ def test_the_hooks_of_the_nanogpt_rank_show_in_size_and_direction(recorded, name
 
     assert result.iteration.recorded_ns / 1e6 == pytest.approx(period_ms, abs=0.05)
     assert abs(result.iteration.error_pct) < 1.5
+
+
+def test_the_score_says_of_every_rank_what_was_retimed(tmp_path):
+    spans = [launch(2, 400), kernel(2, 420, 100)]
+    before = [kernel(1, 10, 300, 9)]
+    job = import_spans(tmp_path, [*before, *spans], spans)
+    [first, second] = self_replay(job).coverage
+    # Of 300 + 100 us of rank 0, the 300 were launched before the window; its first call is pinned.
+    assert (first.recorded_starts, second.recorded_starts) == (2, 1)
+    assert (first.device_ratio, second.device_ratio) == (0.25, 1)

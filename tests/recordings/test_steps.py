@@ -84,7 +84,7 @@ def test_a_step_that_its_own_kernels_contradict_is_not_trusted(tmp_path):
     job = import_spans(tmp_path, spans)
     score = self_replay(job)
 
-    assert any("tells another step" in fault for fault in job.report.faults)
+    assert any("shows a different step" in fault for fault in job.report.faults)
     assert not score.is_trusted
     # It replays itself all the same; the one figure says what that is worth.
     assert abs(score.iteration.error_pct) < 10 < score.merit_pct

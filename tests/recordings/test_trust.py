@@ -8,7 +8,7 @@ from perfmodel.base.errors import TraceError
 from perfmodel.recordings.import_files import ImportedJob, ImportWishes, import_traces
 from perfmodel.recordings.self_replay import with_score
 from perfmodel.recordings.trace_diff import diff_traces
-from tests.recordings.builders import call, import_spans
+from tests.recordings.builders import call, import_spans, replay_ms
 from tests.traces.builders import kernel, launch, span, write_trace
 from traces.job_trace import load_job_trace
 
@@ -147,3 +147,55 @@ def test_a_diff_finds_the_kernel_that_got_slower(tmp_path):
     assert (line["name"], round(line["change_ms"], 6)) == ("gemm", 0.05)
     assert found["by"]["module"][0]["name"] == "Net_0"
     assert found["same_tasks_pct"] == 100
+
+
+def with_noise(spans, *, numbers, earlier):
+    """*spans* in which the kernels at some *numbers* begin *earlier*, in microseconds."""
+    kernels = [one for one in spans if one["cat"] == "kernel"]
+    noisy = [id(kernels[number]) for number in numbers]
+    return [one | {"ts": one["ts"] - earlier} if id(one) in noisy else one for one in spans]
+
+
+def test_a_few_kernels_before_their_launch_are_mended_and_widen_the_interval(tmp_path):
+    sound = some_steps(count=200)
+    clean = import_spans(tmp_path / "clean", sound, sound)
+    noisy = with_noise(sound, numbers=[300, 320, 352], earlier=2_000)
+    job = import_spans(tmp_path / "noisy", noisy, sound)
+
+    told = told_of(job)
+    assert told["is_trusted"]
+    # Three of 400 tasks of rank 0, on a clock by which a launch takes 6 us.
+    assert [rank.mended for rank in job.report.ranks] == [3, 0]
+    moved_ns = 1_000 * (2_000 - 6)
+    assert job.report.ranks[0].mended_ns == round(moved_ns * 3**0.5)
+    assert any("3 of 800 device tasks began before" in one for one in job.graph.facts.assumptions)
+    assert told["self_replay"]["clock_noise_pct"] == pytest.approx(
+        100 * moved_ns * 3**0.5 / 199_500_000, rel=0.01
+    )
+    assert replay_ms(job) == pytest.approx(replay_ms(clean), rel=1e-3)
+
+
+def test_a_kernel_that_ran_before_the_first_call_was_launched_before_the_window(tmp_path):
+    # The product of the second step, from 1,020 to 1,320 us, ends 280 us before the first call.
+    early = with_noise(some_steps(count=200), numbers=[2], earlier=1_600)
+    job = import_spans(tmp_path, early, some_steps(count=200))
+    assert [rank.launched_before for rank in job.report.ranks] == [1, 0]
+    assert told_of(job)["is_trusted"]
+
+
+def test_many_kernels_before_their_launch_are_a_fault(tmp_path):
+    noisy = with_noise(some_steps(count=200), numbers=range(100, 300, 10), earlier=2_000)
+    job = import_spans(tmp_path, noisy, some_steps(count=200))
+    assert not told_of(job)["is_trusted"]
+    assert [rank.mended for rank in job.report.ranks] == [0, 0]
+
+
+def test_a_kernel_inside_the_one_ahead_of_it_is_cut_to_its_end(tmp_path):
+    sound = some_steps(count=200)
+    for number, one in enumerate(sound):
+        # The product of one step lasts until 150 us into the next one.
+        if number == 401:
+            one["dur"] = 1_150
+    job = import_spans(tmp_path, sound, some_steps(count=200))
+    assert [rank.mended for rank in job.report.ranks] == [1, 0]
+    assert told_of(job)["is_trusted"]

@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from perfmodel.reports.blocks import Report, Section, Sentences, Table, plain_report
+from perfmodel.reports.blocks import (
+    Look,
+    Plot,
+    Point,
+    Report,
+    Section,
+    Sentences,
+    Table,
+    plain_report,
+)
 from perfmodel.reports.html import FOLD, to_page
 from perfmodel.reports.prediction import report_prediction
 from tests.reports.predictions import build_prediction
@@ -86,3 +95,28 @@ def test_a_block_without_a_case_of_its_own_is_shown_as_terminal_text():
     page = to_page(plain_report("Title", Quote(["one < two", "three"])))
 
     assert '<pre class="scroll">  - one &lt; two\n  - three\n</pre>' in page
+
+
+def test_a_plot_has_a_point_for_each_value_with_its_interval_and_what_it_is():
+    points = [Point(1, 10, "one <b>", (8, 13)), Point(4, 20, "four", look=Look.RED)]
+    page = to_page(plain_report("", Plot(points, "hosts", "samples", are_joined=True)))
+    assert page.count("<circle") == 2
+    assert page.count('class="interval"') == 1
+    assert "one &lt;b&gt;" in page
+    assert "<polyline" in page
+
+
+def test_a_single_point_is_no_plot():
+    assert not Plot([Point(1, 1, "alone")], "x", "y")
+
+
+def test_ticks_are_round_values_inside_of_the_axis_or_the_few_values_themselves():
+    points = [Point(x, 1e6 * x, "") for x in (1, 2, 32)]
+    joined = Plot(points, "GPUs", "tokens", are_joined=True)
+    assert [tick.words for tick in joined.ticks("x")] == ["1", "2", "32"]
+    assert [tick.words for tick in joined.ticks("y")] == ["0", "10 M", "20 M", "30 M"]
+    scattered = Plot(points, "measured", "predicted", are_log=True, shows_equal=True)
+    assert all(0 <= tick.share <= 1 for axis in ("x", "y") for tick in scattered.ticks(axis))
+    assert scattered.ticks("x") == scattered.ticks("y")
+    narrow = Plot([Point(2, 3, ""), Point(5, 4, "")], "", "", are_log=True)
+    assert [tick.words for tick in narrow.ticks("x")] == ["2", "5"]

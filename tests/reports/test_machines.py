@@ -78,7 +78,8 @@ def test_a_lonely_gpu_can_be_drawn(tmp_path):
 
 
 def test_routes_get_the_words_of_nvidia_smi():
-    dgx1, pcie = load_topology("dgx1_v100"), load_topology("a100_pcie")
+    dgx1 = load_topology("dgx1_v100")
+    pcie = replace(load_topology("a100_pcie"), peer_to_peer=True)
 
     assert route_word(dgx1.gpu_route(0, 3)) == "NV2"
     assert route_word(dgx1.gpu_route(0, 7)) == "NVB2"

@@ -1,4 +1,4 @@
-"""Predictions beside measurements, as a report."""
+"""Predictions against measurements, as a report."""
 
 from __future__ import annotations
 

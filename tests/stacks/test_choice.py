@@ -1,4 +1,4 @@
-"""Which stack stands for a framework, its release and a family of workloads."""
+"""Which stack is chosen for a framework, its release and a family of workloads."""
 
 from __future__ import annotations
 

@@ -35,11 +35,22 @@ def test_runs_on_the_same_chip_make_the_narrowest_interval_and_none_the_widest()
 
 def test_hosts_beyond_the_evidence_widen_the_interval():
     near, far = (spread(KNOWN, hosts=hosts) for hosts in (4, 16))
-    # Two doublings beyond four hosts, beside the spread itself.
+    # Two doublings beyond four hosts, in addition to the spread itself.
     further = 2 * load_spread().transformer.per_doubling
     assert near.relative_sigma == 0.08
     assert far.relative_sigma == pytest.approx(math.hypot(0.08, further))
     assert "16 hosts are beyond the 4" in far.sentence
+
+
+def test_smaller_batches_than_the_evidence_has_widen_the_interval():
+    seen = {"hopper": Evidence(rows=40, sources=2, hosts=4, samples=4096, spread=0.08)}
+    stack = replace(PLAIN, family=Family.DLRM, evidence=seen)
+    near, small = (spread(stack, samples=samples) for samples in (4096, 512))
+    # Three halvings below 4,096 samples, in addition to the spread itself.
+    fewer = 3 * load_spread().dlrm.per_halving
+    assert near.relative_sigma == spread(stack).relative_sigma == 0.08
+    assert small.relative_sigma == pytest.approx(math.hypot(0.08, fewer))
+    assert "512 samples per rank are fewer than the 4,096" in small.sentence
 
 
 def test_constants_that_were_fitted_do_not_make_an_interval_wider():
@@ -116,22 +127,23 @@ def test_one_source_is_told_as_one():
     assert "40 runs of 1 source on" in spread(lone).sentence
 
 
-def test_an_emulated_script_has_the_widest_spread_of_scripts_with_the_same_work():
+def test_the_spread_of_scripts_includes_kernels_where_scripts_ran_on_such_chips():
     stack = load_stack("pytorch_fused")
-    images, both, unknown = (
-        find_spread(stack, architecture="ampere", hosts=1, contains=contains)
-        for contains in (["convolutions"], ["convolutions", "compiled code"], [])
+    seen, unseen = (
+        find_spread(stack, architecture=chip, hosts=1, is_emulated=True)
+        for chip in ("ampere", "blackwell")
     )
-    assert images.relative_sigma < both.relative_sigma < unknown.relative_sigma
-    assert "scripts of 2 sources with convolutions" in images.sentence
-    assert both.sentence.endswith("with compiled code.")
+    assert seen.includes_kernels
+    assert seen.relative_sigma == unseen.relative_sigma == load_spread().scripts.spread
+    assert not unseen.includes_kernels
+    assert "none ran on blackwell" in unseen.sentence
+    assert "none ran" not in seen.sentence
 
 
 def test_scripts_on_more_hosts_than_those_with_published_times_are_less_sure():
     stack = load_stack("pytorch_fused")
     one, eight = (
-        find_spread(stack, architecture="hopper", hosts=hosts, contains=["eager code"])
-        for hosts in (1, 8)
+        find_spread(stack, architecture="hopper", hosts=hosts, is_emulated=True) for hosts in (1, 8)
     )
     further = 3 * load_spread().transformer.per_doubling
     assert eight.relative_sigma == pytest.approx(math.hypot(one.relative_sigma, further))

@@ -75,7 +75,8 @@ def build_pcie_host(**changes) -> Topology:
         links += both_ways(f"nic:{switch}", f"pcie_switch:{switch}", 32.0)
         links += both_ways(f"pcie_switch:{switch}", "cpu:0", 16.0)
     counts = {"gpu": 4, "pcie_switch": 2, "cpu": 1, "nic": 2}
-    return build_topology(links, counts=counts, **{"fabric": build_fabric(), **changes})
+    stated = {"fabric": build_fabric(), "peer_to_peer": True}
+    return build_topology(links, counts=counts, **{**stated, **changes})
 
 
 def build_fabric(**changes) -> Fabric:

@@ -9,7 +9,7 @@ import yaml
 
 from topologies import list_devices, list_topologies, load_topology
 from topologies.device import DEVICES
-from topologies.topology_file import CATALOG
+from topologies.recognising import CATALOG
 
 GB = 1e9
 WANTED = {

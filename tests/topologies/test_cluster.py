@@ -12,12 +12,16 @@ from tests.topologies.machines import both_ways, build_fabric, build_pcie_host, 
 from topologies import FabricKind, LinkKind, build_cluster, load_topology
 
 
+def gpus_of(cluster) -> list[int]:
+    return cluster.seats_of(np.arange(cluster.rank_count))[1].tolist()
+
+
 def test_ranks_fill_host_after_host():
     cluster = build_cluster(build_pcie_host(), hosts=3)
 
     assert cluster.rank_count == 12
     assert cluster.host_of_rank.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert cluster.gpu_of_rank.tolist() == [0, 1, 2, 3] * 3
+    assert gpus_of(cluster) == [0, 1, 2, 3] * 3
     assert cluster.seat_of(6) == (1, 2)
     # NIC 1 of host 1; numbers of hosts are 4 apart, as many as GPUs.
     assert cluster.nics_of(np.array([6])).tolist() == [5]
@@ -32,12 +36,12 @@ def test_the_seat_of_one_rank_is_that_of_the_arrays(hosts, per_host):
     assert cluster.host_count == hosts
     assert [cluster.host_of(rank) for rank in ranks] == cluster.host_of_rank.tolist()
     seats = [cluster.seat_of(rank) for rank in ranks]
-    assert [gpu for _, gpu in seats] == cluster.gpu_of_rank.tolist()
+    assert [gpu for _, gpu in seats] == gpus_of(cluster)
     assert len(set(seats)) == cluster.rank_count
 
 
 def test_ranks_are_spread_evenly_over_hosts():
-    assert build_cluster(build_pcie_host(), hosts=2, ranks=4).gpu_of_rank.tolist() == [0, 1, 0, 1]
+    assert gpus_of(build_cluster(build_pcie_host(), hosts=2, ranks=4)) == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -45,8 +49,8 @@ def test_ranks_are_spread_evenly_over_hosts():
     [
         ({"hosts": 0}, "at least one host"),
         ({"hosts": 2, "ranks": 3}, "3 ranks cannot be spread evenly over 2 hosts"),
-        ({"ranks": 12}, "seats 1 to 4 ranks per host, got 12. Ask for 3 hosts or more"),
-        ({"hosts": 2, "ranks_per_host": 0}, "seats 1 to 4 ranks per host, got 0"),
+        ({"ranks": 12}, "has room for 1 to 4 ranks per host, got 12. Ask for 3 hosts or more"),
+        ({"hosts": 2, "ranks_per_host": 0}, "has room for 1 to 4 ranks per host, got 0"),
         ({"hosts": 2, "ranks": 6, "ranks_per_host": 2}, "make 4 ranks, not 6"),
     ],
 )
@@ -105,9 +109,9 @@ def test_trays_of_a_rack_are_hosts_to_a_launcher():
     two_trays = build_cluster(rack, hosts=2, ranks_per_host=4)
     # One rack, so NVLink all the way.
     assert two_trays.host_count == 1
-    assert two_trays.gpu_of_rank.tolist() == list(range(8))
+    assert gpus_of(two_trays) == list(range(8))
     assert two_trays.route(0, 7).is_nvlink
-    assert build_cluster(rack, hosts=2, ranks=4).gpu_of_rank.tolist() == [0, 1, 4, 5]
+    assert gpus_of(build_cluster(rack, hosts=2, ranks=4)) == [0, 1, 4, 5]
     # Trays beyond a rack go to the next.
     cluster = build_cluster(rack, hosts=36, ranks_per_host=4)
     assert cluster.host_count == 2
@@ -132,7 +136,7 @@ def test_racks_get_equal_segments_of_trays(trays, racks, in_first):
 
 def test_hosts_that_hold_more_than_a_tray_are_racks():
     rack = load_topology("gb200_nvl72")
-    assert build_cluster(rack, hosts=1, ranks=8).gpu_of_rank.tolist() == list(range(8))
+    assert gpus_of(build_cluster(rack, hosts=1, ranks=8)) == list(range(8))
     assert build_cluster(rack, hosts=2).rank_count == 144
     assert build_cluster(rack, hosts=2, ranks=16).host_count == 2
 

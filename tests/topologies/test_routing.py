@@ -61,8 +61,9 @@ def test_of_equal_routes_the_first_written_wins():
     pair = [*both_ways("gpu:0", "cpu:1"), *both_ways("gpu:1", "cpu:1")]
     other = [*both_ways("gpu:0", "cpu:0"), *both_ways("gpu:1", "cpu:0")]
 
-    assert stops(build_topology(pair + other, counts={"gpu": 2, "cpu": 2}), 0, 1) == ("cpu:1",)
-    assert stops(build_topology(other + pair, counts={"gpu": 2, "cpu": 2}), 0, 1) == ("cpu:0",)
+    for links, first in ((pair + other, "cpu:1"), (other + pair, "cpu:0")):
+        host = build_topology(links, counts={"gpu": 2, "cpu": 2}, peer_to_peer=True)
+        assert stops(host, 0, 1) == (first,)
 
 
 def chain(**changes):
@@ -80,6 +81,14 @@ def test_a_gpu_is_passed_only_where_the_machine_says_its_gpus_forward():
     assert route.stops == ("gpu:1",)
     assert route.passes_gpu
     assert route.bandwidth_bytes_per_s == 25e9
+
+
+def test_a_host_that_does_not_say_sends_through_the_socket_where_there_is_one():
+    assert build_pcie_host(peer_to_peer=None).gpu_route(0, 1).links == (
+        build_pcie_host(peer_to_peer=False).gpu_route(0, 1).links
+    )
+    alone = build_topology(both_ways("gpu:0", "gpu:1"), counts={"gpu": 2})
+    assert stops(alone, 0, 1) == ()
 
 
 def test_without_peer_to_peer_traffic_climbs_to_the_socket_and_back():

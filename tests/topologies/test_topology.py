@@ -9,12 +9,17 @@ from topologies import load_topology
     ("links", "counts", "changes", "fault"),
     [
         ([wire("gpu:0", "gpu:1")], {"gpu": 2}, {}, "no links lead gpu:1 -> gpu:0"),
-        ([wire("gpu:0", "nvswitch:0")], {"gpu": 1}, {}, "ends at nvswitch:0, which is no vertex"),
+        (
+            [wire("gpu:0", "nvswitch:0")],
+            {"gpu": 1},
+            {},
+            "ends at nvswitch:0, which is not a vertex",
+        ),
         (
             [*both_ways("gpu:0", "gpu:1"), wire("gpu:0", "gpu:1")],
             {"gpu": 2},
             {},
-            "stands 2 times; write `lanes: 2` instead",
+            "is listed 2 times; write `lanes: 2` instead",
         ),
         ([], {"cpu": 1}, {}, "at least one gpu"),
         ([], {"gpu": 1}, {"fabric": build_fabric()}, "a GPU reaches no nic"),

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from perfmodel.api import Scenario, predict, price_collective
 from perfmodel.base.errors import PerfModelError, TopologyError
 from topologies import Link, LinkKind, list_topologies, load_topology
-from topologies.topology_file import CATALOG, parse_selection
+from topologies.recognising import CATALOG
+from topologies.topology_file import parse_selection
 
 GOOD = """
 name: pair
@@ -299,6 +300,13 @@ def test_a_copy_keeps_its_constants_and_a_changed_one_loses_them(write, changes,
     found = load_topology(write(copy_of("dgx_h100", *changes)))
     assert found.measured == measured
     assert bool(found.lost_constants) == measured.endswith("changed")
+
+
+def test_links_in_another_order_keep_the_constants(write):
+    head, _, rest = copy_of("dgx_a100").partition("links:\n")
+    links, _, fabric = rest.partition("\nfabric:")
+    turned = "\n".join(links.splitlines()[::-1])
+    assert not load_topology(write(f"{head}links:\n{turned}\n\nfabric:{fabric}")).lost_constants
 
 
 def test_a_renamed_machine_has_the_same_prices_and_a_changed_one_says_what_it_lost(write):

@@ -1,4 +1,4 @@
-"""Reading speed and memory beside HTA, in one run: `PERFMODEL_HTA_PYTHON` names its interpreter.
+"""Reading speed and memory against HTA, in one run: `PERFMODEL_HTA_PYTHON` names its interpreter.
 
 HTA needs pandas below 2.3, so it lives in a virtual environment of its own.
 """

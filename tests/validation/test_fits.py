@@ -1,4 +1,4 @@
-"""The memory verdict beside runs that failed and runs that did not."""
+"""The memory verdict against runs that failed and runs that did not."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_a_table_without_ids_counts_its_rows_from_zero(tmp_path):
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"cp": "3"}, "do not divide by tp x pp x cp"),
+        ({"cp": "3"}, "are not divisible by tp x pp x cp"),
         ({"ep": "8"}, "ep without experts stated"),
         ({"vpp": "3"}, "interleaving=3 needs pipeline stages"),
         ({"layers": ""}, "not stated: layers"),

@@ -1,4 +1,4 @@
-"""Recommendation runs: which stack and workload a row stands for, and how far they are off."""
+"""Recommendation runs: which stack and workload a row describes, and how far they are off."""
 
 from __future__ import annotations
 

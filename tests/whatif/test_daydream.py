@@ -189,3 +189,8 @@ def test_what_is_needed_first_goes_first_and_forward_waits_for_its_own_alone():
     # what was made last, which is there after 45 ns; the other is there after 90, before the norm
     # asks for it at 45 + 100.
     assert period_ns(ask("bucket:size=500B", "priority")) == 45 + 160 + 200
+
+
+def test_a_job_in_sixteen_bits_is_not_trained_in_sixteen_bits_again():
+    with pytest.raises(ScenarioError, match="in 16 bits already: 100 % of the time"):
+        ask("amp", "amp")

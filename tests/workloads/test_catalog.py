@@ -141,8 +141,8 @@ def test_an_own_file_is_read(tmp_path):
     [
         ("batch: 4", "batch: 4\nbatches: 5", "batches (line 7): unknown key; did you mean 'batch'"),
         ("batch: 4\n", "", "batch: must be given"),
-        ("heads: 2", "heads: 3", "hidden must divide by heads, got 8 and 3"),
-        ("heads: 2", "heads: 2, kv_heads: 4", "heads must divide by kv_heads, got 2 and 4"),
+        ("heads: 2", "heads: 3", "hidden must be divisible by heads, got 8 and 3"),
+        ("heads: 2", "heads: 2, kv_heads: 4", "heads must be divisible by kv_heads, got 2 and 4"),
         (", max_positions: 16", "", "learned positions need max_positions"),
         ("sequence_length: 16", "sequence_length: 17", "at most model.max_positions 16, got 17"),
         ("family: transformer", "family: forest", "one of dlrm, transformer, got 'forest'"),

@@ -93,7 +93,7 @@ def to_text(host: Host, told: Told, *, name: str, source: str) -> str:
         "",
         *(["links:", *links, ""] if links else []),
         *fabric,
-        "assumed: # every answer repeats these; delete what you have put right",
+        "assumed: # every answer repeats these; delete what you have corrected",
         *(f"  - {sentence}" for sentence in writer.assumed),
         "...",
     ]
@@ -140,8 +140,8 @@ class _Writer:
             rate = f"lanes: {between['lanes']}, bandwidth: {between['bandwidth']}"
             yield f"  - {{mesh: 'cpu:*', kind: cpu, {rate}, latency: {self._latency['socket']}}}"
             self.assumed.append(
-                f"Sockets are joined by {between['lanes']} links of {between['bandwidth']}, as is "
-                "usual; the link of kind cpu changes that."
+                f"Sockets are joined by {between['lanes']} links of {between['bandwidth']}, by "
+                f"default; the link of kind cpu changes that."
             )
         self.assumed.append("Latencies of links are estimates.")
 
@@ -179,13 +179,13 @@ class _Writer:
         if "sxm" in device.name and count >= FEWEST_SWITCHED and rate.get("lanes", 0) >= MANY_LANES:
             self.assumed.append(
                 f"All {rate['lanes']} NVLink lanes of a GPU end in NVSwitches, as in hosts with "
-                f"{count} GPUs of this kind; the file says nothing of NVLink."
+                f"{count} GPUs of this kind; the file says nothing about NVLink."
             )
             self.host.switched = dict.fromkeys(range(count), int(rate["lanes"]))
         else:
             self.assumed.append(
-                "NVLink is left out, because the file says nothing of it (what "
-                "NCCL_TOPO_DUMP_FILE writes does); add it under links."
+                "NVLink is left out, because the file says nothing about it (the file of "
+                "NCCL_TOPO_DUMP_FILE does); add it under links."
             )
         return self.host.switched
 

@@ -121,7 +121,10 @@ class _Reader:
     def finish(self, root: Element) -> Host:
         """The whole host."""
         if not self._gpus:
-            raise TopologyError(f"{self._document}: describes no GPU (PCI class 0x03).")
+            raise TopologyError(
+                f"{self._document}: must list the GPUs (PCI class 0x03), and has none. A training "
+                "job that starts with NCCL_TOPO_DUMP_FILE=topo.xml writes a complete file."
+            )
         host = Host(
             gpu_count=len(self._gpus),
             nic_count=self._nics,

@@ -1,4 +1,4 @@
-"""Fitting a machine to measurements: the rates at which our cost models reproduce the times.
+"""Fitting a machine to measurements: rates at which our models reproduce times, and its files.
 
 Two rates of the device are fitted, arithmetic and memory, and two of the wires between ranks,
 bandwidth and latency. They are *effective*: with them, curves borrowed from the nearest calibrated
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
@@ -32,6 +33,7 @@ from topologies.topology_file import parse_topology
 
 Floats = NDArray[np.float64]
 
+LICENCE = "measured by the user of this command; no restriction"
 FITTED_FAMILIES = ("gemm", "bmm", "memory")
 """Families that decide the rates; attention and lookups only check them."""
 
@@ -58,7 +60,7 @@ def fit_device(
     dtypes = tuple(dict.fromkeys(one.op.dtype for one in used if isinstance(one.op, Gemm)))
     if DType.FP32 not in dtypes or not any(one.family == "memory" for one in used):
         raise MeasurementError(
-            "fit of a device: must have products in fp32 and memory-bound kernels measured, "
+            "fit of a device: must have measured fp32 GEMMs and memory-bound kernels, "
             f"got families {', '.join(sorted({one.family for one in used})) or 'none'}."
         )
     fits = [_fit_rates(guess, dtypes, used, stack) for guess in guesses]
@@ -138,7 +140,7 @@ def fit_wires(
 ) -> tuple[Wires, FamilyError]:
     """The wires that explain *measurements* best, and the remaining error.
 
-    *head* are the other keys of the topology file at *path*, beside its device file.
+    *head* are the other keys of the topology file at *path*, next to its device file.
     """
     ranks = measurements[0].ranks
     measured_ns = np.array([one.duration_ns for one in measurements])
@@ -180,7 +182,7 @@ def fit_wires(
 
 def wires_document(wires: Wires) -> dict[str, Any]:
     """The part of a topology file that says how ranks are wired."""
-    bandwidth = f"{wires.bandwidth_bytes_per_s / 1e9:.6g} GB/s"
+    bandwidth = _rate(wires.bandwidth_bytes_per_s)
     latency = f"{wires.latency_ns:.6g} ns"
     if not wires.is_network:
         link = {"mesh": "gpu:*", "kind": "pcie", "bandwidth": bandwidth, "latency": latency}
@@ -199,3 +201,61 @@ def wires_document(wires: Wires) -> dict[str, Any]:
             "spine": {"oversubscription": "1 to 1", "latency": "0 ns"},
         },
     }
+
+
+def device_path(topology_path: Path) -> Path:
+    """The device file that goes with the topology file at *topology_path*."""
+    return topology_path.with_name(f"{topology_path.stem}_device.yaml")
+
+
+def device_document(device: Device, *, date: str) -> dict[str, Any]:
+    """*device* as a file holds it; every quantity with its unit."""
+    units = device.multiprocessors
+    cache: dict[str, str] = {"size": f"{device.l2_bytes} B"}
+    if device.l2_bandwidth_bytes_per_s is not None:
+        cache["bandwidth"] = _rate(device.l2_bandwidth_bytes_per_s)
+    link = device.host_link
+    return {
+        "name": device.name,
+        "description": device.description,
+        "vendor": device.vendor,
+        "architecture": device.architecture.value,
+        "compute_capability": device.compute_capability,
+        "source": device.source,
+        "date": date,
+        "licence": LICENCE,
+        "clock": f"{device.clock_hz / 1e9:.6g} GHz",
+        "multiprocessors": {
+            "count": units.count,
+            "max_threads": units.max_threads,
+            "shared_memory": f"{units.shared_memory_bytes} B",
+        },
+        "memory": {
+            "size": f"{device.memory_bytes} B",
+            "bandwidth": _rate(device.memory_bandwidth_bytes_per_s),
+        },
+        "l2": cache,
+        "peak": {dtype.value: _flops(rate) for dtype, rate in device.peak_flops.items()},
+        "vector_fp32": _flops(device.vector_flops),
+        "host_link": {
+            "kind": link.kind.value,
+            "generation": link.generation,
+            "bandwidth": _rate(link.bandwidth_bytes_per_s),
+            "effective": _rate(link.effective_bytes_per_s),
+        },
+        "power": f"{device.power_w:g} W",
+    }
+
+
+def write_document(path: Path, document: dict[str, Any]) -> None:
+    """Write *document* to *path*."""
+    text = yaml.safe_dump(document, sort_keys=False, width=110)
+    path.write_text(text, encoding="utf-8")
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.6g} GB/s"
+
+
+def _flops(rate: float) -> str:
+    return f"{rate / 1e12:.6g} TFLOP/s"

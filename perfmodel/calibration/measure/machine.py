@@ -14,10 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
-import yaml
 
 from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.dtypes import DType
@@ -25,11 +23,15 @@ from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.measure.clock import stopwatch_for
 from perfmodel.calibration.measure.collectives import BACKENDS, measure_collectives
 from perfmodel.calibration.measure.fit import (
+    LICENCE,
     FamilyError,
     Wires,
+    device_document,
+    device_path,
     fit_device,
     fit_wires,
     wires_document,
+    write_document,
 )
 from perfmodel.calibration.measure.kernels import KernelMeasurement, measure_kernels
 from perfmodel.prediction.phases import OnPhase, ignore_phase
@@ -39,7 +41,6 @@ from topologies.device import Architecture, HostLink, HostLinkKind, Multiprocess
 
 STACKS = {"cpu": "pytorch_cpu", "cuda": "pytorch_fused"}
 """The software stack that kernels are fitted under; predict with the same one."""
-_LICENCE = "measured by whoever ran the command; no restriction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def _write(
         "description": f"{calls[0].ranks if calls else 1} {kind} ranks of the machine measured",
         "source": source,
         "date": day,
-        "licence": _LICENCE,
+        "licence": LICENCE,
         "device": beside.name,
     }
     wires = Wires(1e9, 1000.0, 1, is_network=False)
@@ -126,64 +127,6 @@ def _write(
 
 def _middle(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
-
-
-def device_path(topology_path: Path) -> Path:
-    """The device file that goes with the topology file at *topology_path*."""
-    return topology_path.with_name(f"{topology_path.stem}_device.yaml")
-
-
-def device_document(device: Device, *, date: str) -> dict[str, Any]:
-    """*device* as a file holds it; every quantity with its unit."""
-    units = device.multiprocessors
-    cache: dict[str, str] = {"size": f"{device.l2_bytes} B"}
-    if device.l2_bandwidth_bytes_per_s is not None:
-        cache["bandwidth"] = _rate(device.l2_bandwidth_bytes_per_s)
-    link = device.host_link
-    return {
-        "name": device.name,
-        "description": device.description,
-        "vendor": device.vendor,
-        "architecture": device.architecture.value,
-        "compute_capability": device.compute_capability,
-        "source": device.source,
-        "date": date,
-        "licence": _LICENCE,
-        "clock": f"{device.clock_hz / 1e9:.6g} GHz",
-        "multiprocessors": {
-            "count": units.count,
-            "max_threads": units.max_threads,
-            "shared_memory": f"{units.shared_memory_bytes} B",
-        },
-        "memory": {
-            "size": f"{device.memory_bytes} B",
-            "bandwidth": _rate(device.memory_bandwidth_bytes_per_s),
-        },
-        "l2": cache,
-        "peak": {dtype.value: _flops(rate) for dtype, rate in device.peak_flops.items()},
-        "vector_fp32": _flops(device.vector_flops),
-        "host_link": {
-            "kind": link.kind.value,
-            "generation": link.generation,
-            "bandwidth": _rate(link.bandwidth_bytes_per_s),
-            "effective": _rate(link.effective_bytes_per_s),
-        },
-        "power": f"{device.power_w:g} W",
-    }
-
-
-def write_document(path: Path, document: dict[str, Any]) -> None:
-    """Write *document* to *path*."""
-    text = yaml.safe_dump(document, sort_keys=False, width=110)
-    path.write_text(text, encoding="utf-8")
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e9:.6g} GB/s"
-
-
-def _flops(rate: float) -> str:
-    return f"{rate / 1e12:.6g} TFLOP/s"
 
 
 DEVICES = ("cpu", "cuda")
@@ -257,8 +200,8 @@ def _guess_gpu(name: str, source: str) -> Device:
     architecture = Architecture.ADA if capability == "8.9" else _ARCHITECTURES.get(str(facts.major))
     if architecture is None:
         raise MeasurementError(
-            f"measure: compute capability {capability} of {facts.name} is of no architecture we "
-            "know. Write the device file by hand, like those in topologies/devices."
+            f"measure: compute capability {capability} of {facts.name} belongs to no known "
+            f"architecture. Write the device file by hand, like those in topologies/devices."
         )
     return Device(
         name=name,

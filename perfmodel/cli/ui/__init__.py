@@ -20,11 +20,11 @@ def ui(
     *,
     workload: Annotated[
         tuple[str, ...],
-        Option(metavar="FILE", help="A model of yours to choose from; repeatable."),
+        Option(metavar="FILE", help="Your own model to choose from; repeatable."),
     ] = (),
     topology: Annotated[
         tuple[str, ...],
-        Option(metavar="FILE", help="A machine of yours to choose from; repeatable."),
+        Option(metavar="FILE", help="Your own machine to choose from; repeatable."),
     ] = (),
     port: Annotated[
         int, Option(metavar="N", min=0, max=65535, help="Port; default: a free one.")
@@ -33,7 +33,7 @@ def ui(
 ) -> None:
     """Open a page that predicts while you choose machine, model, layout, batch and stack.
 
-    It listens on this machine only, and the address that it prints holds a secret: nobody else can
+    It listens on this machine only, and the address that it prints holds a secret: no one else can
     ask it. Ctrl-C ends it.
     """
     try:

@@ -1,7 +1,7 @@
 """Answering: what the knobs of a page ask for, predicted one question at a time.
 
 A point answer comes first: the time alone, without interval and reasons. Questions, predictions
-and pages are kept, so that a changed price or a knob turned back costs nothing.
+and pages are kept, so a changed price or a restored setting costs nothing.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Answers:
     pages: Memo = field(default_factory=lambda: Memo(MOST_PAGES))
 
     def answer(self, asked: Asked, tell: Tell, gone: threading.Event) -> None:
-        """Tell a point answer, then the whole one, unless nobody waits."""
+        """Send a point answer, then the whole one, unless the client has left."""
 
         def phase(words: str, share: float) -> None:
             if gone.is_set():

@@ -1,4 +1,4 @@
-"""The server of `perfmodel ui`: on this machine only, for whoever has the secret address.
+"""The server of `perfmodel ui`: on this machine only, for the holder of the secret address.
 
 The token of the address becomes a cookie. Every request must name this machine as its host and
 carry the cookie; one that another page makes (Origin) is refused. Answers are computed in one
@@ -77,10 +77,10 @@ class Site:
     def refusal(self, request: Request) -> Response | None:
         """Why a request is refused, or None."""
         if request.headers.get("host") not in self.hosts:
-            return _plain("This server answers only its own machine.", 421)
+            return _plain("This server answers only requests from its own machine.", 421)
         origin = request.headers.get("origin")
         if origin is not None and origin not in [f"http://{one}" for one in self.hosts]:
-            return _plain("Another page may not ask here.", 403)
+            return _plain("Requests from other pages are refused.", 403)
         cookie = request.cookies.get(COOKIE, "")
         if not hmac.compare_digest(cookie.encode(), self.token.encode()):
             return _plain("Open the address that `perfmodel ui` printed.", 403)

@@ -39,7 +39,7 @@ _CHANGED = re.compile(r"'mutated_arg_names': \[(.*?)\]")
 def describe_kernel(kernel: Any, source: str, *, is_part: bool = False) -> dict[str, Any]:
     """The touched shares of the arguments of *kernel*, of which Inductor has written *source*."""
     if not hasattr(kernel, "features") or not kernel.features.node_schedule:
-        # A template: what it does is told by its arguments when it is launched.
+        # A template: its arguments show what it does when it is launched.
         return {}
     parts = getattr(kernel, "sub_kernels", None)
     if parts:
@@ -80,7 +80,7 @@ def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
 def _shares(
     kernel: Any, source: str, *, is_part: bool
 ) -> Iterator[tuple[str, tuple[float, float]]]:
-    """The share of the buffer behind every argument that is read, and that is written."""
+    """The share of the buffer of every argument that is read, and that is written."""
     loaded, stored = set(_LOADED.findall(source)), set(_STORED.findall(source))
     features, accesses = kernel.features, kernel.features.buf_accesses()
     elements = _number(features.numel * features.reduction_numel)
@@ -199,7 +199,7 @@ def argument_names(kernel: str, source: str) -> list[str]:
 
 
 def _guessed_shares(names: Sequence[str], source: str) -> dict[str, tuple[float, float]]:
-    """For kernels that Inductor did not schedule: whole tensors, as far as the source tells."""
+    """For kernels that Inductor did not schedule: whole tensors, as far as the source shows."""
     changed = _CHANGED.search(source)
     stored = {*_STORED.findall(source), *(re.findall(r"'(\w+)'", changed[1]) if changed else ())}
     return {name: (float(name not in stored), float(name in stored)) for name in names}

@@ -44,7 +44,7 @@ _SIZES = frozenset({"ZQ", "HQ", "Q_LEN", "KV_LEN", "GQA_SHARED_HEADS", "QK_HEAD_
 
 @dataclass(frozen=True, slots=True)
 class AttentionTemplate:
-    """A kernel of flex_attention, told by the names in its source.
+    """A kernel of flex_attention, recognised by the names in its source.
 
     *operands* are by their name in the template the argument that has them, *sizes* those of the
     operands, which may be parts of a larger tensor.
@@ -230,7 +230,7 @@ def _words(function: fx.GraphModule) -> str:
 
 
 class _Evaluation:
-    """Values of the nodes of *model*, as far as the *args* of a call tell."""
+    """Values of the nodes of *model*, as far as the *args* of a call determine them."""
 
     def __init__(self, gpu: VirtualGpu, model: fx.GraphModule, args: Sequence[Any]) -> None:
         self._gpu, self._model = gpu, model

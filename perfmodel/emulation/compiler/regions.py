@@ -28,7 +28,7 @@ from perfmodel.emulation.rank_record import COMPILED
 from perfmodel.emulation.workers import Throttle
 
 _TOLD_S = 2.0
-"""Regions that take less processor time are not told."""
+"""Regions that take less processor time are not reported."""
 
 
 class Compiler:

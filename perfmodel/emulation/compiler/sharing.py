@@ -1,6 +1,6 @@
 """Sharing: one rank compiles a region, the others load its code from the folder of the run.
 
-torch's own caches hold the code. They tell GPUs apart by number, in the key and in the code, while
+torch's own caches hold the code. They distinguish GPUs by number, in the key and in the code, while
 ranks differ in nothing else. So the number of the rank's own GPU is left out of both: generated
 code runs on the current device. Of ranks that come to the same region one compiles and the others
 wait. torch does not store the parts of a graph that is split at DDP's buckets, because their first

@@ -130,7 +130,7 @@ def _takes_cudnn_first(release: tuple[int, ...], major: int) -> bool:
 class AttentionKernel(OperatorKernel):
     """The kernel of an attention operator, recorded with its generation and the pairs it computes.
 
-    A generation is recorded where the name of the operator does not tell it.
+    A generation is recorded if the name of the operator does not show it.
     """
 
     def __init__(self, gpu: VirtualGpu, op: Any) -> None:

@@ -6,6 +6,7 @@ lists, mixed precision, meshes) stays.
 
 from __future__ import annotations
 
+import ctypes
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -55,6 +56,7 @@ class CudaModule:
         self._install_memory()
         self._install_random()
         self._install_pinning()
+        _install_runtime()
         _install_scatter()
         _install_profiler()
         install_tensor_types()
@@ -124,8 +126,6 @@ class CudaModule:
             power_draw=model.power_w * 1000,
             clock_rate=model.clock_mhz,
         )
-        for module in (cuda, cuda.profiler):
-            _answer(module, cudart=_Runtime())
         accelerator = torch.device("cuda")
         _answer(torch.accelerator, device_count=gpu.count, current_accelerator=accelerator)
         _replace(
@@ -299,12 +299,39 @@ def _always(answer: Any) -> Callable[..., Any]:
 
 
 class _Runtime:
-    """`torch.cuda.cudart()`: every call succeeds and does nothing."""
+    """CUDA's runtime library: every call succeeds, and does nothing but keep limits."""
+
+    def __init__(self) -> None:
+        self._limits: dict[int, int] = {}
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         if not name.startswith("cuda"):
             raise AttributeError(name)
-        return _always(0)
+        known = {"cudaDeviceSetLimit": self._set_limit, "cudaDeviceGetLimit": self._read_limit}
+        return known.get(name, _always(0))
+
+    def _set_limit(self, limit: Any, value: Any) -> int:
+        self._limits[getattr(limit, "value", limit)] = getattr(value, "value", value)
+        return 0
+
+    def _read_limit(self, place: Any, limit: Any) -> int:
+        place[0] = self._limits.get(getattr(limit, "value", limit), 0)
+        return 0
+
+
+def _install_runtime() -> None:
+    """Answer `torch.cuda.cudart()`, and scripts that load the runtime library themselves."""
+    runtime = _Runtime()
+    for module in (torch.cuda, torch.cuda.profiler):
+        _answer(module, cudart=runtime)
+
+    class Library(ctypes.CDLL):
+        def __new__(cls, name: Any = None, *_: Any, **__: Any) -> Any:
+            is_runtime = name is not None and "libcudart" in str(name)
+            return runtime if is_runtime else super().__new__(cls)
+
+    loader: Any = ctypes.cdll
+    ctypes.CDLL = loader._dlltype = Library  # type: ignore[misc]  # scripts find it by this name
 
 
 def _install_profiler() -> None:

@@ -27,7 +27,7 @@ DTYPE_WORDS = listed("dtypes")
 """Our name of every number format, or that of the nearest one we have."""
 _PLAIN = (int, bool, str, type(None))
 _GENERATED = ["<"]
-"""How paths of code begin that nobody wrote."""
+"""Prefixes of paths of generated code."""
 _LIBRARIES = tuple(
     str(Path(folder)) + "/"
     for folder in {

@@ -1,7 +1,7 @@
 """VirtualGpu: the parts of the device that kernels need, made once per process.
 
 C++ refuses some functions of storages in a CPU build, so these are replaced in Python. A size is
-kept beside the storage, because FSDP frees parameters by resizing them to nothing.
+kept outside the storage, because FSDP frees parameters by resizing them to nothing.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class DeviceMemory:
             self._array_types[rank] = ctypes.c_int64 * (8 + 2 * rank)
         code, bits = _CODES[dtype], 8 * dtype.itemsize
         # DLManagedTensor: data, device, rank and dtype, shape, strides, offset, context, deleter;
-        # behind it the shape and strides it points to.
+        # after it the shape and strides it points to.
         words = self._array_types[rank](
             address, 2 | device << 32, rank | code << 32 | bits << 40 | 1 << 48, 0, 0, 0,
             block_bytes | device << _DEVICE_SHIFT, self._native.delete_tensor, *size, *stride,

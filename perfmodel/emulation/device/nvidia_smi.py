@@ -1,7 +1,7 @@
 """What `nvidia-smi` prints for virtual GPUs.
 
 `nvml.py` writes this file, with the facts of the device, as a program on the path of the script.
-It imports nothing of ours, so that it starts quickly in a process of its own.
+It imports nothing from perfmodel, so it starts quickly in its own process.
 """
 
 from __future__ import annotations

@@ -325,10 +325,10 @@ def _channels_last(name: str, args: Args) -> torch.memory_format | None:
 
 
 def _settings(name: str, args: Args, major_capability: int) -> dict[str, bool]:
-    """What decides about a kernel and is no argument of its operator.
+    """What decides about a kernel but is not an argument of its operator.
 
-    That is whether fp32 runs in TF32, and whether cuDNN converts images to the layout that tensor
-    cores need.
+    That is whether fp32 runs in TF32, whether cuDNN converts images to the layout that tensor
+    cores need, and whether a product must load the elements of an operand one at a time.
     """
     if name.startswith(_CONVOLUTIONS):
         allows_tf32 = torch._C._get_cudnn_allow_tf32()
@@ -340,5 +340,16 @@ def _settings(name: str, args: Args, major_capability: int) -> dict[str, bool]:
     if "conv" in name:
         return {"allows_tf32": torch._C._get_cudnn_allow_tf32()}
     if any(word in name for word in ("mm", "mv", "dot")):
-        return {"allows_tf32": torch._C._get_cublas_allow_tf32()}
+        loads_singly = any(isinstance(one, Tensor) and _has_odd_rows(one) for one in args)
+        return {"allows_tf32": torch._C._get_cublas_allow_tf32(), "loads_singly": loads_singly}
     return {}
+
+
+def _has_odd_rows(matrix: Tensor) -> bool:
+    """Whether rows, or columns if those are contiguous, begin at any two bytes.
+
+    The narrowest copy of more than one element at a time has four bytes.
+    """
+    if matrix.dim() < 2 or matrix.itemsize != 2 or min(matrix.shape) < 2:
+        return False
+    return max(matrix.stride()[-2:]) % 2 == 1

@@ -1,7 +1,7 @@
-"""Packages: modules of Python that only exist, or only work, beside a GPU.
+"""Packages: Python modules that only exist, or only work, with a GPU.
 
 A finder answers their import before Python's own finders, when the script asks for them.
-torchvision from PyPI is built for CUDA: its native library does not load beside the CPU build, and
+torchvision from PyPI is built for CUDA: its native library does not load with the CPU build, and
 its Python part then fails at the operators that it describes; those are declared here.
 """
 

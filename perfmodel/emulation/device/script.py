@@ -175,7 +175,7 @@ class RankRun:
 
 
 def _run_words(words: Sequence[str]) -> None:
-    """Run a script, or a module behind `-m`, as the program."""
+    """Run a script, or a module after `-m`, as the program."""
     if words[0] == "-m":
         sys.argv = list(words[1:])
         sys.path[0] = str(Path.cwd())

@@ -86,7 +86,7 @@ def copy_(
 
 
 def _checksum(values: Tensor) -> int:
-    """A number that tells *values* from others; of many, some are looked at."""
+    """A checksum of *values*; of many, only some are read."""
     flat = values.resolve_conj().resolve_neg().reshape(-1)
     some = flat[:: flat.numel() // _LOOKED_AT + 1].contiguous()
     return zlib.crc32(some.view(torch.uint8).numpy().data)
@@ -111,19 +111,17 @@ def fill_(gpu: VirtualGpu, op: Any, tensor: Tensor, number: Any = 0) -> Tensor:
     return tensor
 
 
-def set_(gpu: VirtualGpu, op: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def set_(gpu: VirtualGpu, op: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Refer to another storage; without one, to an empty one."""
     if args:
-        result: Tensor = op.redispatch(CPU_KEYS, tensor, *args, **kwargs)
-        return result
+        return on_host_keys(gpu, op, tensor, *args, **kwargs)
     tensor.data = gpu.empty((0,), (1,), tensor.dtype, tensor.get_device())
     return tensor
 
 
 def resize_(gpu: VirtualGpu, _: Any, tensor: Tensor, size: Sequence[int], **__: Any) -> Tensor:
     """Another shape, in the same storage as long as it has room."""
-    size = list(size)
-    if list(tensor.shape) == size:
+    if list(tensor.shape) == list(size):
         return tensor
     count, stride = prod(size), contiguous_stride(size)
     if count * tensor.itemsize <= tensor.untyped_storage().nbytes():

@@ -2,7 +2,8 @@
 
 Nothing is compiled. A launch is one kernel that reads and writes the tensors it is given, once
 each. Which of them it writes is read from the source. Arithmetic inside the kernel is unknown, so
-its price is tagged assumed, and the job names kernels with GEMMs inside.
+its price is tagged assumed. A kernel that multiplies matrices is taken for the GEMM that the shapes
+of its tensors allow, and the job names it.
 """
 
 from __future__ import annotations
@@ -87,21 +88,22 @@ def _record_triton(
     parameters = inspect.signature(function).parameters
     given = {**dict(zip(parameters, args, strict=False)), **words}
     stored, has_products = _written_by(function)
-    if has_products:
-        gpu.recorder.notes[
-            f"The arithmetic of the script's own kernel {function.__name__} is not counted: it "
-            "multiplies matrices, and is priced by the bytes of its tensors."
-        ] = None
     record_kernel(
         gpu,
         function.__name__,
         inputs=[value for name, value in given.items() if name not in stored],
         outputs=[value for name, value in given.items() if name in stored],
+        has_products=has_products,
     )
 
 
 def record_kernel(
-    gpu: VirtualGpu, name: str, *, inputs: Sequence[Any], outputs: Sequence[Any]
+    gpu: VirtualGpu,
+    name: str,
+    *,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    has_products: bool = False,
 ) -> None:
     """Record one launch; what is neither a tensor of the device nor describes one is left out."""
     written, read = (
@@ -115,7 +117,31 @@ def record_kernel(
     gpu.recorder.check_running()
     for tensor in written:
         gpu.values.forget(tensor)
-    gpu.launch(f"{OPERATOR}.{name}", inputs=read, outputs=written)
+    product = _product_of(read, written) if has_products else {}
+    if has_products:
+        priced = "as a GEMM with their shapes" if product else "by their bytes"
+        gpu.recorder.notes[
+            f"The script's own kernel {name} multiplies its tensors, and is priced {priced}."
+        ] = None
+    gpu.launch(f"{OPERATOR}.{name}", inputs=read, outputs=written, **product)
+
+
+def _product_of(read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[str, int]:
+    """Sizes of the GEMM that makes the first matrix of *written* from one of *read*, if any does.
+
+    Rows or columns of an operand are as many as those of the result; its other side is summed up.
+    """
+    for out in written:
+        # What has the shape of the result is rather added to it.
+        for operand in sorted(read, key=lambda one: one.shape[-2:] == out.shape[-2:]):
+            if min(out.dim(), operand.dim()) < 2:
+                continue
+            (rows, columns), sides = out.shape[-2:], operand.shape[-2:]
+            for side, depth in (sides, sides[::-1]):
+                if side in (rows, columns):
+                    batch = out.numel() // (rows * columns)
+                    return {"m": rows, "n": columns, "k": depth, "batch": batch}
+    return {}
 
 
 @cache
@@ -123,7 +149,7 @@ def _written_by(function: Any) -> tuple[frozenset[str], bool]:
     """Parameters that a Triton kernel stores to, and whether it multiplies matrices.
 
     A pointer is often moved first (`y = y + row * stride`), so names are followed through
-    assignments. A kernel whose source cannot be read is taken to write everything.
+    assignments. A kernel whose source cannot be read is assumed to write everything.
     """
     names = frozenset(inspect.signature(function).parameters)
     try:
@@ -143,7 +169,9 @@ def _written_by(function: Any) -> tuple[frozenset[str], bool]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     ]
     stores = [call for call in calls if _called(call).startswith(_STORES) and call.args]
-    stored = set().union(*(_origins_in(call.args[0], origins) for call in stores))
+    # A store names a pointer, or is called on a descriptor.
+    places = [place for call in stores for place in (call.args[0], call.func)]
+    stored = set().union(*(_origins_in(place, origins) for place in places))
     # A pointer that helpers store to cannot be told from one they load from.
     written = frozenset(stored & names) if stores else names
     return written, any(_called(call).startswith("dot") for call in calls)

@@ -30,7 +30,7 @@ _SETTLED = {"all": True, "any": False}
 class Values:
     """Known values by storage: flat tensors of the host, as long as the storage.
 
-    *count_placeholder* is told what a placeholder stands for.
+    *count_placeholder* receives what a placeholder represents.
     """
 
     def __init__(self, count_placeholder: Callable[[str], None]) -> None:

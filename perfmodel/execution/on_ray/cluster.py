@@ -31,7 +31,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from perfmodel.base.errors import ExecutionError
 from perfmodel.execution.executor import WorkerPlace
-from perfmodel.execution.on_ray.liveness import Watch, listens
+from perfmodel.execution.on_ray.liveness import Reply, Watch, ask
 from perfmodel.execution.rank_block import Assignment, RankBlock
 
 LOST = (
@@ -157,11 +157,11 @@ class RayCluster:
         found = {place_of(row): row for row in machines()}
         rows = {place: row for place, row in found.items() if not self._is_avoided(place)}
         cores = {place: row["Resources"].get("CPU", 0.0) for place, row in rows.items()}
-        # If no machine has cores, all are used alike.
+        # If no machine has cores, all are used equally.
         able = {place for place, number in cores.items() if number} or set(cores)
         if not able:
             raise ExecutionError(
-                "ray: no machine of the cluster takes a worker. Nothing was answered. Look at "
+                "ray: no machine of the cluster takes a worker. There is no answer. Look at "
                 "`ray status` there, or use --executor serial."
             )
         seats = []
@@ -192,7 +192,7 @@ class RayCluster:
             if waited_s > 5 * SEAT_TIMEOUT_S:
                 raise ExecutionError(
                     f"ray: no machine of the cluster has started a worker in "
-                    f"{5 * SEAT_TIMEOUT_S:.0f} s. Nothing was answered. Look at `ray status` "
+                    f"{5 * SEAT_TIMEOUT_S:.0f} s. There is no answer. Look at `ray status` "
                     "there, or use --executor serial."
                 )
             known = set(self._known(late, until_s=time.monotonic() + WATCH_S))
@@ -200,7 +200,7 @@ class RayCluster:
         for call in late:
             self._avoided.add(call.place)
             host = call.place.rpartition(":")[0]
-            self.notes.append(f"no worker on {host}, which took none")
+            self.notes.append(f"no worker could start on {host}")
             self.replace(seats, asked.index(call))
         if late:
             self.settle(seats)
@@ -272,7 +272,7 @@ def machines() -> list[dict[str, Any]]:
     Ray takes a dead one for alive for up to a minute.
     """
     rows: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's
-    return [row for row in rows if row["Alive"] and listens(place_of(row))]
+    return [row for row in rows if row["Alive"] and ask(place_of(row)) is not Reply.NOBODY]
 
 
 def place_of(row: Mapping[str, Any]) -> str:

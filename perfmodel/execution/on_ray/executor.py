@@ -145,7 +145,7 @@ class RayExecutor:
             self._cluster.settle(self._seats)
 
     def _dismiss_unread(self) -> None:
-        """Release the blocks of replays that nobody reads any more."""
+        """Release the blocks of replays that are no longer read."""
         for unread in [one for one in self._readable if one[0]() is None]:
             self._readable.remove(unread)
             self._dismiss(unread[1])

@@ -60,6 +60,6 @@ def map_chunks(
 def _check_losses(count: int, lost: Lost) -> None:
     if count > MOST_LOSSES:
         raise ExecutionError(
-            f"ray: a worker was lost {count} times over the same question ({lost.reason}). If "
-            "memory ran out, ask for fewer workers."
+            f"ray: a worker was lost {count} times on the same question ({lost.reason}). If "
+            "memory ran out, use fewer workers."
         )

@@ -1,4 +1,4 @@
-"""Joining Ray: the cluster at an address, or one started here behind a token, and left in order.
+"""Joining Ray: the cluster at an address, or one started here with a token, and leaving it cleanly.
 
 Ray's own messages stay off the screen. What prevents joining comes as an ExecutionError that says
 where, what is missing and how to go on.
@@ -133,7 +133,7 @@ def _admitted(address: str) -> Iterator[None]:
             stack.enter_context(_showing_token({}))
         if is_bare or _asks_for_token(address):
             is_shown = os.environ.get("RAY_AUTH_MODE") == "token" and not is_bare
-            said = "refuses the token that it was shown" if is_shown else "asks for a token"
+            said = "refuses the given token" if is_shown else "asks for a token"
             raise ExecutionError(
                 f"ray: the cluster at {address!r} {said}. Set RAY_AUTH_MODE=token, and "
                 "RAY_AUTH_TOKEN to what `ray get-auth-token` prints where it was started."
@@ -232,8 +232,8 @@ def _start(address: str | None, **options: Any) -> None:
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if address == "local":
             raise ExecutionError(
-                f"ray: could not start on this machine ({said}). Nothing was left running. Look "
-                "for memory, disk and processor time to spare, or use --executor serial."
+                f"ray: could not start on this machine ({said}). Nothing was left running. Check "
+                f"that memory, disk and processor time are free, or use --executor serial."
             ) from error
         raise ExecutionError(
             f"ray: could not join the cluster at {address!r} ({said}). Check the address, and that "
@@ -244,8 +244,8 @@ def _start(address: str | None, **options: Any) -> None:
 def _shut_down(guard: Watchdog) -> None:
     """Leave Ray, which waits for processes that may be gone for good."""
     stuck = (
-        f"ray: did not let go of this process within {SHUTDOWN_S:.0f} s, because parts of it are "
-        "gone. Nothing was answered. Ask again, or use --executor serial."
+        f"ray: did not release this process within {SHUTDOWN_S:.0f} s, because parts of it are "
+        "gone. There is no answer. Ask again, or use --executor serial."
     )
     guard.limit(SHUTDOWN_S, stuck)
     ray.shutdown()
@@ -263,7 +263,7 @@ def _check_programs(cluster: RayCluster, address: str) -> None:
         try:
             from perfmodel.base.identity import program_identity
         except ImportError:
-            return "missing or too old to say"
+            return "missing or too old to report it"
         return program_identity()
 
     probe: Any = ray.remote(num_cpus=0, max_retries=0)(installed_program)
@@ -283,8 +283,9 @@ def _check_programs(cluster: RayCluster, address: str) -> None:
             wrong.append(f"{host}: its program is {program}")
     if silent:
         raise ExecutionError(
-            f"ray: {', '.join(silent)} of the cluster at {address!r} did not answer while it was "
-            "joined: its raylet is lost or too busy. Nothing was begun. Take it out of the cluster "
+            f"ray: {', '.join(silent)} of the cluster at {address!r} did not answer during the "
+            f"join: its raylet is lost or too busy. Nothing was started. Remove it from the "
+            f"cluster "
             "(`ray stop` there) or wait until Ray has noticed, and ask again."
         )
     if wrong:

@@ -1,7 +1,8 @@
 """Liveness: whether the processes that the work needs still listen, whatever Ray believes.
 
-The port of a killed process closes at once. Ray itself asks again for a minute or longer, and some
-of its calls never return. Progress says nothing: a block may compute for an hour.
+The port of a killed process closes at once, and a stopped one takes connections without an answer.
+Ray itself asks again for a minute or longer, and some of its calls never return. Progress says
+nothing: a block may compute for an hour.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
 
 from perfmodel.base.errors import ExecutionError
 
 CONNECT_TIMEOUT_S = 5.0
 """The system takes a connection by itself, however busy the process is that listens."""
+ANSWER_TIMEOUT_S = 1.0
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""How a client of gRPC begins, and its settings (none). All of Ray's ports reply with theirs."""
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
@@ -24,7 +29,7 @@ def raylet_fault(host: str) -> str:
     """What to say if the raylet of the driver's machine is lost."""
     return (
         f"ray: the raylet on {host}, which this process works through, is gone, and the results "
-        "of its workers are lost. Nothing was answered. Start Ray there again or ask without "
+        "of its workers are lost. There is no answer. Start Ray there again or ask without "
         "--ray-address; --executor serial needs no Ray."
     )
 
@@ -33,13 +38,21 @@ def head_fault(address: str) -> str:
     """What to say if the head of a cluster is lost."""
     return (
         f"ray: the head of the cluster at {address} (its GCS) is gone, and with it the list of "
-        "workers. Nothing was answered. Start the cluster again with `ray start --head`, or use "
+        "workers. There is no answer. Start the cluster again with `ray start --head`, or use "
         "--executor serial."
     )
 
 
+class Reply(Enum):
+    """What a place says: SOME thing, NONE although it takes connections, or NOBODY is there."""
+
+    SOME = 0
+    NONE = 1
+    NOBODY = 2
+
+
 class Watch:
-    """Looks twice per second whether all places that the work needs still listen.
+    """Looks twice per second whether all places that the work needs still listen and answer.
 
     Without a *vital* one nothing can be answered: `check` raises, and *on_fault* hears the
     sentence at once, because the main thread may be in a call that never returns. Any other
@@ -47,7 +60,8 @@ class Watch:
     """
 
     PERIOD_S = 0.5
-    MOST_SILENCES = 3
+    MOST_SILENCES, MOST_MUTES = 3, 10
+    """Looks in a row without a listener, and without an answer: a quarter of a minute."""
     MOST_AT_ONCE = 16
 
     def __init__(self, on_fault: Callable[[str], None] | None = None) -> None:
@@ -84,12 +98,14 @@ class Watch:
 
     def _look(self) -> None:
         silences: Counter[str] = Counter()
+        mutes: Counter[str] = Counter()
         with ThreadPoolExecutor(self.MOST_AT_ONCE) as pool:
             while not self._fault and not self._is_over.wait(self.PERIOD_S):
                 places = sorted({*self._vital, *self._others} - self._lost)
-                for place, is_there in zip(places, pool.map(listens, places), strict=True):
-                    silences[place] = 0 if is_there else silences[place] + 1
-                    if silences[place] == self.MOST_SILENCES:
+                for place, reply in zip(places, pool.map(ask, places), strict=True):
+                    silences[place] = silences[place] + 1 if reply is Reply.NOBODY else 0
+                    mutes[place] = mutes[place] + 1 if reply is Reply.NONE else 0
+                    if silences[place] == self.MOST_SILENCES or mutes[place] >= self.MOST_MUTES:
                         self._lose(place)
 
     def _lose(self, place: str) -> None:
@@ -115,18 +131,28 @@ def _connect(place: str) -> socket.socket:
     return wire
 
 
-def listens(place: str) -> bool:
-    """Whether a process listens at *place*, a socket file or host:port.
+def ask(place: str) -> Reply:
+    """What *place*, a socket file or host:port, replies to a greeting.
 
-    Not every error is an answer: this process may have no file left to open.
+    Not every error is a reply: this process may have no file left to open.
     """
     try:
-        _connect(place).close()
+        wire = _connect(place)
     except (ConnectionError, FileNotFoundError, TimeoutError):
-        return False
+        return Reply.NOBODY
     except OSError as error:
-        return error.errno not in UNREACHABLE
-    return True
+        return Reply.NOBODY if error.errno in UNREACHABLE else Reply.SOME
+    with wire:
+        wire.settimeout(ANSWER_TIMEOUT_S)
+        try:
+            wire.sendall(GREETING)
+            wire.recv(1)
+        except TimeoutError:
+            return Reply.NONE
+        # Who closes the connection is there.
+        except OSError:
+            return Reply.SOME
+    return Reply.SOME
 
 
 def is_here(address: str) -> bool:
@@ -144,7 +170,7 @@ def is_here(address: str) -> bool:
             return bool(wire.getsockname()[0] == wire.getpeername()[0])
     except OSError as error:
         raise ExecutionError(
-            f"ray: nobody answers at {address!r} ({error}). Start a cluster there with "
+            f"ray: no answer from {address!r} ({error}). Start a cluster there with "
             "`ray start --head`, or leave the address out to start one here."
         ) from error
 

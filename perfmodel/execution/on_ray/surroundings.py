@@ -38,7 +38,7 @@ MOST_PLACE_LENGTH = 9
 """A socket's path has 107 characters; Ray adds up to 80 to its folder, and we the names below."""
 FOLDER_PREFIX = "pm-ray-"
 RAY_FOLDER = "r"
-"""Short, since a socket's path is; it lies in the private folder."""
+"""Short, because the path of a socket must be; it is in the private folder."""
 _NEW = "new-"
 """Before the name of a folder that is not locked yet."""
 

@@ -26,8 +26,8 @@ _OF_RAYLET = b"RAY_RAYLET_PID="
 """Every process that a raylet starts inherits this."""
 GOODBYE = "bye"
 UNSAID = (
-    "ray: the process that led the replay ended without a word: it was killed, or Ray ended it "
-    "because the raylet of this machine is gone. Nothing was answered. Ask again, or use "
+    "ray: the driver of the replay ended unexpectedly: it was killed, or Ray ended it "
+    "because the raylet of this machine is gone. There is no answer. Ask again, or use "
     "--executor serial."
 )
 PATIENCE_S = 5.0

@@ -138,11 +138,12 @@ class RayWorkers:
         self.rebuilds += 1
         ranks, place = self._materials[block][-1].ranks, self._places[block]
         if self.rebuilds > MOST_REBUILDS:
-            where = "before it was in place" if place is None else f"on {place.host}"
+            where = "before it had started" if place is None else f"on {place.host}"
             raise ExecutionError(
                 f"ray: worker processes were lost {self.rebuilds} times in one replay, the last "
                 f"{where} with ranks {ranks.start}-{ranks.stop - 1} ({lost.reason}); "
-                f"{MOST_REBUILDS} are made good. If memory ran out, give the job more machines or "
-                "fewer workers a machine, or use --executor serial."
+                f"at most {MOST_REBUILDS} are replaced. If memory ran out, give the job more "
+                f"machines or "
+                "fewer workers per machine, or use --executor serial."
             )
         self._cluster.replace(self._seats, block)

@@ -92,7 +92,7 @@ class Candidate:
 
     @property
     def _exchange(self) -> dict[str, int | str | bool]:
-        """How tokens get to experts, where that is said."""
+        """How tokens reach experts, if that is stated."""
         parallel = self.spec.parallel
         return {
             **({"parallel.dispatcher": parallel.dispatcher.value} if parallel.dispatcher else {}),

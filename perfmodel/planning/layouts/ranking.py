@@ -52,7 +52,7 @@ class RankedLayout:
 
     @property
     def interval(self) -> Interval:
-        """Where the iteration lies with 90 % probability."""
+        """The range of the iteration time with 90 % probability."""
         return self.found.interval
 
     @property

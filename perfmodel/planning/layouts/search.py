@@ -102,7 +102,7 @@ def fill_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Settin
     chosen = {key: value for key, value in best.overrides.items() if key not in stated}
     changes = tuple(f"{key}={value}" for key, value in chosen.items())
     sentence = (
-        f"The layout was left open: {', '.join(changes)} has the lowest bound of those that fit. "
+        f"No layout is stated: {', '.join(changes)} has the lowest bound of those that fit. "
         "`perfmodel search` replays the best of them."
     )
     # Sharding and recomputation are kept, so all changes are of one section.
@@ -145,7 +145,7 @@ def _search(
         on_phase,
     )
     tally = count_layouts(len(everything), len(fitting), queue, replayed, is_proven=is_proven)
-    on_phase(f"{hosts} hosts: ways to take tokens to experts", 0.96)
+    on_phase(f"{hosts} hosts: ways to send tokens to experts", 0.96)
     replayed += judge_exchanges(replayed, machine, options, executor, question.stated)
     ranked = order_layouts(replayed)[: question.top]
     return LayoutRanking(
@@ -234,8 +234,8 @@ def list_fitting(
         fixed = f" with {', '.join(sorted(stated))} fixed" if stated else ""
         raise PlanError(
             f"search: {spec.name} has no layout on {cluster.rank_count} ranks{fixed}: batch "
-            f"{spec.batch}, {spec.model.layers} layers and {spec.model.heads} heads divide by none "
-            f"of them. {'Fix less' if stated else 'Change batch'}, or change hosts."
+            f"{spec.batch}, {spec.model.layers} layers and {spec.model.heads} heads do not divide "
+            f"into any. {'Fix less' if stated else 'Change batch'}, or change hosts."
         )
     memory_bytes = cluster.device.memory_bytes
     usable_bytes = memory_bytes * USABLE_SHARE
@@ -250,7 +250,7 @@ def list_fitting(
         raise PlanError(
             f"search: none of {len(everything)} layouts of {spec.name} fits in "
             f"{format_size(int(usable_bytes))} ({USABLE_SHARE:.0%} of a GPU). The nearest needs "
-            f"{format_size(nearest.peak_bytes)}: {words}. Take more hosts, or shorter sequences."
+            f"{format_size(nearest.peak_bytes)}: {words}. Use more hosts, or shorter sequences."
         )
     return fitting
 

@@ -41,15 +41,17 @@ from topologies import Cluster
 MOST_PLANS, MOST_PIECES = 64, 20_000
 """Plans that are priced, and pieces of all of them: with thousands of ranks these are few plans."""
 MOST_FRAMES = 4
-"""Sets of plans of which one frame is built and all are replayed."""
-MOST_STEPPED = 4
-"""Plans with sums inside hosts, which are replayed whole."""
+"""Sets of plans with copied tables of which one frame is built and all are replayed."""
+MOST_STEPPED, MOST_CUTS = 5, 6
+"""Plans with sums inside hosts, which are replayed whole; and plans of which each is the best."""
+BUSIER = 1.02
+"""Time of the busiest ranks of one plan over that of another that differ."""
+MOST_CONTENDED = 4
+"""Plans that are predicted with contention."""
 NEAR = 1.1
 """Time of a plan without contention, over the best, up to which it may still be the fastest."""
 FAR = 1.5
 """The same for plans with sums inside hosts, beyond which others of them are not looked at."""
-CALM = 0.9
-"""Time of the busiest ranks, over those of the fastest plan, that is worth a closer look."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +120,9 @@ def place_tables(sharder: str, evaluator: PlanEvaluator, task: ShardingTask) -> 
         return replace(chosen, plan=replace(chosen.plan, name=OFFLOADED))
     if sharder == DEFAULT_SHARDER:
         return choose_default_plan(evaluator, task)
-    return ChosenPlan(build_named_plan(sharder, task), f"Tables are placed as {sharder} does.")
+    return ChosenPlan(
+        build_named_plan(sharder, task), f"Tables are placed by the sharder {sharder}."
+    )
 
 
 def choose_default_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenPlan:
@@ -127,46 +131,73 @@ def choose_default_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenP
     if not candidates:
         return ChosenPlan(
             plan_by_rows(task),
-            "The placement was left open: all tables are spread by rows, as nothing else fits.",
+            "No placement is stated: all tables are split by rows, because nothing else fits.",
         )
-    some = _shortlist(candidates)
-    flat = [one.to_plan(task) for one in some if one.per_place == 1]
-    stepped = [one for one in some if one.per_place > 1]
-    judged = _judge_flat(evaluator, flat)
-    for one in _in_turns(stepped, attrgetter("copied"))[:MOST_STEPPED]:
-        least_ns = min((other.time_ns for other in judged), default=inf)
-        judged += _judge(evaluator, [one.to_plan(task)], [None])
-        if judged[-1].time_ns > FAR * least_ns:
-            break
-    best = _choose(evaluator, judged)
+    flat = [one.to_plan(task) for one in _shortlist(candidates) if one.per_place == 1]
+    frames = _Frames(evaluator, flat)
+    judged = frames.judge_fewest_copies()
+    best = _find_undecided(evaluator, judged)
+    if best is None:
+        judged += frames.judge_copies(_least_ns(judged))
+        stepped = [one for one in candidates if one.per_place > 1]
+        judged += _judge_stepped(evaluator, task, stepped, _least_ns(judged))
+        best = _choose(evaluator, judged)
     return ChosenPlan(best, _reason(best, len(candidates), len(judged)))
 
 
-def _choose(evaluator: PlanEvaluator, judged: Sequence[_Judged]) -> ShardingPlan:
-    """The fastest, of equal ones the first; or one that is near and suffers less from contention.
+def _least_ns(judged: Sequence[_Judged]) -> float:
+    return min((one.time_ns for one in judged), default=inf)
 
-    Contention slows busy ranks most. So the fastest plans with and without sums inside hosts, and
-    of each kind one that is much less busy, are predicted with contention.
+
+def _find_undecided(evaluator: PlanEvaluator, judged: Sequence[_Judged]) -> ShardingPlan | None:
+    """The least busy plan where the rest of the iteration decides; None where plans do.
+
+    Then the fastest plans take equally long although some are busier. Copies and sums inside hosts
+    would only add to what all ranks do.
+    """
+    fastest = [one for one in judged if one.time_ns == _least_ns(judged)]
+    best = min(fastest, key=_by_time, default=None)
+    if best is None or best.is_too_large:
+        return None
+    if all(one.busiest_ns <= BUSIER * best.busiest_ns for one in fastest):
+        return None
+    return best.plan if _contended_ns(evaluator, best.plan) == best.time_ns else None
+
+
+def _choose(evaluator: PlanEvaluator, judged: Sequence[_Judged]) -> ShardingPlan:
+    """The plan with the shortest iterations under contention, of equal ones the first.
+
+    Contention never makes a plan faster. So only plans whose time without it is below the least
+    time with it are predicted, those first that promise most: contention slows busy ranks most.
     """
     best = min(judged, key=_by_time)
-    finalists = []
-    for is_stepped in (False, True):
-        near = [
-            one
-            for one in judged
-            if has_steps(one.plan) == is_stepped
-            and one.is_too_large == best.is_too_large
-            and one.time_ns <= NEAR * best.time_ns
-        ]
-        if not near:
-            continue
-        fastest = min(near, key=_by_time)
-        calm = min(near, key=attrgetter("busiest_ns", "time_ns"))
-        finalists += [fastest, calm] if calm.busiest_ns < CALM * fastest.busiest_ns else [fastest]
-    if len(finalists) == 1:
-        return best.plan
-    times_ns = [(_contended_ns(evaluator, one.plan), one.busiest_ns) for one in finalists]
-    return finalists[times_ns.index(min(times_ns))].plan
+    left = sorted((one for one in judged if one.is_too_large == best.is_too_large), key=_by_time)
+    least_ns: float = inf
+    # By kind of plan: contention over the time of the busiest ranks, as last seen.
+    slopes = {False: 0.0, True: 0.0}
+    for _ in range(MOST_CONTENDED):
+        left = [one for one in left if one.time_ns < least_ns]
+        if not left or (least_ns == inf and not _may_be_beaten(left)):
+            break
+        next_one = min(
+            left, key=lambda one: one.time_ns + slopes[has_steps(one.plan)] * one.busiest_ns
+        )
+        left.remove(next_one)
+        contended_ns = _contended_ns(evaluator, next_one.plan)
+        slopes[has_steps(next_one.plan)] = (contended_ns - next_one.time_ns) / next_one.busiest_ns
+        if contended_ns < least_ns:
+            best, least_ns = next_one, contended_ns
+    return best.plan
+
+
+def _may_be_beaten(ordered: Sequence[_Judged]) -> bool:
+    """Whether a plan that is near the first of *ordered* ones is less busy, or of another kind."""
+    first, *others = ordered
+    return any(
+        one.busiest_ns < first.busiest_ns or has_steps(one.plan) != has_steps(first.plan)
+        for one in others
+        if one.time_ns <= NEAR * first.time_ns
+    )
 
 
 def _contended_ns(evaluator: PlanEvaluator, plan: ShardingPlan) -> int:
@@ -196,25 +227,107 @@ def _in_turns(
     return sorted(candidates, key=lambda one: next(turns.setdefault(kind_of(one), count())))
 
 
-def _judge_flat(evaluator: PlanEvaluator, plans: Sequence[ShardingPlan]) -> list[_Judged]:
-    """Plans without sums inside hosts, of the frames that promise most."""
-    columns = [evaluator.catalog.columns_of(plan) for plan in plans]
-    of_frame: dict[FrameKey, list[int]] = {}
-    for place, one in enumerate(columns):
-        of_frame.setdefault(one.frame_key, []).append(place)
-    least_ns = {}
-    for frame, places in of_frame.items():
-        busiest_ns = evaluator.price([columns[place] for place in places]).busiest_ns
-        copied = plans[places[0]].copied_tables
-        least_ns[frame] = float(busiest_ns.min() + evaluator.pricer.copied_ns(copied).sum())
-    # Those that copy fewest tables, as the host may decide, and those with the least work.
-    least_copied = min((len(frame[0]) for frame in of_frame), default=0)
-    fewest = sorted(frame for frame in of_frame if len(frame[0]) == least_copied)
-    others = sorted(of_frame.keys() - set(fewest), key=lambda frame: (least_ns[frame], frame))
-    chosen = [place for frame in fewest + others[: MOST_FRAMES - 1] for place in of_frame[frame]]
-    return _judge(
-        evaluator, [plans[place] for place in chosen], [columns[place] for place in chosen]
-    )
+class _Frames:
+    """Plans without sums inside hosts, by frame: one is built for all plans that share it."""
+
+    def __init__(self, evaluator: PlanEvaluator, plans: Sequence[ShardingPlan]) -> None:
+        self._evaluator, self._plans = evaluator, plans
+        self._columns = [evaluator.catalog.columns_of(plan) for plan in plans]
+        self._of_frame: dict[FrameKey, list[int]] = {}
+        for place, one in enumerate(self._columns):
+            self._of_frame.setdefault(one.frame_key, []).append(place)
+        self._fewest = min((one.copied for one in self._columns), key=len, default=())
+
+    def judge_fewest_copies(self) -> list[_Judged]:
+        """The plans that copy fewest tables."""
+        frames = sorted(frame for frame in self._of_frame if frame[0] == self._fewest)
+        return self._judge([place for frame in frames for place in self._of_frame[frame]])
+
+    def judge_copies(self, least_ns: float) -> list[_Judged]:
+        """Plans of the frames that promise most of those that copy more tables.
+
+        Copied tables never make the rest of an iteration faster. So the time that plans would
+        take without them is a bound; frames whose bound is far above *least_ns* are left out. What
+        copies add to it is estimated by their cost, and by what they added in the last frame.
+        """
+        frames = sorted(frame for frame in self._of_frame if frame[0] != self._fewest)
+        bound_ns = {frame: self._bound_ns(frame) for frame in frames}
+        copied_ns = {frame: self._copied_ns(frame) for frame in frames}
+        judged: list[_Judged] = []
+        slope = 1.0
+        for _ in range(MOST_FRAMES):
+            frames = [frame for frame in frames if bound_ns[frame] < NEAR * least_ns]
+            if not frames:
+                break
+            frame = min(frames, key=lambda one: bound_ns[one] + slope * copied_ns[one])
+            frames.remove(frame)
+            some = self._judge(self._of_frame[frame])
+            slope = (_least_ns(some) - bound_ns[frame]) / copied_ns[frame]
+            least_ns = min(least_ns, _least_ns(some))
+            judged += some
+        return judged
+
+    def _bound_ns(self, frame: FrameKey) -> float:
+        """The least time of the plans of *frame* if their copied tables cost nothing."""
+        columns = [
+            replace(self._columns[place], copied=self._fewest) for place in self._of_frame[frame]
+        ]
+        if not self._evaluator.knows(columns[0]):
+            return float(self._evaluator.price(columns).busiest_ns.min())
+        found = self._evaluator.measure_columns(columns, self._plans.__getitem__)
+        return float(found.times.period_ns.min())
+
+    def _copied_ns(self, frame: FrameKey) -> float:
+        copied = self._plans[self._of_frame[frame][0]].copied_tables
+        return float(self._evaluator.pricer.copied_ns(copied).sum())
+
+    def _judge(self, places: Sequence[int]) -> list[_Judged]:
+        return _judge(
+            self._evaluator,
+            [self._plans[place] for place in places],
+            [self._columns[place] for place in places],
+        )
+
+
+def _judge_stepped(
+    evaluator: PlanEvaluator, task: ShardingTask, candidates: Sequence[Candidate], least_ns: float
+) -> list[_Judged]:
+    """Some plans with sums inside hosts.
+
+    By the number of copied tables: the fewest, those with least work, and from the fastest of them
+    on to its neighbours. None of the others if the first are far above *least_ns*.
+    """
+    of_copies: dict[int, list[Candidate]] = {}
+    for one in candidates:
+        of_copies.setdefault(len(one.copied), []).append(one)
+    counts = sorted(of_copies)
+    judged: dict[int, _Judged] = {}
+    wanted = [counts[0], len(candidates[0].copied)] if counts else []
+    while wanted and len(judged) < MOST_STEPPED:
+        copies = wanted.pop(0)
+        if copies not in judged:
+            some = _shortlist(of_copies[copies])[:MOST_CUTS]
+            plan = _least_busy(evaluator, [one.to_plan(task) for one in some])
+            judged[copies] = _judge(evaluator, [plan], [None])[0]
+        if not wanted:
+            best = min(judged, key=lambda count: _by_time(judged[count]))
+            if judged[best].time_ns > FAR * least_ns:
+                break
+            place = counts.index(best)
+            near = counts[max(place - 1, 0) : place + 2]
+            wanted = [count for count in near if count not in judged][:1]
+    return list(judged.values())
+
+
+def _least_busy(evaluator: PlanEvaluator, plans: Sequence[ShardingPlan]) -> ShardingPlan:
+    """The one of *plans* with sums inside hosts that keeps its busiest ranks least busy."""
+    if len(plans) == 1:
+        return plans[0]
+    own_ns = evaluator.price([evaluator.catalog.columns_of(plan) for plan in plans]).own_ns
+    lookup_ns, update_ns, pooled_ns, gradients_ns = own_ns.max(axis=2).T
+    # Each rank of a host sends a part of the sums.
+    sent_ns = (pooled_ns + gradients_ns) / (plans[0].ranks_per_host or 1)
+    return plans[int((lookup_ns + update_ns + sent_ns).argmin())]
 
 
 def _judge(
@@ -231,7 +344,7 @@ def _reason(plan: ShardingPlan, considered: int, replayed: int) -> str:
     shown = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
     in_host = ", summed inside hosts" if plan.summed_in_host else ""
     return (
-        f"The placement was left open: of {considered} candidates {replayed} were replayed, and "
-        f"the fastest that fits was taken ({shown}{in_host}). "
+        f"No placement is stated: of {considered} candidates {replayed} were replayed, and the "
+        f"fastest that fits is used ({shown}{in_host}). "
         "`perfmodel rank` compares others."
     )

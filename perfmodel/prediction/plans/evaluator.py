@@ -119,11 +119,11 @@ class PlanEvaluator:
 
     def __init__(self, spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack) -> None:
         if cluster.rank_count < 2:
-            raise PlanError("rank: plans differ only on two ranks or more. Take more ranks.")
+            raise PlanError("rank: plans differ only on two ranks or more. Use more ranks.")
         if has_own_exchanges(stack, cluster):
             raise PlanError(
-                f"stack {stack.name!r}: has exchanges of its own on several hosts; plans are "
-                "compared only under a collective library. Take another stack, or predict each "
+                f"stack {stack.name!r}: uses its own exchange kernels on several hosts; plans are "
+                "compared only under a collective library. Use another stack, or predict each "
                 "plan alone."
             )
         self.spec = spec

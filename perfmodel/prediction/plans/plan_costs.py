@@ -221,14 +221,10 @@ class ExchangePricer:
         self._wiring = wiring_of(self._members, cluster)
         self._calibration = calibration_for(cluster.device)
         self._some_cost = self._price_sizes(CollectiveKind.ALL_TO_ALL, float(SOME_BYTES))[0]
-        host = np.asarray(cluster.host_of_rank, dtype=np.int64)
+        host, nic = cluster.host_of_rank, cluster.nics_of(np.arange(cluster.rank_count))
         self._by_host = _ByOwner(host)
         self._host_size = np.bincount(host)[host].astype(np.float64)
-        nics = cluster.topology.nic_of_gpu
-        self._by_nic = None
-        if nics:
-            gpu = np.asarray(cluster.gpu_of_rank, dtype=np.int64)
-            self._by_nic = _ByOwner(host * len(nics) + np.array(nics, dtype=np.int64)[gpu])
+        self._by_nic = _ByOwner(nic) if nic.size else None
 
     def times_ns(self, each_bytes: Int64s) -> Floats:
         """When each rank is done, plans x ranks; it sends *each_bytes* to every other rank."""

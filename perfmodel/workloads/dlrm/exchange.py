@@ -1,13 +1,13 @@
 """Exchanges: how many bytes every rank sends every other for the embedding tables.
 
-Row i of a matrix is what rank i sends. A piece of a table needs the indices
-of the whole batch and returns one vector per sample as wide as the piece; pieces
-by rows each return a partial sum. Of a table by rows over all ranks a reduce-scatter adds these
-up, and an all-gather takes the gradients back. Partial sums of a table by rows over a few ranks,
-and all of them where the framework has no such reduction, are sent like vectors. Tables
-that a plan sums inside hosts are exchanged in two steps: the ranks of a host add up their
-partial sums, each for the samples of its own rail, and the sums go to the ranks at the same
-place in the other hosts. Vectors of rows that are copied to every rank are not sent.
+Row i of a matrix is what rank i sends. A piece of a table needs the indices of the whole batch and
+returns one vector per sample as wide as the piece; row-wise pieces each return a partial sum. For a
+table row-wise over all ranks a reduce-scatter adds these up, and an all-gather returns the
+gradients. Partial sums of a table row-wise over a few ranks, and all of them where the framework
+has no such reduction, are sent like vectors. Tables that a plan sums inside hosts are exchanged in
+two steps: the ranks of a host add up their partial sums, each for the samples of its own rail, and
+the sums go to the ranks at the same place in the other hosts. Vectors of rows that are copied to
+every rank are not sent.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RowExchange:
 
 @dataclass(frozen=True, slots=True)
 class Exchanges:
-    """The three all-to-alls of an iteration, and what tables by rows need beside them.
+    """The three all-to-alls of an iteration, and what row-wise tables need in addition.
 
     *by_rows* is for tables that are summed over all ranks, *of_hosts* for those summed inside each
     host. Unless it *has_direct* vectors, nothing is sent by *pooled* and *gradients*.
@@ -80,12 +80,12 @@ def adds_in_collectives(plan: ShardingPlan, row_sums: RowSums) -> bool:
 
 
 def most_row_pieces(table: EmbeddingTable, rank_count: int) -> int:
-    """Pieces by rows of a table over all of *rank_count* ranks; a small one has fewer rows."""
+    """Row-wise pieces of a table over all of *rank_count* ranks; a small one has fewer rows."""
     return min(rank_count, table.rows)
 
 
 def reduced_places(plan: ShardingPlan, row_sums: RowSums) -> frozenset[int]:
-    """The tables of *plan* whose columns are each cut by rows over all ranks, and added there."""
+    """The tables of *plan* with columns that are split row-wise over all ranks, and added there."""
     if not adds_in_collectives(plan, row_sums):
         return frozenset()
     found = []

@@ -198,7 +198,7 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStac
     if run.has_lone_bottom:
         raise PlanError(
             f"stack {stack.name!r}: runs the bottom layers on one rank; plans are compared only "
-            "where all ranks do. Take another stack, or predict each plan alone."
+            "where all ranks do. Use another stack, or predict each plan alone."
         )
     exchanges = empty_exchanges(exchanges_of(run, plan))
     holder = next(rank for rank, shards in enumerate(plan.shards_of_rank) if shards)
@@ -242,7 +242,7 @@ def _build(
             job.add_group(f"rail {place}", ranks[place::per_host], slot=RAIL_SLOT)
     assumptions = tuple(_iter_assumptions(run, plan, exchanges))
     source = f"specification: {run.spec.source}"
-    return job.build(JobFacts(name=run.spec.name, source=source, assumptions=assumptions))
+    return job.build(JobFacts(run.spec.name, source, assumptions, samples=run.spec.batch))
 
 
 def _iter_assumptions(
@@ -252,7 +252,7 @@ def _iter_assumptions(
     yield from host_assumptions(spec.input)
     words = sorted({str(table.distribution) for table in plan.tables})
     shown = ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
-    yield f"Indices are drawn independently, alike in all samples; distributions: {shown}."
+    yield f"Indices are drawn independently and equally in all samples; distributions: {shown}."
     yield (
         "Kernels of PyTorch's DistributedDataParallel and one fused table kernel per rank are "
         "assumed."
@@ -267,11 +267,11 @@ def _iter_assumptions(
     if exchanges is not None and exchanges.of_hosts:
         yield (
             f"Vectors of {len(plan.summed_in_host)} tables are summed inside a host, then sent "
-            "between ranks at the same place in all hosts."
+            f"between ranks with the same position in all hosts."
         )
     if exchanges is not None and exchanges.by_rows is not None:
         yield (
-            "Partial sums of tables by rows are added by a reduce-scatter over all ranks, and an "
+            "Partial sums of row-wise tables are added by a reduce-scatter over all ranks, and an "
             "all-gather returns their gradients."
         )
     if cached := [table for table in plan.tables if table.memory is TableMemory.HOST_CACHED]:

@@ -99,7 +99,7 @@ def own_ops(spec: DlrmSpec, lookup: Lookup) -> tuple[Op, ...]:
 
 
 def count_partial_numbers(run: DlrmRun, plan: ShardingPlan, exchanges: Exchanges | None) -> int:
-    """Numbers that a rank gets as partial sums, from pieces by rows or from several hosts."""
+    """Numbers that a rank gets as partial sums, from row-wise pieces or from several hosts."""
     samples = run.samples
     is_in_host = exchanges is not None and bool(exchanges.of_hosts)
     apart = reduced_places(plan, run.stack.tables.row_sums)
@@ -240,7 +240,7 @@ class SparseWriter:
             self._run("LookupFunctionBackward", "update", op, way="backward")
         if self.run.stack.tables.updates_all_rows:
             # A pass over weights and state of all tables, also those of other ranks. State per
-            # row is small beside the row.
+            # row is small compared with the row.
             name, tables = self.run.spec.embedding.optimizer, self.run.spec.embedding.tables()
             numbers = sum(table.rows * table.width for table in tables) * (1 + STATES.get(name, 0))
             kernel = elementwise(name, numbers, DType.FP32)

@@ -77,11 +77,11 @@ class SequenceSection(Section):
 
 
 class EmbeddingSection(Section):
-    """The tables. A single *width* or *pooling_factors* stands for all of them.
+    """The tables. A single *width* or *pooling_factors* applies to all of them.
 
     *zipf_exponents* say how skewed the indices of each table are; 0 is uniform,
     and only *zipf_rows* of its rows occur; all if left out. With *fixed_bags*
-    both are said of identifiers that each stand for a whole bag of rows.
+    both refer to identifiers that each represent a whole bag of rows.
     *exchange_dtype* is what pooled rows and their gradients travel in. Tables that are not
     *pooled* return every row that a sample looks up, and *pooling_deviations* say how much the
     number of those differs between samples.
@@ -106,7 +106,7 @@ class EmbeddingSection(Section):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) != len(self.rows):
                 raise ValueError(
-                    f"{name} must be one number or one a table, got {len(value)} for "
+                    f"{name} must be one number or one per table, got {len(value)} for "
                     f"{len(self.rows)} tables"
                 )
         return self
@@ -244,7 +244,7 @@ class DlrmSpec(CommonSpec):
             raise ValueError(
                 "dot interaction needs tables as wide as the last bottom layer, got widths "
                 f"{', '.join(map(str, sorted(widths | {self.dense_width})))}; "
-                "or take interaction concat"
+                "or use interaction concat"
             )
         if kind in _SKIPPING and not widths - {1}:
             raise ValueError(f"{kind.value} interaction needs tables wider than 1, got none")
@@ -252,7 +252,8 @@ class DlrmSpec(CommonSpec):
             raise ValueError("wide_deep interaction needs tables of width 1, got none")
         if kind is Interaction.DEEP_FM and len(widths - {1}) > 1:
             raise ValueError(
-                "deep_fm interaction needs tables of one width beside those of width 1, got "
+                "deep_fm interaction needs tables of one width in addition to those of width 1, "
+                "got "
                 f"{', '.join(map(str, sorted(widths)))}"
             )
         return self
@@ -312,11 +313,11 @@ class DlrmSpec(CommonSpec):
 
 
 def local_batch(spec: DlrmSpec, *, rank_count: int) -> int:
-    """Samples of one rank; the batch must divide by the ranks."""
+    """Samples of one rank; the batch must be divisible by the ranks."""
     if spec.batch % rank_count:
         below = spec.batch // rank_count * rank_count
         raise WorkloadError(
-            f"{spec.name}: batch must divide by the number of ranks, got {spec.batch} on "
-            f"{rank_count} ranks. Take batch={below or rank_count} or batch={below + rank_count}."
+            f"{spec.name}: batch must be divisible by the number of ranks, got {spec.batch} on "
+            f"{rank_count} ranks. Use batch={below or rank_count} or batch={below + rank_count}."
         )
     return spec.batch // rank_count

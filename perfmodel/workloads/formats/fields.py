@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from perfmodel.base.documents import FaultList, parse_value
+from perfmodel.base.documents import parse_value
 from perfmodel.base.errors import WorkloadError
+from perfmodel.base.faults import FaultList
 from perfmodel.base.reading import quote
 
 _MISSING = object()
@@ -78,8 +79,8 @@ class FieldReader:
     def __post_init__(self) -> None:
         self.faults = FaultList(self.document)
 
-    def read(self, target: str, source: Source) -> Any:
-        """The value for *target*, or None without one; a fault where it must be stated."""
+    def read(self, target: str, source: Source, hint: str = "") -> Any:
+        """The value for *target*, or None without one; a fault, with *hint*, where it is needed."""
         target = target.partition(":")[0]
         for key in source.keys:
             value = self.content.get(key)
@@ -98,7 +99,8 @@ class FieldReader:
         if source.is_needed:
             if target not in self.given:
                 self.faults.add(
-                    source.keys[0], f"must be given, but is missing. Or give --set {target}=VALUE"
+                    source.keys[0],
+                    f"must be given, but is missing{hint}. Or give --set {target}=VALUE",
                 )
             return None
         if source.default is not None:
@@ -127,7 +129,7 @@ class FieldReader:
 
 
 def unknown_sentence(uses: Collection[FieldUse]) -> Iterator[str]:
-    """A sentence about fields that nobody knows, if there are any."""
+    """A sentence about unknown fields, if there are any."""
     names = [use.key for use in uses if use.use is Use.UNKNOWN and use.value is not None]
     if names:
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""

@@ -33,7 +33,7 @@ class ForeignFile:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """What it says beside the model, as fields to change in another workload."""
+        """What it states in addition to the model, as fields to change in another workload."""
         found = {key: self.content[key] for key in _SHAPE if key in self.content}
         for section in ("parallel", "training"):
             of_section = self.content.get(section) or {}
@@ -113,15 +113,22 @@ def _open(path: Path) -> _Opened | None:
         path = path / CONFIG
     text = read_text(path, WorkloadError, MAX_DOCUMENT_BYTES)
     if text.lstrip()[:1] == "{":
-        content = parse_json(text, document=str(path), error_type=WorkloadError)
+        # Python's own writer puts Infinity into the files of some models.
+        content = parse_json(text, document=str(path), error_type=WorkloadError, is_strict=False)
     elif _TOML.search(text):
         content = _parse_toml(text, path)
     elif is_command_line(text):
-        return _Opened("megatron", parse_arguments(text, str(path)), name_of(path, {}))
+        return _Opened("megatron", parse_arguments(text), name_of(path, {}))
     elif _is_native(text):
         return None
     else:
         content = parse_yaml(text, document=str(path), error_type=WorkloadError)
+    if not isinstance(content, dict):
+        raise WorkloadError(
+            f"{path}: must be a workload, a Hugging Face {CONFIG}, or settings of Megatron-LM, "
+            "NeMo, torchtitan or DeepSpeed, and is none of them. `perfmodel init workload` writes "
+            "a file to start from."
+        )
     program = _recognise(content)
     return None if program is None else _Opened(program, content, name_of(path, content))
 
@@ -144,11 +151,9 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
 _DEEPSPEED = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
 
 
-def _recognise(content: Any) -> str | None:
+def _recognise(content: dict[str, Any]) -> str | None:
     """The program that *content* is for, by its keys."""
-    if not isinstance(content, dict):
-        return None
-    if "model_type" in content or "architectures" in content:
+    if {"model_type", "architectures", "num_hidden_layers", "n_embd"} & content.keys():
         return HUGGING_FACE
     if _DEEPSPEED & content.keys():
         return "deepspeed"

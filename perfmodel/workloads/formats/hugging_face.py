@@ -83,18 +83,19 @@ def find_table(content: Mapping[str, Any], document: str) -> tuple[str, Architec
         name = next((by_class[one] for one in stated if one in by_class), None)
     table = tables.get(name) if isinstance(name, str) else None
     if table is None:
-        named = name or ", ".join(map(str, stated)) or "none"
+        named = name or ", ".join(map(str, stated)) or "nothing"
         _refuse_known(named, document)
-        near = difflib.get_close_matches(str(named), tables, n=1)
-        hint = f" Nearest: {near[0]}." if near else ""
+        near = difflib.get_close_matches(str(named), tables, n=3) or sorted(tables)[:3]
         raise WorkloadError(
-            f"{document}: model_type must be one of {', '.join(tables)}, got {named}.{hint} "
-            "`perfmodel init workload` writes a file that describes any Transformer."
+            f"{document}: model_type must be one of the {len(tables)} that are known (such as "
+            f"{', '.join(near)}), got {named}. `perfmodel init workload` writes a file that "
+            "describes any Transformer."
         )
     if stated and not set(stated) & set(table.architectures):
         raise WorkloadError(
             f"{document}: architectures must name one of {', '.join(table.architectures)}, "
-            f"got {', '.join(map(str, stated))}. Other heads and encoders have no table."
+            f"got {', '.join(map(str, stated))}. Other heads have no table: without this key, the "
+            "model is taken with its language head."
         )
     return str(name), table
 
@@ -118,7 +119,10 @@ def read_config(
     left_out = list(table.left_out)
     if table.part is not None:
         left_out.append(f"Only {table.part} is trained; the other parts of the model are left out.")
-        content = content.get(table.part) or {}
+        whole, content = content, content.get(table.part) or content
+        # The head belongs to the whole model.
+        if "tie_word_embeddings" in whole:
+            content = {**content, "tie_word_embeddings": whole["tie_word_embeddings"]}
     left_out += [text for key, text in table.left_out_if.items() if content.get(key)]
     reader = FieldReader(document, content, given)
     model = _read_model(reader, table)

@@ -22,7 +22,10 @@ from perfmodel.workloads.formats.fields import FieldReader, FieldUse, Source, Us
 TABLE = Path(__file__).with_name("settings.yaml")
 _GATES = ("swiglu", "geglu", "reglu")
 _LAYOUT = ("parallel", "training")
+_OFF = (None, False, 0, "none", "")
 _REFERENCE = re.compile(r"\$\{\.*([a-z_][\w.]*)\}")
+_PRODUCT = re.compile(r"\$\{multiply:\s*(\d+)\s*,\s*(\d+)\s*\}")
+_TOKENIZER = ("tokenizer_type", "tokenizer_model", "type", "tokenizer_name_or_path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,10 @@ class SettingsTable(Form):
     reads: Mapping[str, str]
     words: Mapping[str, Mapping[str, str]]
     switches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    unstated: tuple[Any, ...] = ()
+    hints: Mapping[str, str] = field(default_factory=dict)
+    refused: tuple[Mapping[str, Any], ...] = ()
+    tokenizers: Mapping[str, int] = field(default_factory=dict)
     flavors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
@@ -50,7 +57,8 @@ def load_table(program: str) -> SettingsTable:
 def flatten(content: Mapping[str, Any], merged: Sequence[str]) -> dict[str, Any]:
     """*content* without levels: keys of *merged* sections alone, others as `section.key`.
 
-    A reference to another key of the file is replaced by the value there.
+    A reference to another key of the file is replaced by the value there, and a product of such
+    by its value.
     """
     flat: dict[str, Any] = {}
 
@@ -65,11 +73,23 @@ def flatten(content: Mapping[str, Any], merged: Sequence[str]) -> dict[str, Any]
 
     add("", content)
     for key, value in flat.items():
-        reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-        if reference is not None:
-            path = reference[1]
-            flat[key] = flat.get(path, flat.get(path.rpartition(".")[2], value))
+        if isinstance(value, str) and "${" in value:
+            flat[key] = _resolve(value, flat)
     return flat
+
+
+def _resolve(text: str, flat: Mapping[str, Any]) -> Any:
+    """What the references in *text* stand for; the text where something stays open."""
+
+    def find(path: str, otherwise: str) -> Any:
+        return flat.get(path, flat.get(path.rpartition(".")[2], otherwise))
+
+    whole = _REFERENCE.fullmatch(text)
+    if whole is not None:
+        return find(whole[1], text)
+    inner = _REFERENCE.sub(lambda match: str(find(match[1], match[0])), text)
+    numbers = _PRODUCT.fullmatch(inner)
+    return int(numbers[1]) * int(numbers[2]) if numbers is not None else text
 
 
 @dataclass(slots=True)
@@ -79,6 +99,7 @@ class SettingsReader:
     table: SettingsTable
     fields: FieldReader
     is_layout: bool = False
+    unstated: Collection[str] = ()
     values: dict[str, Any] = field(default_factory=dict)
 
     def read(self) -> dict[str, Any]:
@@ -89,7 +110,7 @@ class SettingsReader:
             wanted = Source.parse(source)
             if self.is_layout and wanted.is_needed:
                 wanted = Source(wanted.keys, None)
-            value = self.fields.read(target, wanted)
+            value = self.fields.read(target, wanted, self.table.hints.get(target, ""))
             if value is not None:
                 self.values[target] = self._translate(target, value, wanted)
         for target, keys in self.table.switches.items():
@@ -115,9 +136,10 @@ class SettingsReader:
             self.fields.uses.append(FieldUse(key, Use.READ, target, stated))
             if meaning is None:
                 self.values[target] = stated
-            elif stated is True:
+            elif stated is True or "$" in str(stated):
+                # What follows a flag in a script may be a list of further arguments.
                 self.values[target] = meaning
-        if "unless" in keys:
+        if "unless" in keys and not set(self.unstated) & keys.keys():
             self.values.setdefault(target, keys["unless"])
 
 
@@ -133,7 +155,11 @@ def read_settings(
     """The workload, or the layout alone, in the settings of *program*, and the use of fields."""
     table = load_table(program)
     flat = flatten(content, table.merged)
-    reader = SettingsReader(table, FieldReader(document, flat, given), is_layout)
+    _refuse_others(table, flat, document, is_layout=is_layout)
+    assumed = [] if is_layout else list(_add_vocabulary(table, flat))
+    unstated = [key for key, value in flat.items() if value in table.unstated]
+    stated = {key: value for key, value in flat.items() if key not in unstated}
+    reader = SettingsReader(table, FieldReader(document, stated, given), is_layout, unstated)
     values = reader.read()
     base: dict[str, Any] = {}
     if program in ("megatron", "nemo"):
@@ -150,7 +176,7 @@ def read_settings(
         "description": f"{table.kind} in {document}.",
         "source": f"{document}, read by its fields.",
         "stack": table.stack,
-        "assumed": [],
+        "assumed": assumed,
     }
     for section in ("model", *_LAYOUT):
         workload[section] = dict(base.get("model", {})) if section == "model" else {}
@@ -161,6 +187,45 @@ def read_settings(
         elif target in ("batch", "sequence_length"):
             workload[target] = value
     return workload, uses
+
+
+def _refuse_others(
+    table: SettingsTable, flat: Mapping[str, Any], document: str, *, is_layout: bool
+) -> None:
+    """Raise where *flat* has a key that says what no workload, or no layout, can say."""
+    for entry in table.refused:
+        if is_layout and entry["part"] == "model":
+            continue
+        meant = entry.get("values")
+        key = next(
+            (
+                one
+                for one in entry["keys"]
+                if (flat.get(one) in meant if meant else flat.get(one) not in _OFF)
+            ),
+            None,
+        )
+        if key is not None:
+            hint = " Give the model with --workload and this file with --layout-from."
+            raise WorkloadError(
+                f"{document}: {key} says that it {entry['why']}."
+                + (hint if entry["part"] == "model" else f" Take {key} out to predict without it.")
+            )
+
+
+def _add_vocabulary(table: SettingsTable, flat: dict[str, Any]) -> Iterator[str]:
+    """Put the size of a well-known tokenizer into *flat* where none is stated, and say so."""
+    if {"vocab_size", "padded_vocab_size"} & flat.keys():
+        return
+    words = [str(flat[key]) for key in _TOKENIZER if key in flat]
+    if "merge_file" in flat:
+        words.append("GPT2BPETokenizer")
+    for word in words:
+        known = max((one for one in table.tokenizers if word.startswith(one)), key=len, default="")
+        if known:
+            flat["vocab_size"] = table.tokenizers[known]
+            yield f"model.vocab: {flat['vocab_size']:,} is the vocabulary of {word}."
+            return
 
 
 def _finish_megatron(values: dict[str, Any], fields: FieldReader) -> None:

@@ -144,7 +144,7 @@ class _ContextAttention:
         self._kv_elements = run.tokens * run.shape.kv_heads * width
 
     def gathered(self, most_keys: int) -> list[Step]:
-        """Attention behind a gather of all keys and values; gradients are scattered again."""
+        """Attention after a gather of all keys and values; gradients are scattered again."""
         keys = self._windowed_keys or most_keys
         core = _fused_step(self._run, self._direction, self._own, keys, is_causal=False)
         gather = self._collective(CollectiveKind.ALL_GATHER, "keys and values", self._cp)

@@ -1,6 +1,6 @@
-"""Two micro-batches beside each other: the exchange of one runs while the other computes.
+"""Two overlapping micro-batches: the exchange of one runs while the other computes.
 
-The steps of a forward layer and of a backward layer are cut behind every exchange of tokens and
+The steps of a forward layer and of a backward layer are cut after every exchange of tokens and
 issued in turns, the backward layer first. So combine gradients travel during attention, tokens
 during the experts' backward pass, token gradients during the experts' forward pass, and results
 during the backward pass of attention.
@@ -28,7 +28,7 @@ def merge_layers(forward: Sequence[Step], backward: Sequence[Step]) -> list[Step
 
 
 def _parts(steps: Iterable[Step], joining: Joining) -> list[list[Step]]:
-    """*steps* cut behind every exchange; the first step of a part waits for the one before it."""
+    """*steps* cut after every exchange; the first step of a part waits for the one before it."""
     parts: list[list[Step]] = [[]]
     for step in steps:
         is_exchange = step.collective is not None and step.slot == Slot.EXPERTS

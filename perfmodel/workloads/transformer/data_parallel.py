@@ -80,7 +80,7 @@ def build_reduction(
         not (is_by_layer or run.overlaps_reduction),
         Slot.REPLICA if has_replicas else None,
         layout.shard_ranks,
-        # DDP reduces a small bucket first; buckets that count parameters are all alike.
+        # DDP reduces a small bucket first; buckets that count parameters are all equal.
         first_bytes=limit_bytes if run.counts_bucket_parameters else FIRST_BUCKET_BYTES,
     )
 

@@ -2,7 +2,7 @@
 
 Every rank sends each of its tokens to the ranks of the experts it chose, and
 gets their results back. All ranks are written as the most loaded one, because
-the exchange behind the GEMMs waits for it. With a capacity factor an expert
+the exchange after the GEMMs waits for it. With a capacity factor an expert
 drops the tokens beyond it; the bytes sent shrink with it.
 """
 

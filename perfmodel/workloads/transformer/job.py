@@ -23,7 +23,7 @@ from perfmodel.workloads.transformer.words import AdapterPlaces, Recompute, Rout
 
 _PLACES = {AdapterPlaces.ALL: "every GEMM", AdapterPlaces.QKV: "queries, keys and values"}
 _ORDERS = {
-    Schedule.ONE_F_ONE_B: "Pipeline stages run one forward, one backward.",
+    Schedule.ONE_F_ONE_B: "Pipeline stages run the 1F1B schedule.",
     Schedule.ZB_H1: "Pipeline stages follow ZB-H1: gradients of weights fill idle time.",
     Schedule.ZB_V: "Pipeline stages follow ZB-V: gradients of weights fill idle time.",
     Schedule.DUALPIPE_V: "Pipeline stages follow DualPipeV: a forward and a backward in turns.",
@@ -92,7 +92,7 @@ def _iter_assumptions(run: TransformerRun, chosen: ChosenLayout) -> Iterator[str
     if layout.pp > 1:
         yield _ORDERS[layout.schedule]
     if layout.interleaving > 1:
-        yield f"Every pipeline stage holds {layout.interleaving} runs of layers."
+        yield f"Every pipeline stage holds {layout.interleaving} chunks of layers."
     if training.recompute is not Recompute.NONE:
         share = training.recompute_fraction
         where = "" if share == 1 else f", in {share:.0%} of the layers,"
@@ -114,7 +114,7 @@ def _iter_assumptions(run: TransformerRun, chosen: ChosenLayout) -> Iterator[str
         )
     if training.adapters_only:
         yield (
-            f"Weights are frozen; adapters of rank {training.adapter_rank} beside "
+            f"Weights are frozen; adapters of rank {training.adapter_rank} on "
             f"{_PLACES[training.adapter_places]} of a layer are trained."
         )
 

@@ -2,7 +2,7 @@
 
 Norms, residuals and dropout of post-norm models are counted as those of
 pre-norm ones: the same kernels run in another order. Where chains of pointwise
-kernels are fused, the kernel of the norm behind a residual adds it.
+kernels are fused, the kernel of the norm after a residual adds it.
 """
 
 from __future__ import annotations

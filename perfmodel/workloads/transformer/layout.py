@@ -32,7 +32,7 @@ class Layout:
     how many separate runs of layers a pipeline stage holds. *shard* is how many data-parallel ranks
     divide state; by default all of them. *lengths* are the layers of each run; by default as equal
     as possible. With *runs_beside* a stage works on a forward and a backward turn together. The
-    last stage holds *further_layers* behind those of the model. *schedule* is the order in which
+    last stage holds *further_layers* after those of the model. *schedule* is the order in which
     stages take micro-batches.
     """
 

@@ -125,7 +125,7 @@ def _iter_faults(spec: TransformerSpec, layout: Layout, rank_count: int) -> Iter
     yield from _iter_stage_faults(spec, layout)
     if rank_count % (tp * pp * cp):
         yield (
-            f"{rank_count} ranks do not divide by tp x pp{' x cp' if cp > 1 else ''} = "
+            f"{rank_count} ranks are not divisible by tp x pp{' x cp' if cp > 1 else ''} = "
             f"{tp} x {pp}{f' x {cp}' if cp > 1 else ''}"
         )
     yield from _iter_context_faults(spec, tp)
@@ -137,25 +137,25 @@ def _iter_faults(spec: TransformerSpec, layout: Layout, rank_count: int) -> Iter
         )
     if spec.batch % step:
         yield (
-            f"batch ({spec.batch}) does not divide by dp x micro_batch = {step}; "
+            f"batch ({spec.batch}) is not divisible by dp x micro_batch = {step}; "
             f"near: batch={f'{near} or batch=' if near else ''}{near + step}"
         )
     if layout.shard == 1:
         yield f"a shard_group of 1 divides nothing among dp={dp * cp} ranks: set sharding=none"
     elif layout.shard is not None and dp * cp % layout.shard:
-        yield f"dp={dp * cp} does not divide by shard_group={layout.shard}"
+        yield f"dp={dp * cp} is not divisible by shard_group={layout.shard}"
 
 
 def _iter_tensor_faults(spec: TransformerSpec, tp: int) -> Iterator[str]:
     model, key_heads = spec.model, spec.model.key_heads
     if model.heads % tp:
-        yield f"heads ({model.heads}) do not divide by tp={tp}"
+        yield f"heads ({model.heads}) are not divisible by tp={tp}"
     if key_heads % tp and tp % key_heads:
-        yield f"kv_heads ({key_heads}) neither divide by tp={tp} nor divide it"
+        yield f"kv_heads ({key_heads}) are neither a multiple nor a divisor of tp={tp}"
     if model.ffn % tp:
-        yield f"ffn ({model.ffn}) does not divide by tp={tp}"
+        yield f"ffn ({model.ffn}) is not divisible by tp={tp}"
     if tp > 1 and spec.parallel.sequence_parallel is not False and spec.sequence_length % tp:
-        yield f"sequence_length ({spec.sequence_length}) does not divide by tp={tp}"
+        yield f"sequence_length ({spec.sequence_length}) is not divisible by tp={tp}"
 
 
 def _iter_stage_faults(spec: TransformerSpec, layout: Layout) -> Iterator[str]:
@@ -171,7 +171,7 @@ def _iter_stage_faults(spec: TransformerSpec, layout: Layout) -> Iterator[str]:
         yield f"interleaving={runs} needs pipeline stages, but pp=1"
     is_ring = runs > 1 and not layout.is_folded
     if is_ring and spec.parallel.micro_batch and micro_batches % pp:
-        yield f"interleaving needs micro-batches ({micro_batches}) that divide by pp={pp}"
+        yield f"interleaving needs micro-batches ({micro_batches}) that are divisible by pp={pp}"
 
 
 def _iter_schedule_faults(spec: TransformerSpec, pp: int) -> Iterator[str]:
@@ -183,7 +183,7 @@ def _iter_schedule_faults(spec: TransformerSpec, pp: int) -> Iterator[str]:
     if pp == 1:
         yield f"schedule={name} needs pipeline stages, but pp=1"
     if parallel.interleaving > 1:
-        held = "two runs of layers" if schedule.is_folded else "one run of layers"
+        held = "two chunks of layers" if schedule.is_folded else "one chunk of layers"
         yield f"stages of schedule={name} hold {held}: leave interleaving out"
     if parallel.expert_overlap and schedule is not Schedule.DUALPIPE_V:
         yield f"schedule={name} has no turns to overlap: expert_overlap needs 1f1b or dualpipe_v"
@@ -195,11 +195,11 @@ def _iter_context_faults(spec: TransformerSpec, tp: int) -> Iterator[str]:
     # Two mirrored chunks per rank make causal work even.
     parts = 2 * cp * (tp if spec.parallel.sequence_parallel is not False else 1)
     if cp > 1 and length % parts:
-        yield f"sequence_length ({length}) does not divide by 2 x cp x tp = {parts}"
+        yield f"sequence_length ({length}) is not divisible by 2 x cp x tp = {parts}"
     if spec.parallel.cp_kind is ContextKind.ALL_TO_ALL and spec.model.heads % (tp * cp):
-        yield f"heads ({spec.model.heads}) do not divide by tp x cp = {tp} x {cp}"
+        yield f"heads ({spec.model.heads}) are not divisible by tp x cp = {tp} x {cp}"
     if spec.predicted_tokens % cp:
-        yield f"predicted tokens ({spec.predicted_tokens}) do not divide by cp={cp}"
+        yield f"predicted tokens ({spec.predicted_tokens}) are not divisible by cp={cp}"
 
 
 def _iter_expert_faults(spec: TransformerSpec, tp: int, ranks_of_stage: int) -> Iterator[str]:
@@ -210,11 +210,11 @@ def _iter_expert_faults(spec: TransformerSpec, tp: int, ranks_of_stage: int) -> 
             yield f"ep={ep} x etp={etp} needs experts, and the model has one"
         return
     if model.experts % ep:
-        yield f"experts ({model.experts}) do not divide by ep={ep}"
+        yield f"experts ({model.experts}) are not divisible by ep={ep}"
     if model.expert_ffn % etp:
-        yield f"moe_ffn ({model.expert_ffn}) does not divide by etp={etp}"
+        yield f"moe_ffn ({model.expert_ffn}) is not divisible by etp={etp}"
     if ranks_of_stage % (ep * etp):
-        yield f"{ranks_of_stage} ranks of a stage do not divide by ep x etp = {ep} x {etp}"
+        yield f"{ranks_of_stage} ranks of a stage are not divisible by ep x etp = {ep} x {etp}"
     yield from _iter_combined_faults(spec, tp, ranks_of_stage)
     if model.shared_experts * model.expert_ffn % tp:
         yield (

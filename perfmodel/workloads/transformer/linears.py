@@ -8,7 +8,7 @@ gradient is all-reduced during the GEMM for the weight. A row-parallel GEMM
 GEMMs in a quantised format cast activations and gradients first; gathers carry
 that format. The GEMM for the weight reads both along the tokens, so both need a
 second, transposed copy. Frozen weights have no GEMM for their gradient; a
-low-rank pair of GEMMs beside them is trained instead.
+additional low-rank pair of GEMMs is trained instead.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class LinearSteps:
     def backward_step(
         self, operator: str, label: str, of_input: tuple[Op, ...], of_weight: tuple[Op, ...]
     ) -> Step:
-        """A step with the kernels for the gradient of an input, and behind them of a weight."""
+        """A step with the kernels for the gradient of an input, then those of a weight."""
         return Step(operator, label, (*of_input, *of_weight), weight_kernels=len(of_weight))
 
     def _has_adapter(self, label: str) -> bool:
@@ -281,7 +281,7 @@ class LinearSteps:
         return (MemoryBound("transpose", size_bytes, size_bytes, self.gemm_dtype),)
 
     def _gathered(self, width: int, label: str, steps: list[Step]) -> list[Step]:
-        """*steps* of a GEMM behind the gather of its operand, or during all but a piece of it."""
+        """*steps* of a GEMM after the gather of its operand, or during all but a piece of it."""
         if self.run.tensor_overlap is not TensorOverlap.FULL:
             return [self._exchange(_GATHER, width, label), *steps]
         first = self._exchange(_GATHER, width, label, pieces=1)
@@ -302,5 +302,5 @@ class LinearSteps:
 
 
 def _closing(step: Step) -> Step:
-    """*step*, with everything after it behind the pieces that run during it."""
+    """*step*; everything after it follows the pieces that run during it."""
     return replace(step, closes=(Joining.PIECES,))

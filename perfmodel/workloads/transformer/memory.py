@@ -73,7 +73,7 @@ def _stage_memory(run: TransformerRun, stage: int, sizes: _LayerSizes) -> RankMe
     expert_bytes += sum(_trained_bytes(run, experts, layout.expert_copies))
     activation_bytes = _activation_bytes(run, stage, sizes)
     fragment_bytes = round(activation_bytes * _FRAGMENTED_RATIO)
-    # Frozen weights that are only multiplied in a narrow format are stored in it, not beside it.
+    # Frozen weights that are only multiplied in a narrow format are stored only in that format.
     cast_bytes = _cast_bytes(run, stage)
     weight_bytes = held * weight_size
     if training.adapters_only and training.gemm_dtype.is_quantised:
@@ -240,7 +240,7 @@ def _routed_bytes(run: TransformerRun, shape: ExpertShape) -> int:
 def _copied_widths(run: TransformerRun, shape: LayerShape) -> int:
     """Numbers per token that are kept twice.
 
-    Rotated queries and keys are kept beside the output of the qkv GEMM, which the values still
+    Rotated queries and keys are kept besides the output of the qkv GEMM, which the values still
     need; a gate that is not fused is also kept after its activation.
     """
     model, width = run.spec.model, 0

@@ -4,7 +4,7 @@
 Interleaved, a stage holds several runs of layers; micro-batches go round in groups of as many as
 stages, and the bubble shrinks with the length of a run (Narayanan et al., arXiv 2104.04473).
 
-Zero-bubble schedules compute gradients of weights apart from those of inputs, because no other
+Zero-bubble schedules compute gradients of weights separately from those of inputs, because no other
 stage waits for them. ZB-H1 has the order of 1F1B, and stage s is s gradients of weights behind:
 a stage of p idles (p - 1) (F + B - W), with the memory of 1F1B (Qi et al., arXiv 2401.10241).
 

@@ -130,7 +130,7 @@ def _part(linear: Linear, outputs: int) -> Linear:
 
 
 def has_adapter(training: TrainingSection, label: str) -> bool:
-    """Whether an adapter is trained beside the GEMM called *label*."""
+    """Whether an adapter is trained for the GEMM called *label*."""
     is_everywhere = training.adapter_places is AdapterPlaces.ALL
     return training.adapters_only and (is_everywhere or label == QKV)
 

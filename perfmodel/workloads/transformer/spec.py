@@ -54,11 +54,11 @@ class ModelSection(Section):
     Where *window* is given, the first of every *window_every* layers lets a token see only that
     many before it; with *full_every*, all but the last of so many layers do. Behind the first
     *dense_layers*, a token passes through *top_k* of *experts* feed-forward networks of width
-    *moe_ffn*, and through *shared_experts* that all tokens pass. *mtp_layers* more layers behind
+    *moe_ffn*, and through *shared_experts* that all tokens pass. *mtp_layers* more layers after
     the last predict further tokens, each with logits of its own. With *kv_lora_rank*, keys and
     values are made from a latent vector of that length, queries from one of *q_lora_rank*, and
-    *rope_dim* numbers a head carry the positions beside *head_dim*. With *clamped_ffn* both
-    halves of a gated activation are clamped first.
+    *rope_dim* numbers per head carry the positions, in addition to *head_dim*. With *clamped_ffn*
+    both halves of a gated activation are clamped first.
     """
 
     layers: LayerCount
@@ -116,11 +116,13 @@ class ModelSection(Section):
     def _check_heads(self) -> Self:
         if self.head_dim is None and self.hidden % self.heads:
             raise ValueError(
-                f"hidden must divide by heads, got {self.hidden} and {self.heads}; "
+                f"hidden must be divisible by heads, got {self.hidden} and {self.heads}; "
                 "or state head_dim"
             )
         if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(f"heads must divide by kv_heads, got {self.heads} and {self.kv_heads}")
+            raise ValueError(
+                f"heads must be divisible by kv_heads, got {self.heads} and {self.kv_heads}"
+            )
         if self.positions is Positions.LEARNED and self.max_positions is None:
             raise ValueError(
                 "learned positions need max_positions: say how many, or positions: rotary"
@@ -272,7 +274,7 @@ class TransformerSpec(CommonSpec):
                 f"got {self.sequence_length}"
             )
         if self.model.head is Head.MASKED_TOKENS and self.masked_tokens is None:
-            raise ValueError("a model that predicts masked tokens needs masked_tokens a sequence")
+            raise ValueError("a model that predicts masked tokens needs masked_tokens per sequence")
         return self
 
     @property

@@ -147,7 +147,7 @@ class StageWriter:
         return self._weight_gradients if is_rest else self._backward
 
     def _take_both(self, forward: Turn, backward: Turn) -> bool:
-        """Write both turns beside each other, unless one of them is special."""
+        """Write both turns overlapped, unless one of them is special."""
         is_sharded = self._gathering.stream is not None
         is_last = backward.micro_batch == self._layout.micro_batches - 1
         has_early = any(one.early is not None for one in self._reductions)
@@ -306,7 +306,7 @@ class StageWriter:
 
     def _write_step(self, step: Step, prefix: str) -> int | None:
         if self._run.captures_layers:
-            # Shapes behind the router change with every micro-batch, so they cannot be captured.
+            # Shapes after the router change with every micro-batch, so they cannot be captured.
             self._capture(is_captured=not any(word in step.label for word in _UNCAPTURED))
         return self._steps.write(step, prefix=prefix)
 
@@ -357,7 +357,7 @@ class StageWriter:
         return is_new or is_dropped or self._spec.training.is_autocast
 
     def _use_layer(self, number: int, following: int) -> None:
-        """Gather layer *number*, and the *following* one ahead of its use."""
+        """Gather layer *number*, and prefetch the *following* one."""
         if self._gathering.stream is None:
             return
         pairs = [(self._gathering, self._gathered_parameters)]

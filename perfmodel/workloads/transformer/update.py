@@ -1,4 +1,4 @@
-"""The update of a stage's weights: zeroing, clipping, the optimizer's step, gathers behind it."""
+"""The update of a stage's weights: zeroing, clipping, the optimizer's step, gathers after it."""
 
 from __future__ import annotations
 

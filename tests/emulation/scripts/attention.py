@@ -15,6 +15,13 @@ starts = torch.tensor([0, 16, 32, 64], dtype=torch.int32).cuda()
 mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 512, 512, device="cuda")
 
 
+@torch.compile(fullgraph=True)
+def windowed(x):
+    return flash3.flash_attn_varlen_func(
+        x, x, x, starts, starts, 32, 32, causal=True, window_size=(7, 0)
+    )
+
+
 def heads(*shape):
     return layer(torch.ones(*shape, 64, device="cuda", dtype=torch.bfloat16))
 
@@ -26,9 +33,7 @@ for _ in range(4):
         total += F.scaled_dot_product_attention(x, x, x).sum()
     total += flash_attn_func(x, x, x, causal=True).sum()
     total += flash_attn_varlen_func(packed, packed, packed, starts, starts, 32, 32).sum()
-    total += flash3.flash_attn_varlen_func(
-        packed, packed, packed, starts, starts, 32, 32, causal=True, window_size=(7, 0)
-    ).sum()
+    total += windowed(packed).sum()
     total += flex_attention(long, long, long, block_mask=mask).sum()
     total.backward()
     optimizer.step()

@@ -1,5 +1,6 @@
 """Small pieces of torch.cuda that scripts rely on, in one training loop."""
 
+import ctypes
 import io
 
 import torch
@@ -77,5 +78,9 @@ with torch.no_grad():
     )
 with torch.autograd.profiler.profile(enabled=False):
     torch.cuda.cudart().cudaProfilerStart()
+runtime, limit = ctypes.CDLL("libcudart.so"), (ctypes.c_int * 1)()
+runtime.cudaDeviceSetLimit(ctypes.c_int(5), ctypes.c_int(128))
+runtime.cudaDeviceGetLimit(limit, ctypes.c_int(5))
+assert limit[0] == 128
 torch.cuda.memory._snapshot()
 print("done")

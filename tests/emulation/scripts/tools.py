@@ -1,4 +1,4 @@
-"""What scripts ask of tools and packages that only exist beside a GPU."""
+"""What scripts ask of tools and packages that need a GPU."""
 
 import copy
 import subprocess
@@ -7,6 +7,7 @@ import pynvml
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 NAMES = subprocess.check_output(
     ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"], text=True
@@ -25,6 +26,12 @@ def add_kernel(x, y, out, count, BLOCK: tl.constexpr):  # noqa: N803  as in Trit
     tl.store(target, tl.load(x + places) + tl.load(y + places), mask=places < count)
 
 
+@triton.jit
+def square_kernel(x, out):
+    tile = x.load([0, 0])
+    out.store([0, 0], tl.dot(tile, tile.T))
+
+
 saxpy = torch.cuda._compile_kernel(
     'extern "C" __global__ void saxpy(const float* x, float* y, int count) {}', "saxpy"
 )
@@ -39,6 +46,9 @@ for _ in range(4):
     total = torch.empty_like(hidden)
     add_kernel[(triton.cdiv(hidden.numel(), 256),)](hidden, hidden, total, 512, BLOCK=256)
     saxpy((1, 1, 1), (512, 1, 1), (hidden, total, 512))
+    squared = torch.empty(8, 8, device="cuda")
+    tiles = [TensorDescriptor.from_tensor(one, [8, 8]) for one in (hidden.detach(), squared)]
+    square_kernel[(1,)](*tiles)
     hidden.sum().backward()
     optimizer.step()
     optimizer.zero_grad()

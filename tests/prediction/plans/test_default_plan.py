@@ -65,7 +65,7 @@ def test_a_placement_is_left_to_a_sharder_that_is_named_and_to_stacks_without_fr
     assert find_default(spec, cluster, load_stack("ngc_dlrm_2020"), task.tables) is None
     by_name = place_tables("size_greedy", evaluator, task)
     assert by_name.plan == build_named_plan("size_greedy", task)
-    assert by_name.reason == "Tables are placed as size_greedy does."
+    assert by_name.reason == "Tables are placed by the sharder size_greedy."
 
 
 def test_tables_that_fit_nowhere_are_spread_by_rows():

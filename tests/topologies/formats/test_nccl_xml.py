@@ -103,7 +103,7 @@ def test_the_written_file_is_the_machine(file, tmp_path):
     [
         ("<graph/>", "must be NCCL's <system>, got <graph>"),
         (f"{HEAD}<cpu>", "not valid XML"),
-        (f"{HEAD}</system>", "describes no GPU"),
+        (f"{HEAD}</system>", "must list the GPUs"),
         ('<!DOCTYPE a [<!ENTITY b "c">]><system/>', "not valid XML"),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 from perfmodel import api
 from perfmodel.base.errors import TopologyError
 from topologies import load_topology
+from topologies.formats.smi_matrix import is_matrix, parse_matrix
 from topologies.link import VertexKind
 
 SWITCHED = """\
@@ -78,3 +79,17 @@ def test_a_matrix_that_cannot_be_is_refused(file, text, gpu, said):
     with pytest.raises(TopologyError) as fault:
         api.import_topology(file(text), gpu=gpu)
     assert said in str(fault.value)
+
+
+def test_a_matrix_inside_other_text_with_bonded_nics_is_read():
+    lines = (
+        "- `nvidia-smi topo -m`:",
+        "      \tGPU0\tGPU1\tmlx5_bond_0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID",
+        "  GPU0\t X \tSYS\tPHB\t0-13\t0\t\tN/A",
+        "  GPU1\tSYS\t X \tSYS\t14-27\t1\t\tN/A",
+        "  mlx5_bond_0\tPHB\tSYS\t X \t\t\t\t",
+    )
+    text = "\n".join(lines)
+    matrix = parse_matrix(text, "matrix.txt")
+    assert is_matrix(text)
+    assert (matrix.gpus, matrix.nics) == (("GPU0", "GPU1"), ("mlx5_bond_0",))

@@ -1,4 +1,4 @@
-"""Skewed indices in whole iterations, beside what 8 x B200 took."""
+"""Skewed indices in whole iterations, against times of 8 x B200."""
 
 from __future__ import annotations
 

@@ -127,7 +127,9 @@ def test_torchtitan_names_a_model_whose_shape_is_known(file):
         (SCRIPT.replace("--global-batch-size 128", "--global-batch-size $GBS"),
          "global_batch_size: is the reference '$GBS'"),
         (SCRIPT.replace("rope", "alibi"), "position_embedding_type: must be one of"),
-        (NEMO.replace("vocab_size: 32000", "vocab_size: '${multiply:2,3}'"), "vocab_size: is the"),
+        (NEMO.replace("vocab_size: 32000", "vocab_size: '${oc.env:WORDS}'"), "vocab_size: is the"),
+        (SCRIPT.replace("pretrain_gpt", "pretrain_t5"), "pretrain_t5.py says that it trains an"),
+        (NEMO + "  bert_binary_head: false\n", "bert_binary_head says that it trains BERT"),
         (TOML.replace("70B", "34B"), "model.flavor must be one whose shape is known"),
         (TOML.replace("global_batch_size = 64", ""), "training.global_batch_size: must be given"),
         ("[model\n[a]\n", "not valid TOML"),
@@ -138,6 +140,46 @@ def test_what_only_the_program_knows_is_refused_by_name(file, text, said):
     with pytest.raises(WorkloadError) as fault:
         load_workload(file(text))
     assert said in str(fault.value)
+
+
+def test_arguments_in_strings_over_several_lines_read_the_same(file):
+    text = SCRIPT.replace("MODEL_ARGS=(", 'MODEL_ARGS="').replace("0.0\n)", '0.0\n"')
+    text = text.replace("${MODEL_ARGS[@]} --bf16", "--bf16 ${MODEL_ARGS[@]}")
+    assert load_workload(file(text)) == load_workload(file(SCRIPT))
+
+
+def test_products_of_a_script_and_of_nemo_are_worked_out(file):
+    script = SCRIPT.replace("LAYERS=32  # of them all", "LAYERS=$(($HALF*2))\nHALF=16")
+    assert load_workload(file(script)).model.layers == 32
+    nemo = NEMO.replace("ffn_hidden_size: 11008", "ffn_hidden_size: ${multiply:4, ${.hidden_size}}")
+    assert load_workload(file(nemo)).model.ffn == 16384
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "words"),
+    [("--tokenizer-type GPT2BPETokenizer", 50257), ("--merge-file $M", 50257),
+     ("--tokenizer-model meta-llama/Llama-3.1-8B", 128256)],
+)  # fmt: skip
+def test_well_known_tokenizers_tell_the_vocabulary_and_the_answer_says_so(file, tokenizer, words):
+    workload = load_workload(file(SCRIPT.replace('"--vocab-size 128256"', tokenizer)))
+    assert workload.model.vocab == words
+    assert f"model.vocab: {words:,} is the vocabulary of" in workload.assumed[0]
+
+
+def test_what_deepspeed_leaves_to_the_trainer_stays_as_the_workload_has_it(file):
+    settings = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}},
+        "bf16": {"enabled": "auto"},
+    }
+    before = load_workload("llama3_8b")
+    after = load_workload("llama3_8b", layout_from=file(settings))
+    assert (after.batch, after.training) == (before.batch, before.training)
+    assert after.parallel.sharding is StateSharding.ZERO2
+    settings["zero_optimization"]["offload_optimizer"]["device"] = "cpu"
+    with pytest.raises(WorkloadError, match=r"offload_optimizer\.device says that it keeps"):
+        load_workload("llama3_8b", layout_from=file(settings))
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_gradients_are_reduced_over_ranks_that_share_a_sequence_too():
 def test_a_sequence_that_does_not_divide_is_refused_with_the_numbers():
     spec = tiny(parallel={"cp": 3})
 
-    with pytest.raises(WorkloadError, match=r"sequence_length \(16\) does not divide by .* = 6"):
+    with pytest.raises(WorkloadError, match=r"sequence_length \(16\) is not divisible by .* = 6"):
         build_job(spec, rank_count=3, ranks_per_host=8, stack=STACK)
 
 
@@ -138,5 +138,5 @@ def test_an_exchange_of_heads_moves_queries_keys_values_and_outputs():
 
 def test_heads_must_divide_by_the_ranks_that_exchange_them():
     spec = tiny(parallel={"cp": 8, "cp_kind": "all_to_all"}, batch=8)
-    with pytest.raises(WorkloadError, match=r"heads \(4\) do not divide by tp x cp = 1 x 8"):
+    with pytest.raises(WorkloadError, match=r"heads \(4\) are not divisible by tp x cp = 1 x 8"):
         job_of(spec, ranks=8)

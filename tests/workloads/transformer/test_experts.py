@@ -100,7 +100,7 @@ def test_uneven_routing_takes_longer_and_a_capacity_bounds_it():
 
 
 def test_experts_that_do_not_divide_are_refused_with_the_numbers():
-    with pytest.raises(WorkloadError, match=r"experts \(4\) do not divide by ep=3"):
+    with pytest.raises(WorkloadError, match=r"experts \(4\) are not divisible by ep=3"):
         build_job(tiny(**EXPERTS, parallel={"ep": 3}, batch=6), rank_count=3, ranks_per_host=8,
                   stack=STACK)  # fmt: skip
 

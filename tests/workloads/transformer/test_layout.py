@@ -54,15 +54,15 @@ def test_a_model_that_cannot_fit_says_so():
 @pytest.mark.parametrize(
     ("overrides", "fault"),
     [
-        (["parallel.tp=5"], "heads (32) do not divide by tp=5"),
-        (["parallel.pp=3"], "8 ranks do not divide by tp x pp = 1 x 3"),
+        (["parallel.tp=5"], "heads (32) are not divisible by tp=5"),
+        (["parallel.pp=3"], "8 ranks are not divisible by tp x pp = 1 x 3"),
         (["parallel.pp=8", "parallel.interleaving=5"], "layers (32) are too few for pp x"),
-        (["parallel.tp=8", "parallel.pp=2"], "8 ranks do not divide by tp x pp = 8 x 2"),
-        (["batch=3", "parallel.tp=1", "parallel.pp=1"], "batch (3) does not divide by dp x"),
+        (["parallel.tp=8", "parallel.pp=2"], "8 ranks are not divisible by tp x pp = 8 x 2"),
+        (["batch=3", "parallel.tp=1", "parallel.pp=1"], "batch (3) is not divisible by dp x"),
         (["parallel.dp=3"], "dp=3 is not 8 ranks"),
         (
             ["parallel.sharding=hsdp", "parallel.shard_group=3", "parallel.tp=1", "parallel.pp=1"],
-            "dp=8 does not divide by shard_group=3",
+            "dp=8 is not divisible by shard_group=3",
         ),
     ],
 )

@@ -78,7 +78,7 @@ def test_every_rank_is_listed_and_names_its_largest_part(name):
         assert of_rank.total_bytes < 80e9
 
 
-# Logits in bf16 beside one copy in fp32, or beside four.
+# Logits in bf16 and one copy in fp32, or four.
 @pytest.mark.parametrize(("stack", "a_logit"), [(FUSED, 2 + 4), (load_stack("nanotron"), 2 + 16)])
 def test_a_loss_that_is_not_fused_keeps_four_copies_of_the_logits(stack, a_logit):
     run = run_of("gpt2_xl", stack=stack)

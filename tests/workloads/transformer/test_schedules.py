@@ -209,7 +209,7 @@ def test_experts_put_off_their_weights_too():
     ("changes", "words"),
     [
         (["parallel.pp=1"], "schedule=zb_v needs pipeline stages"),
-        (["parallel.interleaving=2"], "hold two runs of layers: leave interleaving out"),
+        (["parallel.interleaving=2"], "hold two chunks of layers: leave interleaving out"),
         (["parallel.expert_overlap=true"], "expert_overlap needs 1f1b or dualpipe_v"),
     ],
 )
