@@ -70,7 +70,10 @@ def _with_recompute(setting: Setting, sentences: list[str]) -> Setting:
         return setting
     is_near = device.host_link.kind is HostLinkKind.NVLINK_C2C
     for share in (0.25, 0.5, 0.75, 1.0):
-        changes = {"recompute": Recompute.FULL, "recompute_fraction": share}
+        changes: dict[str, object] = {
+            "recompute": Recompute.FULL,
+            "recompute_fraction": share,
+        }
         words = "run does not fit without it; assumed in"
         if is_near:
             changes = {"offload_layers": round(share * spec.model.layers)}

@@ -153,4 +153,4 @@ def test_four_bits_without_published_runs_are_no_surer_than_another_chip():
     known = load_spread().transformer
     narrow = spread(KNOWN, has_four_bits=True)
     assert narrow.relative_sigma == max(0.08, known.other_chip)
-    assert "none was published in four bits" in narrow.sentence
+    assert "no run in four bits was published" in narrow.sentence

@@ -101,7 +101,7 @@ def activation_steps(linears: LinearSteps, elements: int, what: str, direction: 
     """A feed-forward network's activation that writes *elements* numbers."""
     kernel, inputs = ("swiglu", 2) if linears.run.spec.model.gated_ffn else ("gelu", 1)
     label, dtype = f"{what} {direction.value}", linears.dtype
-    clamps = []
+    clamps: list[Step] = []
     if linears.run.spec.model.clamped_ffn and not linears.run.fuses_expert_bias:
         clamps = chain_steps(chain_name("clamp", direction), label, elements, dtype)
     if not linears.run.fuses_activation:
