@@ -88,7 +88,7 @@ MISTAKES = [
     ("predict --topology dgx_h100 --set bach=4096", 1, "Near: batch"),
     ("predict --topology dgx_h100 --set batch=-4", 1, "must be at least 1, got -4"),
     ("predict --topology dgx_h100 --set batch=1001", 1, "Use batch=1000 or batch=1008"),
-    ("predict --topology dgx_h100 --workload llama3_8b --set parallel.tp=3", 1, "heads (32) do"),
+    ("predict --topology dgx_h100 --workload llama3_8b --set parallel.tp=3", 1, "heads (32) are"),
     ("predict --topology dgx_h100 --workload llama3_8b --set parallel.pp=64", 1, "layers (32)"),
     ("predict --topology dgx_h100 --workload llama3_8b --set training.precision=fp17", 1, "bf16"),
     ("predict --topology empty.yaml", 1, "it is empty"),
