@@ -146,7 +146,7 @@ def parse_json(
         line = 1 + text.count("\n", 0, found.end() if found else 0)
         raise ValueError(f"line {line}: {word} is not a number")
 
-    constant = refuse if is_strict else float
+    constant: Callable[[str], float] = refuse if is_strict else float
     try:
         return json.loads(text, object_pairs_hook=_mapping, parse_constant=constant)
     except RecursionError:
