@@ -70,6 +70,13 @@ QUESTIONS: dict[str, str] = {
     "collective": (
         "collective --kind all_reduce --topology dgx_h100 --hosts 2 --size 64MiB --json -"
     ),
+    "collectives together": (
+        "collective --topology dgx_h100 --hosts 2 --kind all_reduce --size 1GiB --ranks 0,8 "
+        "--with all_reduce:1GiB:1,9"
+    ),
+    "schema runs": "schema runs --json",
+    "whatif text": "whatif recorded --apply scale:match=gemm,factor=0.5",
+    "compare text": "compare --topology dgx_a100,dgx_h100 --workload gpt2_124m",
     "kernel gemm": "kernel gemm --m 4096 --n 4096 --k 8192 --device h100_sxm --json -",
     "kernel attention": (
         "kernel attention --length 4096 --heads 32 --backward --device a100_sxm_80gb --json -"
