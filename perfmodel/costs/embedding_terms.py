@@ -19,7 +19,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from embeddings.distribution import UNIFORM, popularity_of
+from embeddings.distribution import UNIFORM, RowsByPopularity, popularity_of
 from embeddings.offloading import missed_rows
 from embeddings.popularity import Floats, Popularity
 from embeddings.table import MOST_TABLES, EmbeddingTable, TableMemory
@@ -173,6 +173,8 @@ def find_terms(
         in_batch = popularity_of(UNIFORM, batch_size)
         gradient_rows = in_batch.lru_misses(draws, capacity_rows=capacity)
     deviation = np.array([piece.pooling_deviation for piece in pieces])
+    # Copies of frequent rows are few: a block adds up its share before it adds to them.
+    is_copied = isinstance(whole.distribution, RowsByPopularity) and whole.distribution.is_frequent
     values = {
         Term.DRAWS: draws,
         Term.ROWS: rows,
@@ -188,7 +190,7 @@ def find_terms(
         Term.SHORT_CACHE_BYTES: (draws - long_draws) * handled + 2 * distinct * handled,
         Term.WEIGHTED_DRAWS: draws if whole.is_weighted else 0.0,
         Term.SUMMED_BYTES: distinct * pooled_row,
-        Term.HOT_NUMBERS: whole_draws * popularity.hottest_share * width,
+        Term.HOT_NUMBERS: 0.0 if is_copied else whole_draws * popularity.hottest_share * width,
         Term.TAIL_ROWS: deviation * _longest_bag(whole, batch_size) * MILLI,
     }
     terms = np.zeros((len(pieces), len(Term)))

@@ -293,3 +293,11 @@ def test_tables_that_run_at_once_share_the_cache():
     # A tenth of the cache is for other data.
     assert alone == pytest.approx(0.9 * 2**20)
     assert of_four == pytest.approx(alone / 4)
+
+
+def test_copied_frequent_rows_are_summed_before_they_are_added():
+    table = EmbeddingTable("t", rows=1000, width=8, pooling_factor=4.0, distribution=Zipf(1.2))
+    frequent, others = table.split_by_popularity(10)
+    whole, copied, left = tables_terms([table, frequent, others], TermsSetting(100, "sgd", 2**20))
+    assert copied[Term.HOT_NUMBERS] == 0
+    assert 0 < left[Term.HOT_NUMBERS] < whole[Term.HOT_NUMBERS]
