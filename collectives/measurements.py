@@ -136,8 +136,6 @@ def _parse_row(record: Mapping[str, str | None], row: str) -> CollectiveMeasurem
         raise MeasurementError(
             f"{ranks} ranks (at most {MOST_RANKS}) must spread evenly over {hosts} hosts"
         )
-    if ranks == 1:
-        raise MeasurementError("nranks must be at least 2: one rank has nobody to talk to")
     if not 0 <= size_bytes <= _MOST_BYTES:
         raise MeasurementError(f"size_bytes must be 0 to {_MOST_BYTES}, got {size_bytes}")
     dtype, version = record.get("dtype"), record.get("nccl_version")

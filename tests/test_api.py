@@ -169,3 +169,12 @@ def test_rows_are_left_out_by_the_columns_that_were_asked_for(tmp_path):
     table.write_text("\n".join(["collector,device,m,n,k,latency_ms", *rows, ""]))
     with pytest.raises(MeasurementError, match="colour"):
         api.cross_validate("gemm", [table], folds=2, by=["colour"])
+
+
+def test_collectives_of_one_rank_cannot_be_fitted(tmp_path):
+    table = tmp_path / "collectives.csv"
+    table.write_text(
+        "topology,hosts,nranks,collective,size_bytes,time_us\ndgx_h100,1,1,all_reduce,1048576,3\n"
+    )
+    with pytest.raises(MeasurementError, match="at least 2 to fit a collective, and is 1 in row 0"):
+        api.calibrate_collectives([table], tmp_path / "out.yaml")

@@ -59,6 +59,11 @@ def calibrate_collectives(
 
     check_writable("--out", Path(out))
     measurements = load_collectives(tables, place)
+    if alone := [one.row for one in measurements if one.ranks == 1]:
+        raise MeasurementError(
+            f"{', '.join(map(str, tables))}: nranks must be at least 2 to fit a collective, and is "
+            f"1 in row {alone[0]}. Leave such rows out."
+        )
     if is_enough(measurements):
         fitted = fit_with_uncertainty(measurements, folds=FOLDS, on_phase=on_phase)
         blocks = f"{len(fitted.hosts)} host and {len(fitted.fabrics)} fabric blocks"

@@ -94,9 +94,7 @@ def _read_gemm(name: str, row: Row) -> Iterator[MeasuredKernel]:
             raise InputError(f"operator {source!r} is not a GEMM")
     try:
         counts = {key: parse_size(key, value) for key, value in sizes.items()}
-        op = Gemm(
-            counts["m"], counts["n"], counts["k"], parse_dtype(str(dtype)), counts["batch"]
-        )
+        op = Gemm(counts["m"], counts["n"], counts["k"], parse_dtype(str(dtype)), counts["batch"])
     except InputError as fault:
         raise InputError(f"shape or dtype not readable ({fault})") from None
     if source == "linear":

@@ -196,7 +196,7 @@ def test_a_torch_file_may_end_in_an_empty_bag_of_one_table(tmp_path, offsets):
 
 @pytest.mark.parametrize(
     ("offsets", "tables", "fault"),
-    [([], 1, "offsets"), ([0, 2], 3, "do not divide"), ([1, 7], 1, r"offsets\[0\]: must be 0")],
+    [([], 1, "offsets"), ([0, 2], 3, "not divisible"), ([1, 7], 1, r"offsets\[0\]: must be 0")],
 )
 def test_offsets_that_are_no_bags_are_refused(offsets, tables, fault):
     with pytest.raises(InputError, match=fault):

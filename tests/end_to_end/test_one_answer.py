@@ -125,7 +125,8 @@ def test_micro_batches_are_continued_within_the_bound_that_is_stated(name, chang
 
 
 def test_predict_continues_micro_batches_as_validation_does():
-    scenario = api.Scenario("dgx_h100", workload="llama3_8b", overrides=("batch=128",), samples=4)
+    layout = ("batch=128", "parallel.tp=2", "parallel.pp=1")
+    scenario = api.Scenario("dgx_h100", workload="llama3_8b", overrides=layout, samples=4)
     question = build_question(load_setting(scenario))
     assert question.extrapolation is not None
 

@@ -66,7 +66,7 @@ def test_one_scenario_without_an_answer_keeps_its_place_with_the_reason():
 
 
 def test_nothing_to_compare_is_refused():
-    with pytest.raises(ScenarioError, match="two scenarios"):
+    with pytest.raises(ScenarioError, match="two or more scenarios"):
         compare_scenarios([("alone", SMALL)], build=build, executor=SerialExecutor())
 
 

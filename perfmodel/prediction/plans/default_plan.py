@@ -191,13 +191,20 @@ def _choose(evaluator: PlanEvaluator, judged: Sequence[_Judged]) -> ShardingPlan
 
 
 def _may_be_beaten(ordered: Sequence[_Judged]) -> bool:
-    """Whether a plan that is near the first of *ordered* ones is less busy, or of another kind."""
+    """Whether a plan that is near the first of *ordered* ones is less busy, or of another kind.
+
+    Kinds differ in what overlaps: sums inside hosts, and gradients of copied tables.
+    """
     first, *others = ordered
     return any(
-        one.busiest_ns < first.busiest_ns or has_steps(one.plan) != has_steps(first.plan)
+        one.busiest_ns < first.busiest_ns or _kind_of(one.plan) != _kind_of(first.plan)
         for one in others
         if one.time_ns <= NEAR * first.time_ns
     )
+
+
+def _kind_of(plan: ShardingPlan) -> tuple[bool, bool]:
+    return has_steps(plan), bool(plan.copied_tables)
 
 
 def _contended_ns(evaluator: PlanEvaluator, plan: ShardingPlan) -> int:
