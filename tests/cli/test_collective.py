@@ -1,5 +1,8 @@
 import pytest
 
+from perfmodel.base.errors import InputError
+from perfmodel.cli.options import parse_ranks
+
 HEADING = "topology,hosts,nranks,collective,size_bytes,dtype,nccl_version,time_us,source\n"
 
 
@@ -86,3 +89,10 @@ def test_validate_writes_json(ask, table):
 
 def test_calibrate_without_anything_to_do_says_so(typed, table):
     assert "nothing to do" in typed("calibrate collectives", table(), code=1).said
+
+
+def test_ranges_of_ranks_may_begin_anywhere_and_run_upwards():
+    assert parse_ranks("0-2, 2000000-2000001,7") == (0, 1, 2, 2_000_000, 2_000_001, 7)
+    for text in ("3-1", "0-1000001", "a", "1-b"):
+        with pytest.raises(InputError, match="ranks"):
+            parse_ranks(text)
