@@ -83,6 +83,12 @@ def install_dynamo(gpu: VirtualGpu) -> None:
         if call.__code__.co_filename == typing_extensions.__file__:
             eval_frame.skip_code(call.__code__)
         call = call.__wrapped__
+    # The script's own Triton kernels are launched between the pieces of a region, which therefore
+    # has breaks even if the script asks for one graph.
+    optimize = torch._dynamo.optimize
+    _set(
+        torch._dynamo, optimize=lambda *args, **more: optimize(*args, **more | {"nopython": False})
+    )
     # It warns when it is imported without Triton.
     logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
 

@@ -32,6 +32,13 @@ def square_kernel(x, out):
     out.store([0, 0], tl.dot(tile, tile.T))
 
 
+@torch.compile(fullgraph=True)
+def added(x):
+    total = torch.empty_like(x)
+    add_kernel[(triton.cdiv(x.numel(), 256),)](x, x, total, 512, BLOCK=256)
+    return total
+
+
 saxpy = torch.cuda._compile_kernel(
     'extern "C" __global__ void saxpy(const float* x, float* y, int count) {}', "saxpy"
 )
@@ -43,8 +50,7 @@ print("copied", model[1].num_batches_tracked.item(), average[1].num_batches_trac
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for _ in range(4):
     hidden = model(torch.ones(8, 64, device="cuda"))
-    total = torch.empty_like(hidden)
-    add_kernel[(triton.cdiv(hidden.numel(), 256),)](hidden, hidden, total, 512, BLOCK=256)
+    total = added(hidden)
     saxpy((1, 1, 1), (512, 1, 1), (hidden, total, 512))
     squared = torch.empty(8, 8, device="cuda")
     tiles = [TensorDescriptor.from_tensor(one, [8, 8]) for one in (hidden.detach(), squared)]
