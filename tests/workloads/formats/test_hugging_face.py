@@ -24,7 +24,8 @@ def shape(layers, hidden, heads, ffn, vocab, **more):
 
 LLAMA = shape(32, 4096, 32, 14336, 128256, num_key_value_heads=8, max_position_embeddings=8192)
 PUBLISHED = {
-    # model_type: fields, and the number of parameters of the model that transformers 5.23 builds.
+    # model_type: fields, and the number of parameters. Most were compared with the model that
+    # transformers 5.23 builds; `mimo` is worked out by hand.
     "llama": (LLAMA, 8_030_261_248),
     "mistral": (
         shape(32, 4096, 32, 14336, 32000, num_key_value_heads=8, sliding_window=4096),
