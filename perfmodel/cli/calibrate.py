@@ -6,14 +6,14 @@ in the same form as `perfmodel validate`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
-from perfmodel.base.writing import printable_lines
+from perfmodel.base.writing import printable_lines, write_json
 from perfmodel.cli.commands import command, command_group
 from perfmodel.cli.options import MeasuredCollectives, Outputs, argument
 from perfmodel.cli.validate import Limit, QuietRun, show_scores
@@ -95,13 +95,22 @@ def _kernel_command(kind: KernelKind) -> Callable[..., None]:
                 device=question.device,
                 on_phase=where["on_phase"],
             )
-        print(f"Wrote {count} sets of constants to {question.out}")
+        _show_written(files, [f"Wrote {count} sets of constants to {question.out}"], question.out)
 
     return kernels
 
 
 for _kind, _what in KERNELS.items():
     command(calibrate, name=_kind, help=f"Fit {_what}.")(_kernel_command(_kind))
+
+
+def _show_written(files: Outputs, lines: Sequence[str], out: str) -> None:
+    """Say in *lines* what a fit found, and in which file its constants are."""
+    if files.json_file is not None:
+        write_json(files.json_file, {"schema_version": 1, "lines": lines, "constants": out})
+    if files.is_printed:
+        told = [*lines, f"Wrote {files.json_file}"] if files.json_file else lines
+        print(printable_lines("\n".join(told)))
 
 
 def _show_held_out(whole: Scoreboard, files: Outputs) -> None:
@@ -154,6 +163,7 @@ def collectives(question: CollectiveFit, files: JsonOnly, run: QuietRun) -> None
     """Fit the constants of collectives, or check a fit on rows it has not seen."""
     tables, place, out = question.tables, question.place, question.out
     folds = question.cross_validate
+    is_scored = folds is not None or bool(question.leave_out)
     if question.leave_out:
         board = api.leave_out_collectives(tables, question.leave_out, place=place)
         show_scores(board, files, question.limit)
@@ -170,11 +180,13 @@ def collectives(question: CollectiveFit, files: JsonOnly, run: QuietRun) -> None
             lines = api.calibrate_collectives(
                 tables, out, place=place, licence=question.licence, on_phase=phase
             )
-        print(printable_lines("\n".join(lines)))
-        print(f"Wrote {out}")
         machine = question.topology or "NAME"
-        print(f"Use it: perfmodel predict --topology {machine} --calibration {out}")
-    elif folds is None and not question.leave_out:
+        use = f"Use it: perfmodel predict --topology {machine} --calibration {out}"
+        if is_scored and files.is_printed:
+            files = replace(files, json_file=None)  # It has the scores.
+        if not is_scored or files.is_printed:
+            _show_written(files, [*lines, f"Wrote {out}", use], out)
+    elif not is_scored:
         raise InputError(
             "calibrate collectives: nothing to do. Give --out FILE to write the constants, "
             "or --cross-validate or --leave-out to check a fit."

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.fingerprint.asking import NUMBERS, TEXTS, ask, prepare
+from tests.fingerprint.asking import KINDS, ask, find_recorded, prepare
 from tests.fingerprint.questions import QUESTIONS
 
 
@@ -21,14 +21,15 @@ def folder(tmp_path_factory):
     "name",
     [pytest.param(name, marks=pytest.mark.ray if "Ray" in name else ()) for name in QUESTIONS],
 )
-def test_an_answer_keeps_its_numbers_and_its_texts(name, folder):
+def test_an_answer_keeps_its_numbers_its_texts_and_its_looks(name, folder):
     if name.startswith("emulate"):
         pytest.importorskip("torch")
-    numbers, texts = ask(name, folder)
+    numbers, texts, looks = ask(name, folder)
+    recorded = {kind: json.loads(find_recorded(kind).read_text("utf-8"))[name] for kind in KINDS}
 
-    recorded = json.loads(NUMBERS.read_text(encoding="utf-8"))[name]
-    assert sorted(numbers) == sorted(recorded), "keys of the answer"
-    moved = {place: (recorded[place], numbers[place]) for place in numbers
-             if json.loads(json.dumps(numbers[place])) != recorded[place]}  # fmt: skip
+    assert sorted(numbers) == sorted(recorded["numbers"]), "keys of the answer"
+    moved = {place: (recorded["numbers"][place], numbers[place]) for place in numbers
+             if json.loads(json.dumps(numbers[place])) != recorded["numbers"][place]}  # fmt: skip
     assert not moved
-    assert texts == json.loads(TEXTS.read_text(encoding="utf-8"))[name]
+    assert texts == recorded["texts"]
+    assert looks == recorded["looks"], "screen or page, although the answer is the same"

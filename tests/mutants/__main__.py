@@ -108,7 +108,7 @@ class Bench:
 
     def _run(self, tests: Iterable[str], kernels: Path, told: dict[str, str]) -> int:
         words = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        words += ["-p", "no:xdist", "-p", "tests.mutants.reach", "-m", "not benchmark and not ray"]
+        words += ["-p", "no:xdist", "-p", "tests.mutants.reach", "-m", "not benchmark"]
         surroundings = {
             **os.environ,
             **told,
