@@ -148,10 +148,14 @@ def time_bars(
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A timeline to zoom into, which only a page can draw."""
+    """A timeline to zoom into, which only a page can draw; *name* tells it from others.
+
+    All timelines of a page have one scale, and show the same part of the iteration.
+    """
 
     kind: ClassVar[str] = "timeline"
     evidence: Evidence
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from perfmodel.reports.blocks import (
     time_bars,
 )
 from perfmodel.reports.pictures import as_written, build_figure, draw_stacks
-from perfmodel.reports.prediction import PART_LOOKS, compare_parts
+from perfmodel.reports.prediction import PART_LOOKS, compare_parts, draw_timelines
 from perfmodel.reports.runs import missing_price, run_cells, run_row
 from perfmodel.reports.text import (
     describe_interval,
@@ -43,6 +43,8 @@ _SHORT = {
     Part.HOST_BOUND_IDLE: "idle",
 }
 MOST_ROWS = 200
+MOST_TIMELINES = 4
+"""More are a sweep, which has a curve; they would also make a page of hundreds of megabytes."""
 
 
 def to_comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
@@ -135,6 +137,10 @@ def report_comparison(comparison: Comparison) -> Report:
             Section("Throughput", more=lambda: _curves(comparison)),
             Section("The numbers", [_table(comparison)]),
             Section("Where the time goes", more=lambda: [compare_parts(entries)]),
+            Section(
+                "Timelines",
+                more=lambda: draw_timelines(entries) if len(entries) <= MOST_TIMELINES else [],
+            ),
             Section("No answer", [Sentences(faults)]),
             Section("To ask again", more=lambda: commands),
         ),

@@ -30,6 +30,7 @@ from perfmodel.reports.text import format_ranks
 FOLD = 12
 """Rows of a table before the rest is folded."""
 MAX_TASKS = 600_000
+"""Tasks that all timelines of a page draw together."""
 _ON_PATH = 1 << 31
 _LARGEST = 2**31
 
@@ -59,18 +60,19 @@ def to_page(report: Report) -> str:
     """The page as text."""
     rules: dict[str, str] = {}
     shown = [(section.title, section.shown(on_page=True)) for section in report.sections]
+    timelines = [one for _, blocks in shown for one in blocks if isinstance(one, Timeline)]
     return load_template(Path(__file__).parent).render(
         report=report,
         version=perfmodel.__version__,
         sections=[(title, blocks) for title, blocks in shown if blocks],
-        has_timeline=any(isinstance(one, Timeline) for _, blocks in shown for one in blocks),
+        has_timeline=bool(timelines),
         fold=FOLD,
         styled=lambda rule: rules.setdefault(rule, f"s{len(rules)}"),
         rules=lambda: Markup("\n".join(f".{name} {{ {rule} }}" for rule, name in rules.items())),  # noqa: S704 - numbers and our own colours
         sha256=_sha256,
         as_text=lambda block: to_text(plain_report("", block)),
-        timeline_json=_timeline_json,
-        timeline_note=_timeline_note,
+        timeline_json=lambda one: _timeline_json(one, MAX_TASKS // len(timelines)),
+        timeline_note=lambda one: _timeline_note(one, MAX_TASKS // len(timelines)),
     )
 
 
@@ -87,14 +89,14 @@ def _sha256(content: str) -> Markup:
     return Markup(f"'sha256-{digest}'")  # noqa: S704 - base64
 
 
-def _timeline_json(evidence: Evidence) -> Markup:
+def _timeline_json(evidence: Evidence, max_tasks: int) -> Markup:
     """The lanes of all classes of ranks, as far as a page can hold them, safe in a script."""
     unit_ns = max(1, -(-evidence.window.length_ns // _LARGEST))
     on_path: list[set[int]] = [set() for _ in range(evidence.job.rank_count)]
     for step in find_path(evidence):
         on_path[step.at.rank].add(step.at.task)
     lanes = []
-    for rank in choose_ranks(evidence, max_tasks=MAX_TASKS):
+    for rank in choose_ranks(evidence, max_tasks=max_tasks):
         path = np.array(sorted(on_path[rank]), dtype=np.int64)
         for lane, described in enumerate(evidence.job.program_of(rank).lanes):
             spans = _lane_spans(evidence, rank, lane, path)
@@ -142,8 +144,8 @@ def _pack(spans: Int64s, unit_ns: int) -> dict[str, str]:
     }
 
 
-def _timeline_note(evidence: Evidence) -> str:
-    ranks = choose_ranks(evidence, max_tasks=MAX_TASKS)
+def _timeline_note(evidence: Evidence, max_tasks: int) -> str:
+    ranks = choose_ranks(evidence, max_tasks=max_tasks)
     crowds = [evidence.class_ranks[rank] for rank in ranks if len(evidence.class_ranks[rank]) > 1]
     sentences = [f"Rank {members[0]} represents {format_ranks(members)}." for members in crowds[:8]]
     if len(crowds) > len(sentences):

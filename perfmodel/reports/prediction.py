@@ -171,12 +171,19 @@ def _other_time(prediction: Prediction) -> str:
     return f"isolated iteration; in steady state one takes {format_duration(prediction.period_ns)}"
 
 
-def iter_sections(prediction: Prediction, command: str | None = None) -> Iterator[Section]:
-    """The sections of a prediction; *command* asks for it, if not `predict`."""
+def iter_sections(
+    prediction: Prediction, command: str | None = None, before: Prediction | None = None
+) -> Iterator[Section]:
+    """The sections of a prediction; *command* asks for it, if not `predict`.
+
+    Above its timeline is the one *before* a change.
+    """
     why = prediction.explanation
+    named = [] if before is None else [("before", before)]
+    named.append(("after" if named else "", prediction))
     yield Section("The question", more=lambda: _question(prediction, command))
     yield Section("Where the time goes", [Bars([parts_bar(why.time)]), *_classes(prediction)])
-    yield Section("Timeline", more=lambda: [Timeline(prediction.evidence)])
+    yield Section("Timeline", more=lambda: draw_timelines(named))
     yield Section("What decides it: the critical path", _path(prediction))
     yield Section(
         "Who waits for whom",
@@ -226,6 +233,11 @@ def compare_parts(answers: Iterable[tuple[str, Prediction]]) -> Bars:
         ],
         "colours",
     )
+
+
+def draw_timelines(answers: Iterable[tuple[str, Prediction]]) -> list[Timeline]:
+    """What happens when, in one or several *answers*."""
+    return [Timeline(found.evidence, name) for name, found in answers]
 
 
 def _classes(prediction: Prediction) -> list[Block]:

@@ -1,7 +1,10 @@
-(() => {
+// Several timelines of a page have one scale and show the same part, so that they can be compared.
+const timelines = [];
+const longestNs = () => Math.max(...timelines.map((one) => one.spanNs));
+for (const box of document.querySelectorAll(".timeline")) {
   // Rows are lanes: starts, lengths and labels as 32-bit numbers in base64. The highest bit of a
   // label says that the task is on the critical path.
-  const data = JSON.parse(document.getElementById("data").textContent);
+  const data = JSON.parse(box.querySelector("script").textContent);
   const ints = (text) => {
     const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
     return new Uint32Array(bytes.buffer);
@@ -10,11 +13,11 @@
   const rows = data.lanes.map((lane) => ({
     ...lane, start: ints(lane.start), length: ints(lane.length), label: ints(lane.label),
   }));
-  const canvas = document.getElementById("lanes");
+  const part = (name) => box.querySelector("." + name);
+  const canvas = box.querySelector("canvas");
   const pen = canvas.getContext("2d");
-  const byId = (id) => document.getElementById(id);
   const ROW = 18, AXIS = 22;
-  let from = 0, to = data.span, matches = [], current = -1, query = "";
+  let from = 0, to = 1, matches = [], current = -1, query = "";
   let scroll = 0;
   const total = rows.length * ROW;
   const shown = Math.min(total, 30 * ROW);
@@ -126,7 +129,7 @@
     pen.font = "11px system-ui, sans-serif";
     const ink = { dim: colour("--dim"), line: colour("--line"), ground: colour("--ground"), hit: "#b02a8f" };
     const hits = query ? data.labels.map(isHit) : null;
-    const onPath = byId("path").checked;
+    const onPath = part("path").checked;
     rows.forEach((row, number) => {
       const top = number * ROW - scroll;
       if (top < -ROW || top > shown - ROW) return;
@@ -141,11 +144,11 @@
   };
 
   const look = (start, stop) => {
-    const span = Math.min(Math.max(stop - start, 4), data.span);
-    from = Math.min(Math.max(start, 0), data.span - span);
-    to = from + span;
-    draw();
+    const most = longestNs() / data.unit_ns, span = Math.min(Math.max(stop - start, 4), most);
+    const first = Math.min(Math.max(start, 0), most - span);
+    for (const one of timelines) one.show(first * data.unit_ns, (first + span) * data.unit_ns);
   };
+  const whole = () => look(0, longestNs() / data.unit_ns);
   const zoom = (factor, share = 0.5) => {
     const middle = from + share * (to - from), span = (to - from) * factor;
     look(middle - share * span, middle + (1 - share) * span);
@@ -165,7 +168,7 @@
     });
   };
   const search = () => {
-    query = byId("find").value.trim().toLowerCase();
+    query = part("search").value.trim().toLowerCase();
     matches = []; current = -1;
     if (query) {
       const hits = data.labels.map(isHit);
@@ -174,20 +177,20 @@
       });
       matches.sort((a, b) => rows[a[0]].start[a[1]] - rows[b[0]].start[b[1]]);
     }
-    byId("found").textContent = query ? matches.length + " tasks" : "";
+    part("found").textContent = query ? matches.length + " tasks" : "";
     draw();
   };
   const jump = (by) => {
     if (!matches.length) return;
     current = (current + by + matches.length) % matches.length;
-    byId("found").textContent = current + 1 + " of " + matches.length;
+    part("found").textContent = current + 1 + " of " + matches.length;
     show(...matches[current]);
   };
   let step = -1;
   const walk = (by) => {
     if (!steps.length) return;
     step = (Math.max(step, by < 0 ? 0 : -1) + by + steps.length) % steps.length;
-    byId("found").textContent = "step " + (step + 1) + " of " + steps.length + " of the path";
+    part("found").textContent = "step " + (step + 1) + " of " + steps.length + " of the path";
     canvas.dataset.step = step;
     show(...steps[step]);
   };
@@ -200,12 +203,12 @@
   };
   const tell = (row, i) => {
     const path = row.label[i] >= PATH ? ", on the critical path" : "";
-    byId("task").textContent = row.name + ": " + data.labels[row.label[i] % PATH] + ", " +
+    part("task").textContent = row.name + ": " + data.labels[row.label[i] % PATH] + ", " +
       words(row.length[i]) + " from " + words(row.start[i]) + path;
   };
 
   // A space that does not break keeps the line.
-  const tellNothing = () => { byId("task").textContent = "\u00a0"; };
+  const tellNothing = () => { part("task").textContent = "\u00a0"; };
 
   let held = null;
   canvas.addEventListener("pointerdown", (e) => { held = { x: e.clientX, y: e.clientY, from, to, scroll }; canvas.setPointerCapture(e.pointerId); });
@@ -234,27 +237,32 @@
     const step = (to - from) / 5;
     const actions = {
       "+": () => zoom(0.6), "-": () => zoom(1.6), ArrowLeft: () => look(from - step, to - step),
-      ArrowRight: () => look(from + step, to + step), "0": () => look(0, data.span),
+      ArrowRight: () => look(from + step, to + step), "0": whole,
     };
     if (actions[e.key]) { e.preventDefault(); actions[e.key](); }
   });
-  byId("closer").addEventListener("click", () => zoom(0.5));
-  byId("wider").addEventListener("click", () => zoom(2));
-  byId("whole").addEventListener("click", () => look(0, data.span));
-  byId("find").addEventListener("input", search);
-  byId("find").addEventListener("keydown", (e) => { if (e.key === "Enter") jump(e.shiftKey ? -1 : 1); });
-  byId("next").addEventListener("click", () => jump(1));
-  byId("previous").addEventListener("click", () => jump(-1));
-  byId("forth").addEventListener("click", () => walk(1));
-  byId("back").addEventListener("click", () => walk(-1));
+  part("closer").addEventListener("click", () => zoom(0.5));
+  part("wider").addEventListener("click", () => zoom(2));
+  part("whole").addEventListener("click", whole);
+  part("search").addEventListener("input", search);
+  part("search").addEventListener("keydown", (e) => { if (e.key === "Enter") jump(e.shiftKey ? -1 : 1); });
+  part("next").addEventListener("click", () => jump(1));
+  part("previous").addEventListener("click", () => jump(-1));
+  part("forth").addEventListener("click", () => walk(1));
+  part("back").addEventListener("click", () => walk(-1));
+  // Names in tables are those of the answer, whose timeline is the last.
   document.querySelectorAll("[data-find]").forEach((link) => link.addEventListener("click", (e) => {
     e.preventDefault();
-    byId("find").value = link.dataset.find;
+    part("search").value = link.dataset.find;
     search(); jump(1);
     canvas.scrollIntoView({ block: "center" });
   }));
-  byId("path").addEventListener("change", draw);
+  part("path").addEventListener("change", draw);
   addEventListener("resize", draw);
   addEventListener("themechange", draw);
-  draw();
-})();
+  timelines.push({
+    spanNs: data.span * data.unit_ns,
+    show: (fromNs, toNs) => { from = fromNs / data.unit_ns; to = toNs / data.unit_ns; draw(); },
+  });
+}
+for (const one of timelines) one.show(0, longestNs());

@@ -39,6 +39,7 @@ from perfmodel.reports.text import (
 SCHEMA_VERSION = 1
 SMALLEST_PCT = 0.05
 """A change below it would be printed as nothing."""
+_TITLES = {"Timeline": "Timelines, before and after"}
 
 
 def to_whatif_document(whatif: WhatIf) -> dict[str, Any]:
@@ -156,8 +157,8 @@ def report_whatif(whatif: WhatIf) -> Report:
             ),
             Section("Assumptions", [Sentences(assumed)]),
             *(
-                section.for_page(f"{section.title} (after the changes)")
-                for section in iter_sections(after, _command(whatif))
+                section.for_page(_TITLES.get(section.title, f"{section.title} (after the changes)"))
+                for section in iter_sections(after, _command(whatif), before)
             ),
         ),
         rows=[

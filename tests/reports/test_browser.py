@@ -40,16 +40,17 @@ addEventListener("securitypolicyviolation", (e) => faults.push(e.violatedDirecti
 </script></head>"""
 
 PROBE = """<script>
-const lanes = document.getElementById("lanes"), out = {};
-const click = (id) => document.getElementById(id).click();
+const lanes = document.querySelector("canvas"), out = {};
+const part = (name) => document.querySelector("." + name);
+const click = (name) => part(name).click();
 const span = () => lanes.dataset.to - lanes.dataset.from;
 out.whole = span();
 click("closer"); out.closer = span();
 click("whole"); out.again = span();
-const find = document.getElementById("find");
+const find = part("search");
 find.value = "matmul"; find.dispatchEvent(new Event("input"));
 out.matches = Number(lanes.dataset.matches);
-click("next"); out.task = document.getElementById("task").textContent;
+click("next"); out.task = part("task").textContent;
 const link = document.querySelector("[data-find]"); link.click();
 out.linked = [link.dataset.find, Number(lanes.dataset.matches)];
 click("whole"); const wholeAgain = span(); click("forth"); click("forth"); click("back");
@@ -60,10 +61,10 @@ lanes.dispatchEvent(new PointerEvent("pointermove", { clientX: 280, clientY: 5, 
 lanes.dispatchEvent(new PointerEvent("pointerup", { clientX: 280, clientY: 5, pointerId: 1 }));
 out.panned = Number(lanes.dataset.from) !== before;
 lanes.dispatchEvent(new PointerEvent("pointerleave", { pointerId: 1 }));
-out.left = document.getElementById("task").textContent.trim();
+out.left = part("task").textContent.trim();
 out.requests = performance.getEntriesByType("resource").map((one) => one.name);
 const ground = () => getComputedStyle(document.body).backgroundColor;
-const light = ground(); click("theme"); out.themes = [light, ground()];
+const light = ground(); document.getElementById("theme").click(); out.themes = [light, ground()];
 out.width = innerWidth; out.wide = document.documentElement.scrollWidth;
 const names = [...document.querySelectorAll("main *")];
 out.overflowing = names.filter((one) => one.getBoundingClientRect().right > innerWidth + 1
@@ -138,6 +139,8 @@ def test_a_page_may_load_nothing_and_runs_no_script_but_its_own(tmp_path):
 LOOK = """<script>
 const out = { faults, width: innerWidth, wide: document.documentElement.scrollWidth };
 out.sections = [...document.querySelectorAll("h2")].map((one) => one.textContent);
+const seen = () => [...document.querySelectorAll("canvas")].map((one) => Number(one.dataset.to));
+out.shown = seen(); document.querySelector(".closer")?.click(); out.closer = seen();
 out.ready_ms = performance.now();
 out.requests = performance.getEntriesByType("resource").map((one) => one.name);
 const shown = document.createElement("pre");
@@ -172,6 +175,8 @@ def test_a_comparison_is_as_narrow_as_a_telephone(tmp_path):
     assert found["requests"] == []
     assert found["wide"] <= found["width"]
     assert "To ask again" in found["sections"]
+    # One scale for all timelines: where one of them is zoomed, all are.
+    assert (found["shown"], found["closer"]) == ([36_000] * 3, [27_000] * 3)
 
 
 SEARCHED = """<script>
