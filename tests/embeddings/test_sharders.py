@@ -153,7 +153,7 @@ sizes = st.lists(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     shapes=sizes,
     ranks=st.integers(1, 32),

@@ -172,7 +172,7 @@ MODELS = st.sampled_from([{}, EXPERTS, {**EXPERTS, "dense_layers": 1, "shared_ex
 
 
 @settings(
-    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 @given(LAYOUTS, MODELS, st.sampled_from(["none", "attention", "ops", "full"]), st.booleans())
 def test_any_layout_passes_the_audit_and_replays_or_is_refused_with_the_numbers(
