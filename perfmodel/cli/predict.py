@@ -221,6 +221,6 @@ def _split(given: dict[str, str], asked: dict[str, Any]) -> list[str]:
     asked |= {key: several[0] for key, several in values.items()}
     hosts = asked.get("hosts", "1")
     if not hosts.isdecimal():
-        raise typer.BadParameter("must be numbers like 8 or 1,2,4", param_hint="--hosts")
+        raise typer.BadParameter("must be numbers like 8, 1,2,4 or 1:8:x2", param_hint="--hosts")
     asked["hosts"] = int(hosts)
     return axes

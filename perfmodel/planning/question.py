@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Annotated
 
 from perfmodel.base.errors import ScenarioError, UnitError
-from perfmodel.base.options import NO_VALUES, Option, Price, check_ranges
+from perfmodel.base.options import NO_VALUES, Option, Price, check_ranges, expand_values
 from perfmodel.base.units import parse_long_duration_ns
 from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,
@@ -166,11 +166,11 @@ def parse_share(text: str) -> float:
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
-    """Numbers such as `1,2,4`."""
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ValueError("must be numbers like 8 or 1,2,4")
-    return tuple(int(part) for part in parts)
+    """Numbers such as `1,2,4` or `1:8:x2`."""
+    parts = expand_values(text)
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError("must be numbers like 8, 1,2,4 or 1:8:x2")
+    return tuple(map(int, parts))
 
 
 class Goal(Enum):

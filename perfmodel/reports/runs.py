@@ -80,7 +80,8 @@ def run_row(run: TrainingRun) -> dict[str, Any]:
 
 def format_days(days: float) -> str:
     """*days* for people; a short run in hours."""
-    return f"{days:,.4g} days" if days >= 1 else f"{days * HOURS_PER_DAY:.3g} hours"
+    number, unit = (f"{days:,.4g}", "day") if days >= 1 else (f"{days * HOURS_PER_DAY:.3g}", "hour")
+    return f"{number} {unit}{'' if number == '1' else 's'}"
 
 
 def format_hours(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,11 +218,14 @@ def _goals(best: LayoutRanking, rankings: Sequence[LayoutRanking]) -> tuple[str,
         return ()
     facts = [f"{format_days(run.expected_days)} for {run.count:,.0f} tokens"]
     if question.finish_in_ns is not None:
-        limit = format_days(question.finish_in_ns / NS_PER_HOUR / HOURS_PER_DAY)
+        days = question.finish_in_ns / NS_PER_HOUR / HOURS_PER_DAY
         if best.is_in_time:
-            facts.append(f"the fewest GPUs of those tried that finish within {limit}")
+            facts.append(f"the fewest GPUs of those tried that finish within {format_days(days)}")
         else:
-            facts.append(f"none of those tried finishes within {limit}; this is the fastest")
+            # Twice as many hosts take half as long at best.
+            more = best.hosts * 2 ** math.ceil(math.log2(run.expected_days / days))
+            late = f"none of those tried finishes within {format_days(days)}; this is the fastest"
+            facts.append(f"{late}, try --hosts {more},{2 * more}")
     elif len(rankings) > 1:
         facts.append(f"least {question.minimise.value} of {len(rankings)} numbers of hosts")
     return tuple(facts)

@@ -58,6 +58,18 @@ def test_the_document_counts_layouts_and_says_how_each_is_split_and_paid(found):
     assert second["on_pareto_front"] == faster
 
 
+def test_a_deadline_that_is_missed_says_how_many_hosts_to_try(found):
+    one = found[0]
+    question = replace(one.question, tokens=one.tokens * 1e9, finish_in="1d", hosts=(1,))
+    days = one.best.time_ns * 1e9 / 86400e9
+    late, tries = report_search([replace(one, question=question)]).headline.facts[1].split(", try ")
+    assert late == "none of those tried finishes within 1 day; this is the fastest"
+    fewest = int(tries.removeprefix("--hosts ").partition(",")[0])
+    # Failures add a little to the days of training.
+    assert fewest / 2 < 1.1 * days
+    assert fewest > days
+
+
 def test_every_trainer_is_told_about_sequences_and_experts(found):
     flags = build_flags(found[0].best)
 
