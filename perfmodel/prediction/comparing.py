@@ -245,7 +245,7 @@ def find_knees(comparison: Comparison) -> tuple[str, ...]:
         whole = _Stretch(group[0].first, group[-1].last)
         (low, before), (high, after) = whole.first, whole.last
         sentences.append(
-            f"From {key}={low:,g} to {high:,g} the time {group[0].word} "
+            f"From {key}={low:,.12g} to {high:,.12g} the time {group[0].word} "
             f"({format_duration(before.iteration_ns)} to {format_duration(after.iteration_ns)}): "
             f"{_why(whole)}."
         )
@@ -254,11 +254,11 @@ def find_knees(comparison: Comparison) -> tuple[str, ...]:
         (low, before), (high, after) = step.first, step.last
         if before.bound.name != after.bound.name:
             sentences.append(
-                f"Knee between {key}={low:,g} and {high:,g}: up to there mostly "
+                f"Knee between {key}={low:,.12g} and {high:,.12g}: up to there mostly "
                 f"{_bound_words(before)}, beyond it {_bound_words(after)}."
             )
             bends -= {low, high}
-    sentences += [f"The curve bends at {key}={place:,g}." for place in sorted(bends)]
+    sentences += [f"The curve bends at {key}={place:,.12g}." for place in sorted(bends)]
     return tuple(sentences)
 
 

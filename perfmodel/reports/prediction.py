@@ -28,6 +28,7 @@ from perfmodel.reports.runs import run_section
 from perfmodel.reports.text import (
     ask_again,
     build_scale,
+    count_of,
     describe_fit,
     describe_interval,
     format_ranks,
@@ -97,11 +98,11 @@ def report_prediction(
 def describe_title(prediction: Prediction) -> str:
     """The question in a line."""
     scenario = prediction.scenario
-    ranks = f"{prediction.facts.rank_count} rank{'' if prediction.facts.rank_count == 1 else 's'}"
+    ranks = count_of(prediction.facts.rank_count, "rank")
     name = scenario.workload if isinstance(scenario, Scenario) else prediction.facts.job
     if scenario is None or scenario.topology is None:
         return f"{name}, {ranks}"
-    hosts = f"{scenario.hosts} host{'' if scenario.hosts == 1 else 's'}"
+    hosts = count_of(scenario.hosts, "host")
     return f"{name} on {hosts} of {scenario.topology.removesuffix('.yaml')}, {ranks}"
 
 

@@ -30,7 +30,14 @@ from perfmodel.reports.rank_tables import (
     sent_matrix,
     table_matrix,
 )
-from perfmodel.reports.text import ask_again, describe_interval, pick, shorten, to_question_document
+from perfmodel.reports.text import (
+    ask_again,
+    count_of,
+    describe_interval,
+    pick,
+    shorten,
+    to_question_document,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -149,7 +156,7 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             beside=f"per iteration, {describe_interval(best.answer.interval)}",
             facts=(
                 ranking.verdict,
-                f"{ranking.plans_judged} plans compared by their {ranking.mode.value}",
+                f"{count_of(ranking.plans_judged, 'plan')} compared by their {ranking.mode.value}",
             ),
         ),
         sections=(

@@ -26,7 +26,14 @@ from perfmodel.reports.blocks import (
 )
 from perfmodel.reports.document import interval_ms
 from perfmodel.reports.runs import format_days, run_cells, run_section
-from perfmodel.reports.text import ask_again, describe_interval, format_range, pick, to_command
+from perfmodel.reports.text import (
+    ask_again,
+    count_of,
+    describe_interval,
+    format_range,
+    pick,
+    to_command,
+)
 from perfmodel.workloads.transformer.words import ContextKind
 
 if TYPE_CHECKING:
@@ -271,7 +278,7 @@ def _money_front(rankings: Sequence[LayoutRanking]) -> list[Table]:
 
 def _layouts(ranking: LayoutRanking) -> Section:
     """The layouts on one number of hosts."""
-    hosts, tally = ranking.hosts, ranking.tally
+    tally = ranking.tally
     proof = "no other of these can be faster"
     if not tally.is_proven:
         proof = f"the time limit was reached with {tally.untried} untried: another may be faster"
@@ -284,7 +291,7 @@ def _layouts(ranking: LayoutRanking) -> Section:
         for place, one in enumerate(ranking.layouts, 1)
     ]
     return Section(
-        f"On {ranking.rank_count} GPUs, {hosts} host{'' if hosts == 1 else 's'}",
+        f"On {count_of(ranking.rank_count, 'GPU')}, {count_of(ranking.hosts, 'host')}",
         [Sentences([counts]), _table(ranking), Sentences(ranking.reasons)],
         more=lambda: [time_bars(times, ranking.best.time_ns)],
     )

@@ -132,6 +132,11 @@ def format_ranks(ranks: Sequence[int], *, max_pieces: int = MAX_PIECES) -> str:
     return ", ".join(shown)
 
 
+def count_of(number: int, noun: str) -> str:
+    """*number* of them, as `1 host` or `1,024 hosts`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def name_ranks(ranks: Sequence[int]) -> str:
     """`rank 3` or `ranks 0-7`."""
     return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}"

@@ -162,7 +162,7 @@ TEN = (10, 10.0, {"gemm": 8, "host": 2})
          ("on the critical path, copy: ",)),
         # A slope of exactly the border: by 2 ** 3, or 2 ** 17, while the value grows by 2 ** 20.
         *(((1, 1e-6 * 2**4, {"gemm": 1}), (2**20, 1e-6 * 2 ** (4 + power), {"gemm": 2}),
-           ("From batch=1 to 1.04858e+06 the time grows, but less than in",
+           ("From batch=1 to 1,048,576 the time grows, but less than in",
             "on the critical path, gemm: 1 ms to 2 ms.")) for power in (3, 17)),
         ((1, 1e-6 * 2**4, {"gemm": 1}), (2**20, 2e-6, {"gemm": 2}), ("the time falls",)),
         # An iteration of one nanosecond doubles, and none at all counts as one.
