@@ -102,7 +102,7 @@ def describe_title(prediction: Prediction) -> str:
     name = scenario.workload if isinstance(scenario, Scenario) else prediction.facts.job
     if scenario is None or scenario.topology is None:
         return f"{name}, {ranks}"
-    hosts = count_of(scenario.hosts, "host")
+    hosts = count_of(scenario.hosts or 1, "host")
     return f"{name} on {hosts} of {scenario.topology.removesuffix('.yaml')}, {ranks}"
 
 

@@ -25,6 +25,7 @@ from perfmodel.reports.blocks import (
     time_bars,
 )
 from perfmodel.reports.document import interval_ms
+from perfmodel.reports.prediction import compare_parts
 from perfmodel.reports.runs import format_days, run_cells, run_section
 from perfmodel.reports.text import (
     ask_again,
@@ -184,7 +185,7 @@ def report_search(rankings: Sequence[LayoutRanking]) -> Report:
         sections=(
             Section("The question", more=lambda: ask_again("search", question)),
             *_whole_run(best),
-            *(_layouts(one) for one in rankings),
+            *(section for one in rankings for section in (_layouts(one), _parts(one))),
             Section(
                 "More GPUs that pay", [Sentences(_front(rankings))] if len(rankings) > 1 else []
             ),
@@ -286,15 +287,23 @@ def _layouts(ranking: LayoutRanking) -> Section:
         f"{tally.considered} layouts: {tally.too_large} do not fit, {tally.pruned} pruned by a "
         f"bound, {tally.replayed} replayed; {proof}."
     )
-    times = [
-        (f"{place}. {_full_name(one)}", one.time_ns, one.interval)
-        for place, one in enumerate(ranking.layouts, 1)
-    ]
+    times = [(name, one.time_ns, one.interval) for name, one in _named(ranking)]
     return Section(
         f"On {count_of(ranking.rank_count, 'GPU')}, {count_of(ranking.hosts, 'host')}",
         [Sentences([counts]), _table(ranking), Sentences(ranking.reasons)],
         more=lambda: [time_bars(times, ranking.best.time_ns)],
     )
+
+
+def _named(ranking: LayoutRanking) -> list[tuple[str, RankedLayout]]:
+    return [(f"{place}. {_full_name(one)}", one) for place, one in enumerate(ranking.layouts, 1)]
+
+
+def _parts(ranking: LayoutRanking) -> Section:
+    """Where the time goes in the best layout, and in the next with another split."""
+    found = [(name, one.explained) for name, one in _named(ranking) if one.explained is not None]
+    title = f"Where the time goes on {count_of(ranking.rank_count, 'GPU')}"
+    return Section(title, more=lambda: [compare_parts(found)])
 
 
 def _table(ranking: LayoutRanking) -> Table:

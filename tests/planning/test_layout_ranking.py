@@ -18,6 +18,7 @@ from perfmodel.planning.layouts.search import (
     bound_layouts,
     compare_layouts,
     count_layouts,
+    explain_layouts,
     fastest_by_bound,
     find_reasons,
     list_fitting,
@@ -228,14 +229,16 @@ def test_a_tally_counts_every_layout_once(is_proven, bounded):
 
 
 def test_the_winner_is_held_against_the_next_layout_with_another_split(monkeypatch):
-    same, other, third = (RankedLayout(candidate(n), 0, answer(1)) for n in (2, 3, 4))
+    same, twin, other, third = (RankedLayout(candidate(n), 0, answer(1)) for n in (2, 2, 3, 4))
     times = {2: prediction(100, compute=90), 3: prediction(110, compute=100)}
     monkeypatch.setattr(searching, "judge", lambda shared, one: times[one.number])
     machine: Any = (None, None)
-    for ranked in ([same, other, third], [same, same, other, third]):
-        reasons = find_reasons(machine, ranked)
-        assert reasons[0] == "Against tp=3 pp=2 dp=3 micro_batch=4 (+10.0 ms): compute +10.0 ms."
-    assert find_reasons(machine, [same]) == find_reasons(machine, [same, same]) == ()
+    for ranked in ([same, other, third], [same, twin, other, third]):
+        explained = explain_layouts(machine, ranked)
+        reasons = find_reasons(explained)
+        assert reasons[0] == "Against tp=3 pp=2 dp=3 micro_batch=4 (+10 ms): compute +10 ms."
+        assert explained[-1].explained is None
+    assert find_reasons(explain_layouts(machine, [same, twin])) == ()
 
 
 def test_the_time_there_is_is_shared_by_the_numbers_of_hosts(clock, monkeypatch):
@@ -313,17 +316,17 @@ def test_the_winner_is_told_from_the_next_by_the_parts_that_differ():
     first = prediction(100, compute=80, exposed_communication=20, host_bound_idle=0.0)
     second = prediction(110, compute=60, exposed_communication=49.9, host_bound_idle=0.1)
     assert compare_layouts(first, second, "tp=8") == (
-        "Against tp=8 (+10.0 ms): compute -20.0 ms, exposed communication +29.9 ms.",
-        "It would win if its compute (60.0 ms) were 17 % less.",
+        "Against tp=8 (+10 ms): compute -20 ms, exposed communication +29.9 ms.",
+        "It would win if its compute (60 ms) were 17 % less.",
     )
     assert compare_layouts(first, first, "itself") == ()
     # A fiftieth of the gap is not told, a little more is; all of a part is the most it can lose.
     near = prediction(110, compute=80.2, exposed_communication=20.3, host_bound_idle=9.5)
     assert compare_layouts(first, near, "near")[0] == (
-        "Against near (+10.0 ms): exposed communication +0.3 ms, host bound idle +9.5 ms."
+        "Against near (+10 ms): exposed communication +300 us, host bound idle +9.5 ms."
     )
     far = prediction(500, compute=200, waiting_for_other_ranks=300)
-    assert compare_layouts(first, far, "far")[1].endswith("(300.0 ms) were 100 % less.")
+    assert compare_layouts(first, far, "far")[1].endswith("(300 ms) were 100 % less.")
 
 
 def ranking(hosts: int, time_ns: int, price: float | None = None) -> LayoutRanking:

@@ -181,7 +181,8 @@ def test_a_comparison_is_as_narrow_as_a_telephone(tmp_path):
 
 SEARCHED = """<script>
 const out = { faults, width: innerWidth, wide: document.documentElement.scrollWidth };
-const bars = [...document.querySelectorAll(".line > span:first-child")];
+const ranked = [...document.querySelectorAll("section")].find((one) => one.querySelector(".line"));
+const bars = [...ranked.querySelectorAll(".line > span:first-child")];
 out.names = bars.map((one) => one.textContent.replace(/^[0-9]+[.] /, ""));
 out.command = document.querySelector("code.command").textContent;
 out.broken = [...document.querySelectorAll("code.command span")]

@@ -20,12 +20,16 @@ TIE_PROBABILITY = 0.6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankedLayout:
-    """A layout that was replayed; *beats_next* is how probably it is faster than the one below."""
+    """A layout that was replayed; *beats_next* is how probably it is faster than the one below.
+
+    *explained* is its prediction with an explanation, which *found* lacks, for some layouts.
+    """
 
     candidate: Candidate
     bound_ns: int
     found: Prediction
     beats_next: float | None = None
+    explained: Prediction | None = None
 
     @property
     def time_ns(self) -> int:

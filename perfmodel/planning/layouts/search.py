@@ -147,7 +147,7 @@ def _search(
     tally = count_layouts(len(everything), len(fitting), queue, replayed, is_proven=is_proven)
     on_phase(f"{hosts} hosts: ways to send tokens to experts", 0.96)
     replayed += judge_exchanges(replayed, machine, options, executor, question.stated)
-    ranked = order_layouts(replayed)[: question.top]
+    ranked = explain_layouts(machine, order_layouts(replayed)[: question.top])
     return LayoutRanking(
         question=question,
         hosts=hosts,
@@ -156,7 +156,7 @@ def _search(
         memory_bytes=cluster.device.memory_bytes,
         layouts=tuple(ranked),
         tally=tally,
-        reasons=find_reasons(machine, ranked),
+        reasons=find_reasons(ranked),
     )
 
 
@@ -349,33 +349,41 @@ def order_layouts(replayed: Sequence[RankedLayout]) -> list[RankedLayout]:
     return [replace(one, beats_next=share) for one, share in zip(order, shares, strict=True)]
 
 
-def find_reasons(machine: Machine, ranked: Sequence[RankedLayout]) -> tuple[str, ...]:
-    """Why the first layout beats the next one with another split of the ranks."""
-    winner = ranked[0]
-    other = next((one for one in ranked[1:] if one.split != winner.split), None)
-    if other is None:
-        return ()
+def explain_layouts(machine: Machine, ranked: Sequence[RankedLayout]) -> list[RankedLayout]:
+    """*ranked* with explanations of the first and of the next with another split of the ranks."""
+    other = next((one for one in ranked if one.split != ranked[0].split), ranked[0])
     shared = (*machine, PredictOptions(samples=2))
-    first, second = (judge(shared, one.candidate) for one in (winner, other))
-    return compare_layouts(first, second, other.name)
+    return [
+        replace(one, explained=judge(shared, one.candidate)) if one in (ranked[0], other) else one
+        for one in ranked
+    ]
+
+
+def find_reasons(ranked: Sequence[RankedLayout]) -> tuple[str, ...]:
+    """Why the first layout beats the next one with another split of the ranks."""
+    first, *others = ranked
+    for other in others:
+        if first.explained is not None and other.explained is not None:
+            return compare_layouts(first.explained, other.explained, other.name)
+    return ()
 
 
 def compare_layouts(first: Prediction, second: Prediction, name: str) -> tuple[str, ...]:
     """What the layout called *name*, which takes longer, has more of than the *first* one."""
-    gap_ms = (second.iteration_ns - first.iteration_ns) / 1e6
+    gap_ns = second.iteration_ns - first.iteration_ns
     sentences = []
     for part, second_ns in second.explanation.time.of_part_ns.items():
-        change_ms = (second_ns - first.explanation.time.of_part_ns[part]) / 1e6
-        if abs(change_ms) > 0.02 * max(gap_ms, 1e-9):
-            word = part.value.replace("_", " ")
-            sentences.append(f"{word} {change_ms:+.1f} ms")
+        change_ns = second_ns - first.explanation.time.of_part_ns[part]
+        if abs(change_ns) > 0.02 * max(gap_ns, 1):
+            word, sign = part.value.replace("_", " "), "-" if change_ns < 0 else "+"
+            sentences.append(f"{word} {sign}{format_duration(abs(change_ns))}")
     if not sentences:
         return ()
     part, largest_ns = max(second.explanation.time.of_part_ns.items(), key=lambda item: item[1])
-    share_pct = 100 * gap_ms / max(largest_ns / 1e6, gap_ms)
+    share_pct = 100 * gap_ns / max(largest_ns, gap_ns)
     less = f"{share_pct:.0f}" if share_pct >= 1 else f"{share_pct:.1g}"
     word = part.value.replace("_", " ")
     return (
-        f"Against {name} (+{gap_ms:.1f} ms): {', '.join(sentences)}.",
-        f"It would win if its {word} ({largest_ns / 1e6:.1f} ms) were {less} % less.",
+        f"Against {name} (+{format_duration(gap_ns)}): {', '.join(sentences)}.",
+        f"It would win if its {word} ({format_duration(largest_ns)}) were {less} % less.",
     )
