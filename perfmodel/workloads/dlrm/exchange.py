@@ -113,6 +113,7 @@ def build_exchanges(
     Rank 0 sends *first_rank_width* more numbers per sample, and receives their gradients.
     """
     in_host, reduced = plan.summed_places, reduced_places(plan, row_sums)
+    summed = in_host | reduced
     pieces = plan.pieces
     # Rounded per piece, so that the sum does not depend on the order of pieces.
     lookups = plan.by_rank([round(local_batch * table.pooling_factor) for table in pieces.tables])
@@ -123,7 +124,7 @@ def build_exchanges(
         [
             sent_numbers(
                 plan,
-                (shard for shard in shards if shard.table not in in_host | reduced),
+                (shard for shard in shards if shard.table not in summed),
                 samples=local_batch,
             )
             for shards in plan.shards_of_rank
