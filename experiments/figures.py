@@ -20,6 +20,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import yaml
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -42,12 +43,12 @@ PARTS = {
     "idle": "#E6E6E6",
 }  # fmt: skip
 """What a stream does, as the paper divides it."""
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 7, "axes.titlesize": 7, "axes.labelsize": 7, "legend.fontsize": 6,
     "xtick.labelsize": 6.5, "ytick.labelsize": 6.5, "axes.linewidth": 0.6, "lines.linewidth": 1.1,
     "lines.markersize": 3, "grid.linewidth": 0.4, "grid.alpha": 0.35, "axes.grid": True,
     "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
-    "legend.frameon": False, "hatch.linewidth": 0.5, "axes.prop_cycle": mpl.cycler(color=COLOURS),
+    "legend.frameon": False, "hatch.linewidth": 0.5, "axes.prop_cycle": cycler(color=COLOURS),
 }  # fmt: skip
 
 
