@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from perfmodel.costs.estimates import Bound
-from perfmodel.costs.interference import GenerationSlowdowns, Phase
+from perfmodel.costs.interference import NOTHING_SLOWED, GenerationSlowdowns, Phase
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.replay import find_period, replay
@@ -251,8 +251,8 @@ def test_interference_never_makes_a_task_or_an_iteration_shorter(made):
 
 
 @given(made=jobs(JobSize(vectors=1)))
-def test_kernels_that_nothing_slows_keep_their_nanoseconds(made):
-    folded = price(*made)
+def test_recorded_kernels_keep_their_nanoseconds(made):
+    folded = price(*made, slowed=NOTHING_SLOWED)
     assert settle_interference(replay, folded).priced is folded.priced
 
 
