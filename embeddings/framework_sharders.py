@@ -15,9 +15,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
-from embeddings.plan import Shard, ShardingPlan, find_pieces
+from embeddings.plan import Shard, ShardingKind, ShardingPlan, find_pieces
 from embeddings.sharding_task import (
     NOWHERE,
     Placer,
@@ -132,15 +131,6 @@ def shard_as_hybrid(task: ShardingTask) -> ShardingPlan:
     )
 
 
-class Way(Enum):
-    """How an option of TorchRec's planner cuts a table."""
-
-    TABLE = "table"
-    COLUMNS = "columns"
-    ROWS = "rows"
-    HOST_ROWS = "host rows"
-
-
 # pytorch/torchrec, torchrec/distributed/planner/constants.py (BSD-3).
 _MEMORY_BYTES_PER_S = 897e9
 _HOST_BYTES_PER_S = 600e9
@@ -159,7 +149,7 @@ class Option:
     """One way to place the table at *place*: how it is cut, and what each piece takes."""
 
     place: int
-    way: Way
+    way: ShardingKind
     columns: int
     rows: int
     seconds: float
@@ -204,7 +194,7 @@ def shard_as_torchrec(task: ShardingTask) -> ShardingPlan:
         table = task.tables[option.place]
         pieces = cut_table(option.place, table, columns=option.columns, rows=option.rows)
         shards += [piece.on_rank(rank) for piece, rank in zip(pieces, ranks_of, strict=True)]
-    in_host = [option.place for option in best if option.way is Way.HOST_ROWS]
+    in_host = [option.place for option in best if option.way is ShardingKind.TABLE_ROW_WISE]
     return task.plan(shards, "torchrec", summed_in_host=in_host)
 
 
@@ -217,14 +207,14 @@ def place_options(task: ShardingTask, proposal: Sequence[Option]) -> tuple[list[
     ranks: list[list[int]] = [[] for _ in proposal]
     chosen: list[Option] = []
     for option in sorted(proposal, key=lambda option: (-option.seconds, option.place)):
-        if option.way is Way.ROWS:
+        if option.way is ShardingKind.ROW_WISE:
             placer.work[0] += option.seconds
             placer.used += option.piece_bytes
             ranks[option.place] = list(range(task.rank_count))
         else:
-            span = option.rows if option.way is Way.HOST_ROWS else 1
+            span = option.rows if option.way is ShardingKind.TABLE_ROW_WISE else 1
             chosen += [option] * (option.count // span)
-    spans = [option.rows if option.way is Way.HOST_ROWS else 1 for option in chosen]
+    spans = [option.rows if option.way is ShardingKind.TABLE_ROW_WISE else 1 for option in chosen]
     seconds = [option.seconds for option in chosen]
     sizes = [option.piece_bytes for option in chosen]
     placed = placer.place(range(len(chosen)), sizes, seconds, spans=spans)
@@ -241,19 +231,21 @@ def place_options(task: ShardingTask, proposal: Sequence[Option]) -> tuple[list[
 
 
 def list_options(task: ShardingTask, place: int) -> list[Option]:
-    """The ways to place a table, cheapest first, else in the order of `Way`."""
+    """The ways to place a table, cheapest first, else in this order."""
     table, ranks = task.tables[place], task.rank_count
-    cuts = {Way.TABLE: (1, 1)}
+    cuts = {ShardingKind.TABLE_WISE: (1, 1)}
     columns = table.width // _MIN_COLUMNS
     if columns > 1 and table.width % columns == 0:
-        cuts[Way.COLUMNS] = (columns, 1)
+        cuts[ShardingKind.COLUMN_WISE] = (columns, 1)
     if table.rows >= ranks > 1:
-        cuts[Way.ROWS] = (1, ranks)
+        cuts[ShardingKind.ROW_WISE] = (1, ranks)
     per_host = ranks // task.host_count
     if task.host_count > 1 and ranks % task.host_count == 0 and table.rows >= per_host > 1:
-        cuts[Way.HOST_ROWS] = (1, per_host)
+        cuts[ShardingKind.TABLE_ROW_WISE] = (1, per_host)
+    allowed = [way for way in cuts if way.value in table.sharding_types] or list(cuts)
     found = []
-    for way, (columns, rows) in cuts.items():
+    for way in allowed:
+        columns, rows = cuts[way]
         largest = replace(table, rows=-(-table.rows // rows), width=table.width // columns)
         lookups = table.pooling_factor / rows
         size = task.needed_bytes(replace(largest, pooling_factor=lookups))
@@ -262,9 +254,11 @@ def list_options(task: ShardingTask, place: int) -> list[Option]:
     return sorted(found, key=lambda option: option.seconds * option.count)
 
 
-def piece_seconds(task: ShardingTask, table: EmbeddingTable, way: Way, count: int) -> float:
+def piece_seconds(
+    task: ShardingTask, table: EmbeddingTable, way: ShardingKind, count: int
+) -> float:
     """The planner's estimate for a piece: lookup and exchange, forward and backward."""
-    is_by_rows = way in (Way.ROWS, Way.HOST_ROWS)
+    is_by_rows = way in (ShardingKind.ROW_WISE, ShardingKind.TABLE_ROW_WISE)
     width = table.width if is_by_rows else table.width // count
     lookups = task.batch_size * table.pooling_factor / (count if is_by_rows else 1)
     sent = task.batch_size * width * _NUMBER_BYTES
@@ -272,7 +266,7 @@ def piece_seconds(task: ShardingTask, table: EmbeddingTable, way: Way, count: in
     compute_s = (1 + _BACKWARD_PASSES) * read / _MEMORY_BYTES_PER_S
     if task.host_count == 1:
         exchange_s = sent / _HOST_BYTES_PER_S
-    elif way is Way.HOST_ROWS:
+    elif way is ShardingKind.TABLE_ROW_WISE:
         per_rank = sent * task.host_count / task.rank_count
         exchange_s = sent / _HOST_BYTES_PER_S + per_rank / _NETWORK_BYTES_PER_S
     else:

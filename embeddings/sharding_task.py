@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
 from typing import TypeVar
@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from embeddings.plan import Shard, ShardingPlan
+from embeddings.plan import Shard, ShardingKind, ShardingPlan
 from embeddings.popularity import Floats, Int64s
 from embeddings.table import EmbeddingTable
 from perfmodel.base.compiling import compiled
@@ -104,8 +104,11 @@ class ShardingTask:
         summed_in_host: Sequence[int] = (),
         frequent_rows: Sequence[int] = (),
     ) -> ShardingPlan:
-        """The plan of *shards*, with the tables at *data_parallel* on every rank."""
-        return ShardingPlan(
+        """The plan of *shards*, with the tables at *data_parallel* on every rank.
+
+        All sharders make their plans here, so that none breaks the constraints of a table.
+        """
+        plan = ShardingPlan(
             tables=self.tables,
             rank_count=self.rank_count,
             shards=tuple(sorted(shards)),
@@ -115,6 +118,91 @@ class ShardingTask:
             summed_in_host=tuple(summed_in_host),
             frequent_rows=tuple(frequent_rows),
         )
+        return _keep_constraints(plan, self.min_width)
+
+
+def find_broken(plan: ShardingPlan) -> tuple[int, ...]:
+    """The places of tables whose constraints *plan* does not keep."""
+    return tuple(
+        place
+        for place, table in enumerate(plan.tables)
+        if table.is_constrained and not _is_kept(plan, place)
+    )
+
+
+def _is_kept(plan: ShardingPlan, place: int) -> bool:
+    table = plan.tables[place]
+    held = {shard.rank for shard in plan.shards_of_table[place]} or set(range(plan.rank_count))
+    is_kind = not table.sharding_types or plan.kinds[place].value in table.sharding_types
+    return is_kind and (not table.ranks or held <= set(table.ranks))
+
+
+def _keep_constraints(plan: ShardingPlan, min_width: int) -> ShardingPlan:
+    """*plan* with each table whose constraints it breaks placed by the first kind that is allowed.
+
+    The largest table goes first, to the ranks that hold the fewest bytes.
+    """
+    broken = find_broken(plan)
+    if not broken:
+        return plan
+    kept = [shard for shard in plan.shards if shard.table not in broken]
+    copied = [place for place in plan.data_parallel if place not in broken]
+    for place in sorted(broken, key=lambda place: (-plan.tables[place].size_bytes, place)):
+        load = [0] * plan.rank_count
+        for shard in kept:
+            load[shard.rank] += plan.tables[shard.table].dtype.bytes_of(shard.rows * shard.width)
+        shards = _place_as_allowed(plan, place, load, min_width)
+        kept += shards
+        copied += [] if shards else [place]
+    rows = tuple(0 if place in broken else count for place, count in enumerate(plan.frequent_rows))
+    return replace(
+        plan,
+        shards=tuple(sorted(kept)),
+        data_parallel=tuple(sorted(copied)),
+        summed_in_host=tuple(place for place in plan.summed_in_host if place not in broken),
+        frequent_rows=rows if any(rows) else (),
+    )
+
+
+def _place_as_allowed(
+    plan: ShardingPlan, place: int, load: Sequence[int], min_width: int
+) -> list[Shard]:
+    """Pieces of the table at *place* by the first kind that can be done; none if it is copied."""
+    table, count = plan.tables[place], plan.rank_count
+    ranks = list(table.ranks or range(count))
+    if ranks[-1] >= count:
+        raise PlanError(
+            f"table {table.name!r}: its ranks must be from 0 to {count - 1}, got {ranks[-1]}. "
+            "Name others, or take more GPUs."
+        )
+    emptiest = sorted(ranks, key=lambda rank: (load[rank], rank))
+    of_host = [rank for rank in ranks if plan.host_of(rank) == plan.host_of(emptiest[0])]
+    # Over all ranks it would be row-wise.
+    of_host = of_host if len(of_host) < count else of_host[:1]
+    columns = max(n for n in range(1, len(ranks) + 1) if n == 1 or _divides(table, n, min_width))
+    ways = {
+        ShardingKind.TABLE_WISE: (1, 1, emptiest),
+        ShardingKind.COLUMN_WISE: (columns, 1, emptiest),
+        ShardingKind.ROW_WISE: (1, min(len(ranks), table.rows), ranks),
+        ShardingKind.TABLE_ROW_WISE: (1, min(len(of_host), table.rows), of_host),
+    }
+    for word in table.sharding_types or (plan.kinds[place].value, ShardingKind.TABLE_WISE.value):
+        kind = ShardingKind(word)
+        if kind is ShardingKind.DATA_PARALLEL and len(ranks) == count:
+            return []
+        if kind in ways:
+            by_columns, by_rows, on = ways[kind]
+            pieces = cut_table(place, table, columns=by_columns, rows=by_rows)
+            if len(pieces) > 1 or kind is ShardingKind.TABLE_WISE:
+                return [piece.on_rank(rank) for piece, rank in zip(pieces, on, strict=False)]
+    raise PlanError(
+        f"table {table.name!r}: may be {' or '.join(table.sharding_types)} on {len(ranks)} of "
+        f"{count} ranks, and none of these can be made. Allow another sharding type."
+    )
+
+
+def _divides(table: EmbeddingTable, columns: int, min_width: int) -> bool:
+    return table.width % columns == 0 and table.width // columns >= min_width
 
 
 class Rule(IntEnum):

@@ -134,6 +134,11 @@ class EmbeddingTable:
                 f"got {self.cached_ratio}."
             )
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether it states how it may be cut, or on which ranks it may be."""
+        return bool(self.sharding_types or self.ranks)
+
     def __hash__(self) -> int:
         """By what usually distinguishes tables: plans ask for the terms of a million pieces."""
         return hash((self.name, self.rows, self.width, self.first_row))

@@ -179,7 +179,9 @@ class Neighbourhood:
         table_of = np.repeat(np.arange(len(layout.cuts)), np.diff(layout.start)).tolist()
         of_rank: dict[int, list[int]] = {}
         for number, rank in enumerate(layout.rank.tolist()):
-            of_rank.setdefault(rank, []).append(number)
+            # A table with constraints stays where these let a start put it.
+            if not self._tables[table_of[number]].is_constrained:
+                of_rank.setdefault(rank, []).append(number)
         found: list[PlanLayout] = []
         for _ in range(4 * count):
             changed = self._step(layout, of_rank, table_of)
@@ -194,10 +196,12 @@ class Neighbourhood:
             place
             for place, table in enumerate(self._tables)
             if table.size_bytes <= COPIED_BYTES and layout.cuts[place] != COPIED
+            if not table.is_constrained
         ]
         removed = layout
-        if layout.copied and (not small or self._random.random() < 0.5):
-            place = self._random.choice(layout.copied)
+        copied = [one for one in layout.copied if not self._tables[one].is_constrained]
+        if copied and (not small or self._random.random() < 0.5):
+            place = self._random.choice(copied)
             removed = self._book.recut(layout, place, WHOLE, [self._random.choice(self._least)])
             if self._random.random() < 0.5 or not small:
                 return [removed]

@@ -15,11 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from embeddings.constraints import conform, find_broken
 from embeddings.offloading import OFFLOADED, exceeds_devices
 from embeddings.plan import ShardingPlan
 from embeddings.plan_document import list_refused, load_plan_document
-from embeddings.sharding_task import ShardingTask
+from embeddings.sharding_task import ShardingTask, find_broken
 from perfmodel.base.errors import PlanError
 from perfmodel.execution.executor import Executor
 from perfmodel.planning.question import RankQuestion
@@ -104,14 +103,14 @@ def make_plans(
     for number, name in enumerate(sharders):
         on_phase(f"placing tables as {name}", number / len(sharders))
         try:
-            plans.append(conform(place_tables(name, evaluator, task).plan))
+            plans.append(place_tables(name, evaluator, task).plan)
         except PlanError as fault:
             refused.append((name, str(fault)))
     judged = 0
     if question.enumerate_limit:
         on_phase("enumerating", 0.0)
         found = enumerate_plans(question, task, executor)
-        plans += map(conform, found.plans)
+        plans += found.plans
         judged += found.judged
     if question.search_seconds > 0:
         on_phase(f"searching for {question.search_seconds:g} s", 0.0)
@@ -120,7 +119,7 @@ def make_plans(
         except PlanError as fault:
             refused.append(("search", str(fault)))
         else:
-            plans.append(conform(outcome.plan))
+            plans.append(outcome.plan)
             judged += outcome.plans_judged
     runnable, unrunnable = split_runnable(plans, question.runnable_by)
     return MadePlans(tuple(runnable), (*refused, *unrunnable), judged)
@@ -169,6 +168,8 @@ def search_from(shared: tuple[RankQuestion, tuple[ShardingPlan, ...]], seed: int
 def enumerate_plans(question: RankQuestion, task: ShardingTask, executor: Executor) -> MadePlans:
     """All plans of whole tables, ranks being interchangeable; refused above the limit."""
     limit = question.enumerate_limit
+    if any(table.is_constrained for table in task.tables):
+        raise PlanError("rank: --enumerate knows no constraints of tables. Use --search.")
     all_ranks = list(islice(iter_assignments(task), limit + 1))
     if len(all_ranks) > limit:
         raise PlanError(

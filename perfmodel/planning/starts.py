@@ -4,9 +4,8 @@ They are: whole tables, tables cut until none exceeds a rank's share, small tabl
 rank, and the plans that the balanced sharder considers. Plans that sum inside hosts are judged,
 but the search does not continue from them.
 
-Pieces are assigned to ranks by a MILP or greedily. Ranks synchronise after the lookup, in both
-exchanges and at the end, so the objective is the largest lookup, the largest width and the
-largest update, each over all ranks. The search judges the result by the replayed time.
+Pieces are assigned to ranks greedily, by the sum of lookup, update and exchange. The search judges
+the result by the replayed time.
 """
 
 from __future__ import annotations
@@ -35,9 +34,6 @@ COPIED_SHARES = (0.25, 0.5, 0.75, 1.0)
 BALANCED_PLANS = 48
 """Plans of the balanced sharder to look at; some of them sum inside hosts."""
 MIN_WIDTH = 32
-MILP_PLACES = 3_000
-"""Pieces x ranks up to which the MILP solver is used."""
-MILP_GAP = 0.002
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,67 +55,12 @@ class Pieces:
         return np.stack([self.costs.lookup_ns, self.costs.update_ns, self.width_ns * self.widths])
 
 
-def assign(pieces: Pieces, *, rank_count: int, seconds: float) -> Int64s | None:
-    """A rank for every piece, or None where not all of them fit.
-
-    The MILP solver gets *seconds*; its best solution by then is used.
-    """
-    if seconds > 0 and len(pieces.widths) * rank_count <= MILP_PLACES:
-        found = assign_exactly(pieces, rank_count, seconds)
-        if found is not None:
-            return found
-    return assign_greedily(pieces, rank_count=rank_count)
-
-
 def assign_greedily(pieces: Pieces, *, rank_count: int) -> Int64s | None:
-    """Most expensive piece first, to the least loaded rank with room."""
+    """Most expensive piece first, to the least loaded rank with room; None if some do not fit."""
     total = pieces.parts_ns.sum(axis=0) + pieces.costs.tail_ns
     placer = Placer(rank_count, pieces.room_bytes, Rule.LEAST_WORK)
     ranks = placer.place(np.argsort(-total, kind="stable"), pieces.memory_bytes, total)
     return None if (ranks == NOWHERE).any() else ranks
-
-
-def assign_exactly(pieces: Pieces, rank_count: int, seconds: float) -> Int64s | None:
-    """Least (largest lookup + update + exchange) over ranks, as a mixed-integer program.
-
-    Columns: a place for every piece x rank, the largest of each part, and the
-    longest tail of every rank, which is part of its lookup.
-    """
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import csr_array, eye_array, hstack, kron
-
-    parts = pieces.parts_ns
-    scale = float(parts.sum()) or 1.0
-    count, places = parts.shape[1], parts.shape[1] * rank_count
-    further = len(parts) + rank_count
-    each_rank = np.eye(rank_count)
-
-    once = hstack([kron(eye_array(count), np.ones((1, rank_count))), csr_array((count, further))])
-    tails = np.diag(pieces.costs.tail_ns / scale)[pieces.costs.tail_ns > 0]
-    weights = np.concatenate([parts / scale, tails])
-    # Sums of the parts stay below their largest; a lookup has the longest tail in it.
-    extra = np.zeros((len(weights), rank_count, further))
-    for number in range(len(parts)):
-        extra[number, :, number] = -1.0
-    extra[0, :, len(parts) :] = each_rank
-    extra[len(parts) :, :, len(parts) :] = -each_rank
-    below = hstack([kron(weights, each_rank), csr_array(extra.reshape(-1, further))])
-    memory = kron(pieces.memory_bytes[None, :] / pieces.room_bytes, each_rank)
-    answer = milp(
-        np.concatenate([np.zeros(places), np.ones(len(parts)), np.zeros(rank_count)]),
-        integrality=np.concatenate([np.ones(places), np.zeros(further)]),
-        bounds=Bounds(0, np.concatenate([np.ones(places), np.full(further, np.inf)])),
-        constraints=[
-            LinearConstraint(once, 1, 1),
-            LinearConstraint(below, -np.inf, 0),
-            LinearConstraint(hstack([memory, csr_array((rank_count, further))]), -np.inf, 1),
-        ],
-        options={"time_limit": seconds, "mip_rel_gap": MILP_GAP},
-    )
-    if answer.x is None:
-        return None
-    chosen_rank: Int64s = answer.x[:places].reshape(count, rank_count).argmax(axis=1)
-    return chosen_rank
 
 
 class SearchStarts:
@@ -136,15 +77,15 @@ class SearchStarts:
         self._stepped: list[ShardingPlan] = []
 
     def build(self, seconds: float) -> list[PlanLayout]:
-        """All first layouts; the first three may take *seconds* each, the balanced ones as well."""
-        found = [self._start(self._cuts(share), seconds) for share in SPLIT_SHARES]
+        """All first layouts; looking at balanced ones may take *seconds*."""
+        found = [self._start(self._cuts(share)) for share in SPLIT_SHARES]
         worth = self.worth_copying()
         for share in COPIED_SHARES:
             copied = set(worth[: round(share * len(worth))])
             if copied and len(copied) < len(self._tables):
                 cuts = self._cuts(1.0)
                 chosen = [COPIED if place in copied else cut for place, cut in enumerate(cuts)]
-                found.append(self._start(chosen, 0.0))
+                found.append(self._start(chosen))
         end_s = time.monotonic() + seconds
         for plan in islice(self._balanced, BALANCED_PLANS):
             if plan.summed_in_host:
@@ -187,7 +128,7 @@ class SearchStarts:
             found.append(Cut(columns, min(rows, table.rows)))
         return found
 
-    def _start(self, cuts: list[Cut], seconds: float) -> PlanLayout | None:
+    def _start(self, cuts: list[Cut]) -> PlanLayout | None:
         shards = self._book.split(cuts)
         pieces = Pieces(
             costs=self._evaluator.pieces_alone(self._tables, shards),
@@ -196,5 +137,9 @@ class SearchStarts:
             width_ns=self._evaluator.pricer.width_ns,
             room_bytes=float(self._book.task.room_bytes),
         )
-        ranks = assign(pieces, rank_count=self._book.task.rank_count, seconds=seconds)
-        return None if ranks is None else self._book.build(cuts, ranks.tolist())
+        ranks = assign_greedily(pieces, rank_count=self._book.task.rank_count)
+        if ranks is None:
+            return None
+        # As a plan it keeps the constraints of tables.
+        layout = self._book.build(cuts, ranks.tolist())
+        return self._book.from_plan(self._book.to_plan(layout, "start"))

@@ -1,9 +1,10 @@
 """Interference: the costs of a job with equal ranks folded, alone and with what overlap costs.
 
 Ranks that do the same are replayed once: folding changes the work, never the nanoseconds.
-Collectives of a rank share links, and kernels slow down while collectives run. These rules are
-applied by `perfmodel.engine.settle`. Ranks that share prices may overlap differently, so each rank
-is settled with rows of its own; rows are shared again at the end where ranks lost the same.
+Collectives of a rank share links, kernels of several streams share the device, and kernels slow
+down while collectives run. These rules are applied by `perfmodel.engine.settle`. Ranks that share
+prices may overlap differently, so each rank is settled with rows of its own; rows are shared again
+at the end where ranks lost the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from perfmodel.engine.replay import Replay, Replayer
 from perfmodel.engine.settle import Effects, Floats, Round, Rule, Rules, settle
 from perfmodel.graph.durations import DurationTable, OpDurations
 from perfmodel.graph.job import NO_GROUP, Endpoints, Group, JobGraph
-from perfmodel.prediction.overlaps import Calls, find_calls, find_slowdown, task_rows
+from perfmodel.prediction.overlaps import find_calls, find_kernels, find_slowdown, task_rows
 
 MOST_ROUNDS = 8
 STILL_RATIO = 1e-4
@@ -205,18 +206,24 @@ def contention_rules(priced: PricedJob) -> Rules | None:
     calls, row = find_calls(priced.job), task_rows(priced)
     rules: list[Rule] = []
     if len(calls.task):
-        slowed, shared = find_slowdown(priced, row, calls), _link_sharing(priced, row, calls)
+        slowed = find_slowdown(priced, row, calls)
         rules += [slowed] if len(slowed.lane_rank) else []
-        rules += [shared] if shared.ranks else []
+        place = np.unique(calls.rendezvous, return_inverse=True)[1]
+        where = np.stack([calls.task, calls.rank, calls.lane])
+        rules += _share(where, priced.link_use[row[calls.task]], place)
+    if priced.slowdowns.of:
+        kernels = find_kernels(priced, row, calls)
+        # A kernel alone has the whole device.
+        rules += _share(kernels, np.ones_like(kernels[:1].T, float), np.arange(kernels.shape[1]))
     return Rules(rules, MOST_ROUNDS, ITERATIONS, STILL_RATIO) if rules else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LinkSharing:
-    """Collectives on several lanes of a rank share links.
+class Sharing:
+    """Tasks on several lanes of a rank share what they use: collectives links, kernels the device.
 
-    By call: its task, its use of each link and the place of its rendezvous. *ranks* are the calls
-    of every rank that communicates on several lanes.
+    By task: its number, its use of each resource, and its place among all or that of its
+    rendezvous. *ranks* are the tasks of every rank that has them on several lanes.
     """
 
     task: Int64s
@@ -225,7 +232,7 @@ class LinkSharing:
     ranks: list[slice]
 
     def __call__(self, last: Round, found: Effects) -> None:
-        """Lengthen every collective by what its members lose on links, the worst deciding."""
+        """Lengthen every task by what it loses; of a collective the worst member decides."""
         lengths_ns = last.duration_ns[self.task]
         ends_ns = [timeline.end_ns[self.task, 0] for timeline in last.replay.timelines[-2:]]
         share = np.zeros(len(self.task))
@@ -241,14 +248,13 @@ class LinkSharing:
         found.lost_ns[0, self.task] += last.alone_ns[self.task] * ratio / (1 - ratio)
 
 
-def _link_sharing(priced: PricedJob, row: Int64s, calls: Calls) -> LinkSharing:
-    lanes = np.unique(np.column_stack([calls.rank, calls.lane]), axis=0)
-    ranks, lane_counts = np.unique(lanes[:, 0], return_counts=True)
-    sharing = ranks[lane_counts > 1] if priced.link_use.any() else ranks[:0]
-    bounds = np.searchsorted(calls.rank, np.column_stack([sharing, sharing + 1]))
-    place = np.unique(calls.rendezvous, return_inverse=True)[1]
-    use = priced.link_use[row[calls.task]]
-    return LinkSharing(calls.task, use, place, [slice(*bound) for bound in bounds.tolist()])
+def _share(where: Int64s, use: Floats, place: Int64s) -> list[Rule]:
+    """The rule for tasks, *where* being task, rank and lane; none if no rank has several lanes."""
+    ranks, lane_counts = np.unique(np.unique(where[1:], axis=1)[0], return_counts=True)
+    sharing = ranks[lane_counts > 1] if use.any() else ranks[:0]
+    bounds = np.searchsorted(where[1], np.column_stack([sharing, sharing + 1]))
+    own = [slice(*bound) for bound in bounds.tolist()]
+    return [Sharing(where[0], use, place, own)] if own else []
 
 
 def overlap_losses(starts_ns: Int64s, ends_ns: Int64s, link_use: Floats) -> Floats:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from collectives.collective import CollectiveKind
 from perfmodel.base.compiling import compiled
-from perfmodel.costs.interference import Phase
+from perfmodel.costs.interference import SLOWED_FAMILIES, Phase
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.layout import Int32s, Int64s, build_places
@@ -26,7 +26,7 @@ from perfmodel.engine.replay import Timeline
 from perfmodel.engine.settle import Effects, Floats, Round
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Communication
-from perfmodel.graph.program import PLAIN, offsets
+from perfmodel.graph.program import PLAIN, LaneKind, offsets
 
 Codes = NDArray[np.int8]
 NOTICED_NS = 1e-3
@@ -164,6 +164,21 @@ class KernelSlowdown:
         )
         lost_ns[lost_ns < NOTICED_NS] = 0.0
         return lost_ns
+
+
+def find_kernels(priced: PricedJob, row: Int64s, calls: Calls) -> Int64s:
+    """Task, rank and lane of the kernels of ranks with several compute streams, one a column."""
+    is_kernel = np.isin(priced.family[row], [FAMILIES.index(name) for name in SLOWED_FAMILIES])
+    is_kernel[calls.task] = False
+    found = [np.empty((3, 0), dtype=np.int64)]
+    for rank, first in enumerate(priced.job.rank_rows()[:-1].tolist()):
+        program = priced.job.program_of(rank)
+        is_stream = np.array([lane.kind is LaneKind.COMPUTE for lane in program.lanes])
+        if is_stream.sum() > 1:
+            lane = program.task_lanes()
+            own = np.flatnonzero(is_kernel[first : first + len(lane)] & is_stream[lane])
+            found.append(np.stack([first + own, np.full_like(own, rank), lane[own]]))
+    return np.concatenate(found, axis=1)
 
 
 def find_slowdown(priced: PricedJob, row: Int64s, calls: Calls) -> KernelSlowdown:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from collectives import wiring_of
-from embeddings.constraints import conform
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import DEFAULT_SHARDER
 from embeddings.table import EmbeddingTable
@@ -51,7 +50,6 @@ UNKNOWN_PEERS = (
     "The machine does not state whether GPUs reach each other over PCIe without a copy in host "
     "memory: a copy is assumed, and the interval covers faster and slower hosts."
 )
-CONSTRAINED = "Tables that it placed against their constraints were placed again as these allow."
 if TYPE_CHECKING:
     from perfmodel.recordings.recorded_job import SelfReplay
     from perfmodel.recordings.recording_info import RecordingInfo
@@ -234,9 +232,7 @@ def _find_plan(setting: Setting) -> tuple[ShardingPlan | None, tuple[str, ...]]:
 
         found = find_default(workload, cluster, setting.stack, tables)
         if found is not None:
-            placed = conform(found.plan)
-            said = () if placed is found.plan else (CONSTRAINED,)
-            return placed, (found.reason, *said)
+            return found.plan, (found.reason,)
     if not setting.tables:
         return None, ()
     plan = build_plan(
@@ -246,4 +242,4 @@ def _find_plan(setting: Setting) -> tuple[ShardingPlan | None, tuple[str, ...]]:
         memory_bytes=cluster.device.memory_bytes,
         tables=tables,
     )
-    return conform(plan), ()
+    return plan, ()

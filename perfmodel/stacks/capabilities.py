@@ -151,7 +151,8 @@ class RowSums(Enum):
     """How partial sums of row-wise tables become sums on the ranks that need them.
 
     REDUCE_SCATTER: one reduction over all ranks, and a gather of the gradients on the way back.
-    ALL_TO_ALL: every partial sum is sent like a vector of a whole table, and the receiver adds.
+    ALL_TO_ALL: every partial sum is sent like a vector of a whole table, and the receiver adds; on
+    several hosts first the ranks of each host, then those at one place in all hosts.
     """
 
     REDUCE_SCATTER = "reduce_scatter"

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from embeddings.constraints import conform, find_broken
 from embeddings.plan import Shard, ShardingKind, ShardingPlan
+from embeddings.sharders import SHARDERS, build_named_plan
+from embeddings.sharding_task import UNKNOWN_ROOM_BYTES, ShardingTask, find_broken
 from embeddings.table import EmbeddingTable
 from embeddings.table_files import load_tables
 from perfmodel.base.errors import PlanError
@@ -20,9 +21,16 @@ def with_tables(*tables: EmbeddingTable) -> ShardingPlan:
     return replace(WHOLE, tables=tables)
 
 
+def conform(plan: ShardingPlan) -> ShardingPlan:
+    task = ShardingTask(
+        plan.tables, plan.rank_count, UNKNOWN_ROOM_BYTES, 64, ranks_per_host=plan.ranks_per_host
+    )
+    return task.plan(plan.shards, plan.name)
+
+
 def test_a_plan_that_keeps_all_constraints_stays_as_it_is():
     plan = with_tables(replace(BIG, sharding_types=("table_wise",), ranks=(0, 2)), SMALL)
-    assert conform(plan) is plan
+    assert conform(plan) == plan
 
 
 @pytest.mark.parametrize(
@@ -58,6 +66,19 @@ def test_what_cannot_be_done_is_said():
     lone = replace(BIG, sharding_types=("row_wise",), ranks=(2,))
     with pytest.raises(PlanError, match="may be row_wise on 1 of 4 ranks"):
         conform(with_tables(lone, SMALL))
+
+
+@pytest.mark.parametrize("name", list(SHARDERS))
+def test_every_sharder_keeps_the_constraints_of_tables(name):
+    tables = (
+        replace(BIG, sharding_types=("row_wise",)),
+        replace(SMALL, ranks=(2, 3)),
+        *(replace(BIG, name=f"t{number}") for number in range(3)),
+        replace(BIG, name="last", sharding_types=("column_wise", "table_wise"), ranks=(1, 2)),
+    )
+    plan = build_named_plan(name, ShardingTask(tables, 4, UNKNOWN_ROOM_BYTES, 4096))
+    assert not find_broken(plan)
+    assert plan.kinds[0] is ShardingKind.ROW_WISE
 
 
 def test_files_state_constraints_as_lists_or_words(tmp_path):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from embeddings.distribution import Zipf, observe
 from embeddings.framework_sharders import (
     Option,
-    Way,
     even_pieces,
     list_options,
     piece_seconds,
@@ -248,29 +247,35 @@ def test_what_a_piece_takes_in_the_planners_eyes_by_hand():
 
     one_host, alone = replace(task, ranks_per_host=8), replace(task, rank_count=1)
     whole = compute_s(1000, 256)
-    assert seconds(Way.TABLE, 1) == pytest.approx(whole + 2 * sent / 12.5e9)
-    assert seconds(Way.TABLE, 1, one_host) == pytest.approx(whole + 2 * sent / 600e9)
-    assert seconds(Way.TABLE, 1, replace(alone, ranks_per_host=1)) == pytest.approx(whole)
+    assert seconds(ShardingKind.TABLE_WISE, 1) == pytest.approx(whole + 2 * sent / 12.5e9)
+    assert seconds(ShardingKind.TABLE_WISE, 1, one_host) == pytest.approx(whole + 2 * sent / 600e9)
+    assert seconds(ShardingKind.TABLE_WISE, 1, replace(alone, ranks_per_host=1)) == pytest.approx(
+        whole
+    )
     half = compute_s(1000, 128)
-    assert seconds(Way.COLUMNS, 2) == pytest.approx(half + sent / 12.5e9)
-    assert seconds(Way.ROWS, 8) == pytest.approx(compute_s(125, 256) + 2 * sent / 12.5e9)
+    assert seconds(ShardingKind.COLUMN_WISE, 2) == pytest.approx(half + sent / 12.5e9)
+    assert seconds(ShardingKind.ROW_WISE, 8) == pytest.approx(
+        compute_s(125, 256) + 2 * sent / 12.5e9
+    )
     # By rows of a host: sums inside it, and of two hosts' eight ranks each sends a quarter.
     inside = 2 * (sent / 600e9 + sent / 4 / 12.5e9)
-    assert seconds(Way.HOST_ROWS, 4) == pytest.approx(compute_s(250, 256) + inside)
+    assert seconds(ShardingKind.TABLE_ROW_WISE, 4) == pytest.approx(compute_s(250, 256) + inside)
 
 
 @pytest.mark.parametrize(
     ("rows", "width", "ranks", "per_host", "ways"),
-    [(1000, 128, 1, 1, {"table": (1, 1)}),
-     (1000, 256, 1, 1, {"table": (1, 1), "columns": (2, 1)}),
-     (1000, 255, 8, 8, {"table": (1, 1), "rows": (1, 8)}),
-     (1000, 257, 8, 8, {"table": (1, 1), "rows": (1, 8)}),
-     (8, 128, 8, 8, {"table": (1, 1), "rows": (1, 8)}), (7, 128, 8, 8, {"table": (1, 1)}),
-     (7, 128, 8, 4, {"table": (1, 1), "host rows": (1, 4)}),
-     (4, 128, 8, 4, {"table": (1, 1), "host rows": (1, 4)}), (3, 128, 8, 4, {"table": (1, 1)}),
-     (9, 128, 8, 1, {"table": (1, 1), "rows": (1, 8)}),
-     (9, 128, 8, 3, {"table": (1, 1), "rows": (1, 8)}),
-     (3, 128, 4, 2, {"table": (1, 1), "host rows": (1, 2)})],
+    [(1000, 128, 1, 1, {"table_wise": (1, 1)}),
+     (1000, 256, 1, 1, {"table_wise": (1, 1), "column_wise": (2, 1)}),
+     (1000, 255, 8, 8, {"table_wise": (1, 1), "row_wise": (1, 8)}),
+     (1000, 257, 8, 8, {"table_wise": (1, 1), "row_wise": (1, 8)}),
+     (8, 128, 8, 8, {"table_wise": (1, 1), "row_wise": (1, 8)}),
+     (7, 128, 8, 8, {"table_wise": (1, 1)}),
+     (7, 128, 8, 4, {"table_wise": (1, 1), "table_row_wise": (1, 4)}),
+     (4, 128, 8, 4, {"table_wise": (1, 1), "table_row_wise": (1, 4)}),
+     (3, 128, 8, 4, {"table_wise": (1, 1)}),
+     (9, 128, 8, 1, {"table_wise": (1, 1), "row_wise": (1, 8)}),
+     (9, 128, 8, 3, {"table_wise": (1, 1), "row_wise": (1, 8)}),
+     (3, 128, 4, 2, {"table_wise": (1, 1), "table_row_wise": (1, 2)})],
 )  # fmt: skip
 def test_the_ways_that_are_open_to_a_table(rows, width, ranks, per_host, ways):
     task = ShardingTask((EmbeddingTable("t", rows, width),), ranks, 10**9, 64, "sgd", per_host)
@@ -327,15 +332,15 @@ def test_rows_over_all_ranks_are_summed_in_hosts_of_several(per_host, is_summed)
     assert plan.summed_in_host == ((0, 1) if is_summed else ())
 
 
-def _option(place: int, way: Way, seconds: float, size: int, count: int = 1) -> Option:
+def _option(place: int, way: ShardingKind, seconds: float, size: int, count: int = 1) -> Option:
     return Option(place, way, 1, count, seconds, size)
 
 
 def test_the_planner_gives_the_next_piece_to_the_least_busy_rank_with_room():
     proposal = [
-        _option(0, Way.TABLE, 10.0, 64),
-        _option(1, Way.TABLE, 5.0, 6400),
-        _option(2, Way.TABLE, 1.0, 3200),
+        _option(0, ShardingKind.TABLE_WISE, 10.0, 64),
+        _option(1, ShardingKind.TABLE_WISE, 5.0, 6400),
+        _option(2, ShardingKind.TABLE_WISE, 1.0, 3200),
     ]
     task = _task(*FOUR[:3])
     # The third would go to rank 1, where 6,400 + 3,200 bytes are too many.
@@ -345,10 +350,10 @@ def test_the_planner_gives_the_next_piece_to_the_least_busy_rank_with_room():
 
 def test_the_planner_keeps_pieces_of_a_host_together_behind_those_of_all_ranks():
     proposal = [
-        _option(0, Way.HOST_ROWS, 3.0, 100, 2),
-        _option(1, Way.HOST_ROWS, 2.0, 100, 2),
-        _option(2, Way.ROWS, 1.0, 50, 4),
-        _option(3, Way.TABLE, 4.0, 10),
+        _option(0, ShardingKind.TABLE_ROW_WISE, 3.0, 100, 2),
+        _option(1, ShardingKind.TABLE_ROW_WISE, 2.0, 100, 2),
+        _option(2, ShardingKind.ROW_WISE, 1.0, 50, 4),
+        _option(3, ShardingKind.TABLE_WISE, 4.0, 10),
     ]
     task = replace(_task(*FOUR, ranks=4, room=160), ranks_per_host=2)
     # By rows 1 everywhere; the table to rank 0 (5); then the host of ranks 2 and 3 (4 each); the

@@ -110,8 +110,9 @@ def test_partial_sums_are_as_wide_as_all_pieces_by_rows():
     assert widths(whole[0], *by_rows, whole[2], ranks=2) == (0, tables[1].width)
 
 
-def test_rows_over_all_ranks_are_added_as_the_stack_does():
-    evaluator, task = plan_setting(4, batch=4096)
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_rows_over_all_ranks_are_added_as_the_stack_does(hosts):
+    evaluator, task = plan_setting(4, "dgx_h100", hosts, 2, batch=4096)
     plan = build_named_plan("row_wise", task)
     lean = replace(STACK, tables=replace(STACK.tables, row_sums=RowSums.ALL_TO_ALL))
     sending = PlanEvaluator(evaluator.spec, evaluator.cluster, lean)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from embeddings.sharding_task import find_broken
 from perfmodel.planning import search
 from perfmodel.planning.search import Judged, PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
+from tests.planning.settings import plan_setting
 from tests.planning.test_plan_rules import task_of
 
 
@@ -154,3 +157,16 @@ def test_a_round_judges_neighbours_and_few_new_sets_of_copied_tables(monkeypatch
     assert judged(2, 799) == (2, 2)
     assert rounds == [32] * 4
     assert of._next(Judged("none", 1.0)) is None  # type: ignore[arg-type]
+
+
+def test_a_search_leaves_tables_where_their_constraints_put_them():
+    evaluator, task = plan_setting(5, batch=4096)
+    tables = (
+        replace(task.tables[0], sharding_types=("row_wise",)),
+        replace(task.tables[1], ranks=(2,)),
+        *task.tables[2:],
+    )
+    found = PlanSearch(evaluator, replace(task, tables=tables), mode=Mode.PERIOD, seed=0)
+    plan = found.run((), SearchLimit(30.0, plans=400)).plan
+    assert not find_broken(plan)
+    assert [shard.rank for shard in plan.shards_of_table[1]] == [2]

@@ -24,7 +24,7 @@ from perfmodel.planning.layouts.search import list_fitting
 from perfmodel.planning.making import iter_assignments
 from perfmodel.planning.question import LayoutQuestion
 from perfmodel.planning.ranking import PlanLoads, beats_next, number_ties
-from perfmodel.planning.starts import Pieces, SearchStarts, assign, assign_greedily
+from perfmodel.planning.starts import Pieces, SearchStarts, assign_greedily
 from perfmodel.prediction.plans.plan_costs import AloneCosts
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
@@ -95,7 +95,7 @@ def values() -> dict[str, Any]:
         found[f"assignments to {ranks}"] = list(iter_assignments(few))
     pieces = _pieces(room_bytes=30.0)
     found["greedily"] = [assign_greedily(pieces, rank_count=count) for count in (2, 3, 5)]
-    found["crowded"] = assign(_pieces(room_bytes=9.0), rank_count=3, seconds=0.0)
+    found["crowded"] = assign_greedily(_pieces(room_bytes=9.0), rank_count=3)
     for name, (hosts, changes, stated) in QUESTIONS.items():
         found[f"candidates, {name}"] = _candidates(hosts, changes, stated)
     drawn = [draw_table(table, 100, 4, [7, place]) for place, table in enumerate(TABLES)]

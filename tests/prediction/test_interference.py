@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from perfmodel.costs.estimates import Bound
-from perfmodel.costs.interference import GenerationSlowdowns, Phase
+from perfmodel.costs.interference import NOTHING_SLOWED, GenerationSlowdowns, Phase
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.replay import find_period, replay
@@ -125,6 +125,26 @@ def test_collectives_share_a_link_while_they_overlap_on_it(uses, second_after_ns
     assert is_same is (time_ns is None)
 
 
+@pytest.mark.parametrize(
+    ("second_ns", "after_ns", "times_ns"),
+    [
+        # Both have half of the device until the shorter one ends.
+        (1000, 0, (2000, 2000)),
+        (400, 0, (1400, 800)),
+        # 600 are done alone; the rest and the second share it from there on.
+        (1000, 600, (1400, 1400)),
+        (1000, 1000, (1000, 1000)),
+    ],
+)
+def test_kernels_on_two_streams_share_the_device(second_ns, after_ns, times_ns):
+    made = job_of(
+        f"host before {after_ns}; gpu first 1000; side second {second_ns} <before;"
+        "gpu end 0 <second; host last 0 <end"
+    )
+    times = settled_ns(price(*made, slowed=slowdowns(moving=1.5)))
+    assert (times["0/first"], times["0/second"]) == pytest.approx(times_ns, rel=1e-3)
+
+
 def test_a_product_beside_a_collective_advances_at_the_pace_it_is_left_with():
     # Both start at 400. Until 1000 the product advances at 1/2 and gets 300 of
     # its 1000 done; the other 700 run alone: 600 + 700 = 1300. The lane then
@@ -231,8 +251,8 @@ def test_interference_never_makes_a_task_or_an_iteration_shorter(made):
 
 
 @given(made=jobs(JobSize(vectors=1)))
-def test_kernels_that_nothing_slows_keep_their_nanoseconds(made):
-    folded = price(*made)
+def test_recorded_kernels_keep_their_nanoseconds(made):
+    folded = price(*made, slowed=NOTHING_SLOWED)
     assert settle_interference(replay, folded).priced is folded.priced
 
 

@@ -61,6 +61,12 @@ def test_a_framework_of_2020_exchanges_through_the_host():
         assert stack.has(FrameworkBehaviour.UNRELAYED) is is_old
 
 
+def test_bottom_layers_ran_on_one_gpu_until_the_release_that_spread_them():
+    for release, is_lone in (("2021-11-16", True), ("2022-03-21", True), ("2023-03-14", False)):
+        stack = choose_stack("nvidia_tf2_dlrm", release=release, family=Family.DLRM).stack
+        assert stack.has(FrameworkBehaviour.LONE_BOTTOM) is is_lone
+
+
 def test_a_claim_for_a_placement_goes_before_one_for_the_whole_framework():
     names = [
         choose_stack("hugectr", family=Family.DLRM, placement=placement).stack.name

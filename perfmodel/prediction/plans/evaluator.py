@@ -56,6 +56,7 @@ from perfmodel.prediction.plans.plan_costs import (
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.workloads.dlrm.exchange import as_exchanged
 from perfmodel.workloads.dlrm.job import build_dlrm_job, build_variant_job
 from perfmodel.workloads.dlrm.memory import base_memory_bytes, dlrm_memory
 from perfmodel.workloads.dlrm.run import DlrmRun
@@ -140,7 +141,11 @@ class PlanEvaluator:
 
     def measure(self, plans: Sequence[ShardingPlan]) -> PlanMeasures:
         """Times and memory of *plans*, in their order."""
-        columns = [None if has_steps(plan) else self.catalog.columns_of(plan) for plan in plans]
+        row_sums = self.stack.tables.row_sums
+        columns = [
+            None if has_steps(as_exchanged(plan, row_sums)) else self.catalog.columns_of(plan)
+            for plan in plans
+        ]
         return self.measure_columns(columns, plans.__getitem__)
 
     def measure_assignments(self, task: ShardingTask, ranks: Int32s) -> PlanMeasures:

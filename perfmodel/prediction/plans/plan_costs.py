@@ -154,10 +154,6 @@ class PlanPricer:
         times, _ = self._lookups.times(terms, direction, self._kernel, self._gradient_dtype)
         return times * self._lookup_ratio
 
-    def exchange_ns(self, each_bytes: Int64s) -> Floats:
-        """One exchange in which each rank sends *each_bytes* to every other, plans x ranks."""
-        return self._exchange.times_ns(each_bytes)
-
     @property
     def width_ns(self) -> float:
         """Cost of one unit of pooled width in both exchanges, with equal widths on all ranks."""

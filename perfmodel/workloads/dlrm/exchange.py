@@ -3,18 +3,18 @@
 Row i of a matrix is what rank i sends. A piece of a table needs the indices of the whole batch and
 returns one vector per sample as wide as the piece; row-wise pieces each return a partial sum. For a
 table row-wise over all ranks a reduce-scatter adds these up, and an all-gather returns the
-gradients. Partial sums of a table row-wise over a few ranks, and all of them where the framework
-has no such reduction, are sent like vectors. Tables that a plan sums inside hosts are exchanged in
-two steps: the ranks of a host add up their partial sums, each for the samples of its own rail, and
-the sums go to the ranks at the same place in the other hosts. Vectors of rows that are copied to
-every rank are not sent.
+gradients. Where the framework has no such reduction, they are summed inside hosts. Partial sums of
+a table row-wise over a few ranks, or inside one host without that reduction, are sent like vectors.
+Tables that a plan sums inside hosts are exchanged in two steps: the ranks of a host add up their
+partial sums, each for the samples of its own rail, and the sums go to the ranks at the same place
+in the other hosts. Vectors of rows that are copied to every rank are not sent.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,10 +84,26 @@ def most_row_pieces(table: EmbeddingTable, rank_count: int) -> int:
     return min(rank_count, table.rows)
 
 
+def as_exchanged(plan: ShardingPlan, row_sums: RowSums) -> ShardingPlan:
+    """*plan* as a framework runs it that adds up partial sums as *row_sums* says.
+
+    One that sends them adds those of row-wise tables inside hosts first, if there are several.
+    """
+    per_host = plan.ranks_per_host or plan.rank_count
+    is_even = 1 < per_host < plan.rank_count and plan.rank_count % per_host == 0
+    if row_sums is RowSums.REDUCE_SCATTER or not is_even:
+        return plan
+    in_host = _spread_places(plan).union(plan.summed_in_host)
+    return replace(plan, summed_in_host=tuple(sorted(in_host)))
+
+
 def reduced_places(plan: ShardingPlan, row_sums: RowSums) -> frozenset[int]:
-    """The tables of *plan* with columns that are split row-wise over all ranks, and added there."""
-    if not adds_in_collectives(plan, row_sums):
-        return frozenset()
+    """The tables of *plan* that a collective over all ranks adds up."""
+    return _spread_places(plan) if adds_in_collectives(plan, row_sums) else frozenset()
+
+
+def _spread_places(plan: ShardingPlan) -> frozenset[int]:
+    """The tables of *plan* with columns that are split row-wise over all ranks."""
     found = []
     for place, shards in enumerate(plan.shards_of_table):
         table = plan.tables[place]

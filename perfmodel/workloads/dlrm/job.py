@@ -18,7 +18,12 @@ from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.program import Program
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.dlrm.exchange import Exchanges, build_exchanges, empty_exchanges
+from perfmodel.workloads.dlrm.exchange import (
+    Exchanges,
+    as_exchanged,
+    build_exchanges,
+    empty_exchanges,
+)
 from perfmodel.workloads.dlrm.memory import key_bytes, number_bytes, room_for_tables
 from perfmodel.workloads.dlrm.rank import REDUCTION_SLOT, RankWriter
 from perfmodel.workloads.dlrm.run import DlrmRun
@@ -127,6 +132,7 @@ def build_dlrm_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStack) 
     The defaults of *stack* are applied to *spec* already.
     """
     run = DlrmRun(spec, plan.rank_count, stack, _ranks_of_host(plan))
+    plan = as_exchanged(plan, stack.tables.row_sums)
     local_batch(spec, rank_count=plan.rank_count)
     exchanges = None
     if run.rank_count > 1 and (plan.shards or run.has_lone_bottom):
@@ -134,7 +140,7 @@ def build_dlrm_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStack) 
     job = JobBuilder()
     program_of_part: dict[SparsePart, int] = {}
     written: dict[SparsePart, tuple[Lookup, Program]] = {}
-    partial = count_partial_numbers(run, plan, exchanges)
+    partial = count_partial_numbers(run, plan)
     for rank in range(run.rank_count):
         part = build_sparse_part(run, plan, rank=rank, exchanges=exchanges, partial_numbers=partial)
         if part not in program_of_part:
@@ -202,7 +208,7 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStac
         )
     exchanges = empty_exchanges(exchanges_of(run, plan))
     holder = next(rank for rank, shards in enumerate(plan.shards_of_rank) if shards)
-    partial = count_partial_numbers(run, plan, exchanges)
+    partial = count_partial_numbers(run, plan)
     part = build_sparse_part(run, plan, rank=holder, exchanges=exchanges, partial_numbers=partial)
     job = JobBuilder()
     for variant in (part, replace(part, lookup=None)):

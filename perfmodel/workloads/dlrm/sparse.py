@@ -98,31 +98,25 @@ def own_ops(spec: DlrmSpec, lookup: Lookup) -> tuple[Op, ...]:
     )
 
 
-def count_partial_numbers(run: DlrmRun, plan: ShardingPlan, exchanges: Exchanges | None) -> int:
+def count_partial_numbers(run: DlrmRun, plan: ShardingPlan) -> int:
     """Numbers that a rank gets as partial sums, from row-wise pieces or from several hosts."""
-    samples = run.samples
-    is_in_host = exchanges is not None and bool(exchanges.of_hosts)
-    apart = reduced_places(plan, run.stack.tables.row_sums)
-    if is_in_host:
-        apart |= plan.summed_places
+    samples, in_host = run.samples, plan.summed_places
+    apart = reduced_places(plan, run.stack.tables.row_sums) | in_host
     by_rows = [
         shard for shard in plan.shards if is_by_rows(plan, shard) and shard.table not in apart
     ]
     numbers = sent_numbers(plan, by_rows, samples=samples)
-    if is_in_host and plan.frequent_rows:
-        cold = [shard for shard in plan.shards if shard.table in plan.summed_places]
-        numbers += sent_numbers(plan, cold, samples=samples)
-    elif is_in_host:
-        of_hosts = shards_by_host(plan)
-        hosts_of = Counter(columns[1:] for columns in of_hosts)
-        # A table on only one host arrives whole.
-        shared = sum(
-            shards[0].width * plan.tables[shards[0].table].features
-            for columns, shards in of_hosts.items()
-            if hosts_of[columns[1:]] > 1
-        )
-        numbers += samples * shared
-    return numbers
+    if plan.frequent_rows:
+        cold = [shard for shard in plan.shards if shard.table in in_host]
+        return numbers + sent_numbers(plan, cold, samples=samples)
+    of_hosts = shards_by_host(plan)
+    hosts_of = Counter(columns[1:] for columns in of_hosts)
+    # A table on only one host arrives whole.
+    return numbers + samples * sum(
+        shards[0].width * plan.tables[shards[0].table].features
+        for columns, shards in of_hosts.items()
+        if hosts_of[columns[1:]] > 1
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +172,10 @@ class SparseWriter:
         return lookup, exchange
 
     def _exchange_pooled(self) -> int | None:
-        exchanges, host = self.part.exchanges, self.part.in_host
+        exchanges, host, dtype = self.part.exchanges, self.part.in_host, self._sent_dtype
         if exchanges is None:
             return None
-        self._cast_sent(DType.FP32, self._sent_dtype, "forward")
+        self._cast_sent(DType.FP32, dtype, "forward")
         last = None
         if exchanges.has_direct:
             last = self._exchange(exchanges.pooled, "pooled all_to_all forward")
@@ -193,8 +187,9 @@ class SparseWriter:
             if host.inside.byte_matrix is not None:
                 self.writer.hold(self.writer.compute, inside)
                 members = len(host.inside.byte_matrix)
-                numbers = self.run.spec.batch // members * host.summed_width
-                kernel = elementwise("reduce_sum", numbers, self._sent_dtype)
+                read = self.run.spec.batch // members * host.summed_width * dtype.size_bytes
+                # Each sum is written once for the partial sums of all members.
+                kernel = MemoryBound("reduce_sum", read, read // members, dtype)
                 self._run("sum", "sums in host", kernel)
             last = self._exchange(host.across, "pooled between hosts forward", slot=RAIL_SLOT)
         return last

@@ -22,6 +22,7 @@ from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.exchange import (
     Exchanges,
     RowExchange,
+    as_exchanged,
     build_exchanges,
     sent_by_members,
 )
@@ -106,6 +107,23 @@ def test_partial_sums_are_added_in_the_host_and_travel_along_the_rails():
     # Directly every rank would send its partial sums to the three others.
     direct = _exchanges(replace(plan, summed_in_host=()), 5)
     assert direct.pooled.byte_matrix[0] == (0, 40, 40, 40)
+
+
+def test_a_framework_without_reductions_sums_rows_inside_hosts_first():
+    tables = (EmbeddingTable("a", 40, 4), EmbeddingTable("b", 10, 8))
+    shards = (*(Shard(0, rank, 10 * rank, 10, 0, 4) for rank in range(4)), Shard(1, 0, 0, 10, 0, 8))
+    plan = ShardingPlan(tables, 4, shards, ranks_per_host=2)
+    found = as_exchanged(plan, RowSums.ALL_TO_ALL)
+    assert found.summed_in_host == (0,)
+    exchanges = _exchanges(found, 5, RowSums.ALL_TO_ALL)
+    # 2 hosts x 5 samples x 4 numbers x 2 bytes in each host; then a host's 5 x 4 x 2 to the other.
+    assert [one.inside.byte_matrix for one in exchanges.of_hosts] == [((0, 80), (80, 0))] * 2
+    assert exchanges.of_hosts[0].across.byte_matrix == ((0, 40), (40, 0))
+    # Only table b is sent directly: 5 x 8 x 2.
+    assert exchanges.pooled.byte_matrix == ((0, 80, 80, 80), *[(0, 0, 0, 0)] * 3)
+    alone = replace(plan, ranks_per_host=None)
+    assert as_exchanged(alone, RowSums.ALL_TO_ALL) is alone
+    assert as_exchanged(plan, RowSums.REDUCE_SCATTER) is plan
 
 
 def test_rows_over_all_ranks_are_summed_by_one_reduction_and_over_a_few_sent_like_vectors():
