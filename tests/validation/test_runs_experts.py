@@ -78,6 +78,9 @@ def test_a_model_of_known_widths_takes_bias_and_clamps_of_the_shipped_one():
     assert any("those of gpt_oss_120b" in one for one in known.assumptions)
 
 
-def test_models_named_for_dropped_tokens_have_a_capacity():
-    dropped = setting_of(model="Qwen3 (tokendrop)").workload.training
-    assert (dropped.capacity_factor, setting_of().workload.training.capacity_factor) == (1.0, None)
+def test_tokens_are_dropped_where_a_column_says_so_and_not_by_the_name_of_a_model():
+    capacities = [
+        setting_of(**cells).workload.training.capacity_factor
+        for cells in ({"capacity_factor": "1"}, {"model": "Qwen3 (tokendrop)"}, {})
+    ]
+    assert capacities == [1.0, None, None]
