@@ -68,7 +68,12 @@ class Candidate:
             **({"parallel.ep": layout.ep} if self.spec.model.has_experts else {}),
             "parallel.micro_batch": layout.micro_batch,
             "parallel.sharding": parallel.sharding.value,
-            "parallel.interleaving": layout.interleaving,
+            "parallel.interleaving": parallel.interleaving,
+            **(
+                {"parallel.schedule": parallel.schedule.value}
+                if parallel.schedule.splits_backward
+                else {}
+            ),
             **(
                 {"parallel.sequence_parallel": layout.is_sequence_parallel} if layout.tp > 1 else {}
             ),
@@ -151,7 +156,7 @@ def iter_candidates(
 
 
 def iter_exchanges(
-    best: Candidate, cluster: Cluster, *, stated: Collection[str] = ()
+    best: Candidate, cluster: Cluster, *, stated: frozenset[str] = frozenset()
 ) -> Iterator[Candidate]:
     """*best* with the other ways of its stack to take tokens to experts; none without experts."""
     spec, stack = best.spec, best.stack
@@ -175,6 +180,23 @@ def iter_exchanges(
                 yield found
 
 
+def iter_schedules(
+    best: Candidate, cluster: Cluster, *, stated: frozenset[str] = frozenset()
+) -> Iterator[Candidate]:
+    """*best* with the other orders of micro-batches that pipelines of its stack can run."""
+    spec, stack = best.spec, best.stack
+    if best.chosen.layout.pp == 1 or stated & {"parallel.schedule", "parallel.interleaving"}:
+        return
+    options = LayoutOptions(spec, cluster, stack)
+    for schedule in stack.schedules:
+        if schedule is not spec.parallel.schedule:
+            # Each brings its own number of runs of layers per stage.
+            changes = {"schedule": schedule, "interleaving": 1}
+            found = options.complete({**_split_of(best), **changes})
+            if found is not None:
+                yield found
+
+
 def _split_of(candidate: Candidate) -> dict[str, Any]:
     """Everything that a layout says, as changes."""
     parallel, layout = candidate.spec.parallel, candidate.chosen.layout
@@ -182,7 +204,7 @@ def _split_of(candidate: Candidate) -> dict[str, Any]:
         "tp": layout.tp,
         "pp": layout.pp,
         "micro_batch": layout.micro_batch,
-        "interleaving": layout.interleaving,
+        "interleaving": parallel.interleaving,
         "sharding": parallel.sharding,
         "recompute": candidate.spec.training.recompute,
     }

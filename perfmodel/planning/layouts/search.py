@@ -25,6 +25,7 @@ from perfmodel.planning.layouts.candidates import (
     Candidate,
     iter_candidates,
     iter_exchanges,
+    iter_schedules,
 )
 from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, Search, Tally
 from perfmodel.planning.question import LayoutQuestion
@@ -145,8 +146,16 @@ def _search(
         on_phase,
     )
     tally = count_layouts(len(everything), len(fitting), queue, replayed, is_proven=is_proven)
-    on_phase(f"{hosts} hosts: ways to send tokens to experts", 0.96)
-    replayed += judge_exchanges(replayed, machine, options, executor, question.stated)
+    on_phase(f"{hosts} hosts: ways to send tokens to experts, schedules of pipelines", 0.96)
+    for vary in (iter_exchanges, iter_schedules):
+        # Bounds say nothing of these, so layouts are compared under the stack's defaults first.
+        best = min(replayed, key=lambda one: one.time_ns).candidate
+        others = [one for one in vary(best, cluster, stated=question.stated) if one.chosen.fits]
+        found = executor.map(judge, (*machine, options), others)
+        replayed += [
+            RankedLayout(candidate, round(one.iteration_ns), one)
+            for candidate, one in zip(others, found, strict=True)
+        ]
     ranked = order_layouts(replayed)[: question.top]
     return LayoutRanking(
         question=question,
@@ -158,27 +167,6 @@ def _search(
         tally=tally,
         reasons=find_reasons(machine, ranked),
     )
-
-
-def judge_exchanges(
-    replayed: Sequence[RankedLayout],
-    machine: Machine,
-    options: PredictOptions,
-    executor: Executor,
-    stated: frozenset[str],
-) -> list[RankedLayout]:
-    """The fastest layout with the other dispatchers of its stack, with and without overlap.
-
-    Layouts are compared under the stack's default first: bounds say nothing of the others.
-    """
-    best = min(replayed, key=lambda one: one.time_ns)
-    others = list(iter_exchanges(best.candidate, machine[0], stated=stated))
-    fitting = [one for one in others if one.chosen.fits]
-    found = executor.map(judge, (*machine, options), fitting)
-    return [
-        RankedLayout(candidate, round(one.iteration_ns), one)
-        for candidate, one in zip(fitting, found, strict=True)
-    ]
 
 
 def count_layouts(

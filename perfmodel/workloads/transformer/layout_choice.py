@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.units import format_size
+from perfmodel.stacks.capabilities import Schedule
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import DEFAULT_MEMORY_BYTES
 from perfmodel.workloads.transformer.layout import Layout, split_layers_by_cost
@@ -17,7 +18,7 @@ from perfmodel.workloads.transformer.memory import memory_of_stages
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import multiplied_parameters
 from perfmodel.workloads.transformer.spec import TransformerSpec
-from perfmodel.workloads.transformer.words import ContextKind, Schedule, StageSplit, StateSharding
+from perfmodel.workloads.transformer.words import ContextKind, StageSplit, StateSharding
 
 USABLE_SHARE = 0.9
 _MICRO_BATCHES_PER_STAGE = 4

@@ -24,7 +24,7 @@ from perfmodel.base.fields import (
     Switch,
     Width,
 )
-from perfmodel.stacks.capabilities import Dispatcher
+from perfmodel.stacks.capabilities import Dispatcher, Schedule
 from perfmodel.workloads.fields import CommonSpec, Section
 from perfmodel.workloads.transformer.words import (
     AdapterPlaces,
@@ -39,7 +39,6 @@ from perfmodel.workloads.transformer.words import (
     Recompute,
     RecomputedPart,
     Routing,
-    Schedule,
     StageSplit,
     StateSharding,
     TensorOverlap,
