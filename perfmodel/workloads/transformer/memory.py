@@ -246,7 +246,7 @@ def _copied_widths(run: TransformerRun, shape: LayerShape) -> int:
     model, width = run.spec.model, 0
     if run.fuses_pointwise:
         return 0
-    if model.positions is Positions.ROTARY:
+    if model.positions is not Positions.LEARNED:
         width = (shape.heads + shape.kv_heads) * model.head_width
     if model.gated_ffn and not run.fuses_activation and shape.down:
         width += shape.down.inputs

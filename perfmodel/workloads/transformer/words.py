@@ -13,10 +13,14 @@ class Norm(Enum):
 
 
 class Positions(Enum):
-    """How positions of tokens are encoded."""
+    """How positions of tokens are encoded.
+
+    YARN rotates by scaled sines and cosines, which the fused kernels of frameworks cannot.
+    """
 
     LEARNED = "learned"
     ROTARY = "rotary"
+    YARN = "yarn"
 
 
 class Head(Enum):
