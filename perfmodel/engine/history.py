@@ -78,6 +78,7 @@ class History:
         self._durations = durations
         self._endpoints = job.endpoints()
         self._timelines = {timeline.iteration: timeline for timeline in replay.timelines}
+        self._runs: dict[tuple[int, int], tuple[Int64s, Int64s]] = {}
         self._member_tasks: dict[tuple[int, int], dict[int, int]] = {}
         self._last_members = dict(part.last_members)
 
@@ -197,6 +198,25 @@ class History:
                 if moment + int(program.dep_lag_ns[row]) == ready:
                     return Binding(Hop.DEPENDENCY, source, moment)
         return Binding(Hop.NOTHING, None, ready)
+
+    def lane_run(self, at: Occurrence, from_ns: int) -> list[int]:
+        """Starts of *at* and of tasks before it, if each waited for the one before on its lane.
+
+        Latest first, as far as they are after *from_ns*. Most of a path of many tasks is such runs.
+        """
+        key = at.iteration, at.rank
+        if key not in self._runs:
+            program, ends_ns = self.program_of(at.rank), self.end_ns(*key)
+            starts_ns = ends_ns - self.duration_ns(at.rank)
+            has_cause = program.slot == PLAIN
+            has_cause[program.lane_start[:-1][np.diff(program.lane_start) > 0]] = False
+            has_cause[1:] &= ends_ns[:-1] == starts_ns[1:]
+            numbers = np.arange(len(starts_ns))
+            self._runs[key] = starts_ns, np.maximum.accumulate(np.where(has_cause, 0, numbers))
+        starts_ns, cause = self._runs[key]
+        run_ns = starts_ns[cause[at.task] + 1 : at.task + 1]
+        kept: list[int] = run_ns[np.searchsorted(run_ns, from_ns, side="right") :][::-1].tolist()
+        return kept
 
     def _members(self, rank: int, slots: Int32s, sequences: Int32s) -> Int64s:
         """The members of rendezvous *sequences* at *slots* of *rank*."""
