@@ -27,7 +27,7 @@ KERNEL_WORDS = (
     "cross_entropy", "div", "dropout", "dropout_residual", "embedding", "fill", "gather", "geglu",
     "gelu", "gradient_accumulation", "gradient_clip", "gradient_norm", "index", "interaction",
     "interaction_tril", "l2_norm", "lamb", "layer_norm", "log_softmax", "mask", "master_weights",
-    "momentum", "mse_loss", "mul", "pow", "prepare_keys", "rearrange_vectors", "reduce_sum",
+    "momentum", "mse_loss", "mul", "muon", "pow", "prepare_keys", "rearrange_vectors", "reduce_sum",
     "reduction", "relu", "residual_add", "rms_norm", "rope", "rotary", "scale", "scale_mask",
     "scale_mask_softmax", "sgd", "sigmoid", "silu", "slice", "softmax", "split", "sub", "sum",
     "swiglu", "tanh", "transpose", "zero",

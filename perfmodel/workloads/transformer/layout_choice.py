@@ -131,6 +131,9 @@ def _iter_faults(spec: TransformerSpec, layout: Layout, rank_count: int) -> Iter
         )
     yield from _iter_context_faults(spec, tp)
     yield from _iter_expert_faults(spec, tp, rank_count // pp)
+    is_cut = parallel.sharding.divides_gradients or spec.training.adapters_only
+    if spec.training.optimizer == "muon" and is_cut:
+        yield "optimizer=muon needs whole matrices: sharding none or zero1, and no adapters"
     if parallel.dp is not None and parallel.dp != dp:
         yield (
             f"dp={parallel.dp} is not {rank_count} ranks / (tp={tp} x pp={pp}"

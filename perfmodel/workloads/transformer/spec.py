@@ -213,7 +213,7 @@ class TrainingSection(Section):
     compute: NumberFormat | None = None
     master: Master = Master.OPTIMIZER
     gradient_dtype: NumberFormat = DType.FP32
-    optimizer: Literal["adam", "adamw", "adagrad", "lamb", "sgd", "none"] = "adam"
+    optimizer: Literal["adam", "adamw", "adagrad", "lamb", "muon", "sgd", "none"] = "adam"
     clip_gradients: Switch = True
     recompute: Recompute = Recompute.NONE
     recompute_fraction: Ratio = 1.0
