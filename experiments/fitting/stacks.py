@@ -58,10 +58,11 @@ def report(
     is_far = np.array([case.hosts > 1 for case in cases])
     is_dense = np.array([not case.has_experts for case in cases])
     apart = {"core": is_core, "core without experts": is_core & is_dense}
+    apart |= {"core with experts": is_core & ~is_dense, "with experts": ~is_dense}
     apart |= {"several hosts": is_far, "one host": ~is_far}
     head = "rows   before  fitted  left out   median  configuration left out: mean  median"
     print(f"{'':34} {head}  inside  half-width")
-    for name in [*dict.fromkeys(names), *apart, "all"]:
+    for name in [*dict.fromkeys(names), *(one for one in apart if apart[one].any()), "all"]:
         rows = apart.get(name, np.array([name in ("all", one) for one in names]))
         sizes = [100 * np.abs(np.expm1(part[rows])) for part in (before, fitted, left, alone)]
         inside = 100 * np.mean(np.abs(left[rows]) <= Z_90 * sigma[rows])
