@@ -24,8 +24,7 @@ from perfmodel.planning.layouts.candidates import (
     FIELDS,
     Candidate,
     iter_candidates,
-    iter_exchanges,
-    iter_schedules,
+    iter_variants,
 )
 from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, Search, Tally
 from perfmodel.planning.question import LayoutQuestion
@@ -147,10 +146,15 @@ def _search(
     )
     tally = count_layouts(len(everything), len(fitting), queue, replayed, is_proven=is_proven)
     on_phase(f"{hosts} hosts: ways to send tokens to experts, schedules of pipelines", 0.96)
-    for vary in (iter_exchanges, iter_schedules):
+    for _ in range(2):
         # Bounds say nothing of these, so layouts are compared under the stack's defaults first.
+        # What improves the best is then tried with the others.
         best = min(replayed, key=lambda one: one.time_ns).candidate
-        others = [one for one in vary(best, cluster, stated=question.stated) if one.chosen.fits]
+        others = [
+            one
+            for one in iter_variants(best, cluster, stated=question.stated)
+            if one.chosen.fits and not any(one.is_like(old.candidate) for old in replayed)
+        ]
         found = executor.map(judge, (*machine, options), others)
         replayed += [
             RankedLayout(candidate, round(one.iteration_ns), one)
