@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.figures import MEASURED
 from experiments.fitting.problem import Problem, build_problem
 from experiments.fitting.runs import Case, build_case, choose_rows, list_groups
 from experiments.fitting.spreads import Z_90, Spreads, find_spreads
@@ -34,10 +35,7 @@ from perfmodel.prediction.question import PredictOptions
 from perfmodel.stacks.capabilities import Family
 from perfmodel.validation.runs_table import RunRow, load_runs
 
-TABLES = {
-    Family.TRANSFORMER: ("transformer.csv.gz", "core_transformer.csv"),
-    Family.DLRM: ("dlrm.csv", "core_dlrm.csv"),
-}
+TABLES = {Family.TRANSFORMER: "transformer.csv.gz", Family.DLRM: "dlrm.csv"}
 MOST_OF_GROUP = 6
 AT_ONCE = 48
 """Rows that are replayed before they are kept."""
@@ -60,10 +58,11 @@ def report(
     is_far = np.array([case.hosts > 1 for case in cases])
     is_dense = np.array([not case.has_experts for case in cases])
     apart = {"core": is_core, "core without experts": is_core & is_dense}
+    apart |= {"core with experts": is_core & ~is_dense, "with experts": ~is_dense}
     apart |= {"several hosts": is_far, "one host": ~is_far}
     head = "rows   before  fitted  left out   median  configuration left out: mean  median"
     print(f"{'':34} {head}  inside  half-width")
-    for name in [*dict.fromkeys(names), *apart, "all"]:
+    for name in [*dict.fromkeys(names), *(one for one in apart if apart[one].any()), "all"]:
         rows = apart.get(name, np.array([name in ("all", one) for one in names]))
         sizes = [100 * np.abs(np.expm1(part[rows])) for part in (before, fitted, left, alone)]
         inside = 100 * np.mean(np.abs(left[rows]) <= Z_90 * sigma[rows])
@@ -118,7 +117,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="every n-th row, for trials")
     parser.add_argument("--cases", type=Path, help="where to keep replayed runs, or to take them")
     arguments = parser.parse_args()
-    table, core = (load_runs(arguments.folder / name) for name in TABLES[arguments.family])
+    table = load_runs(arguments.folder / TABLES[arguments.family])
+    core = load_runs(MEASURED / f"core_{arguments.family.value}.csv")
     rows = choose_rows(table.rows, core.rows, most_of_group=arguments.rows)
     rows = rows[:: arguments.every]
     cases = load_cases(rows, arguments.cases)

@@ -78,6 +78,7 @@ class History:
         self._durations = durations
         self._endpoints = job.endpoints()
         self._timelines = {timeline.iteration: timeline for timeline in replay.timelines}
+        self._kept: dict[tuple[int, int], tuple[Int64s, Int64s, Int64s]] = {}
         self._member_tasks: dict[tuple[int, int], dict[int, int]] = {}
         self._last_members = dict(part.last_members)
 
@@ -135,13 +136,8 @@ class History:
 
     def moment_ns(self, at: Occurrence, anchor: Anchor) -> int:
         """When one task ended or started."""
-        place = at.rank - self._first_rank
-        flat = int(self._places.r_task[place]) + at.task
-        end = int(self._timelines[at.iteration].ends_of(slice(flat, flat + 1))[0, 0])
-        if anchor is Anchor.END:
-            return end
-        row = self._durations.row_of(self.job, place, at.task)
-        return end - int(self._durations.values_ns[row, 0])
+        starts_ns, ends_ns, _ = self._columns(at)
+        return int((ends_ns if anchor is Anchor.END else starts_ns)[at.task])
 
     def moment_ready_ns(self, at: Occurrence) -> int:
         """When one task could have started without waiting for other ranks."""
@@ -197,6 +193,29 @@ class History:
                 if moment + int(program.dep_lag_ns[row]) == ready:
                     return Binding(Hop.DEPENDENCY, source, moment)
         return Binding(Hop.NOTHING, None, ready)
+
+    def lane_run(self, at: Occurrence, from_ns: int) -> list[int]:
+        """Starts of *at* and of tasks before it, if each waited for the one before on its lane.
+
+        Latest first, as far as they are after *from_ns*. Most of a path of many tasks is such runs.
+        """
+        starts_ns, _, cause = self._columns(at)
+        run_ns = starts_ns[cause[at.task] + 1 : at.task + 1]
+        kept: list[int] = run_ns[np.searchsorted(run_ns, from_ns, side="right") :][::-1].tolist()
+        return kept
+
+    def _columns(self, at: Occurrence) -> tuple[Int64s, Int64s, Int64s]:
+        """Starts and ends of all tasks of the rank of *at*, and where the run of each begins."""
+        key = at.iteration, at.rank
+        if key not in self._kept:
+            program, ends_ns = self.program_of(at.rank), self.end_ns(*key)
+            starts_ns = ends_ns - self.duration_ns(at.rank)
+            has_cause = program.slot == PLAIN
+            has_cause[program.lane_start[:-1][np.diff(program.lane_start) > 0]] = False
+            has_cause[1:] &= ends_ns[:-1] == starts_ns[1:]
+            first = np.maximum.accumulate(np.where(has_cause, 0, np.arange(len(starts_ns))))
+            self._kept[key] = starts_ns, ends_ns, first
+        return self._kept[key]
 
     def _members(self, rank: int, slots: Int32s, sequences: Int32s) -> Int64s:
         """The members of rendezvous *sequences* at *slots* of *rank*."""

@@ -12,6 +12,7 @@ contiguous, so they add up to the window. A history of some ranks walks until th
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,8 +114,7 @@ def clipped_spans(
     return np.concatenate(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class PathStep:
+class PathStep(NamedTuple):
     """The part of the path that one task fills, from *from_ns* to *to_ns*.
 
     *hop* says how the path came here from the step before. *lag_ns* of the
@@ -159,6 +159,10 @@ def walk_back(
     at, to_ns, is_member = cursor.at, cursor.to_ns, cursor.is_member
     steps: list[PathStep] = []
     while at.rank in history.ranks:
+        for start_ns in [] if is_member else history.lane_run(at, from_ns):
+            if to_ns > start_ns:
+                steps.append(PathStep(at, start_ns, to_ns, 0, Hop.LANE))
+            at, to_ns = Occurrence(at.iteration, at.rank, at.task - 1), start_ns
         # The last member of a rendezvous had only to be ready: what it did
         # from then on is on the path as the work of the rank that waited.
         binding = history.local_binding(at) if is_member else history.binding(at)

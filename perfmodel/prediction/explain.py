@@ -6,7 +6,7 @@ Provenance is that of the critical path: what the answer would change with.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -192,27 +192,40 @@ def fullest(memory_of_rank: Sequence[RankMemory], ranks: Sequence[int]) -> RankM
 def _sum_up(evidence: Evidence, steps: Sequence[PathStep]) -> CriticalPath:
     job = evidence.job
     lag_ns = sum(step.lag_ns for step in steps)
-    kinds = _shares(steps, lambda step: name_kind(job, step.at.rank, step.at.task))
+    # Tasks of a rank with one label and op on one lane are alike: a long path names few.
+    alike: dict[tuple[int, ...], list[int]] = {}
+    columns = {}
+    for rank in {step.at.rank for step in steps}:
+        program = job.program_of(rank)
+        columns[rank] = program.label, program.op, program.task_lanes()
+    for (_, rank, task), from_ns, to_ns, before_ns, _ in steps:
+        label, op, lane = columns[rank]
+        found = alike.setdefault(
+            (rank, label.item(task), op.item(task), lane.item(task)), [task, 0, 0]
+        )
+        found[1] += to_ns - from_ns - before_ns
+        found[2] += 1
+    kinds = _shares(
+        (name_kind(job, key[0], task), spent_ns, count)
+        for key, (task, spent_ns, count) in alike.items()
+    )
     if lag_ns:
         gaps = PathShare(LAG, lag_ns, sum(step.lag_ns > 0 for step in steps))
         kinds = order_shares((*kinds, gaps))
     changes = sum(before.at.rank != after.at.rank for before, after in pairwise(steps))
-    return CriticalPath(
-        by_kind=kinds,
-        by_label=_shares(
-            steps, lambda step: merge_numbers(job.label_of(step.at.rank, step.at.task))
-        ),
-        rank_changes=changes,
+    labels = (
+        (merge_numbers(job.labels[key[1]]), spent_ns, count)
+        for key, (_, spent_ns, count) in alike.items()
     )
+    return CriticalPath(by_kind=kinds, by_label=_shares(labels), rank_changes=changes)
 
 
-def _shares(steps: Iterable[PathStep], name_of: Callable[[PathStep], str]) -> tuple[PathShare, ...]:
+def _shares(named: Iterable[tuple[str, int, int]]) -> tuple[PathShare, ...]:
     """Time and number of tasks by name, longest first, lags left out."""
     totals: dict[str, tuple[int, int]] = {}
-    for step in steps:
-        name = name_of(step)
+    for name, spent_ns, tasks in named:
         duration_ns, count = totals.get(name, (0, 0))
-        totals[name] = (duration_ns + step.to_ns - step.from_ns - step.lag_ns, count + 1)
+        totals[name] = (duration_ns + spent_ns, count + tasks)
     return order_shares(
         PathShare(name, duration_ns, count)
         for name, (duration_ns, count) in totals.items()
@@ -271,9 +284,10 @@ def name_tables(
 
 def provenance_of_path(priced: PricedJob, steps: Sequence[PathStep]) -> dict[Provenance, float]:
     """Share of the critical path by how its durations are known, best first."""
-    totals = dict.fromkeys(Provenance, 0)
-    for step in steps:
-        row = priced.durations.row_of(priced.job, step.at.rank, step.at.task)
-        totals[Provenance(int(priced.provenance[row]))] += step.to_ns - step.from_ns
+    totals, of_rank = dict.fromkeys((kind.value for kind in Provenance), 0), {}
+    for rank in {step.at.rank for step in steps}:
+        of_rank[rank] = priced.provenance[priced.durations.rows_of(priced.job, rank)]
+    for (_, rank, task), from_ns, to_ns, *_ in steps:
+        totals[of_rank[rank].item(task)] += to_ns - from_ns
     whole_ns = max(sum(totals.values()), 1)
-    return {kind: total_ns / whole_ns for kind, total_ns in totals.items() if total_ns}
+    return {Provenance(kind): ns / whole_ns for kind, ns in totals.items() if ns}

@@ -120,12 +120,14 @@ def _tokens_per_s(ranking: LayoutRanking, layout: RankedLayout) -> float:
 
 
 def build_flags(layout: RankedLayout) -> dict[str, str]:
-    """What to type for *layout*, by trainer."""
+    """What to type for *layout*, by trainer; none for those that do not have its schedule."""
     spread, spec = layout.candidate.chosen.layout, layout.candidate.spec
     parallel = spec.parallel
+    schedule = f"schedule_{parallel.schedule.value}"
     holds = {
         "sequence_parallel": spread.is_sequence_parallel,
-        "interleaved": spread.interleaving > 1,
+        "interleaved": parallel.interleaving > 1,
+        schedule: True,
         "pipelined": spread.pp > 1,
         "shares_sequences": spread.cp > 1,
         "has_experts": spec.model.has_experts,
@@ -151,6 +153,7 @@ def build_flags(layout: RankedLayout) -> dict[str, str]:
             if when == "always" or holds.get(when)
         )
         for trainer, words in trainers.items()
+        if schedule in words or not parallel.schedule.splits_backward
     }
 
 
@@ -335,7 +338,7 @@ def _cells(ranking: LayoutRanking, layout: RankedLayout, place: int) -> dict[str
         "tp": f"{spread.tp} sp" if is_split else str(spread.tp),
         **{name: str(size) for name, size in pick(spread, "pp", "cp", "ep", "dp").items()},
         "micro-batch": f"{spread.micro_batch} x {spread.micro_batches}",
-        "runs": str(spread.interleaving),
+        "runs": " ".join((str(spread.interleaving), *_schedule_words(layout))),
         "sharding": spec.parallel.sharding.value,
         "recompute": spec.training.recompute.value,
         **({"tokens by": _exchange_words(layout)} if spec.model.has_experts else {}),
@@ -355,6 +358,12 @@ def _exchange_words(layout: RankedLayout) -> str:
     return dispatcher.value + (", overlapped" if candidate.spec.parallel.expert_overlap else "")
 
 
+def _schedule_words(layout: RankedLayout) -> list[str]:
+    """The order of micro-batches, where it is not that of 1F1B."""
+    schedule = layout.candidate.spec.parallel.schedule
+    return [schedule.value] if schedule.splits_backward else []
+
+
 def _full_name(layout: RankedLayout) -> str:
     """The split, and what else distinguishes layouts of one split."""
     numbers = _numbers(layout)
@@ -362,6 +371,7 @@ def _full_name(layout: RankedLayout) -> str:
         layout.name,
         "sp" if numbers["sequence_parallel"] else "",
         f"runs={numbers['interleaving']}" if numbers["interleaving"] > 1 else "",
+        *_schedule_words(layout),
         numbers["sharding"].replace("none", ""),
         f"recompute {numbers['recompute']}" if numbers["recompute"] != "none" else "",
         _exchange_words(layout),

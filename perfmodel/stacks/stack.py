@@ -44,6 +44,7 @@ from perfmodel.stacks.capabilities import (
     Overlap,
     Residency,
     RowSums,
+    Schedule,
 )
 from topologies.device import Architecture
 
@@ -261,7 +262,8 @@ class SoftwareStack(Form):
 
     *family* is what it can run, None for both. *attention_kernels* maps an architecture (or
     `default`) to a kernel name. *collective_algorithm* overrides NCCL's own choice. *dispatchers*
-    are those that it can take tokens to experts with; the first is its default. *kernel_time_ratio*
+    are those that it can take tokens to experts with; the first is its default. *schedules* are the
+    orders of micro-batches that its pipelines can run. *kernel_time_ratio*
     maps a family of kernels and an architecture to how much longer they take in this framework than
     alone on the chip, as fitted to runs. *kernel_operations* are instructions per byte of traffic,
     by name of a memory-bound kernel that instructions limit and not the memory. *evidence* is by
@@ -286,6 +288,7 @@ class SoftwareStack(Form):
     residency: Residency = Residency.COLD
     habits: frozenset[FrameworkBehaviour] = frozenset()
     dispatchers: tuple[Dispatcher, ...] = (Dispatcher.ALL_TO_ALL,)
+    schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B,)
     tables: TableHandling = TableHandling()
     loader: Loader = Loader()
     compiled: Compiled = Compiled()

@@ -25,8 +25,6 @@ _PREDICTED_TOKENS = {128: 20, 384: 60, 512: 80}
 """Masked tokens per sequence in masked pre-training, by sequence length."""
 _PACKED_TOKENS = 512
 """Tokens of a sample where sequences are packed: those of question-answering sets are shorter."""
-_DROPPED = "tokendrop"
-"""What the name of a model says where its experts drop tokens."""
 _SAME_MODEL = ("hidden", "heads", "kv_heads", "vocab", "expert_ffn")
 _OF_MODEL = ("norm", "bias", "positions", "clamped_ffn")
 _USUAL_LATENTS = {"kv_lora_rank": 512, "q_lora_rank": 1536, "rope_dim": 64}
@@ -157,11 +155,7 @@ def _is_gated(row: RunRow, sentences: list[str]) -> bool:
         return row.value("gated_ffn") is True
     heads, kv_heads = row.value("heads") or 0, row.value("kv_heads") or 0
     width, usual = row.value("ffn") or 0, GPT_FFN_RATIO * (row.value("hidden") or 0)
-    is_like_llama = (
-        0 < kv_heads < heads
-        or (width > 0 and width != usual)
-        or "llama" in row.text("model").lower()
-    )
+    is_like_llama = 0 < kv_heads < heads or (width > 0 and width != usual)
     if is_like_llama:
         sentences.append("Whether the FFN is gated is not stated; assumed as in Llama.")
     return is_like_llama
@@ -207,9 +201,6 @@ def _training(row: RunRow, sentences: list[str]) -> dict[str, Any]:
     }
     if modules := row.text("recompute_modules"):
         training["recompute_modules"] = modules.split("+")
-    if _DROPPED in row.text("model") and not row.text("capacity_factor"):
-        training["capacity_factor"] = 1.0
-        sentences.append("Tokens are dropped beyond an unstated capacity; assumed the fair share.")
     if row.value("packed") and not row.text("packed_tokens"):
         training["packed_tokens"] = _PACKED_TOKENS
         sentences.append(

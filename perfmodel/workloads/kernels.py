@@ -21,7 +21,7 @@ from perfmodel.stacks.capabilities import OptimizerKernels
 
 FP32_BYTES = DType.FP32.size_bytes
 
-STATES = {"sgd": 0, "adagrad": 1, "adam": 2, "adamw": 2, "lamb": 2}
+STATES = {"sgd": 0, "adagrad": 1, "adam": 2, "adamw": 2, "lamb": 2, "muon": 1}
 """fp32 tensors of state that an optimizer keeps per parameter."""
 
 

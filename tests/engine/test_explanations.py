@@ -77,6 +77,8 @@ def test_the_path_fills_its_window_without_gap_or_overlap(made):
         assert step.from_ns == moment
         assert step.to_ns > step.from_ns
         assert 0 <= step.lag_ns <= step.to_ns - step.from_ns
+        # Runs on a lane are taken at once; one by one, each has the same cause.
+        assert step.hop in (history.binding(step.at).hop, history.local_binding(step.at).hop)
         moment = step.to_ns
     last = max(
         int(history.end_ns(history.iterations[-1], r).max()) for r in range(made.job.rank_count)

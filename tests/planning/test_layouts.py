@@ -4,7 +4,7 @@ from perfmodel.api import Scenario, predict
 from perfmodel.base.errors import PlanError
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.planning.layouts.bounds import Bounds
-from perfmodel.planning.layouts.candidates import iter_candidates, iter_exchanges
+from perfmodel.planning.layouts.candidates import iter_candidates, iter_variants
 from perfmodel.planning.layouts.ranking import pareto
 from perfmodel.planning.layouts.search import judge, search_layouts
 from perfmodel.planning.question import LayoutQuestion
@@ -199,9 +199,26 @@ def test_the_fastest_layout_is_tried_with_every_dispatcher_of_its_stack():
         for one in iter_candidates(spec, cluster, stack, stated=stated)
         if one.chosen.layout.ep == 2
     )
-    found = [one.overrides for one in iter_exchanges(best, cluster)]
+    found = [one.overrides for one in iter_variants(best, cluster)]
     # Four dispatchers with and without overlap, but for the one that was replayed.
     assert len(found) == 7
     assert all(one["parallel.ep"] == 2 and "parallel.dispatcher" in one for one in found)
     fixed = {"parallel.dispatcher", "parallel.expert_overlap"}
-    assert list(iter_exchanges(best, cluster, stated=fixed)) == []
+    assert list(iter_variants(best, cluster, stated=fixed)) == []
+
+
+def test_the_best_pipeline_is_tried_with_the_other_schedules_of_its_stack():
+    spec = load_workload("gpt2_xl", (*SMALL, "parallel.tp=1"))
+    cluster = build_cluster(load_topology("dgx_a100"))
+    stack = load_stack("torchtitan")
+    best = next(
+        one
+        for one in iter_candidates(spec, cluster, stack, stated={"parallel.tp"})
+        if one.overrides["parallel.pp"] == 2 and one.overrides["parallel.interleaving"] == 2
+    )
+    found = [one.overrides for one in iter_variants(best, cluster)]
+    assert [one["parallel.schedule"] for one in found] == ["zb_v", "dualpipe_v"]
+    for one in found:
+        again = load_workload("gpt2_xl", (*SMALL, *(f"{key}={one[key]}" for key in one)))
+        assert again.parallel.interleaving == 1
+    assert list(iter_variants(best, cluster, stated=frozenset({"parallel.schedule"}))) == []

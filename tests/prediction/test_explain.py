@@ -9,7 +9,8 @@ import numpy as np
 
 from perfmodel import api
 from perfmodel.base.provenance import Provenance
-from perfmodel.engine.reasons import Window
+from perfmodel.engine.history import Hop, Occurrence
+from perfmodel.engine.reasons import PathStep, Window
 from perfmodel.graph.job import MemoryPart, RankMemory
 from perfmodel.graph.ops import HostPart, HostWork
 from perfmodel.prediction.answer import CriticalPath, Explanation, PathShare, RankWait, TimeParts
@@ -96,19 +97,20 @@ def test_weights_of_nothing_get_nothing():
 
 
 def test_provenance_is_by_the_time_that_the_path_spends():
-    def row_of(job, rank, task):
-        return rank + task
+    def rows_of(job, rank):
+        return slice(rank, rank + 2)
 
+    kinds = (Provenance.RECORDED, Provenance.ASSUMED, Provenance.RECORDED)
     priced = SimpleNamespace(
         job=None,
-        durations=SimpleNamespace(row_of=row_of),
-        provenance=[Provenance.RECORDED, Provenance.ASSUMED, Provenance.RECORDED],
+        durations=SimpleNamespace(rows_of=rows_of),
+        provenance=np.array([kind.value for kind in kinds]),
     )
     steps = [
-        SimpleNamespace(at=SimpleNamespace(rank=0, task=0), from_ns=100, to_ns=150),
-        SimpleNamespace(at=SimpleNamespace(rank=0, task=1), from_ns=150, to_ns=450),
-        SimpleNamespace(at=SimpleNamespace(rank=1, task=1), from_ns=450, to_ns=500),
-        SimpleNamespace(at=SimpleNamespace(rank=1, task=0), from_ns=500, to_ns=500),
+        PathStep(Occurrence(0, 0, 0), 100, 150, 0, Hop.LANE),
+        PathStep(Occurrence(0, 0, 1), 150, 450, 0, Hop.LANE),
+        PathStep(Occurrence(0, 1, 1), 450, 500, 0, Hop.LANE),
+        PathStep(Occurrence(0, 1, 0), 500, 500, 0, Hop.LANE),
     ]
     assert provenance_of_path(priced, steps) == {
         Provenance.RECORDED: 0.25,

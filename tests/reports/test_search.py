@@ -20,6 +20,7 @@ from perfmodel.reports.search import (
     to_search_document,
 )
 from perfmodel.reports.terminal import to_text
+from perfmodel.stacks.capabilities import Schedule
 from perfmodel.workloads.transformer.words import StateSharding
 
 CHANGES = (
@@ -100,6 +101,15 @@ def test_trainers_are_told_whether_state_is_shared(found):
         assert "data_parallel_shard_degree" in flags(sharding)
         is_resharded = sharding in (StateSharding.ZERO3, StateSharding.HSDP)
         assert ("reshard_after_forward always" in flags(sharding)) == is_resharded
+
+
+def test_only_trainers_that_have_a_schedule_are_told_of_it(found):
+    one = found[0].best
+    split = one.candidate.spec.parallel.model_copy(update={"schedule": Schedule.DUALPIPE_V})
+    spec = one.candidate.spec.model_copy(update={"parallel": split})
+    flags = build_flags(replace(one, candidate=replace(one.candidate, spec=spec)))
+    assert list(flags) == ["torchtitan"]
+    assert flags["torchtitan"].count("pipeline_parallel_schedule DualPipeV") == 1
 
 
 def test_the_csv_has_a_line_a_layout_with_the_words_of_the_document(found, tmp_path):

@@ -8,7 +8,7 @@ from perfmodel.stacks.capabilities import Dispatcher, Family
 from perfmodel.stacks.profiles import choose_stack
 from perfmodel.validation.runs_question import read_setting
 from perfmodel.validation.runs_table import RunRow
-from perfmodel.workloads.transformer.words import CudaGraph, Recompute
+from perfmodel.workloads.transformer.words import CudaGraph, Positions, Recompute
 
 GROK = {
     "framework": "nemo", "release": "25.04", "device": "gb200", "machine": "gb200_nvl72",
@@ -74,10 +74,14 @@ def test_a_model_of_known_widths_takes_bias_and_clamps_of_the_shipped_one():
     }  # fmt: skip
     known, other = setting_of(**widths), setting_of()
     assert (known.workload.model.bias, known.workload.model.clamped_ffn) == (True, True)
+    assert known.workload.model.positions is Positions.YARN
     assert (other.workload.model.bias, other.workload.model.clamped_ffn) == (False, False)
     assert any("those of gpt_oss_120b" in one for one in known.assumptions)
 
 
-def test_models_named_for_dropped_tokens_have_a_capacity():
-    dropped = setting_of(model="Qwen3 (tokendrop)").workload.training
-    assert (dropped.capacity_factor, setting_of().workload.training.capacity_factor) == (1.0, None)
+def test_tokens_are_dropped_where_a_column_says_so_and_not_by_the_name_of_a_model():
+    capacities = [
+        setting_of(**cells).workload.training.capacity_factor
+        for cells in ({"capacity_factor": "1"}, {"model": "Qwen3 (tokendrop)"}, {})
+    ]
+    assert capacities == [1.0, None, None]

@@ -20,11 +20,12 @@ from perfmodel.base.dtypes import DType
 from perfmodel.costs.pricing import price_job
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.planning.layouts.candidates import Candidate
+from perfmodel.stacks.capabilities import Schedule
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.jobs import build_job
 from perfmodel.workloads.transformer.shapes import LayerShapes
 from perfmodel.workloads.transformer.spec import TransformerSpec
-from perfmodel.workloads.transformer.words import Schedule, StateSharding
+from perfmodel.workloads.transformer.words import StateSharding
 from topologies import Cluster, build_cluster
 
 _HEAD_SHARE = 0.8

@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from perfmodel.base.errors import WorkloadError
-from perfmodel.stacks.capabilities import Dispatcher, Overlap
+from perfmodel.stacks.capabilities import Overlap
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.run import unfuses_attention
@@ -68,7 +68,12 @@ class Candidate:
             **({"parallel.ep": layout.ep} if self.spec.model.has_experts else {}),
             "parallel.micro_batch": layout.micro_batch,
             "parallel.sharding": parallel.sharding.value,
-            "parallel.interleaving": layout.interleaving,
+            "parallel.interleaving": parallel.interleaving,
+            **(
+                {"parallel.schedule": parallel.schedule.value}
+                if parallel.schedule.splits_backward
+                else {}
+            ),
             **(
                 {"parallel.sequence_parallel": layout.is_sequence_parallel} if layout.tp > 1 else {}
             ),
@@ -150,27 +155,35 @@ def iter_candidates(
                         yield found
 
 
-def iter_exchanges(
-    best: Candidate, cluster: Cluster, *, stated: Collection[str] = ()
+def iter_variants(
+    best: Candidate, cluster: Cluster, *, stated: frozenset[str] = frozenset()
 ) -> Iterator[Candidate]:
-    """*best* with the other ways of its stack to take tokens to experts; none without experts."""
-    spec, stack = best.spec, best.stack
-    if best.chosen.layout.ep == 1:
-        return
-    parallel = spec.parallel
-    dispatchers: Sequence[Dispatcher | None] = stack.dispatchers
-    overlaps: Sequence[bool] = (False, True)
-    if "parallel.dispatcher" in stated:
-        dispatchers = [parallel.dispatcher]
-    if "parallel.expert_overlap" in stated or Overlap.EXPERT_EXCHANGE not in stack.overlaps:
-        overlaps = [parallel.expert_overlap]
+    """*best* with the other ways of its stack to take tokens to experts, and other schedules."""
+    spec, stack, layout = best.spec, best.stack, best.chosen.layout
+    parallel, ways = spec.parallel, list[dict[str, Any]]()
+    own = {
+        "dispatcher": parallel.dispatcher or stack.dispatchers[0],
+        "expert_overlap": parallel.expert_overlap,
+        "schedule": parallel.schedule,
+        "interleaving": 1,
+    }
+    if layout.ep > 1:
+        is_open = Overlap.EXPERT_EXCHANGE in stack.overlaps
+        words: dict[str, Sequence[object]] = {
+            "dispatcher": stack.dispatchers,
+            "expert_overlap": (False, True) if is_open else (parallel.expert_overlap,),
+        }
+        for word in words:
+            if f"parallel.{word}" in stated:
+                words[word] = (own[word],)
+        ways += [dict(zip(words, values, strict=True)) for values in product(*words.values())]
+    if layout.pp > 1 and not stated & {"parallel.schedule", "parallel.interleaving"}:
+        # Each schedule brings its own number of runs of layers per stage.
+        ways += [{"schedule": schedule, "interleaving": 1} for schedule in stack.schedules]
     options = LayoutOptions(spec, cluster, stack)
-    for dispatcher, overlap in product(dispatchers, overlaps):
-        own = parallel.dispatcher or stack.dispatchers[0]
-        is_same = (dispatcher or own, overlap) == (own, parallel.expert_overlap)
-        changes = {"dispatcher": dispatcher, "expert_overlap": overlap}
-        if not is_same:
-            found = options.complete({**_split_of(best), **changes})
+    for way in ways:
+        if not way.items() <= own.items():
+            found = options.complete({**_split_of(best), **way})
             if found is not None:
                 yield found
 
@@ -182,7 +195,7 @@ def _split_of(candidate: Candidate) -> dict[str, Any]:
         "tp": layout.tp,
         "pp": layout.pp,
         "micro_batch": layout.micro_batch,
-        "interleaving": layout.interleaving,
+        "interleaving": parallel.interleaving,
         "sharding": parallel.sharding,
         "recompute": candidate.spec.training.recompute,
     }

@@ -24,7 +24,7 @@ from perfmodel.planning.layouts.candidates import (
     FIELDS,
     Candidate,
     iter_candidates,
-    iter_exchanges,
+    iter_variants,
 )
 from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, Search, Tally
 from perfmodel.planning.question import LayoutQuestion
@@ -145,8 +145,21 @@ def _search(
         on_phase,
     )
     tally = count_layouts(len(everything), len(fitting), queue, replayed, is_proven=is_proven)
-    on_phase(f"{hosts} hosts: ways to send tokens to experts", 0.96)
-    replayed += judge_exchanges(replayed, machine, options, executor, question.stated)
+    on_phase(f"{hosts} hosts: ways to send tokens to experts, schedules of pipelines", 0.96)
+    for _ in range(2):
+        # Bounds say nothing of these, so layouts are compared under the stack's defaults first.
+        # What improves the best is then tried with the others.
+        best = min(replayed, key=lambda one: one.time_ns).candidate
+        others = [
+            one
+            for one in iter_variants(best, cluster, stated=question.stated)
+            if one.chosen.fits and not any(one.is_like(old.candidate) for old in replayed)
+        ]
+        found = executor.map(judge, (*machine, options), others)
+        replayed += [
+            RankedLayout(candidate, round(one.iteration_ns), one)
+            for candidate, one in zip(others, found, strict=True)
+        ]
     ranked = explain_layouts(machine, order_layouts(replayed)[: question.top])
     return LayoutRanking(
         question=question,
@@ -158,27 +171,6 @@ def _search(
         tally=tally,
         reasons=find_reasons(ranked),
     )
-
-
-def judge_exchanges(
-    replayed: Sequence[RankedLayout],
-    machine: Machine,
-    options: PredictOptions,
-    executor: Executor,
-    stated: frozenset[str],
-) -> list[RankedLayout]:
-    """The fastest layout with the other dispatchers of its stack, with and without overlap.
-
-    Layouts are compared under the stack's default first: bounds say nothing of the others.
-    """
-    best = min(replayed, key=lambda one: one.time_ns)
-    others = list(iter_exchanges(best.candidate, machine[0], stated=stated))
-    fitting = [one for one in others if one.chosen.fits]
-    found = executor.map(judge, (*machine, options), fitting)
-    return [
-        RankedLayout(candidate, round(one.iteration_ns), one)
-        for candidate, one in zip(fitting, found, strict=True)
-    ]
 
 
 def count_layouts(

@@ -228,7 +228,7 @@ class _LayerMaker:
         return steps + self._rotary(Pass.FORWARD)
 
     def _rotary(self, direction: Pass) -> list[Step]:
-        if self._model.positions is not Positions.ROTARY:
+        if self._model.positions is Positions.LEARNED:
             return []
         linears, shape, label = self._linears, self._shape, f"attention/rotary {direction.value}"
         width, key_heads = self._model.head_width, shape.kv_heads
@@ -236,7 +236,8 @@ class _LayerMaker:
             # Only the part beside each head is rotated, and all keys share one.
             width, key_heads = self._model.rope_dim, 1
         sizes = [linears.tokens * heads * width for heads in (shape.heads, key_heads)]
-        if self._run.stack.fuses(Fusion.ROTARY):
+        is_known = self._model.positions is Positions.ROTARY or self._run.fuses_pointwise
+        if is_known and self._run.stack.fuses(Fusion.ROTARY):
             operator = "rotary" if direction is Pass.FORWARD else "RotaryBackward"
             return [pointwise(operator, label, "rotary", sum(sizes), linears.dtype)]
         name = chain_name("rotary", direction)

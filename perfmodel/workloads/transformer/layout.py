@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.graph.builder import JobBuilder
+from perfmodel.stacks.capabilities import Schedule
 from perfmodel.workloads.transformer.spec import TransformerSpec
-from perfmodel.workloads.transformer.words import ContextKind, Schedule
+from perfmodel.workloads.transformer.words import ContextKind
 
 _ENDS = 2
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.units import format_size
+from perfmodel.stacks.capabilities import Schedule
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import DEFAULT_MEMORY_BYTES
 from perfmodel.workloads.transformer.layout import Layout, split_layers_by_cost
@@ -17,7 +18,7 @@ from perfmodel.workloads.transformer.memory import memory_of_stages
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import multiplied_parameters
 from perfmodel.workloads.transformer.spec import TransformerSpec
-from perfmodel.workloads.transformer.words import ContextKind, Schedule, StageSplit, StateSharding
+from perfmodel.workloads.transformer.words import ContextKind, StageSplit, StateSharding
 
 USABLE_SHARE = 0.9
 _MICRO_BATCHES_PER_STAGE = 4
@@ -130,6 +131,9 @@ def _iter_faults(spec: TransformerSpec, layout: Layout, rank_count: int) -> Iter
         )
     yield from _iter_context_faults(spec, tp)
     yield from _iter_expert_faults(spec, tp, rank_count // pp)
+    is_cut = parallel.sharding.divides_gradients or spec.training.adapters_only
+    if spec.training.optimizer == "muon" and is_cut:
+        yield "optimizer=muon needs whole matrices: sharding none or zero1, and no adapters"
     if parallel.dp is not None and parallel.dp != dp:
         yield (
             f"dp={parallel.dp} is not {rank_count} ranks / (tp={tp} x pp={pp}"

@@ -19,6 +19,7 @@ from perfmodel.workloads.transformer.shapes import (
     ExpertShape,
     LayerShape,
     LayerShapes,
+    end_parameters,
     stage_expert_parameters,
     stage_parameters,
 )
@@ -68,6 +69,10 @@ def _stage_memory(run: TransformerRun, stage: int, sizes: _LayerSizes) -> RankMe
         trained = sum(run.shape.adapter_tensors(training)) * layers
     is_sharded = spec.parallel.sharding.divides_weights
     gradient_bytes, state_bytes = _trained_bytes(run, trained, layout.shard_ranks)
+    if training.optimizer == "muon":
+        # Both ends of the model are updated by Adam, which has one more state.
+        more = end_parameters(spec.model, layout, stage=stage) * FP32_BYTES
+        state_bytes += more // (layout.shard_ranks if spec.parallel.sharding.divides_state else 1)
     # Experts that are spread separately from the rest.
     expert_bytes = experts * weight_size // (layout.expert_copies if is_sharded else 1)
     expert_bytes += sum(_trained_bytes(run, experts, layout.expert_copies))
@@ -246,7 +251,7 @@ def _copied_widths(run: TransformerRun, shape: LayerShape) -> int:
     model, width = run.spec.model, 0
     if run.fuses_pointwise:
         return 0
-    if model.positions is Positions.ROTARY:
+    if model.positions is not Positions.LEARNED:
         width = (shape.heads + shape.kv_heads) * model.head_width
     if model.gated_ffn and not run.fuses_activation and shape.down:
         width += shape.down.inputs

@@ -85,8 +85,11 @@ class Transfers:
         if slot is None:
             return
         task = self._transfer(slot, f"send {turn.direction.value}", is_behind_compute=True)
-        # Stages of several runs send to a stage that may itself wait to send: that never blocks.
-        if not (self._run.layout.interleaving > 1 or self._overlaps):
+        # Stages of several runs send to a stage that may itself wait to send, and those that put
+        # off gradients of weights to one that is not there yet: that never blocks.
+        layout = self._run.layout
+        is_free = layout.interleaving > 1 or layout.schedule.splits_backward
+        if not (is_free or self._overlaps):
             self._writer.hold(self._writer.compute, task)
 
     def _way(self, turn: Turn) -> tuple[Pass, int]:

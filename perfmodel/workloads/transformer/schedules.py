@@ -6,7 +6,9 @@ stages, and the bubble shrinks with the length of a run (Narayanan et al., arXiv
 
 Zero-bubble schedules compute gradients of weights separately from those of inputs, because no other
 stage waits for them. ZB-H1 has the order of 1F1B, and stage s is s gradients of weights behind:
-a stage of p idles (p - 1) (F + B - W), with the memory of 1F1B (Qi et al., arXiv 2401.10241).
+a stage of p idles (p - 1) (F + B - W), with the memory of 1F1B. ZB-H2 starts with twice as many
+forwards ahead and is twice as many gradients of weights behind: it idles (p - 1) (F + B - 2 W),
+with twice the memory (Qi et al., arXiv 2401.10241).
 
 In V schedules a stage holds two runs, of which the second comes back: run 0 of stage 0 is the
 first of the model and run 1 of stage 0 the last. ZB-V splits every backward turn (Qi et al., arXiv
@@ -23,8 +25,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from perfmodel.graph.ops import Pass
+from perfmodel.stacks.capabilities import Schedule
 from perfmodel.workloads.transformer.layout import Layout
-from perfmodel.workloads.transformer.words import Schedule
 
 
 class Gradients(Enum):
@@ -57,8 +59,8 @@ class Turn:
 
 def build_schedule(layout: Layout, stage: int) -> tuple[Turn, ...]:
     """The turns of *stage*, in order; interleaved, the stages divide the micro-batches."""
-    if layout.schedule is Schedule.ZB_H1:
-        return tuple(_iter_zb_h1(layout, stage))
+    if layout.schedule in (Schedule.ZB_H1, Schedule.ZB_H2):
+        return tuple(_iter_zb_h(layout, stage))
     if layout.schedule is Schedule.ZB_V:
         return _take_in_order(layout, _iter_zb_v(layout, stage))
     if layout.schedule is Schedule.DUALPIPE_V:
@@ -101,6 +103,8 @@ def turns_ahead(layout: Layout, stage: int) -> int:
     behind, total = layout.pp - stage - 1, layout.micro_batches * layout.interleaving
     # Beside another micro-batch a stage sends only at the end of both: one more is on its way to
     # every stage behind, and one more is in work.
+    if layout.schedule is Schedule.ZB_H2:
+        return min(2 * behind, total)
     if layout.interleaving == 1:
         return min(2 * behind + 1 if layout.runs_beside else behind, total)
     if layout.micro_batches == layout.pp:
@@ -136,17 +140,18 @@ def _turn(layout: Layout, direction: Pass, number: int) -> Turn:
     return Turn(direction, group * stages + within, run)
 
 
-def _iter_zb_h1(layout: Layout, stage: int) -> Iterator[Turn]:
+def _iter_zb_h(layout: Layout, stage: int) -> Iterator[Turn]:
     count, ahead = layout.micro_batches, turns_ahead(layout, stage)
+    late = 2 * stage if layout.schedule is Schedule.ZB_H2 else stage
     for number in range(ahead):
         yield Turn(Pass.FORWARD, number)
     for number in range(count):
         if ahead + number < count:
             yield Turn(Pass.FORWARD, ahead + number)
         yield Turn(Pass.BACKWARD, number, 0, Gradients.INPUTS)
-        if number >= stage:
-            yield Turn(Pass.BACKWARD, number - stage, 0, Gradients.WEIGHTS)
-    for number in range(max(count - stage, 0), count):
+        if number >= late:
+            yield Turn(Pass.BACKWARD, number - late, 0, Gradients.WEIGHTS)
+    for number in range(max(count - late, 0), count):
         yield Turn(Pass.BACKWARD, number, 0, Gradients.WEIGHTS)
 
 

@@ -24,7 +24,7 @@ from perfmodel.base.fields import (
     Switch,
     Width,
 )
-from perfmodel.stacks.capabilities import Dispatcher
+from perfmodel.stacks.capabilities import Dispatcher, Schedule
 from perfmodel.workloads.fields import CommonSpec, Section
 from perfmodel.workloads.transformer.words import (
     AdapterPlaces,
@@ -39,7 +39,6 @@ from perfmodel.workloads.transformer.words import (
     Recompute,
     RecomputedPart,
     Routing,
-    Schedule,
     StageSplit,
     StateSharding,
     TensorOverlap,
@@ -214,7 +213,7 @@ class TrainingSection(Section):
     compute: NumberFormat | None = None
     master: Master = Master.OPTIMIZER
     gradient_dtype: NumberFormat = DType.FP32
-    optimizer: Literal["adam", "adamw", "adagrad", "lamb", "sgd", "none"] = "adam"
+    optimizer: Literal["adam", "adamw", "adagrad", "lamb", "muon", "sgd", "none"] = "adam"
     clip_gradients: Switch = True
     recompute: Recompute = Recompute.NONE
     recompute_fraction: Ratio = 1.0

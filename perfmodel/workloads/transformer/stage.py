@@ -90,11 +90,10 @@ class StageWriter:
             feed_batch(writer, self._spec.input, [tokens * DType.INT64.size_bytes])
         root = [(self._trained_root,)] if self._trained_root else []
         groups = [*map(self._tensors, self._kind_of), *root]
-        experts = []
+        layers, experts = [*map(self._shapes.of, self._kind_of)], []
         if self._run.has_separate_experts:
-            shapes = map(self._shapes.of, self._kind_of)
-            experts = [shape.expert_tensors for shape in shapes if shape.expert_tensors]
-        update = UpdateWriter(writer, self._run, groups, experts)
+            experts = [shape.expert_tensors for shape in layers if shape.expert_tensors]
+        update = UpdateWriter(writer, self._run, groups, experts, layers)
         first_task = update.zero_gradients()
         for turn, beside in pair_turns(layout, self._stage):
             if beside is None or not self._take_both(turn, beside):

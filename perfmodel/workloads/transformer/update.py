@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import Dependency
-from perfmodel.graph.ops import MemoryBound
+from perfmodel.graph.ops import Gemm, MemoryBound
 from perfmodel.stacks.capabilities import FrameworkBehaviour, OptimizerKernels
 from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import FP32_BYTES, elementwise, iter_optimizer_calls
 from perfmodel.workloads.transformer.data_parallel import Reductions
 from perfmodel.workloads.transformer.layout import Slot, has_norm_group, has_tied_group
 from perfmodel.workloads.transformer.run import TransformerRun
+from perfmodel.workloads.transformer.shapes import LayerShape
 
 Groups = Sequence[Sequence[int]]
 """Elements of tensors, by layer."""
@@ -24,14 +25,15 @@ Groups = Sequence[Sequence[int]]
 class UpdateWriter:
     """Writes what surrounds the passes of an iteration: zeroing, clipping, the optimizer's step.
 
-    *groups* are tensors that data-parallel ranks hold together, *experts* those that only ranks
-    with the same experts hold.
+    *groups* are tensors that data-parallel ranks hold together, of *layers* and then of both ends
+    of the model; *experts* those that only ranks with the same experts hold.
     """
 
     writer: EagerWriter
     run: TransformerRun
     groups: Groups
     experts: Groups
+    layers: Sequence[LayerShape] = ()
 
     def zero_gradients(self) -> int:
         """Clear the gradients; the task is the first on the compute stream."""
@@ -71,14 +73,45 @@ class UpdateWriter:
         if training.clip_gradients:
             tensors = [tensor for group in shares for tensor in group]
             self._clip(tensors if kernels is OptimizerKernels.PLAIN else [sum(tensors)])
-        for operator, ops in iter_optimizer_calls(
-            training.optimizer,
-            kernels,
-            shares,
-            gradient_dtype=training.gradient_dtype,
-            weight_dtype=training.weight_dtype,
-        ):
-            self.writer.run(operator, ops, label="optimizer/step")
+        steps = {training.optimizer: shares}
+        if training.optimizer == "muon":
+            self._orthogonalise(1 if not is_divided else layout.shard_ranks)
+            ends = slice(len(self.layers), len(groups))
+            steps = {"adamw": shares[ends]}
+            del shares[ends]
+            steps["muon"] = shares
+        for optimizer, some in steps.items():
+            for operator, ops in iter_optimizer_calls(
+                optimizer,
+                kernels,
+                some,
+                gradient_dtype=training.gradient_dtype,
+                weight_dtype=training.weight_dtype,
+            ):
+                self.writer.run(operator, ops, label="optimizer/step")
+
+    def _orthogonalise(self, shares: int) -> None:
+        """Five Newton-Schulz steps over each matrix of the layers, in bf16.
+
+        A step is X X^T, its square, and their sum times X. Ranks that share state take turns in
+        whole matrices; this is one with the most. Tensor groups work on their own parts.
+        """
+        experts = [
+            (shape.experts.held, one)
+            for shape in self.layers
+            if shape.experts is not None
+            for one in (shape.experts.up, shape.experts.down)
+        ]
+        dense = [(1, one) for shape in self.layers for one in shape.linears.values()]
+        copies = min(shares, self.run.layout.expert_copies)
+        for some, ranks in ((dense, shares), (experts, copies)):
+            ordered = sorted(some, key=lambda one: -one[0] * one[1].weight)
+            for count, linear in ordered[::ranks]:
+                short, long = sorted((linear.inputs, linear.outputs))
+                for sides in ((short, short, long), (short, short, short), (short, long, short)):
+                    product = Gemm(*sides, DType.BF16, batch=count)
+                    for _ in range(5):
+                        self.writer.run("baddbmm", [product], label="optimizer/orthogonalise")
 
     def gather_weights(self, reductions: Reductions, *, first_task: int) -> None:
         """Gather updated weights where ranks keep all of them; the next iteration waits for them.

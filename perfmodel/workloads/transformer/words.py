@@ -13,10 +13,14 @@ class Norm(Enum):
 
 
 class Positions(Enum):
-    """How positions of tokens are encoded."""
+    """How positions of tokens are encoded.
+
+    YARN rotates by scaled sines and cosines, which the fused kernels of frameworks cannot.
+    """
 
     LEARNED = "learned"
     ROTARY = "rotary"
+    YARN = "yarn"
 
 
 class Head(Enum):
@@ -139,25 +143,6 @@ class StageSplit(Enum):
 
     EQUAL = "equal"
     BY_COST = "by_cost"
-
-
-class Schedule(Enum):
-    """The order in which pipeline stages take micro-batches; see `schedules`."""
-
-    ONE_F_ONE_B = "1f1b"
-    ZB_H1 = "zb_h1"
-    ZB_V = "zb_v"
-    DUALPIPE_V = "dualpipe_v"
-
-    @property
-    def is_folded(self) -> bool:
-        """Whether a stage holds two runs of layers, the second on the way back to stage 0."""
-        return self in (Schedule.ZB_V, Schedule.DUALPIPE_V)
-
-    @property
-    def splits_backward(self) -> bool:
-        """Whether gradients of weights may be computed later than those of inputs."""
-        return self is not Schedule.ONE_F_ONE_B
 
 
 class Master(Enum):

@@ -9,13 +9,22 @@ import pytest
 
 from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import WorkloadError
 from perfmodel.engine.replay import replay
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.ops import Attention, Gemm, Pass
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import build_job, load_workload
-from tests.workloads.reading import bytes_of, collectives_of, iter_ops, parameter_count, tiny
+from tests.workloads.reading import (
+    bytes_of,
+    collectives_of,
+    iter_ops,
+    job_of,
+    ops_of,
+    parameter_count,
+    tiny,
+)
 
 
 def build(ranks, *, training=None, model=None, **parallel):
@@ -186,3 +195,24 @@ def test_the_job_says_what_it_assumed():
     job = build_job(load_workload("llama3_8b", ["batch=8"]), rank_count=8, ranks_per_host=8)
     assert any(sentence.startswith("Layout: tp=") for sentence in job.facts.assumptions)
     assert any("1,024 entries" in sentence for sentence in job.facts.assumptions)
+
+
+@pytest.mark.parametrize(("sharding", "matrices"), [("none", 16), ("zero1", 8)])
+def test_muon_orthogonalises_whole_matrices_in_turns(sharding, matrices):
+    spec = tiny(parallel={"sharding": sharding}, training={"optimizer": "muon"})
+    job = job_of(spec, ranks=2)
+    products = [(op.m, op.n, op.k) for _, op in ops_of(job, Gemm, "orthogonalise")]
+    # Four layers of four matrices, 8 numbers wide; five steps of three products each.
+    assert len(products) == matrices * 5 * 3
+    # X X^T, its square, and the sum times X, of 8 x 48.
+    assert {(8, 8, 48), (8, 8, 8), (8, 48, 8)} <= set(products)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"parallel": {"sharding": "zero3"}}, {"training": {"adapters_only": True}}]
+)
+def test_muon_of_parts_of_matrices_is_refused(settings):
+    words = {"parallel": {}, **settings}
+    words["training"] = {"optimizer": "muon", **settings.get("training", {})}
+    with pytest.raises(WorkloadError, match="optimizer=muon needs whole matrices"):
+        job_of(tiny(**words), ranks=2)

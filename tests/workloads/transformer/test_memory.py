@@ -46,6 +46,15 @@ def test_mixed_precision_adam_takes_eighteen_bytes_a_parameter_with_fp32_gradien
     assert state == 18 * parameter_count(run.spec.model)
 
 
+def test_muon_keeps_one_state_of_layers_and_two_of_both_ends():
+    adam, muon = (
+        parts_of(run_of("gpt2_xl", f"training.optimizer={one}")) for one in ("adam", "muon")
+    )
+    # 4 bytes less of each weight, bias and norm of 48 layers of width 1,600.
+    layer = 12 * 1600**2 + 13 * 1600
+    assert adam["optimizer state"] - muon["optimizer state"] == 4 * 48 * layer
+
+
 def test_full_sharding_divides_weights_gradients_and_state():
     run = run_of("gpt2_xl", "parallel.sharding=full", dp=4)
     parts, elements = parts_of(run), parameter_count(run.spec.model)

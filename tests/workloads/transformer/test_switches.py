@@ -54,6 +54,7 @@ def operators(job):
     return [part.operator for span in spans for part in span.parts if part.part.value == "t4"]
 
 
+YARN = {"positions": "yarn"}
 GPT, DROPOUT, FP32 = {"gated": False}, {"gated": False, "dropout": True}, {"precision": "fp32"}
 ACTIVATION, NORM = "layer 0/ffn/activation", "layer 0/ffn/norm forward"
 RESIDUAL, DROPPED = "layer 0/ffn/residual forward", "layer 0/ffn/dropout forward"
@@ -79,6 +80,9 @@ MASK_BYTES = HIDDEN_BYTES // 2
         # and out, then 1 + 1 three times and 2 + 1: five kernels and ten tensors for each.
         ({}, Fusion.ROTARY, ROTARY, 1, 4 * HIDDEN_BYTES),
         ({}, None, ROTARY, 10, 2 * 10 * HIDDEN_BYTES),
+        # Fused kernels cannot scale sines and cosines; compilers can.
+        (YARN, Fusion.ROTARY, ROTARY, 10, 2 * 10 * HIDDEN_BYTES),
+        (YARN, Fusion.ELEMENTWISE, ROTARY, 1, 4 * HIDDEN_BYTES),
         # RMS norm in fp32 pieces. Bytes a number: 2 + 4, 4 + 4, 4, 4 + 4, 4 + 2, 2 + 2 = 36
         # against 4. Layer norm is one kernel in every stack.
         ({}, Fusion.NORM, NORM, 1, 2 * HIDDEN_BYTES),
