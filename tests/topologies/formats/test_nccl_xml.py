@@ -92,6 +92,20 @@ def test_what_the_file_does_not_say_is_assumed_in_words(file):
     assert told.topology.fabric.nic_bandwidth_bytes_per_s == 12.5e9
 
 
+def test_a_gpu_that_the_catalog_lacks_is_answered_with_those_of_its_generation(file):
+    path = file(host(gpu(0).replace("0x20b2", "0xffff")))
+    with pytest.raises(TopologyError, match=r"compute capability 8\.0 .*GPUs: a100_") as fault:
+        load_topology(path)
+    assert "h100" not in str(fault.value)
+
+
+def test_interfaces_of_containers_are_no_nics(file):
+    veth = '<nic><net name="veth0" speed="10000"/><net name="br-1" speed="10000"/></nic>'
+    machine = load_topology(file(host(pair(0) + veth)))
+    assert len(machine.of_kind(VertexKind.NIC)) == 1
+    assert machine.fabric.nic_bandwidth_bytes_per_s == 25e9
+
+
 def test_the_written_file_is_the_machine(file, tmp_path):
     path, out = file(host(pair(0), pair(1))), tmp_path / "my.yaml"
     out.write_text(api.import_topology(path).text)
