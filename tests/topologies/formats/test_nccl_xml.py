@@ -75,6 +75,9 @@ def test_links_between_gpus_are_a_mesh_without_a_switch(file):
     machine = load_topology(file(host(first + second)))
     assert not machine.of_kind(VertexKind.NVSWITCH)
     assert machine.gpu_route(0, 1).bandwidth_bytes_per_s == 100e9
+    assert "peer_to_peer" not in " ".join(machine.assumed)
+    apart = load_topology(file(host(gpu(0) + gpu(1))))
+    assert "peer_to_peer (true or false) states it" in " ".join(apart.assumed)
 
 
 def test_what_the_file_does_not_say_is_assumed_in_words(file):
