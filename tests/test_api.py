@@ -20,7 +20,7 @@ from tests.whatif.jobs import training_job
 def imported(tmp_path):
     spans = [launch(1, 0), kernel(1, 10, 50, name="sgemm"), launch(2, 20), kernel(2, 60, 30)]
     import_spans(tmp_path / "traces", spans, spans)
-    [found] = api.import_kineto([tmp_path / "traces"], tmp_path / "job")
+    [found] = api.import_traces([tmp_path / "traces"], tmp_path / "job")
     return found
 
 

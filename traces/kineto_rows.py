@@ -64,6 +64,7 @@ _DESCRIBED = frozenset(
         Category.SYNCHRONISATION,
     )
 )
+_KERNEL, _SYNCHRONISATION = int(Category.KERNEL), int(Category.SYNCHRONISATION)
 _EMPTY: dict[str, Any] = {}
 _LARGEST = 2**63 - 1
 
@@ -217,16 +218,17 @@ class RowBuffer:
 
     def _detail(self, category: int, argument: dict[str, Any]) -> int:
         if "Collective name" in argument:
-            fields = COLLECTIVE_FIELDS + (GEOMETRY_FIELDS if category == Category.KERNEL else ())
+            fields = COLLECTIVE_FIELDS + (GEOMETRY_FIELDS if category == _KERNEL else ())
         elif "Input Dims" in argument:
             fields = SHAPE_FIELDS
         elif "grid" in argument:
             fields = GEOMETRY_FIELDS
-        elif category == Category.SYNCHRONISATION:
+        elif category == _SYNCHRONISATION:
             fields = WAIT_FIELDS
         else:
             return ABSENT
-        return self.details[orjson.dumps({field: argument.get(field) for field in fields})]
+        values = dict(zip(fields, map(argument.get, fields), strict=True))
+        return self.details[orjson.dumps(values)]
 
 
 def is_module(span: dict[str, Any]) -> bool:

@@ -78,8 +78,6 @@ from perfmodel.prediction.whole_run import plan_run as plan_run
 from perfmodel.recordings.import_files import Imported as Imported
 from perfmodel.recordings.import_files import ImportedJob as ImportedJob
 from perfmodel.recordings.import_files import ImportWishes as ImportWishes
-from perfmodel.recordings.import_files import import_chakra as import_chakra
-from perfmodel.recordings.import_files import import_kineto as import_kineto
 from perfmodel.recordings.import_files import import_traces as import_traces
 from perfmodel.reports.op_prices import CollectiveAnswer as CollectiveAnswer
 from perfmodel.reports.op_prices import KernelAnswer as KernelAnswer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -291,9 +292,11 @@ def whatif(
     swept = None if sweep is None else parse_sweep(sweep, **asked)
     question = prepare_changes(opened, force=force)
     with open_place(executor, workers, ray_address) as place:
-        return answer_changes(
+        answer = answer_changes(
             question, named, sweep=swept, executor=place, on_phase=on_phase, force=force
         )
+    options = [f"--recipes {shlex.quote(file)}" for file in asked["recipes"]]
+    return replace(answer, options=(*options, *(["--force"] if force else [])))
 
 
 def _as_scenario(job: JobScenario | File) -> JobScenario:

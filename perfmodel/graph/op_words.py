@@ -6,7 +6,7 @@ version or an editor is refused, not misread.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,20 +15,27 @@ from perfmodel.base.errors import GraphError
 from perfmodel.graph.ops import Fixed, Op
 
 _TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Op)}
-_LEFT_OUT: dict[str, Any] = {"work": True, "collective": {"_hash"}}
+_LEFT_OUT: dict[str, Any] = {"collective": {"_hash"}}
 """Fields that are not written as they are."""
 
 
 def op_to_words(op: Op) -> dict[str, Any]:
     """*op* as a mapping of plain values."""
     kind = type(op).__name__
+    if isinstance(op, Fixed):
+        # Almost as many as tasks in a recording, so written out.
+        words = {"op": kind, "name": op.name, "duration_ns": op.duration_ns}
+        words["provenance"] = int(op.provenance)
+        return words if op.work is None else words | {"work": _work_to_words(op.work)}
     words = {"op": kind, **_adapter(kind).dump_python(op, mode="json", exclude=_LEFT_OUT)}
     if not words.get("loads_singly", True):
         # Rare, and unknown to files of earlier releases.
         del words["loads_singly"]
-    if isinstance(op, Fixed) and op.work is not None:
-        words["work"] = op_to_words(op.work)
     return words
+
+
+_work_to_words = lru_cache(maxsize=2**14)(op_to_words)
+"""Many tasks of a recording do the same work; the mapping is not to be changed."""
 
 
 def op_from_words(words: Any, *, where: str) -> Op:

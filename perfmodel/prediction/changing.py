@@ -59,7 +59,7 @@ class SweepAnswer:
 class WhatIf(Shown):
     """The prediction before changes, after each, and over a sweep.
 
-    *score* says how well a recording replays itself.
+    *score* says how well a recording replays itself, *options* how else it was asked.
     """
 
     job: str
@@ -68,6 +68,7 @@ class WhatIf(Shown):
     steps: tuple[ChangeStep, ...]
     sweep: SweepAnswer | None
     own_assumptions: tuple[str, ...]
+    options: tuple[str, ...] = ()
 
     @property
     def after(self) -> Prediction:

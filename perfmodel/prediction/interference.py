@@ -265,7 +265,8 @@ def overlap_losses(starts_ns: Int64s, ends_ns: Int64s, link_use: Floats) -> Floa
     """
     if not len(starts_ns):
         return np.zeros(0)
-    moments = np.unique(np.concatenate([starts_ns, ends_ns]))
+    # Calls of a lane are in order already; equal moments are a span of no length.
+    moments = np.sort(np.concatenate([starts_ns, ends_ns]), kind="stable")
     first, last = np.searchsorted(moments, starts_ns), np.searchsorted(moments, ends_ns)
     spans = np.diff(moments)
     shares = np.zeros(len(starts_ns))

@@ -209,7 +209,9 @@ def find_overlaps(calls: Int64s, rank_count: int) -> OverlapTimeline:
     ranks = np.tile(rank, 4)
     waiting = np.repeat(np.array([1, -1, 0, 0], dtype=np.int64), len(rank))
     moving = np.repeat(np.array([0, 0, 1, -1], dtype=np.int64), len(rank))
-    order = np.lexsort((moments, ranks))
+    # One key of rank and moment sorts faster than two, and 64 bits hold 2^20 ranks of two hours.
+    span_ns = moments.max(initial=0) - moments.min(initial=0) + 1
+    order = np.argsort(ranks * span_ns + moments, kind="stable")
     # Every call ends, so sums are back at zero where the next rank begins.
     is_moving = np.cumsum(moving[order]) > 0
     is_waiting = np.cumsum(waiting[order]) > 0

@@ -166,7 +166,7 @@ def plan_run(
     if figures is None:
         raise ScenarioError(
             f"--tokens: {facts.job} does not state its samples per iteration, so a whole run "
-            f"cannot be predicted."
+            "cannot be predicted. State them when the job is made: emulate --samples-per-iteration."
         )
     per_iteration, unit = _per_iteration(
         figures.work.tokens, figures.work.samples, asked, facts.job

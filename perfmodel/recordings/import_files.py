@@ -148,17 +148,6 @@ def _return_large_blocks() -> None:
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
-def import_kineto(paths: Sequence[str | Path], out: str | Path) -> tuple[ImportedJob, ...]:
-    """Import Kineto traces as `import_traces` does; a job that is there is replaced."""
-    found = import_traces(paths, out, ImportWishes(is_overwriting=True))
-    return tuple(one for one in found if isinstance(one, ImportedJob))
-
-
-def import_chakra(paths: Sequence[str | Path], out: str | Path) -> tuple[Imported, ...]:
-    """Import Chakra traces as `import_traces` does; a job that is there is replaced."""
-    return import_traces(paths, out, ImportWishes(is_overwriting=True))
-
-
 def _read(recording: Recording, folder: Path, wishes: ImportWishes, on_file: OnFile) -> Imported:
     if recording.timed:
         # The job is made from traces that nothing else holds, so they are given up on the way.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -140,10 +141,11 @@ class RankWriter(Issuer):
         label = self._label_numbers(trace, steps.label.astype(np.int64))
         names = list(self.program.tables.label_index)
 
+        work_of = cache(lambda kind, label: HostWork(names[label], _HOST_PARTS[KINDS[kind]]))
+        words = [kind.value for kind in KINDS]
+
         def make(kind: int, label: int, duration_ns: int) -> Op:
-            step_kind = KINDS[kind]
-            work = HostWork(names[label], _HOST_PARTS[step_kind])
-            return Fixed(step_kind.value, duration_ns, work=work)
+            return Fixed(words[kind], duration_ns, work=work_of(kind, label))
 
         kind = steps.kind.astype(np.int64)
         self._add(

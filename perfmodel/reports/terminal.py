@@ -124,14 +124,14 @@ def _table(block: Table, width: int) -> Iterator[RenderableType]:
     table = rich.Table(
         box=None, pad_edge=False, show_header=any(block.headings), header_style="dim"
     )
-    for column in shown:
-        wraps, finds = column in block.wraps, column in block.finds
+    for column, most in shown.items():
+        wraps = column in block.wraps
         table.add_column(
             Text(printable(block.headings[column])) if block.headings else "",
             justify="right" if column in block.numeric else "left",
             no_wrap=not wraps,
             overflow="fold" if wraps else "ellipsis",
-            max_width=LABEL_WIDTH if finds else None,
+            max_width=None if wraps else most,
         )
     for row in block.rows[: block.most]:
         table.add_row(*(_line(row[column]) for column in shown))
@@ -144,16 +144,24 @@ def _table(block: Table, width: int) -> Iterator[RenderableType]:
         yield _line(block.note, "dim")
 
 
-def _fitting(block: Table, columns: Sequence[int], width: int) -> list[int]:
-    """The columns that fit into *width*: optional ones are dropped, the last one first."""
-    of_column = {
-        column: max([len(row[column]) for row in (block.headings, *block.rows) if row], default=0)
-        for column in columns
-    }
+def _fitting(block: Table, columns: Sequence[int], width: int) -> dict[int, int]:
+    """The widths of the columns that fit into *width*: optional ones are dropped, last first.
+
+    Then the longest text is cut, so that numbers stay whole.
+    """
+    lines = [row for row in (block.headings, *block.rows[: block.most]) if row]
+    of_column = {column: max((len(row[column]) for row in lines), default=0) for column in columns}
+    for column in block.finds:
+        of_column[column] = min(of_column[column], LABEL_WIDTH)
+    excess = sum(of_column.values()) + 2 * (len(of_column) - 1) - width
     for dropped in reversed(block.optional):
-        if sum(of_column.values()) + 2 * (len(of_column) - 1) > width:
-            del of_column[dropped]
-    return list(of_column)
+        if excess > 0:
+            excess -= of_column.pop(dropped) + 2
+    texts = of_column.keys() - {*block.numeric, *block.wraps}
+    if excess > 0 and texts and not of_column.keys() & {*block.wraps}:
+        longest = max(texts, key=lambda column: of_column[column])
+        of_column[longest] = max(of_column[longest] - excess, 1)
+    return of_column
 
 
 def _left_out(count: int) -> Iterator[RenderableType]:

@@ -244,4 +244,4 @@ def _command(whatif: WhatIf) -> str | None:
     words = [to_command(verb, scenario, only=("topology", "hosts", "stack", "mode"))]
     words += [f"--apply {shlex.quote(step.text)}" for step in whatif.steps]
     words += [] if whatif.sweep is None else [f"--sweep {shlex.quote(whatif.sweep.text)}"]
-    return " ".join(words)
+    return " ".join([*words, *whatif.options])

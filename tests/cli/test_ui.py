@@ -19,7 +19,7 @@ from perfmodel.base.errors import InputError
 pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
 from perfmodel.cli.ui.answering import read_knobs  # noqa: E402  after the skip
-from perfmodel.cli.ui.server import COOKIE, build_app, build_site  # noqa: E402
+from perfmodel.cli.ui.server import COOKIE, build_app, build_site, render  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SMALL = {"topology": "dgx_a100", "workload": "gpt2_124m"}
@@ -121,6 +121,16 @@ def test_what_cannot_be_answered_says_why(site, knobs, word):
     assert word in said["words"]
 
 
+def test_files_of_the_user_are_chosen_first(tmp_path):
+    own = {"topologies": (str(tmp_path / "m.yaml"),), "workloads": (str(tmp_path / "w.yaml"),)}
+    (tmp_path / "m.yaml").write_text(api.init("topology"))
+    (tmp_path / "w.yaml").write_text(api.init("workload"))
+    page = render(build_site(**own, port=1))
+    for (file,) in own.values():
+        assert f"<option selected>{file}</option>" in page
+    assert page.count("<option selected>") == 4
+
+
 def test_only_what_is_offered_is_read():
     with pytest.raises(InputError, match="topology"):
         read_knobs({"topology": "my.yaml"}, topologies=("dgx_a100",), workloads=())
@@ -174,7 +184,9 @@ def test_the_page_works_in_a_browser(site):
         page.fill("#a [name=tp]", "7")
         settled(state="fault")
         page.click("#theme")
-        assert page.evaluate("document.documentElement.dataset.theme") in ("dark", "light")
+        chosen = page.evaluate("document.documentElement.dataset.theme")
+        assert chosen in ("dark", "light")
+        assert report.locator("html").get_attribute("data-theme") == chosen
         page.set_viewport_size({"width": 390, "height": 800})
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= 390

@@ -164,7 +164,7 @@ def test_a_recording_of_one_step_answers_with_its_span_through_every_door(tmp_pa
 def test_the_score_of_a_recording_is_read_and_not_found_again(tmp_path, monkeypatch):
     spans = [launch(1, 0), kernel(1, 10, 50)]
     import_spans(tmp_path / "traces", spans)
-    [imported] = api.import_kineto([tmp_path / "traces"], tmp_path / "job")
+    [imported] = api.import_traces([tmp_path / "traces"], tmp_path / "job")
 
     monkeypatch.setattr("perfmodel.recordings.self_replay.self_replay", None)
 

@@ -89,14 +89,14 @@ def _chakra_readers() -> list[Reader]:
 
 def _own_chakra() -> tuple[Any, ...]:
     """The traces that perfmodel writes of a small recording."""
-    from perfmodel.api import import_kineto
+    from perfmodel.api import import_traces
     from perfmodel.recordings.storage import load_recorded_job, write_chakra_job
     from traces.chakra import load_chakra
 
     with tempfile.TemporaryDirectory() as place:
         trace = Path(place) / "rank0.json"
         trace.write_text(json.dumps(kineto_document()))
-        import_kineto([trace], Path(place) / "job")
+        import_traces([trace], Path(place) / "job")
         paths = write_chakra_job(load_recorded_job(Path(place) / "job"), Path(place) / "chakra")
         return tuple(map(load_chakra, paths))
 
@@ -117,7 +117,7 @@ def _foreign(traces: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _chakra_reader(name: str, traces: tuple[Any, ...]) -> Reader:
-    from perfmodel.api import import_chakra
+    from perfmodel.api import import_traces
     from traces.chakra import write_chakra
 
     def make(place: Path, source: random.Random) -> Path:
@@ -136,7 +136,7 @@ def _chakra_reader(name: str, traces: tuple[Any, ...]) -> Reader:
                 path.write_bytes(damage_bytes(path.read_bytes(), source))
         return folder
 
-    return Reader(name, make, lambda path: import_chakra([path], path.parent / "job"))
+    return Reader(name, make, lambda path: import_traces([path], path.parent / "job"))
 
 
 def _damage_trace(trace: Any, source: random.Random) -> Any:

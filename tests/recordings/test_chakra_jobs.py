@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from perfmodel.base.errors import PerfModelError, TraceError
-from perfmodel.recordings.import_files import import_chakra
+from perfmodel.recordings.import_files import import_traces
 from perfmodel.recordings.linked_jobs import build_linked_job
 from perfmodel.recordings.self_replay import self_replay
 from perfmodel.recordings.storage import assemble_chakra_job, write_chakra_job
@@ -63,4 +63,4 @@ def test_a_forged_header_is_refused(key, value, tmp_path):
     forged = json.dumps(header | {key: value})
     write_chakra(replace(trace, attributes={"perfmodel": forged}), path)
     with pytest.raises(PerfModelError):
-        import_chakra([path], tmp_path / "job")
+        import_traces([path], tmp_path / "job")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perfmodel.reports.blocks import Report, Section, Table
+from perfmodel.reports.blocks import Report, Section, Table, plain_report
 from perfmodel.reports.prediction import parts_bar, report_prediction
 from perfmodel.reports.terminal import draw_bar, to_text
 from tests.reports.predictions import build_parts, build_prediction
@@ -77,6 +77,14 @@ def test_a_narrow_terminal_drops_optional_columns_and_names_them():
     assert "c" * 30 not in narrow
     assert "too narrow for: share" in narrow
     assert "too narrow" not in to_text(report, 100)
+
+
+def test_a_long_name_is_cut_before_numbers_are():
+    rows = [("1234.567", "+0.001", "kernel_" * 20), ("1.5", "-12.250", "short")]
+    report = plain_report("x", Table(("before", "change", "kernel"), rows, numeric=(0, 1)))
+    lines = to_text(report, 60).splitlines()
+    assert [line.split()[:2] for line in lines[-2:]] == [["1234.567", "+0.001"], ["1.5", "-12.250"]]
+    assert max(map(len, lines)) == 60
 
 
 def test_what_only_a_page_shows_is_not_made_for_a_terminal():

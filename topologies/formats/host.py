@@ -6,6 +6,7 @@ file says so under `assumed`, with the place to put the true value.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,7 +20,6 @@ KNOWN = Path(__file__).with_name("known.yaml")
 GB = 1e9
 FEWEST_SWITCHED, MANY_LANES = 8, 12
 """GPUs of a host, and NVLink lanes of a GPU, from which on hosts have NVSwitches."""
-HOPPER = 9.0
 
 
 @cache
@@ -144,6 +144,11 @@ class _Writer:
                 f"default; the link of kind cpu changes that."
             )
         self.assumed.append("Latencies of links are estimates.")
+        if not self.host.switched and len(self.host.lanes) < math.comb(self.host.gpu_count, 2):
+            self.assumed.append(
+                "GPUs without NVLink between them are assumed to pass through host memory; "
+                "peer_to_peer (true or false) states it."
+            )
 
     def _pcie_rate(self) -> str:
         stated = self.host.pcie_bytes_per_s

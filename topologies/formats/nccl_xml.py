@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 _GPU, _NIC, _SWITCH = "0x03", "0x02", "0x0604"
 _NVSWITCH = "0x0680"
+_VIRTUAL = ("veth", "br-", "docker", "virbr")
 _OLD_ENCODING_BELOW = 8.0
 MBIT_PER_GBIT = 1000
 
 
-def parse_xml(text: str, document: str) -> tuple[Host, str | None]:
-    """The host in *text*, and the GPU by the catalog's name where the file identifies it."""
+def parse_xml(text: str, document: str) -> tuple[Host, str | None, str]:
+    """The host in *text*, its GPU by the catalog's name, and the compute capability it states."""
     try:
         root: Any = ElementTree.fromstring(text, forbid_dtd=True)
     except (ElementTree.ParseError, DefusedXmlException, ValueError) as fault:
@@ -39,7 +40,9 @@ def parse_xml(text: str, document: str) -> tuple[Host, str | None]:
     reader = _Reader(document)
     for cpu in root.iter("cpu"):
         reader.read_socket(cpu)
-    return reader.finish(root), reader.device
+    gpu = root.find(".//gpu[@sm]")
+    version = "" if gpu is None else gpu.get("sm")
+    return reader.finish(root), reader.device, f"{version[:-1]}.{version[-1:]}"
 
 
 class _Reader:
@@ -109,8 +112,12 @@ class _Reader:
             self._rates.append(rate)
 
     def _add_nic(self, holder: Element, place: Place) -> None:
-        # Ports of one card share its link; an interface of no speed carries nothing.
-        speeds = [float(net.get("speed", 0)) for net in holder.iter("net")]
+        # Ports of one card share its link. Interfaces of containers and those of no speed carry
+        # nothing to other hosts.
+        speeds = [
+            float(net.get("speed", 0)) * (not net.get("name", "").startswith(_VIRTUAL))
+            for net in holder.iter("net")
+        ]
         if speeds and max(speeds) <= 0:
             return
         place.nics.append(self._nics)

@@ -36,8 +36,8 @@ def read_foreign(
     if re.match(r"\s*<", text):
         from topologies.formats.nccl_xml import parse_xml  # needs defusedxml
 
-        host, found = parse_xml(text, str(path))
-        told = Told(_device(path, gpu or found), nic_rate)
+        host, found, capability = parse_xml(text, str(path))
+        told = Told(_device(path, gpu or found, capability), nic_rate)
         return ForeignMachine(XML, to_text(host, told, name=name, source=f"{XML} {path.name}"))
     if is_matrix(text):
         told = Told(_device(path, gpu), nic_rate)
@@ -49,12 +49,15 @@ def read_foreign(
     return None
 
 
-def _device(path: Path, name: str | None) -> Device:
-    """The GPU called *name*."""
+def _device(path: Path, name: str | None, capability: str = "") -> Device:
+    """The GPU called *name*; where that is open, one of compute *capability* has to be named."""
     if name is None:
+        everything = {one: load_device(one).compute_capability for one in list_devices()}
+        near = [one for one, version in everything.items() if version == capability]
+        said = f"has GPUs of compute capability {capability} with a PCI identity that is unknown"
         raise TopologyError(
-            f"{path}: does not say which GPU it is about. Name it: "
-            f"perfmodel topology import {path} --gpu h100_sxm --out my_machine.yaml. "
-            f"GPUs: {', '.join(list_devices())}."
+            f"{path}: {said if near else 'does not say which GPU it is about'}. Name it: "
+            f"perfmodel topology import {path} --gpu {near[-1] if near else 'h100_sxm'} "
+            f"--out my_machine.yaml. GPUs: {', '.join(near or everything)}."
         )
     return load_device(name)

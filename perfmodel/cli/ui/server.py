@@ -55,11 +55,12 @@ PAGE_POLICY = (
 
 @dataclass(slots=True)
 class Site:
-    """What the page offers, its secret, and the one thread that answers."""
+    """What the page offers and first shows, its secret, and the one thread that answers."""
 
     topologies: tuple[str, ...]
     workloads: tuple[str, ...]
     port: int
+    chosen: tuple[str, str] = ("dgx_h100", "gpt2_124m")
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     answers: Answers = field(default_factory=Answers)
     worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
@@ -174,7 +175,10 @@ async def iter_events(site: Site, knobs: dict[str, str]) -> AsyncIterator[str]:
 def render(site: Site) -> str:
     """The page with its knobs."""
     return load_template(HERE).render(
-        topologies=site.topologies, workloads=site.workloads, stacks=api.list_stacks()
+        topologies=site.topologies,
+        workloads=site.workloads,
+        stacks=api.list_stacks(),
+        chosen=site.chosen,
     )
 
 
@@ -185,7 +189,10 @@ def build_site(*, workloads: Sequence[str], topologies: Sequence[str], port: int
     for one in topologies:
         api.load_topology(one)
     names = tuple(title.name for title in api.list_workloads())
-    return Site((*topologies, *api.list_topologies()), (*workloads, *names), port)
+    site = Site((*topologies, *api.list_topologies()), (*workloads, *names), port)
+    machine, model = site.chosen
+    site.chosen = next(iter(topologies), machine), next(iter(workloads), model)
+    return site
 
 
 def serve(

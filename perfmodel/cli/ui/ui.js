@@ -64,6 +64,7 @@ function pane(id) {
     clearTimeout(timer);
     timer = setTimeout(ask, 250);
   });
+  find("iframe").addEventListener("load", paint);
   form.addEventListener("submit", (event) => event.preventDefault());
   for (const button of root.querySelectorAll(".copy")) {
     button.addEventListener("click", async () => {
@@ -75,6 +76,16 @@ function pane(id) {
     });
   }
   return { root, form, ask };
+}
+
+// The pages of answers follow the theme that was chosen here.
+function paint() {
+  const theme = document.documentElement.dataset.theme;
+  if (!theme) return;
+  for (const frame of document.querySelectorAll("iframe:not([hidden])")) {
+    frame.contentDocument.documentElement.dataset.theme = theme;
+    frame.contentWindow.dispatchEvent(new Event("themechange"));
+  }
 }
 
 function versus() {
@@ -101,5 +112,6 @@ document.getElementById("theme").addEventListener("click", () => {
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   root.dataset.theme = (root.dataset.theme || system) === "dark" ? "light" : "dark";
+  paint();
 });
 first.ask();

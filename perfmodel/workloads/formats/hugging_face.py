@@ -116,13 +116,17 @@ def read_config(
     """The workload in the *content* of a config.json, called *name*, and the use of its fields."""
     model_type, table = find_table(content, document)
     defaults = load_yaml(TABLE)
-    left_out = list(table.left_out)
+    left_out: list[str] = []
     if table.part is not None:
         left_out.append(f"Only {table.part} is trained; the other parts of the model are left out.")
         whole, content = content, content.get(table.part) or content
+        # A part may be of another kind, so its own type decides; `x_text` is the text of `x`.
+        if content.get("model_type") not in (None, model_type, f"{model_type}_text"):
+            _, table = find_table(content, f"{document}: {table.part}")
         # The head belongs to the whole model.
         if "tie_word_embeddings" in whole:
             content = {**content, "tie_word_embeddings": whole["tie_word_embeddings"]}
+    left_out += table.left_out
     left_out += [text for key, text in table.left_out_if.items() if content.get(key)]
     reader = FieldReader(document, content, given)
     model = _read_model(reader, table)

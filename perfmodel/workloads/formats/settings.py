@@ -42,6 +42,7 @@ class SettingsTable(Form):
     hints: Mapping[str, str] = field(default_factory=dict)
     refused: tuple[Mapping[str, Any], ...] = ()
     tokenizers: Mapping[str, int] = field(default_factory=dict)
+    left_out_if: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     flavors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
@@ -157,6 +158,7 @@ def read_settings(
     flat = flatten(content, table.merged)
     _refuse_others(table, flat, document, is_layout=is_layout)
     assumed = [] if is_layout else list(_add_vocabulary(table, flat))
+    assumed += [said[flat[key]] for key, said in table.left_out_if.items() if flat.get(key) in said]
     unstated = [key for key, value in flat.items() if value in table.unstated]
     stated = {key: value for key, value in flat.items() if key not in unstated}
     reader = SettingsReader(table, FieldReader(document, stated, given), is_layout, unstated)
@@ -218,7 +220,7 @@ def _add_vocabulary(table: SettingsTable, flat: dict[str, Any]) -> Iterator[str]
     if {"vocab_size", "padded_vocab_size"} & flat.keys():
         return
     words = [str(flat[key]) for key in _TOKENIZER if key in flat]
-    if "merge_file" in flat:
+    if flat.get("merge_file"):
         words.append("GPT2BPETokenizer")
     for word in words:
         known = max((one for one in table.tokenizers if word.startswith(one)), key=len, default="")

@@ -75,6 +75,9 @@ def test_links_between_gpus_are_a_mesh_without_a_switch(file):
     machine = load_topology(file(host(first + second)))
     assert not machine.of_kind(VertexKind.NVSWITCH)
     assert machine.gpu_route(0, 1).bandwidth_bytes_per_s == 100e9
+    assert "peer_to_peer" not in " ".join(machine.assumed)
+    apart = load_topology(file(host(gpu(0) + gpu(1))))
+    assert "peer_to_peer (true or false) states it" in " ".join(apart.assumed)
 
 
 def test_what_the_file_does_not_say_is_assumed_in_words(file):
@@ -90,6 +93,20 @@ def test_what_the_file_does_not_say_is_assumed_in_words(file):
     assert "# fabric:" in found.text
     told = api.import_topology(path, gpu="a100_pcie_80gb", nic_rate="100 Gbit/s")
     assert told.topology.fabric.nic_bandwidth_bytes_per_s == 12.5e9
+
+
+def test_a_gpu_that_the_catalog_lacks_is_answered_with_those_of_its_generation(file):
+    path = file(host(gpu(0).replace("0x20b2", "0xffff")))
+    with pytest.raises(TopologyError, match=r"compute capability 8\.0 .*GPUs: a100_") as fault:
+        load_topology(path)
+    assert "h100" not in str(fault.value)
+
+
+def test_interfaces_of_containers_are_no_nics(file):
+    veth = '<nic><net name="veth0" speed="10000"/><net name="br-1" speed="10000"/></nic>'
+    machine = load_topology(file(host(pair(0) + veth)))
+    assert len(machine.of_kind(VertexKind.NIC)) == 1
+    assert machine.fabric.nic_bandwidth_bytes_per_s == 25e9
 
 
 def test_the_written_file_is_the_machine(file, tmp_path):

@@ -145,6 +145,20 @@ PUBLISHED = {
         shape(32, 4096, 32, 16384, 102400, num_key_value_heads=32, sliding_window=None),
         9_429_069_824,
     ),
+    # As published with the weights.
+    "exaone": (
+        {**shape(None, 4096, 32, 14336, 102400, num_key_value_heads=8), "num_layers": 32},
+        7_818_448_896,
+    ),
+    "chatglm": (
+        {"num_layers": 40, "hidden_size": 4096, "num_attention_heads": 32, "kv_channels": 128,
+         "multi_query_group_num": 2, "ffn_hidden_size": 13696, "padded_vocab_size": 151552,
+         "multi_query_attention": True, "rmsnorm": True, "add_qkv_bias": True},
+        9_399_951_360,
+    ),
+    # 2 x vocab x 4096 + 32 x (4 x 4096^2 + 3 x 4096 x 11008 + 2 x 4096) + 4096.
+    "baichuan": (shape(32, 4096, 32, 11008, 125696), 7_505_973_248),
+    "xverse": (shape(32, 4096, 32, 11008, 100534), 7_299_846_144),
     "ernie4_5": (shape(18, 1024, 16, 3072, 103424), 360_748_032),
     "hunyuan_v1_dense": (shape(32, 4096, 32, 11008, 290943), 8_859_676_672),
     "granitemoe": (shape(32, 4096, 32, 11008, 32000), 37_039_116_288),
@@ -230,6 +244,23 @@ def test_the_head_of_a_model_of_several_parts_belongs_to_the_whole(tmp_path):
     whole = {"model_type": "qwen3_vl", "tie_word_embeddings": True, "text_config": text}
     model = load_workload(write(tmp_path, whole)).model
     assert count_parameters(model) == pytest.approx(4_022_468_096, rel=PUBLISHED_WITHIN)
+
+
+def test_the_type_of_a_part_decides_how_it_is_read(tmp_path):
+    # Mistral Small 3.1: 24,011,361,280 published parameters, of which 438,958,080 see images:
+    # 24 x (4 x 1024^2 + 3 x 1024 x 4096 + 2 x 1024) + 3 x 14^2 x 1024 + 1024 in the tower and
+    # 1024 + 4096 x 1024 + 1024 x 5120 + 5120^2 between it and the text.
+    text = shape(40, 5120, 32, 32768, 131072, num_key_value_heads=8, head_dim=128)
+    whole = {"model_type": "mistral3", "text_config": {**text, "model_type": "mistral"}}
+    model = load_workload(write(tmp_path, whole)).model
+    assert count_parameters(model) == 24_011_361_280 - 438_958_080
+
+    part = {**text, "model_type": "mixtral", "num_local_experts": 4}
+    path = write(tmp_path, {"model_type": "llava", "text_config": part})
+    assert load_workload(path).model.experts == 4
+    path = write(tmp_path, {**whole, "text_config": {**text, "model_type": "mistral9"}})
+    with pytest.raises(WorkloadError, match=r"text_config: model_type must be .* got mistral9"):
+        load_workload(path)
 
 
 def test_infinity_in_a_file_is_no_obstacle(tmp_path):

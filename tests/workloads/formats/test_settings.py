@@ -126,7 +126,7 @@ def test_torchtitan_names_a_model_whose_shape_is_known(file):
         (SCRIPT.replace('"--vocab-size 128256"', ""), "vocab_size: must be given, but is missing"),
         (SCRIPT.replace("--global-batch-size 128", "--global-batch-size $GBS"),
          "global_batch_size: is the reference '$GBS'"),
-        (SCRIPT.replace("rope", "alibi"), "position_embedding_type: must be one of"),
+        (SCRIPT.replace("rope", "kerple"), "position_embedding_type: must be one of"),
         (NEMO.replace("vocab_size: 32000", "vocab_size: '${oc.env:WORDS}'"), "vocab_size: is the"),
         (SCRIPT.replace("pretrain_gpt", "pretrain_t5"), "pretrain_t5.py says that it trains an"),
         (NEMO + "  bert_binary_head: false\n", "bert_binary_head says that it trains BERT"),
@@ -164,6 +164,19 @@ def test_well_known_tokenizers_tell_the_vocabulary_and_the_answer_says_so(file, 
     workload = load_workload(file(SCRIPT.replace('"--vocab-size 128256"', tokenizer)))
     assert workload.model.vocab == words
     assert f"model.vocab: {words:,} is the vocabulary of" in workload.assumed[0]
+
+
+def test_an_empty_field_of_a_tokenizer_tells_no_vocabulary(file):
+    empty = "{library: sentencepiece, merge_file: null}"
+    path = file(NEMO.replace("{vocab_size: 32000}", empty), "nemo.yaml")
+    with pytest.raises(WorkloadError, match="vocab_size: must be given"):
+        load_workload(path)
+
+
+def test_alibi_is_counted_as_rotary_and_the_answer_says_so(file):
+    workload = load_workload(file(SCRIPT.replace("rope", "alibi")))
+    assert workload.model.positions.value == "rotary"
+    assert "ALiBi is counted as rotary positions." in workload.assumed
 
 
 def test_what_deepspeed_leaves_to_the_trainer_stays_as_the_workload_has_it(file):

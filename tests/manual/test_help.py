@@ -1,0 +1,111 @@
+"""The examples of `--help` run as they are printed, in a folder with the files that they name."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import click
+import pytest
+
+from perfmodel.cli.commands import COMMANDS, load_command
+from tests.manual.pages import NOT_RUN, Command, run
+from tests.manual.reader import prepare
+
+CHECKED_ALONE = {
+    **NOT_RUN,
+    "perfmodel search": "seconds to minutes; the pages of the manual run it",
+    "perfmodel emulate": "likewise",
+    "llama3_70b": "seconds",
+    "--batches": "seconds",
+    "--search": "seconds",
+    "--cross-validate": "a minute",
+    "--executor ray": "starts Ray; tests/execution does",
+    "my_gemm": "a minute to make",
+    "--limit": "made-up measurements are not within it",
+    "pytorch_et": "tests/recordings imports one",
+    "built_job": "tests/whatif asks such jobs",
+    "SendRecv": "needs collectives of three ranks",
+    "overlap": "needs collectives",
+}
+"""Words of examples whose options are checked and which are not run here, and why."""
+
+
+def iter_commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from iter_commands(inner, f"{path} {name}")
+
+
+def examples() -> list[str]:
+    found: dict[str, None] = {}
+    for name in COMMANDS:
+        for path, command in iter_commands(load_command(name), name):
+            context = click.Context(command, info_name=f"perfmodel {path}", max_content_width=999)
+            text = command.get_help(context).replace("\\\n", "")
+            for line in re.findall(r"^ *(?:Examples?: *)?(perfmodel [^\n]+)$", text, re.MULTILINE):
+                # What follows many blanks explains the example.
+                found |= dict.fromkeys(re.split(r" {3,}(?!-)| [|>] ", line)[0].split(" && "))
+    return list(found)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("reader")
+    prepare(place)
+    with contextlib.chdir(place):
+        for kind, names in {
+            "workload": ("my_model", "my_gpt"),
+            "topology": ("my_machine", "my_cluster", "my_host"),
+            "tables": ("tables",),
+            "scenario": ("question", "a", "b"),
+        }.items():
+            for name in names:
+                run(Command(f"perfmodel init {kind} --out {name}.yaml", ()))
+        for made in (
+            "rank --topology quad_a100 --tables tables.yaml --sharder naive --plan-out plan.json",
+            "rank --topology dgx_h100 --hosts 4 --sharder naive --samples 2 --plan-out mine.json",
+            "calibrate collectives all_reduce.log --topology dgx_h100 --out my.yaml",
+        ):
+            run(Command(f"perfmodel {made}", ()))
+        for name in ("job", "job_before", "job_after", "jobs/one", "jobs/two"):
+            shutil.copytree("recorded_job", name)
+        for name in ("runs/one", "runs/two"):
+            shutil.copytree("traces", name)
+        first, second = sorted(Path("traces").iterdir())
+        for source, names in ((first, ("rank0", "before", "after")), (second, ("rank1",))):
+            for name in names:
+                Path(f"{name}.json.gz").write_bytes(gzip.compress(source.read_bytes()))
+        shutil.copy("collectives.csv", "table.csv")
+    return place
+
+
+def test_every_command_has_an_example():
+    assert len(examples()) > 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", examples())
+def test_an_example_of_the_help_works(example, folder):
+    words = shlex.split(example)[1:]
+    if any(word in example for word in CHECKED_ALONE):
+        command = load_command(words[0])
+        for name in words[1:]:
+            command = getattr(command, "commands", {}).get(name, command)
+        known = {option for one in command.params for option in one.opts}
+        ours = words[: words.index("--")] if "--" in words else words
+        assert {word for word in ours if word.startswith("--")} <= known
+        return
+    with contextlib.chdir(folder):
+        if "--out" in words:
+            # An example starts without what it writes.
+            out = Path(words[words.index("--out") + 1])
+            shutil.rmtree(out) if out.is_dir() else out.unlink(missing_ok=True)
+        named = [sorted(map(str, Path().glob(word))) if "*" in word else [word] for word in words]
+        run(Command(shlex.join(["perfmodel", *chain.from_iterable(named)]), ()))
