@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import pytest
 
-from perfmodel.emulation.compiler.arithmetic import count_instructions
+from perfmodel.emulation.compiler.kernels import count_instructions
 from perfmodel.graph.ops import Attention, Gemm, HostSpan, MemoryBound, Pass
 
 BATCH, TOKENS, WIDTH, INNER, WORDS = 4, 64, 128, 256, 512

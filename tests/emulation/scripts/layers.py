@@ -1,0 +1,33 @@
+"""Layers whose kernels a build without CUDA does not know: groups of GEMMs, recurrent steps,
+attention with wide heads and with a bias that is trained, compiled convolutions."""
+
+import torch
+from torch._six import container_abcs, inf
+from torch.nn import functional
+
+assert issubclass(list, container_abcs.Iterable)
+assert inf > 0
+experts = torch.nn.Parameter(torch.rand(4, 32, 16, device="cuda"))
+recurrent = torch.nn.LSTM(32, 64, num_layers=2).cuda()
+bias = torch.nn.Parameter(torch.zeros(8, 8, device="cuda", dtype=torch.float16))
+convolutions = torch.nn.Sequential(
+    torch.nn.Conv2d(8, 16, 3), torch.nn.GELU(), torch.nn.Conv2d(16, 16, 3)
+)
+convolutions = convolutions.cuda().half().to(memory_format=torch.channels_last)
+compiled = torch.compile(convolutions)
+parameters = [experts, bias, *recurrent.parameters(), *convolutions.parameters()]
+optimizer = torch.optim.SGD(parameters, lr=0.1)
+tokens = torch.rand(64, 32, device="cuda")
+ends = torch.tensor([16, 32, 48, 64], dtype=torch.int32, device="cuda")
+for _ in range(3):
+    grouped = torch._grouped_mm(tokens, experts, offs=ends)
+    states, _ = recurrent(tokens.view(16, 4, 32))
+    wide = torch.rand(1, 2, 8, 512, device="cuda")
+    mixed = functional.scaled_dot_product_attention(wide, wide, wide)
+    narrow = torch.rand(1, 2, 8, 64, device="cuda", dtype=torch.float16)
+    biased = functional.scaled_dot_product_attention(narrow, narrow, narrow, bias)
+    images = torch.rand(2, 8, 16, 16, device="cuda", dtype=torch.float16)
+    seen = compiled(images.to(memory_format=torch.channels_last))
+    sum(one.float().sum() for one in (grouped, states, mixed, biased, seen)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
