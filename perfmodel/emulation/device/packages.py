@@ -11,7 +11,7 @@ import collections.abc
 import importlib
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils._triton import has_triton_package
 
 from perfmodel.emulation.device import attention_packages, triton_stand_in
+from perfmodel.emulation.device.attention_packages import DISTRIBUTIONS, InstalledPackage
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.native import keep_for_ever
 from perfmodel.emulation.device.nvml import make_pynvml
@@ -136,6 +137,11 @@ class PackageFinder(MetaPathFinder):
         if found is not None and found.loader is not None and change is not None:
             found.loader = _ChangedModule(found.loader, change)
         return found
+
+    def find_distributions(self, context: Any) -> Iterator[InstalledPackage]:
+        """What `importlib.metadata` finds of the packages that are answered."""
+        wanted = (context.name or "").lower().replace("-", "_")
+        return (InstalledPackage(name) for name in DISTRIBUTIONS if wanted in ("", name))
 
     def _prepare_triton(self, gpu: VirtualGpu) -> None:
         if self._has_triton:

@@ -1,12 +1,21 @@
 """Layers whose kernels a build without CUDA does not know: groups of GEMMs, recurrent steps,
 attention with wide heads and with a bias that is trained, compiled convolutions."""
 
+from importlib.metadata import packages_distributions, version
+
 import torch
+from flash_attn.bert_padding import pad_input, unpad_input
 from torch._six import container_abcs, inf
 from torch.nn import functional
 
 assert issubclass(list, container_abcs.Iterable)
 assert inf > 0
+assert packages_distributions()["flash_attn"] == ["flash_attn"]
+assert version("flash-attn") > "2.3"
+kept = torch.tensor([[1, 1, 0], [1, 1, 1]], device="cuda")
+rows, places, starts, longest, _ = unpad_input(torch.zeros(2, 3, 4, device="cuda"), kept)
+assert (len(rows), longest, starts.tolist()) == (5, 3, [0, 2, 5])
+assert pad_input(rows, places, 2, 3).shape == (2, 3, 4)
 experts = torch.nn.Parameter(torch.rand(4, 32, 16, device="cuda"))
 recurrent = torch.nn.LSTM(32, 64, num_layers=2).cuda()
 bias = torch.nn.Parameter(torch.zeros(8, 8, device="cuda", dtype=torch.float16))
