@@ -38,3 +38,10 @@ def test_compiled_convolutions_keep_their_channels_last(emulated):
     ops = emulated("layers").ops()
     assert sum(isinstance(op, Convolution) for op in ops) == 5
     assert not [op for op in ops if isinstance(op, MemoryBound) and op.operator == "transpose"]
+
+
+def test_extensions_in_cuda_are_kernels_that_touch_their_tensors(emulated):
+    run = emulated("layers")
+    [kernel] = [op for op in run.ops() if getattr(op, "operator", "") == "user_kernel"]
+    assert kernel.read_bytes == kernel.write_bytes == 64 * 32 * 4
+    assert "The extension mine is CUDA code and was not built" in run.stderr

@@ -30,7 +30,7 @@ from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.native import keep_for_ever
 from perfmodel.emulation.device.nvml import make_pynvml
 from perfmodel.emulation.device.triton_stand_in import make_module
-from perfmodel.emulation.device.user_kernels import install_triton
+from perfmodel.emulation.device.user_kernels import install_extensions, install_triton
 
 _VISION_SHAPES = "torchvision._meta_registrations"
 """The module that describes operators, if the native library loaded."""
@@ -47,6 +47,7 @@ _SPACE = "torchvision"
 
 _WITHOUT_SIX = (2,)
 """The first release of torch without `torch._six`, which packages of its time import."""
+_BUILDING = "torch.utils.cpp_extension"
 _AUTOTUNER = "triton.runtime.autotuner"
 
 Maker = Callable[[], ModuleType]
@@ -106,6 +107,11 @@ class PackageFinder(MetaPathFinder):
         if gpu.release < _WITHOUT_SIX:
             self._made["torch._six"] = _make_six
         self._changed: dict[str, Change] = {_VISION_SHAPES: _has_operators}
+        extensions = partial(install_extensions, gpu)
+        if _BUILDING in sys.modules:
+            extensions(sys.modules[_BUILDING])
+        else:
+            self._changed[_BUILDING] = extensions
         loaded = sys.modules.get(_AUTOTUNER)
         if loaded is not None:
             record_triton(gpu, loaded)

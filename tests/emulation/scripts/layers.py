@@ -7,6 +7,7 @@ import torch
 from flash_attn.bert_padding import pad_input, unpad_input
 from torch._six import container_abcs, inf
 from torch.nn import functional
+from torch.utils.cpp_extension import load_inline
 
 assert issubclass(list, container_abcs.Iterable)
 assert inf > 0
@@ -27,6 +28,7 @@ compiled = torch.compile(convolutions)
 parameters = [experts, bias, *recurrent.parameters(), *convolutions.parameters()]
 optimizer = torch.optim.SGD(parameters, lr=0.1)
 tokens = torch.rand(64, 32, device="cuda")
+mine = load_inline("mine", "", cuda_sources="void twice(torch::Tensor);", functions=["twice"])
 ends = torch.tensor([16, 32, 48, 64], dtype=torch.int32, device="cuda")
 for _ in range(3):
     grouped = torch._grouped_mm(tokens, experts, offs=ends)
@@ -38,5 +40,6 @@ for _ in range(3):
     images = torch.rand(2, 8, 16, 16, device="cuda", dtype=torch.float16)
     seen = compiled(images.to(memory_format=torch.channels_last))
     sum(one.float().sum() for one in (grouped, states, mixed, biased, seen)).backward()
+    mine.twice(tokens)
     optimizer.step()
     optimizer.zero_grad()
