@@ -81,7 +81,7 @@ class Compiler:
                 self.fallbacks.setdefault(place, why)
                 _say(f"the region at {place} stays eager, because it could not be compiled: {why}")
                 made = eager
-                context = TracingContext.try_get()
+                context: Any = TracingContext.try_get()
                 if context is not None and context.fw_metadata is None:
                     # DDP splits a region at its buckets and wants it of every part.
                     context.fw_metadata = SimpleNamespace()

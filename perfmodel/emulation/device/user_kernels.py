@@ -13,9 +13,9 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -63,24 +63,6 @@ def install_nvrtc(gpu: VirtualGpu) -> None:
     torch._C._jit_set_texpr_fuser_enabled(False)
 
 
-class Extension(ModuleType):
-    """An extension in CUDA, which is not built: a call reads and writes all tensors it is given."""
-
-    def __init__(self, gpu: VirtualGpu, name: str) -> None:
-        super().__init__(name)
-        self._gpu = gpu
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-        def call(*args: Any, **words: Any) -> None:
-            given = tensors_in([args, *words.values()])
-            record_kernel(self._gpu, name, inputs=given, outputs=given)
-
-        return call
-
-
 def install_extensions(gpu: VirtualGpu, building: Any) -> None:
     """Answer extensions with sources in CUDA; the module *building* of torch makes the others."""
     load, load_inline = building.load, building.load_inline
@@ -101,12 +83,20 @@ def install_extensions(gpu: VirtualGpu, building: Any) -> None:
     building.load, building.load_inline = answer, answer_inline
 
 
-def _unbuilt(gpu: VirtualGpu, name: str) -> Extension:
+def _unbuilt(gpu: VirtualGpu, name: str) -> ModuleType:
+    """The extension *name*: a call of any function reads and writes all tensors it is given."""
     gpu.recorder.notes[
         f"The extension {name} is CUDA code and was not built: each call counts as one kernel that "
         "reads and writes its tensors, and returns nothing."
     ] = None
-    return Extension(gpu, name)
+
+    def call(function: str, *args: Any, **words: Any) -> None:
+        given = tensors_in([args, *words.values()])
+        record_kernel(gpu, function, inputs=given, outputs=given)
+
+    made: Any = ModuleType(name)
+    made.__getattr__ = partial(partial, call)
+    return cast("ModuleType", made)
 
 
 def install_triton(gpu: VirtualGpu, jit: Any, autotuner: Any) -> None:
