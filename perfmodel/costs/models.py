@@ -59,7 +59,7 @@ DEPTHWISE_INSTRUCTIONS = 8
 as many for bounds and loops."""
 POSITION_INSTRUCTIONS = 190
 """Instructions per position and channel, whatever the window: its place by divisions, the bounds of
-the window, the store. Least squares over two published scripts; each alone says 100 and 230."""
+the window, the store. Least squares over two published scripts; each alone says 100 and 225."""
 ISSUED_PER_CLOCK = 128
 """Instructions of threads that a multiprocessor issues per clock: four schedulers, 32 threads."""
 MEMORY_RATIO = 0.85
