@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import wraps
 from typing import Any
 
 import torch
@@ -65,6 +66,7 @@ class StepWatch:
         elif self._warmup == DEFAULT_WARMUP:
             make = Optimizer.__init__
 
+            @wraps(make)
             def made(*args: Any, **words: Any) -> None:
                 make(*args, **words)
                 self._prepare()
