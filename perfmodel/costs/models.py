@@ -57,6 +57,9 @@ from topologies import Device
 DEPTHWISE_INSTRUCTIONS = 8
 """Instructions per multiply-add of a depthwise convolution: load, address, convert, multiply, and
 as many for bounds and loops."""
+POSITION_INSTRUCTIONS = 190
+"""Instructions per position and channel, whatever the window: its place by divisions, the bounds of
+the window, the store. Least squares over two published scripts; each alone says 100 and 225."""
 ISSUED_PER_CLOCK = 128
 """Instructions of threads that a multiprocessor issues per clock: four schedulers, 32 threads."""
 MEMORY_RATIO = 0.85
@@ -107,9 +110,9 @@ def _depthwise_ns(ops: Sequence[Convolution], device: Device) -> FloatColumn:
     operands = np.array([2 if _is_of_weight(op) else 1 for op in ops])
     issued_per_s = device.sm_count * device.clock_hz * ISSUED_PER_CLOCK
     steps = np.array([op.flops / 2 for op in ops])
-    return np.asarray(
-        FLOOR_NS + DEPTHWISE_INSTRUCTIONS * operands * steps * NS_PER_S / issued_per_s
-    )
+    positions = np.array([max(op.m, op.k) * op.groups for op in ops])
+    issued = DEPTHWISE_INSTRUCTIONS * operands * steps + POSITION_INSTRUCTIONS * positions
+    return np.asarray(FLOOR_NS + issued * NS_PER_S / issued_per_s)
 
 
 def _is_of_weight(op: Convolution) -> bool:

@@ -153,12 +153,11 @@ def _read(request: Emulation, outcome: WorkerOutcome) -> dict[int, RankRecord]:
         if rank not in outcome.records:
             raise ScriptFailedError(f"rank {rank} ended without a record (os._exit).", 1)
         record = records[rank] = from_bytes(outcome.records[rank])
-        if len(record.boundaries) < 2 + record.first_steady:
+        if len(record.boundaries) < 2:
             raise EmulationError(
-                f"rank {rank}: the script ended after {record.step_count} optimizer steps, "
-                f"without a steady iteration: the first {request.warmup} are warm-up "
-                "and one more is needed. Let it run longer, or give a smaller --warmup. Steps "
-                "are those of torch.optim optimizers."
+                f"rank {rank}: the script ended after {record.step_count} optimizer steps, and no "
+                f"iteration was recorded: {request.warmup} are warm-up. Let it run longer, or give "
+                "a smaller --warmup. Steps are those of torch.optim optimizers."
             )
     return records
 

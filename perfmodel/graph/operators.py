@@ -40,6 +40,7 @@ from perfmodel.graph.ops import (
     Attention,
     EmbeddingOp,
     Gemm,
+    GroupedGemm,
     MemoryBound,
     Pass,
     Work,
@@ -99,16 +100,43 @@ def _user_product(call: OperatorCall) -> Works:
     return (Gemm(rows, columns, depth, gemm_dtype(call, call.tensors[0]), batch),)
 
 
+def _grouped(call: OperatorCall) -> Works:
+    """Products of as many groups as there are ends of them, in one launch; groups of equal size."""
+    pair = [tensor for tensor in call.tensors if len(tensor.shape) in (2, 3)][:2]
+    ends = next((tensor.count for tensor in call.tensors if tensor.name == "offs"), 0)
+    left, right = (one.shape for one in pair)
+    groups = ends or left[0]
+    rows, columns, depth = left[-2], right[-1], left[-1]
+    if len(left) == len(right) == 2:
+        depth = -(-depth // groups)
+    elif len(left) == 2:
+        rows = -(-rows // groups)
+    elif len(right) == 2:
+        columns = -(-columns // groups)
+    return (GroupedGemm(groups, rows, columns, depth, gemm_dtype(call, pair[0])),)
+
+
 def _recurrent(call: OperatorCall) -> Works:
-    """Layers of cuDNN: a GEMM per layer and step, for input and recurrent weights."""
-    data, direction = call.tensors[0], "backward" if call.name.endswith("backward") else "forward"
-    steps, dtype = data.count // data.shape[-1], gemm_dtype(call, data)
-    return tuple(
-        Gemm(m=steps, n=tensor.shape[0], k=tensor.shape[1], dtype=dtype)
-        for tensor in call.tensors
-        if tensor.name in operator_table()["recurrent"][direction] and len(tensor.shape) == 2
-        for _ in range(2 if direction == "backward" else 1)
-    )
+    """Layers of cuDNN: weights of the input meet all steps at once, those of the state one by one.
+
+    Each step of a state ends in a pass over its gates. Backward, gradients of weights follow.
+    """
+    data, is_backward = call.tensors[0], call.name.endswith("backward")
+    batch = next((one.shape[1] for one in call.tensors if one.name == "hx"), 1)
+    rows, dtype = data.count // data.shape[-1], gemm_dtype(call, data)
+    weights = [one for one in call.tensors if one.name == "weight" and len(one.shape) == 2]
+    works: list[Work] = []
+    for place, weight in enumerate(weights):
+        gates, width = weight.shape
+        if place % 2:
+            step = Gemm(batch, *((width, gates) if is_backward else (gates, width)), dtype)
+            moved = batch * gates * data.dtype.size_bytes
+            works += [step, MemoryBound("add", moved, moved // 2, data.dtype)] * (rows // batch)
+        else:
+            works.append(Gemm(rows, gates, width, dtype))
+        if is_backward:
+            works.append(Gemm(gates, width, rows, dtype))
+    return tuple(works)
 
 
 def _attention(call: OperatorCall) -> Works:
@@ -257,6 +285,7 @@ def _lookup(call: OperatorCall) -> Works:
 
 _FORMS: dict[str, Callable[[OperatorCall], Works]] = {
     "gemm": _gemm,
+    "grouped": _grouped,
     "convolution": convolution,
     "convolution_backward": convolution_backward,
     "attention": _attention,

@@ -21,6 +21,7 @@ OPTIONS = {
     "compiled": ("--ranks", "2"),
     "masks": ("--ranks", "1"),
     "uneven": ("--ranks", "4"),
+    "layers": ("--ranks", "1", "--torch-release", "1.13.1"),
 }
 
 

@@ -277,7 +277,9 @@ def test_a_script_with_one_rank_sees_one_gpu_and_a_job_is_not_replaced_unasked(t
     ("ending", "code", "words"),
     [
         ("step()\nsys.exit(3)", 3, "rank 0 ended with exit code 3"),
-        ("step()", 1, "ended after 1 optimizer steps"),
+        ("", 1, "ended after 0 optimizer steps"),
+        ("step()", 0, "The script ended during its warm-up"),
+        ("step()\nstep()", 0, "The script ended during its warm-up"),
         ("torch.empty(30 * 2**30, device='cuda')", 1, "CUDA out of memory. Tried to allocate 120"),
         (UNCOVERED, 1, "operator mine.twice.default is not covered ("),
     ],

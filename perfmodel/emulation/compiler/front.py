@@ -89,8 +89,17 @@ def install_dynamo(gpu: VirtualGpu) -> None:
     _set(
         torch._dynamo, optimize=lambda *args, **more: optimize(*args, **more | {"nopython": False})
     )
+    # A build without cuDNN would give every convolution its channels first.
+    _set(torch._C, _conv_determine_backend_memory_format=_format_of_cudnn)
     # It warns when it is imported without Triton.
     logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
+
+
+def _format_of_cudnn(image: Any, weight: Any, _: Any) -> torch.memory_format:
+    """The layout in which cuDNN answers: channels last if *image* or *weight* has it."""
+    wanted = torch.channels_last if image.dim() == 4 else torch.channels_last_3d
+    formats = [torch._prims_common.suggest_memory_format(one) for one in (image, weight)]
+    return wanted if wanted in formats else torch.contiguous_format
 
 
 def install_inductor(gpu: VirtualGpu, cache: Path, masks: Callable[[], Any]) -> None:

@@ -9,6 +9,11 @@ follow sizes that change.
 Of a buffer a kernel touches at most all of it. A place that depends on values (a lookup) is
 touched once for every element of the kernel. Whether an argument is loaded, stored to, or both, is
 what the source says. A looped reduction that comes back to a row finds it in the cache.
+
+The instructions of an element are read from the source, too: Inductor writes one value a line,
+after common ones were joined, and most are one instruction of a lane. They decide where a kernel is
+bound by them and not by memory, such as the exponentials of a softmax over a vocabulary. A looped
+kernel counts its loops, the others all of their lines; addresses and masks are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +28,6 @@ from torch import Tensor
 from torch._inductor.dependencies import MemoryDep
 from torch._inductor.virtualized import V
 
-from perfmodel.emulation.compiler.arithmetic import count_instructions
 from perfmodel.emulation.compiler.masks import AttentionTemplate, RegionMasks
 from perfmodel.emulation.device.descriptions import DTYPE_WORDS
 from perfmodel.emulation.device.gpu import VirtualGpu
@@ -34,6 +38,22 @@ _SIGNATURE = re.compile(r"\ndef (?P<kernel>\w+)\((?P<names>[^)]*)\)", re.DOTALL)
 _LOADED = re.compile(r"tl\.(?:load|atomic_\w+)\((?:tl\.make_block_ptr\()?(\w+)")
 _STORED = re.compile(r"tl\.(?:store|atomic_\w+)\((?:tl\.make_block_ptr\()?(\w+)")
 _CHANGED = re.compile(r"'mutated_arg_names': \[(.*?)\]")
+_VALUE = re.compile(r"^(?P<indent> +)(?:_?tmp\d+(?:_\w+)?(?:, _?tmp\d+\w*)*) = (?P<text>.+)$", re.M)
+_LOOP_INDENT = 8
+_CALLED = re.compile(
+    r"(?:tl|tl_math|libdevice|triton_helpers)\.(?P<name>\w+)\(|(?P<quotient> / )", re.M
+)
+_SPECIAL = 8
+"""Lanes of a multiprocessor over its special units: instructions that one of theirs costs."""
+_INSTRUCTIONS = {
+    "exp": _SPECIAL + 2, "exp2": _SPECIAL, "log": _SPECIAL + 2, "log2": _SPECIAL,
+    "rsqrt": _SPECIAL + 2, "sqrt": _SPECIAL + 2, "sqrt_rn": _SPECIAL + 6, "div_rn": _SPECIAL + 8,
+    "sigmoid": 2 * _SPECIAL + 4, "tanh": 2 * _SPECIAL + 8, "erf": _SPECIAL + 18,
+    "sin": 30, "cos": 30, "pow": 2 * _SPECIAL + 24, "online_softmax_combine": 2 * _SPECIAL + 12,
+    "full": 0, "broadcast_to": 0, "reshape": 0,
+}  # fmt: skip
+"""Instructions of the functions that do not cost one; divisions are `/`."""
+_QUOTIENT = _SPECIAL + 2
 
 
 def describe_kernel(kernel: Any, source: str, *, is_part: bool = False) -> dict[str, Any]:
@@ -203,3 +223,19 @@ def _guessed_shares(names: Sequence[str], source: str) -> dict[str, tuple[float,
     changed = _CHANGED.search(source)
     stored = {*_STORED.findall(source), *(re.findall(r"'(\w+)'", changed[1]) if changed else ())}
     return {name: (float(name not in stored), float(name in stored)) for name in names}
+
+
+def count_instructions(source: str) -> int:
+    """Instructions per element of the kernel in *source*."""
+    values = [(len(found["indent"]), found["text"]) for found in _VALUE.finditer(source)]
+    if "for r0_offset in" in source:
+        values = [value for value in values if value[0] >= _LOOP_INDENT]
+    return sum(_of_value(text) for _, text in values)
+
+
+def _of_value(text: str) -> int:
+    counts = [
+        _QUOTIENT if found["quotient"] else _INSTRUCTIONS.get(found["name"], 1)
+        for found in _CALLED.finditer(text)
+    ]
+    return max(counts, default=1)

@@ -12,10 +12,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
+from torch._guards import TracingContext
 
 from perfmodel.emulation.compiler.check import prove_compiler
 from perfmodel.emulation.compiler.front import install_dynamo, install_inductor
@@ -79,6 +81,10 @@ class Compiler:
                 self.fallbacks.setdefault(place, why)
                 _say(f"the region at {place} stays eager, because it could not be compiled: {why}")
                 made = eager
+                context: Any = TracingContext.try_get()
+                if context is not None and context.fw_metadata is None:
+                    # DDP splits a region at its buckets and wants it of every part.
+                    context.fw_metadata = SimpleNamespace()
             else:
                 self.compiled_count += 1
         took_s = time.process_time() - start_s

@@ -75,7 +75,7 @@ def attend(
 ) -> Tensor:
     """`scaled_dot_product_attention` by the kernel that the emulated release would choose."""
     tensors, needs_sums = (query, key, value), any(t.requires_grad for t in (query, key, value))
-    backend = _choose(gpu, query, has_mask=attn_mask is not None, is_grouped=enable_gqa)
+    backend = _choose(gpu, query, attn_mask, is_grouped=enable_gqa)
     if attn_mask is not None and backend in (SDPBackend.EFFICIENT_ATTENTION, _CUDNN):
         if attn_mask.dtype == torch.bool:
             attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
@@ -98,14 +98,19 @@ def attend(
 _CUDNN = SDPBackend.CUDNN_ATTENTION
 
 
-def _choose(gpu: VirtualGpu, query: Tensor, *, has_mask: bool, is_grouped: bool) -> SDPBackend:
-    """The first kernel in torch's order that is enabled and can run."""
-    major, is_half = gpu.model.capability[0], query.dtype in _HALF
-    is_fusable = query.dim() == 4 and query.shape[-1] <= _MOST_HEAD_DIM
+def _choose(gpu: VirtualGpu, query: Tensor, mask: Tensor | None, *, is_grouped: bool) -> SDPBackend:
+    """The first kernel in torch's order that is enabled and can run.
+
+    Only the memory-efficient kernel has heads of any width, and the gradient of a mask.
+    """
+    major, width, is_split = gpu.model.capability[0], query.shape[-1], query.dim() == 4
+    is_half = query.dtype in _HALF and major >= 8
+    is_fusable = is_half and is_split and width <= _MOST_HEAD_DIM
+    is_aligned = width * query.itemsize % 16 == 0
     fits = {
-        SDPBackend.FLASH_ATTENTION: is_half and is_fusable and not has_mask and major >= 8,
-        SDPBackend.EFFICIENT_ATTENTION: is_fusable and not is_grouped,
-        _CUDNN: is_half and is_fusable and major >= 8,
+        SDPBackend.FLASH_ATTENTION: is_fusable and mask is None,
+        SDPBackend.EFFICIENT_ATTENTION: is_split and is_aligned and not is_grouped,
+        _CUDNN: is_fusable and is_aligned and not (mask is not None and mask.requires_grad),
         SDPBackend.MATH: True,
     }
     is_enabled = {

@@ -7,6 +7,7 @@ to end with the starts of their sequences.
 
 from __future__ import annotations
 
+from importlib.metadata import Distribution
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,28 @@ _VERSION = "2.8.3"
 """What scripts see; no answer depends on it."""
 _KERNELS = {"flash3": ("flash-attn3", "flash-attention-3", "fa3"), "flash2": ("flash",)}
 """Generations by parts of the names that a hub knows their kernels by."""
-MODULES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_interface", "kernels")
+MODULES = (
+    "flash_attn", "flash_attn.flash_attn_interface", "flash_attn.bert_padding",
+    "flash_attn_interface", "kernels",
+)  # fmt: skip
+DISTRIBUTIONS = {"flash_attn": "flash_attn", "flash_attn_3": "flash_attn_interface"}
+"""The distributions that scripts look for, and the package in each."""
+
+
+class InstalledPackage(Distribution):
+    """What `importlib.metadata` tells about the distribution *name*."""
+
+    def __init__(self, name: str) -> None:
+        files = {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {_VERSION}\n"}
+        self._texts = files | {"top_level.txt": DISTRIBUTIONS[name]}
+
+    def read_text(self, filename: str) -> str | None:
+        """The text of one of its files."""
+        return self._texts.get(filename)
+
+    def locate_file(self, path: Any) -> Any:
+        """It has no other files."""
+        return path
 
 
 def make_module(name: str) -> ModuleType:
@@ -25,10 +47,32 @@ def make_module(name: str) -> ModuleType:
     module = ModuleType(name, "Fused attention on a virtual device.")
     if name == "kernels":
         module.__dict__.update(get_kernel=get_kernel, has_kernel=lambda *_, **__: True)
+    elif name.endswith("padding"):
+        functions = (index_first_axis, pad_input, unpad_input)
+        module.__dict__.update({one.__name__: one for one in functions})
     else:
         generation = "flash3" if name == "flash_attn_interface" else "flash2"
         module.__dict__.update(vars(_functions(generation)), __version__=_VERSION)
     return module
+
+
+def index_first_axis(rows: Tensor, places: Tensor) -> Tensor:
+    """The *rows* at *places*."""
+    return rows[places]
+
+
+def unpad_input(hidden: Tensor, mask: Tensor) -> tuple[Any, ...]:
+    """Rows that *mask* keeps, their places, the starts of sequences, the longest, and lengths."""
+    lengths, places = mask.sum(-1, dtype=torch.int32), mask.flatten().nonzero().flatten()
+    starts = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    return hidden.flatten(0, 1)[places], places, starts, int(lengths.max()), lengths
+
+
+def pad_input(hidden: Tensor, places: Tensor, batch: int, length: int) -> Tensor:
+    """The rows *hidden* at their *places* of a padded batch."""
+    padded = hidden.new_zeros(batch * length, *hidden.shape[1:])
+    padded[places] = hidden
+    return padded.unflatten(0, (batch, length))
 
 
 def get_kernel(name: str, *_: Any, **__: Any) -> Any:
@@ -87,8 +131,14 @@ def _functions(generation: str) -> SimpleNamespace:
         starts = (cu_seqlens, cu_seqlens)
         return attend(qkv.unbind(1), starts, _named(generation, more, settings))
 
+    def flash_attn_with_kvcache(
+        q: Tensor, k_cache: Tensor, v_cache: Tensor, *_: Any, **settings: Any
+    ) -> Any:
+        return flash_attn_func(q, k_cache, v_cache, **settings)
+
     return SimpleNamespace(
         flash_attn_func=flash_attn_func,
+        flash_attn_with_kvcache=flash_attn_with_kvcache,
         flash_attn_qkvpacked_func=flash_attn_qkvpacked_func,
         flash_attn_kvpacked_func=flash_attn_kvpacked_func,
         flash_attn_varlen_func=flash_attn_varlen_func,

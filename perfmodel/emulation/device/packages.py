@@ -1,34 +1,53 @@
 """Packages: Python modules that only exist, or only work, with a GPU.
 
 A finder answers their import before Python's own finders, when the script asks for them.
-torchvision from PyPI is built for CUDA: its native library does not load with the CPU build, and
-its Python part then fails at the operators that it describes; those are declared here.
+torchvision from PyPI is built for CUDA: its native library does not load with the CPU build.
+The operators that detection needs are declared here.
 """
 
 from __future__ import annotations
 
+import collections.abc
 import importlib
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.utils._triton import has_triton_package
 
 from perfmodel.emulation.device import attention_packages, triton_stand_in
+from perfmodel.emulation.device.attention_packages import DISTRIBUTIONS, InstalledPackage
 from perfmodel.emulation.device.gpu import VirtualGpu
+from perfmodel.emulation.device.native import keep_for_ever
 from perfmodel.emulation.device.nvml import make_pynvml
 from perfmodel.emulation.device.triton_stand_in import make_module
-from perfmodel.emulation.device.user_kernels import install_triton
+from perfmodel.emulation.device.user_kernels import install_extensions, install_triton
 
-_DESCRIBED = tuple(
-    f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms")
+_VISION_SHAPES = "torchvision._meta_registrations"
+"""The module that describes operators, if the native library loaded."""
+_ALIGNED = "Tensor rois, float scale, SymInt height, SymInt width"
+_IMAGES = "SymInt batch, SymInt channels, SymInt rows, SymInt columns"
+_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    f"roi_align(Tensor input, {_ALIGNED}, int sampling_ratio, bool aligned) -> Tensor",
+    f"_roi_align_backward(Tensor grad, {_ALIGNED}, {_IMAGES}, int ratio, bool aligned) -> Tensor",
+    "_cuda_version() -> int",
 )
+_SPACE = "torchvision"
+
+_WITHOUT_SIX = (2,)
+"""The first release of torch without `torch._six`, which packages of its time import."""
+_BUILDING = "torch.utils.cpp_extension"
 _AUTOTUNER = "triton.runtime.autotuner"
 
 Maker = Callable[[], ModuleType]
@@ -85,7 +104,14 @@ class PackageFinder(MetaPathFinder):
                 for name in attention_packages.MODULES
             },
         }
-        self._changed: dict[str, Change] = {}
+        if gpu.release < _WITHOUT_SIX:
+            self._made["torch._six"] = _make_six
+        self._changed: dict[str, Change] = {_VISION_SHAPES: _has_operators}
+        extensions = partial(install_extensions, gpu)
+        if _BUILDING in sys.modules:
+            extensions(sys.modules[_BUILDING])
+        else:
+            self._changed[_BUILDING] = extensions
         loaded = sys.modules.get(_AUTOTUNER)
         if loaded is not None:
             record_triton(gpu, loaded)
@@ -94,7 +120,7 @@ class PackageFinder(MetaPathFinder):
         else:
             self._made |= {name: partial(make_module, name) for name in triton_stand_in.MODULES}
         self._prepared: dict[str, Callable[[], None]] = {
-            "torchvision": prepare_torchvision,
+            "torchvision": partial(prepare_torchvision, gpu),
             "triton": partial(self._prepare_triton, gpu),
         }
 
@@ -117,6 +143,11 @@ class PackageFinder(MetaPathFinder):
         if found is not None and found.loader is not None and change is not None:
             found.loader = _ChangedModule(found.loader, change)
         return found
+
+    def find_distributions(self, context: Any) -> Iterator[InstalledPackage]:
+        """What `importlib.metadata` finds of the packages that are answered."""
+        wanted = (context.name or "").lower().replace("-", "_")
+        return (InstalledPackage(name) for name in DISTRIBUTIONS if wanted in ("", name))
 
     def _prepare_triton(self, gpu: VirtualGpu) -> None:
         if self._has_triton:
@@ -151,6 +182,14 @@ def record_triton(gpu: VirtualGpu, autotuner: ModuleType) -> None:
     importlib.import_module("triton.runtime.driver").driver.set_active(active)
 
 
+def _make_six() -> ModuleType:
+    """Names of Python 2 and 3 alike."""
+    made: Any = ModuleType("torch._six")
+    made.container_abcs, made.string_classes, made.int_classes = collections.abc, (str, bytes), int
+    made.inf, made.nan = math.inf, math.nan
+    return cast("ModuleType", made)
+
+
 def _asks_torch() -> bool:
     """Whether the module that is importing now is one of torch."""
     frame = sys._getframe(2)
@@ -159,20 +198,62 @@ def _asks_torch() -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
 
 
-_libraries: list[torch.library.Library] = []
-
-
-def prepare_torchvision() -> None:
-    """Declare the operators of torchvision where its native library does not load."""
-    spec = find_spec("torchvision")
+def prepare_torchvision(gpu: VirtualGpu) -> None:
+    """Load the operators of torchvision, or declare them where its native library does not load."""
+    spec = find_spec(_SPACE)
     if spec is None or spec.origin is None:
         return
-    for library in Path(spec.origin).parent.glob("_C*.so"):
+    for path in Path(spec.origin).parent.glob("_C*.so"):
         try:
-            torch.ops.load_library(str(library))
+            torch.ops.load_library(str(path))
         except OSError:
-            own = torch.library.Library("torchvision", "DEF")
-            for schema in _DESCRIBED:
-                own.define(schema)
-            _libraries.append(own)
+            _declare()
+        own = torch.library.Library(_SPACE, "IMPL")
+        own.impl("nms", partial(_keep_all, gpu), "CUDA")
+        keep_for_ever(own)
         return
+
+
+def _has_operators(_: ModuleType) -> None:
+    """Let torchvision's Python code call its operators, which are there in either case."""
+    extension: Any = sys.modules["torchvision.extension"]
+    extension._has_ops = lambda: True
+
+
+def _keep_all(gpu: VirtualGpu, boxes: Tensor, scores: Tensor, _: float) -> Tensor:
+    """No box is suppressed, as none is known; the host waits for their number."""
+    gpu.recorder.count_placeholder("boxes that overlap")
+    kept = torch.arange(len(boxes), device=boxes.device)
+    gpu.launch("nms", inputs=[boxes, scores], outputs=[kept], is_awaited=True)
+    return kept
+
+
+def _declare() -> None:
+    """Declare operators with their shapes and gradients."""
+    own = torch.library.Library(_SPACE, "DEF")
+    keep_for_ever(own)
+    for schema in _SCHEMAS:
+        own.define(schema)
+    own.impl("_cuda_version", lambda: -1, "CompositeExplicitAutograd")
+    calls: Any = torch.ops.torchvision
+
+    def fake(name: str, shapes: Any) -> None:
+        torch.library.register_fake(f"{_SPACE}::{name}", shapes, lib=own)
+
+    fake("roi_align", lambda x, rois, _, *size: x.new_empty(len(rois), x.shape[1], *size[:2]))
+    fake("_roi_align_backward", lambda grad, *more: grad.new_empty(more[4:8]))
+
+    def align_back(context: Any, grad: Tensor) -> tuple[Any, ...]:
+        (rois,), (scale, *size, ratio, is_aligned) = context.saved_tensors, context.values
+        made = calls._roi_align_backward(
+            grad, rois, scale, *size, *context.shape, ratio, is_aligned
+        )
+        return (made, *[None] * 6)
+
+    def keep_rois(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        del output
+        ctx.save_for_backward(inputs[1])
+        ctx.shape, ctx.values = inputs[0].shape, inputs[2:]
+
+    register = torch.library.register_autograd
+    register(f"{_SPACE}::roi_align", align_back, setup_context=keep_rois, lib=own)

@@ -13,7 +13,6 @@ its parameters by hand clears their gradients once per iteration.
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,13 +21,11 @@ from typing import Any
 
 import orjson
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from perfmodel.emulation.device.descriptions import script_line
 from perfmodel.emulation.device.native import NativeDevice, ThreadState
 from perfmodel.emulation.device.native_code import LOG_ENTRIES
 from perfmodel.emulation.rank_record import DEVICE_SHIFT, CallType
-from perfmodel.emulation.request import Emulation
 
 _LOGGED = {
     1: CallType.RECORD,
@@ -40,14 +37,6 @@ _LOGGED = {
 _NO_OPERATOR = -1
 _REGION = "compiled_region"
 """What the host does before compiled code runs: guards, and the tensors that are passed in."""
-_BY_HAND = -1
-"""What is watched where there is no optimizer."""
-_UPDATED_BY_HAND = (
-    "No optimizer of torch.optim makes a step: an iteration ends where a module's gradients are "
-    "cleared after a backward pass."
-)
-_MOST_ASIDE = 16
-"""Steps on a side stream that count as warm-up of a capture; DDP needs eleven."""
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
@@ -276,116 +265,3 @@ class Recorder:
     def _new_operator(self, name: str) -> int:
         self.operator_names.append(name)
         return len(self.operator_names) - 1
-
-
-class StepWatch:
-    """Turns the recorder on before the last warm-up iteration and off after the last steady one.
-
-    The last warm-up iteration is recorded too, because the first steady one waits for its events.
-    """
-
-    def __init__(self, recorder: Recorder, request: Emulation) -> None:
-        self.step_count = 0
-        self.boundaries: list[int] = []
-        self.step_cpu_s: list[float] = []
-        self._recorder = recorder
-        self._warmup = request.warmup
-        self._last = request.warmup + request.iterations
-        self._runs_on = request.runs_on
-        self._watched: int | None = None
-        self._has_gradients = False
-        self.backward_count = 0
-        self._backwards = 0
-        self._cleared_count = 0
-        self._aside = 0
-        self._cpu_s = 0.0
-
-    @property
-    def first_steady(self) -> int:
-        """The number of the first steady iteration between boundaries."""
-        return min(self._warmup, 1)
-
-    def install(self) -> None:
-        """Observe every step."""
-        register_optimizer_step_post_hook(self._stepped)
-        self._recorder.on_capture, self._recorder.on_replay = self._restart, self._count
-        self._watch_gradients()
-        self._cpu_s = time.process_time()
-        if self._warmup <= 1:
-            self._begin()
-
-    def _stepped(self, optimizer: Optimizer, _: Any, __: Any) -> None:
-        if self._watched is None:
-            self._watched = id(optimizer)
-        if id(optimizer) != self._watched:
-            return
-        recorder = self._recorder
-        if recorder.is_capturing:
-            # The step happens when the graph is replayed.
-            recorder.captured_steps += 1
-        elif recorder.state().stream.value and self._aside < _MOST_ASIDE:
-            # Before a capture, scripts warm up on a side stream.
-            self._aside += 1
-        else:
-            self._count()
-
-    def _restart(self) -> None:
-        """Forget all steps so far: they warmed up for the graph that is captured now."""
-        if self.step_count >= self._last or not (self._aside or self.step_count):
-            return
-        recorder = self._recorder
-        recorder.is_on = False
-        recorder.calls.clear()
-        self.boundaries.clear()
-        self.step_count = self._aside = 0
-        if self._warmup <= 1:
-            self._begin()
-
-    def _watch_gradients(self) -> None:
-        """Observe when gradients are made, and when they are cleared."""
-        run_backward, clear = torch.autograd.backward, torch.nn.Module.zero_grad
-
-        def backward(*args: Any, **kwargs: Any) -> None:
-            run_backward(*args, **kwargs)
-            self._has_gradients = True
-            self._backwards += 1
-
-        def zero_grad(module: torch.nn.Module, set_to_none: bool = True) -> None:
-            self._cleared()
-            clear(module, set_to_none)
-
-        torch.autograd.backward = backward
-        torch.nn.Module.zero_grad = zero_grad
-
-    def _cleared(self) -> None:
-        if not self._has_gradients or self._watched not in (None, _BY_HAND):
-            return
-        self._has_gradients = False
-        self._cleared_count += 1
-        # Twice without a step: the script has no optimizer of torch.
-        if self._cleared_count >= 2:
-            self._watched = _BY_HAND
-            self._recorder.notes[_UPDATED_BY_HAND] = None
-            self._count()
-
-    def _count(self) -> None:
-        if self.step_count >= self._last:
-            return
-        self.step_count += 1
-        self.backward_count, self._backwards = self._backwards, 0
-        now = time.process_time()
-        self.step_cpu_s.append(now - self._cpu_s)
-        self._cpu_s = now
-        if self.step_count == self._warmup - 1:
-            self._begin()
-        elif self._recorder.is_on:
-            self._recorder.flush()
-            self.boundaries.append(len(self._recorder.calls))
-        if self.step_count == self._last:
-            self._recorder.is_on = False
-            self._recorder.is_over = not self._runs_on
-
-    def _begin(self) -> None:
-        self._recorder.flush()
-        self._recorder.is_on = True
-        self.boundaries.append(len(self._recorder.calls))

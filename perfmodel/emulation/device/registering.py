@@ -34,7 +34,12 @@ from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.native import keep_for_ever
 from perfmodel.emulation.device.operators import Kernel, OperatorKernel, is_view, view_kernel
 from perfmodel.emulation.device.sparse import sparse_kernel
-from perfmodel.emulation.device.special import META_KERNELS, SPECIAL, special_kernel
+from perfmodel.emulation.device.special import (
+    META_KERNELS,
+    SPECIAL,
+    install_grouped_gemms,
+    special_kernel,
+)
 
 _LIST = "packaged/ATen/native/native_functions.yaml"
 _MADE_OF_OTHERS_ON_CPU = (
@@ -71,6 +76,7 @@ def register_kernels(gpu: VirtualGpu) -> None:
                 aten.impl(_full_name(op), make(op), key)
     for name, kernel in META_KERNELS.items():
         aten.impl(name, kernel, "Meta")
+    install_grouped_gemms()
     # These are above autograd and at the device.
     chosen: dict[str, Kernel] = {}
     for mode, (name, gates) in enumerate(_RNN_GATES.items()):

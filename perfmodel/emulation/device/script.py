@@ -24,7 +24,8 @@ from perfmodel.emulation.device.exchange import Exchange
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.nvml import install_nvidia_smi
 from perfmodel.emulation.device.packages import PackageFinder
-from perfmodel.emulation.device.recorder import ScriptStop, StepWatch
+from perfmodel.emulation.device.recorder import ScriptStop
+from perfmodel.emulation.device.steps import StepWatch
 from perfmodel.emulation.rank_record import CallType, RankRecord, to_bytes
 from perfmodel.emulation.workers import MOST_WORKING, Throttle, WorkerOrder
 
@@ -149,6 +150,7 @@ class RankRun:
 
     def _record(self) -> RankRecord:
         recorder, steps = self._gpu.recorder, self._steps
+        steps.finish()
         return RankRecord(
             rank=self._rank,
             kinds=tuple(recorder.kinds),

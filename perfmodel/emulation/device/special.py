@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, _meta_registrations
 from torch.utils._pytree import tree_map_only
 
 from perfmodel.emulation.device.descriptions import Args, is_inexact, schema_name
@@ -278,6 +278,19 @@ def _rnn_gradients(data: Tensor, weights: list[Tensor], *args: Any) -> tuple[Any
 
 def _gates(like: Tensor, *counts: int) -> tuple[Tensor, ...]:
     return tuple(like.new_empty(like.shape[0], count * like.shape[1]) for count in counts)
+
+
+def install_grouped_gemms() -> None:
+    """Let groups of GEMMs have any format, as on a GPU; torch's meta kernel knows bfloat16."""
+    common = _meta_registrations._meta_grouped_mm_common
+
+    def in_any_format(left: Tensor, right: Tensor, **words: Any) -> Tensor:
+        if words["scale_a"] is not None:
+            return common(left, right, **words)
+        halves = left.to(torch.bfloat16), right.to(torch.bfloat16)
+        return common(*halves, **words).to(words["out_dtype"] or left.dtype)
+
+    _meta_registrations._meta_grouped_mm_common = in_any_format
 
 
 META_KERNELS: dict[str, Kernel] = {

@@ -103,6 +103,12 @@ layers = nn.Sequential(*(nn.Linear(512, 512).cuda() for _ in range(3)))
 replica = nn.parallel.DistributedDataParallel(torch.compile(layers), bucket_cap_mb=1)
 replica(torch.ones(8, 512, device="cuda")).sum().backward()
 print("parts that were loaded:", counters["aot_autograd"]["autograd_cache_hit"])
+options = {"post_grad_custom_post_pass": refuse}
+layers = nn.Sequential(*(nn.Linear(512, 512).cuda() for _ in range(3)))
+replica = nn.parallel.DistributedDataParallel(
+    torch.compile(layers, options=options), bucket_cap_mb=1
+)
+replica(torch.ones(8, 512, device="cuda")).sum().backward()
 # Four documents of two blocks each.
 documents = torch.arange(BLOCK * BLOCKS).div(2 * BLOCK, rounding_mode="floor").cuda()
 compiled = torch.compile(model)
