@@ -9,17 +9,19 @@ vectors; several limits are tried. The most expensive piece goes first, each to
 the rank with room that keeps the sum least.
 
 On several hosts the same is tried with hosts in place of ranks: the ranks of a
-host share every piece row-wise and add up their sums before sending them. All is
-tried a second time as if no row were used twice, which a larger job does not change.
+host share every piece row-wise and add up their sums before sending them.
+
+Rows that a batch asks for again cost less. Candidates to be replayed are made for several batches,
+and from the proportions of tables alone: a larger job gets the same plans to choose from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import cached_property
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,6 +37,7 @@ from embeddings.sharding_task import (
     spread_over,
     spread_rows,
 )
+from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 
 ONE_HOST_WEIGHT = 8.0
@@ -53,11 +56,18 @@ _SENT_BYTES = 4
 _OWN_LIMITS = (0.5, 0.71, 1.0, 1.41, 2.0, 2.83, 4.0, 8.0, 16.0, 64.0)
 _SENT_LIMITS = (0.5, 1.0, 2.0, 64.0)
 """Lookups and vectors of a piece at most, over the mean of a rank."""
-_COPY_LIMITS = (0.0, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
-"""Cost of copying a table at most, over a rank's share of what it saves."""
+_COPY_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 1024)
+_COPY_LIMIT = 4.0
+"""How many tables are copied, those first whose copies cost least over a rank's share of what they
+save; and that cost at most."""
 _ROOM = 1.6
 _SMALLER_SHARDS = (1, 4, 16)
 _LITTLE = 1e-9
+_ROWS = 2**28
+_DRAWS = (8.0, 1.0, 1 / 8, 1 / 64, 0.0)
+_SLOWNESS = (1.0, 8.0)
+"""Rows of all tables, to which they are scaled, and what candidates are made for: lookups of a
+batch over these rows, and time of a byte that is sent over that of usual links."""
 _COPY_BYTES, _STEP_BYTES = 5e8, 2e8
 """Launching a second lookup and its update, and a second step of the exchanges: some 0.17 and
 0.07 ms, in bytes of device memory."""
@@ -72,15 +82,11 @@ def exchange_weight(rank_count: int, ranks_per_host: int | None) -> float:
     return ONE_HOST_WEIGHT + away * (SEVERAL_HOSTS_WEIGHT - ONE_HOST_WEIGHT)
 
 
-class Reuse(Enum):
-    """Which rows of a batch count as read before, when the work of pieces is compared.
+class _View(NamedTuple):
+    """Rows are read again as in a batch of *samples*; *slowness* is that of links over usual."""
 
-    BATCH: those that the batch asks for more than once. NONE: no row, so that the cuts and places
-    of a job are also those of one with a larger batch, more rows or more lookups.
-    """
-
-    BATCH = 0
-    NONE = 1
+    samples: float
+    slowness: float
 
 
 _Cut = tuple[int, int, int]
@@ -91,7 +97,7 @@ _Cut = tuple[int, int, int]
 class Candidate:
     """How tables are cut, where pieces are, the tables that all ranks have, and the work.
 
-    A place is *per_place* ranks that share its pieces row-wise.
+    A place is *per_place* ranks that share its pieces row-wise. *view* is what it was made for.
     """
 
     cuts: tuple[_Cut, ...]
@@ -99,7 +105,7 @@ class Candidate:
     per_place: int
     copied: tuple[int, ...]
     work: float
-    reuse: Reuse
+    view: _View
 
     @property
     def piece_count(self) -> int:
@@ -109,7 +115,7 @@ class Candidate:
     @property
     def way(self) -> tuple[Hashable, ...]:
         """Equal for plans that differ only in how finely tables are cut, and in places."""
-        return self.copied, self.per_place, self.reuse, any(rows > 1 for *_, rows in self.cuts)
+        return self.copied, self.per_place, self.view, any(rows > 1 for *_, rows in self.cuts)
 
     def to_plan(self, task: ShardingTask) -> ShardingPlan:
         """The plan that puts every piece on its rank."""
@@ -127,15 +133,33 @@ class Candidate:
 
 
 def find_candidates(task: ShardingTask) -> list[Candidate]:
-    """All plans that are considered and fit, least work first; those without reuse come last."""
+    """All plans to be replayed that fit. Neither batch nor sizes decide how they are made."""
+    tables, ranks = task.tables, task.rank_count
+    scale = _ROWS / sum(table.rows for table in tables)
+    # A table with fewer rows than ranks is cut into fewer pieces.
+    like = [
+        table if table.rows < ranks else replace(table, rows=max(round(scale * table.rows), ranks))
+        for table in tables
+    ]
+    samples = _ROWS / max(sum(table.pooling_factor for table in tables), _LITTLE)
+    return _find(task, like, [_View(one * samples, other) for other in _SLOWNESS for one in _DRAWS])
+
+
+def _find(
+    task: ShardingTask, like: Sequence[EmbeddingTable], views: Sequence[_View]
+) -> list[Candidate]:
+    """Plans for *views*, with the rows of tables *like* those of *task*; least work first."""
     per_places = [1]
     per_host = task.ranks_per_host
     if per_host is not None and 1 < per_host < task.rank_count:
         per_places += [per_host] if task.rank_count % per_host == 0 else []
-    placers = [_Placer(task, per_place, reuse) for reuse in Reuse for per_place in per_places]
-    found = [one for placer in placers for one in placer.found()]
+    found: list[Candidate] = []
+    for per_place in per_places:
+        known: _Known = {}
+        for view in views:
+            found += _Placer(task, like, per_place, view, known).found()
     # Among those that are equal but for rounding, the first, which copies and sums less.
-    ordered = sorted(found, key=lambda one: (one.reuse.value, float(f"{one.work:.9g}")))
+    ordered = sorted(found, key=lambda one: float(f"{one.work:.9g}"))
     # The same pieces at the same places are one plan.
     different: dict[Hashable, Candidate] = {}
     for one in ordered:
@@ -152,7 +176,7 @@ def plan_by_rows(task: ShardingTask) -> ShardingPlan:
 
 def iter_balanced_plans(task: ShardingTask) -> Iterator[ShardingPlan]:
     """The plans of all candidates in order; the last is row-wise, whether it fits or not."""
-    for one in find_candidates(task):
+    for one in _find(task, task.tables, [_View(task.batch_size, 1.0)]):
         yield one.to_plan(task)
     yield plan_by_rows(task)
 
@@ -166,28 +190,54 @@ def always_copied(task: ShardingTask) -> tuple[int, ...]:
     )
 
 
-class _Placer:
-    """Copies, cuts and places the tables of *task*; what is known of them is kept as columns.
+@dataclass(frozen=True, slots=True, eq=False)
+class _TablePieces:
+    """Pieces of one table: of each rank that shares one, lookups of a sample, rows and bytes.
 
-    A place is *per_place* ranks, and work and bytes are those of one of them.
+    *starts* are the first ranks of pieces, and *width* is that of each piece.
     """
 
-    def __init__(self, task: ShardingTask, per_place: int, reuse: Reuse) -> None:
-        self._task, self._per_place, self._reuse = task, per_place, reuse
+    lookups: Floats
+    row_shares: Floats
+    sizes: Floats
+    starts: Int64s
+    width: int
+
+
+_Known = dict[_Cut, _TablePieces]
+
+
+class _Placer:
+    """Copies, cuts and places the tables of a task; what is known of them is kept as columns.
+
+    Work and bytes are those of one of the *per_place* ranks of a place. Rows are read as from
+    tables *like* those of *task*. *known* pieces are the same in every *view*.
+    """
+
+    def __init__(
+        self,
+        task: ShardingTask,
+        like: Sequence[EmbeddingTable],
+        per_place: int,
+        view: _View,
+        known: _Known,
+    ) -> None:
+        self._task, self._like, self._per_place = task, like, per_place
+        self._view, self._known = view, known
         self._place_count = task.rank_count // per_place
-        weight = exchange_weight(task.rank_count, task.ranks_per_host)
+        weight = view.slowness * exchange_weight(task.rank_count, task.ranks_per_host)
         self._weight = weight if task.rank_count > 1 else 0.0
         self._rows = np.array([table.rows for table in task.tables])
         self._sizes = np.array([table.size_bytes for table in task.tables]) / per_place
         self._copy_bytes = np.array([task.copied_bytes(table) for table in task.tables])
         # By table: different rows that a batch asks for, over its samples.
         self._fresh = np.array([table.pooling_factor for table in task.tables])
-        if reuse is Reuse.BATCH:
+        if view.samples:
             drawn = [
-                table.popularity.distinct_rows(task.batch_size * table.pooling_factor)
-                for table in task.tables
+                table.popularity.distinct_rows(view.samples * table.pooling_factor)
+                for table in like
             ]
-            self._fresh = np.array(drawn) / task.batch_size
+            self._fresh = np.array(drawn) / view.samples
         self._pieces_of: dict[_Cut, Floats] = {}
         self._always_copied = always_copied(task)
         self._set_ways()
@@ -247,13 +297,14 @@ class _Placer:
     def _copies(self) -> list[tuple[int, ...]]:
         """Sets of tables that may be copied to every rank, the smallest first.
 
-        Inside one host vectors cost too little for it to pay.
+        Over fast links inside one host vectors cost too little for it to pay.
         """
         found = [self._always_copied]
         if self._weight > ONE_HOST_WEIGHT:
-            for limit in _COPY_LIMITS:
-                pays = self._summed_work < limit * self._sent / self._place_count
-                also = np.union1d(np.flatnonzero(pays), self._always_copied)
+            cost = self._summed_work * self._place_count / self._sent
+            limits = np.sort(cost[cost < _COPY_LIMIT])
+            for count in _COPY_COUNTS[: np.searchsorted(_COPY_COUNTS, len(limits), "right")]:
+                also = np.union1d(np.flatnonzero(cost <= limits[count - 1]), self._always_copied)
                 copied = tuple(int(place) for place in also)
                 if copied not in found:
                     found.append(copied)
@@ -302,14 +353,14 @@ class _Placer:
 
     def _place(self, cuts: tuple[_Cut, ...], copied: tuple[int, ...]) -> Candidate | None:
         """A rank for each piece of *cuts*; None where one has no room."""
-        own, sent, sizes = np.concatenate([self._pieces(cut) for cut in cuts], axis=1)
+        own, sent, sizes, weights = np.concatenate([self._pieces(cut) for cut in cuts], axis=1)
         room, count, everywhere = self._task.room_bytes, self._place_count, list(copied)
         is_unknown = room >= UNKNOWN_ROOM_BYTES
         limit = max(_ROOM * sizes.sum() / count, sizes.max()) if is_unknown else room
         copied_bytes = 0.0 if is_unknown else float(self._copy_bytes[everywhere].sum())
-        loads = [values / max(values.sum(), _LITTLE) for values in (own + sent, sizes)]
+        loads = [values / max(values.sum(), _LITTLE) for values in (own + sent, weights)]
         # Of equal loads the one with more lookups and bytes: the order of tables decides nothing.
-        order = np.lexsort((np.arange(len(own)), -sizes, -own, -np.maximum(*loads)))
+        order = np.lexsort((np.arange(len(own)), -weights, -own, -np.maximum(*loads)))
         placer = Placer(count, limit, Rule.LEAST_PEAK, used=copied_bytes, is_forced=is_unknown)
         places = placer.place(order, sizes, own, sent)
         if (places == NOWHERE).any():
@@ -320,36 +371,50 @@ class _Placer:
             launches += _PEER_BYTES * (count - 1)
         busiest = float(placer.work.max(axis=1).sum())
         work = busiest + float(shared) + launches / self._task.batch_size
-        return Candidate(cuts, places, self._per_place, copied, work, self._reuse)
+        return Candidate(cuts, places, self._per_place, copied, work, self._view)
 
     def _pieces(self, cut: _Cut) -> Floats:
-        """By piece of one table: what a sample makes it look up and send, and its bytes.
+        """By piece of one table: what a sample makes it look up and send, its bytes and weights.
 
         Of the ranks of a place, the one with most to do counts.
         """
         if cut not in self._pieces_of:
-            place, columns, rows = cut
-            table = self._task.tables[place]
-            pieces = cut_table(place, table, columns=columns, rows=rows)
-            shards = [spread_over(piece, 0, self._per_place) for piece in pieces]
-            first_row, held = np.array(
-                [(shard.first_row, shard.rows) for of_piece in shards for shard in of_piece]
-            ).T
-            width = pieces[0].width
-            lookups = table.pooling_factor * table.shares_of(first_row, held)
+            if cut not in self._known:
+                self._known[cut] = self._cut_table(cut)
+            table, found = self._task.tables[cut[0]], self._known[cut]
             # Rows that are read once are everywhere, whatever the hot ones draw.
-            fresh = self._fresh[place] * held / table.rows
-            own = self._own_work(np.array(width * table.dtype.size_bytes), lookups, fresh)
-            size_of = {
-                count: replace(table, rows=count, width=width).held_bytes(self._task.optimizer)
-                for count in np.unique(held).tolist()
-            }
-            sizes = np.array([size_of[count] for count in held.tolist()], dtype=np.float64)
-            vectors = table.features if table.is_pooled else lookups
-            sizes += self._task.buffer_bytes(0.0, lookups)
-            sizes += self._task.batch_size * self._task.number_bytes * width * vectors
-            starts = np.cumsum([0, *map(len, shards[:-1])])
-            sent = np.full(len(pieces), self._sent_work(width))
-            own, sizes = (np.maximum.reduceat(values, starts) for values in (own, sizes))
-            self._pieces_of[cut] = np.stack([own, sent, sizes])
+            fresh = self._fresh[cut[0]] * found.row_shares
+            row_bytes = np.array(found.width * table.dtype.size_bytes)
+            own = self._own_work(row_bytes, found.lookups, fresh)
+            sent = np.full(len(found.starts), self._sent_work(found.width))
+            largest = [
+                np.maximum.reduceat(one, found.starts)
+                for one in (own, found.sizes, found.row_shares * table.size_bytes / cut[1])
+            ]
+            self._pieces_of[cut] = np.stack([largest[0], sent, *largest[1:]])
         return self._pieces_of[cut]
+
+    def _cut_table(self, cut: _Cut) -> _TablePieces:
+        task, like = self._task, self._like[cut[0]]
+        table = task.tables[cut[0]]
+        width = table.width // cut[1]
+        (_, held, _), (first_row, held_like, starts) = (
+            self._spread(one, cut) for one in (table, like)
+        )
+        lookups = table.pooling_factor * like.shares_of(first_row, held_like)
+        size_of = {
+            count: replace(table, rows=count, width=width).held_bytes(task.optimizer)
+            for count in np.unique(held).tolist()
+        }
+        sizes = np.array([size_of[count] for count in held.tolist()], dtype=np.float64)
+        vectors = table.features if table.is_pooled else lookups
+        sizes += task.buffer_bytes(0.0, lookups)
+        sizes += task.batch_size * task.number_bytes * width * vectors
+        return _TablePieces(lookups, held_like / like.rows, sizes, starts, width)
+
+    def _spread(self, table: EmbeddingTable, cut: _Cut) -> tuple[Int64s, Int64s, Int64s]:
+        """First row and rows of *table* on every rank that shares a piece, and first ranks."""
+        pieces = cut_table(cut[0], table, columns=cut[1], rows=cut[2])
+        shards = [spread_over(piece, 0, self._per_place) for piece in pieces]
+        rows = [(shard.first_row, shard.rows) for of_piece in shards for shard in of_piece]
+        return *np.array(rows).T, np.cumsum([0, *map(len, shards[:-1])])

@@ -40,8 +40,8 @@ from perfmodel.costs.embedding_terms import (
 )
 from perfmodel.engine.condensed import evaluate_variants
 from perfmodel.graph.ops import Pass
-from perfmodel.planning.layout import WHOLE, Cut, split_table
 from perfmodel.prediction.plans.evaluator import HOLDER, PlanEvaluator
+from perfmodel.prediction.plans.layout import WHOLE, Cut, split_table
 from perfmodel.prediction.plans.placements import PlanColumns, RankLoads
 from perfmodel.prediction.plans.plan_costs import GRADIENTS, LOOKUP, POOLED, UPDATE
 

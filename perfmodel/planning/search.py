@@ -18,9 +18,9 @@ import numpy as np
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import ShardingTask
 from perfmodel.base.errors import PlanError
-from perfmodel.planning.layout import LayoutBook, Neighbourhood, PlanLayout
 from perfmodel.planning.starts import SearchStarts
 from perfmodel.prediction.plans.evaluator import PlanEvaluator, has_steps
+from perfmodel.prediction.plans.layout import COPIED, WHOLE, Cut, LayoutBook, PlanLayout
 from perfmodel.prediction.plans.plan_costs import Floats
 from perfmodel.prediction.scenario import Mode
 
@@ -49,6 +49,15 @@ plateau.
 """
 
 
+NEAR = 6
+"""Number of busiest and of least busy ranks that steps use."""
+MIN_WIDTH = 16
+MOVE, SWAP, TRADE = 0.3, 0.7, 0.8
+"""Cumulative shares of steps: a piece moves, one swaps with one, two with one; the rest cut."""
+COPIED_BYTES = 2**24
+"""Tables up to this size may be copied to every rank."""
+
+
 @dataclass(frozen=True, slots=True)
 class SearchLimit:
     """Stop after this many seconds or plans, whichever comes first."""
@@ -72,6 +81,112 @@ class Judged:
 
     layout: PlanLayout
     score: float
+
+
+class Neighbourhood:
+    """Layouts one step away, taken from the busiest ranks.
+
+    A piece moves, pieces swap, a table is split by rows or columns, merged again or copied to every
+    rank. *own_ns* is the time of each rank in lookup, update and exchange, parts x ranks.
+    """
+
+    def __init__(self, book: LayoutBook, chance: random.Random, own_ns: Floats) -> None:
+        self._book = book
+        self._tables = book.task.tables
+        self._random = chance
+        total = own_ns.sum(axis=0)
+        near = min(NEAR, max(1, len(total) // 2))
+        order = np.argsort(-total, kind="stable").tolist()
+        # All other ranks wait for the last one of each part.
+        leaders = [int(part.argmax()) for part in own_ns]
+        self._busiest = [*leaders, *order[:near]]
+        self._least = order[::-1][: 2 * near]
+
+    def propose(self, layout: PlanLayout, count: int) -> list[PlanLayout]:
+        """Up to *count* layouts one step from *layout*."""
+        table_of = np.repeat(np.arange(len(layout.cuts)), np.diff(layout.start)).tolist()
+        of_rank: dict[int, list[int]] = {}
+        for number, rank in enumerate(layout.rank.tolist()):
+            # A table with constraints stays where these let a start put it.
+            if not self._tables[table_of[number]].is_constrained:
+                of_rank.setdefault(rank, []).append(number)
+        found: list[PlanLayout] = []
+        for _ in range(4 * count):
+            changed = self._step(layout, of_rank, table_of)
+            found += [] if changed is None else [changed]
+            if len(found) >= count:
+                break
+        return found
+
+    def copy_steps(self, layout: PlanLayout) -> list[PlanLayout]:
+        """Copy one more small table to every rank, one less, or replace one."""
+        small = [
+            place
+            for place, table in enumerate(self._tables)
+            if table.size_bytes <= COPIED_BYTES and layout.cuts[place] != COPIED
+            if not table.is_constrained
+        ]
+        removed = layout
+        copied = [one for one in layout.copied if not self._tables[one].is_constrained]
+        if copied and (not small or self._random.random() < 0.5):
+            place = self._random.choice(copied)
+            removed = self._book.recut(layout, place, WHOLE, [self._random.choice(self._least)])
+            if self._random.random() < 0.5 or not small:
+                return [removed]
+        if not small:
+            return []
+        changed = self._book.recut(removed, self._random.choice(small), COPIED, [])
+        return [changed] if len(changed.rank) else []
+
+    def _step(
+        self, layout: PlanLayout, of_rank: dict[int, list[int]], table_of: list[int]
+    ) -> PlanLayout | None:
+        source = self._random.choice(self._busiest)
+        target = self._random.choice(self._least)
+        mine, others = of_rank.get(source), of_rank.get(target)
+        if source == target or not mine:
+            return None
+        number = self._random.choice(mine)
+        draw = self._random.random()
+        if draw >= TRADE:
+            return self._recut(layout, table_of[number])
+        rank = layout.rank.copy()
+        rank[number] = target
+        if draw >= MOVE:
+            if not others:
+                return None
+            rank[self._random.choice(others)] = source
+            if draw >= SWAP and len(mine) > 1:
+                rank[self._random.choice(mine)] = target
+        return replace(layout, rank=rank)
+
+    def _recut(self, layout: PlanLayout, place: int) -> PlanLayout | None:
+        """More or fewer pieces by rows or columns, on the least busy ranks."""
+        table, cut = self._tables[place], layout.cuts[place]
+        most = self._book.task.rank_count
+        options = [
+            Cut(cut.columns, cut.rows + 1),
+            Cut(cut.columns, cut.rows - 1),
+            Cut(2 * cut.columns, cut.rows),
+            Cut(cut.columns // 2, cut.rows),
+            WHOLE,
+            # A collective sums a row-wise table over all ranks.
+            Cut(rows=most),
+        ]
+        chosen = self._random.choice(options)
+        if chosen == cut or not 1 <= chosen.count <= most or chosen.rows > table.rows:
+            return None
+        if chosen.columns > 1 and (
+            table.width % (4 * chosen.columns) or table.width // chosen.columns < MIN_WIDTH
+        ):
+            return None
+        kept = list(dict.fromkeys(layout.ranks_of(place)))
+        fresh = [rank for rank in self._least if rank not in kept]
+        self._random.shuffle(fresh)
+        placed = (kept + fresh)[: chosen.count]
+        if len(placed) < chosen.count:
+            return None
+        return self._book.recut(layout, place, chosen, placed)
 
 
 class PlanSearch:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from embeddings.balanced import iter_balanced_plans
 from embeddings.plan import ShardingPlan
 from embeddings.sharding_task import NOWHERE, Placer, Rule
-from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, PlanLayout
 from perfmodel.prediction.plans.evaluator import PlanEvaluator
+from perfmodel.prediction.plans.layout import COPIED, WHOLE, Cut, LayoutBook, PlanLayout
 from perfmodel.prediction.plans.plan_costs import AloneCosts, Floats
 
 Int64s = NDArray[np.int64]

@@ -302,10 +302,11 @@ def _repeated_places(line: _Line, view: RankView) -> list[int]:
     repeat: collectives of equal layers are equal, but layers are not steps.
     """
     words, length, repeated = line.words, len(line.words), repeats_from_end(line.words)
+    different: set[Hashable] = set()
     for period in range(1, length // 2 + 1):
-        if repeated[period] >= max(period, _MIN_REPEATED_RATIO * (length - period)):
-            if len(set(words[length - period :])) < line.fewest:
-                continue
+        different.add(words[length - period])
+        is_repeated = repeated[period] >= max(period, _MIN_REPEATED_RATIO * (length - period))
+        if is_repeated and len(different) >= line.fewest:
             first = length - period - repeated[period]
             places = list(range(length - 1, first - 1, -period))[::-1]
             if line.fewest > 1 or _do_kernels_repeat(view, line.tasks[places]):

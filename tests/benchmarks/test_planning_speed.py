@@ -14,11 +14,11 @@ import pytest
 
 from embeddings.sharders import SHARDERS, build_named_plan
 from perfmodel.execution import open_executor
-from perfmodel.planning.layout import LayoutBook
 from perfmodel.planning.making import judge_assignments
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.rank_plans import rank_plans
 from perfmodel.planning.search import PlanSearch, SearchLimit
+from perfmodel.prediction.plans.layout import LayoutBook
 from perfmodel.prediction.scenario import Mode
 from tests.planning.settings import plan_setting, predict_plan, random_plan
 

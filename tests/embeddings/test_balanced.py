@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embeddings.balanced import find_candidates
+from embeddings.distribution import Zipf
 from embeddings.plan import ShardingKind, ShardingPlan
 from embeddings.sharders import build_named_plan
 from embeddings.sharding_task import UNKNOWN_ROOM_BYTES, ShardingTask
@@ -112,3 +116,25 @@ def test_a_piece_above_the_limit_is_split_by_rows():
     plan = _plan([table], 4, max_shard_bytes=25_000)
     assert plan.kinds[0] is ShardingKind.ROW_WISE
     assert sorted(shard.rows for shard in plan.shards) == [250] * 4
+
+
+def test_a_larger_job_gets_no_candidate_that_a_smaller_one_does_not_get():
+    skewed = [
+        EmbeddingTable(f"z{p}", 300 * 7**p, 64, 9.0 * p + 1, distribution=Zipf(1.05))
+        for p in range(5)
+    ]
+    even = [EmbeddingTable(f"u{p}", 900 * 5**p, 64, 40.0 / (p + 1)) for p in range(5)]
+    small = ShardingTask((*skewed, *even), 8, UNKNOWN_ROOM_BYTES, batch_size=4096, ranks_per_host=4)
+    more_rows = tuple(replace(table, rows=2 * table.rows) for table in small.tables)
+
+    def found(task):
+        return {(one.cuts, one.per_place, one.places.tobytes()) for one in find_candidates(task)}
+
+    assert found(replace(small, tables=more_rows)) <= found(small)
+
+
+def test_a_table_with_fewer_rows_than_ranks_is_cut_by_its_rows():
+    tables = (EmbeddingTable("few", 3, 64, 90.0), EmbeddingTable("many", 10**6, 64))
+    task = ShardingTask(tables, 8, UNKNOWN_ROOM_BYTES, batch_size=4096, ranks_per_host=4)
+    plans = [one.to_plan(task) for one in find_candidates(task)]
+    assert max(len({shard.first_row for shard in plan.shards_of_table[0]}) for plan in plans) == 3

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfmodel.api import LayoutQuestion, RankQuestion, Scenario, compare, predict, rank, search
+from perfmodel.api.questions import build_scenario
+from perfmodel.base.errors import PlanError
 from perfmodel.planning.layouts.ranking import RankedLayout
 from perfmodel.prediction.scenario import Interference, Mode
 from perfmodel.reports.text import to_question_document
@@ -73,6 +75,9 @@ def _searched(scenario: Scenario) -> tuple[Scenario, int]:
 
 
 def _no_slower(scenario: Scenario) -> tuple[Scenario, int]:
+    fit = build_scenario(scenario).memory_fit
+    if fit is None or not fit.fits:
+        raise PlanError("the stated layout does not fit in memory, so no search may choose it.")
     return scenario, _best_layout(scenario).time_ns
 
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from embeddings.plan import Shard
 from embeddings.sharders import SHARDERS, build_named_plan
-from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, Neighbourhood, split_table
-from perfmodel.planning.search import PlanSearch, SearchLimit
+from perfmodel.planning.search import Neighbourhood, PlanSearch, SearchLimit
 from perfmodel.prediction.plans.evaluator import PlanEvaluator
+from perfmodel.prediction.plans.layout import COPIED, WHOLE, Cut, LayoutBook, split_table
 from perfmodel.prediction.scenario import Mode
 from tests.planning.settings import STACK, plan_setting
 

@@ -17,14 +17,15 @@ from embeddings.sharders import ShardingTask, build_named_plan
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.planning.batches import BatchSpread, draw_table
-from perfmodel.planning.layout import LayoutBook, Neighbourhood
 from perfmodel.planning.layouts.candidates import iter_candidates
 from perfmodel.planning.layouts.ranking import pareto
 from perfmodel.planning.layouts.search import list_fitting
 from perfmodel.planning.making import iter_assignments
 from perfmodel.planning.question import LayoutQuestion
 from perfmodel.planning.ranking import PlanLoads, beats_next, number_ties
+from perfmodel.planning.search import Neighbourhood
 from perfmodel.planning.starts import Pieces, SearchStarts, assign_greedily
+from perfmodel.prediction.plans.layout import LayoutBook
 from perfmodel.prediction.plans.plan_costs import AloneCosts
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload

@@ -3,20 +3,22 @@
 The default is chosen among the plans that the balanced sharder considers.
 
 The sharder orders plans by a rule that knows no machine. Here they are replayed on the machine, by
-the evaluator that `rank` uses, and the fastest that fits is taken. The sharder considers most
-plans of a larger job too, so a smaller job gets no worse one, but for differences below 1 %.
+the evaluator that `rank` uses, and the fastest that fits is taken. The sharder considers the plans
+of a larger job too, so a smaller job gets no worse one.
 
 All plans that copy the same tables to every rank cost little more to replay than one of them.
-Other copies, and sums inside hosts, are replayed only where they promise most. These replays leave
-contention out; where it may decide, two or three plans are predicted with it.
+Other copies, and sums inside hosts, are replayed only where they promise most, and not at all where
+the rest of the iteration takes as long as the best plan. These replays leave contention out; plans
+that may be the fastest with it are predicted.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import accumulate, count
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -28,7 +30,8 @@ from embeddings.sharders import DEFAULT_SHARDER, build_named_plan
 from embeddings.sharding_task import ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.execution.executor import SerialExecutor
-from perfmodel.prediction.plans.evaluator import PlanEvaluator, can_compare, has_steps
+from perfmodel.prediction.plans.evaluator import PlanEvaluator, can_compare
+from perfmodel.prediction.plans.layout import COPIED, Cut, LayoutBook
 from perfmodel.prediction.plans.placements import FrameKey, PlanColumns
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Question
@@ -38,20 +41,16 @@ from perfmodel.workloads.dlrm.memory import room_for_tables
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from topologies import Cluster
 
-MOST_PLANS, MOST_PIECES = 64, 20_000
-"""Plans that are priced, and pieces of all of them: with thousands of ranks these are few plans."""
-MOST_FRAMES = 4
+MOST_PIECES = 20_000
+"""Pieces of all plans that are priced: with thousands of ranks these are few plans."""
+MOST_FRAMES = 12
 """Sets of plans with copied tables of which one frame is built and all are replayed."""
 MOST_STEPPED, MOST_CUTS = 5, 6
 """Plans with sums inside hosts, which are replayed whole; and plans of which each is the best."""
-BUSIER = 1.02
-"""Time of the busiest ranks of one plan over that of another that differ."""
-MOST_CONTENDED = 4
+MOST_CONTENDED = 6
 """Plans that are predicted with contention."""
-NEAR = 1.1
-"""Time of a plan without contention, over the best, up to which it may still be the fastest."""
 FAR = 1.5
-"""The same for plans with sums inside hosts, beyond which others of them are not looked at."""
+"""Time of a plan with sums inside hosts, over the best, beyond which others are not looked at."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +64,7 @@ class ChosenPlan:
 class _Judged(NamedTuple):
     """A plan and what it is judged by."""
 
-    plan: ShardingPlan
+    candidate: Candidate
     is_too_large: bool
     time_ns: int
     busiest_ns: float
@@ -133,144 +132,125 @@ def choose_default_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenP
             plan_by_rows(task),
             "No placement is stated: all tables are split by rows, because nothing else fits.",
         )
-    flat = [one.to_plan(task) for one in _shortlist(candidates) if one.per_place == 1]
-    frames = _Frames(evaluator, flat)
-    judged = frames.judge_fewest_copies()
-    best = _find_undecided(evaluator, judged)
-    if best is None:
-        judged += frames.judge_copies(_least_ns(judged))
+    flat = _Flat(evaluator, task, _shortlist([one for one in candidates if one.per_place == 1]))
+    contention = _Contention(evaluator, task)
+    judged = flat.judge_fewest_copies()
+    fitting = [one for one in judged if not one.is_too_large]
+    least_ns = contention.time_ns(min(fitting, key=_by_time)) if fitting else inf
+    if least_ns > flat.rest_ns():
+        judged += flat.judge_copies(least_ns)
         stepped = [one for one in candidates if one.per_place > 1]
-        judged += _judge_stepped(evaluator, task, stepped, _least_ns(judged))
-        best = _choose(evaluator, judged)
+        judged += _judge_stepped(evaluator, task, stepped, least_ns)
+    best = contention.choose(judged).to_plan(task)
     return ChosenPlan(best, _reason(best, len(candidates), len(judged)))
 
 
-def _least_ns(judged: Sequence[_Judged]) -> float:
-    return min((one.time_ns for one in judged), default=inf)
+class _Contention:
+    """Times under contention, which never makes a plan faster."""
 
+    def __init__(self, evaluator: PlanEvaluator, task: ShardingTask) -> None:
+        self._evaluator, self._task = evaluator, task
+        self._known_ns: dict[Candidate, int] = {}
 
-def _find_undecided(evaluator: PlanEvaluator, judged: Sequence[_Judged]) -> ShardingPlan | None:
-    """The least busy plan where the rest of the iteration decides; None where plans do.
+    def time_ns(self, one: _Judged) -> int:
+        """The predicted iteration."""
+        if one.candidate not in self._known_ns:
+            evaluator, plan = self._evaluator, one.candidate.to_plan(self._task)
+            job = build_dlrm_job(evaluator.spec, plan=plan, stack=evaluator.stack)
+            options = PredictOptions(samples=0, is_explained=False)
+            question = Question(job, options, cluster=evaluator.cluster, stack=evaluator.stack)
+            found = predict(question, executor=SerialExecutor())
+            self._known_ns[one.candidate] = found.period_ns
+        return self._known_ns[one.candidate]
 
-    Then the fastest plans take equally long although some are busier. Copies and sums inside hosts
-    would only add to what all ranks do.
-    """
-    fastest = [one for one in judged if one.time_ns == _least_ns(judged)]
-    best = min(fastest, key=_by_time, default=None)
-    if best is None or best.is_too_large:
-        return None
-    if all(one.busiest_ns <= BUSIER * best.busiest_ns for one in fastest):
-        return None
-    return best.plan if _contended_ns(evaluator, best.plan) == best.time_ns else None
+    def choose(self, judged: Sequence[_Judged]) -> Candidate:
+        """The plan with the shortest iterations that fits, of equal ones the least busy.
 
+        Only plans whose time without contention is below the least time with it are predicted,
+        those first that promise most: contention slows busy ranks most.
+        """
+        left = sorted(judged, key=_by_time)
+        first = left[0]
+        best, least_ns = first.candidate, inf
+        # With and without sums inside hosts: contention over the busiest ranks' time, as last seen.
+        slopes: defaultdict[int, float] = defaultdict(float)
 
-def _choose(evaluator: PlanEvaluator, judged: Sequence[_Judged]) -> ShardingPlan:
-    """The plan with the shortest iterations under contention, of equal ones the first.
+        def promised_ns(one: _Judged) -> float:
+            return one.time_ns + slopes[one.candidate.per_place] * one.busiest_ns
 
-    Contention never makes a plan faster. So only plans whose time without it is below the least
-    time with it are predicted, those first that promise most: contention slows busy ranks most.
-    """
-    best = min(judged, key=_by_time)
-    left = sorted((one for one in judged if one.is_too_large == best.is_too_large), key=_by_time)
-    least_ns: float = inf
-    # By kind of plan: contention over the time of the busiest ranks, as last seen.
-    slopes = {False: 0.0, True: 0.0}
-    for _ in range(MOST_CONTENDED):
-        left = [one for one in left if one.time_ns < least_ns]
-        if not left or (least_ns == inf and not _may_be_beaten(left)):
-            break
-        next_one = min(
-            left, key=lambda one: one.time_ns + slopes[has_steps(one.plan)] * one.busiest_ns
-        )
-        left.remove(next_one)
-        contended_ns = _contended_ns(evaluator, next_one.plan)
-        slopes[has_steps(next_one.plan)] = (contended_ns - next_one.time_ns) / next_one.busiest_ns
-        if contended_ns < least_ns:
-            best, least_ns = next_one, contended_ns
-    return best.plan
-
-
-def _may_be_beaten(ordered: Sequence[_Judged]) -> bool:
-    """Whether a plan that is near the first of *ordered* ones is less busy, or of another kind.
-
-    Kinds differ in what overlaps: sums inside hosts, and gradients of copied tables.
-    """
-    first, *others = ordered
-    return any(
-        one.busiest_ns < first.busiest_ns or _kind_of(one.plan) != _kind_of(first.plan)
-        for one in others
-        if one.time_ns <= NEAR * first.time_ns
-    )
-
-
-def _kind_of(plan: ShardingPlan) -> tuple[bool, bool]:
-    return has_steps(plan), bool(plan.copied_tables)
-
-
-def _contended_ns(evaluator: PlanEvaluator, plan: ShardingPlan) -> int:
-    job = build_dlrm_job(evaluator.spec, plan=plan, stack=evaluator.stack)
-    options = PredictOptions(samples=0, is_explained=False)
-    question = Question(job, options, cluster=evaluator.cluster, stack=evaluator.stack)
-    return predict(question, executor=SerialExecutor()).period_ns
+        for _ in range(MOST_CONTENDED):
+            left = [
+                one
+                for one in left
+                if one.time_ns < least_ns and one.is_too_large == first.is_too_large
+            ]
+            if not left or len(judged) == 1:
+                break
+            one = min(left, key=promised_ns)
+            left.remove(one)
+            time_ns = self.time_ns(one)
+            slopes[one.candidate.per_place] = (time_ns - one.time_ns) / one.busiest_ns
+            if time_ns < least_ns:
+                best, least_ns = one.candidate, time_ns
+        return best
 
 
 def _shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Some of each way, up to MOST_PLANS and MOST_PIECES."""
-    taken: list[Candidate] = []
-    pieces = 0
-    for one in _in_turns(candidates, attrgetter("way")):
-        pieces += one.piece_count
-        if taken and (pieces > MOST_PIECES or len(taken) == MOST_PLANS):
-            break
-        taken.append(one)
-    return taken
-
-
-def _in_turns(
-    candidates: Sequence[Candidate], kind_of: Callable[[Candidate], Hashable]
-) -> list[Candidate]:
-    """The first of each kind, the second of each, and so on."""
+    """The first of each way, the second of each, and so on, up to MOST_PIECES."""
     turns: dict[Hashable, Iterator[int]] = {}
-    return sorted(candidates, key=lambda one: next(turns.setdefault(kind_of(one), count())))
+    ordered = sorted(candidates, key=lambda one: next(turns.setdefault(one.way, count())))
+    pieces = accumulate(one.piece_count for one in ordered)
+    return ordered[: max(1, bisect_right(list(pieces), MOST_PIECES))]
 
 
-class _Frames:
+class _Flat:
     """Plans without sums inside hosts, by frame: one is built for all plans that share it."""
 
-    def __init__(self, evaluator: PlanEvaluator, plans: Sequence[ShardingPlan]) -> None:
-        self._evaluator, self._plans = evaluator, plans
-        self._columns = [evaluator.catalog.columns_of(plan) for plan in plans]
+    def __init__(
+        self, evaluator: PlanEvaluator, task: ShardingTask, candidates: Sequence[Candidate]
+    ) -> None:
+        self._evaluator, self._task, self._candidates = evaluator, task, candidates
+        book, tables = LayoutBook(task, evaluator.catalog), range(len(task.tables))
+        self._columns: list[PlanColumns] = []
+        for one in candidates:
+            cut_of = {place: Cut(*cut) for place, *cut in one.cuts}
+            cuts = [cut_of.get(place, COPIED) for place in tables]
+            self._columns.append(book.build(cuts, one.places.tolist()))
         self._of_frame: dict[FrameKey, list[int]] = {}
-        for place, one in enumerate(self._columns):
-            self._of_frame.setdefault(one.frame_key, []).append(place)
+        for place, columns in enumerate(self._columns):
+            self._of_frame.setdefault(columns.frame_key, []).append(place)
         self._fewest = min((one.copied for one in self._columns), key=len, default=())
+        self._first = sorted(frame for frame in self._of_frame if frame[0] == self._fewest)
 
     def judge_fewest_copies(self) -> list[_Judged]:
         """The plans that copy fewest tables."""
-        frames = sorted(frame for frame in self._of_frame if frame[0] == self._fewest)
-        return self._judge([place for frame in frames for place in self._of_frame[frame]])
+        return [one for frame in self._first for one in self._judge(frame)]
+
+    def rest_ns(self) -> float:
+        """The time of the rest of an iteration, once the plans with fewest copies are judged."""
+        return min(map(self._evaluator.rest_ns, self._first), default=0)
 
     def judge_copies(self, least_ns: float) -> list[_Judged]:
         """Plans of the frames that promise most of those that copy more tables.
 
         Copied tables never make the rest of an iteration faster. So the time that plans would
-        take without them is a bound; frames whose bound is far above *least_ns* are left out. What
+        take without them is a bound; frames whose bound is not below *least_ns* are left out. What
         copies add to it is estimated by their cost, and by what they added in the last frame.
         """
-        frames = sorted(frame for frame in self._of_frame if frame[0] != self._fewest)
+        frames = sorted(self._of_frame.keys() - self._first)
         bound_ns = {frame: self._bound_ns(frame) for frame in frames}
         copied_ns = {frame: self._copied_ns(frame) for frame in frames}
         judged: list[_Judged] = []
         slope = 1.0
         for _ in range(MOST_FRAMES):
-            frames = [frame for frame in frames if bound_ns[frame] < NEAR * least_ns]
+            frames = [frame for frame in frames if bound_ns[frame] < least_ns]
             if not frames:
                 break
             frame = min(frames, key=lambda one: bound_ns[one] + slope * copied_ns[one])
             frames.remove(frame)
-            some = self._judge(self._of_frame[frame])
-            slope = (_least_ns(some) - bound_ns[frame]) / copied_ns[frame]
-            least_ns = min(least_ns, _least_ns(some))
+            some = self._judge(frame)
+            fastest_ns = min(one.time_ns for one in some)
+            slope = (fastest_ns - bound_ns[frame]) / copied_ns[frame]
             judged += some
         return judged
 
@@ -281,19 +261,18 @@ class _Frames:
         ]
         if not self._evaluator.knows(columns[0]):
             return float(self._evaluator.price(columns).busiest_ns.min())
-        found = self._evaluator.measure_columns(columns, self._plans.__getitem__)
-        return float(found.times.period_ns.min())
+        return min(one.time_ns for one in self._judge(frame, columns))
 
     def _copied_ns(self, frame: FrameKey) -> float:
-        copied = self._plans[self._of_frame[frame][0]].copied_tables
+        copied = [self._task.tables[place] for place in frame[0]]
         return float(self._evaluator.pricer.copied_ns(copied).sum())
 
-    def _judge(self, places: Sequence[int]) -> list[_Judged]:
-        return _judge(
-            self._evaluator,
-            [self._plans[place] for place in places],
-            [self._columns[place] for place in places],
-        )
+    def _judge(self, frame: FrameKey, columns: Sequence[PlanColumns] = ()) -> list[_Judged]:
+        """The plans of *frame*, or what they would be with other *columns*."""
+        places = self._of_frame[frame]
+        candidates = [self._candidates[place] for place in places]
+        own = columns or [self._columns[place] for place in places]
+        return _judge(self._evaluator, self._task, candidates, own)
 
 
 def _judge_stepped(
@@ -314,8 +293,8 @@ def _judge_stepped(
         copies = wanted.pop(0)
         if copies not in judged:
             some = _shortlist(of_copies[copies])[:MOST_CUTS]
-            plan = _least_busy(evaluator, [one.to_plan(task) for one in some])
-            judged[copies] = _judge(evaluator, [plan], [None])[0]
+            one = _least_busy(evaluator, task, some)
+            judged[copies] = _judge(evaluator, task, [one], [None])[0]
         if not wanted:
             best = min(judged, key=lambda count: _by_time(judged[count]))
             if judged[best].time_ns > FAR * least_ns:
@@ -326,24 +305,29 @@ def _judge_stepped(
     return list(judged.values())
 
 
-def _least_busy(evaluator: PlanEvaluator, plans: Sequence[ShardingPlan]) -> ShardingPlan:
-    """The one of *plans* with sums inside hosts that keeps its busiest ranks least busy."""
-    if len(plans) == 1:
-        return plans[0]
-    own_ns = evaluator.price([evaluator.catalog.columns_of(plan) for plan in plans]).own_ns
-    lookup_ns, update_ns, pooled_ns, gradients_ns = own_ns.max(axis=2).T
+def _least_busy(
+    evaluator: PlanEvaluator, task: ShardingTask, candidates: Sequence[Candidate]
+) -> Candidate:
+    """The one of *candidates* with sums inside hosts that keeps its busiest ranks least busy."""
+    if len(candidates) == 1:
+        return candidates[0]
+    columns = [evaluator.catalog.columns_of(one.to_plan(task)) for one in candidates]
+    lookup_ns, update_ns, pooled_ns, gradients_ns = evaluator.price(columns).own_ns.max(axis=2).T
     # Each rank of a host sends a part of the sums.
-    sent_ns = (pooled_ns + gradients_ns) / (plans[0].ranks_per_host or 1)
-    return plans[int((lookup_ns + update_ns + sent_ns).argmin())]
+    sent_ns = (pooled_ns + gradients_ns) / candidates[0].per_place
+    return candidates[int((lookup_ns + update_ns + sent_ns).argmin())]
 
 
 def _judge(
-    evaluator: PlanEvaluator, plans: Sequence[ShardingPlan], columns: Sequence[PlanColumns | None]
+    evaluator: PlanEvaluator,
+    task: ShardingTask,
+    candidates: Sequence[Candidate],
+    columns: Sequence[PlanColumns | None],
 ) -> list[_Judged]:
-    found = evaluator.measure_columns(columns, plans.__getitem__)
+    found = evaluator.measure_columns(columns, lambda place: candidates[place].to_plan(task))
     is_too_large = found.peak_bytes > evaluator.cluster.device.memory_bytes
     measures = is_too_large.tolist(), found.times.period_ns.tolist(), found.busiest_ns.tolist()
-    return list(map(_Judged, plans, *measures))
+    return list(map(_Judged, candidates, *measures))
 
 
 def _reason(plan: ShardingPlan, considered: int, replayed: int) -> str:

@@ -240,6 +240,13 @@ class PlanEvaluator:
             kinds.append(RankKind(program, durations_ns, changing.astype(np.int32)))
         return condense_job(kinds)
 
+    def rest_ns(self, frame: FrameKey) -> int:
+        """The time of plans with a known *frame* if their pieces cost nothing."""
+        kinds = np.full((1, self.cluster.rank_count), EMPTY, dtype=np.int8)
+        kinds[0, 0] = HOLDER
+        nothing = np.zeros((1, len(CHANGING), self.cluster.rank_count), dtype=np.int64)
+        return int(evaluate_variants(self._frames[frame][0], kinds, nothing).period_ns[0])
+
     def knows(self, columns: PlanColumns) -> bool:
         """Whether the frame for *columns* is built already."""
         return columns.frame_key in self._frames
