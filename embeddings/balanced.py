@@ -113,9 +113,14 @@ class Candidate:
         return len(self.places) * self.per_place
 
     @property
+    def kind(self) -> tuple[Hashable, ...]:
+        """Equal for plans that copy the same tables and sum in the same places."""
+        return self.copied, self.per_place
+
+    @property
     def way(self) -> tuple[Hashable, ...]:
         """Equal for plans that differ only in how finely tables are cut, and in places."""
-        return self.copied, self.per_place, self.view, any(rows > 1 for *_, rows in self.cuts)
+        return *self.kind, self.view, any(rows > 1 for *_, rows in self.cuts)
 
     def to_plan(self, task: ShardingTask) -> ShardingPlan:
         """The plan that puts every piece on its rank."""
