@@ -45,7 +45,7 @@ MOST_PIECES = 20_000
 """Pieces of all plans that are priced: with thousands of ranks these are few plans."""
 MOST_FRAMES = 12
 """Sets of plans with copied tables of which one frame is built and all are replayed."""
-MOST_STEPPED, MOST_CUTS = 5, 6
+MOST_STEPPED, MOST_CUTS = 10, 6
 """Plans with sums inside hosts, which are replayed whole; and plans of which each is the best."""
 MOST_CONTENDED = 16
 """Plans that are predicted with contention."""
