@@ -56,7 +56,7 @@ _SENT_BYTES = 4
 _OWN_LIMITS = (0.5, 0.71, 1.0, 1.41, 2.0, 2.83, 4.0, 8.0, 16.0, 64.0)
 _SENT_LIMITS = (0.5, 1.0, 2.0, 64.0)
 """Lookups and vectors of a piece at most, over the mean of a rank."""
-_COPY_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 1024)
+_COPY_COUNTS = (*range(1, 17), 20, 24, 32, 48, 64, 128, 256, 1024)
 _COPY_LIMIT = 4.0
 """How many tables are copied, those first whose copies cost least over a rank's share of what they
 save; and that cost at most."""
