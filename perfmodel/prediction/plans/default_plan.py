@@ -43,7 +43,7 @@ from topologies import Cluster
 
 MOST_PIECES = 20_000
 """Pieces of all plans that are priced: with thousands of ranks these are few plans."""
-MOST_FRAMES = 12
+MOST_FRAMES = 24
 """Sets of plans with copied tables of which one frame is built and all are replayed."""
 MOST_STEPPED, MOST_CUTS = 10, 6
 """Plans with sums inside hosts, which are replayed whole; and plans of which each is the best."""
