@@ -56,7 +56,7 @@ _SENT_BYTES = 4
 _OWN_LIMITS = (0.5, 0.71, 1.0, 1.41, 2.0, 2.83, 4.0, 8.0, 16.0, 64.0)
 _SENT_LIMITS = (0.5, 1.0, 2.0, 64.0)
 """Lookups and vectors of a piece at most, over the mean of a rank."""
-_COPY_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 1024)
+_COPY_COUNTS = (*range(1, 17), 20, 24, 32, 48, 64, 128, 256, 1024)
 _COPY_LIMIT = 4.0
 """How many tables are copied, those first whose copies cost least over a rank's share of what they
 save; and that cost at most."""
@@ -113,9 +113,14 @@ class Candidate:
         return len(self.places) * self.per_place
 
     @property
+    def kind(self) -> tuple[Hashable, ...]:
+        """Equal for plans that copy the same tables and sum in the same places."""
+        return self.copied, self.per_place
+
+    @property
     def way(self) -> tuple[Hashable, ...]:
         """Equal for plans that differ only in how finely tables are cut, and in places."""
-        return self.copied, self.per_place, self.view, any(rows > 1 for *_, rows in self.cuts)
+        return *self.kind, self.view, any(rows > 1 for *_, rows in self.cuts)
 
     def to_plan(self, task: ShardingTask) -> ShardingPlan:
         """The plan that puts every piece on its rank."""

@@ -43,11 +43,11 @@ from topologies import Cluster
 
 MOST_PIECES = 20_000
 """Pieces of all plans that are priced: with thousands of ranks these are few plans."""
-MOST_FRAMES = 12
+MOST_FRAMES = 24
 """Sets of plans with copied tables of which one frame is built and all are replayed."""
-MOST_STEPPED, MOST_CUTS = 5, 6
+MOST_STEPPED, MOST_CUTS = 10, 6
 """Plans with sums inside hosts, which are replayed whole; and plans of which each is the best."""
-MOST_CONTENDED = 6
+MOST_CONTENDED = 16
 """Plans that are predicted with contention."""
 FAR = 1.5
 """Time of a plan with sums inside hosts, over the best, beyond which others are not looked at."""
@@ -172,11 +172,11 @@ class _Contention:
         left = sorted(judged, key=_by_time)
         first = left[0]
         best, least_ns = first.candidate, inf
-        # With and without sums inside hosts: contention over the busiest ranks' time, as last seen.
-        slopes: defaultdict[int, float] = defaultdict(float)
+        # By kind: contention over the time of the busiest ranks, as last seen.
+        slopes: defaultdict[Hashable, float] = defaultdict(float)
 
         def promised_ns(one: _Judged) -> float:
-            return one.time_ns + slopes[one.candidate.per_place] * one.busiest_ns
+            return one.time_ns + slopes[one.candidate.kind] * one.busiest_ns
 
         for _ in range(MOST_CONTENDED):
             left = [
@@ -189,7 +189,7 @@ class _Contention:
             one = min(left, key=promised_ns)
             left.remove(one)
             time_ns = self.time_ns(one)
-            slopes[one.candidate.per_place] = (time_ns - one.time_ns) / one.busiest_ns
+            slopes[one.candidate.kind] = (time_ns - one.time_ns) / one.busiest_ns
             if time_ns < least_ns:
                 best, least_ns = one.candidate, time_ns
         return best
