@@ -157,7 +157,7 @@ def test_a_schema_names_the_type_of_each_field():
     for line in (
         "  batch: int; must be given",
         "  model.kv_heads: int; default left open",
-        "  model.positions: learned | rotary; default learned",
+        "  model.positions: learned | rotary | yarn; default learned",
         "  dense.bottom_mlp: list of int; must be given",
     ):
         assert line in lines
