@@ -68,6 +68,8 @@ _DRAWS = (8.0, 1.0, 1 / 8, 1 / 64, 0.0)
 _SLOWNESS = (1.0, 8.0)
 """Rows of all tables, to which they are scaled, and what candidates are made for: lookups of a
 batch over these rows, and time of a byte that is sent over that of usual links."""
+_MOST_VIEWED = 5_000
+"""Tables over all that candidates are made for. Of thousands of tables few plans are replayed."""
 _COPY_BYTES, _STEP_BYTES = 5e8, 2e8
 """Launching a second lookup and its update, and a second step of the exchanges: some 0.17 and
 0.07 ms, in bytes of device memory."""
@@ -147,7 +149,9 @@ def find_candidates(task: ShardingTask) -> list[Candidate]:
         for table in tables
     ]
     samples = _ROWS / max(sum(table.pooling_factor for table in tables), _LITTLE)
-    return _find(task, like, [_View(one * samples, other) for other in _SLOWNESS for one in _DRAWS])
+    views = [_View(one * samples, other) for other in _SLOWNESS for one in _DRAWS]
+    most = max(1, _MOST_VIEWED // len(tables))
+    return _find(task, like, views[1 : 1 + most] if most < len(views) else views)
 
 
 def _find(
