@@ -159,6 +159,29 @@ def test_a_process_that_is_connected_does_not_join_another_cluster(cluster):
         assert_refused("10.0.0.1:6379", r"connected to the cluster at .* cannot join")
 
 
+def test_a_head_that_is_stopped_before_it_is_joined_ends_in_a_sentence():
+    """Ray alone asks for two minutes whether such a head wants a token."""
+    script = """
+import sys
+from perfmodel.execution import open_executor
+from perfmodel.execution.on_ray import joining
+joining.LAST_S, joining.Watch.MOST_MUTES = 0.5, 2
+with open_executor("ray", address=sys.argv[1]):
+    pass
+"""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        asked = subprocess.run(
+            [sys.executable, "-c", script, address],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert asked.returncode == 1
+    assert f"ray: the head of the cluster at {address} (its GCS) is gone" in asked.stderr
+
+
 def test_a_machine_that_does_not_answer_while_it_is_joined_is_named(cluster, monkeypatch):
     second = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()

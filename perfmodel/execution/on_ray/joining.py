@@ -48,7 +48,7 @@ from perfmodel.execution.on_ray.watchdog import end_processes
 
 PROBE_TIMEOUT_S = 120.0
 SHUTDOWN_S = 40.0
-LAST_S = 30.0
+LAST_S = 20.0
 """How long this process may take to report a loss and to leave Ray."""
 STARTS = 3
 
@@ -82,17 +82,21 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
         stack.enter_context(ended_in_order())
         folder = stack.enter_context(private_folder()) if address is None else None
         guard = stack.enter_context(closing(Watchdog(folder)))
+        watch = stack.enter_context(closing(Watch(partial(end_soon, guard))))
         if address is None:
             stack.enter_context(_showing_token({"RAY_AUTH_TOKEN": secrets.token_hex(32)}))
         else:
-            stack.enter_context(_admitted(address))
+            is_local = is_here(address)
+            # Even the question whether it asks for a token may never be answered.
+            if names_port(address):
+                watch.need(address.removeprefix("ray://"), head_fault(address))
+            stack.enter_context(_admitted(address, is_local=is_local))
         stack.callback(_shut_down, guard)
-        watch = stack.enter_context(closing(Watch(partial(end_soon, guard))))
+        # It would take the end of Ray for a loss.
+        stack.callback(watch.close)
         if folder is not None:
             _start_here(folder, workers or core_count())
         else:
-            if address is not None and names_port(address):
-                watch.need(address.removeprefix("ray://"), head_fault(address))
             _start(address)
         # Once more, because Ray has set its own handler of that signal.
         stack.enter_context(ended_in_order())
@@ -119,13 +123,12 @@ def _need_cluster(watch: Watch) -> None:
 
 
 @contextmanager
-def _admitted(address: str) -> Iterator[None]:
+def _admitted(address: str, *, is_local: bool) -> Iterator[None]:
     """Show the token of this machine to a Ray on it that asks for one; raise if that is refused.
 
     `ray start` asks for a token if there is one, and Ray by itself shows it at the address `auto`
     only; for a cluster elsewhere the user decides whom to trust.
     """
-    is_local = is_here(address)
     with ExitStack() as stack:
         # Ray ends a process that is to show a token and has none.
         is_bare = os.environ.get("RAY_AUTH_MODE") == "token" and not _keeps_token()
