@@ -203,7 +203,7 @@ UNIFORM = Uniform()
 IndexDistribution = Uniform | Zipf | ReuseHistogram | ObservedRows | RowsByPopularity
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=65536)
 def popularity_of(distribution: IndexDistribution, rows: int) -> Popularity:
     """The classes of rows of a table of *rows* rows."""
     return distribution.popularity(rows)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from functools import lru_cache
 
 import numpy as np
 
@@ -272,7 +273,14 @@ class EmbeddingTable:
         """The shares of lookups that go to row-wise pieces."""
         if self.distribution == UNIFORM or (rows == self.rows).all():
             return rows / self.rows
-        return self.popularity.piece(self.range_of(first_row, rows)).share
+        return _known_shares(self, first_row.tobytes(), rows.tobytes())
+
+
+@lru_cache(maxsize=MOST_TABLES)
+def _known_shares(table: EmbeddingTable, *columns: bytes) -> Floats:
+    """Plans cut tables in the same ways again and again."""
+    first_row, rows = (np.frombuffer(column, dtype=np.int64) for column in columns)
+    return table.popularity.piece(table.range_of(first_row, rows)).share
 
 
 def spread_hot_rows(tables: Sequence[EmbeddingTable]) -> tuple[EmbeddingTable, ...]:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from perfmodel import api
-from perfmodel.base.errors import InputError, MeasurementError
+from perfmodel.base.errors import CalibrationError, InputError, MeasurementError
 from perfmodel.graph.storage import save_job
 from perfmodel.recordings.storage import load_recorded_job
 from tests.recordings.builders import import_spans
@@ -117,6 +117,13 @@ def test_one_kernel_and_one_collective_have_a_price():
 def test_a_price_of_what_is_no_kernel_is_refused():
     with pytest.raises(InputError, match="must be a Gemm, Attention, MemoryBound, EmbeddingOp"):
         api.price_kernel("gemm", device="h100_sxm")
+
+
+def test_constants_of_one_kernel_come_from_a_file_of_kernels(tmp_path):
+    (tmp_path / "machine.yaml").write_text("name: a\n")
+    product = api.Gemm(m=64, n=64, k=64, dtype=api.DType.BF16)
+    with pytest.raises(CalibrationError, match=r"must be a file of kernels .* and is none"):
+        api.price_kernel(product, device="h100_sxm", calibration=[str(tmp_path / "machine.yaml")])
 
 
 def test_recordings_are_looked_into(imported, tmp_path):

@@ -157,6 +157,7 @@ def test_a_linked_execution_trace_brings_durations(tmp_path):
     assert fixed["volta_sgemm_128x32_tn"].duration_ns == 30_000
     assert isinstance(fixed["volta_sgemm_128x32_tn"].work, Gemm)
     assert fixed["ncclDevKernel_AllReduce"].duration_ns == 40_000
+    assert [group.ranks for group in graph.groups] == [(0, 1)]
 
 
 def chakra(rank=0, wait_us=0):

@@ -21,6 +21,14 @@ def test_both_schemas_give_the_same_operators(tmp_path):
     assert first.operators[0].thread == 1
 
 
+def test_a_tensor_is_where_its_last_word_says_and_an_empty_list_nowhere(tmp_path):
+    on_host, on_gpu = ([60, 1, 0, 4, 4, device] for device in ("cpu", "cuda:0"))
+    values = {"values": [on_host, [on_gpu], [], 7], "shapes": [[4]] * 4, "types": ["Tensor"] * 4}
+    item = {"id": 3, "name": "aten::copy_", "ctrl_deps": 2, "attrs": [], "inputs": values}
+    [operator] = write(tmp_path, schema="1.0.1", nodes=[item]).operators
+    assert [one.is_on_host for one in operator.inputs] == [True, False, False, False]
+
+
 def write(folder, **document):
     (folder / "a.json").write_text(json.dumps(document))
     return load_execution_trace(folder / "a.json")

@@ -23,6 +23,7 @@ from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Communication, Fixed, Gemm, MemoryBound
 from perfmodel.graph.program import LaneKind
 from perfmodel.whatif import apply_all, parse_transformation
+from perfmodel.whatif.passes import TrainingPass, find_passes
 from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.repeating import repeated_parts
 from perfmodel.whatif.selection import LaneWord, Selection
@@ -99,6 +100,16 @@ def test_passes_are_told_by_the_thread_that_launches_them():
     assert found("pass:update") == [label for label, _ in ADAM]
     with pytest.raises(ScenarioError, match="must be followed by backward, forward, update"):
         Pattern("pass:sideways")
+
+
+def test_an_update_may_be_a_single_kernel():
+    program = training(layers=1).programs[0]
+    labels = [training(layers=1).labels[label] for label in program.label.tolist()]
+    backward = np.array(["Backward" in label for label in labels])
+    update = np.array([label == "mul_" for label in labels])
+    passes = find_passes(program, backward, update).tolist()
+    assert passes[labels.index("mul_")] == TrainingPass.UPDATE
+    assert passes[labels.index("addcmul_")] == TrainingPass.FORWARD
 
 
 def test_a_later_choice_counts_only_if_nothing_matches_the_first():

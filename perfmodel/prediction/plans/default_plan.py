@@ -42,7 +42,7 @@ from perfmodel.workloads.dlrm.spec import DlrmSpec
 from topologies import Cluster
 
 MOST_PIECES = 20_000
-"""Pieces of all plans that are priced: with thousands of ranks these are few plans."""
+"""Pieces of all plans that are priced: with thousands of ranks or tables these are few plans."""
 MOST_FRAMES = 24
 """Sets of plans with copied tables of which one frame is built and all are replayed."""
 MOST_STEPPED, MOST_CUTS = 10, 6
@@ -289,12 +289,14 @@ def _judge_stepped(
     counts = sorted(of_copies)
     judged: dict[int, _Judged] = {}
     wanted = [counts[0], len(candidates[0].copied)] if counts else []
-    while wanted and len(judged) < MOST_STEPPED:
+    replayed = 0
+    while wanted and len(judged) < MOST_STEPPED and replayed < MOST_PIECES:
         copies = wanted.pop(0)
         if copies not in judged:
             some = _shortlist(of_copies[copies])[:MOST_CUTS]
             one = _least_busy(evaluator, task, some)
             judged[copies] = _judge(evaluator, task, [one], [None])[0]
+            replayed += one.piece_count
         if not wanted:
             best = min(judged, key=lambda count: _by_time(judged[count]))
             if judged[best].time_ns > FAR * least_ns:
