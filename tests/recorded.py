@@ -20,6 +20,7 @@ import pytest
 
 MODULES = (
     "tests.collectives.test_recorded",
+    "tests.contract.test_defaults",
     "tests.costs.test_recorded",
     "tests.embeddings.test_recorded",
     "tests.graph.test_recorded",
