@@ -48,6 +48,8 @@ from perfmodel.execution.on_ray.watchdog import end_processes
 
 PROBE_TIMEOUT_S = 120.0
 SHUTDOWN_S = 40.0
+JOIN_S = 45.0
+"""Ray answers within seconds, or never: a raylet of this machine that hangs is not watched yet."""
 LAST_S = 20.0
 """How long this process may take to report a loss and to leave Ray."""
 STARTS = 3
@@ -97,7 +99,9 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
         if folder is not None:
             _start_here(folder, workers or core_count())
         else:
+            limit = guard.limit(JOIN_S, _unjoined(address))
             _start(address)
+            limit.cancel()
         # Once more, because Ray has set its own handler of that signal.
         stack.enter_context(ended_in_order())
         _need_cluster(watch)
@@ -105,6 +109,14 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
         if address is not None:
             _check_programs(cluster, address)
         yield cluster
+
+
+def _unjoined(address: str | None) -> str:
+    return (
+        f"ray: the cluster at {address!r} did not let this process join within {JOIN_S:.0f} s: its "
+        "raylet on this machine hangs, or the machine is too busy. Restart Ray here, ask again, or "
+        "use --executor serial."
+    )
 
 
 def end_soon(guard: Watchdog, sentence: str) -> None:

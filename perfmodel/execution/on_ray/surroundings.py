@@ -153,8 +153,8 @@ class Watchdog:
             self._process.stdin.write(f"{' '.join(sentence.splitlines())}\n".encode())
             self._process.stdin.flush()
 
-    def limit(self, seconds: float, sentence: str) -> None:
-        """End this process with *sentence* in *seconds*, unless the watchdog is stopped before.
+    def limit(self, seconds: float, sentence: str) -> threading.Timer:
+        """End this process with *sentence* in *seconds*, unless that is cancelled before.
 
         A call into Ray may never return.
         """
@@ -167,6 +167,7 @@ class Watchdog:
         timer.daemon = True
         timer.start()
         self._timers.append(timer)
+        return timer
 
     def close(self) -> None:
         """Stop the watchdog: everything is in order."""
