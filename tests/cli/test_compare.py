@@ -43,6 +43,7 @@ def test_a_sweep_without_values_is_refused(typed):
 def test_what_does_not_fit_is_refused_where_that_is_asked(typed):
     words = "predict --workload llama3_70b --topology dgx_a100 --require-fit"
     assert "DOES NOT FIT" in typed(words, code=1).said
+    assert "fits in memory" in typed(words.replace("llama3_70b", "gpt2_124m")).out
 
 
 def test_schemas_and_workloads_are_printed(typed):

@@ -77,6 +77,9 @@ def test_a_narrow_terminal_drops_optional_columns_and_names_them():
     assert "c" * 30 not in narrow
     assert "too narrow for: share" in narrow
     assert "too narrow" not in to_text(report, 100)
+    # What goes with its two blanks makes just enough room for what stays.
+    assert "b" * 30 in to_text(report, 64)
+    assert "b" * 30 not in to_text(report, 63)
 
 
 def test_a_long_name_is_cut_before_numbers_are():
