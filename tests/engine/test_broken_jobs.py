@@ -95,7 +95,8 @@ def break_by_unknown_rank(job: Job) -> Broken:
 def break_by_negative_duration(job: Job) -> Broken:
     graph, durations = job.build()
     # Some take no time, which is no fault.
-    values = np.where(durations.values_ns % 2, durations.values_ns, 0)
+    values = durations.values_ns.copy()
+    values[::2] = 0
     task = job.source.randrange(graph.program_of(job.victim).task_count)
     values[int(durations.rank_offset[job.victim]) + task] = -job.source.randint(1, 99)
     table = DurationTable(values, durations.rank_offset)

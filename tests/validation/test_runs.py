@@ -233,13 +233,12 @@ def test_every_column_says_what_it_means():
 
 def test_layouts_of_one_job_are_compared_where_their_times_are_clearly_apart(tmp_path):
     rows = [
-        TRANSFORMER | {"id": name, "tp": tp, "gbs": gbs, "iter_time_s": seconds}
+        TRANSFORMER | {"id": name, "tp": tp, "gbs": gbs, "iter_time_s": seconds, "n_nodes": ""}
         for name, tp, gbs, seconds in (
             ("a", "1", "16", "0.1"), ("b", "8", "16", "0.2"), ("c", "4", "16", "0.103"),
             ("d", "8", "32", "0.05"),
         )
     ]  # fmt: skip
-    rows[0]["n_nodes"] = ""
     board = board_of(tmp_path, *rows)
     # Of the three pairs with a batch of 16 that of 0.1 and 0.103 s is too close to call.
     assert [(one.group, one.pairs) for one in board.orders] == [
