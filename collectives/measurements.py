@@ -60,7 +60,7 @@ class CollectiveMeasurement:
 
     @property
     def group(self) -> str:
-        """Topology, hosts, collective and library: what a scoreboard has one line for."""
+        """The key of a line of the scoreboard: topology, hosts, collective and library."""
         parts = [self.topology, f"{self.hosts}x{self.ranks // self.hosts}"]
         if self.hosts == 1:
             parts[1] = "one host"

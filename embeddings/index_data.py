@@ -74,7 +74,7 @@ class IndexData:
 def build_index_data(
     source: str, *, indices: Any, lengths: Any, names: tuple[str, ...] | None = None
 ) -> IndexData:
-    """Data from arrays; *lengths* is tables x samples. Refused with the place of a fault."""
+    """Data from arrays; *lengths* is tables x samples. A fault is raised with its place."""
     bags = whole_numbers(np.asarray(lengths), where=f"{source}, lengths")
     flat = whole_numbers(np.asarray(indices), where=f"{source}, indices")
     if bags.ndim != 2 or 0 in bags.shape:
