@@ -80,7 +80,7 @@ def check_job_place(folder: Path, *, is_overwriting: bool) -> None:
         )
     if folder.exists() and not is_overwriting:
         raise GraphError(
-            f"{folder}: already holds a job. Choose another folder, or use --overwrite to replace it."
+            f"{folder}: already holds a job. Choose another folder, or replace it with --overwrite."
         )
     if foreign := _list_foreign(folder):
         names = ", ".join(foreign[:MOST_NAMED]) + (" ..." if len(foreign) > MOST_NAMED else "")

@@ -269,7 +269,7 @@ def test_a_script_with_one_rank_sees_one_gpu_and_a_job_is_not_replaced_unasked(t
     ending = "assert torch.cuda.device_count() == 1\nfor _ in range(3): step()"
     runs = [run_steps(tmp_path, ending, *more) for more in ((), (), ("--overwrite",))]
     assert [run.code for run in runs] == [0, 1, 0]
-    assert "holds a job already" in runs[1].stderr
+    assert "already holds a job" in runs[1].stderr
     assert "optimizer steps" not in runs[1].stderr
 
 
