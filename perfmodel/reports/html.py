@@ -11,11 +11,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 import perfmodel
 from perfmodel.base.writing import printable_lines
@@ -31,6 +32,7 @@ FOLD = 12
 """Rows of a table before the rest is folded."""
 MAX_TASKS = 600_000
 """Tasks that all timelines of a page draw together."""
+_CODE = re.compile("`([^`]+)`")
 _ON_PATH = 1 << 31
 _LARGEST = 2**31
 
@@ -53,6 +55,7 @@ def load_template(folder: Path) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    templates.filters["marked"] = _marked
     return templates.get_template("page.html.j2")
 
 
@@ -74,6 +77,11 @@ def to_page(report: Report) -> str:
         timeline_json=lambda one: _timeline_json(one, MAX_TASKS // len(timelines)),
         timeline_note=lambda one: _timeline_note(one, MAX_TASKS // len(timelines)),
     )
+
+
+def _marked(text: str) -> Markup:
+    """*text* with what is between backticks shown as code, as the terminal prints it."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(_visible(text)))))  # noqa: S704  escaped
 
 
 def _visible(value: object) -> object:

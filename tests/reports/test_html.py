@@ -57,6 +57,11 @@ def test_names_from_outside_cannot_become_markup():
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
 
 
+def test_words_in_backticks_are_code_and_still_no_markup():
+    page = to_page(plain_report("a", Sentences(["Ask `perfmodel rank <b>`, or a ` alone."])))
+    assert "Ask <code>perfmodel rank &lt;b&gt;</code>, or a ` alone." in page
+
+
 def test_control_characters_of_names_do_not_reach_the_page():
     page = to_page(report_prediction(build_prediction(label="red\x1b[31m\x07")))
 
