@@ -167,6 +167,75 @@ def _expect_signals(s: FlatJob, x: State) -> None:
                 x.missing[s.g_rendezvous[group] + s.m_sequence[i]] += 1
 
 
+@_compiled
+def is_repeated(s: FlatJob, x: State, before_ns: Int64s, shift_ns: Int64s) -> bool:  # noqa: C901  loops
+    """Whether the next iteration is a copy of the one just done, *shift_ns* later by vector.
+
+    *before_ns* is what lanes had reached before it. What an iteration takes over from earlier ones,
+    the time of lanes and dependencies on their tasks, must come as much later for the next one, or
+    decide in neither: the task was ready later than that. Then so is every further iteration.
+    """
+    iteration, kept = x.counts[ITERATION], x.end_ns.shape[0]
+    for rank in range(len(s.r_program)):
+        program = s.r_program[rank]
+        start_base, dep_base = s.p_task[program] + program, s.p_dep[program]
+        for local in range(s.p_lane[program + 1] - s.p_lane[program]):
+            lane, row = s.r_lane[rank] + local, s.p_lane[program] + local
+            if s.lane_first[row] < s.lane_stop[row]:
+                for v in range(len(shift_ns)):
+                    then, next_ns = before_ns[lane, v], x.lane_now_ns[lane, v]
+                    ready = _ready_of(s, x, rank, s.lane_first[row], v)
+                    if not _is_copied(ready, then, next_ns, shift_ns[v]):
+                        return False
+        for task in range(s.p_task[program + 1] - s.p_task[program]):
+            first, stop = s.dep_start[start_base + task], s.dep_start[start_base + task + 1]
+            for d in range(dep_base + first, dep_base + stop):
+                if s.dep_distance[d] == 0:
+                    continue
+                # Those that reach further back would have to repeat for as many iterations.
+                if s.dep_distance[d] > min(iteration, 1):
+                    return False
+                source, lag = s.dep_task[d], s.dep_lag_ns[d]
+                at = (iteration - s.dep_distance[d]) % kept
+                for v in range(len(shift_ns)):
+                    then = x.end_ns[at, s.r_task[rank] + source, v] + lag
+                    next_ns = x.end_ns[(at + 1) % kept, s.r_task[rank] + source, v] + lag
+                    if s.dep_anchor[d]:
+                        then -= x.values_ns[x.r_offset[rank] + source, v]
+                        next_ns -= x.values_ns[x.r_offset[rank] + source, v]
+                    ready = _ready_of(s, x, rank, task, v)
+                    if not _is_copied(ready, then, next_ns, shift_ns[v]):
+                        return False
+    return True
+
+
+@_inlined
+def _is_copied(ready_ns: int, then_ns: int, next_ns: int, shift_ns: int) -> bool:
+    """Whether a task ready at *ready_ns* is so *shift_ns* later in the next iteration.
+
+    It waited for *then_ns*, and will wait for *next_ns*.
+    """
+    if next_ns - then_ns == shift_ns:
+        return True
+    return then_ns < ready_ns and next_ns <= ready_ns + shift_ns
+
+
+@_inlined
+def _ready_of(s: FlatJob, x: State, rank: int, task: int, v: int) -> int:
+    """When *task* of *rank* was ready in the iteration just done."""
+    row = x.counts[ITERATION] % x.end_ns.shape[0]
+    program = s.r_program[rank]
+    here = s.member[s.p_task[program] + task]
+    if here < 0:
+        ready = x.end_ns[row, s.r_task[rank] + task, v] - x.values_ns[x.r_offset[rank] + task, v]
+        return int(ready)
+    here += s.p_member[program]
+    slot = s.m_slot[here]
+    group = s.r_group[rank, slot]
+    first = s.g_member[group] + s.m_sequence[here] * s.g_size[group]
+    return int(x.member_ready_ns[row, first + s.r_position[rank, slot], v])
+
+
 @_inlined
 def _walk_lane(s: FlatJob, x: State, lane: int) -> None:  # noqa: C901, PLR0912, PLR0915  see below
     """Run tasks of *lane* in order until one waits for something unknown.

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.compiling import compiled
+from perfmodel.engine.advance import NOT_DONE
 from perfmodel.engine.block import Block
 from perfmodel.engine.layout import FlatJob, Int32s, Int64s, max_distance
 from perfmodel.engine.sieve import lay_out_sound
@@ -152,8 +153,8 @@ def replay(
     durations.check(job)
     kept = kept_of_reach(max_distance(job), iterations)
     block = Block(layout, durations, kept_iterations=kept)
-    lane_now_ns = []
-    for _ in range(iterations):
+    lane_now_ns, shift_ns = list[Int64s](), None
+    while shift_ns is None and len(lane_now_ns) < iterations:
         block.begin_iteration()
         block.advance()
         if not block.is_done:
@@ -161,12 +162,24 @@ def replay(
 
             raise explain_stall(job, block.heads)
         lane_now_ns.append(block.lane_now_ns())
-    last = range(iterations - kept, iterations)
-    keeper = Kept(
-        first=last.start,
-        end_columns_ns=tuple(block.end_ns(index) for index in last),
-        ready_columns_ns=tuple(block.member_ready_ns(index) for index in last),
+        if 1 < len(lane_now_ns) < iterations:
+            shift_ns = block.find_shift(lane_now_ns[-2])
+    done, last = len(lane_now_ns) - 1, range(iterations - kept, iterations)
+
+    def copied(column_ns: Int64s, index: int) -> Int64s:
+        """A column of the last iteration done as that of iteration *index*."""
+        if shift_ns is None or index <= done:
+            return column_ns
+        return np.where(column_ns == NOT_DONE, NOT_DONE, column_ns + shift_ns * (index - done))
+
+    lanes_ns = np.where(block.has_tasks[:, np.newaxis], lane_now_ns[done], NOT_DONE)
+    for index in range(done + 1, iterations):
+        lane_now_ns.append(np.maximum(copied(lanes_ns, index), 0))
+    ends, readies = (
+        tuple(copied(of(min(index, done)), index) for index in last)
+        for of in (block.end_ns, block.member_ready_ns)
     )
+    keeper = Kept(last.start, ends, readies)
     return Replay(tuple(Timeline(index, keeper) for index in last), np.stack(lane_now_ns))
 
 

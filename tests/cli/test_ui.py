@@ -105,6 +105,17 @@ def test_the_command_and_the_answer_are_those_of_predict(site):
     assert said["time_ns"] == alone.iteration_ns
 
 
+def test_a_batch_that_changes_no_replayed_job_is_extrapolated_from_the_same_replays(site):
+    knobs = {"topology": "dgx_a100", "workload": "transformer_small", "tp": "1", "pp": "1"}
+    site.answers.loops.kept.clear()
+    for batch in ("128", "256"):
+        said = dict(stream(site, **knobs, micro_batch="1", batch=batch))["answer"]
+        overrides = ("parallel.tp=1", "parallel.pp=1", "parallel.micro_batch=1", f"batch={batch}")
+        scenario = api.Scenario("dgx_a100", workload="transformer_small", overrides=overrides)
+        assert said["time_ns"] == api.predict(scenario).iteration_ns
+    assert len(site.answers.loops.kept) == 1
+
+
 @pytest.mark.parametrize(
     ("knobs", "word"),
     [
