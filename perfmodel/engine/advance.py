@@ -175,65 +175,49 @@ def is_repeated(s: FlatJob, x: State, before_ns: Int64s, shift_ns: Int64s) -> bo
     the time of lanes and dependencies on their tasks, must come as much later for the next one, or
     decide in neither: the task was ready later than that. Then so is every further iteration.
     """
-    iteration, kept = x.counts[ITERATION], x.end_ns.shape[0]
+    now, kept = x.counts[ITERATION], x.end_ns.shape[0]
+    for lane in range(len(s.lane_rank)):
+        program = s.r_program[s.lane_rank[lane]]
+        row = s.p_lane[program] + lane - s.r_lane[s.lane_rank[lane]]
+        if s.lane_first[row] < s.lane_stop[row]:
+            for v in range(len(shift_ns)):
+                then, later = before_ns[lane, v], x.lane_now_ns[lane, v] - shift_ns[v]
+                if not _is_copied(s, x, s.lane_rank[lane], s.lane_first[row], v, then, later):
+                    return False
     for rank in range(len(s.r_program)):
         program = s.r_program[rank]
-        start_base, dep_base = s.p_task[program] + program, s.p_dep[program]
-        for local in range(s.p_lane[program + 1] - s.p_lane[program]):
-            lane, row = s.r_lane[rank] + local, s.p_lane[program] + local
-            if s.lane_first[row] < s.lane_stop[row]:
-                for v in range(len(shift_ns)):
-                    then, next_ns = before_ns[lane, v], x.lane_now_ns[lane, v]
-                    ready = _ready_of(s, x, rank, s.lane_first[row], v)
-                    if not _is_copied(ready, then, next_ns, shift_ns[v]):
-                        return False
         for task in range(s.p_task[program + 1] - s.p_task[program]):
-            first, stop = s.dep_start[start_base + task], s.dep_start[start_base + task + 1]
-            for d in range(dep_base + first, dep_base + stop):
-                if s.dep_distance[d] == 0:
-                    continue
+            row = s.p_task[program] + program + task
+            for place in range(s.dep_start[row], s.dep_start[row + 1]):
+                d = s.p_dep[program] + place
                 # Those that reach further back would have to repeat for as many iterations.
-                if s.dep_distance[d] > min(iteration, 1):
+                if s.dep_distance[d] > min(now, 1):
                     return False
-                source, lag = s.dep_task[d], s.dep_lag_ns[d]
-                at = (iteration - s.dep_distance[d]) % kept
-                for v in range(len(shift_ns)):
-                    then = x.end_ns[at, s.r_task[rank] + source, v] + lag
-                    next_ns = x.end_ns[(at + 1) % kept, s.r_task[rank] + source, v] + lag
-                    if s.dep_anchor[d]:
-                        then -= x.values_ns[x.r_offset[rank] + source, v]
-                        next_ns -= x.values_ns[x.r_offset[rank] + source, v]
-                    ready = _ready_of(s, x, rank, task, v)
-                    if not _is_copied(ready, then, next_ns, shift_ns[v]):
-                        return False
+                if s.dep_distance[d] == 1:
+                    source = s.dep_task[d]
+                    for v in range(len(shift_ns)):
+                        lag = s.dep_lag_ns[d]
+                        if s.dep_anchor[d]:
+                            lag -= x.values_ns[x.r_offset[rank] + source, v]
+                        then = x.end_ns[(now - 1) % kept, s.r_task[rank] + source, v] + lag
+                        later = x.end_ns[now % kept, s.r_task[rank] + source, v] + lag
+                        if not _is_copied(s, x, rank, task, v, then, later - shift_ns[v]):
+                            return False
     return True
 
 
 @_inlined
-def _is_copied(ready_ns: int, then_ns: int, next_ns: int, shift_ns: int) -> bool:
-    """Whether a task ready at *ready_ns* is so *shift_ns* later in the next iteration.
-
-    It waited for *then_ns*, and will wait for *next_ns*.
-    """
-    if next_ns - then_ns == shift_ns:
+def _is_copied(
+    s: FlatJob, x: State, rank: int, task: int, v: int, then_ns: int, later_ns: int
+) -> bool:
+    """Whether *task*, which waited for *then_ns*, would wait as long for *later_ns*."""
+    if then_ns == later_ns:
         return True
-    return then_ns < ready_ns and next_ns <= ready_ns + shift_ns
-
-
-@_inlined
-def _ready_of(s: FlatJob, x: State, rank: int, task: int, v: int) -> int:
-    """When *task* of *rank* was ready in the iteration just done."""
-    row = x.counts[ITERATION] % x.end_ns.shape[0]
-    program = s.r_program[rank]
-    here = s.member[s.p_task[program] + task]
-    if here < 0:
-        ready = x.end_ns[row, s.r_task[rank] + task, v] - x.values_ns[x.r_offset[rank] + task, v]
-        return int(ready)
-    here += s.p_member[program]
-    slot = s.m_slot[here]
-    group = s.r_group[rank, slot]
-    first = s.g_member[group] + s.m_sequence[here] * s.g_size[group]
-    return int(x.member_ready_ns[row, first + s.r_position[rank, slot], v])
+    row, flat = x.counts[ITERATION] % x.end_ns.shape[0], s.r_task[rank] + task
+    ready_ns = x.end_ns[row, flat, v] - x.values_ns[x.r_offset[rank] + task, v]
+    # When a member was ready before the others is not looked up: it must wait as long.
+    is_plain = s.member[s.p_task[s.r_program[rank]] + task] < 0
+    return bool(is_plain and then_ns < ready_ns and later_ns <= ready_ns)
 
 
 @_inlined

@@ -82,20 +82,12 @@ class Block:
     @property
     def stops(self) -> Int32s:
         """Where the lanes of every rank end."""
-        return self._of_lanes(self.layout.lane_stop)
-
-    @property
-    def has_tasks(self) -> NDArray[np.bool_]:
-        """Whether each lane of every rank has any."""
-        return self.stops > self._of_lanes(self.layout.lane_first)
-
-    def _of_lanes(self, column: Int32s) -> Int32s:
-        """A *column* by lane of programs as one by lane of every rank."""
         layout = self.layout
         first = layout.p_lane[layout.r_program][layout.lane_rank]
-        places = first + np.arange(len(layout.lane_rank)) - layout.r_lane[layout.lane_rank]
-        found: Int32s = column[places]
-        return found
+        stops: Int32s = layout.lane_stop[
+            first + np.arange(len(layout.lane_rank)) - layout.r_lane[layout.lane_rank]
+        ]
+        return stops
 
     @property
     def is_done(self) -> bool:

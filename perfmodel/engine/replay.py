@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.compiling import compiled
-from perfmodel.engine.advance import NOT_DONE
 from perfmodel.engine.block import Block
 from perfmodel.engine.layout import FlatJob, Int32s, Int64s, max_distance
 from perfmodel.engine.sieve import lay_out_sound
@@ -166,17 +165,16 @@ def replay(
             shift_ns = block.find_shift(lane_now_ns[-2])
     done, last = len(lane_now_ns) - 1, range(iterations - kept, iterations)
 
-    def copied(column_ns: Int64s, index: int) -> Int64s:
+    def column(of_done_ns: Int64s, index: int) -> Int64s:
         """A column of the last iteration done as that of iteration *index*."""
         if shift_ns is None or index <= done:
-            return column_ns
-        return np.where(column_ns == NOT_DONE, NOT_DONE, column_ns + shift_ns * (index - done))
+            return of_done_ns
+        # Where nothing has happened, nothing will.
+        return of_done_ns + (of_done_ns > 0) * shift_ns * (index - done)
 
-    lanes_ns = np.where(block.has_tasks[:, np.newaxis], lane_now_ns[done], NOT_DONE)
-    for index in range(done + 1, iterations):
-        lane_now_ns.append(np.maximum(copied(lanes_ns, index), 0))
+    lane_now_ns += [column(lane_now_ns[done], index) for index in range(done + 1, iterations)]
     ends, readies = (
-        tuple(copied(of(min(index, done)), index) for index in last)
+        tuple(column(of(min(index, done)), index) for index in last)
         for of in (block.end_ns, block.member_ready_ns)
     )
     keeper = Kept(last.start, ends, readies)

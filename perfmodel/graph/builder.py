@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,25 +64,6 @@ class TaskColumns:
     role: NDArray[np.int64]
 
 
-class _Pasted(NamedTuple):
-    """A *piece* with named *rows* at task *start*, not yet added.
-
-    *before* is how many rendezvous each of its slots had, *sources* are the tasks it depends on.
-    """
-
-    piece: Piece
-    rows: NDArray[np.int64]
-    start: int
-    before: Sequence[int]
-    sources: Sequence[int]
-
-
-def _join(places: Sequence[NDArray[np.int64]], lengths: Iterable[int]) -> NDArray[np.int64]:
-    """*places* in parts of *lengths* as places in all parts joined."""
-    firsts = offsets([*lengths])[:-1]
-    return np.concatenate(places) + np.repeat(firsts, [len(of_part) for of_part in places])
-
-
 class ProgramBuilder:
     """Collects the tasks of one rank's iteration.
 
@@ -96,14 +77,16 @@ class ProgramBuilder:
         self._tasks = array("q")
         self._deps = array("q")
         self._next_sequence: dict[int, int] = {}
-        self._pasted: list[_Pasted] = []
-        self.task_count = 0
-        """Number of tasks added so far."""
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """The lanes added so far."""
         return tuple(self._lanes)
+
+    @property
+    def task_count(self) -> int:
+        """Number of tasks added so far."""
+        return len(self._tasks) // _TASK_FIELDS
 
     def add_lane(self, name: str, kind: LaneKind) -> int:
         """Add a lane and return its number."""
@@ -133,16 +116,13 @@ class ProgramBuilder:
             sequence, part = self._next_sequence.get(slot, 0), int(role)
             self._next_sequence[slot] = sequence + 1
         named = tables.label(label), tables.origin(origin, label)
-        self._add_pasted()
         self._tasks.extend((lane, tables.op(op), *named, slot, sequence, part))
-        self.task_count += 1
         for dependency in after:
             self.add_dependency(task, dependency)
         return task
 
     def add_dependency(self, task: int, dependency: Dependency | int) -> None:
         """Let *task* also wait for *dependency*, which may be a task added later."""
-        self._add_pasted()
         if isinstance(dependency, int):
             self._deps.extend((task, dependency, Anchor.END, 0, 0))
             return
@@ -157,7 +137,6 @@ class ProgramBuilder:
 
     def add_columns(self, tasks: TaskColumns) -> int:
         """Append many tasks at once, in order; the number of the first."""
-        self._add_pasted()
         first = self.task_count
         columns = np.stack(
             [
@@ -172,7 +151,6 @@ class ProgramBuilder:
             axis=1,
         )
         self._tasks.frombytes(columns.astype(np.int64, copy=False).tobytes())
-        self.task_count += len(columns)
         return first
 
     def _number_rendezvous(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -194,14 +172,12 @@ class ProgramBuilder:
         anchor: NDArray[np.integer[Any]] | int = Anchor.END,
     ) -> None:
         """Let each of *tasks* also wait for the task at the same place of *sources*."""
-        self._add_pasted()
         rows = np.zeros((len(tasks), _DEP_FIELDS), dtype=np.int64)
         rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 4] = tasks, sources, anchor, lag_ns
         self._deps.frombytes(rows.tobytes())
 
     def drop_dependencies(self) -> None:
         """Forget all dependencies, to write others between the same tasks."""
-        self._add_pasted()
         self._deps = array("q")
 
     def cut(
@@ -211,10 +187,8 @@ class ProgramBuilder:
 
         They may depend on each other and on the tasks in *leans_on*.
         """
-        self._add_pasted()
         start, first_dep, before = self.task_count, len(self._deps), dict(self._next_sequence)
         answer = write()
-        self._add_pasted()
         tasks = np.array(self._tasks[start * _TASK_FIELDS :], dtype=np.int64)
         deps = np.array(self._deps[first_dep:], dtype=np.int64)
         tasks, deps = tasks.reshape(-1, _TASK_FIELDS), deps.reshape(-1, _DEP_FIELDS)
@@ -244,36 +218,21 @@ class ProgramBuilder:
 
     def paste(self, piece: Piece, *, naming: Naming, leans_on: Sequence[int]) -> None:
         """Add *piece* again, with labels under *naming*, depending on the tasks in *leans_on*."""
-        following = self._next_sequence
-        before = [following.get(slot, 0) for slot in piece.sequences]
-        for slot, count in zip(piece.sequences, before, strict=True):
-            following[slot] = count + piece.sequences[slot]
-        rows = piece.named(self.tables, naming)
-        self._pasted.append(_Pasted(piece, rows, self.task_count, before, leans_on))
-        self.task_count += len(rows)
-
-    def _add_pasted(self) -> None:
-        """Add the rows of all that was pasted since: most pieces are small, so many at once."""
-        if not self._pasted:
-            return
-        pieces, rows, starts, before, sources = zip(*self._pasted, strict=True)
-        self._pasted = []
-        tasks = np.concatenate(rows)
-        members = _join([piece.members for piece in pieces], map(len, rows))
-        slots = _join([piece.slot_of for piece in pieces], map(len, before))
-        tasks[members, _SLOT + 1] += np.array([*chain.from_iterable(before)], np.int64)[slots]
-        deps = np.concatenate([piece.deps for piece in pieces])
-        counts = [len(piece.deps) for piece in pieces]
-        deps[:, :2] += np.repeat(np.array(starts, dtype=np.int64), counts)[:, np.newaxis]
-        outside = _join([piece.outside for piece in pieces], counts)
-        places = _join([piece.source_of for piece in pieces], map(len, sources))
-        deps[outside, 1] = np.array([*chain.from_iterable(sources)], dtype=np.int64)[places]
+        start, following = self.task_count, self._next_sequence
+        tasks, deps = piece.named(self.tables, naming).copy(), piece.deps.copy()
+        if len(piece.members):
+            before = np.array([following.get(slot, 0) for slot in piece.sequences], dtype=np.int64)
+            tasks[piece.members, _SLOT + 1] += before[piece.slot_of]
+            for slot, count in piece.sequences.items():
+                following[slot] = following.get(slot, 0) + count
+        deps[:, :2] += start
+        if len(piece.outside):
+            deps[piece.outside, 1] = np.array(leans_on, dtype=np.int64)[piece.source_of]
         self._tasks.frombytes(tasks.tobytes())
         self._deps.frombytes(deps.tobytes())
 
     def build(self) -> Program:
         """The program; the builder can go on being used."""
-        self._add_pasted()
         # Views, not copies: programs may have millions of tasks.
         tasks = np.frombuffer(self._tasks, dtype=np.int64).reshape(-1, _TASK_FIELDS)
         deps = np.frombuffer(self._deps, dtype=np.int64).reshape(-1, _DEP_FIELDS)
@@ -297,7 +256,6 @@ class ProgramBuilder:
 
     def place_of_tasks(self) -> NDArray[np.int64]:
         """The number of each added task in the built program."""
-        self._add_pasted()
         lanes = np.frombuffer(self._tasks, dtype=np.int64).reshape(-1, _TASK_FIELDS)[:, 0]
         place = np.empty(len(lanes), dtype=np.int64)
         place[np.argsort(lanes, kind="stable")] = np.arange(len(lanes))
