@@ -116,13 +116,13 @@ def _first_colours(
 ) -> Int64s:
     """Ranks by program, columns and used slots; numbered in order of appearance."""
     places = list(zip(job.rank_program.tolist(), durations.rank_offset.tolist(), strict=True))
-    rows_of = {place: durations.rows_of(job, rank) for rank, place in enumerate(places)}
-    # Reading rows takes long, and ranks of a program usually share them.
-    shared = Counter(program for program, _ in rows_of)
-    marks = {
-        place: tuple(_digest(column[rows]) for column in columns) if shared[place[0]] > 1 else ()
-        for place, rows in rows_of.items()
-    }
+    # Rows are read only where ranks of a program do not share them: programs may be in files.
+    count = Counter(program for program, _ in dict.fromkeys(places))
+    marks: dict[tuple[int, int], tuple[bytes, ...]] = {}
+    for rank, place in enumerate(places):
+        if place not in marks:
+            rows = durations.rows_of(job, rank) if count[place[0]] > 1 else slice(0)
+            marks[place] = tuple(_digest(column[rows]) for column in columns)
     used = job.rank_group != NO_GROUP
     return _number(
         (place[0], marks[place], used[rank].tobytes()) for rank, place in enumerate(places)

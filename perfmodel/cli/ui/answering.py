@@ -152,11 +152,8 @@ class Answers:
             key = asked.scenario
             question, signature = self.questions.get(key, lambda: _ask(key, phase))
 
-            def find() -> Sequence[Loop]:
-                return find_loops(question, SerialExecutor().replay, PhaseClock())
-
             def answered(*, is_point: bool) -> Prediction:
-                loops = self.loops.get(signature, find)
+                loops = self.loops.get(signature, lambda: _find_loops(question))
                 return _predict(question, loops, is_point=is_point)
 
             point = self.points.get(key, lambda: answered(is_point=True))
@@ -185,6 +182,10 @@ def _ask(scenario: Scenario, on_phase: OnPhase) -> tuple[Question, Hashable]:
     where = replace(scenario, workload="", overrides=())
     jobs = [(job.ops, job.labels, job.digest()) for job in question.jobs]
     return question, (where, *jobs)
+
+
+def _find_loops(question: Question) -> Sequence[Loop]:
+    return find_loops(question, SerialExecutor().replay, PhaseClock())
 
 
 def _predict(question: Question, loops: Sequence[Loop], *, is_point: bool) -> Prediction:
