@@ -153,8 +153,11 @@ class Answers:
             question, signature = self.questions.get(key, lambda: _ask(key, phase))
 
             def answered(*, is_point: bool) -> Prediction:
-                loops = self.loops.get(signature, lambda: _find_loops(question))
-                return _predict(question, loops, is_point=is_point)
+                # Each phase looks whether somebody still waits.
+                clock = PhaseClock(phase)
+                replay = SerialExecutor().replay
+                loops = self.loops.get(signature, lambda: find_loops(question, replay, clock))
+                return _predict(question, loops, clock, is_point=is_point)
 
             point = self.points.get(key, lambda: answered(is_point=True))
             tell("point", summary(asked, point, question))
@@ -184,15 +187,14 @@ def _ask(scenario: Scenario, on_phase: OnPhase) -> tuple[Question, Hashable]:
     return question, (where, *jobs)
 
 
-def _find_loops(question: Question) -> Sequence[Loop]:
-    return find_loops(question, SerialExecutor().replay, PhaseClock())
-
-
-def _predict(question: Question, loops: Sequence[Loop], *, is_point: bool) -> Prediction:
+def _predict(
+    question: Question, loops: Sequence[Loop], clock: PhaseClock, *, is_point: bool
+) -> Prediction:
     options = question.options
     if is_point:
         options = PredictOptions(options.mode, options.interference, samples=0, is_explained=False)
-    return predict(replace(question, options=options), executor=SerialExecutor(), loops=loops)
+    asked = replace(question, options=options)
+    return predict(asked, executor=SerialExecutor(), clock=clock, loops=loops)
 
 
 def _run(asked: Asked, found: Prediction) -> TrainingRun | None:
