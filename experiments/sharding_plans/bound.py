@@ -193,7 +193,7 @@ class Bounder:
         size = self._evaluator.spec.embedding.exchange_dtype.size_bytes
         widths = np.arange(mean, 4 * mean, max(mean // 8, 1))
         sent = np.repeat((samples * size * widths)[:, None], self._ranks, axis=1)
-        times = pricer.exchange_ns(sent).max(axis=1)
+        times = pricer.exchange.times_ns(sent).max(axis=1)
         return float(2 * (np.diff(times) / np.diff(widths)).min())
 
     def _costs_by_rows(self, setting: _Setting, tangent: _Tangent, width_ns: float) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,9 @@ from perfmodel.costs.interference import slowdowns_for
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES, family_of, price_ops
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.durations import DurationTable
-from perfmodel.graph.job import NO_GROUP, JobGraph
+from perfmodel.graph.job import NO_GROUP, JobGraph, split_bytes
 from perfmodel.graph.ops import Communication, GroupedGemm, Op
-from perfmodel.graph.program import Program
+from perfmodel.graph.program import Program, offsets
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.spread import find_spread
 from perfmodel.stacks.stack import SoftwareStack
@@ -51,7 +52,9 @@ def find_rivals(job: JobGraph, cluster: Cluster) -> list[tuple[int, ...]]:
     hosts, nic_of_rank = cluster.host_of_rank, cluster.nics_of(np.arange(cluster.rank_count))
     if not len(nic_of_rank):
         return [() for _ in job.groups]
-    crosses = np.array([len(np.unique(hosts[list(group.ranks)])) > 1 for group in job.groups])
+    members, _, group = _members(job)
+    pairs = np.unique(group * cluster.host_count + hosts[members])
+    crosses = np.bincount(pairs // cluster.host_count, minlength=len(job.groups)) > 1
     for slot in range(job.rank_group.shape[1]):
         ranks = np.flatnonzero(job.rank_group[:, slot] != NO_GROUP)
         groups = job.rank_group[ranks, slot]
@@ -159,10 +162,7 @@ class _CallPricer:
         self._price_of: dict[tuple[int, int], _CallPrice] = {}
         self._wiring_of: dict[int, Wiring] = {}
         rivals = find_rivals(job, cluster)
-        keys = [
-            (*_placement(cluster, group.ranks), len(of_group))
-            for group, of_group in zip(job.groups, rivals, strict=True)
-        ]
+        keys = list(zip(*_placements(job, cluster), map(len, rivals), strict=True))
         kind_of_key = {key: kind for kind, key in enumerate(dict.fromkeys(keys))}
         self.placement_of_group = np.array([kind_of_key[key] for key in keys], dtype=np.int64)
         self._rivals_of_group = rivals
@@ -213,15 +213,29 @@ class _CallPricer:
         )
 
 
-def _placement(cluster: Cluster, ranks: Sequence[int]) -> tuple[bytes, bytes]:
-    """The placement of *ranks*: hosts numbered by first appearance, and the GPU in each.
+def _members(job: JobGraph) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The ranks of all groups of *job* in a row, the bounds of groups, the group of each rank."""
+    bounds = offsets([len(group.ranks) for group in job.groups])
+    ranks = chain.from_iterable(group.ranks for group in job.groups)
+    group = np.repeat(np.arange(len(job.groups)), np.diff(bounds))
+    return np.fromiter(ranks, np.int64, len(group)), bounds, group
+
+
+def _placements(job: JobGraph, cluster: Cluster) -> tuple[list[bytes], list[bytes]]:
+    """The placement of every group: hosts numbered by first appearance, and the GPU in each.
 
     Hosts of one cluster are equal, so it does not matter which of them a group uses.
     """
-    hosts, gpus = cluster.seats_of(np.asarray(ranks, dtype=np.int64))
-    _, first, inverse = np.unique(hosts, return_index=True, return_inverse=True)
-    order = np.argsort(np.argsort(first))
-    return order[inverse].tobytes(), gpus.tobytes()
+    ranks, bounds, group = _members(job)
+    hosts, gpus = cluster.seats_of(ranks)
+    pairs = group * cluster.host_count + hosts
+    _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
+    # Groups follow each other, so counting all hosts in order counts those of each group.
+    is_new = np.zeros(len(ranks), dtype=np.int64)
+    is_new[first] = 1
+    number = np.cumsum(is_new)
+    within = number[first[inverse]] - number[bounds[group]]
+    return split_bytes(within, bounds), split_bytes(gpus, bounds)
 
 
 def _rank_kinds(job: JobGraph, calls: _CallPricer) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -167,6 +167,59 @@ def _expect_signals(s: FlatJob, x: State) -> None:
                 x.missing[s.g_rendezvous[group] + s.m_sequence[i]] += 1
 
 
+@_compiled
+def is_repeated(s: FlatJob, x: State, before_ns: Int64s, shift_ns: Int64s) -> bool:  # noqa: C901  loops
+    """Whether the next iteration is a copy of the one just done, *shift_ns* later by vector.
+
+    *before_ns* is what lanes had reached before it. What an iteration takes over from earlier ones,
+    the time of lanes and dependencies on their tasks, must come as much later for the next one, or
+    decide in neither: the task was ready later than that. Then so is every further iteration.
+    """
+    now, kept = x.counts[ITERATION], x.end_ns.shape[0]
+    for lane in range(len(s.lane_rank)):
+        program = s.r_program[s.lane_rank[lane]]
+        row = s.p_lane[program] + lane - s.r_lane[s.lane_rank[lane]]
+        if s.lane_first[row] < s.lane_stop[row]:
+            for v in range(len(shift_ns)):
+                then, later = before_ns[lane, v], x.lane_now_ns[lane, v] - shift_ns[v]
+                if not _is_copied(s, x, s.lane_rank[lane], s.lane_first[row], v, then, later):
+                    return False
+    for rank in range(len(s.r_program)):
+        program = s.r_program[rank]
+        for task in range(s.p_task[program + 1] - s.p_task[program]):
+            row = s.p_task[program] + program + task
+            for place in range(s.dep_start[row], s.dep_start[row + 1]):
+                d = s.p_dep[program] + place
+                # Those that reach further back would have to repeat for as many iterations.
+                if s.dep_distance[d] > min(now, 1):
+                    return False
+                if s.dep_distance[d] == 1:
+                    source = s.dep_task[d]
+                    for v in range(len(shift_ns)):
+                        lag = s.dep_lag_ns[d]
+                        if s.dep_anchor[d]:
+                            lag -= x.values_ns[x.r_offset[rank] + source, v]
+                        then = x.end_ns[(now - 1) % kept, s.r_task[rank] + source, v] + lag
+                        later = x.end_ns[now % kept, s.r_task[rank] + source, v] + lag
+                        if not _is_copied(s, x, rank, task, v, then, later - shift_ns[v]):
+                            return False
+    return True
+
+
+@_inlined
+def _is_copied(
+    s: FlatJob, x: State, rank: int, task: int, v: int, then_ns: int, later_ns: int
+) -> bool:
+    """Whether *task*, which waited for *then_ns*, would wait as long for *later_ns*."""
+    if then_ns == later_ns:
+        return True
+    row, flat = x.counts[ITERATION] % x.end_ns.shape[0], s.r_task[rank] + task
+    ready_ns = x.end_ns[row, flat, v] - x.values_ns[x.r_offset[rank] + task, v]
+    # When a member was ready before the others is not looked up: it must wait as long.
+    is_plain = s.member[s.p_task[s.r_program[rank]] + task] < 0
+    return bool(is_plain and then_ns < ready_ns and later_ns <= ready_ns)
+
+
 @_inlined
 def _walk_lane(s: FlatJob, x: State, lane: int) -> None:  # noqa: C901, PLR0912, PLR0915  see below
     """Run tasks of *lane* in order until one waits for something unknown.

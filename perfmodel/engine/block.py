@@ -24,6 +24,7 @@ from perfmodel.engine.advance import (
     State,
     advance,
     begin_iteration,
+    is_repeated,
     resolve,
 )
 from perfmodel.engine.layout import FlatJob, Int32s, Int64s, in_big_pages
@@ -141,6 +142,15 @@ class Block:
         found[:, 0], found[:, 1:] = self.iteration, state.outbox[:count]
         rows = self.layout.g_rendezvous[found[:, 1]] + found[:, 2]
         return Arrivals(found, state.signal_ns[rows])
+
+    def find_shift(self, before_ns: Int64s) -> Int64s | None:
+        """How much later every further iteration copies the one just done; None if none does.
+
+        *before_ns* is what lanes had reached before it.
+        """
+        shift_ns: Int64s = self._state.lane_now_ns.max(axis=0) - before_ns.max(axis=0)
+        is_found = is_repeated(self.layout, self._state, before_ns, shift_ns)
+        return shift_ns if is_found else None
 
     def end_ns(self, iteration: int) -> Int64s:
         """When every task of a kept *iteration* ended: tasks x vectors."""

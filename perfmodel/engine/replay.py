@@ -9,8 +9,8 @@ may have a shorter period; the slowest lane counts.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Protocol
 
@@ -88,19 +88,31 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """The local timeline store: columns by iteration, starting with the *first* kept."""
+    """The local timeline store: columns by iteration, starting with the *first* kept.
+
+    Those of an iteration that copies an earlier one are made when they are read; *later_ns* is how
+    much later than its columns such an iteration is, by vector.
+    """
 
     first: int
-    end_columns_ns: tuple[Int64s, ...]
-    ready_columns_ns: tuple[Int64s, ...]
+    end_columns_ns: Sequence[Int64s]
+    ready_columns_ns: Sequence[Int64s]
+    later_ns: Mapping[int, Int64s] = field(default_factory=dict)
 
     def end_ns(self, iteration: int, rows: slice) -> Int64s:
         """When the tasks of *rows* ended."""
-        return self.end_columns_ns[iteration - self.first][rows]
+        column_ns = self.end_columns_ns[iteration - self.first][rows]
+        return _shift(column_ns, self.later_ns.get(iteration))
 
     def member_ready_ns(self, iteration: int) -> Int64s:
         """When every member of a rendezvous was ready."""
-        return self.ready_columns_ns[iteration - self.first]
+        column_ns = self.ready_columns_ns[iteration - self.first]
+        return _shift(column_ns, self.later_ns.get(iteration))
+
+
+def _shift(column_ns: Int64s, later_ns: Int64s | None) -> Int64s:
+    """*column_ns* as much later; where nothing has happened, nothing will."""
+    return column_ns if later_ns is None else column_ns + (column_ns > 0) * later_ns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,8 +164,8 @@ def replay(
     durations.check(job)
     kept = kept_of_reach(max_distance(job), iterations)
     block = Block(layout, durations, kept_iterations=kept)
-    lane_now_ns = []
-    for _ in range(iterations):
+    lane_now_ns, shift_ns = list[Int64s](), None
+    while shift_ns is None and len(lane_now_ns) < iterations:
         block.begin_iteration()
         block.advance()
         if not block.is_done:
@@ -161,12 +173,17 @@ def replay(
 
             raise explain_stall(job, block.heads)
         lane_now_ns.append(block.lane_now_ns())
-    last = range(iterations - kept, iterations)
-    keeper = Kept(
-        first=last.start,
-        end_columns_ns=tuple(block.end_ns(index) for index in last),
-        ready_columns_ns=tuple(block.member_ready_ns(index) for index in last),
-    )
+        if 1 < len(lane_now_ns) < iterations:
+            shift_ns = block.find_shift(lane_now_ns[-2])
+    done, last = len(lane_now_ns) - 1, range(iterations - kept, iterations)
+
+    later_ns = {}
+    if shift_ns is not None:
+        later_ns = {index: shift_ns * (index - done) for index in range(done + 1, iterations)}
+    lane_now_ns += [_shift(lane_now_ns[done], later) for later in later_ns.values()]
+    columns = [min(index, done) for index in last]
+    ends, readies = [*map(block.end_ns, columns)], [*map(block.member_ready_ns, columns)]
+    keeper = Kept(last.start, ends, readies, later_ns)
     return Replay(tuple(Timeline(index, keeper) for index in last), np.stack(lane_now_ns))
 
 

@@ -6,7 +6,6 @@ what-ifs), which are replayed together in one pass.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -56,11 +55,6 @@ class DurationTable:
         """The table of a job with some *ranks* of this one."""
         return replace(self, rank_offset=self.rank_offset[ranks])
 
-    def fingerprint_of(self, job: JobGraph, rank: int) -> bytes:
-        """Equal for ranks of one program if and only if all their tasks have equal durations."""
-        row = np.ascontiguousarray(self.of_rank(job, rank))
-        return hashlib.blake2b(row.tobytes(), digest_size=32).digest()
-
     def check(self, job: JobGraph) -> None:
         """Raise unless every rank of *job* has a duration of zero or more for every task."""
         if len(self.rank_offset) != job.rank_count:
@@ -100,10 +94,6 @@ class OpDurations(DurationTable):
     def row_of(self, job: JobGraph, rank: int, task: int) -> int:
         """The row of one *task* of *rank* in the table."""
         return int(job.program_of(rank).op[task])
-
-    def fingerprint_of(self, job: JobGraph, rank: int) -> bytes:  # noqa: ARG002  not needed here
-        """Ranks of one program have the same ops, hence equal durations."""
-        return b""
 
     def check(self, job: JobGraph) -> None:
         """Raise unless every rank of *job* has a duration of zero or more for every task."""

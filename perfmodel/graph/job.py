@@ -6,14 +6,25 @@ sequence s at every endpoint (rank, slot) of that group.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.graph.ops import Op
-from perfmodel.graph.program import NO_ORIGIN, PLAIN, Int32s, Int64s, Program, offsets
+from perfmodel.graph.program import (
+    COLUMN_TYPES,
+    NO_ORIGIN,
+    PLAIN,
+    Int32s,
+    Int64s,
+    Program,
+    offsets,
+)
 
 RUNTIME_BYTES = 2**30
 """Driver context, communicator buffers and fragmentation of the allocator: assumed, 1 GiB."""
@@ -122,6 +133,14 @@ class JobGraph:
             return None
         return self.groups[int(self.rank_group[rank, slot])]
 
+    def digest(self) -> bytes:
+        """Equal if and only if programs, ranks and groups are, under equal ops and labels."""
+        found = hashlib.blake2b(self.rank_program.tobytes() + self.rank_group.tobytes())
+        for program in self.programs:
+            for name in COLUMN_TYPES:
+                found.update(getattr(program, name).tobytes())
+        return found.digest()
+
     def endpoints(self) -> Endpoints:
         """All (rank, slot) pairs that have a group, ordered by group, rank, slot."""
         ranks, slots = np.nonzero(self.rank_group != NO_GROUP)
@@ -141,6 +160,12 @@ class Endpoints:
     group_start: NDArray[np.int64]
     rank: Int32s
     slot: Int32s
+
+
+def split_bytes(values: NDArray[Any], bounds: NDArray[np.integer[Any]]) -> list[bytes]:
+    """The bytes of the *values* between each two of *bounds*, to tell them apart."""
+    data, ends = values.tobytes(), (bounds * values.itemsize).tolist()
+    return [data[first:stop] for first, stop in pairwise(ends)]
 
 
 def with_own_origins(job: JobGraph) -> JobGraph:

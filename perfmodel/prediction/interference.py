@@ -9,18 +9,22 @@ at the end where ranks lost the same.
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.layout import Int64s
 from perfmodel.engine.replay import Replay, Replayer
 from perfmodel.engine.settle import Effects, Floats, Round, Rule, Rules, settle
 from perfmodel.graph.durations import DurationTable, OpDurations
-from perfmodel.graph.job import NO_GROUP, Endpoints, Group, JobGraph
+from perfmodel.graph.job import NO_GROUP, Endpoints, Group, JobGraph, split_bytes
 from perfmodel.prediction.overlaps import find_calls, find_kernels, find_slowdown, task_rows
 
 MOST_ROUNDS = 8
@@ -66,17 +70,9 @@ def fold_costs(priced: PricedJob, *, is_folded: bool = True) -> FoldedCosts:
     """
     if not is_folded:
         return FoldedCosts(priced, tuple((rank,) for rank in range(priced.job.rank_count)))
-    # Everything that decides a task's samples, and how it is known, as columns of integers.
-    signatures = np.column_stack(
-        [
-            priced.float_ns.view(np.int64),
-            priced.relative_sigma.view(np.int64),
-            priced.family.astype(np.int64),
-            priced.provenance.astype(np.int64),
-            priced.link_use.view(np.int64),
-        ]
-    )
-    job, class_ranks = fold(priced.job, replace(priced.durations, values_ns=signatures))
+    # Everything that decides a task's samples, and how it is known.
+    columns = (priced.float_ns, priced.relative_sigma, priced.family, priced.provenance)
+    job, class_ranks = fold(priced.job, priced.durations, (*columns, priced.link_use))
     lowest = [ranks[0] for ranks in class_ranks]
     if isinstance(priced.durations, OpDurations):
         durations = priced.durations.of_ranks(np.array(lowest))
@@ -86,15 +82,18 @@ def fold_costs(priced: PricedJob, *, is_folded: bool = True) -> FoldedCosts:
     return FoldedCosts(priced.take(rows, offsets, job=job), class_ranks)
 
 
-def fold(job: JobGraph, durations: DurationTable) -> tuple[JobGraph, Classes]:
+def fold(
+    job: JobGraph, durations: DurationTable, columns: Sequence[NDArray[Any]] = ()
+) -> tuple[JobGraph, Classes]:
     """*job* with one rank for all that are equal under *durations*, and whom each represents.
 
-    Ranks are classified by program and durations, then by the classes in their groups, until
+    *columns* are what tasks must agree in, by row of *durations*; by default their times.
+    Ranks are classified by program and columns, then by the classes in their groups, until
     nothing changes (colour refinement). Ranks of a class then have equal times to the nanosecond:
     a rendezvous starts when the last member is ready, however many there are.
     """
     endpoints = job.endpoints()
-    colours = _first_colours(job, durations)
+    colours = _first_colours(job, durations, columns or (durations.values_ns,))
     while True:
         group_colours = _colour_groups(job, endpoints, colours)
         # Ranks by their colour so far and the colours of their groups, slot by slot.
@@ -112,27 +111,36 @@ def fold(job: JobGraph, durations: DurationTable) -> tuple[JobGraph, Classes]:
     return folded, tuple(tuple(ranks.tolist()) for ranks in classes)
 
 
-def _first_colours(job: JobGraph, durations: DurationTable) -> Int64s:
-    """Ranks by program, durations and used slots; numbered in order of appearance."""
-    rows: dict[tuple[int, int], bytes] = {}
-    keys = []
+def _first_colours(
+    job: JobGraph, durations: DurationTable, columns: Sequence[NDArray[Any]]
+) -> Int64s:
+    """Ranks by program, columns and used slots; numbered in order of appearance."""
+    places = list(zip(job.rank_program.tolist(), durations.rank_offset.tolist(), strict=True))
+    # Rows are read only where ranks of a program do not share them: programs may be in files.
+    count = Counter(program for program, _ in dict.fromkeys(places))
+    marks: dict[tuple[int, int], tuple[bytes, ...]] = {}
+    for rank, place in enumerate(places):
+        if place not in marks:
+            rows = durations.rows_of(job, rank) if count[place[0]] > 1 else slice(0)
+            marks[place] = tuple(_digest(column[rows]) for column in columns)
     used = job.rank_group != NO_GROUP
-    for rank in range(job.rank_count):
-        place = (int(durations.rank_offset[rank]), int(job.rank_program[rank]))
-        if place not in rows:
-            rows[place] = durations.fingerprint_of(job, rank)
-        keys.append((place[1], rows[place], used[rank].tobytes()))
-    return _number(keys)
+    return _number(
+        (place[0], marks[place], used[rank].tobytes()) for rank, place in enumerate(places)
+    )
+
+
+def _digest(column: NDArray[Any]) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(column).tobytes(), digest_size=32).digest()
 
 
 def _colour_groups(job: JobGraph, endpoints: Endpoints, colours: Int64s) -> Int64s:
     """Groups by the set of (colour, slot) of their endpoints."""
-    codes = colours[endpoints.rank] * job.rank_group.shape[1] + endpoints.slot
-    bounds = endpoints.group_start
-    return _number(
-        np.unique(codes[bounds[group] : bounds[group + 1]]).tobytes()
-        for group in range(len(job.groups))
-    )
+    slots, count = job.rank_group.shape[1], len(job.groups)
+    codes = colours[endpoints.rank] * slots + endpoints.slot
+    base = int(codes.max(initial=0)) + 1
+    group = np.repeat(np.arange(count), np.diff(endpoints.group_start))
+    group, codes = np.divmod(np.unique(group * base + codes), base)
+    return _number(split_bytes(codes, np.searchsorted(group, np.arange(count + 1))))
 
 
 def _number(keys: Iterable[Hashable]) -> Int64s:
@@ -250,7 +258,9 @@ class Sharing:
 
 def _share(where: Int64s, use: Floats, place: Int64s) -> list[Rule]:
     """The rule for tasks, *where* being task, rank and lane; none if no rank has several lanes."""
-    ranks, lane_counts = np.unique(np.unique(where[1:], axis=1)[0], return_counts=True)
+    lane_count = where[2].max(initial=0) + 1
+    lanes = np.unique(where[1] * lane_count + where[2])
+    ranks, lane_counts = np.unique(lanes // lane_count, return_counts=True)
     sharing = ranks[lane_counts > 1] if use.any() else ranks[:0]
     bounds = np.searchsorted(where[1], np.column_stack([sharing, sharing + 1]))
     own = [slice(*bound) for bound in bounds.tolist()]

@@ -37,11 +37,33 @@ from perfmodel.prediction.time_parts import extrapolate_explanation
 
 
 def predict(
-    question: Question, *, executor: Executor, clock: PhaseClock | None = None
+    question: Question,
+    *,
+    executor: Executor,
+    clock: PhaseClock | None = None,
+    loops: Sequence[Loop] = (),
 ) -> Prediction:
-    """How long an iteration of *question* takes and, unless it asks for times alone, why."""
-    clock, replay, recording = clock or PhaseClock(), executor.replay, question.recording
-    loops: list[Loop] = []
+    """How long an iteration of *question* takes and, unless it asks for times alone, why.
+
+    *loops* are those of the question, if they were found before.
+    """
+    clock, replay = clock or PhaseClock(), executor.replay
+    loops = loops or find_loops(question, replay, clock)
+    with clock.phase("replaying samples", done=0.55):
+        drawn_ns = _draw(question, loops, replay)
+    reasons = None
+    if question.options.is_explained:
+        with clock.phase("explaining", done=0.9):
+            reasons = _explain(question, loops, replay)
+    found = _conclude(question, loops, drawn_ns, reasons)
+    if question.ends is not None:
+        found = _widen(found, question, question.ends, executor)
+    return replace(found, run=Run(executor.description, dict(clock.phase_s)))
+
+
+def find_loops(question: Question, replay: Replayer, clock: PhaseClock) -> list[Loop]:
+    """The jobs of *question*, priced, settled and replayed."""
+    loops, recording = list[Loop](), question.recording
     # An iteration of many equal micro-batches has two smaller jobs, and is extrapolated.
     for job in question.jobs:
         with clock.phase("pricing", done=0.2):
@@ -55,16 +77,7 @@ def predict(
                 loops.append(find_loop(replay, alone, settled))
             else:
                 loops.append(find_recorded_loop(recording, alone, settled))
-    with clock.phase("replaying samples", done=0.55):
-        drawn_ns = _draw(question, loops, replay)
-    reasons = None
-    if question.options.is_explained:
-        with clock.phase("explaining", done=0.9):
-            reasons = _explain(question, loops, replay)
-    found = _conclude(question, loops, drawn_ns, reasons)
-    if question.ends is not None:
-        found = _widen(found, question, question.ends, executor)
-    return replace(found, run=Run(executor.description, dict(clock.phase_s)))
+    return loops
 
 
 def price(question: Question, job: JobGraph) -> PricedJob:

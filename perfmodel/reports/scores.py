@@ -55,7 +55,7 @@ def report_scores(board: Scoreboard, *, title: str = "") -> Report:
             else f"{overall.inside_interval_pct:.0f} % of the rows are inside their 90 % interval",
             is_good=overall is not None and overall.inside_interval_pct >= FEWEST_INSIDE_PCT,
             answer="no row" if overall is None else f"{overall.mape_pct:.1f} %",
-            beside="mean absolute error",
+            beside="could be predicted" if overall is None else "mean absolute error",
             facts=(f"{len(board.deviations)} rows, {len(board.unsupported)} left out",),
         ),
         sections=(

@@ -226,9 +226,11 @@ def load_runs(path: Path) -> RunTable:
     family = Family.DLRM if _DLRM_COLUMN in names else Family.TRANSFORMER
     missing = [name for name in required_columns(family) if name not in names]
     if missing:
+        unread = ", ".join(name for name in names if name and name not in columns_of(family))
         raise MeasurementError(
             f"{path}: a table of {family.value} runs must have the columns "
             f"{', '.join(required_columns(family))}; missing: {', '.join(missing)}."
+            + (f" These are not known: {unread}." if unread else "")
         )
     rows = tuple(_iter_rows(names, lines, family))
     if not rows:

@@ -173,6 +173,7 @@ MISTAKES = [
     ("whatif folder --apply scale", 1, "as `perfmodel import` writes it"),
     ("replay nowhere", 1, "as `perfmodel import` writes it"),
     ("validate runs headings.csv", 1, "must have the columns device"),
+    ("validate runs headings.csv", 1, "These are not known: a, b, c."),
     ("validate runs eight.csv", 1, "no row could be predicted"),
     ("validate collectives headings.csv", 1, "must have the columns topology, hosts"),
     ("validate collectives negative.csv", 1, "row 4 and 155 more: time_us must be above zero"),

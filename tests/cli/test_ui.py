@@ -18,7 +18,7 @@ from perfmodel.base.errors import InputError
 
 pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
-from perfmodel.cli.ui.answering import read_knobs  # noqa: E402  after the skip
+from perfmodel.cli.ui.answering import Answers, read_knobs  # noqa: E402  after the skip
 from perfmodel.cli.ui.server import COOKIE, build_app, build_site, render  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -105,6 +105,17 @@ def test_the_command_and_the_answer_are_those_of_predict(site):
     assert said["time_ns"] == alone.iteration_ns
 
 
+def test_a_batch_that_changes_no_replayed_job_is_extrapolated_from_the_same_replays(site):
+    knobs = {"topology": "dgx_a100", "workload": "transformer_small", "tp": "1", "pp": "1"}
+    site.answers.loops.kept.clear()
+    for batch in ("128", "256"):
+        said = dict(stream(site, **knobs, micro_batch="1", batch=batch))["answer"]
+        overrides = ("parallel.tp=1", "parallel.pp=1", "parallel.micro_batch=1", f"batch={batch}")
+        scenario = api.Scenario("dgx_a100", workload="transformer_small", overrides=overrides)
+        assert said["time_ns"] == api.predict(scenario).iteration_ns
+    assert len(site.answers.loops.kept) == 1
+
+
 @pytest.mark.parametrize(
     ("knobs", "word"),
     [
@@ -138,6 +149,20 @@ def test_only_what_is_offered_is_read():
     with pytest.raises(InputError, match="stack: must be one that the page offers, got 'mine'"):
         read_knobs({**SMALL, "stack": "mine"}, **offered)
     assert read_knobs({**SMALL, "stack": "torchtitan"}, **offered).scenario.stack == "torchtitan"
+
+
+def test_an_answer_nobody_waits_for_is_given_up_in_the_middle():
+    asked = read_knobs(SMALL, topologies=("dgx_a100",), workloads=("gpt2_124m",))
+    gone, told = threading.Event(), []
+
+    def tell(kind, content):
+        told.append(kind)
+        if "point" in told and content.get("words") == "replaying samples":
+            gone.set()
+
+    Answers().answer(asked, tell, gone)
+    assert gone.is_set()
+    assert "answer" not in told
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import numpy as np
@@ -9,9 +10,15 @@ import pytest
 from hypothesis import given
 
 from perfmodel.base.errors import GraphError
+from perfmodel.engine.block import Block
 from perfmodel.engine.history import History, Occurrence
 from perfmodel.engine.replay import kept_of_reach, replay
-from perfmodel.graph.durations import DurationTable
+from perfmodel.engine.sieve import lay_out_sound
+from perfmodel.graph.builder import Dependency, JobBuilder
+from perfmodel.graph.durations import DurationTable, build_durations
+from perfmodel.graph.job import JobFacts
+from perfmodel.graph.ops import Fixed
+from perfmodel.graph.program import Anchor, LaneKind
 from tests.builders import job_of
 from tests.engine.reference import replay_reference
 from tests.strategies import RandomJob, random_job, random_jobs
@@ -34,6 +41,41 @@ def check_against_reference(made: RandomJob) -> None:
 def test_a_thousand_random_jobs_replay_as_the_reference_does(hundred):
     for seed in range(100 * hundred, 100 * hundred + 100):
         check_against_reference(random_job(seed))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_iterations_that_copy_the_last_one_are_those_of_the_reference(seed):
+    """A host that waits for its device repeats itself from the second iteration on."""
+    draw = random.Random(seed)
+    builder = JobBuilder()
+    program = builder.new_program()
+    host, device, copy, _ = [
+        program.add_lane(name, kind)
+        for name, kind in zip("hdcn", (LaneKind.HOST, *[LaneKind.COMPUTE] * 3), strict=True)
+    ]
+    load = program.add_task(host, Fixed("load", 0), label="load")
+    fetch = program.add_task(copy, Fixed("copy", 0), label="copy", after=[load])
+    last = fetch
+    for number in range(4):
+        launch = program.add_task(host, Fixed("launch", 0), label=f"launch {number}")
+        last = program.add_task(device, Fixed("work", 0), label=f"{number}", after=[launch, last])
+    program.add_task(device, Fixed("all", 0), label="all", slot=0)
+    program.add_task(host, Fixed("wait", 0), label="wait", after=[last + 1])
+    if draw.random() < 0.7:
+        program.add_dependency(load, Dependency(fetch, draw.choice([*Anchor]), 5, distance=1))
+    number = builder.add_program(program.build())
+    builder.add_group("all", [builder.add_rank(number) for _ in range(2)], slot=0)
+    job = builder.build(JobFacts("synchronous"))
+    rows = np.array([[draw.randrange(60) for _ in range(12)] for _ in range(2)])
+    durations = build_durations(job, list(rows))
+    block = Block(lay_out_sound(job), durations, kept_iterations=2)
+    before = []
+    for _ in range(2):
+        before.append(block.lane_now_ns())
+        block.begin_iteration()
+        block.advance()
+    assert block.find_shift(before[-1]) is not None
+    check_against_reference(RandomJob(job, durations, iterations=6))
 
 
 @given(made=random_jobs())

@@ -1,7 +1,8 @@
-"""The examples of `--help` run as they are printed, in a folder with the files that they name."""
+"""The examples of `--help` run as they are printed, and commands that other texts name exist."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import gzip
 import re
@@ -55,6 +56,66 @@ def examples() -> list[str]:
     return list(found)
 
 
+def check_words(words: list[str]) -> None:
+    """A command, and each subcommand and option that is named, must exist."""
+    assert words[0] in COMMANDS
+    command = load_command(words[0])
+    for names in words[1:]:
+        inner = getattr(command, "commands", {})
+        if not inner or not names.islower():
+            break
+        command = [inner[name] for name in names.split("|")][-1]
+    known = {option for one in command.params for option in one.opts}
+    ours = words[: words.index("--")] if "--" in words else words
+    assert {word for word in ours if word.startswith("--")} <= known
+
+
+def texts(path: Path) -> Iterator[str]:
+    """What a file says: the strings of a program with the pieces of one joined, else everything."""
+    if path.suffix != ".py":
+        yield path.read_text("utf-8")
+        return
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            parts = [one.value if isinstance(one, ast.Constant) else "X" for one in node.values]
+            yield "".join(map(str, parts))
+
+
+def said() -> list[str]:
+    """The commands in backticks in messages, templates, comments of files, pages and manual."""
+    root = Path(__file__).parents[2]
+    rooms = ("perfmodel", "collectives", "embeddings", "topologies", "traces", "docs", "README.md")
+    found: dict[str, None] = {}
+    for room in rooms:
+        for path in [root / room, *sorted((root / room).rglob("*"))]:
+            if path.suffix in (".py", ".yaml", ".md", ".j2", ".js"):
+                for text in texts(path):
+                    for words in re.findall(r"(?<!`)`perfmodel ([^`]+)`(?!`)", text):
+                        found |= {" ".join(words.split()): None}
+    return list(found)
+
+
+QUICK = re.compile(
+    r"(--help|--version|schema|topology list|init|predict --list|whatif --list)\b[^A-Z]*"
+)
+
+
+def test_messages_name_commands():
+    assert len(said()) > 60
+
+
+@pytest.mark.parametrize("words", said())
+def test_a_command_that_a_text_names_exists(words, tmp_path):
+    parts = words.split()
+    if not parts[0].isupper() and not parts[0].startswith("--"):
+        check_words(parts)
+    if QUICK.fullmatch(words) and words != "init":
+        with contextlib.chdir(tmp_path):
+            run(Command(f"perfmodel {words}", ()))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("reader")
@@ -94,13 +155,8 @@ def test_every_command_has_an_example():
 @pytest.mark.parametrize("example", examples())
 def test_an_example_of_the_help_works(example, folder):
     words = shlex.split(example)[1:]
+    check_words(words)
     if any(word in example for word in CHECKED_ALONE):
-        command = load_command(words[0])
-        for name in words[1:]:
-            command = getattr(command, "commands", {}).get(name, command)
-        known = {option for one in command.params for option in one.opts}
-        ours = words[: words.index("--")] if "--" in words else words
-        assert {word for word in ours if word.startswith("--")} <= known
         return
     with contextlib.chdir(folder):
         if "--out" in words:

@@ -1,14 +1,15 @@
 """Answering: what the knobs of a page ask for, predicted one question at a time.
 
-A point answer comes first: the time alone, without interval and reasons. Questions, predictions
-and pages are kept, so a changed price or a restored setting costs nothing.
+A point answer comes first: the time alone, without interval and reasons. Questions, replays,
+predictions and pages are kept, so a changed price or a restored setting costs nothing, and a batch
+that leaves the replayed jobs as they are is only extrapolated again.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -18,7 +19,9 @@ from perfmodel.base.errors import InputError, PerfModelError
 from perfmodel.base.units import parse_count
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.predict import predict
+from perfmodel.prediction.loops import Loop
+from perfmodel.prediction.phases import OnPhase, PhaseClock
+from perfmodel.prediction.predict import find_loops, predict
 from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.prediction.scenario import RunQuestion, Scenario
 from perfmodel.prediction.whole_run import TrainingRun, plan_run
@@ -39,7 +42,7 @@ LAYOUT = {
     "recompute": "training.recompute",
 }
 """Knobs that are fields of a workload."""
-MOST_QUESTIONS, MOST_PREDICTIONS, MOST_PAGES = 4, 8, 32
+MOST_QUESTIONS, MOST_LOOPS, MOST_PREDICTIONS, MOST_PAGES = 4, 2, 8, 32
 MOST_HOSTS = 4096
 
 
@@ -131,6 +134,7 @@ class Answers:
     """Everything that was answered; asked from one thread at a time."""
 
     questions: Memo = field(default_factory=lambda: Memo(MOST_QUESTIONS))
+    loops: Memo = field(default_factory=lambda: Memo(MOST_LOOPS))
     points: Memo = field(default_factory=lambda: Memo(MOST_PREDICTIONS))
     wholes: Memo = field(default_factory=lambda: Memo(MOST_PREDICTIONS))
     pages: Memo = field(default_factory=lambda: Memo(MOST_PAGES))
@@ -146,11 +150,19 @@ class Answers:
         try:
             phase("building the job", 0.0)
             key = asked.scenario
-            question = self.questions.get(key, lambda: build_scenario(key, phase))
-            point = self.points.get(key, lambda: _predict(question, is_point=True))
+            question, signature = self.questions.get(key, lambda: _ask(key, phase))
+
+            def answered(*, is_point: bool) -> Prediction:
+                # Each phase looks whether somebody still waits.
+                clock = PhaseClock(phase)
+                replay = SerialExecutor().replay
+                loops = self.loops.get(signature, lambda: find_loops(question, replay, clock))
+                return _predict(question, loops, clock, is_point=is_point)
+
+            point = self.points.get(key, lambda: answered(is_point=True))
             tell("point", summary(asked, point, question))
             phase("finding the interval and the reasons", 0.5)
-            whole = self.wholes.get(key, lambda: _predict(question, is_point=False))
+            whole = self.wholes.get(key, lambda: answered(is_point=False))
             number = self.keep_page(asked, whole)
             tell("answer", {**summary(asked, whole, question), "page": number})
         except GoneError:
@@ -167,11 +179,22 @@ class Answers:
         return key
 
 
-def _predict(question: Question, *, is_point: bool) -> Prediction:
+def _ask(scenario: Scenario, on_phase: OnPhase) -> tuple[Question, Hashable]:
+    """The question of *scenario*, and what its replays depend on: the jobs and where they run."""
+    question = build_scenario(scenario, on_phase)
+    where = replace(scenario, workload="", overrides=())
+    jobs = [(job.ops, job.labels, job.digest()) for job in question.jobs]
+    return question, (where, *jobs)
+
+
+def _predict(
+    question: Question, loops: Sequence[Loop], clock: PhaseClock, *, is_point: bool
+) -> Prediction:
     options = question.options
     if is_point:
         options = PredictOptions(options.mode, options.interference, samples=0, is_explained=False)
-    return predict(replace(question, options=options), executor=SerialExecutor())
+    asked = replace(question, options=options)
+    return predict(asked, executor=SerialExecutor(), clock=clock, loops=loops)
 
 
 def _run(asked: Asked, found: Prediction) -> TrainingRun | None:

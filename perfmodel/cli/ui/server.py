@@ -35,6 +35,7 @@ from starlette.routing import Route
 from perfmodel import api
 from perfmodel.base.errors import PerfModelError
 from perfmodel.cli.ui.answering import Answers, read_knobs
+from perfmodel.engine.replay import keep_memory
 from perfmodel.reports.html import load_template
 
 HERE = Path(__file__).parent
@@ -199,6 +200,7 @@ def serve(
     *, workloads: Sequence[str], topologies: Sequence[str], port: int, opens_browser: bool
 ) -> None:
     """Answer until Ctrl-C."""
+    keep_memory()
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((LOOPBACK, port))

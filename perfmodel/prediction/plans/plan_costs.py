@@ -89,7 +89,7 @@ class PlanPricer:
         self._gradient_dtype = DlrmRun(spec, cluster.rank_count, stack).arriving_dtype
         architecture = cluster.device.architecture.value
         self._lookup_ratio = stack.time_ratio("embedding", architecture)
-        self._exchange = ExchangePricer(
+        self.exchange = ExchangePricer(
             cluster_seen_by(stack, cluster),
             CollectiveSoftware(algorithm=stack.collective_algorithm),
             time_ratio=stack.time_ratio(COMMUNICATION_FAMILY, architecture),
@@ -106,8 +106,8 @@ class PlanPricer:
         for place, plan in enumerate(plans):
             if plan.reduced_width:
                 row_exchange = build_row_exchange(self._spec.batch * plan.reduced_width, dtype)
-                out[place, ROW_SUMS] = self._exchange.even_ns(row_exchange.sums)
-                out[place, ROW_GRADIENTS] = self._exchange.even_ns(row_exchange.gradients)
+                out[place, ROW_SUMS] = self.exchange.even_ns(row_exchange.sums)
+                out[place, ROW_GRADIENTS] = self.exchange.even_ns(row_exchange.gradients)
             if plan.partial_width:
                 kernel = elementwise("reduce_sum", self._samples * plan.partial_width, dtype)
                 out[place, PARTIAL] = self._small(kernel)
@@ -121,12 +121,12 @@ class PlanPricer:
             out[:, column] = self.pass_ns(terms, direction).reshape(plans, ranks)
         section = self._spec.embedding
         sent = loads.sent_numbers * section.exchange_dtype.size_bytes
-        out[:, POOLED] = out[:, GRADIENTS] = self._exchange.times_ns(sent)
+        out[:, POOLED] = out[:, GRADIENTS] = self.exchange.times_ns(sent)
         indices = (
             loads.index_counts * section.index_dtype.size_bytes
             + self._samples * loads.piece_counts * LENGTH_BYTES
         )
-        out[:, INDICES] = self._exchange.times_ns(indices)
+        out[:, INDICES] = self.exchange.times_ns(indices)
         if section.exchange_dtype is not DType.FP32:
             formats = (DType.FP32, section.exchange_dtype)
             out[:, CAST_OUT] = self._by_size(loads.made_numbers, *formats)
@@ -162,7 +162,7 @@ class PlanPricer:
         size = self._spec.embedding.exchange_dtype.size_bytes
         sent = np.full((2, ranks), self._samples * mean * size, dtype=np.int64)
         sent[0] = 0
-        nothing, something = self._exchange.times_ns(sent)
+        nothing, something = self.exchange.times_ns(sent)
         return float(2 * (something.max() - nothing.max()) / mean)
 
     def copied_ns(self, tables: Sequence[EmbeddingTable]) -> Floats:
@@ -181,7 +181,7 @@ class PlanPricer:
         moved_ns = (GRADIENT_PASSES * size_bytes + filled) * NS_PER_S
         moved_ns = moved_ns / device.memory_bandwidth_bytes_per_s
         total_ns: Floats = lookup_ns + moved_ns
-        return total_ns + self._exchange.reduction_ns_per_byte * size_bytes
+        return total_ns + self.exchange.reduction_ns_per_byte * size_bytes
 
     def _by_size(self, numbers: Int64s, source: DType, target: DType) -> Floats:
         distinct, place = np.unique(numbers, return_inverse=True)
