@@ -36,7 +36,11 @@ def test_wide_heads_and_trained_biases_have_a_fused_kernel(emulated):
 
 def test_compiled_convolutions_keep_their_channels_last(emulated):
     ops = emulated("layers").ops()
-    assert sum(isinstance(op, Convolution) for op in ops) == 5
+    convolutions = [op for op in ops if isinstance(op, Convolution)]
+    assert len(convolutions) == 5
+    # torch 1 has no tensor-core kernel for the gradient of the weights of four groups.
+    [serial] = [op for op in convolutions if op.is_serial]
+    assert (serial.groups, serial.m, serial.k) == (4, 4 * 9, 2 * 12 * 12)
     assert not [op for op in ops if isinstance(op, MemoryBound) and op.operator == "transpose"]
 
 
