@@ -356,13 +356,13 @@ def _settings(name: str, args: Args, gpu: VirtualGpu) -> dict[str, bool]:
 def _sums_singly(name: str, args: Args, release: tuple[int, ...]) -> bool:
     """Whether the gradient of weights is that of groups for which cuDNN has one simple kernel.
 
-    The library of torch 1 has kernels for tensor cores that pack a power of two of channels of
-    32, 64 ... groups into a tile (the groups of ResNeXt).
+    The library of torch 1 packs groups into tiles of tensor cores: of up to 8 channels always, of
+    16 and 32 where 128 channels are a whole number of them (ResNeXt). Others have no such kernel.
     """
     if name.startswith(_CONVOLUTIONS[0]) or release >= _WITH_GROUPED_GRADIENTS:
         return False
     width, groups = args[2].shape[1], args[9]
-    return groups > 1 and width > 1 and bool(32 % width or groups % 32)
+    return groups > 1 and width > 8 and bool(32 % width or groups * width % 128)
 
 
 def _has_odd_rows(matrix: Tensor) -> bool:

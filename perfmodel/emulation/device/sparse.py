@@ -78,6 +78,8 @@ def _host_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         gpu.recorder.check_running()
+        if name == "_sparse_mm_reduce_impl":
+            raise gpu.refuse_operator(str(op), "torch has this operator on CPUs only")
         inputs = [
             part for tensor in tensors_in([*args, *kwargs.values()]) for part in _parts(tensor)
         ]
@@ -116,7 +118,11 @@ def _on_host(gpu: VirtualGpu, value: Any) -> Any:
         return torch.ones(value.shape, dtype=value.dtype) if known is None else known
     entries = _on_host(gpu, _parts(value)[0])
     if value.layout in COMPRESSED:
-        rows, columns = value.shape if value.layout is torch.sparse_csr else value.shape[::-1]
+        is_blocked = value.layout in (torch.sparse_bsr, torch.sparse_bsc)
+        sides = entries.shape[1:3] if is_blocked else (1, 1)
+        rows, columns = (whole // side for whole, side in zip(value.shape, sides, strict=True))
+        if COMPRESSED[value.layout][0] == "ccol_indices":
+            rows, columns = columns, rows
         starts, inside = (gpu.values.known(part) for part in _parts(value)[1:])
         if starts is None or inside is None:
             starts = (torch.arange(rows + 1) * columns).clamp(max=len(entries))
