@@ -37,7 +37,8 @@ _FLOATS_MATTER = ("arange", "linspace", "logspace", "range", "upsample", "histc"
 """Operators whose shapes depend on the value of a float."""
 _MOST_ON_HOST = 1 << 26
 """Elements up to which the CPU kernel determines shapes."""
-_CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.")
+_FORWARD = "aten.convolution."
+_CONVOLUTIONS = (_FORWARD, "aten.convolution_backward.")
 _WITH_GROUPED_GRADIENTS = (2,)
 """The first release of torch that is taken to have kernels for any groups. Between 1.13 and 2.1
 their forward kernels became up to 28 % faster; no later times of training are published."""
@@ -317,12 +318,10 @@ def _channels_last(name: str, args: Args) -> torch.memory_format | None:
     """The layout of a convolution whose image or weight has its channels last."""
     if not name.startswith(_CONVOLUTIONS):
         return None
-    first = 0 if name.startswith(_CONVOLUTIONS[0]) else 1
-    image, weight = args[first], args[first + 1]
-    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(image.dim())
+    operands = args[_FORWARD not in name :][:2]
+    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(operands[0].dim())
     is_last = wanted is not None and any(
-        tensor.is_contiguous(memory_format=wanted) and not tensor.is_contiguous()
-        for tensor in (image, weight)
+        one.is_contiguous(memory_format=wanted) and not one.is_contiguous() for one in operands
     )
     return wanted if is_last else None
 
@@ -334,19 +333,15 @@ def _settings(name: str, args: Args, gpu: VirtualGpu) -> dict[str, bool]:
     cores need, whether it has a kernel for them that sums up gradients of grouped weights, and
     whether a product must load the elements of an operand one at a time.
     """
-    if name.startswith(_CONVOLUTIONS):
-        allows_tf32 = torch._C._get_cudnn_allow_tf32()
-        image = args[0 if name.startswith(_CONVOLUTIONS[0]) else 1]
-        least = {torch.float16: 7, torch.bfloat16: 8}.get(image.dtype, 8 if allows_tf32 else 99)
-        is_tensor = image.dtype != torch.float64 and gpu.model.capability[0] >= least
-        is_first = _channels_last(name, args) is None
-        return {
-            "allows_tf32": allows_tf32,
-            "converts_layout": is_tensor and is_first,
-            "sums_singly": not is_first and _sums_singly(name, args, gpu.release),
-        }
     if "conv" in name:
-        return {"allows_tf32": torch._C._get_cudnn_allow_tf32()}
+        found = {"allows_tf32": torch._C._get_cudnn_allow_tf32()}
+        if not name.startswith(_CONVOLUTIONS):
+            return found
+        if _channels_last(name, args) is not None:
+            return found | {"sums_singly": _sums_singly(name, args, gpu.release)}
+        least = {torch.float16: 7, torch.bfloat16: 8, torch.float64: 99}
+        needed = least.get(args[0].dtype, 8 if found["allows_tf32"] else 99)
+        return found | {"converts_layout": gpu.model.capability[0] >= needed}
     if any(word in name for word in ("mm", "mv", "dot")):
         loads_singly = any(isinstance(one, Tensor) and _has_odd_rows(one) for one in args)
         return {"allows_tf32": torch._C._get_cublas_allow_tf32(), "loads_singly": loads_singly}
@@ -357,12 +352,12 @@ def _sums_singly(name: str, args: Args, release: tuple[int, ...]) -> bool:
     """Whether the gradient of weights is that of groups for which cuDNN has one simple kernel.
 
     The library of torch 1 packs groups into tiles of tensor cores: of up to 8 channels always, of
-    16 and 32 where 128 channels are a whole number of them (ResNeXt). Others have no such kernel.
+    16 and 32 if there are 32, 64 ... of them (ResNeXt). Others have no such kernel.
     """
-    if name.startswith(_CONVOLUTIONS[0]) or release >= _WITH_GROUPED_GRADIENTS:
+    if _FORWARD in name or release >= _WITH_GROUPED_GRADIENTS or args[9] == 1:
         return False
-    width, groups = args[2].shape[1], args[9]
-    return groups > 1 and width > 8 and bool(32 % width or groups * width % 128)
+    width = args[2].shape[1]
+    return width > 8 and bool(32 % width or args[9] % 32)
 
 
 def _has_odd_rows(matrix: Tensor) -> bool:

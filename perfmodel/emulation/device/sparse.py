@@ -110,7 +110,7 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 
 
 def _on_host(gpu: VirtualGpu, value: Any) -> Any:
-    """A device or tensor on the CPU, with positions where they are known, else the first ones."""
+    """A device or tensor on the CPU, with positions where they are known, else evenly."""
     if isinstance(value, torch.device):
         return torch.device("cpu")
     if value.layout is torch.strided:
@@ -118,15 +118,12 @@ def _on_host(gpu: VirtualGpu, value: Any) -> Any:
         return torch.ones(value.shape, dtype=value.dtype) if known is None else known
     entries = _on_host(gpu, _parts(value)[0])
     if value.layout in COMPRESSED:
-        is_blocked = value.layout in (torch.sparse_bsr, torch.sparse_bsc)
-        sides = entries.shape[1:3] if is_blocked else (1, 1)
-        rows, columns = (whole // side for whole, side in zip(value.shape, sides, strict=True))
-        if COMPRESSED[value.layout][0] == "ccol_indices":
-            rows, columns = columns, rows
-        starts, inside = (gpu.values.known(part) for part in _parts(value)[1:])
+        places = _parts(value)[1:]
+        starts, inside = map(gpu.values.known, places)
         if starts is None or inside is None:
-            starts = (torch.arange(rows + 1) * columns).clamp(max=len(entries))
-            inside = torch.arange(len(entries)) % columns
+            count, rows = len(entries), len(places[0]) - 1
+            starts = torch.arange(rows + 1) * count // max(rows, 1)
+            inside = torch.arange(count) - starts[:-1].repeat_interleave(starts.diff())
         return torch.sparse_compressed_tensor(
             starts, inside, entries, value.shape, layout=value.layout, check_invariants=False
         )
