@@ -54,9 +54,12 @@ from perfmodel.stacks.capabilities import Execution
 from perfmodel.stacks.stack import PLAIN_GEMM, SoftwareStack
 from topologies import Device
 
-DEPTHWISE_INSTRUCTIONS = 8
-"""Instructions per multiply-add of a depthwise convolution: load, address, convert, multiply, and
-as many for bounds and loops."""
+DIRECT_INSTRUCTIONS = 8
+"""Instructions per multiply-add outside tensor cores: load, address, convert, multiply, and as many
+for bounds and loops."""
+CHAIN_CLOCKS = 2 * DIRECT_INSTRUCTIONS * 4 + 33
+"""Clocks from one multiply-add of a thread to its next one if all depend on each other: 4 for each
+instruction of both operands, and one load from the L1 cache (measured: 28 to 34)."""
 POSITION_INSTRUCTIONS = 190
 """Instructions per position and channel, whatever the window: its place by divisions, the bounds of
 the window, the store. Least squares over two published scripts; each alone says 100 and 225."""
@@ -74,9 +77,9 @@ def price_convolutions(
 ) -> Estimates:
     """Predict convolutions and their gradients by their implicit GEMM.
 
-    Arithmetic is that of the GEMM, with its tiles and waves; depthwise ones have none on tensor
-    cores. Traffic is the operands and the output once: the unrolled input is never written to
-    memory. Conversions of layouts are kernels of their own.
+    Arithmetic is that of the GEMM, with its tiles and waves; depthwise and serial ones have none
+    on tensor cores. Traffic is the operands and the output once: the unrolled input is never
+    written to memory. Conversions of layouts are kernels of their own.
     """
     gemm_model, gemms = GemmModel(), [op.product for op in ops]
     arithmetic_ns = np.empty(len(ops), dtype=np.float64)
@@ -89,8 +92,8 @@ def price_convolutions(
     vector_ns = FLOOR_NS + np.array([op.flops for op in ops]) * NS_PER_S / device.vector_flops
     is_thin = np.array([op.n < LEAST_TENSOR_COLUMNS for op in ops])
     arithmetic_ns = np.where(is_thin, vector_ns, arithmetic_ns)
-    is_depthwise = np.array([op.is_depthwise for op in ops])
-    arithmetic_ns = np.where(is_depthwise, _depthwise_ns(ops, device), arithmetic_ns)
+    is_direct = np.array([op.is_depthwise or op.is_serial for op in ops])
+    arithmetic_ns = np.where(is_direct, _direct_ns(ops, device), arithmetic_ns)
     moved_bytes = np.array([op.read_bytes + op.write_bytes for op in ops], dtype=np.float64)
     memory_ns = moved_bytes * NS_PER_S / (MEMORY_RATIO * device.memory_bandwidth_bytes_per_s)
     return build_estimates(
@@ -101,18 +104,20 @@ def price_convolutions(
     )
 
 
-def _depthwise_ns(ops: Sequence[Convolution], device: Device) -> FloatColumn:
-    """How long schedulers take to issue depthwise convolutions.
+def _direct_ns(ops: Sequence[Convolution], device: Device) -> FloatColumn:
+    """How long schedulers take to issue convolutions without tensor cores.
 
     Every position of a window is loaded, addressed and converted for one multiply-add. The
-    gradient of the weights needs two operands for each, and sums up over all positions.
+    gradient of the weights needs two operands for each, and sums up over all positions. If one
+    thread does that, few weights leave most of the chip idle, and its chain takes the time.
     """
     operands = np.array([2 if _is_of_weight(op) else 1 for op in ops])
     issued_per_s = device.sm_count * device.clock_hz * ISSUED_PER_CLOCK
     steps = np.array([op.flops / 2 for op in ops])
     positions = np.array([max(op.m, op.k) * op.groups for op in ops])
-    issued = DEPTHWISE_INSTRUCTIONS * operands * steps + POSITION_INSTRUCTIONS * positions
-    return np.asarray(FLOOR_NS + issued * NS_PER_S / issued_per_s)
+    issued = DIRECT_INSTRUCTIONS * operands * steps + POSITION_INSTRUCTIONS * positions
+    chain_s = np.array([op.k * op.is_serial for op in ops]) * CHAIN_CLOCKS / device.clock_hz
+    return np.asarray(FLOOR_NS + np.maximum(issued / issued_per_s, chain_s) * NS_PER_S)
 
 
 def _is_of_weight(op: Convolution) -> bool:

@@ -79,7 +79,9 @@ def hot_shares(
             is_plain = is_on_vector_units(op.dtype, device, stack)
             rate_of[op.dtype] = 0.0 if is_plain else machine_rates(shipped, dtype).peak_flops
         rate = rate_of[op.dtype]
-        is_thin = isinstance(op, Convolution) and (op.is_depthwise or op.n < LEAST_TENSOR_COLUMNS)
+        is_thin = isinstance(op, Convolution) and (
+            op.is_depthwise or op.is_serial or op.n < LEAST_TENSOR_COLUMNS
+        )
         if rate and not is_thin:
             shares[row] = 1.0 - _least_bytes(op) * byte_s * rate / op.flops
     return np.maximum(shares, 0.0)

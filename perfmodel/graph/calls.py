@@ -50,10 +50,10 @@ class OperatorCall:
     """An operator and its arguments: the tensors of each, and other values.
 
     *values* are by place in a recording, by name in an emulated script. *results* are the output
-    tensors, None if unknown. The last four are known of emulated calls only: whether GEMMs of fp32
+    tensors, None if unknown. The last five are known of emulated calls only: whether GEMMs of fp32
     run in TF32, what was observed (which rows a lookup reads how often; the query-key pairs and
-    kernel of attention), whether images are converted to the layout of tensor cores, and whether
-    a product loads elements one at a time.
+    kernel of attention), whether images are converted to the layout of tensor cores, whether a
+    product loads elements one at a time, and whether one thread sums up each gradient of a weight.
     """
 
     name: str
@@ -65,6 +65,7 @@ class OperatorCall:
     observed: Mapping[str, Any] | None = None
     converts_layout: bool = False
     loads_singly: bool = False
+    sums_singly: bool = False
 
     @property
     def word(self) -> str:
@@ -150,6 +151,7 @@ def emulated_call(words: Mapping[str, Any]) -> OperatorCall:
         observed=words.get("observed"),
         converts_layout=bool(words.get("converts_layout", False)),
         loads_singly=bool(words.get("loads_singly", False)),
+        sums_singly=bool(words.get("sums_singly", False)),
     )
 
 

@@ -2,7 +2,8 @@
 
 Each is an implicit product. Tensor cores work on images with their channels last: cuDNN converts
 images in another layout before a kernel and its result afterwards, each a pass over memory.
-Depthwise convolutions run outside tensor cores, in any layout.
+Depthwise convolutions run outside tensor cores, in any layout, and so does the gradient of grouped
+weights with channels last if the library has no tensor-core kernel for these groups.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def convolution_backward(call: OperatorCall) -> Works:
         direction=Pass.BACKWARD,
         is_depthwise=_is_depthwise(groups, weight),
     )
-    of_weight = replace(of_input, m=depth, k=rows)
+    of_weight = replace(of_input, m=depth, k=rows, is_serial=call.sums_singly)
     if operator_table()["ways"][call.source.value]["counts_weight_bytes"]:
         read_bytes = gradient.size_bytes + image.size_bytes
         of_weight = replace(of_weight, read_bytes=read_bytes, write_bytes=weight.size_bytes)

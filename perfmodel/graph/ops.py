@@ -71,7 +71,7 @@ class Convolution:
     It is the implicit product whose rows are the positions of the output, whose
     columns are the output channels of a group and whose depth is the window times the
     input channels of a group: *m* x *n* x *k*, *groups* times. A depthwise one has as many
-    groups as input channels.
+    groups as input channels. A serial one has a thread for each value of its result.
     """
 
     m: int
@@ -83,6 +83,7 @@ class Convolution:
     write_bytes: int = 0
     direction: Pass = Pass.FORWARD
     is_depthwise: bool = False
+    is_serial: bool = False
 
     @property
     def flops(self) -> int:

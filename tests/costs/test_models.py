@@ -55,3 +55,15 @@ def test_a_depthwise_convolution_takes_as_long_as_its_instructions_need_to_be_is
     issued_ns = 2_000 + (9 * 8 + 190) * each_ns
     assert forward_ns == of_input_ns == pytest.approx(issued_ns, rel=0.01)
     assert of_weight_ns == pytest.approx(issued_ns + 9 * 8 * each_ns, rel=0.01)
+
+
+def test_one_thread_per_weight_takes_the_longer_of_its_chain_and_its_share_of_the_schedulers():
+    few = Convolution(144, 16, 10**6, DType.BF16, 4, direction=Pass.BACKWARD, is_serial=True)
+    few_ns, many_ns, tensor_ns = price_ns(
+        few, replace(few, groups=1024), replace(few, groups=1024, is_serial=False)
+    )
+    # 16 instructions of 4 clocks and one load of 33; two operands of 8 instructions each.
+    assert few_ns == pytest.approx(2_000 + 1e6 * 97 / H100.clock_hz * 1e9, rel=0.01)
+    issued = 16 * 1024 * 144 * 16 * 1e6 + 190 * 1024 * 1e6
+    assert many_ns == pytest.approx(issued / (128 * H100.sm_count * H100.clock_hz) * 1e9, rel=0.01)
+    assert many_ns > 10 * tensor_ns

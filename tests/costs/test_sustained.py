@@ -54,6 +54,7 @@ def test_the_slowdown_shrinks_with_the_operations_per_byte():
         MemoryBound("add", 2 << 30, 1 << 30, DType.BF16),
         replace(FLASH, kernel="unfused"),
         Convolution(1 << 20, 1, 9, DType.BF16, groups=512, is_depthwise=True),
+        Convolution(1152, 128, 1 << 20, DType.BF16, groups=6, is_serial=True),
         Convolution(1 << 20, 4, 1 << 20, DType.BF16),
     ],
     ids=lambda op: type(op).__name__,

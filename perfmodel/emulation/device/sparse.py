@@ -78,6 +78,8 @@ def _host_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         gpu.recorder.check_running()
+        if name == "_sparse_mm_reduce_impl":
+            raise gpu.refuse_operator(str(op), "torch has this operator on CPUs only")
         inputs = [
             part for tensor in tensors_in([*args, *kwargs.values()]) for part in _parts(tensor)
         ]
@@ -108,7 +110,7 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 
 
 def _on_host(gpu: VirtualGpu, value: Any) -> Any:
-    """A device or tensor on the CPU, with positions where they are known, else the first ones."""
+    """A device or tensor on the CPU, with positions where they are known, else evenly."""
     if isinstance(value, torch.device):
         return torch.device("cpu")
     if value.layout is torch.strided:
@@ -116,11 +118,12 @@ def _on_host(gpu: VirtualGpu, value: Any) -> Any:
         return torch.ones(value.shape, dtype=value.dtype) if known is None else known
     entries = _on_host(gpu, _parts(value)[0])
     if value.layout in COMPRESSED:
-        rows, columns = value.shape if value.layout is torch.sparse_csr else value.shape[::-1]
-        starts, inside = (gpu.values.known(part) for part in _parts(value)[1:])
+        places = _parts(value)[1:]
+        starts, inside = map(gpu.values.known, places)
         if starts is None or inside is None:
-            starts = (torch.arange(rows + 1) * columns).clamp(max=len(entries))
-            inside = torch.arange(len(entries)) % columns
+            count, rows = len(entries), len(places[0]) - 1
+            starts = torch.arange(rows + 1) * count // max(rows, 1)
+            inside = torch.arange(count) - starts[:-1].repeat_interleave(starts.diff())
         return torch.sparse_compressed_tensor(
             starts, inside, entries, value.shape, layout=value.layout, check_invariants=False
         )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, _meta_registrations
 from torch.utils._pytree import tree_map_only
 
-from perfmodel.emulation.device.descriptions import Args, is_inexact, schema_name
+from perfmodel.emulation.device.descriptions import Args, Kwargs, is_inexact, schema_name
 from perfmodel.emulation.device.gpu import VirtualGpu, address_of
 from perfmodel.emulation.device.memory import contiguous_stride
 from perfmodel.emulation.device.operators import CPU_KEYS, Kernel, OperatorKernel
@@ -26,6 +26,8 @@ Handler = Callable[..., Any]
 COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices"),
     torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
 """Where a compressed matrix stores the counts of its rows or columns, and the indices in them."""
 _LOOKED_AT = 2**16
@@ -159,18 +161,21 @@ def select_unknown(gpu: VirtualGpu, op: Any, *args: Any, **kwargs: Any) -> Any:
         result = op(*[next(values) if isinstance(a, Tensor) else a for a in args], **kwargs)
         return to_device(gpu, result, device)
     gpu.recorder.count_placeholder("shape that depends on values")
-    return _largest(gpu, op, tensors[0], device, args)
+    return _largest(gpu, op, tensors[0], device, args, kwargs)
 
 
-def _largest(gpu: VirtualGpu, op: Any, first: Tensor, device: int, args: Args) -> Any:
+def _largest(
+    gpu: VirtualGpu, op: Any, first: Tensor, device: int, args: Args, kwargs: Kwargs
+) -> Any:
     """The largest result that is possible."""
     name, count = schema_name(op), first.numel()
     if name == "nonzero":
         return gpu.empty((count, first.dim()), (1, max(count, 1)), torch.int64, device)
     if name == "masked_select":
         return gpu.empty((count,), (1,), first.dtype, device)
-    if name == "_to_sparse":
-        return to_device(gpu, torch.ones(first.shape, dtype=first.dtype).to_sparse(), device)
+    if name.startswith("_to_sparse"):
+        ones = torch.ones(first.shape, dtype=first.dtype)
+        return to_device(gpu, op(ones, *args[1:], **kwargs), device)
     if name == "bincount":
         least = args[2] if len(args) > 2 else 0
         return gpu.empty((max(least, 1),), (1,), torch.int64, device)
@@ -248,8 +253,9 @@ _HANDLERS: dict[Handler, tuple[str, ...]] = {
     unscale: ("_amp_foreach_non_finite_check_and_unscale_",),
     update_scale: ("_amp_update_scale_",),
     select_unknown: (
-        "nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "_to_sparse",
-        "unique_dim", "bincount",
+        "nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "unique_dim",
+        "bincount", "_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "_to_sparse_csc",
+        "_to_sparse_bsr", "_to_sparse_bsc",
     ),
     index: ("index.Tensor",),
     equal: ("equal",),

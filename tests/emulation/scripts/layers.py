@@ -21,7 +21,7 @@ experts = torch.nn.Parameter(torch.rand(4, 32, 16, device="cuda"))
 recurrent = torch.nn.LSTM(32, 64, num_layers=2).cuda()
 bias = torch.nn.Parameter(torch.zeros(8, 8, device="cuda", dtype=torch.float16))
 convolutions = torch.nn.Sequential(
-    torch.nn.Conv2d(8, 16, 3), torch.nn.GELU(), torch.nn.Conv2d(16, 16, 3)
+    torch.nn.Conv2d(8, 32, 3), torch.nn.GELU(), torch.nn.Conv2d(32, 32, 3, groups=2)
 )
 convolutions = convolutions.cuda().half().to(memory_format=torch.channels_last)
 compiled = torch.compile(convolutions)
