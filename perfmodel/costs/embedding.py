@@ -64,11 +64,12 @@ def price_embeddings(
     pricer = LookupPricer(device)
     durations = np.empty(len(ops))
     bounds: CodeColumn = np.empty(len(ops), dtype=np.int8)
+    alike: dict[tuple[Pass, str, DType], list[int]] = {}
     for row, op in enumerate(ops):
-        times = pricer.times(
-            terms[row : row + 1], op.direction, op.lookup.kernel, op.lookup.gradient_dtype
-        )
-        durations[row], bounds[row] = times[0][0], times[1][0]
+        key = op.direction, op.lookup.kernel, op.lookup.gradient_dtype
+        alike.setdefault(key, []).append(row)
+    for key, rows in alike.items():
+        durations[rows], bounds[rows] = pricer.times(terms[rows], *key)
     is_own = device.architecture.value in load_constants()
     return build_estimates(
         durations,
