@@ -10,12 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from embeddings.distribution import (
-    UNIFORM,
-    IndexDistribution,
-    RowsByPopularity,
-    popularity_of,
-)
+from embeddings.distribution import UNIFORM, IndexDistribution, RowsByPopularity, popularity_of
 from embeddings.popularity import Floats, Int64s, Popularity, RowRange, has_hot_row
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PlanError

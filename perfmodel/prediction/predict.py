@@ -41,31 +41,16 @@ def predict(
     *,
     executor: Executor,
     clock: PhaseClock | None = None,
-    loops: Sequence[Loop] = (),
+    loops: list[Loop] | None = None,
 ) -> Prediction:
     """How long an iteration of *question* takes and, unless it asks for times alone, why.
 
-    *loops* are those of the question, if they were found before.
+    *loops* keeps what was replayed for a question about the same jobs.
     """
-    clock, replay = clock or PhaseClock(), executor.replay
-    loops = loops or find_loops(question, replay, clock)
-    with clock.phase("replaying samples", done=0.55):
-        drawn_ns = _draw(question, loops, replay)
-    reasons = None
-    if question.options.is_explained:
-        with clock.phase("explaining", done=0.9):
-            reasons = _explain(question, loops, replay)
-    found = _conclude(question, loops, drawn_ns, reasons)
-    if question.ends is not None:
-        found = _widen(found, question, question.ends, executor)
-    return replace(found, run=Run(executor.description, dict(clock.phase_s)))
-
-
-def find_loops(question: Question, replay: Replayer, clock: PhaseClock) -> list[Loop]:
-    """The jobs of *question*, priced, settled and replayed."""
-    loops, recording = list[Loop](), question.recording
+    clock, replay, recording = clock or PhaseClock(), executor.replay, question.recording
+    loops = [] if loops is None else loops
     # An iteration of many equal micro-batches has two smaller jobs, and is extrapolated.
-    for job in question.jobs:
+    for job in question.jobs[len(loops) :]:
         with clock.phase("pricing", done=0.2):
             priced = price(question, job)
         with clock.phase("folding equal ranks", done=0.35):
@@ -77,7 +62,16 @@ def find_loops(question: Question, replay: Replayer, clock: PhaseClock) -> list[
                 loops.append(find_loop(replay, alone, settled))
             else:
                 loops.append(find_recorded_loop(recording, alone, settled))
-    return loops
+    with clock.phase("replaying samples", done=0.55):
+        drawn_ns = _draw(question, loops, replay)
+    reasons = None
+    if question.options.is_explained:
+        with clock.phase("explaining", done=0.9):
+            reasons = _explain(question, loops, replay)
+    found = _conclude(question, loops, drawn_ns, reasons)
+    if question.ends is not None:
+        found = _widen(found, question, question.ends, executor)
+    return replace(found, run=Run(executor.description, dict(clock.phase_s)))
 
 
 def price(question: Question, job: JobGraph) -> PricedJob:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.loops import Loop
 from perfmodel.prediction.phases import OnPhase, PhaseClock
-from perfmodel.prediction.predict import find_loops, predict
+from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.prediction.scenario import RunQuestion, Scenario
 from perfmodel.prediction.whole_run import TrainingRun, plan_run
@@ -154,10 +154,8 @@ class Answers:
 
             def answered(*, is_point: bool) -> Prediction:
                 # Each phase looks whether somebody still waits.
-                clock = PhaseClock(phase)
-                replay = SerialExecutor().replay
-                loops = self.loops.get(signature, lambda: find_loops(question, replay, clock))
-                return _predict(question, loops, clock, is_point=is_point)
+                loops: list[Loop] = self.loops.get(signature, list)
+                return _predict(question, loops, PhaseClock(phase), is_point=is_point)
 
             point = self.points.get(key, lambda: answered(is_point=True))
             tell("point", summary(asked, point, question))
@@ -188,7 +186,7 @@ def _ask(scenario: Scenario, on_phase: OnPhase) -> tuple[Question, Hashable]:
 
 
 def _predict(
-    question: Question, loops: Sequence[Loop], clock: PhaseClock, *, is_point: bool
+    question: Question, loops: list[Loop], clock: PhaseClock, *, is_point: bool
 ) -> Prediction:
     options = question.options
     if is_point:
