@@ -29,6 +29,8 @@ _SAME_MODEL = ("hidden", "heads", "kv_heads", "vocab", "expert_ffn")
 _OF_MODEL = ("norm", "bias", "positions", "clamped_ffn")
 _USUAL_LATENTS = {"kv_lora_rank": 512, "q_lora_rank": 1536, "rope_dim": 64}
 """Widths of latent attention, which tables do not state."""
+_OF_LAYOUT = ("tp", "pp", "cp", "mbs")
+"""Columns of a layout; a row that states none of them leaves the layout open."""
 _STORED = {"fp32": "fp32", "tf32": "fp32", "fp16": "fp16"}
 """Storage dtype by compute precision; bf16 for everything narrower."""
 
@@ -169,6 +171,10 @@ def _experts(row: RunRow) -> dict[str, Any]:
 
 def _parallel(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str, Any]:
     parallel = row.section("parallel")
+    if not any(row.value(name) for name in _OF_LAYOUT):
+        sentences.append("No layout is stated; assumed the one that `predict` would choose.")
+        kept = ("sharding", "shard_group", "ep")
+        return {name: parallel[name] for name in kept if name in parallel}
     if (row.value("experts") or 0) > 1 and parallel["tp"] > 1:
         parallel |= {"sequence_parallel": True, **_expert_split(row, parallel, stack, sentences)}
         sentences.append("Experts with tensor parallelism: sequence parallelism is assumed.")

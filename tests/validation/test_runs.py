@@ -259,3 +259,12 @@ def test_a_fused_interaction_is_told_from_a_plain_one(tmp_path):
     ]
     silent, fused, plain = (one.predicted for one in board_of(tmp_path, *rows).deviations)
     assert silent == fused < plain
+
+
+def test_a_run_without_a_layout_gets_the_one_that_predict_would_choose(tmp_path):
+    open_layout = {"gbs": "4", "tp": "", "pp": "", "cp": "", "mbs": ""}
+    said = board_of(tmp_path, TRANSFORMER | open_layout).assumptions["a"]
+
+    # Four sequences cannot be shared by eight data-parallel ranks.
+    assert "No layout is stated; assumed the one that `predict` would choose." in said
+    assert not any("dp=8" in sentence for sentence in said)
