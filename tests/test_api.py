@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from perfmodel import api
-from perfmodel.base.errors import CalibrationError, InputError, MeasurementError
+from perfmodel.base.errors import CalibrationError, InputError, MeasurementError, OutputError
 from perfmodel.graph.storage import save_job
 from perfmodel.recordings.storage import load_recorded_job
 from tests.recordings.builders import import_spans
@@ -64,6 +64,13 @@ def test_a_built_job_is_replayed_without_a_score(tmp_path):
     found = api.replay(tmp_path / "job")
 
     assert (found.iteration_ns, found.span_ns, found.score) == (680, 690, None)
+    assert found.reasons is None
+    assert api.replay(tmp_path / "job", is_explained=True).reasons is not None
+
+
+def test_a_calibration_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path):
+    with pytest.raises(OutputError, match="--out"):
+        api.calibrate_interference([tmp_path / "no traces"], out=tmp_path / "nowhere" / "fit.yaml")
 
 
 def test_tables_are_validated(tmp_path):

@@ -35,3 +35,4 @@ def test_the_doctor_names_versions_and_places(typed):
     assert "All well." in told
     document = json.loads(typed("doctor --json -").out)
     assert 0.2 < document["memory_gib"] < 1e5
+    assert document["ray"] == "not tried; --ray starts it"

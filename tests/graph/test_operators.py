@@ -214,3 +214,22 @@ def test_a_recorded_call_whose_shapes_do_not_fit_has_no_work():
     assert recorded("aten::mm", (4, 6), (5, 8)) == ()
     assert recorded("aten::mm", (4, 6)) == ()
     assert recorded("aten::mm", (4, 6), (6, 8)) == (Gemm(4, 8, 6, DType.FP32),)
+
+
+def test_a_scatter_reads_what_it_adds_to_and_writes_its_result():
+    (work,) = works(
+        "aten.scatter_add.default",
+        [("self", [100, 4]), ("index", [10, 4], "int64"), ("src", [10, 4])],
+        [([100, 4],)],
+    )
+    # 40 indices of 8 bytes and 40 values of 2, each read and added; 400 values of 2 come out.
+    given_bytes = 40 * 8 + 40 * 2
+    assert (work.read_bytes, work.write_bytes) == (2 * given_bytes, given_bytes + 800)
+
+
+def test_products_outside_tensor_cores_stay_there_unless_tf32_is_allowed():
+    words = {"operator": "aten.mm.default", "inputs": [tensor("self", [4, 6], "fp32"),
+             tensor("mat2", [6, 8], "fp32")], "outputs": []}  # fmt: skip
+    (exact,) = emulated_works(words)
+    (rounded,) = emulated_works(words | {"allows_tf32": True})
+    assert (exact.dtype, rounded.dtype) == (DType.FP32, DType.TF32)

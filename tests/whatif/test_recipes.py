@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.api import describe_schema
+from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
+from perfmodel.graph.ops import Attention
 from perfmodel.whatif import apply_all, load_recipes, parse_sweep, parse_transformation
 from perfmodel.whatif.patterns import Pattern
+from perfmodel.whatif.recosting import bytes_of
 from tests.whatif.jobs import span_ns, times, training_job
 
 FASTER = """
@@ -128,3 +131,12 @@ def test_kernels_of_torch_optimizers_are_found_by_its_own_names_but_not_clipping
     assert match.matches("aten::_fused_adamw_")
     assert unless.matches("aten::_foreach_norm")
     assert not unless.matches("aten::_foreach_addcdiv_")
+
+
+def test_attention_reads_and_writes_queries_and_keys_of_all_sequences():
+    work = Attention(
+        batch=3, heads=8, kv_heads=2, query_length=16, key_length=32, head_dim=4, dtype=DType.BF16,
+        is_causal=False,
+    )  # fmt: skip
+    # Queries and outputs 2 x 8 x 16, keys and values 2 x 2 x 32 vectors of 4 values of 2 bytes.
+    assert bytes_of(work) == 3 * (256 + 128) * 4 * 2

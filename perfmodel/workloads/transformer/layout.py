@@ -20,8 +20,6 @@ from perfmodel.stacks.capabilities import Schedule
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import ContextKind
 
-_ENDS = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -122,12 +120,9 @@ class Layout:
 def split_layers(layers: int, runs: int) -> tuple[int, ...]:
     """Layers of each of *runs* parts, in order.
 
-    Equal if that divides; else with embedding and head counted as a layer each, if that divides;
-    else the middle parts have a layer more than the others, because the ends have more to do.
+    Equal if that divides; else the middle parts have a layer more than the others, because the
+    ends also hold the embedding and the head.
     """
-    if layers % runs and (layers + _ENDS) % runs == 0 and runs > 1:
-        whole = (layers + _ENDS) // runs
-        return (whole - 1, *[whole] * (runs - _ENDS), whole - 1)
     whole, rest = divmod(layers, runs)
     first = min(1, runs - rest)
     return tuple(whole + (first <= run < first + rest) for run in range(runs))

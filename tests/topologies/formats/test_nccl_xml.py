@@ -122,6 +122,7 @@ def test_the_written_file_is_the_machine(file, tmp_path):
         (f"{HEAD}<cpu>", "not valid XML"),
         (f"{HEAD}</system>", "must list the GPUs"),
         ('<!DOCTYPE a [<!ENTITY b "c">]><system/>', "not valid XML"),
+        ("<!DOCTYPE system><system/>", "not valid XML"),
     ],
 )
 def test_other_xml_is_refused(file, text, said):
