@@ -44,3 +44,11 @@ def test_four_boards_of_a_host_are_on_both_sockets(tmp_path):
     assert "are assumed to be on each socket" in " ".join(said)
     switched, _ = machine_of(tmp_path, machine="dgx_a100", n_gpus="4", gpus_per_node="4")
     assert switched.topology.name == "dgx_a100"
+
+
+def test_a_run_that_states_only_its_gpu_gets_a_machine_that_has_it(tmp_path):
+    found, said = machine_of(tmp_path, machine="", device="h100_sxm", nvlink_domain="8")
+    assert found.device.name == "h100_sxm"
+    assert f"The machine is not stated; assumed {found.topology.name}, the largest" in " ".join(
+        said
+    )

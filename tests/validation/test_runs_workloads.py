@@ -89,3 +89,10 @@ def test_core_recommendation_runs_stay_within_their_error(shared_data):
     assert board.overall.median_pct < 8
     assert 85 <= board.overall.inside_interval_pct <= 97
     assert 80 <= board.overall.inside_interval_pct <= 99
+
+
+def test_stated_cross_layers_are_those_of_the_workload():
+    stated = {"cross_layers": "2", "cross_rank": "64", "wide_table": "0"}
+    dense = read_setting(_row(interaction_kind="dcnv2", **stated)).workload.dense
+    assert dense.interaction is Interaction.CROSS
+    assert (dense.cross.layers, dense.cross.rank) == (2, 64)
