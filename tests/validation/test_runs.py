@@ -268,3 +268,12 @@ def test_a_run_without_a_layout_gets_the_one_that_predict_would_choose(tmp_path)
     # Four sequences cannot be shared by eight data-parallel ranks.
     assert "No layout is stated; assumed the one that `predict` would choose." in said
     assert not any("dp=8" in sentence for sentence in said)
+
+
+def test_a_batch_that_does_not_split_is_that_of_its_micro_batches(tmp_path):
+    odd = {"gbs": "18", "mbs": "2", "grad_accum": "3"}
+    said = board_of(tmp_path, TRANSFORMER | odd).assumptions["a"]
+
+    # Eight ranks in pairs: 4 replicas x 3 micro-batches of 2.
+    words = "A batch of 18 does not split into whole micro-batches; assumed 24 sequences."
+    assert words in said
