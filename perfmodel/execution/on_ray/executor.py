@@ -23,8 +23,8 @@ from perfmodel.execution.on_ray.cluster import Call, Failed, Lost, RayCluster
 from perfmodel.execution.on_ray.workers import RayWorkers
 from perfmodel.execution.parts import Division, divide_job, take_durations, take_part
 from perfmodel.execution.rank_block import Assignment
+from perfmodel.execution.rounds import RemoteTimelines, replay_blocks
 from perfmodel.execution.stored_parts import check_members, store_job
-from perfmodel.execution.timelines import RemoteTimelines, replay_blocks
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.durations import DurationTable, OpDurations
 from perfmodel.graph.job import JobGraph
