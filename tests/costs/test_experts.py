@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
-from perfmodel.calibration.experts import FEWEST_SHAPES, fit_expert_entry
+from perfmodel.calibration.gemm import FEWEST_SHAPES, fit_expert_entry
 from perfmodel.calibration.kernels import cross_validate
 from perfmodel.costs.calibration_files import entries_for
 from perfmodel.costs.expert_physics import (
