@@ -19,10 +19,10 @@ from perfmodel.base.errors import ExecutionError
 from perfmodel.engine.layout import max_distance
 from perfmodel.engine.replay import Replay, kept_of_reach
 from perfmodel.execution.executor import Item, OnRound, Result, Shared, ignore_round
-from perfmodel.execution.on_ray.cluster import Call, Failed, Lost, RayCluster
+from perfmodel.execution.on_ray.cluster import Call, Lost, RayCluster
 from perfmodel.execution.on_ray.workers import RayWorkers
 from perfmodel.execution.parts import Division, divide_job, take_durations, take_part
-from perfmodel.execution.rank_block import Assignment
+from perfmodel.execution.rank_block import Assignment, Failed
 from perfmodel.execution.rounds import RemoteTimelines, replay_blocks
 from perfmodel.execution.stored_parts import check_members, store_job
 from perfmodel.graph.audit import check_job
