@@ -32,7 +32,8 @@ from perfmodel.graph.program import (
     offsets,
 )
 from perfmodel.whatif.inheritance import Inheritance
-from perfmodel.whatif.selection import Mask, Numbers, Selection
+from perfmodel.whatif.passes import Mask
+from perfmodel.whatif.selection import Numbers, Selection
 
 Ranks = tuple[int, ...]
 
