@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 from collectives.collective import FREE, CollectiveKind
 from embeddings.index_data import BIN_COUNT
-from perfmodel.planning.ranking import PlanBound
+from perfmodel.planning.plan_work import PlanBound
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.reports.chrome_trace import iter_records
 from perfmodel.reports.comparing import draw_comparison, report_comparison
