@@ -38,8 +38,13 @@ from perfmodel.costs.expert_physics import (
     smooth_log_ratio,
     square_terms,
 )
-from perfmodel.costs.gemm import TENSOR, VECTOR, gemm_shapes, machine_rates, variant_of
-from perfmodel.costs.gemm_features import gemm_features, gemm_step_features
+from perfmodel.costs.gemm import TENSOR, VECTOR, variant_of
+from perfmodel.costs.gemm_features import (
+    gemm_features,
+    gemm_shapes,
+    gemm_step_features,
+    machine_rates,
+)
 from perfmodel.costs.gemm_physics import (
     ACTIVATION_BYTES,
     TINY_WORK,

@@ -19,7 +19,7 @@ from perfmodel.costs.expert_physics import (
     predict_layer_times,
 )
 from perfmodel.costs.experts import ExpertLayerModel, price_grouped_gemms
-from perfmodel.costs.gemm import machine_rates
+from perfmodel.costs.gemm_features import machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
 from perfmodel.costs.kernel_tables import load_expert_table
 from perfmodel.costs.measured_kernels import KernelTable

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from embeddings.sharders import build_named_plan
 from perfmodel import api
 from perfmodel.base.errors import OutputError, PlanError
-from perfmodel.cli.commands import app
+from perfmodel.cli import app
 from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.making import load_task
 from perfmodel.planning.plan_work import PlanBound
