@@ -25,12 +25,11 @@ from perfmodel.planning.layouts.ranking import (
     find_reasons,
     order_layouts,
 )
-from perfmodel.planning.question import LayoutQuestion
+from perfmodel.planning.question import LayoutQuestion, to_scenario
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question, load_setting
-from perfmodel.prediction.scenario import Scenario
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.layout_choice import USABLE_SHARE
 from perfmodel.workloads.transformer.spec import TransformerSpec
@@ -46,8 +45,6 @@ MOST_LAYERS = 48
 """Kinds of layer that are measured for a layout without a replay."""
 _KEPT = frozenset({"parallel.sharding", "training.recompute", "parallel.sequence_parallel"})
 _SPLIT = ("parallel.tp", "parallel.pp", "parallel.dp", "parallel.micro_batch")
-
-
 Machine = tuple[Cluster, SoftwareStack]
 
 
@@ -164,17 +161,7 @@ def _search(
 
 
 def _load(question: LayoutQuestion, hosts: int) -> tuple[TransformerSpec, Machine]:
-    loaded = load_setting(
-        Scenario(
-            topology=question.topology,
-            workload=question.workload,
-            overrides=question.overrides,
-            hosts=hosts,
-            ranks_per_host=question.ranks_per_host,
-            stack=question.stack,
-            calibration=question.calibration,
-        )
-    )
+    loaded = load_setting(to_scenario(question, hosts=hosts))
     spec = loaded.workload
     if not isinstance(spec, TransformerSpec):
         raise PlanError(
