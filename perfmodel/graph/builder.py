@@ -23,6 +23,7 @@ from perfmodel.graph.program import (
     COLUMN_TYPES,
     PLAIN,
     Anchor,
+    Dependency,
     Lane,
     LaneKind,
     Program,
@@ -37,19 +38,6 @@ _TASK_FIELDS = 7
 _SLOT = 4
 """Field of a task's row with its communicator slot; the next one is its sequence."""
 _DEP_FIELDS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Dependency:
-    """Wait for *task* of the same program: its end or start, plus *lag_ns*.
-
-    *distance* is how many iterations earlier that task ran; 0 is this one.
-    """
-
-    task: int
-    anchor: Anchor = Anchor.END
-    lag_ns: int = 0
-    distance: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,14 +15,9 @@ from math import ceil
 
 from collectives import Collective
 from perfmodel.base.errors import GraphError
-from perfmodel.graph.builder import Dependency
 from perfmodel.graph.ops import Communication, MemoryBound, duration_of, work_of
-from perfmodel.graph.program import LaneKind, Program
-from perfmodel.whatif.drafts import (
-    ProgramDraft,
-    Ranks,
-    read_dependencies,
-)
+from perfmodel.graph.program import Dependency, LaneKind, Program, read_dependencies, sources_of
+from perfmodel.whatif.drafts import ProgramDraft, Ranks
 from perfmodel.whatif.durations import carry, collective_of
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.pinning import PricingMachine
@@ -36,8 +31,7 @@ def awaited_sequences(program: Program, collectives: Sequence[int]) -> dict[int,
     waits = [
         [dep.task for dep in after if not dep.distance] for after in read_dependencies(program)
     ]
-    firsts = set(program.lane_start.tolist())
-    before = {task: own if task in firsts else [*own, task - 1] for task, own in enumerate(waits)}
+    before = sources_of(program)
     try:
         order = list(TopologicalSorter(before).static_order())
     except CycleError:

@@ -6,13 +6,11 @@ forward one belongs to the last backward one, and so on.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
-from perfmodel.graph.builder import Dependency
 from perfmodel.graph.ops import (
     Communication,
     Convolution,
@@ -24,7 +22,7 @@ from perfmodel.graph.ops import (
     Op,
     work_of,
 )
-from perfmodel.graph.program import Anchor, LaneKind
+from perfmodel.graph.program import Anchor, Dependency, LaneKind
 from perfmodel.whatif.drafts import DraftTask, ProgramDraft
 from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.selection import LaneWord, Selection
@@ -70,7 +68,7 @@ def remove(
     """
     for number in () if keep_lags else found:
         task = program.tasks[number]
-        task.after = [replace(dep, lag_ns=0) for dep in task.after]
+        task.after = [dep._replace(lag_ns=0) for dep in task.after]
     program.remove(found, with_launches=True, keep_waits=keep_waits)
 
 

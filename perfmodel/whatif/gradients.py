@@ -18,10 +18,9 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_size
-from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import Group, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, MemoryBound, duration_of
-from perfmodel.graph.program import LaneKind, Role
+from perfmodel.graph.program import Dependency, LaneKind, Role
 from perfmodel.whatif.drafts import DraftTask, ProgramDraft, edit_programs
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.patterns import Pattern

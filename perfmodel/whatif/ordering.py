@@ -13,11 +13,10 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.priced_job import stated_durations
 from perfmodel.engine.replay import replay
-from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed, duration_of
-from perfmodel.graph.program import LaneKind
-from perfmodel.whatif.drafts import ProgramDraft, edit_programs, read_dependencies
+from perfmodel.graph.program import Dependency, LaneKind, read_dependencies
+from perfmodel.whatif.drafts import ProgramDraft, edit_programs
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.recosting import bytes_of

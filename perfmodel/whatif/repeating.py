@@ -150,7 +150,7 @@ def _repeat(program: ProgramDraft, run: list[int], before: int, prefix: str) -> 
     for number in run:
         copies.append(copy(number, before))
         copies[-1].after = [
-            replace(dep, task=copy_of[dep.task])
+            dep._replace(task=copy_of[dep.task])
             for dep in program.tasks[number].after
             if dep.task in copy_of and not dep.distance
         ]
@@ -193,7 +193,7 @@ def _accumulate_step(program: ProgramDraft, kernels: Sequence[int], count: int) 
             after = program.tasks[number].after
             # What the step itself waits for was there before the first time.
             program.tasks[copy].after = [
-                replace(dep, task=copy_of.get(dep.task, dep.task) if not dep.distance else dep.task)
+                dep._replace(task=copy_of.get(dep.task, dep.task) if not dep.distance else dep.task)
                 for dep in after
                 if dep.distance or dep.task in copy_of
             ]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from perfmodel.api import JobScenario, predict
-from perfmodel.graph.builder import Dependency, JobBuilder
+from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import LaneKind
+from perfmodel.graph.program import Dependency, LaneKind
 from perfmodel.graph.storage import save_job
 from perfmodel.prediction.scenario import Mode
 from tests import recorded
