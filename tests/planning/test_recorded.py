@@ -170,11 +170,6 @@ def _candidates(hosts: int, changes: tuple[str, ...], stated: tuple[str, ...]) -
     return [len(shown), shown[::step], [one.promise for one in everything[::step]]]
 
 
-@pytest.fixture(scope="module")
-def found():
-    return values()
-
-
 def test_small_questions_of_planning_give_what_was_recorded(found):
     recorded.check(__file__, found)
 

@@ -80,11 +80,6 @@ def values() -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def found():
-    return values()
-
-
 def test_stated_durations_give_the_answers_that_were_recorded(found):
     recorded.check(__file__, found)
 

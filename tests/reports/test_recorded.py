@@ -18,7 +18,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
@@ -213,11 +212,6 @@ def values() -> dict[str, Any]:
     found["comparison"] = _read(report_comparison(_comparison()))
     found["topology"] = _read(report_topology(cluster.topology, cluster))
     return found
-
-
-@pytest.fixture(scope="module")
-def found():
-    return values()
 
 
 def test_pictures_and_pages_hold_what_was_recorded(found):
