@@ -67,4 +67,4 @@ def test_jobs_of_two_numbers_of_micro_batches_are_those_that_each_would_be_alone
                 alone.labels[label] for label in other.label
             ]
             for column in ("slot", "sequence", "dep_start", "dep_task", "dep_lag_ns"):
-                assert (one.columns()[column] == other.columns()[column]).all(), column
+                assert (getattr(one, column) == getattr(other, column)).all(), column
