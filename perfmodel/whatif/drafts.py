@@ -17,7 +17,7 @@ import numpy as np
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Op
+from perfmodel.graph.ops import Op, duration_of
 from perfmodel.graph.program import (
     COLUMN_TYPES,
     NO_ORIGIN,
@@ -189,6 +189,10 @@ class ProgramDraft:
     def op(self, number: int) -> Op:
         """The op of a task."""
         return self.draft.ops[self.tasks[number].op]
+
+    def duration_ns(self, number: int) -> int:
+        """The stated duration of a task."""
+        return duration_of(self.op(number))
 
     def set_op(self, number: int, op: Op) -> None:
         """Give a task another op."""

@@ -6,6 +6,7 @@ forward one belongs to the last backward one, and so on.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 from perfmodel.base.errors import ScenarioError
@@ -44,18 +45,22 @@ def find(program: ProgramDraft, selection: Selection) -> Found:
     if selection.partner is None:
         return {task: task for task in tasks}
     back = set(program.find(Selection(selection.partner, selection.lane)))
+    return {
+        number: users[(len(makers) - 1 - place) * len(users) // len(makers)]
+        for makers, users in split_steps(tasks, back)
+        for place, number in enumerate(makers)
+    }
+
+
+def split_steps(forward: Iterable[int], backward: set[int]) -> list[tuple[list[int], list[int]]]:
+    """The tasks of both passes by step, of the steps that have both."""
     steps: list[tuple[list[int], list[int]]] = [([], [])]
-    for number in sorted({*tasks, *back}):
-        is_back = number in back
+    for number in sorted({*forward, *backward}):
+        is_back = number in backward
         if not is_back and steps[-1][1]:
             steps.append(([], []))
         steps[-1][is_back].append(number)
-    return {
-        number: users[(len(makers) - 1 - place) * len(users) // len(makers)]
-        for makers, users in steps
-        for place, number in enumerate(makers)
-        if users
-    }
+    return [step for step in steps if all(step)]
 
 
 def remove(
