@@ -57,12 +57,15 @@ def find_rivals(job: JobGraph, cluster: Cluster) -> list[tuple[int, ...]]:
     for slot in range(job.rank_group.shape[1]):
         ranks = np.flatnonzero(job.rank_group[:, slot] != NO_GROUP)
         groups = job.rank_group[ranks, slot]
-        pairs = np.unique(np.column_stack([nic_of_rank[ranks], groups])[crosses[groups]], axis=0)
+        sends = crosses[groups]
+        pairs = np.unique(np.column_stack([nic_of_rank[ranks], groups])[sends], axis=0)
         # Sorted by NIC: groups that share one are adjacent.
-        for sharers in np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1):
-            together = set(sharers.tolist())
-            for one in together:
-                rivals[one] |= together - {one}
+        firsts = np.flatnonzero(np.diff(pairs[:, 0], prepend=-1))
+        counts = np.diff(firsts, append=len(pairs))
+        for first, count in zip(firsts[counts > 1], counts[counts > 1], strict=True):
+            sharers = pairs[first : first + count, 1]
+            for group in sharers:
+                rivals[group].update(int(other) for other in sharers if other != group)
     return [tuple(sorted(of_group)) for of_group in rivals]
 
 
@@ -218,9 +221,7 @@ def _placements(job: JobGraph, cluster: Cluster) -> tuple[list[bytes], list[byte
     pairs = group * cluster.host_count + hosts
     _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
     # Groups follow each other, so counting all hosts in order counts those of each group.
-    is_new = np.zeros(len(ranks), dtype=np.int64)
-    is_new[first] = 1
-    number = np.cumsum(is_new)
+    number = np.cumsum(np.bincount(first, minlength=len(ranks)))
     within = number[first[inverse]] - number[bounds[group]]
     return split_bytes(within, bounds), split_bytes(gpus, bounds)
 
@@ -231,9 +232,8 @@ def _rank_kinds(job: JobGraph, calls: _CallPricer) -> tuple[NDArray[np.intp], ND
     if len(calls.placement_of_group):
         placement = calls.placement_of_group[job.rank_group]
         signature.append(np.where(job.rank_group == NO_GROUP, NO_GROUP, placement))
-    if any(
-        isinstance(op, Communication) and op.collective.byte_matrix is not None for op in job.ops
-    ):
+    collectives = (op.collective for op in job.ops if isinstance(op, Communication))
+    if any(one.byte_matrix is not None for one in collectives):
         # In an uneven exchange a member's price depends on its position in the group.
         signature.append(_positions(job))
     _, first, kind = np.unique(
