@@ -211,7 +211,8 @@ class ProgramBuilder:
         if len(piece.members):
             before = np.array([following[slot] for slot in piece.sequences], dtype=np.int64)
             tasks[piece.members, _SLOT + 1] += before[piece.slot_of]
-            following.update(piece.sequences)
+            for slot, count in piece.sequences.items():
+                following[slot] += count
         deps[:, :2] += start
         if len(piece.outside):
             deps[piece.outside, 1] = np.array(leans_on, dtype=np.int64)[piece.source_of]

@@ -144,9 +144,9 @@ _ANCHORS = tuple(Anchor)
 @lru_cache(maxsize=2)
 def read_dependencies(program: Program) -> list[list[Dependency]]:
     """What every task of *program* waits for; kept, because jobs are compared task by task."""
-    tasks, anchors = program.dep_task.tolist(), map(_ANCHORS.__getitem__, program.dep_anchor)
+    anchors = [_ANCHORS[anchor] for anchor in program.dep_anchor.tolist()]
     rest = program.dep_lag_ns.tolist(), program.dep_distance.tolist()
-    flat = list(map(Dependency, tasks, anchors, *rest))
+    flat = list(map(Dependency, program.dep_task.tolist(), anchors, *rest))
     return [flat[first:stop] for first, stop in pairwise(program.dep_start.tolist())]
 
 
@@ -155,14 +155,13 @@ def sources_of(program: Program) -> dict[int, list[int]]:
 
     `TopologicalSorter` takes it, for an order in which tasks can be executed.
     """
+    waits = read_dependencies(program)
+    sources = [[dep.task for dep in after if not dep.distance] for after in waits]
     firsts = set(program.lane_start.tolist())
-    return {
-        task: [
-            *(dep.task for dep in after if not dep.distance),
-            *([] if task in firsts else [task - 1]),
-        ]
-        for task, after in enumerate(read_dependencies(program))
-    }
+    for task, own in enumerate(sources):
+        if task not in firsts:
+            own.append(task - 1)
+    return dict(enumerate(sources))
 
 
 def offsets(counts: ArrayLike) -> Int64s:
