@@ -8,7 +8,7 @@ interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
 from pathlib import Path
@@ -65,10 +65,6 @@ class Call(NamedTuple):
     dtype: DType = DType.FP32
 
 
-def _read_rows(rows: Iterable[tuple[Any, ...]]) -> tuple[MeasuredSpan, ...]:
-    return tuple(MeasuredSpan(*row) for row in rows)
-
-
 _Row = tuple[Words, CollectiveKind, Count, Count, WholeBytes, WholeBytes]
 """A measured span in a file: topology, kind, hosts, ranks, lowest and highest bytes."""
 _Deviation = Annotated[float, Field(strict=True, ge=0, lt=10, allow_inf_nan=False)]
@@ -89,7 +85,7 @@ class Calibration(CalibrationHeader):
     uncertainty: Mapping[str, _Deviation]
     spans: Annotated[
         tuple[MeasuredSpan, ...],
-        ReadAs(tuple[_Row, ...], _read_rows),
+        ReadAs(tuple[_Row, ...], lambda rows: tuple(MeasuredSpan(*row) for row in rows)),
         Field(alias="measured"),
     ]
     tuner: TunerConstants = field(init=False, repr=False, compare=False)

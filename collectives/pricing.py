@@ -83,7 +83,9 @@ def price_collective(
     if collective.byte_matrix is not None:
         load = build_rank_load(collective.byte_matrix, ranks, cluster)
         return _price_load(load, wiring, software, constants)
-    call = Call(collective.kind, software, _priced_as(collective.dtype))
+    # Only numbers of a byte or less differ from the others.
+    dtype = DType.INT8 if collective.dtype.size_bits <= BITS_PER_BYTE else DType.FP32
+    call = Call(collective.kind, software, dtype)
     return _price_size(call, float(collective.size_bytes), wiring, ByIdentity(constants))
 
 
@@ -116,11 +118,6 @@ def _price_size(
     call: Call, size: float, wiring: Wiring, constants: ByIdentity[Calibration]
 ) -> CollectiveCost:
     return _price(call, np.array([size]), wiring, constants.value)[0]
-
-
-def _priced_as(dtype: DType) -> DType:
-    """Only numbers of a byte or less differ from the others."""
-    return DType.INT8 if dtype.size_bits <= BITS_PER_BYTE else DType.FP32
 
 
 def _price_load(

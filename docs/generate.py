@@ -10,7 +10,7 @@ import yaml
 from notebook import page_lines
 from scoreboard import scoreboard_lines
 
-from perfmodel.cli.commands import COMMANDS, load_command
+from perfmodel.cli import COMMANDS, load_command
 from perfmodel.whatif import load_recipes
 
 CHECKOUT = Path(__file__).resolve().parent.parent

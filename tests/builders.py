@@ -14,11 +14,11 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from perfmodel.graph.builder import Dependency, JobBuilder, ProgramBuilder
+from perfmodel.graph.builder import JobBuilder, ProgramBuilder
 from perfmodel.graph.durations import DurationTable, build_shared_durations
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import PLAIN, Anchor, LaneKind, Role
+from perfmodel.graph.program import PLAIN, Anchor, Dependency, LaneKind, Role
 
 
 @dataclass

@@ -73,3 +73,9 @@ def typed(capsys: pytest.CaptureFixture[str]) -> Callable[..., Typed]:
 def ask(typed: Callable[..., Typed]) -> Callable[..., Any]:
     """Run a command and read its answer as JSON."""
     return lambda words, *more: typed(words, *more, "--json", "-").document
+
+
+@pytest.fixture(scope="module")
+def found(request: pytest.FixtureRequest) -> Any:
+    """What the cases of a module with recorded values give, found once."""
+    return request.module.values()

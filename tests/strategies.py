@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from perfmodel.graph.audit import check_job
-from perfmodel.graph.builder import Dependency, JobBuilder, ProgramBuilder
+from perfmodel.graph.builder import JobBuilder, ProgramBuilder
 from perfmodel.graph.durations import DurationTable, build_durations
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import Anchor, LaneKind, Role
+from perfmodel.graph.program import Anchor, Dependency, LaneKind, Role
 
 MOST_LAG_NS = 7
 MOST_DURATION_NS = 20

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.prediction.phases import OnPhase, ignore_phase
+from perfmodel.prediction.phases import OnPhase, PhaseClock, ignore_phase
 from perfmodel.prediction.scenario import JobScenario, Scenario
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ def predict(
     Without *keep_timelines* Ray workers drop single tasks, and the answer has no trace or report.
     """
     from perfmodel.prediction import predict as prediction
-    from perfmodel.prediction.phases import PhaseClock
 
     asked, clock = _load(scenario), PhaseClock(on_phase)
     if isinstance(asked, Scenario):
@@ -249,12 +248,10 @@ def replay(
     Without *is_explained* the prediction has no explanation.
     """
     from perfmodel.prediction import predict as prediction
-    from perfmodel.prediction.phases import PhaseClock
     from perfmodel.prediction.saved_jobs import replay_question
 
     question = replay_question(_as_scenario(job))
-    options = replace(question.options, is_explained=is_explained)
-    asked = replace(question, options=options)
+    asked = replace(question, options=replace(question.options, is_explained=is_explained))
     with open_place(executor, workers, ray_address) as place:
         return prediction.predict(asked, executor=place, clock=PhaseClock(on_phase))
 

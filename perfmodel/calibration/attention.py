@@ -26,7 +26,7 @@ from perfmodel.costs.attention_physics import (
 )
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Matrix
-from perfmodel.costs.gemm import machine_rates
+from perfmodel.costs.gemm_features import machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
 from perfmodel.costs.measured_kernels import KernelTable
 from topologies import load_device

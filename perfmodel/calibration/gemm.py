@@ -1,4 +1,8 @@
-"""GEMM fit: physics constants and the corrections of one device, from measured GEMMs."""
+"""GEMM fits: constants of one device, and what is learned on top, for GEMMs and layers of experts.
+
+A layer of experts is two grouped GEMMs. It has few measured rows, so its correction is a regression
+and not a network.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,22 @@ from perfmodel.costs.corrections import (
     OrderedNetwork,
     range_of,
 )
-from perfmodel.costs.gemm import TENSOR, VECTOR, gemm_shapes, machine_rates, variant_of
-from perfmodel.costs.gemm_features import gemm_features, gemm_step_features
+from perfmodel.costs.expert_physics import (
+    LARGEST_CORRECTION,
+    ExpertConstants,
+    layer_features,
+    layer_shapes,
+    predict_layer_times,
+    smooth_log_ratio,
+    square_terms,
+)
+from perfmodel.costs.gemm import TENSOR, VECTOR, variant_of
+from perfmodel.costs.gemm_features import (
+    gemm_features,
+    gemm_shapes,
+    gemm_step_features,
+    machine_rates,
+)
 from perfmodel.costs.gemm_physics import (
     ACTIVATION_BYTES,
     TINY_WORK,
@@ -40,6 +58,14 @@ from perfmodel.stacks.capabilities import Residency
 from topologies import load_device
 
 HELD_OUT_EVERY = 3
+EXPERT_EVALUATIONS = 60
+SMALLEST_EXPERT_SIGMA = 0.05
+FEWEST_SHAPES = 8
+"""With fewer models in a table, the correction would overfit to them."""
+RIDGE = 0.01
+ROUNDS = 15
+USUAL_ERROR = 0.03
+"""Errors of the logarithm beyond this count by their size, not by its square."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +239,50 @@ def tiny_k_ns(shapes: GemmShapes, measured: Matrix) -> float:
         return 0.0
     beyond_floor = measured[rows] - load_limits()["gemm"]["floor_ns"].start
     return max(0.0, float(np.quantile(beyond_floor / shapes.k[rows], 0.1)))
+
+
+def fit_expert_entry(table: KernelTable, device_name: str) -> Entry:
+    """Constants from the rows of *table*, all of one device, kernel and format."""
+    device = load_device(device_name)
+    layers = [kernel.op for kernel in table.kernels]
+    shapes, machine = layer_shapes(layers), machine_rates(device, layers[0].dtype)
+    measured = table.measured_ns
+    constants = fit_constants(
+        load_limits()["experts"],
+        lambda values: predict_layer_times(shapes, machine, ExpertConstants(**values)).duration_ns,
+        measured,
+        evaluations=EXPERT_EVALUATIONS,
+    )
+    times = predict_layer_times(shapes, machine, ExpertConstants(**constants))
+    log_ratio = np.log(measured / times.duration_ns)
+    curves: dict[str, list[list[float]]] = {}
+    if len({tuple(kernel.columns.values()) for kernel in table.kernels}) >= FEWEST_SHAPES:
+        features = layer_features(shapes, times)
+        span, weights = _fit_correction(features, log_ratio)
+        log_ratio = log_ratio - smooth_log_ratio(features, span, weights)
+        curves = {"span": span.tolist(), "weights": [weights.tolist()]}
+    return build_entry(
+        device,
+        layers[0].variant,
+        constants=constants,
+        relative_sigma=max(SMALLEST_EXPERT_SIGMA, float(np.std(log_ratio))),
+        curves=curves,
+    )
+
+
+def _fit_correction(features: Matrix, log_ratio: Matrix) -> tuple[Matrix, Matrix]:
+    """Span and weights of `smooth_log_ratio`: ridge regression with robust reweighting.
+
+    Some rows of public tables ran untuned kernels at a fifth of the speed. They must not dominate.
+    """
+    span = np.stack(list(range_of(features).values()), axis=1)
+    terms = square_terms((features - span[:, 0]) / span[:, 1])
+    wanted = np.clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION)
+    ridge = RIDGE * len(wanted) * np.eye(terms.shape[1])
+    weight: Matrix = np.ones(len(wanted))
+    found: Matrix = np.zeros(terms.shape[1])
+    for _ in range(ROUNDS):
+        weighted = terms.T * weight
+        found = np.linalg.solve(weighted @ terms + ridge, weighted @ wanted).astype(np.float64)
+        weight = USUAL_ERROR / np.maximum(np.abs(wanted - terms @ found), USUAL_ERROR)
+    return span, found

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.writing import write_file
 from perfmodel.calibration.attention import fit_attention_entry
-from perfmodel.calibration.experts import fit_expert_entry
-from perfmodel.calibration.gemm import fit_gemm_entry
+from perfmodel.calibration.gemm import fit_expert_entry, fit_gemm_entry
 from perfmodel.calibration.memory import fit_memory_entry
 from perfmodel.costs.calibration_files import Entry, entries_to_text
 from perfmodel.costs.estimates import Estimates, concatenate_estimates

@@ -12,11 +12,109 @@ import io
 import os
 import sys
 import traceback
-from typing import NoReturn
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
+import typer
+from typer.core import TyperGroup
+
+import perfmodel
 from perfmodel.base.errors import PerfModelError
 from perfmodel.base.writing import printable_lines
-from perfmodel.cli.commands import app
+
+COMMANDS = {
+    "predict": ("predict:predict", "Predict one iteration: how long, and why."),
+    "compare": ("predict:compare", "Compare scenarios, jobs or machines."),
+    "rank": ("planning:rank", "Rank sharding plans, fastest first."),
+    "embeddings": ("catalog:embeddings", "Inspect index files."),
+    "search": ("planning:search", "Find the fastest parallel layout that fits."),
+    "emulate": ("emulate:emulate", "Run a torch script on virtual GPUs, write a job."),
+    "import": ("jobs:import_traces", "Turn recorded traces of all ranks into a job."),
+    "replay": ("jobs:replay", "Replay a job."),
+    "whatif": ("jobs:whatif", "Change a job and compare."),
+    "trace": ("jobs:trace", "Inspect recorded traces."),
+    "validate": ("validate:validate", "Compare predictions with measurements."),
+    "calibrate": ("calibrate:calibrate", "Fit constants to measurements."),
+    "workload": ("catalog:workload", "List, show and import models."),
+    "topology": ("catalog:topology", "List, show, check and import machines."),
+    "collective": ("collective:collective", "Price a collective on a machine."),
+    "kernel": ("kernel:kernel", "Price a kernel on a GPU."),
+    "ui": ("ui:ui", "Open a local page that answers as you change settings."),
+    "init": ("about:init", "Write a commented file to start from."),
+    "schema": ("about:schema", "Print the fields of a file that perfmodel reads."),
+    "doctor": ("about:doctor", "Check this installation."),
+}
+"""Where the application of each command is, as `module:name`, and its line in the overview."""
+
+EPILOG = (
+    "Example: perfmodel predict llama3_8b --topology dgx_h100.yaml --hosts 2\n\n"
+    "Every command explains itself: perfmodel predict --help"
+)
+
+
+def load_command(name: str) -> Any:
+    """The command called *name*, imported."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    found = typer.main.get_command(getattr(import_module(f"perfmodel.cli.{module}"), attribute))
+    found.name = name
+    return found
+
+
+class LazyGroup(TyperGroup):
+    """All commands; one is imported when it is resolved, to run or to complete its options."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that *args* name, and the rest of them."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found and load_command(str(name)), rest
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        from perfmodel.base.identity import locate_packages, program_identity
+
+        print(f"perfmodel {perfmodel.__version__}, program {program_identity()}")
+        for name, place in locate_packages().items():
+            print(f"  {name:<12} {place or 'not found'}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def perfmodel_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help="Show the traceback of an error; works anywhere on the line."),
+    ] = False,
+) -> None:
+    """Predict how long one training iteration takes on GPUs you do not have."""
+    # Both are here for the help text: the callback of version ends the program, and main removes
+    # debug from the arguments before they are parsed.
+    del version, debug
+
+
+def _not_loaded() -> None:
+    raise AssertionError("a command is loaded when it is resolved")
+
+
+for _name, (_place, _summary) in COMMANDS.items():
+    app.command(_name, help=_summary)(_not_loaded)
+
 
 DEBUG = "--debug"
 COLLECTED_AFTER = (100_000, 20, 20)
@@ -77,7 +175,13 @@ MAKE_ROOM = (
 def _sentence(fault: Exception) -> str | None:
     """The message for a fault that is not a bug of perfmodel, or None."""
     if isinstance(fault, PerfModelError):
-        return "\n".join(map(_shortened, str(fault).split("\n")))
+        lines = str(fault).split("\n")
+        # The advice is at the end, so a very long line loses its middle.
+        lines = [
+            one if len(one) <= MOST_LINE else f"{one[: MOST_LINE - 500]} ... {one[-500:]}"
+            for one in lines
+        ]
+        return "\n".join(lines)
     if isinstance(fault, ModuleNotFoundError) and fault.name == "torch":
         return "this needs torch, which is not installed. pip install 'perfmodel[emulate]' adds it."
     if isinstance(fault, OSError):
@@ -89,8 +193,3 @@ def _sentence(fault: Exception) -> str | None:
             "this machine does not have enough memory for this question. Ask for less, or use Ray."
         )
     return None
-
-
-def _shortened(line: str) -> str:
-    """A line without its middle if it is very long; the advice is at the end."""
-    return line if len(line) <= MOST_LINE else f"{line[: MOST_LINE - 500]} ... {line[-500:]}"

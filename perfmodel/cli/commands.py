@@ -2,7 +2,7 @@
 
 A parameter of a command function is an option (`Annotated[type, Option(...)]`), a dataclass of
 options, or a dictionary of the options of some dataclasses that were given. Strings in `Annotated`
-choose fields of the dataclass. A command is imported when it is named.
+choose fields of the dataclass.
 """
 
 from __future__ import annotations
@@ -12,65 +12,17 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from importlib import import_module
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
-import perfmodel
 from perfmodel.base.errors import InputError, OutputError
 from perfmodel.base.options import Option, options_of, split_option
 from perfmodel.base.reading import refuse_to_read
-
-COMMANDS = {
-    "predict": ("predict:predict", "Predict one iteration: how long, and why."),
-    "compare": ("predict:compare", "Compare scenarios, jobs or machines."),
-    "rank": ("planning:rank", "Rank sharding plans, fastest first."),
-    "embeddings": ("catalog:embeddings", "Inspect index files."),
-    "search": ("planning:search", "Find the fastest parallel layout that fits."),
-    "emulate": ("emulate:emulate", "Run a torch script on virtual GPUs, write a job."),
-    "import": ("recorded:import_traces", "Turn recorded traces of all ranks into a job."),
-    "replay": ("recorded:replay", "Replay a job."),
-    "whatif": ("whatif:whatif", "Change a job and compare."),
-    "trace": ("recorded:trace", "Inspect recorded traces."),
-    "validate": ("validate:validate", "Compare predictions with measurements."),
-    "calibrate": ("calibrate:calibrate", "Fit constants to measurements."),
-    "workload": ("catalog:workload", "List, show and import models."),
-    "topology": ("catalog:topology", "List, show, check and import machines."),
-    "collective": ("collective:collective", "Price a collective on a machine."),
-    "kernel": ("kernel:kernel", "Price a kernel on a GPU."),
-    "ui": ("ui:ui", "Open a local page that answers as you change settings."),
-    "init": ("about:init", "Write a commented file to start from."),
-    "schema": ("about:schema", "Print the fields of a file that perfmodel reads."),
-    "doctor": ("about:doctor", "Check this installation."),
-}
-"""Where the application of each command is, as `module:name`, and its line in the overview."""
-
-EPILOG = (
-    "Example: perfmodel predict llama3_8b --topology dgx_h100.yaml --hosts 2\n\n"
-    "Every command explains itself: perfmodel predict --help"
-)
-
-
-def load_command(name: str) -> Any:
-    """The command called *name*, imported."""
-    module, _, attribute = COMMANDS[name][0].partition(":")
-    found = typer.main.get_command(getattr(import_module(f"perfmodel.cli.{module}"), attribute))
-    found.name = name
-    return found
-
-
-class LazyGroup(TyperGroup):
-    """All commands; one is imported when it is resolved, to run or to complete its options."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that *args* name, and the rest of them."""
-        name, found, rest = super().resolve_command(ctx, args)
-        return name, found and load_command(str(name)), rest
 
 
 def command_group(**settings: Any) -> typer.Typer:
@@ -298,50 +250,3 @@ def _is_same_file(one: Any, other: Any) -> bool:
     if is_folder(one):
         return Path(one).resolve() in Path(other).resolve().parents
     return is_file(one) and Path(one).samefile(other)
-
-
-def _show_version(is_asked: bool) -> None:
-    if is_asked:
-        from perfmodel.base.identity import locate_packages, program_identity
-
-        print(f"perfmodel {perfmodel.__version__}, program {program_identity()}")
-        for name, place in locate_packages().items():
-            print(f"  {name:<12} {place or 'not found'}")
-        raise typer.Exit
-
-
-app = typer.Typer(
-    cls=LazyGroup,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-@app.callback()
-def perfmodel_options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
-        ),
-    ] = False,
-    debug: Annotated[
-        bool,
-        typer.Option("--debug", help="Show the traceback of an error; works anywhere on the line."),
-    ] = False,
-) -> None:
-    """Predict how long one training iteration takes on GPUs you do not have."""
-    # Both are here for the help text: the callback of version ends the program, and main removes
-    # debug from the arguments before they are parsed.
-    del version, debug
-
-
-def _not_loaded() -> None:
-    raise AssertionError("a command is loaded when it is resolved")
-
-
-for _name, (_place, _summary) in COMMANDS.items():
-    app.command(_name, help=_summary)(_not_loaded)

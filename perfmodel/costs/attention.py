@@ -34,7 +34,8 @@ from perfmodel.costs.estimates import (
     price_by_kind,
     rows_of_kinds,
 )
-from perfmodel.costs.gemm import GemmModel, machine_rates
+from perfmodel.costs.gemm import GemmModel
+from perfmodel.costs.gemm_features import machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
 from perfmodel.costs.memory import MemoryModel
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Pass

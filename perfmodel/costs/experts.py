@@ -33,7 +33,8 @@ from perfmodel.costs.expert_physics import (
     predict_layer_times,
     smooth_log_ratio,
 )
-from perfmodel.costs.gemm import check_multiplies, machine_rates
+from perfmodel.costs.gemm import check_multiplies
+from perfmodel.costs.gemm_features import machine_rates
 from perfmodel.graph.ops import GroupedGemm
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device

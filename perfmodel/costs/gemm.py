@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfmodel.base.dtypes import BITS_PER_BYTE, DType
+from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError, PerfModelError, TopologyError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
@@ -34,8 +33,16 @@ from perfmodel.costs.estimates import (
     FloatColumn,
     build_estimates,
     price_by_kind,
+    rows_of_kinds,
 )
-from perfmodel.costs.gemm_features import SIZE_FEATURES, gemm_features, gemm_step_features
+from perfmodel.costs.gemm_features import (
+    SIZE_FEATURES,
+    gemm_features,
+    gemm_shapes,
+    gemm_step_features,
+    has_fitted_sizes,
+    machine_rates,
+)
 from perfmodel.costs.gemm_physics import (
     GemmConstants,
     GemmShapes,
@@ -63,8 +70,6 @@ SINGLE_LOAD_CLOCKS = 40
 """Clocks per element of k of a tile of 128 x 128 whose 256 elements are loaded one at a time: 8
 instructions of 32 threads each to load, address, check, store and read back from shared memory.
 Assumed: no table has such GEMMs."""
-LEAST_TENSOR_COLUMNS = 8
-"""Output channels per group below which a kernel does not use tensor cores (depthwise)."""
 PROMPT_LOSS_NS = 1e6
 """A chip that loses clock so soon is at the limit of its board's power; later it is warm."""
 SMALLEST_SIDE = 32
@@ -122,7 +127,7 @@ class GemmModel(CalibratedModel):
             least_ns = [_single_loads_ns(op, device) for op in chosen]
             return replace(priced, duration_ns=np.maximum(priced.duration_ns, least_ns))
 
-        return price_by_kind(ops, rows_by_dtype(ops), price)
+        return price_by_kind(ops, rows_of_kinds(op.dtype for op in ops), price)
 
     def calibration(self, device: Device, dtype: DType) -> GemmCalibration:
         """The constants of GEMMs of *dtype* on *device*."""
@@ -184,8 +189,7 @@ def gemm_calibration(
     a chip that does not are changed in that point. Corrections describe the kernels of one
     generation and are lent within it only.
     """
-    entry = match.entry
-    is_near = match.is_family
+    entry, is_near = match.entry, match.is_family
     constants = GemmConstants(**entry.constants)
     if not is_near and entry.ordered is not None:
         constants = replace(constants, floor_ns=_carried_floor_ns(entry, device))
@@ -267,18 +271,14 @@ def price_gemms(
     if calibration.steps is not None:
         steps = calibration.steps.log_ratio(gemm_step_features(shapes, machine, times))
         kernel_ns = kernel_ns * np.exp(steps)
-    floor_ns = calibration.constants.floor_ns
+    floor_ns, known = calibration.constants.floor_ns, calibration.provenance
     is_memory = times.memory_ns > 0.8 * (times.kernel_ns - floor_ns)
     bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE)
     spread = np.hypot(sigma, math.hypot(calibration.borrowed_sigma, calibration.stand_in_sigma))
     return build_estimates(
         times.timing_ns + kernel_ns,
         relative_sigma=spread,
-        provenance=np.where(
-            is_inside,
-            calibration.provenance,
-            max(calibration.provenance, Provenance.EXTRAPOLATED),
-        ),
+        provenance=np.where(is_inside, known, max(known, Provenance.EXTRAPOLATED)),
         bound=np.where(times.kernel_ns < 2 * floor_ns, Bound.LATENCY, bound),
     )
 
@@ -293,84 +293,8 @@ def _apply(correction: OrderedCorrection, features: FloatColumn) -> tuple[FloatC
     return np.concatenate(log_ratios), np.concatenate(sigmas)
 
 
-def has_fitted_sizes(features: FloatColumn, correction: OrderedCorrection) -> NDArray[np.bool_]:
-    """Whether m, n, k and batch are in the range of the fit."""
-    sizes = features[:, SIZE_FEATURES]
-    low, high = correction.low[SIZE_FEATURES], correction.high[SIZE_FEATURES]
-    return np.asarray(np.all((sizes >= low - 1e-3) & (sizes <= high + 1e-3), axis=1))
-
-
-def rows_by_dtype(ops: Sequence[Gemm]) -> dict[DType, Sequence[int]]:
-    """Which of *ops* have which dtype.
-
-    Compared by identity, because hashing an enum member a hundred thousand
-    times takes longer than pricing.
-    """
-    if not ops:
-        return {}
-    first = ops[0].dtype
-    if all(op.dtype is first for op in ops):
-        return {first: range(len(ops))}
-    return {
-        dtype: rows
-        for dtype in DType
-        if (rows := [row for row, op in enumerate(ops) if op.dtype is dtype])
-    }
-
-
-def gemm_shapes(ops: Sequence[Gemm]) -> GemmShapes:
-    """*ops*, all of one dtype, as columns."""
-    count = len(ops)
-    return GemmShapes(
-        batch=np.fromiter((op.batch for op in ops), np.float64, count),
-        m=np.fromiter((op.m for op in ops), np.float64, count),
-        n=np.fromiter((op.n for op in ops), np.float64, count),
-        k=np.fromiter((op.k for op in ops), np.float64, count),
-        width_bytes=np.full(count, ops[0].dtype.size_bits / BITS_PER_BYTE if ops else 0.0),
-    )
-
-
 def variant_of(dtype: DType) -> str:
     """Whether GEMMs of *dtype* run on tensor cores, vector units or in a quantised format."""
     if dtype.is_quantised:
         return dtype.value
     return TENSOR if dtype in _TENSOR_DTYPES else VECTOR
-
-
-def is_on_vector_units(stored: DType, device: Device, stack: SoftwareStack) -> bool:
-    """Whether GEMMs of numbers *stored* so run outside tensor cores on *device*."""
-    kind = _rated_format(device, stack.matmul_dtypes.get(stored, stored))
-    # A stated FP32 rate is that of vector units; on some boards tensor cores are no faster.
-    return kind in (None, DType.FP32) or device.peak_flops[kind] <= device.vector_flops
-
-
-def machine_rates(device: Device, dtype: DType) -> MachineRates:
-    """What the datasheet of *device* states for GEMMs of *dtype*.
-
-    A dtype without its own rate runs as the next wider one that has one, without tensor cores at
-    the vector rate.
-    """
-    kind = _rated_format(device, dtype)
-    rate = device.vector_flops if kind is None else device.peak_flops[kind]
-    return MachineRates(
-        sm_count=device.sm_count,
-        clock_hz=device.clock_hz,
-        peak_flops=float(rate),
-        memory_bytes_per_s=float(device.memory_bandwidth_bytes_per_s),
-        l2_bytes=float(device.l2_bytes),
-    )
-
-
-def _rated_format(device: Device, dtype: DType) -> DType | None:
-    """The format with a stated rate that GEMMs of *dtype* run as."""
-    kinds = (dtype, *_WIDER.get(dtype, ()))
-    return next((kind for kind in kinds if kind in device.peak_flops), None)
-
-
-_WIDER = {
-    DType.FP8_BLOCK: (DType.FP8,),
-    DType.MXFP8: (DType.FP8,),
-    DType.INT8: (DType.BF16, DType.FP16),
-    DType.BF16: (DType.FP32,),
-    DType.TF32: (DType.FP32,),
-}

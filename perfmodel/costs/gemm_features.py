@@ -1,20 +1,28 @@
-"""GEMM features: the inputs of the learned corrections.
+"""What is known of GEMMs before they are priced: shapes, rates of the chip, and features.
 
-For the ordered one every feature grows with m, n, k and batch, so a network with positive weights
-does too. The share of the weights that the cache still holds is the exception: it may count either
-way, but only benchmarks have it. In training it is zero.
+Features are the inputs of the learned corrections. For the ordered one every feature grows with m,
+n, k and batch, so a network with positive weights does too. The share of the weights that the cache
+still holds is the exception: it may count either way, but only benchmarks have it. In training it
+is zero.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.compiling import compiled
+from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.units import NS_PER_S
+from perfmodel.costs.corrections import OrderedCorrection
 from perfmodel.costs.estimates import FloatColumn
 from perfmodel.costs.gemm_physics import GemmShapes, GemmTimes, MachineRates
+from perfmodel.graph.ops import Gemm
+from perfmodel.stacks.stack import SoftwareStack
+from topologies import Device
 
 SIZE_FEATURES = slice(1, 5)
 """Where the logarithms of m, n, k and batch are."""
@@ -36,6 +44,58 @@ TILE_START_K = 128.0
 """About the length of k that the start and end of a tile cost."""
 
 
+_WIDER = {
+    DType.FP8_BLOCK: (DType.FP8,),
+    DType.MXFP8: (DType.FP8,),
+    DType.INT8: (DType.BF16, DType.FP16),
+    DType.BF16: (DType.FP32,),
+    DType.TF32: (DType.FP32,),
+}
+"""Formats that GEMMs run as where the chip states no rate for their own."""
+
+
+def gemm_shapes(ops: Sequence[Gemm]) -> GemmShapes:
+    """*ops*, all of one dtype, as columns."""
+    count = len(ops)
+    return GemmShapes(
+        batch=np.fromiter((op.batch for op in ops), np.float64, count),
+        m=np.fromiter((op.m for op in ops), np.float64, count),
+        n=np.fromiter((op.n for op in ops), np.float64, count),
+        k=np.fromiter((op.k for op in ops), np.float64, count),
+        width_bytes=np.full(count, ops[0].dtype.size_bits / BITS_PER_BYTE if ops else 0.0),
+    )
+
+
+def is_on_vector_units(stored: DType, device: Device, stack: SoftwareStack) -> bool:
+    """Whether GEMMs of numbers *stored* so run outside tensor cores on *device*."""
+    kind = _rated_format(device, stack.matmul_dtypes.get(stored, stored))
+    # A stated FP32 rate is that of vector units; on some boards tensor cores are no faster.
+    return kind in (None, DType.FP32) or device.peak_flops[kind] <= device.vector_flops
+
+
+def machine_rates(device: Device, dtype: DType) -> MachineRates:
+    """What the datasheet of *device* states for GEMMs of *dtype*.
+
+    A dtype without its own rate runs as the next wider one that has one, without tensor cores at
+    the vector rate.
+    """
+    kind = _rated_format(device, dtype)
+    rate = device.vector_flops if kind is None else device.peak_flops[kind]
+    return MachineRates(
+        sm_count=device.sm_count,
+        clock_hz=device.clock_hz,
+        peak_flops=float(rate),
+        memory_bytes_per_s=float(device.memory_bandwidth_bytes_per_s),
+        l2_bytes=float(device.l2_bytes),
+    )
+
+
+def _rated_format(device: Device, dtype: DType) -> DType | None:
+    """The format with a stated rate that GEMMs of *dtype* run as."""
+    kinds = (dtype, *_WIDER.get(dtype, ()))
+    return next((kind for kind in kinds if kind in device.peak_flops), None)
+
+
 def gemm_features(shapes: GemmShapes, machine: MachineRates, times: GemmTimes) -> FloatColumn:
     """GEMMs x features; the first is the logarithm of the time that the physics predicts."""
     missed = shapes.weight_bytes * times.weight_miss_ratio / machine.l2_bytes
@@ -48,6 +108,13 @@ def gemm_features(shapes: GemmShapes, machine: MachineRates, times: GemmTimes) -
         float(machine.sm_count),
     )  # fmt: skip
     return table
+
+
+def has_fitted_sizes(features: FloatColumn, correction: OrderedCorrection) -> NDArray[np.bool_]:
+    """Whether m, n, k and batch are in the range of the fit."""
+    sizes = features[:, SIZE_FEATURES]
+    low, high = correction.low[SIZE_FEATURES], correction.high[SIZE_FEATURES]
+    return np.asarray(np.all((sizes >= low - 1e-3) & (sizes <= high + 1e-3), axis=1))
 
 
 def gemm_step_features(shapes: GemmShapes, machine: MachineRates, times: GemmTimes) -> FloatColumn:

@@ -23,17 +23,11 @@ from perfmodel.costs.estimates import (
     price_by_kind,
     rows_of_kinds,
 )
-from perfmodel.costs.gemm import (
-    LEAST_TENSOR_COLUMNS,
-    GemmModel,
-    gemm_shapes,
-    is_on_vector_units,
-    machine_rates,
-    rows_by_dtype,
-)
+from perfmodel.costs.gemm import GemmModel
+from perfmodel.costs.gemm_features import gemm_shapes, is_on_vector_units, machine_rates
 from perfmodel.costs.gemm_physics import predict_arithmetic_ns
 from perfmodel.costs.memory import FLOOR_NS, MemoryModel, soft_maximum
-from perfmodel.costs.sustained import sustained_factors
+from perfmodel.costs.sustained import LEAST_TENSOR_COLUMNS, sustained_factors
 from perfmodel.graph.ops import (
     Attention,
     Communication,
@@ -83,7 +77,7 @@ def price_convolutions(
     """
     gemm_model, gemms = GemmModel(), [op.product for op in ops]
     arithmetic_ns = np.empty(len(ops), dtype=np.float64)
-    for stored, rows in rows_by_dtype(gemms).items():
+    for stored, rows in rows_of_kinds(gemm.dtype for gemm in gemms).items():
         dtype = stack.matmul_dtypes.get(stored, stored)
         constants = gemm_model.calibration(device, dtype).constants
         shapes = gemm_shapes([gemms[row] for row in rows])
@@ -111,18 +105,14 @@ def _direct_ns(ops: Sequence[Convolution], device: Device) -> FloatColumn:
     gradient of the weights needs two operands for each, and sums up over all positions. If one
     thread does that, few weights leave most of the chip idle, and its chain takes the time.
     """
-    operands = np.array([2 if _is_of_weight(op) else 1 for op in ops])
+    # The gradient of weights is a sum over positions, which are many.
+    is_of_weight = np.array([op.direction is Pass.BACKWARD and op.k > op.m for op in ops])
     issued_per_s = device.sm_count * device.clock_hz * ISSUED_PER_CLOCK
     steps = np.array([op.flops / 2 for op in ops])
     positions = np.array([max(op.m, op.k) * op.groups for op in ops])
-    issued = DIRECT_INSTRUCTIONS * operands * steps + POSITION_INSTRUCTIONS * positions
+    issued = DIRECT_INSTRUCTIONS * (1 + is_of_weight) * steps + POSITION_INSTRUCTIONS * positions
     chain_s = np.array([op.k * op.is_serial for op in ops]) * CHAIN_CLOCKS / device.clock_hz
     return np.asarray(FLOOR_NS + np.maximum(issued / issued_per_s, chain_s) * NS_PER_S)
-
-
-def _is_of_weight(op: Convolution) -> bool:
-    """Whether *op* is the gradient of weights: a sum over positions, which are many."""
-    return op.direction is Pass.BACKWARD and op.k > op.m
 
 
 COPY_FLOOR_NS = 2_000.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ def find_rivals(job: JobGraph, cluster: Cluster) -> list[tuple[int, ...]]:
     hosts, nic_of_rank = cluster.host_of_rank, cluster.nics_of(np.arange(cluster.rank_count))
     if not len(nic_of_rank):
         return [() for _ in job.groups]
-    members, _, group = _members(job)
+    members, group = job.members()
     pairs = np.unique(group * cluster.host_count + hosts[members])
     crosses = np.bincount(pairs // cluster.host_count, minlength=len(job.groups)) > 1
     for slot in range(job.rank_group.shape[1]):
@@ -61,10 +60,12 @@ def find_rivals(job: JobGraph, cluster: Cluster) -> list[tuple[int, ...]]:
         sends = crosses[groups]
         pairs = np.unique(np.column_stack([nic_of_rank[ranks], groups])[sends], axis=0)
         # Sorted by NIC: groups that share one are adjacent.
-        for sharers in np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1):
-            if len(sharers) > 1:
-                for group in sharers:
-                    rivals[group].update(int(other) for other in sharers if other != group)
+        firsts = np.flatnonzero(np.diff(pairs[:, 0], prepend=-1))
+        counts = np.diff(firsts, append=len(pairs))
+        for first, count in zip(firsts[counts > 1], counts[counts > 1], strict=True):
+            sharers = pairs[first : first + count, 1]
+            for group in sharers:
+                rivals[group].update(int(other) for other in sharers if other != group)
     return [tuple(sorted(of_group)) for of_group in rivals]
 
 
@@ -156,8 +157,7 @@ class _CallPricer:
         self._cluster = cluster = cluster_seen_by(stack, cluster)
         architecture = cluster.device.architecture.value
         self._time_ratio = stack.time_ratio(COMMUNICATION_FAMILY, architecture)
-        is_lean = stack.has(FrameworkBehaviour.LEAN_EXCHANGES)
-        self._is_lean = is_lean and cluster.host_count > 1
+        self._is_lean = cluster.host_count > 1 and stack.has(FrameworkBehaviour.LEAN_EXCHANGES)
         self._software = CollectiveSoftware(algorithm=stack.collective_algorithm)
         self._price_of: dict[tuple[int, int], _CallPrice] = {}
         self._wiring_of: dict[int, Wiring] = {}
@@ -197,28 +197,17 @@ class _CallPricer:
                 for member in (group, *rivals)
             ]
             cost = share_links(calls, [cost] * len(calls), cluster=self._cluster)[0]
-        per_member = None
+        of_ranks, length_ns = None, max(cost.duration_ns, 1.0)
         if cost.per_rank_ns is not None:
-            per_member = tuple(float(ns) * self._time_ratio for ns in cost.per_rank_ns)
+            of_ranks = tuple((cost.per_rank_ns * self._time_ratio).tolist())
         return _CallPrice(
             duration_ns=float(cost.duration_ns) * self._time_ratio,
-            per_member_ns=per_member,
+            per_member_ns=of_ranks,
             relative_sigma=float(cost.relative_sigma),
             provenance=int(cost.provenance),
             is_latency_bound=cost.latency_ns > cost.duration_ns / 2,
-            link_use=(
-                cost.gpu_busy_ns / max(cost.duration_ns, 1.0),
-                cost.nic_busy_ns / max(cost.duration_ns, 1.0),
-            ),
+            link_use=(cost.gpu_busy_ns / length_ns, cost.nic_busy_ns / length_ns),
         )
-
-
-def _members(job: JobGraph) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The ranks of all groups of *job* in a row, the bounds of groups, the group of each rank."""
-    bounds = offsets([len(group.ranks) for group in job.groups])
-    ranks = chain.from_iterable(group.ranks for group in job.groups)
-    group = np.repeat(np.arange(len(job.groups)), np.diff(bounds))
-    return np.fromiter(ranks, np.int64, len(group)), bounds, group
 
 
 def _placements(job: JobGraph, cluster: Cluster) -> tuple[list[bytes], list[bytes]]:
@@ -226,14 +215,13 @@ def _placements(job: JobGraph, cluster: Cluster) -> tuple[list[bytes], list[byte
 
     Hosts of one cluster are equal, so it does not matter which of them a group uses.
     """
-    ranks, bounds, group = _members(job)
+    ranks, group = job.members()
+    bounds = offsets(np.bincount(group, minlength=len(job.groups)))
     hosts, gpus = cluster.seats_of(ranks)
     pairs = group * cluster.host_count + hosts
     _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
     # Groups follow each other, so counting all hosts in order counts those of each group.
-    is_new = np.zeros(len(ranks), dtype=np.int64)
-    is_new[first] = 1
-    number = np.cumsum(is_new)
+    number = np.cumsum(np.bincount(first, minlength=len(ranks)))
     within = number[first[inverse]] - number[bounds[group]]
     return split_bytes(within, bounds), split_bytes(gpus, bounds)
 
@@ -244,9 +232,8 @@ def _rank_kinds(job: JobGraph, calls: _CallPricer) -> tuple[NDArray[np.intp], ND
     if len(calls.placement_of_group):
         placement = calls.placement_of_group[job.rank_group]
         signature.append(np.where(job.rank_group == NO_GROUP, NO_GROUP, placement))
-    if any(
-        isinstance(op, Communication) and op.collective.byte_matrix is not None for op in job.ops
-    ):
+    collectives = (op.collective for op in job.ops if isinstance(op, Communication))
+    if any(one.byte_matrix is not None for one in collectives):
         # In an uneven exchange a member's price depends on its position in the group.
         signature.append(_positions(job))
     _, first, kind = np.unique(

@@ -22,11 +22,13 @@ from perfmodel.base.fields import Line, Positive
 from perfmodel.base.forms import Form, load_document
 from perfmodel.costs.calibration_files import find_shipped, power_ratio
 from perfmodel.costs.estimates import FloatColumn
-from perfmodel.costs.gemm import LEAST_TENSOR_COLUMNS, is_on_vector_units, machine_rates
+from perfmodel.costs.gemm_features import is_on_vector_units, machine_rates
 from perfmodel.graph.ops import Attention, Convolution, Gemm, GroupedGemm, Op
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
 
+LEAST_TENSOR_COLUMNS = 8
+"""Output channels per group below which a kernel does not use tensor cores (depthwise)."""
 FILE = Path(__file__).parent / "calibrations" / "sustained.yaml"
 ARITHMETIC = "arithmetic"
 ATTENTION = "attention"

@@ -14,12 +14,12 @@ from itertools import groupby
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.emulation.rank_record import COMPILED, Call, CallType, RankRecord
 from perfmodel.emulation.windows import Windows
-from perfmodel.graph.builder import MOST_DISTANCE, Dependency, ProgramBuilder
+from perfmodel.graph.builder import MOST_DISTANCE, ProgramBuilder
 from perfmodel.graph.calls import aten_name, host_operator
 from perfmodel.graph.issuing import T1, T2, Issuer, OpenLane
 from perfmodel.graph.operators import emulated_works
 from perfmodel.graph.ops import Communication, HostPart, HostSpan, HostWork, MemoryBound, Op
-from perfmodel.graph.program import LaneKind, Program, Role
+from perfmodel.graph.program import Dependency, LaneKind, Program, Role
 from perfmodel.graph.tables import Tables
 
 _ACCUMULATION = "AccumulateGrad"
@@ -93,7 +93,7 @@ def _aged(moment: Dependency | int) -> Dependency:
     """*moment* as the next iteration sees it."""
     if isinstance(moment, int):
         return Dependency(moment, distance=1)
-    return replace(moment, distance=moment.distance + 1)
+    return moment._replace(distance=moment.distance + 1)
 
 
 class _Writer(Issuer):

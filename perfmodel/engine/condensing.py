@@ -6,7 +6,6 @@ be folded exactly into lags between the kept tasks: the longest path from one to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from graphlib import TopologicalSorter
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,7 +13,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.graph.program import PLAIN, Anchor, Program
+from perfmodel.graph.program import (
+    PLAIN,
+    Anchor,
+    Dependency,
+    Program,
+    read_dependencies,
+    sources_of,
+)
 
 Int64s = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -47,27 +53,18 @@ def choose_kept(program: Program, changing: Bools) -> Bools:
     return kept
 
 
-class _Wait(NamedTuple):
-    """A dependency of a task."""
-
-    source: int
-    anchor: int
-    distance: int
-    lag_ns: int
-
-
 def condense(program: Program, durations_ns: Int64s, kept: Bools) -> dict[int, Ways]:
     """Fold the tasks of *program* that are not *kept*.
 
     The result has the waits of every kept task, in an order in which they can be executed.
     """
     previous = _previous_in_lane(program)
-    waits_of = _list_waits(program)
+    waits_of = read_dependencies(program)
     lengths, is_kept = durations_ns.tolist(), kept.tolist()
     ends: dict[int, Ways] = {}
     starts: dict[int, Ways] = {}
     waits: dict[int, Ways] = {}
-    for task in _sort(waits_of, previous):
+    for task in TopologicalSorter(sources_of(program)).static_order():
         ready = _ready(waits_of[task], task, previous[task], starts, ends)
         if is_kept[task]:
             waits[task] = ready
@@ -82,15 +79,8 @@ def condense(program: Program, durations_ns: Int64s, kept: Bools) -> dict[int, W
     return waits
 
 
-def _list_waits(program: Program) -> list[list[_Wait]]:
-    """The dependencies of every task, as plain numbers: thousands are read one by one."""
-    columns = program.dep_task, program.dep_anchor, program.dep_distance, program.dep_lag_ns
-    rows = list(map(_Wait, *(column.tolist() for column in columns)))
-    return [rows[first:after] for first, after in pairwise(program.dep_start.tolist())]
-
-
 def _ready(
-    waits: list[_Wait],
+    waits: list[Dependency],
     task: int,
     before: int,
     starts: dict[int, Ways],
@@ -99,11 +89,11 @@ def _ready(
     """All moments that *task*, which runs after *before*, waits for, and the longest paths."""
     ready: Ways = {Moment(ORIGIN, Anchor.END, 0): 0}
     _join(ready, ends[before] if before < task else {Moment(before, Anchor.END, 1): 0}, 0)
-    for source, anchor, distance, lag in waits:
+    for source, anchor, lag, distance in waits:
         if distance:
-            _join(ready, {Moment(source, Anchor(anchor), distance): 0}, lag)
+            _join(ready, {Moment(source, anchor, distance): 0}, lag)
         else:
-            _join(ready, ends[source] if anchor == Anchor.END else starts[source], lag)
+            _join(ready, ends[source] if anchor is Anchor.END else starts[source], lag)
     return ready
 
 
@@ -144,13 +134,3 @@ def _lane_bounds(program: Program) -> dict[int, int]:
     """The last task of every lane that has any, by its first task."""
     starts = program.lane_start.tolist()
     return {first: after - 1 for first, after in pairwise(starts) if after > first}
-
-
-def _sort(waits_of: list[list[_Wait]], previous: list[int]) -> Iterable[int]:
-    """An order in which every task comes after its dependencies in the same iteration."""
-    sources: dict[int, list[int]] = {}
-    for task, waits in enumerate(waits_of):
-        sources[task] = [wait.source for wait in waits if wait.distance == 0]
-        if previous[task] < task:
-            sources[task].append(previous[task])
-    return TopologicalSorter(sources).static_order()

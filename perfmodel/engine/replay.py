@@ -8,10 +8,9 @@ may have a shorter period; the slowest lane counts.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -185,23 +184,6 @@ def replay(
     ends, readies = [*map(block.end_ns, columns)], [*map(block.member_ready_ns, columns)]
     keeper = Kept(last.start, ends, readies, later_ns)
     return Replay(tuple(Timeline(index, keeper) for index in last), np.stack(lane_now_ns))
-
-
-KEPT_MEMORY = {-1: 2**31 - 1, -4: 0}
-"""Options of mallopt(3): M_TRIM_THRESHOLD, so the heap does not shrink; M_MMAP_MAX, all from it."""
-
-
-@cache
-def keep_memory() -> None:
-    """Let this process keep the memory of arrays that it frees, for the arrays of the next replay.
-
-    Each replay of many fills hundreds of megabytes. The C library would return them to the system
-    and request them again, which takes longer than filling them. Other C libraries do as they do.
-    """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None:
-        for option, value in KEPT_MEMORY.items():
-            set_option(option, value)
 
 
 FIRST_ITERATIONS = 6

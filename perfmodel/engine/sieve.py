@@ -7,7 +7,6 @@ job that fails is passed to the audit, which raises the error.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 
 import numpy as np
 
@@ -95,11 +94,10 @@ def _is_within(numbers: Int32s, count: int) -> bool:
 
 def _names_members(job: JobGraph) -> bool:
     """Whether every rank that a group names has a slot for the group."""
-    counts = [len(group.ranks) for group in job.groups]
-    ranks = np.fromiter(chain.from_iterable(group.ranks for group in job.groups), dtype=np.int64)
+    ranks, group = job.members()
     if len(ranks) and not 0 <= ranks.min() <= ranks.max() < job.rank_count:
         return False
-    stated = np.repeat(np.arange(len(counts)), counts) * job.rank_count + ranks
+    stated = group * job.rank_count + ranks
     who, slots = np.nonzero(job.rank_group != NO_GROUP)
     found = job.rank_group[who, slots].astype(np.int64) * job.rank_count + who
     return bool(np.isin(stated, found).all())

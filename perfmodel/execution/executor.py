@@ -6,11 +6,13 @@ every executor, whatever the number of workers.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Protocol, TypeVar
 
 from perfmodel.base.errors import InputError
@@ -274,3 +276,20 @@ OPENERS: dict[
     ExecutorKind.RAY: _open_ray,
 }
 """Every kind of executor and how it is opened, with workers, address and observer."""
+
+
+KEPT_MEMORY = {-1: 2**31 - 1, -4: 0}
+"""Options of mallopt(3): M_TRIM_THRESHOLD, so the heap does not shrink; M_MMAP_MAX, all from it."""
+
+
+@cache
+def keep_memory() -> None:
+    """Let this process keep the memory of arrays that it frees, for the arrays of the next replay.
+
+    Each replay of many fills hundreds of megabytes. The C library would return them to the system
+    and request them again, which takes longer than filling them. Other C libraries do as they do.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        for option, value in KEPT_MEMORY.items():
+            set_option(option, value)

@@ -1,4 +1,4 @@
-"""RankBlock: some ranks of a job in their own process, advanced round by round.
+"""What runs in a worker process: blocks of ranks, advanced round by round, and other questions.
 
 A block continues from one iteration to the next by itself. Lanes that others released are walked
 first, and what others wait for is reported before the rest is walked. Rounds are numbered. The last
@@ -7,6 +7,7 @@ round may be requested again and gives the same report; any other number but the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from perfmodel.engine.block import Arrivals, Block, join_arrivals
 from perfmodel.engine.history import History, Occurrence, Part, last_signals
 from perfmodel.engine.layout import Int32s, Int64s, LaidOutPrograms, Places, build_layout
 from perfmodel.engine.replay import Replay, Timeline
+from perfmodel.execution.executor import WorkerPlace
 from perfmodel.execution.parts import JobPart
 from perfmodel.execution.rounds import Message
 from perfmodel.execution.stored_parts import StoredJob, find_own_members, load_part
@@ -212,3 +214,55 @@ def _as_writable(array: NDArray[np.int64]) -> Int64s:
     interface["data"] = (interface["data"][0], False)
     # The holder keeps *array* alive; numpy keeps the holder.
     return np.asarray(SimpleNamespace(__array_interface__=interface, array=array))
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Instead of an answer, the *error* that a question led to."""
+
+    error: Exception
+
+
+class Seat:
+    """A worker process on *host*, as an actor. It holds the blocks of replays that may be read."""
+
+    def __init__(self, raylet: str, host: str) -> None:
+        self._place = WorkerPlace(os.getpid(), raylet, host)
+        self._rank_blocks: dict[int, RankBlock] = {}
+
+    def take(self, replay: int, part: Any, durations: Any, assignment: Assignment) -> WorkerPlace:
+        """Build a block of *replay*; where it is."""
+        host, ranks = self._place.host, assignment.ranks
+        try:
+            self._rank_blocks[replay] = RankBlock(part, durations, assignment, host=host)
+        except MemoryError as error:
+            raise ExecutionError(
+                f"ray: the memory of a worker on {host} does not hold ranks "
+                f"{ranks.start}-{ranks.stop - 1} ({error}). Give the job more workers or machines, "
+                "so that each has fewer ranks."
+            ) from None
+        return self._place
+
+    def is_started(self) -> bool:
+        """Yes, once this can be answered."""
+        return True
+
+    def ask(self, replay: int, method: str, *words: Any) -> Any:
+        """What a *method* of the block of *replay* returns."""
+        return getattr(self._rank_blocks[replay], method)(*words)
+
+    def answer(
+        self, function: Callable[[Any, Any], Any], shared: object, chunk: Sequence[Any]
+    ) -> list[Any] | Failed:
+        """The answers of *function* to all items of *chunk*, or why it has none."""
+        try:
+            return [function(shared, item) for item in chunk]
+        except MemoryError:
+            raise
+        # The caller raises it where the question was asked.
+        except Exception as error:
+            return Failed(error)
+
+    def leave(self, replay: int) -> None:
+        """Release a block and its memory."""
+        self._rank_blocks.pop(replay, None)

@@ -23,6 +23,7 @@ from perfmodel.graph.program import (
     COLUMN_TYPES,
     PLAIN,
     Anchor,
+    Dependency,
     Lane,
     LaneKind,
     Program,
@@ -37,19 +38,6 @@ _TASK_FIELDS = 7
 _SLOT = 4
 """Field of a task's row with its communicator slot; the next one is its sequence."""
 _DEP_FIELDS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Dependency:
-    """Wait for *task* of the same program: its end or start, plus *lag_ns*.
-
-    *distance* is how many iterations earlier that task ran; 0 is this one.
-    """
-
-    task: int
-    anchor: Anchor = Anchor.END
-    lag_ns: int = 0
-    distance: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +64,7 @@ class ProgramBuilder:
         self._lanes: list[Lane] = []
         self._tasks = array("q")
         self._deps = array("q")
-        self._next_sequence: dict[int, int] = {}
+        self._next_sequence: Counter[int] = Counter()
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -113,7 +101,7 @@ class ProgramBuilder:
             raise GraphError(f"task needs a lane that was added before, got lane {lane}.")
         sequence, part = PLAIN, 0
         if slot != PLAIN:
-            sequence, part = self._next_sequence.get(slot, 0), int(role)
+            sequence, part = self._next_sequence[slot], int(role)
             self._next_sequence[slot] = sequence + 1
         named = tables.label(label), tables.origin(origin, label)
         self._tasks.extend((lane, tables.op(op), *named, slot, sequence, part))
@@ -158,7 +146,7 @@ class ProgramBuilder:
         sequence = np.full(len(slots), PLAIN, dtype=np.int64)
         for slot in sorted(set(slots[slots != PLAIN].tolist())):
             own = np.flatnonzero(slots == slot)
-            before = self._next_sequence.get(slot, 0)
+            before = self._next_sequence[slot]
             sequence[own] = before + np.arange(len(own))
             self._next_sequence[slot] = before + len(own)
         return sequence
@@ -187,7 +175,7 @@ class ProgramBuilder:
 
         They may depend on each other and on the tasks in *leans_on*.
         """
-        start, first_dep, before = self.task_count, len(self._deps), dict(self._next_sequence)
+        start, first_dep, before = self.task_count, len(self._deps), self._next_sequence.copy()
         answer = write()
         tasks = np.array(self._tasks[start * _TASK_FIELDS :], dtype=np.int64)
         deps = np.array(self._deps[first_dep:], dtype=np.int64)
@@ -199,7 +187,7 @@ class ProgramBuilder:
         outside = np.flatnonzero(deps[:, 1] < 0)
         for slot, count in before.items():
             tasks[tasks[:, _SLOT] == slot, _SLOT + 1] -= count
-        sequences = Counter(self._next_sequence) - Counter(before)
+        sequences = self._next_sequence - before
         place_of_slot = {slot: place for place, slot in enumerate(sequences)}
         members = np.flatnonzero(tasks[:, _SLOT] != PLAIN)
         slots = [place_of_slot[slot] for slot in tasks[members, _SLOT].tolist()]
@@ -221,10 +209,10 @@ class ProgramBuilder:
         start, following = self.task_count, self._next_sequence
         tasks, deps = piece.named(self.tables, naming).copy(), piece.deps.copy()
         if len(piece.members):
-            before = np.array([following.get(slot, 0) for slot in piece.sequences], dtype=np.int64)
+            before = np.array([following[slot] for slot in piece.sequences], dtype=np.int64)
             tasks[piece.members, _SLOT + 1] += before[piece.slot_of]
             for slot, count in piece.sequences.items():
-                following[slot] = following.get(slot, 0) + count
+                following[slot] += count
         deps[:, :2] += start
         if len(piece.outside):
             deps[piece.outside, 1] = np.array(leans_on, dtype=np.int64)[piece.source_of]

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfmodel.graph.builder import Dependency, ProgramBuilder
+from perfmodel.graph.builder import ProgramBuilder
 from perfmodel.graph.job import Origin
 from perfmodel.graph.ops import HostPart, HostSpan, HostWork, Op
-from perfmodel.graph.program import PLAIN, Anchor, LaneKind, Program, Role
+from perfmodel.graph.program import PLAIN, Anchor, Dependency, LaneKind, Program, Role
 
 # Words, because enumerations are slow to hash.
 T1, T2, T3, T4, T5, WAIT = (part.value for part in HostPart)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -140,6 +140,13 @@ class JobGraph:
             for name in COLUMN_TYPES:
                 found.update(getattr(program, name).tobytes())
         return found.digest()
+
+    def members(self) -> tuple[Int64s, Int64s]:
+        """The ranks of all groups in a row, and the group of each."""
+        sizes = np.array([len(group.ranks) for group in self.groups], dtype=np.int64)
+        group = np.repeat(np.arange(len(sizes)), sizes)
+        ranks = chain.from_iterable(group.ranks for group in self.groups)
+        return np.fromiter(ranks, np.int64, len(group)), group
 
     def endpoints(self) -> Endpoints:
         """All (rank, slot) pairs that have a group, ordered by group, rank, slot."""

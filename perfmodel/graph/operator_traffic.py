@@ -90,19 +90,15 @@ def traffic(call: OperatorCall) -> Works:
     elif name in names_in("scattering"):
         given_bytes = bytes_of(tensors[1:])
         read_bytes, write_bytes = 2 * given_bytes, given_bytes + bytes_of(outputs)
-    elif name in names_in("reading_twice") and _is_training(call):
-        read_bytes *= 2
+    elif name in names_in("reading_twice"):
+        # A norm that computes its statistics, as every group norm does, reads twice.
+        read_bytes *= 1 + bool(call.values.get("training", call.values.get("train", True)))
     elif name.startswith(SPARSE) and name.endswith("mm"):
         read_bytes = _sparse_gemm_bytes(tensors, outputs[0])
     first = next(iter((*outputs, *written, *tensors)), None)
     dtype = DType.FP32 if first is None else first.dtype
     length = _row_length(call)
     return (MemoryBound(_kernel_name(name), read_bytes, write_bytes, dtype, row_length=length),)
-
-
-def _is_training(call: OperatorCall) -> bool:
-    """Whether a norm computes its statistics, which every group norm does."""
-    return bool(call.values.get("training", call.values.get("train", True)))
 
 
 def _sparse_gemm_bytes(tensors: Sequence[Tensor], output: Tensor) -> int:

@@ -11,7 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum, IntFlag
-from typing import overload
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -54,6 +56,18 @@ class Anchor(IntEnum):
 
     END = 0
     START = 1
+
+
+class Dependency(NamedTuple):
+    """Wait for *task* of the same program: its end or start, plus *lag_ns*.
+
+    *distance* is how many iterations earlier that task ran; 0 is this one.
+    """
+
+    task: int
+    anchor: Anchor = Anchor.END
+    lag_ns: int = 0
+    distance: int = 0
 
 
 class Role(IntFlag):
@@ -122,6 +136,32 @@ class Program:
     def columns(self) -> dict[str, NDArray[np.generic]]:
         """All columns by name, in the order they are stored."""
         return {name: getattr(self, name) for name in COLUMN_TYPES}
+
+
+_ANCHORS = tuple(Anchor)
+
+
+@lru_cache(maxsize=2)
+def read_dependencies(program: Program) -> list[list[Dependency]]:
+    """What every task of *program* waits for; kept, because jobs are compared task by task."""
+    anchors = [_ANCHORS[anchor] for anchor in program.dep_anchor.tolist()]
+    rest = program.dep_lag_ns.tolist(), program.dep_distance.tolist()
+    flat = list(map(Dependency, program.dep_task.tolist(), anchors, *rest))
+    return [flat[first:stop] for first, stop in pairwise(program.dep_start.tolist())]
+
+
+def sources_of(program: Program) -> dict[int, list[int]]:
+    """What every task follows in its iteration: its dependencies and the task before on its lane.
+
+    `TopologicalSorter` takes it, for an order in which tasks can be executed.
+    """
+    waits = read_dependencies(program)
+    sources = [[dep.task for dep in after if not dep.distance] for after in waits]
+    firsts = set(program.lane_start.tolist())
+    for task, own in enumerate(sources):
+        if task not in firsts:
+            own.append(task - 1)
+    return dict(enumerate(sources))
 
 
 def offsets(counts: ArrayLike) -> Int64s:

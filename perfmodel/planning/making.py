@@ -21,14 +21,13 @@ from embeddings.plan_document import list_refused, load_plan_document
 from embeddings.sharding_task import ShardingTask, find_broken
 from perfmodel.base.errors import PlanError
 from perfmodel.execution.executor import Executor
-from perfmodel.planning.question import RankQuestion
+from perfmodel.planning.question import RankQuestion, to_scenario
 from perfmodel.planning.search import PlanSearch, SearchLimit, SearchOutcome
 from perfmodel.prediction.phases import OnPhase
 from perfmodel.prediction.plans.default_plan import build_task, place_tables
 from perfmodel.prediction.plans.evaluator import PlanEvaluator
 from perfmodel.prediction.plans.placements import Int32s
 from perfmodel.prediction.question import load_setting
-from perfmodel.prediction.scenario import Scenario
 from perfmodel.workloads.catalog import check_has_tables
 
 KEPT_ENUMERATED = 5
@@ -46,16 +45,8 @@ class RankTask(NamedTuple):
 def load_task(question: RankQuestion) -> RankTask:
     """Load what *question* names."""
     loaded = load_setting(
-        Scenario(
-            topology=question.topology,
-            workload=question.workload,
-            overrides=question.overrides,
-            hosts=question.hosts,
-            ranks_per_host=question.ranks_per_host,
-            stack=question.stack,
-            tables=question.tables,
-            indices=question.indices,
-            calibration=question.calibration,
+        to_scenario(
+            question, hosts=question.hosts, tables=question.tables, indices=question.indices
         )
     )
     spec, cluster = check_has_tables(loaded.workload), loaded.cluster

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 from perfmodel.base.errors import ScenarioError, UnitError
 from perfmodel.base.options import NO_VALUES, Option, Price, check_ranges, expand_values
@@ -27,6 +27,7 @@ from perfmodel.prediction.scenario import (
     RanksPerHost,
     RunQuestion,
     Samples,
+    Scenario,
     Seed,
     Stack,
     TablesFile,
@@ -277,3 +278,9 @@ class LayoutQuestion:
     def stated(self) -> frozenset[str]:
         """The fields that *overrides* fix."""
         return frozenset(text.partition("=")[0].strip() for text in self.overrides)
+
+
+def to_scenario(question: RankQuestion | LayoutQuestion, **more: Any) -> Scenario:
+    """The model on the machine that *question* is about, with *more* fields."""
+    shared = ("topology", "workload", "overrides", "ranks_per_host", "stack", "calibration")
+    return Scenario(**{name: getattr(question, name) for name in shared}, **more)

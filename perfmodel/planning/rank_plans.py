@@ -11,42 +11,35 @@ import numpy as np
 from embeddings.plan import ShardingPlan
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import BYTES_PER_GIB
-from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
-from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.replay import find_period, replay
 from perfmodel.execution.executor import Executor, SerialExecutor
-from perfmodel.graph.program import LaneKind
 from perfmodel.planning.batches import BatchSpread, sample_batches
-from perfmodel.planning.comparing import PlanWork, RankWork
 from perfmodel.planning.making import MadePlans, load_task, make_plans
-from perfmodel.planning.question import RankBy, RankQuestion
-from perfmodel.planning.ranking import (
+from perfmodel.planning.plan_work import (
     PlanBound,
     PlanLoads,
-    RankedPlan,
-    Ranking,
-    Straggler,
-    beats_next,
-    number_ties,
+    PlanWork,
+    RankWork,
+    dearest_tables,
+    find_awaited,
+    find_gains,
+    find_loads,
+    find_straggler,
 )
-from perfmodel.prediction.answer import Explanation, Prediction
+from perfmodel.planning.question import RankBy, RankQuestion
+from perfmodel.planning.ranking import RankedPlan, Ranking, beats_next, number_ties
+from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.plans.evaluator import (
-    EMBEDDING_FAMILY,
     PlanEvaluator,
     lookups_of_ranks_ns,
 )
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
-from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import check_has_tables
-from perfmodel.workloads.dlrm.exchange import Exchanges, sent_by_members
-from perfmodel.workloads.dlrm.job import exchanges_of
 from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 
-SHOWN_TABLES = 3
 AT_ONCE = 4
 """Plans predicted between two progress reports."""
 
@@ -187,53 +180,6 @@ def assumes_loader(spec: DlrmSpec, stack: SoftwareStack) -> bool:
     )
 
 
-def find_awaited(explanation: Explanation, rank_count: int) -> tuple[float, ...]:
-    """How long ranks wait for each of them in collectives, on average over all."""
-    awaited = [0.0] * rank_count
-    for wait in explanation.waits:
-        awaited[wait.awaited_rank] += wait.duration_ns * len(wait.waiting_ranks) / rank_count
-    return tuple(awaited)
-
-
-def find_loads(run: DlrmRun, plan: ShardingPlan, memory_bytes: tuple[int, ...]) -> PlanLoads:
-    """Lookups, bytes sent and memory of every rank in an iteration."""
-    spec = run.spec
-    copied = sum(table.pooling_factor for table in plan.copied_tables) * spec.batch
-    held = plan.by_rank([table.pooling_factor for table in plan.pieces.tables])
-    lookups = spec.batch * held + copied / plan.rank_count
-    exchanges = exchanges_of(run, plan)
-    sent = sent_by_members(exchanges.pooled, plan.rank_count)
-    if exchanges.by_rows is not None:
-        sent += sent_by_members(exchanges.by_rows.sums, plan.rank_count)
-    per_host = plan.ranks_per_host or plan.rank_count
-    for host, steps in enumerate(exchanges.of_hosts):
-        members = slice(host * per_host, (host + 1) * per_host)
-        sent[members] += sent_by_members(steps.inside, per_host)
-        sent[members] += int(np.array(steps.across.byte_matrix, dtype=np.int64)[host].sum())
-    return PlanLoads(
-        tuple(lookups.tolist()), tuple(sent.tolist()), memory_bytes, _sent_between(plan, exchanges)
-    )
-
-
-def _sent_between(plan: ShardingPlan, exchanges: Exchanges) -> tuple[tuple[int, ...], ...]:
-    """Vector bytes between hosts, or between ranks of the only host."""
-    per_host = plan.ranks_per_host or plan.rank_count
-    hosts = plan.rank_count // per_host
-    size, count = (per_host, hosts) if hosts > 1 else (1, plan.rank_count)
-    between = np.zeros((count, count), dtype=np.int64)
-    if exchanges.pooled.byte_matrix is not None:
-        matrix = np.array(exchanges.pooled.byte_matrix, dtype=np.int64)
-        between += matrix.reshape(count, size, count, size).sum(axis=(1, 3))
-    if exchanges.by_rows is not None:
-        # Every rank hands each other one its share of the sums.
-        share = exchanges.by_rows.sums.size_bytes // plan.rank_count
-        between += share * size * size - np.diag(np.full(count, share * size))
-    for host, steps in enumerate(exchanges.of_hosts if hosts > 1 else ()):
-        between[host] += per_host * np.array(steps.across.byte_matrix, dtype=np.int64)[host]
-        between[host, host] += int(sent_by_members(steps.inside, per_host).sum())
-    return tuple(tuple(row) for row in between.tolist())
-
-
 def _rank_one(
     evaluator: PlanEvaluator, question: RankQuestion, plan: ShardingPlan, found: PlanAnswer
 ) -> RankedPlan:
@@ -297,24 +243,6 @@ def _spread(
     return spread.scaled(iteration_ns / condensed_ns)
 
 
-def find_straggler(
-    evaluator: PlanEvaluator, plan: ShardingPlan, awaited_ns: Sequence[float]
-) -> Straggler:
-    """The rank that others wait for most, and its most expensive tables."""
-    rank = int(np.argmax(awaited_ns))
-    return Straggler(rank, awaited_ns[rank], dearest_tables(evaluator, plan, rank))
-
-
-def dearest_tables(
-    evaluator: PlanEvaluator, plan: ShardingPlan, rank: int, count: int = SHOWN_TABLES
-) -> tuple[str, ...]:
-    """The tables that cost *rank* most under *plan*."""
-    shards = plan.shards_of_rank[rank]
-    costs = evaluator.pieces_alone(plan.tables, shards).total_ns if shards else np.zeros(0)
-    dearest = np.argsort(-costs, kind="stable")[:count]
-    return tuple(plan.tables[shards[int(place)].table].name for place in dearest)
-
-
 def _assumptions(
     evaluator: PlanEvaluator, best: Prediction, made: MadePlans, question: RankQuestion
 ) -> tuple[str, ...]:
@@ -342,47 +270,3 @@ def _assumptions(
             "to the predicted time."
         )
     return tuple(sentences)
-
-
-FASTER = 0.9
-"""Factor on the duration of a part, to see how much it bounds the iteration."""
-_FAMILIES = {
-    PlanBound.LOOKUP: (EMBEDDING_FAMILY,),
-    PlanBound.ALL_TO_ALL: (COMMUNICATION_FAMILY,),
-    PlanBound.MLP: ("gemm", "memory", "attention"),
-    PlanBound.REDUCTION: (COMMUNICATION_FAMILY,),
-    PlanBound.HOST: ("host",),
-    PlanBound.LOADER: (),
-}
-
-
-def find_gains(
-    priced: PricedJob, mode: Mode, *, is_loader_left_out: bool
-) -> tuple[float, dict[PlanBound, float]]:
-    """The time, and what is saved by reducing each part by 10 %, with one replay of all parts."""
-    job, nominal_ns = priced.job, priced.durations.values_ns[:, 0]
-    is_exchange, is_loader = np.zeros((2, len(nominal_ns)), dtype=bool)
-    for rank in range(job.rank_count):
-        program, rows = job.program_of(rank), priced.durations.rows_of(job, rank)
-        operators = [job.origins[place].operator for place in program.origin]
-        is_exchange[rows] = [operator.startswith("embedding/") for operator in operators]
-        of_lane = [lane.kind is LaneKind.LOADER for lane in program.lanes]
-        is_loader[rows] = np.repeat(of_lane, np.diff(program.lane_start))
-    if is_loader_left_out:
-        nominal_ns = np.where(is_loader, 0, nominal_ns)
-    vectors = [nominal_ns]
-    for bound, families in _FAMILIES.items():
-        is_part = np.isin(priced.family, [FAMILIES.index(name) for name in families]) & ~is_loader
-        if families == (COMMUNICATION_FAMILY,):
-            is_part &= is_exchange == (bound is PlanBound.ALL_TO_ALL)
-        if bound is PlanBound.LOADER:
-            is_part = is_loader
-        vectors.append(np.where(is_part, np.rint(FASTER * nominal_ns), nominal_ns))
-    values = np.stack(vectors, axis=1).astype(np.int64)
-    durations = replace(priced.durations, values_ns=np.ascontiguousarray(values))
-    if mode is Mode.PERIOD:
-        times = find_period(SerialExecutor().replay, job, durations).period_ns
-    else:
-        times = replay(job, durations, iterations=1).iteration_end_ns[0]
-    gains = {bound: float(times[0] - one) for bound, one in zip(_FAMILIES, times[1:], strict=True)}
-    return float(times[0]), gains

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,58 +23,19 @@ from perfmodel.base.shown import Shown
 from perfmodel.base.units import BYTES_PER_GIB
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.planning.batches import BatchSpread
-from perfmodel.planning.comparing import PlanWork, compare_works
+from perfmodel.planning.plan_work import (
+    PlanBound,
+    PlanLoads,
+    PlanWork,
+    Straggler,
+    compare_works,
+)
 from perfmodel.planning.question import RankBy
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.scenario import Mode
 
-
-class PlanBound(Enum):
-    """The part whose speed-up shortens the iteration most."""
-
-    LOOKUP = "lookup"
-    ALL_TO_ALL = "all-to-all"
-    MLP = "mlp"
-    REDUCTION = "all-reduce"
-    HOST = "host"
-    LOADER = "loader"
-
-
-@dataclass(frozen=True, slots=True)
-class Straggler:
-    """The rank that others wait for, the mean wait, and its most expensive tables."""
-
-    rank: int
-    waited_ns: float
-    tables: tuple[str, ...]
-
-
 TIE_RATIO = 0.01
 """Plans closer than this are tied: measured runs do not repeat better."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanLoads:
-    """Per rank: rows looked up and vector bytes sent per iteration, and memory.
-
-    *sent_to_bytes* is what each host sends each other one forward, each rank where there is only
-    one host; the diagonal is what stays inside.
-    """
-
-    lookups: tuple[float, ...]
-    sent_bytes: tuple[int, ...]
-    memory_bytes: tuple[int, ...]
-    sent_to_bytes: tuple[tuple[int, ...], ...] = ()
-
-    @property
-    def peak_bytes(self) -> int:
-        """Memory of the fullest rank."""
-        return max(self.memory_bytes)
-
-    @property
-    def unevenness(self) -> float:
-        """Lookups of the busiest rank over the mean."""
-        return max(self.lookups) / max(sum(self.lookups) / len(self.lookups), 1e-9)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

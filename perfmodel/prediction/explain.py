@@ -6,6 +6,7 @@ Provenance is that of the critical path: what the answer would change with.
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -235,12 +236,12 @@ def _shares(named: Iterable[tuple[str, int, int]]) -> tuple[PathShare, ...]:
 
 def _waits(evidence: Evidence) -> tuple[RankWait, ...]:
     """Waits by who waits, for whom, and in what; longest first."""
-    totals: dict[tuple[int, int, str], int] = {}
+    totals: Counter[tuple[int, int, str]] = Counter()
     for waiting, found in enumerate(evidence.history.by_rank(sum_waits, evidence.window)):
         labels = evidence.job.program_of(waiting).label if found else ()
         for (task, late), waited_ns in found.items():
             key = (waiting, late, merge_numbers(evidence.job.labels[int(labels[task])]))
-            totals[key] = totals.get(key, 0) + waited_ns
+            totals[key] += waited_ns
     return order_waits(
         RankWait(
             waiting_ranks=evidence.class_ranks[waiting],
@@ -269,10 +270,9 @@ def name_tables(
         ]
         if not held:
             continue
-        cost_ns: dict[str, float] = {}
+        cost_ns: defaultdict[str, float] = defaultdict(float)
         for op, ns in zip(held, price_embeddings(held, device, stack).duration_ns, strict=True):
-            name = op.lookup.tables[0].name
-            cost_ns[name] = cost_ns.get(name, 0.0) + float(ns)
+            cost_ns[op.lookup.tables[0].name] += float(ns)
         found[rank] = tuple(sorted(cost_ns, key=lambda name: (-cost_ns[name], name)))[:NAMED_TABLES]
     return tuple(
         replace(wait, tables=found.get(wait.awaited_rank, ()))

@@ -89,7 +89,10 @@ def open_job(scenario: JobScenario, *, is_distributed: bool = False) -> Question
     question = Question(
         job=job,
         options=options,
-        memory_of_rank=_stated_memory(job),
+        memory_of_rank=[
+            RankMemory((MemoryPart("allocated tensors", size),))
+            for size in job.facts.peak_memory_bytes
+        ],
         assumptions=(STATED_MEMORY if job.facts.peak_memory_bytes else NO_MEMORY,),
         work=IterationWork(job.facts.samples, job.facts.tokens or None)
         if job.facts.samples
@@ -122,12 +125,6 @@ def recording_question(recorded: RecordedJob, options: PredictOptions) -> Questi
     """The question about a recording, every task of it with an origin of its own."""
     recording = describe_recording(recorded)
     return Question(recording.recorded, options, recording=recording, assumptions=(NO_MEMORY,))
-
-
-def _stated_memory(job: JobGraph) -> list[RankMemory]:
-    return [
-        RankMemory((MemoryPart("allocated tensors", size),)) for size in job.facts.peak_memory_bytes
-    ]
 
 
 def _check_stated(scenario: JobScenario, why: str, given: Mapping[str, object]) -> None:

@@ -7,6 +7,7 @@ iteration are extrapolated from those of two smaller jobs, and still add up to i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, replace
 from fractions import Fraction
@@ -52,10 +53,9 @@ def find_exposed_waits(history: History, rank: int, window: Window) -> list[tupl
 
 def sum_waits(history: History, rank: int, window: Window) -> dict[tuple[int, int], int]:
     """How long *rank* idled, by its task and the rank that came last."""
-    totals: dict[tuple[int, int], int] = {}
+    totals: Counter[tuple[int, int]] = Counter()
     for at, exposed_ns in find_exposed_waits(history, rank, window):
-        key = (at.task, history.last_member(at).rank)
-        totals[key] = totals.get(key, 0) + exposed_ns
+        totals[at.task, history.last_member(at).rank] += exposed_ns
     return totals
 
 

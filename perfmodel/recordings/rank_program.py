@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.graph.builder import Dependency, ProgramBuilder, TaskColumns
+from perfmodel.graph.builder import ProgramBuilder, TaskColumns
 from perfmodel.graph.calls import OperatorCall
 from perfmodel.graph.issuing import Issuer
 from perfmodel.graph.job import Origin
 from perfmodel.graph.ops import ESTIMATED, Communication, Fixed, HostPart, HostWork, Op, Work
-from perfmodel.graph.program import PLAIN, Anchor, Int64s, LaneKind, Program, Role
+from perfmodel.graph.program import PLAIN, Anchor, Dependency, Int64s, LaneKind, Program, Role
 from perfmodel.recordings.call_paths import modules_of_calls, ranges_of_calls
 from perfmodel.recordings.collective_calls import CollectiveCall
 from perfmodel.recordings.hold_back import HoldRule, can_be_held, exempt_tasks, hold_ratios

@@ -115,17 +115,7 @@ def choose_stack(
     return ChosenStack(_load(name), (sentence,))
 
 
-def list_frameworks(family: Family) -> Mapping[str, tuple[str, ...]]:
-    """Frameworks that have stacks for *family*, with the names of those."""
-    found: dict[str, list[str]] = {}
-    for name, claim in _claims_of(family):
-        found.setdefault(claim.framework, []).append(name)
-    return {word: tuple(dict.fromkeys(names)) for word, names in sorted(found.items())}
-
-
-@lru_cache(maxsize=64)
-def _load(name: str) -> SoftwareStack:
-    return load_stack(name)
+_load = lru_cache(maxsize=64)(load_stack)
 
 
 @lru_cache(maxsize=4)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
@@ -76,19 +76,21 @@ def _state_default(kernels: Mapping[str, str]) -> Mapping[str, str]:
     return kernels
 
 
-def _by_canonical_name(operators: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {canonical_operator(name): parts for name, parts in operators.items()}
-
-
-def _of_every_chip(ratio: Any) -> Any:
-    return ratio if isinstance(ratio, Mapping) else {"default": ratio}
-
-
 _PartWord = Annotated[str, OneOf(tuple(part.name.lower() for part in HostPart))]
 _Part = Annotated[HostPart, ReadAs(_PartWord, lambda word: HostPart[word.upper()])]
 _Parts = Mapping[_Part, Duration]
 _Chip = Annotated[str, OneOf(("default", *(one.value for one in Architecture)))]
-_Ratios = Annotated[Mapping[str, float], ReadAs(Mapping[_Chip, Factor] | Factor, _of_every_chip)]
+_Ratios = Annotated[
+    Mapping[str, float],
+    ReadAs(
+        Mapping[_Chip, Factor] | Factor,
+        lambda ratio: ratio if isinstance(ratio, Mapping) else {"default": ratio},
+    ),
+]
+_Operators = Annotated[
+    Mapping[str, _Parts],
+    AfterValidator(lambda parts: {canonical_operator(name): own for name, own in parts.items()}),
+]
 _Kernel = Annotated[str, OneOf(KERNELS)]
 _KernelFamily = Annotated[
     str,
@@ -120,9 +122,7 @@ class HostTimes(Form):
     wait_ns: Duration
     launch_latency_ns: Duration
     default: Annotated[_Parts, AfterValidator(_state_parts)]
-    operators: Annotated[Mapping[str, _Parts], AfterValidator(_by_canonical_name)] = field(
-        default_factory=dict
-    )
+    operators: _Operators = field(default_factory=dict)
     iteration_ns: Duration = 0.0
     further_rank_ns: Duration = 0.0
 

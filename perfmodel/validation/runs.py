@@ -14,8 +14,7 @@ from typing import Any
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.measured_kernels import Unsupported
-from perfmodel.engine.replay import keep_memory
-from perfmodel.execution.executor import Executor, SerialExecutor
+from perfmodel.execution.executor import Executor, SerialExecutor, keep_memory
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Question, build_question

@@ -71,13 +71,12 @@ def _count(text: str) -> int:
     return int(value)
 
 
-def _natural(text: str) -> int:
-    return int(_SWITCHES[text]) if text in _SWITCHES else _count(text)
-
-
 _KINDS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "count": (_count, "a whole number above zero"),
-    "natural": (_natural, "a whole number"),
+    "natural": (
+        lambda text: int(_SWITCHES[text]) if text in _SWITCHES else _count(text),
+        "a whole number",
+    ),
     "number": (_number, "a number above zero"),
     "switch": (_SWITCHES.__getitem__, "0 or 1 (no or yes)"),
     "counts": (

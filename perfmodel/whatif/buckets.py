@@ -15,14 +15,9 @@ from math import ceil
 
 from collectives import Collective
 from perfmodel.base.errors import GraphError
-from perfmodel.graph.builder import Dependency
-from perfmodel.graph.ops import Communication, MemoryBound, duration_of, work_of
-from perfmodel.graph.program import LaneKind, Program
-from perfmodel.whatif.drafts import (
-    ProgramDraft,
-    Ranks,
-    read_dependencies,
-)
+from perfmodel.graph.ops import Communication, MemoryBound, work_of
+from perfmodel.graph.program import Dependency, LaneKind, Program, read_dependencies, sources_of
+from perfmodel.whatif.drafts import ProgramDraft, Ranks
 from perfmodel.whatif.durations import carry, collective_of
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.pinning import PricingMachine
@@ -36,8 +31,7 @@ def awaited_sequences(program: Program, collectives: Sequence[int]) -> dict[int,
     waits = [
         [dep.task for dep in after if not dep.distance] for after in read_dependencies(program)
     ]
-    firsts = set(program.lane_start.tolist())
-    before = {task: own if task in firsts else [*own, task - 1] for task, own in enumerate(waits)}
+    before = sources_of(program)
     try:
         order = list(TopologicalSorter(before).static_order())
     except CycleError:
@@ -128,7 +122,7 @@ def _refill(
     old = [_collective(program, one) for one in chain]
     if [one.size_bytes for one in old] == [own_bytes for _, own_bytes in filled]:
         return
-    number, stated_ns = chain[-1], sum(duration_of(program.op(one)) for one in chain)
+    number, stated_ns = chain[-1], sum(program.duration_ns(one) for one in chain)
     new = [replace(old[0], size_bytes=own_bytes) for _, own_bytes in filled]
     ranks = program.members(number)
     ops = [
@@ -172,7 +166,7 @@ def _resize_evenly(
         new = [carry(parts[0], ratio=1 / count)] * count
     else:
         return
-    stated_ns = sum(duration_of(program.op(one)) for one in chunk)
+    stated_ns = sum(program.duration_ns(one) for one in chunk)
     ratio = _ratio(parts, new, program.members(number), machine) / len(new)
     work = Communication(new[0])
     program.set_op(number, retime(program.op(number), stated_ns * ratio, work=work))

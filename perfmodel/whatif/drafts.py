@@ -10,29 +10,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from perfmodel.base.errors import ScenarioError
-from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Op
+from perfmodel.graph.ops import Op, duration_of
 from perfmodel.graph.program import (
     COLUMN_TYPES,
     NO_ORIGIN,
     PLAIN,
-    Anchor,
+    Dependency,
     Lane,
     LaneKind,
     Program,
     Role,
     offsets,
+    read_dependencies,
 )
 from perfmodel.whatif.inheritance import Inheritance
-from perfmodel.whatif.selection import Mask, Numbers, Selection
+from perfmodel.whatif.passes import Mask
+from perfmodel.whatif.selection import Numbers, Selection
 
 Ranks = tuple[int, ...]
 
@@ -190,6 +190,10 @@ class ProgramDraft:
         """The op of a task."""
         return self.draft.ops[self.tasks[number].op]
 
+    def duration_ns(self, number: int) -> int:
+        """The stated duration of a task."""
+        return duration_of(self.op(number))
+
     def set_op(self, number: int, op: Op) -> None:
         """Give a task another op."""
         self.tasks[number].op = self.draft.op(op)
@@ -271,7 +275,7 @@ class ProgramDraft:
         """Make tasks that wait for a key of *targets* wait for its value instead."""
         for number, task in self.tasks.items():
             task.after = [
-                replace(dep, task=targets[dep.task]) if dep.task in targets else dep
+                dep._replace(task=targets[dep.task]) if dep.task in targets else dep
                 for dep in task.after
                 if targets.get(dep.task) != number or dep.distance
             ]
@@ -354,23 +358,6 @@ class ProgramDraft:
             columns[f"dep_{name}"] = [getattr(dep, name) for dep in flat]
         typed = {name: np.array(columns[name], dtype=kind) for name, kind in COLUMN_TYPES.items()}
         return Program(lanes=tuple(self.lanes), **typed)
-
-
-_ANCHORS = tuple(Anchor)
-
-
-@lru_cache(maxsize=2)
-def read_dependencies(program: Program) -> list[list[Dependency]]:
-    """What every task of *program* waits for; kept, because jobs are compared task by task."""
-    rows = zip(
-        program.dep_task.tolist(), program.dep_anchor.tolist(),
-        program.dep_lag_ns.tolist(), program.dep_distance.tolist(), strict=True,
-    )  # fmt: skip
-    flat = [
-        Dependency(task, _ANCHORS[anchor], lag_ns, distance)
-        for task, anchor, lag_ns, distance in rows
-    ]
-    return [flat[first:stop] for first, stop in pairwise(program.dep_start.tolist())]
 
 
 def _read_tasks(program: Program) -> Iterator[DraftTask]:

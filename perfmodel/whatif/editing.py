@@ -6,13 +6,12 @@ forward one belongs to the last backward one, and so on.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
 from enum import Enum
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
-from perfmodel.graph.builder import Dependency
 from perfmodel.graph.ops import (
     Communication,
     Convolution,
@@ -24,7 +23,7 @@ from perfmodel.graph.ops import (
     Op,
     work_of,
 )
-from perfmodel.graph.program import Anchor, LaneKind
+from perfmodel.graph.program import Anchor, Dependency, LaneKind
 from perfmodel.whatif.drafts import DraftTask, ProgramDraft
 from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.selection import LaneWord, Selection
@@ -46,18 +45,22 @@ def find(program: ProgramDraft, selection: Selection) -> Found:
     if selection.partner is None:
         return {task: task for task in tasks}
     back = set(program.find(Selection(selection.partner, selection.lane)))
+    return {
+        number: users[(len(makers) - 1 - place) * len(users) // len(makers)]
+        for makers, users in split_steps(tasks, back)
+        for place, number in enumerate(makers)
+    }
+
+
+def split_steps(forward: Iterable[int], backward: set[int]) -> list[tuple[list[int], list[int]]]:
+    """The tasks of both passes by step, of the steps that have both."""
     steps: list[tuple[list[int], list[int]]] = [([], [])]
-    for number in sorted({*tasks, *back}):
-        is_back = number in back
+    for number in sorted({*forward, *backward}):
+        is_back = number in backward
         if not is_back and steps[-1][1]:
             steps.append(([], []))
         steps[-1][is_back].append(number)
-    return {
-        number: users[(len(makers) - 1 - place) * len(users) // len(makers)]
-        for makers, users in steps
-        for place, number in enumerate(makers)
-        if users
-    }
+    return [step for step in steps if all(step)]
 
 
 def remove(
@@ -70,7 +73,7 @@ def remove(
     """
     for number in () if keep_lags else found:
         task = program.tasks[number]
-        task.after = [replace(dep, lag_ns=0) for dep in task.after]
+        task.after = [dep._replace(lag_ns=0) for dep in task.after]
     program.remove(found, with_launches=True, keep_waits=keep_waits)
 
 

@@ -18,10 +18,9 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_size
-from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import Group, JobGraph
-from perfmodel.graph.ops import Communication, Fixed, MemoryBound, duration_of
-from perfmodel.graph.program import LaneKind, Role
+from perfmodel.graph.ops import Communication, Fixed, MemoryBound
+from perfmodel.graph.program import Dependency, LaneKind, Role
 from perfmodel.whatif.drafts import DraftTask, ProgramDraft, edit_programs
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.patterns import Pattern
@@ -62,7 +61,7 @@ def hook(program: ProgramDraft, found: Found) -> None:
                 "a matching collective does not say how many bytes it carries, so the time "
                 "when they are made is unknown. Narrow the pattern."
             )
-        lengths_ns = [duration_of(program.op(one)) for one in backward]
+        lengths_ns = [program.duration_ns(one) for one in backward]
         for number, place in zip(collectives, made_at(lengths_ns, sizes), strict=True):
             _begin_with(program, number, backward[place])
 
@@ -149,7 +148,7 @@ def reduce_gradients(
             )
         sequence = 0
         for kernels, update in steps:
-            lengths_ns = [duration_of(program.op(one)) for one in kernels]
+            lengths_ns = [program.duration_ns(one) for one in kernels]
             places = made_at(lengths_ns, sizes) if kernels else []
             for bucket, place in enumerate(places):
                 late, kernel = last_ns if bucket == len(sizes) - 1 else 0, kernels[place]

@@ -11,10 +11,9 @@ import numpy as np
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
-from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed, duration_of
-from perfmodel.graph.program import PLAIN, Anchor, LaneKind, Program
+from perfmodel.graph.program import PLAIN, Anchor, Dependency, LaneKind, Program
 from perfmodel.whatif.drafts import JobDraft, ProgramDraft
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.recosting import retime
@@ -109,7 +108,7 @@ def capture(program: ProgramDraft, _: Found, *, launch_ns: int) -> None:
         gone += [number for number in stretch if number != launches[0]]
     for number, task in program.tasks.items():
         if program.kind_of(number).is_device:
-            task.after = [replace(dep, task=first_of.get(dep.task, dep.task)) for dep in task.after]
+            task.after = [dep._replace(task=first_of.get(dep.task, dep.task)) for dep in task.after]
     program.remove(gone)
 
 
@@ -139,7 +138,7 @@ def run_ahead(program: ProgramDraft, found: Found) -> None:
     for number, task in program.tasks.items():
         if number not in early:
             task.after = [
-                replace(dep, distance=dep.distance + (dep.task in early and not dep.distance))
+                dep._replace(distance=dep.distance + (dep.task in early and not dep.distance))
                 for dep in task.after
             ]
     apart: dict[int, int] = {}

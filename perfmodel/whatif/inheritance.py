@@ -7,10 +7,8 @@ task back to itself in earlier iterations is dropped with it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
-from perfmodel.graph.builder import Dependency
-from perfmodel.graph.program import Anchor
+from perfmodel.graph.program import Anchor, Dependency
 
 _EXTRA_DISTANCE = 2
 """How many iterations beyond the farthest dependency of a program are followed."""
@@ -109,6 +107,6 @@ class Inheritance:
 
 def _extend(dep: Dependency, further: Dependency) -> Dependency:
     """*further* as seen by a task that waits for its waiter through *dep*."""
-    return replace(
-        further, lag_ns=further.lag_ns + dep.lag_ns, distance=further.distance + dep.distance
+    return further._replace(
+        lag_ns=further.lag_ns + dep.lag_ns, distance=further.distance + dep.distance
     )

@@ -13,11 +13,10 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.priced_job import stated_durations
 from perfmodel.engine.replay import replay
-from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed, duration_of
-from perfmodel.graph.program import LaneKind
-from perfmodel.whatif.drafts import ProgramDraft, edit_programs, read_dependencies
+from perfmodel.graph.program import Dependency, LaneKind, read_dependencies
+from perfmodel.whatif.drafts import ProgramDraft, edit_programs
 from perfmodel.whatif.editing import Found
 from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.recosting import bytes_of
@@ -180,7 +179,7 @@ def _prioritise(
     sizes = {one: bytes_of(program.op(one)) for one in ready}
     if not all(sizes.values()):
         raise ScenarioError("a collective does not say its bytes. Narrow the pattern.")
-    lengths_ns = {one: _length_ns(program, one) for one in updates}
+    lengths_ns = {one: program.duration_ns(one) for one in updates}
     # What the updates waited for no longer delays the forward pass after them.
     program.remove(updates, with_launches=True, keep_waits=False)
     for step in steps:
@@ -227,17 +226,13 @@ def _await_pieces(
         return
     used = sorted(pieces, reverse=True)
     needed = list(accumulate(sizes[one] for one in used))
-    lengths = [_length_ns(program, number) for number in forward]
+    lengths = [program.duration_ns(number) for number in forward]
     starts = [end - own for end, own in zip(accumulate(lengths), lengths, strict=True)]
     for number, start_ns in zip(forward, starts, strict=True):
         share = start_ns / max(sum(lengths), 1) * needed[-1]
         place = min(int(np.searchsorted(needed, share, side="right")), len(used) - 1)
         own = Dependency(pieces[used[place]], distance=distance)
         program.tasks[number].after.append(own)
-
-
-def _length_ns(program: ProgramDraft, number: int) -> int:
-    return duration_of(program.op(number))
 
 
 def _split_steps(

@@ -10,12 +10,44 @@ look: `range:Optimizer.step`, `module:`, `operator:`, `kernel:`, `stream:7`, `pa
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.errors import ScenarioError
-from perfmodel.whatif.passes import TrainingPass
+from perfmodel.graph.job import JobGraph
+from perfmodel.graph.ops import (
+    Attention,
+    Communication,
+    Convolution,
+    Copy,
+    EmbeddingOp,
+    Fixed,
+    Gemm,
+    GroupedGemm,
+    HostSpan,
+    HostWork,
+    MemoryBound,
+    Op,
+)
+from perfmodel.whatif.passes import Mask, TrainingPass
+
+_NAMES: dict[type[object], Callable[[Any], tuple[str, ...]]] = {
+    Gemm: lambda _: ("gemm",),
+    GroupedGemm: lambda _: ("gemm", "grouped_gemm"),
+    Convolution: lambda _: ("convolution",),
+    Attention: lambda op: ("attention", op.kernel),
+    MemoryBound: lambda op: (op.operator,),
+    EmbeddingOp: lambda _: ("embedding",),
+    Copy: lambda op: ("copy", op.route.value),
+    HostWork: lambda op: (op.operator,),
+    Communication: lambda op: (op.collective.kind.value,),
+}
 
 
 class Where(Enum):
@@ -106,3 +138,56 @@ def is_found(words: str, text: str) -> bool:
 def _expression(words: str) -> re.Pattern[str]:
     expression = ".*".join(re.escape(piece) for piece in words.split("*"))
     return re.compile(expression, re.IGNORECASE | re.DOTALL)
+
+
+def names_of(op: Op) -> tuple[str, ...]:
+    """The names by which *op* can be selected."""
+    if isinstance(op, Fixed):
+        return (op.name, *(() if op.work is None else names_of(op.work)))
+    if isinstance(op, HostSpan):
+        return tuple(part.operator for part in op.parts)
+    return _NAMES[type(op)](op)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextTable:
+    """The different *texts* of many things, and the number of that of each; the last has none."""
+
+    texts: tuple[tuple[str, ...], ...]
+    number: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, all_texts: Iterable[tuple[str, ...]]) -> TextTable:
+        """The table of things that have any number of texts each."""
+        numbers: dict[tuple[str, ...], int] = {}
+        column = [numbers.setdefault(text, len(numbers)) for text in all_texts]
+        # NO_ORIGIN is -1: the last one, which matches nothing.
+        column.append(len(numbers))
+        return cls(tuple(numbers), np.array(column, dtype=np.int32))
+
+    def mask(self, words: str, column: NDArray[np.int32]) -> Mask:
+        """Which of the things numbered in *column* have a text with *words*."""
+        found = [any(is_found(words, text) for text in texts) for texts in self.texts]
+        return np.array([*found, False], dtype=bool)[self.number[column]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Texts:
+    """What patterns look at: labels, names of ops, and the fields of origins."""
+
+    labels: TextTable
+    names: TextTable
+    origins: dict[str, TextTable]
+
+
+@lru_cache(maxsize=2)
+def texts_of(job: JobGraph) -> Texts:
+    """The texts of *job*: tens of thousands of ops and origins share a few thousand."""
+    fields = ("operator", "module", "span")
+    return Texts(
+        labels=TextTable.of((label,) for label in job.labels),
+        names=TextTable.of(names_of(op) for op in job.ops),
+        origins={
+            name: TextTable.of((getattr(one, name),) for one in job.origins) for name in fields
+        },
+    )

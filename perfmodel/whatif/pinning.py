@@ -22,7 +22,7 @@ from perfmodel.graph.program import Program
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.whatif.drafts import JobDraft
-from perfmodel.whatif.selection import names_of
+from perfmodel.whatif.patterns import names_of
 from topologies import Cluster, build_cluster, load_topology
 
 DEFAULT_STACK = "pytorch_eager"

@@ -36,8 +36,8 @@ from perfmodel.graph.ops import (
 )
 from perfmodel.graph.program import Program
 from perfmodel.whatif.drafts import Ranks
+from perfmodel.whatif.passes import Mask
 from perfmodel.whatif.pinning import PricingMachine
-from perfmodel.whatif.selection import Mask
 
 _SENT_SHARE = {
     # Bytes that cross a member's link per byte of the buffer, divided by (p - 1) / p.

@@ -15,10 +15,10 @@ from itertools import pairwise
 import numpy as np
 
 from perfmodel.base.errors import ScenarioError
-from perfmodel.graph.ops import Attention, Convolution, Gemm, duration_of, work_of
+from perfmodel.graph.ops import Attention, Convolution, Gemm, work_of
 from perfmodel.graph.program import PLAIN, Int64s
 from perfmodel.whatif.drafts import DraftTask, ProgramDraft
-from perfmodel.whatif.editing import Found
+from perfmodel.whatif.editing import Found, split_steps
 from perfmodel.whatif.patterns import Pattern
 from perfmodel.whatif.selection import LaneWord, Selection
 
@@ -73,7 +73,7 @@ def _named_layers(program: ProgramDraft, found: list[int], back: list[int]) -> l
 def _repeated_layers(program: ProgramDraft, found: list[int], back: list[int]) -> list[Layer]:
     """The layers of every step, by what repeats in its forward pass."""
     layers: list[Layer] = []
-    for forward, backward in _steps(found, back):
+    for forward, backward in split_steps(found, set(back)):
         words = np.array([program.tasks[one].op for one in forward], dtype=np.int64)
         names = np.array([program.tasks[one].label for one in forward], dtype=np.int64)
         parts = repeated_parts(np.unique(np.stack([words, names]), axis=1, return_inverse=True)[1])
@@ -82,8 +82,8 @@ def _repeated_layers(program: ProgramDraft, found: list[int], back: list[int]) -
                 "no stretch of the forward pass repeats, so its layers are not known. Name the "
                 "kernels of each layer with `forward` and `backward`."
             )
-        done_ns = list(running_sum(duration_of(program.op(one)) for one in forward))
-        back_ns = list(running_sum(duration_of(program.op(one)) for one in backward))
+        done_ns = list(running_sum(program.duration_ns(one) for one in forward))
+        back_ns = list(running_sum(program.duration_ns(one) for one in backward))
         for first, stop in parts:
             left = 1 - done_ns[stop - 1] / max(done_ns[-1], 1)
             user = int(np.searchsorted(back_ns, left * back_ns[-1]))
@@ -97,17 +97,6 @@ def _up_to_last_product(program: ProgramDraft, kernels: list[int]) -> list[int]:
     works = [work_of(program.op(number)) for number in kernels]
     products = [place for place, work in enumerate(works) if isinstance(work, _PRODUCTS)]
     return kernels[: products[-1]] if products and products[-1] else kernels
-
-
-def _steps(found: list[int], back: list[int]) -> list[tuple[list[int], list[int]]]:
-    """Forward and backward kernels of every step that has both."""
-    steps: list[tuple[list[int], list[int]]] = [([], [])]
-    is_back = set(back)
-    for number in sorted({*found, *back}):
-        if number not in is_back and steps[-1][1]:
-            steps.append(([], []))
-        steps[-1][number in is_back].append(number)
-    return [step for step in steps if all(step)]
 
 
 def repeated_parts(words: Int64s) -> list[tuple[int, int]]:
@@ -150,7 +139,7 @@ def _repeat(program: ProgramDraft, run: list[int], before: int, prefix: str) -> 
     for number in run:
         copies.append(copy(number, before))
         copies[-1].after = [
-            replace(dep, task=copy_of[dep.task])
+            dep._replace(task=copy_of[dep.task])
             for dep in program.tasks[number].after
             if dep.task in copy_of and not dep.distance
         ]
@@ -193,7 +182,7 @@ def _accumulate_step(program: ProgramDraft, kernels: Sequence[int], count: int) 
             after = program.tasks[number].after
             # What the step itself waits for was there before the first time.
             program.tasks[copy].after = [
-                replace(dep, task=copy_of.get(dep.task, dep.task) if not dep.distance else dep.task)
+                dep._replace(task=copy_of.get(dep.task, dep.task) if not dep.distance else dep.task)
                 for dep in after
                 if dep.distance or dep.task in copy_of
             ]

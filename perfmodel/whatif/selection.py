@@ -5,51 +5,21 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.priced_job import durations_of
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import (
-    Attention,
-    Communication,
-    Convolution,
-    Copy,
-    EmbeddingOp,
-    Fixed,
-    Gemm,
-    GroupedGemm,
-    HostSpan,
-    HostWork,
-    MemoryBound,
-    Op,
     work_of,
 )
 from perfmodel.graph.program import NO_ORIGIN, PLAIN, LaneKind, Program
-from perfmodel.whatif.passes import TrainingPass, find_passes
-from perfmodel.whatif.patterns import Pattern, Where, is_found
-
-Mask = NDArray[np.bool_]
-
-_NAMES: dict[type[object], Callable[[Any], tuple[str, ...]]] = {
-    Gemm: lambda _: ("gemm",),
-    GroupedGemm: lambda _: ("gemm", "grouped_gemm"),
-    Convolution: lambda _: ("convolution",),
-    Attention: lambda op: ("attention", op.kernel),
-    MemoryBound: lambda op: (op.operator,),
-    EmbeddingOp: lambda _: ("embedding",),
-    Copy: lambda op: ("copy", op.route.value),
-    HostWork: lambda op: (op.operator,),
-    Communication: lambda op: (op.collective.kind.value,),
-}
-
+from perfmodel.whatif.passes import Mask, TrainingPass, find_passes
+from perfmodel.whatif.patterns import Pattern, Where, texts_of
 
 _ORIGIN_FIELDS = {Where.RANGE: "span", Where.MODULE: "module", Where.OPERATOR: "operator"}
 
@@ -216,18 +186,9 @@ def _look_for_pass(job: JobGraph, program: Program, words: str) -> Mask:
     return np.asarray(passes == TrainingPass[words.upper()])
 
 
-def names_of(op: Op) -> tuple[str, ...]:
-    """The names by which *op* can be selected."""
-    if isinstance(op, Fixed):
-        return (op.name, *(() if op.work is None else names_of(op.work)))
-    if isinstance(op, HostSpan):
-        return tuple(part.operator for part in op.parts)
-    return _NAMES[type(op)](op)
-
-
 def _look(job: JobGraph, program: Program, where: Where, words: str) -> Mask:
     """Which tasks one term of a pattern matches."""
-    texts = _texts_of(job)
+    texts = texts_of(job)
     if where in _ORIGIN_FIELDS:
         return texts.origins[_ORIGIN_FIELDS[where]].mask(words, program.origin)
     if where is Where.STREAM:
@@ -241,58 +202,9 @@ def _look(job: JobGraph, program: Program, where: Where, words: str) -> Mask:
         return labelled & lane_mask(program, LaneWord.DEVICE)
     if where is Where.LIKE:
         return _look_alike(job, program, labelled)
-    return labelled | texts.names.mask(words, program.op) | _by_place(texts, program, words)
-
-
-def _by_place(texts: _Texts, program: Program, words: str) -> Mask:
-    """Tasks whose operator or module has *words*."""
-    return texts.origins["operator"].mask(words, program.origin) | texts.origins["module"].mask(
-        words, program.origin
-    )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _TextTable:
-    """The different *texts* of many things, and the number of that of each; the last has none."""
-
-    texts: tuple[tuple[str, ...], ...]
-    number: NDArray[np.int32]
-
-    @classmethod
-    def of(cls, all_texts: Iterable[tuple[str, ...]]) -> _TextTable:
-        """The table of things that have any number of texts each."""
-        numbers: dict[tuple[str, ...], int] = {}
-        column = [numbers.setdefault(text, len(numbers)) for text in all_texts]
-        # NO_ORIGIN is -1: the last one, which matches nothing.
-        column.append(len(numbers))
-        return cls(tuple(numbers), np.array(column, dtype=np.int32))
-
-    def mask(self, words: str, column: NDArray[np.int32]) -> Mask:
-        """Which of the things numbered in *column* have a text with *words*."""
-        found = [any(is_found(words, text) for text in texts) for texts in self.texts]
-        return np.array([*found, False], dtype=bool)[self.number[column]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Texts:
-    """What patterns look at: labels, names of ops, and the fields of origins."""
-
-    labels: _TextTable
-    names: _TextTable
-    origins: dict[str, _TextTable]
-
-
-@lru_cache(maxsize=2)
-def _texts_of(job: JobGraph) -> _Texts:
-    """The texts of *job*: tens of thousands of ops and origins share a few thousand."""
-    fields = ("operator", "module", "span")
-    return _Texts(
-        labels=_TextTable.of((label,) for label in job.labels),
-        names=_TextTable.of(names_of(op) for op in job.ops),
-        origins={
-            name: _TextTable.of((getattr(one, name),) for one in job.origins) for name in fields
-        },
-    )
+    for name in ("operator", "module"):
+        labelled |= texts.origins[name].mask(words, program.origin)
+    return labelled | texts.names.mask(words, program.op)
 
 
 def _look_alike(job: JobGraph, program: Program, examples: Mask) -> Mask:

@@ -9,10 +9,9 @@ import numpy as np
 
 from collectives import Collective, CollectiveKind
 from perfmodel.base.errors import ScenarioError
-from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, MemoryBound, Op, duration_of, work_of
-from perfmodel.graph.program import PLAIN
+from perfmodel.graph.program import PLAIN, Dependency
 from perfmodel.whatif.drafts import ProgramDraft, edit_programs, members_of
 from perfmodel.whatif.durations import collective_of
 from perfmodel.whatif.editing import Found

@@ -14,8 +14,7 @@ from dataclasses import astuple, dataclass
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import Program
-from perfmodel.whatif.drafts import read_dependencies
+from perfmodel.graph.program import Program, read_dependencies
 from perfmodel.whatif.recosting import bytes_of
 
 _Name = tuple[int, int, int]

@@ -15,10 +15,10 @@ from typing import Any
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
-from perfmodel.graph.builder import Dependency, ProgramBuilder
+from perfmodel.graph.builder import ProgramBuilder
 from perfmodel.graph.issuing import Issuer, OpenLane
 from perfmodel.graph.ops import Communication, Copy, CopyRoute, Fixed, Op
-from perfmodel.graph.program import LaneKind, Program
+from perfmodel.graph.program import Dependency, LaneKind, Program
 from perfmodel.stacks.capabilities import Execution
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.fields import InputSection

@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from perfmodel.graph.builder import Dependency, ProgramBuilder
-from perfmodel.graph.program import Lane
+from perfmodel.graph.builder import ProgramBuilder
+from perfmodel.graph.program import Dependency, Lane
 from perfmodel.graph.tables import Naming, Piece
 
 Cell = list[Any]

@@ -11,7 +11,7 @@ from perfmodel.costs.attention_physics import (
     predict_backward_ns,
     predict_forward_times,
 )
-from perfmodel.costs.gemm import machine_rates
+from perfmodel.costs.gemm_features import machine_rates
 from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel
 from perfmodel.graph.ops import Attention, Pass
 from perfmodel.stacks.profiles import load_stack

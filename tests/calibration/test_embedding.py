@@ -13,7 +13,7 @@ from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.bounded_fit import load_limits
 from perfmodel.calibration.embedding import fit_embedding, to_text
 from perfmodel.calibration.embedding_cases import EmbeddingCase, load_cases, read_kernel_table
-from perfmodel.cli.commands import app
+from perfmodel.cli import app
 from perfmodel.costs.embedding import LookupPricer, lookups_terms
 from perfmodel.costs.embedding_constants import constants_for, load_constants, parse_constants
 from perfmodel.graph.ops import Pass

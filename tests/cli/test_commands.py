@@ -13,7 +13,7 @@ import pytest
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
-from perfmodel.cli.commands import COMMANDS, load_command
+from perfmodel.cli import COMMANDS, load_command
 
 HEAVY = ("numpy", "scipy", "pandas", "matplotlib", "ray", "torch", "numba", "pyarrow", "rich")
 

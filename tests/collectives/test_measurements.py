@@ -39,18 +39,6 @@ def test_rows_of_several_tables_carry_the_name_of_theirs(tmp_path):
     assert [row.row for row in load_measurements(paths)] == ["a:0", "b:0"]
 
 
-def test_all_faults_of_a_table_are_reported(tmp_path):
-    path = table(
-        tmp_path,
-        "dgx_a100,1,8,all_reduce,8,,,-1,",
-        "dgx_a100,2,7,all_reduce,8,,,1,",
-        "dgx_a100,1,8,all_sorts,8,,,1,",
-        "dgx_a100,1,8,all_reduce,-8,,,1,",
-    )
-    with pytest.raises(MeasurementError, match="4 faults"):
-        load_measurements([path])
-
-
 def test_missing_columns_and_rows_and_tables_are_named(tmp_path):
     with pytest.raises(MeasurementError, match="time_us"):
         load_measurements([table(tmp_path, heading="topology,hosts\n")])

@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from collectives.calibration import Calibration, load_default_calibration
 from collectives.collective import (
@@ -263,11 +262,6 @@ def _shared(cluster: Any) -> list[Any]:
         for number in range(len(calls))
     ]
     return share_links(calls, costs, cluster=cluster)
-
-
-@pytest.fixture(scope="module")
-def found():
-    return values()
 
 
 def test_a_grid_of_groups_gives_what_was_recorded(found):

@@ -22,7 +22,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli.commands import COMMANDS, load_command
+from perfmodel.cli import COMMANDS, load_command
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LIMITS = Path(__file__).with_name("budget.json")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from perfmodel import api
-from perfmodel.cli.commands import COMMANDS, load_command
+from perfmodel.cli import COMMANDS, load_command
 from tests import recorded
 
 BOUNDS = ("default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
-from perfmodel.calibration.experts import FEWEST_SHAPES, fit_expert_entry
+from perfmodel.calibration.gemm import FEWEST_SHAPES, fit_expert_entry
 from perfmodel.calibration.kernels import cross_validate
 from perfmodel.costs.calibration_files import entries_for
 from perfmodel.costs.expert_physics import (
@@ -19,7 +19,7 @@ from perfmodel.costs.expert_physics import (
     predict_layer_times,
 )
 from perfmodel.costs.experts import ExpertLayerModel, price_grouped_gemms
-from perfmodel.costs.gemm import machine_rates
+from perfmodel.costs.gemm_features import machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
 from perfmodel.costs.kernel_tables import load_expert_table
 from perfmodel.costs.measured_kernels import KernelTable

@@ -11,7 +11,8 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.costs.calibration_files import load_entries
 from perfmodel.costs.corrections import LARGEST_STEP
 from perfmodel.costs.estimates import Bound
-from perfmodel.costs.gemm import GemmModel, gemm_shapes, machine_rates
+from perfmodel.costs.gemm import GemmModel
+from perfmodel.costs.gemm_features import gemm_shapes, machine_rates
 from perfmodel.costs.gemm_physics import (
     TINY_WORK,
     GemmConstants,

@@ -21,8 +21,7 @@ from perfmodel.costs.attention_physics import (
 from perfmodel.costs.embedding import LookupPricer
 from perfmodel.costs.embedding_constants import EmbeddingConstants
 from perfmodel.costs.embedding_terms import Term, TermsSetting, add_terms, tables_terms
-from perfmodel.costs.gemm import machine_rates
-from perfmodel.costs.gemm_features import gemm_features
+from perfmodel.costs.gemm_features import gemm_features, machine_rates
 from perfmodel.costs.gemm_physics import (
     GemmConstants,
     GemmShapes,

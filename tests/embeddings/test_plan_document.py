@@ -105,13 +105,8 @@ def _change(path, value):
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (
-            _change(["t1", "sharding_type"], "diagonal_wise"),
-            "t1.sharding_type: must be one of table_wise, row_wise",
-        ),
         (_change(["t3"], None), "table 't3': missing from the plan"),
         (_change(["t9"], {"sharding_type": "data_parallel"}), "t9: no such table"),
-        (_change(["t1", "more"], 1), "t1.more: unknown key"),
         (_change(["t1", "sharding_spec"], {}), "t1.sharding_spec.shards: must be given"),
         (
             _change(["t3", "sharding_spec", "shards", 0, "placement"], "cuda:1"),
@@ -145,13 +140,6 @@ def test_a_rank_beyond_the_last_is_refused():
         from_plan_document(_document(), tables=TABLES, rank_count=1)
 
 
-def test_what_is_no_plan_is_refused(tmp_path):
-    (tmp_path / "x.json").write_text("{nonsense")
-    for name in ("x.json", "none.json", ""):
-        with pytest.raises(PlanError):
-            load_plan_document(tmp_path / name, tables=TABLES, rank_count=2)
-
-
 def test_pieces_by_rows_inside_one_host_are_table_row_wise():
     content = _document()
     plan = from_plan_document(content, tables=TABLES, rank_count=4, ranks_per_host=2)
@@ -162,7 +150,6 @@ def test_pieces_by_rows_inside_one_host_are_table_row_wise():
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (_change(["t3", "sharding_spec", "shards", 0, "more"], 1), "[0].more: unknown key"),
         (
             _change(["t3", "sharding_spec", "shards", 0, "placement"], None),
             "placement: must be given",
@@ -175,7 +162,6 @@ def test_pieces_by_rows_inside_one_host_are_table_row_wise():
         (_change(["t3", "sharding_spec", "shards", 0, "shard_offsets"], "00"), "must be a list"),
         (_change(["t3", "sharding_spec", "shards"], []), "must have 1 entries or more"),
         (_change(["t3", "sharding_spec"], 5), "must be a mapping of keys"),
-        (_change(["t3", "ranks"], 1), "t3.ranks: must be a list, got 1"),
         (_change(["t3", "sharding_spec", "shards", 0, "placement"], {"rank": True}), "like rank"),
         ({}, "must have 1 entries or more"),
     ],

@@ -215,11 +215,6 @@ def _of_plan(plan: ShardingPlan) -> list[Any]:
     ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def found():
-    return values()
-
-
 def test_a_grid_of_tables_gives_what_was_recorded(found):
     recorded.check(__file__, found)
 

@@ -88,15 +88,6 @@ def test_other_files_are_refused(tmp_path):
             load_tables(tmp_path / name)
 
 
-def test_a_fault_of_a_csv_file_is_named_with_its_row_and_column(tmp_path):
-    path = tmp_path / "x.csv"
-    path.write_text("name,rows,width,colour\na,5,4,\nb,many,4,red\n")
-    with pytest.raises(PlanError) as error:
-        load_tables(path)
-    assert "row 1, column rows: must be a whole number, got 'many'" in str(error.value)
-    assert "row 1, column colour: unknown key" in str(error.value)
-
-
 def test_switches_of_a_table_are_words(tmp_path):
     (tmp_path / "x.csv").write_text(
         "name,rows,width,is_weighted,is_pooled\na,5,4,True,false\nb,5,4,,\n"

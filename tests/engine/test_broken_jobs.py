@@ -11,11 +11,11 @@ import pytest
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.errors import GraphError, ReplayStalledError
 from perfmodel.engine.replay import replay
-from perfmodel.graph.builder import Dependency, JobBuilder
+from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.durations import DurationTable, build_shared_durations
 from perfmodel.graph.job import Group, JobFacts, JobGraph
 from perfmodel.graph.ops import Communication
-from perfmodel.graph.program import LaneKind
+from perfmodel.graph.program import Dependency, LaneKind
 from tests.builders import job_of
 
 MIB = 2**20

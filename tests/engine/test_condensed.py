@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from perfmodel.engine.condensed import FIXED, RankKind, condense_job, evaluate_variants
 from perfmodel.engine.condensing import ORIGIN, Moment, choose_kept, condense, lane_ends
 from perfmodel.engine.replay import find_period, replay
-from perfmodel.graph.builder import Dependency, JobBuilder, ProgramBuilder
+from perfmodel.graph.builder import JobBuilder, ProgramBuilder
 from perfmodel.graph.durations import build_durations
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import Anchor, LaneKind
+from perfmodel.graph.program import Anchor, Dependency, LaneKind
 from tests.builders import JobSketch
 from tests.strategies import JobSize, jobs
 

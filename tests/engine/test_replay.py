@@ -14,11 +14,11 @@ from perfmodel.engine.block import Block
 from perfmodel.engine.history import History, Occurrence
 from perfmodel.engine.replay import kept_of_reach, replay
 from perfmodel.engine.sieve import lay_out_sound
-from perfmodel.graph.builder import Dependency, JobBuilder
+from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.durations import DurationTable, build_durations
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import Anchor, LaneKind
+from perfmodel.graph.program import Anchor, Dependency, LaneKind
 from tests.builders import job_of
 from tests.engine.reference import replay_reference
 from tests.strategies import RandomJob, random_job, random_jobs

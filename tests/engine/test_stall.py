@@ -8,8 +8,7 @@ import pytest
 from perfmodel.base.errors import ReplayStalledError
 from perfmodel.engine.replay import replay
 from perfmodel.engine.stall import explain_stall
-from perfmodel.graph.builder import Dependency
-from perfmodel.graph.program import LaneKind
+from perfmodel.graph.program import Dependency, LaneKind
 from tests.builders import JobSketch, job_of
 
 LAST = "rank {} has no task left. The ranks do not contain the same collectives."

@@ -15,8 +15,7 @@ from perfmodel.engine.replay import (
     mean_period_ns,
     replay,
 )
-from perfmodel.graph.builder import Dependency
-from perfmodel.graph.program import LaneKind
+from perfmodel.graph.program import Dependency, LaneKind
 from tests.builders import JobSketch, job_of
 
 BEHIND = "host tick 10; gpu kernel 10 <tick+300; loader batch {}"

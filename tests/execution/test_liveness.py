@@ -130,12 +130,11 @@ def test_a_machine_that_cannot_be_reached_is_gone_and_a_fault_of_ours_is_none_of
 STUCK = """
 import time
 from contextlib import closing
-from functools import partial
-from perfmodel.execution.on_ray import joining, liveness
+from perfmodel.execution.on_ray import liveness, surroundings
 from perfmodel.execution.on_ray.surroundings import Watchdog
-joining.LAST_S = liveness.Watch.PERIOD_S = 0.1
+surroundings.LAST_S = liveness.Watch.PERIOD_S = 0.1
 with closing(Watchdog(None)) as guard:
-    watch = liveness.Watch(partial(joining.end_soon, guard))
+    watch = liveness.Watch(guard.end_soon)
     watch.need("/nowhere", liveness.raylet_fault("here"))
     # As a call into Ray that never returns.
     time.sleep(60)

@@ -164,8 +164,8 @@ def test_a_head_that_is_stopped_before_it_is_joined_ends_in_a_sentence():
     script = """
 import sys
 from perfmodel.execution import open_executor
-from perfmodel.execution.on_ray import joining
-joining.LAST_S, joining.Watch.MOST_MUTES = 0.5, 2
+from perfmodel.execution.on_ray import liveness, surroundings
+surroundings.LAST_S, liveness.Watch.MOST_MUTES = 0.5, 2
 with open_executor("ray", address=sys.argv[1]):
     pass
 """

@@ -6,8 +6,7 @@ from perfmodel.engine.layout import max_distance
 from perfmodel.engine.replay import kept_of_reach
 from perfmodel.execution.parts import divide_job, take_durations, take_part
 from perfmodel.execution.rank_block import Assignment, RankBlock
-from perfmodel.execution.rounds import Message
-from perfmodel.execution.timelines import replay_blocks
+from perfmodel.execution.rounds import Message, replay_blocks
 
 
 class LocalWorkers:

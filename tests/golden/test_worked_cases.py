@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from perfmodel.engine.replay import Replay, find_period, replay
-from perfmodel.graph.builder import Dependency
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.program import Anchor, LaneKind, Role
+from perfmodel.graph.program import Anchor, Dependency, LaneKind, Role
 from tests.builders import JobSketch, RankSketch, times_by_label
 
 HOST, COMPUTE, COMM, LOADER = (

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
-from perfmodel.cli.commands import COMMANDS, load_command
+from perfmodel.cli import COMMANDS, load_command
 from tests.manual.pages import NOT_RUN, Command, run
 from tests.manual.reader import prepare
 

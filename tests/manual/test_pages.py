@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perfmodel.cli.commands import COMMANDS, load_command
+from perfmodel.cli import COMMANDS, load_command
 from perfmodel.prediction.question import PredictOptions
 from perfmodel.validation.runs import predict_run
 from perfmodel.validation.runs_table import load_runs

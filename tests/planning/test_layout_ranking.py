@@ -13,16 +13,21 @@ from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.planning.layouts import search as searching
 from perfmodel.planning.layouts.bounds import LayerTimes
-from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, Search, Tally
-from perfmodel.planning.layouts.search import (
-    bound_layouts,
+from perfmodel.planning.layouts.ranking import (
+    LayoutRanking,
+    RankedLayout,
+    Search,
+    Tally,
     compare_layouts,
     count_layouts,
+    find_reasons,
+    order_layouts,
+)
+from perfmodel.planning.layouts.search import (
+    bound_layouts,
     explain_layouts,
     fastest_by_bound,
-    find_reasons,
     list_fitting,
-    order_layouts,
     own_first,
     replay_layouts,
     search_layouts,

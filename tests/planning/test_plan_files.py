@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from perfmodel import api
 from perfmodel.base.errors import PlanError
-from perfmodel.cli.commands import app
+from perfmodel.cli import app
 from perfmodel.prediction.scenario import Mode, Scenario
 
 DENSE = ["--set", "dense.interaction=concat"]

@@ -14,8 +14,9 @@ from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.planning import making, search
 from perfmodel.planning.making import enumerate_plans, judge_assignments, search_plans
+from perfmodel.planning.plan_work import PlanBound
 from perfmodel.planning.question import RankBy, RankQuestion
-from perfmodel.planning.ranking import PlanBound, Ranking
+from perfmodel.planning.ranking import Ranking
 from perfmodel.planning.search import Neighbourhood, PlanSearch, SearchLimit, SearchOutcome
 from perfmodel.prediction.plans.layout import COPIED, LayoutBook
 from perfmodel.prediction.scenario import Mode

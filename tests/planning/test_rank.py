@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from embeddings.sharders import build_named_plan
 from perfmodel import api
 from perfmodel.base.errors import OutputError, PlanError
-from perfmodel.cli.commands import app
+from perfmodel.cli import app
 from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.making import load_task
+from perfmodel.planning.plan_work import PlanBound
 from perfmodel.planning.question import RankBy, RankQuestion
-from perfmodel.planning.ranking import PlanBound
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
 from perfmodel.workloads.catalog import load_workload

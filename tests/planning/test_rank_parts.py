@@ -15,17 +15,17 @@ from perfmodel.costs.priced_job import stated_prices
 from perfmodel.graph.job import Origin
 from perfmodel.graph.program import LaneKind
 from perfmodel.planning.batches import BatchSpread
-from perfmodel.planning.question import RankBy
-from perfmodel.planning.rank_plans import (
-    answer_plan,
+from perfmodel.planning.plan_work import (
+    PlanBound,
+    PlanLoads,
     find_awaited,
     find_gains,
     find_loads,
     find_straggler,
-    order_by_time,
-    order_time,
 )
-from perfmodel.planning.ranking import PlanBound, PlanLoads, RankedPlan
+from perfmodel.planning.question import RankBy
+from perfmodel.planning.rank_plans import answer_plan, order_by_time, order_time
+from perfmodel.planning.ranking import RankedPlan
 from perfmodel.prediction.answer import RankWait
 from perfmodel.prediction.question import PredictOptions, Setting
 from perfmodel.prediction.scenario import Mode

@@ -21,8 +21,9 @@ from perfmodel.planning.layouts.candidates import iter_candidates
 from perfmodel.planning.layouts.ranking import pareto
 from perfmodel.planning.layouts.search import list_fitting
 from perfmodel.planning.making import iter_assignments
+from perfmodel.planning.plan_work import PlanLoads
 from perfmodel.planning.question import LayoutQuestion
-from perfmodel.planning.ranking import PlanLoads, beats_next, number_ties
+from perfmodel.planning.ranking import beats_next, number_ties
 from perfmodel.planning.search import Neighbourhood
 from perfmodel.planning.starts import Pieces, SearchStarts, assign_greedily
 from perfmodel.prediction.plans.layout import LayoutBook
@@ -167,11 +168,6 @@ def _candidates(hosts: int, changes: tuple[str, ...], stated: tuple[str, ...]) -
     shown = [" ".join(map(str, one.overrides.values())) for one in everything]
     step = max(1, len(shown) // 40)
     return [len(shown), shown[::step], [one.promise for one in everything[::step]]]
-
-
-@pytest.fixture(scope="module")
-def found():
-    return values()
 
 
 def test_small_questions_of_planning_give_what_was_recorded(found):

@@ -13,11 +13,11 @@ from perfmodel.costs.interference import NOTHING_SLOWED, GenerationSlowdowns, Ph
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.replay import find_period, replay
-from perfmodel.graph.builder import Dependency, JobBuilder
+from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import LaneKind
+from perfmodel.graph.program import Dependency, LaneKind
 from perfmodel.prediction import interference as interfering
 from perfmodel.prediction.interference import (
     FoldedCosts,

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from perfmodel.api import JobScenario, predict
-from perfmodel.graph.builder import Dependency, JobBuilder
+from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import LaneKind
+from perfmodel.graph.program import Dependency, LaneKind
 from perfmodel.graph.storage import save_job
 from perfmodel.prediction.scenario import Mode
 from tests import recorded
@@ -78,11 +78,6 @@ def values() -> dict[str, Any]:
                 answer = predict(scenario, executor="serial").to_dict()
                 found[f"{mode.value} {seed}"] = {key: answer[key] for key in KEYS}
     return found
-
-
-@pytest.fixture(scope="module")
-def found():
-    return values()
 
 
 def test_stated_durations_give_the_answers_that_were_recorded(found):

@@ -30,19 +30,6 @@ def test_a_scenario_of_a_job_names_its_folder(tmp_path):
     assert load_scenario(path) == JobScenario(job=str(tmp_path / "recorded"))
 
 
-def test_every_fault_of_a_scenario_is_told_at_once(tmp_path):
-    path = write(tmp_path, "topologi: dgx_h100\nhosts: two\nmode: soon\n")
-
-    with pytest.raises(ScenarioError) as told:
-        load_scenario(path)
-    message = re.sub(r" \(line \d\)", "", str(told.value))
-    assert "topologi (line 1)" in str(told.value)
-    assert "unknown key; did you mean 'topology'?" in message
-    assert "hosts: must be a whole number, got 'two'" in message
-    assert "mode: must be one of period, isolated, got 'soon'" in message
-    assert "topology: must be given" in message
-
-
 def test_files_are_looked_for_beside_the_scenario_and_constants_may_be_several(tmp_path):
     (tmp_path / "mine.yaml").write_text("")
     path = write(

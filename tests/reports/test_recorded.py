@@ -18,13 +18,12 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from collectives.collective import FREE, CollectiveKind
 from embeddings.index_data import BIN_COUNT
-from perfmodel.planning.ranking import PlanBound
+from perfmodel.planning.plan_work import PlanBound
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.reports.chrome_trace import iter_records
 from perfmodel.reports.comparing import draw_comparison, report_comparison
@@ -213,11 +212,6 @@ def values() -> dict[str, Any]:
     found["comparison"] = _read(report_comparison(_comparison()))
     found["topology"] = _read(report_topology(cluster.topology, cluster))
     return found
-
-
-@pytest.fixture(scope="module")
-def found():
-    return values()
 
 
 def test_pictures_and_pages_hold_what_was_recorded(found):

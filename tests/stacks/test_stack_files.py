@@ -36,19 +36,6 @@ def test_host_times_are_those_of_the_paper():
     assert host.time("anything", HostPart.BETWEEN_OPERATORS).duration_ns == pytest.approx(7_700)
 
 
-def test_an_unknown_operator_costs_the_default_and_says_so():
-    time = load_stack("pytorch_eager").host.time("aten::never_heard_of", HostPart.BEFORE_LAUNCH)
-    assert time.is_assumed
-    assert time.duration_ns == pytest.approx(20_000)
-
-
-def test_a_faster_host_divides_what_it_takes_over():
-    slow, fast = load_stack("pytorch_eager"), load_stack("pytorch_fused")
-    part = HostPart.BEFORE_LAUNCH
-    ratio = slow.host.time("linear", part).duration_ns / fast.host.time("linear", part).duration_ns
-    assert ratio == pytest.approx(2.0)
-
-
 def test_a_captured_graph_has_no_host_work_between_operators():
     stack = load_stack("cuda_graphs")
     assert stack.execution is Execution.CUDA_GRAPH
@@ -65,11 +52,6 @@ def test_names_lose_namespace_and_overload_digit():
     ("lines", "faults"),
     [
         (
-            ["execution: slow", "fusions: [glue]", "host: {launch: 4}", "host_speed_ratio: often",
-             "evidence: {hopper: {rows: 3}}"],
-            ["execution", "fusions[0]", "host.launch", "host_speed_ratio", "evidence.hopper"],
-        ),
-        (
             ["kernel_time_ratio: {products: 2, memory: {volta: 0}}"],
             ["kernel_time_ratio.products (line 5): unknown key",
              "kernel_time_ratio.memory.volta (line 5): must be at least 0.001"],
@@ -79,7 +61,6 @@ def test_names_lose_namespace_and_overload_digit():
              "tables: {lookup_kernel: magic, updates_all_rows: 3, rows: 1}"],
             ["habits[0]", "tables.rows (line 6): unknown key", "got 'magic'", "got 3"],
         ),
-        (["colour: red"], ["colour"]),
     ],
 )  # fmt: skip
 def test_all_faults_of_a_profile_are_reported_at_once(load, lines, faults):

@@ -96,13 +96,10 @@ def test_a_device_has_no_rate_for_a_dtype_it_cannot_multiply():
 @pytest.mark.parametrize(
     ("good", "bad", "complaint"),
     [
-        ("power: 700 W", "power: 700", "power: quantity: must carry its unit"),
         ("power: 700 W", "power: 0 W", "power: must be above zero"),
         ("clock: 1.98 GHz", "clock: 1.98 GB", "clock: quantity '1.98 GB': unknown unit"),
         ("fp32: 66.9 TFLOP/s", "fp31: 66.9 TFLOP/s", "peak.fp31: number format"),
         ("fp32: 66.9 TFLOP/s", "", "peak: must state fp32"),
-        ("count: 132", "count: many", "multiprocessors.count: must be a whole number"),
-        ("architecture: hopper", "architecture: gothic", "architecture: must be one of"),
         ("generation: 5", "generation: 5, colour: red", "host_link.colour: unknown key"),
         ("81559 MiB", "81559", "memory.size: quantity: must carry its unit"),
     ],

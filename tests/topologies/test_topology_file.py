@@ -157,47 +157,12 @@ def test_a_fault_is_named_with_its_place(write, good, bad, complaint):
     assert "machine.yaml" in message
 
 
-def test_all_faults_are_reported_at_once(write):
-    text = GOOD.replace("25 GB/s", "25", 1).replace("hosts: 4", "hosts: no")
-    message = refusal(write(text.replace("700 ns", "700").replace("name: pair", "nome: pair")))
-    assert message.startswith("topology ")
-    assert "5 faults" in message
-    for place in ("name", "nome", "links[0].bandwidth", "links[0].latency", "fabric.leaf.hosts"):
-        assert f"\n  {place}:" in message
-    with pytest.raises(TopologyError) as caught:
-        load_topology(write(text))
-    assert "links[0].bandwidth (line 13)" in str(caught.value)
-    assert "fabric.leaf.hosts (line 19)" in str(caught.value)
-
-
 def test_gpus_out_of_reach_are_named_with_the_file(write):
     text = GOOD.replace("gpu: 2", "gpu: 3").replace('"gpu:*"', "gpu:0-1")
     message = refusal(write(text))
 
     assert "machine.yaml" in message
     assert "gpu:2" in message
-
-
-BOMB = "a: &a [1,1]\nb: &b [*a,*a]\nc: &c [*b,*b]\n"
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ("", "it is empty"),
-        (b"\x00\xff\xfe\x80" * 50, "binary data"),
-        (BOMB, "aliases"),
-        ("- 1\n- 2\n", "must hold a mapping"),
-        ("name: [", "not valid YAML"),
-        ("name: a\nname: b", "occurs twice"),
-        ("[" * 1000, "YAML"),
-    ],
-)
-def test_what_is_no_topology_is_refused_with_one_message(write, content, complaint):
-    message = refusal(write(content))
-
-    assert complaint in message
-    assert "machine.yaml" in message
 
 
 @pytest.mark.parametrize("name", ["nowhere", "no/such/file.yaml", "", "x" * 5000, "a\0b"])

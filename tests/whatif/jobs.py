@@ -8,10 +8,10 @@ from collectives import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.costs.priced_job import stated_durations
 from perfmodel.engine.replay import replay
-from perfmodel.graph.builder import Dependency, JobBuilder
+from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, Gemm, MemoryBound
-from perfmodel.graph.program import LaneKind
+from perfmodel.graph.program import Dependency, LaneKind
 from perfmodel.whatif.parsing import parse_transformation
 from tests.builders import times_by_label
 

@@ -20,10 +20,10 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.priced_job import stated_durations
 from perfmodel.engine.replay import replay
-from perfmodel.graph.builder import Dependency, JobBuilder
+from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, Origin
 from perfmodel.graph.ops import Communication, Convolution, Fixed, MemoryBound
-from perfmodel.graph.program import LaneKind
+from perfmodel.graph.program import Dependency, LaneKind
 from perfmodel.whatif import apply_all, parse_transformation
 from tests.whatif.jobs import span_ns, times
 

@@ -13,9 +13,8 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.priced_job import stated_durations
 from perfmodel.engine.replay import replay
 from perfmodel.graph.audit import check_job
-from perfmodel.graph.builder import Dependency
 from perfmodel.graph.durations import build_durations
-from perfmodel.graph.program import PLAIN, LaneKind
+from perfmodel.graph.program import PLAIN, Dependency, LaneKind
 from perfmodel.whatif.drafts import JobDraft, ProgramDraft, edit_programs
 from perfmodel.whatif.pinning import pin_durations
 from tests.builders import JobSketch

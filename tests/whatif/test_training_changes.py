@@ -18,10 +18,10 @@ import pytest
 from collectives import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
-from perfmodel.graph.builder import Dependency, JobBuilder
+from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Communication, Fixed, Gemm, MemoryBound
-from perfmodel.graph.program import LaneKind
+from perfmodel.graph.program import Dependency, LaneKind
 from perfmodel.whatif import apply_all, parse_transformation
 from perfmodel.whatif.passes import TrainingPass, find_passes
 from perfmodel.whatif.patterns import Pattern

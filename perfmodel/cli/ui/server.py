@@ -35,7 +35,7 @@ from starlette.routing import Route
 from perfmodel import api
 from perfmodel.base.errors import PerfModelError
 from perfmodel.cli.ui.answering import Answers, read_knobs
-from perfmodel.engine.replay import keep_memory
+from perfmodel.execution.executor import keep_memory
 from perfmodel.reports.html import load_template
 
 HERE = Path(__file__).parent

@@ -6,10 +6,9 @@ What a user must know comes as an ExecutionError that says where, what was lost 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -30,9 +29,8 @@ from ray.exceptions import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from perfmodel.base.errors import ExecutionError
-from perfmodel.execution.executor import WorkerPlace
 from perfmodel.execution.on_ray.liveness import Reply, Watch, ask
-from perfmodel.execution.rank_block import Assignment, RankBlock
+from perfmodel.execution.rank_block import Seat
 
 LOST = (
     RayActorError,
@@ -59,64 +57,12 @@ class Lost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Instead of an answer, the *error* that a question led to."""
-
-    error: Exception
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """A question to a worker process: Ray's *reference*, and the *place* of its raylet."""
 
     reference: Any
     place: str
-
-
-class Seat:
-    """A worker process on *host*, as an actor. It holds the blocks of replays that may be read."""
-
-    def __init__(self, raylet: str, host: str) -> None:
-        self._place = WorkerPlace(os.getpid(), raylet, host)
-        self._rank_blocks: dict[int, RankBlock] = {}
-
-    def take(self, replay: int, part: Any, durations: Any, assignment: Assignment) -> WorkerPlace:
-        """Build a block of *replay*; where it is."""
-        host, ranks = self._place.host, assignment.ranks
-        try:
-            self._rank_blocks[replay] = RankBlock(part, durations, assignment, host=host)
-        except MemoryError as error:
-            raise ExecutionError(
-                f"ray: the memory of a worker on {host} does not hold ranks "
-                f"{ranks.start}-{ranks.stop - 1} ({error}). Give the job more workers or machines, "
-                "so that each has fewer ranks."
-            ) from None
-        return self._place
-
-    def is_started(self) -> bool:
-        """Yes, once this can be answered."""
-        return True
-
-    def ask(self, replay: int, method: str, *words: Any) -> Any:
-        """What a *method* of the block of *replay* returns."""
-        return getattr(self._rank_blocks[replay], method)(*words)
-
-    def answer(
-        self, function: Callable[[Any, Any], Any], shared: object, chunk: Sequence[Any]
-    ) -> list[Any] | Failed:
-        """The answers of *function* to all items of *chunk*, or why it has none."""
-        try:
-            return [function(shared, item) for item in chunk]
-        except MemoryError:
-            raise
-        # The caller raises it where the question was asked.
-        except Exception as error:
-            return Failed(error)
-
-    def leave(self, replay: int) -> None:
-        """Release a block and its memory."""
-        self._rank_blocks.pop(replay, None)
 
 
 class RayCluster:
@@ -155,7 +101,8 @@ class RayCluster:
         """
         self.check()
         found = {place_of(row): row for row in machines()}
-        rows = {place: row for place, row in found.items() if not self._is_avoided(place)}
+        avoided = self._avoided.union(filter(self._watch.is_lost, found))
+        rows = {place: row for place, row in found.items() if place not in avoided}
         cores = {place: row["Resources"].get("CPU", 0.0) for place, row in rows.items()}
         # If no machine has cores, all are used equally.
         able = {place for place, number in cores.items() if number} or set(cores)
@@ -174,9 +121,6 @@ class RayCluster:
             )
             self._place_of_seat[seats[-1]] = chosen
         return seats
-
-    def _is_avoided(self, place: str) -> bool:
-        return place in self._avoided or self._watch.is_lost(place)
 
     def settle(self, seats: list[Any]) -> None:
         """Wait until all *seats* are started; machines that start none are avoided from then on.

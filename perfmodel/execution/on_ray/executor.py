@@ -8,28 +8,31 @@ and send them on request.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from typing import Any
 
 from perfmodel.base.errors import ExecutionError
 from perfmodel.engine.layout import max_distance
 from perfmodel.engine.replay import Replay, kept_of_reach
 from perfmodel.execution.executor import Item, OnRound, Result, Shared, ignore_round
-from perfmodel.execution.on_ray.cluster import RayCluster
-from perfmodel.execution.on_ray.fan_out import map_chunks
+from perfmodel.execution.on_ray.cluster import Call, Lost, RayCluster
 from perfmodel.execution.on_ray.workers import RayWorkers
 from perfmodel.execution.parts import Division, divide_job, take_durations, take_part
-from perfmodel.execution.rank_block import Assignment
+from perfmodel.execution.rank_block import Assignment, Failed
+from perfmodel.execution.rounds import RemoteTimelines, replay_blocks
 from perfmodel.execution.stored_parts import check_members, store_job
-from perfmodel.execution.timelines import RemoteTimelines, replay_blocks
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.durations import DurationTable, OpDurations
 from perfmodel.graph.job import JobGraph
 
 CHUNKS_A_WORKER = 8
 """Enough to balance slow chunks, few enough to send small items together."""
+MOST_LOSSES = 5
+"""Of one chunk. Questions that end every worker cannot be answered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,8 +126,44 @@ class RayExecutor:
         chunks = [items[start : start + size] for start in range(0, len(items), size)]
         self._items += len(items)
         self._seat(min(self._cluster.workers, len(chunks)))
-        answers = map_chunks(self._cluster, self._seats, (function, shared), chunks)
+        answers = self._map_chunks(function, shared, chunks)
         return [answer for chunk in answers for answer in chunk]
+
+    def _map_chunks(
+        self, function: Callable[..., Any], shared: object, chunks: Sequence[Sequence[Any]]
+    ) -> list[list[Any]]:
+        """The answers to all *chunks*, in order; one whose worker is lost is asked again elsewhere.
+
+        If several chunks fail, the error of the first is raised, whichever failed first.
+        """
+        cluster, seats = self._cluster, self._seats
+        reference = cluster.put(shared)
+        answers: dict[int, list[Any]] = {}
+        failures: dict[int, Exception] = {}
+        losses: Counter[int] = Counter()
+        waiting = list(range(len(chunks)))
+        busy: dict[int, tuple[int, Call]] = {}
+        while len(answers) < len(chunks):
+            for seat in sorted(set(range(len(seats))) - set(busy)):
+                if waiting and waiting[0] < min(failures, default=len(chunks)):
+                    chunk = heappop(waiting)
+                    words = (function, reference, chunks[chunk])
+                    busy[seat] = (chunk, cluster.call(seats[seat], "answer", *words))
+            if failures and not busy:
+                raise failures[min(failures)]
+            asked = list(busy)
+            for place, answer in cluster.hear([busy[seat][1] for seat in asked]):
+                chunk, _ = busy.pop(asked[place])
+                if isinstance(answer, Lost):
+                    losses[chunk] += 1
+                    _check_losses(losses[chunk], answer)
+                    cluster.replace(seats, asked[place])
+                    heappush(waiting, chunk)
+                elif isinstance(answer, Failed):
+                    failures[chunk] = answer.error
+                else:
+                    answers[chunk] = answer
+        return [answers[chunk] for chunk in range(len(chunks))]
 
     def close(self) -> None:
         """End the worker processes; the cluster itself stays."""
@@ -184,3 +223,11 @@ class RayExecutor:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _check_losses(count: int, lost: Lost) -> None:
+    if count > MOST_LOSSES:
+        raise ExecutionError(
+            f"ray: a worker was lost {count} times on the same question ({lost.reason}). If "
+            "memory ran out, use fewer workers."
+        )

@@ -12,7 +12,6 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +49,6 @@ PROBE_TIMEOUT_S = 120.0
 SHUTDOWN_S = 40.0
 JOIN_S = 45.0
 """Ray answers within seconds, or never: a raylet of this machine that hangs is not watched yet."""
-LAST_S = 20.0
-"""How long this process may take to report a loss and to leave Ray."""
 STARTS = 3
 
 # Private names of Ray that have no public counterpart, as seen in Ray 2.60.0; a test fails if one
@@ -84,7 +81,7 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
         stack.enter_context(ended_in_order())
         folder = stack.enter_context(private_folder()) if address is None else None
         guard = stack.enter_context(closing(Watchdog(folder)))
-        watch = stack.enter_context(closing(Watch(partial(end_soon, guard))))
+        watch = stack.enter_context(closing(Watch(guard.end_soon)))
         if address is None:
             stack.enter_context(_showing_token({"RAY_AUTH_TOKEN": secrets.token_hex(32)}))
         else:
@@ -99,7 +96,12 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
         if folder is not None:
             _start_here(folder, workers or core_count())
         else:
-            limit = guard.limit(JOIN_S, _unjoined(address))
+            limit = guard.limit(
+                JOIN_S,
+                f"ray: the cluster at {address!r} did not let this process join within "
+                f"{JOIN_S:.0f} s: its raylet on this machine hangs, or the machine is too busy. "
+                "Restart Ray here, ask again, or use --executor serial.",
+            )
             _start(address)
             limit.cancel()
         # Once more, because Ray has set its own handler of that signal.
@@ -109,20 +111,6 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
         if address is not None:
             _check_programs(cluster, address)
         yield cluster
-
-
-def _unjoined(address: str | None) -> str:
-    return (
-        f"ray: the cluster at {address!r} did not let this process join within {JOIN_S:.0f} s: its "
-        "raylet on this machine hangs, or the machine is too busy. Restart Ray here, ask again, or "
-        "use --executor serial."
-    )
-
-
-def end_soon(guard: Watchdog, sentence: str) -> None:
-    """Report *sentence* even if Ray ends this process, or never returns from a call."""
-    guard.note(sentence)
-    guard.limit(LAST_S, sentence)
 
 
 def _need_cluster(watch: Watch) -> None:

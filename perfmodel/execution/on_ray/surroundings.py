@@ -130,6 +130,10 @@ def _lock(folder: Path) -> int:
     return handle
 
 
+LAST_S = 20.0
+"""How long this process may take to report a loss and to leave Ray."""
+
+
 class Watchdog:
     """The pipe to the watchdog process, which reports for us if we cannot."""
 
@@ -168,6 +172,11 @@ class Watchdog:
         timer.start()
         self._timers.append(timer)
         return timer
+
+    def end_soon(self, sentence: str) -> None:
+        """Report *sentence* even if Ray ends this process, or never returns from a call."""
+        self.note(sentence)
+        self.limit(LAST_S, sentence)
 
     def close(self) -> None:
         """Stop the watchdog: everything is in order."""

@@ -61,25 +61,23 @@ class Candidate:
     def overrides(self) -> dict[str, int | str | bool]:
         """The fields to set to get this layout again."""
         parallel, layout = self.spec.parallel, self.chosen.layout
-        return {
+        fields = {
             "parallel.tp": layout.tp,
             "parallel.pp": layout.pp,
-            **({"parallel.cp": layout.cp} if layout.cp > 1 else {}),
-            **({"parallel.ep": layout.ep} if self.spec.model.has_experts else {}),
+            "parallel.cp": layout.cp if layout.cp > 1 else None,
+            "parallel.ep": layout.ep if self.spec.model.has_experts else None,
             "parallel.micro_batch": layout.micro_batch,
             "parallel.sharding": parallel.sharding.value,
             "parallel.interleaving": parallel.interleaving,
-            **(
-                {"parallel.schedule": parallel.schedule.value}
-                if parallel.schedule.splits_backward
-                else {}
-            ),
-            **(
-                {"parallel.sequence_parallel": layout.is_sequence_parallel} if layout.tp > 1 else {}
-            ),
-            **self._exchange,
+            "parallel.schedule": parallel.schedule.value
+            if parallel.schedule.splits_backward
+            else None,
+            "parallel.sequence_parallel": layout.is_sequence_parallel if layout.tp > 1 else None,
+            "parallel.dispatcher": parallel.dispatcher.value if parallel.dispatcher else None,
+            "parallel.expert_overlap": parallel.expert_overlap or None,
             "training.recompute": self.spec.training.recompute.value,
         }
+        return {name: value for name, value in fields.items() if value is not None}
 
     def is_like(self, other: Candidate) -> bool:
         """Whether *other* is the same layout, however it was stated."""
@@ -94,15 +92,6 @@ class Candidate:
             and layout.is_sequence_parallel
             == (layout.tp > 1 and asked.sequence_parallel is not False)
         )
-
-    @property
-    def _exchange(self) -> dict[str, int | str | bool]:
-        """How tokens reach experts, if that is stated."""
-        parallel = self.spec.parallel
-        return {
-            **({"parallel.dispatcher": parallel.dispatcher.value} if parallel.dispatcher else {}),
-            **({"parallel.expert_overlap": True} if parallel.expert_overlap else {}),
-        }
 
     @property
     def peak_bytes(self) -> int:

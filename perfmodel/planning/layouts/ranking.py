@@ -1,21 +1,28 @@
-"""Layout rankings: the answer of a search for layouts."""
+"""Layout rankings: the answer of a search for layouts, their order, and why the first one wins."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
+
+from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.shown import Shown
-from perfmodel.base.units import NS_PER_HOUR
+from perfmodel.base.units import NS_PER_HOUR, format_duration
 from perfmodel.planning.layouts.candidates import Candidate
 from perfmodel.planning.question import Goal, LayoutQuestion
+from perfmodel.planning.ranking import beats_next
 from perfmodel.prediction.answer import Interval, Prediction
 from perfmodel.prediction.whole_run import HOURS_PER_DAY, TrainingRun, plan_run
 
 TIE_PROBABILITY = 0.6
 """A layout that beats the next one less surely than this is tied with it."""
+ORDER = Path(__file__).with_name("order.yaml")
+"""How well the order of two layouts is known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,3 +176,62 @@ def pareto(rankings: Sequence[LayoutRanking]) -> tuple[LayoutRanking, ...]:
             front.append(one)
     assert all(a.best.time_ns > b.best.time_ns for a, b in pairwise(front))
     return tuple(front)
+
+
+def count_layouts(
+    considered: int,
+    fitting: int,
+    queue: Sequence[tuple[int, Candidate]],
+    replayed: Sequence[RankedLayout],
+    *,
+    is_proven: bool,
+) -> Tally:
+    """Layouts whose bound is not below the best time are pruned."""
+    best_ns = min(one.time_ns for one in replayed)
+    pruned = sum(bound_ns >= best_ns for bound_ns, _ in queue[len(replayed) :])
+    return Tally(
+        considered=considered,
+        too_large=considered - fitting,
+        replayed=len(replayed),
+        pruned=pruned,
+        untried=fitting - len(replayed) - pruned,
+        is_proven=is_proven and len(queue) == fitting,
+    )
+
+
+def order_layouts(replayed: Sequence[RankedLayout]) -> list[RankedLayout]:
+    """Fastest first; of equals the one with less memory."""
+    order = sorted(replayed, key=lambda one: (one.time_ns, one.candidate.peak_bytes))
+    sigma = float(load_yaml(ORDER)["pair_sigma"])
+    shares = beats_next([np.array(one.found.drawn_ns) for one in order], pair_sigma=sigma)
+    return [replace(one, beats_next=share) for one, share in zip(order, shares, strict=True)]
+
+
+def find_reasons(ranked: Sequence[RankedLayout]) -> tuple[str, ...]:
+    """Why the first layout beats the next one with another split of the ranks."""
+    first, *others = ranked
+    for other in others:
+        if first.explained is not None and other.explained is not None:
+            return compare_layouts(first.explained, other.explained, other.name)
+    return ()
+
+
+def compare_layouts(first: Prediction, second: Prediction, name: str) -> tuple[str, ...]:
+    """What the layout called *name*, which takes longer, has more of than the *first* one."""
+    gap_ns = second.iteration_ns - first.iteration_ns
+    sentences = []
+    for part, second_ns in second.explanation.time.of_part_ns.items():
+        change_ns = second_ns - first.explanation.time.of_part_ns[part]
+        if abs(change_ns) > 0.02 * max(gap_ns, 1):
+            word, sign = part.value.replace("_", " "), "-" if change_ns < 0 else "+"
+            sentences.append(f"{word} {sign}{format_duration(abs(change_ns))}")
+    if not sentences:
+        return ()
+    part, largest_ns = max(second.explanation.time.of_part_ns.items(), key=lambda item: item[1])
+    share_pct = 100 * gap_ns / max(largest_ns, gap_ns)
+    less = f"{share_pct:.0f}" if share_pct >= 1 else f"{share_pct:.1g}"
+    word = part.value.replace("_", " ")
+    return (
+        f"Against {name} (+{format_duration(gap_ns)}): {', '.join(sentences)}.",
+        f"It would win if its {word} ({format_duration(largest_ns)}) were {less} % less.",
+    )

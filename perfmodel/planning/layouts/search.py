@@ -11,34 +11,25 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from pathlib import Path
 
-import numpy as np
-
-from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.planning.layouts.bounds import Bounds, layer_of, measure_layer
-from perfmodel.planning.layouts.candidates import (
-    FIELDS,
-    Candidate,
-    iter_candidates,
-    iter_variants,
+from perfmodel.planning.layouts.candidates import FIELDS, Candidate, iter_candidates, iter_variants
+from perfmodel.planning.layouts.ranking import (
+    LayoutRanking,
+    RankedLayout,
+    Search,
+    count_layouts,
+    find_reasons,
+    order_layouts,
 )
-from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, Search, Tally
-from perfmodel.planning.question import LayoutQuestion
-from perfmodel.planning.ranking import beats_next
+from perfmodel.planning.question import LayoutQuestion, to_scenario
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.predict import predict
-from perfmodel.prediction.question import (
-    PredictOptions,
-    Setting,
-    build_question,
-    load_setting,
-)
-from perfmodel.prediction.scenario import Scenario
+from perfmodel.prediction.question import PredictOptions, Setting, build_question, load_setting
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.layout_choice import USABLE_SHARE
 from perfmodel.workloads.transformer.spec import TransformerSpec
@@ -52,12 +43,8 @@ EXPLAINED = 4
 """Replays that explaining the winner takes as long as."""
 MOST_LAYERS = 48
 """Kinds of layer that are measured for a layout without a replay."""
-ORDER = Path(__file__).with_name("order.yaml")
-"""How well the order of two layouts is known."""
 _KEPT = frozenset({"parallel.sharding", "training.recompute", "parallel.sequence_parallel"})
 _SPLIT = ("parallel.tp", "parallel.pp", "parallel.dp", "parallel.micro_batch")
-
-
 Machine = tuple[Cluster, SoftwareStack]
 
 
@@ -173,39 +160,8 @@ def _search(
     )
 
 
-def count_layouts(
-    considered: int,
-    fitting: int,
-    queue: Sequence[tuple[int, Candidate]],
-    replayed: Sequence[RankedLayout],
-    *,
-    is_proven: bool,
-) -> Tally:
-    """Layouts whose bound is not below the best time are pruned."""
-    best_ns = min(one.time_ns for one in replayed)
-    pruned = sum(bound_ns >= best_ns for bound_ns, _ in queue[len(replayed) :])
-    return Tally(
-        considered=considered,
-        too_large=considered - fitting,
-        replayed=len(replayed),
-        pruned=pruned,
-        untried=fitting - len(replayed) - pruned,
-        is_proven=is_proven and len(queue) == fitting,
-    )
-
-
 def _load(question: LayoutQuestion, hosts: int) -> tuple[TransformerSpec, Machine]:
-    loaded = load_setting(
-        Scenario(
-            topology=question.topology,
-            workload=question.workload,
-            overrides=question.overrides,
-            hosts=hosts,
-            ranks_per_host=question.ranks_per_host,
-            stack=question.stack,
-            calibration=question.calibration,
-        )
-    )
+    loaded = load_setting(to_scenario(question, hosts=hosts))
     spec = loaded.workload
     if not isinstance(spec, TransformerSpec):
         raise PlanError(
@@ -333,14 +289,6 @@ def replay_layouts(
     return done, True
 
 
-def order_layouts(replayed: Sequence[RankedLayout]) -> list[RankedLayout]:
-    """Fastest first; of equals the one with less memory."""
-    order = sorted(replayed, key=lambda one: (one.time_ns, one.candidate.peak_bytes))
-    sigma = float(load_yaml(ORDER)["pair_sigma"])
-    shares = beats_next([np.array(one.found.drawn_ns) for one in order], pair_sigma=sigma)
-    return [replace(one, beats_next=share) for one, share in zip(order, shares, strict=True)]
-
-
 def explain_layouts(machine: Machine, ranked: Sequence[RankedLayout]) -> list[RankedLayout]:
     """*ranked* with explanations of the first and of the next with another split of the ranks."""
     other = next((one for one in ranked if one.split != ranked[0].split), ranked[0])
@@ -349,33 +297,3 @@ def explain_layouts(machine: Machine, ranked: Sequence[RankedLayout]) -> list[Ra
         replace(one, explained=judge(shared, one.candidate)) if one in (ranked[0], other) else one
         for one in ranked
     ]
-
-
-def find_reasons(ranked: Sequence[RankedLayout]) -> tuple[str, ...]:
-    """Why the first layout beats the next one with another split of the ranks."""
-    first, *others = ranked
-    for other in others:
-        if first.explained is not None and other.explained is not None:
-            return compare_layouts(first.explained, other.explained, other.name)
-    return ()
-
-
-def compare_layouts(first: Prediction, second: Prediction, name: str) -> tuple[str, ...]:
-    """What the layout called *name*, which takes longer, has more of than the *first* one."""
-    gap_ns = second.iteration_ns - first.iteration_ns
-    sentences = []
-    for part, second_ns in second.explanation.time.of_part_ns.items():
-        change_ns = second_ns - first.explanation.time.of_part_ns[part]
-        if abs(change_ns) > 0.02 * max(gap_ns, 1):
-            word, sign = part.value.replace("_", " "), "-" if change_ns < 0 else "+"
-            sentences.append(f"{word} {sign}{format_duration(abs(change_ns))}")
-    if not sentences:
-        return ()
-    part, largest_ns = max(second.explanation.time.of_part_ns.items(), key=lambda item: item[1])
-    share_pct = 100 * gap_ns / max(largest_ns, gap_ns)
-    less = f"{share_pct:.0f}" if share_pct >= 1 else f"{share_pct:.1g}"
-    word = part.value.replace("_", " ")
-    return (
-        f"Against {name} (+{format_duration(gap_ns)}): {', '.join(sentences)}.",
-        f"It would win if its {word} ({format_duration(largest_ns)}) were {less} % less.",
-    )

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.builder import Dependency, ProgramBuilder
+from perfmodel.graph.builder import ProgramBuilder
 from perfmodel.graph.ops import Copy, CopyRoute, MemoryBound
-from perfmodel.graph.program import Program
+from perfmodel.graph.program import Dependency, Program
 from perfmodel.stacks.capabilities import FrameworkBehaviour, OptimizerKernels, Overlap
 from perfmodel.workloads.dlrm import sequence
 from perfmodel.workloads.dlrm.dense import (

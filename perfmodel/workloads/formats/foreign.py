@@ -1,10 +1,14 @@
 """Foreign files: which program wrote a file, and what it says as a workload or as a layout.
 
-A file is recognised by its content, not by its ending.
+A file is recognised by its content, not by its ending. Of a command line or a shell script the
+`--key value` pairs are read: variables that the script sets to plain values, and lists of
+arguments, are resolved; what stays unresolved keeps its dollar sign, and is refused where it is
+needed.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Collection
@@ -12,15 +16,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfmodel.base.documents import MAX_DOCUMENT_BYTES, load_yaml, parse_yaml
+from perfmodel.base.documents import MAX_DOCUMENT_BYTES, load_yaml, parse_value, parse_yaml
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.reading import parse_json, read_text
-from perfmodel.workloads.formats.arguments import is_command_line, parse_arguments
 from perfmodel.workloads.formats.fields import FieldUse
 
 HUGGING_FACE = "Hugging Face config.json"
 CONFIG = "config.json"
 _SHAPE = ("batch", "sequence_length")
+_DEEPSPEED = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
+_TOML = re.compile(r"^\[[\w.]+\][ \t]*(?:#.*)?$", re.MULTILINE)
+_NATIVE = re.compile(r"^(?:family|vertices|memory_bandwidth)[ \t]*:", re.MULTILINE)
+_ASSIGNMENT = re.compile(
+    r"^[ \t]*(?:export[ \t]+|local[ \t]+)?(\w+)="
+    r"(\$\{[^{}\n]*\}|\$\(\([^\n]*\)\)|[^\s(;]+|\"[^\"\n]*\"|'[^'\n]*')?[ \t]*(?:;.*)?$",
+    re.MULTILINE,
+)
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|(\w+))")
+_ARGUMENTS = re.compile(r"--(?:num-layers|tensor-model-parallel-size|micro-batch-size)\b(?!:)")
+_PROGRAM = re.compile(r"\b(?:pre)?train_\w+\.py$")
+_PRODUCT = re.compile(r"\$\(\((\s*\d+(?:\s*\*\s*\d+)*\s*)\)\)")
+_MOST_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +133,9 @@ def _open(path: Path) -> _Opened | None:
         content = parse_json(text, document=str(path), error_type=WorkloadError, is_strict=False)
     elif _TOML.search(text):
         content = _parse_toml(text, path)
-    elif is_command_line(text):
-        return _Opened("megatron", parse_arguments(text), name_of(path, {}))
-    elif _is_native(text):
+    elif _ARGUMENTS.search(text):
+        return _Opened("megatron", _parse_arguments(text), name_of(path, {}))
+    elif _NATIVE.search(text):
         return None
     else:
         content = parse_yaml(text, document=str(path), error_type=WorkloadError)
@@ -133,22 +149,11 @@ def _open(path: Path) -> _Opened | None:
     return None if program is None else _Opened(program, content, name_of(path, content))
 
 
-_TOML = re.compile(r"^\[[\w.]+\][ \t]*(?:#.*)?$", re.MULTILINE)
-_NATIVE = re.compile(r"^(?:family|vertices|memory_bandwidth)[ \t]*:", re.MULTILINE)
-
-
-def _is_native(text: str) -> bool:
-    return _NATIVE.search(text) is not None
-
-
 def _parse_toml(text: str, path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as fault:
         raise WorkloadError(f"{path}: not valid TOML ({fault}).") from None
-
-
-_DEEPSPEED = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
 
 
 def _recognise(content: dict[str, Any]) -> str | None:
@@ -176,3 +181,52 @@ def name_of(path: Path, content: dict[str, Any]) -> str:
         word = path.resolve().parent.name if path.name == CONFIG else path.stem
     name = re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_")
     return name.removesuffix("_config") or "model"
+
+
+def _parse_arguments(text: str) -> dict[str, Any]:
+    """The arguments in *text* by their names, with underscores; a flag is true.
+
+    The name of the program (`pretrain_gpt.py`) is a flag, too.
+    """
+    text = re.sub(r"(^|\s)#.*", r"\1", text)
+    text = re.sub(r"\\\r?\n", " ", text)
+    variables = {
+        # `TP=${TP:-1}` takes the default: what the caller exports is not known here.
+        name: re.sub(rf"^\$\{{{name}:?-(.*)\}}$", r"\1", (value or "").strip("\"'"))
+        for name, value in _ASSIGNMENT.findall(text)
+    }
+    found: dict[str, Any] = {}
+    for line in text.splitlines():
+        key = ""
+        # Quotes and brackets only hold arguments together; values with spaces are not needed.
+        for word in re.sub(r"[\"'()]", " ", _resolve(line, variables)).split():
+            program = _PROGRAM.search(word)
+            if word.startswith("--") and word != "--":
+                name, sign, value = word.removeprefix("--").partition("=")
+                key = name.replace("-", "_")
+                found[key] = _value(value) if sign else True
+            elif program is not None:
+                found[program[0]] = True
+            elif key and found[key] is True and "[@]" not in word:
+                found[key] = _value(word)
+    return found
+
+
+def _resolve(line: str, variables: dict[str, str]) -> str:
+    def replace(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        return variables.get(name, match[2] if match[2] is not None else match[0])
+
+    for _ in range(_MOST_ROUNDS):
+        following = _PRODUCT.sub(lambda match: str(math.prod(map(int, match[1].split("*")))), line)
+        following = _VARIABLE.sub(replace, following)
+        if following == line:
+            break
+        line = following
+    return line
+
+
+def _value(word: str) -> Any:
+    if re.fullmatch(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", word, re.IGNORECASE):
+        return parse_value(word)
+    return {"true": True, "false": False, "none": None}.get(word.lower(), word)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from collectives.collective import Collective, CollectiveKind
-from perfmodel.graph.builder import Dependency
 from perfmodel.graph.issuing import OpenLane
+from perfmodel.graph.program import Dependency
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import elementwise

@@ -15,18 +15,26 @@ first of the model and run 1 of stage 0 the last. ZB-V splits every backward tur
 2405.15362); DualPipeV only those at both ends, and takes a forward and a whole backward turn
 together in between (DeepSeek, DualPipe "cut in half"). DualPipe itself, with a second copy of the
 weights, does on 2 p stages what DualPipeV does on p with twice the data parallelism.
+
+Where the layout says so, a forward and a backward turn overlap: the exchange of one runs while the
+other computes. Their layers are cut after every exchange of tokens and issued in turns, the
+backward layer first. So combine gradients travel during attention, tokens during the experts'
+backward pass, token gradients during the experts' forward pass, and results during the backward
+pass of attention. Source of the order: the combined 1F1B schedule of Megatron-Core.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import zip_longest
 
 from perfmodel.graph.ops import Pass
 from perfmodel.stacks.capabilities import Schedule
-from perfmodel.workloads.transformer.layout import Layout
+from perfmodel.workloads.eager import Joining, Step
+from perfmodel.workloads.transformer.layout import Layout, Slot
 
 
 class Gradients(Enum):
@@ -96,6 +104,29 @@ def pair_turns(layout: Layout, stage: int) -> Iterator[tuple[Turn, Turn | None]]
         else:
             yield held, None
             held = after
+
+
+def merge_layers(forward: Sequence[Step], backward: Sequence[Step]) -> list[Step]:
+    """The steps of both layers in turns, each exchange joined by its own layer's next part."""
+    merged: list[Step] = []
+    ahead = _cut_at_exchanges(backward, Joining.GRADIENTS_OF_TOKENS)
+    behind = _cut_at_exchanges(forward, Joining.TOKENS)
+    for one, other in zip_longest(ahead, behind, fillvalue=()):
+        merged += [*one, *other]
+    return merged
+
+
+def _cut_at_exchanges(steps: Iterable[Step], joining: Joining) -> list[list[Step]]:
+    """*steps* cut after every exchange; the first step of a part waits for the one before it."""
+    parts: list[list[Step]] = [[]]
+    for step in steps:
+        is_exchange = step.collective is not None and step.slot == Slot.EXPERTS
+        joins = step.joins if parts[-1] else (*step.joins, joining)
+        when = joining if is_exchange else step.joining
+        parts[-1].append(replace(step, joins=joins, joining=when))
+        if is_exchange:
+            parts.append([])
+    return parts
 
 
 def turns_ahead(layout: Layout, stage: int) -> int:

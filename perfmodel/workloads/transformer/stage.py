@@ -18,7 +18,6 @@ from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import Program
 from perfmodel.workloads.eager import EagerWriter, Joining, Step, StepWriter, feed_batch
 from perfmodel.workloads.repetition import Repetition, Stateful
-from perfmodel.workloads.transformer.beside import merge_layers
 from perfmodel.workloads.transformer.data_parallel import (
     LayerGathering,
     Reductions,
@@ -29,7 +28,7 @@ from perfmodel.workloads.transformer.layout import Slot
 from perfmodel.workloads.transformer.parts import StageParts
 from perfmodel.workloads.transformer.pipeline import Transfers
 from perfmodel.workloads.transformer.run import TransformerRun
-from perfmodel.workloads.transformer.schedules import Gradients, Turn, pair_turns
+from perfmodel.workloads.transformer.schedules import Gradients, Turn, merge_layers, pair_turns
 from perfmodel.workloads.transformer.shapes import LayerShapes, end_parameters
 from perfmodel.workloads.transformer.update import UpdateWriter
 from perfmodel.workloads.transformer.words import ContextKind

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.builder import Dependency
 from perfmodel.graph.ops import Gemm, MemoryBound
+from perfmodel.graph.program import Dependency
 from perfmodel.stacks.capabilities import FrameworkBehaviour, OptimizerKernels
 from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import FP32_BYTES, elementwise, iter_optimizer_calls

@@ -56,10 +56,8 @@ def test_a_program_is_the_same_whether_its_lookup_is_swapped_or_written(
     monkeypatch.setattr(JobBuilder, "swap_ops", lambda *_: None)
     written = _build("dlrm_mlperf", 16, *changes)
     assert (swapped.ops, swapped.labels) == (written.ops, written.labels)
-    assert len(swapped.programs) == len(written.programs) > 8
-    for one, other in zip(swapped.programs, written.programs, strict=True):
-        for column, values in one.columns().items():
-            assert (values == other.columns()[column]).all(), column
+    assert len(swapped.programs) > 8
+    assert swapped.digest() == written.digest()
 
 
 @pytest.mark.parametrize("name", ["dlrm_mlperf", "dlrm_dcnv2"])

@@ -17,9 +17,8 @@ from perfmodel.graph.ops import Attention, Communication, GroupedGemm, HostSpan
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.workloads import build_job
 from perfmodel.workloads.eager import Joining, Step, communication
-from perfmodel.workloads.transformer.beside import merge_layers
 from perfmodel.workloads.transformer.layout import Layout, Slot
-from perfmodel.workloads.transformer.schedules import pair_turns, turns_ahead
+from perfmodel.workloads.transformer.schedules import merge_layers, pair_turns, turns_ahead
 from perfmodel.workloads.transformer.shapes import count_flops, stage_parameters
 from tests.workloads.reading import (
     STACK,

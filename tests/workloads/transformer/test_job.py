@@ -180,9 +180,7 @@ def test_a_huge_data_parallel_job_is_one_program_built_in_a_moment():
 def test_the_same_workload_gives_the_same_job():
     first, second = (build(8, tp=2, pp=2)[1] for _ in range(2))
     assert (first.ops, first.labels, first.groups) == (second.ops, second.labels, second.groups)
-    for one, other in zip(first.programs, second.programs, strict=True):
-        for name, column in one.columns().items():
-            assert (column == other.columns()[name]).all(), name
+    assert first.digest() == second.digest()
 
 
 @pytest.mark.parametrize("name", ["llama3_8b", "gpt3_175b", "bert_large"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.validation.runs_machines import build_machine, count_joined
+from perfmodel.validation.runs_question import build_machine, count_joined
 from perfmodel.validation.runs_table import load_runs
 from tests.validation.test_runs import DLRM, write
 from topologies import Cluster, load_topology

@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel import api
 from perfmodel.base.errors import ScenarioError
-from perfmodel.planning.comparing import PlanWork, RankWork, compare_works
+from perfmodel.planning.plan_work import PlanWork, RankWork, compare_works
 from perfmodel.planning.question import RankQuestion, parse_share
 
 FAST = PlanWork(

@@ -1,0 +1,251 @@
+"""The work of a plan: loads of its ranks, what bounds it, and what another one spends more of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+
+from embeddings.plan import ShardingPlan
+from perfmodel.base.units import format_duration, format_size
+from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
+from perfmodel.costs.priced_job import PricedJob
+from perfmodel.engine.replay import find_period, replay
+from perfmodel.execution.executor import SerialExecutor
+from perfmodel.graph.program import LaneKind
+from perfmodel.prediction.answer import Explanation
+from perfmodel.prediction.plans.evaluator import EMBEDDING_FAMILY, PlanEvaluator
+from perfmodel.prediction.scenario import Mode
+from perfmodel.workloads.dlrm.exchange import Exchanges, sent_by_members
+from perfmodel.workloads.dlrm.job import exchanges_of
+from perfmodel.workloads.dlrm.run import DlrmRun
+
+LITTLE = 0.02
+"""Differences below this share of the iteration are not reported."""
+SHOWN_TABLES = 3
+FASTER = 0.9
+"""Factor on the duration of a part, to see how much it bounds the iteration."""
+
+
+class PlanBound(Enum):
+    """The part whose speed-up shortens the iteration most."""
+
+    LOOKUP = "lookup"
+    ALL_TO_ALL = "all-to-all"
+    MLP = "mlp"
+    REDUCTION = "all-reduce"
+    HOST = "host"
+    LOADER = "loader"
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """The rank that others wait for, the mean wait, and its most expensive tables."""
+
+    rank: int
+    waited_ns: float
+    tables: tuple[str, ...]
+
+
+_FAMILIES = {
+    PlanBound.LOOKUP: (EMBEDDING_FAMILY,),
+    PlanBound.ALL_TO_ALL: (COMMUNICATION_FAMILY,),
+    PlanBound.MLP: ("gemm", "memory", "attention"),
+    PlanBound.REDUCTION: (COMMUNICATION_FAMILY,),
+    PlanBound.HOST: ("host",),
+    PlanBound.LOADER: (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLoads:
+    """Per rank: rows looked up and vector bytes sent per iteration, and memory.
+
+    *sent_to_bytes* is what each host sends each other one forward, each rank where there is only
+    one host; the diagonal is what stays inside.
+    """
+
+    lookups: tuple[float, ...]
+    sent_bytes: tuple[int, ...]
+    memory_bytes: tuple[int, ...]
+    sent_to_bytes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory of the fullest rank."""
+        return max(self.memory_bytes)
+
+    @property
+    def unevenness(self) -> float:
+        """Lookups of the busiest rank over the mean."""
+        return max(self.lookups) / max(sum(self.lookups) / len(self.lookups), 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class RankWork:
+    """The rank that a plan gives most of something, and the tables that are most of it there."""
+
+    rank: int
+    amount: float
+    tables: tuple[str, ...]
+
+    @property
+    def because(self) -> str:
+        """The tables in words."""
+        return f", because of {' and '.join(self.tables)}" if self.tables else ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanWork:
+    """What a plan called *name* makes an iteration spend.
+
+    *parts_ns* are the mean over ranks of each part of the iteration, *lookup* the rank that looks
+    up and updates longest, *sent* the one that sends most bytes of vectors, *host_bytes* what the
+    ranks of the busiest host send together.
+    """
+
+    name: str
+    iteration_ns: float
+    parts_ns: Mapping[str, float]
+    lookup: RankWork
+    sent: RankWork
+    host_bytes: int
+
+
+def find_awaited(explanation: Explanation, rank_count: int) -> tuple[float, ...]:
+    """How long ranks wait for each of them in collectives, on average over all."""
+    awaited = [0.0] * rank_count
+    for wait in explanation.waits:
+        awaited[wait.awaited_rank] += wait.duration_ns * len(wait.waiting_ranks) / rank_count
+    return tuple(awaited)
+
+
+def find_loads(run: DlrmRun, plan: ShardingPlan, memory_bytes: tuple[int, ...]) -> PlanLoads:
+    """Lookups, bytes sent and memory of every rank in an iteration."""
+    spec = run.spec
+    copied = sum(table.pooling_factor for table in plan.copied_tables) * spec.batch
+    held = plan.by_rank([table.pooling_factor for table in plan.pieces.tables])
+    lookups = spec.batch * held + copied / plan.rank_count
+    exchanges = exchanges_of(run, plan)
+    sent = sent_by_members(exchanges.pooled, plan.rank_count)
+    if exchanges.by_rows is not None:
+        sent += sent_by_members(exchanges.by_rows.sums, plan.rank_count)
+    per_host = plan.ranks_per_host or plan.rank_count
+    for host, steps in enumerate(exchanges.of_hosts):
+        members = slice(host * per_host, (host + 1) * per_host)
+        sent[members] += sent_by_members(steps.inside, per_host)
+        sent[members] += int(np.array(steps.across.byte_matrix, dtype=np.int64)[host].sum())
+    return PlanLoads(
+        tuple(lookups.tolist()), tuple(sent.tolist()), memory_bytes, _sent_between(plan, exchanges)
+    )
+
+
+def _sent_between(plan: ShardingPlan, exchanges: Exchanges) -> tuple[tuple[int, ...], ...]:
+    """Vector bytes between hosts, or between ranks of the only host."""
+    per_host = plan.ranks_per_host or plan.rank_count
+    hosts = plan.rank_count // per_host
+    size, count = (per_host, hosts) if hosts > 1 else (1, plan.rank_count)
+    between = np.zeros((count, count), dtype=np.int64)
+    if exchanges.pooled.byte_matrix is not None:
+        matrix = np.array(exchanges.pooled.byte_matrix, dtype=np.int64)
+        between += matrix.reshape(count, size, count, size).sum(axis=(1, 3))
+    if exchanges.by_rows is not None:
+        # Every rank hands each other one its share of the sums.
+        share = exchanges.by_rows.sums.size_bytes // plan.rank_count
+        between += share * size * size - np.diag(np.full(count, share * size))
+    for host, steps in enumerate(exchanges.of_hosts if hosts > 1 else ()):
+        between[host] += per_host * np.array(steps.across.byte_matrix, dtype=np.int64)[host]
+        between[host, host] += int(sent_by_members(steps.inside, per_host).sum())
+    return tuple(tuple(row) for row in between.tolist())
+
+
+def find_straggler(
+    evaluator: PlanEvaluator, plan: ShardingPlan, awaited_ns: Sequence[float]
+) -> Straggler:
+    """The rank that others wait for most, and its most expensive tables."""
+    rank = int(np.argmax(awaited_ns))
+    return Straggler(rank, awaited_ns[rank], dearest_tables(evaluator, plan, rank))
+
+
+def dearest_tables(evaluator: PlanEvaluator, plan: ShardingPlan, rank: int) -> tuple[str, ...]:
+    """The tables that cost *rank* most under *plan*."""
+    shards = plan.shards_of_rank[rank]
+    costs = evaluator.pieces_alone(plan.tables, shards).total_ns if shards else np.zeros(0)
+    dearest = np.argsort(-costs, kind="stable")[:SHOWN_TABLES]
+    return tuple(plan.tables[shards[int(place)].table].name for place in dearest)
+
+
+def find_gains(
+    priced: PricedJob, mode: Mode, *, is_loader_left_out: bool
+) -> tuple[float, dict[PlanBound, float]]:
+    """The time, and what is saved by reducing each part by 10 %, with one replay of all parts."""
+    job, nominal_ns = priced.job, priced.durations.values_ns[:, 0]
+    is_exchange, is_loader = np.zeros((2, len(nominal_ns)), dtype=bool)
+    for rank in range(job.rank_count):
+        program, rows = job.program_of(rank), priced.durations.rows_of(job, rank)
+        operators = [job.origins[place].operator for place in program.origin]
+        is_exchange[rows] = [operator.startswith("embedding/") for operator in operators]
+        of_lane = [lane.kind is LaneKind.LOADER for lane in program.lanes]
+        is_loader[rows] = np.repeat(of_lane, np.diff(program.lane_start))
+    if is_loader_left_out:
+        nominal_ns = np.where(is_loader, 0, nominal_ns)
+    vectors = [nominal_ns]
+    for bound, families in _FAMILIES.items():
+        is_part = np.isin(priced.family, [FAMILIES.index(name) for name in families]) & ~is_loader
+        if families == (COMMUNICATION_FAMILY,):
+            is_part &= is_exchange == (bound is PlanBound.ALL_TO_ALL)
+        if bound is PlanBound.LOADER:
+            is_part = is_loader
+        vectors.append(np.where(is_part, np.rint(FASTER * nominal_ns), nominal_ns))
+    values = np.stack(vectors, axis=1).astype(np.int64)
+    durations = replace(priced.durations, values_ns=np.ascontiguousarray(values))
+    if mode is Mode.PERIOD:
+        times = find_period(SerialExecutor().replay, job, durations).period_ns
+    else:
+        times = replay(job, durations, iterations=1).iteration_end_ns[0]
+    gains = {bound: float(times[0] - one) for bound, one in zip(_FAMILIES, times[1:], strict=True)}
+    return float(times[0]), gains
+
+
+def compare_works(first: PlanWork, second: PlanWork) -> tuple[str, ...]:
+    """Sentences that say why *first* is faster than *second*, or is not."""
+    apart_ns = second.iteration_ns - first.iteration_ns
+    word = "longer" if apart_ns >= 0 else "less"
+    sentences = [
+        f"{second.name} takes {format_duration(abs(apart_ns))} {word} than {first.name}: "
+        + (_parts(first, second) or "no part of it differs much")
+        + "."
+    ]
+    least_ns = LITTLE * first.iteration_ns
+    further_ns = second.lookup.amount - first.lookup.amount
+    if abs(further_ns) > least_ns:
+        slow, fast = (second, first) if further_ns > 0 else (first, second)
+        sentences.append(
+            f"{slow.name}: rank {slow.lookup.rank} looks up and updates "
+            f"{format_duration(abs(further_ns))} longer than any rank under {fast.name}"
+            f"{slow.lookup.because}."
+        )
+    more = second.sent.amount - first.sent.amount
+    if abs(more) > LITTLE * max(first.sent.amount, second.sent.amount):
+        large, small = (second, first) if more > 0 else (first, second)
+        sentences.append(
+            f"{small.name}: no rank sends more than {format_size(round(small.sent.amount))} of "
+            f"vectors; under {large.name} rank {large.sent.rank} sends "
+            f"{format_size(round(large.sent.amount))}, and its busiest host "
+            f"{format_size(abs(large.host_bytes - small.host_bytes))} "
+            f"{'more' if large.host_bytes >= small.host_bytes else 'less'}."
+        )
+    return tuple(sentences)
+
+
+def _parts(first: PlanWork, second: PlanWork) -> str:
+    """The parts that differ, the largest difference first."""
+    further = {name: second.parts_ns[name] - part_ns for name, part_ns in first.parts_ns.items()}
+    told = sorted(further.items(), key=lambda one: -abs(one[1]))
+    return ", ".join(
+        f"{name} {'+' if extra_ns > 0 else '-'}{format_duration(abs(extra_ns))}"
+        for name, extra_ns in told
+        if abs(extra_ns) > LITTLE * first.iteration_ns
+    )
