@@ -251,6 +251,8 @@ def price_ops(
             ratio = np.where(is_plain, plain, ratio)
         if not is_alone:
             ratio = ratio * sustained_factors(chosen, device, stack)
+        if op_type in (GroupedGemm, MemoryBound):
+            ratio = ratio * np.array([op.launches for op in chosen])  # type: ignore[union-attr]  # as above
         is_stretched = np.any(ratio != 1)
         return replace(priced, duration_ns=priced.duration_ns * ratio) if is_stretched else priced
 
