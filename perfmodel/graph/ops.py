@@ -34,6 +34,7 @@ class CopyRoute(Enum):
     HOST_TO_DEVICE = "host_to_device"
     DEVICE_TO_HOST = "device_to_host"
     DEVICE_TO_DEVICE = "device_to_device"
+    HOST_TO_HOST = "host_to_host"
 
 
 class Pass(Enum):
@@ -181,7 +182,10 @@ class EmbeddingOp:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy between memories. A pageable one (not pinned) also blocks the host."""
+    """A copy between memories. A pageable one (not pinned) also blocks the host.
+
+    Inside the host it is any pass over memory that moves *size_bytes*, read or written.
+    """
 
     route: CopyRoute
     size_bytes: int

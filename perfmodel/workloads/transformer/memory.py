@@ -113,7 +113,8 @@ def _trained_bytes(run: TransformerRun, elements: int, shares: int) -> tuple[int
     gradients, state = elements * size, 0
     if training.optimizer != "none":
         has_master = training.weight_dtype.size_bytes < FP32_BYTES
-        state = elements * (has_master + STATES[training.optimizer]) * FP32_BYTES
+        kept = round(elements * (1 - training.offload_optimizer))
+        state = kept * (has_master + STATES[training.optimizer]) * FP32_BYTES
     return (
         gradients // (shares if sharding.divides_gradients and run.layout.pp == 1 else 1),
         state // (shares if sharding.divides_state else 1),

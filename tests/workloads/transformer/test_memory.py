@@ -138,6 +138,14 @@ def test_activations_that_wait_in_host_memory_take_none_of_the_gpu():
     assert (half, all_of_them) == (none // 2, 0)
 
 
+def test_state_that_is_on_the_host_takes_none_of_the_gpu():
+    none, half, whole = (
+        parts_of(run_of("llama3_8b", f"training.offload_optimizer={share}"))["optimizer state"]
+        for share in (0.0, 0.5, 1.0)
+    )
+    assert (half, whole) == (none // 2, 0)
+
+
 def test_parts_that_are_recomputed_are_not_kept():
     layer = {
         part: layer_activation_bytes(run_of("deepseek_v3", *words), is_expert=part != "mlp")
