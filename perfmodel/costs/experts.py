@@ -108,13 +108,18 @@ def _training_kernel(entries: Sequence[Entry], device: Device, dtype: DType) -> 
     """The kernel that training takes for GEMMs of *dtype*.
 
     Fits are of serving kernels, some of which are made for few tokens and reach a fifth of what
-    others do. Training multiplies thousands of rows an expert and takes the fastest for those. A
-    narrow format that is slower than bf16 would not be chosen: that is a fault of the fits.
+    others do. Training multiplies thousands of rows an expert and takes the fastest for those. If
+    all of a format with scales by block are slower than bf16, they only serve, and those of fp8
+    stand in. If these are slower, too, that is a fault of the fits.
     """
     found, plain = (_nearest(entries, device, one) for one in (dtype, DType.BF16))
     narrow_ns, plain_ns = (
         _reference_ns(match, device, one) for match, one in ((found, dtype), (plain, DType.BF16))
     )
+    if dtype.is_quantised and dtype is not DType.FP8 and narrow_ns > plain_ns:
+        stand_in = _nearest(entries, device, DType.FP8)
+        found = Match(stand_in.entry, stand_in.borrowed_sigma + STAND_IN_SIGMA)
+        narrow_ns = _reference_ns(found, device, dtype)
     if dtype.is_quantised and narrow_ns > plain_ns:
         raise CalibrationError(
             f"experts on {device.name}: the fastest kernel for {dtype.value} "

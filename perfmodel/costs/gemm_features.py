@@ -68,7 +68,7 @@ def gemm_shapes(ops: Sequence[Gemm]) -> GemmShapes:
 
 def is_on_vector_units(stored: DType, device: Device, stack: SoftwareStack) -> bool:
     """Whether GEMMs of numbers *stored* so run outside tensor cores on *device*."""
-    kind = _rated_format(device, stack.matmul_dtypes.get(stored, stored))
+    kind = rated_format(device, stack.matmul_dtypes.get(stored, stored))
     # A stated FP32 rate is that of vector units; on some boards tensor cores are no faster.
     return kind in (None, DType.FP32) or device.peak_flops[kind] <= device.vector_flops
 
@@ -79,7 +79,7 @@ def machine_rates(device: Device, dtype: DType) -> MachineRates:
     A dtype without its own rate runs as the next wider one that has one, without tensor cores at
     the vector rate.
     """
-    kind = _rated_format(device, dtype)
+    kind = rated_format(device, dtype)
     rate = device.vector_flops if kind is None else device.peak_flops[kind]
     return MachineRates(
         sm_count=device.sm_count,
@@ -90,7 +90,7 @@ def machine_rates(device: Device, dtype: DType) -> MachineRates:
     )
 
 
-def _rated_format(device: Device, dtype: DType) -> DType | None:
+def rated_format(device: Device, dtype: DType) -> DType | None:
     """The format with a stated rate that GEMMs of *dtype* run as."""
     kinds = (dtype, *_WIDER.get(dtype, ()))
     return next((kind for kind in kinds if kind in device.peak_flops), None)

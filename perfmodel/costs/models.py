@@ -46,7 +46,7 @@ from perfmodel.graph.ops import (
 )
 from perfmodel.stacks.capabilities import Execution
 from perfmodel.stacks.stack import PLAIN_GEMM, SoftwareStack
-from topologies import Device
+from topologies import Device, HostLinkKind
 
 DIRECT_INSTRUCTIONS = 8
 """Instructions per multiply-add outside tensor cores: load, address, convert, multiply, and as many
@@ -119,6 +119,12 @@ COPY_FLOOR_NS = 2_000.0
 PAGEABLE_RATIO = 0.5
 """A pageable copy goes through a pinned staging buffer, which halves its bandwidth."""
 DEVICE_EFFICIENCY = 0.85
+HOST_PASS_BYTES_PER_S = {HostLinkKind.NVLINK_C2C: 118e9}
+PCIE_HOST_PASS_BYTES_PER_S = 30e9
+"""What a GPU's share of the host's cores moves when all GPUs of the host have such a pass: 0.46 of
+the memory's bandwidth, as CPU-Adam reached in the paper on ZeRO-Offload (10 billion parameters of
+30 bytes in 2.57 s on two sockets with 256 GB/s). That of two sockets with 205 or 307 GB/s each for
+eight GPUs is 24 or 35 GB/s, that of a Grace with 512 GB/s for two GPUs is 118."""
 
 
 def price_copies(ops: Sequence[Copy], device: Device, _stack: SoftwareStack) -> Estimates:
@@ -128,6 +134,8 @@ def price_copies(ops: Sequence[Copy], device: Device, _stack: SoftwareStack) -> 
         if op.route is CopyRoute.DEVICE_TO_DEVICE:
             # A copy inside a device reads and writes every byte.
             return DEVICE_EFFICIENCY * device.memory_bandwidth_bytes_per_s / 2
+        if op.route is CopyRoute.HOST_TO_HOST:
+            return HOST_PASS_BYTES_PER_S.get(device.host_link.kind, PCIE_HOST_PASS_BYTES_PER_S)
         return (1.0 if op.is_pinned else PAGEABLE_RATIO) * device.pcie_bandwidth_bytes_per_s
 
     sizes = np.array([op.size_bytes for op in ops], dtype=np.float64)
@@ -241,6 +249,8 @@ def price_ops(
             ratio = np.where(is_plain, plain, ratio)
         if not is_alone:
             ratio = ratio * sustained_factors(chosen, device, stack)
+        if op_type in (GroupedGemm, MemoryBound):
+            ratio = ratio * np.array([op.launches for op in chosen])  # type: ignore[union-attr]  # as above
         is_stretched = np.any(ratio != 1)
         return replace(priced, duration_ns=priced.duration_ns * ratio) if is_stretched else priced
 

@@ -34,6 +34,7 @@ class CopyRoute(Enum):
     HOST_TO_DEVICE = "host_to_device"
     DEVICE_TO_HOST = "device_to_host"
     DEVICE_TO_DEVICE = "device_to_device"
+    HOST_TO_HOST = "host_to_host"
 
 
 class Pass(Enum):
@@ -98,17 +99,21 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class GroupedGemm:
-    """Products C[m, n] = A[m, k] B[k, n] of *groups* experts in one launch."""
+    """Products C[m, n] = A[m, k] B[k, n] of *groups* experts in one launch.
+
+    Several *launches* are kernels like this one after the other, held as one task.
+    """
 
     groups: int
     m: int
     n: int
     k: int
     dtype: DType
+    launches: int = 1
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions, each counted."""
+        """Multiplications and additions of one launch, each counted."""
         return 2 * self.groups * self.m * self.n * self.k
 
 
@@ -148,7 +153,8 @@ class MemoryBound:
     """A kernel whose time is the traffic it makes: norm, activation, optimizer, cast, copy.
 
     *operator* is a word such as `layer_norm`; *row_length* is the length that
-    a reduction runs over, 0 where there is none.
+    a reduction runs over, 0 where there is none. Several *launches* are kernels like this one
+    after the other, held as one task.
     """
 
     operator: str
@@ -157,6 +163,7 @@ class MemoryBound:
     dtype: DType
     flops: int = 0
     row_length: int = 0
+    launches: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +182,10 @@ class EmbeddingOp:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy between memories. A pageable one (not pinned) also blocks the host."""
+    """A copy between memories. A pageable one (not pinned) also blocks the host.
+
+    Inside the host it is any pass over memory that moves *size_bytes*, read or written.
+    """
 
     route: CopyRoute
     size_bytes: int

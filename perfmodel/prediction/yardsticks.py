@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.base.units import NS_PER_HOUR, NS_PER_S
+from perfmodel.costs.gemm_features import rated_format
 from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from topologies.device import Device
@@ -97,11 +98,11 @@ def count_work(workload: Workload, *, device: Device) -> IterationWork:
     # Imported here: a recommendation model needs none of it.
     from perfmodel.workloads.transformer.shapes import count_flops
 
-    flops, dtype = count_flops(workload), workload.training.gemm_dtype
+    flops, rated = count_flops(workload), rated_format(device, workload.training.gemm_dtype)
     return IterationWork(
         samples=workload.batch,
         tokens=flops.tokens,
         model_flops=flops.model_flops,
         hardware_flops=flops.hardware_flops,
-        peak_flops=device.peak_flops.get(dtype),
+        peak_flops=None if rated is None else device.peak_flops[rated],
     )

@@ -92,6 +92,7 @@ class FrameworkBehaviour(Enum):
       fp32; FP16_GRADIENTS: only in fp16.
     * ONE_REDUCTION: gradients are reduced in one piece.
     * WEIGHT_BUCKETS: the size of the weights fills a bucket, whatever format gradients have.
+    * ROTATES_IN_PLACE: rotary positions overwrite queries and keys.
     * DROPOUT: models without a gate are trained with dropout.
     * UNBIASED: layers have no biases.
     * STAGES_BY_COST: a pipeline stage takes layers until it exceeds its share of the FLOPs.
@@ -120,6 +121,7 @@ class FrameworkBehaviour(Enum):
     FP16_GRADIENTS = "fp16_gradients"
     ONE_REDUCTION = "one_reduction"
     WEIGHT_BUCKETS = "weight_buckets"
+    ROTATES_IN_PLACE = "rotates_in_place"
     DROPOUT = "dropout"
     UNBIASED = "unbiased"
     STAGES_BY_COST = "stages_by_cost"

@@ -8,7 +8,7 @@ how long the host needs to start an iteration, and whether it is captured as a C
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -16,7 +16,7 @@ from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
 from perfmodel.graph.builder import ProgramBuilder
-from perfmodel.graph.issuing import Issuer, OpenLane
+from perfmodel.graph.issuing import T1, T2, T3, T4, T5, Issuer, OpenLane
 from perfmodel.graph.ops import Communication, Copy, CopyRoute, Fixed, Op
 from perfmodel.graph.program import Dependency, LaneKind, Program
 from perfmodel.stacks.capabilities import Execution
@@ -60,14 +60,27 @@ class EagerWriter(Issuer):
             self.put(self.main, floor, label="host/start of iteration")
 
     def run(
-        self, operator: str, kernels: Sequence[Op], *, label: str, stream: OpenLane | None = None
+        self,
+        operator: str,
+        kernels: Sequence[Op],
+        *,
+        label: str,
+        stream: OpenLane | None = None,
+        times: int = 1,
     ) -> int:
-        """Issue *operator* with its *kernels* and return its last task."""
+        """Issue *operator* with its *kernels* and return its last task.
+
+        If it is issued several *times*, the kernels stand for those of all times, and the host
+        spends as much time again for each.
+        """
         stream, task = stream or self.compute, -1
         self.begin(operator)
         for kernel in kernels:
             task = self.launch(kernel, stream=stream, label=label)
         self.end()
+        launches = ((operator, T4), (operator, T5)) * len(kernels)
+        again = ((operator, T1), (operator, T2), *launches[:-1], (operator, T3))
+        self.spend(*again * (times - 1))
         return task
 
     def communicate(
@@ -161,7 +174,7 @@ class Step:
     *parameters* counts the elements whose gradients are ready afterwards; with *is_expert* they
     are reduced over the ranks that hold the same experts. With *is_blocking* the host waits for
     the last kernel. The last *weight_kernels*, or with *is_weight* all, only serve gradients of
-    weights, which a pipeline may compute later.
+    weights, which a pipeline may compute later. A step of several *times* is made by `repeat`.
     """
 
     operator: str
@@ -177,6 +190,22 @@ class Step:
     is_blocking: bool = False
     weight_kernels: int = 0
     is_weight: bool = False
+    times: int = 1
+
+
+def repeat(step: Step, times: int) -> list[Step]:
+    """*step* issued *times* times; all but the first and the last time are held as one step.
+
+    No task ends at another moment but those in between. If a step takes the host H and the
+    stream G, the last kernel waits for the launches of step i and for G of every step after it:
+    i H + (times - i) G, which is largest for the first or for the last step.
+    """
+    between = times - 2
+    if between < 2:
+        return [step] * times
+    kernels = tuple(replace(kernel, launches=between) for kernel in step.kernels)  # type: ignore[arg-type]  # products of experts, and kernels bound by memory
+    label = f"{step.label} x {between}"
+    return [step, replace(step, label=label, kernels=kernels, times=between), step]
 
 
 def pointwise(
@@ -232,7 +261,7 @@ class StepWriter:
             elif step.joining is not Joining.NEVER:
                 self.outstanding[step.joining] = collective
         elif step.kernels:
-            task = writer.run(step.operator, step.kernels, label=label)
+            task = writer.run(step.operator, step.kernels, label=label, times=step.times)
             if step.is_blocking:
                 writer.synchronize(task, label=label)
         else:

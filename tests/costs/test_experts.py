@@ -152,3 +152,13 @@ def test_narrow_kernels_slower_than_bf16_are_told(monkeypatch):
         price_grouped_gemms(
             [GroupedGemm(8, 4096, 4096, 4096, DType.FP8)], device, load_stack("nemo")
         )
+
+
+def test_kernels_of_fp8_stand_in_for_those_by_block_that_only_serve():
+    device, shape = load_device("h100_sxm"), (8, 4096, 4096, 4096)
+    block, plain, wide = (
+        price_grouped_gemms([GroupedGemm(*shape, one)], device, load_stack("nemo"))
+        for one in (DType.FP8_BLOCK, DType.FP8, DType.BF16)
+    )
+    assert plain.duration_ns[0] == block.duration_ns[0] < wide.duration_ns[0]
+    assert block.relative_sigma[0] > plain.relative_sigma[0]

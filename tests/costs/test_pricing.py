@@ -166,6 +166,13 @@ def test_a_pageable_copy_takes_twice_as_long():
     assert slow / fast == pytest.approx(2.0, rel=1e-3)
 
 
+@pytest.mark.parametrize(("name", "seconds"), [("h100_sxm", 1.0), ("gb200", 30 / 118)])
+def test_a_pass_over_host_memory_takes_its_share_of_that_memory(name, seconds):
+    update = Copy(CopyRoute.HOST_TO_HOST, 30 * 10**9)
+    priced = price_ops([update], device=load_device(name), stack=STACK)
+    assert priced.duration_ns[0] == pytest.approx(seconds * 1e9, rel=1e-4)
+
+
 def test_a_profiles_ratios_stretch_their_families_and_nothing_else(job, cluster, priced):
     ratios = {"gemm": {"hopper": 2.0, "default": 9.0}, "communication": {"default": 1.5}}
     stretched = price_job(job, cluster=cluster, stack=replace(STACK, kernel_time_ratio=ratios))

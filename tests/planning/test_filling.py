@@ -12,6 +12,7 @@ from perfmodel.planning.layouts import search
 from perfmodel.planning.layouts.search import fill_layout
 from perfmodel.prediction.question import load_setting
 from perfmodel.prediction.scenario import Scenario
+from perfmodel.stacks.capabilities import Dispatcher
 from perfmodel.workloads.transformer.spec import TransformerSpec
 
 BEST = {"parallel.tp": 2, "parallel.pp": 1, "parallel.sharding": "zero1",
@@ -36,7 +37,7 @@ def test_a_layout_that_was_left_open_is_filled_in_and_told(asked):
     phases: list[Any] = []
     found = fill_layout(load_setting(OPEN), on_phase=lambda *told: phases.append(told))
     changes = ("parallel.tp=2", "parallel.pp=1", "parallel.interleaving=1")
-    # Sharding and recomputation are what the workload says.
+    # All else is what the workload says.
     asked_for = Scenario("quad_a100", "gpt2_xl", ("batch=8", *changes), stack="pytorch_fused")
     assert found.scenario == asked_for
     # The workload is the one that would be read from the changed scenario.
@@ -73,3 +74,12 @@ def test_where_nothing_fits_the_scenario_stays_as_it_is(monkeypatch):
     monkeypatch.setattr(search, "fastest_by_bound", refuse)
     setting = load_setting(OPEN)
     assert fill_layout(setting) is setting
+
+
+def test_settings_beside_the_split_keep_their_kind():
+    words = ("parallel.dispatcher=deepep",)
+    found = fill_layout(load_setting(Scenario("dgx_b200", "qwen3_30b_a3b", words)))
+
+    assert isinstance(found.workload, TransformerSpec)
+    assert found.workload.parallel.tp is not None
+    assert found.workload.parallel.dispatcher is Dispatcher.DEEPEP

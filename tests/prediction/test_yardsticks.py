@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
+from perfmodel.prediction.yardsticks import IterationWork, Yardsticks, count_work
+from perfmodel.workloads import load_workload
+from topologies import load_device
 
 
 def test_figures_are_those_of_paper():
@@ -25,3 +27,8 @@ def test_without_tokens_samples_are_counted():
     unknown = IterationWork(samples=10, model_flops=7)
     assert Yardsticks(unknown, 1, 10**9).model_utilisation is None
     assert Yardsticks(unknown, 1, 10**9).model_flops_per_gpu == 7
+
+
+def test_a_format_without_a_rate_is_compared_with_the_one_it_runs_as():
+    spec = load_workload("llama3_8b", ["training.compute=mxfp8"])
+    assert count_work(spec, device=load_device("b200_sxm")).peak_flops == 4500e12

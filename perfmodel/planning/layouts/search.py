@@ -43,7 +43,12 @@ EXPLAINED = 4
 """Replays that explaining the winner takes as long as."""
 MOST_LAYERS = 48
 """Kinds of layer that are measured for a layout without a replay."""
-_KEPT = frozenset({"parallel.sharding", "training.recompute", "parallel.sequence_parallel"})
+_KEPT = frozenset(
+    {
+        *("parallel.sharding", "parallel.sequence_parallel", "parallel.schedule"),
+        *("parallel.dispatcher", "parallel.expert_overlap", "training.recompute"),
+    }
+)
 _SPLIT = ("parallel.tp", "parallel.pp", "parallel.dp", "parallel.micro_batch")
 Machine = tuple[Cluster, SoftwareStack]
 
@@ -70,7 +75,7 @@ def fastest_by_bound(
 def fill_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Setting:
     """*setting* with a layout, if its workload is a Transformer that leaves all of it open.
 
-    Ranks, micro-batch and interleaving are chosen; sharding and recomputation stay as they are.
+    Ranks, micro-batch and interleaving are chosen; all else stays as it is.
     """
     spec = setting.workload
     if not isinstance(spec, TransformerSpec):
@@ -92,7 +97,7 @@ def fill_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Settin
         f"No layout is stated: {', '.join(changes)} has the lowest bound of those that fit. "
         "`perfmodel search` replays the best of them."
     )
-    # Sharding and recomputation are kept, so all changes are of one section.
+    # Recomputation is kept, so all changes are of one section.
     parallel = {key.removeprefix("parallel."): value for key, value in chosen.items()}
     filled = spec.model_copy(update={"parallel": spec.parallel.model_copy(update=parallel)})
     scenario = setting.scenario

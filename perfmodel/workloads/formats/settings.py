@@ -36,7 +36,7 @@ class SettingsTable(Form):
     stack: str
     merged: tuple[str, ...]
     reads: Mapping[str, str]
-    words: Mapping[str, Mapping[str, str]]
+    words: Mapping[str, Mapping[str, Any]]
     switches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unstated: tuple[Any, ...] = ()
     hints: Mapping[str, str] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import GroupedGemm, MemoryBound, Op, Pass
 from perfmodel.graph.routing import hottest_loads
 from perfmodel.stacks.capabilities import Dispatcher
-from perfmodel.workloads.eager import Step, communication, pointwise
+from perfmodel.workloads.eager import Step, communication, pointwise, repeat
 from perfmodel.workloads.kernels import Linear, elementwise
 from perfmodel.workloads.transformer.chains import activation_steps, chain_name, chain_steps
 from perfmodel.workloads.transformer.layout import Slot
@@ -173,7 +173,7 @@ class ExpertSteps:
         if self._linears.run.groups_experts:
             return [Step("grouped_mm", name, (*casts, self._grouped(rows, *shape)))]
         each = self._linears.cast(rows * linear.inputs)
-        return [Step("linear", name, (*each, *self._scaled(rows, *shape)))] * self.held
+        return repeat(Step("linear", name, (*each, *self._scaled(rows, *shape))), self.held)
 
     def _products_backward(self, linear: Linear, label: str) -> list[Step]:
         name, rows, held = f"{label} backward", self._rows_per_expert, self.held
@@ -186,7 +186,7 @@ class ExpertSteps:
             casts = self._linears.cast(rows * linear.outputs)
             of_input, of_weight = (self._scaled(*shape) for shape in shapes)
             kernels, behind = (*casts, *of_input, *of_weight), len(of_weight)
-            steps = [Step("AddmmBackward", name, kernels, weight_kernels=behind)] * held
+            steps = repeat(Step("AddmmBackward", name, kernels, weight_kernels=behind), held)
         added = self._linears.accumulate(held * linear.parameters, name)
         return [*steps, *(replace(step, is_expert=True, is_weight=True) for step in added)]
 

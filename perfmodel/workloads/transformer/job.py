@@ -18,7 +18,7 @@ from perfmodel.workloads.transformer.layout import add_groups
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout
 from perfmodel.workloads.transformer.parts import StageParts
 from perfmodel.workloads.transformer.run import TransformerRun
-from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.transformer.spec import TrainingSection, TransformerSpec
 from perfmodel.workloads.transformer.stage import StageWriter
 from perfmodel.workloads.transformer.words import AdapterPlaces, Recompute, Routing
 
@@ -103,11 +103,7 @@ def _iter_assumptions(run: TransformerRun, chosen: ChosenLayout) -> Iterator[str
     if training.recompute_modules:
         words = ", ".join(part.value for part in training.recompute_modules)
         yield f"Parts of all layers are recomputed in the backward pass: {words}."
-    if training.offload_layers:
-        yield (
-            f"Activations of {training.offload_layers} layers wait in host memory; their copies "
-            "are assumed to be hidden by compute."
-        )
+    yield from _iter_offload_assumptions(training)
     if spec.parallel.sharding.divides_weights:
         yield (
             "Weights are gathered one layer ahead of use; at most two layers are held."
@@ -118,6 +114,20 @@ def _iter_assumptions(run: TransformerRun, chosen: ChosenLayout) -> Iterator[str
         yield (
             f"Weights are frozen; adapters of rank {training.adapter_rank} on "
             f"{_PLACES[training.adapter_places]} of a layer are trained."
+        )
+
+
+def _iter_offload_assumptions(training: TrainingSection) -> Iterator[str]:
+    if training.offload_layers:
+        yield (
+            f"Activations of {training.offload_layers} layers wait in host memory; their copies "
+            "are assumed to be hidden by compute."
+        )
+    if training.offload_optimizer:
+        yield (
+            f"{training.offload_optimizer:.0%} of the optimizer's state is in host memory and "
+            "updated there, by a share of the host's cores that is assumed to move 30 GB/s per GPU "
+            "behind PCIe and 118 GB/s behind NVLink-C2C."
         )
 
 

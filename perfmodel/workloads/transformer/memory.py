@@ -11,6 +11,7 @@ from __future__ import annotations
 from itertools import chain
 
 from perfmodel.graph.job import RUNTIME_BYTES, MemoryPart, RankMemory
+from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.workloads.kernels import FP32_BYTES, STATES
 from perfmodel.workloads.transformer.experts import routed_rows
 from perfmodel.workloads.transformer.run import TransformerRun
@@ -37,9 +38,9 @@ state their peak and from runs that ran out of memory (`validate fits`)."""
 _GATHERED_ACTIVATIONS = 3
 """Tensors of all tokens that a layer split along the sequence holds at once in its backward pass:
 the gathered input of a GEMM, the gathered gradient of its output, and that of the input."""
-_FUSED_LOSS_COPIES, _LOSS_COPIES = 1, 4
-"""Copies of the logits in fp32: as cast, shifted and exponentiated, and their gradient; a fused
-loss works in place in one of them."""
+_LOSS_COPIES = 3
+"""Copies of the logits in fp32 when their gradient is made: the logarithms of their shares, the
+gradient of these, and that of the logits. The logits themselves are freed after the cast."""
 
 
 def memory_of_stages(run: TransformerRun) -> tuple[RankMemory, ...]:
@@ -105,11 +106,15 @@ def _trained_bytes(run: TransformerRun, elements: int, shares: int) -> tuple[int
     Stages of a pipeline keep what they gathered, and its gradients, until the iteration ends.
     """
     training, sharding = run.spec.training, run.spec.parallel.sharding
-    gradients = elements * training.gradient_dtype.size_bytes
-    state = 0
+    size = training.gradient_dtype.size_bytes
+    if run.stack.has(FrameworkBehaviour.WEIGHT_BUCKETS) and run.layout.weight_copies > 1:
+        # Buckets in the format of the weights are summed up in longer gradients.
+        size += training.weight_dtype.size_bytes
+    gradients, state = elements * size, 0
     if training.optimizer != "none":
         has_master = training.weight_dtype.size_bytes < FP32_BYTES
-        state = elements * (has_master + STATES[training.optimizer]) * FP32_BYTES
+        kept = round(elements * (1 - training.offload_optimizer))
+        state = kept * (has_master + STATES[training.optimizer]) * FP32_BYTES
     return (
         gradients // (shares if sharding.divides_gradients and run.layout.pp == 1 else 1),
         state // (shares if sharding.divides_state else 1),
@@ -251,7 +256,8 @@ def _copied_widths(run: TransformerRun, shape: LayerShape) -> int:
     model, width = run.spec.model, 0
     if run.fuses_pointwise:
         return 0
-    if model.positions is not Positions.LEARNED:
+    is_kept = not run.stack.has(FrameworkBehaviour.ROTATES_IN_PLACE)
+    if model.positions is not Positions.LEARNED and is_kept:
         width = (shape.heads + shape.kv_heads) * model.head_width
     if model.gated_ffn and not run.fuses_activation and shape.down:
         width += shape.down.inputs
@@ -276,7 +282,7 @@ def _split_bytes(run: TransformerRun) -> int:
 
 
 def _logit_bytes(run: TransformerRun) -> int:
-    copies = _FUSED_LOSS_COPIES if run.fuses_loss else _LOSS_COPIES
-    size = run.dtype.size_bytes + copies * FP32_BYTES
+    # A fused loss works in place, in a cast of the logits.
+    size = run.dtype.size_bytes + FP32_BYTES if run.fuses_loss else _LOSS_COPIES * FP32_BYTES
     heads = 1 + run.spec.model.mtp_layers
     return heads * run.predicted_tokens * -(-run.spec.model.vocab // run.layout.tp) * size

@@ -206,7 +206,8 @@ class TrainingSection(Section):
     they are *grouped_experts*, the experts of a rank are multiplied one by one. A sequence may be
     packed of samples of *packed_tokens* tokens that do not see each other. Beside *recompute*,
     *recompute_modules* of all layers are recomputed, and the activations of the first
-    *offload_layers* layers wait in host memory.
+    *offload_layers* layers wait in host memory. The share *offload_optimizer* of the optimizer's
+    state is in host memory, too, and is updated there.
     """
 
     precision: NumberFormat = DType.BF16
@@ -219,6 +220,7 @@ class TrainingSection(Section):
     recompute_fraction: Ratio = 1.0
     recompute_modules: tuple[RecomputedPart, ...] = ()
     offload_layers: NaturalNumber = 0
+    offload_optimizer: Ratio = 0.0
     attention: AttentionKernel = AttentionKernel.AUTO
     adapters_only: Switch = False
     adapter_rank: Width = 16
@@ -245,6 +247,16 @@ class TrainingSection(Section):
     def weight_dtype(self) -> DType:
         """What weights are stored in between iterations."""
         return DType.FP32 if self.is_autocast else self.precision
+
+    @model_validator(mode="after")
+    def _check_offload(self) -> Self:
+        if self.offload_optimizer and self.optimizer in ("lamb", "muon", "none"):
+            raise ValueError(
+                f"offload_optimizer must be 0 with the optimizer {self.optimizer}: hosts run those "
+                "that update each weight by itself; got "
+                f"{self.offload_optimizer}. Use adam, adamw, adagrad or sgd"
+            )
+        return self
 
     def recomputes(self, layer: int) -> bool:
         """Whether *layer* is in the recomputed fraction, which is spread evenly."""

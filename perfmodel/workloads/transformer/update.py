@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.ops import Gemm, MemoryBound
+from perfmodel.graph.ops import Copy, CopyRoute, Gemm, MemoryBound
 from perfmodel.graph.program import Dependency
 from perfmodel.stacks.capabilities import FrameworkBehaviour, OptimizerKernels
 from perfmodel.workloads.eager import EagerWriter
-from perfmodel.workloads.kernels import FP32_BYTES, elementwise, iter_optimizer_calls
+from perfmodel.workloads.kernels import FP32_BYTES, STATES, elementwise, iter_optimizer_calls
 from perfmodel.workloads.transformer.data_parallel import Reductions
 from perfmodel.workloads.transformer.layout import Slot, has_norm_group, has_tied_group
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import LayerShape
 
+_OFFLOADED = "optimizer/step on the host"
 Groups = Sequence[Sequence[int]]
 """Elements of tensors, by layer."""
 
@@ -73,6 +74,10 @@ class UpdateWriter:
         if training.clip_gradients:
             tensors = [tensor for group in shares for tensor in group]
             self._clip(tensors if kernels is OptimizerKernels.PLAIN else [sum(tensors)])
+        if training.offload_optimizer:
+            shares = self._step_on_host(shares)
+            if training.offload_optimizer == 1:
+                return
         steps = {training.optimizer: shares}
         if training.optimizer == "muon":
             self._orthogonalise(1 if not is_divided else layout.shard_ranks)
@@ -89,6 +94,26 @@ class UpdateWriter:
                 weight_dtype=training.weight_dtype,
             ):
                 self.writer.run(operator, ops, label="optimizer/step")
+
+    def _step_on_host(self, groups: Groups) -> list[list[int]]:
+        """Update a share of each of *groups* on the host, and return what is left for the GPU.
+
+        Gradients go down, the host waits for them and updates, then weights come up: no part of
+        it overlaps, as in Megatron-Core and in DeepSpeed without delayed updates.
+        """
+        training, writer = self.run.spec.training, self.writer
+        sent = [[round(one * training.offload_optimizer) for one in group] for group in groups]
+        elements, size = sum(map(sum, sent)), training.weight_dtype.size_bytes
+        down = Copy(CopyRoute.DEVICE_TO_HOST, elements * training.gradient_dtype.size_bytes)
+        writer.synchronize(writer.run("to", [down], label=_OFFLOADED), label=_OFFLOADED)
+        # Weight and states are read and written, the gradient read and a short weight written.
+        moved = FP32_BYTES * (2 + 2 * STATES[training.optimizer] + 1) + size % FP32_BYTES
+        writer.put(writer.thread, Copy(CopyRoute.HOST_TO_HOST, elements * moved), label=_OFFLOADED)
+        writer.run("to", [Copy(CopyRoute.HOST_TO_DEVICE, elements * size)], label=_OFFLOADED)
+        return [
+            [one - gone for one, gone in zip(*pair, strict=True)]
+            for pair in zip(groups, sent, strict=True)
+        ]
 
     def _orthogonalise(self, shares: int) -> None:
         """Five Newton-Schulz steps over each matrix of the layers, in bf16.

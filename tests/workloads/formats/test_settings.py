@@ -191,6 +191,9 @@ def test_what_deepspeed_leaves_to_the_trainer_stays_as_the_workload_has_it(file)
     assert (after.batch, after.training) == (before.batch, before.training)
     assert after.parallel.sharding is StateSharding.ZERO2
     settings["zero_optimization"]["offload_optimizer"]["device"] = "cpu"
+    offloaded = load_workload("llama3_8b", layout_from=file(settings))
+    assert offloaded.training.offload_optimizer == 1
+    settings["zero_optimization"]["offload_optimizer"]["device"] = "nvme"
     with pytest.raises(WorkloadError, match=r"offload_optimizer\.device says that it keeps"):
         load_workload("llama3_8b", layout_from=file(settings))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.stacks.capabilities import Fusion
+from perfmodel.stacks.capabilities import FrameworkBehaviour, Fusion
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import load_workload
 from perfmodel.workloads.transformer.layout import Layout
@@ -44,6 +44,24 @@ def test_mixed_precision_adam_takes_eighteen_bytes_a_parameter_with_fp32_gradien
     # 2 weight + 4 gradient + 4 master weight + 8 moments.
     state = parts["weights"] + parts["gradients"] + parts["optimizer state"]
     assert state == 18 * parameter_count(run.spec.model)
+
+
+@pytest.mark.parametrize(("dp", "a_weight"), [(1, 4), (2, 4 + 2)])
+def test_buckets_in_the_format_of_weights_are_kept_besides_longer_gradients(dp, a_weight):
+    run = run_of("gpt2_xl", stack=load_stack("nanotron"), dp=dp)
+
+    assert parts_of(run)["gradients"] == a_weight * parameter_count(run.spec.model)
+
+
+def test_queries_and_keys_that_are_rotated_in_place_are_kept_once():
+    stack = load_stack("nanotron")
+    habit = {FrameworkBehaviour.ROTATES_IN_PLACE}
+    kept, once = (
+        layer_activation_bytes(run_of("llama3_8b", stack=one))
+        for one in (replace(stack, habits=stack.habits - habit), stack)
+    )
+    # 8,192 tokens, 32 query heads and 8 key heads of 128 numbers in bf16.
+    assert kept - once == 8192 * (32 + 8) * 128 * 2
 
 
 def test_muon_keeps_one_state_of_layers_and_two_of_both_ends():
@@ -87,9 +105,9 @@ def test_every_rank_is_listed_and_names_its_largest_part(name):
         assert of_rank.total_bytes < 80e9
 
 
-# Logits in bf16 and one copy in fp32, or four.
-@pytest.mark.parametrize(("stack", "a_logit"), [(FUSED, 2 + 4), (load_stack("nanotron"), 2 + 16)])
-def test_a_loss_that_is_not_fused_keeps_four_copies_of_the_logits(stack, a_logit):
+# Logits in bf16 and a copy in fp32; or logarithms, their gradient and that of the logits in fp32.
+@pytest.mark.parametrize(("stack", "a_logit"), [(FUSED, 2 + 4), (load_stack("nanotron"), 3 * 4)])
+def test_a_loss_that_is_not_fused_keeps_three_copies_of_the_logits(stack, a_logit):
     run = run_of("gpt2_xl", stack=stack)
 
     logits = run.spec.sequence_length * run.spec.model.vocab
@@ -118,6 +136,14 @@ def test_activations_that_wait_in_host_memory_take_none_of_the_gpu():
         for layers in (0, 16, 32)
     )
     assert (half, all_of_them) == (none // 2, 0)
+
+
+def test_state_that_is_on_the_host_takes_none_of_the_gpu():
+    none, half, whole = (
+        parts_of(run_of("llama3_8b", f"training.offload_optimizer={share}"))["optimizer state"]
+        for share in (0.0, 0.5, 1.0)
+    )
+    assert (half, whole) == (none // 2, 0)
 
 
 def test_parts_that_are_recomputed_are_not_kept():

@@ -8,15 +8,23 @@ import numpy as np
 import pytest
 
 from collectives.collective import CollectiveKind
-from perfmodel.engine.replay import find_period
+from perfmodel.base.errors import WorkloadError
+from perfmodel.engine.replay import find_period, replay
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.durations import build_shared_durations
-from perfmodel.graph.ops import Attention, Communication, Gemm, HostSpan, MemoryBound
+from perfmodel.graph.ops import (
+    Attention,
+    Communication,
+    Copy,
+    Gemm,
+    HostSpan,
+    MemoryBound,
+)
 from perfmodel.stacks.capabilities import FrameworkBehaviour, Fusion, OptimizerKernels, Overlap
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import build_job
-from tests.workloads.reading import collectives_of, iter_ops, tiny
+from tests.workloads.reading import collectives_of, iter_ops, parameter_count, tiny
 
 BASE = replace(load_stack("pytorch_fused"), fusions=frozenset(), overlaps=frozenset())
 
@@ -54,6 +62,7 @@ def operators(job):
     return [part.operator for span in spans for part in span.parts if part.part.value == "t4"]
 
 
+ON_HOST = "optimizer/step on the host"
 YARN = {"positions": "yarn"}
 GPT, DROPOUT, FP32 = {"gated": False}, {"gated": False, "dropout": True}, {"precision": "fp32"}
 ACTIVATION, NORM = "layer 0/ffn/activation", "layer 0/ffn/norm forward"
@@ -306,3 +315,38 @@ def test_sharded_layers_may_overlap_where_other_reductions_do_not():
         beside = under(spec, ranks=2, overlaps=[Overlap.SHARDED_LAYERS])
         times = [period_ns(job, compute_ns=100) for job in (beside, plain)]
         assert (times[0] < times[1]) == is_faster
+
+
+def copies_on_host(job):
+    return [op for name, op in iter_ops(job) if name == ON_HOST and isinstance(op, Copy)]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_an_optimizer_on_the_host_gets_gradients_and_returns_weights(share):
+    spec = small(training={"offload_optimizer": share})
+    whole, job = (under(one, optimizer_kernels=OptimizerKernels.FUSED) for one in (small(), spec))
+    # Gradients in fp32 go down; weight and both moments are read and written, the gradient is read
+    # and a weight in bf16 written: 4 x 7 + 2 bytes; weights in bf16 come up.
+    elements = share * parameter_count(spec.model)
+    expected = {"device_to_host": 4, "host_to_host": 30, "host_to_device": 2}
+    found = {op.route.value: op.size_bytes / elements for op in copies_on_host(job)}
+    assert found == pytest.approx(expected, rel=0.01)
+    # The rest stays on the GPU.
+    left = (1 - share) * traffic(whole, "optimizer/step")[1]
+    assert traffic(job, "optimizer/step")[1] == pytest.approx(left, rel=0.01)
+    assert not copies_on_host(whole)
+
+
+def test_the_gpu_waits_for_the_host_to_update_weights():
+    job = under(small(training={"offload_optimizer": 1.0}))
+    copies = copies_on_host(job)
+    durations = np.array([1000 if op in copies else 0 for _, op in iter_ops(job)])
+    end_ns = replay(job, build_shared_durations(job, [durations])).iteration_end_ns[0, 0]
+
+    # Down, update and up, one after the other; both copies start some time after their launch.
+    assert end_ns == 3 * 1000 + 2 * BASE.host.launch_latency_ns
+
+
+def test_an_optimizer_that_joins_weights_stays_on_the_gpu():
+    with pytest.raises(WorkloadError, match="offload_optimizer must be 0 with the optimizer muon"):
+        small(training={"offload_optimizer": 1.0, "optimizer": "muon"})
