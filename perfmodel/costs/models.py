@@ -121,10 +121,10 @@ PAGEABLE_RATIO = 0.5
 DEVICE_EFFICIENCY = 0.85
 HOST_PASS_BYTES_PER_S = {HostLinkKind.NVLINK_C2C: 118e9}
 PCIE_HOST_PASS_BYTES_PER_S = 30e9
-"""What a GPU's share of the host's cores moves when all GPUs of the host have such a pass: 0.46 of
-the memory's bandwidth, as CPU-Adam reached in the paper on ZeRO-Offload (10 billion parameters of
-30 bytes in 2.57 s on two sockets with 256 GB/s). That of two sockets with 205 or 307 GB/s each for
-eight GPUs is 24 or 35 GB/s, that of a Grace with 512 GB/s for two GPUs is 118."""
+"""What a GPU's share of the host's cores moves when all GPUs of the host have such a pass. Assumed:
+0.46 of the memory's bandwidth, about what the authors of ZeRO-Offload report for their CPU-Adam on
+two sockets. Two sockets with 205 or 307 GB/s each then give each of eight GPUs 24 or 35 GB/s, and a
+Grace with 512 GB/s gives each of two GPUs 118. No offloaded run was compared."""
 
 
 def price_copies(ops: Sequence[Copy], device: Device, _stack: SoftwareStack) -> Estimates:
