@@ -167,6 +167,7 @@ def with_tables(workload: Workload, tables: tuple[EmbeddingTable, ...], *, file:
         "pooling_factors": tuple(table.pooling_factor for table in tables),
         "pooling_deviations": tuple(table.pooling_deviation for table in tables),
         "pooled": tuple(table.is_pooled for table in tables),
+        "features": tuple(table.features for table in tables),
         "zipf_exponents": 0.0,
         "zipf_rows": None,
         "dtype": formats if len(set(formats)) > 1 else formats[0],
