@@ -50,15 +50,6 @@ Cut = tuple[int, int, int]
 """A table, into how many columns it is cut, and into how many row-wise pieces each of them."""
 
 
-class LoadColumns(NamedTuple):
-    """By piece: work of lookups and of vectors, bytes on its rank, and bytes of its weights."""
-
-    own: Floats
-    sent: Floats
-    sizes: Floats
-    weights: Floats
-
-
 class PieceWork:
     """Work of the pieces of a task's tables, as columns.
 
@@ -94,15 +85,15 @@ class PieceWork:
         work = self._own_work(widths * self._number_bytes, self._drawn, self._fresh)
         return work / self._per_place, self._sent_work(widths)
 
-    def of_cuts(self, cuts: Sequence[Cut]) -> LoadColumns:
-        """The pieces of tables that are cut so."""
+    def of_cuts(self, cuts: Sequence[Cut]) -> Floats:
+        """By piece: work of lookups and of vectors, bytes on its rank, and bytes of weights."""
         lookups, shares, sizes, widths, of = np.concatenate(list(map(self._pieces, cuts)), axis=1)
         table = of.astype(np.int64)
         row_bytes = widths * self._number_bytes[table]
         # Rows that are read once are everywhere, whatever the hot ones draw.
         own = self._own_work(row_bytes, lookups, self._fresh[table] * shares)
         weights = shares * self.rows[table] * row_bytes
-        return LoadColumns(own, self._sent_work(widths), sizes, weights)
+        return np.stack([own, self._sent_work(widths), sizes, weights])
 
     @cached_property
     def summed(self) -> Floats:
