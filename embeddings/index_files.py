@@ -62,10 +62,13 @@ def _load_npz(path: Path) -> IndexData:
     except _UNREADABLE as fault:
         raise _unreadable(path, "a readable NumPy archive", fault) from None
     unknown = sorted(set(content) - _KEYS)
+    if content and len(unknown) == len(content):
+        return _by_name(path, content)
     if unknown or "indices" not in content or not ({"lengths", "offsets"} & set(content)):
         raise InputError(
-            f"{path}: must hold `indices` and `lengths` (tables x samples), or `indices`, "
-            f"`offsets` and `tables`; got {', '.join(sorted(content)) or 'nothing'}."
+            f"{path}: must hold `indices` and `lengths` (tables x samples), `indices`, `offsets` "
+            "and `tables`, or an array per table under its name; got "
+            f"{', '.join(sorted(content)) or 'nothing'}."
         )
     stated = content.get("names")
     names = None if stated is None else tuple(str(name) for name in np.asarray(stated).ravel())
@@ -93,6 +96,20 @@ def _named(path: Path, indices: Any, lengths: Any, names: tuple[str, ...] | None
             f"got {len(names)}: {', '.join(names)[:200]}."
         )
     return replace(data, names=names)
+
+
+def _by_name(path: Path, content: dict[str, Any]) -> IndexData:
+    """An array per table: a lookup per sample, or as many as the array has columns."""
+    counts = {name: len(array) if array.ndim else 0 for name, array in content.items()}
+    if len(set(counts.values())) > 1 or any(array.ndim not in (1, 2) for array in content.values()):
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in content.items())
+        raise InputError(
+            f"{path}: arrays of tables must be samples, or samples x lookups, for the same "
+            f"samples; got {shapes[:200]}. Bags of different lengths go into a Parquet file."
+        )
+    lengths = [np.full(len(array), array[:1].size) for array in content.values()]
+    indices = np.concatenate([array.ravel() for array in content.values()])
+    return _named(path, indices, np.stack(lengths), tuple(content))
 
 
 def _check_archive(path: Path) -> None:

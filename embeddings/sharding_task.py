@@ -230,11 +230,10 @@ class Placer:
         *,
         used: float = 0.0,
         most: int = sys.maxsize,
-        is_forced: bool = False,
     ) -> None:
         self.work = np.zeros((2, rank_count))
         self.used = np.full(rank_count, used)
-        self._limits = float(room), most, rule, is_forced
+        self._limits = float(room), most, rule
 
     def place(
         self, order: ArrayLike, sizes: ArrayLike, *work: ArrayLike, spans: ArrayLike = 1
@@ -242,8 +241,7 @@ class Placer:
         """The rank of every piece, or NOWHERE from the first one on that has no room.
 
         *work* is one or two parts. A piece with a span above one needs that many ranks side by
-        side, and gets the first of them. If the placer is forced, a piece without room goes to the
-        emptiest rank.
+        side, and gets the first of them.
         """
         of_size = np.asarray(sizes, dtype=np.float64)
         of_work = np.zeros((2, len(of_size)))
@@ -266,7 +264,6 @@ def _place_in_order(
     room: float,
     most: int,
     rule: int,
-    is_forced: bool,
 ) -> Int64s:
     ranks = np.full(len(sizes), NOWHERE)
     own, sent = done[0], done[1]
@@ -288,9 +285,7 @@ def _place_in_order(
             if load < least or (load == least and second < tie):
                 best, least, tie = first, load, second
         if best == NOWHERE:
-            if not is_forced:
-                break
-            best = int(used.argmin())
+            break
         ranks[piece] = best
         for rank in range(best, best + spans[piece]):
             used[rank] += sizes[piece]

@@ -151,9 +151,6 @@ def with_tables(workload: Workload, tables: tuple[EmbeddingTable, ...], *, file:
     indices: that stays in the tables of the plan. The sharder counts as stated.
     """
     spec = check_has_tables(workload)
-    formats = {table.dtype for table in tables}
-    if len(formats) > 1:
-        raise PlanError(f"{file}: tables of one model must have one number format.")
     widths = {table.width for table in tables}
     bottom = spec.dense_width
     if spec.dense.interaction is Interaction.DOT and widths != {bottom}:
@@ -162,14 +159,18 @@ def with_tables(workload: Workload, tables: tuple[EmbeddingTable, ...], *, file:
             f"bottom layer, got {', '.join(map(str, sorted(widths)))}. "
             "Add --set dense.interaction=concat."
         )
+    formats = tuple(table.dtype for table in tables)
     embedding = {
         **spec.embedding.model_dump(),
         "rows": tuple(table.rows for table in tables),
         "width": tuple(table.width for table in tables),
         "pooling_factors": tuple(table.pooling_factor for table in tables),
+        "pooling_deviations": tuple(table.pooling_deviation for table in tables),
+        "pooled": tuple(table.is_pooled for table in tables),
+        "features": tuple(table.features for table in tables),
         "zipf_exponents": 0.0,
         "zipf_rows": None,
-        "dtype": formats.pop(),
+        "dtype": formats if len(set(formats)) > 1 else formats[0],
     }
     sharding = spec.sharding.model_copy(update={"sharder": spec.sharding.sharder})
     return spec.model_copy(

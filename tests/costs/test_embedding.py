@@ -189,7 +189,8 @@ def test_skewed_indices_are_never_slower_than_uniform_ones(
 
 
 def test_a_hot_row_holds_up_additions_in_place_the_more_the_hotter_it_is():
-    tables = [replace(TABLE, distribution=Zipf(skew)) for skew in (1.0, 1.5, 2.0, 3.0, 4.0)]
+    skews = (0.0, 0.5, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
+    tables = [replace(TABLE, distribution=Zipf(skew)) for skew in skews]
     times = [
         _time_us(Lookup((table,), 65536, kernel="table_batched"), Pass.BACKWARD, A100)
         for table in tables
@@ -212,6 +213,30 @@ def test_rows_in_the_cache_are_gathered_faster_on_newer_gpus():
             for device in (V100, A100, load_device("h100_sxm"))
         ]
         assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("device", "in_cache_gb_per_s", "in_memory_gb_per_s"),
+    [
+        ("a100_sxm_80gb", 5436, 1732),
+        ("h100_pcie", 7034, 1934),
+        ("h200_sxm", 9765, 3888),
+        ("l40", 5188, 796),
+    ],
+)
+def test_gathers_from_the_cache_are_slower_than_measured_streams_and_at_most_three_times(
+    device, in_cache_gb_per_s, in_memory_gb_per_s
+):
+    # Read rates of gpu-l2-cache (RRZE-HPC/gpu-benches) for 8 or 16 MB and for 4 GiB. Gathers of
+    # rows of 512 bytes reach less than streams in the cache, and about as much in memory.
+    def rate(size_bytes: int, kernel: str) -> float:
+        table = EmbeddingTable("t", size_bytes // 512, 128, pooling_factor=64.0)
+        lookup = Lookup((table,), 65536, kernel=kernel)
+        return 65536 * 64 * 512 / (1e3 * _time_us(lookup, Pass.FORWARD, load_device(device)))
+
+    for kernel in ("table_batched", "fbgemm"):
+        assert in_cache_gb_per_s / 3 < rate(8 * 2**20, kernel) < in_cache_gb_per_s
+        assert rate(2**32, kernel) == pytest.approx(in_memory_gb_per_s, rel=0.16)
 
 
 def test_rows_with_many_updates_held_up_the_kernels_of_2022():

@@ -33,6 +33,14 @@ def test_every_format_gives_the_same_data(tmp_path):
         assert data.indices.tolist() == INDICES.tolist()
 
 
+def test_an_archive_may_hold_an_array_per_table(tmp_path):
+    np.savez(tmp_path / "x.npz", user=[4, 4, 1], clicks=[[7, 8], [8, 8], [0, 7]])
+    data = load_index_data(tmp_path / "x.npz")
+    assert data.names == ("user", "clicks")
+    assert data.lengths.tolist() == [[1, 1, 1], [2, 2, 2]]
+    assert data.indices.tolist() == [4, 4, 1, 7, 8, 8, 8, 0, 7]
+
+
 @pytest.mark.parametrize(
     ("arrays", "fault"),
     [({"indices": [1, -2, 3], "lengths": [[2, 1]]}, "indices[1]: must not be negative, got -2"),
@@ -46,6 +54,7 @@ def test_every_format_gives_the_same_data(tmp_path):
      ({"indices": [1, 2, 3], "offsets": [0, 2, 1, 3]}, "offsets[2]: must not be below"),
      ({"indices": [1, 2, 3]}, "must hold `indices` and `lengths`"),
      ({"indices": [1], "lengths": [[1]], "more": [1]}, "more"),
+     ({"user": [1, 2], "clicks": [1]}, "for the same samples; got user (2,), clicks (1,)"),
      ({"indices": ["a"], "lengths": [[1]]}, "must be whole numbers"),
      ({"indices": [1, 2, 3], "offsets": [0, 2], "tables": 0}, "tables")],
 )  # fmt: skip

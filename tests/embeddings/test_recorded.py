@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embeddings.balanced import exchange_weight
 from embeddings.distribution import (
     ReuseHistogram,
     RowsByPopularity,
@@ -21,6 +20,7 @@ from embeddings.distribution import (
 )
 from embeddings.framework_sharders import list_options
 from embeddings.index_data import bin_reuse, build_index_data, describe_data
+from embeddings.piece_work import exchange_weight
 from embeddings.plan import ShardingPlan
 from embeddings.popularity import RowRange
 from embeddings.sharders import build_named_plan

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from embeddings.plan_document import to_plan_document
+from embeddings.table import EmbeddingTable
 from embeddings.table_files import load_tables
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PlanError
@@ -101,8 +102,12 @@ def test_tables_that_do_not_go_together_are_refused(tmp_path):
         file = write(tmp_path, *rows)
         return with_tables(workload, load_tables(file), file=file)
 
-    with pytest.raises(PlanError, match="must have one number format"):
-        place(CONCAT, "a,1000,64,3,,fp16", "b,500,64,,,fp32")
+    mixed = place(CONCAT, "a,1000,64,3,,fp16", "b,500,64,,,fp32").embedding
+    # 1,000 x 64 x 2 bytes and 500 x 64 x 4 bytes.
+    assert [table.size_bytes for table in mixed.tables()] == [128_000, 128_000]
+    shared = (EmbeddingTable("a", 10, 64, features=3), EmbeddingTable("b", 5, 32))
+    # Three vectors of 64 numbers and one of 32.
+    assert with_tables(CONCAT, shared, file="t.yaml").deep_inputs == 3 * 64 + 32
     width = DOT.dense_width
     uneven = (f"a,10,{width},1,,fp32", "b,5,8,1,,fp32")
     with pytest.raises(PlanError, match=f"needs tables {width} wide.*got 8, {width}"):

@@ -37,7 +37,8 @@ class InteractionSteps:
         kind = run.spec.dense.interaction
         self._has_machine = kind is Interaction.DEEP_FM
         self._is_dot = kind is Interaction.DOT
-        self._vectors, self._width = len(run.spec.embedding.rows) + 1, run.spec.dense_width
+        self._vectors = run.spec.embedding.widths.total() + 1
+        self._width = run.spec.dense_width
         # Numbers per sample in the triangle.
         self._picked = self._vectors * (self._vectors - 1) // 2
         # Sums that are added to the output: of the wide tables, of the factorization machine.

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from embeddings.balanced import USUAL_HOST
 from embeddings.offloading import build_offloaded_plan, exceeds_devices, fetched_bytes
+from embeddings.piece_work import USUAL_HOST
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import DEFAULT_SHARDER, build_named_plan
 from embeddings.sharding_task import UNKNOWN_ROOM_BYTES, ShardingTask

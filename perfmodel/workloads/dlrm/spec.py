@@ -52,7 +52,8 @@ class CrossSection(Section):
 
 
 _PER_TABLE = (
-    "width", "pooling_factors", "pooling_deviations", "pooled", "zipf_exponents", "dtype",
+    "width", "pooling_factors", "pooling_deviations", "pooled", "features", "zipf_exponents",
+    "dtype",
 )  # fmt: skip
 """Keys that are one value for all tables, or one per table."""
 
@@ -84,7 +85,8 @@ class EmbeddingSection(Section):
     both refer to identifiers that each represent a whole bag of rows.
     *exchange_dtype* is what pooled rows and their gradients travel in. Tables that are not
     *pooled* return every row that a sample looks up, and *pooling_deviations* say how much the
-    number of those differs between samples.
+    number of those differs between samples. A pooled table returns a vector for each of the
+    *features* that share it; its pooling factor is that of all of them.
     """
 
     rows: Rows
@@ -92,6 +94,7 @@ class EmbeddingSection(Section):
     pooling_factors: Number | tuple[Number, ...] = 1.0
     pooling_deviations: Number | tuple[Number, ...] = 0.0
     pooled: Switch | tuple[Switch, ...] = True
+    features: Width | tuple[Width, ...] = 1
     zipf_exponents: Number | tuple[Number, ...] = 0.0
     zipf_rows: Rows | None = None
     fixed_bags: Switch = False
@@ -117,7 +120,7 @@ class EmbeddingSection(Section):
 
     @property
     def widths(self) -> Counter[int]:
-        """How many tables there are of each width."""
+        """How many vectors of each width a sample gets from pooled tables."""
         return _count_widths(self)
 
     @property
@@ -137,7 +140,7 @@ class EmbeddingSection(Section):
 
 @lru_cache(maxsize=64)
 def _count_widths(section: EmbeddingSection) -> Counter[int]:
-    return Counter(table.width for table in section.tables())
+    return Counter(table.width for table in section.tables() for _ in range(table.features))
 
 
 @lru_cache(maxsize=64)
@@ -161,10 +164,18 @@ def _build_tables(section: EmbeddingSection) -> tuple[EmbeddingTable, ...]:
                 _distribution(section, exponent, place, pooling),
                 deviation,
                 is_pooled=is_pooled,
+                features=features,
             )
-            for place, (rows, width, pooling, deviation, is_pooled, exponent, dtype) in enumerate(
-                zip(section.rows, *columns, strict=True)
-            )
+            for place, (
+                rows,
+                width,
+                pooling,
+                deviation,
+                is_pooled,
+                features,
+                exponent,
+                dtype,
+            ) in enumerate(zip(section.rows, *columns, strict=True))
         ]
     )
 
@@ -292,7 +303,7 @@ class DlrmSpec(CommonSpec):
             return self.sequence.width
         if self.dense.interaction is not Interaction.DOT:
             return self.interaction_inputs
-        vectors = len(self.embedding.rows) + 1
+        vectors = self.embedding.widths.total() + 1
         return self.dense_width + vectors * (vectors - 1) // 2
 
     @property

@@ -23,14 +23,20 @@ from perfmodel.stacks.profiles import load_stack
 from tests.planning.settings import plan_setting
 
 
-def test_no_candidate_on_one_host_is_faster_than_the_default_placement():
+def _contended_ns(evaluator, plan):
+    setting = Setting(evaluator.spec, evaluator.cluster, evaluator.stack, plan=plan)
+    return predict(build_question(setting), executor=SerialExecutor()).period_ns
+
+
+def test_none_of_the_fastest_candidates_is_faster_than_the_default_placement():
     evaluator, task = plan_setting(12, "l4_pcie", batch=16384)
     plans = [candidate.to_plan(task) for candidate in find_candidates(task)]
     chosen = choose_default_plan(evaluator, task)
     times_ns = evaluator.measure(plans).times.period_ns
-    (taken_ns,) = evaluator.measure([chosen.plan]).times.period_ns
-    assert times_ns.min() <= taken_ns < times_ns[0]
-    assert f"of {len(plans)} candidates {len(plans)} were replayed" in chosen.reason
+    fastest = [plans[place] for place in times_ns.argsort()[:5]]
+    taken_ns = _contended_ns(evaluator, chosen.plan)
+    assert taken_ns <= min(_contended_ns(evaluator, plan) for plan in fastest)
+    assert f"of {len(plans)} candidates" in chosen.reason
 
 
 def test_a_machine_without_peers_copies_tables_where_the_rule_sums_them_inside_hosts():
@@ -99,12 +105,7 @@ def test_contention_decides_between_a_fast_plan_and_one_with_calmer_ranks():
     plans = [candidate.to_plan(task) for candidate in find_candidates(task)]
     fastest = plans[int(evaluator.measure(plans).times.period_ns.argmin())]
     chosen = choose_default_plan(evaluator, task).plan
-
-    def contended_ns(plan):
-        setting = Setting(evaluator.spec, evaluator.cluster, evaluator.stack, plan=plan)
-        return predict(build_question(setting), executor=SerialExecutor()).period_ns
-
-    assert contended_ns(chosen) <= contended_ns(fastest)
+    assert _contended_ns(evaluator, chosen) <= _contended_ns(evaluator, fastest)
 
 
 def test_no_plan_is_faster_than_the_rest_of_its_iteration():
