@@ -317,11 +317,12 @@ class RankWriter(Issuer):
         )
         pinned = np.flatnonzero(self.is_before & (releases.step < 0))
         self._pin(first + pinned, device.start_ns[pinned] + waits_ns[pinned])
-        for stream in np.unique(device.stream[waits_ns > 0]).tolist():
+        gaps_ns = np.maximum(releases.gap_ns, waits_ns)
+        for stream in np.unique(device.stream).tolist():
             own = np.flatnonzero(device.stream == stream)
-            later = np.flatnonzero(waits_ns[own[1:]] > 0) + 1
+            later = np.flatnonzero(gaps_ns[own[1:]] > 0) + 1
             before, late = first + own[later - 1], own[later]
-            self.program.add_dependencies(first + late, before, lag_ns=waits_ns[late])
+            self.program.add_dependencies(first + late, before, lag_ns=gaps_ns[late])
         edges = np.array(self.edges, dtype=np.int64).reshape(-1, 2)
         self.program.add_dependencies(
             first + edges[:, 0], first + edges[:, 1], lag_ns=waits_ns[edges[:, 0]]

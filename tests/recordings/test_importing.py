@@ -116,6 +116,21 @@ def test_a_device_gap_is_not_kept(tmp_path):
     assert self_replay(job).unexplained_delay_ns == (500 - 27) * US
 
 
+def test_queued_kernels_keep_the_gap_that_the_device_needs(tmp_path):
+    spans = [
+        launch(1, 0), launch(2, 6), launch(3, 12), launch(4, 18), launch(5, 24),
+        kernel(1, 7, 100), kernel(2, 109, 10), kernel(3, 123, 10), kernel(4, 139, 10),
+        kernel(5, 159, 10),
+    ]  # fmt: skip
+    job = import_spans(tmp_path, spans)
+    held = held_of(job)
+
+    # Gaps of 2, 4 and 6 us: 6 is longer than a device needs, so it is the median, 3, as is the
+    # last, of 10.
+    ends = sorted(held.end_ns[row] / US for row in find_tasks(job, 0, "gemm"))
+    assert ends == [107, 107 + 2 + 10, 119 + 4 + 10, 133 + 3 + 10, 146 + 3 + 10]
+
+
 def test_threads_hand_over_to_each_other(tmp_path):
     spans = [
         launch(1, 0), kernel(1, 7, 1),
