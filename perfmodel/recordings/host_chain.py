@@ -253,10 +253,14 @@ class _ChainWriter:
             step = self._append(StepKind.LAUNCH, call, start_ns, start_ns)
             anchor, lag_ns = Anchor.START, self.delay_ns
             self._append(StepKind.WAIT, call, start_ns, end_ns, [blocking])
+        device = self.view.device
         for task in tasks:
+            began_ns = int(device.start_ns[task])
+            # A call that still fills its buffer while the copy runs returns before the copy ends.
+            is_inside = blocking is None and device.is_copy[task] and start_ns < began_ns < end_ns
             self.releases.step[task] = step
-            self.releases.anchor[task] = anchor
-            self.releases.lag_ns[task] = lag_ns
+            self.releases.anchor[task] = Anchor.START if is_inside else anchor
+            self.releases.lag_ns[task] = began_ns - start_ns if is_inside else lag_ns
             self.waits.note_launch(call, task)
 
     def _blocking_copy(self, tasks: list[int], start_ns: int, end_ns: int) -> int | None:

@@ -116,6 +116,15 @@ def test_a_device_gap_is_not_kept(tmp_path):
     assert self_replay(job).unexplained_delay_ns == (500 - 27) * US
 
 
+def test_a_copy_begins_while_its_call_still_fills_the_buffer(tmp_path):
+    # The copy begins 30 us after its call, which returns at 90, before the copy ends at 110.
+    spans = [launch(1, 0), kernel(1, 7, 1), call(COPY, 10, 80, 2), copied(40, 70, 2)]
+    job = import_spans(tmp_path, spans)
+
+    assert end_us(job, 0, "Memcpy DtoH") == 110
+    assert end_us(job, 0, "Memcpy DtoH", changed(job, 0, COPY, 50)) == 110
+
+
 def test_queued_kernels_keep_the_gap_that_the_device_needs(tmp_path):
     spans = [
         launch(1, 0), launch(2, 6), launch(3, 12), launch(4, 18), launch(5, 24),

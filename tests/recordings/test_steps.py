@@ -47,6 +47,13 @@ def test_marks_of_the_profiler_divide_a_recording(tmp_path):
     assert [rank.device_ns for rank in report.evidence] == [1_000_000, 1_000_000]
 
 
+def test_old_profilers_write_marks_as_operators(tmp_path):
+    spans = [one | {"cat": one["cat"].replace("user_annotation", "Operator")} for one in steps(3)]
+
+    report = import_spans(tmp_path, spans).report
+    assert (report.steps, report.rule) == (3, "profiler marks")
+
+
 def test_steps_that_differ_in_turn_are_a_cycle_and_the_time_is_per_step(tmp_path):
     # Even steps launch four kernels, odd ones seven; a collective ends each.
     job = import_spans(tmp_path, steps(4, kernels=["abcd", "abcdefg"]))

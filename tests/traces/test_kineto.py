@@ -109,6 +109,12 @@ def test_integers_beyond_64_bits_are_absent_and_reported(read):
     assert any("64 bits" in fault for fault in trace.report.faults)
 
 
+def test_a_thread_may_be_called_after_its_stream(read):
+    trace = read([*small_trace(), kernel(9, 50, 1, tid="stream 7"), kernel(9, 60, 1, tid="no")])
+    assert trace.columns.thread.tolist()[-2:] == [7, -1]
+    assert len(trace.report.faults) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [
