@@ -110,7 +110,8 @@ def test_integers_beyond_64_bits_are_absent_and_reported(read):
 
 
 def test_a_thread_may_be_called_after_its_stream(read):
-    trace = read([*small_trace(), kernel(9, 50, 1, tid="stream 7"), kernel(9, 60, 1, tid="no")])
+    odd = [kernel(9, 50 + place, 1) | {"tid": tid} for place, tid in enumerate(("stream 7", "no"))]
+    trace = read([*small_trace(), *odd])
     assert trace.columns.thread.tolist()[-2:] == [7, -1]
     assert len(trace.report.faults) == 1
 
