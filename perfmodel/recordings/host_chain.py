@@ -256,8 +256,9 @@ class _ChainWriter:
         device = self.view.device
         for task in tasks:
             began_ns = int(device.start_ns[task])
-            # A call that still fills its buffer while the copy runs returns before the copy ends.
-            is_inside = blocking is None and device.is_copy[task] and start_ns < began_ns < end_ns
+            # A call that fills a buffer for a copy, or launches a graph, returns after it begins.
+            is_inside = blocking is None and start_ns < began_ns < end_ns
+            is_inside &= bool(device.is_copy[task]) or len(tasks) > 1
             self.releases.step[task] = step
             self.releases.anchor[task] = Anchor.START if is_inside else anchor
             self.releases.lag_ns[task] = began_ns - start_ns if is_inside else lag_ns

@@ -125,6 +125,14 @@ def test_a_copy_begins_while_its_call_still_fills_the_buffer(tmp_path):
     assert end_us(job, 0, "Memcpy DtoH", changed(job, 0, COPY, 50)) == 110
 
 
+def test_the_kernels_of_a_graph_begin_inside_a_long_call(tmp_path):
+    # Nodes begin 20 and 40 us after the call, which takes 100.
+    graph = [call("cudaGraphLaunch", 20, 100, 2), kernel(2, 40, 15), kernel(2, 60, 10)]
+    job = import_spans(tmp_path, [launch(1, 0), kernel(1, 7, 1), *graph])
+
+    assert end_us(job, 0, "gemm") == 70
+
+
 def test_queued_kernels_keep_the_gap_that_the_device_needs(tmp_path):
     spans = [
         launch(1, 0), launch(2, 6), launch(3, 12), launch(4, 18), launch(5, 24),
