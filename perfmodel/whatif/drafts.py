@@ -390,11 +390,10 @@ def _read_tasks(program: Program) -> Iterator[DraftTask]:
         # A lane runs in order anyway: as a dependency this would look like a wait.
         waits, gap_ns = [], 0
         for dep in after[number]:
-            if lanes[dep.task] != lane or dep.anchor or dep.distance or dep.task >= number:
-                waits.append(dep)
-            elif dep.task == number - 1:
+            is_ahead = lanes[dep.task] == lane and dep.task < number
+            if is_ahead and dep == Dependency(number - 1, lag_ns=dep.lag_ns):
                 gap_ns = max(gap_ns, dep.lag_ns)
-            elif dep.lag_ns:
+            elif not is_ahead or dep != Dependency(dep.task):
                 waits.append(dep)
         yield DraftTask(lane, op, label, origin, slot, order, role, waits, gap_ns)
 
