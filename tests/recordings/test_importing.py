@@ -148,6 +148,18 @@ def test_queued_kernels_keep_the_gap_that_the_device_needs(tmp_path):
     assert ends == [107, 107 + 2 + 10, 119 + 4 + 10, 133 + 3 + 10, 146 + 3 + 10]
 
 
+def test_collectives_and_kernels_that_begin_before_the_one_ahead_ends_have_no_gap(tmp_path):
+    spans = [
+        *(launch(one, 6 * one) for one in range(5)),
+        kernel(0, 7, 100), kernel(1, 109, 100), kernel(2, 208, 100), kernel(3, 310, 10, name=NCCL),
+        kernel(4, 322, 10),
+    ]  # fmt: skip
+    job = import_spans(tmp_path, spans)
+
+    # Behind the second kernel the gap is -1 us, behind the third the collective has none.
+    assert end_us(job, 0, "gemm") == 107 + 2 + 100 + 0 + 100 + 0 + 10 + 2 + 10
+
+
 def test_threads_hand_over_to_each_other(tmp_path):
     spans = [
         launch(1, 0), kernel(1, 7, 1),
