@@ -287,7 +287,8 @@ def _careful_number(value: Any, field: str, odd: list[str]) -> int:
         return ABSENT
     if isinstance(value, str):
         try:
-            value = int(value, 0)
+            # Old profilers call the thread of a device row "stream 7".
+            value = int(value.removeprefix("stream "), 0)
         except ValueError:
             value = math.nan
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # noqa: PLR0124  only nan differs from itself

@@ -31,6 +31,10 @@ _IDLE_KINDS = (CallKind.OTHER, CallKind.STREAM_WAIT, CallKind.MARK_RECORD)
 # Calls of threads that alternate do not overlap, but stamps are rounded.
 _MAX_OVERLAP_RATIO = 0.02
 _IDLE_DELAY_LIMIT_NS = 100_000
+# Launched so long before the task ahead has ended, a task waits for nothing else; a longer gap was
+# a wait for another stream.
+_QUEUED_NS = 20_000
+_LONGEST_GAP_NS = 5_000
 _TYPICAL_LAG_NS = 2_000
 _TYPICAL_DELAY_NS = 7_000
 _COPY_ROUNDING_NS = 5_000
@@ -98,11 +102,15 @@ def step_label(trace: Trace, label: int) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Releases:
-    """By device task, the step that launched it (or -1), from which end of it, and the lag."""
+    """By device task, the step that launched it (or -1), from which end of it, and the lag.
+
+    *gap_ns* is how long it starts after the task ahead of it on its stream at the earliest.
+    """
 
     step: Int64s
     anchor: NDArray[np.uint8]
     lag_ns: Int64s
+    gap_ns: Int64s
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +183,7 @@ class _ChainWriter:
             np.full(count, _NO_STEP, dtype=np.int64),
             np.zeros(count, dtype=np.uint8),
             np.zeros(count, dtype=np.int64),
+            _stream_gaps_ns(view),
         )
 
     def steps(self) -> HostSteps:
@@ -244,10 +253,15 @@ class _ChainWriter:
             step = self._append(StepKind.LAUNCH, call, start_ns, start_ns)
             anchor, lag_ns = Anchor.START, self.delay_ns
             self._append(StepKind.WAIT, call, start_ns, end_ns, [blocking])
+        device = self.view.device
         for task in tasks:
+            began_ns = int(device.start_ns[task])
+            # A call that fills a buffer for a copy, or launches a graph, returns after it begins.
+            is_inside = blocking is None and start_ns < began_ns < end_ns
+            is_inside &= bool(device.is_copy[task]) or len(tasks) > 1
             self.releases.step[task] = step
-            self.releases.anchor[task] = anchor
-            self.releases.lag_ns[task] = lag_ns
+            self.releases.anchor[task] = Anchor.START if is_inside else anchor
+            self.releases.lag_ns[task] = began_ns - start_ns if is_inside else lag_ns
             self.waits.note_launch(call, task)
 
     def _blocking_copy(self, tasks: list[int], start_ns: int, end_ns: int) -> int | None:
@@ -374,6 +388,25 @@ def _launch_lags(view: RankView) -> tuple[int, int]:
         return _TYPICAL_LAG_NS, _TYPICAL_DELAY_NS
     lag_ns = (start_ns - calls.end_ns[call])[is_free]
     return max(int(np.median(lag_ns)), 0), max(int(np.median(delay_ns[is_free])), 0)
+
+
+def _stream_gaps_ns(view: RankView) -> Int64s:
+    """The time a device needs from the end of a task to the start of the next on its stream.
+
+    As recorded where that was launched long before; the typical time where something else held it.
+    Collectives start late for many reasons, and wait inside the kernel anyway.
+    """
+    device = view.device
+    reached_ns = device.reached_ns()
+    gap_ns = device.start_ns - reached_ns
+    launched_ns = np.append(view.calls.end_ns, 0)[device.call]
+    is_queued = (launched_ns + _QUEUED_NS < reached_ns) & (gap_ns <= _LONGEST_GAP_NS)
+    is_queued &= ~device.is_collective
+    if not is_queued.any():
+        return np.zeros_like(gap_ns)
+    typical_ns = int(np.median(gap_ns[is_queued]))
+    gap_ns = np.where(is_queued, gap_ns, typical_ns)
+    return np.where(device.is_collective, 0, np.maximum(gap_ns, 0))
 
 
 def _chains(view: RankView, relevant: Iterable[int]) -> dict[int, int]:

@@ -147,15 +147,11 @@ class RankWriter(Issuer):
         def make(kind: int, label: int, duration_ns: int) -> Op:
             return Fixed(words[kind], duration_ns, work=work_of(kind, label))
 
-        kind = steps.kind.astype(np.int64)
-        self._add(
-            lane=np.array([lanes[thread] for thread in threads.tolist()], dtype=np.int64)[
-                np.searchsorted(threads, steps.thread)
-            ],
-            op=self._numbered(self.program.tables.lone_op, make, (kind, label, steps.duration_ns)),
-            label=label,
-            origin=self._origins(label, steps.call),
-        )
+        kind, plain = steps.kind.astype(np.int64), np.full(len(steps), PLAIN, dtype=np.int64)
+        own = np.array([lanes[thread] for thread in threads.tolist()], dtype=np.int64)
+        op = self._numbered(self.program.tables.lone_op, make, (kind, label, steps.duration_ns))
+        lane, origin = own[np.searchsorted(threads, steps.thread)], self._origins(label, steps.call)
+        self.program.add_columns(TaskColumns(lane, op, label, origin, plain, plain))
 
     def _add_device_tasks(self, findings: RankFindings) -> None:
         """One lane per stream."""
@@ -191,36 +187,10 @@ class RankWriter(Issuer):
         def make(kind: int, number: int, duration_ns: int) -> Op:
             return Fixed(_DEVICE_NAMES[kind], duration_ns, work=works[number])
 
-        self._add(
-            lane=np.array(lanes[1], dtype=np.int64)[np.searchsorted(lanes[0], device.stream)],
-            op=self._numbered(self.program.tables.lone_op, make, (kind, number, duration_ns)),
-            label=label,
-            origin=self._origins(operator, device.call),
-            slot=slot,
-            role=role,
-        )
-
-    def _add(
-        self,
-        *,
-        lane: Int64s,
-        op: Int64s,
-        label: Int64s,
-        origin: Int64s,
-        slot: Int64s | None = None,
-        role: Int64s | None = None,
-    ) -> None:
-        plain = np.full(len(lane), PLAIN, dtype=np.int64)
-        self.program.add_columns(
-            TaskColumns(
-                lane,
-                op,
-                label,
-                origin,
-                plain if slot is None else slot,
-                plain if role is None else role,
-            )
-        )
+        lane = np.array(lanes[1], dtype=np.int64)[np.searchsorted(lanes[0], device.stream)]
+        op = self._numbered(self.program.tables.lone_op, make, (kind, number, duration_ns))
+        origin = self._origins(operator, device.call)
+        self.program.add_columns(TaskColumns(lane, op, label, origin, slot, role))
 
     def _label_numbers(self, trace: Trace, names: Int64s) -> Int64s:
         """The numbers among the labels of the job of *names* of the trace or of steps."""
@@ -317,11 +287,12 @@ class RankWriter(Issuer):
         )
         pinned = np.flatnonzero(self.is_before & (releases.step < 0))
         self._pin(first + pinned, device.start_ns[pinned] + waits_ns[pinned])
-        for stream in np.unique(device.stream[waits_ns > 0]).tolist():
+        gaps_ns = np.maximum(releases.gap_ns, waits_ns)
+        for stream in np.unique(device.stream).tolist():
             own = np.flatnonzero(device.stream == stream)
-            later = np.flatnonzero(waits_ns[own[1:]] > 0) + 1
+            later = np.flatnonzero(gaps_ns[own[1:]] > 0) + 1
             before, late = first + own[later - 1], own[later]
-            self.program.add_dependencies(first + late, before, lag_ns=waits_ns[late])
+            self.program.add_dependencies(first + late, before, lag_ns=gaps_ns[late])
         edges = np.array(self.edges, dtype=np.int64).reshape(-1, 2)
         self.program.add_dependencies(
             first + edges[:, 0], first + edges[:, 1], lag_ns=waits_ns[edges[:, 0]]

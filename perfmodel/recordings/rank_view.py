@@ -372,5 +372,6 @@ def _skew_ns(calls: Calls, device: DeviceTasks) -> int:
     if shortest_ns > high_ns:
         reached_ns = np.concatenate([[_NEVER_NS], np.maximum.accumulate(device.end_ns)[:-1]])
         is_idle = reached_ns[linked] < launched_ns
-        shortest_ns = float(np.percentile(delays_ns[is_idle], 1)) if is_idle.any() else low_ns
+        idle_ns = float(np.percentile(delays_ns[is_idle], 1)) if is_idle.any() else low_ns
+        shortest_ns = min(shortest_ns, idle_ns)
     return 0 if low_ns <= shortest_ns <= high_ns else round(SHORTEST_LAUNCH_NS - shortest_ns)

@@ -126,7 +126,10 @@ def find_steps(
 def find_marks(view: RankView) -> Marks | None:
     """The marks of the profiler on this rank, or else the ends of its optimizer's calls."""
     columns, trace = view.trace.columns, view.trace
-    rows = columns.rows_in(Category.HOST_ANNOTATION).tolist()
+    # Old profilers write marks as operators.
+    host = columns.rows_in(Category.HOST_ANNOTATION, Category.HOST_OPERATOR)
+    words = [bool(_MARK.match(name)) or name.startswith(_OPTIMIZER) for name in trace.names]
+    rows = host[np.array(words, dtype=bool)[columns.name[host]]].tolist()
     names = [trace.name_of(row) for row in rows]
     marked: dict[int, int] = {}
     for row, name in zip(rows, names, strict=True):

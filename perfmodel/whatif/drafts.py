@@ -39,7 +39,10 @@ Ranks = tuple[int, ...]
 
 @dataclass(slots=True)
 class DraftTask:
-    """A task while it is edited. *order* sorts it among the rendezvous of its slot."""
+    """A task while it is edited. *order* sorts it among the rendezvous of its slot.
+
+    It starts *gap_ns* after the task ahead of it on its lane at the earliest, whichever that is.
+    """
 
     lane: int
     op: int
@@ -49,6 +52,7 @@ class DraftTask:
     order: tuple[int, ...] = ()
     role: int = int(Role.NONE)
     after: list[Dependency] = field(default_factory=list)
+    gap_ns: int = 0
 
 
 class JobDraft:
@@ -345,6 +349,10 @@ class ProgramDraft:
         place = {number: index for index, number in enumerate(numbers)}
         tasks = [self.tasks[number] for number in numbers]
         deps = [list(dict.fromkeys(task.after)) for task in tasks]
+        for of_lane in self.lane_tasks:
+            for before, number in pairwise(of_lane):
+                if gap_ns := self.tasks[number].gap_ns:
+                    deps[place[number]].append(Dependency(before, lag_ns=gap_ns))
         flat = [dep for of_task in deps for dep in of_task]
         columns: dict[str, Any] = {
             "lane_start": offsets([len(of_lane) for of_lane in self.lane_tasks]),
@@ -367,12 +375,14 @@ def _read_tasks(program: Program) -> Iterator[DraftTask]:
     for number, (op, label, origin, slot, sequence, role) in enumerate(zip(*columns, strict=True)):
         lane, order = lanes[number], () if slot == PLAIN else (sequence, 0)
         # A lane runs in order anyway: as a dependency this would look like a wait.
-        waits = [
-            dep
-            for dep in after[number]
-            if lanes[dep.task] != lane or dep.task >= number or dep != Dependency(dep.task)
-        ]
-        yield DraftTask(lane, op, label, origin, slot, order, role, waits)
+        waits, gap_ns = [], 0
+        for dep in after[number]:
+            is_ahead = lanes[dep.task] == lane and dep.task < number
+            if is_ahead and dep == Dependency(number - 1, lag_ns=dep.lag_ns):
+                gap_ns = max(gap_ns, dep.lag_ns)
+            elif not is_ahead or dep != Dependency(dep.task):
+                waits.append(dep)
+        yield DraftTask(lane, op, label, origin, slot, order, role, waits, gap_ns)
 
 
 def _number_rendezvous(tasks: Sequence[DraftTask]) -> list[int]:

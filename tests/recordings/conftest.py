@@ -18,11 +18,11 @@ def recorded(shared_data):
 
 @pytest.fixture(scope="session")
 def recorded_ranks(shared_data):
-    """The first ranks of a recorded job, imported once."""
+    """Some ranks of a recorded job, imported once."""
 
     @functools.cache
-    def load(name, count):
-        files = [shared_data / "traces" / name / f"rank{rank}.json.gz" for rank in range(count)]
+    def load(name, ranks):
+        files = [shared_data / "traces" / name / f"rank{rank}.json.gz" for rank in ranks]
         return import_job(load_job_trace(files))
 
     return load

@@ -116,6 +116,50 @@ def test_a_device_gap_is_not_kept(tmp_path):
     assert self_replay(job).unexplained_delay_ns == (500 - 27) * US
 
 
+def test_a_copy_begins_while_its_call_still_fills_the_buffer(tmp_path):
+    # The copy begins 30 us after its call, which returns at 90, before the copy ends at 110.
+    spans = [launch(1, 0), kernel(1, 7, 1), call(COPY, 10, 80, 2), copied(40, 70, 2)]
+    job = import_spans(tmp_path, spans)
+
+    assert end_us(job, 0, "Memcpy DtoH") == 110
+    assert end_us(job, 0, "Memcpy DtoH", changed(job, 0, COPY, 50)) == 110
+
+
+def test_the_kernels_of_a_graph_begin_inside_a_long_call(tmp_path):
+    # Nodes begin 20 and 40 us after the call, which takes 100.
+    graph = [call("cudaGraphLaunch", 20, 100, 2), kernel(2, 40, 15), kernel(2, 60, 10)]
+    job = import_spans(tmp_path, [launch(1, 0), kernel(1, 7, 1), *graph])
+
+    assert end_us(job, 0, "gemm") == 70
+
+
+def test_queued_kernels_keep_the_gap_that_the_device_needs(tmp_path):
+    spans = [
+        launch(1, 0), launch(2, 6), launch(3, 12), launch(4, 18), launch(5, 24),
+        kernel(1, 7, 100), kernel(2, 109, 10), kernel(3, 123, 10), kernel(4, 139, 10),
+        kernel(5, 159, 10),
+    ]  # fmt: skip
+    job = import_spans(tmp_path, spans)
+    held = held_of(job)
+
+    # Gaps of 2, 4 and 6 us: 6 is longer than a device needs, so it is the median, 3, as is the
+    # last, of 10.
+    ends = sorted(held.end_ns[row] / US for row in find_tasks(job, 0, "gemm"))
+    assert ends == [107, 107 + 2 + 10, 119 + 4 + 10, 133 + 3 + 10, 146 + 3 + 10]
+
+
+def test_collectives_and_kernels_that_begin_before_the_one_ahead_ends_have_no_gap(tmp_path):
+    spans = [
+        *(launch(one, 6 * one) for one in range(5)),
+        kernel(0, 7, 100), kernel(1, 109, 100), kernel(2, 208, 100), kernel(3, 310, 10, name=NCCL),
+        kernel(4, 322, 10),
+    ]  # fmt: skip
+    job = import_spans(tmp_path, spans)
+
+    # Behind the second kernel the gap is -1 us, behind the third the collective has none.
+    assert end_us(job, 0, "gemm") == 107 + 2 + 100 + 0 + 100 + 0 + 10 + 2 + 10
+
+
 def test_threads_hand_over_to_each_other(tmp_path):
     spans = [
         launch(1, 0), kernel(1, 7, 1),

@@ -47,6 +47,13 @@ def test_marks_of_the_profiler_divide_a_recording(tmp_path):
     assert [rank.device_ns for rank in report.evidence] == [1_000_000, 1_000_000]
 
 
+def test_old_profilers_write_marks_as_operators(tmp_path):
+    spans = [one | {"cat": one["cat"].replace("user_annotation", "Operator")} for one in steps(3)]
+
+    report = import_spans(tmp_path, spans).report
+    assert (report.steps, report.rule) == (3, "profiler marks")
+
+
 def test_steps_that_differ_in_turn_are_a_cycle_and_the_time_is_per_step(tmp_path):
     # Even steps launch four kernels, odd ones seven; a collective ends each.
     job = import_spans(tmp_path, steps(4, kernels=["abcd", "abcdefg"]))
@@ -106,23 +113,24 @@ def test_repeats_are_counted_from_the_end(text, alike):
     assert {period: count for period, count in enumerate(found) if period and count} == alike
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_marked_steps_that_alternate_are_found_on_any_number_of_ranks(
-    recorded_ranks, shared_data, ranks
-):
-    """Four marked steps, whose optimizers alternate: 83.7 and 84.5 ms per two of them."""
+@pytest.mark.parametrize("ranks", [(0,), (5,), (0, 1), (4, 5), (0, 1, 2), (5, 6, 7), range(8)])
+def test_marked_steps_that_alternate_are_found_on_any_ranks(recorded_ranks, ranks):
+    """Four marked steps, whose optimizers alternate: 83.7 and 84.5 ms per two of them.
+
+    All wait for rank 1, so without it the kernels of the others decide.
+    """
     job = recorded_ranks("nanogpt_h100x8", ranks)
     score = self_replay(job)
 
     assert (job.report.steps, job.report.cycle) == (4, 2)
     assert score.iteration.recorded_ns / 1e6 == pytest.approx((83.7 + 84.5) / 4, rel=0.02)
     assert score.is_trusted, score.distrust
-    assert score.merit_pct < 2
+    assert score.merit_pct < 0.7
 
 
 def test_a_host_that_runs_ahead_is_no_skew_of_clocks(recorded_ranks):
     # Ranks 3 to 7 have 20 to 50 ms of work in their launch queue all the time.
-    report = recorded_ranks("nanogpt_h100x8", 8).report
+    report = recorded_ranks("nanogpt_h100x8", range(8)).report
 
     assert {rank.skew_ns for rank in report.ranks} == {0}
     assert report.grave_faults == ()

@@ -109,6 +109,13 @@ def test_integers_beyond_64_bits_are_absent_and_reported(read):
     assert any("64 bits" in fault for fault in trace.report.faults)
 
 
+def test_a_thread_may_be_called_after_its_stream(read):
+    odd = [kernel(9, 50 + place, 1) | {"tid": tid} for place, tid in enumerate(("stream 7", "no"))]
+    trace = read([*small_trace(), *odd])
+    assert trace.columns.thread.tolist()[-2:] == [7, -1]
+    assert len(trace.report.faults) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [

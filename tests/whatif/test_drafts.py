@@ -80,6 +80,30 @@ def test_lags_and_distances_add_up_over_a_removed_task():
     assert program.dep_distance.tolist() == [2]
 
 
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        # a 0..10, b 13..23, c 28..38: without b its gap is gone, and c keeps its own.
+        (lambda program: program.remove([1]), {"0/a": (0, 10), "0/c": (15, 25)}),
+        # On a lane of its own nothing is ahead of b.
+        (
+            lambda program: program.move(1, program.add_lane("apart", LaneKind.COMPUTE)),
+            {"0/a": (0, 10), "0/b": (0, 10), "0/c": (15, 25)},
+        ),
+        (lambda program: None, {"0/a": (0, 10), "0/b": (13, 23), "0/c": (28, 38)}),
+    ],
+)
+def test_a_gap_is_behind_whatever_is_ahead_on_the_lane(edit, expected):
+    job = sketch(
+        {"stream": LaneKind.COMPUTE},
+        ("a", "stream", 10, ()),
+        ("b", "stream", 10, [Dependency(0, lag_ns=3)]),
+        ("c", "stream", 10, [Dependency(1, lag_ns=5)]),
+    )
+
+    assert times(edit_programs(job, edit)) == expected
+
+
 def test_collectives_are_numbered_again_without_the_removed_one():
     made = JobSketch()
     for _ in range(2):
