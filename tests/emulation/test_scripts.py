@@ -282,6 +282,7 @@ def test_a_script_with_one_rank_sees_one_gpu_and_a_job_is_not_replaced_unasked(t
         ("step()", 0, "The script ended during its warm-up"),
         ("step()\nstep()", 0, "The script ended during its warm-up"),
         ("torch.empty(30 * 2**30, device='cuda')", 1, "CUDA out of memory. Tried to allocate 120"),
+        ("for _ in range(3): optimizer.step()", 1, "all 3 steps of the script ran on the host"),
         (UNCOVERED, 1, "operator mine.twice.default is not covered ("),
     ],
 )

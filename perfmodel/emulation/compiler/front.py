@@ -53,11 +53,9 @@ def keep_lists_of_torch() -> None:
 
 def _keep_constants() -> None:
     """Fold what replaces functions of torch that Dynamo folds, such as `get_device_properties`."""
-    rules = trace_rules.get_torch_obj_rule_map()
-    for folded in (
-        functions.constant_fold_functions,
-        functions.constant_fold_functions_need_guards,
-    ):
+    rules, listed = trace_rules.get_torch_obj_rule_map(), vars(functions)
+    for name in ("constant_fold_functions", "constant_fold_functions_need_guards"):
+        folded = listed[name]
         for old in list(folded):
             new = getattr(sys.modules.get(old.__module__ or ""), old.__name__, old)
             if new is not old:

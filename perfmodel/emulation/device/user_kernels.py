@@ -139,12 +139,6 @@ def _run(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **word
     torch.ops.perfmodel.launch(kernel.fn.__name__, read, written, has_products)
 
 
-@torch.compiler.assume_constant_result
-def _known(function: Any) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    """What the source of *function* says, without Dynamo following how it is read."""
-    return _read_source(function)
-
-
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
     """Tensors of the device among *values*, and those that descriptors describe."""
     bases = [getattr(one, "base", one) for one in values]
@@ -228,6 +222,14 @@ def _read_source(function: Any) -> tuple[tuple[str, ...], tuple[str, ...], bool]
     # A pointer that helpers store to cannot be told from one they load from.
     written = tuple(name for name in names if name in stored) if stores else names
     return names, written, any(_called(call).startswith("dot") for call in calls)
+
+
+def _known(function: Any) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """What the source of *function* says, without Dynamo following how it is read."""
+    return _read_source(function)
+
+
+torch.compiler.assume_constant_result(_known)
 
 
 def _called(call: ast.Call) -> str:
