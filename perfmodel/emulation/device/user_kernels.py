@@ -164,7 +164,7 @@ def record_kernel(
     gpu.recorder.check_running()
     for tensor in written:
         gpu.values.forget(tensor)
-    product: dict[str, Any] = _product_of(read, written) if has_products else {}
+    product: dict[str, Any] = product_of(read, written) if has_products else {}
     if has_products:
         priced = "as a GEMM with their shapes" if product else "by their bytes"
         gpu.recorder.notes[
@@ -173,7 +173,7 @@ def record_kernel(
     gpu.launch(f"{OPERATOR}.{name}", inputs=read, outputs=written, **product)
 
 
-def _product_of(read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[str, int]:
+def product_of(read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[str, int]:
     """Sizes of the GEMM that makes the first matrix of *written* from one of *read*, if any does.
 
     Rows or columns of an operand are as many as those of the result; its other side is summed up.
@@ -192,7 +192,7 @@ def _product_of(read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[str, 
 
 
 @cache
-def _read_source(function: Any) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+def read_source(function: Any) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
     """Parameters of a Triton kernel, those it stores to, and whether it multiplies matrices.
 
     A pointer is often moved first (`y = y + row * stride`), so names are followed through
@@ -226,7 +226,7 @@ def _read_source(function: Any) -> tuple[tuple[str, ...], tuple[str, ...], bool]
 
 def _known(function: Any) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
     """What the source of *function* says, without Dynamo following how it is read."""
-    return _read_source(function)
+    return read_source(function)
 
 
 torch.compiler.assume_constant_result(_known)
