@@ -129,8 +129,10 @@ def _moved_by(record: RankRecord) -> Batch:
     copies = list(_copies(record))
     if not copies:
         return Batch()
-    # Inputs and labels have a first size in common; a mask or a table may be larger than both.
-    sizes = Counter(copy.shape[0] for copy in copies)
+    # Inputs and labels have a first size in common; a mask or a table may be larger than both. A
+    # list belongs to them only if a tensor of more dimensions has its length.
+    lengths = {copy.shape[0] for copy in copies if len(copy.shape) > 1}
+    sizes = Counter(copy.shape[0] for copy in copies if copy.shape[0] in lengths or not lengths)
     copies = [copy for copy in copies if sizes[copy.shape[0]] == max(sizes.values())]
     words = [copy for copy in copies if copy.dtype in _INTEGERS]
     most = max((prod(copy.shape) for copy in words if len(copy.shape) > 1), default=0)

@@ -159,6 +159,11 @@ def _read(request: Emulation, outcome: WorkerOutcome) -> dict[int, RankRecord]:
                 f"iteration was recorded: {request.warmup} are warm-up. Let it run longer, or give "
                 "a smaller --warmup. Steps are those of torch.optim optimizers."
             )
+        if not record.calls:
+            raise EmulationError(
+                f"rank {rank}: an iteration must use a GPU, but all {record.step_count} steps of "
+                "the script ran on the host. Scripts often need an option for it, such as --cuda."
+            )
     return records
 
 

@@ -47,6 +47,8 @@ IMAGES = [((256, 3, 224, 224), "fp32"), ((256,), "int64")]
         (TOKENS, {"backwards": 2}, Batch(12, 12 * 1024)),
         # A mask that is made on the host is no batch.
         ([*TOKENS, ((1024, 1024), "fp32")], {}, Batch(12, 12 * 1024)),
+        # Nor are tables of a diffusion's 1,000 steps, however many there are.
+        ([*IMAGES, *3 * [((1000,), "fp64")]], {}, Batch(256, 0)),
         # Weights of losses and masks of attention come with tokens.
         (
             [*TOKENS, ((12, 1024), "fp32"), ((12, 1, 1024, 1024), "int8")],

@@ -135,7 +135,8 @@ def test_tools_and_packages_that_need_a_gpu_are_answered(emulated):
     run = emulated("tools")
     name = "NVIDIA H100 SXM5 80 GB"
     assert run.stdout.splitlines() == [
-        f"smi {name}, 81559", f"nvml {name} {81559 * 2**20}", "build True", "copied 0 3", "done",
+        f"smi {name}, 81559", f"nvml {name} {81559 * 2**20}", "build True", "copied 0 3",
+        "breaks 0",
     ]  # fmt: skip
 
 
@@ -281,6 +282,7 @@ def test_a_script_with_one_rank_sees_one_gpu_and_a_job_is_not_replaced_unasked(t
         ("step()", 0, "The script ended during its warm-up"),
         ("step()\nstep()", 0, "The script ended during its warm-up"),
         ("torch.empty(30 * 2**30, device='cuda')", 1, "CUDA out of memory. Tried to allocate 120"),
+        ("for _ in range(3): optimizer.step()", 1, "all 3 steps of the script ran on the host"),
         (UNCOVERED, 1, "operator mine.twice.default is not covered ("),
     ],
 )
@@ -288,6 +290,26 @@ def test_endings_are_the_scripts_own(tmp_path, ending, code, words):
     run = run_steps(tmp_path, ending)
     assert run.code == code, run.stderr
     assert words in run.stderr
+
+
+BY_HAND = """
+import torch
+weight = torch.ones(4, 4, device="cuda", requires_grad=True)
+for _ in range(20):
+    (weight @ weight).sum().backward()
+    (weight @ weight).sum().backward()
+    weight.data -= weight.grad
+    weight.grad = None
+"""
+
+
+def test_gradients_that_are_changed_between_backward_passes_end_an_iteration(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(BY_HAND)
+    run = emulate(script, tmp_path, "--ranks", "1")
+    assert "No optimizer of torch.optim makes a step" in run.stderr
+    # Two passes accumulate: each multiplies forward and for both gradients.
+    assert run.gemm_flops == 2 * 3 * 2 * 4**3
 
 
 def test_a_hang_ends_with_the_line_it_hangs_at(tmp_path):

@@ -23,9 +23,9 @@ import torch
 import torch.distributed
 import typing_extensions
 from torch._dynamo import device_interface, eval_frame, trace_rules
-from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._dynamo.variables import torch as functions
 
-from perfmodel.emulation.device import attention_packages
+from perfmodel.emulation.device import attention_packages, triton_stand_in, user_kernels
 from perfmodel.emulation.device.gpu import VirtualGpu
 
 _ASKED = (
@@ -45,10 +45,21 @@ def _set(target: Any, **values: Any) -> None:
 
 def keep_lists_of_torch() -> None:
     """Let Dynamo list the functions of torch before any of them is replaced."""
-    TorchInGraphFunctionVariable._get_handlers()
+    functions.TorchInGraphFunctionVariable._get_handlers()
     # Made again, the list would have one function under two names.
     kept = _keep(trace_rules.get_torch_obj_rule_map())
     _set(trace_rules, get_torch_obj_rule_map=kept)
+
+
+def _keep_constants() -> None:
+    """Fold what replaces functions of torch that Dynamo folds, such as `get_device_properties`."""
+    rules, listed = trace_rules.get_torch_obj_rule_map(), vars(functions)
+    for name in ("constant_fold_functions", "constant_fold_functions_need_guards"):
+        folded = listed[name]
+        for old in list(folded):
+            new = getattr(sys.modules.get(old.__module__ or ""), old.__name__, old)
+            if new is not old:
+                rules[new], folded[new] = rules[old], None
 
 
 def _keep(value: Any) -> Callable[[], Any]:
@@ -73,9 +84,11 @@ def install_dynamo(gpu: VirtualGpu) -> None:
     kind.raise_if_triton_unavailable = staticmethod(lambda _=None: None)
     for name in ("cuda", *(f"cuda:{number}" for number in range(gpu.count))):
         device_interface.register_interface_for_device(name, kind)
+    _keep_constants()
     trace_rules.add(_OWN_PACKAGE)
     # Dynamo follows calls of these packages, as it follows those of the real ones.
-    followed = trace_rules.get_legacy_mod_inlinelist() | {attention_packages.__file__}
+    answered = {one.__file__ for one in (attention_packages, triton_stand_in, user_kernels)}
+    followed = trace_rules.get_legacy_mod_inlinelist() | answered
     _set(trace_rules, get_legacy_mod_inlinelist=_keep(followed))
     # Collectives warn in this release of torch. Earlier ones had no Python code there to compile.
     call: Any = torch.distributed.all_gather_into_tensor
@@ -83,8 +96,8 @@ def install_dynamo(gpu: VirtualGpu) -> None:
         if call.__code__.co_filename == typing_extensions.__file__:
             eval_frame.skip_code(call.__code__)
         call = call.__wrapped__
-    # The script's own Triton kernels are launched between the pieces of a region, which therefore
-    # has breaks even if the script asks for one graph.
+    # Code for NVRTC and extensions in CUDA are launched between the pieces of a region, which
+    # therefore has breaks even if the script asks for one graph.
     optimize = torch._dynamo.optimize
     _set(
         torch._dynamo, optimize=lambda *args, **more: optimize(*args, **more | {"nopython": False})

@@ -8,6 +8,7 @@ the pairs that are computed are counted from known values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -178,19 +179,26 @@ class AttentionKernel(OperatorKernel):
             if names[0] in self._places
             for name in names
         ]
+        query, key = (self._value(name, args, kwargs) for name in ("query", "key"))
         if starts and starts[0] is not None:
-            known = [self._gpu.values.known(one) for one in starts if one is not None]
+            given = [one for one in starts if one is not None]
+            known = [self._gpu.values.known(one) for one in given]
             if any(one is None for one in known):
                 self._gpu.recorder.count_placeholder("lengths of packed sequences")
-                return None
-            lengths = [np.diff(one.numpy()) for one in known if one is not None]
+                lengths = [equal_lengths(one.shape, len(given[0]) - 1) for one in (query, key)]
+            else:
+                lengths = [np.diff(one.numpy()) for one in known if one is not None]
             return count_pairs(lengths[0], lengths[-1], is_causal=is_causal, left=left)
-        query, key = (self._value(name, args, kwargs) for name in ("query", "key"))
         if left < 0 or query.dim() != 4:
             return None
         return int(query.shape[0]) * count_pairs(
             [query.shape[1]], [key.shape[1]], is_causal=is_causal, left=left
         )
+
+
+def equal_lengths(shape: Sequence[int], count: int) -> Any:
+    """Lengths of *count* sequences that are packed into a tensor of *shape*, as equal as can be."""
+    return np.diff(np.linspace(0, math.prod(shape[:-2]), count + 1).astype(np.int64))
 
 
 def count_pairs(

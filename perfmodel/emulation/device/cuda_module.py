@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -63,9 +62,6 @@ class CudaModule:
         # Evaluation without it takes the same layers one by one; nested tensors are not covered.
         torch.backends.mha.set_fastpath_enabled(False)
 
-    def _current(self) -> int:
-        return self._gpu.recorder.state().device
-
     def _set_device(self, device: Any) -> None:
         """Make *device* the current one of this thread.
 
@@ -94,7 +90,13 @@ class CudaModule:
     def _install_devices(self) -> None:
         gpu, cuda, model = self._gpu, torch.cuda, self._gpu.model
         major, minor = model.capability
-        properties = SimpleNamespace(
+
+        def current() -> int:
+            return gpu.recorder.state().device
+
+        # Dynamo knows constants by their type.
+        properties: Any = object.__new__(cuda._CudaDeviceProperties)
+        properties.__dict__.update(
             name=model.name, major=major, minor=minor, warp_size=32, is_integrated=0,
             total_memory=model.memory_bytes, multi_processor_count=model.multiprocessors,
             max_threads_per_multi_processor=model.max_threads, max_threads_per_block=1024,
@@ -108,7 +110,7 @@ class CudaModule:
             is_initialized=lambda: self._is_initialized,
             init=self._init,
             _lazy_init=self._init,
-            current_device=self._current,
+            current_device=current,
             set_device=self._set_device,
             _exchange_device=self._exchange_device,
             _maybe_exchange_device=self._exchange_device,
@@ -130,8 +132,8 @@ class CudaModule:
         _answer(torch.accelerator, device_count=gpu.count, current_accelerator=accelerator)
         _replace(
             torch.accelerator,
-            current_device_index=self._current,
-            current_device_idx=self._current,
+            current_device_index=current,
+            current_device_idx=current,
             set_device_index=self._set_device,
             set_device_idx=self._set_device,
         )
@@ -143,7 +145,7 @@ class CudaModule:
         )
         _replace(
             torch._C,
-            _cuda_getDevice=self._current,
+            _cuda_getDevice=current,
             _cuda_setDevice=self._set_device,
             _cuda_isInBadFork=lambda: gpu.recorder.is_forked,
             _cuda_exchangeDevice=self._exchange_device,

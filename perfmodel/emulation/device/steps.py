@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from perfmodel.emulation.device.recorder import Recorder
@@ -16,7 +18,7 @@ _BY_HAND = -1
 """What is watched where there is no optimizer."""
 _UPDATED_BY_HAND = (
     "No optimizer of torch.optim makes a step: an iteration ends where a module's gradients are "
-    "cleared after a backward pass."
+    "cleared, or where a backward pass finds gradients that were changed since the last one."
 )
 _ENDS_EARLY = (
     "The script ended during its warm-up: its last optimizer step counts, with what was prepared "
@@ -24,6 +26,26 @@ _ENDS_EARLY = (
 )
 _MOST_ASIDE = 16
 """Steps on a side stream that count as warm-up of a capture; DDP needs eleven."""
+
+
+def _find_leaf(args: Sequence[Any]) -> Tensor | None:
+    """A tensor that a backward pass from the first of *args* makes a gradient of."""
+    first = args[0] if args and isinstance(args[0], Tensor) else None
+    waiting, seen = [first.grad_fn if first is not None else None], set()
+    while waiting:
+        node = waiting.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            return leaf
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [inner for inner, _ in node.next_functions]
+    return None
+
+
+def _version_of(leaf: Tensor | None) -> int | None:
+    """How often the gradient of *leaf* was changed in place, if it has one."""
+    return None if leaf is None or leaf.grad is None else leaf.grad._version
 
 
 class StepWatch:
@@ -44,6 +66,9 @@ class StepWatch:
         self._runs_on = request.runs_on
         self._watched: int | None = None
         self._has_gradients = False
+        self._has_optimizer = False
+        self._leaf: Tensor | None = None
+        self._version: int | None = None
         self.backward_count = 0
         self._backwards = 0
         self._cleared_count = 0
@@ -63,19 +88,19 @@ class StepWatch:
         self._cpu_s = time.process_time()
         if self._warmup <= 1:
             self._begin()
-        elif self._warmup == DEFAULT_WARMUP:
-            make = Optimizer.__init__
+        make = Optimizer.__init__
 
-            @wraps(make)
-            def made(*args: Any, **words: Any) -> None:
-                make(*args, **words)
-                self._prepare()
+        @wraps(make)
+        def made(*args: Any, **words: Any) -> None:
+            make(*args, **words)
+            self._prepare()
 
-            Optimizer.__init__ = made
+        Optimizer.__init__ = made
 
     def _prepare(self) -> None:
         """All before the last optimizer is made is preparation."""
-        if not self.step_count:
+        self._has_optimizer, self._version = True, None
+        if self._warmup == DEFAULT_WARMUP and not self.step_count:
             self._forget()
             self._begin()
 
@@ -114,7 +139,11 @@ class StepWatch:
         run_backward, clear = torch.autograd.backward, torch.nn.Module.zero_grad
 
         def backward(*args: Any, **kwargs: Any) -> None:
+            if self._version not in (None, _version_of(self._leaf)):
+                self._cleared()
+            self._leaf = None if self._has_optimizer else _find_leaf(args)
             run_backward(*args, **kwargs)
+            self._version = _version_of(self._leaf)
             self._has_gradients = True
             self._backwards += 1
 

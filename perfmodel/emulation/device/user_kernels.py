@@ -20,8 +20,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from perfmodel.emulation.device.attention import NAMESPACE
 from perfmodel.emulation.device.descriptions import tensors_in
 from perfmodel.emulation.device.gpu import VirtualGpu
+from perfmodel.emulation.device.native import keep_for_ever
 
 OPERATOR = "user_kernel"
 """How calls of such kernels are named in the record, before the name of the function."""
@@ -46,6 +48,8 @@ def install_nvrtc(gpu: VirtualGpu) -> None:
                 outputs=[one for one, is_constant in given if not is_constant],
             )
 
+        made: Any = launch
+        made.set_shared_memory_config = lambda *_: None
         return launch
 
     def run_elementwise(
@@ -100,39 +104,53 @@ def _unbuilt(gpu: VirtualGpu, name: str) -> ModuleType:
 
 
 def install_triton(gpu: VirtualGpu, jit: Any, autotuner: Any) -> None:
-    """Record launches of kernels made with the modules *jit* and *autotuner* of Triton."""
+    """Record launches of kernels made with the modules *jit* and *autotuner* of Triton.
 
-    def run(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **words: Any) -> None:
-        del grid, warmup
-        _record_triton(gpu, kernel.fn, args, words)
+    A launch is an operator of ours, so that torch's compiler has it in its graph as it has those of
+    Triton.
+    """
 
     def run_chosen(chosen: Any, *args: Any, **words: Any) -> None:
         # An autotuner or a heuristic adds arguments to the kernel inside it.
         inner = chosen.fn
         while not isinstance(inner, jit.JITFunction):
             inner = inner.fn
-        run(inner, *args, **words)
+        _run(inner, *args, **words)
 
-    jit.JITFunction.run = run
+    own = torch.library.Library(NAMESPACE, "FRAGMENT")
+    keep_for_ever(own)
+    own.define("launch(str name, Tensor[] read, Tensor(a!)[] written, bool has_products) -> ()")
+    own.impl("launch", partial(_record_launch, gpu), "CompositeExplicitAutograd")
+    # A launch has no gradient: the script states that of the function around it.
+    own.impl("launch", torch.library.fallthrough_kernel, "Autograd")
+    torch.library.register_fake(f"{NAMESPACE}::launch", lambda *_: None, lib=own)
+    jit.JITFunction.run = _run
     for name in ("Autotuner", "Heuristics"):
         kind = getattr(autotuner, name, None)
         if kind is not None:
             kind.run = run_chosen
 
 
-def _record_triton(
-    gpu: VirtualGpu, function: Any, args: Sequence[Any], words: Mapping[str, Any]
+def _run(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **words: Any) -> None:
+    """Launch *kernel*; Dynamo follows this function."""
+    del grid, warmup
+    names, stored, has_products = _known(kernel.fn)
+    given = {**dict(zip(names, args, strict=False)), **words}
+    read = _tensors([value for name, value in given.items() if name not in stored])
+    written = _tensors([value for name, value in given.items() if name in stored])
+    torch.ops.perfmodel.launch(kernel.fn.__name__, read, written, has_products)
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    """Tensors of the device among *values*, and those that descriptors describe."""
+    bases = [getattr(one, "base", one) for one in values]
+    return [one for one in bases if isinstance(one, Tensor) and one.is_cuda]
+
+
+def _record_launch(
+    gpu: VirtualGpu, name: str, read: list[Tensor], written: list[Tensor], has_products: bool
 ) -> None:
-    parameters = inspect.signature(function).parameters
-    given = {**dict(zip(parameters, args, strict=False)), **words}
-    stored, has_products = _written_by(function)
-    record_kernel(
-        gpu,
-        function.__name__,
-        inputs=[value for name, value in given.items() if name not in stored],
-        outputs=[value for name, value in given.items() if name in stored],
-        has_products=has_products,
-    )
+    record_kernel(gpu, name, inputs=read, outputs=written, has_products=has_products)
 
 
 def record_kernel(
@@ -144,18 +162,11 @@ def record_kernel(
     has_products: bool = False,
 ) -> None:
     """Record one launch; what is neither a tensor of the device nor describes one is left out."""
-    written, read = (
-        [
-            tensor
-            for one in values
-            if isinstance(tensor := getattr(one, "base", one), Tensor) and tensor.is_cuda
-        ]
-        for values in (outputs, inputs)
-    )
+    written, read = _tensors(outputs), _tensors(inputs)
     gpu.recorder.check_running()
     for tensor in written:
         gpu.values.forget(tensor)
-    product: dict[str, Any] = _product_of(read, written) if has_products else {}
+    product: dict[str, Any] = product_of(read, written) if has_products else {}
     if has_products:
         priced = "as a GEMM with their shapes" if product else "by their bytes"
         gpu.recorder.notes[
@@ -164,7 +175,7 @@ def record_kernel(
     gpu.launch(f"{OPERATOR}.{name}", inputs=read, outputs=written, **product)
 
 
-def _product_of(read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[str, int]:
+def product_of(read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[str, int]:
     """Sizes of the GEMM that makes the first matrix of *written* from one of *read*, if any does.
 
     Rows or columns of an operand are as many as those of the result; its other side is summed up.
@@ -183,17 +194,17 @@ def _product_of(read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[str, 
 
 
 @cache
-def _written_by(function: Any) -> tuple[frozenset[str], bool]:
-    """Parameters that a Triton kernel stores to, and whether it multiplies matrices.
+def read_source(function: Any) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """Parameters of a Triton kernel, those it stores to, and whether it multiplies matrices.
 
     A pointer is often moved first (`y = y + row * stride`), so names are followed through
     assignments. A kernel whose source cannot be read is assumed to write everything.
     """
-    names = frozenset(inspect.signature(function).parameters)
+    names = tuple(inspect.signature(function).parameters)
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, SyntaxError, TypeError):
-        return names, False
+        return names, names, False
     origins = {name: {name} for name in names}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AugAssign):
@@ -211,8 +222,16 @@ def _written_by(function: Any) -> tuple[frozenset[str], bool]:
     places = [place for call in stores for place in (call.args[0], call.func)]
     stored = set().union(*(_origins_in(place, origins) for place in places))
     # A pointer that helpers store to cannot be told from one they load from.
-    written = frozenset(stored & names) if stores else names
-    return written, any(_called(call).startswith("dot") for call in calls)
+    written = tuple(name for name in names if name in stored) if stores else names
+    return names, written, any(_called(call).startswith("dot") for call in calls)
+
+
+def _known(function: Any) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """What the source of *function* says, without Dynamo following how it is read."""
+    return read_source(function)
+
+
+torch.compiler.assume_constant_result(_known)
 
 
 def _called(call: ast.Call) -> str:
