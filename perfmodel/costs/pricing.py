@@ -61,10 +61,12 @@ def find_rivals(job: JobGraph, cluster: Cluster) -> list[tuple[int, ...]]:
         sends = crosses[groups]
         pairs = np.unique(np.column_stack([nic_of_rank[ranks], groups])[sends], axis=0)
         # Sorted by NIC: groups that share one are adjacent.
-        for sharers in np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1):
-            if len(sharers) > 1:
-                for group in sharers:
-                    rivals[group].update(int(other) for other in sharers if other != group)
+        firsts = np.flatnonzero(np.diff(pairs[:, 0], prepend=-1))
+        counts = np.diff(firsts, append=len(pairs))
+        for first, count in zip(firsts[counts > 1], counts[counts > 1], strict=True):
+            sharers = pairs[first : first + count, 1]
+            for group in sharers:
+                rivals[group].update(int(other) for other in sharers if other != group)
     return [tuple(sorted(of_group)) for of_group in rivals]
 
 
