@@ -35,6 +35,7 @@ from perfmodel.reports.text import (
     describe_interval,
     format_ranks,
     name_ranks,
+    to_command,
 )
 
 if TYPE_CHECKING:
@@ -77,13 +78,16 @@ def report_prediction(
     whole: TrainingRun | None = None,
 ) -> Report:
     """*prediction* as blocks; with a price it says what tokens cost, and so a *whole* run."""
-    seconds = sum(prediction.run.phase_s.values())
+    seconds, command = sum(prediction.run.phase_s.values()), None
+    if prediction.scenario is not None:
+        run = None if whole is None else whole.asked
+        command = to_command("predict", prediction.scenario, run=run, price=price_per_gpu_hour)
     return Report(
         title=describe_title(prediction),
         headline=_headline(prediction, price_per_gpu_hour),
         sections=(
             *([] if whole is None else [run_section(whole)]),
-            *iter_sections(prediction),
+            *iter_sections(prediction, command),
         ),
         footer=f"Where it ran: {prediction.run.executor}, {format_duration(seconds * NS_PER_S)}",
         rows=[
