@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, lru_cache
+from pathlib import Path
 
 from perfmodel.base.errors import WorkloadError
 from perfmodel.validation.runs_table import RunRow
@@ -18,6 +19,7 @@ from topologies import (
     Topology,
     VertexKind,
     build_cluster,
+    find_device,
     list_devices,
     list_topologies,
     load_device,
@@ -56,6 +58,10 @@ def _topology(row: RunRow, sentences: list[str]) -> Topology:
     if not row.text("device"):
         raise WorkloadError("the GPU is not stated")
     device, name = row.text("device"), row.text("machine")
+    meant = None if device in list_devices() or Path(device).exists() else find_device(device)
+    if meant is not None:
+        sentences.append(f"The GPU {device} is taken as {meant.name} of the catalog.")
+        device = meant.name
     if not name:
         name = _machine_with(load_device(device), row.value("nvlink_domain"))
         sentences.append(

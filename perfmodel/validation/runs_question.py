@@ -22,6 +22,8 @@ _STATES_RECOMPUTE = (
 )  # fmt: skip
 """Columns that are only stated if the configuration of a run is known. Such a run recomputes
 only what it states."""
+_NAMED = 8
+"""Columns that a sentence names."""
 _FAR_BEYOND = 1.2
 """Memory needs are known to about a fifth: a run that needs less than this may have fitted."""
 
@@ -32,6 +34,9 @@ def read_setting(
     """The workload, cluster and stack of *row*; raises an InputError if they cannot be read."""
     row.check()
     sentences: list[str] = []
+    if row.unread:
+        more = f" and {len(row.unread) - _NAMED} more" if len(row.unread) > _NAMED else ""
+        sentences.append(f"Columns that are not read: {', '.join(row.unread[:_NAMED])}{more}.")
     cluster = build_machine(row, sentences, calibration)
     chosen = choose_stack(
         row.text("framework"),
