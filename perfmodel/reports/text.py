@@ -114,7 +114,7 @@ def _typed_options(question: Any, only: Sequence[str] = ()) -> list[str]:
 
 
 def _typed(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(_plain(value))
+    return f"{value:.15g}" if isinstance(value, float) else str(_plain(value))
 
 
 def ask_again(
