@@ -68,9 +68,9 @@ LEARNING = {
 }
 
 
-FEW_ROWS, FEW_ROW_STEPS = 200, 1000
-"""With fewer rows every step sees all of them, and effects against the order are noise. From 30
-rows of an H100 table, longer training predicts held-out shapes no better."""
+FEW_ROWS, FEW_ROW_STEPS = 200, 400
+"""With fewer rows every step sees all of them, and effects against the order are noise: on held-out
+shapes of 30 and 150 rows of an H100 table, longer training errs more (13.0 instead of 9.5 %)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
