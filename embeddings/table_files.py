@@ -91,6 +91,13 @@ def _parse_ranks(value: Any) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
+def _check_pooling(value: Any) -> Any:
+    """Refuse a number: TorchRec's word is a way to add up, not how many rows there are."""
+    if str(value).strip().replace(".", "", 1).isdigit():
+        raise ValueError(f"must be SUM or MEAN, got {value}. Lookups per sample are pooling_factor")
+    return value
+
+
 # A cell of a CSV file is text, so a number may be written as one.
 _Whole = Annotated[int, BeforeValidator(partial(_refuse_switch, "a whole number"))]
 _Number = Annotated[
@@ -108,10 +115,10 @@ class TableEntry(BaseModel):
 
     name: Annotated[str, Field(min_length=1, coerce_numbers_to_str=True)]
     rows: _Whole = Field(
-        ge=1, le=MOST_ROWS, validation_alias=AliasChoices("rows", "num_embeddings")
+        ge=1, le=MOST_ROWS, validation_alias=AliasChoices("rows", "num_embeddings", "num_rows")
     )
     width: _Whole = Field(
-        ge=1, le=MOST_WIDTH, validation_alias=AliasChoices("width", "embedding_dim")
+        ge=1, le=MOST_WIDTH, validation_alias=AliasChoices("width", "embedding_dim", "dim")
     )
     pooling_factor: _Number = Field(1.0, ge=0, le=MOST_LOOKUPS)
     pooling_deviation: _Number = Field(0.0, ge=0, le=MOST_LOOKUPS)
@@ -125,7 +132,7 @@ class TableEntry(BaseModel):
     sharding_types: Annotated[Any, ReadAs(str | list[str], _parse_words)] = ()
     ranks: Annotated[Any, ReadAs(str | list[int], _parse_ranks)] = ()
     feature_names: Any = None
-    pooling: Any = None
+    pooling: Annotated[Any, BeforeValidator(_check_pooling)] = None
     init_fn: Any = None
 
     def build(self) -> EmbeddingTable:

@@ -31,10 +31,15 @@ _SELECTION = re.compile(r"([a-z_]+):(\*|\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)")
 _MAX_DIGITS = 6
 Pairs = list[tuple[str, str]]
 _HostKind = Annotated[
-    VertexKind, OneOf(tuple(kind.value for kind in HOST_KINDS)), AfterValidator(VertexKind)
+    # From Python 3.12 on, pydantic does not know the signature of an enum.
+    VertexKind,
+    OneOf(tuple(kind.value for kind in HOST_KINDS)),
+    AfterValidator(lambda word: VertexKind(word)),  # noqa: PLW0108 - as above
 ]
 _HostLinkKind = Annotated[
-    LinkKind, OneOf(tuple(kind.value for kind in HOST_LINK_KINDS)), AfterValidator(LinkKind)
+    LinkKind,
+    OneOf(tuple(kind.value for kind in HOST_LINK_KINDS)),
+    AfterValidator(lambda word: LinkKind(word)),  # noqa: PLW0108 - as above
 ]
 _VertexCount = Annotated[int, Field(strict=True, ge=1, le=1024)]
 

@@ -152,6 +152,7 @@ def parse_yaml(
 
 _OTHER_FORMATS = {
     "XML": re.compile(r"\s*<[?!/A-Za-z]"),
+    "a Python script": re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*(?:import|from) +[\w.]+"),
     "TOML": re.compile(r"""(?:[ \t]*(?:[#;][^\n]*)?\r?\n)*[ \t]*"""
                        r"""(?:\[\[?[\w .'"-]+\]\]?[ \t]*(?:[#;\r\n]|$)|[\w.'"-]+[ \t]*=[^=])"""),
 }  # fmt: skip
@@ -162,9 +163,11 @@ def _check_no_other_format(text: str, document: str, error_type: type[InputError
     """Raise if *text*, which is not a YAML mapping, is of a format that is mistaken for one."""
     for name, beginning in _OTHER_FORMATS.items():
         if beginning.match(text):
+            is_script = name.endswith("script")
             raise error_type(
                 f"{document}: looks like {name}, but must be YAML: `key: value` lines. "
-                "`perfmodel init` writes files to start from."
+                f"`perfmodel {'emulate' if is_script else 'init'}` "
+                f"{'makes a job of a script' if is_script else 'writes files to start from'}."
             )
 
 

@@ -94,6 +94,11 @@ LEARNING = {
 }
 
 
+FEW_ROWS, FEW_ROW_STEPS = 200, 400
+"""With fewer rows every step sees all of them, and effects against the order are noise: on held-out
+shapes of 30 and 150 rows of an H100 table, longer training errs more (13.0 instead of 9.5 %)."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnedRows:
     """What is learned from: features *rising* with the work and such that are *free*.
@@ -187,7 +192,11 @@ def fit_gemm_entry(table: KernelTable, device_name: str) -> Entry:
         share=kernel_ns / measured,
     )
     variant = variant_of(dtype)
-    ordered, steps = fit_learned(rows, LEARNING[VECTOR if variant == VECTOR else TENSOR])
+    learning = LEARNING[VECTOR if variant == VECTOR else TENSOR]
+    if len(measured) < FEW_ROWS:
+        few = replace(learning.ordered, steps=FEW_ROW_STEPS)
+        learning = replace(learning, ordered=few, steps=None)
+    ordered, steps = fit_learned(rows, learning)
     return build_entry(
         device,
         variant,

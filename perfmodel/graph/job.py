@@ -196,17 +196,35 @@ def with_own_origins(job: JobGraph) -> JobGraph:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """The memory of one purpose."""
+    """The memory of one purpose; what *is_kept* is listed in `RankMemory.kept`, pass by pass."""
 
     name: str
     size_bytes: int
+    is_kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBytes:
+    """What one forward pass of a *part* of the model keeps until its backward pass ends.
+
+    Its operators have that name, or begin with it and a slash. During its backward pass there
+    are *recomputed_bytes* more.
+    """
+
+    part: str
+    size_bytes: int
+    recomputed_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """The parts of one rank's peak, in a fixed order; parts may be zero."""
+    """The parts of one rank's peak, in a fixed order; parts may be zero.
+
+    *kept* is empty where it is not known what comes and goes during an iteration.
+    """
 
     parts: tuple[MemoryPart, ...]
+    kept: tuple[KeptBytes, ...] = ()
 
     @property
     def total_bytes(self) -> int:

@@ -86,7 +86,7 @@ class TrainingRun:
     """A whole run: *days* of training alone, *expected_days* with failures and checkpoints.
 
     Money and energy are of the expected days. *low_days* and *high_days* follow the interval of an
-    iteration, if that is known.
+    iteration, if that is known. *asked* is the question.
     """
 
     iterations: float
@@ -100,6 +100,7 @@ class TrainingRun:
     price_per_gpu_hour: float | None
     currency: str
     mean_power_w: float | None
+    asked: RunQuestion
 
     @property
     def expected_days(self) -> float:
@@ -197,6 +198,7 @@ def plan_run(
         price_per_gpu_hour=price,
         currency=rates.currency,
         mean_power_w=mean_power_w(prediction, rates),
+        asked=asked,
     )
 
 

@@ -111,7 +111,7 @@ def to_comparison_document(comparison: Comparison) -> dict[str, Any]:
 
 def report_comparison(comparison: Comparison) -> Report:
     """Scenarios side by side."""
-    best = comparison.fastest
+    best, price = comparison.fastest, comparison.price_per_gpu_hour
     entries = [(entry.name, entry.prediction) for entry in comparison.answered if entry.prediction]
     assert best.prediction is not None
     memory = best.prediction.memory
@@ -121,7 +121,8 @@ def report_comparison(comparison: Comparison) -> Report:
     times = [(name, found.iteration_ns, found.interval) for name, found in entries]
     faults = [f"{e.name}: {e.fault}" for e in comparison.entries if e.prediction is None]
     commands = [
-        Command(to_command("predict", entry.scenario)) for entry in comparison.answered[:MOST_ROWS]
+        Command(to_command("predict", entry.scenario, run=comparison.whole, price=price))
+        for entry in comparison.answered[:MOST_ROWS]
     ]
     return Report(
         title=f"{len(comparison.entries)} scenarios side by side",

@@ -13,17 +13,19 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 import perfmodel
+from perfmodel.base.units import BYTES_PER_KIB
 from perfmodel.base.writing import printable_lines
 from perfmodel.engine.layout import Int64s
 from perfmodel.graph.program import LaneKind
 from perfmodel.prediction.explain import Evidence, find_path
-from perfmodel.reports.blocks import Report, Timeline, plain_report
+from perfmodel.reports.blocks import MemoryTimeline, Report, Timeline, plain_report
 from perfmodel.reports.chrome_trace import choose_ranks
 from perfmodel.reports.terminal import to_text
 from perfmodel.reports.text import format_ranks
@@ -74,6 +76,7 @@ def to_page(report: Report) -> str:
         rules=lambda: Markup("\n".join(f".{name} {{ {rule} }}" for rule, name in rules.items())),  # noqa: S704 - numbers and our own colours
         sha256=_sha256,
         as_text=lambda block: to_text(plain_report("", block)),
+        memory_json=_memory_json,
         timeline_json=lambda one: _timeline_json(one, MAX_TASKS // len(timelines)),
         timeline_note=lambda one: _timeline_note(one, MAX_TASKS // len(timelines)),
     )
@@ -99,7 +102,7 @@ def _sha256(content: str) -> Markup:
 
 def _timeline_json(evidence: Evidence, max_tasks: int) -> Markup:
     """The lanes of all classes of ranks, as far as a page can hold them, safe in a script."""
-    unit_ns = max(1, -(-evidence.window.length_ns // _LARGEST))
+    unit_ns = _unit_ns(evidence.window.length_ns)
     on_path: list[set[int]] = [set() for _ in range(evidence.job.rank_count)]
     for step in find_path(evidence):
         on_path[step.at.rank].add(step.at.task)
@@ -118,10 +121,7 @@ def _timeline_json(evidence: Evidence, max_tasks: int) -> Markup:
         "labels": list(evidence.job.labels),
         "lanes": lanes,
     }
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return Markup(text)  # noqa: S704 - every sign that could end the element is escaped
+    return _as_json(data)
 
 
 def _lane_spans(evidence: Evidence, rank: int, lane: int, on_path: Int64s) -> Int64s:
@@ -145,11 +145,45 @@ def _lane_spans(evidence: Evidence, rank: int, lane: int, on_path: Int64s) -> In
 
 def _pack(spans: Int64s, unit_ns: int) -> dict[str, str]:
     starts = spans[:, 0] // unit_ns
-    numbers = {"start": starts, "length": spans[:, 1] // unit_ns - starts, "label": spans[:, 2]}
+    lengths = spans[:, 1] // unit_ns - starts
+    return _packed(start=starts, length=lengths, label=spans[:, 2])
+
+
+def _packed(**numbers: Int64s) -> dict[str, str]:
+    """*numbers* as 32-bit numbers in base64."""
     return {
         key: base64.b64encode(values.astype("<u4").tobytes()).decode("ascii")
         for key, values in numbers.items()
     }
+
+
+def _memory_json(block: MemoryTimeline) -> Markup:
+    """The curves of a *block* in KiB, safe in a script."""
+    unit_ns = _unit_ns(block.window_ns)
+    curves = [
+        {"name": name, **_packed(at=at_ns // unit_ns, kib=sizes // BYTES_PER_KIB)}
+        for name, (at_ns, sizes) in block.curves.items()
+    ]
+    return _as_json(
+        {
+            "unit_ns": unit_ns,
+            "span": block.window_ns // unit_ns,
+            "capacity": block.capacity_bytes // BYTES_PER_KIB,
+            "curves": curves,
+        }
+    )
+
+
+def _unit_ns(span_ns: int) -> int:
+    """What 32-bit numbers count in, so that they reach over *span_ns*."""
+    return max(1, -(-span_ns // _LARGEST))
+
+
+def _as_json(data: dict[str, Any]) -> Markup:
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)  # noqa: S704 - every sign that could end the element is escaped
 
 
 def _timeline_note(evidence: Evidence, max_tasks: int) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S, format_duration, format_size
 from perfmodel.prediction.answer import Part, PathShare, Prediction, RankWait, TimeParts
+from perfmodel.prediction.memory_timeline import memory_over_time
 from perfmodel.prediction.scenario import Mode, Scenario
 from perfmodel.reports.blocks import (
     Bar,
@@ -16,6 +17,7 @@ from perfmodel.reports.blocks import (
     Block,
     Headline,
     Look,
+    MemoryTimeline,
     Piece,
     Report,
     Section,
@@ -33,6 +35,7 @@ from perfmodel.reports.text import (
     describe_interval,
     format_ranks,
     name_ranks,
+    to_command,
 )
 
 if TYPE_CHECKING:
@@ -41,6 +44,12 @@ if TYPE_CHECKING:
 TERA = 1e12
 MOST_ROWS = 20
 MOST_COLUMNS = 12
+MOST_CURVES = 6
+MEMORY_NOTE = (
+    "Memory: activations and logits are allocated when the forward pass of their layer starts and "
+    "freed when its backward pass ends. All else is drawn at its peak throughout. A dashed line "
+    "is what the GPU has."
+)
 
 PART_LOOKS = {
     Part.COMPUTE: (Look.GREEN, "compute"),
@@ -69,13 +78,16 @@ def report_prediction(
     whole: TrainingRun | None = None,
 ) -> Report:
     """*prediction* as blocks; with a price it says what tokens cost, and so a *whole* run."""
-    seconds = sum(prediction.run.phase_s.values())
+    seconds, command = sum(prediction.run.phase_s.values()), None
+    if prediction.scenario is not None:
+        run = None if whole is None else whole.asked
+        command = to_command("predict", prediction.scenario, run=run, price=price_per_gpu_hour)
     return Report(
         title=describe_title(prediction),
         headline=_headline(prediction, price_per_gpu_hour),
         sections=(
             *([] if whole is None else [run_section(whole)]),
-            *iter_sections(prediction),
+            *iter_sections(prediction, command),
         ),
         footer=f"Where it ran: {prediction.run.executor}, {format_duration(seconds * NS_PER_S)}",
         rows=[
@@ -236,9 +248,37 @@ def compare_parts(answers: Iterable[tuple[str, Prediction]]) -> Bars:
     )
 
 
-def draw_timelines(answers: Iterable[tuple[str, Prediction]]) -> list[Timeline]:
-    """What happens when, in one or several *answers*."""
-    return [Timeline(found.evidence, name) for name, found in answers]
+def draw_timelines(answers: Iterable[tuple[str, Prediction]]) -> list[Block]:
+    """What happens when, and what is in memory then, in one or several *answers*."""
+    blocks: list[Block] = []
+    for name, found in answers:
+        blocks += [Timeline(found.evidence, name), *_memory_timeline(found)]
+    return blocks
+
+
+def _memory_timeline(prediction: Prediction) -> list[MemoryTimeline]:
+    """What comes and goes in memory, of the classes of ranks with the highest peaks."""
+    evidence, capacity_bytes = prediction.evidence, prediction.facts.device_memory_bytes
+    memory_of = {
+        rank: one.memory for one in prediction.explanation.rank_classes for rank in one.ranks
+    }
+    classes = [
+        (rank, memory_of[ranks[0]])
+        for rank, ranks in enumerate(evidence.class_ranks)
+        if ranks[0] in memory_of
+    ]
+    classes.sort(key=lambda one: (-one[1].total_bytes, one[0]))
+    found = {
+        f"rank {evidence.class_ranks[rank][0]}": curve
+        for rank, memory in sorted(classes[:MOST_CURVES], key=lambda one: one[0])
+        if (curve := memory_over_time(evidence, rank, memory)) is not None
+    }
+    if capacity_bytes is None or not found:
+        return []
+    note = MEMORY_NOTE
+    if len(classes) > MOST_CURVES:
+        note += f" Of {len(classes)} classes of ranks, the {MOST_CURVES} fullest are drawn."
+    return [MemoryTimeline(found, capacity_bytes, evidence.window.length_ns, note)]
 
 
 def _classes(prediction: Prediction) -> list[Block]:

@@ -65,11 +65,15 @@ def run_cells(run: TrainingRun | None) -> dict[str, str]:
         return {}
     return {
         "days": f"{run.expected_days:,.4g}",
-        "GPU-hours": f"{run.gpu_hours:,.0f}",
-        "cost": "" if run.cost is None else f"{run.cost:,.0f} {run.currency}",
+        "GPU-hours": _count(run.gpu_hours),
+        "cost": "" if run.cost is None else f"{_count(run.cost)} {run.currency}",
         "energy": "" if run.energy_mwh is None else f"{run.energy_mwh:,.4g} MWh",
         "goodput": f"{run.goodput.ratio:.1%}",
     }
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def run_row(run: TrainingRun) -> dict[str, Any]:

@@ -219,7 +219,7 @@ def predict_again(ranking: LayoutRanking) -> str:
         stack=stack,
         calibration=question.calibration,
     )
-    return to_command("predict", scenario)
+    return to_command("predict", scenario, run=question.whole, price=question.price_per_gpu_hour)
 
 
 def _goals(best: LayoutRanking, rankings: Sequence[LayoutRanking]) -> tuple[str, ...]:

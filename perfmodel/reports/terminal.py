@@ -28,6 +28,7 @@ from perfmodel.reports.blocks import (
     Command,
     Headline,
     Look,
+    MemoryTimeline,
     Report,
     Sentences,
     Table,
@@ -114,7 +115,7 @@ def _rows(block: Block, width: int) -> Iterator[RenderableType]:
         case Command():
             label = f"{block.label}: " if block.label else ""
             yield Text(f"{' ' * INDENT}{label}").append(printable(block.text), "cyan")
-        case Timeline():
+        case Timeline() | MemoryTimeline():
             return
 
 

@@ -79,9 +79,20 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def to_command(verb: str, question: Any, *, only: Sequence[str] = ()) -> str:
-    """What to type to ask *question* again: its options, or *only* some, that are not defaults."""
-    words = ["perfmodel", verb]
+def to_command(
+    verb: str, question: Any, *, only: Sequence[str] = (), run: Any = None, price: Any = None
+) -> str:
+    """What to type to ask *question* again: its options, or *only* some, that are not defaults.
+
+    *run* is the whole run that was asked for, *price* the price per GPU and hour.
+    """
+    words = ["perfmodel", verb, *_typed_options(question, only)]
+    words += [] if run is None else _typed_options(run)
+    return " ".join([*words, *([] if price is None else [f"--price {_typed(price)}"])])
+
+
+def _typed_options(question: Any, only: Sequence[str] = ()) -> list[str]:
+    words: list[str] = []
     defaults = {
         one.name: one.default if one.default_factory is MISSING else one.default_factory()
         for one in fields(question)
@@ -99,11 +110,11 @@ def to_command(verb: str, question: Any, *, only: Sequence[str] = ()) -> str:
         texts = [_typed(one) for one in values]
         for text in [",".join(texts)] if option.parse is not None else texts:
             words += [typed, shlex.quote(text)]
-    return " ".join(words)
+    return words
 
 
 def _typed(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(_plain(value))
+    return f"{value:.15g}" if isinstance(value, float) else str(_plain(value))
 
 
 def ask_again(

@@ -1,14 +1,29 @@
 // Several timelines of a page have one scale and show the same part, so that they can be compared.
 const timelines = [];
 const longestNs = () => Math.max(...timelines.map((one) => one.spanNs));
+const ints = (text) => {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  return new Uint32Array(bytes.buffer);
+};
+const durationWords = (ns) => {
+  if (ns >= 1e9) return (ns / 1e9).toPrecision(4) + " s";
+  if (ns >= 1e6) return (ns / 1e6).toPrecision(4) + " ms";
+  return (ns / 1e3).toPrecision(4) + " us";
+};
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
+const gutter = (canvas) => Math.min(170, canvas.clientWidth * 0.32);
+const clear = (canvas, pen, height) => {
+  const width = canvas.clientWidth, ratio = devicePixelRatio || 1;
+  canvas.width = width * ratio; canvas.height = height * ratio;
+  canvas.style.height = height + "px";
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  pen.font = "11px system-ui, sans-serif";
+  return width;
+};
 for (const box of document.querySelectorAll(".timeline")) {
   // Rows are lanes: starts, lengths and labels as 32-bit numbers in base64. The highest bit of a
   // label says that the task is on the critical path.
   const data = JSON.parse(box.querySelector("script").textContent);
-  const ints = (text) => {
-    const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-    return new Uint32Array(bytes.buffer);
-  };
   const PATH = 0x80000000;
   const rows = data.lanes.map((lane) => ({
     ...lane, start: ints(lane.start), length: ints(lane.length), label: ints(lane.label),
@@ -27,15 +42,9 @@ for (const box of document.querySelectorAll(".timeline")) {
     for (let i = 0; i < row.start.length; i++) if (row.label[i] >= PATH) steps.push([number, i]);
   });
   steps.sort((a, b) => rows[a[0]].start[a[1]] - rows[b[0]].start[b[1]]);
-  const left = () => Math.min(170, canvas.clientWidth * 0.32);
+  const left = () => gutter(canvas);
 
-  const words = (units) => {
-    const ns = units * data.unit_ns;
-    if (ns >= 1e9) return (ns / 1e9).toPrecision(4) + " s";
-    if (ns >= 1e6) return (ns / 1e6).toPrecision(4) + " ms";
-    return (ns / 1e3).toPrecision(4) + " us";
-  };
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
+  const words = (units) => durationWords(units * data.unit_ns);
 
   // The first task of a row that ends after a moment: tasks of a lane follow one another.
   const firstAfter = (row, moment) => {
@@ -122,11 +131,7 @@ for (const box of document.querySelectorAll(".timeline")) {
   };
 
   const draw = () => {
-    const width = canvas.clientWidth, height = shown + AXIS, ratio = devicePixelRatio || 1;
-    canvas.width = width * ratio; canvas.height = height * ratio;
-    canvas.style.height = height + "px";
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.font = "11px system-ui, sans-serif";
+    const height = shown + AXIS, width = clear(canvas, pen, height);
     const ink = { dim: colour("--dim"), line: colour("--line"), ground: colour("--ground"), hit: "#b02a8f" };
     const hits = query ? data.labels.map(isHit) : null;
     const onPath = part("path").checked;
@@ -265,4 +270,3 @@ for (const box of document.querySelectorAll(".timeline")) {
     show: (fromNs, toNs) => { from = fromNs / data.unit_ns; to = toNs / data.unit_ns; draw(); },
   });
 }
-for (const one of timelines) one.show(0, longestNs());

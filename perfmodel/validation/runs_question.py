@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, lru_cache
+from pathlib import Path
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
@@ -28,6 +29,7 @@ from topologies import (
     Topology,
     VertexKind,
     build_cluster,
+    find_device,
     list_devices,
     list_topologies,
     load_device,
@@ -39,6 +41,8 @@ _STATES_RECOMPUTE = (
 )  # fmt: skip
 """Columns that are only stated if the configuration of a run is known. Such a run recomputes
 only what it states."""
+_NAMED = 8
+"""Columns that a sentence names."""
 _FAR_BEYOND = 1.2
 """Memory needs are known to about a fifth: a run that needs less than this may have fitted."""
 _BITS_PER_GBIT_BYTE = 1e9 / 8
@@ -50,6 +54,9 @@ def read_setting(
     """The workload, cluster and stack of *row*; raises an InputError if they cannot be read."""
     row.check()
     sentences: list[str] = []
+    if row.unread:
+        more = f" and {len(row.unread) - _NAMED} more" if len(row.unread) > _NAMED else ""
+        sentences.append(f"Columns that are not read: {', '.join(row.unread[:_NAMED])}{more}.")
     cluster = build_machine(row, sentences, calibration)
     chosen = choose_stack(
         row.text("framework"),
@@ -151,6 +158,10 @@ def _topology(row: RunRow, sentences: list[str]) -> Topology:
     if not row.text("device"):
         raise WorkloadError("the GPU is not stated")
     device, name = row.text("device"), row.text("machine")
+    meant = None if device in list_devices() or Path(device).exists() else find_device(device)
+    if meant is not None:
+        sentences.append(f"The GPU {device} is taken as {meant.name} of the catalog.")
+        device = meant.name
     if not name:
         name = _machine_with(load_device(device), row.value("nvlink_domain"))
         sentences.append(

@@ -32,7 +32,7 @@ class Column(Form):
     """A column that is read: the kind of its cells, and what its words mean.
 
     It is the *sets* field of the workload, such as `model.layers`; an empty cell sets it to
-    *default*, or leaves it open if there is none.
+    *default*, or leaves it open if there is none. Tables may *also* call it by other names.
     """
 
     kind: Annotated[str, OneOf(("count", "natural", "number", "switch", "counts", "word", "text"))]
@@ -40,6 +40,7 @@ class Column(Form):
     words: Mapping[str, Any] = field(default_factory=dict)
     sets: str = ""
     default: str | int | bool | None = None
+    also: tuple[str, ...] = ()
 
     def fault(self, text: str) -> str:
         """Why *text* is not allowed in this column; empty if it is."""
@@ -124,13 +125,17 @@ def required_columns(family: Family) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One measured run; reports call it *name*. *measured_s* is None if it did not run."""
+    """One measured run; reports call it *name*. *measured_s* is None if it did not run.
+
+    *unread* are the columns of its table that are not known.
+    """
 
     name: str | int
     family: Family
     cells: Mapping[str, str]
     measured_s: float | None
     faults: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def tokens_ratio(self) -> float:
@@ -221,7 +226,7 @@ def load_runs(path: Path) -> RunTable:
     """The table in *path*, a CSV file that may be compressed with gzip."""
     text = read_packed_text(path, MeasurementError, MAX_TABLE_BYTES)
     lines = iter_lines(text, document=str(path), error_type=MeasurementError)
-    names = next(lines, [])
+    names = _known_names(next(lines, []))
     family = Family.DLRM if _DLRM_COLUMN in names else Family.TRANSFORMER
     missing = [name for name in required_columns(family) if name not in names]
     if missing:
@@ -237,14 +242,38 @@ def load_runs(path: Path) -> RunTable:
     return RunTable(family, rows)
 
 
+def _known_names(header: Sequence[str]) -> list[str]:
+    """*header* with the names of our columns for those that tables also use.
+
+    A column that is there under our name is not looked for under another.
+    """
+    families = [load_columns().common, load_columns().transformer, load_columns().dlrm]
+    ours = {
+        other: name
+        for columns in families
+        for name, column in columns.items()
+        for other in (name, *column.also)
+        if other == name or name not in header
+    }
+    plain = [name.strip().lower().replace(" ", "_").replace("-", "_") for name in header]
+    return [ours.get(one, name) for one, name in zip(plain, header, strict=True)]
+
+
 def _iter_rows(
     names: Sequence[str], lines: Iterable[Sequence[str]], family: Family
 ) -> Iterator[RunRow]:
     columns = columns_of(family)
+    unread = tuple(name for name in names if name and name not in columns)
+    words = {
+        name: {word.casefold(): word for word in column.words} if column.kind == "word" else {}
+        for name, column in columns.items()
+    }
     seen: set[str | int] = set()
     for number, line in enumerate(lines):
         cells = {
-            name: cell.strip() for name, cell in zip(names, line, strict=False) if name in columns
+            name: words[name].get(cell.strip().casefold(), cell.strip())
+            for name, cell in zip(names, line, strict=False)
+            if name in columns
         }
         found = ((name, columns[name].fault(text)) for name, text in cells.items() if text)
         faults = [f"column {name}: {fault}" for name, fault in found if fault]
@@ -257,4 +286,4 @@ def _iter_rows(
         measured = cells.get(_MEASURED, "")
         is_measured = measured and not columns[_MEASURED].fault(measured)
         seconds = float(measured) if is_measured else None
-        yield RunRow(name, family, cells, seconds, tuple(faults))
+        yield RunRow(name, family, cells, seconds, tuple(faults), unread)

@@ -7,7 +7,7 @@ linearly from the two. Fields that a workload leaves open are filled in by the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -100,7 +100,7 @@ def build_workload(
     # Imported here: a recommendation model needs none of it.
     from perfmodel.workloads.transformer.job import build_shorter_jobs, build_transformer_job
     from perfmodel.workloads.transformer.layout_choice import choose_layout
-    from perfmodel.workloads.transformer.memory import memory_of_stages
+    from perfmodel.workloads.transformer.memory import kept_of_stages, memory_of_stages
     from perfmodel.workloads.transformer.run import TransformerRun
 
     chosen = choose_layout(
@@ -111,8 +111,10 @@ def build_workload(
         stack=stack,
     )
     layout = chosen.layout
-    of_stage = memory_of_stages(TransformerRun(workload, layout, stack))
-    memory = tuple(one for one in of_stage for _ in range(layout.ranks_of_stage))
+    run = TransformerRun(workload, layout, stack)
+    of_stage = zip(memory_of_stages(run), kept_of_stages(run), strict=True)
+    of_rank = [replace(one, kept=kept) for one, kept in of_stage]
+    memory = tuple(one for one in of_rank for _ in range(layout.ranks_of_stage))
     count = layout.micro_batches
     fewer, stride = _shorter_counts(layout)
     more = fewer + stride

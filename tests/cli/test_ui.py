@@ -89,7 +89,7 @@ def test_a_point_comes_before_the_whole_answer_and_a_page_shows_it(site):
     assert kinds == ["point", "answer"]
     said = dict(events)
     assert said["point"]["time_ns"] == said["answer"]["time_ns"]
-    assert "--tokens 1000000000.0 --price 2.0" in said["answer"]["command"]
+    assert "--tokens 1000000000 --price 2" in said["answer"]["command"]
     assert any("whole run" in fact for fact in said["answer"]["facts"])
     # The interval comes with the whole answer only.
     assert len(said["answer"]["facts"]) == len(said["point"]["facts"]) + 1

@@ -37,6 +37,15 @@ def test_all_three_forms_say_the_same_tables(tmp_path):
     assert first[1].dtype is DType.FP16
 
 
+def test_a_number_of_lookups_under_the_word_for_adding_up_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("name,num_rows,dim,pooling\nuser,1000,64,20\n")
+    with pytest.raises(InputError, match=r"must be SUM or MEAN, got 20\. Lookups per sample are"):
+        load_tables(tmp_path / "a.csv")
+    (tmp_path / "b.csv").write_text("name,num_rows,dim,pooling\nuser,1000,64,SUM\n")
+    [table] = load_tables(tmp_path / "b.csv")
+    assert (table.rows, table.width, table.pooling_factor) == (1000, 64, 1.0)
+
+
 def test_indices_bring_pooling_and_distribution(tmp_path):
     (tmp_path / "a.yaml").write_text(YAML)
     np.savez(tmp_path / "i.npz", indices=[1, 1, 1, 6], lengths=[[2, 1], [1, 0]])

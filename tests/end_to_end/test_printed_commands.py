@@ -34,7 +34,9 @@ PAGES = {
     ),
     "predict a job": "predict --job recorded_job --samples 4",
     "predict a moved job": "predict --job recorded_job --topology dgx_h100 --samples 4",
-    "compare": f"compare --topology dgx_a100,dgx_h100 --workload gpt2_124m {TINY} --price 2",
+    "compare": (
+        f"compare --topology dgx_a100,dgx_h100 --workload gpt2_124m {TINY} --price 2 --tokens 1B"
+    ),
     "sweep": "predict dlrm_ddp --topology dgx_a100 --sweep batch=1024,2048",
     "rank": (
         "rank --workload dlrm_ddp --topology quad_a100 --batch 2048 --sharder balanced "
@@ -81,6 +83,10 @@ def test_the_commands_of_a_page_run_and_give_its_answer(name, folder):
         page = json.loads((folder / "page.json").read_text())
         commands = printed((folder / "page.html").read_text())
         assert commands
+        for option in re.findall(r"--(?:price|prices|tokens|epochs) \S+", PAGES[name]):
+            assert all(option.partition(" ")[0] in one for one in commands if " predict " in one), (
+                option
+            )
         for number, command in enumerate(commands):
             run(Command(f"{command} --json again.json", ()))
             again = json.loads((folder / "again.json").read_text())

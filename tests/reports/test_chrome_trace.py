@@ -132,7 +132,11 @@ def test_the_file_keeps_to_the_format_with_arguments_and_counters(tmp_path):
     write_trace(prediction, path, only_ranks=sorted(shown))
     document = json.loads(path.read_text())
 
-    assert check_format(document) == {"memory at its peak, bytes", "exposed communication"}
+    assert check_format(document) == {
+        "memory at its peak, bytes",
+        "memory, bytes",
+        "exposed communication",
+    }
     assert {record["pid"] for record in document["traceEvents"]} == shown
     spans = [one for one in document["traceEvents"] if one["ph"] == "X" and one["cat"] != "wait"]
     assert all({"provenance", "on_critical_path"} <= set(one["args"]) for one in spans)

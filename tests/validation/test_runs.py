@@ -59,6 +59,25 @@ def test_an_ffn_of_another_width_than_that_of_gpt_is_gated(tmp_path, ffn, gated)
     assert predicted_s(tmp_path, ffn=ffn, gated_ffn="") == told
 
 
+def test_common_names_of_columns_and_gpus_are_read_and_other_columns_are_named(tmp_path):
+    other = {
+        "device": "GPU", "n_gpus": "Num GPUs", "gbs": "global_batch_size", "seq_len": "seq-length",
+        "compute_precision": "precision", "iter_time_s": "step_time_s",
+    }  # fmt: skip
+    row = {other.get(name, name): text for name, text in TRANSFORMER.items()}
+    board = board_of(tmp_path, row | {"GPU": "H100", "precision": "BF16", "colour": "blue"})
+
+    [deviation] = board.deviations
+    assert deviation.predicted == predicted_s(tmp_path)
+    assert "Columns that are not read: colour." in board.assumptions["a"]
+    assert "The GPU H100 is taken as h100_sxm of the catalog." in board.assumptions["a"]
+
+
+def test_a_column_under_our_name_comes_before_one_under_another(tmp_path):
+    told = predicted_s(tmp_path)
+    assert board_of(tmp_path, {"precision": "fp32"} | TRANSFORMER).deviations[0].predicted == told
+
+
 def test_rows_with_a_flag_of_their_own_are_reported_apart(tmp_path):
     rows = [TRANSFORMER, TRANSFORMER | {"id": "b", "flag": "LOW_MFU;SLOW_SIBLING"}]
     board = board_of(tmp_path, *rows)

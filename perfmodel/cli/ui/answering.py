@@ -61,10 +61,7 @@ class Asked:
     @property
     def command(self) -> str:
         """What to type for the same answer."""
-        words = [to_command("predict", self.scenario)]
-        words += [f"--tokens {self.run.tokens}"] if self.run.tokens else []
-        words += [f"--price {self.price}"] if self.price is not None else []
-        return " ".join(words)
+        return to_command("predict", self.scenario, run=self.run, price=self.price)
 
     @property
     def python(self) -> str:

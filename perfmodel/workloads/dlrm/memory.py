@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from embeddings.plan import ShardingPlan
 from embeddings.table import EmbeddingTable
-from perfmodel.graph.job import RUNTIME_BYTES, MemoryPart, RankMemory
+from perfmodel.graph.job import RUNTIME_BYTES, KeptBytes, MemoryPart, RankMemory
 from perfmodel.workloads.dlrm.dense import (
     DenseLayer,
     dense_layers,
@@ -25,7 +26,21 @@ def dlrm_memory(spec: DlrmSpec, *, rank_count: int, plan: ShardingPlan) -> tuple
     samples = local_batch(spec, rank_count=rank_count)
     held = np.column_stack([plan.by_rank(column) for column in _columns(spec, plan.pieces.tables)])
     copied = _totals(spec, plan.copied_tables)
-    return tuple(_rank_memory(spec, of_rank, copied, samples) for of_rank in held.tolist())
+    kept = _kept(spec, samples)
+    return tuple(
+        replace(_rank_memory(spec, of_rank, copied, samples), kept=kept)
+        for of_rank in held.tolist()
+    )
+
+
+def _kept(spec: DlrmSpec, samples: int) -> tuple[KeptBytes, ...]:
+    """What the forward pass of each layer keeps; not known of sequences and several outputs."""
+    if spec.sequence is not None or spec.outputs > 1:
+        return ()
+    widths = {layer.label: layer.inputs + layer.outputs for layer in dense_layers(spec)}
+    widths["interaction"] = 2 * spec.interaction_inputs
+    size = samples * spec.training.precision.size_bytes
+    return tuple(KeptBytes(part, size * width) for part, width in widths.items())
 
 
 def _columns(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> tuple[list[float], ...]:
@@ -79,7 +94,9 @@ def _rank_memory(
         "exchange buffers": _sent_bytes(spec, numbers, lookups) + received,
         "runtime and buffers": RUNTIME_BYTES,
     }
-    return RankMemory(tuple(MemoryPart(name, part) for name, part in parts.items()))
+    return RankMemory(
+        tuple(MemoryPart(name, part, name == "activations") for name, part in parts.items())
+    )
 
 
 def _activation_bytes(spec: DlrmSpec) -> int:

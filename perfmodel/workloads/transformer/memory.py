@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from itertools import chain
 
-from perfmodel.graph.job import RUNTIME_BYTES, MemoryPart, RankMemory
+from perfmodel.graph.job import RUNTIME_BYTES, KeptBytes, MemoryPart, RankMemory
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.workloads.kernels import FP32_BYTES, STATES
 from perfmodel.workloads.transformer.experts import routed_rows
+from perfmodel.workloads.transformer.layers import LAYER
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.schedules import most_kept, turns_ahead
 from perfmodel.workloads.transformer.shapes import (
@@ -31,6 +32,8 @@ from perfmodel.workloads.transformer.words import (
     RecomputedPart,
 )
 
+_KEPT = ("activations", "logits")
+"""Parts that a forward pass makes and its backward pass frees."""
 _GATHERED_LAYERS = 2
 _FRAGMENTED_RATIO = 0.2
 """Fragmentation between activations, and short-lived tensors of a backward pass: from runs that
@@ -45,16 +48,43 @@ gradient of these, and that of the logits. The logits themselves are freed after
 
 def memory_of_stages(run: TransformerRun) -> tuple[RankMemory, ...]:
     """The peak of a rank of every stage."""
-    sizes = {
-        (is_expert, way): layer_activation_bytes(run, recompute=way, is_expert=is_expert)
-        for is_expert in {False, run.spec.model.has_experts}
-        for way in {Recompute.NONE, run.spec.training.recompute}
-    }
+    sizes = _layer_sizes(run)
     return tuple(_stage_memory(run, stage, sizes) for stage in range(run.layout.pp))
+
+
+def kept_of_stages(run: TransformerRun) -> tuple[tuple[KeptBytes, ...], ...]:
+    """What a forward pass of each layer, and of the loss, keeps for its backward pass, by stage.
+
+    Empty for schedules that defer gradients of weights: their passes look alike.
+    """
+    if run.layout.schedule.splits_backward:
+        return ((),) * run.layout.pp
+    training, sizes, last = run.spec.training, _layer_sizes(run), run.layout.last_stage
+    found = []
+    for stage in range(run.layout.pp):
+        kept = [KeptBytes("head/logits", _logit_bytes(run))] if stage == last else []
+        runs = run.layout.layer_runs(run.spec.model.layers, stage=stage)
+        # Layers in host memory are copied in when they are needed: not counted.
+        for number in [*chain.from_iterable(runs)][training.offload_layers :]:
+            is_expert = run.spec.model.is_expert_layer(number)
+            way = training.recompute if training.recomputes(number) else Recompute.NONE
+            size = sizes[is_expert, way]
+            more = sizes[is_expert, Recompute.NONE] - size
+            kept.append(KeptBytes(f"{LAYER}{number}", size, more))
+        found.append(tuple(kept))
+    return tuple(found)
 
 
 _LayerSizes = dict[tuple[bool, Recompute], int]
 """Bytes that a layer keeps for its backward pass, by whether it has experts and by recompute."""
+
+
+def _layer_sizes(run: TransformerRun) -> _LayerSizes:
+    return {
+        (is_expert, way): layer_activation_bytes(run, recompute=way, is_expert=is_expert)
+        for is_expert in {False, run.spec.model.has_experts}
+        for way in {Recompute.NONE, run.spec.training.recompute}
+    }
 
 
 def _stage_memory(run: TransformerRun, stage: int, sizes: _LayerSizes) -> RankMemory:
@@ -97,7 +127,7 @@ def _stage_memory(run: TransformerRun, stage: int, sizes: _LayerSizes) -> RankMe
         "fragments between activations": fragment_bytes,
         "runtime and buffers": RUNTIME_BYTES,
     }
-    return RankMemory(tuple(MemoryPart(name, size) for name, size in parts.items()))
+    return RankMemory(tuple(MemoryPart(name, size, name in _KEPT) for name, size in parts.items()))
 
 
 def _trained_bytes(run: TransformerRun, elements: int, shares: int) -> tuple[int, int]:
