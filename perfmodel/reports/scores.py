@@ -160,12 +160,21 @@ def report_fits(board: FitBoard) -> Report:
         ),
         sections=(
             Section("By group", [Table(headings, rows, range(1, len(headings)))]),
+            *_memory_sections(board.memory),
             Section("Wrong verdicts", more=lambda: [wrong]),
             Section("Not judged", [_left_out(board)]),
         ),
         rows=board.to_rows(),
         columns=100,
     )
+
+
+def _memory_sections(memory: Scoreboard) -> Iterator[Section]:
+    if memory.deviations:
+        note = "Counted: everything on the GPU, the CUDA context included; known to about a fifth."
+        yield Section(
+            "Peak memory, predicted and measured", [_score_table(memory), Sentences([note])]
+        )
 
 
 def report_embedding_fit(errors: Sequence[CaseError]) -> Report:

@@ -2,7 +2,7 @@
 
 A row without a time failed. Failures are judged together with the rows of the same source that
 ran. Balanced accuracy is the mean of the share of failures that were predicted and the share of
-successes that were predicted.
+successes that were predicted. Measured peaks of memory are compared with predicted ones.
 """
 
 from __future__ import annotations
@@ -16,8 +16,13 @@ from perfmodel.base.units import format_size
 from perfmodel.costs.measured_kernels import Unsupported
 from perfmodel.validation.runs_question import layout_of, read_setting
 from perfmodel.validation.runs_table import RunRow, RunTable
-from perfmodel.validation.scoreboard import SCHEMA_VERSION
+from perfmodel.validation.scoreboard import SCHEMA_VERSION, Deviation, Scoreboard
 from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.transformer.layout_choice import ChosenLayout
+
+_BYTES_PER_GB = 1e9
+_KNOWN_WITHIN = 1.2
+"""Memory needs are known to about a fifth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,8 @@ class FitBoard:
 
     verdicts: tuple[FitVerdict, ...]
     unsupported: tuple[Unsupported, ...] = ()
+    memory: Scoreboard = Scoreboard("memory", ())
+    """Predicted and measured peaks in GB, of all rows that state one."""
 
     @property
     def scores(self) -> tuple[FitScore, ...]:
@@ -81,6 +88,7 @@ class FitBoard:
             ],
             "unsupported": [asdict(one) for one in self.unsupported],
             "rows": [asdict(verdict) for verdict in self.verdicts],
+            "memory": self.memory.to_json(),
         }
 
 
@@ -89,9 +97,16 @@ def judge_fits(tables: Sequence[RunTable]) -> FitBoard:
     rows = [row for table in tables for row in table.rows]
     sources = {row.text("source") for row in rows if row.measured_s is None}
     asked = [row for row in rows if row.text("source") in sources]
+    measured = [row for row in rows if row.value("peak_mem_gb") and not row.faults]
+    compared = [_compare_memory(row) for row in measured]
     return FitBoard(
         tuple(_judge(row) for row in asked if not row.faults),
         tuple(Unsupported(str(row.name), "; ".join(row.faults)) for row in asked if row.faults),
+        Scoreboard(
+            "memory",
+            tuple(one for one in compared if isinstance(one, Deviation)),
+            tuple(one for one in compared if isinstance(one, Unsupported)),
+        ),
     )
 
 
@@ -109,7 +124,9 @@ def _count(group: str, verdicts: Iterable[FitVerdict]) -> FitScore:
 def _judge(row: RunRow) -> FitVerdict:
     group = f"{row.text('framework') or 'not stated'}, pp {row.value('pp') or 1}"
     try:
-        reason = _reason(row)
+        found = _layout(row)
+        needs = f"needs {format_size(found.peak_bytes)}, more than the GPU has"
+        reason = "" if found.fits else needs
     except InputError as fault:
         # Without a valid layout it cannot run.
         reason = " ".join(str(fault).split())
@@ -117,10 +134,25 @@ def _judge(row: RunRow) -> FitVerdict:
     return FitVerdict(str(row.name), group, ran=ran, fits=not reason, reason=reason)
 
 
-def _reason(row: RunRow) -> str:
+def _compare_memory(row: RunRow) -> Deviation | Unsupported:
+    try:
+        predicted = _layout(row).peak_bytes / _BYTES_PER_GB
+    except InputError as fault:
+        return Unsupported(str(row.name), " ".join(str(fault).split()))
+    group = f"{row.text('framework') or 'not stated'}, {row.text('device')}"
+    measured: float = row.value("peak_mem_gb")
+    return Deviation(
+        row=str(row.name),
+        group=group,
+        measured=measured,
+        predicted=predicted,
+        low=predicted / _KNOWN_WITHIN,
+        high=predicted * _KNOWN_WITHIN,
+    )
+
+
+def _layout(row: RunRow) -> ChosenLayout:
     setting = read_setting(row)
     if isinstance(setting.workload, DlrmSpec):
         raise InputError(f"row {row.name}: memory is judged for Transformer runs only.")
-    memory_bytes = setting.cluster.device.memory_bytes
-    fits = layout_of(setting.workload, setting).fits
-    return "" if fits else f"does not fit in {format_size(memory_bytes)}"
+    return layout_of(setting.workload, setting)

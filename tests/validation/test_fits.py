@@ -8,7 +8,9 @@ from perfmodel.reports.scores import report_fits
 from perfmodel.reports.terminal import to_text
 from perfmodel.stacks.capabilities import Family
 from perfmodel.validation.fits import FitBoard, FitVerdict, judge_fits
+from perfmodel.validation.runs_question import layout_of, read_setting
 from perfmodel.validation.runs_table import load_runs, required_columns
+from tests.validation.test_runs import TRANSFORMER, write
 
 
 def test_balanced_accuracy_by_hand():
@@ -41,3 +43,18 @@ def test_a_row_that_cannot_be_read_is_named_and_not_judged(tmp_path):
     assert [one.row for one in board.unsupported] == ["id" if "id" in heading.split(",") else "0"]
     assert "Not judged" in to_text(report_fits(board))
     assert [set(row) for row in board.to_rows()] == [{"row", "reason"}]
+
+
+def test_measured_memory_is_compared_in_gigabytes(tmp_path):
+    board = judge_fits([load_runs(write(tmp_path, TRANSFORMER | {"peak_mem_gb": "10"}))])
+    [one] = board.memory.deviations
+    setting = read_setting(load_runs(tmp_path / "runs.csv").rows[0])
+    assert one.predicted == layout_of(setting.workload, setting).peak_bytes / 1e9
+    assert (one.measured, one.low * 1.2, one.high) == (10.0, one.predicted, one.predicted * 1.2)
+    assert "Peak memory, predicted and measured" in to_text(report_fits(board))
+
+
+def test_memory_of_a_run_that_cannot_be_read_is_named(tmp_path):
+    row = TRANSFORMER | {"peak_mem_gb": "10", "tp": "3"}
+    board = judge_fits([load_runs(write(tmp_path, row))])
+    assert [one.row for one in board.memory.unsupported] == ["a"]
