@@ -23,6 +23,7 @@ from perfmodel.workloads.transformer.layout_choice import ChosenLayout
 _BYTES_PER_GB = 1e9
 _KNOWN_WITHIN = 1.2
 """Memory needs are known to about a fifth."""
+_NOTHING_MEASURED = Scoreboard("memory", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class FitBoard:
 
     verdicts: tuple[FitVerdict, ...]
     unsupported: tuple[Unsupported, ...] = ()
-    memory: Scoreboard = Scoreboard("memory", ())
+    memory: Scoreboard = _NOTHING_MEASURED
     """Predicted and measured peaks in GB, of all rows that state one."""
 
     @property
