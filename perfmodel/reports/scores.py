@@ -170,11 +170,10 @@ def report_fits(board: FitBoard) -> Report:
 
 
 def _memory_sections(memory: Scoreboard) -> Iterator[Section]:
-    if memory.deviations:
+    if memory.deviations or memory.unsupported:
         note = "Counted: everything on the GPU, the CUDA context included; known to about a fifth."
-        yield Section(
-            "Peak memory, predicted and measured", [_score_table(memory), Sentences([note])]
-        )
+        blocks = [_score_table(memory), Sentences([note]), _left_out(memory)]
+        yield Section("Peak memory, predicted and measured", blocks)
 
 
 def report_embedding_fit(errors: Sequence[CaseError]) -> Report:
