@@ -172,8 +172,10 @@ def report_fits(board: FitBoard) -> Report:
 def _memory_sections(memory: Scoreboard) -> Iterator[Section]:
     if memory.deviations or memory.unsupported:
         note = "Counted: everything on the GPU, the CUDA context included; known to about a fifth."
-        blocks = [_score_table(memory), Sentences([note]), _left_out(memory)]
-        yield Section("Peak memory, predicted and measured", blocks)
+        yield Section(
+            "Peak memory, predicted and measured",
+            [_score_table(memory), Sentences([note]), _left_out(memory)],
+        )
 
 
 def report_embedding_fit(errors: Sequence[CaseError]) -> Report:
