@@ -50,6 +50,9 @@ MEMORY_NOTE = (
     "freed when its backward pass ends. All else is drawn at its peak throughout. A dashed line "
     "is what the GPU has."
 )
+FEWER_DRAWN = "Drawn is an iteration with fewer micro-batches; the whole has more of the same."
+_DRAWN_WHOLE = 0.98
+"""Share of the iteration that the timeline of a whole one covers, at least."""
 
 PART_LOOKS = {
     Part.COMPUTE: (Look.GREEN, "compute"),
@@ -253,6 +256,8 @@ def draw_timelines(answers: Iterable[tuple[str, Prediction]]) -> list[Block]:
     blocks: list[Block] = []
     for name, found in answers:
         blocks += [Timeline(found.evidence, name), *_memory_timeline(found)]
+        if found.evidence.window.length_ns < _DRAWN_WHOLE * found.iteration_ns:
+            blocks.append(Sentences([FEWER_DRAWN]))
     return blocks
 
 
