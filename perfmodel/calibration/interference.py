@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from perfmodel.base.errors import CalibrationError
 from perfmodel.calibration.interference_samples import KernelLoss, collect_losses
-from perfmodel.costs.interference import BESIDE, SLOWED_FAMILIES, Phase
+from perfmodel.costs.interference import OVERLAPPING, SLOWED_FAMILIES, Phase
 from topologies import list_devices, load_device, name_devices
 from traces.job_trace import JobTrace, load_job_traces
 
@@ -125,7 +125,7 @@ def fit_losses(losses: Sequence[KernelLoss]) -> dict[str, dict[Cell, FittedLoss]
     devices = sorted({loss.device for loss in losses})
     cells: dict[Cell, dict[str, FittedLoss]] = {}
     for family in SLOWED_FAMILIES:
-        for phase in BESIDE:
+        for phase in OVERLAPPING:
             chosen: dict[str, list[KernelLoss]] = {device: [] for device in devices}
             for loss in losses:
                 if (loss.family, loss.phase) == (family, phase):
@@ -206,7 +206,7 @@ def _complete(
     complete: dict[Cell, FittedLoss] = {}
     for family in SLOWED_FAMILIES:
         floor = 0.0
-        for phase in BESIDE:
+        for phase in OVERLAPPING:
             if (family, phase) in cells:
                 found = cells[family, phase][device]
             else:
@@ -231,7 +231,7 @@ def to_text(fitted: FittedInterference, about: Mapping[str, str]) -> str:
 
     generations = {
         name: {
-            family: {phase.word: entry(cells[family, phase]) for phase in BESIDE}
+            family: {phase.word: entry(cells[family, phase]) for phase in OVERLAPPING}
             for family in SLOWED_FAMILIES
         }
         for name, cells in sorted(fitted.of_architecture.items())

@@ -43,7 +43,7 @@ class Phase(IntEnum):
         return self.name.lower()
 
 
-BESIDE = (Phase.WAITING, Phase.MOVING)
+OVERLAPPING = (Phase.WAITING, Phase.MOVING)
 
 
 _Factor = Annotated[float, Field(strict=True, ge=1, lt=10)]
@@ -117,7 +117,7 @@ def load_slowdowns() -> dict[str, GenerationSlowdowns]:
     return parse_slowdowns(shipped_text("interference.yaml"), document="interference.yaml")
 
 
-_Phases = strict_form("_Phases", **{phase.word: Slowdown for phase in BESIDE})
+_Phases = strict_form("_Phases", **{phase.word: Slowdown for phase in OVERLAPPING})
 _Families = strict_form("_Families", **dict.fromkeys(SLOWED_FAMILIES, _Phases))
 
 
@@ -129,7 +129,7 @@ def parse_slowdowns(text: str, *, document: str) -> dict[str, GenerationSlowdown
             {
                 (family, phase): float(getattr(getattr(families, family), phase.word).slowdown)
                 for family in SLOWED_FAMILIES
-                for phase in BESIDE
+                for phase in OVERLAPPING
             },
         )
         for name, families in parse_generations(text, _Families, document=document).items()

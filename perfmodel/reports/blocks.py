@@ -304,7 +304,7 @@ class Headline:
     verdict: str = ""
     is_good: bool = True
     answer: str
-    beside: str
+    caption: str
     facts: Sequence[str] = ()
 
 

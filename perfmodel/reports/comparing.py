@@ -130,7 +130,7 @@ def report_comparison(comparison: Comparison) -> Report:
             verdict=verdict if is_good else f"none fits in memory; {verdict}",
             is_good=is_good,
             answer=format_duration(best_ns),
-            beside="per iteration",
+            caption="per iteration",
             facts=(*_cautions(comparison), *comparison.findings),
         ),
         sections=(

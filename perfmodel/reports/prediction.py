@@ -137,7 +137,7 @@ def _headline(prediction: Prediction, price_per_gpu_hour: float | None) -> Headl
         verdict=verdict or bound,
         is_good=memory is None or memory.fits,
         answer=format_duration(prediction.iteration_ns),
-        beside=f"per iteration, {describe_interval(prediction.interval)}",
+        caption=f"per iteration, {describe_interval(prediction.interval)}",
         facts=tuple(fact for fact in facts if fact),
     )
 

@@ -153,7 +153,7 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             verdict=f"{name} fits" if ranking.fits else "No plan fits in memory",
             is_good=ranking.fits,
             answer=format_duration(best_ns),
-            beside=f"per iteration, {describe_interval(best.answer.interval)}",
+            caption=f"per iteration, {describe_interval(best.answer.interval)}",
             facts=(
                 ranking.verdict,
                 f"{count_of(ranking.plans_judged, 'plan')} compared by their {ranking.mode.value}",

@@ -45,7 +45,7 @@ def report_import(document: Mapping[str, Any]) -> Report:
             verdict=NEEDS_FORCE if is_bad else "",
             is_good=not is_bad,
             answer=format_duration(score["iteration"]["recorded_ms"] * NS_PER_MS),
-            beside=f"per iteration, recorded; replayed {score['iteration_error_pct']:+.2f} % "
+            caption=f"per iteration, recorded; replayed {score['iteration_error_pct']:+.2f} % "
             f"(worst {score['worst_error_pct']:.2f} %)",
         )
     faults = [
@@ -205,7 +205,7 @@ def report_replay(found: Prediction, faults: Sequence[str] = ()) -> Report:
             verdict=NEEDS_FORCE if is_bad else "",
             is_good=score is None,
             answer=format_duration(found.iteration_ns),
-            beside=f"per step{interval}",
+            caption=f"per step{interval}",
             facts=(
                 (
                     f"{facts.rank_count} ranks, {facts.task_count:,} tasks, "
@@ -338,7 +338,7 @@ def report_diff(document: Mapping[str, Any], *, top: int) -> Report:
         headline=Headline(
             is_good=after_ms <= before_ms,
             answer=f"{before_ms:.3f} ms -> {after_ms:.3f} ms",
-            beside=f"per step ({document['change_ms']:+.3f} ms, {change_pct:+.1f} %)",
+            caption=f"per step ({document['change_ms']:+.3f} ms, {change_pct:+.1f} %)",
             facts=(
                 f"{document['same_tasks_pct']:.1f} % of the tasks are the same in the same order",
             ),

@@ -55,7 +55,7 @@ def report_scores(board: Scoreboard, *, title: str = "") -> Report:
             else f"{overall.inside_interval_pct:.0f} % of the rows are inside their 90 % interval",
             is_good=overall is not None and overall.inside_interval_pct >= FEWEST_INSIDE_PCT,
             answer="no row" if overall is None else f"{overall.mape_pct:.1f} %",
-            beside="could be predicted" if overall is None else "mean absolute error",
+            caption="could be predicted" if overall is None else "mean absolute error",
             facts=(f"{len(board.deviations)} rows, {len(board.unsupported)} left out",),
         ),
         sections=(
@@ -155,7 +155,7 @@ def report_fits(board: FitBoard) -> Report:
         title="Memory verdicts, predicted and measured",
         headline=Headline(
             answer=_percent(accuracy) or f"{right} of {len(board.verdicts)}",
-            beside="balanced accuracy" if accuracy is not None else "right",
+            caption="balanced accuracy" if accuracy is not None else "right",
             facts=(f"{whole.failed} configurations failed, {whole.ran} ran",),
         ),
         sections=(

@@ -182,7 +182,7 @@ def report_search(rankings: Sequence[LayoutRanking]) -> Report:
         headline=Headline(
             verdict=f"{best.best.name} fits and is {fastest}",
             answer=format_duration(best.best.time_ns),
-            beside=f"per iteration on {best.rank_count} GPUs, {interval}",
+            caption=f"per iteration on {best.rank_count} GPUs, {interval}",
             facts=_goals(best, rankings),
         ),
         sections=(

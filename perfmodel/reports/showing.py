@@ -50,7 +50,7 @@ def describe(shown: object) -> str:
     report = _view(shown).report(shown)
     lines = [f"{type(shown).__name__}: {report.title}"]
     if (head := report.headline) is not None:
-        lines += [f"{head.answer} {head.beside}", head.verdict, *head.facts]
+        lines += [f"{head.answer} {head.caption}", head.verdict, *head.facts]
     text = "\n".join(line for line in lines if line)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 

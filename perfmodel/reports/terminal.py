@@ -94,8 +94,8 @@ def _indent(row: RenderableType) -> Padding:
 def _headline(headline: Headline) -> Iterator[RenderableType]:
     if headline.verdict:
         yield _line(headline.verdict, "green" if headline.is_good else "bold red")
-    beside = f" {printable(headline.beside)}"
-    yield _line(headline.answer, "bold green").append(beside, "default")
+    caption = f" {printable(headline.caption)}"
+    yield _line(headline.answer, "bold green").append(caption, "default")
     yield from map(_line, headline.facts)
 
 

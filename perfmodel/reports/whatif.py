@@ -196,7 +196,7 @@ def _headline(whatif: WhatIf) -> Headline:
         verdict=verdict,
         is_good=change <= 0,
         answer=format_duration(after.iteration_ns),
-        beside=f"per iteration, before {changed}",
+        caption=f"per iteration, before {changed}",
         facts=facts,
     )
 

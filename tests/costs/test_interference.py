@@ -6,8 +6,8 @@ import pytest
 
 from perfmodel.base.errors import CalibrationError
 from perfmodel.costs.interference import (
-    BESIDE,
     NOTHING_SLOWED,
+    OVERLAPPING,
     SLOWED_FAMILIES,
     Phase,
     load_slowdowns,
@@ -22,7 +22,7 @@ HEADER = "source: s\nhardware: h\nsoftware: s\ndate: '2026-11-16'\nlicence: l\nc
 def test_nothing_runs_faster_beside_a_collective_and_moving_costs_no_less_than_waiting():
     for generation in load_slowdowns().values():
         for family in SLOWED_FAMILIES:
-            waiting, moving = (generation.factor(family, phase) for phase in BESIDE)
+            waiting, moving = (generation.factor(family, phase) for phase in OVERLAPPING)
             assert 1 <= waiting <= moving
 
 

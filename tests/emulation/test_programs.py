@@ -39,21 +39,21 @@ def awaited(program, task):
 
 
 KERNEL, MARK = call("KERNEL"), call("RECORD", 7)
-BESIDE = (call("AWAIT", 7, stream=2), call("KERNEL", stream=2, operator=1))
+OVERLAPPING = (call("AWAIT", 7, stream=2), call("KERNEL", stream=2, operator=1))
 
 
 @pytest.mark.parametrize(
     ("iterations", "expected"),
     [
         # Host 0 to 2, the kernel that waits 3, the kernel before the mark 4.
-        ([(*BESIDE, KERNEL, MARK)], [(0, 0)]),
-        ([(*BESIDE, KERNEL, MARK)] * 2, [(0, 0), (4, 1)]),
-        ([(KERNEL, MARK), (KERNEL,), (*BESIDE, KERNEL)], [(0, 0), (3, 2)]),
+        ([(*OVERLAPPING, KERNEL, MARK)], [(0, 0)]),
+        ([(*OVERLAPPING, KERNEL, MARK)] * 2, [(0, 0), (4, 1)]),
+        ([(KERNEL, MARK), (KERNEL,), (*OVERLAPPING, KERNEL)], [(0, 0), (3, 2)]),
         # Three tasks: the fourth of the first iteration is not there.
-        ([(KERNEL, KERNEL, MARK), BESIDE], [(0, 0)]),
+        ([(KERNEL, KERNEL, MARK), OVERLAPPING], [(0, 0)]),
         # A distance is at most 255 iterations.
-        ([(KERNEL, MARK), *[(KERNEL,)] * 254, (*BESIDE, KERNEL)], [(0, 0), (3, 255)]),
-        ([(KERNEL, MARK), *[(KERNEL,)] * 255, (*BESIDE, KERNEL)], [(0, 0)]),
+        ([(KERNEL, MARK), *[(KERNEL,)] * 254, (*OVERLAPPING, KERNEL)], [(0, 0), (3, 255)]),
+        ([(KERNEL, MARK), *[(KERNEL,)] * 255, (*OVERLAPPING, KERNEL)], [(0, 0)]),
     ],
 )
 def test_an_event_of_an_earlier_iteration_is_awaited_over_that_distance(iterations, expected):

@@ -124,7 +124,7 @@ def test_a_machine_that_cannot_be_reached_is_gone_and_a_fault_of_ours_is_none_of
 
     monkeypatch.setattr(liveness.socket, "create_connection", refuse)
 
-    assert ask("10.0.0.7:6379") is (Reply.SOME if is_there else Reply.NOBODY)
+    assert ask("10.0.0.7:6379") is (Reply.ANSWERS if is_there else Reply.ABSENT)
 
 
 STUCK = """

@@ -103,7 +103,7 @@ def guarded(tmp_path, monkeypatch):
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        while ask(f"127.0.0.1:{port}") is Reply.NOBODY:
+        while ask(f"127.0.0.1:{port}") is Reply.ABSENT:
             assert running.poll() is None
             time.sleep(0.2)
         yield f"127.0.0.1:{port}"

@@ -20,7 +20,7 @@ from perfmodel.prediction.scenario import Interference, Mode, Scenario
 DLRM = Scenario(topology="dgx_h100", workload="dlrm_mlperf", samples=16)
 SMALLER = ("model.layers=4", "batch=32")
 TRANSFORMER = Scenario("dgx_a100", "gpt2_xl", SMALLER, hosts=2, samples=16)
-BESIDE = Scenario("dgx_h100", samples=4)
+OVERLAPPING = Scenario("dgx_h100", samples=4)
 LLAMA = Scenario("dgx_h100", "llama3_8b", SMALLER, hosts=2, samples=4)
 
 
@@ -58,7 +58,7 @@ def test_waits_add_up_to_the_waiting_part_of_their_ranks():
 
 
 def test_waits_for_a_rank_name_the_tables_that_hold_it_up():
-    naive = replace(BESIDE, overrides=("sharding.sharder=naive",))
+    naive = replace(OVERLAPPING, overrides=("sharding.sharder=naive",))
     found = api.predict(naive, executor="serial")
     worst = found.explanation.waits[0]
     # The only table with a hundred lookups per sample.
@@ -115,7 +115,7 @@ def test_a_workload_that_is_nowhere_or_has_no_such_field_is_refused(wrong, word)
         predict(DLRM, **wrong)
 
 
-@pytest.fixture(scope="module", params=[BESIDE, LLAMA], ids=["dlrm", "llama"])
+@pytest.fixture(scope="module", params=[OVERLAPPING, LLAMA], ids=["dlrm", "llama"])
 def scenario(request) -> Scenario:
     return request.param
 
@@ -162,7 +162,7 @@ def test_constants_of_another_generation_are_said_to_be_assumed():
 
 
 def test_one_rank_has_nothing_beside_its_kernels():
-    alone = predict(BESIDE, ranks_per_host=1)
+    alone = predict(OVERLAPPING, ranks_per_host=1)
     assert alone.interference.lost_ns == 0
-    left_out = predict(BESIDE, ranks_per_host=1, interference=Interference.LEFT_OUT)
+    left_out = predict(OVERLAPPING, ranks_per_host=1, interference=Interference.LEFT_OUT)
     assert alone.period_ns == left_out.period_ns

@@ -216,7 +216,7 @@ def machines() -> list[dict[str, Any]]:
     Ray takes a dead one for alive for up to a minute.
     """
     rows: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's
-    return [row for row in rows if row["Alive"] and ask(place_of(row)) is not Reply.NOBODY]
+    return [row for row in rows if row["Alive"] and ask(place_of(row)) is not Reply.ABSENT]
 
 
 def place_of(row: Mapping[str, Any]) -> str:

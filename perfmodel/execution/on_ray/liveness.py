@@ -44,11 +44,11 @@ def head_fault(address: str) -> str:
 
 
 class Reply(Enum):
-    """What a place says: SOME thing, NONE although it takes connections, or NOBODY is there."""
+    """What a place does: it answers, takes connections in silence, or takes none."""
 
-    SOME = 0
-    NONE = 1
-    NOBODY = 2
+    ANSWERS = 0
+    SILENT = 1
+    ABSENT = 2
 
 
 class Watch:
@@ -103,8 +103,8 @@ class Watch:
             while not self._fault and not self._is_over.wait(self.PERIOD_S):
                 places = sorted({*self._vital, *self._others} - self._lost)
                 for place, reply in zip(places, pool.map(ask, places), strict=True):
-                    silences[place] = silences[place] + 1 if reply is Reply.NOBODY else 0
-                    mutes[place] = mutes[place] + 1 if reply is Reply.NONE else 0
+                    silences[place] = silences[place] + 1 if reply is Reply.ABSENT else 0
+                    mutes[place] = mutes[place] + 1 if reply is Reply.SILENT else 0
                     if silences[place] == self.MOST_SILENCES or mutes[place] >= self.MOST_MUTES:
                         self._lose(place)
 
@@ -139,20 +139,20 @@ def ask(place: str) -> Reply:
     try:
         wire = _connect(place)
     except (ConnectionError, FileNotFoundError, TimeoutError):
-        return Reply.NOBODY
+        return Reply.ABSENT
     except OSError as error:
-        return Reply.NOBODY if error.errno in UNREACHABLE else Reply.SOME
+        return Reply.ABSENT if error.errno in UNREACHABLE else Reply.ANSWERS
     with wire:
         wire.settimeout(ANSWER_TIMEOUT_S)
         try:
             wire.sendall(GREETING)
             wire.recv(1)
         except TimeoutError:
-            return Reply.NONE
+            return Reply.SILENT
         # Who closes the connection is there.
         except OSError:
-            return Reply.SOME
-    return Reply.SOME
+            return Reply.ANSWERS
+    return Reply.ANSWERS
 
 
 def is_here(address: str) -> bool:
