@@ -41,9 +41,9 @@ def test_a_recording_is_replayed_predicted_and_changed_alike(imported):
     assert changed.score == imported.score
 
 
-@pytest.mark.parametrize(("batch", "is_noted"), [(60, False), (64, False), (80, True)])
+@pytest.mark.parametrize(("batch", "is_noted"), [(76, False), (84, False), (104, True)])
 def test_what_is_far_too_large_is_noted_before_the_replay(batch, is_noted):
-    # Activations decide: 0.97, 1.03 and 1.28 times the memory.
+    # Activations and logits decide: 0.95, 1.04 and 1.28 times the memory.
     changes = (f"batch={batch}", f"parallel.micro_batch={batch}", "model.layers=12")
     scenario = api.Scenario(
         "dgx_a100", "gpt2_124m", ranks_per_host=1, overrides=changes, stack="pytorch_fused",
@@ -53,7 +53,7 @@ def test_what_is_far_too_large_is_noted_before_the_replay(batch, is_noted):
     api.predict(scenario, on_phase=lambda phase, _: notes.append(phase))
 
     assert any(note.startswith("note: ") for note in notes) == is_noted
-    if batch > 60:
+    if batch > 76:
         with pytest.raises(InputError, match=r"gpt2_124m on dgx_a100.*training.recompute=full"):
             api.predict(scenario, require_fit=True)
 

@@ -67,7 +67,9 @@ def digest(job):
         ops, labels = columns.pop("op"), columns.pop("label")
         parts += [program.lanes, columns, [job.ops[op] for op in ops]]
         parts.append([job.labels[label] for label in labels])
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+    # The digests are older than several launches held as one task.
+    words = repr(parts).replace(", launches=1", "")
+    return hashlib.sha256(words.encode()).hexdigest()[:12]
 
 
 def digests(name):
