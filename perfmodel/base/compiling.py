@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
 from numba.core import config
+from numba.core.event import Listener, install_listener
 
 from perfmodel.base.writing import PRIVATE, is_private
 
@@ -72,3 +73,24 @@ def compiled(function: _Function, **options: Any) -> _Function:
     """*function* as machine code that runs without Python's lock; *options* as numba has them."""
     made: _Function = numba.njit(**{"cache": CACHES, "nogil": True, **options})(function)
     return made
+
+
+class _Teller(Listener):
+    def __init__(self, tell: Callable[[bool], None]) -> None:
+        self._tell = tell
+
+    def on_start(self, _: object) -> None:
+        self._tell(True)
+
+    def on_end(self, _: object) -> None:
+        self._tell(False)
+
+
+@contextmanager
+def watch_compiling(tell: Callable[[bool], None]) -> Iterator[None]:
+    """Call *tell* with true when a function begins to be compiled, and with false at its end.
+
+    Machine code that is found in the cache is not compiled.
+    """
+    with install_listener("numba:compile", _Teller(tell)):
+        yield

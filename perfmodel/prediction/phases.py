@@ -19,6 +19,9 @@ OnPhase = Callable[[str, float], None]
 """Called with the name of the phase that begins and the share (0..1) of the work that is done."""
 
 
+COMPILING = "compiling (first run only)"
+
+
 def ignore_phase(phase: str, done: float) -> None:
     """Progress is not shown."""
 
@@ -32,11 +35,20 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str, *, done: float) -> Iterator[None]:
-        """Announce *name*, with *done* of all work finished, and time what follows."""
+        """Announce *name*, with *done* of all work finished, and time what follows.
+
+        The first prediction of an installation compiles for half a minute, and says so.
+        """
+        from perfmodel.base.compiling import watch_compiling  # numba takes long to load
+
+        def tell(is_compiling: bool) -> None:
+            self.on_phase(COMPILING if is_compiling else name, done)
+
         self.on_phase(name, done)
         start = time.perf_counter()
         try:
-            yield
+            with watch_compiling(tell):
+                yield
         finally:
             elapsed_s = time.perf_counter() - start
             self.phase_s[name] = self.phase_s.get(name, 0.0) + elapsed_s

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numba
 import pytest
 
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction import phases
-from perfmodel.prediction.phases import PhaseClock, map_in_steps
+from perfmodel.prediction.phases import COMPILING, PhaseClock, map_in_steps
 
 
 def test_a_phase_is_announced_and_its_seconds_add_up(monkeypatch):
@@ -39,3 +40,11 @@ def test_a_long_list_is_answered_in_fifty_steps_or_fewer(count, at_once):
     assert found == [1000 + item for item in range(count)]
     firsts = range(0, count, at_once)
     assert told == [(f"point {first + 1} of {count}", first / count) for first in firsts]
+
+
+def test_a_phase_that_compiles_says_so():
+    said = []
+    clock = PhaseClock(lambda phase, done: said.append((phase, done)))
+    with clock.phase("replaying", done=0.5):
+        numba.njit(lambda number: number + 1)(1)
+    assert said == [("replaying", 0.5), (COMPILING, 0.5), ("replaying", 0.5)]
