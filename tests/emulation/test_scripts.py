@@ -156,6 +156,8 @@ def test_a_kernel_of_the_script_that_multiplies_is_the_gemm_of_its_shapes(emulat
     # 8 x 64 times its transpose.
     assert Gemm(8, 8, 64, DType.FP32) in run.ops()
     assert "kernel square_kernel multiplies its tensors" in run.stderr
+    # A function that launches it is compiled without a break.
+    assert "compiled forward 1/square_kernel" in run.job.labels
 
 
 def test_a_captured_iteration_is_one_launch_with_all_its_kernels(emulated):

@@ -85,6 +85,8 @@ def install_dynamo(gpu: VirtualGpu) -> None:
     for name in ("cuda", *(f"cuda:{number}" for number in range(gpu.count))):
         device_interface.register_interface_for_device(name, kind)
     _keep_constants()
+    # A script's kernels are operators of ours, with and without Triton: Dynamo must not see it.
+    _set(torch.utils._triton, has_triton_package=lambda: False)
     trace_rules.add(_OWN_PACKAGE)
     # Dynamo follows calls of these packages, as it follows those of the real ones.
     answered = {one.__file__ for one in (attention_packages, triton_stand_in, user_kernels)}

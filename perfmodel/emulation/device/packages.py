@@ -48,7 +48,6 @@ _SPACE = "torchvision"
 _WITHOUT_SIX = (2,)
 """The first release of torch without `torch._six`, which packages of its time import."""
 _BUILDING = "torch.utils.cpp_extension"
-_AUTOTUNER = "triton.runtime.autotuner"
 
 Maker = Callable[[], ModuleType]
 """Makes a module of ours."""
@@ -112,11 +111,8 @@ class PackageFinder(MetaPathFinder):
             extensions(sys.modules[_BUILDING])
         else:
             self._changed[_BUILDING] = extensions
-        loaded = sys.modules.get(_AUTOTUNER)
-        if loaded is not None:
-            record_triton(gpu, loaded)
-        elif self._has_triton:
-            self._changed[_AUTOTUNER] = partial(record_triton, gpu)
+        if self._has_triton:
+            record_triton(gpu)
         else:
             self._made |= {name: partial(make_module, name) for name in triton_stand_in.MODULES}
         self._prepared: dict[str, Callable[[], None]] = {
@@ -157,10 +153,19 @@ class PackageFinder(MetaPathFinder):
         install_triton(gpu, triton_stand_in, triton_stand_in)
 
 
-def record_triton(gpu: VirtualGpu, autotuner: ModuleType) -> None:
+def record_triton(gpu: VirtualGpu) -> None:
     """Record what the real Triton launches, and answer what it asks its driver."""
-    install_triton(gpu, importlib.import_module("triton.runtime.jit"), autotuner)
-    backends = importlib.import_module("triton.backends.compiler")
+    jit, autotuner, descriptors, backends, driver = (
+        importlib.import_module(f"triton.{name}")
+        for name in (
+            "runtime.jit", "runtime.autotuner", "tools.tensor_descriptor", "backends.compiler",
+            "runtime.driver",
+        )
+    )  # fmt: skip
+    install_triton(gpu, jit, autotuner)
+    # Dynamo follows what the stand-in has here, so that a launch is the same operator with both.
+    jit.KernelInterface.__getitem__ = triton_stand_in.JITFunction.__getitem__
+    descriptors.TensorDescriptor = triton_stand_in.TensorDescriptor
     major, minor = gpu.model.capability
     properties = {
         "multiprocessor_count": gpu.model.multiprocessors,
@@ -179,7 +184,7 @@ def record_triton(gpu: VirtualGpu, autotuner: ModuleType) -> None:
         get_benchmarker=lambda: lambda *_, **__: 1.0,
         utils=SimpleNamespace(get_device_properties=lambda _: properties),
     )
-    importlib.import_module("triton.runtime.driver").driver.set_active(active)
+    driver.driver.set_active(active)
 
 
 def _make_six() -> ModuleType:

@@ -41,6 +41,13 @@ def added(x):
     return total
 
 
+@torch.compile(fullgraph=True)
+def squared(x):
+    square = torch.empty(8, 8, device="cuda")
+    square_kernel[(1,)](*[TensorDescriptor.from_tensor(one, [8, 8]) for one in (x, square)])
+    return square
+
+
 saxpy = torch.cuda._compile_kernel(
     'extern "C" __global__ void saxpy(const float* x, float* y, int count) {}', "saxpy"
 )
@@ -54,9 +61,7 @@ for _ in range(4):
     hidden = model(torch.ones(8, 64, device="cuda"))
     total = added(hidden)
     saxpy((1, 1, 1), (512, 1, 1), (hidden, total, 512))
-    squared = torch.empty(8, 8, device="cuda")
-    tiles = [TensorDescriptor.from_tensor(one, [8, 8]) for one in (hidden.detach(), squared)]
-    square_kernel[(1,)](*tiles)
+    squared(hidden.detach())
     hidden.sum().backward()
     optimizer.step()
     optimizer.zero_grad()
