@@ -14,15 +14,13 @@ from typing import Any
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import format_size
 from perfmodel.costs.measured_kernels import Unsupported
-from perfmodel.validation.runs_question import layout_of, read_setting
+from perfmodel.validation.runs_question import MEMORY_KNOWN_WITHIN, layout_of, read_setting
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import SCHEMA_VERSION, Deviation, Scoreboard
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout
 
 _BYTES_PER_GB = 1e9
-_KNOWN_WITHIN = 1.2
-"""Memory needs are known to about a fifth."""
 _NOTHING_MEASURED = Scoreboard("memory", ())
 
 
@@ -147,8 +145,8 @@ def _compare_memory(row: RunRow) -> Deviation | Unsupported:
         group=group,
         measured=measured,
         predicted=predicted,
-        low=predicted / _KNOWN_WITHIN,
-        high=predicted * _KNOWN_WITHIN,
+        low=predicted / MEMORY_KNOWN_WITHIN,
+        high=predicted * MEMORY_KNOWN_WITHIN,
     )
 
 

@@ -43,7 +43,7 @@ _STATES_RECOMPUTE = (
 only what it states."""
 _NAMED = 8
 """Columns that a sentence names."""
-_FAR_BEYOND = 1.2
+MEMORY_KNOWN_WITHIN = 1.2
 """Memory needs are known to about a fifth: a run that needs less than this may have fitted."""
 _BITS_PER_GBIT_BYTE = 1e9 / 8
 
@@ -91,7 +91,7 @@ def _with_recompute(setting: Setting, sentences: list[str]) -> Setting:
     spec, device = setting.workload, setting.cluster.device
     if not isinstance(spec, TransformerSpec):
         return setting
-    if _needed_bytes(spec, setting) <= device.memory_bytes * _FAR_BEYOND:
+    if _needed_bytes(spec, setting) <= device.memory_bytes * MEMORY_KNOWN_WITHIN:
         return setting
     is_near = device.host_link.kind is HostLinkKind.NVLINK_C2C
     for share in (0.25, 0.5, 0.75, 1.0):
