@@ -197,12 +197,14 @@ class Tick:
 
 MOST_OWN_TICKS = 8
 """Up to so many values of x are written themselves."""
+LEAST_TICK_GAP = 0.11
+"""The words of two values closer than this share of an axis would overlap."""
 
 
 def _short(value: float) -> str:
-    """*value* in four digits: 1,500 or 20 M."""
-    for letter, unit in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= 10 * unit:
+    """*value* in six digits at most: 32,768 or 1.5 M."""
+    for letter, unit in (("G", 1e9), ("M", 1e6)):
+        if value >= unit:
             return f"{value / unit:,.4g} {letter}"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
@@ -239,7 +241,7 @@ class Plot:
         low, high = self._range(axis)
         own = sorted({one.x for one in self.points})
         if axis == "x" and self.are_joined and len(own) <= MOST_OWN_TICKS:
-            return [Tick(self.share_of(value, axis), _short(value)) for value in own]
+            return self._own_ticks(own)
         decade = 10.0 ** math.floor(math.log10(high if self.are_log else (high - low) / 4))
         if self.are_log:
             first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
@@ -253,6 +255,15 @@ class Plot:
             for value in values
             if low <= value <= high
         ]
+
+    def _own_ticks(self, values: Sequence[float]) -> list[Tick]:
+        """The *values* of x, from the right, without those whose words would overlap."""
+        ticks: list[Tick] = []
+        for value in reversed(values):
+            share = self.share_of(value, "x")
+            if not ticks or ticks[-1].share - share >= LEAST_TICK_GAP:
+                ticks.append(Tick(share, _short(value)))
+        return ticks[::-1]
 
     def _range(self, axis: Literal["x", "y"]) -> tuple[float, float]:
         of_axis = {

@@ -213,7 +213,7 @@ def _table(comparison: Comparison) -> Table:
         for heading, cell in cells.items():
             columns.setdefault(heading, []).append(cell)
     shown = [heading for heading, cells in columns.items() if any(cells)]
-    optional = ["90 % interval", "MFU", "energy", "goodput", *_SHORT.values()]
+    optional = ["90 % interval", "MFU", "energy", "goodput", "bound by", *_SHORT.values()]
     return Table(
         shown,
         list(zip(*(columns[heading] for heading in shown), strict=True)),

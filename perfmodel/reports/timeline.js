@@ -6,6 +6,7 @@ const ints = (text) => {
   return new Uint32Array(bytes.buffer);
 };
 const durationWords = (ns) => {
+  if (ns === 0) return "0";
   if (ns >= 1e9) return (ns / 1e9).toPrecision(4) + " s";
   if (ns >= 1e6) return (ns / 1e6).toPrecision(4) + " ms";
   return (ns / 1e3).toPrecision(4) + " us";

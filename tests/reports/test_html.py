@@ -116,10 +116,12 @@ def test_a_single_point_is_no_plot():
 
 
 def test_ticks_are_round_values_inside_of_the_axis_or_the_few_values_themselves():
-    points = [Point(x, 1e6 * x, "") for x in (1, 2, 32)]
+    points = [Point(x, 1e6 * x, "") for x in (1, 8, 32)]
     joined = Plot(points, "GPUs", "tokens", are_joined=True)
-    assert [tick.words for tick in joined.ticks("x")] == ["1", "2", "32"]
+    assert [tick.words for tick in joined.ticks("x")] == ["1", "8", "32"]
     assert [tick.words for tick in joined.ticks("y")] == ["0", "10 M", "20 M", "30 M"]
+    crowded = Plot([Point(x, 1, "") for x in (4096, 8192, 65536)], "", "", are_joined=True)
+    assert [tick.words for tick in crowded.ticks("x")] == ["8,192", "65,536"]  # 6 % apart
     scattered = Plot(points, "measured", "predicted", are_log=True, shows_equal=True)
     assert all(0 <= tick.share <= 1 for axis in ("x", "y") for tick in scattered.ticks(axis))
     assert scattered.ticks("x") == scattered.ticks("y")
