@@ -72,7 +72,7 @@ def test_all_faults_of_a_profile_are_reported_at_once(load, lines, faults):
 
 def test_an_unknown_name_is_refused():
     with pytest.raises(CalibrationError, match="pytorch_eager"):
-        load_stack("no_such_stack")
+        load_stack("qqq")
 
 
 def test_a_profile_may_state_how_much_longer_a_family_takes(load):

@@ -60,7 +60,7 @@ def test_a_value_alone_is_that_of_the_first_parameter():
     ("text", "words"),
     [
         ("skale", "Did you mean 'scale'?"),
-        ("nothing", "must be one of scale, set, insert"),
+        ("nothing", "must be one of scale, set"),
         ("scale", r"factor: must be given(.|\n)*scale takes match=\.\.\., factor=\.\.\."),
         ("scale:match=a,factor=fast", "factor: must be a number, got 'fast'"),
         ("scale:match=a,factor=nan", "factor: must be a number"),
