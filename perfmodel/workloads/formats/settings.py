@@ -254,6 +254,9 @@ def _finish_training(values: dict[str, Any]) -> None:
     precision = values.pop("training.precision:trainer", None)
     if precision is not None:
         values["training.precision"] = precision
+    share = values.pop("training.offload_optimizer:share", None)
+    if share is not None and "training.offload_optimizer" in values:
+        values["training.offload_optimizer"] = share
     if values.pop("training.compute:fp8", None):
         values["training.compute"] = "fp8"
     if values.pop("checkpointing", False):
