@@ -74,12 +74,12 @@ def load_rows(path: Path) -> Rows:
     per_host = np.array([one[1] for one in facts], dtype=float)
     hosts = table["hosts"].to_numpy(dtype=float)
     words = table[["tokens", "top_k", "experts"]].itertuples(index=False)
-    copies = np.array(
-        [
-            TokenRouting(TokenLibrary.DEEPEP, int(t), int(k), int(e), False, 1).reached(int(n))
-            for (t, k, e), n in zip(words, per_host * hosts, strict=True)
-        ]
-    )
+    routings = [TokenRouting(TokenLibrary.DEEPEP, t, k, e, False, 1) for t, k, e in words]
+
+    def reached(places: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.array([one.reached(int(n)) for one, n in zip(routings, places, strict=True)])
+
+    copies = reached(per_host * hosts)
 
     def calls(width: int) -> ExchangeCalls:
         return ExchangeCalls(
@@ -88,8 +88,8 @@ def load_rows(path: Path) -> Rows:
             copies=copies,
             leaving=copies * (per_host - 1) / per_host,
             hosts=hosts,
-            # Routing there is limited to groups of experts: a token reaches all of four hosts.
-            other_hosts=hosts - 1,
+            # The benchmark's limit of four hosts a token leaves out none of up to four.
+            other_hosts=reached(hosts) * (hosts - 1) / hosts,
             sms=table["sms"].to_numpy(dtype=float),
             link_bytes_per_s=np.array([one[2] for one in facts]),
             nic_bytes_per_s=np.full(len(table), NIC_BYTES_PER_S),

@@ -22,6 +22,10 @@ from perfmodel.workloads.formats.fields import FieldReader, FieldUse, Source, Us
 TABLE = Path(__file__).with_name("settings.yaml")
 _GATES = ("swiglu", "geglu", "reglu")
 _LAYOUT = ("parallel", "training")
+_DECIDING = (
+    "parallel.sharding:fsdp", "training.precision:trainer", "training.offload_optimizer:share",
+)  # fmt: skip
+"""Parts that replace what switches say of their field; without a switch they say nothing."""
 _OFF = (None, False, 0, "none", "")
 _REFERENCE = re.compile(r"\$\{\.*([a-z_][\w.]*)\}")
 _PRODUCT = re.compile(r"\$\{multiply:\s*(\d+)\s*,\s*(\d+)\s*\}")
@@ -232,12 +236,16 @@ def _add_vocabulary(table: SettingsTable, flat: dict[str, Any]) -> Iterator[str]
 
 def _finish_megatron(values: dict[str, Any], fields: FieldReader) -> None:
     """What several of Megatron's arguments decide together."""
-    _finish_training(values)
-    sharding = values.pop("parallel.sharding:fsdp", None)
-    if sharding is not None:
-        values["parallel.sharding"] = sharding
-    elif str(fields.content.get("optim.name", "")).startswith(("distributed", "mcore_dist")):
+    if str(fields.content.get("optim.name", "")).startswith(("distributed", "mcore_dist")):
         values["parallel.sharding"] = "zero1"
+    for part in _DECIDING:
+        target, value = part.partition(":")[0], values.pop(part, None)
+        if value is not None and target in values:
+            values[target] = value
+    if values.pop("training.compute:fp8", None):
+        values["training.compute"] = "fp8"
+    if values.pop("checkpointing", False):
+        values.setdefault("training.recompute", "attention")
     layers, pp = fields.content.get("num_layers"), values.get("parallel.pp", 1)
     of_stage = values.pop("parallel.interleaving:layers", None)
     if of_stage and isinstance(layers, int):
@@ -248,16 +256,6 @@ def _finish_megatron(values: dict[str, Any], fields: FieldReader) -> None:
         _finish_model(values, fields)
     for key in ("group_query", "latent", "gate_word"):
         values.pop(key, None)
-
-
-def _finish_training(values: dict[str, Any]) -> None:
-    precision = values.pop("training.precision:trainer", None)
-    if precision is not None:
-        values["training.precision"] = precision
-    if values.pop("training.compute:fp8", None):
-        values["training.compute"] = "fp8"
-    if values.pop("checkpointing", False):
-        values.setdefault("training.recompute", "attention")
 
 
 def _finish_model(values: dict[str, Any], fields: FieldReader) -> None:

@@ -94,6 +94,22 @@ def test_a_megatron_script_is_the_model_that_it_trains(file):
     assert (workload.batch, workload.sequence_length, workload.stack) == (128, 8192, "megatron")
 
 
+@pytest.mark.parametrize(
+    ("words", "share"),
+    [
+        ("", 0.0),
+        ("--optimizer-cpu-offload", 1.0),
+        ("--optimizer-cpu-offload --optimizer-offload-fraction 0.25", 0.25),
+        ("--optimizer-offload-fraction 0.25", 0.0),
+    ],
+)
+def test_the_share_of_an_offloaded_optimizer_counts_only_where_megatron_offloads(
+    file, words, share
+):
+    text = SCRIPT.replace("--bf16", f"--bf16 {words}")
+    assert load_workload(file(text, "train.sh")).training.offload_optimizer == share
+
+
 def test_arguments_in_yaml_read_the_same(file):
     text = "MODEL_ARGS:\n  --num-layers: 2\n  --hidden-size: 64\n  --num-attention-heads: 4\n"
     text += "  --global-batch-size: 8\n  --micro-batch-size: 1\n  --seq-length: 128\n"
