@@ -7,13 +7,14 @@ gradients. Where the framework has no such reduction, they are summed inside hos
 a table row-wise over a few ranks, or inside one host without that reduction, are sent like vectors.
 Tables that a plan sums inside hosts are exchanged in two steps: the ranks of a host add up their
 partial sums, each for the samples of its own rail, and the sums go to the ranks at the same place
-in the other hosts. Vectors of rows that are copied to every rank are not sent.
+in the other hosts. Where kernels do this, not collectives, a rank fetches only the gradients of
+samples that had a row of its piece. Vectors of rows that are copied to every rank are not sent.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -221,15 +222,15 @@ def _of_hosts(
 ) -> tuple[HostExchange, ...]:
     per_host = plan.ranks_per_host or plan.rank_count
     hosts = plan.rank_count // per_host
-    width = np.zeros(plan.rank_count)
-    for shard in plan.shards:
-        if shard.table in plan.summed_places:
-            features = plan.tables[shard.table].features
-            width[shard.rank] += shard.width * features * _asked_ratio(plan, [shard])
+    width, asked = np.zeros((2, plan.rank_count))
     across = np.zeros(hosts)
-    for (host, _, _), shards in shards_by_host(plan).items():
-        features = plan.tables[shards[0].table].features
-        across[host] += shards[0].width * features * _asked_ratio(plan, shards)
+    for (host, place, _), shards in shards_by_host(plan).items():
+        numbers = shards[0].width * plan.tables[place].features
+        across[host] += numbers * (_asked_ratio(plan, shards) if plan.frequent_rows else 1)
+        for shard in shards:
+            ratio = _asked_ratio(plan, [shard])
+            asked[shard.rank] += numbers * ratio
+            width[shard.rank] += numbers * (ratio if plan.frequent_rows else 1)
     vector_bytes = local_batch * dtype.size_bytes
     between = _there_and_back(np.rint(vector_bytes * across), dtype)
     if is_added:
@@ -241,11 +242,14 @@ def _of_hosts(
     # place in the other hosts.
     return tuple(
         HostExchange(
-            *_there_and_back(np.rint(vector_bytes * hosts * of_ranks), dtype),
+            _there_and_back(np.rint(vector_bytes * hosts * of_ranks), dtype)[0],
+            _there_and_back(np.rint(vector_bytes * hosts * fetched), dtype)[1],
             *between,
             summed_width=round(float(of_ranks.sum())),
         )
-        for of_ranks in width.reshape(hosts, per_host)
+        for of_ranks, fetched in zip(
+            width.reshape(hosts, per_host), asked.reshape(hosts, per_host), strict=True
+        )
     )
 
 
@@ -259,14 +263,15 @@ def shards_by_host(plan: ShardingPlan) -> dict[tuple[int, int, int], list[Shard]
     return found
 
 
-def _asked_ratio(plan: ShardingPlan, shards: Iterable[Shard]) -> float:
-    """The share of samples that receive a vector from *shards*.
+def _asked_ratio(plan: ShardingPlan, shards: Sequence[Shard]) -> float:
+    """The share of samples that need a row of *shards*, pieces of the same columns of a table.
 
     Where frequent rows are on every rank, those are the samples that need another row.
     """
-    if not plan.frequent_rows:
-        return 1.0
-    return min(1.0, sum(plan.lookups_of_shards[shard] for shard in shards))
+    table = plan.tables[shards[0].table]
+    draws = max(table.pooling_factor / table.features, 1.0)
+    of_sample = sum(plan.lookups_of_shards[shard] for shard in shards) / table.features
+    return float(1 - (1 - min(1.0, of_sample / draws)) ** draws)
 
 
 def _there_and_back(
