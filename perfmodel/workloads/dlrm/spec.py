@@ -247,15 +247,14 @@ class DlrmSpec(CommonSpec):
     sharding: ShardingSection = ShardingSection()
     training: DlrmTraining = DlrmTraining()
 
-    @model_validator(mode="after")
-    def _check_interaction(self) -> Self:
+    def check_interaction(self) -> Self:
+        """Refuse tables that the interaction cannot join."""
         kind = self.dense.interaction
         widths = set(self.embedding.widths)
         if kind is Interaction.DOT and widths | {self.dense_width} != {self.dense_width}:
             raise ValueError(
                 "dot interaction needs tables as wide as the last bottom layer, got widths "
-                f"{', '.join(map(str, sorted(widths | {self.dense_width})))}; "
-                "or use interaction concat"
+                f"{', '.join(map(str, sorted(widths | {self.dense_width})))}"
             )
         if kind in _SKIPPING and not widths - {1}:
             raise ValueError(f"{kind.value} interaction needs tables wider than 1, got none")
@@ -267,7 +266,11 @@ class DlrmSpec(CommonSpec):
                 "got "
                 f"{', '.join(map(str, sorted(widths)))}"
             )
+        if kind is Interaction.SEQUENCE and all(one.is_pooled for one in self.embedding.tables()):
+            raise ValueError("sequence interaction needs a table that is not pooled, got none")
         return self
+
+    _check_interaction = model_validator(mode="after")(check_interaction)
 
     @property
     def dense_width(self) -> int:
