@@ -119,10 +119,15 @@ def test_tables_that_do_not_go_together_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("workload", "widths", "rule"),
     [
-        ("dlrm_wide_deep", (16, 16), "wide_deep interaction needs tables of width 1, got none"),
-        ("dlrm_wide_deep", (1, 1), "wide_deep interaction needs tables wider than 1, got none"),
-        ("dlrm_deep_fm", (1, 8, 16), "needs tables of one width in addition .* got 1, 8, 16"),
-        ("dlrm_v4", (512,), "sequence interaction needs a table that is not pooled, got none"),
+        (
+            "dlrm_wide_deep",
+            (16, 16),
+            "wide_deep interaction needs tables of width 1, got widths 16",
+        ),
+        ("dlrm_wide_deep", (1, 1), "wide_deep interaction needs tables wider than 1, got widths 1"),
+        ("dlrm_deep_fm", (1, 8, 16), "tables of one width in addition .*, got widths 1, 8, 16"),
+        ("dlrm_deep_fm", (1,), "tables of one width in addition .*, got widths 1"),
+        ("dlrm_v4", (512,), "sequence interaction needs tables that are not pooled"),
     ],
 )
 def test_tables_of_a_file_must_suit_the_interaction(workload, widths, rule):

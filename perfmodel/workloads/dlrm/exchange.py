@@ -222,17 +222,17 @@ def _of_hosts(
 ) -> tuple[HostExchange, ...]:
     per_host = plan.ranks_per_host or plan.rank_count
     hosts = plan.rank_count // per_host
-    width, asked = np.zeros((2, plan.rank_count))
+    # What a rank hands on, and what it fetches back.
+    widths = np.zeros((2, plan.rank_count))
     across = np.zeros(hosts)
     for (host, place, _), shards in shards_by_host(plan).items():
         numbers = shards[0].width * plan.tables[place].features
         across[host] += numbers * (_asked_ratio(plan, shards) if plan.frequent_rows else 1)
         for shard in shards:
             ratio = _asked_ratio(plan, [shard])
-            asked[shard.rank] += numbers * ratio
-            width[shard.rank] += numbers * (ratio if plan.frequent_rows else 1)
+            widths[:, shard.rank] += numbers * np.array([ratio if plan.frequent_rows else 1, ratio])
     vector_bytes = local_batch * dtype.size_bytes
-    between = _there_and_back(np.rint(vector_bytes * across), dtype)
+    between = _there_and_back(vector_bytes * across, dtype)
     if is_added:
         # The host's ranks reduce its sums for the whole batch, each for its own rail.
         batch = plan.rank_count * local_batch
@@ -242,14 +242,12 @@ def _of_hosts(
     # place in the other hosts.
     return tuple(
         HostExchange(
-            _there_and_back(np.rint(vector_bytes * hosts * of_ranks), dtype)[0],
-            _there_and_back(np.rint(vector_bytes * hosts * fetched), dtype)[1],
+            _there_and_back(vector_bytes * hosts * sent, dtype)[0],
+            _there_and_back(vector_bytes * hosts * fetched, dtype)[1],
             *between,
-            summed_width=round(float(of_ranks.sum())),
+            summed_width=round(float(sent.sum())),
         )
-        for of_ranks, fetched in zip(
-            width.reshape(hosts, per_host), asked.reshape(hosts, per_host), strict=True
-        )
+        for sent, fetched in widths.reshape(2, hosts, per_host).swapaxes(0, 1)
     )
 
 
@@ -278,7 +276,7 @@ def _there_and_back(
     sent_bytes: NDArray[np.int64] | NDArray[np.float64], dtype: DType
 ) -> tuple[Collective, Collective]:
     """Each rank sends its *sent_bytes* to every other, and the same the other way round."""
-    columns = sent_bytes.astype(np.int64)[:, np.newaxis]
+    columns = np.rint(sent_bytes).astype(np.int64)[:, np.newaxis]
     matrix = columns * ~np.eye(len(columns), dtype=bool)
     there, back = (
         Collective(
