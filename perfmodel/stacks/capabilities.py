@@ -174,7 +174,8 @@ class RowSums(Enum):
 
     REDUCE_SCATTER: one reduction over all ranks, and a gather of the gradients on the way back.
     ALL_TO_ALL: every partial sum is sent like a vector of a whole table, and the receiver adds; on
-    several hosts first the ranks of each host, then those at one place in all hosts.
+    several hosts first the ranks of each host, then those at one place in all hosts. On the way
+    back the kernels inside a host fetch only gradients of samples that had a row of the piece.
     """
 
     REDUCE_SCATTER = "reduce_scatter"

@@ -17,7 +17,7 @@ from perfmodel.base.errors import PlanError, WorkloadError
 from perfmodel.base.faults import FaultList
 from perfmodel.base.forms import Document, load_document
 from perfmodel.base.reading import quote
-from perfmodel.workloads.dlrm.spec import DlrmSpec, EmbeddingSection, Interaction
+from perfmodel.workloads.dlrm.spec import DlrmSpec, EmbeddingSection
 from perfmodel.workloads.transformer.spec import TransformerSpec
 
 Workload = TransformerSpec | DlrmSpec
@@ -151,14 +151,6 @@ def with_tables(workload: Workload, tables: tuple[EmbeddingTable, ...], *, file:
     indices: that stays in the tables of the plan. The sharder counts as stated.
     """
     spec = check_has_tables(workload)
-    widths = {table.width for table in tables}
-    bottom = spec.dense_width
-    if spec.dense.interaction is Interaction.DOT and widths != {bottom}:
-        raise PlanError(
-            f"{file}: dot interaction of {spec.name} needs tables {bottom} wide, as its last "
-            f"bottom layer, got {', '.join(map(str, sorted(widths)))}. "
-            "Add --set dense.interaction=concat."
-        )
     formats = tuple(table.dtype for table in tables)
     embedding = {
         **spec.embedding.model_dump(),
@@ -173,9 +165,15 @@ def with_tables(workload: Workload, tables: tuple[EmbeddingTable, ...], *, file:
         "dtype": formats if len(set(formats)) > 1 else formats[0],
     }
     sharding = spec.sharding.model_copy(update={"sharder": spec.sharding.sharder})
-    return spec.model_copy(
-        update={"embedding": EmbeddingSection.model_validate(embedding), "sharding": sharding}
-    )
+    section = EmbeddingSection.model_validate(embedding)
+    found = spec.model_copy(update={"embedding": section, "sharding": sharding})
+    try:
+        return found.check_interaction()
+    except ValueError as error:
+        raise PlanError(
+            f"{file}, tables of {spec.name}: {error}. Change them, or add --set "
+            "dense.interaction=concat."
+        ) from None
 
 
 def _apply(

@@ -110,10 +110,32 @@ def test_tables_that_do_not_go_together_are_refused(tmp_path):
     assert with_tables(CONCAT, shared, file="t.yaml").deep_inputs == 3 * 64 + 32
     width = DOT.dense_width
     uneven = (f"a,10,{width},1,,fp32", "b,5,8,1,,fp32")
-    with pytest.raises(PlanError, match=f"needs tables {width} wide.*got 8, {width}"):
+    with pytest.raises(PlanError, match=f"as wide as the last bottom layer, got widths 8, {width}"):
         place(DOT, *uneven)
     assert len(place(CONCAT, *uneven).embedding.rows) == 2
     assert place(DOT, f"a,10,{width},1,,fp32").embedding.width == (width,)
+
+
+@pytest.mark.parametrize(
+    ("workload", "widths", "rule"),
+    [
+        (
+            "dlrm_wide_deep",
+            (16, 16),
+            "wide_deep interaction needs tables of width 1, got widths 16",
+        ),
+        ("dlrm_wide_deep", (1, 1), "wide_deep interaction needs tables wider than 1, got widths 1"),
+        ("dlrm_deep_fm", (1, 8, 16), "tables of one width in addition .*, got widths 1, 8, 16"),
+        ("dlrm_deep_fm", (1,), "tables of one width in addition .*, got widths 1"),
+        ("dlrm_v4", (512,), "sequence interaction needs tables that are not pooled"),
+    ],
+)
+def test_tables_of_a_file_must_suit_the_interaction(workload, widths, rule):
+    tables = tuple(EmbeddingTable(f"t{width}", 10, width) for width in widths)
+    with pytest.raises(PlanError, match=f"t.csv, tables of {workload}: .*{rule}"):
+        with_tables(load_workload(workload), tables, file="t.csv")
+    # Cross layers and plain concatenation take tables of any width.
+    assert with_tables(load_workload("dlrm_dcnv2"), tables, file="t.csv").embedding.rows
 
 
 def test_files_must_belong_to_something():

@@ -60,7 +60,7 @@ def test_a_wide_table_beside_others_becomes_wide_and_deep():
 def test_releases_place_tables_as_they_did():
     plain = {"placement": "", "interaction_kind": "dot", "wide_table": "0"}
     for release, sharder, keys in (
-        ("20.06", "balanced", DType.INT64),
+        ("20.06", "naive", DType.INT64),
         ("21.05", "hugectr_hybrid", DType.INT64),
         ("23.04", "hugectr_auto", DType.INT32),
     ):

@@ -7,13 +7,14 @@ gradients. Where the framework has no such reduction, they are summed inside hos
 a table row-wise over a few ranks, or inside one host without that reduction, are sent like vectors.
 Tables that a plan sums inside hosts are exchanged in two steps: the ranks of a host add up their
 partial sums, each for the samples of its own rail, and the sums go to the ranks at the same place
-in the other hosts. Vectors of rows that are copied to every rank are not sent.
+in the other hosts. Where kernels do this, not collectives, a rank fetches only the gradients of
+samples that had a row of its piece. Vectors of rows that are copied to every rank are not sent.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -221,17 +222,17 @@ def _of_hosts(
 ) -> tuple[HostExchange, ...]:
     per_host = plan.ranks_per_host or plan.rank_count
     hosts = plan.rank_count // per_host
-    width = np.zeros(plan.rank_count)
-    for shard in plan.shards:
-        if shard.table in plan.summed_places:
-            features = plan.tables[shard.table].features
-            width[shard.rank] += shard.width * features * _asked_ratio(plan, [shard])
+    # What a rank hands on, and what it fetches back.
+    widths = np.zeros((2, plan.rank_count))
     across = np.zeros(hosts)
-    for (host, _, _), shards in shards_by_host(plan).items():
-        features = plan.tables[shards[0].table].features
-        across[host] += shards[0].width * features * _asked_ratio(plan, shards)
+    for (host, place, _), shards in shards_by_host(plan).items():
+        numbers = shards[0].width * plan.tables[place].features
+        across[host] += numbers * (_asked_ratio(plan, shards) if plan.frequent_rows else 1)
+        for shard in shards:
+            ratio = _asked_ratio(plan, [shard])
+            widths[:, shard.rank] += numbers * np.array([ratio if plan.frequent_rows else 1, ratio])
     vector_bytes = local_batch * dtype.size_bytes
-    between = _there_and_back(np.rint(vector_bytes * across), dtype)
+    between = _there_and_back(vector_bytes * across, dtype)
     if is_added:
         # The host's ranks reduce its sums for the whole batch, each for its own rail.
         batch = plan.rank_count * local_batch
@@ -241,11 +242,12 @@ def _of_hosts(
     # place in the other hosts.
     return tuple(
         HostExchange(
-            *_there_and_back(np.rint(vector_bytes * hosts * of_ranks), dtype),
+            _there_and_back(vector_bytes * hosts * sent, dtype)[0],
+            _there_and_back(vector_bytes * hosts * fetched, dtype)[1],
             *between,
-            summed_width=round(float(of_ranks.sum())),
+            summed_width=round(float(sent.sum())),
         )
-        for of_ranks in width.reshape(hosts, per_host)
+        for sent, fetched in widths.reshape(2, hosts, per_host).swapaxes(0, 1)
     )
 
 
@@ -259,21 +261,22 @@ def shards_by_host(plan: ShardingPlan) -> dict[tuple[int, int, int], list[Shard]
     return found
 
 
-def _asked_ratio(plan: ShardingPlan, shards: Iterable[Shard]) -> float:
-    """The share of samples that receive a vector from *shards*.
+def _asked_ratio(plan: ShardingPlan, shards: Sequence[Shard]) -> float:
+    """The share of samples that need a row of *shards*, pieces of the same columns of a table.
 
     Where frequent rows are on every rank, those are the samples that need another row.
     """
-    if not plan.frequent_rows:
-        return 1.0
-    return min(1.0, sum(plan.lookups_of_shards[shard] for shard in shards))
+    table = plan.tables[shards[0].table]
+    draws = max(table.pooling_factor / table.features, 1.0)
+    of_sample = sum(plan.lookups_of_shards[shard] for shard in shards) / table.features
+    return float(1 - (1 - min(1.0, of_sample / draws)) ** draws)
 
 
 def _there_and_back(
     sent_bytes: NDArray[np.int64] | NDArray[np.float64], dtype: DType
 ) -> tuple[Collective, Collective]:
     """Each rank sends its *sent_bytes* to every other, and the same the other way round."""
-    columns = sent_bytes.astype(np.int64)[:, np.newaxis]
+    columns = np.rint(sent_bytes).astype(np.int64)[:, np.newaxis]
     matrix = columns * ~np.eye(len(columns), dtype=bool)
     there, back = (
         Collective(

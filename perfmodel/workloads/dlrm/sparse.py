@@ -175,7 +175,7 @@ class SparseWriter:
         exchanges, host, dtype = self.part.exchanges, self.part.in_host, self._sent_dtype
         if exchanges is None:
             return None
-        self._cast_sent(DType.FP32, dtype, "forward")
+        self._cast_sent("forward")
         last = None
         if exchanges.has_direct:
             last = self._exchange(exchanges.pooled, "pooled all_to_all forward")
@@ -229,7 +229,7 @@ class SparseWriter:
         if task is not None:
             self.writer.note("All2All_ReqBackward")
             self.writer.hold(self.writer.compute, task)
-            self._cast_sent(self._sent_dtype, DType.FP32, "backward")
+            self._cast_sent("backward")
         if self.part.lookup is not None:
             op = EmbeddingOp(self.part.lookup, Pass.BACKWARD)
             self._run("LookupFunctionBackward", "update", op, way="backward")
@@ -265,13 +265,12 @@ class SparseWriter:
             kernel = MemoryBound("rearrange_vectors", half, half, dtype)
             self._run("rearrange", "rearrange", kernel, way=way)
 
-    def _cast_sent(self, source: DType, target: DType, way: str) -> None:
+    def _cast_sent(self, way: str) -> None:
         lookup = self.part.lookup
         if lookup is None or self.run.arriving_dtype is self._sent_dtype:
             return
-        batch = self.run.spec.batch
-        numbers = sum(table.vectors(batch) * table.width for table in lookup.tables)
-        self._run("to", "cast", cast(numbers, source, target), way=way)
+        _, there, back, _ = own_ops(self.run.spec, lookup)
+        self._run("to", "cast", there if way == "forward" else back, way=way)
 
     def _run(self, operator: str, label: str, *kernels: Op, way: str = "forward") -> int:
         return self.writer.run(operator, kernels, label=f"embedding/{label} {way}")

@@ -247,27 +247,23 @@ class DlrmSpec(CommonSpec):
     sharding: ShardingSection = ShardingSection()
     training: DlrmTraining = DlrmTraining()
 
-    @model_validator(mode="after")
-    def _check_interaction(self) -> Self:
-        kind = self.dense.interaction
-        widths = set(self.embedding.widths)
-        if kind is Interaction.DOT and widths | {self.dense_width} != {self.dense_width}:
-            raise ValueError(
-                "dot interaction needs tables as wide as the last bottom layer, got widths "
-                f"{', '.join(map(str, sorted(widths | {self.dense_width})))}; "
-                "or use interaction concat"
-            )
-        if kind in _SKIPPING and not widths - {1}:
-            raise ValueError(f"{kind.value} interaction needs tables wider than 1, got none")
-        if kind is Interaction.WIDE_DEEP and 1 not in widths:
-            raise ValueError("wide_deep interaction needs tables of width 1, got none")
-        if kind is Interaction.DEEP_FM and len(widths - {1}) > 1:
-            raise ValueError(
-                "deep_fm interaction needs tables of one width in addition to those of width 1, "
-                "got "
-                f"{', '.join(map(str, sorted(widths)))}"
-            )
+    def check_interaction(self) -> Self:
+        """Refuse tables that the interaction cannot join."""
+        kind, widths = self.dense.interaction, set(self.embedding.widths)
+        deep, is_sequence = widths - {1}, any(not one.is_pooled for one in self.embedding.tables())
+        for of, is_met, need in (
+            (Interaction.DOT, widths <= {self.dense_width}, "as wide as the last bottom layer"),
+            (Interaction.WIDE_DEEP, deep, "wider than 1"),
+            (Interaction.WIDE_DEEP, 1 in widths, "of width 1"),
+            (Interaction.DEEP_FM, len(deep) == 1, "of one width in addition to those of width 1"),
+            (Interaction.SEQUENCE, is_sequence, "that are not pooled"),
+        ):
+            if kind is of and not is_met:
+                shown = ", ".join(map(str, sorted(widths)))
+                raise ValueError(f"{of.value} interaction needs tables {need}, got widths {shown}")
         return self
+
+    _check_interaction = model_validator(mode="after")(check_interaction)
 
     @property
     def dense_width(self) -> int:

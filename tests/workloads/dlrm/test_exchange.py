@@ -101,6 +101,10 @@ def test_partial_sums_are_added_in_the_host_and_travel_along_the_rails():
     # Rank 0 hands rank 1 partial sums of 2 hosts x 5 samples x 4 numbers x 2 bytes.
     assert first.inside.byte_matrix == ((0, 80), (80, 0))
     assert second.inside.byte_matrix == ((0, 160), (160, 0))
+    # Of three draws from two equal halves at least one is in a half for 1 - 1/8 of the samples; of
+    # one draw for 1/2 of them. Only their gradients are fetched: 7/8 of 80 and half of 160.
+    assert first.inside_back.byte_matrix == ((0, 70), (70, 0))
+    assert second.inside_back.byte_matrix == ((0, 80), (80, 0))
     # Host 0 sends 5 samples x 4 numbers x 2 bytes along each rail, host 1 twice as much.
     assert first.across.byte_matrix == second.across.byte_matrix == ((0, 40), (80, 0))
     assert first.across_back.byte_matrix == ((0, 80), (40, 0))
