@@ -86,7 +86,8 @@ class Bench:
         right = target.read_text(encoding="utf-8")
         kernels, grace_s = self._kernels, GRACE_S
         if "compiled" in right:
-            # Compiling takes longer than a test may. Compiled callers hold a copy of what they call, and do not ask whether it changed.
+            # Compiling takes longer than a test may. Compiled callers hold a copy of what they
+            # call, and do not ask whether it changed.
             kernels, grace_s = self._copy.parent / "wrong kernels", COMPILING_GRACE_S
         room = next(room for room in list_rooms() if mutation.path.is_relative_to(room))
         function = name_function(mutation.path, mutation.line)
