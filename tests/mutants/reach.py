@@ -90,12 +90,14 @@ class Look:
         self._target.write_text(json.dumps(self._seen))
 
 
-def choose_tests(look: Path, function: str, folder: str) -> dict[str, float]:
+def choose_tests(
+    look: Path, function: str, folder: str, *, is_compiled: bool = False
+) -> dict[str, float]:
     """Tests that reach *function* with their seconds, the quickest first, as many as are worth it.
 
     What survives a minute of them counts as a survivor. A line outside functions is reached by
-    tests that reach its module. A function that no test is seen to reach may run in a process that
-    tests of its *folder* start.
+    tests that reach its module. A function that no test is seen to reach may be compiled, or run
+    in a process that tests of its *folder* start.
     """
     seen = json.loads(look.read_text())
     is_module = function.endswith(":")
@@ -106,7 +108,7 @@ def choose_tests(look: Path, function: str, folder: str) -> dict[str, float]:
     ) or sorted(
         (took_s, test)
         for test, (took_s, _) in seen.items()
-        if test.startswith(folder) and took_s >= STARTS_S
+        if test.startswith(folder) and (is_compiled or took_s >= STARTS_S)
     )
     reaching += [(took_s, test) for test, (took_s, _) in seen.items() if test.startswith(READS_ALL)]
     chosen: dict[str, float] = {}
