@@ -95,9 +95,6 @@ def test_the_least_that_a_question_may_ask():
     for changes in ({"search_seconds": 0.1}, {"enumerate_limit": 1}, {"plan_files": ("a",)}):
         asked = RankQuestion("dgx_a100", sharders=(), **changes)
         assert asked.wants_more is ("plan_files" not in changes)
-    assert RankQuestion("dgx_a100") == RankQuestion(
-        "dgx_a100", hosts=1, enumerate_limit=0, searches=1, batches=0, seed=0, samples=64
-    )
 
 
 def ranked(

@@ -19,7 +19,6 @@ from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.planning.batches import BatchSpread, draw_table
 from perfmodel.planning.layouts.candidates import iter_candidates
 from perfmodel.planning.layouts.ranking import pareto
-from perfmodel.planning.layouts.search import list_fitting
 from perfmodel.planning.making import iter_assignments
 from perfmodel.planning.plan_work import PlanLoads
 from perfmodel.planning.question import LayoutQuestion
@@ -285,24 +284,3 @@ def test_a_search_needs_hosts_layouts_and_time(changes):
     with pytest.raises(ScenarioError, match=r"search: (hosts|top|seconds) must be"):
         LayoutQuestion("dgx_a100", "gpt2_xl", **changes)
     assert LayoutQuestion("dgx_a100", "gpt2_xl", hosts=(1,), top=1, seconds=0.1)
-
-
-def test_a_layout_fits_if_it_leaves_a_part_of_the_memory_free():
-    cluster = build_cluster(load_topology("quad_a100"))
-    spec = load_workload("gpt2_xl", SMALL)
-    stated = frozenset({"batch"})
-    room = cluster.device.memory_bytes
-    some = [
-        SimpleNamespace(peak_bytes=size, overrides={"a": size}, is_own=False)
-        for size in (room, room // 2)
-    ]
-    assert list_fitting(spec, cluster, stated, some) == some[1:]
-    with pytest.raises(PlanError, match=f"The nearest needs .*: a={room}"):
-        list_fitting(
-            spec,
-            cluster,
-            stated,
-            [*some[:1], SimpleNamespace(peak_bytes=2 * room, overrides={}, is_own=True)],
-        )
-    with pytest.raises(PlanError, match=r"with batch fixed.*Fix less"):
-        list_fitting(spec, cluster, stated, [])
