@@ -12,7 +12,7 @@ import importlib
 import inspect
 import json
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -70,7 +70,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def of_parts(parts: dict[str, Any], module: str, around: str = "") -> Iterator[tuple[str, Any]]:
+def of_parts(parts: Mapping[str, Any], module: str, around: str = "") -> Iterator[tuple[str, Any]]:
     """The numbers among *parts* of *module*, or of a class in it, and in their signatures."""
     for key, value in parts.items():
         name = f"{around}{key}"
