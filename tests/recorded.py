@@ -3,13 +3,19 @@
 They notice a formula that is subtly wrong in one corner, where a worked case does not reach. No
 constant that is fitted to measurements takes part, so that a fit moves none of them. After a
 change that was meant to move them: `python -m tests.recorded` (or with the modules to record).
+
+`jobs.json` has the jobs that tests import and emulate, task by task. After a change that was meant
+to move them, run those tests with PERFMODEL_RECORD_JOBS=1.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
+import os
 import sys
+from collections import Counter
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,6 +23,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from perfmodel.graph.job import JobGraph
 
 MODULES = (
     "tests.collectives.test_recorded",
@@ -66,6 +74,39 @@ def approximately(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: approximately(one) for key, one in value.items()}
     return pytest.approx(value, rel=1e-6, abs=1e-9) if isinstance(value, float) else value
+
+
+def digest_job(job: JobGraph, *more: Any) -> str:
+    """A digest of all columns of *job*, and of what *more* a test has of it."""
+    digest = hashlib.sha256(repr((job.ops, job.labels, job.groups)).encode())
+    for program in job.programs:
+        for column in program.columns().values():
+            digest.update(column.tobytes())
+    for one in more:
+        digest.update(one.tobytes() if isinstance(one, np.ndarray) else repr(one).encode())
+    return digest.hexdigest()[:16]
+
+
+JOBS = Path(__file__).with_name("jobs.json")
+_MADE = Counter[str]()
+
+
+def check_job(name: str, job: JobGraph, *more: Any) -> None:
+    """Compare *job* with the one recorded as *name*, or as the running test's next without one."""
+    if not name:
+        name, _, stage = (
+            os.environ.get("PYTEST_CURRENT_TEST", "").rpartition("::")[2].partition(" (")
+        )
+        if stage != "call)":  # fixtures that several tests share are made by the first of them
+            return
+        _MADE[name] += 1
+        name += f", job {_MADE[name]}"
+    found = f"{job.task_count} tasks, {digest_job(job, *more)}"
+    known = json.loads(JOBS.read_text(encoding="utf-8"))
+    if "PERFMODEL_RECORD_JOBS" in os.environ:
+        known = dict(sorted({**known, name: found}.items()))
+        JOBS.write_text(json.dumps(known, indent=0) + "\n", encoding="utf-8")
+    assert found == known.get(name), f"{name}: another job than recorded, see tests/recorded.py"
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def _ranks_together(
                 is_equal = len(set(filter(None, moved))) == 1
                 is_same[group.family] = is_equal and is_same.get(group.family, True)
     for record in records.values():
-        yield from (group.ranks for group in record.groups if is_same.get(group.family, False))
+        yield from (group.ranks for group in record.groups if is_same.get(group.family))
 
 
 def _forward_calls(record: RankRecord) -> Iterator[Mapping[str, Any]]:

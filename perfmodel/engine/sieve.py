@@ -33,7 +33,9 @@ def lay_out_sound(job: JobGraph) -> FlatJob:
 
 def is_sound(job: JobGraph, layout: FlatJob) -> bool:
     """Whether *job*, which has *layout*, would pass the audit."""
-    if not _names_members(job):
+    if not _names_members(job) or int(layout.dep_anchor.max(initial=0)) > Anchor.START:
+        return False
+    if (layout.lane_first > layout.lane_stop).any():
         return False
     # One signature per member of every program that is used.
     used = [job.programs[int(index)] for index in np.unique(job.rank_program)]
@@ -73,14 +75,13 @@ def _can_be_laid_out(job: JobGraph) -> bool:
         return False
     if not _is_within(job.rank_group + 1, len(job.groups) + 1):
         return False
+    most_role = int(Role.BOTH)  # comparing with a flag takes longer than finding the maximum
     return all(
         program.task_count > 0
         and len(program.lane_start) == len(program.lanes) + 1
         and program.lane_start[0] == 0
         and program.lane_start[-1] == program.task_count
-        and not (np.diff(program.lane_start) < 0).any()
-        and int(program.role.max()) <= Role.BOTH
-        and int(program.dep_anchor.max(initial=0)) <= Anchor.START
+        and int(program.role.max()) <= most_role
         and _is_within(program.op, len(job.ops))
         and _is_within(program.label, len(job.labels))
         for program in job.programs
@@ -110,13 +111,14 @@ def _is_walkable(s: FlatJob) -> bool:
         tasks = s.p_task[program + 1] - s.p_task[program]
         first = s.p_task[program] + program
         deps = s.p_dep[program + 1] - s.p_dep[program]
-        if s.dep_start[first] != 0 or s.dep_start[first + tasks] != deps:
+        stop = s.dep_start[first]
+        if stop != 0 or s.dep_start[first + tasks] != deps:
             return False
         for task in range(tasks):
-            if s.dep_start[first + task] > s.dep_start[first + task + 1]:
+            start, stop = stop, s.dep_start[first + task + 1]
+            if start > stop:
                 return False
-            for d in range(s.dep_start[first + task], s.dep_start[first + task + 1]):
-                row = s.p_dep[program] + d
+            for row in range(s.p_dep[program] + start, s.p_dep[program] + stop):
                 source = s.dep_task[row]
                 if source < 0 or source >= tasks or s.dep_lag_ns[row] < 0:
                     return False

@@ -147,11 +147,11 @@ def emulated_call(words: Mapping[str, Any]) -> OperatorCall:
         values=words.get("arguments", {}),
         results=_tensors(words.get("outputs", ())),
         source=Source.EMULATED,
-        allows_tf32=bool(words.get("allows_tf32", False)),
+        allows_tf32=bool(words.get("allows_tf32")),
         observed=words.get("observed"),
-        converts_layout=bool(words.get("converts_layout", False)),
-        loads_singly=bool(words.get("loads_singly", False)),
-        sums_singly=bool(words.get("sums_singly", False)),
+        converts_layout=bool(words.get("converts_layout")),
+        loads_singly=bool(words.get("loads_singly")),
+        sums_singly=bool(words.get("sums_singly")),
     )
 
 

@@ -28,7 +28,7 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 def host_copy(call: OperatorCall) -> Works:
     """A copy between host and device."""
     tensor = (call.results or call.tensors)[0]
-    is_pinned = bool(call.values.get("pinned", False))
+    is_pinned = bool(call.values.get("pinned"))
     return (Copy(CopyRoute(call.name), tensor.size_bytes, is_pinned),)
 
 

@@ -23,6 +23,7 @@ def test_a_product_is_answered_with_time_rate_bound_and_interval(typed):
          {"kv_heads": 2, "is_causal": False, "direction": "backward", "dtype": "fp16"}),
         ("memory --operator gelu --read 1MiB --write 2MiB --row-length 5",
          {"operator": "gelu", "read_bytes": 2**20, "write_bytes": 2**21, "row_length": 5}),
+        ("memory --operator fill --read 0B --write 2MiB", {"read_bytes": 0, "write_bytes": 2**21}),
     ],
 )  # fmt: skip
 def test_the_options_are_the_shape_of_the_kernel(typed, monkeypatch, words, op):

@@ -12,6 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
 from collectives.calibration import load_calibration
 from collectives.measurements import load_measurements
@@ -36,8 +37,7 @@ ROOT = Path(__file__).parents[2]
 class Kind:
     """A kind of document: a good one, how it is read, and six values to spoil.
 
-    Each of *damages* replaces a text by another, and the fault is at the place that follows;
-    `{line}` in it is the line of the replacement. *without* says why a kind cannot have one.
+    `documents.yaml` has them and explains the fields.
     """
 
     name: str
@@ -49,49 +49,7 @@ class Kind:
     without: dict[str, str] = field(default_factory=dict)
 
 
-def text_of(path: str) -> str:
-    return (ROOT / path).read_text(encoding="utf-8")
-
-
 TABLES = tuple(EmbeddingTable(f"t{number}", 100, 16) for number in range(2))
-SHARD = {"shard_offsets": [0, 0], "shard_sizes": [100, 16], "placement": "rank:0/cuda:0"}
-PLAN = {
-    "ebc": {
-        name: {"sharding_type": "table_wise", "ranks": [0], "sharding_spec": {"shards": [SHARD]}}
-        for name in ("t0", "t1")
-    }
-}
-KERNELS = """{
-"source": "made up", "hardware": "one GPU", "software": "torch",
-"date": "2026-01-01", "licence": "ours",
-"command": "perfmodel calibrate gemm FILE",
-"entries": [
-{"device": "h100_sxm", "architecture": "hopper", "compute_capability": "9.0",
-"variant": "bf16",
-"constants": {"launch_ns": 5.0},
-"correction": null,
-"relative_sigma": 0.1}
-]}
-"""
-
-
-RECIPES = """---
-recipes:
-  faster:
-    does: GEMMs take *factor* of their time.
-    parameters:
-      factor: {is: factor, default: 0.5}
-    assumes: ["GEMMs take {factor}."]
-    steps:
-      - select: {match: gemm, lane: compute}
-      - scale: {factor: $factor}
-      - select: {match: relu}
-      - set: {to: 20 us}
-      - select: {match: norm}
-      - scale: {factor: 3}
-    evidence: none
-...
-"""
 SIX = ("unknown key", "missing key", "wrong type", "no unit", "out of bounds", "wrong word")
 
 
@@ -105,189 +63,30 @@ def load_plan(path: Path) -> object:
     return load_plan_document(path, tables=TABLES, rank_count=1)
 
 
-KINDS = [
-    Kind(
-        "topology",
-        text_of("perfmodel/api/templates/topology.yaml"),
-        load_topology,
-        {
-            "unknown key": ("pcie_switch: 4", "pcie_swich: 4", "vertices.pcie_swich (line {line})"),
-            "missing key": ("name: my_host\n", "\n", "name"),
-            "wrong type": ("leaf: {hosts: 32}", "leaf: 32", "fabric.leaf (line {line})"),
-            "no unit": ("lanes: 18, bandwidth: 25 GB/s", "bandwidth: 25",
-                        "links[0].bandwidth (line {line})"),
-            "out of bounds": ("gpu: 8", "gpu: 9999", "vertices.gpu (line {line})"),
-            "wrong word": ("rail_optimised", "railways", "fabric.kind (line {line})"),
-        },
-        repeated=("device:", "name: a\nname: b\ndevice:"),
-    ),
-    Kind(
-        "device",
-        "---\n" + text_of("topologies/devices/h100_sxm.yaml") + "...\n",
-        load_device,
-        {
-            "unknown key": ("size: 81559 MiB", "size: 81559 MiB, sise: 1",
-                            "memory.sise (line {line})"),
-            "missing key": ("vendor: nvidia\n", "\n", "vendor"),
-            "wrong type": ("count: 132", "count: many", "multiprocessors.count (line {line})"),
-            "no unit": ("power: 700 W", "power: 700", "power (line {line})"),
-            "out of bounds": ("clock: 1.98 GHz", "clock: 0 GHz", "clock (line {line})"),
-            "wrong word": ("architecture: hopper", "architecture: gothic",
-                           "architecture (line {line})"),
-        },
-        repeated=("power:", "name: b\npower:"),
-    ),
-    Kind(
-        "stack",
-        text_of("perfmodel/stacks/catalog/pytorch_eager.yaml"),
-        load_stack,
-        {
-            "unknown key": ("execution: eager", "execution: eager\ncolour: red",
-                            "colour (line {line})"),
-            "missing key": ("name: pytorch_eager\n", "\n", "name"),
-            "wrong type": ("fusions:", "host_speed_ratio: often\nfusions:",
-                           "host_speed_ratio (line {line})"),
-            "no unit": ("\n  launch: ", "\n  launch: 4 #", "host.launch (line {line})"),
-            "out of bounds": ("overlaps:", "kernel_operations: {copy: -1}\noverlaps:",
-                              "kernel_operations.copy (line {line})"),
-            "wrong word": ("optimizer_kernels: ", "optimizer_kernels: fast #",
-                           "optimizer_kernels (line {line})"),
-        },
-        repeated=("execution: eager", "execution: eager\nexecution: eager"),
-    ),
-    Kind(
-        "workload",
-        text_of("perfmodel/api/templates/dlrm.yaml"),
-        load_workload,
-        {
-            "unknown key": ("width: 128", "width: 128\n  weight: 13",
-                            "embedding.weight (line {line})"),
-            "missing key": ("name: my_dlrm\n", "\n", "name"),
-            "wrong type": ("batch: 65536", "batch: '65536'", "batch (line {line})"),
-            "no unit": ("  precision: fp16", "  bucket_size: 25\n  precision: fp16",
-                        "training.bucket_size (line {line})"),
-            "out of bounds": ("features: 13", "features: 0", "dense.features (line {line})"),
-            "wrong word": ("interaction: dot", "interaction: dots",
-                           "dense.interaction (line {line})"),
-        },
-        repeated=("batch:", "name: b\nbatch:"),
-    ),
-    Kind(
-        "scenario",
-        text_of("perfmodel/api/templates/scenario.yaml"),
-        load_scenario,
-        {
-            "unknown key": ("workload:", "workloads:", "workloads (line {line})"),
-            "missing key": ("topology: dgx_h100", "", "topology"),
-            "wrong type": ("hosts: 2", "hosts: two", "hosts (line {line})"),
-            "out of bounds": ("\nset:", "\nseed: -1\nset:", "seed (line {line})"),
-            "wrong word": ("# mode: isolated", "mode: soon #", "mode (line {line})"),
-        },
-        repeated=("hosts: 2", "hosts: 2\nhosts: 3"),
-        without={"no unit": "all its numbers are counts"},
-    ),
-    Kind(
-        "tables",
-        text_of("perfmodel/api/templates/tables.yaml"),
-        load_tables,
-        {
-            "unknown key": ("zipf: 1.1", "zapf: 1.1", "tables[1].zapf (line {line})"),
-            "missing key": ("  - name: clicked_items\n    rows", "  - rows", "tables[1].name"),
-            "wrong type": ("rows: 40000000", "rows: many", "tables[0].rows (line {line})"),
-            "out of bounds": ("pooling_deviation: 12", "pooling_deviation: .inf",
-                              "tables[1].pooling_deviation (line {line})"),
-            "wrong word": ("dtype: fp32", "dtype: fp31", "tables[0].dtype (line {line})"),
-        },
-        repeated=("dtype: fp32", "dtype: fp32\n    dtype: fp32"),
-        without={"no unit": "all its numbers are counts"},
-    ),
-    Kind(
-        "tables in CSV",
-        "name,rows,width,dtype,memory\na,100,32,fp32,device\nb,200,16,fp32,\n",
-        load_tables,
-        {
-            "unknown key": ("dtype,memory", "dtype,memery", "row 0, column memery"),
-            "missing key": ("\nb,", "\n,", "row 1, column name"),
-            "wrong type": ("200", "many", "row 1, column rows"),
-            "out of bounds": (",100,32,", ",0,32,", "row 0, column rows"),
-            "wrong word": ("32,fp32,device\n", "32,fp31,device\n", "row 0, column dtype"),
-        },
-        without={"no unit": "all its numbers are counts"},
-        repeated=("rows,width", "rows,rows"),
-        ending=".csv",
-    ),
-    Kind(
-        "plan",
-        json.dumps(PLAN) + "\n",
-        load_plan,
-        {
-            "unknown key": ('"t0": {', '"t0": {"colour": 1,', "ebc.t0.colour"),
-            "missing key": ('"shard_offsets": [0, 0], ', "",
-                            "ebc.t0.sharding_spec.shards[0].shard_offsets"),
-            "wrong type": ('"ranks": [0]', '"ranks": 0', "ebc.t0.ranks"),
-            "out of bounds": ("[100, 16]", "[-1, 16]",
-                              "ebc.t0.sharding_spec.shards[0].shard_sizes[0]"),
-            "wrong word": ("table_wise", "table_wide", "ebc.t0.sharding_type"),
-        },
-        without={"no unit": "all its numbers are counts"},
-        repeated=('"t1":', '"t0":'),
-        ending=".json",
-    ),
-    Kind(
-        "calibration of kernels",
-        KERNELS,
-        load_kernels,
-        {
-            "unknown key": ('"variant"', '"variants": 1, "variant"', "entries[0].variants"),
-            "missing key": ('"source": "made up", ', "", "source"),
-            "wrong type": ("5.0", '"fast"', "entries[0].constants.launch_ns"),
-            "out of bounds": ("0.1", "11.0", "entries[0].relative_sigma"),
-        },
-        without={
-            "no unit": "names of constants carry the unit",
-            "wrong word": "devices of a user's own may have any name",
-        },
-        repeated=('"licence"', '"date"'),
-        ending=".json",
-    ),
-    Kind(
-        "calibration of collectives",
-        "---\n" + text_of("collectives/calibrations/nccl.yaml") + "...\n",
-        load_calibration,
-        {
-            "unknown key": ("- name: hopper_nvswitch\n", "- name: hopper_nvswitch\n  colour: red\n",
-                            "hosts[0].colour (line {line})"),
-            "missing key": ("date: '2026-11-16'\n", "\n", "date"),
-            "wrong type": ("constants: {launch_ns: 4079.99,", "constants: {launch_ns: fast,",
-                           "hosts[0].constants.launch_ns (line {line})"),
-            "out of bounds": ("spread_ns: 4011.01", "spread_ns: -1",
-                              "hosts[1].constants.spread_ns (line {line})"),
-            "wrong word": ("link_class: nvswitch", "link_class: bus",
-                           "hosts[0].link_class (line {line})"),
-        },
-        repeated=("licence:", "hardware: x\nlicence:"),
-        without={"no unit": "names of constants carry the unit"},
-    ),
-    Kind(
-        "recipes",
-        RECIPES,
-        lambda path: load_recipes(str(path)),
-        {
-            "unknown key": ("match: gemm, ", "match: gemm, colour: red, ",
-                            "recipes.faster.steps[0].select.colour (line {line})"),
-            "missing key": ("    does: GEMMs take *factor* of their time.\n", "",
-                            "recipes.faster.does"),
-            "wrong type": ("{factor: $factor}", "{factor: fast}",
-                           "recipes.faster.steps[1].scale.factor (line {line})"),
-            "no unit": ("to: 20 us", "to: 20", "recipes.faster.steps[3].set.to (line {line})"),
-            "out of bounds": ("{factor: 3}", "{factor: -3}",
-                              "recipes.faster.steps[5].scale.factor (line {line})"),
-            "wrong word": ("lane: compute", "lane: gpu",
-                           "recipes.faster.steps[0].select.lane (line {line})"),
-        },
-        repeated=("    evidence: none", "    evidence: none\n    evidence: some"),
-    ),
-]  # fmt: skip
+LOADERS: dict[str, Callable[[Path], object]] = {
+    "topology": load_topology,
+    "device": load_device,
+    "stack": load_stack,
+    "workload": load_workload,
+    "scenario": load_scenario,
+    "tables": load_tables,
+    "tables in CSV": load_tables,
+    "plan": load_plan,
+    "calibration of kernels": load_kernels,
+    "calibration of collectives": load_calibration,
+    "recipes": lambda path: load_recipes(str(path)),
+}
+
+
+def build_kind(name: str, file: str = "", text: str = "", **given: Any) -> Kind:
+    if file:
+        text = (ROOT / file).read_text(encoding="utf-8").removeprefix("---\n")
+        text = "---\n" + text.removesuffix("...\n") + "...\n"
+    return Kind(name, text, LOADERS[name], **given)
+
+
+DOCUMENTS = yaml.safe_load(Path(__file__).with_name("documents.yaml").read_text(encoding="utf-8"))
+KINDS = [build_kind(name, **given) for name, given in DOCUMENTS.items()]
 IDS = [kind.name for kind in KINDS]
 
 

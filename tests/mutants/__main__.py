@@ -85,12 +85,15 @@ class Bench:
         target = self._copy / mutation.path
         right = target.read_text(encoding="utf-8")
         kernels, grace_s = self._kernels, GRACE_S
-        if "numba" in right:
-            # Compiled callers hold a copy of what they call, and do not ask whether it changed.
+        is_compiled = "compiling import compiled" in right
+        if is_compiled:
+            # Compiling takes longer than a test may. Compiled callers hold a copy of what they
+            # call, and do not ask whether it changed.
             kernels, grace_s = self._copy.parent / "wrong kernels", COMPILING_GRACE_S
         room = next(room for room in list_rooms() if mutation.path.is_relative_to(room))
         function = name_function(mutation.path, mutation.line)
-        chosen = choose_tests(look, function, f"{tests_of(room)[0]}/")
+        folder = f"{tests_of(room)[0]}/"
+        chosen = choose_tests(look, function, folder, is_compiled=is_compiled)
         files = dict.fromkeys(test.partition("::")[0] for test in chosen)
         told = self._copy.parent / "chosen.json"
         told.write_text(json.dumps((chosen, grace_s)))

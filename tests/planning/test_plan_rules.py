@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from embeddings.sharders import ShardingTask
+from embeddings.sharding_task import find_broken
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError, ScenarioError
-from perfmodel.planning import making, search
+from perfmodel.planning import making
 from perfmodel.planning.making import enumerate_plans, judge_assignments, search_plans
 from perfmodel.planning.plan_work import PlanBound
 from perfmodel.planning.question import RankBy, RankQuestion
@@ -20,6 +22,7 @@ from perfmodel.planning.ranking import Ranking
 from perfmodel.planning.search import Neighbourhood, PlanSearch, SearchLimit, SearchOutcome
 from perfmodel.prediction.plans.layout import COPIED, LayoutBook
 from perfmodel.prediction.scenario import Mode
+from tests.planning.settings import plan_setting
 
 
 def task_of(count: int, ranks: int = 2, **changes: Any) -> ShardingTask:
@@ -92,9 +95,6 @@ def test_the_least_that_a_question_may_ask():
     for changes in ({"search_seconds": 0.1}, {"enumerate_limit": 1}, {"plan_files": ("a",)}):
         asked = RankQuestion("dgx_a100", sharders=(), **changes)
         assert asked.wants_more is ("plan_files" not in changes)
-    assert RankQuestion("dgx_a100") == RankQuestion(
-        "dgx_a100", hosts=1, enumerate_limit=0, searches=1, batches=0, seed=0, samples=64
-    )
 
 
 def ranked(
@@ -147,74 +147,6 @@ def test_reasons_are_told_once_with_all_they_are_about():
     assert found.refusals == ("a, c: too large", "b: odd")
 
 
-def searcher(evaluator: Any = None, judged: int = 0) -> PlanSearch:
-    catalog: Any = SimpleNamespace(catalog=None)
-    made = PlanSearch(evaluator or catalog, task_of(2), mode=Mode.PERIOD, seed=0)
-    made._judged = judged
-    return made
-
-
-@pytest.mark.parametrize(
-    ("seconds", "plans", "share"),
-    # Three seconds have gone by and ten plans were judged.
-    [(10.0, None, 0.3), (10.0, 50, 0.2), (10.0, 5, 2.0), (3.0, 50, 1.0), (2.0, None, 1.5),
-     (0.0, None, 1.0), (0.0, 50, 1.0)],
-)  # fmt: skip
-def test_a_search_is_done_when_its_time_or_its_plans_are_used_up(
-    monkeypatch, seconds, plans, share
-):
-    monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: 103.0))
-    done = searcher(judged=10)._share_done(100.0, SearchLimit(seconds, plans))
-    assert done == pytest.approx(share)
-
-
-def test_a_layout_is_scored_by_its_time_and_a_little_of_its_busiest_ranks():
-    found = SimpleNamespace(
-        time_ns=lambda mode: np.array([1000, 900, 1000]),
-        busiest_ns=np.array([500.0, 500.0, 400.0]),
-        peak_bytes=np.array([100, 101, 100]),
-    )
-    evaluator: Any = SimpleNamespace(
-        catalog=None,
-        measure_columns=lambda layouts, plan_of: found,
-        cluster=SimpleNamespace(device=SimpleNamespace(memory_bytes=100)),
-    )
-    of = searcher(evaluator)
-    layouts: Any = ["a", "b", "c"]
-    assert of._score(layouts).tolist() == [1005.0, np.inf, 1004.0]
-    best = of._best(layouts)
-    assert (best.layout, best.score, of._judged) == ("c", 1004.0, 6)
-
-
-def outcome(peaks: list[int], times_ns: list[int], *, own: bool = True) -> SearchOutcome:
-    """The result of a found layout, if there is one, and of other plans."""
-    found = iter(
-        SimpleNamespace(peak_bytes=np.array([peak]), time_ns=lambda mode, ns=ns: np.array([ns]))
-        for peak, ns in zip(peaks, times_ns, strict=True)
-    )
-    evaluator: Any = SimpleNamespace(
-        catalog=None,
-        measure=lambda plans: next(found),
-        cluster=SimpleNamespace(device=SimpleNamespace(memory_bytes=100)),
-    )
-    of = searcher(evaluator, judged=10)
-    of._book = SimpleNamespace(to_plan=lambda layout, name: of._task.whole([0, 0], name))  # type: ignore[assignment]
-    apart = [of._judge(of._task.whole([0, 1], f"u{n}")) for n in range(len(peaks) - own)]
-    best: Any = SimpleNamespace(layout=None) if own else None
-    return of._outcome(best, apart)
-
-
-def test_the_fastest_that_fits_is_what_a_search_found():
-    # Two plans apart, and what was found.
-    first = outcome([100, 101, 100], [40, 30, 50])
-    assert (first.time_ns, first.plans_judged, first.plan.name) == (40, 13, "searched")
-    assert [shard.rank for shard in first.plan.shards] == [0, 1]
-    assert outcome([100], [50]).time_ns == 50
-    assert outcome([100], [50], own=False).plans_judged == 11
-    with pytest.raises(PlanError, match="memory of 2 ranks"):
-        outcome([101], [50])
-
-
 def test_tables_of_sixteen_mebibytes_may_stand_on_every_rank():
     exact, larger = task_of(1, rows=2**18), task_of(1, rows=2**18 + 1)
     assert exact.tables[0].size_bytes == 2**24
@@ -231,3 +163,16 @@ def test_tables_of_sixteen_mebibytes_may_stand_on_every_rank():
         near = Neighbourhood(book, random.Random(0), np.ones((2, 2)))
         steps = near.copy_steps(layout)
         assert [step.cuts[0] == COPIED for step in steps] == [True] * others
+
+
+def test_a_search_leaves_tables_where_their_constraints_put_them():
+    evaluator, task = plan_setting(5, batch=4096)
+    tables = (
+        replace(task.tables[0], sharding_types=("row_wise",)),
+        replace(task.tables[1], ranks=(2,)),
+        *task.tables[2:],
+    )
+    found = PlanSearch(evaluator, replace(task, tables=tables), mode=Mode.PERIOD, seed=0)
+    plan = found.run((), SearchLimit(30.0, plans=400)).plan
+    assert not find_broken(plan)
+    assert [shard.rank for shard in plan.shards_of_table[1]] == [2]

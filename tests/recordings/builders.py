@@ -12,6 +12,7 @@ from perfmodel.graph.durations import DurationTable
 from perfmodel.recordings.hold_back import HoldRule, replay_held
 from perfmodel.recordings.importing import import_job
 from perfmodel.recordings.recorded_job import RecordedJob
+from tests import recorded
 from tests.traces.builders import span, write_trace
 from traces.job_trace import load_job_trace
 
@@ -34,7 +35,10 @@ def import_spans(folder: Path, *ranks: list[Any]) -> RecordedJob:
             folder / f"rank{rank}.json", spans, deviceProperties=[V100],
             distributedInfo={"rank": rank, "world_size": len(ranks)},
         )  # fmt: skip
-    return import_job(load_job_trace(folder))
+    job = import_job(load_job_trace(folder))
+    columns = (job.recorded_start_ns, job.recorded_end_ns, job.hold_ratio, job.can_be_held)
+    recorded.check_job("", job.graph, *columns, *job.step_ends, job.report)
+    return job
 
 
 def durations_of(job: RecordedJob) -> DurationTable:

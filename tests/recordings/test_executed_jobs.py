@@ -12,6 +12,7 @@ from perfmodel.graph.ops import Communication, Copy, Fixed, Gemm, HostSpan, Memo
 from perfmodel.graph.program import PLAIN
 from perfmodel.recordings.executed_jobs import ExecutedJob, uneven_faults
 from perfmodel.recordings.import_files import ImportWishes, import_traces
+from tests import recorded
 from traces.chakra import (
     MESSAGES,
     ChakraKind,
@@ -76,6 +77,7 @@ def write(folder, *ranks):
 def imported(tmp_path, *ranks):
     """The one job that execution traces of *ranks* become."""
     [found] = import_traces([write(tmp_path / "et", *ranks)], tmp_path / "job")
+    recorded.check_job("", found.graph)
     return found
 
 
@@ -187,6 +189,7 @@ def test_a_chakra_trace_of_another_program_becomes_a_job_with_its_durations(tmp_
     [found] = import_traces([folder], tmp_path / "job")
 
     graph = found.graph
+    recorded.check_job("", graph)
     collectives = [op for op in graph.ops if isinstance(op.work, Communication)]
     assert [op.duration_ns for op in collectives] == [20_000]
     assert collectives[0].work.collective.size_bytes == 4096

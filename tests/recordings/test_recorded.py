@@ -11,7 +11,14 @@ from tests import recorded
 from topologies import load_device
 
 DEVICES = ("v100_sxm2_16gb", "h100_sxm", "a100_pcie_40gb")
-LAUNCHED = {"grid": [12, 6, 4], "block": [128, 1, 1]}
+DETAILS = (
+    None,
+    {"grid": [12, 6, 4], "block": [128, 1, 1]},
+    # Extents that no launch has are not read.
+    {"grid": [12, 6, 0], "block": [128, 1, 1]},
+    {"grid": [12, 6, 4], "block": [128, 1.5, 1]},
+    {"grid": [12, 6], "block": [2**31, 1, 1]},
+)
 NAMES = (
     "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_tn",
     "volta_sgemm_64x32_sliced1x4_nn",
@@ -36,7 +43,7 @@ def kernels() -> dict[str, Any]:
                     name, time_ns, load_device(device), detail=detail, is_batched=is_batched
                 )
             )
-            for device, time_ns, detail in product(DEVICES, (1_500, 400_000), (None, LAUNCHED))
+            for device, time_ns, detail in product(DEVICES, (1_500, 400_000), DETAILS)
             for is_batched in (False, True)
         ]
         found[f"{number}: {name}"] = [is_gemm_kernel(name), *works]

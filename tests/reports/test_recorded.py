@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 
 from collectives.collective import FREE, CollectiveKind
 from embeddings.index_data import BIN_COUNT
+from perfmodel.base.units import format_bandwidth, format_duration, format_size
 from perfmodel.planning.plan_work import PlanBound
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.reports.chrome_trace import iter_records
@@ -35,12 +36,18 @@ from perfmodel.reports.pictures import draw_sizes, draw_statistics, draw_times
 from perfmodel.reports.prediction import report_prediction
 from perfmodel.reports.rank import draw_ranking
 from perfmodel.reports.recordings import PARTS, draw_streams
+from perfmodel.reports.runs import format_days, format_hours
 from perfmodel.reports.terminal import to_text
+from perfmodel.reports.text import format_range
 from tests import recorded
 from tests.reports.predictions import build_prediction
 from topologies import build_cluster, load_topology
 
 MACHINES = ("dgx_h100", "dgx1_v100", "gb200_nvl72", "l40s_pcie", "quad_a100", "alps_gh200")
+
+NUMBERS = (0, 0.04, 1, 1.5, 23, 24, 999, 1000, 1024, 3600, 7199, 7200, 10_000, 172_799, 172_800,
+           3e7, 2**30, 1.5e9, 7.7e12, 1e16)  # fmt: skip
+"""Around the borders where formats change."""
 
 
 def describe(figure: Figure) -> dict[str, Any]:
@@ -202,6 +209,9 @@ def values() -> dict[str, Any]:
     found["picture of sizes"] = _saved(_sizes)
     found["picture of statistics"] = _saved(_statistics)
     found["picture of streams"] = _saved(_streams)
+    for write in (format_size, format_duration, format_bandwidth, format_days, format_hours):
+        found[write.__name__] = [write(number) for number in NUMBERS]
+    found["format_range"] = [format_range(low, 1.3 * low) for low in NUMBERS]
     prediction = build_prediction()
     found["prediction"] = _read(report_prediction(prediction, 2.5))
     found["prediction that does not fit"] = _read(

@@ -6,7 +6,6 @@ all fusions or none, so that no fitted constant takes part.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -73,10 +72,6 @@ RECOMMENDERS: dict[str, tuple[str, int, tuple[str, ...]]] = {
 
 def describe(job: JobGraph, memory: Any) -> dict[str, Any]:
     """Counts, bytes and operations of *job*, its memory by rank, and a digest of its columns."""
-    digest = hashlib.sha256(repr((job.ops, job.labels, job.groups)).encode())
-    for program in job.programs:
-        for column in program.columns().values():
-            digest.update(column.tobytes())
     ops = [job.op_of(0, task) for task in range(job.program_of(0).task_count)]
     sent = Counter[str]()
     for op in ops:
@@ -88,7 +83,7 @@ def describe(job: JobGraph, memory: Any) -> dict[str, Any]:
         "flops": sum(op.flops for op in ops),
         "sent_bytes": sent,
         "memory": [{part.name: part.size_bytes for part in one.parts} for one in memory],
-        "digest": digest.hexdigest()[:16],
+        "digest": recorded.digest_job(job),
     }
 
 

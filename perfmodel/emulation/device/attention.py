@@ -124,7 +124,7 @@ def _choose(gpu: VirtualGpu, query: Tensor, mask: Tensor | None, *, is_grouped: 
     if order[0] == SDPBackend.FLASH_ATTENTION and _takes_cudnn_first(gpu.release, major):
         order = [_CUDNN, *order]
     for backend in order:
-        if fits.get(backend, False) and is_enabled[backend]:
+        if fits.get(backend) and is_enabled[backend]:
             return backend
     raise RuntimeError("No available kernel. Aborting execution.")
 

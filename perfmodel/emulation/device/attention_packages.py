@@ -94,7 +94,7 @@ def _functions(generation: str) -> SimpleNamespace:
     def attend(tensors: tuple[Tensor, ...], starts: Any, settings: dict[str, Any]) -> Any:
         window = settings.get("window_size", (-1, -1))
         out, sums = torch.ops.perfmodel.attention(
-            *tensors, *starts, bool(settings.get("causal", False)), window[0], 0, generation
+            *tensors, *starts, bool(settings.get("causal")), window[0], 0, generation
         )
         if settings.get("return_attn_probs"):
             return out, sums, None
