@@ -109,7 +109,9 @@ def check_job(name: str, job: JobGraph, *more: Any) -> None:
     if "PERFMODEL_RECORD_JOBS" in os.environ:
         known = dict(sorted({**known, name: found}.items()))
         JOBS.write_text(json.dumps(known, indent=0) + "\n", encoding="utf-8")
-    assert found == known.get(name, found), f"{name}: another job than recorded, see tests/recorded.py"
+    assert found == known.get(name, found), (
+        f"{name}: another job than recorded, see tests/recorded.py"
+    )
 
 
 if __name__ == "__main__":
