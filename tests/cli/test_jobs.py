@@ -1,6 +1,8 @@
 """`import`, `replay` and `trace` as typed by a person."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -38,6 +40,21 @@ def test_a_folder_is_imported_and_replayed(folder, tmp_path, typed, ask):
     assert [round(period["recorded_ms"], 6) for period in score["periods"]] == [1.0, 1.0]
     assert abs(score["iteration_error_pct"]) < 0.01
     assert len(score["ranks"]) == 2
+
+
+def test_an_import_loads_neither_pandas_nor_models_of_hardware(folder, tmp_path):
+    heavy = ("pandas", "scipy.special", "matplotlib", "torch", "ray", "perfmodel.costs")
+    code = (
+        "import sys\n"
+        "from perfmodel.cli import main\n"
+        f"try:\n    main(['import', {str(folder)!r}, '--out', {str(tmp_path / 'job')!r}])\n"
+        "except SystemExit:\n    pass\n"
+        f"print('heavy:', [name for name in {heavy!r} if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "per iteration, recorded" in shown.stdout
+    assert shown.stdout.splitlines()[-1] == "heavy: []"
 
 
 def test_an_import_is_written_as_json_goes_out_as_chakra_and_comes_back(
