@@ -109,7 +109,8 @@ def find_steps(
             # Some step has no collective of the chosen group.
             line = _kernel_line(views[0])
             places = _last_places(line, views[0], marks[0])
-        places = _with_earlier(places, line.words, cycle)
+        is_marked = _mark_of_tasks(views[line.rank], marks[line.rank])[line.tasks] >= 0
+        places = _with_earlier(places, line.words, cycle, first=int(np.argmax(is_marked)))
     else:
         places = _repeated_places(line, views[line.rank])
         if not places and line.fewest < _FEWEST_NAMES:
@@ -313,15 +314,17 @@ def _find_cycle(view: RankView, marks: Marks) -> int:
     return next((cycle for cycle, apart in differences.items() if apart <= most), 1)
 
 
-def _with_earlier(places: list[int], words: Sequence[Hashable], cycle: int) -> list[int]:
-    """*places* and those before them where a cycle repeats what comes after it."""
+def _with_earlier(
+    places: list[int], words: Sequence[Hashable], cycle: int, *, first: int
+) -> list[int]:
+    """*places* and those before the *first* marked one where a cycle repeats what comes later."""
     found = list(places)
     while len(found) >= 2 * cycle:
         last, later = found[cycle - 1], found[2 * cycle - 1]
         earlier = last - (later - last)
         if earlier < 0 or list(words[earlier + 1 : last + 1]) != list(words[last + 1 : later + 1]):
             break
-        if words[earlier] != words[last] or earlier >= found[0]:
+        if words[earlier] != words[last] or earlier >= min(found[0], first):
             break
         found.insert(0, earlier)
     return found

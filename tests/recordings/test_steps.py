@@ -114,6 +114,17 @@ def test_a_last_step_that_the_device_has_not_done_is_left_out(tmp_path):
     assert self_replay(job).iteration.recorded_ns == pytest.approx(1_000_000, rel=0.01)
 
 
+def test_a_part_of_the_first_marked_step_is_no_step_before_it(tmp_path):
+    # The first step has three collectives more, after 300, 400 and 500 us; the second has one.
+    more = []
+    for number, at in enumerate((300, 400, 500), start=900):
+        more += [launch(number, at + 20), kernel(number, at + 27, 50, name=NCCL, stream=9)]
+    job = import_spans(tmp_path, [*steps(2), *more])
+
+    assert job.report.steps == 2
+    assert self_replay(job).iteration.recorded_ns == pytest.approx(1_000_000, rel=0.01)
+
+
 def test_ranks_with_different_numbers_of_steps_share_the_common_ones(tmp_path):
     report = import_spans(tmp_path, steps(3), steps(4)).report
 
