@@ -42,18 +42,28 @@ def test_a_folder_is_imported_and_replayed(folder, tmp_path, typed, ask):
     assert len(score["ranks"]) == 2
 
 
-def test_an_import_loads_neither_pandas_nor_models_of_hardware(folder, tmp_path):
-    heavy = ("pandas", "scipy.special", "matplotlib", "torch", "ray", "perfmodel.costs")
+HEAVY = ("pandas", "scipy.special", "matplotlib", "torch", "ray", "perfmodel.costs")
+
+
+@pytest.mark.parametrize(
+    ("words", "heavy", "said"),
+    [
+        ("import {} --out job", HEAVY, "per iteration, recorded"),
+        ("trace diff {} {}", ("numba", *HEAVY), "traces"),
+    ],
+)
+def test_a_command_on_traces_loads_no_more_than_it_needs(folder, tmp_path, words, heavy, said):
     code = (
         "import sys\n"
         "from perfmodel.cli import main\n"
-        f"try:\n    main(['import', {str(folder)!r}, '--out', {str(tmp_path / 'job')!r}])\n"
+        f"try:\n    main({[word.format(folder) for word in words.split()]!r})\n"
         "except SystemExit:\n    pass\n"
         f"print('heavy:', [name for name in {heavy!r} if name in sys.modules])"
     )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
 
-    assert "per iteration, recorded" in shown.stdout
+    assert said in shown.stdout
     assert shown.stdout.splitlines()[-1] == "heavy: []"
 
 
