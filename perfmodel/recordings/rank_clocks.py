@@ -71,7 +71,10 @@ def _match(
 ) -> MatchedGroup | None:
     if len(members) < 2:
         return None
-    counts = _ended_in_all([_ends_ns(views[member], calls) for member, calls in members.items()])
+    counts = _ended_in_all(
+        [_ends_ns(views[member], calls) for member, calls in members.items()],
+        min(int(views[member].device.end_ns.max()) for member in members),
+    )
     members = {
         member: calls[:count]
         for (member, calls), count in zip(members.items(), counts, strict=True)
@@ -99,14 +102,13 @@ def _match(
     return MatchedGroup(name, tuple(members), calls, lost.sentence(name) if lost else "")
 
 
-def _ended_in_all(ends_ns: Sequence[Int64s]) -> list[int]:
-    """How many calls of each member ended before the window of any member did.
+def _ended_in_all(ends_ns: Sequence[Int64s], last_ns: int) -> list[int]:
+    """How many calls of each member ended before *last_ns*, when the first window ends.
 
     All of them, unless the calls of ranks on one host then end together and did not before.
     """
-    last_ns = min(int(of_member[-1]) for of_member in ends_ns) + _SAME_HOST_NS
     whole = [len(of_member) for of_member in ends_ns]
-    early = [int(np.count_nonzero(of_member <= last_ns)) for of_member in ends_ns]
+    early = [int(np.count_nonzero(of <= last_ns + _SAME_HOST_NS)) for of in ends_ns]
     if early == whole or not min(early):
         return whole
 
