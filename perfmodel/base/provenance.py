@@ -14,6 +14,8 @@ class Provenance(IntEnum):
     EXTRAPOLATED = 3
     ANALYTIC = 4
     ASSUMED = 5
+    # Enum hashes names, and in Python; ops of a recording are hashed a hundred thousand times.
+    __hash__ = int.__hash__
 
     @property
     def word(self) -> str:

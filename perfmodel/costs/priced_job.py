@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.estimates import Bound, CodeColumn, FloatColumn
@@ -141,6 +140,8 @@ def even_draws(count: int, *, seed: int) -> NDArray[np.float64]:
 
     Few draws then have the quantiles of many, and the interval is made of quantiles.
     """
+    from scipy.special import ndtri  # heavy, and only draws need it
+
     parts: NDArray[np.float64] = ndtri((np.arange(count) + 0.5) / count)
     return np.random.default_rng([seed, zlib.crc32(b"spread")]).permutation(parts)
 

@@ -26,6 +26,7 @@ class HostPart(Enum):
     LAUNCH = "t4"
     BETWEEN_LAUNCHES = "t5"
     WAIT = "wait"
+    __hash__ = object.__hash__
 
 
 class CopyRoute(Enum):

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
@@ -34,12 +33,14 @@ from perfmodel.graph.stored_programs import (
     BY_TASK,
     DEP_COUNT,
     DEPENDENCIES_FILE,
-    PIECE_ROWS,
     TASKS_FILE,
     StoredPrograms,
     as_column,
     loaded,
+    read_columns,
     read_outlines,
+    values_of,
+    write_columns,
 )
 
 SCHEMA_VERSION = 1
@@ -49,7 +50,6 @@ MOST_NAMED = 5
 """Files of others that a refusal names."""
 MOST_NAME = 200
 _ORIGINS_FILE = "origins.parquet"
-_ORIGINS = pa.schema([(name, pa.string()) for name in ("operator", "module", "line", "span")])
 
 
 def save_job(job: JobGraph, folder: str | Path, *, is_overwriting: bool = True) -> None:
@@ -220,38 +220,37 @@ def _write_columns(job: JobGraph, draft: Path) -> None:
     def stacked(*names: str) -> dict[str, NDArray[Any]]:
         return {name: np.concatenate([getattr(p, name) for p in job.programs]) for name in names}
 
+    # The bytes that orjson returns occupy a kilobyte each; texts are as small as they are.
     ops = [orjson.dumps(op_to_words(op)).decode() for op in job.ops]
-    _write(draft / "ops.parquet", {"op": ops})
-    _write(draft / "labels.parquet", {"label": list(job.labels)})
-    words = [asdict(origin) for origin in job.origins]
-    pq.write_table(pa.Table.from_pylist(words, _ORIGINS), draft / _ORIGINS_FILE, compression="zstd")
-    _write(draft / "ranks.parquet", {"program": job.rank_program, "groups": list(job.rank_group)})
-    _write(
+    write_columns(draft / "ops.parquet", {"op": ops})
+    write_columns(draft / "labels.parquet", {"label": job.labels})
+    names = [one.name for one in fields(Origin)]
+    origins = {name: [getattr(origin, name) for origin in job.origins] for name in names}
+    write_columns(draft / _ORIGINS_FILE, origins)
+    ranks = {"program": job.rank_program, "groups": job.rank_group}
+    write_columns(draft / "ranks.parquet", ranks)
+    write_columns(
         draft / TASKS_FILE,
         {
             **stacked(*BY_TASK),
             DEP_COUNT: np.concatenate([np.diff(p.dep_start) for p in job.programs]),
         },
     )
-    _write(draft / DEPENDENCIES_FILE, stacked(*BY_DEPENDENCY))
-
-
-def _write(path: Path, columns: dict[str, Any]) -> None:
-    pq.write_table(pa.table(columns), path, compression="zstd", row_group_size=PIECE_ROWS)
+    write_columns(draft / DEPENDENCIES_FILE, stacked(*BY_DEPENDENCY))
 
 
 def _assemble(folder: Path, header: dict[str, Any], programs: Sequence[Program]) -> JobGraph:
-    ops = pq.read_table(folder / "ops.parquet")["op"].to_pylist()
-    labels = tuple(_words(pq.read_table(folder / "labels.parquet"), "label"))
-    ranks = pq.read_table(folder / "ranks.parquet")
-    slots = [len(row) for row in ranks["groups"].to_pylist()]
-    groups = ranks["groups"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    if set(slots) - {header["slot_count"]}:
+    ops = read_columns(folder / "ops.parquet")["op"].to_pylist()
+    labels = tuple(_words(read_columns(folder / "labels.parquet"), "label"))
+    ranks = read_columns(folder / "ranks.parquet")
+    rows = ranks["groups"].to_pylist()
+    groups = np.array([group for row in rows for group in row])
+    if {len(row) for row in rows} - {header["slot_count"]}:
         raise ValueError(f"column groups must have {header['slot_count']} slots per rank")
     # Folders of earlier versions have no origins, and fewer facts.
     origins = tuple(Origin(label) for label in labels)
     if (folder / _ORIGINS_FILE).is_file():
-        table = pq.read_table(folder / _ORIGINS_FILE)
+        table = read_columns(folder / _ORIGINS_FILE)
         columns = {name: _words(table, name) for name in table.column_names}
         origins = tuple(
             Origin(**dict(zip(columns, words, strict=True)))
@@ -266,7 +265,7 @@ def _assemble(folder: Path, header: dict[str, Any], programs: Sequence[Program])
         labels=labels,
         origins=origins,
         programs=programs,
-        rank_program=as_column("program", ranks["program"].to_numpy(), np.int32),
+        rank_program=as_column("program", values_of(ranks["program"]), np.int32),
         groups=tuple(_read_group(words) for words in header["groups"]),
         rank_group=as_column("groups", groups, np.int32).reshape(len(ranks), header["slot_count"]),
         facts=TypeAdapter(JobFacts).validate_python(facts),

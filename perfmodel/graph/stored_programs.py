@@ -2,16 +2,21 @@
 
 Columns are read in pieces, of which only a few stay in memory. So a job larger than memory can be
 read rank by rank. Use `loaded` for programs that stay in memory.
+
+Values go to pyarrow and come back as buffers: its conversions of lists and of numpy arrays import
+pandas first, which takes longer than reading a small job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -51,6 +56,48 @@ def read_outlines(descriptions: list[dict[str, Any]]) -> list[Outline]:
     return outlines
 
 
+def write_columns(path: Path, columns: Mapping[str, NDArray[Any] | Sequence[str]]) -> None:
+    """Write *columns* to a Parquet file: numbers, a table of numbers, or texts."""
+    arrays = {name: _to_arrow(column) for name, column in columns.items()}
+    pq.write_table(pa.table(arrays), path, compression="zstd", row_group_size=PIECE_ROWS)
+
+
+def _to_arrow(column: NDArray[Any] | Sequence[str]) -> Any:
+    count = len(column)
+    if not isinstance(column, np.ndarray):
+        texts = [text.encode() for text in column]
+        bounds = np.array([0, *accumulate(map(len, texts))], dtype=np.int32)
+        return _from_buffers(pa.string(), count, bounds, b"".join(texts))
+    if column.ndim == 2:
+        bounds = np.arange(count + 1, dtype=np.int32) * np.int32(column.shape[1])
+        bounds = _from_buffers(pa.int32(), count + 1, bounds)
+        return pa.ListArray.from_arrays(bounds, _to_arrow(column.ravel()))
+    if column.dtype == np.bool_:
+        return _from_buffers(pa.bool_(), count, np.packbits(column, bitorder="little"))
+    return _from_buffers(pa.from_numpy_dtype(column.dtype), count, np.ascontiguousarray(column))
+
+
+def _from_buffers(kind: Any, count: int, *buffers: Any) -> Any:
+    return pa.Array.from_buffers(kind, count, [None, *map(pa.py_buffer, buffers)])
+
+
+def read_columns(path: Path) -> Any:
+    """All columns of a Parquet file."""
+    return pq.ParquetFile(path).read(use_threads=False)
+
+
+def values_of(column: Any) -> NDArray[Any]:
+    """Numbers or truths of a *column* of a Parquet file; others are objects, for refusal."""
+    values = column.combine_chunks()
+    dtype = np.dtype(values.type.to_pandas_dtype())
+    if dtype == np.bool_:
+        values = values.cast(pa.uint8())
+    if dtype.kind not in "biuf" or values.null_count:
+        return np.array(values.to_pylist(), dtype=object)
+    first, buffer = values.offset, values.buffers()[1]
+    return np.frombuffer(buffer or b"", dtype=dtype)[first : first + len(values)]
+
+
 class ColumnReader:
     """Rows of columns of one Parquet file; *names* are its columns."""
 
@@ -81,7 +128,7 @@ class ColumnReader:
 
     def _read_piece(self, name: str, index: int) -> NDArray[Any]:
         table = self._file.read_row_group(index, columns=[name], use_threads=False)
-        return table[name].to_numpy()  # type: ignore[no-any-return]  # pyarrow has no types
+        return values_of(table[name])
 
 
 class StoredProgram(Program):

@@ -60,6 +60,7 @@ class StepKind(Enum):
     WAIT = "wait"
     ALLOCATION = ALLOCATION
     CALL = "call"
+    __hash__ = object.__hash__
 
 
 KINDS = tuple(StepKind)
@@ -167,11 +168,12 @@ class _ChainWriter:
         self.relevant = plain(np.flatnonzero(is_relevant))
         self.is_launch = plain(is_launch)
         self.lag_ns, self.delay_ns = _launch_lags(view)
-        self.chain_of = _chains(view, self.relevant)
         calls, names = view.calls, view.trace.columns.name
-        self.kinds, self.threads = plain(calls.kind), plain(calls.thread)
+        chain_of = _chains(view, self.relevant)
+        self.chains = [chain_of[thread] for thread in calls.thread.tolist()]
+        self.kinds = plain(calls.kind)
         self.start_ns, self.end_ns = plain(calls.start_ns), plain(calls.end_ns)
-        self.ended_ns = plain(view.device.end_ns)
+        self.began_ns, self.ended_ns = plain(view.device.start_ns), plain(view.device.end_ns)
         self.names = plain(names[calls.row])
         operators = names[np.maximum(view.operators, 0)] if len(names) else view.operators
         self.operators = plain(np.where(view.operators == NO_OPERATOR, PYTHON_LABEL, operators))
@@ -216,7 +218,7 @@ class _ChainWriter:
             step_kind = StepKind.ALLOCATION if is_allocation else StepKind.WAIT
             awaited = self.waits.awaited_by(call, CallKind(kind), start_ns, end_ns)
             self._append(step_kind, call, start_ns, end_ns, awaited)
-        chain = self.chain_of[self.threads[call]]
+        chain = self.chains[call]
         self.reached_ns[chain] = max(self.reached_ns[chain], end_ns)
 
     def cut_last_wait(self) -> int:
@@ -235,7 +237,7 @@ class _ChainWriter:
 
     def _reach(self, call: int, start_ns: int, *, is_hidden_wait: bool) -> None:
         """Fill the time since the last step of the chain."""
-        chain = self.chain_of[self.threads[call]]
+        chain = self.chains[call]
         since_ns = self.reached_ns.setdefault(chain, start_ns)
         if chain not in self.last_step:
             self._append(StepKind.FIRST, call, since_ns, start_ns)
@@ -253,12 +255,11 @@ class _ChainWriter:
             step = self._append(StepKind.LAUNCH, call, start_ns, start_ns)
             anchor, lag_ns = Anchor.START, self.delay_ns
             self._append(StepKind.WAIT, call, start_ns, end_ns, [blocking])
-        device = self.view.device
         for task in tasks:
-            began_ns = int(device.start_ns[task])
+            began_ns = self.began_ns[task]
             # A call that fills a buffer for a copy, or launches a graph, returns after it begins.
             is_inside = blocking is None and start_ns < began_ns < end_ns
-            is_inside &= bool(device.is_copy[task]) or len(tasks) > 1
+            is_inside = is_inside and (bool(self.view.device.is_copy[task]) or len(tasks) > 1)
             self.releases.step[task] = step
             self.releases.anchor[task] = Anchor.START if is_inside else anchor
             self.releases.lag_ns[task] = began_ns - start_ns if is_inside else lag_ns
@@ -285,12 +286,12 @@ class _ChainWriter:
         awaited: Sequence[int] = (),
     ) -> int:
         """Add a step; it keeps what is left of its time after all *awaited* have ended."""
-        waited_ns, chain = start_ns, self.chain_of[self.threads[call]]
+        own_ns, chain = end_ns - start_ns, self.chains[call]
         step = len(self._rows) // _STEP_FIELDS
         if awaited:
             waited_ns = max(self.ended_ns[task] for task in awaited)
+            own_ns = end_ns - max(start_ns, min(waited_ns, end_ns))
             self._awaited[step] = tuple(sorted(awaited))
-        own_ns = end_ns - max(start_ns, min(waited_ns, end_ns))
         label = self.names[call]
         if kind is StepKind.FIRST:
             label = FIRST_LABEL

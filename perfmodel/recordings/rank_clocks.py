@@ -71,6 +71,14 @@ def _match(
 ) -> MatchedGroup | None:
     if len(members) < 2:
         return None
+    counts = _ended_in_all(
+        [_ends_ns(views[member], calls) for member, calls in members.items()],
+        min(int(views[member].device.end_ns.max()) for member in members),
+    )
+    members = {
+        member: calls[:count]
+        for (member, calls), count in zip(members.items(), counts, strict=True)
+    }
     made = {views[member].trace.rank: calls for member, calls in members.items()}
     from_end = [(rank, calls[::-1]) for rank, calls in made.items()]
     divergence = find_divergence(from_end, lambda call: call.signature, _describe, is_cut=True)
@@ -92,6 +100,27 @@ def _match(
         return None
     calls = tuple(tuple(of_member[-count:]) for of_member in members.values())
     return MatchedGroup(name, tuple(members), calls, lost.sentence(name) if lost else "")
+
+
+def _ended_in_all(ends_ns: Sequence[Int64s], last_ns: int) -> list[int]:
+    """How many calls of each member ended before *last_ns*, when the first window ends.
+
+    All of them, unless the calls of ranks on one host then end together and did not before.
+    """
+    whole = [len(of_member) for of_member in ends_ns]
+    early = [int(np.count_nonzero(of <= last_ns + _SAME_HOST_NS)) for of in ends_ns]
+    if early == whole or not min(early):
+        return whole
+
+    def ahead_ns(counts: Sequence[int]) -> Int64s:
+        shortest = min(counts)
+        rows = [of[count - shortest : count] for of, count in zip(ends_ns, counts, strict=True)]
+        return np.array([row - rows[0] for row in rows[1:]])
+
+    apart_ns = ahead_ns(whole)
+    apart_ns -= np.median(apart_ns, axis=1, keepdims=True).astype(np.int64)
+    is_together = 2 * np.abs(ahead_ns(early)).mean() < np.abs(apart_ns).mean()
+    return early if is_together else whole
 
 
 def _describe(call: CollectiveCall) -> str:

@@ -127,13 +127,12 @@ class DeviceTasks:
 class Launched:
     """The device tasks of each call: those in *order* from its bound to the next."""
 
-    order: Int64s
-    bounds: Int64s
+    order: array[int]
+    bounds: array[int]
 
     def by(self, call: int) -> list[int]:
         """The tasks that *call* launched, in order."""
-        tasks: list[int] = self.order[self.bounds[call] : self.bounds[call + 1]].tolist()
-        return tasks
+        return self.order[self.bounds[call] : self.bounds[call + 1]].tolist()
 
     def has_any(self) -> NDArray[np.bool_]:
         """Which calls launched a task."""
@@ -179,7 +178,7 @@ class RankView:
         """The device tasks that each call launched."""
         order = np.argsort(self.device.call, kind="stable")
         bounds = np.searchsorted(self.device.call[order], np.arange(len(self.calls) + 1))
-        return Launched(order, bounds)
+        return Launched(plain(order), plain(bounds))
 
     def is_before_window(self) -> NDArray[np.bool_]:
         """Device tasks without a call, before everything launched on their stream."""

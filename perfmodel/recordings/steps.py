@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
@@ -45,6 +45,8 @@ _FEWEST_WITH_OTHER = 8
 """Of so many steps one may be unlike the others."""
 _CLEARLY = 0.25
 """Steps of a cycle differ by at most this share of what neighbours differ by."""
+_MOST_LOST = 0.05
+"""The share of a step's launches without device work that others have not; more, and it is cut."""
 _MOST_APART = {"device": 0.05, "marks": 1 / 3, "pattern": 0.05}
 """How far a rank may be from the step that is believed; its host runs ahead, so marks say less."""
 
@@ -95,7 +97,7 @@ def find_steps(
     calls: Sequence[Sequence[CollectiveCall]],
 ) -> FoundSteps:
     """The steps of the ranks of *views*, their matched *groups* and collective *calls*."""
-    marks, faults = _common([find_marks(view) for view in views])
+    marks, faults = _find_marks(views)
     line = _choose_line(views, groups, calls)
     places: list[int] = []
     rule, cycle = StepRule.WHOLE, 1
@@ -107,53 +109,100 @@ def find_steps(
             # Some step has no collective of the chosen group.
             line = _kernel_line(views[0])
             places = _last_places(line, views[0], marks[0])
-        places = _with_earlier(places, line.words, cycle)
-    elif marks is None:
+        is_marked = _mark_of_tasks(views[line.rank], marks[line.rank])[line.tasks] >= 0
+        places = _with_earlier(places, line.words, cycle, first=int(np.argmax(is_marked)))
+    else:
         places = _repeated_places(line, views[line.rank])
         if not places and line.fewest < _FEWEST_NAMES:
             line = _kernel_line(views[0])
             places = _repeated_places(line, views[0])
+        if marks is not None:
+            # The window may be cut in the steps around the marked one; shorter parts are layers.
+            ends_ns = views[line.rank].device.end_ns[line.tasks[places]]
+            places = places if _may_be_steps(marks[0], np.diff(ends_ns)) else []
         rule = StepRule.REPEATED if len(places) > 1 else StepRule.WHOLE
     count = len(places) if rule is StepRule.REPEATED else 1
-    if marks is not None:
-        rule = marks[0].rule if rule is StepRule.WHOLE else rule
-        count = len(marks[0].number)
+    if marks is not None and rule is not StepRule.REPEATED:
+        rule, count = marks[0].rule, len(marks[0].number)
     ends = tuple(tuple(line.tasks_at(place)) for place in places) if len(places) > 1 else ()
     found = FoundSteps(rule, max(count, 1), min(cycle, max(len(ends) - 1, 1)), ends)
     return _checked(replace(found, faults=faults), views, marks)
 
 
-def find_marks(view: RankView) -> Marks | None:
-    """The marks of the profiler on this rank, or else the ends of its optimizer's calls."""
-    columns, trace = view.trace.columns, view.trace
-    # Old profilers write marks as operators.
+def _find_marks(views: Sequence[RankView]) -> tuple[list[Marks] | None, tuple[str, ...]]:
+    """The marks of the profiler on all ranks, or else the ends of their optimizers' calls.
+
+    In a window that is cut in the steps around a single mark, the optimizer shows more steps.
+    """
+    marks, faults = _common([_profiler_marks(view) for view in views])
+    if marks is None or len(marks[0].number) == 1:
+        ends, odd = _common([_optimizer_marks(view) for view in views])
+        if marks is None or (ends and _may_be_steps(marks[0], np.diff(ends[0].bounds_ns[1:]))):
+            return ends, (*faults, *odd)
+    return marks, faults
+
+
+def _may_be_steps(mark: Marks, periods_ns: Int64s) -> bool:
+    """Whether *periods_ns* are not much shorter than the one step of *mark*."""
+    least_ns = (1 - _MOST_APART["marks"]) * np.diff(mark.bounds_ns)[0]
+    return len(periods_ns) > 0 and float(np.median(periods_ns)) >= least_ns
+
+
+def _rows_named(view: RankView, is_wanted: Callable[[str], object]) -> list[int]:
+    """The rows of annotations with a wanted name; old profilers write marks as operators."""
+    columns = view.trace.columns
     host = columns.rows_in(Category.HOST_ANNOTATION, Category.HOST_OPERATOR)
-    words = [bool(_MARK.match(name)) or name.startswith(_OPTIMIZER) for name in trace.names]
-    rows = host[np.array(words, dtype=bool)[columns.name[host]]].tolist()
-    names = [trace.name_of(row) for row in rows]
-    marked: dict[int, int] = {}
-    for row, name in zip(rows, names, strict=True):
-        match = _MARK.match(name)
-        if match:
-            marked.setdefault(int(match[1]), row)
-    if marked:
-        numbers = sorted(marked, key=lambda number: int(columns.start_ns[marked[number]]))
-        starts = [int(columns.start_ns[marked[number]]) for number in numbers]
-        last = marked[numbers[-1]]
-        end = int(columns.start_ns[last] + columns.duration_ns[last])
-        return Marks(StepRule.MARKS, tuple(numbers), np.array([*starts, end], dtype=np.int64))
-    calls = Counter(name for name in names if name.startswith(_OPTIMIZER))
+    chosen = np.array([bool(is_wanted(name)) for name in view.trace.names], dtype=bool)
+    rows: list[int] = host[chosen[columns.name[host]]].tolist()
+    return rows
+
+
+def _profiler_marks(view: RankView) -> Marks | None:
+    columns, marked = view.trace.columns, dict[int, int]()
+    for row in _rows_named(view, _MARK.match):
+        match = _MARK.match(view.trace.name_of(row))
+        assert match is not None
+        marked.setdefault(int(match[1]), row)
+    if not marked:
+        return None
+    numbers = sorted(marked, key=lambda number: int(columns.start_ns[marked[number]]))
+    starts = [int(columns.start_ns[marked[number]]) for number in numbers]
+    last = marked[numbers[-1]]
+    end = int(columns.start_ns[last] + columns.duration_ns[last])
+    bounds = np.array([*starts, end], dtype=np.int64)
+    return _executed(view, Marks(StepRule.MARKS, tuple(numbers), bounds))
+
+
+def _optimizer_marks(view: RankView) -> Marks | None:
+    columns = view.trace.columns
+    rows = _rows_named(view, lambda name: name.startswith(_OPTIMIZER))
+    calls = Counter(view.trace.name_of(row) for row in rows)
     if not calls:
         return None
     [(optimizer, count)] = calls.most_common(1)
     ends = [
         int(columns.start_ns[row] + columns.duration_ns[row])
-        for row, name in zip(rows, names, strict=True)
-        if name == optimizer
+        for row in rows
+        if view.trace.name_of(row) == optimizer
     ]
     first = int(columns.start_ns[0]) - 1
     bounds = np.array([first, *ends], dtype=np.int64)
-    return Marks(StepRule.OPTIMIZER, tuple(range(-count, 0)), bounds)
+    return _executed(view, Marks(StepRule.OPTIMIZER, tuple(range(-count, 0)), bounds))
+
+
+def _executed(view: RankView, marks: Marks) -> Marks:
+    """*marks* without the last ones, if the window ends before the device has done their work."""
+    has_task = view.tasks_by_call().has_any()
+    names = view.trace.columns.name[view.calls.row]
+    launches = np.flatnonzero(np.isin(names, names[has_task]))
+    moments_ns = view.trace.columns.start_ns[view.calls.row[launches]]
+    place = np.searchsorted(marks.bounds_ns, moments_ns, side="right") - 1
+    of_mark = [has_task[launches[place == mark]] for mark in range(len(marks.number))]
+    shares = [float(own.mean()) if len(own) else 1.0 for own in of_mark]
+    count = len(shares)
+    while count > 1 and shares[count - 1] < max(shares) - _MOST_LOST:
+        count -= 1
+    return Marks(marks.rule, marks.number[:count], marks.bounds_ns[: count + 1])
 
 
 def _common(marks: Sequence[Marks | None]) -> tuple[list[Marks] | None, tuple[str, ...]]:
@@ -265,15 +314,17 @@ def _find_cycle(view: RankView, marks: Marks) -> int:
     return next((cycle for cycle, apart in differences.items() if apart <= most), 1)
 
 
-def _with_earlier(places: list[int], words: Sequence[Hashable], cycle: int) -> list[int]:
-    """*places* and those before them where a cycle repeats what comes after it."""
+def _with_earlier(
+    places: list[int], words: Sequence[Hashable], cycle: int, *, first: int
+) -> list[int]:
+    """*places* and those before the *first* marked one where a cycle repeats what comes later."""
     found = list(places)
     while len(found) >= 2 * cycle:
         last, later = found[cycle - 1], found[2 * cycle - 1]
         earlier = last - (later - last)
         if earlier < 0 or list(words[earlier + 1 : last + 1]) != list(words[last + 1 : later + 1]):
             break
-        if words[earlier] != words[last] or earlier >= found[0]:
+        if words[earlier] != words[last] or earlier >= min(found[0], first):
             break
         found.insert(0, earlier)
     return found

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from perfmodel.base.errors import TraceError
@@ -29,7 +28,7 @@ from perfmodel.graph.op_words import op_from_words, op_to_words
 from perfmodel.graph.ops import Fixed, Op
 from perfmodel.graph.program import COLUMN_TYPES, PLAIN, Lane, LaneKind, Program
 from perfmodel.graph.storage import HEADER, draft_job_of, load_job, write_job
-from perfmodel.graph.stored_programs import as_column
+from perfmodel.graph.stored_programs import as_column, read_columns, values_of, write_columns
 from perfmodel.recordings.recorded_job import ImportReport, RecordedJob, SelfReplay, deps_of
 from perfmodel.recordings.self_replay import with_score
 from traces.chakra import SCHEMA_VERSION, ChakraKind, ChakraOperation, ChakraTrace, write_chakra
@@ -54,7 +53,7 @@ def save_recorded_job(job: RecordedJob, folder: Path, *, is_overwriting: bool = 
     with draft_job_of(folder, is_overwriting=is_overwriting) as draft:
         write_job(job.graph, draft, beside=(RECORDING_HEADER, _COLUMNS_FILE))
         columns = {name: getattr(job, name) for name in _COLUMNS}
-        pq.write_table(pa.table(columns), draft / _COLUMNS_FILE, compression="zstd")
+        write_columns(draft / _COLUMNS_FILE, columns)
         header = {
             "schema_version": _FOLDER_VERSION,
             "files": {name: _checksum(draft / name) for name in (HEADER, _COLUMNS_FILE)},
@@ -85,10 +84,10 @@ def load_recorded_job(folder: Path) -> RecordedJob:
                 raise TraceError(
                     f"{folder}: {name} was changed after the import. Import the traces again."
                 )
-        table = pq.read_table(folder / _COLUMNS_FILE)
+        table = read_columns(folder / _COLUMNS_FILE)
         recorded = RecordedJob(
             graph=graph,
-            **{name: table[name].to_numpy() for name in _COLUMNS},
+            **{name: values_of(table[name]) for name in _COLUMNS},
             step_ends=tuple(np.array(rows, dtype=np.int64) for rows in header["step_ends"]),
             report=_REPORT.validate_python(header["report"]),
             score=_SCORE.validate_python(header.get("self_replay")),

@@ -130,6 +130,7 @@ class _ThreadMarks:
     has_just_marked: bool = False
     is_after_mark: bool = False
     other_waits: int = 0
+    may_be_waited_for: bool = False
 
     def mark(self, last_on: dict[int, int]) -> None:
         """A mark was recorded."""
@@ -148,13 +149,16 @@ class _ThreadMarks:
         self.has_just_marked = False
         if self.is_after_mark and self.marks:
             self.marks[-1].waits += 1
+            self.may_be_waited_for = True
         else:
             self.is_after_mark = False
             self.other_waits += 1
 
     def sources_for(self, stream: int, streams: Sequence[int]) -> list[int]:
         """The tasks that a launch on *stream* has to wait for."""
-        found = []
+        found: list[int] = []
+        if not (self.other_waits or self.may_be_waited_for):
+            return found
         for mark in reversed(self.marks):
             is_waited_for = len(mark.served) < mark.waits and stream not in mark.served
             if not (is_waited_for or self.other_waits) or streams[mark.task] == stream:
@@ -165,6 +169,7 @@ class _ThreadMarks:
                 mark.served.add(stream)
             else:
                 self.other_waits -= 1
+        self.may_be_waited_for = any(len(mark.served) < mark.waits for mark in self.marks)
         self.other_waits = 0
         return found
 

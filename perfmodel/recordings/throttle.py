@@ -13,14 +13,17 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perfmodel.engine.settle import Effects, Floats, Round
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import Int64s
 from perfmodel.recordings.recorded_job import rank_parts
+
+if TYPE_CHECKING:
+    from perfmodel.engine.settle import Effects, Floats, Round
 
 ALLOCATION = "allocation alone"
 """The name of the op of such tasks."""

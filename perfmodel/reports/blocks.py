@@ -10,12 +10,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from perfmodel.base.units import format_duration
-from perfmodel.prediction.answer import Interval
-from perfmodel.prediction.explain import Evidence
-from perfmodel.prediction.memory_timeline import MemoryCurve
+
+if TYPE_CHECKING:
+    from perfmodel.prediction.answer import Interval
+    from perfmodel.prediction.explain import Evidence
+    from perfmodel.prediction.memory_timeline import MemoryCurve
 
 ALL = 10**9
 """No limit on the rows that a terminal shows."""

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import perfmodel
 from perfmodel.base.identity import program_identity
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS
-from perfmodel.prediction.answer import (
-    Explanation,
-    Interval,
-    PathShare,
-    Prediction,
-    RankClass,
-    RankWait,
-    TimeParts,
-)
 from perfmodel.reports.text import format_ranks, pick, to_question_document
 
 if TYPE_CHECKING:
+    from perfmodel.prediction.answer import (
+        Explanation,
+        Interval,
+        PathShare,
+        Prediction,
+        RankClass,
+        RankWait,
+        TimeParts,
+    )
     from perfmodel.prediction.whole_run import TrainingRun
 
 SCHEMA_VERSION = 1

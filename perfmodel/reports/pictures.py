@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collectives.collective import CollectiveCost, bus_bandwidth
-from embeddings.index_data import BIN_COUNT, DataStatistics
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_US
 from perfmodel.base.writing import check_writable, draft_of
-from perfmodel.validation.scoreboard import interval_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from collectives.collective import CollectiveCost
     from collectives.movement import FloatArray
+    from embeddings.index_data import DataStatistics
     from perfmodel.reports.op_prices import SizeSweep
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -101,6 +100,9 @@ def draw_sizes(
     sweep: SizeSweep, sizes: FloatArray, costs: Sequence[CollectiveCost], path: Path
 ) -> None:
     """Time and bus bandwidth over *sizes*: lines are predicted *costs*, dots are measured."""
+    from collectives.collective import bus_bandwidth
+    from perfmodel.validation.scoreboard import interval_of
+
     ranks = len(sweep.group.ranks)
     figure = build_figure(11, 4.6)
     left, right = figure.subplots(1, 2)
@@ -138,6 +140,8 @@ def draw_sizes(
 
 def draw_statistics(found: DataStatistics) -> bytes:
     """Cumulative shares by reuse, and a histogram of pooling factors, as PNG."""
+    from embeddings.index_data import BIN_COUNT
+
     figure = build_figure(11, 4)
     left, right = figure.subplots(1, 2)
     edges = 2.0 ** np.arange(BIN_COUNT)

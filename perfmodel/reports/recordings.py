@@ -5,19 +5,19 @@ An import, stream parts and a difference come as the documents that `--json` wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.units import NS_PER_MS, format_duration
-from perfmodel.prediction.answer import Prediction
 from perfmodel.recordings.recorded_job import SCHEMA_VERSION
-from perfmodel.recordings.storage import is_recorded_job, load_report
 from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table, plain_report
 from perfmodel.reports.document import to_ms
 from perfmodel.reports.pictures import as_written, build_figure, draw_stacks, save_picture
-from perfmodel.reports.prediction import iter_sections
 from perfmodel.reports.text import describe_interval
+
+if TYPE_CHECKING:
+    from perfmodel.prediction.answer import Prediction
 
 PARTS = {
     "lookup": "#d95f02",
@@ -196,7 +196,11 @@ def report_replay(found: Prediction, faults: Sequence[str] = ()) -> Report:
         for row in rows if score is not None
     ]  # fmt: skip
     headings = ("", "recorded", "replayed", "error")
-    why = () if found.reasons is None else iter_sections(found)
+    why: Iterable[Section] = ()
+    if found.reasons is not None:
+        from perfmodel.reports.prediction import iter_sections  # heavy, and imports show no reasons
+
+        why = iter_sections(found)
     has_width = found.interval.high_ns > found.interval.low_ns
     interval = f", {describe_interval(found.interval)}" if has_width else ""
     return Report(
@@ -266,6 +270,9 @@ def _answer(found: Prediction) -> dict[str, Any]:
 
 def to_replay_document(found: Prediction, folder: Path) -> dict[str, Any]:
     """What `perfmodel replay` writes of the job in *folder*."""
+    # It loads the engine, which reports of traces do not need.
+    from perfmodel.recordings.storage import is_recorded_job, load_report
+
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "kind": "replay",

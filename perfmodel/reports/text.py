@@ -6,12 +6,14 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.options import NO_VALUES, options_of
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_duration, format_size
-from perfmodel.prediction.answer import Interval, MemoryFit
 from perfmodel.reports.blocks import Block, Command, Table
+
+if TYPE_CHECKING:
+    from perfmodel.prediction.answer import Interval, MemoryFit
 
 _UNITS = (("s", 10 * NS_PER_S, NS_PER_S), ("ms", NS_PER_MS, NS_PER_MS), ("us", 1, NS_PER_US))
 """Name, the shortest whole that is shown in it, and its length."""

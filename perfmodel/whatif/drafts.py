@@ -22,6 +22,7 @@ from perfmodel.graph.program import (
     COLUMN_TYPES,
     NO_ORIGIN,
     PLAIN,
+    Anchor,
     Dependency,
     Lane,
     LaneKind,
@@ -378,9 +379,10 @@ def _read_tasks(program: Program) -> Iterator[DraftTask]:
         waits, gap_ns = [], 0
         for dep in after[number]:
             is_ahead = lanes[dep.task] == lane and dep.task < number
-            if is_ahead and dep == Dependency(number - 1, lag_ns=dep.lag_ns):
+            is_order = is_ahead and not dep.distance and dep.anchor is Anchor.END
+            if is_order and dep.task == number - 1:
                 gap_ns = max(gap_ns, dep.lag_ns)
-            elif not is_ahead or dep != Dependency(dep.task):
+            elif not is_order or dep.lag_ns:
                 waits.append(dep)
         yield DraftTask(lane, op, label, origin, slot, order, role, waits, gap_ns)
 

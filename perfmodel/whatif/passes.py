@@ -8,7 +8,6 @@ Without such a thread no pass is known.
 
 from __future__ import annotations
 
-import itertools
 from enum import IntEnum
 
 import numpy as np
@@ -66,12 +65,12 @@ def _along_lane(is_back: Mask, is_update: Mask) -> NDArray[np.int8]:
     backward = np.flatnonzero(is_back)
     if not len(backward):
         return passes
-    # Stretches without backward kernels: before the first, between two, and after the last.
-    ends = [-1, *backward.tolist(), len(is_back)]
-    for first, stop in itertools.pairwise(ends):
-        updates = np.flatnonzero(is_update[first + 1 : stop])
-        if len(updates):
-            passes[first + 1 : first + 2 + int(updates[-1])] = TrainingPass.UPDATE
-        elif first >= 0 and stop == len(is_back) and not is_update.any():
-            passes[first + 1 :] = TrainingPass.UPDATE
+    # Updates include what is between them and the backward kernel before them.
+    next_update, next_backward = (
+        np.minimum.accumulate(np.where(chosen, np.arange(len(is_back)), len(is_back))[::-1])[::-1]
+        for chosen in (is_update & ~is_back, is_back)
+    )
+    passes[next_update < next_backward] = TrainingPass.UPDATE
+    if not is_update.any():
+        passes[backward[-1] + 1 :] = TrainingPass.UPDATE
     return passes

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from typing import Any
@@ -155,6 +155,7 @@ class TextTable:
 
     texts: tuple[tuple[str, ...], ...]
     number: NDArray[np.int32]
+    _found: dict[str, Mask] = field(default_factory=dict)
 
     @classmethod
     def of(cls, all_texts: Iterable[tuple[str, ...]]) -> TextTable:
@@ -167,8 +168,10 @@ class TextTable:
 
     def mask(self, words: str, column: NDArray[np.int32]) -> Mask:
         """Which of the things numbered in *column* have a text with *words*."""
-        found = [any(is_found(words, text) for text in texts) for texts in self.texts]
-        return np.array([*found, False], dtype=bool)[self.number[column]]
+        if words not in self._found:
+            found = [any(is_found(words, text) for text in texts) for texts in self.texts]
+            self._found[words] = np.array([*found, False], dtype=bool)
+        return self._found[words][self.number[column]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

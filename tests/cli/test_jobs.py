@@ -1,6 +1,8 @@
 """`import`, `replay` and `trace` as typed by a person."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -38,6 +40,31 @@ def test_a_folder_is_imported_and_replayed(folder, tmp_path, typed, ask):
     assert [round(period["recorded_ms"], 6) for period in score["periods"]] == [1.0, 1.0]
     assert abs(score["iteration_error_pct"]) < 0.01
     assert len(score["ranks"]) == 2
+
+
+HEAVY = ("pandas", "scipy.special", "matplotlib", "torch", "ray", "perfmodel.costs")
+
+
+@pytest.mark.parametrize(
+    ("words", "heavy", "said"),
+    [
+        ("import {} --out job", HEAVY, "per iteration, recorded"),
+        ("trace diff {} {}", ("numba", *HEAVY), "traces"),
+    ],
+)
+def test_a_command_on_traces_loads_no_more_than_it_needs(folder, tmp_path, words, heavy, said):
+    code = (
+        "import sys\n"
+        "from perfmodel.cli import main\n"
+        f"try:\n    main({[word.format(folder) for word in words.split()]!r})\n"
+        "except SystemExit:\n    pass\n"
+        f"print('heavy:', [name for name in {heavy!r} if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", code]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+
+    assert said in shown.stdout
+    assert shown.stdout.splitlines()[-1] == "heavy: []"
 
 
 def test_an_import_is_written_as_json_goes_out_as_chakra_and_comes_back(

@@ -74,6 +74,19 @@ def test_ranks_that_began_to_record_at_different_moments_lack_nothing(tmp_path):
     assert job.report.rendezvous == 11
 
 
+def test_windows_that_end_at_different_moments_are_matched_by_time(tmp_path):
+    # Calls end every 0.2 to 2.2 ms. The window of rank 1 ends two calls before that of rank 0.
+    names, spans, at = [REDUCE] * 14, [], 0
+    for number, name in enumerate(names):
+        spans += [launch(number, at), kernel(number, at + 7, 40, stream=20, name=name)]
+        at += 200 + 400 * (number * number % 6)
+    job = import_spans(tmp_path, spans, spans[:-4])
+    # Counted from the end, the calls of rank 0 would be up to 4.4 ms late.
+    assert job.report.rendezvous == 12
+    assert [rank.offset_ns for rank in job.report.ranks] == [0, 0]
+    assert self_replay(job).worst_error_pct < 0.1
+
+
 def test_ranks_that_make_other_collectives_are_named_with_what_each_makes(tmp_path):
     ranks = [rank_spans([REDUCE] * 6) for _ in range(3)]
     ranks[1] = rank_spans([REDUCE] * 5 + [GATHER])

@@ -76,6 +76,55 @@ def test_without_both_a_sequence_that_repeats_divides_it(tmp_path):
     assert (report.steps, report.rule) == (3, "repeated sequence")
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "rule", "count"),
+    [("AdamW", "optimizer calls", 4), (None, "repeated sequence", 5)],
+)
+def test_a_single_mark_in_a_window_of_several_steps_is_not_the_whole_window(
+    tmp_path, optimizer, rule, count
+):
+    # Five steps of 1 ms. Marks were cut with the beginning and the end: only that of 2 to 3 ms
+    # is left, and the optimizer's last call is missing.
+    spans = [
+        one
+        for one in steps(5, optimizer=optimizer)
+        if "ProfilerStep" not in one["name"] or one["ts"] == 2_000
+        if "Optimizer" not in one["name"] or one["ts"] < 4_000
+    ]
+    job = import_spans(tmp_path, spans)
+
+    assert (job.report.steps, job.report.rule) == (count, rule)
+    assert self_replay(job).iteration.recorded_ns == pytest.approx(1_000_000, rel=0.01)
+
+
+def test_layers_that_repeat_in_a_single_marked_step_are_no_steps(tmp_path):
+    # Four equal parts of 1 ms inside one mark of 4 ms.
+    mark = span("user_annotation", "ProfilerStep#5", 0, 3_999)
+    report = import_spans(tmp_path, [mark, *steps(4, marks=False)]).report
+
+    assert (report.steps, report.rule) == (1, "profiler marks")
+
+
+def test_a_last_step_that_the_device_has_not_done_is_left_out(tmp_path):
+    # The device is 2.5 ms late, and the window ends at 4.6 ms, in the third of its four steps.
+    spans = [one for one in steps(4, lag=2_500) if one["cat"] != "kernel" or one["ts"] < 4_600]
+    job = import_spans(tmp_path, spans)
+
+    assert (job.report.steps, job.report.rule) == (2, "profiler marks")
+    assert self_replay(job).iteration.recorded_ns == pytest.approx(1_000_000, rel=0.01)
+
+
+def test_a_part_of_the_first_marked_step_is_no_step_before_it(tmp_path):
+    # The first step has three collectives more, after 300, 400 and 500 us; the second has one.
+    more = []
+    for number, at in enumerate((300, 400, 500), start=900):
+        more += [launch(number, at + 20), kernel(number, at + 27, 50, name=NCCL, stream=9)]
+    job = import_spans(tmp_path, [*steps(2), *more])
+
+    assert job.report.steps == 2
+    assert self_replay(job).iteration.recorded_ns == pytest.approx(1_000_000, rel=0.01)
+
+
 def test_ranks_with_different_numbers_of_steps_share_the_common_ones(tmp_path):
     report = import_spans(tmp_path, steps(3), steps(4)).report
 
