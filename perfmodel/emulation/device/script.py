@@ -159,6 +159,7 @@ class RankRun:
             calls=tuple(recorder.calls[: steps.boundaries[-1] if steps.boundaries else 0]),
             operator_names=tuple(recorder.operator_names),
             boundaries=tuple(steps.boundaries),
+            iterations=tuple(steps.iterations),
             first_steady=steps.first_steady,
             main_thread=recorder.main_thread,
             peak_memory_bytes=self._gpu.memory.most_bytes,
@@ -172,7 +173,6 @@ class RankRun:
             step_count=steps.step_count,
             torch_version=str(torch.__version__),
             step_cpu_s=tuple(steps.step_cpu_s),
-            backward_count=steps.backward_count,
         )
 
 
