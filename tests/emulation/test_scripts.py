@@ -305,6 +305,19 @@ for _ in range(20):
     weight.data -= weight.grad
     weight.grad = None
 """
+TOLD_BY_ALL = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+told = [None] * 4
+dist.all_gather_object(told, dist.get_rank())
+assert told == [0, 1, 2, 3], told
+model = torch.nn.Linear(4, 4, device="cuda")
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(4):
+    model(torch.ones(4, 4).cuda()).sum().backward()
+    optimizer.step()
+"""
 UNEVEN_STEPS = """
 import torch
 model = torch.nn.Linear(4, 4, device="cuda")
@@ -327,6 +340,16 @@ def test_an_iteration_says_that_it_has_several_steps_or_evaluations_or_lacks_ste
     assert any("has 2 optimizer steps" in sentence for sentence in told)
     assert any("evaluations of the model (number: 1)" in sentence for sentence in told)
     assert any("(without a step: 1)" in sentence for sentence in told)
+
+
+def test_a_script_that_fails_without_the_objects_of_ranks_that_are_not_run_is_run_with_all(
+    tmp_path,
+):
+    script = tmp_path / "train.py"
+    script.write_text(TOLD_BY_ALL)
+    run = emulate(script, tmp_path, "--ranks", "4")
+    assert "every rank was run" in run.job.facts.source
+    assert "fails (AssertionError: [0, 0, 2, 3])" in run.stderr
 
 
 def test_gradients_that_are_changed_between_backward_passes_end_an_iteration(tmp_path):
