@@ -76,7 +76,6 @@ class StepWatch:
         self._changes = 0
         self.iterations: list[IterationRecord] = []
         self._optimizers: WeakSet[Optimizer] = WeakSet()
-        self._captured: set[int] = set()
         self._steps: Counter[int] = Counter()
         self._backwards = self._evaluations = 0
         self._evaluated: dict[int, int] = {}
@@ -124,20 +123,17 @@ class StepWatch:
     def _stepped(self, optimizer: Optimizer, _: Any, __: Any) -> None:
         if self._watched is None:
             self._watched = id(optimizer)
-        recorder = self._recorder
-        if recorder.is_capturing:
-            self._captured.add(id(optimizer))
-        else:
-            self._steps[id(optimizer)] += 1
-        if id(optimizer) != self._watched:
-            return
+        recorder, is_watched = self._recorder, id(optimizer) == self._watched
         if recorder.is_capturing:
             # The step happens when the graph is replayed.
-            recorder.captured_steps += 1
-        elif recorder.state().stream.value and self._aside < _MOST_ASIDE:
+            self._optimizers.discard(optimizer)
+            recorder.captured_steps += is_watched
+            return
+        self._steps[id(optimizer)] += 1
+        if is_watched and recorder.state().stream.value and self._aside < _MOST_ASIDE:
             # Before a capture, scripts warm up on a side stream.
             self._aside += 1
-        else:
+        elif is_watched:
             self._count()
 
     def _restart(self) -> None:
@@ -224,12 +220,11 @@ class StepWatch:
         self._recorder.flush()
         self._recorder.is_on = True
         if self.boundaries:
-            stepped = self._captured | self._steps.keys()
             self.iterations.append(
                 IterationRecord(
                     backward_passes=self._backwards,
                     steps=max(self._steps.values(), default=1),
-                    idle_optimizers=sum(id(one) not in stepped for one in self._optimizers),
+                    idle_optimizers=sum(id(one) not in self._steps for one in self._optimizers),
                     evaluations=self._evaluations,
                 )
             )
