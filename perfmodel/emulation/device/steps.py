@@ -47,9 +47,9 @@ def _find_leaves(args: Sequence[Any]) -> list[Tensor]:
     return leaves
 
 
-def _version_of(leaves: Sequence[Tensor]) -> int | None:
-    """How often the gradient of the first of *leaves* was changed in place, if it has one."""
-    return leaves[0].grad._version if leaves and leaves[0].grad is not None else None
+def _versions_of(leaves: Sequence[Tensor]) -> list[tuple[int, int | None]]:
+    """How often each of *leaves* and its gradient, if it has one, were changed in place."""
+    return [(leaf._version, None if leaf.grad is None else leaf.grad._version) for leaf in leaves]
 
 
 class StepWatch:
@@ -72,8 +72,7 @@ class StepWatch:
         self._has_gradients = False
         self._has_optimizer = False
         self._leaves: list[Tensor] = []
-        self._version: int | None = None
-        self._changes = 0
+        self._versions: list[tuple[int, int | None]] = []
         self.iterations: list[IterationRecord] = []
         self._optimizers: WeakSet[Optimizer] = WeakSet()
         self._steps: Counter[int] = Counter()
@@ -109,7 +108,7 @@ class StepWatch:
 
     def _prepare(self) -> None:
         """All before the last optimizer is made is preparation."""
-        self._has_optimizer, self._version = True, None
+        self._has_optimizer, self._leaves, self._versions = True, [], []
         if self._warmup == DEFAULT_WARMUP and not self.step_count:
             self._forget()
             self._begin()
@@ -151,14 +150,14 @@ class StepWatch:
         run_backward, clear = torch.autograd.backward, torch.nn.Module.zero_grad
 
         def backward(*args: Any, **kwargs: Any) -> None:
-            if self._leaves and sum(leaf._version for leaf in self._leaves) != self._changes:
+            before, now = self._versions, _versions_of(self._leaves)
+            if before != now:
                 self._steps[_BY_HAND] += 1
-            if self._version not in (None, _version_of(self._leaves)):
+            if before and before[0][1] not in (None, now[0][1]):
                 self._cleared()
             self._leaves = [] if self._has_optimizer else _find_leaves(args)
             run_backward(*args, **kwargs)
-            self._version = _version_of(self._leaves)
-            self._changes = sum(leaf._version for leaf in self._leaves)
+            self._versions = _versions_of(self._leaves)
             self._has_gradients = True
             self._backwards += 1
 
