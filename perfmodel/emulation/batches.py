@@ -179,7 +179,7 @@ def _backward_count(record: RankRecord) -> int:
     windows = Windows(record)
     threads = [thread != record.main_thread for _, _, thread, *_ in windows.all[windows.chosen]]
     spans = sum(now and not before for before, now in pairwise([False, *threads]))
-    return record.backward_count or spans
+    return record.iterations[windows.chosen].backward_passes or spans
 
 
 def _passes(backward_count: int, copies: Sequence[_Copy], *, copies_each: int) -> int:

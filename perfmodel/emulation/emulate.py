@@ -104,15 +104,18 @@ def _run(request: Emulation, start: Start) -> dict[int, RankRecord]:
         return _run_all(request, start)
     # The middle rank is the first of its host, if there are several.
     middle = count // 2 // host_size * host_size or count // 2
-    outcome = start([(0, middle, count - 1)])
-    if _needs_all(outcome):
-        _say("ranks communicate point to point, so every rank is run.")
-        return _read(request, start([tuple(range(count))]))
-    records = _read(request, outcome)
-    more = tuple(rank for rank in _group_probes(records[0]) if rank not in records)
-    if more and _others_alike(records):
-        records |= _read(request, start([more]))
-    if _others_alike(records):
+    records: dict[int, RankRecord] = {}
+    ranks: tuple[int, ...] = (0, middle, count - 1)
+    while ranks:
+        outcome = start([ranks])
+        if _needs_all(outcome):
+            _say("ranks need what others send them, so every rank is run.")
+            return _read(request, start([tuple(range(count))]))
+        records |= _read(request, outcome)
+        if not _others_alike(records):
+            break
+        ranks = tuple(rank for rank in _group_probes(records[0]) if rank not in records)
+    else:
         return records
     _say("ranks do not all do the same, so every rank is run.")
     return _run_all(request, start)

@@ -47,14 +47,27 @@ class GroupRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class IterationRecord:
+    """What the script does between two boundaries, beside its calls.
+
+    *steps* are those of the optimizer that makes most of them, *idle_optimizers* those that
+    make none, and *evaluations* are spans in which the model is evaluated.
+    """
+
+    backward_passes: int = 1
+    steps: int = 1
+    idle_optimizers: int = 0
+    evaluations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RankRecord:
     """One rank.
 
     *kinds* describe kernels by operator, tensors and arguments. *collectives* are
     calls with their group, bytes and script line. *boundaries* are places in *calls*
-    where an optimizer step ended: the iterations are between them, and those from number
-    *first_steady* on are steady; the last has *backward_count* backward passes. *main_thread* is
-    the thread that the script started on.
+    where an optimizer step ended: the *iterations* are between them, and those from number
+    *first_steady* on are steady. *main_thread* is the thread that the script started on.
     *fallbacks* are regions of compiled code that ran as eager code, and why.
     """
 
@@ -65,6 +78,7 @@ class RankRecord:
     calls: tuple[Call, ...]
     operator_names: tuple[str, ...]
     boundaries: tuple[int, ...]
+    iterations: tuple[IterationRecord, ...]
     first_steady: int
     main_thread: int
     peak_memory_bytes: int
@@ -78,7 +92,6 @@ class RankRecord:
     step_count: int
     torch_version: str
     step_cpu_s: tuple[float, ...]
-    backward_count: int = 1
 
 
 def to_bytes(record: RankRecord) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.emulation.batches import count_batch, describe_batch
-from perfmodel.emulation.rank_record import RankRecord
+from perfmodel.emulation.rank_record import IterationRecord, RankRecord
 from perfmodel.emulation.request import Emulation, describe_commit
 from perfmodel.emulation.windows import Windows, are_alike
 from perfmodel.graph.job import JobFacts, JobGraph
@@ -135,6 +135,7 @@ def _iterations(record: RankRecord) -> list[str]:
         f"{why}."
         for place, why in record.fallbacks.items()
     ]
+    sentences += _contents(record.iterations[windows.chosen])
     if windows.distinct_count > 1:
         sentences.append(
             f"{windows.steady_count} steady iterations of {windows.distinct_count} kinds were "
@@ -142,4 +143,25 @@ def _iterations(record: RankRecord) -> list[str]:
         )
     elif windows.steady_count > 1:
         sentences.append(f"{windows.steady_count} steady iterations were recorded, all equal.")
+    return sentences
+
+
+def _contents(iteration: IterationRecord) -> list[str]:
+    """What *iteration* has beside one step of each optimizer, or lacks."""
+    sentences = []
+    if iteration.steps > 1:
+        sentences.append(
+            f"The iteration that is written has {iteration.steps} optimizer steps; its time, "
+            "samples and tokens are those of all of them."
+        )
+    if iteration.idle_optimizers:
+        sentences.append(
+            "Not all optimizers make a step in the iteration that is written (without a step: "
+            f"{iteration.idle_optimizers}); --warmup and --iterations choose another one."
+        )
+    if iteration.evaluations:
+        sentences.append(
+            "The iteration that is written includes evaluations of the model (number: "
+            f"{iteration.evaluations}); --warmup and --iterations choose another one."
+        )
     return sentences

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.emulation.batches import Batch, count_batch
-from perfmodel.emulation.rank_record import CallType, GroupRecord
+from perfmodel.emulation.rank_record import CallType, GroupRecord, IterationRecord
 from perfmodel.emulation.request import Emulation
 from tests.emulation.test_communicators import collective, record
 
@@ -24,7 +24,8 @@ def moving(*copies, backwards=1, values=0):
     calls = [(CallType.KERNEL, place, 1, 0, place) for place in range(len(kinds))]
     return replace(
         record(0, []), kinds=tuple(kinds), calls=tuple(calls), boundaries=(0, len(calls)),
-        operator_names=("to",) * len(calls), first_steady=0, backward_count=backwards,
+        operator_names=("to",) * len(calls), first_steady=0,
+        iterations=(IterationRecord(backward_passes=backwards),),
     )  # fmt: skip
 
 

@@ -6,7 +6,14 @@ import pytest
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.emulation.communicators import build_job
-from perfmodel.emulation.rank_record import CallType, GroupRecord, RankRecord, from_bytes, to_bytes
+from perfmodel.emulation.rank_record import (
+    CallType,
+    GroupRecord,
+    IterationRecord,
+    RankRecord,
+    from_bytes,
+    to_bytes,
+)
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Communication
@@ -29,8 +36,9 @@ def record(rank, collectives, groups=(WORLD,)):
     )
     return RankRecord(
         rank=rank, kinds=(), collectives=tuple(collectives), groups=tuple(groups), calls=calls,
-        operator_names=("",) * len(calls), boundaries=(0, len(calls)), first_steady=0,
-        main_thread=1, peak_memory_bytes=512, peak_place="train.py:3", placeholders={}, notes=(),
+        operator_names=("",) * len(calls), boundaries=(0, len(calls)),
+        iterations=(IterationRecord(),), first_steady=0, main_thread=1, peak_memory_bytes=512,
+        peak_place="train.py:3", placeholders={}, notes=(),
         compiled_regions=0, fallbacks={}, compile_cpu_s=0.0, was_stopped=True, step_count=1,
         torch_version="2.13.0", step_cpu_s=(),
     )  # fmt: skip

@@ -79,15 +79,17 @@ def test_a_captured_region_is_one_launch(emulated):
 def test_eager_code_and_regions_that_cannot_be_compiled_stay_eager(emulated):
     run = emulated("compiled")
     labels = {run.job.labels[label] for label in run.job.program_of(0).label}
-    assert {"mul", "exp", "add", "_fused_sgd_"} <= labels
+    assert {"mul", "exp", "add", "tan", "_fused_sgd_"} <= labels
     assert not any("erf" in label for label in labels)
     assert run.job.facts.stack == "pytorch_fused"
     told = " ".join(run.job.facts.assumptions)
     assert "(regions: 8)" in told
-    assert "compiled.py:122 runs as eager code" in told
+    assert "compiled.py:131 runs as eager code" in told
     # A part of a replica that DDP splits, too.
-    assert "compiled.py:111 runs as eager code" in told
+    assert "compiled.py:120 runs as eager code" in told
     assert "NotImplementedError: no such pass" in told
+    # Dynamo gives it up at its decorator, on line 65.
+    assert "compiled.py:65) runs as eager code" in told
 
 
 def test_a_long_scan_is_one_kernel_of_the_compiler(emulated):

@@ -296,13 +296,60 @@ def test_endings_are_the_scripts_own(tmp_path, ending, code, words):
 
 BY_HAND = """
 import torch
-weight = torch.ones(4, 4, device="cuda", requires_grad=True)
+weight, other = (torch.ones(4, 4, device="cuda", requires_grad=True) for _ in range(2))
 for _ in range(20):
-    (weight @ weight).sum().backward()
-    (weight @ weight).sum().backward()
+    for _ in range(2):
+        (other @ weight).sum().backward()
+        with torch.no_grad():
+            other -= other.grad
     weight.data -= weight.grad
     weight.grad = None
 """
+TOLD_BY_ALL = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+told = [None] * 4
+dist.all_gather_object(told, dist.get_rank())
+assert told == [0, 1, 2, 3], told
+model = torch.nn.Linear(4, 4, device="cuda")
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(4):
+    model(torch.ones(4, 4).cuda()).sum().backward()
+    optimizer.step()
+"""
+UNEVEN_STEPS = """
+import torch
+model = torch.nn.Linear(4, 4, device="cuda")
+first, second, unused = (torch.optim.SGD(model.parameters()) for _ in range(3))
+images = torch.ones(4, 4).cuda()
+for _ in range(20):
+    for optimizer in (first, second, second):
+        model(images).sum().backward()
+        optimizer.step()
+    model.eval()
+    model(images)
+    model.train()
+"""
+
+
+def test_an_iteration_says_that_it_has_several_steps_or_evaluations_or_lacks_steps(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(UNEVEN_STEPS)
+    told = emulate(script, tmp_path, "--ranks", "1").job.facts.assumptions
+    assert any("has 2 optimizer steps" in sentence for sentence in told)
+    assert any("evaluations of the model (number: 1)" in sentence for sentence in told)
+    assert any("(without a step: 1)" in sentence for sentence in told)
+
+
+def test_a_script_that_fails_without_the_objects_of_ranks_that_are_not_run_is_run_with_all(
+    tmp_path,
+):
+    script = tmp_path / "train.py"
+    script.write_text(TOLD_BY_ALL)
+    run = emulate(script, tmp_path, "--ranks", "4")
+    assert "every rank was run" in run.job.facts.source
+    assert "fails (AssertionError: [0, 0, 2, 3])" in run.stderr
 
 
 def test_gradients_that_are_changed_between_backward_passes_end_an_iteration(tmp_path):
@@ -310,6 +357,7 @@ def test_gradients_that_are_changed_between_backward_passes_end_an_iteration(tmp
     script.write_text(BY_HAND)
     run = emulate(script, tmp_path, "--ranks", "1")
     assert "No optimizer of torch.optim makes a step" in run.stderr
+    assert "has 2 optimizer steps" in run.stderr
     # Two passes accumulate: each multiplies forward and for both gradients.
     assert run.gemm_flops == 2 * 3 * 2 * 4**3
 

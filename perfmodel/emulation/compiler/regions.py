@@ -12,10 +12,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch._dynamo import convert_frame
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from torch._guards import TracingContext
 
@@ -23,7 +24,7 @@ from perfmodel.emulation.compiler.check import prove_compiler
 from perfmodel.emulation.compiler.front import install_dynamo, install_inductor
 from perfmodel.emulation.compiler.masks import FunctionShares, RegionMasks
 from perfmodel.emulation.compiler.sharing import FOLDER, alone, share_code
-from perfmodel.emulation.device.descriptions import hide_code, script_line
+from perfmodel.emulation.device.descriptions import hide_code, script_line, show_line
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.triton_stand_in import hidden
 from perfmodel.emulation.rank_record import COMPILED
@@ -63,6 +64,24 @@ class Compiler:
             return self._masks.watch(made)
 
         kind.__call__ = compile_
+        self._tell_skipped()
+
+    def _tell_skipped(self) -> None:
+        """Name every function that Dynamo leaves as eager code, mostly for a break in its graph."""
+        frames: Any = convert_frame
+        describe = frames.format_error_msg
+
+        def skipped(fault: Exception, code: CodeType, *more: Any) -> str:
+            why = " ".join(str(fault).partition("\n  Hint:")[0].split()).rstrip(".")
+            place = show_line(code, code.co_firstlineno)
+            self._gpu.recorder.notes[
+                f"The function {code.co_name} ({place}) runs as eager code, because torch.compile "
+                f"gives it up: {why:.200}."
+            ] = None
+            return str(describe(fault, code, *more))
+
+        # Dynamo asks for this text where it gives a function up, and only there.
+        frames.format_error_msg = skipped
 
     def _compile(
         self, compile_region: Callable[[], Callable[..., Any]], eager: Callable[..., Any]

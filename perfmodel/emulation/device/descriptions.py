@@ -11,7 +11,7 @@ import sysconfig
 import threading
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -139,9 +139,14 @@ def script_line() -> str:
         found = _innermost(sys._current_frames().get(main or 0))
     if found is None:
         return "no line of the script"
-    path = Path(found.f_code.co_filename)
+    return show_line(found.f_code, found.f_lineno)
+
+
+def show_line(code: CodeType, line: int) -> str:
+    """A line of *code*, with its file as seen from where the script runs."""
+    path = Path(code.co_filename)
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{shown}:{found.f_lineno}"
+    return f"{shown}:{line}"
 
 
 def hide_code(folder: Path) -> None:

@@ -26,13 +26,17 @@ _UNKNOWN = b""
 
 @dataclass(slots=True)
 class Exchange:
-    """What this rank knows of the others; *running* are those that run at the same time."""
+    """What this rank knows of the others; *running* are those that run at the same time.
+
+    *has_guessed* says that objects of ranks that do not run were taken to be those of this rank.
+    """
 
     gpu: VirtualGpu
     rank: int
     running: frozenset[int]
     store: Any
     throttle: Throttle
+    has_guessed: bool = False
     _counts: Counter[str] = field(default_factory=Counter)
 
     def carries(self, tensor: Tensor) -> bool:
@@ -48,6 +52,8 @@ class Exchange:
         if others:
             self.store.set(f"{topic}/{number}/{self.rank}", _pack(value))
         sent = {rank: _unpack(self._wait(f"{topic}/{number}/{rank}"), dtype) for rank in others}
+        # Objects are sent as bytes.
+        self.has_guessed |= dtype is torch.uint8 and not self.running.issuperset(members)
         return [sent.get(rank, value) for rank in members]
 
     def from_source(

@@ -27,7 +27,7 @@ from perfmodel.emulation.device.packages import PackageFinder
 from perfmodel.emulation.device.recorder import ScriptStop
 from perfmodel.emulation.device.steps import StepWatch
 from perfmodel.emulation.rank_record import CallType, RankRecord, to_bytes
-from perfmodel.emulation.workers import MOST_WORKING, Throttle, WorkerOrder
+from perfmodel.emulation.workers import MOST_WORKING, NEEDS_ALL_RANKS, Throttle, WorkerOrder
 
 _MASTER_PORT = "29500"
 _OWN_PACKAGES = frozenset({"collectives", "embeddings", "topologies", "traces"})
@@ -45,8 +45,8 @@ class RankRun:
         running = frozenset(order.ranks)
         store = FileStore(str(self._folder / "store"), -1)
         self._throttle = Throttle(self._folder, is_needed=len(running) > MOST_WORKING)
-        exchange = Exchange(gpu, rank, running, store, self._throttle)
-        self._distributed = Distributed(exchange, world_size=order.request.ranks)
+        self._exchange = Exchange(gpu, rank, running, store, self._throttle)
+        self._distributed = Distributed(self._exchange, world_size=order.request.ranks)
         self._steps = StepWatch(gpu.recorder, order.request)
         self._compiler = Compiler(gpu, Path(order.code), self._throttle)
 
@@ -142,9 +142,16 @@ class RankRun:
             code = _exit_code(stop)
         except KeyboardInterrupt:
             code = 130
-        except BaseException as fault:  # The script's own fault, shown as python does.
-            _show(fault)
-            code = 1
+        except BaseException as fault:
+            # The script's own fault, shown as python does, unless it may have been ours.
+            if self._exchange.has_guessed:
+                why = f"{type(fault).__name__}: {fault!s:.160}"
+                said = f"perfmodel: without the other ranks, rank {self._rank} fails ({why})."
+                print(said, file=sys.stderr)
+                code = NEEDS_ALL_RANKS
+            else:
+                _show(fault)
+                code = 1
         self._gpu.recorder.flush()
         return code
 
@@ -159,6 +166,7 @@ class RankRun:
             calls=tuple(recorder.calls[: steps.boundaries[-1] if steps.boundaries else 0]),
             operator_names=tuple(recorder.operator_names),
             boundaries=tuple(steps.boundaries),
+            iterations=tuple(steps.iterations),
             first_steady=steps.first_steady,
             main_thread=recorder.main_thread,
             peak_memory_bytes=self._gpu.memory.most_bytes,
@@ -172,7 +180,6 @@ class RankRun:
             step_count=steps.step_count,
             torch_version=str(torch.__version__),
             step_cpu_s=tuple(steps.step_cpu_s),
-            backward_count=steps.backward_count,
         )
 
 

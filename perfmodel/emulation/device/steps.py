@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import wraps
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from perfmodel.emulation.device.recorder import Recorder
+from perfmodel.emulation.rank_record import IterationRecord
 from perfmodel.emulation.request import DEFAULT_WARMUP, Emulation
 
 _BY_HAND = -1
@@ -28,24 +31,25 @@ _MOST_ASIDE = 16
 """Steps on a side stream that count as warm-up of a capture; DDP needs eleven."""
 
 
-def _find_leaf(args: Sequence[Any]) -> Tensor | None:
-    """A tensor that a backward pass from the first of *args* makes a gradient of."""
+def _find_leaves(args: Sequence[Any]) -> list[Tensor]:
+    """The tensors that a backward pass from the first of *args* makes gradients of."""
     first = args[0] if args and isinstance(args[0], Tensor) else None
     waiting, seen = [first.grad_fn if first is not None else None], set()
+    leaves = []
     while waiting:
         node = waiting.pop()
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            return leaf
         if node is not None and node not in seen:
             seen.add(node)
             waiting += [inner for inner, _ in node.next_functions]
-    return None
+            leaf = getattr(node, "variable", None)
+            if leaf is not None:
+                leaves.append(leaf)
+    return leaves
 
 
-def _version_of(leaf: Tensor | None) -> int | None:
-    """How often the gradient of *leaf* was changed in place, if it has one."""
-    return None if leaf is None or leaf.grad is None else leaf.grad._version
+def _versions_of(leaves: Sequence[Tensor]) -> list[tuple[int, int | None]]:
+    """How often each of *leaves* and its gradient, if it has one, were changed in place."""
+    return [(leaf._version, None if leaf.grad is None else leaf.grad._version) for leaf in leaves]
 
 
 class StepWatch:
@@ -67,10 +71,13 @@ class StepWatch:
         self._watched: int | None = None
         self._has_gradients = False
         self._has_optimizer = False
-        self._leaf: Tensor | None = None
-        self._version: int | None = None
-        self.backward_count = 0
-        self._backwards = 0
+        self._leaves: list[Tensor] = []
+        self._versions: list[tuple[int, int | None]] = []
+        self.iterations: list[IterationRecord] = []
+        self._optimizers: WeakSet[Optimizer] = WeakSet()
+        self._steps: Counter[int] = Counter()
+        self._backwards = self._evaluations = 0
+        self._evaluated: dict[int, int] = {}
         self._cleared_count = 0
         self._aside = 0
         self._cpu_s = 0.0
@@ -85,21 +92,23 @@ class StepWatch:
         register_optimizer_step_post_hook(self._stepped)
         self._recorder.on_capture, self._recorder.on_replay = self._restart, self._count
         self._watch_gradients()
+        self._watch_evaluations()
         self._cpu_s = time.process_time()
         if self._warmup <= 1:
             self._begin()
         make = Optimizer.__init__
 
         @wraps(make)
-        def made(*args: Any, **words: Any) -> None:
-            make(*args, **words)
+        def made(optimizer: Optimizer, *args: Any, **words: Any) -> None:
+            make(optimizer, *args, **words)
+            self._optimizers.add(optimizer)
             self._prepare()
 
         Optimizer.__init__ = made
 
     def _prepare(self) -> None:
         """All before the last optimizer is made is preparation."""
-        self._has_optimizer, self._version = True, None
+        self._has_optimizer, self._leaves, self._versions = True, [], []
         if self._warmup == DEFAULT_WARMUP and not self.step_count:
             self._forget()
             self._begin()
@@ -108,20 +117,22 @@ class StepWatch:
         self._recorder.flush()
         self._recorder.calls.clear()
         self.boundaries.clear()
+        self.iterations.clear()
 
     def _stepped(self, optimizer: Optimizer, _: Any, __: Any) -> None:
         if self._watched is None:
             self._watched = id(optimizer)
-        if id(optimizer) != self._watched:
-            return
-        recorder = self._recorder
+        recorder, is_watched = self._recorder, id(optimizer) == self._watched
         if recorder.is_capturing:
             # The step happens when the graph is replayed.
-            recorder.captured_steps += 1
-        elif recorder.state().stream.value and self._aside < _MOST_ASIDE:
+            self._optimizers.discard(optimizer)
+            recorder.captured_steps += is_watched
+            return
+        self._steps[id(optimizer)] += 1
+        if is_watched and recorder.state().stream.value and self._aside < _MOST_ASIDE:
             # Before a capture, scripts warm up on a side stream.
             self._aside += 1
-        else:
+        elif is_watched:
             self._count()
 
     def _restart(self) -> None:
@@ -139,11 +150,14 @@ class StepWatch:
         run_backward, clear = torch.autograd.backward, torch.nn.Module.zero_grad
 
         def backward(*args: Any, **kwargs: Any) -> None:
-            if self._version not in (None, _version_of(self._leaf)):
+            before, now = self._versions, _versions_of(self._leaves)
+            if before != now:
+                self._steps[_BY_HAND] += 1
+            if before and before[0][1] not in (None, now[0][1]):
                 self._cleared()
-            self._leaf = None if self._has_optimizer else _find_leaf(args)
+            self._leaves = [] if self._has_optimizer else _find_leaves(args)
             run_backward(*args, **kwargs)
-            self._version = _version_of(self._leaf)
+            self._versions = _versions_of(self._leaves)
             self._has_gradients = True
             self._backwards += 1
 
@@ -153,6 +167,23 @@ class StepWatch:
 
         torch.autograd.backward = backward
         torch.nn.Module.zero_grad = zero_grad
+
+    def _watch_evaluations(self) -> None:
+        """Observe when a module that trains is used for evaluation in between."""
+        evaluate, train = torch.nn.Module.eval, torch.nn.Module.train
+        calls = self._recorder.calls
+
+        def begin(module: torch.nn.Module) -> torch.nn.Module:
+            if module.training:
+                self._evaluated[id(module)] = len(calls)
+            return evaluate(module)
+
+        def end(module: torch.nn.Module, mode: bool = True) -> torch.nn.Module:
+            start = self._evaluated.pop(id(module), None) if mode else None
+            self._evaluations += start is not None and len(calls) > start
+            return train(module, mode)
+
+        torch.nn.Module.eval, torch.nn.Module.train = begin, end
 
     def _cleared(self) -> None:
         if not self._has_gradients or self._watched not in (None, _BY_HAND):
@@ -169,15 +200,11 @@ class StepWatch:
         if self.step_count >= self._last:
             return
         self.step_count += 1
-        self.backward_count, self._backwards = self._backwards, 0
         now = time.process_time()
         self.step_cpu_s.append(now - self._cpu_s)
         self._cpu_s = now
-        if self.step_count == self._warmup - 1:
+        if self._recorder.is_on or self.step_count == self._warmup - 1:
             self._begin()
-        elif self._recorder.is_on:
-            self._recorder.flush()
-            self.boundaries.append(len(self._recorder.calls))
         if self.step_count == self._last:
             self._recorder.is_on = False
             self._recorder.is_over = not self._runs_on
@@ -188,6 +215,18 @@ class StepWatch:
             self._recorder.notes[_ENDS_EARLY] = None
 
     def _begin(self) -> None:
+        """Begin an iteration; what was recorded before it is one, too."""
         self._recorder.flush()
         self._recorder.is_on = True
+        if self.boundaries:
+            self.iterations.append(
+                IterationRecord(
+                    backward_passes=self._backwards,
+                    steps=max(self._steps.values(), default=1),
+                    idle_optimizers=sum(id(one) not in self._steps for one in self._optimizers),
+                    evaluations=self._evaluations,
+                )
+            )
+        self._steps.clear()
+        self._backwards = self._evaluations = 0
         self.boundaries.append(len(self._recorder.calls))

@@ -63,6 +63,15 @@ def never_called(x):
 
 
 @torch.compile
+def broken(x):
+    """Dynamo cannot go on in the middle of a loop."""
+    for _ in range(2):
+        x = x.tan()
+        torch._dynamo.graph_break()
+    return x
+
+
+@torch.compile
 def attend(x, documents):
     """Attention inside documents, with a mask of blocks that is made from their numbers."""
     first, last = documents.view(-1, BLOCK)[:, 0], documents.view(-1, BLOCK)[:, -1]
@@ -123,5 +132,6 @@ for _ in range(4):
     attend(heads, documents).sum().backward()
     recomputed(heads).sum().backward()
     number_documents(torch.ones(2**18, dtype=torch.int64, device="cuda"))
+    broken(square)
     optimizer.step()
     optimizer.zero_grad()
