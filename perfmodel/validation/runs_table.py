@@ -33,7 +33,8 @@ class Column(Form):
     """A column that is read: the kind of its cells, and what its words mean.
 
     It is the *sets* field of the workload, such as `model.layers`; an empty cell sets it to
-    *default*, or leaves it open if there is none. Tables may *also* call it by other names.
+    *default*, or leaves it open if there is none. Tables may *also* call it by other names, and
+    its words by *other_words*.
     """
 
     kind: Annotated[str, OneOf(("count", "natural", "number", "switch", "counts", "word", "text"))]
@@ -42,6 +43,7 @@ class Column(Form):
     sets: str = ""
     default: str | int | bool | None = None
     also: tuple[str, ...] = ()
+    other_words: Mapping[str, str] = field(default_factory=dict)
 
     def fault(self, text: str) -> str:
         """Why *text* is not allowed in this column; empty if it is."""
@@ -286,13 +288,14 @@ def _iter_rows(
     columns = columns_of(family)
     unread = tuple(name for name in names if name and name not in columns)
     words = {
-        name: {word.casefold(): word for word in column.words} if column.kind == "word" else {}
+        name: {word.casefold(): word for word in column.words} | dict(column.other_words)
         for name, column in columns.items()
+        if column.kind == "word"
     }
     seen: set[str | int] = set()
     for number, line in enumerate(lines):
         cells = {
-            name: words[name].get(cell.strip().casefold(), cell.strip())
+            name: words.get(name, {}).get(cell.strip().casefold(), cell.strip())
             for name, cell in zip(names, line, strict=False)
             if name in columns
         }

@@ -85,6 +85,11 @@ def test_a_column_may_state_its_unit_and_milliseconds_are_read(tmp_path):
         )
 
 
+def test_words_of_frameworks_are_read(tmp_path):
+    told = predicted_s(tmp_path, data_sharding="zero3", tp="1")
+    assert predicted_s(tmp_path, data_sharding="FSDP", tp="1", compute_precision="bfloat16") == told
+
+
 def test_a_row_of_gpt_without_its_width_has_the_usual_one(tmp_path):
     # 4 x 1024 = 4096.
     told = predicted_s(tmp_path, gated_ffn="0")

@@ -221,7 +221,7 @@ def _refuse_others(
 
 def _add_vocabulary(table: SettingsTable, flat: dict[str, Any]) -> Iterator[str]:
     """Put the size of a well-known tokenizer into *flat* where none is stated, and say so."""
-    if {"vocab_size", "padded_vocab_size"} & flat.keys():
+    if any(flat.get(key) is not None for key in ("vocab_size", "padded_vocab_size")):
         return
     words = [str(flat[key]) for key in _TOKENIZER if key in flat]
     if flat.get("merge_file"):

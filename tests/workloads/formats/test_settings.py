@@ -171,7 +171,7 @@ def test_well_known_tokenizers_tell_the_vocabulary_and_the_answer_says_so(file, 
 
 @pytest.mark.parametrize(
     ("named", "words"),
-    [("{library: huggingface, type: Qwen/Qwen1.5-14B}", 152064),
+    [("{library: huggingface, type: Qwen/Qwen1.5-14B, vocab_size: null}", 152064),
      ("{library: sentencepiece, model: '${data_dir}/llama2/tokenizer.model'}", 32000),
      ("{library: sentencepiece}\n  run: {name: llama3_1_8b}", 128256),
      ("{library: sentencepiece}\n  restore_from_path: /models/Nemotron-4-340B.nemo", 256000)],
