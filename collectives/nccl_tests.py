@@ -2,7 +2,8 @@
 
 It contains sizes, times, ranks and hosts, but not the machine, and older releases do not print the
 collective either. The collective is then derived from the columns or the name of the file, or the
-user states it.
+user states it. A launcher may put words before every line (`[1,0]<stdout>:`, `0: `, a time): the
+heading tells how many.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Record = dict[str, str]
 _PROGRAM = re.compile(r"\b([a-z]+(?:_[a-z]+)*)_perf(?:_mpi)?\b")
 _SIZE = re.compile(r"[0-9]{1,18}")
 _LEAST_PLAIN = 1.0
-_RANK = re.compile(r"#\s+Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\b")
+_RANK = re.compile(r"\bRank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\b")
 _LIBRARY = re.compile(r"nccl-library=(\d{4,6})|NCCL version (\d+\.\d+(?:\.\d+)?)")
 _DTYPES = {
     "float": "fp32", "half": "fp16", "bfloat16": "bf16", "double": "fp64", "int8": "int8",
@@ -43,7 +44,7 @@ def is_nccl_tests(text: str) -> bool:
     """Whether *text* is a print or the JSON of nccl-tests, and no table."""
     if text.lstrip()[:1] == "{":
         return True
-    return "nGpus" in text or any(_is_heading(line) for line in text.splitlines())
+    return "nGpus" in text or any(_heading(line) for line in text.splitlines())
 
 
 def read_nccl_tests(text: str, *, document: str, place: RunPlace) -> list[Record]:
@@ -124,10 +125,13 @@ def _parse_print(text: str, document: str) -> _Run:
 def _iter_cells(lines: Iterable[str]) -> Iterator[dict[str, str]]:
     """The cells of every line below a heading, by column; out of place where there are both."""
     columns: list[str] = []
+    before = 0
     for line in lines:
-        if _is_heading(line):
-            columns = line.replace("cputime", "time").lstrip("# ").split()
-        words = line.split()
+        heading = _heading(line)
+        if heading:
+            before = heading.index("size")
+            columns = heading[before:]
+        words = line.split()[before:]
         if columns and len(words) >= len(columns):
             pairs = list(zip(columns, words, strict=False))
             yield {**dict(reversed(pairs)), "size": words[0]}
@@ -187,9 +191,10 @@ def _digits(number: str) -> int:
     return len(number.partition(".")[2])
 
 
-def _is_heading(line: str) -> bool:
-    words = line.replace("cputime", "time").split()
-    return line.lstrip().startswith("#") and {"size", "count", "time", "busbw"} <= set(words)
+def _heading(line: str) -> list[str]:
+    """The words of a heading, with those that a launcher put before; none of other lines."""
+    words = line.replace("cputime", "time").replace("#", " ").split()
+    return words if {"size", "count", "time", "busbw"} <= set(words) else []
 
 
 def _parse_json(text: str, document: str) -> _Run:

@@ -113,7 +113,11 @@ class TableEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Annotated[str, Field(min_length=1, coerce_numbers_to_str=True)]
+    name: str = Field(
+        min_length=1,
+        coerce_numbers_to_str=True,
+        validation_alias=AliasChoices("name", "table_name", "table"),
+    )
     rows: _Whole = Field(
         ge=1, le=MOST_ROWS, validation_alias=AliasChoices("rows", "num_embeddings", "num_rows")
     )

@@ -151,23 +151,23 @@ def parse_yaml(
 
 
 _OTHER_FORMATS = {
-    "XML": re.compile(r"\s*<[?!/A-Za-z]"),
-    "a Python script": re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*(?:import|from) +[\w.]+"),
-    "TOML": re.compile(r"""(?:[ \t]*(?:[#;][^\n]*)?\r?\n)*[ \t]*"""
-                       r"""(?:\[\[?[\w .'"-]+\]\]?[ \t]*(?:[#;\r\n]|$)|[\w.'"-]+[ \t]*=[^=])"""),
+    "XML": (re.compile(r"\s*<[?!/A-Za-z]"), "NCCL's topology XML is given with --topology"),
+    "a Python script": (re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*(?:import|from) +[\w.]+"),
+                        "`perfmodel emulate` makes a job of a script"),
+    "TOML": (re.compile(r"""(?:[ \t]*(?:[#;][^\n]*)?\r?\n)*[ \t]*"""
+                        r"""(?:\[\[?[\w .'"-]+\]\]?[ \t]*(?:[#;\r\n]|$)|[\w.'"-]+[ \t]*=[^=])"""),
+             "A file of torchtitan is given with --workload, or with --layout-from for its layout"),
 }  # fmt: skip
-"""How files begin that are not YAML; TOML may be INI, too."""
+"""How files begin that are not YAML, and what they are for; TOML may be INI, too."""
 
 
 def _check_no_other_format(text: str, document: str, error_type: type[InputError]) -> None:
     """Raise if *text*, which is not a YAML mapping, is of a format that is mistaken for one."""
-    for name, beginning in _OTHER_FORMATS.items():
+    for name, (beginning, purpose) in _OTHER_FORMATS.items():
         if beginning.match(text):
-            is_script = name.endswith("script")
             raise error_type(
-                f"{document}: looks like {name}, but must be YAML: `key: value` lines. "
-                f"`perfmodel {'emulate' if is_script else 'init'}` "
-                f"{'makes a job of a script' if is_script else 'writes files to start from'}."
+                f"{document}: looks like {name}, but must be YAML: `key: value` lines. {purpose}; "
+                "`perfmodel init` writes files to start from."
             )
 
 

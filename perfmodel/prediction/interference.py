@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.base.compiling import compiled
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.layout import Int64s
 from perfmodel.engine.replay import Replay, Replayer
@@ -278,17 +279,33 @@ def overlap_losses(starts_ns: Int64s, ends_ns: Int64s, link_use: Floats) -> Floa
     # Calls of a lane are in order already; equal moments are a span of no length.
     moments = np.sort(np.concatenate([starts_ns, ends_ns]), kind="stable")
     first, last = np.searchsorted(moments, starts_ns), np.searchsorted(moments, ends_ns)
-    spans = np.diff(moments)
     shares = np.zeros(len(starts_ns))
-    for link in range(link_use.shape[1]):
-        change = np.zeros(len(moments))
-        np.add.at(change, first, link_use[:, link])
-        np.subtract.at(change, last, link_use[:, link])
-        demand = np.cumsum(change)[:-1]
-        idle = spans * (1 - 1 / np.maximum(demand, 1.0))
-        reached = np.concatenate([[0.0], np.cumsum(idle)])
-        lost_ns = (reached[last] - reached[first]) * np.minimum(link_use[:, link], 1.0)
-        shares = np.maximum(shares, lost_ns / np.maximum(ends_ns - starts_ns, 1))
-    # Sums of shares may miss 1 by the last bit.
-    shares[shares < 1e-9] = 0.0
+    _share_links(moments, first, last, np.asarray(link_use, dtype=np.float64), shares)
     return shares
+
+
+@compiled
+def _share_links(
+    moments: Int64s, first: Int64s, last: Int64s, link_use: Floats, shares: Floats
+) -> None:
+    demand, idle_ns = np.empty(len(moments)), np.empty(len(moments))
+    for link in range(link_use.shape[1]):
+        demand[:] = 0.0
+        for call in range(len(first)):
+            demand[first[call]] += link_use[call, link]
+        for call in range(len(first)):
+            demand[last[call]] -= link_use[call, link]
+        asked = reached_ns = idle_ns[0] = 0.0
+        for place in range(len(moments) - 1):
+            asked += demand[place]
+            span_ns = moments[place + 1] - moments[place]
+            reached_ns += span_ns * (1 - 1 / max(asked, 1.0))
+            idle_ns[place + 1] = reached_ns
+        for call in range(len(first)):
+            lost_ns = (idle_ns[last[call]] - idle_ns[first[call]]) * min(link_use[call, link], 1.0)
+            length_ns = max(moments[last[call]] - moments[first[call]], 1)
+            shares[call] = max(shares[call], lost_ns / length_ns)
+    for call in range(len(shares)):
+        # Sums of shares may miss 1 by the last bit.
+        if shares[call] < 1e-9:
+            shares[call] = 0.0

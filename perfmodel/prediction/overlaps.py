@@ -31,6 +31,7 @@ from perfmodel.graph.program import PLAIN, LaneKind, offsets
 Codes = NDArray[np.int8]
 NOTICED_NS = 1e-3
 """Less is rounding, not a loss."""
+_NONE, _WAITING, _MOVING = int(Phase.NONE), int(Phase.WAITING), int(Phase.MOVING)
 
 
 def task_rows(priced: PricedJob) -> Int64s:
@@ -83,14 +84,14 @@ def find_calls(job: JobGraph) -> Calls:
 class KernelLanes(NamedTuple):
     """Lanes with kernels that can be slowed, and all tasks of a replay by flat number.
 
-    A lane has the tasks *first* to *stop* and a *rank*. *work_ns* is how long a task takes alone;
-    *speed* is families x phases: how fast a family advances.
+    A lane has the tasks *first* to *stop* and a *rank*. A task took *duration_ns* until *end_ns*;
+    *work_ns* is how long it takes alone. *speed* is families x phases: how fast a family advances.
     """
 
     first: Int64s
     stop: Int64s
     rank: Int64s
-    start_ns: Int64s
+    duration_ns: Int64s
     end_ns: Int64s
     work_ns: Floats
     family: Codes
@@ -153,16 +154,14 @@ class KernelSlowdown:
 
     def _slow(self, last: Round, timeline: Timeline, *, calls: Int64s, work_ns: Floats) -> Floats:
         """How much longer than *work_ns* every task of *timeline* takes while *calls* run."""
-        end_ns = np.ascontiguousarray(timeline.end_ns[:, 0])
         lanes = (self.lane_first, self.lane_stop, self.lane_rank)
-        times_ns = (end_ns - last.duration_ns, end_ns, work_ns)
+        times_ns = (last.duration_ns, timeline.end_ns[:, 0], work_ns)
         lost_ns = np.zeros(len(work_ns))
         _walk_lanes(
             KernelLanes(*lanes, *times_ns, self.family, self.speed),
             find_overlaps(calls, last.undelayed.rank_count),
             lost_ns,
         )
-        lost_ns[lost_ns < NOTICED_NS] = 0.0
         return lost_ns
 
 
@@ -204,20 +203,31 @@ def find_overlaps(calls: Int64s, rank_count: int) -> OverlapTimeline:
     Rows of *calls* are ranks, and when collectives were ready, started and ended. From ready to
     start a collective waits for other ranks; its kernel is on the device already.
     """
-    rank, ready_ns, start_ns, end_ns = calls
-    moments = np.concatenate([ready_ns, start_ns, start_ns, end_ns])
-    ranks = np.tile(rank, 4)
-    waiting = np.repeat(np.array([1, -1, 0, 0], dtype=np.int64), len(rank))
-    moving = np.repeat(np.array([0, 0, 1, -1], dtype=np.int64), len(rank))
     # One key of rank and moment sorts faster than two, and 64 bits hold 2^20 ranks of two hours.
-    span_ns = moments.max(initial=0) - moments.min(initial=0) + 1
-    order = np.argsort(ranks * span_ns + moments, kind="stable")
-    # Every call ends, so sums are back at zero where the next rank begins.
-    is_moving = np.cumsum(moving[order]) > 0
-    is_waiting = np.cumsum(waiting[order]) > 0
-    phase = np.where(is_moving, Phase.MOVING, np.where(is_waiting, Phase.WAITING, Phase.NONE))
-    first = np.searchsorted(ranks[order], np.arange(rank_count + 1)).astype(np.int64)
-    return OverlapTimeline(moments[order], phase.astype(np.int8), first)
+    span_ns = calls[1:].max(initial=0) - calls[1:].min(initial=0) + 1
+    # A call begins to move where it ends to wait, so that moment is there once.
+    order = np.argsort((calls[0] * span_ns + calls[1:]).ravel(), kind="stable")
+    moments_ns = np.empty(len(order), dtype=np.int64)
+    phase = np.empty(len(order), dtype=np.int8)
+    first = np.zeros(rank_count + 1, dtype=np.int64)
+    _count_calls(order, np.ascontiguousarray(calls), moments_ns, phase, first)
+    return OverlapTimeline(moments_ns, phase, np.cumsum(first))
+
+
+@compiled
+def _count_calls(
+    order: Int64s, calls: Int64s, moments_ns: Int64s, phase: Codes, first: Int64s
+) -> None:
+    count = calls.shape[1]
+    waiting = moving = 0
+    for place in range(len(order)):
+        row, call = divmod(order[place], count)
+        waiting += 1 if row == 0 else -1 if row == 1 else 0
+        moving += 1 if row == 1 else -1 if row == 2 else 0
+        moments_ns[place] = calls[1 + row, call]
+        # Every call ends, so both are back at zero where the next rank begins.
+        phase[place] = _MOVING if moving > 0 else _WAITING if waiting > 0 else _NONE
+        first[calls[0, call] + 1] += 1
 
 
 @compiled
@@ -228,11 +238,9 @@ def _walk_lanes(kernels: KernelLanes, overlaps: OverlapTimeline, lost_ns: Floats
         phase = 0
         now_ns = -1.0
         for task in range(kernels.first[lane], kernels.stop[lane]):
-            is_chained = (
-                task > kernels.first[lane] and kernels.start_ns[task] == kernels.end_ns[task - 1]
-            )
-            if not is_chained:
-                now_ns = max(now_ns, float(kernels.start_ns[task]))
+            start_ns = kernels.end_ns[task] - kernels.duration_ns[task]
+            if task == kernels.first[lane] or start_ns != kernels.end_ns[task - 1]:
+                now_ns = max(now_ns, float(start_ns))
             began_ns = now_ns
             while here < last and overlaps.moments_ns[here] <= now_ns:
                 phase = overlaps.phase[here]
@@ -248,4 +256,5 @@ def _walk_lanes(kernels: KernelLanes, overlaps: OverlapTimeline, lost_ns: Floats
                 phase = overlaps.phase[here]
                 here += 1
             now_ns += left_ns / speed[phase]
-            lost_ns[task] = now_ns - began_ns - kernels.work_ns[task]
+            task_lost_ns = now_ns - began_ns - kernels.work_ns[task]
+            lost_ns[task] = task_lost_ns if task_lost_ns >= NOTICED_NS else 0.0

@@ -160,7 +160,10 @@ def load_setting(scenario: Scenario) -> Setting:
     topology = load_topology(scenario.topology, calibrations=scenario.calibration)
     cluster = build_cluster(topology, hosts=scenario.hosts, ranks_per_host=scenario.ranks_per_host)
     workload = load_workload(
-        scenario.workload, scenario.overrides, layout_from=scenario.layout_from
+        scenario.workload,
+        scenario.overrides,
+        layout_from=scenario.layout_from,
+        rank_count=cluster.rank_count,
     )
     tables: tuple[EmbeddingTable, ...] = ()
     if scenario.tables is not None:

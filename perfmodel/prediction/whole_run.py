@@ -25,7 +25,7 @@ from perfmodel.base.forms import Form, load_document
 from perfmodel.base.units import NS_PER_HOUR, NS_PER_S, parse_long_duration_ns
 from perfmodel.prediction.answer import Part, Prediction
 from perfmodel.prediction.scenario import RunQuestion
-from topologies import load_device
+from topologies import load_device, name_devices
 
 PRICES = Path(__file__).with_name("prices.yaml")
 HOURS_PER_DAY = 24
@@ -213,14 +213,19 @@ def _per_iteration(
 
 
 def find_price(prediction: Prediction, rates: RunRates, machine: str | None = None) -> float | None:
-    """The price of a GPU for an hour, by machine or by GPU, where it is listed."""
+    """The price of a GPU for an hour, by machine or by GPU, where it is listed.
+
+    A list may call GPUs as people do: `h100` is h100_sxm.
+    """
     scenario = prediction.scenario
     if machine is None and scenario is not None:
         machine = scenario.topology
-    for name in (machine and Path(machine).stem, prediction.facts.device):
-        if name in rates.per_gpu_hour:
-            return rates.per_gpu_hour[name]
-    return None
+    listed, device = rates.per_gpu_hour, prediction.facts.device
+    for name in (machine and Path(machine).stem, device):
+        if name in listed:
+            return listed[name]
+    meant = (price for name, price in listed.items() if device in name_devices(name))
+    return next(meant, None)
 
 
 def mean_power_w(prediction: Prediction, rates: RunRates) -> float | None:

@@ -25,8 +25,11 @@ def summarise(
     memory = question.memory_fit
     parts = () if memory is None else memory.fullest.memory.parts
     is_transformer = any(part.name == "logits" for part in parts)
+    figures = found.yardsticks
     return {
         "time_ns": found.iteration_ns,
+        "per_s": None if figures is None else figures.per_s,
+        "unit": None if figures is None else figures.unit,
         "time": format_duration(found.iteration_ns),
         "fits": memory is None or memory.fits,
         "verdict": "" if memory is None else describe_fit(memory, is_transformer=is_transformer),

@@ -6,6 +6,7 @@ stated", never zero. A cell that cannot be read is a fault of its row.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -32,7 +33,8 @@ class Column(Form):
     """A column that is read: the kind of its cells, and what its words mean.
 
     It is the *sets* field of the workload, such as `model.layers`; an empty cell sets it to
-    *default*, or leaves it open if there is none. Tables may *also* call it by other names.
+    *default*, or leaves it open if there is none. Tables may *also* call it by other names, and
+    its words by *other_words*.
     """
 
     kind: Annotated[str, OneOf(("count", "natural", "number", "switch", "counts", "word", "text"))]
@@ -41,6 +43,7 @@ class Column(Form):
     sets: str = ""
     default: str | int | bool | None = None
     also: tuple[str, ...] = ()
+    other_words: Mapping[str, str] = field(default_factory=dict)
 
     def fault(self, text: str) -> str:
         """Why *text* is not allowed in this column; empty if it is."""
@@ -226,7 +229,9 @@ def load_runs(path: Path) -> RunTable:
     """The table in *path*, a CSV file that may be compressed with gzip."""
     text = read_packed_text(path, MeasurementError, MAX_TABLE_BYTES)
     lines = iter_lines(text, document=str(path), error_type=MeasurementError)
-    names = _known_names(next(lines, []))
+    header = next(lines, [])
+    names = _known_names(header)
+    milliseconds = {place for place, name in enumerate(header) if _plain(name).endswith("_ms")}
     family = Family.DLRM if _DLRM_COLUMN in names else Family.TRANSFORMER
     missing = [name for name in required_columns(family) if name not in names]
     if missing:
@@ -236,7 +241,11 @@ def load_runs(path: Path) -> RunTable:
             f"{', '.join(required_columns(family))}; missing: {', '.join(missing)}."
             + (f" These are not known: {unread}." if unread else "")
         )
-    rows = tuple(_iter_rows(names, lines, family))
+    in_seconds = (
+        [_thousandth(cell) if place in milliseconds else cell for place, cell in enumerate(line)]
+        for line in lines
+    )
+    rows = tuple(_iter_rows(names, in_seconds, family))
     if not rows:
         raise MeasurementError(f"{path}: must have at least one row, has only a header.")
     return RunTable(family, rows)
@@ -245,7 +254,8 @@ def load_runs(path: Path) -> RunTable:
 def _known_names(header: Sequence[str]) -> list[str]:
     """*header* with the names of our columns for those that tables also use.
 
-    A column that is there under our name is not looked for under another.
+    A column that is there under our name is not looked for under another. One of milliseconds has
+    the name of the same in seconds.
     """
     families = [load_columns().common, load_columns().transformer, load_columns().dlrm]
     ours = {
@@ -255,8 +265,21 @@ def _known_names(header: Sequence[str]) -> list[str]:
         for other in (name, *column.also)
         if other == name or name not in header
     }
-    plain = [name.strip().lower().replace(" ", "_").replace("-", "_") for name in header]
+    plain = [re.sub("_ms$", "_s", _plain(name)) for name in header]
     return [ours.get(one, name) for one, name in zip(plain, header, strict=True)]
+
+
+def _plain(name: str) -> str:
+    """The name of a column in small letters: `Step Time (s)` is step_time_s."""
+    return re.sub(r"\W+", "_", name.lower()).strip("_")
+
+
+def _thousandth(cell: str) -> str:
+    """A cell of milliseconds in seconds; what is no number stays, to be reported."""
+    try:
+        return str(float(cell) / 1000)
+    except ValueError:
+        return cell
 
 
 def _iter_rows(
@@ -265,13 +288,14 @@ def _iter_rows(
     columns = columns_of(family)
     unread = tuple(name for name in names if name and name not in columns)
     words = {
-        name: {word.casefold(): word for word in column.words} if column.kind == "word" else {}
+        name: {word.casefold(): word for word in column.words} | dict(column.other_words)
         for name, column in columns.items()
+        if column.kind == "word"
     }
     seen: set[str | int] = set()
     for number, line in enumerate(lines):
         cells = {
-            name: words[name].get(cell.strip().casefold(), cell.strip())
+            name: words.get(name, {}).get(cell.strip().casefold(), cell.strip())
             for name, cell in zip(names, line, strict=False)
             if name in columns
         }

@@ -18,7 +18,7 @@ from perfmodel.workloads.catalog import Workload, list_workloads, load_workload,
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.transformer.spec import TransformerSpec
 
-_NEEDED = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len", "gbs")
+_NEEDED = ("layers", "hidden", "heads", "vocab", "seq_len", "gbs")
 GPT_FFN_RATIO = 4
 _MASKED = "masked_tokens"
 _PREDICTED_TOKENS = {128: 20, 384: 60, 512: 80}
@@ -101,6 +101,8 @@ def _batch(row: RunRow, sentences: list[str]) -> int:
 
 def _model(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str, Any]:
     is_gated = _is_gated(row, sentences)
+    if is_gated or (row.value("experts") or 0) > 1:
+        _check_stated(row, ("ffn",))
     model: dict[str, Any] = {
         **row.section("model"),
         "gated_ffn": is_gated,
@@ -118,6 +120,9 @@ def _model(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str,
         )
     if not is_gated:
         model["max_positions"] = row.value("seq_len")
+    if not row.value("ffn"):
+        model["ffn"] = GPT_FFN_RATIO * model["hidden"]
+        sentences.append("The width of the FFN is not stated; assumed four times hidden.")
     if known := _known_model(model):
         sentences.append(f"Norms, positions and bias are those of {known.name}: equal widths.")
         return model | {name: getattr(known.model, name) for name in _OF_MODEL}

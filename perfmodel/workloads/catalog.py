@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,36 +53,41 @@ def load_workload(
     overrides: Sequence[str] = (),
     *,
     layout_from: str | Path | None = None,
+    rank_count: int = 1,
 ) -> Workload:
     """The workload in a file or of that name, with *overrides* such as `parallel.tp=4`.
 
     Files of other programs, such as the config.json of a Hugging Face model, are read too.
     *layout_from* is a file whose layout, batch and training replace those of the workload.
+    *rank_count* matters where the batch of one data-parallel rank is stated.
     """
     path = find_workload(name_or_path)
     if layout_from is not None:
-        return _load_laid_out(path, overrides, Path(layout_from))
+        return _load_laid_out(path, overrides, Path(layout_from), rank_count)
     given = {override.partition("=")[0].strip() for override in overrides}
     if path.parent != SPEC_FOLDER:
         from perfmodel.workloads.formats import read_foreign  # the catalog needs no other formats
 
         foreign = read_foreign(path, given)
         if foreign is not None:
-            return parse_workload(foreign.content, document=str(path), overrides=overrides)
+            file = Document(str(path), foreign.content, WorkloadError)
+            return _parse(file, overrides, rank_count)
     loaded = load_document(path, WorkloadError)
     # A value that an override changed is on no line.
     locate = str if overrides else loaded.locate
     document = replace(loaded, name=str(name_or_path), locate=locate)
-    return _parse(document, overrides)
+    return _parse(document, overrides, rank_count)
 
 
-def _load_laid_out(path: Path, overrides: Sequence[str], layout_file: Path) -> Workload:
+def _load_laid_out(
+    path: Path, overrides: Sequence[str], layout_file: Path, rank_count: int
+) -> Workload:
     """The workload in *path* with the layout in *layout_file*."""
     from perfmodel.workloads.formats import read_layout  # only asked for with --layout-from
 
     laid_out = read_layout(layout_file)
     changes = [f"{key}={json.dumps(value)}" for key, value in laid_out.changes.items()]
-    workload = load_workload(path, [*changes, *overrides])
+    workload = load_workload(path, [*changes, *overrides], rank_count=rank_count)
     sentence = f"Layout and training are those of {layout_file} ({laid_out.kind})."
     update: dict[str, Any] = {"assumed": (*workload.assumed, sentence)}
     if "stack" in laid_out.content:
@@ -96,7 +102,7 @@ def parse_workload(
     return _parse(Document(document, content, WorkloadError), overrides)
 
 
-def _parse(file: Document, overrides: Sequence[str]) -> Workload:
+def _parse(file: Document, overrides: Sequence[str], rank_count: int = 1) -> Workload:
     content, document = file.content, file.name
     family = content.get("family")
     if not isinstance(family, str) or family not in _FAMILIES:
@@ -123,8 +129,22 @@ def _parse(file: Document, overrides: Sequence[str]) -> Workload:
         content["assumed"] = [
             one for one in content["assumed"] if one.partition(":")[0] not in stated
         ]
-    workload: Workload = file.read(cast("type[Any]", spec_type))
+    settled = replace(file, content=_with_batch(content, rank_count))
+    workload: Workload = settled.read(cast("type[Any]", spec_type))
     return workload
+
+
+def _with_batch(content: dict[str, Any], rank_count: int) -> dict[str, Any]:
+    """*content* with the batch of all ranks, where it states that of a data-parallel one."""
+    one = content.get("replica_batch")
+    if "batch" in content or not isinstance(one, int):
+        return content
+    parallel = {"tp": 1, "pp": 1, **content.get("parallel", {})}
+    copies = rank_count // math.prod(int(parallel.get(key) or 1) for key in ("tp", "pp", "cp"))
+    batch = one * max(1, copies)
+    said = f"batch: {batch:,}, which is {one:,} for each data-parallel rank; no other is stated."
+    assumed = [*content.get("assumed", ()), said]
+    return {**content, "batch": batch, "parallel": parallel, "assumed": assumed}
 
 
 def find_workload(name_or_path: str | Path) -> Path:
@@ -193,6 +213,8 @@ def _apply(
     except ValueError:
         faults.add(key, f"cannot be read as a value, got {quote(text)}")
         return
+    # Each of them states the other.
+    content.pop({"batch": "replica_batch", "replica_batch": "batch"}.get(key, ""), None)
     *sections, name = key.split(".")
     section = content
     for word in sections:

@@ -44,7 +44,7 @@ def test_a_mapping_is_read():
         ("<system a='1'>: [", "looks like XML, but must be YAML"),
         ("# mine\nname = 'x'\n[device]\n", "looks like TOML, but must be YAML"),
         ("# train\nimport torch\nfor i in range(6): step()", "`perfmodel emulate` makes a job"),
-        ("[topology]\nname = 'x'\n", "looks like TOML, but must be YAML"),
+        ("[topology]\nname = 'x'\n", "A file of torchtitan is given with --workload"),
         ("a: 1:30.5", "'1:30.5' must be a decimal number"),
     ],
 )

@@ -1,8 +1,9 @@
 from dataclasses import replace
 
 import numpy as np
+import torch
 
-from perfmodel.calibration.networks import TrainingPlan, fit_ordered, fit_steps
+from perfmodel.calibration.networks import TrainingPlan, fit_ordered, fit_steps, one_cycle
 
 PLAN = TrainingPlan(hidden=16, steps=300, batch=128, learning_rate=3e-2, spread_hidden=8)
 
@@ -44,3 +45,15 @@ def test_the_same_rows_give_the_same_correction():
     short = replace(PLAN, steps=30)
     first, second = (fit_ordered(features, log_time, short) for _ in range(2))
     assert np.array_equal(first.order.first, second.order.first)
+
+
+def test_one_cycle_is_that_of_torch():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([weight], lr=1.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PLAN.learning_rate, total_steps=300)
+    for step in range(300):
+        group = optimizer.param_groups[0]
+        assert one_cycle(step, PLAN) == (group["lr"], group["betas"][0])
+        optimizer.step()
+        if step < 299:
+            schedule.step()

@@ -202,7 +202,7 @@ def test_the_page_works_in_a_browser(site):
         settled("b")
         assert page.inner_text("#versus") == "both take the same time"
         page.fill("#b [name=batch]", "64")
-        shows("#versus", "times as fast")
+        shows("#versus", "times as fast in tokens/s")
         page.click("#a [data-copy=command]")
         copied = page.evaluate("navigator.clipboard.readText()")
         assert copied.startswith("perfmodel predict --topology dgx_a100")

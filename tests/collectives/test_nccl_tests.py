@@ -56,6 +56,18 @@ def test_a_print_says_sizes_times_ranks_hosts_and_release(tmp_path):
     assert rows[0].dtype is DType.FP16
 
 
+@pytest.mark.parametrize(
+    "prefix",
+    ["[1,0]<stdout>:", "0: ", " 0: ", "2026-03-01T10:00:00.123Z ", "[2026-03-01 10:00:00] ",
+     "Sun Mar  1 10:00:00 2026[1,0]<stdout>: "],
+)  # fmt: skip
+def test_what_a_launcher_puts_before_every_line_changes_nothing(tmp_path, prefix):
+    text = HEADING + ranks(16) + COLUMNS + LINES
+    tagged = "".join(prefix + line for line in text.splitlines(keepends=True))
+    tagged += "[1,3]<stderr>:node0:1883:1950 [3] NCCL INFO comm 0x55 rank 3 nranks 16 nNodes 2 up\n"
+    assert load(tmp_path, tagged) == load(tmp_path, text)
+
+
 def test_a_single_byte_is_a_size(tmp_path):
     lines = LINES.replace("        1024 ", "           1 ")
     rows = load(tmp_path, HEADING + ranks(8) + COLUMNS + lines)

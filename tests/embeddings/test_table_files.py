@@ -23,7 +23,7 @@ CSV = "name,rows,width,pooling_factor,zipf,dtype\nuser,1000,64,20,1.1,\nday,7,64
 JSON = [
     {"name": "user", "num_embeddings": 1000, "embedding_dim": 64, "pooling_factor": 20,
      "distribution": {"zipf": 1.1}, "feature_names": ["u"]},
-    {"name": "day", "num_embeddings": 7, "embedding_dim": 64, "data_type": "FP16"},
+    {"table_name": "day", "num_embeddings": 7, "embedding_dim": 64, "data_type": "FP16"},
 ]  # fmt: skip
 
 

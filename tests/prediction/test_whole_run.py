@@ -83,6 +83,11 @@ def test_prices_are_by_machine_then_by_gpu(tmp_path):
     found, asked = prediction(samples=1, tokens=1), RunQuestion(tokens=1e6, prices=str(path))
     assert plan_run(found, asked, machine="my_box.yaml").price_per_gpu_hour == 1.5
     assert plan_run(found, asked, machine="other").price_per_gpu_hour == 3
+    # As people call the GPU; an h100_pcie is another.
+    spoken = tmp_path / "spoken.yaml"
+    spoken.write_text("per_gpu_hour: {H100 PCIe: 1, h100: 2, a100: 3}\n")
+    by_name = replace(asked, prices=str(spoken))
+    assert plan_run(found, by_name, machine="other").price_per_gpu_hour == 2
     other = replace(found, facts=replace(found.facts, device="l4"))
     assert plan_run(other, asked, machine="other").cost is None
 

@@ -73,6 +73,33 @@ def test_common_names_of_columns_and_gpus_are_read_and_other_columns_are_named(t
     assert "The GPU H100 is taken as h100_sxm of the catalog." in board.assumptions["a"]
 
 
+def test_a_column_may_state_its_unit_and_milliseconds_are_read(tmp_path):
+    row = TRANSFORMER | {"gated_ffn": "0"}
+    board = board_of(tmp_path, row)
+    for heading, text in (("Step Time (s)", "0.1"), ("Iteration Time (ms)", "100")):
+        other = {heading if name == "iter_time_s" else name: one for name, one in row.items()}
+        [deviation] = board_of(tmp_path, other | {heading: text}).deviations
+        assert (deviation.measured, deviation.predicted) == (
+            board.deviations[0].measured,
+            board.deviations[0].predicted,
+        )
+
+
+def test_words_of_frameworks_are_read(tmp_path):
+    told = predicted_s(tmp_path, data_sharding="zero3", tp="1")
+    assert predicted_s(tmp_path, data_sharding="FSDP", tp="1", compute_precision="bfloat16") == told
+
+
+def test_a_row_of_gpt_without_its_width_has_the_usual_one(tmp_path):
+    # 4 x 1024 = 4096.
+    told = predicted_s(tmp_path, gated_ffn="0")
+    board = board_of(tmp_path, TRANSFORMER | {"gated_ffn": "0", "ffn": ""})
+    assert board.deviations[0].predicted == told
+    assert (
+        "The width of the FFN is not stated; assumed four times hidden." in board.assumptions["a"]
+    )
+
+
 def test_a_column_under_our_name_comes_before_one_under_another(tmp_path):
     told = predicted_s(tmp_path)
     assert board_of(tmp_path, {"precision": "fp32"} | TRANSFORMER).deviations[0].predicted == told
@@ -104,6 +131,7 @@ def test_a_table_without_ids_counts_its_rows_from_zero(tmp_path):
         ({"ep": "8"}, "ep without experts stated"),
         ({"vpp": "3"}, "interleaving=3 needs pipeline stages"),
         ({"layers": ""}, "not stated: layers"),
+        ({"ffn": ""}, "not stated: ffn"),
         ({"device": "warp9"}, "warp9"),
         ({"compute_precision": "int3"}, "int3"),
         ({"recompute": "a little"}, "column recompute: must be one of none, full"),

@@ -176,3 +176,11 @@ def test_a_key_of_another_section_is_suggested_with_its_place(tmp_path):
     path.write_text(f"{TINY}ffn: 32\n")
     with pytest.raises(WorkloadError, match=r"ffn .*unknown key; did you mean 'model.ffn'"):
         load_workload(path)
+
+
+def test_the_batch_of_a_replica_is_multiplied_by_the_replicas():
+    changes = ["replica_batch=2", "parallel.tp=4"]
+    workload = load_workload("llama3_8b", changes, rank_count=32)
+    # 32 ranks / (tp 4 x pp 1) are eight replicas of two sequences.
+    assert (workload.batch, workload.parallel.pp) == (16, 1)
+    assert load_workload("llama3_8b", [*changes, "batch=24"], rank_count=32).batch == 24

@@ -90,11 +90,15 @@ function paint() {
 
 function versus() {
   const { a, b } = last;
-  const isShown = !second.root.hidden && a && b;
-  document.getElementById("versus").textContent = !isShown ? "" :
-    a.time_ns === b.time_ns ? "both take the same time" :
-    b.time_ns < a.time_ns ? `the second is ${(a.time_ns / b.time_ns).toPrecision(3)} times as fast` :
-    `the first is ${(b.time_ns / a.time_ns).toPrecision(3)} times as fast`;
+  const place = document.getElementById("versus");
+  place.textContent = "";
+  if (second.root.hidden || !a || !b) return;
+  // Batches may differ, so iterations are compared by what they train.
+  const isRate = a.unit && a.unit === b.unit;
+  const ratio = isRate ? b.per_s / a.per_s : a.time_ns / b.time_ns;
+  const [which, times] = ratio > 1 ? ["second", ratio] : ["first", 1 / ratio];
+  place.textContent = ratio === 1 ? "both take the same time" :
+    `the ${which} is ${times.toPrecision(3)} times as fast${isRate ? ` in ${a.unit}/s` : ""}`;
 }
 
 const first = pane("a");

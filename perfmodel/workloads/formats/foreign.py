@@ -23,7 +23,7 @@ from perfmodel.workloads.formats.fields import FieldUse
 
 HUGGING_FACE = "Hugging Face config.json"
 CONFIG = "config.json"
-_SHAPE = ("batch", "sequence_length")
+_SHAPE = ("batch", "replica_batch", "sequence_length")
 _DEEPSPEED = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
 _TOML = re.compile(r"^\[[\w.]+\][ \t]*(?:#.*)?$", re.MULTILINE)
 _NATIVE = re.compile(r"^(?:family|vertices|memory_bandwidth)[ \t]*:", re.MULTILINE)

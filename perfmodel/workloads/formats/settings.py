@@ -27,9 +27,13 @@ _DECIDING = (
 )  # fmt: skip
 """Parts that replace what switches say of their field; without a switch they say nothing."""
 _OFF = (None, False, 0, "none", "")
+_CONVERTERS = {"float8": "fp8", "quantize.linear.float8": "fp8", "quantize.linear.mx": "mxfp8"}
+"""The number format of GEMMs by the converter of torchtitan that brings it."""
 _REFERENCE = re.compile(r"\$\{\.*([a-z_][\w.]*)\}")
 _PRODUCT = re.compile(r"\$\{multiply:\s*(\d+)\s*,\s*(\d+)\s*\}")
-_TOKENIZER = ("tokenizer_type", "tokenizer_model", "type", "tokenizer_name_or_path")
+# The section of a tokenizer is merged, so its `model` and `type` have no prefix.
+_TOKENIZER = ("tokenizer_type", "tokenizer_model", "type", "tokenizer_name_or_path", "model",
+              "restore_from_path", "run.name", "name")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class SettingsTable(Form):
     refused: tuple[Mapping[str, Any], ...] = ()
     tokenizers: Mapping[str, int] = field(default_factory=dict)
     left_out_if: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    flavors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    flavors: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
 
 @cache
@@ -168,15 +172,15 @@ def read_settings(
     reader = SettingsReader(table, FieldReader(document, stated, given), is_layout, unstated)
     values = reader.read()
     base: dict[str, Any] = {}
-    if program in ("megatron", "nemo"):
-        _finish_megatron(values, reader.fields)
-    elif program == "torchtitan":
+    if program == "torchtitan":
         _finish_torchtitan(values)
         if not is_layout:
             base = _find_flavor(table, reader.fields)
+    elif program != "deepspeed":
+        _finish_megatron(values, reader.fields)
+    _finish_batch(values, reader.fields, table)
     uses = reader.fields.finish(())
     workload: dict[str, Any] = {
-        **base,
         "name": name,
         "family": "transformer",
         "description": f"{table.kind} in {document}.",
@@ -185,12 +189,12 @@ def read_settings(
         "assumed": assumed,
     }
     for section in ("model", *_LAYOUT):
-        workload[section] = dict(base.get("model", {})) if section == "model" else {}
+        workload[section] = dict(base.get(section, {}))
     for target, value in values.items():
         section, dot, key = target.partition(".")
         if dot:
             workload[section][key] = value
-        elif target in ("batch", "sequence_length"):
+        else:
             workload[target] = value
     return workload, uses
 
@@ -221,17 +225,33 @@ def _refuse_others(
 
 def _add_vocabulary(table: SettingsTable, flat: dict[str, Any]) -> Iterator[str]:
     """Put the size of a well-known tokenizer into *flat* where none is stated, and say so."""
-    if {"vocab_size", "padded_vocab_size"} & flat.keys():
+    if any(flat.get(key) is not None for key in ("vocab_size", "padded_vocab_size")):
         return
     words = [str(flat[key]) for key in _TOKENIZER if key in flat]
     if flat.get("merge_file"):
-        words.append("GPT2BPETokenizer")
+        words.insert(0, "GPT2BPETokenizer")
     for word in words:
-        known = max((one for one in table.tokenizers if word.startswith(one)), key=len, default="")
+        known = max((one for one in table.tokenizers if _names(word, one)), key=len, default="")
         if known:
             flat["vocab_size"] = table.tokenizers[known]
             yield f"model.vocab: {flat['vocab_size']:,} is the vocabulary of {word}."
             return
+
+
+def _names(word: str, known: str) -> bool:
+    """Whether *word* is about *known*: `Llama-3-8B` names llama3, `llama-30b` does not."""
+    pattern = "[^a-z0-9]*".join(known) + r"(?!\.?[0-9b])"
+    return re.search(pattern, word.lower()) is not None
+
+
+def _finish_batch(values: dict[str, Any], fields: FieldReader, table: SettingsTable) -> None:
+    """Keep the batch of a data-parallel rank only where the file states none of the whole job."""
+    of_replica, times = values.pop("replica_batch", None), values.pop("replica_batch:times", 1)
+    if "batch" in values or "batch" in fields.given or of_replica is None:
+        return
+    values["replica_batch"] = of_replica * times
+    key = Source.parse(table.reads["batch"]).keys[0]
+    fields.uses.append(FieldUse(key, Use.DEFAULTED, "batch", f"{of_replica * times} per replica"))
 
 
 def _finish_megatron(values: dict[str, Any], fields: FieldReader) -> None:
@@ -266,7 +286,9 @@ def _finish_model(values: dict[str, Any], fields: FieldReader) -> None:
         # Megatron's own default: of a gated network two thirds, in whole blocks of 64.
         values["model.ffn"] = 4 * hidden * 2 // 3 // 64 * 64 if is_gated else 4 * hidden
     is_arguments = "swiglu" in fields.content or "group_query_attention" in fields.content
-    if is_arguments and not values.get("group_query"):
+    if values.get("group_query"):
+        values.setdefault("model.kv_heads", 1)
+    elif is_arguments:
         values.pop("model.kv_heads", None)
     values["model.dropout"] = bool(values.get("model.dropout"))
     if not values.get("latent"):
@@ -318,6 +340,9 @@ def _finish_torchtitan(values: dict[str, Any]) -> None:
         values.pop("parallel.sharding:replicas", 1),
         values.pop("parallel.sharding:shards", -1),
     )
+    reshard, stages = values.pop("parallel.sharding:reshard"), values.get("parallel.pp", 1)
+    # Weights stay gathered between forward and backward; pipelines have that by default.
+    keeps = reshard == "never" or (reshard == "default" and stages > 1)
     if shards == 1:
         values["parallel.sharding"] = "none"
     elif replicas > 1:
@@ -325,16 +350,31 @@ def _finish_torchtitan(values: dict[str, Any]) -> None:
         if shards > 1:
             values["parallel.shard_group"] = shards
     else:
-        values["parallel.sharding"] = "zero3"
+        values["parallel.sharding"] = "zero2" if keeps else "zero3"
     if values.get("parallel.tp", 1) == 1:
         values["parallel.sequence_parallel"] = False
+        values.pop("parallel.tp_overlap", None)
+    if stages == 1:
+        # Only pipelines divide what a rank gets for a step.
+        values["parallel.micro_batch"] = values.get("replica_batch")
+        values.pop("parallel.schedule", None)
+    elif values.get("parallel.schedule") == "interleaved":
+        values.pop("parallel.schedule")
+        values["parallel.interleaving"] = 2
+    every = values.pop("training.recompute_fraction:option")
+    if values.get("training.recompute") == "ops" and str(every).isdigit():
+        values["training.recompute"] = "full"
+        values["training.recompute_fraction"] = 1 / max(1, int(every))
+    converters = re.findall(r"[\w.]+", str(values.pop("training.compute:converters", "")))
+    for name in _CONVERTERS.keys() & set(converters):
+        values["training.compute"] = _CONVERTERS[name]
 
 
 def _find_flavor(table: SettingsTable, fields: FieldReader) -> dict[str, Any]:
-    """The catalog's model of that name and flavor; torchtitan keeps shapes in its code."""
+    """The model of that name and flavor; torchtitan keeps shapes in its code."""
     model, flavor = (fields.content.get(f"model.{key}") for key in ("name", "flavor"))
-    name = table.flavors.get(str(model), {}).get(str(flavor))
-    if name is None:
+    entry = table.flavors.get(str(model), {}).get(str(flavor))
+    if entry is None:
         known = "; ".join(_iter_flavors(table))
         raise WorkloadError(
             f"{fields.document}: model.flavor must be one whose shape is known ({known}), got "
@@ -344,7 +384,9 @@ def _find_flavor(table: SettingsTable, fields: FieldReader) -> dict[str, Any]:
     for key in ("name", "flavor"):
         value = fields.content[f"model.{key}"]
         fields.uses.append(FieldUse(f"model.{key}", Use.READ, "model", value))
-    return load_yaml(TABLE.parents[1] / "specs" / f"{name}.yaml")
+    others = dict(entry)
+    base = load_yaml(TABLE.parents[1] / "specs" / f"{others.pop('like')}.yaml")
+    return {"model": {**base["model"], **others}}
 
 
 def _iter_flavors(table: SettingsTable) -> Iterator[str]:

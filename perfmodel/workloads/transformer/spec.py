@@ -1,7 +1,8 @@
 """TransformerSpec: a Transformer, how it is trained and how it is spread over ranks.
 
-`batch` counts sequences over all ranks. What is left out under `parallel` is
-chosen by the number of ranks; see `layout_choice`.
+`batch` counts sequences over all ranks; a file may state `replica_batch` instead, those of a
+data-parallel rank. What is left out under `parallel` is chosen by the number of ranks; see
+`layout_choice`.
 """
 
 from __future__ import annotations
@@ -267,9 +268,10 @@ class TrainingSection(Section):
 
 
 class TransformerSpec(CommonSpec):
-    """A Transformer workload."""
+    """A Transformer workload; with *replica_batch* its batch grows with the data-parallel ranks."""
 
     family: Literal["transformer"]
+    replica_batch: Count | None = None
     sequence_length: Count
     masked_tokens: Count | None = None
     model: ModelSection

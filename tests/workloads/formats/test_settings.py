@@ -9,6 +9,7 @@ import pytest
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.workloads import load_workload
+from perfmodel.workloads.formats import Use, read_foreign
 from perfmodel.workloads.transformer.shapes import count_parameters
 from perfmodel.workloads.transformer.words import Recompute, StateSharding
 
@@ -63,6 +64,7 @@ data_parallel_shard_degree = 8
 tensor_parallel_degree = 4
 [activation_checkpoint]
 mode = "selective"
+selective_ac_option = "op"
 """
 DEEPSPEED = {
     "train_batch_size": 64,
@@ -147,7 +149,8 @@ def test_torchtitan_names_a_model_whose_shape_is_known(file):
         (SCRIPT.replace("pretrain_gpt", "pretrain_t5"), "pretrain_t5.py says that it trains an"),
         (NEMO + "  bert_binary_head: false\n", "bert_binary_head says that it trains BERT"),
         (TOML.replace("70B", "34B"), "model.flavor must be one whose shape is known"),
-        (TOML.replace("global_batch_size = 64", ""), "training.global_batch_size: must be given"),
+        (SCRIPT.replace("--micro-batch-size 1", ""), "micro_batch_size: must be given, but is"),
+        (NEMO + "  activations_checkpoint_recurrent: false\n", "mixes attention with recurrent"),
         ("[model\n[a]\n", "not valid TOML"),
         (DEEPSPEED, "is a DeepSpeed configuration, which describes no model"),
     ],
@@ -180,6 +183,90 @@ def test_well_known_tokenizers_tell_the_vocabulary_and_the_answer_says_so(file, 
     workload = load_workload(file(SCRIPT.replace('"--vocab-size 128256"', tokenizer)))
     assert workload.model.vocab == words
     assert f"model.vocab: {words:,} is the vocabulary of" in workload.assumed[0]
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [("{library: huggingface, type: Qwen/Qwen1.5-14B, vocab_size: null}", 152064),
+     ("{library: sentencepiece, model: '${data_dir}/llama2/tokenizer.model'}", 32000),
+     ("{library: sentencepiece}\n  run: {name: llama3_1_8b}", 128256),
+     ("{library: sentencepiece}\n  restore_from_path: /models/Nemotron-4-340B.nemo", 256000)],
+)  # fmt: skip
+def test_a_file_that_names_its_model_or_tokenizer_need_not_state_a_vocabulary(file, named, words):
+    workload = load_workload(file(NEMO.replace("{vocab_size: 32000}", named), "nemo.yaml"))
+    assert workload.model.vocab == words
+    assert f"model.vocab: {words:,} is the vocabulary of" in workload.assumed[0]
+
+
+@pytest.mark.parametrize("name", ["llama-30b", "open_llama_3b", "Qwen3.5-27B", "nemotron_4b"])
+def test_a_name_that_only_looks_like_a_known_one_tells_no_vocabulary(file, name):
+    named = f"{{type: null}}\n  run: {{name: {name}}}"
+    with pytest.raises(
+        WorkloadError, match=r"names no tokenizer or .* Or give --set model\.vocab="
+    ):
+        load_workload(file(NEMO.replace("{vocab_size: 32000}", named), "nemo.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "batch"),
+    [
+        # 64 ranks / tp 4 are 16 data-parallel ranks, of two sequences each.
+        (TOML.replace("global_batch_size = 64\n", ""), 32),
+        (TOML.replace("global_batch_size = 64", "global_batch_size = -1"), 32),
+        # 64 / (tp 4 x pp 2), of one sequence each.
+        (SCRIPT.replace("--global-batch-size 128", ""), 8),
+    ],
+)
+def test_a_file_without_a_batch_has_that_of_its_data_parallel_ranks(file, text, batch):
+    path = file(text)
+    workload = load_workload(path, rank_count=64)
+    assert workload.batch == batch
+    assert f"batch: {batch}, which is {workload.replica_batch} for each" in workload.assumed[-1]
+    assert load_workload(path, rank_count=128).batch == 2 * batch
+    stated = load_workload(path, ["batch=48"], rank_count=64)
+    assert (stated.batch, stated.replica_batch) == (48, None)
+    assert {use.target: use.use for use in read_foreign(path).uses}["batch"] is Use.DEFAULTED
+
+
+def test_deepspeed_without_a_batch_has_that_of_its_accumulated_micro_batches(file):
+    settings = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}
+    settings |= {"zero_optimization": {"stage": 3}}
+    workload = load_workload("llama3_8b", layout_from=file(settings), rank_count=16)
+    # 16 data-parallel ranks, each with four micro-batches of two sequences.
+    assert (workload.batch, workload.parallel.micro_batch) == (128, 2)
+    assert (workload.parallel.tp, workload.parallel.pp) == (1, 1)
+
+
+def test_torchtitan_has_its_own_defaults(file):
+    text = '[model]\nname = "qwen3"\nflavor = "32B"\n[training]\nsteps = 10\n'
+    workload = load_workload(file(text), rank_count=8)
+    # As published for Qwen3 32B; norms of queries and keys (128 each of 64 layers) are left out.
+    assert count_parameters(workload.model) == 32_762_123_264 - 64 * 2 * 128
+    assert (workload.batch, workload.sequence_length) == (8 * 8, 2048)
+    training = workload.training
+    # Selective recomputation takes every second layer unless an option says "op".
+    assert (training.recompute, training.recompute_fraction) == (Recompute.FULL, 0.5)
+    assert (training.optimizer, training.compute) == ("adamw", None)
+
+
+def test_torchtitan_divides_the_batch_of_a_rank_only_in_pipelines(file):
+    text = TOML.replace("local_batch_size = 2", "local_batch_size = 8")
+    assert load_workload(file(text)).parallel.micro_batch == 8
+    text = text.replace("data_parallel_replicate_degree = 2", "pipeline_parallel_degree = 2")
+    text = text.replace("[training]", 'converters = ["quantize.linear.float8"]\n[training]')
+    text = text.replace(
+        "tensor_parallel", 'pipeline_parallel_schedule = "Interleaved1F1B"\ntensor_parallel'
+    )
+    workload = load_workload(file(text))
+    assert (workload.parallel.micro_batch, workload.parallel.interleaving) == (1, 2)
+    # Stages keep gathered weights until their backward pass.
+    assert workload.parallel.sharding is StateSharding.ZERO2
+    assert workload.training.gemm_dtype is DType.FP8
+
+
+def test_grouped_queries_without_a_number_of_groups_are_one_group(file):
+    script = SCRIPT.replace("--num-query-groups 8", "")
+    assert load_workload(file(script)).model.kv_heads == 1
 
 
 def test_an_empty_field_of_a_tokenizer_tells_no_vocabulary(file):
