@@ -4,7 +4,7 @@ They notice a formula that is subtly wrong in one corner, where a worked case do
 constant that is fitted to measurements takes part, so that a fit moves none of them. After a
 change that was meant to move them: `python -m tests.recorded` (or with the modules to record).
 
-`jobs.json` has the jobs that tests import and emulate, task by task. After a change that was meant
+`jobs.json` has the jobs that tests import, task by task. After a change that was meant
 to move them, run those tests with PERFMODEL_RECORD_JOBS=1.
 """
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.emulation.emulating import SCRIPTS, emulate
@@ -35,9 +33,7 @@ def emulated(tmp_path_factory):
     def run(name):
         if name not in runs:
             folder = tmp_path_factory.mktemp(name)
-            found = emulate(SCRIPTS / f"{name}.py", folder, *OPTIONS[name])
-            runs[name] = replace(found, name=f"script {name}")
-            assert runs[name].job
+            runs[name] = emulate(SCRIPTS / f"{name}.py", folder, *OPTIONS[name])
         return runs[name]
 
     return run

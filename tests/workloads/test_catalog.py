@@ -86,7 +86,7 @@ def test_a_change_is_read_as_strictly_as_a_file(value):
         ("llama3_8b", "bach=4", "batch"),
         ("llama3_8b", "model.layer=2", "model.layers"),
         ("llama3_8b", "family=dlrm", "no such field"),
-        ("dlrm_mlperf", "embedding.width=64", "widths 64, 128"),
+        ("dlrm_mlperf", "embedding.width=64", "of width 128, .*got widths 64"),
         ("dlrm_dcnv2", "embedding.pooling_factors=[1, 2]", "got 2 for 26 tables"),
         ("dlrm_dcnv2", "batch", "field=value"),
     ],

@@ -252,7 +252,11 @@ class DlrmSpec(CommonSpec):
         kind, widths = self.dense.interaction, set(self.embedding.widths)
         deep, is_sequence = widths - {1}, any(not one.is_pooled for one in self.embedding.tables())
         for of, is_met, need in (
-            (Interaction.DOT, widths <= {self.dense_width}, "as wide as the last bottom layer"),
+            (
+                Interaction.DOT,
+                widths <= {self.dense_width},
+                f"of width {self.dense_width}, that of the last bottom layer",
+            ),
             (Interaction.WIDE_DEEP, deep, "wider than 1"),
             (Interaction.WIDE_DEEP, 1 in widths, "of width 1"),
             (Interaction.DEEP_FM, len(deep) == 1, "of one width in addition to those of width 1"),

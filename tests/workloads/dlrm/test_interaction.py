@@ -85,7 +85,7 @@ def test_a_fused_factorization_machine_reads_every_vector_once():
         ("wide_deep", [16, 16], "needs tables of width 1"),
         ("wide_deep", [1, 1], "needs tables wider than 1"),
         ("deep_fm", [16, 32], "needs tables of one width"),
-        ("dot", [16, 16], "as wide as the last bottom layer"),
+        ("dot", [16, 16], "that of the last bottom layer"),
     ],
 )
 def test_tables_that_do_not_suit_an_interaction_are_refused(interaction, widths, fault):
