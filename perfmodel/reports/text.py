@@ -45,7 +45,10 @@ def advise_memory(purpose: str, *, is_transformer: bool) -> str:
     """What to change where *purpose* takes most of the memory."""
     if not is_transformer:
         if "embedding" in purpose:
-            return "Use more hosts, split tables by rows, or rank plans: `perfmodel rank`."
+            return (
+                "Use more hosts, rank plans (`perfmodel rank`), or keep tables that the GPUs have "
+                "no room for in host memory: --set sharding.sharder=balanced."
+            )
         return "Use a smaller batch or more hosts."
     if purpose in ("activations", "logits"):
         return "Try --set training.recompute=full, a smaller parallel.micro_batch or more tp."

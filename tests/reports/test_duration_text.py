@@ -24,7 +24,7 @@ def test_parts_are_written_in_the_unit_of_the_whole(whole_ns, part_ns, text):
 @pytest.mark.parametrize(
     ("purpose", "is_transformer", "advice"),
     [
-        ("embedding tables", False, "split tables by rows"),
+        ("embedding tables", False, "in host memory"),
         ("activations", False, "smaller batch"),
         ("activations", True, "training.recompute=full"),
         ("optimizer state", True, "parallel.sharding=zero3"),
