@@ -255,7 +255,7 @@ class DlrmSpec(CommonSpec):
             (
                 Interaction.DOT,
                 widths <= {self.dense_width},
-                f"of width {self.dense_width}, that of the last bottom layer",
+                f"of width {self.dense_width}, that of the last bottom layer (concat takes any)",
             ),
             (Interaction.WIDE_DEEP, deep, "wider than 1"),
             (Interaction.WIDE_DEEP, 1 in widths, "of width 1"),
