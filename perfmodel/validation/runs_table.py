@@ -263,10 +263,9 @@ def _known_names(header: Sequence[str]) -> list[str]:
         for columns in families
         for name, column in columns.items()
         for other in (name, *column.also)
-        if other == name or name not in header
     }
-    plain = [re.sub("_ms$", "_s", _plain(name)) for name in header]
-    return [ours.get(one, name) for one, name in zip(plain, header, strict=True)]
+    known = [ours.get(re.sub("_ms$", "_s", _plain(name)), name) for name in header]
+    return [name if one in header else one for one, name in zip(known, header, strict=True)]
 
 
 def _plain(name: str) -> str:

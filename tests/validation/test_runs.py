@@ -83,6 +83,9 @@ def test_a_column_may_state_its_unit_and_milliseconds_are_read(tmp_path):
             board.deviations[0].measured,
             board.deviations[0].predicted,
         )
+    # Our own column counts where both are there.
+    both = board_of(tmp_path, row | {"iter_time_ms": "7"})
+    assert both.deviations[0].measured == board.deviations[0].measured
 
 
 def test_words_of_frameworks_are_read(tmp_path):
