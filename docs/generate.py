@@ -11,7 +11,7 @@ from notebook import page_lines
 from scoreboard import scoreboard_lines
 
 from perfmodel.cli import COMMANDS, load_command
-from perfmodel.whatif import load_recipes
+from perfmodel.extensions.whatif import load_recipes
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -66,7 +66,9 @@ def _catalog(place: str) -> Iterator[str]:
 
 def _columns() -> Iterator[str]:
     document = yaml.safe_load(
-        (CHECKOUT / "perfmodel/validation/columns.yaml").read_text(encoding="utf-8")
+        (CHECKOUT / "perfmodel/extensions/measurements/validation/columns.yaml").read_text(
+            encoding="utf-8"
+        )
     )
     yield from ("```yaml", yaml.safe_dump(document, sort_keys=False, width=100).rstrip(), "```")
 

@@ -34,10 +34,10 @@ MODULES = (
     "tests.graph.test_recorded",
     "tests.planning.test_recorded",
     "tests.prediction.test_recorded",
-    "tests.recordings.test_recorded",
+    "tests.extensions.recordings.test_recorded",
     "tests.reports.test_recorded",
     "tests.topologies.test_recorded",
-    "tests.validation.test_recorded",
+    "tests.extensions.measurements.validation.test_recorded",
     "tests.workloads.test_recorded",
 )
 

@@ -9,11 +9,11 @@ import pytest
 
 from perfmodel import api
 from perfmodel.base.errors import CalibrationError, InputError, MeasurementError, OutputError
+from perfmodel.extensions.recordings.storage import load_recorded_job
 from perfmodel.graph.storage import save_job
-from perfmodel.recordings.storage import load_recorded_job
-from tests.recordings.builders import import_spans
+from tests.extensions.recordings.builders import import_spans
+from tests.extensions.whatif.jobs import training_job
 from tests.traces.builders import kernel, launch
-from tests.whatif.jobs import training_job
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_tables_are_validated(tmp_path):
 
 
 def test_the_door_opens_without_what_is_heavy():
-    heavy = "{'torch', 'ray', 'matplotlib', 'perfmodel.planning', 'perfmodel.validation'}"
+    heavy = "{'torch', 'ray', 'matplotlib', 'perfmodel.planning', 'perfmodel.extensions'}"
     program = f"import sys, perfmodel.api; print({heavy} & set(sys.modules))"
     shown = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from perfmodel.base.documents import find_document, list_documents, load_yaml
 from perfmodel.base.errors import TopologyError
+from perfmodel.base.extensions import load_extension
 from perfmodel.base.forms import Document, load_document, parse_document
 from perfmodel.base.units import parse_frequency_hz
 from topologies.device import Device, list_devices, load_device
@@ -50,9 +51,7 @@ def load_topology(name_or_path: str | Path, *, calibrations: Sequence[str] = ())
 
 def _open_foreign(path: Path) -> Document | None:
     """The machine in a file of another program; None if it is our own."""
-    from topologies.formats import read_foreign  # the catalog needs no other formats
-
-    foreign = read_foreign(path)
+    foreign = load_extension("formats", "machines").read_foreign(path)
     return None if foreign is None else parse_document(foreign.text, str(path), TopologyError)
 
 

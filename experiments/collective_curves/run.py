@@ -28,8 +28,8 @@ from experiments.figures import (
     read_measured,
     read_wishes,
 )
-from perfmodel.calibration.collectives import assign_folds, cross_validate
-from perfmodel.validation.tables import validate_collectives
+from perfmodel.extensions.measurements.calibration.collectives import assign_folds, cross_validate
+from perfmodel.extensions.measurements.validation.tables import validate_collectives
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from experiments.figures import (
     read_wishes,
 )
 from perfmodel.api import LayoutQuestion, Scenario, predict, search
-from perfmodel.validation.runs_table import RunRow, load_runs
+from perfmodel.extensions.measurements.validation.runs_table import RunRow, load_runs
 
 TRIED_ITERATIONS = 20
 """What an owner of the machine would run of every layout before choosing."""

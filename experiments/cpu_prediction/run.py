@@ -14,7 +14,10 @@ from pathlib import Path
 
 from experiments.figures import Wishes, legend_below, new_figure, plot_bars, read_wishes
 from perfmodel import api
-from perfmodel.calibration.measure.machine import MeasuredMachine, measure_machine
+from perfmodel.extensions.measurements.calibration.measure.machine import (
+    MeasuredMachine,
+    measure_machine,
+)
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

@@ -15,8 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from perfmodel.calibration.measure.clock import Timing, join_samples, sample_cpu, sum_up
-from perfmodel.calibration.measure.collectives import (
+from perfmodel.extensions.measurements.calibration.measure.clock import (
+    Timing,
+    join_samples,
+    sample_cpu,
+    sum_up,
+)
+from perfmodel.extensions.measurements.calibration.measure.collectives import (
     join_group,
     load_samples,
     save_samples,

@@ -27,9 +27,9 @@ from experiments.figures import (
     read_wishes,
 )
 from perfmodel.api import RankQuestion, rank
+from perfmodel.extensions.measurements.validation.runs import predict_run
+from perfmodel.extensions.measurements.validation.runs_table import load_runs
 from perfmodel.prediction.question import PredictOptions
-from perfmodel.validation.runs import predict_run
-from perfmodel.validation.runs_table import load_runs
 
 Ask = Callable[..., dict[str, float]]
 

@@ -24,10 +24,10 @@ from experiments.figures import (
     read_measured,
     read_wishes,
 )
-from perfmodel.calibration.embedding import CaseError, fit_embedding
-from perfmodel.calibration.embedding_cases import EmbeddingCase, load_cases
 from perfmodel.costs.embedding import LookupPricer, lookups_terms
 from perfmodel.costs.embedding_constants import load_constants
+from perfmodel.extensions.measurements.calibration.embedding import CaseError, fit_embedding
+from perfmodel.extensions.measurements.calibration.embedding_cases import EmbeddingCase, load_cases
 from perfmodel.graph.ops import Pass
 from topologies import load_device
 

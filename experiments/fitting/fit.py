@@ -20,12 +20,25 @@ from perfmodel.base.errors import MeasurementError
 from perfmodel.base.fields import Line
 from perfmodel.base.forms import Document, Form
 from perfmodel.base.writing import write_file
-from perfmodel.calibration.collectives import about_tables, fit_with_uncertainty, write_calibration
-from perfmodel.calibration.embedding import fit_embedding, write_constants
-from perfmodel.calibration.embedding_cases import load_cases
-from perfmodel.calibration.interference import about_traces, fit_interference, to_text
-from perfmodel.calibration.kernels import HARDWARE, fit_entries, load_tables, write_entries
 from perfmodel.costs.measured_kernels import KernelTable
+from perfmodel.extensions.measurements.calibration.collectives import (
+    about_tables,
+    fit_with_uncertainty,
+    write_calibration,
+)
+from perfmodel.extensions.measurements.calibration.embedding import fit_embedding, write_constants
+from perfmodel.extensions.measurements.calibration.embedding_cases import load_cases
+from perfmodel.extensions.measurements.calibration.interference import (
+    about_traces,
+    fit_interference,
+    to_text,
+)
+from perfmodel.extensions.measurements.calibration.kernels import (
+    HARDWARE,
+    fit_entries,
+    load_tables,
+    write_entries,
+)
 
 CHOICES = Path(__file__).with_name("choices.yaml")
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -20,6 +20,8 @@ from perfmodel.costs.pricing import price_job
 from perfmodel.costs.sustained import ARITHMETIC, chip_factor, hot_shares
 from perfmodel.engine.replay import find_period
 from perfmodel.execution.executor import SerialExecutor
+from perfmodel.extensions.measurements.validation.runs_question import read_setting
+from perfmodel.extensions.measurements.validation.runs_table import RunRow
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Attention, Gemm, GroupedGemm
@@ -29,8 +31,6 @@ from perfmodel.prediction.question import PredictOptions, Question, build_questi
 from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.spread import NO_SPREAD
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.validation.runs_question import read_setting
-from perfmodel.validation.runs_table import RunRow
 from topologies import Device
 
 DRAWS = 16

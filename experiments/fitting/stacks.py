@@ -31,9 +31,9 @@ from experiments.fitting.writing import (
     write_spread,
     write_stacks,
 )
+from perfmodel.extensions.measurements.validation.runs_table import RunRow, load_runs
 from perfmodel.prediction.question import PredictOptions
 from perfmodel.stacks.capabilities import Family
-from perfmodel.validation.runs_table import RunRow, load_runs
 
 TABLES = {Family.TRANSFORMER: "transformer.csv.gz", Family.DLRM: "dlrm.csv"}
 MOST_OF_GROUP = 6

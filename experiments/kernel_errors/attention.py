@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from perfmodel.calibration.kernels import cross_validate, load_tables
 from perfmodel.costs.attention import AttentionModel
 from perfmodel.costs.attention_kernels import members_of
 from perfmodel.costs.calibration_files import load_entries
 from perfmodel.costs.estimates import INTERVAL_SIGMAS, Estimates, concatenate_estimates
 from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel, price_measured
+from perfmodel.extensions.measurements.calibration.kernels import cross_validate, load_tables
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[1].parent / "shared" / "data"))

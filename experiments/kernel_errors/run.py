@@ -25,7 +25,7 @@ from experiments.figures import (
 )
 from perfmodel.api import validate
 from perfmodel.costs.kernel_tables import load_gemm_table
-from perfmodel.validation.scoreboard import Scoreboard
+from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
 
 
 def main() -> None:

@@ -21,9 +21,9 @@ from experiments.figures import (
     read_wishes,
 )
 from perfmodel.api import LayoutQuestion, Scenario, predict, search
+from perfmodel.extensions.measurements.validation.runs import predict_run
+from perfmodel.extensions.measurements.validation.runs_table import RunRow, load_runs
 from perfmodel.prediction.question import PredictOptions
-from perfmodel.validation.runs import predict_run
-from perfmodel.validation.runs_table import RunRow, load_runs
 
 ASKED = PredictOptions(samples=2, is_explained=False)
 SUSPECT = "OLD_PP_CODE_SUSPECT"

@@ -23,13 +23,13 @@ import pandas as pd
 import yaml
 
 from experiments.figures import EXPERIMENTS, MEASURED
-from perfmodel.calibration.embedding_cases import load_cases
-from perfmodel.calibration.interference import fit_interference
-from perfmodel.calibration.interference_samples import KernelLoss
+from perfmodel.extensions.measurements.calibration.embedding_cases import load_cases
+from perfmodel.extensions.measurements.calibration.interference import fit_interference
+from perfmodel.extensions.measurements.calibration.interference_samples import KernelLoss
+from perfmodel.extensions.recordings.importing import import_job
+from perfmodel.extensions.recordings.storage import save_recorded_job
+from perfmodel.extensions.recordings.trace_stats import stats_document
 from perfmodel.graph.calls import dtype_of
-from perfmodel.recordings.importing import import_job
-from perfmodel.recordings.storage import save_recorded_job
-from perfmodel.recordings.trace_stats import stats_document
 from traces.job_trace import load_job_trace
 
 ROWS = 500

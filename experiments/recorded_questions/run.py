@@ -18,14 +18,14 @@ from experiments.figures import (
     plot_bars,
     read_wishes,
 )
+from perfmodel.extensions.recordings.hold_back import HoldRule, replay_held
+from perfmodel.extensions.recordings.host_chain import StepKind
+from perfmodel.extensions.recordings.storage import load_recorded_job
+from perfmodel.extensions.whatif import parse_transformation
 from perfmodel.graph.program import PLAIN
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions
 from perfmodel.prediction.saved_jobs import recording_question
-from perfmodel.recordings.hold_back import HoldRule, replay_held
-from perfmodel.recordings.host_chain import StepKind
-from perfmodel.recordings.storage import load_recorded_job
-from perfmodel.whatif import parse_transformation
 
 MS = 1_000_000
 

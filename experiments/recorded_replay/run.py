@@ -19,9 +19,9 @@ from experiments.figures import (
     new_figure,
     read_wishes,
 )
-from perfmodel.recordings.hold_back import HoldRule, replay_held
-from perfmodel.recordings.self_replay import compare
-from perfmodel.recordings.storage import load_recorded_job
+from perfmodel.extensions.recordings.hold_back import HoldRule, replay_held
+from perfmodel.extensions.recordings.self_replay import compare
+from perfmodel.extensions.recordings.storage import load_recorded_job
 
 COLOURS = {"compute": BLUE, "communication": PURPLE, "copy": GREEN}
 KEPT = (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.base.errors import PerfModelError
-from perfmodel.recordings.import_files import import_traces
+from perfmodel.extensions.recordings.import_files import import_traces
 
 HERE = Path(__file__).parent
 

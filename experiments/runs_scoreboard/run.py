@@ -26,12 +26,12 @@ from experiments.figures import (
     plain_ticks,
     read_wishes,
 )
+from perfmodel.extensions.measurements.validation.runs import validate_runs
+from perfmodel.extensions.measurements.validation.runs_table import RunRow, load_runs
+from perfmodel.extensions.measurements.validation.scoreboard import Deviation, Score, build_score
 from perfmodel.reports.scores import report_scores
 from perfmodel.reports.terminal import to_text
 from perfmodel.stacks.capabilities import Family
-from perfmodel.validation.runs import validate_runs
-from perfmodel.validation.runs_table import RunRow, load_runs
-from perfmodel.validation.scoreboard import Deviation, Score, build_score
 
 FAMILIES = {Family.TRANSFORMER: "Transformers", Family.DLRM: "DLRMs"}
 Pairs = list[tuple[RunRow, Deviation]]

@@ -21,9 +21,9 @@ from experiments.figures import (
     read_wishes,
 )
 from perfmodel.api import Scenario, predict
+from perfmodel.extensions.measurements.validation.runs import predict_run
+from perfmodel.extensions.measurements.validation.runs_table import load_runs
 from perfmodel.prediction.question import PredictOptions
-from perfmodel.validation.runs import predict_run
-from perfmodel.validation.runs_table import load_runs
 
 
 def main() -> None:

@@ -44,11 +44,21 @@ from perfmodel.api.questions import search as search
 from perfmodel.api.questions import sweep as sweep
 from perfmodel.api.questions import whatif as whatif
 from perfmodel.base.dtypes import DType as DType
-from perfmodel.calibration.embedding import EmbeddingFit as EmbeddingFit
-from perfmodel.calibration.interference import FittedInterference as FittedInterference
-from perfmodel.calibration.measure.machine import MeasuredMachine as MeasuredMachine
-from perfmodel.emulation.request import Emulation as Emulation
-from perfmodel.emulation.summary import EmulatedJob as EmulatedJob
+from perfmodel.extensions.emulation.request import Emulation as Emulation
+from perfmodel.extensions.emulation.summary import EmulatedJob as EmulatedJob
+from perfmodel.extensions.measurements.calibration.embedding import EmbeddingFit as EmbeddingFit
+from perfmodel.extensions.measurements.calibration.interference import (
+    FittedInterference as FittedInterference,
+)
+from perfmodel.extensions.measurements.calibration.measure.machine import (
+    MeasuredMachine as MeasuredMachine,
+)
+from perfmodel.extensions.measurements.validation.fits import FitBoard as FitBoard
+from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard as Scoreboard
+from perfmodel.extensions.recordings.import_files import Imported as Imported
+from perfmodel.extensions.recordings.import_files import ImportedJob as ImportedJob
+from perfmodel.extensions.recordings.import_files import ImportWishes as ImportWishes
+from perfmodel.extensions.recordings.import_files import import_traces as import_traces
 from perfmodel.graph.job import JobGraph as JobGraph
 from perfmodel.graph.ops import Attention as Attention
 from perfmodel.graph.ops import EmbeddingOp as EmbeddingOp
@@ -75,18 +85,12 @@ from perfmodel.prediction.scenario import Scenario as Scenario
 from perfmodel.prediction.scenario_file import load_scenario as load_scenario
 from perfmodel.prediction.whole_run import TrainingRun as TrainingRun
 from perfmodel.prediction.whole_run import plan_run as plan_run
-from perfmodel.recordings.import_files import Imported as Imported
-from perfmodel.recordings.import_files import ImportedJob as ImportedJob
-from perfmodel.recordings.import_files import ImportWishes as ImportWishes
-from perfmodel.recordings.import_files import import_traces as import_traces
 from perfmodel.reports.op_prices import CollectiveAnswer as CollectiveAnswer
 from perfmodel.reports.op_prices import KernelAnswer as KernelAnswer
 from perfmodel.reports.op_prices import SizeSweep as SizeSweep
 from perfmodel.stacks.profiles import list_stacks as list_stacks
 from perfmodel.stacks.profiles import load_stack as load_stack
 from perfmodel.stacks.stack import SoftwareStack as SoftwareStack
-from perfmodel.validation.fits import FitBoard as FitBoard
-from perfmodel.validation.scoreboard import Scoreboard as Scoreboard
 from perfmodel.workloads import build_job as build_job
 from perfmodel.workloads import list_workloads as list_workloads
 from perfmodel.workloads import load_workload as load_workload

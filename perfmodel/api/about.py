@@ -110,7 +110,7 @@ def describe_schema(kind: SchemaKind | str) -> str:
         SchemaKind.TOPOLOGY: (PACKAGES.parent / "topologies", "## A machine", "## How well"),
         SchemaKind.DEVICE: (PACKAGES.parent / "topologies", "## A GPU", "## How well"),
         SchemaKind.STACK: (PACKAGES / "stacks", "## A stack file", "\n## "),
-        SchemaKind.RECIPES: (PACKAGES / "whatif", "## A file of recipes", "\n## "),
+        SchemaKind.RECIPES: (PACKAGES / "extensions" / "whatif", "## A file of recipes", "\n## "),
     }
     if kind in (SchemaKind.GEMM, SchemaKind.ATTENTION, SchemaKind.MEMORY, SchemaKind.COLLECTIVES):
         is_kernel = kind is not SchemaKind.COLLECTIVES
@@ -170,7 +170,7 @@ def _words(kind: Any) -> str:
 
 
 def _runs() -> Iterator[str]:
-    from perfmodel.validation.runs_table import load_columns
+    from perfmodel.extensions.measurements.validation.runs_table import load_columns
 
     columns = load_columns()
     yield "A table of measured runs is CSV (or .csv.gz); other columns are allowed."
@@ -193,7 +193,7 @@ _FORMS = {
     SchemaKind.STACK: ("perfmodel.stacks.stack:SoftwareStack",),
     SchemaKind.PRICES: ("perfmodel.prediction.whole_run:RunRates",),
     SchemaKind.TABLES: ("embeddings.table_files:TablesFile",),
-    SchemaKind.RECIPES: ("perfmodel.whatif.recipes:RecipeFile",),
+    SchemaKind.RECIPES: ("perfmodel.extensions.whatif.recipes:RecipeFile",),
     SchemaKind.PLAN: ("embeddings.plan_document:PlanFile",),
     SchemaKind.CALIBRATION: (
         "perfmodel.costs.calibration_files:CalibrationFile",
@@ -233,7 +233,7 @@ def json_schema(kind: SchemaKind | str) -> dict[str, Any]:
     row: dict[str, Any] = {"type": "object", "properties": keys}
     answers = (SchemaKind.PREDICT, SchemaKind.COMPARE, SchemaKind.RANK, SchemaKind.SEARCH)
     if kind is SchemaKind.RUNS:
-        from perfmodel.validation.runs_table import load_columns
+        from perfmodel.extensions.measurements.validation.runs_table import load_columns
 
         columns = load_columns()
         row["required"] = list(columns.required["common"])

@@ -15,12 +15,12 @@ from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 if TYPE_CHECKING:
     from collectives.nccl_tests import RunPlace
-    from perfmodel.calibration.collective_fit import HeldOut
-    from perfmodel.calibration.embedding import EmbeddingFit
-    from perfmodel.calibration.interference import FittedInterference
-    from perfmodel.calibration.measure.machine import MeasuredMachine
+    from perfmodel.extensions.measurements.calibration.collective_fit import HeldOut
+    from perfmodel.extensions.measurements.calibration.embedding import EmbeddingFit
+    from perfmodel.extensions.measurements.calibration.interference import FittedInterference
+    from perfmodel.extensions.measurements.calibration.measure.machine import MeasuredMachine
+    from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
     from perfmodel.stacks.stack import SoftwareStack
-    from perfmodel.validation.scoreboard import Scoreboard
 
 FOLDS = 5
 RECORDED_LICENCE = "figures of the recordings under their own licences; this file Apache-2.0"
@@ -49,8 +49,8 @@ def calibrate_collectives(
     sentences about the fit; the file is a `calibration` of scenarios.
     """
     from collectives.calibration import load_default_calibration
-    from perfmodel.calibration.collective_shift import shift_collectives
-    from perfmodel.calibration.collectives import (
+    from perfmodel.extensions.measurements.calibration.collective_shift import shift_collectives
+    from perfmodel.extensions.measurements.calibration.collectives import (
         about_tables,
         fit_with_uncertainty,
         is_enough,
@@ -92,7 +92,12 @@ def calibrate_kernels(
     *device* is the GPU of tables that do not name it. A folder gets one file per GPU. A file is a
     `calibration` of scenarios.
     """
-    from perfmodel.calibration.kernels import HARDWARE, fit_entries, load_tables, write_entries
+    from perfmodel.extensions.measurements.calibration.kernels import (
+        HARDWARE,
+        fit_entries,
+        load_tables,
+        write_entries,
+    )
 
     names = " ".join(map(str, tables))
     about = {
@@ -122,8 +127,11 @@ def calibrate_embedding(cases: File, *, data: File, out: File | None = None) -> 
     Every case is also predicted by constants that were fitted without it. The constants are written
     to *out* if it is given.
     """
-    from perfmodel.calibration.embedding import fit_embedding, write_constants
-    from perfmodel.calibration.embedding_cases import load_cases
+    from perfmodel.extensions.measurements.calibration.embedding import (
+        fit_embedding,
+        write_constants,
+    )
+    from perfmodel.extensions.measurements.calibration.embedding_cases import load_cases
 
     if out is not None:
         check_writable("--out", Path(out))
@@ -146,7 +154,11 @@ def calibrate_interference(
 
     *device* is the GPU of traces that name none. The constants are written to *out* if it is given.
     """
-    from perfmodel.calibration.interference import about_traces, fit_interference, to_text
+    from perfmodel.extensions.measurements.calibration.interference import (
+        about_traces,
+        fit_interference,
+        to_text,
+    )
 
     if out is not None:
         check_writable("--out", Path(out))
@@ -164,7 +176,7 @@ def calibrate_host(table: File, out: File, *, extends: str = "pytorch_eager") ->
 
     Everything but host times comes from the stack *extends*.
     """
-    from perfmodel.calibration.host import build_host_stack, load_host_lines
+    from perfmodel.extensions.measurements.calibration.host import build_host_stack, load_host_lines
     from perfmodel.stacks.profiles import load_stack
 
     target = Path(out)
@@ -194,7 +206,9 @@ def measure_machine(
     The topology is written to *out*, the device next to it. With one rank no collectives are
     measured.
     """
-    from perfmodel.calibration.measure.machine import measure_machine as measure
+    from perfmodel.extensions.measurements.calibration.measure.machine import (
+        measure_machine as measure,
+    )
 
     return measure(device, Path(out), ranks=ranks, samples=samples, on_phase=on_phase)
 
@@ -213,18 +227,18 @@ def cross_validate(
     Rows that are equal in the columns *by* share one of the *folds*. The default columns are the
     shape of a kernel or the size of a collective.
     """
-    from perfmodel.validation.scoreboard import Scoreboard
+    from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
 
     columns = tuple(by) or FOLD_COLUMNS[kind]
     if kind == "collectives":
-        from perfmodel.calibration import collectives as fitting
+        from perfmodel.extensions.measurements.calibration import collectives as fitting
 
         rows, [column] = load_collectives(tables, place), columns
         return _collectives_board(
             fitting.cross_validate(rows, folds=folds, by=column, on_phase=on_phase)
         )
-    from perfmodel.calibration import kernels
-    from perfmodel.validation.tables import kernel_deviations
+    from perfmodel.extensions.measurements.calibration import kernels
+    from perfmodel.extensions.measurements.validation.tables import kernel_deviations
 
     table = kernels.load_tables(kind, [Path(one) for one in tables])
     held_out = kernels.cross_validate(kind, table, folds=folds, by=columns, on_phase=on_phase)
@@ -235,14 +249,14 @@ def leave_out_collectives(
     tables: Files, machines: Sequence[str], *, place: RunPlace | None = None
 ) -> Scoreboard:
     """Predict *machines* of *tables* (`dgx_h100`, or `dgx_h100:10` hosts) by a fit without them."""
-    from perfmodel.calibration import collectives as fitting
+    from perfmodel.extensions.measurements.calibration import collectives as fitting
 
     return _collectives_board(fitting.predict_left_out(load_collectives(tables, place), machines))
 
 
 def _collectives_board(held: Sequence[HeldOut]) -> Scoreboard:
-    from perfmodel.validation.scoreboard import Scoreboard
-    from perfmodel.validation.tables import collective_deviation
+    from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
+    from perfmodel.extensions.measurements.validation.tables import collective_deviation
 
     deviations = tuple(
         collective_deviation(one.measurement, one.predicted_ns, one.relative_sigma) for one in held

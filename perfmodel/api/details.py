@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from collectives.measurements import CollectiveMeasurement
     from collectives.nccl_tests import RunPlace
     from embeddings.index_data import DataStatistics
-    from perfmodel.emulation.request import Emulation
-    from perfmodel.emulation.summary import EmulatedJob
+    from perfmodel.extensions.emulation.request import Emulation
+    from perfmodel.extensions.emulation.summary import EmulatedJob
+    from perfmodel.extensions.measurements.validation.fits import FitBoard
+    from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
     from perfmodel.graph.ops import Op
     from perfmodel.reports.op_prices import (
         CollectiveAnswer,
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
         KernelAnswer,
         SizeSweep,
     )
-    from perfmodel.validation.fits import FitBoard
-    from perfmodel.validation.scoreboard import Scoreboard
     from traces.job_trace import OnFile
 
 KernelKind = Literal["gemm", "attention", "experts", "memory"]
@@ -41,7 +41,7 @@ def emulate(
     ray_address: str | None = None,
 ) -> EmulatedJob:
     """Run the torch script of *request* on virtual GPUs and write its job to the folder *out*."""
-    from perfmodel.emulation import emulate as emulation
+    from perfmodel.extensions.emulation import emulate as emulation
 
     with open_place(executor, workers, ray_address) as place:
         return emulation.emulate(request, Path(out), place=place)
@@ -186,7 +186,7 @@ def describe_indices(file: File, *, batch: int = 4096) -> DataStatistics:
 
 def trace_stats(paths: Files, on_file: OnFile | None = None) -> list[dict[str, Any]]:
     """What every stream of every rank spends its time on, one document per recording in *paths*."""
-    from perfmodel.recordings.trace_stats import stats_document
+    from perfmodel.extensions.recordings.trace_stats import stats_document
     from traces.job_trace import ignore_file, load_job_traces
 
     recorded = load_job_traces(paths, on_file=on_file or ignore_file)
@@ -195,7 +195,7 @@ def trace_stats(paths: Files, on_file: OnFile | None = None) -> list[dict[str, A
 
 def trace_diff(before: File, after: File) -> dict[str, Any]:
     """What is slower in the later recording: by operator, kernel, profiler range, wait."""
-    from perfmodel.recordings.trace_diff import diff_traces
+    from perfmodel.extensions.recordings.trace_diff import diff_traces
     from traces.job_trace import load_job_trace
 
     return diff_traces(load_job_trace(before), load_job_trace(after))
@@ -203,7 +203,7 @@ def trace_diff(before: File, after: File) -> dict[str, Any]:
 
 def trace_extract(paths: Files, out: File, *, topology: str = "unknown") -> tuple[Path, ...]:
     """Write the recorded GEMMs, collectives and host times of a job as tables into *out*."""
-    from perfmodel.recordings.extraction import extract_tables, write_tables
+    from perfmodel.extensions.recordings.extraction import extract_tables, write_tables
     from traces.job_trace import load_job_trace
 
     tables = extract_tables(load_job_trace(paths), topology=topology)
@@ -212,7 +212,7 @@ def trace_extract(paths: Files, out: File, *, topology: str = "unknown") -> tupl
 
 def trace_chakra(job: File, out: File) -> tuple[Path, ...]:
     """Write the recorded *job* as Chakra execution traces into *out*, one file per rank."""
-    from perfmodel.recordings.storage import load_recorded_job, write_chakra_job
+    from perfmodel.extensions.recordings.storage import load_recorded_job, write_chakra_job
 
     return tuple(write_chakra_job(load_recorded_job(Path(job)), Path(out)))
 
@@ -229,7 +229,10 @@ def validate(
     Kernels come in one table, collectives in one or more; *place* says what output of
     nccl-tests does not. Constants of the files *calibration* override the shipped ones.
     """
-    from perfmodel.validation.tables import validate_collectives, validate_kernels
+    from perfmodel.extensions.measurements.validation.tables import (
+        validate_collectives,
+        validate_kernels,
+    )
 
     if kind != "collectives":
         [table] = tables
@@ -244,8 +247,8 @@ def validate(
 
 def validate_fits(tables: Files) -> FitBoard:
     """Compare the memory verdict with *tables* of runs; rows without a time failed."""
-    from perfmodel.validation.fits import judge_fits
-    from perfmodel.validation.runs_table import load_runs
+    from perfmodel.extensions.measurements.validation.fits import judge_fits
+    from perfmodel.extensions.measurements.validation.runs_table import load_runs
 
     return judge_fits([load_runs(Path(table)) for table in tables])
 
@@ -265,8 +268,12 @@ def validate_runs(
     The default is the core tables of a clone of the repository. Constants of the files
     *calibration* override the shipped ones.
     """
-    from perfmodel.validation import runs
-    from perfmodel.validation.runs_table import find_core_tables, load_runs, of_source
+    from perfmodel.extensions.measurements.validation import runs
+    from perfmodel.extensions.measurements.validation.runs_table import (
+        find_core_tables,
+        load_runs,
+        of_source,
+    )
 
     paths = [Path(table)] if table is not None else find_core_tables()
     tables = of_source([load_runs(path) for path in paths], source)

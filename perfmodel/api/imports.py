@@ -11,11 +11,11 @@ import yaml
 from perfmodel.api.questions import File
 from perfmodel.base.errors import TopologyError, WorkloadError
 from perfmodel.base.forms import parse_document
+from perfmodel.extensions.formats.machines import read_foreign as read_foreign_machine
+from perfmodel.extensions.formats.models import FieldUse, read_foreign
 from perfmodel.workloads import Workload, parse_workload
 from perfmodel.workloads.catalog import find_workload
-from perfmodel.workloads.formats import FieldUse, read_foreign
 from topologies import Topology
-from topologies.formats import read_foreign as read_foreign_machine
 from topologies.topology_file import parse_topology
 
 

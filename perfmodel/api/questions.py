@@ -275,9 +275,9 @@ def whatif(
     badly are refused unless *force* is set, and so are changes that can price less than half of
     the time.
     """
+    from perfmodel.extensions.whatif import parse_sweep, parse_transformation
     from perfmodel.prediction.changing import answer_changes, prepare_changes
     from perfmodel.prediction.saved_jobs import about_machine, open_job, recorded_machine
-    from perfmodel.whatif import parse_sweep, parse_transformation
 
     scenario = _as_scenario(job)
     opened = open_job(scenario)

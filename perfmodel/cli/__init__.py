@@ -23,26 +23,26 @@ from perfmodel.base.errors import PerfModelError
 from perfmodel.base.writing import printable_lines
 
 COMMANDS = {
-    "predict": ("predict:predict", "Predict one iteration: how long, and why."),
-    "compare": ("predict:compare", "Compare scenarios, jobs or machines."),
-    "rank": ("planning:rank", "Rank sharding plans, fastest first."),
-    "embeddings": ("catalog:embeddings", "Inspect index files."),
-    "search": ("planning:search", "Find the fastest parallel layout that fits."),
-    "emulate": ("emulate:emulate", "Run a torch script on virtual GPUs, write a job."),
-    "import": ("jobs:import_traces", "Turn recorded traces of all ranks into a job."),
-    "replay": ("jobs:replay", "Replay a job."),
-    "whatif": ("jobs:whatif", "Change a job and compare."),
-    "trace": ("jobs:trace", "Inspect recorded traces."),
-    "validate": ("validate:validate", "Compare predictions with measurements."),
-    "calibrate": ("calibrate:calibrate", "Fit constants to measurements."),
-    "workload": ("catalog:workload", "List, show and import models."),
-    "topology": ("catalog:topology", "List, show, check and import machines."),
-    "collective": ("collective:collective", "Price a collective on a machine."),
-    "kernel": ("kernel:kernel", "Price a kernel on a GPU."),
-    "ui": ("ui:ui", "Open a local page that answers as you change settings."),
-    "init": ("about:init", "Write a commented file to start from."),
-    "schema": ("about:schema", "Print the fields of a file that perfmodel reads."),
-    "doctor": ("about:doctor", "Check this installation."),
+    "predict": ("cli.predict:predict", "Predict one iteration: how long, and why."),
+    "compare": ("cli.predict:compare", "Compare scenarios, jobs or machines."),
+    "rank": ("cli.planning:rank", "Rank sharding plans, fastest first."),
+    "embeddings": ("cli.catalog:embeddings", "Inspect index files."),
+    "search": ("cli.planning:search", "Find the fastest parallel layout that fits."),
+    "emulate": ("cli.emulate:emulate", "Run a torch script on virtual GPUs, write a job."),
+    "import": ("cli.jobs:import_traces", "Turn recorded traces of all ranks into a job."),
+    "replay": ("cli.jobs:replay", "Replay a job."),
+    "whatif": ("cli.jobs:whatif", "Change a job and compare."),
+    "trace": ("cli.jobs:trace", "Inspect recorded traces."),
+    "validate": ("cli.validate:validate", "Compare predictions with measurements."),
+    "calibrate": ("cli.calibrate:calibrate", "Fit constants to measurements."),
+    "workload": ("cli.catalog:workload", "List, show and import models."),
+    "topology": ("cli.catalog:topology", "List, show, check and import machines."),
+    "collective": ("cli.collective:collective", "Price a collective on a machine."),
+    "kernel": ("cli.kernel:kernel", "Price a kernel on a GPU."),
+    "ui": ("extensions.ui:ui", "Open a local page that answers as you change settings."),
+    "init": ("cli.about:init", "Write a commented file to start from."),
+    "schema": ("cli.about:schema", "Print the fields of a file that perfmodel reads."),
+    "doctor": ("cli.about:doctor", "Check this installation."),
 }
 """Where the application of each command is, as `module:name`, and its line in the overview."""
 
@@ -55,7 +55,7 @@ EPILOG = (
 def load_command(name: str) -> Any:
     """The command called *name*, imported."""
     module, _, attribute = COMMANDS[name][0].partition(":")
-    found = typer.main.get_command(getattr(import_module(f"perfmodel.cli.{module}"), attribute))
+    found = typer.main.get_command(getattr(import_module(f"perfmodel.{module}"), attribute))
     found.name = name
     return found
 

@@ -20,7 +20,7 @@ from perfmodel.cli.validate import Limit, QuietRun, show_scores
 
 if TYPE_CHECKING:
     from perfmodel.api.details import KernelKind
-    from perfmodel.validation.scoreboard import Scoreboard
+    from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
 
 COLLECTIVES_EPILOG = """\b
 Examples:

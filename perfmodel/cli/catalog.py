@@ -49,8 +49,8 @@ def show_workload(name: CatalogName) -> None:
 
     Example: perfmodel workload show llama3_8b > my_gpt.yaml
     """
+    from perfmodel.extensions.formats.models import read_foreign
     from perfmodel.workloads.catalog import find_workload
-    from perfmodel.workloads.formats import read_foreign
 
     api.load_workload(name)
     if read_foreign(find_workload(name)) is not None:

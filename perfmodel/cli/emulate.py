@@ -18,10 +18,10 @@ from perfmodel.base.options import Option
 from perfmodel.base.writing import printable_lines
 from perfmodel.cli.commands import command
 from perfmodel.cli.options import JobOut, Run
-from perfmodel.emulation.request import Emulation
+from perfmodel.extensions.emulation.request import Emulation
 
 if TYPE_CHECKING:
-    from perfmodel.emulation.summary import EmulatedJob
+    from perfmodel.extensions.emulation.summary import EmulatedJob
 
 EPILOG = """\b
 Examples:
@@ -54,7 +54,7 @@ def emulate(
 
     Emulate only code that you would run yourself.
     """
-    from perfmodel.emulation.emulate import ScriptFailedError
+    from perfmodel.extensions.emulation.emulate import ScriptFailedError
 
     settings = settings_of(request.words, vary)
     for name, changed in settings.items():

@@ -17,7 +17,7 @@ from perfmodel.cli.options import JobOut, LocalRun, Outputs, Quiet, argument
 from perfmodel.prediction.scenario import JobScenario
 
 if TYPE_CHECKING:
-    from perfmodel.recordings.import_files import ImportWishes
+    from perfmodel.extensions.recordings.import_files import ImportWishes
     from perfmodel.reports.blocks import Report
 
 IMPORT_EPILOG = """\b
@@ -92,7 +92,7 @@ class ImportQuestion:
     @property
     def wishes(self) -> ImportWishes:
         """What is accepted, as `perfmodel.api` takes it."""
-        from perfmodel.recordings.import_files import ImportWishes
+        from perfmodel.extensions.recordings.import_files import ImportWishes
         from traces.file_stream import DEFAULT_LIMITS
 
         factor = self.limits_factor
@@ -185,9 +185,9 @@ def whatif(
 
 
 def _print_list(recipes: tuple[str, ...]) -> None:
+    from perfmodel.extensions.whatif import load_recipes
     from perfmodel.reports.machines import report_whatifs
     from perfmodel.reports.terminal import print_report
-    from perfmodel.whatif import load_recipes
 
     known = load_recipes(*recipes).items()
     print_report(report_whatifs([(name, one.does, one.usage) for name, one in known]))
@@ -234,7 +234,7 @@ def extract(
 ) -> None:
     """Write tables for `calibrate` and `validate`: host overheads, GEMMs, collectives."""
     from perfmodel.base.writing import printable
-    from perfmodel.recordings.extraction import MISSING
+    from perfmodel.extensions.recordings.extraction import MISSING
 
     written = api.trace_extract(paths, out, topology=topology)
     for path in written:

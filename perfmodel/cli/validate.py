@@ -18,7 +18,7 @@ from perfmodel.prediction.scenario import CalibrationFiles
 
 if TYPE_CHECKING:
     from perfmodel.api.details import KernelKind
-    from perfmodel.validation.scoreboard import Scoreboard
+    from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
 
 EPILOG = """\b
 Examples:

@@ -20,8 +20,8 @@ from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
 
 if TYPE_CHECKING:
+    from perfmodel.extensions.recordings.recorded_job import SelfReplay
     from perfmodel.prediction.explain import Evidence
-    from perfmodel.recordings.recorded_job import SelfReplay
 
 
 class Part(Enum):

@@ -19,7 +19,7 @@ from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.prediction.scenario import Interference
 
 if TYPE_CHECKING:
-    from perfmodel.recordings.recorded_job import SelfReplay
+    from perfmodel.extensions.recordings.recorded_job import SelfReplay
 
 MOST_NAMES = 6
 

@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.shown import Shown
 from perfmodel.execution.executor import Executor, SerialExecutor
+from perfmodel.extensions.recordings.recorded_job import SelfReplay
+from perfmodel.extensions.whatif.parsing import Sweep
+from perfmodel.extensions.whatif.pinning import pin_prices
+from perfmodel.extensions.whatif.scaling_out import Doubt
+from perfmodel.extensions.whatif.touching import Touched
+from perfmodel.extensions.whatif.transformation import Applied, Transformation, apply_one
 from perfmodel.graph.job import with_own_origins
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.predict import predict, price
 from perfmodel.prediction.question import Question
 from perfmodel.prediction.saved_jobs import check_trust
-from perfmodel.recordings.recorded_job import SelfReplay
-from perfmodel.whatif.parsing import Sweep
-from perfmodel.whatif.pinning import pin_prices
-from perfmodel.whatif.scaling_out import Doubt
-from perfmodel.whatif.touching import Touched
-from perfmodel.whatif.transformation import Applied, Transformation, apply_one
 
 Change = tuple[str, Transformation]
 """A what-if as it was typed, and what it does."""

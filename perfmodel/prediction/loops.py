@@ -24,8 +24,8 @@ from perfmodel.prediction.interference import FoldedCosts
 from perfmodel.prediction.scenario import Mode
 
 if TYPE_CHECKING:
-    from perfmodel.recordings.recorded_job import SelfReplay
-    from perfmodel.recordings.recording_info import RecordingInfo
+    from perfmodel.extensions.recordings.recorded_job import SelfReplay
+    from perfmodel.extensions.recordings.recording_info import RecordingInfo
 
 LOW, HIGH = 0.05, 0.95
 FEW_MOMENTS, MAX_MOMENTS = 2**23, 2**25

@@ -85,7 +85,9 @@ def price(question: Question, job: JobGraph) -> PricedJob:
 def _rules_of(question: Question, priced: PricedJob) -> Rules | None:
     """What tasks that overlap cost each other; a recording has rules of its own."""
     if question.recording is not None:
-        from perfmodel.recordings.hold_back import recorded_rules  # only recordings need it
+        from perfmodel.extensions.recordings.hold_back import (
+            recorded_rules,  # only recordings need it
+        )
 
         return recorded_rules(priced.job, question.recording.hold_rule(priced.job))
     is_counted = question.options.interference is Interference.COUNTED
@@ -209,7 +211,9 @@ def _widen(
     found: Prediction, question: Question, ends: tuple[JobGraph, JobGraph], executor: Executor
 ) -> Prediction:
     """*found* with an interval that reaches to both *ends* of what the job could be."""
-    from perfmodel.whatif.scaling_out import DOUBT  # only a job that is moved needs what-ifs
+    from perfmodel.extensions.whatif.scaling_out import (
+        DOUBT,  # only a job that is moved needs what-ifs
+    )
 
     times = replace(question, options=replace(question.options, is_explained=False))
     low, high = (predict(times.changed_to(job), executor=executor).interval for job in ends)

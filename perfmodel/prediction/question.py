@@ -51,8 +51,8 @@ UNKNOWN_PEERS = (
     "memory: a copy is assumed, and the interval covers faster and slower hosts."
 )
 if TYPE_CHECKING:
-    from perfmodel.recordings.recorded_job import SelfReplay
-    from perfmodel.recordings.recording_info import RecordingInfo
+    from perfmodel.extensions.recordings.recorded_job import SelfReplay
+    from perfmodel.extensions.recordings.recording_info import RecordingInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,18 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfmodel.base.errors import ScenarioError
+from perfmodel.extensions.recordings.recorded_job import RecordedJob
+from perfmodel.extensions.recordings.recording_info import describe_recording
+from perfmodel.extensions.recordings.storage import is_recorded_job, load_recorded_job
+from perfmodel.extensions.whatif.compiling import compile_job
+from perfmodel.extensions.whatif.pinning import DEFAULT_STACK, PricingMachine, is_pinned
 from perfmodel.graph import storage
 from perfmodel.graph.job import JobGraph, MemoryPart, RankMemory, with_own_origins
 from perfmodel.graph.ops import Fixed
 from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode
 from perfmodel.prediction.yardsticks import IterationWork
-from perfmodel.recordings.recorded_job import RecordedJob
-from perfmodel.recordings.recording_info import describe_recording
-from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
 from perfmodel.stacks.capabilities import Execution
-from perfmodel.whatif.compiling import compile_job
-from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, is_pinned
 from topologies import find_machine
 
 NO_MEMORY = "Memory is not checked: a saved job does not state what its ranks need."
@@ -189,8 +189,8 @@ def move_question(question: Question, scenario: JobScenario) -> Question:
         question = replace(question, job=with_own_origins(question.job))
     text = f"machine:topology={scenario.topology},was={was}"
     # Imported here: they import every what-if.
+    from perfmodel.extensions.whatif.parsing import build_transformation
     from perfmodel.prediction.changing import apply_change
-    from perfmodel.whatif.parsing import build_transformation
 
     stated = {"topology": scenario.topology, "was": was, "hosts": scenario.hosts, "stack": stack}
     wish = build_transformation("machine", stated)

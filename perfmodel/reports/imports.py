@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from perfmodel.base.reading import quote
+from perfmodel.extensions.formats.models import FieldUse, Use
 from perfmodel.reports.blocks import Report, Section, Sentences, Table
 from perfmodel.workloads.catalog import Workload
-from perfmodel.workloads.formats import FieldUse, Use
 from perfmodel.workloads.transformer.shapes import count_parameters
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from topologies import Topology

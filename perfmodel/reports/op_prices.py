@@ -38,12 +38,12 @@ from perfmodel.costs.embedding_constants import describe_constants
 from perfmodel.costs.estimates import Bound
 from perfmodel.costs.gemm_physics import TINY_WORK
 from perfmodel.costs.models import price_ops
+from perfmodel.extensions.measurements.validation.scoreboard import interval_of
 from perfmodel.graph.ops import Attention, EmbeddingOp, Gemm, MemoryBound, Op, Pass
 from perfmodel.reports.blocks import Report, Table, plain_report
 from perfmodel.reports.pictures import draw_sizes
 from perfmodel.reports.text import format_range, pick
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.validation.scoreboard import interval_of
 from topologies import Cluster, Device
 
 SCHEMA_VERSION = 1

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.units import NS_PER_MS, format_duration
-from perfmodel.recordings.recorded_job import SCHEMA_VERSION
+from perfmodel.extensions.recordings.recorded_job import SCHEMA_VERSION
 from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table, plain_report
 from perfmodel.reports.document import to_ms
 from perfmodel.reports.pictures import as_written, build_figure, draw_stacks, save_picture
@@ -271,7 +271,7 @@ def _answer(found: Prediction) -> dict[str, Any]:
 def to_replay_document(found: Prediction, folder: Path) -> dict[str, Any]:
     """What `perfmodel replay` writes of the job in *folder*."""
     # It loads the engine, which reports of traces do not need.
-    from perfmodel.recordings.storage import is_recorded_job, load_report
+    from perfmodel.extensions.recordings.storage import is_recorded_job, load_report
 
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,

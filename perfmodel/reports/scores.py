@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from perfmodel.base.units import format_duration
+from perfmodel.extensions.measurements.validation.fits import FitBoard
+from perfmodel.extensions.measurements.validation.runs import RunScoreboard
+from perfmodel.extensions.measurements.validation.scoreboard import Score, Scoreboard
 from perfmodel.reports.blocks import (
     Headline,
     Look,
@@ -19,14 +22,11 @@ from perfmodel.reports.blocks import (
     plain_report,
 )
 from perfmodel.reports.text import shorten
-from perfmodel.validation.fits import FitBoard
-from perfmodel.validation.runs import RunScoreboard
-from perfmodel.validation.scoreboard import Score, Scoreboard
 
 if TYPE_CHECKING:
-    from perfmodel.calibration.embedding import CaseError
-    from perfmodel.calibration.interference import FittedInterference
-    from perfmodel.calibration.measure.machine import MeasuredMachine
+    from perfmodel.extensions.measurements.calibration.embedding import CaseError
+    from perfmodel.extensions.measurements.calibration.interference import FittedInterference
+    from perfmodel.extensions.measurements.calibration.measure.machine import MeasuredMachine
     from perfmodel.stacks.stack import SoftwareStack
 
 MOST_ROWS = 200
@@ -200,7 +200,7 @@ def report_embedding_fit(errors: Sequence[CaseError]) -> Report:
 
 def report_interference(fitted: FittedInterference) -> Report:
     """How many times longer kernels take while collectives run."""
-    from perfmodel.calibration.interference import slowdown_of
+    from perfmodel.extensions.measurements.calibration.interference import slowdown_of
 
     headings = ("generation", "family", "phase", "kernels", "measured (90 %)", "used")
     rows = []

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from embeddings.table import EmbeddingTable
 from perfmodel.base.documents import find_document, load_yaml, parse_value
 from perfmodel.base.errors import PlanError, WorkloadError
+from perfmodel.base.extensions import load_extension
 from perfmodel.base.faults import FaultList
 from perfmodel.base.forms import Document, load_document
 from perfmodel.base.reading import quote
@@ -66,9 +67,7 @@ def load_workload(
         return _load_laid_out(path, overrides, Path(layout_from), rank_count)
     given = {override.partition("=")[0].strip() for override in overrides}
     if path.parent != SPEC_FOLDER:
-        from perfmodel.workloads.formats import read_foreign  # the catalog needs no other formats
-
-        foreign = read_foreign(path, given)
+        foreign = load_extension("formats", "models").read_foreign(path, given)
         if foreign is not None:
             file = Document(str(path), foreign.content, WorkloadError)
             return _parse(file, overrides, rank_count)
@@ -83,9 +82,7 @@ def _load_laid_out(
     path: Path, overrides: Sequence[str], layout_file: Path, rank_count: int
 ) -> Workload:
     """The workload in *path* with the layout in *layout_file*."""
-    from perfmodel.workloads.formats import read_layout  # only asked for with --layout-from
-
-    laid_out = read_layout(layout_file)
+    laid_out = load_extension("formats", "models").read_layout(layout_file)
     changes = [f"{key}={json.dumps(value)}" for key, value in laid_out.changes.items()]
     workload = load_workload(path, [*changes, *overrides], rank_count=rank_count)
     sentence = f"Layout and training are those of {layout_file} ({laid_out.kind})."

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from perfmodel.extensions.recordings.storage import save_recorded_job
 from perfmodel.graph.storage import save_job
 from perfmodel.prediction.question import build_question, load_setting
 from perfmodel.prediction.scenario import Scenario
-from perfmodel.recordings.storage import save_recorded_job
-from tests.recordings.builders import call, import_spans
+from tests.extensions.recordings.builders import call, import_spans
+from tests.extensions.whatif.jobs import training_job
 from tests.traces.builders import kernel, launch, span
-from tests.whatif.jobs import training_job
 
 KEYS = {
     "schema_version", "iteration_time_ms", "interval_ms", "breakdown_ms", "ranks",

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from perfmodel.extensions.recordings.storage import save_recorded_job
+from perfmodel.extensions.whatif import load_recipes
 from perfmodel.graph.storage import save_job
-from perfmodel.recordings.storage import save_recorded_job
-from perfmodel.whatif import load_recipes
-from tests.recordings.builders import call, import_spans
+from tests.extensions.recordings.builders import call, import_spans
+from tests.extensions.whatif.jobs import training_job
 from tests.traces.builders import span
-from tests.whatif.jobs import training_job
 
 
 @pytest.fixture

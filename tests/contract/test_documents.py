@@ -22,11 +22,11 @@ from embeddings.table_files import load_tables
 from perfmodel import api
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import InputError, ScenarioError
+from perfmodel.extensions.measurements.validation.runs_table import load_runs
+from perfmodel.extensions.whatif.parsing import parse_transformation
+from perfmodel.extensions.whatif.recipes import load_recipes
 from perfmodel.prediction.scenario_file import load_scenario
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.validation.runs_table import load_runs
-from perfmodel.whatif.parsing import parse_transformation
-from perfmodel.whatif.recipes import load_recipes
 from perfmodel.workloads import load_workload
 from topologies import load_device, load_topology
 
@@ -262,7 +262,7 @@ SHIPPED = {
     ),
     "scenario": ("perfmodel/api/templates/scenario.yaml",),
     "tables": ("perfmodel/api/templates/tables.yaml",),
-    "recipes": ("perfmodel/whatif/recipes.yaml",),
+    "recipes": ("perfmodel/extensions/whatif/recipes.yaml",),
     "calibration": ("collectives/calibrations/nccl.yaml", "perfmodel/costs/calibrations/**/*.json"),
 }
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from perfmodel.costs.priced_job import stated_durations
+from perfmodel.extensions.whatif import load_recipes, parse_transformation
+from perfmodel.extensions.whatif.pinning import is_pinned
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import with_own_origins
 from perfmodel.graph.program import NO_ORIGIN
-from perfmodel.whatif import load_recipes, parse_transformation
-from perfmodel.whatif.pinning import is_pinned
-from tests.whatif.jobs import EXAMPLES, alone, span_ns, training_job
+from tests.extensions.whatif.jobs import EXAMPLES, alone, span_ns, training_job
 
 
 @pytest.fixture(params=sorted(load_recipes()))

@@ -9,8 +9,6 @@ import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
-from perfmodel.calibration.gemm import FEWEST_SHAPES, fit_expert_entry
-from perfmodel.calibration.kernels import cross_validate
 from perfmodel.costs.calibration_files import entries_for
 from perfmodel.costs.expert_physics import (
     ExpertConstants,
@@ -23,6 +21,8 @@ from perfmodel.costs.gemm_features import machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
 from perfmodel.costs.kernel_tables import load_expert_table
 from perfmodel.costs.measured_kernels import KernelTable
+from perfmodel.extensions.measurements.calibration.gemm import FEWEST_SHAPES, fit_expert_entry
+from perfmodel.extensions.measurements.calibration.kernels import cross_validate
 from perfmodel.graph.ops import GroupedGemm
 from perfmodel.stacks.profiles import load_stack
 from topologies import load_device

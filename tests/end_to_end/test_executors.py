@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from perfmodel.recordings.storage import save_recorded_job
-from tests.recordings.builders import import_spans
+from perfmodel.extensions.recordings.storage import save_recorded_job
+from tests.extensions.recordings.builders import import_spans
 from tests.traces.builders import kernel, launch
 
 QUESTIONS = [

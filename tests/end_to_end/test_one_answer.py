@@ -11,15 +11,15 @@ from embeddings.plan_document import to_plan_document
 from embeddings.sharders import build_named_plan
 from perfmodel import api
 from perfmodel.execution.executor import SerialExecutor
+from perfmodel.extensions.measurements.validation.runs import answer_run
+from perfmodel.extensions.recordings.storage import save_recorded_job
 from perfmodel.graph.storage import save_job
 from perfmodel.planning.making import load_task
 from perfmodel.planning.question import RankQuestion
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import build_question, load_setting
-from perfmodel.recordings.storage import save_recorded_job
-from perfmodel.validation.runs import answer_run
 from perfmodel.workloads import build_workload
-from tests.recordings.builders import import_spans
+from tests.extensions.recordings.builders import import_spans
 from tests.traces.builders import kernel, launch
 
 TOPOLOGY = "dgx_a100"
@@ -166,7 +166,7 @@ def test_the_score_of_a_recording_is_read_and_not_found_again(tmp_path, monkeypa
     import_spans(tmp_path / "traces", spans)
     [imported] = api.import_traces([tmp_path / "traces"], tmp_path / "job")
 
-    monkeypatch.setattr("perfmodel.recordings.self_replay.self_replay", None)
+    monkeypatch.setattr("perfmodel.extensions.recordings.self_replay.self_replay", None)
 
     assert api.replay(imported.folder).score == imported.score
     header = json.loads((imported.folder / "recording.json").read_text())

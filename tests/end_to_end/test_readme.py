@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from perfmodel.cli import main
-from perfmodel.recordings.storage import save_recorded_job
-from tests.recordings.builders import import_spans
+from perfmodel.extensions.recordings.storage import save_recorded_job
+from tests.extensions.recordings.builders import import_spans
 from tests.traces.builders import kernel, launch
 
 CHECKOUT = Path(__file__).resolve().parents[2]

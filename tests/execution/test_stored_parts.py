@@ -20,13 +20,13 @@ from perfmodel.engine.replay import replay
 from perfmodel.execution.parts import divide_job
 from perfmodel.execution.rank_block import Assignment, RankBlock
 from perfmodel.execution.stored_parts import check_members, store_job
+from perfmodel.extensions.whatif.pinning import pin_durations
 from perfmodel.graph.storage import load_job, open_job, save_job
 from perfmodel.graph.stored_programs import PIECE_ROWS
 from perfmodel.prediction import saved_jobs
 from perfmodel.prediction.scenario import JobScenario
 from perfmodel.prediction.time_parts import sum_waits
 from perfmodel.reports.document import to_document
-from perfmodel.whatif.pinning import pin_durations
 from tests.execution.comparison import assert_same
 from tests.execution.jobs import alternating_job, meeting_job
 from tests.execution.workers import replay_in_blocks

@@ -86,7 +86,7 @@ def test_numbers_are_kept_with_four_digits():
 
 
 def test_stored_jobs_of_recordings_can_be_read():
-    from perfmodel.recordings.storage import load_recorded_job
+    from perfmodel.extensions.recordings.storage import load_recorded_job
 
     for folder in sorted(Path(MEASURED / "recordings").iterdir()):
         if folder.is_dir():

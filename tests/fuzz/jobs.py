@@ -90,7 +90,7 @@ def _chakra_readers() -> list[Reader]:
 def _own_chakra() -> tuple[Any, ...]:
     """The traces that perfmodel writes of a small recording."""
     from perfmodel.api import import_traces
-    from perfmodel.recordings.storage import load_recorded_job, write_chakra_job
+    from perfmodel.extensions.recordings.storage import load_recorded_job, write_chakra_job
     from traces.chakra import load_chakra
 
     with tempfile.TemporaryDirectory() as place:

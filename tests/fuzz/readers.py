@@ -127,9 +127,9 @@ def _read_scenario(path: Path) -> object:
 
 def _recipes_reader() -> Reader:
     """The shipped recipes under names of a user's own."""
-    from perfmodel.whatif.recipes import load_recipes
+    from perfmodel.extensions.whatif.recipes import load_recipes
 
-    shipped = (ROOT / "perfmodel/whatif/recipes.yaml").read_text(encoding="utf-8")
+    shipped = (ROOT / "perfmodel/extensions/whatif/recipes.yaml").read_text(encoding="utf-8")
     own = re.sub(r"^  (\w+):", r"  own_\1:", shipped, flags=re.MULTILINE)
 
     def make(place: Path, source: random.Random) -> Path:
@@ -234,7 +234,7 @@ def kineto_document() -> Any:
 
 
 def _execution_trace() -> Any:
-    from tests.recordings.test_executed_jobs import step
+    from tests.extensions.recordings.test_executed_jobs import step
 
     return {"schema": "1.0.1", "pid": 1, "nodes": step()}
 

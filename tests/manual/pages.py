@@ -33,7 +33,7 @@ NOT_RUN = {
     "--ray-address": "needs a cluster",
     "--ray": "starts Ray; tests/execution does",
     "--device cuda": "needs a GPU",
-    "perfmodel ui": "serves until it is stopped; tests/cli/test_ui.py asks it",
+    "perfmodel ui": "serves until it is stopped; tests/extensions/ui/test_ui.py asks it",
     "perfmodel validate runs": "minutes; `make scoreboard` runs it",
 }
 """Words of commands that pages print and no test runs, and why."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from perfmodel.recordings.storage import save_recorded_job
+from perfmodel.extensions.recordings.storage import save_recorded_job
 from tests.collectives.test_nccl_tests import COLUMNS, HEADING, ranks
-from tests.recordings.builders import import_spans
-from tests.topologies.formats.test_nccl_xml import host, pair
-from tests.topologies.formats.test_smi_matrix import SWITCHED
+from tests.extensions.formats.machines.test_nccl_xml import host, pair
+from tests.extensions.formats.machines.test_smi_matrix import SWITCHED
+from tests.extensions.formats.models.test_hugging_face import LLAMA
+from tests.extensions.recordings.builders import import_spans
 from tests.traces.builders import kernel, launch, span
-from tests.workloads.formats.test_hugging_face import LLAMA
 
 SCRIPT = """\
 import os

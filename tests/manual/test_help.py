@@ -27,8 +27,8 @@ CHECKED_ALONE = {
     "--cross-validate": "a minute",
     "--executor ray": "starts Ray; tests/execution does",
     "--limit": "made-up measurements are not within it",
-    "pytorch_et": "tests/recordings imports one",
-    "built_job": "tests/whatif asks such jobs",
+    "pytorch_et": "tests/extensions/recordings imports one",
+    "built_job": "tests/extensions/whatif asks such jobs",
     "SendRecv": "needs collectives of three ranks",
     "overlap": "needs collectives",
 }

@@ -17,10 +17,10 @@ import pytest
 import yaml
 
 from perfmodel.cli import COMMANDS, load_command
+from perfmodel.extensions.measurements.validation.runs import predict_run
+from perfmodel.extensions.measurements.validation.runs_table import load_runs
+from perfmodel.extensions.measurements.validation.scoreboard import Deviation, build_score
 from perfmodel.prediction.question import PredictOptions
-from perfmodel.validation.runs import predict_run
-from perfmodel.validation.runs_table import load_runs
-from perfmodel.validation.scoreboard import Deviation, build_score
 from tests.manual.pages import CHECKOUT, PAGES, Command, blocks_of, follow, rewritten
 
 sys.path.append(str(CHECKOUT / "docs"))

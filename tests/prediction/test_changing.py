@@ -8,6 +8,9 @@ import pytest
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.execution.executor import SerialExecutor
+from perfmodel.extensions.recordings.importing import import_job
+from perfmodel.extensions.recordings.self_replay import with_score
+from perfmodel.extensions.whatif import parse_sweep, parse_transformation
 from perfmodel.graph.storage import save_job
 from perfmodel.prediction.changing import answer_changes, prepare_changes
 from perfmodel.prediction.predict import predict
@@ -20,11 +23,8 @@ from perfmodel.prediction.saved_jobs import (
     recording_question,
 )
 from perfmodel.prediction.scenario import JobScenario, Mode
-from perfmodel.recordings.importing import import_job
-from perfmodel.recordings.self_replay import with_score
-from perfmodel.whatif import parse_sweep, parse_transformation
 from perfmodel.workloads import build_job, load_workload
-from tests.whatif.jobs import training_job
+from tests.extensions.whatif.jobs import training_job
 from traces.job_trace import load_job_trace
 
 ISOLATED = PredictOptions(mode=Mode.ISOLATED)

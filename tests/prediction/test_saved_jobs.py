@@ -13,6 +13,9 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PerfModelError, ScenarioError
 from perfmodel.engine.reasons import Window
 from perfmodel.execution.executor import SerialExecutor
+from perfmodel.extensions.recordings.storage import RECORDING_HEADER
+from perfmodel.extensions.whatif import parse_transformation
+from perfmodel.extensions.whatif.pinning import DEFAULT_STACK
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.storage import save_job
 from perfmodel.prediction import saved_jobs as asking
@@ -31,11 +34,8 @@ from perfmodel.prediction.saved_jobs import (
     replay_question,
 )
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode
-from perfmodel.recordings.storage import RECORDING_HEADER
-from perfmodel.whatif import parse_transformation
-from perfmodel.whatif.pinning import DEFAULT_STACK
 from perfmodel.workloads.kernels import elementwise
-from tests.recordings.test_recording_info import JOB, build_job, notes
+from tests.extensions.recordings.test_recording_info import JOB, build_job, notes
 
 
 def score(*periods_ns: int, replayed_ns: int = 100, distrust: str = "", noise_ratio: float = 0):

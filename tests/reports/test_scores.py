@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from perfmodel.extensions.measurements.validation.runs import RunScoreboard
+from perfmodel.extensions.measurements.validation.scoreboard import (
+    Deviation,
+    Scoreboard,
+    Unsupported,
+)
 from perfmodel.reports.scores import report_scores
 from perfmodel.reports.terminal import to_text
-from perfmodel.validation.runs import RunScoreboard
-from perfmodel.validation.scoreboard import Deviation, Scoreboard, Unsupported
 
 
 def test_the_text_names_groups_errors_and_reasons():

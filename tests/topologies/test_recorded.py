@@ -8,8 +8,8 @@ from typing import Any
 
 from perfmodel import api
 from tests import recorded
-from tests.topologies.formats.test_nccl_xml import gpu, host, pair
-from tests.topologies.formats.test_smi_matrix import CARDS, SWITCHED
+from tests.extensions.formats.machines.test_nccl_xml import gpu, host, pair
+from tests.extensions.formats.machines.test_smi_matrix import CARDS, SWITCHED
 from topologies import (
     Topology,
     build_cluster,

@@ -1,0 +1,1 @@
+"""Extensions: parts of the product that the core does not need."""

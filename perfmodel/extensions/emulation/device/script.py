@@ -1,0 +1,223 @@
+"""Running the script: as `python script.py words` would, in this process, as one rank."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import runpy
+import sys
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+import torch.multiprocessing
+import torch.utils.data.dataloader as loading
+from torch.distributed import FileStore
+
+from perfmodel.extensions.emulation.compiler.regions import Compiler
+from perfmodel.extensions.emulation.device.descriptions import script_line
+from perfmodel.extensions.emulation.device.distributed import Distributed
+from perfmodel.extensions.emulation.device.exchange import Exchange
+from perfmodel.extensions.emulation.device.gpu import VirtualGpu
+from perfmodel.extensions.emulation.device.nvml import install_nvidia_smi
+from perfmodel.extensions.emulation.device.packages import PackageFinder
+from perfmodel.extensions.emulation.device.recorder import ScriptStop
+from perfmodel.extensions.emulation.device.steps import StepWatch
+from perfmodel.extensions.emulation.rank_record import CallType, RankRecord, to_bytes
+from perfmodel.extensions.emulation.workers import (
+    MOST_WORKING,
+    NEEDS_ALL_RANKS,
+    Throttle,
+    WorkerOrder,
+)
+
+_MASTER_PORT = "29500"
+_OWN_PACKAGES = frozenset({"collectives", "embeddings", "topologies", "traces"})
+
+
+class RankRun:
+    """One rank of *order*, from its environment to its record."""
+
+    def __init__(self, gpu: VirtualGpu, order: WorkerOrder, rank: int) -> None:
+        self._gpu = gpu
+        self._request = order.request
+        self._folder = Path(order.folder)
+        self._rank = rank
+        self._was_stopped = False
+        running = frozenset(order.ranks)
+        store = FileStore(str(self._folder / "store"), -1)
+        self._throttle = Throttle(self._folder, is_needed=len(running) > MOST_WORKING)
+        self._exchange = Exchange(gpu, rank, running, store, self._throttle)
+        self._distributed = Distributed(self._exchange, world_size=order.request.ranks)
+        self._steps = StepWatch(gpu.recorder, order.request)
+        self._compiler = Compiler(gpu, Path(order.code), self._throttle)
+
+    def run(self) -> int:
+        """Run the script and write the record; its exit code."""
+        self._set_environment()
+        self._distributed.install()
+        self._compiler.install()
+        self._install_spawn()
+        self._install_loading()
+        os.register_at_fork(after_in_child=lambda: setattr(self._gpu.recorder, "is_forked", True))
+        install_nvidia_smi(self._gpu.model, self._gpu.count, self._folder / f"bin_{self._rank}")
+        self._throttle.take()
+        self._watch_time()
+        self._steps.install()
+        for name in list(sys.modules):
+            # The script may have modules with the names of our packages.
+            if name.partition(".")[0] in _OWN_PACKAGES:
+                del sys.modules[name]
+        sys.meta_path.insert(0, PackageFinder(self._gpu))
+        code = self._run_script()
+        faulthandler.cancel_dump_traceback_later()
+        (self._folder / f"rank_{self._rank}.json").write_bytes(to_bytes(self._record()))
+        return code
+
+    def _set_environment(self) -> None:
+        ranks, local_size = self._request.ranks, self._request.local_size
+        values = {
+            "RANK": self._rank,
+            "LOCAL_RANK": self._rank % local_size,
+            "WORLD_SIZE": ranks,
+            "LOCAL_WORLD_SIZE": local_size,
+            "GROUP_RANK": self._rank // local_size,
+            "GROUP_WORLD_SIZE": -(-ranks // local_size),
+            "ROLE_RANK": self._rank,
+            "ROLE_WORLD_SIZE": ranks,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": _MASTER_PORT,
+            "TORCHELASTIC_RUN_ID": "perfmodel",
+            "TORCHELASTIC_RESTART_COUNT": 0,
+            "TORCHELASTIC_MAX_RESTARTS": 0,
+        }
+        if not self._request.is_plain:
+            os.environ.update({name: str(value) for name, value in values.items()})
+        if "OMP_NUM_THREADS" not in os.environ:
+            # As torchrun: ranks share the cores of a host.
+            torch.set_num_threads(1)
+
+    def _install_spawn(self) -> None:
+        """A script that starts its own ranks calls their function once, as this rank."""
+
+        def spawn(
+            fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, *_: Any, **__: Any
+        ) -> None:
+            local_size = self._request.local_size
+            if nprocs != local_size:
+                raise RuntimeError(
+                    f"{script_line()}: the script starts {nprocs} processes on this host, but "
+                    f"{local_size} are emulated. Give --ranks {nprocs}, or --ranks-per-host."
+                )
+            fn(self._rank % local_size, *args)
+
+        torch.multiprocessing.spawn = spawn
+        torch.multiprocessing.start_processes = spawn
+
+    def _install_loading(self) -> None:
+        """Note when a loader hands out a batch."""
+        kind: Any = loading._BaseDataLoaderIter
+        original, recorder = kind.__next__, self._gpu.recorder
+
+        def take(iterator: Any) -> Any:
+            batch = original(iterator)
+            recorder.synchronize(CallType.LOAD, int(iterator._num_workers > 0))
+            return batch
+
+        kind.__next__ = take
+
+    def _watch_time(self) -> None:
+        if self._request.timeout_s is not None:
+            path = self._folder / f"hang_{self._rank}.txt"
+            # Left open: faulthandler writes to it from another thread when the time is over.
+            stream = path.open("w", encoding="utf-8")
+            self._hang_file = stream
+            faulthandler.dump_traceback_later(self._request.timeout_s, exit=True, file=stream)
+
+    def _run_script(self) -> int:
+        code = 0
+        try:
+            _run_words(self._request.words)
+        except ScriptStop:
+            self._was_stopped = True
+        except SystemExit as stop:
+            code = _exit_code(stop)
+        except KeyboardInterrupt:
+            code = 130
+        except BaseException as fault:
+            # The script's own fault, shown as python does, unless it may have been ours.
+            if self._exchange.has_guessed:
+                why = f"{type(fault).__name__}: {fault!s:.160}"
+                said = f"perfmodel: without the other ranks, rank {self._rank} fails ({why})."
+                print(said, file=sys.stderr)
+                code = NEEDS_ALL_RANKS
+            else:
+                _show(fault)
+                code = 1
+        self._gpu.recorder.flush()
+        return code
+
+    def _record(self) -> RankRecord:
+        recorder, steps = self._gpu.recorder, self._steps
+        steps.finish()
+        return RankRecord(
+            rank=self._rank,
+            kinds=tuple(recorder.kinds),
+            collectives=tuple(recorder.collectives),
+            groups=tuple(self._distributed.groups.values()),
+            calls=tuple(recorder.calls[: steps.boundaries[-1] if steps.boundaries else 0]),
+            operator_names=tuple(recorder.operator_names),
+            boundaries=tuple(steps.boundaries),
+            iterations=tuple(steps.iterations),
+            first_steady=steps.first_steady,
+            main_thread=recorder.main_thread,
+            peak_memory_bytes=self._gpu.memory.most_bytes,
+            peak_place=self._gpu.peak_place,
+            placeholders=dict(recorder.placeholders),
+            notes=tuple(recorder.notes),
+            compiled_regions=self._compiler.compiled_count,
+            fallbacks=self._compiler.fallbacks,
+            compile_cpu_s=self._compiler.cpu_s,
+            was_stopped=self._was_stopped,
+            step_count=steps.step_count,
+            torch_version=str(torch.__version__),
+            step_cpu_s=tuple(steps.step_cpu_s),
+        )
+
+
+def _run_words(words: Sequence[str]) -> None:
+    """Run a script, or a module after `-m`, as the program."""
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    path = Path(words[0]).absolute()
+    sys.argv = list(words)
+    sys.path[0] = str(path.resolve().parent)
+    program = types.ModuleType("__main__")
+    program.__dict__.update(__file__=str(path), __builtins__=__builtins__, __spec__=None)
+    sys.modules["__main__"] = program
+    code = compile(path.read_bytes(), str(path), "exec")
+    exec(code, program.__dict__)  # noqa: S102  the user wants to run it
+
+
+def _exit_code(stop: SystemExit) -> int:
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _show(fault: BaseException) -> None:
+    """Print the traceback from the script's first line on, as python does."""
+    trace = fault.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
+        trace = trace.tb_next
+    # torch.distributed replaces the hook by one that looks at the fault itself.
+    sys.excepthook(type(fault), fault.with_traceback(trace), trace)

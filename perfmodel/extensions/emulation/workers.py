@@ -1,0 +1,231 @@
+"""Workers: processes that run ranks, what they are ordered to do, and what came of it.
+
+A worker is one process that makes the device once and forks a process per rank; its ranks run
+at the same time. Orders and outcomes are plain values, because they travel to other processes
+and machines. A throttle lets only a few of its ranks work at once: scripts make their weights on
+the host before they move them, and eight ranks that do so at once need eight times that memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+import orjson
+
+from perfmodel.base.errors import EmulationError
+from perfmodel.extensions.emulation.request import DeviceFacts, Emulation
+
+NEEDS_ALL_RANKS = 213
+"""Exit code of a rank that must communicate with one that is not being emulated."""
+READY = "ready"
+CODES = "codes.json"
+_START = """
+import sys
+first, sys.path[0] = sys.path[0], sys.argv[2]
+from perfmodel.extensions.emulation.device.worker import main
+sys.path[0] = first
+main()
+"""
+"""How a worker starts: it finds our package wherever it is installed, and hides the path. The
+script's folder comes back afterwards: torch must not take a folder `triton` there for Triton."""
+MOST_WORKING = 2
+"""Ranks of a worker that work at once."""
+_LOOK_S = 0.02
+STANDSTILL_S = 3.0
+"""Working ranks that use no processor time for this long are assumed to wait for others."""
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
+_LIBRARY_PATHS = ("site-packages", "perfmodel/extensions/emulation", "<frozen", "/lib/python")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTask:
+    """What all workers of an emulation share: the request, its GPU, and the script's place.
+
+    What one worker compiles the next ones load from the folder *code*, if they are on the machine
+    that has it.
+    """
+
+    request: Emulation
+    device: DeviceFacts
+    folder: str
+    environment: tuple[tuple[str, str], ...]
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOrder:
+    """Run *ranks* of *request* at the same time, results in *folder*, compiled code in *code*."""
+
+    request: Emulation
+    device: DeviceFacts
+    ranks: tuple[int, ...]
+    folder: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOutcome:
+    """Exit codes and records by rank, and sentences about ranks that timed out."""
+
+    codes: Mapping[int, int]
+    records: Mapping[int, bytes]
+    hangs: tuple[str, ...]
+
+
+def read_order(path: Path) -> WorkerOrder:
+    """The order in *path*."""
+    fields = orjson.loads(path.read_bytes())
+    request, device = fields["request"], fields["device"]
+    request["words"], device["capability"] = tuple(request["words"]), tuple(device["capability"])
+    made = (Emulation(**request), DeviceFacts(**device))
+    return WorkerOrder(*made, tuple(fields["ranks"]), fields["folder"], fields["code"])
+
+
+def run_worker(task: WorkerTask, ranks: tuple[int, ...]) -> WorkerOutcome:
+    """Run *ranks* at the same time."""
+    with tempfile.TemporaryDirectory(prefix="perfmodel-emulate-") as name:
+        folder = Path(name)
+        code = task.code if task.code and Path(task.code).is_dir() else name
+        order = WorkerOrder(task.request, task.device, ranks, name, code)
+        path = folder / "order.json"
+        path.write_bytes(orjson.dumps(asdict(order)))
+        _run_process(task, path)
+        if not (folder / READY).exists():
+            raise EmulationError(
+                "the virtual device does not work with this build of torch on this machine: "
+                "its self-test failed. It needs torch 2.13.0, the CPU build, on Linux x86-64; "
+                "install it with `pip install perfmodel[emulate]` in a fresh environment."
+            )
+        if not (folder / CODES).exists():
+            raise EmulationError("the emulation was ended from outside before its ranks were done.")
+        codes = {
+            int(rank): code for rank, code in orjson.loads((folder / CODES).read_bytes()).items()
+        }
+        records = {
+            rank: path.read_bytes()
+            for rank in ranks
+            if (path := folder / f"rank_{rank}.json").exists()
+        }
+        return WorkerOutcome(codes, records, _find_hangs(folder, order))
+
+
+def _run_process(task: WorkerTask, order: Path) -> None:
+    """Run a worker with the script's own standard streams; signals are passed on to it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = subprocess.Popen(  # noqa: S603  our own python, running what the user asked for
+        [sys.executable, "-c", _START, str(order), str(Path(__file__).parents[3])],
+        cwd=task.folder,
+        env=dict(task.environment),
+    )
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        process.send_signal(number)
+
+    previous = None
+    # Only the main thread may; elsewhere the executor itself ends its processes.
+    with suppress(ValueError):
+        previous = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        while process.returncode is None:
+            # The terminal sends an interrupt to the script as well, which decides what to do.
+            with suppress(KeyboardInterrupt):
+                process.wait()
+    finally:
+        if previous is not None:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _find_hangs(folder: Path, order: WorkerOrder) -> tuple[str, ...]:
+    sentences = []
+    for rank in order.ranks:
+        path = folder / f"hang_{rank}.txt"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        if text.startswith("Timeout"):
+            sentences.append(
+                f"rank {rank} was ended after {order.request.timeout_s:g} s, "
+                f"hanging at {_line(text)}."
+            )
+    return tuple(sentences)
+
+
+def _line(text: str) -> str:
+    """The innermost line of the script in a dump of all threads; the main thread comes last."""
+    main = text.rpartition("Thread 0x")[2]
+    frames = [match for match in map(_FRAME.search, main.splitlines()) if match]
+    own = [one for one in frames if not any(path in one["file"] for path in _LIBRARY_PATHS)]
+    if not frames:
+        return "an unknown line"
+    chosen = (own or frames)[0]
+    return f"{chosen['file']}:{chosen['line']} in {chosen['name']}"
+
+
+class Throttle:
+    """Lets MOST_WORKING ranks of a worker work at once, by locks on files of *folder*.
+
+    A rank releases its lock while it waits for another one, and when it ends. A rank that gets no
+    lock because the others stand still (the script waits in a way of its own) goes on without.
+    """
+
+    def __init__(self, folder: Path, *, is_needed: bool) -> None:
+        paths = [folder / f"lock_{number}" for number in range(MOST_WORKING)] if is_needed else []
+        self._files = [os.open(path, os.O_RDWR | os.O_CREAT) for path in paths]
+        self._own: int | None = None
+
+    def take(self) -> None:
+        """Wait for a lock."""
+        seen: list[bytes] = []
+        since_s = time.monotonic()
+        while self._files and self._own is None:
+            self._own = next((file for file in self._files if _lock(file)), None)
+            if self._own is not None:
+                os.pwrite(self._own, f"{os.getpid():<12}".encode(), 0)
+                return
+            now = [_progress(os.pread(file, 12, 0)) for file in self._files]
+            if now != seen or any(state.startswith(b"R") for state in now):
+                seen, since_s = now, time.monotonic()
+            if time.monotonic() - since_s > STANDSTILL_S:
+                return
+            time.sleep(_LOOK_S)
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Let another rank work while this one waits for it."""
+        if self._own is not None:
+            fcntl.lockf(self._own, fcntl.LOCK_UN)
+            self._own = None
+        try:
+            yield
+        finally:
+            self.take()
+
+
+def _progress(process: bytes) -> bytes:
+    """State and processor time of *process*."""
+    try:
+        text = Path("/proc", process.decode().strip(), "stat").read_bytes()
+    except OSError:
+        return b""
+    fields = text.rpartition(b")")[2].split()
+    return b" ".join((fields[0], fields[11], fields[12]))
+
+
+def _lock(file: int) -> bool:
+    try:
+        # Not inherited by processes that the script starts.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

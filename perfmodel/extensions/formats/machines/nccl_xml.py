@@ -1,0 +1,173 @@
+"""NCCL's topology XML: what `NCCL_TOPO_DUMP_FILE` writes and `NCCL_TOPO_FILE` reads.
+
+A dump describes NVLink and NICs; a file for `NCCL_TOPO_FILE` often describes only PCIe, and its
+devices by their PCI class.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from defusedxml import ElementTree
+from defusedxml.common import DefusedXmlException
+
+from perfmodel.base.errors import TopologyError
+from perfmodel.extensions.formats.machines.host import Host, Place, known
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+_GPU, _NIC, _SWITCH = "0x03", "0x02", "0x0604"
+_NVSWITCH = "0x0680"
+_VIRTUAL = ("veth", "br-", "docker", "virbr")
+_OLD_ENCODING_BELOW = 8.0
+MBIT_PER_GBIT = 1000
+
+
+def parse_xml(text: str, document: str) -> tuple[Host, str | None, str]:
+    """The host in *text*, its GPU by the catalog's name, and the compute capability it states."""
+    try:
+        root: Any = ElementTree.fromstring(text, forbid_dtd=True)
+    except (ElementTree.ParseError, DefusedXmlException, ValueError) as fault:
+        raise TopologyError(f"{document}: not valid XML ({fault}).") from None
+    if root.tag != "system":
+        raise TopologyError(
+            f"{document}: must be NCCL's <system>, got <{root.tag}>. NCCL_TOPO_DUMP_FILE=topo.xml "
+            "makes a training job write it."
+        )
+    reader = _Reader(document)
+    for cpu in root.iter("cpu"):
+        reader.read_socket(cpu)
+    gpu = root.find(".//gpu[@sm]")
+    version = "" if gpu is None else gpu.get("sm")
+    return reader.finish(root), reader.device, f"{version[:-1]}.{version[-1:]}"
+
+
+class _Reader:
+    """Walks the tree of PCI devices and numbers GPUs and NICs as they come."""
+
+    def __init__(self, document: str) -> None:
+        self._document = document
+        self._bus_of: dict[str, int] = {}
+        self._devices: set[str] = set()
+        self._gpus: list[Element] = []
+        self._rates: list[float] = []
+        self._nic_gbit: list[float] = []
+        self._nics = 0
+        self._sockets: list[Place] = []
+        self._switches: list[Place] = []
+        self._vendor = "unknown"
+
+    @property
+    def device(self) -> str | None:
+        """The GPU, if all are the same and known."""
+        names = {known()["gpus"].get(one) for one in self._devices}
+        return names.pop() if len(names) == 1 else None
+
+    def read_socket(self, cpu: Element) -> None:
+        """A socket, or a part of one, and all below it."""
+        self._vendor = cpu.get("vendor", self._vendor)
+        socket = Place()
+        self._sockets.append(socket)
+        number = len(self._sockets) - 1
+        self._walk(cpu, socket, number)
+        if not (socket.gpus or socket.nics or any(one.socket == number for one in self._switches)):
+            self._sockets.pop()
+
+    def _walk(self, parent: Element, place: Place, socket: int) -> None:
+        for child in parent:
+            if child.tag == "nic":
+                self._add_nic(child, place)
+            elif child.tag == "pci":
+                self._read_pci(child, place, socket)
+
+    def _read_pci(self, pci: Element, place: Place, socket: int) -> None:
+        kind = pci.get("class", "").lower()
+        has_gpu = pci.find("gpu") is not None
+        if has_gpu or kind.startswith(_GPU):
+            self._add_gpu(pci, place)
+        elif pci.find("nic") is not None or kind.startswith(_NIC):
+            self._add_nic(pci, place)
+        elif kind.startswith(_SWITCH) or len(pci):
+            # A switch in a switch is one to us: both share the way up.
+            if place.socket is None:
+                switch = Place(socket=socket)
+                self._walk(pci, switch, socket)
+                if switch.gpus or switch.nics:
+                    self._switches.append(switch)
+            else:
+                self._walk(pci, place, socket)
+
+    def _add_gpu(self, pci: Element, place: Place) -> None:
+        number = len(self._gpus)
+        self._gpus.append(pci)
+        self._bus_of[pci.get("busid", "").lower()] = number
+        if pci.get("vendor", "").lower() in ("", "0x10de"):
+            self._devices.add(pci.get("device", "").lower())
+        place.gpus.append(number)
+        rate = _pcie_rate(pci)
+        if rate is not None:
+            self._rates.append(rate)
+
+    def _add_nic(self, holder: Element, place: Place) -> None:
+        # Ports of one card share its link. Interfaces of containers and those of no speed carry
+        # nothing to other hosts.
+        speeds = [
+            float(net.get("speed", 0)) * (not net.get("name", "").startswith(_VIRTUAL))
+            for net in holder.iter("net")
+        ]
+        if speeds and max(speeds) <= 0:
+            return
+        place.nics.append(self._nics)
+        self._nics += 1
+        if speeds:
+            self._nic_gbit.append(sum(speeds) / MBIT_PER_GBIT)
+
+    def finish(self, root: Element) -> Host:
+        """The whole host."""
+        if not self._gpus:
+            raise TopologyError(
+                f"{self._document}: must list the GPUs (PCI class 0x03), and has none. A training "
+                "job that starts with NCCL_TOPO_DUMP_FILE=topo.xml writes a complete file."
+            )
+        host = Host(
+            gpu_count=len(self._gpus),
+            nic_count=self._nics,
+            sockets=self._sockets,
+            switches=self._switches,
+            vendor=self._vendor,
+            nic_gbit=min(self._nic_gbit) if len(self._nic_gbit) == self._nics > 0 else None,
+            pcie_bytes_per_s=min(self._rates) if self._rates else None,
+            knows_nvlink=root.find(".//gpu") is not None,
+        )
+        for number, pci in enumerate(self._gpus):
+            for target, count in _iter_nvlink(pci):
+                other = self._bus_of.get(target)
+                if other is None:
+                    host.switched[number] = host.switched.get(number, 0) + count
+                elif number < other:
+                    host.lanes[number, other] = host.lanes.get((number, other), 0) + count
+        return host
+
+
+def _iter_nvlink(pci: Element) -> Iterator[tuple[str, int]]:
+    """Where NVLinks of a GPU end, and how many; a link to itself says nothing."""
+    own = pci.get("busid", "").lower()
+    for link in pci.iter("nvlink"):
+        target = link.get("target", "").lower()
+        kind = link.get("tclass", "").lower()
+        if target != own and (kind.startswith((_NVSWITCH, _GPU)) or not kind):
+            yield ("" if kind.startswith(_NVSWITCH) else target), int(link.get("count", "1"))
+
+
+def _pcie_rate(pci: Element) -> float | None:
+    """Bytes per second of a PCIe link, one way, from its transfers and its width."""
+    speed = re.match(r"([\d.]+)\s*GT/s", pci.get("link_speed", ""))
+    width = pci.get("link_width", "")
+    if speed is None or not width.isdecimal() or int(width) == 0:
+        return None
+    transfers = float(speed[1])
+    coding = 0.8 if transfers < _OLD_ENCODING_BELOW else 128 / 130
+    return transfers * 1e9 * int(width) * coding / 8

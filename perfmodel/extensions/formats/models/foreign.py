@@ -1,0 +1,232 @@
+"""Foreign files: which program wrote a file, and what it says as a workload or as a layout.
+
+A file is recognised by its content, not by its ending. Of a command line or a shell script the
+`--key value` pairs are read: variables that the script sets to plain values, and lists of
+arguments, are resolved; what stays unresolved keeps its dollar sign, and is refused where it is
+needed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfmodel.base.documents import MAX_DOCUMENT_BYTES, load_yaml, parse_value, parse_yaml
+from perfmodel.base.errors import WorkloadError
+from perfmodel.base.reading import parse_json, read_text
+from perfmodel.extensions.formats.models.fields import FieldUse
+
+HUGGING_FACE = "Hugging Face config.json"
+CONFIG = "config.json"
+_SHAPE = ("batch", "replica_batch", "sequence_length")
+_DEEPSPEED = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
+_TOML = re.compile(r"^\[[\w.]+\][ \t]*(?:#.*)?$", re.MULTILINE)
+_NATIVE = re.compile(r"^(?:family|vertices|memory_bandwidth)[ \t]*:", re.MULTILINE)
+_ASSIGNMENT = re.compile(
+    r"^[ \t]*(?:export[ \t]+|local[ \t]+)?(\w+)="
+    r"(\$\{[^{}\n]*\}|\$\(\([^\n]*\)\)|[^\s(;]+|\"[^\"\n]*\"|'[^'\n]*')?[ \t]*(?:;.*)?$",
+    re.MULTILINE,
+)
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|(\w+))")
+_ARGUMENTS = re.compile(r"--(?:num-layers|tensor-model-parallel-size|micro-batch-size)\b(?!:)")
+_PROGRAM = re.compile(r"\b(?:pre)?train_\w+\.py$")
+_PRODUCT = re.compile(r"\$\(\((\s*\d+(?:\s*\*\s*\d+)*\s*)\)\)")
+_MOST_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFile:
+    """A file of another program: which *kind*, the *content* of a workload, and its fields."""
+
+    kind: str
+    content: dict[str, Any]
+    uses: tuple[FieldUse, ...]
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What it states in addition to the model, as fields to change in another workload."""
+        found = {key: self.content[key] for key in _SHAPE if key in self.content}
+        for section in ("parallel", "training"):
+            of_section = self.content.get(section) or {}
+            found |= {f"{section}.{key}": value for key, value in of_section.items()}
+        return found
+
+
+def read_foreign(path: Path, given: Collection[str] = ()) -> ForeignFile | None:
+    """The workload in the file or folder *path* of another program; None if it is our own.
+
+    *given* are fields of the workload that the question states itself.
+    """
+    found = _open(path)
+    if found is None:
+        return None
+    if found.program == "deepspeed":
+        raise WorkloadError(
+            f"{path}: is a DeepSpeed configuration, which describes no model. Give the model with "
+            "--workload and this file with --layout-from."
+        )
+    if found.program == HUGGING_FACE:
+        from perfmodel.extensions.formats.models import hugging_face
+
+        workload, uses = hugging_face.read_config(
+            found.content, document=str(path), name=found.name, given=given
+        )
+        return ForeignFile(HUGGING_FACE, workload, uses)
+    return _read_settings(found, str(path), given, is_layout=False)
+
+
+def read_layout(path: Path) -> ForeignFile:
+    """The layout and training in the file *path*: of another program, or of a workload."""
+    found = _open(path)
+    if found is None:
+        content = load_yaml(path, error_type=WorkloadError)
+        return ForeignFile("workload", {**content, "assumed": []}, ())
+    if found.program == HUGGING_FACE:
+        raise WorkloadError(
+            f"{path}: is a {HUGGING_FACE}, which states no layout. Give it with --workload."
+        )
+    return _read_settings(found, str(path), (), is_layout=True)
+
+
+def _read_settings(
+    found: _Opened, document: str, given: Collection[str], *, is_layout: bool
+) -> ForeignFile:
+    from perfmodel.extensions.formats.models import settings
+
+    workload, uses = settings.read_settings(
+        found.program,
+        found.content,
+        document=document,
+        name=found.name,
+        given=given,
+        is_layout=is_layout,
+    )
+    return ForeignFile(settings.load_table(found.program).kind, workload, uses)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What a file says, and the program that it is for."""
+
+    program: str
+    content: dict[str, Any]
+    name: str
+
+
+def _open(path: Path) -> _Opened | None:
+    """The file or folder *path*, if it is of another program."""
+    if path.is_dir():
+        if not (path / CONFIG).is_file():
+            raise WorkloadError(
+                f"{path}: is a folder without {CONFIG}. Name a workload file, or the folder of a "
+                "Hugging Face model."
+            )
+        path = path / CONFIG
+    text = read_text(path, WorkloadError, MAX_DOCUMENT_BYTES)
+    if text.lstrip()[:1] == "{":
+        # Python's own writer puts Infinity into the files of some models.
+        content = parse_json(text, document=str(path), error_type=WorkloadError, is_strict=False)
+    elif _TOML.search(text):
+        content = _parse_toml(text, path)
+    elif _ARGUMENTS.search(text):
+        return _Opened("megatron", _parse_arguments(text), name_of(path, {}))
+    elif _NATIVE.search(text):
+        return None
+    else:
+        content = parse_yaml(text, document=str(path), error_type=WorkloadError)
+    if not isinstance(content, dict):
+        raise WorkloadError(
+            f"{path}: must be a workload, a Hugging Face {CONFIG}, or settings of Megatron-LM, "
+            "NeMo, torchtitan or DeepSpeed, and is none of them. `perfmodel init workload` writes "
+            "a file to start from."
+        )
+    program = _recognise(content)
+    return None if program is None else _Opened(program, content, name_of(path, content))
+
+
+def _parse_toml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as fault:
+        raise WorkloadError(f"{path}: not valid TOML ({fault}).") from None
+
+
+def _recognise(content: dict[str, Any]) -> str | None:
+    """The program that *content* is for, by its keys."""
+    if {"model_type", "architectures", "num_hidden_layers", "n_embd"} & content.keys():
+        return HUGGING_FACE
+    if _DEEPSPEED & content.keys():
+        return "deepspeed"
+    model = content.get("model")
+    if isinstance(model, dict) and "flavor" in model:
+        return "torchtitan"
+    sections = [content, *(one for one in content.values() if isinstance(one, dict))]
+    keys = {key for one in sections for key in one}
+    if {"--num-layers", "--tensor-model-parallel-size"} & keys:
+        return "megatron"
+    return "nemo" if {"num_layers", "tensor_model_parallel_size"} & keys else None
+
+
+def name_of(path: Path, content: dict[str, Any]) -> str:
+    """What a model is called: as its file says, or as its file or folder is called."""
+    stated = content.get("_name_or_path")
+    if isinstance(stated, str) and stated.strip():
+        word = stated.rstrip("/").rpartition("/")[2]
+    else:
+        word = path.resolve().parent.name if path.name == CONFIG else path.stem
+    name = re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_")
+    return name.removesuffix("_config") or "model"
+
+
+def _parse_arguments(text: str) -> dict[str, Any]:
+    """The arguments in *text* by their names, with underscores; a flag is true.
+
+    The name of the program (`pretrain_gpt.py`) is a flag, too.
+    """
+    text = re.sub(r"(^|\s)#.*", r"\1", text)
+    text = re.sub(r"\\\r?\n", " ", text)
+    variables = {
+        # `TP=${TP:-1}` takes the default: what the caller exports is not known here.
+        name: re.sub(rf"^\$\{{{name}:?-(.*)\}}$", r"\1", (value or "").strip("\"'"))
+        for name, value in _ASSIGNMENT.findall(text)
+    }
+    found: dict[str, Any] = {}
+    for line in text.splitlines():
+        key = ""
+        # Quotes and brackets only hold arguments together; values with spaces are not needed.
+        for word in re.sub(r"[\"'()]", " ", _resolve(line, variables)).split():
+            program = _PROGRAM.search(word)
+            if word.startswith("--") and word != "--":
+                name, sign, value = word.removeprefix("--").partition("=")
+                key = name.replace("-", "_")
+                found[key] = _value(value) if sign else True
+            elif program is not None:
+                found[program[0]] = True
+            elif key and found[key] is True and "[@]" not in word:
+                found[key] = _value(word)
+    return found
+
+
+def _resolve(line: str, variables: dict[str, str]) -> str:
+    def replace(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        return variables.get(name, match[2] if match[2] is not None else match[0])
+
+    for _ in range(_MOST_ROUNDS):
+        following = _PRODUCT.sub(lambda match: str(math.prod(map(int, match[1].split("*")))), line)
+        following = _VARIABLE.sub(replace, following)
+        if following == line:
+            break
+        line = following
+    return line
+
+
+def _value(word: str) -> Any:
+    if re.fullmatch(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", word, re.IGNORECASE):
+        return parse_value(word)
+    return {"true": True, "false": False, "none": None}.get(word.lower(), word)

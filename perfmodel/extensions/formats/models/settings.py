@@ -1,0 +1,394 @@
+"""Settings of training programs: Megatron-LM and NeMo, torchtitan, DeepSpeed.
+
+They state the layout and how a model is trained; most state the model, too. `settings.yaml` says
+which key is which field. What only the running program knows is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from perfmodel.base.documents import load_yaml
+from perfmodel.base.errors import WorkloadError
+from perfmodel.base.forms import Form, read_mapping
+from perfmodel.base.reading import quote
+from perfmodel.extensions.formats.models.fields import FieldReader, FieldUse, Source, Use
+
+TABLE = Path(__file__).with_name("settings.yaml")
+_GATES = ("swiglu", "geglu", "reglu")
+_LAYOUT = ("parallel", "training")
+_DECIDING = (
+    "parallel.sharding:fsdp", "training.precision:trainer", "training.offload_optimizer:share",
+)  # fmt: skip
+"""Parts that replace what switches say of their field; without a switch they say nothing."""
+_OFF = (None, False, 0, "none", "")
+_CONVERTERS = {"float8": "fp8", "quantize.linear.float8": "fp8", "quantize.linear.mx": "mxfp8"}
+"""The number format of GEMMs by the converter of torchtitan that brings it."""
+_REFERENCE = re.compile(r"\$\{\.*([a-z_][\w.]*)\}")
+_PRODUCT = re.compile(r"\$\{multiply:\s*(\d+)\s*,\s*(\d+)\s*\}")
+# The section of a tokenizer is merged, so its `model` and `type` have no prefix.
+_TOKENIZER = ("tokenizer_type", "tokenizer_model", "type", "tokenizer_name_or_path", "model",
+              "restore_from_path", "run.name", "name")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsTable(Form):
+    """The fields of one program; `settings.yaml` describes the keys."""
+
+    kind: str
+    stack: str
+    merged: tuple[str, ...]
+    reads: Mapping[str, str]
+    words: Mapping[str, Mapping[str, Any]]
+    switches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    unstated: tuple[Any, ...] = ()
+    hints: Mapping[str, str] = field(default_factory=dict)
+    refused: tuple[Mapping[str, Any], ...] = ()
+    tokenizers: Mapping[str, int] = field(default_factory=dict)
+    left_out_if: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    flavors: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+
+
+@cache
+def load_table(program: str) -> SettingsTable:
+    """The table of *program*."""
+    tables = load_yaml(TABLE)
+    entry = dict(tables[program])
+    entry = {**tables.get(entry.pop("extends", ""), {}), **entry}
+    return read_mapping(SettingsTable, entry, document=TABLE.name)
+
+
+def flatten(content: Mapping[str, Any], merged: Sequence[str]) -> dict[str, Any]:
+    """*content* without levels: keys of *merged* sections alone, others as `section.key`.
+
+    A reference to another key of the file is replaced by the value there, and a product of such
+    by its value.
+    """
+    flat: dict[str, Any] = {}
+
+    def add(prefix: str, mapping: Mapping[str, Any]) -> None:
+        for key, value in mapping.items():
+            name = key.removeprefix("--").replace("-", "_")
+            if isinstance(value, Mapping):
+                inner = "" if name.lower() in merged else f"{prefix}{name}."
+                add(inner, value)
+            else:
+                flat.setdefault(f"{prefix}{name}", value)
+
+    add("", content)
+    for key, value in flat.items():
+        if isinstance(value, str) and "${" in value:
+            flat[key] = _resolve(value, flat)
+    return flat
+
+
+def _resolve(text: str, flat: Mapping[str, Any]) -> Any:
+    """What the references in *text* stand for; the text where something stays open."""
+
+    def find(path: str, otherwise: str) -> Any:
+        return flat.get(path, flat.get(path.rpartition(".")[2], otherwise))
+
+    whole = _REFERENCE.fullmatch(text)
+    if whole is not None:
+        return find(whole[1], text)
+    inner = _REFERENCE.sub(lambda match: str(find(match[1], match[0])), text)
+    numbers = _PRODUCT.fullmatch(inner)
+    return int(numbers[1]) * int(numbers[2]) if numbers is not None else text
+
+
+@dataclass(slots=True)
+class SettingsReader:
+    """Reads one file by the table of its program; *is_layout* leaves the model out."""
+
+    table: SettingsTable
+    fields: FieldReader
+    is_layout: bool = False
+    unstated: Collection[str] = ()
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def read(self) -> dict[str, Any]:
+        """The fields of a workload, by their dotted names."""
+        for target, source in self.table.reads.items():
+            if self.is_layout and target.startswith("model."):
+                continue
+            wanted = Source.parse(source)
+            if self.is_layout and wanted.is_needed:
+                wanted = Source(wanted.keys, None)
+            value = self.fields.read(target, wanted, self.table.hints.get(target, ""))
+            if value is not None:
+                self.values[target] = self._translate(target, value, wanted)
+        for target, keys in self.table.switches.items():
+            if not (self.is_layout and target.startswith("model.")):
+                self._switch(target, keys)
+        return self.values
+
+    def _translate(self, target: str, value: Any, source: Source) -> Any:
+        words = self.table.words.get(target)
+        if words is None:
+            return value
+        word = words.get(str(value))
+        if word is None and target not in self.fields.given:
+            known = ", ".join(map(str, words))
+            self.fields.faults.add(source.keys[0], f"must be one of {known}, got {quote(value)}")
+        return word
+
+    def _switch(self, target: str, keys: Mapping[str, Any]) -> None:
+        for key, meaning in keys.items():
+            stated = self.fields.content.get(key)
+            if key == "unless" or stated is None:
+                continue
+            self.fields.uses.append(FieldUse(key, Use.READ, target, stated))
+            if meaning is None:
+                self.values[target] = stated
+            elif stated is True or "$" in str(stated):
+                # What follows a flag in a script may be a list of further arguments.
+                self.values[target] = meaning
+        if "unless" in keys and not set(self.unstated) & keys.keys():
+            self.values.setdefault(target, keys["unless"])
+
+
+def read_settings(
+    program: str,
+    content: Mapping[str, Any],
+    *,
+    document: str,
+    name: str,
+    given: Collection[str] = (),
+    is_layout: bool = False,
+) -> tuple[dict[str, Any], tuple[FieldUse, ...]]:
+    """The workload, or the layout alone, in the settings of *program*, and the use of fields."""
+    table = load_table(program)
+    flat = flatten(content, table.merged)
+    _refuse_others(table, flat, document, is_layout=is_layout)
+    assumed = [] if is_layout else list(_add_vocabulary(table, flat))
+    assumed += [said[flat[key]] for key, said in table.left_out_if.items() if flat.get(key) in said]
+    unstated = [key for key, value in flat.items() if value in table.unstated]
+    stated = {key: value for key, value in flat.items() if key not in unstated}
+    reader = SettingsReader(table, FieldReader(document, stated, given), is_layout, unstated)
+    values = reader.read()
+    base: dict[str, Any] = {}
+    if program == "torchtitan":
+        _finish_torchtitan(values)
+        if not is_layout:
+            base = _find_flavor(table, reader.fields)
+    elif program != "deepspeed":
+        _finish_megatron(values, reader.fields)
+    _finish_batch(values, reader.fields, table)
+    uses = reader.fields.finish(())
+    workload: dict[str, Any] = {
+        "name": name,
+        "family": "transformer",
+        "description": f"{table.kind} in {document}.",
+        "source": f"{document}, read by its fields.",
+        "stack": table.stack,
+        "assumed": assumed,
+    }
+    for section in ("model", *_LAYOUT):
+        workload[section] = dict(base.get(section, {}))
+    for target, value in values.items():
+        section, dot, key = target.partition(".")
+        if dot:
+            workload[section][key] = value
+        else:
+            workload[target] = value
+    return workload, uses
+
+
+def _refuse_others(
+    table: SettingsTable, flat: Mapping[str, Any], document: str, *, is_layout: bool
+) -> None:
+    """Raise where *flat* has a key that says what no workload, or no layout, can say."""
+    for entry in table.refused:
+        if is_layout and entry["part"] == "model":
+            continue
+        meant = entry.get("values")
+        key = next(
+            (
+                one
+                for one in entry["keys"]
+                if (flat.get(one) in meant if meant else flat.get(one) not in _OFF)
+            ),
+            None,
+        )
+        if key is not None:
+            hint = " Give the model with --workload and this file with --layout-from."
+            raise WorkloadError(
+                f"{document}: {key} says that it {entry['why']}."
+                + (hint if entry["part"] == "model" else f" Take {key} out to predict without it.")
+            )
+
+
+def _add_vocabulary(table: SettingsTable, flat: dict[str, Any]) -> Iterator[str]:
+    """Put the size of a well-known tokenizer into *flat* where none is stated, and say so."""
+    if any(flat.get(key) is not None for key in ("vocab_size", "padded_vocab_size")):
+        return
+    words = [str(flat[key]) for key in _TOKENIZER if key in flat]
+    if flat.get("merge_file"):
+        words.insert(0, "GPT2BPETokenizer")
+    for word in words:
+        known = max((one for one in table.tokenizers if _names(word, one)), key=len, default="")
+        if known:
+            flat["vocab_size"] = table.tokenizers[known]
+            yield f"model.vocab: {flat['vocab_size']:,} is the vocabulary of {word}."
+            return
+
+
+def _names(word: str, known: str) -> bool:
+    """Whether *word* is about *known*: `Llama-3-8B` names llama3, `llama-30b` does not."""
+    pattern = "[^a-z0-9]*".join(known) + r"(?!\.?[0-9b])"
+    return re.search(pattern, word.lower()) is not None
+
+
+def _finish_batch(values: dict[str, Any], fields: FieldReader, table: SettingsTable) -> None:
+    """Keep the batch of a data-parallel rank only where the file states none of the whole job."""
+    of_replica, times = values.pop("replica_batch", None), values.pop("replica_batch:times", 1)
+    if "batch" in values or "batch" in fields.given or of_replica is None:
+        return
+    values["replica_batch"] = of_replica * times
+    key = Source.parse(table.reads["batch"]).keys[0]
+    fields.uses.append(FieldUse(key, Use.DEFAULTED, "batch", f"{of_replica * times} per replica"))
+
+
+def _finish_megatron(values: dict[str, Any], fields: FieldReader) -> None:
+    """What several of Megatron's arguments decide together."""
+    if str(fields.content.get("optim.name", "")).startswith(("distributed", "mcore_dist")):
+        values["parallel.sharding"] = "zero1"
+    for part in _DECIDING:
+        target, value = part.partition(":")[0], values.pop(part, None)
+        if value is not None and target in values:
+            values[target] = value
+    if values.pop("training.compute:fp8", None):
+        values["training.compute"] = "fp8"
+    if values.pop("checkpointing", False):
+        values.setdefault("training.recompute", "attention")
+    layers, pp = fields.content.get("num_layers"), values.get("parallel.pp", 1)
+    of_stage = values.pop("parallel.interleaving:layers", None)
+    if of_stage and isinstance(layers, int):
+        values["parallel.interleaving"] = max(1, layers // pp // of_stage)
+    if values.get("parallel.tp", 1) == 1:
+        values["parallel.sequence_parallel"] = False
+    if any(key.startswith("model.") for key in values):
+        _finish_model(values, fields)
+    for key in ("group_query", "latent", "gate_word"):
+        values.pop(key, None)
+
+
+def _finish_model(values: dict[str, Any], fields: FieldReader) -> None:
+    if "gate_word" in values:
+        values["model.gated_ffn"] = any(gate in str(values["gate_word"]) for gate in _GATES)
+    hidden, is_gated = values.get("model.hidden"), values.get("model.gated_ffn")
+    if "model.ffn" not in values and hidden:
+        # Megatron's own default: of a gated network two thirds, in whole blocks of 64.
+        values["model.ffn"] = 4 * hidden * 2 // 3 // 64 * 64 if is_gated else 4 * hidden
+    is_arguments = "swiglu" in fields.content or "group_query_attention" in fields.content
+    if values.get("group_query"):
+        values.setdefault("model.kv_heads", 1)
+    elif is_arguments:
+        values.pop("model.kv_heads", None)
+    values["model.dropout"] = bool(values.get("model.dropout"))
+    if not values.get("latent"):
+        for key in ("kv_lora_rank", "q_lora_rank", "rope_dim"):
+            values.pop(f"model.{key}", None)
+    else:
+        values["model.head_dim"] = values.get("model.head_dim:latent", 128)
+        values.setdefault("model.kv_lora_rank", 512)
+        values.setdefault("model.rope_dim", 64)
+    values.pop("model.head_dim:latent", None)
+    if "model.window" in values:
+        values["model.window"] = _first_number(values["model.window"])
+    if values.get("model.experts", 1) == 1:
+        for key in ("experts", "top_k", "moe_ffn", "shared_experts:width", "dense_layers:pattern"):
+            values.pop(f"model.{key}", None)
+        return
+    _finish_experts(values, fields)
+
+
+def _finish_experts(values: dict[str, Any], fields: FieldReader) -> None:
+    width = values.get("model.moe_ffn") or values.get("model.ffn")
+    shared = values.pop("model.shared_experts:width", None)
+    if shared and width:
+        if shared % width:
+            fields.faults.add(
+                "moe_shared_expert_intermediate_size",
+                f"must be a multiple of the width of an expert {width}, got {shared}",
+            )
+        values["model.shared_experts"] = shared // width
+    pattern = values.pop("model.dense_layers:pattern")
+    if pattern != 1:
+        parts = re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?", str(pattern).replace(" ", ""))
+        if parts is None:
+            fields.faults.add(
+                "moe_layer_freq",
+                f"must be 1 or like ([0]*3+[1]*58): dense layers first, got {quote(pattern)}",
+            )
+        else:
+            values["model.dense_layers"] = int(parts[1])
+
+
+def _first_number(value: Any) -> int | None:
+    found = re.search(r"\d+", str(value))
+    return int(found[0]) if found else None
+
+
+def _finish_torchtitan(values: dict[str, Any]) -> None:
+    replicas, shards = (
+        values.pop("parallel.sharding:replicas", 1),
+        values.pop("parallel.sharding:shards", -1),
+    )
+    reshard, stages = values.pop("parallel.sharding:reshard"), values.get("parallel.pp", 1)
+    # Weights stay gathered between forward and backward; pipelines have that by default.
+    keeps = reshard == "never" or (reshard == "default" and stages > 1)
+    if shards == 1:
+        values["parallel.sharding"] = "none"
+    elif replicas > 1:
+        values["parallel.sharding"] = "hsdp"
+        if shards > 1:
+            values["parallel.shard_group"] = shards
+    else:
+        values["parallel.sharding"] = "zero2" if keeps else "zero3"
+    if values.get("parallel.tp", 1) == 1:
+        values["parallel.sequence_parallel"] = False
+        values.pop("parallel.tp_overlap", None)
+    if stages == 1:
+        # Only pipelines divide what a rank gets for a step.
+        values["parallel.micro_batch"] = values.get("replica_batch")
+        values.pop("parallel.schedule", None)
+    elif values.get("parallel.schedule") == "interleaved":
+        values.pop("parallel.schedule")
+        values["parallel.interleaving"] = 2
+    every = values.pop("training.recompute_fraction:option")
+    if values.get("training.recompute") == "ops" and str(every).isdigit():
+        values["training.recompute"] = "full"
+        values["training.recompute_fraction"] = 1 / max(1, int(every))
+    converters = re.findall(r"[\w.]+", str(values.pop("training.compute:converters", "")))
+    for name in _CONVERTERS.keys() & set(converters):
+        values["training.compute"] = _CONVERTERS[name]
+
+
+def _find_flavor(table: SettingsTable, fields: FieldReader) -> dict[str, Any]:
+    """The model of that name and flavor; torchtitan keeps shapes in its code."""
+    model, flavor = (fields.content.get(f"model.{key}") for key in ("name", "flavor"))
+    entry = table.flavors.get(str(model), {}).get(str(flavor))
+    if entry is None:
+        known = "; ".join(_iter_flavors(table))
+        raise WorkloadError(
+            f"{fields.document}: model.flavor must be one whose shape is known ({known}), got "
+            f"{model} {flavor}: torchtitan keeps shapes in its code. Give the model with "
+            "--workload and this file with --layout-from."
+        )
+    for key in ("name", "flavor"):
+        value = fields.content[f"model.{key}"]
+        fields.uses.append(FieldUse(f"model.{key}", Use.READ, "model", value))
+    others = dict(entry)
+    base = load_yaml(TABLE.parents[1] / "specs" / f"{others.pop('like')}.yaml")
+    return {"model": {**base["model"], **others}}
+
+
+def _iter_flavors(table: SettingsTable) -> Iterator[str]:
+    for name, flavors in table.flavors.items():
+        yield f"{name}: {', '.join(flavors)}"

@@ -1,0 +1,1 @@
+"""Measurements: constants fitted to them, and scores of predictions against them."""

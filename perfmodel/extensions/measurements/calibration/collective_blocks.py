@@ -1,0 +1,208 @@
+"""Blocks of collective constants: what each learns from, and the fit of all of them.
+
+One-host rows decide the host blocks, then rows of several hosts the fabric blocks;
+`collective_blocks.yaml` lists both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from collectives.calibration import Calibration, Constants, load_default_calibration
+from collectives.collective import Protocol
+from collectives.constants import (
+    FabricConstants,
+    FabricEntry,
+    HostConstants,
+    HostEntry,
+    SoftwareConstants,
+)
+from collectives.measurements import CollectiveMeasurement
+from collectives.wiring import HostLinkClass
+from perfmodel.base.documents import load_yaml
+from perfmodel.base.errors import CalibrationError
+from perfmodel.base.forms import read_mapping
+from perfmodel.extensions.measurements.calibration.collective_fit import (
+    Batch,
+    build_batches,
+    fit_constants,
+)
+
+_Entry = TypeVar("_Entry", HostEntry, FabricEntry)
+
+
+@dataclass(frozen=True, slots=True)
+class Block(Generic[_Entry]):
+    """A block of constants to fit: its *entry* with prior constants, and what it learns from.
+
+    *prior* names the block that it starts from; *frozen* constants keep their prior.
+    """
+
+    entry: _Entry
+    learns_from: tuple[str, ...]
+    prior: str
+    frozen: tuple[str, ...]
+
+    def rows(self, batches: Sequence[Batch], *, several_hosts: bool) -> list[Batch]:
+        """Those of *batches* that it learns from."""
+        return [
+            batch
+            for batch in batches
+            if (batch.wiring.host_count > 1) is several_hosts
+            and batch.wiring.topology_name in self.learns_from
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """All blocks, in the order of fitting, and the priors that no block holds.
+
+    *other_pcie* is how machines without rows borrow; machines *left_out* in turn show the error of
+    unseen ones.
+    """
+
+    hosts: tuple[Block[HostEntry], ...]
+    fabrics: tuple[Block[FabricEntry], ...]
+    pcie: HostConstants
+    software: SoftwareConstants
+    other_pcie: Mapping[str, Any]
+    left_out: tuple[str, ...]
+
+    def with_pcie(self, entries: Sequence[HostEntry]) -> tuple[HostEntry, ...]:
+        """*entries* and those of other PCIe machines."""
+        rule, prior = self.other_pcie, self.pcie
+        measured = {entry.name: entry.constants for entry in entries}
+        usual = replace(
+            measured.get(rule["learns_from"], prior),
+            **{name: getattr(prior, name) for name in rule["frozen"]},
+            **dict.fromkeys(rule["uncrowded"], 0.0),
+        )
+        others = [
+            HostEntry(
+                name=links,
+                architecture=architecture,
+                link_class=HostLinkClass(links),
+                machines=(),
+                constants=usual,
+            )
+            for links, architecture in rule["architectures"].items()
+        ]
+        return (*entries, *others)
+
+
+@cache
+def load_blocks() -> Blocks:
+    """The blocks and priors that come with perfmodel."""
+    path = Path(__file__).with_name("collective_blocks.yaml")
+    content = load_yaml(path, error_type=CalibrationError)
+    priors = content["priors"]
+    nvlink, fabric = HostConstants(**priors["nvlink"]), FabricConstants(**priors["fabric"])
+    pcie = replace(nvlink, **priors["pcie"])
+
+    every = [protocol.value for protocol in Protocol]
+    usual = {"machines": (), "protocols": every, "tree_protocols": every, "pair_ll_bytes": 0}
+
+    def block(kind: type[_Entry], one: Mapping[str, Any], prior: Any, frozen: Any) -> Block[_Entry]:
+        names = {field.name for field in fields(kind)}
+        own = {key: value for key, value in {**usual, **one}.items() if key in names}
+        entry = read_mapping(kind, {**own, "constants": asdict(prior)}, document=path.name)
+        frozen = tuple(one.get("frozen", frozen))
+        return Block(entry, tuple(one["learns_from"]), one.get("prior", ""), frozen)
+
+    def host(one: Mapping[str, Any]) -> Block[HostEntry]:
+        is_nvlink = HostLinkClass(one["link_class"]).is_nvlink
+        return block(HostEntry, one, nvlink if is_nvlink else pcie, content["host_frozen"])
+
+    def network(one: Mapping[str, Any]) -> Block[FabricEntry]:
+        return block(FabricEntry, one, fabric, content["fabric_frozen"])
+
+    return Blocks(
+        tuple(map(host, content["hosts"])),
+        tuple(map(network, content["fabrics"])),
+        pcie,
+        SoftwareConstants(**priors["software"]),
+        content["other_pcie"],
+        tuple(content["left_out"]),
+    )
+
+
+def fit_collectives(measurements: Sequence[CollectiveMeasurement]) -> Calibration:
+    """Fit all blocks that *measurements* have rows for; the others keep their priors."""
+    if not measurements:
+        raise CalibrationError("calibration of collectives: must be given measurements, got none.")
+    blocks = load_blocks()
+    skeleton = replace(
+        load_default_calibration(),
+        hosts=blocks.with_pcie([block.entry for block in blocks.hosts]),
+        fabrics=tuple(block.entry for block in blocks.fabrics),
+        software_constants=blocks.software,
+        spans=(),
+        uncertainty={},
+    )
+    batches = build_batches(measurements, skeleton)
+    software = blocks.software
+    hosts: dict[str, HostEntry] = {}
+    for block in blocks.hosts:
+        rows = block.rows(batches, several_hosts=False)
+        if not rows:
+            continue
+        prior = hosts.get(block.prior, block.entry).constants
+        host = _fit_host(rows, prior, software, block.frozen)
+        if any(batch.call.software.is_before_2_24 for batch in rows):
+            software = _fit_software(rows, host, software)
+            host = _fit_host(rows, host, software, block.frozen)
+        hosts[block.entry.name] = replace(block.entry, constants=host)
+    partial = replace(
+        skeleton, hosts=blocks.with_pcie(list(hosts.values())), software_constants=software
+    )
+    return replace(partial, fabrics=_fit_fabrics(batches, partial))
+
+
+def _fit_host(
+    rows: Sequence[Batch], prior: HostConstants, software: SoftwareConstants, frozen: Sequence[str]
+) -> HostConstants:
+    return fit_constants(
+        prior,
+        rows,
+        lambda batch, host: batch.predict_ns(Constants(host, None, software)),
+        frozen=frozen,
+    )
+
+
+def _fit_software(
+    rows: Sequence[Batch], host: HostConstants, prior: SoftwareConstants
+) -> SoftwareConstants:
+    return fit_constants(
+        prior, rows, lambda batch, tried: batch.predict_ns(Constants(host, None, tried))
+    )
+
+
+def _fit_fabrics(batches: Sequence[Batch], partial: Calibration) -> tuple[FabricEntry, ...]:
+    entries: list[FabricEntry] = []
+    prior = load_blocks().fabrics[0].entry.constants
+    for block in load_blocks().fabrics:
+        rows = block.rows(batches, several_hosts=True)
+        constants = prior
+        if rows:
+            constants = fit_constants(
+                prior,
+                rows,
+                lambda batch, fabric: batch.predict_ns(
+                    partial.constants(batch.wiring)._replace(fabric=fabric)
+                ),
+                frozen=block.frozen,
+            )
+        elif entries:
+            # Bandwidth halfway to what the entry before reaches, where two ranks share a NIC and
+            # slow each other down.
+            last = entries[-1].constants
+            reached = last.simple_ratio / (1.0 + last.nic_crowding)
+            constants = replace(prior, simple_ratio=(prior.simple_ratio + reached) / 2)
+        if block.entry.protocols == tuple(Protocol):
+            prior = constants
+        entries.append(replace(block.entry, constants=constants))
+    return tuple(entries)

@@ -1,6 +1,0 @@
-"""Formats: workloads and layouts in the files of other programs, read by tables of their fields."""
-
-from perfmodel.workloads.formats.fields import FieldUse, Use
-from perfmodel.workloads.formats.foreign import ForeignFile, read_foreign, read_layout
-
-__all__ = ["FieldUse", "ForeignFile", "Use", "read_foreign", "read_layout"]

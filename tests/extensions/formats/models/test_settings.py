@@ -1,0 +1,330 @@
+"""Settings of Megatron-LM, NeMo, torchtitan and DeepSpeed, as workloads and as layouts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import WorkloadError
+from perfmodel.extensions.formats.models import Use, read_foreign
+from perfmodel.workloads import load_workload
+from perfmodel.workloads.transformer.shapes import count_parameters
+from perfmodel.workloads.transformer.words import Recompute, StateSharding
+
+SCRIPT = """#!/bin/bash
+TP=${TP:-4}
+LAYERS=32  # of them all
+MODEL_ARGS=(
+    --num-layers $LAYERS --hidden-size 4096 --ffn-hidden-size 14336
+    --num-attention-heads 32 --group-query-attention --num-query-groups 8
+    --seq-length 8192 --max-position-embeddings 8192 --position-embedding-type rope
+    --swiglu --normalization RMSNorm --disable-bias-linear
+    --untie-embeddings-and-output-weights --hidden-dropout 0.0
+)
+torchrun pretrain_gpt.py ${MODEL_ARGS[@]} --bf16 --fp8-format hybrid \\
+    --micro-batch-size 1 --global-batch-size 128 --lr 1e-4 "--vocab-size 128256" \\
+    --tensor-model-parallel-size ${TP} --sequence-parallel --pipeline-model-parallel-size 2 \\
+    --num-layers-per-virtual-pipeline-stage 4 --use-distributed-optimizer --overlap-grad-reduce \\
+    --recompute-granularity selective --data-path $DATA
+"""
+NEMO = """
+trainer: {precision: bf16-mixed, devices: 8}
+model:
+  global_batch_size: 128
+  micro_batch_size: 2
+  tensor_model_parallel_size: 8
+  encoder_seq_length: 4096
+  max_position_embeddings: ${.encoder_seq_length}
+  num_layers: 32
+  hidden_size: 4096
+  ffn_hidden_size: 11008
+  num_attention_heads: 32
+  hidden_dropout: 0.0
+  normalization: rmsnorm
+  bias: false
+  activation: fast-swiglu
+  position_embedding_type: rope
+  share_embeddings_and_output_weights: false
+  tokenizer: {vocab_size: 32000}
+  optim: {name: distributed_fused_adam}
+"""
+TOML = """
+[model]
+name = "llama3"
+flavor = "70B"
+[training]
+local_batch_size = 2
+global_batch_size = 64
+seq_len = 4096
+[parallelism]
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = 8
+tensor_parallel_degree = 4
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+"""
+DEEPSPEED = {
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 2,
+    "zero_optimization": {"stage": 3, "overlap_comm": True},
+    "bf16": {"enabled": True},
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text, name="settings"):
+        path = tmp_path / name
+        path.write_text(text if isinstance(text, str) else json.dumps(text))
+        return path
+
+    return write
+
+
+def test_a_megatron_script_is_the_model_that_it_trains(file):
+    workload = load_workload(file(SCRIPT, "train.sh"))
+    # As published for Llama 3 8B.
+    assert count_parameters(workload.model) == 8_030_261_248
+    parallel, training = workload.parallel, workload.training
+    assert (parallel.tp, parallel.pp, parallel.micro_batch, parallel.interleaving) == (4, 2, 1, 4)
+    assert (parallel.sharding, parallel.sequence_parallel) == (StateSharding.ZERO1, True)
+    assert (training.precision, training.gemm_dtype) == (DType.BF16, DType.FP8)
+    assert training.recompute is Recompute.ATTENTION
+    assert (workload.batch, workload.sequence_length, workload.stack) == (128, 8192, "megatron")
+
+
+@pytest.mark.parametrize(
+    ("words", "share"),
+    [
+        ("", 0.0),
+        ("--optimizer-cpu-offload", 1.0),
+        ("--optimizer-cpu-offload --optimizer-offload-fraction 0.25", 0.25),
+        ("--optimizer-offload-fraction 0.25", 0.0),
+    ],
+)
+def test_the_share_of_an_offloaded_optimizer_counts_only_where_megatron_offloads(
+    file, words, share
+):
+    text = SCRIPT.replace("--bf16", f"--bf16 {words}")
+    assert load_workload(file(text, "train.sh")).training.offload_optimizer == share
+
+
+def test_arguments_in_yaml_read_the_same(file):
+    text = "MODEL_ARGS:\n  --num-layers: 2\n  --hidden-size: 64\n  --num-attention-heads: 4\n"
+    text += "  --global-batch-size: 8\n  --micro-batch-size: 1\n  --seq-length: 128\n"
+    text += "  --vocab-size: 100\n  --max-position-embeddings: 128\n"
+    workload = load_workload(file(text))
+    # Without its argument, a network that is not gated is four times as wide.
+    assert (workload.model.ffn, workload.model.gated_ffn) == (256, False)
+
+
+def test_nemo_resolves_references_inside_its_file(file):
+    workload = load_workload(file(NEMO, "nemo.yaml"))
+    # As published for Llama 2 7B.
+    assert count_parameters(workload.model) == 6_738_415_616
+    assert workload.model.max_positions == 4096
+    assert (workload.parallel.tp, workload.parallel.sharding) == (8, StateSharding.ZERO1)
+    assert workload.stack == "nemo"
+
+
+def test_torchtitan_names_a_model_whose_shape_is_known(file):
+    workload = load_workload(file(TOML, "job.toml"))
+    assert count_parameters(workload.model) == 70_553_706_496
+    parallel = workload.parallel
+    assert (parallel.sharding, parallel.shard_group, parallel.tp) == (StateSharding.HSDP, 8, 4)
+    assert workload.training.recompute is Recompute.OPS
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SCRIPT.replace('"--vocab-size 128256"', ""), "vocab_size: must be given, but is missing"),
+        (SCRIPT.replace("--global-batch-size 128", "--global-batch-size $GBS"),
+         "global_batch_size: is the reference '$GBS'"),
+        (SCRIPT.replace("rope", "kerple"), "position_embedding_type: must be one of"),
+        (NEMO.replace("vocab_size: 32000", "vocab_size: '${oc.env:WORDS}'"), "vocab_size: is the"),
+        (SCRIPT.replace("pretrain_gpt", "pretrain_t5"), "pretrain_t5.py says that it trains an"),
+        (NEMO + "  bert_binary_head: false\n", "bert_binary_head says that it trains BERT"),
+        (TOML.replace("70B", "34B"), "model.flavor must be one whose shape is known"),
+        (SCRIPT.replace("--micro-batch-size 1", ""), "micro_batch_size: must be given, but is"),
+        (NEMO + "  activations_checkpoint_recurrent: false\n", "mixes attention with recurrent"),
+        ("[model\n[a]\n", "not valid TOML"),
+        (DEEPSPEED, "is a DeepSpeed configuration, which describes no model"),
+    ],
+)  # fmt: skip
+def test_what_only_the_program_knows_is_refused_by_name(file, text, said):
+    with pytest.raises(WorkloadError) as fault:
+        load_workload(file(text))
+    assert said in str(fault.value)
+
+
+def test_arguments_in_strings_over_several_lines_read_the_same(file):
+    text = SCRIPT.replace("MODEL_ARGS=(", 'MODEL_ARGS="').replace("0.0\n)", '0.0\n"')
+    text = text.replace("${MODEL_ARGS[@]} --bf16", "--bf16 ${MODEL_ARGS[@]}")
+    assert load_workload(file(text)) == load_workload(file(SCRIPT))
+
+
+def test_products_of_a_script_and_of_nemo_are_worked_out(file):
+    script = SCRIPT.replace("LAYERS=32  # of them all", "LAYERS=$(($HALF*2))\nHALF=16")
+    assert load_workload(file(script)).model.layers == 32
+    nemo = NEMO.replace("ffn_hidden_size: 11008", "ffn_hidden_size: ${multiply:4, ${.hidden_size}}")
+    assert load_workload(file(nemo)).model.ffn == 16384
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "words"),
+    [("--tokenizer-type GPT2BPETokenizer", 50257), ("--merge-file $M", 50257),
+     ("--tokenizer-model meta-llama/Llama-3.1-8B", 128256)],
+)  # fmt: skip
+def test_well_known_tokenizers_tell_the_vocabulary_and_the_answer_says_so(file, tokenizer, words):
+    workload = load_workload(file(SCRIPT.replace('"--vocab-size 128256"', tokenizer)))
+    assert workload.model.vocab == words
+    assert f"model.vocab: {words:,} is the vocabulary of" in workload.assumed[0]
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [("{library: huggingface, type: Qwen/Qwen1.5-14B, vocab_size: null}", 152064),
+     ("{library: sentencepiece, model: '${data_dir}/llama2/tokenizer.model'}", 32000),
+     ("{library: sentencepiece}\n  run: {name: llama3_1_8b}", 128256),
+     ("{library: sentencepiece}\n  restore_from_path: /models/Nemotron-4-340B.nemo", 256000)],
+)  # fmt: skip
+def test_a_file_that_names_its_model_or_tokenizer_need_not_state_a_vocabulary(file, named, words):
+    workload = load_workload(file(NEMO.replace("{vocab_size: 32000}", named), "nemo.yaml"))
+    assert workload.model.vocab == words
+    assert f"model.vocab: {words:,} is the vocabulary of" in workload.assumed[0]
+
+
+@pytest.mark.parametrize("name", ["llama-30b", "open_llama_3b", "Qwen3.5-27B", "nemotron_4b"])
+def test_a_name_that_only_looks_like_a_known_one_tells_no_vocabulary(file, name):
+    named = f"{{type: null}}\n  run: {{name: {name}}}"
+    with pytest.raises(
+        WorkloadError, match=r"names no tokenizer or .* Or give --set model\.vocab="
+    ):
+        load_workload(file(NEMO.replace("{vocab_size: 32000}", named), "nemo.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "batch"),
+    [
+        # 64 ranks / tp 4 are 16 data-parallel ranks, of two sequences each.
+        (TOML.replace("global_batch_size = 64\n", ""), 32),
+        (TOML.replace("global_batch_size = 64", "global_batch_size = -1"), 32),
+        # 64 / (tp 4 x pp 2), of one sequence each.
+        (SCRIPT.replace("--global-batch-size 128", ""), 8),
+    ],
+)
+def test_a_file_without_a_batch_has_that_of_its_data_parallel_ranks(file, text, batch):
+    path = file(text)
+    workload = load_workload(path, rank_count=64)
+    assert workload.batch == batch
+    assert f"batch: {batch}, which is {workload.replica_batch} for each" in workload.assumed[-1]
+    assert load_workload(path, rank_count=128).batch == 2 * batch
+    stated = load_workload(path, ["batch=48"], rank_count=64)
+    assert (stated.batch, stated.replica_batch) == (48, None)
+    assert {use.target: use.use for use in read_foreign(path).uses}["batch"] is Use.DEFAULTED
+
+
+def test_deepspeed_without_a_batch_has_that_of_its_accumulated_micro_batches(file):
+    settings = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}
+    settings |= {"zero_optimization": {"stage": 3}}
+    workload = load_workload("llama3_8b", layout_from=file(settings), rank_count=16)
+    # 16 data-parallel ranks, each with four micro-batches of two sequences.
+    assert (workload.batch, workload.parallel.micro_batch) == (128, 2)
+    assert (workload.parallel.tp, workload.parallel.pp) == (1, 1)
+
+
+def test_torchtitan_has_its_own_defaults(file):
+    text = '[model]\nname = "qwen3"\nflavor = "32B"\n[training]\nsteps = 10\n'
+    workload = load_workload(file(text), rank_count=8)
+    # As published for Qwen3 32B; norms of queries and keys (128 each of 64 layers) are left out.
+    assert count_parameters(workload.model) == 32_762_123_264 - 64 * 2 * 128
+    assert (workload.batch, workload.sequence_length) == (8 * 8, 2048)
+    training = workload.training
+    # Selective recomputation takes every second layer unless an option says "op".
+    assert (training.recompute, training.recompute_fraction) == (Recompute.FULL, 0.5)
+    assert (training.optimizer, training.compute) == ("adamw", None)
+
+
+def test_torchtitan_divides_the_batch_of_a_rank_only_in_pipelines(file):
+    text = TOML.replace("local_batch_size = 2", "local_batch_size = 8")
+    assert load_workload(file(text)).parallel.micro_batch == 8
+    text = text.replace("data_parallel_replicate_degree = 2", "pipeline_parallel_degree = 2")
+    text = text.replace("[training]", 'converters = ["quantize.linear.float8"]\n[training]')
+    text = text.replace(
+        "tensor_parallel", 'pipeline_parallel_schedule = "Interleaved1F1B"\ntensor_parallel'
+    )
+    workload = load_workload(file(text))
+    assert (workload.parallel.micro_batch, workload.parallel.interleaving) == (1, 2)
+    # Stages keep gathered weights until their backward pass.
+    assert workload.parallel.sharding is StateSharding.ZERO2
+    assert workload.training.gemm_dtype is DType.FP8
+
+
+def test_grouped_queries_without_a_number_of_groups_are_one_group(file):
+    script = SCRIPT.replace("--num-query-groups 8", "")
+    assert load_workload(file(script)).model.kv_heads == 1
+
+
+def test_an_empty_field_of_a_tokenizer_tells_no_vocabulary(file):
+    empty = "{library: sentencepiece, merge_file: null}"
+    path = file(NEMO.replace("{vocab_size: 32000}", empty), "nemo.yaml")
+    with pytest.raises(WorkloadError, match="vocab_size: must be given"):
+        load_workload(path)
+
+
+def test_alibi_is_counted_as_rotary_and_the_answer_says_so(file):
+    workload = load_workload(file(SCRIPT.replace("rope", "alibi")))
+    assert workload.model.positions.value == "rotary"
+    assert "ALiBi is counted as rotary positions." in workload.assumed
+
+
+def test_what_deepspeed_leaves_to_the_trainer_stays_as_the_workload_has_it(file):
+    settings = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}},
+        "bf16": {"enabled": "auto"},
+    }
+    before = load_workload("llama3_8b")
+    after = load_workload("llama3_8b", layout_from=file(settings))
+    assert (after.batch, after.training) == (before.batch, before.training)
+    assert after.parallel.sharding is StateSharding.ZERO2
+    settings["zero_optimization"]["offload_optimizer"]["device"] = "cpu"
+    offloaded = load_workload("llama3_8b", layout_from=file(settings))
+    assert offloaded.training.offload_optimizer == 1
+    settings["zero_optimization"]["offload_optimizer"]["device"] = "nvme"
+    with pytest.raises(WorkloadError, match=r"offload_optimizer\.device says that it keeps"):
+        load_workload("llama3_8b", layout_from=file(settings))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (DEEPSPEED, (64, None, StateSharding.ZERO3, 2, "deepspeed")),
+        (SCRIPT, (128, 4, StateSharding.ZERO1, 1, "megatron")),
+        (TOML, (64, 4, StateSharding.HSDP, 2, "torchtitan")),
+    ],
+)
+def test_the_layout_of_a_file_is_that_of_any_model(file, text, expected):
+    workload = load_workload("llama3_8b", layout_from=file(text))
+    parallel = workload.parallel
+    found = (workload.batch, parallel.tp, parallel.sharding, parallel.micro_batch, workload.stack)
+    assert found == expected
+    assert workload.model == load_workload("llama3_8b").model
+    assert "Layout and training are those of" in workload.assumed[-1]
+
+
+def test_the_question_itself_comes_before_the_layout_of_a_file(file):
+    path = file(DEEPSPEED)
+    workload = load_workload("llama3_8b", ["parallel.micro_batch=4"], layout_from=path)
+    assert workload.parallel.micro_batch == 4
+
+
+def test_a_model_without_a_layout_is_no_layout(file):
+    path = file({"model_type": "gpt2"}, "config.json")
+    with pytest.raises(WorkloadError, match="states no layout"):
+        load_workload("llama3_8b", layout_from=path)
