@@ -1,6 +1,7 @@
 """A worker: a process that makes the device once, tests it, and forks a process per rank.
 
-`perfmodel.extensions.emulation.workers` starts it. Forks share the time and memory of importing torch.
+`perfmodel.extensions.emulation.workers` starts it. Forks share the time and memory of importing
+torch.
 """
 
 from __future__ import annotations
