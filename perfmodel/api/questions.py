@@ -1,13 +1,12 @@
-"""Questions and their answers: predict, compare, sweep, rank, search, replay, what if."""
+"""Questions and their answers: predict, compare, sweep, rank, search, replay."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfmodel.prediction.phases import OnPhase, PhaseClock, ignore_phase
 from perfmodel.prediction.scenario import JobScenario, Scenario
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from perfmodel.planning.question import LayoutQuestion, RankQuestion
     from perfmodel.planning.ranking import Ranking
     from perfmodel.prediction.answer import Prediction
-    from perfmodel.prediction.changing import WhatIf
     from perfmodel.prediction.comparing import Comparison, NamedScenario
     from perfmodel.prediction.question import Question
 
@@ -250,51 +248,12 @@ def replay(
     from perfmodel.prediction import predict as prediction
     from perfmodel.prediction.saved_jobs import replay_question
 
-    question = replay_question(_as_scenario(job))
+    question = replay_question(as_scenario(job))
     asked = replace(question, options=replace(question.options, is_explained=is_explained))
     with open_place(executor, workers, ray_address) as place:
         return prediction.predict(asked, executor=place, clock=PhaseClock(on_phase))
 
 
-def whatif(
-    job: JobScenario | File,
-    changes: Sequence[str] = (),
-    *,
-    sweep: str | None = None,
-    recipes: Sequence[File] = (),
-    force: bool = False,
-    executor: str | None = None,
-    workers: int | None = None,
-    ray_address: str | None = None,
-    on_phase: OnPhase = ignore_phase,
-) -> WhatIf:
-    """Compare *job* (a folder or its scenario) before and after *changes*, as after `--apply`.
-
-    The machine prices jobs of shapes, and work that is changed. *sweep* is one more change with
-    several values of a parameter; files of *recipes* have more changes. Recordings that replay
-    badly are refused unless *force* is set, and so are changes that can price less than half of
-    the time.
-    """
-    from perfmodel.extensions.whatif import parse_sweep, parse_transformation
-    from perfmodel.prediction.changing import answer_changes, prepare_changes
-    from perfmodel.prediction.saved_jobs import about_machine, open_job, recorded_machine
-
-    scenario = _as_scenario(job)
-    opened = open_job(scenario)
-    topology = scenario.topology
-    if topology is None and (topology := recorded_machine(opened.job)) is not None:
-        opened = replace(opened, assumptions=(*opened.assumptions, about_machine(opened.job)))
-    asked: dict[str, Any] = {"topology": topology, "recipes": [str(file) for file in recipes]}
-    named = [(text, parse_transformation(text, **asked)) for text in changes]
-    swept = None if sweep is None else parse_sweep(sweep, **asked)
-    question = prepare_changes(opened, force=force)
-    with open_place(executor, workers, ray_address) as place:
-        answer = answer_changes(
-            question, named, sweep=swept, executor=place, on_phase=on_phase, force=force
-        )
-    options = [f"--recipes {shlex.quote(file)}" for file in asked["recipes"]]
-    return replace(answer, options=(*options, *(["--force"] if force else [])))
-
-
-def _as_scenario(job: JobScenario | File) -> JobScenario:
+def as_scenario(job: JobScenario | File) -> JobScenario:
+    """*job* as a scenario; a folder is one with nothing else stated."""
     return job if isinstance(job, JobScenario) else JobScenario(str(job))

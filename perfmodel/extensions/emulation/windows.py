@@ -17,7 +17,7 @@ import orjson
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.extensions.emulation.rank_record import Call, CallType, RankRecord
-from perfmodel.graph.operators import emulated_works
+from perfmodel.extensions.recordings.operators.works import emulated_works
 
 _NUMBERED: dict[int, str] = {
     CallType.RECORD: "event",

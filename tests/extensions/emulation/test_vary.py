@@ -7,7 +7,7 @@ import json
 import pytest
 
 from perfmodel.base.errors import ScenarioError
-from perfmodel.cli.emulate import settings_of
+from perfmodel.extensions.emulation.commands import settings_of
 from tests.extensions.emulation.emulating import run_perfmodel
 
 SCRIPT = """

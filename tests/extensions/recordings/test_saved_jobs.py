@@ -15,19 +15,17 @@ from perfmodel.engine.reasons import Window
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.extensions.recordings.storage import RECORDING_HEADER
 from perfmodel.extensions.whatif import parse_transformation
-from perfmodel.extensions.whatif.pinning import DEFAULT_STACK
+from perfmodel.extensions.whatif.answering import apply_change, check_trust, prepare_changes
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.storage import save_job
 from perfmodel.prediction import saved_jobs as asking
 from perfmodel.prediction.answer import Part
 from perfmodel.prediction.assumptions import NO_DOUBT
-from perfmodel.prediction.changing import apply_change, prepare_changes
-from perfmodel.prediction.loops import recorded_interval
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.prediction.saved_jobs import (
+    DEFAULT_STACK,
     about_machine,
-    check_trust,
     job_question,
     open_job,
     recorded_machine,
@@ -50,16 +48,16 @@ def score(*periods_ns: int, replayed_ns: int = 100, distrust: str = "", noise_ra
 
 
 def test_the_interval_of_a_recording_is_the_spread_of_its_periods_in_proportion():
-    interval = recorded_interval(score(90, 110), 200)
+    interval = replace(notes(), score=score(90, 110)).interval(200)
     assert (interval.low_ns, interval.high_ns) == pytest.approx((182, 218), abs=1)
     assert interval.is_known
-    noisy = recorded_interval(score(90, 110, noise_ratio=0.1), 200)
+    noisy = replace(notes(), score=score(90, 110, noise_ratio=0.1)).interval(200)
     assert (noisy.low_ns, noisy.high_ns) == pytest.approx((182 * 0.9, 218 * 1.1), abs=1)
     for few in (None, score(90)):
-        interval = recorded_interval(few, 200)
+        interval = replace(notes(), score=few).interval(200)
         assert (interval.low_ns, interval.high_ns, interval.is_known) == (200, 200, False)
     for replayed_ns in (0, 1):
-        interval = recorded_interval(score(1, 1, replayed_ns=replayed_ns), 7)
+        interval = replace(notes(), score=score(1, 1, replayed_ns=replayed_ns)).interval(7)
         assert (interval.low_ns, interval.high_ns) == (7, 7)
 
 
