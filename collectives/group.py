@@ -131,7 +131,8 @@ def _host_wiring(gpus: tuple[int, ...], machine: ByIdentity[Topology]) -> Wiring
     alone = Wiring(
         topology_name=topology.name,
         measured=topology.measured or topology.name,
-        architecture=topology.device.architecture.value,
+        architecture=topology.device.generation,
+        is_unseen=topology.device.is_unseen,
         rank_count=len(gpus),
         host_count=1,
         ranks_per_host=len(gpus),

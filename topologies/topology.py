@@ -76,7 +76,7 @@ class Topology:
             Counter(self.links),
             # Whether its switches reduce was not stated by those who measured.
             self.fabric and replace(self.fabric, reduces=False),
-            self.device.architecture,
+            self.device.generation,
             self.trays,
             self.peer_to_peer,
             self.gpus_forward,
