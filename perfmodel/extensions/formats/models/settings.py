@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,14 @@ from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.forms import Form, read_mapping
 from perfmodel.base.reading import quote
-from perfmodel.extensions.formats.models.fields import FieldReader, FieldUse, Source, Use
+from perfmodel.extensions.formats.models.fields import (
+    FieldReader,
+    FieldUse,
+    Source,
+    Use,
+    unknown_sentence,
+)
+from perfmodel.workloads.catalog import SPEC_FOLDER
 
 TABLE = Path(__file__).with_name("settings.yaml")
 _GATES = ("swiglu", "geglu", "reglu")
@@ -29,6 +37,8 @@ _DECIDING = (
 _OFF = (None, False, 0, "none", "")
 _CONVERTERS = {"float8": "fp8", "quantize.linear.float8": "fp8", "quantize.linear.mx": "mxfp8"}
 """The number format of GEMMs by the converter of torchtitan that brings it."""
+SPELLING_CUTOFF = 0.93
+"""An unknown key so like a known one is a misspelling of it."""
 _REFERENCE = re.compile(r"\$\{\.*([a-z_][\w.]*)\}")
 _PRODUCT = re.compile(r"\$\{multiply:\s*(\d+)\s*,\s*(\d+)\s*\}")
 # The section of a tokenizer is merged, so its `model` and `type` have no prefix.
@@ -49,6 +59,7 @@ class SettingsTable(Form):
     unstated: tuple[Any, ...] = ()
     hints: Mapping[str, str] = field(default_factory=dict)
     refused: tuple[Mapping[str, Any], ...] = ()
+    ignored: tuple[str, ...] = ()
     tokenizers: Mapping[str, int] = field(default_factory=dict)
     left_out_if: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     flavors: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
@@ -179,7 +190,9 @@ def read_settings(
     elif program != "deepspeed":
         _finish_megatron(values, reader.fields)
     _finish_batch(values, reader.fields, table)
-    uses = reader.fields.finish(())
+    _check_spelling(table, reader.fields)
+    uses = reader.fields.finish([key for key in stated if _matches(table.ignored, key)])
+    assumed += unknown_sentence(uses)
     workload: dict[str, Any] = {
         "name": name,
         "family": "transformer",
@@ -197,6 +210,26 @@ def read_settings(
         else:
             workload[target] = value
     return workload, uses
+
+
+def _matches(patterns: Sequence[str], key: str) -> bool:
+    return any(re.search(pattern, key) for pattern in patterns)
+
+
+def _check_spelling(table: SettingsTable, fields: FieldReader) -> None:
+    """Note a fault for every unknown key that is nearly a known one which is not stated."""
+    sources = [Source.parse(source).keys for source in table.reads.values()]
+    sources += [tuple(keys) for keys in table.switches.values()]
+    sources += [tuple(entry["keys"]) for entry in table.refused]
+    known = {key: key.lower() for keys in sources for key in keys}
+    missing = {low: key for key, low in known.items() if key not in fields.content}
+    seen = {use.key for use in fields.uses} | known.keys()
+    for key in fields.content:
+        near = get_close_matches(key.lower(), missing, n=1, cutoff=SPELLING_CUTOFF)
+        if near and key not in seen and not _matches(table.ignored, key):
+            fields.faults.add(
+                key, f"is not known; {missing[near[0]]} is. Correct it or take it out"
+            )
 
 
 def _refuse_others(
@@ -385,7 +418,7 @@ def _find_flavor(table: SettingsTable, fields: FieldReader) -> dict[str, Any]:
         value = fields.content[f"model.{key}"]
         fields.uses.append(FieldUse(f"model.{key}", Use.READ, "model", value))
     others = dict(entry)
-    base = load_yaml(TABLE.parents[1] / "specs" / f"{others.pop('like')}.yaml")
+    base = load_yaml(SPEC_FOLDER / f"{others.pop('like')}.yaml")
     return {"model": {**base["model"], **others}}
 
 

@@ -328,3 +328,26 @@ def test_a_model_without_a_layout_is_no_layout(file):
     path = file({"model_type": "gpt2"}, "config.json")
     with pytest.raises(WorkloadError, match="states no layout"):
         load_workload("llama3_8b", layout_from=path)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("tensor-model-parallel-size", "tensor-model-paralel-size"),
+        ("recompute-granularity", "recompute-granularty"),
+    ],
+)
+def test_a_misspelt_argument_is_refused_with_the_one_that_is_meant(tmp_path, right, wrong):
+    path = tmp_path / "pretrain.sh"
+    path.write_text(SCRIPT.replace(f"--{right}", f"--{wrong}"), encoding="utf-8")
+    meant = right.replace("-", "_")
+    with pytest.raises(WorkloadError, match=f"{wrong.replace('-', '_')}.* {meant} is"):
+        load_workload(str(path))
+
+
+def test_an_unknown_argument_is_said_and_a_path_is_not(tmp_path):
+    path = tmp_path / "pretrain.sh"
+    path.write_text(SCRIPT.replace("--bf16", "--bf16 --quantum-mode 3"), encoding="utf-8")
+    [said] = [one for one in load_workload(str(path)).assumed if "Unknown" in one]
+    assert "quantum_mode" in said
+    assert "data_path" not in said
