@@ -26,6 +26,7 @@ from perfmodel.workloads.transformer.shapes import (
     stage_parameters,
 )
 from perfmodel.workloads.transformer.words import (
+    AdapterPlaces,
     AttentionKernel,
     Positions,
     Recompute,
@@ -224,14 +225,16 @@ def layer_activation_bytes(
         return numbers * residual // share
     # The input of a GEMM is kept in its format, the output in that of activations.
     dtype = run.spec.training.gemm_dtype
-    # Inputs of both norms, of the qkv and of the up GEMM.
-    whole = 2 * residual * numbers + 2 * dtype.bytes_of(numbers)
+    # Inputs of both norms, of the qkv and of the up GEMM. A frozen GEMM needs no input backward.
+    is_trained = not run.spec.training.adapters_only
+    is_kept = is_trained or run.spec.training.adapter_places is AdapterPlaces.ALL
+    whole = 2 * residual * numbers + (1 + is_kept) * dtype.bytes_of(numbers)
     if model.dropout:
         whole += 2 * numbers  # masks, one byte per number
     # Outputs of qkv and up, inputs of the projection and of the down GEMM.
     up, down = (shape.up.outputs, shape.down.inputs) if shape.up and shape.down else (0, 0)
     split = size * tokens * (shape.attention_outputs + up + _copied_widths(run, shape))
-    split += dtype.bytes_of(tokens * (shape.projection.inputs + down))
+    split += dtype.bytes_of(tokens * (shape.projection.inputs + is_kept * down))
     if shape.experts is not None:
         split += _routed_bytes(run, shape.experts)
     if recompute is Recompute.OPS:

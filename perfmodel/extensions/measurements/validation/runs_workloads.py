@@ -183,6 +183,11 @@ def _parallel(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[s
     if (row.value("experts") or 0) > 1 and parallel["tp"] > 1:
         parallel |= {"sequence_parallel": True, **_expert_split(row, parallel, stack, sentences)}
         sentences.append("Experts with tensor parallelism: sequence parallelism is assumed.")
+    if stages := row.text("stage_layers"):
+        lengths = [one.removesuffix("mtp") or "0" for one in stages.split("+")]
+        if not all(one.isdigit() for one in lengths):
+            raise WorkloadError(f"stage_layers must be numbers joined by +, got {stages!r}")
+        parallel["stage_layers"] = [int(one) for one in lengths]
     if "micro_batch" not in parallel:
         sentences.append("The micro-batch is not stated; assumed the largest that fits.")
     return parallel
