@@ -31,6 +31,7 @@ from perfmodel.workloads.transformer.words import (
     Positions,
     Recompute,
     RecomputedPart,
+    SavedOutput,
 )
 
 _KEPT = ("activations", "logits")
@@ -222,7 +223,7 @@ def layer_activation_bytes(
     shape = shapes.of_experts if is_expert else shapes.dense
     residual, numbers = run.residual_dtype.size_bytes, tokens * model.hidden
     if recompute is Recompute.FULL:
-        return numbers * residual // share
+        return numbers * residual // share + _saved_bytes(run, shape)
     # The input of a GEMM is kept in its format, the output in that of activations.
     dtype = run.spec.training.gemm_dtype
     # Inputs of both norms, of the qkv and of the up GEMM. A frozen GEMM needs no input backward.
@@ -246,6 +247,18 @@ def layer_activation_bytes(
     else:
         split -= _dropped_bytes(run, shape)
     return whole // share + split + _score_bytes(run, recompute)
+
+
+def _saved_bytes(run: TransformerRun, shape: LayerShape) -> int:
+    """Outputs that a recomputed layer keeps."""
+    widths = {
+        SavedOutput.QKV: shape.attention_outputs,
+        SavedOutput.CORE: shape.projection.inputs,
+        SavedOutput.PROJECTION: run.spec.model.hidden,
+        SavedOutput.UP: shape.up.outputs if shape.up else 0,
+    }
+    saved = sum(widths.get(one, 0) for one in run.spec.training.saved_outputs)
+    return saved * run.tokens * run.dtype.size_bytes
 
 
 def _dropped_bytes(run: TransformerRun, shape: LayerShape) -> int:

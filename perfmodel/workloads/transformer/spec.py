@@ -40,6 +40,7 @@ from perfmodel.workloads.transformer.words import (
     Recompute,
     RecomputedPart,
     Routing,
+    SavedOutput,
     StageSplit,
     StateSharding,
     TensorOverlap,
@@ -210,7 +211,8 @@ class TrainingSection(Section):
     they are *grouped_experts*, the experts of a rank are multiplied one by one. A sequence may be
     packed of samples of *packed_tokens* tokens that do not see each other. Beside *recompute*,
     *recompute_modules* of all layers are recomputed, and the activations of the first
-    *offload_layers* layers wait in host memory. The share *offload_optimizer* of the optimizer's
+    *offload_layers* layers wait in host memory. With `full`, *saved_outputs* are kept and not
+    computed again. The share *offload_optimizer* of the optimizer's
     state is in host memory, too, and is updated there. *attention_precision* is the format of the
     attention core; left out, that of activations.
     """
@@ -224,6 +226,7 @@ class TrainingSection(Section):
     recompute: Recompute = Recompute.NONE
     recompute_fraction: Ratio = 1.0
     recompute_modules: tuple[RecomputedPart, ...] = ()
+    saved_outputs: tuple[SavedOutput, ...] = ()
     offload_layers: NaturalNumber = 0
     offload_optimizer: Ratio = 0.0
     attention: AttentionKernel = AttentionKernel.AUTO

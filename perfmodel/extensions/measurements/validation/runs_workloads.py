@@ -215,6 +215,7 @@ def _training(row: RunRow, sentences: list[str]) -> dict[str, Any]:
         "precision": _STORED.get(row.text("compute_precision"), "bf16"),
         "clip_gradients": row.text("optimizer_kind") != "none",
     }
+    training |= row.meaning("remat_policy")
     if modules := row.text("recompute_modules"):
         training["recompute_modules"] = modules.split("+")
     if row.value("packed") and not row.text("packed_tokens"):
@@ -223,7 +224,7 @@ def _training(row: RunRow, sentences: list[str]) -> dict[str, Any]:
             f"Sequences are packed of samples of unstated length; assumed {_PACKED_TOKENS} tokens."
         )
     for name, word in (("recompute", "Recomputation"), ("optimizer_kind", "The optimizer")):
-        if not row.text(name):
+        if not (row.text(name) or (name == "recompute" and row.text("remat_policy"))):
             assumed = training[name.removesuffix("_kind")]
             sentences.append(f"{word} is not stated; assumed {assumed}.")
     return training
