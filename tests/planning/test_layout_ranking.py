@@ -12,7 +12,7 @@ import pytest
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.planning.layouts import search as searching
-from perfmodel.planning.layouts.bounds import LayerTimes
+from perfmodel.prediction.layouts.bounds import LayerTimes
 from perfmodel.planning.layouts.ranking import (
     LayoutRanking,
     RankedLayout,

@@ -3,8 +3,8 @@ import pytest
 from perfmodel.api import Scenario, predict
 from perfmodel.base.errors import PlanError
 from perfmodel.execution.executor import SerialExecutor
-from perfmodel.planning.layouts.bounds import Bounds
-from perfmodel.planning.layouts.candidates import iter_candidates, iter_variants
+from perfmodel.prediction.layouts.bounds import Bounds
+from perfmodel.prediction.layouts.candidates import iter_candidates, iter_variants
 from perfmodel.planning.layouts.ranking import pareto
 from perfmodel.planning.layouts.search import judge, search_layouts
 from perfmodel.planning.question import LayoutQuestion

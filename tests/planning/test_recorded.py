@@ -17,7 +17,7 @@ from embeddings.sharders import ShardingTask, build_named_plan
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.planning.batches import BatchSpread, draw_table
-from perfmodel.planning.layouts.candidates import iter_candidates
+from perfmodel.prediction.layouts.candidates import iter_candidates
 from perfmodel.planning.layouts.ranking import pareto
 from perfmodel.planning.making import iter_assignments
 from perfmodel.planning.plan_work import PlanLoads

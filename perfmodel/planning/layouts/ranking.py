@@ -13,10 +13,10 @@ from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.shown import Shown
 from perfmodel.base.units import NS_PER_HOUR, format_duration
-from perfmodel.planning.layouts.candidates import Candidate
 from perfmodel.planning.question import Goal, LayoutQuestion
 from perfmodel.planning.ranking import beats_next
 from perfmodel.prediction.answer import Interval, Prediction
+from perfmodel.prediction.layouts.candidates import Candidate
 from perfmodel.prediction.whole_run import HOURS_PER_DAY, TrainingRun, plan_run
 
 TIE_PROBABILITY = 0.6
@@ -74,7 +74,10 @@ class RankedLayout:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many layouts there were and what became of them; *untried* when time was up."""
+    """How many layouts there were and what became of them; *untried* when the budget was spent.
+
+    With *is_braked* the limit in seconds ended the search, so another run may end elsewhere.
+    """
 
     considered: int
     too_large: int
@@ -82,6 +85,7 @@ class Tally:
     pruned: int
     untried: int
     is_proven: bool
+    is_braked: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -12,14 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from collectives import price_collective
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.costs.pricing import price_job
 from perfmodel.execution.executor import SerialExecutor
-from perfmodel.planning.layouts.candidates import Candidate
+from perfmodel.prediction.layouts.candidates import Candidate
 from perfmodel.stacks.capabilities import Schedule
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.jobs import build_job
@@ -100,6 +100,26 @@ class Bounds:
 
 def measure_layer(shared: tuple[Cluster, SoftwareStack], one: TransformerSpec) -> LayerTimes:
     """The times of the layer *one*; a module-level function, so that any worker can run it."""
+    return _remembered(shared[0], _Named(shared[1]), one)
+
+
+class _Named:
+    """A stack that is compared by what it says: it has mappings, which cannot be hashed."""
+
+    def __init__(self, stack: SoftwareStack) -> None:
+        self.stack, self._text = stack, repr(stack)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Named) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+@lru_cache(maxsize=4096)
+def _remembered(cluster: Cluster, named: _Named, one: TransformerSpec) -> LayerTimes:
+    """Neighbouring questions, of a sweep or a page, bound the same layers again."""
+    shared = (cluster, named.stack)
     once, twice = replay_layers(shared, one, 1, 1), replay_layers(shared, one, 2, 1)
     once_more, twice_more = replay_layers(shared, one, 1, 2), replay_layers(shared, one, 2, 2)
     again = (twice_more - twice) - (once_more - once)

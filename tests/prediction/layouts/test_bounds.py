@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from perfmodel.planning.layouts import bounds as bounding
-from perfmodel.planning.layouts.bounds import Bounds, LayerTimes, layer_of, measure_layer
-from perfmodel.planning.layouts.candidates import Candidate, iter_candidates
+from perfmodel.prediction.layouts import bounds as bounding
+from perfmodel.prediction.layouts.bounds import Bounds, LayerTimes, layer_of, measure_layer
+from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.transformer.words import StateSharding

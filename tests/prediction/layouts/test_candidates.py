@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from perfmodel.planning.layouts import candidates
-from perfmodel.planning.layouts.candidates import FIELDS, LayoutOptions
+from perfmodel.prediction.layouts import candidates
+from perfmodel.prediction.layouts.candidates import FIELDS, LayoutOptions
 from perfmodel.workloads.transformer.words import Recompute, StateSharding
 
 MODEL = {"layers": 8, "heads": 16, "experts": 0, "has_experts": False}
