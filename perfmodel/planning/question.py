@@ -197,8 +197,9 @@ class LayoutQuestion:
     Fields named in *overrides* are fixed, not searched. *hosts* may be several numbers, for a
     front of time against GPUs. *price_per_gpu_hour* turns times into money. The search may take
     *work* bounds and replays for each number of hosts, and stops after *seconds*, if given.
-    *calibration* names files of constants that were measured on the machine. With *tokens* the answer is about a whole run: *minimise* says which number of hosts is
-    best, and with *finish_in* the fewest that end in that time.
+    *calibration* names files of constants that were measured on the machine. With *tokens* the
+    answer is about a whole run: *minimise* says which number of hosts is best, and with *finish_in*
+    the fewest that end in that time.
     """
 
     topology: Machine
@@ -241,7 +242,7 @@ class LayoutQuestion:
     top: Annotated[int, Option(metavar="N", min=1, help="Layouts to show.")] = 10
     work: Annotated[
         int, Option(metavar="N", min=1, help="Bounds and replays that a search may take.")
-    ] = 600
+    ] = 400
     seconds: Annotated[
         float | None,
         Option(metavar="S", min=0.1, help="A brake: end after so many seconds, proven or not."),

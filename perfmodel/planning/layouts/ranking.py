@@ -185,21 +185,21 @@ def pareto(rankings: Sequence[LayoutRanking]) -> tuple[LayoutRanking, ...]:
 def count_layouts(
     considered: int,
     fitting: int,
-    queue: Sequence[tuple[int, Candidate]],
+    left_ns: Sequence[int],
     replayed: Sequence[RankedLayout],
     *,
     is_proven: bool,
 ) -> Tally:
-    """Layouts whose bound is not below the best time are pruned."""
+    """Layouts whose bound, among *left_ns*, is not below the best time are pruned."""
     best_ns = min(one.time_ns for one in replayed)
-    pruned = sum(bound_ns >= best_ns for bound_ns, _ in queue[len(replayed) :])
+    pruned = sum(bound_ns >= best_ns for bound_ns in left_ns)
     return Tally(
         considered=considered,
         too_large=considered - fitting,
         replayed=len(replayed),
         pruned=pruned,
         untried=fitting - len(replayed) - pruned,
-        is_proven=is_proven and len(queue) == fitting,
+        is_proven=is_proven and len(left_ns) + len(replayed) == fitting,
     )
 
 

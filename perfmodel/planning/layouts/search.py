@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import format_duration
@@ -24,7 +25,7 @@ from perfmodel.planning.layouts.ranking import (
 )
 from perfmodel.planning.question import LayoutQuestion, to_scenario
 from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.layouts.bounds import Bounds, measure_layer
+from perfmodel.prediction.layouts.bounds import Bounds, Layer, layer_of, measure_layer
 from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates
 from perfmodel.prediction.layouts.choosing import by_layer, list_fitting
 from perfmodel.prediction.phases import OnPhase, ignore_phase
@@ -34,7 +35,7 @@ from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from topologies import Cluster
 
-REPLAYED_AT_ONCE = 8
+REPLAYED_AT_ONCE, REFINED_AT_ONCE = 8, 16
 MEASURED_AT_ONCE = 64
 BOUNDING_SHARE = 0.75
 """Share of the work, and of the time, that bounding may use."""
@@ -57,16 +58,18 @@ def _search(
     on_phase(f"{hosts} hosts: listing layouts", 0.0)
     everything = list(iter_candidates(spec, *machine, stated=question.stated))
     fitting = list_fitting(spec, cluster, question.stated, everything)
-    queue = bound_layouts(machine, fitting, executor, budget, on_phase)
+    pool = LayoutPool(machine, fitting, executor, budget, on_phase)
     options = PredictOptions(samples=question.samples, seed=question.seed, is_explained=False)
     replayed, is_proven = replay_layouts(
-        queue,
+        pool,
         lambda candidates: executor.map(judge, (*machine, options), candidates),
         question.top,
         budget,
         on_phase,
     )
-    tally = count_layouts(len(everything), len(fitting), queue, replayed, is_proven=is_proven)
+    tally = count_layouts(
+        len(everything), len(fitting), pool.left_ns, replayed, is_proven=is_proven
+    )
     ranked = explain_layouts(machine, order_layouts(replayed)[: question.top])
     return LayoutRanking(
         question=question,
@@ -113,30 +116,69 @@ def _load(question: LayoutQuestion, hosts: int) -> tuple[TransformerSpec, Machin
     return spec, (loaded.cluster, loaded.stack)
 
 
-def bound_layouts(
-    machine: Machine,
-    fitting: Sequence[Candidate],
-    executor: Executor,
-    budget: Budget,
-    on_phase: OnPhase,
-) -> list[tuple[int, Candidate]]:
-    """Layouts with their bounds, lowest first; without those beyond the budget."""
-    bounds, kinds = Bounds(*machine), by_layer(fitting)
-    layers, first = list(kinds), 0
-    while first < len(layers):
-        on_phase(
-            f"{len(fitting)} layouts fit: bounded {first} of {len(layers)} kinds of layer",
-            0.05 + 0.15 * first / len(layers),
-        )
-        wanted = min(MEASURED_AT_ONCE, len(layers) - first)
-        part = layers[first : first + budget.take(wanted, is_bounding=True)]
-        if not part:
-            break
-        bounds.take(part, executor.map(measure_layer, machine, part))
-        first += len(part)
-    bounded = [one for layer in layers[:first] for one in kinds[layer]]
-    order = sorted((bounds.bound_ns(one), number) for number, one in enumerate(bounded))
-    return [(bound_ns, bounded[number]) for bound_ns, number in order]
+class LayoutPool:
+    """Layouts that fit, lowest bound first; close bounds are computed when they are needed."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        fitting: Sequence[Candidate],
+        executor: Executor,
+        budget: Budget,
+        on_phase: OnPhase,
+    ) -> None:
+        self._machine, self._executor, self._budget = machine, executor, budget
+        self._bounds, self._on_phase = Bounds(*machine), on_phase
+        kinds = by_layer(fitting)
+        measured = self._measure(list(kinds))
+        self._all = [one for layer in measured for one in kinds[layer]]
+        self.size = len(fitting)
+        # Bound, whether it is close, and the number of the layout, which breaks ties.
+        self._queue = [
+            (self._bounds.bound_ns(one, is_rough=True), False, number)
+            for number, one in enumerate(self._all)
+        ]
+        heapify(self._queue)
+
+    @property
+    def left_ns(self) -> list[int]:
+        """The bounds of the layouts that were not taken."""
+        return [bound_ns for bound_ns, _, _ in self._queue]
+
+    def lowest_ns(self) -> int | None:
+        """The lowest close bound of a layout that was not taken; None if there is none."""
+        while self._queue and not self._queue[0][1]:
+            rough = [heappop(self._queue)]
+            while self._queue and not self._queue[0][1] and len(rough) < REFINED_AT_ONCE:
+                rough.append(heappop(self._queue))
+            layers = dict.fromkeys(layer_of(self._all[number]) for _, _, number in rough)
+            known = set(self._measure(list(layers)))
+            for bound_ns, _, number in rough:
+                one = self._all[number]
+                close_ns = self._bounds.bound_ns(one) if layer_of(one) in known else bound_ns
+                heappush(self._queue, (max(bound_ns, close_ns), True, number))
+        return self._queue[0][0] if self._queue else None
+
+    def take(self, count: int) -> list[tuple[int, Candidate]]:
+        """The *count* layouts with the lowest close bounds, or fewer."""
+        taken: list[tuple[int, Candidate]] = []
+        while len(taken) < count and self.lowest_ns() is not None:
+            bound_ns, _, number = heappop(self._queue)
+            taken.append((bound_ns, self._all[number]))
+        return taken
+
+    def _measure(self, layers: list[Layer]) -> list[Layer]:
+        """Measure as many of *layers* as the budget allows, and return those."""
+        done = [one for one in layers if self._bounds.has(one)]
+        new = [one for one in layers if not self._bounds.has(one)]
+        while new:
+            self._on_phase(f"bounding layouts, {len(new)} kinds of layer left", 0.1)
+            part = new[: self._budget.take(min(MEASURED_AT_ONCE, len(new)), is_bounding=True)]
+            if not part:
+                break
+            self._bounds.take(part, self._executor.map(measure_layer, self._machine, part))
+            done, new = done + part, new[len(part) :]
+        return done
 
 
 def judge(
@@ -148,7 +190,7 @@ def judge(
 
 
 def replay_layouts(
-    queue: Sequence[tuple[int, Candidate]],
+    pool: LayoutPool,
     judge_all: Callable[[Sequence[Candidate]], list[Prediction]],
     top: int,
     budget: Budget,
@@ -156,22 +198,18 @@ def replay_layouts(
 ) -> tuple[list[RankedLayout], bool]:
     """The replayed layouts, and whether no other layout can be faster than the best of them."""
     done: list[RankedLayout] = []
-    best = "none"
-    while len(done) < len(queue):
-        if done:
-            best_ns = min(one.time_ns for one in done)
-            is_proven = queue[len(done)][0] >= best_ns
-            if is_proven and len(done) >= top:
-                return done, True
-            best = format_duration(best_ns)
-        share = 0.2 + 0.75 * len(done) / len(queue)
-        on_phase(f"{len(queue)} layouts fit: replayed {len(done)}, best so far {best}", share)
+    while (lowest_ns := pool.lowest_ns()) is not None:
+        best_ns = min((one.time_ns for one in done), default=None)
+        is_proven = best_ns is not None and lowest_ns >= best_ns
+        if is_proven and len(done) >= top:
+            return done, True
+        best = "none" if best_ns is None else format_duration(best_ns)
+        on_phase(f"{pool.size} layouts fit: replayed {len(done)}, best so far {best}", 0.5)
         # The first alone: its time prunes others. At least one is always replayed.
-        wanted = REPLAYED_AT_ONCE if done else 1
-        count = budget.take(min(wanted, len(queue) - len(done))) or (0 if done else 1)
+        count = budget.take(REPLAYED_AT_ONCE if done else 1) or (0 if done else 1)
         if not count:
             return done, is_proven
-        part = queue[len(done) : len(done) + count]
+        part = pool.take(count)
         found = judge_all([candidate for _, candidate in part])
         done += [
             RankedLayout(candidate, bound_ns, one)

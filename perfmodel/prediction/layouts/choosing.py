@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import format_size
 from perfmodel.execution.executor import SerialExecutor
-from perfmodel.prediction.layouts.bounds import Bounds, layer_of
+from perfmodel.prediction.layouts.bounds import Bounds, Layer, rough_layer_of
 from perfmodel.prediction.layouts.candidates import FIELDS, Candidate, iter_candidates
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
@@ -25,8 +25,8 @@ from topologies import Cluster
 
 MOST_LAYERS = 48
 """Kinds of layer that are measured for a layout that nobody stated."""
-MOST_REPLAYED = 4
-"""Layouts that are replayed for it."""
+MOST_BOUNDED, MOST_REPLAYED = 12, 4
+"""Layouts that are bounded closely for it, and that are replayed."""
 _SPLIT = ("parallel.tp", "parallel.pp", "parallel.dp", "parallel.micro_batch")
 _TIMES_ALONE = PredictOptions(samples=0, is_explained=False)
 
@@ -71,7 +71,9 @@ def find_fast(
     fitting = list_fitting(spec, cluster, stated, everything)
     bounds = Bounds(cluster, stack)
     kinds = list(by_layer(fitting).values())[:MOST_LAYERS]
-    bounded = sorted((one for alike in kinds for one in alike), key=bounds.bound_ns)
+    rough = [(bounds.bound_ns(one, is_rough=True), one) for alike in kinds for one in alike]
+    nearest = [one for _, one in sorted(rough, key=itemgetter(0))[:MOST_BOUNDED]]
+    bounded = sorted(nearest, key=bounds.bound_ns)
     return min(bounded[:MOST_REPLAYED], key=lambda one: replay_ns(one, cluster))
 
 
@@ -126,10 +128,10 @@ def list_fitting(
     return fitting
 
 
-def by_layer(fitting: Sequence[Candidate]) -> dict[TransformerSpec, list[Candidate]]:
-    """*fitting* by the layer that determines their bounds, the own and most promising first."""
-    kinds: dict[TransformerSpec, list[Candidate]] = {}
+def by_layer(fitting: Sequence[Candidate]) -> dict[Layer, list[Candidate]]:
+    """*fitting* by the layer of their rough bounds, the own and most promising first."""
+    kinds: dict[Layer, list[Candidate]] = {}
     # Of equals the larger micro-batch: it launches fewer kernels.
     for one in sorted(fitting, key=lambda one: (not one.is_own, one.promise, -one.micro_batch)):
-        kinds.setdefault(layer_of(one), []).append(one)
+        kinds.setdefault(rough_layer_of(one), []).append(one)
     return kinds
