@@ -54,6 +54,7 @@ class Recorder:
         self.is_capturing = False
         self.on_capture: Callable[[], None] = lambda: None
         self.on_replay: Callable[[], None] = lambda: None
+        self.on_stop: Callable[[], None] = lambda: None
         self.captured_steps = 0
         self.calls: list[Any] = []
         self.kinds: list[dict[str, Any]] = []
@@ -135,6 +136,9 @@ class Recorder:
     def check_running(self) -> None:
         """Refuse device work of a forked process, and end the script when enough was recorded."""
         if self.is_over:
+            if get_ident() != self.main_thread and _current_node() is None:
+                # The main thread may wait for this one for ever; that of a backward pass does not.
+                self.on_stop()
             raise ScriptStop(0)
         if self.is_forked:
             raise RuntimeError(
