@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from perfmodel.graph.ops import Gemm
 from tests.extensions.emulation.emulating import Run, emulate
 
 TRAINING = """
@@ -27,7 +28,13 @@ def run(tmp_path):
     def of(text: str, *options: str) -> Run:
         path = tmp_path / "script.py"
         path.write_text(TRAINING + text)
-        found = emulate(path, tmp_path, "--ranks", "1", "--timeout", "60", *options)
+        found = emulate(
+            path,
+            tmp_path,
+            "--timeout",
+            "60",
+            *(options if "--ranks" in options else ("--ranks", "1", *options)),
+        )
         assert found.code == 0, found.stderr
         return found
 
@@ -143,3 +150,63 @@ def test_rotary_embeddings_and_norms_of_flash_attn_are_kernels_with_gradients(ru
     rotary = [op for op in run(FLASH).ops() if getattr(op, "operator", "") == "user_kernel"]
     # The heads (2 x 16 x 64 floats) are read and written, forward and backward; angles are read.
     assert [(op.read_bytes, op.write_bytes) for op in rotary] == [(8192 + 2 * 512, 8192)] * 2
+
+
+ROLLOUTS = """
+for _ in range(4):
+    with torch.no_grad():
+        state = torch.randn(32, 64).cuda()
+        for _ in range(50):
+            state = model(state)
+    train(3)
+"""
+
+
+def test_a_rollout_between_steps_is_named_or_part_of_the_period(run):
+    step, sentence = run(ROLLOUTS), "launches up to 51 kernels without gradients before a step"
+    assert sentence in step.stderr
+    # The batch is moved, too. Two GEMMs a step: the gradient of the input is not needed.
+    assert sum(isinstance(op, Gemm) for op in step.ops()) == 2
+
+    period = run(ROLLOUTS, "--steps-per-iteration", "3", "--overwrite")
+    assert sentence not in period.stderr
+    assert sum(isinstance(op, Gemm) for op in period.ops()) == 50 + 3 * 2
+    assert "The iteration that is written has 3 optimizer steps" in period.stderr
+
+
+SHARED = """
+import torch.distributed
+
+torch.distributed.init_process_group("nccl")
+rank = torch.distributed.get_rank()
+model = torch.nn.parallel.DistributedDataParallel(model)
+torch.manual_seed(0)
+for _ in range(6):
+    optimizer.zero_grad()
+    batch = torch.randn(32, 64).cuda()
+    model(batch.chunk(4)[rank]).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_batch_that_every_rank_moves_and_uses_a_part_of_counts_once(run):
+    assert run(SHARED, "--ranks", "4").job.facts.samples == 32
+    whole = run(SHARED.replace("batch.chunk(4)[rank]", "batch"), "--ranks", "4", "--overwrite")
+    assert whole.job.facts.samples == 4 * 32
+
+
+FSDP = """
+import torch.distributed
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+torch.distributed.init_process_group("nccl")
+layers = [torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 64, bias=False)]
+model = FullyShardedDataParallel(torch.nn.Sequential(*layers).cuda(), use_orig_params=True)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+train()
+"""
+
+
+def test_ranks_that_hold_different_pieces_of_parameters_are_alike(run):
+    found = run(FSDP, "--ranks", "16")
+    assert "ranks 0, 8, 15 were run; all do the same but for the pieces" in found.stderr

@@ -75,7 +75,8 @@ def _unbuilt(gpu: VirtualGpu, name: str, sources: Sequence[str]) -> ModuleType:
     """The extension *name*: a call of any function reads and writes all tensors it is given."""
     gpu.recorder.notes[
         f"The extension {name} is CUDA code and was not built: each call counts as one kernel that "
-        "reads and writes its tensors, and returns what its C++ source allocates, or a tensor like its first where that is not clear."
+        "reads and writes its tensors, and returns what its C++ source allocates, or a tensor like "
+        "its first where that is not clear."
     ] = None
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", "\n".join(sources), flags=re.DOTALL)
     functions, bound = _functions_in(text), dict(_BINDING.findall(text))

@@ -56,6 +56,8 @@ class Recorder:
         self.on_replay: Callable[[], None] = lambda: None
         self.on_stop: Callable[[], None] = lambda: None
         self.captured_steps = 0
+        self.kernels_aside = 0
+        self.is_stepping = False
         self.calls: list[Any] = []
         self.kinds: list[dict[str, Any]] = []
         self.collectives: list[dict[str, Any]] = []
@@ -98,9 +100,11 @@ class Recorder:
 
     def launch(self, kind: int, device: int, depth: int = 1) -> None:
         """A kernel of *kind* on the current stream of *device*."""
+        thread = get_ident()
+        if thread == self.main_thread and not (self.is_stepping or torch.is_grad_enabled()):
+            self.kernels_aside += 1
         if not self.is_on:
             return
-        thread = get_ident()
         state = self._states.get(thread) or self.state()
         stream = state.stream.value | device << DEVICE_SHIFT
         operator = self._operator(thread, kind, depth + 1)

@@ -205,6 +205,8 @@ class RankRun:
             step_count=steps.step_count,
             torch_version=str(torch.__version__),
             step_cpu_s=tuple(steps.step_cpu_s),
+            most_aside=steps.most_aside,
+            pieces=tuple(self._gpu.pieces),
         )
 
 

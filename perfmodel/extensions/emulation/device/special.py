@@ -20,7 +20,7 @@ from perfmodel.extensions.emulation.device.descriptions import Args, Kwargs, is_
 from perfmodel.extensions.emulation.device.gpu import VirtualGpu, address_of
 from perfmodel.extensions.emulation.device.memory import contiguous_stride
 from perfmodel.extensions.emulation.device.operators import CPU_KEYS, Kernel, OperatorKernel
-from perfmodel.extensions.emulation.device.values import MOST_COMPUTED
+from perfmodel.extensions.emulation.device.values import MOST_COMPUTED, storage_address
 
 Handler = Callable[..., Any]
 """Called with the device, the operator, and the arguments of the call."""
@@ -73,13 +73,16 @@ def copy_(
         gpu.launch("copy", inputs=[source], outputs=[target])
     else:
         known, is_pinned = source.detach(), address_of(source) in gpu.pinned
+        checksum = _checksum(known) if gpu.recorder.is_on else 0
+        if checksum:
+            gpu.moved[storage_address(target)] = (checksum, target.numel())
         gpu.launch(
             "host_to_device",
             inputs=[source],
             outputs=[target],
             is_awaited=not (non_blocking and is_pinned),
             pinned=is_pinned,
-            checksum=_checksum(known) if gpu.recorder.is_on else 0,
+            checksum=checksum,
         )
     if known is None:
         gpu.values.forget(target)
