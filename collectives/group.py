@@ -95,7 +95,7 @@ def _checked_ranks(ranks: Ranks, cluster: Cluster) -> npt.NDArray[np.int64]:
 def _wiring_of_shape(shape: GroupShape, machine: ByIdentity[Topology]) -> Wiring:
     topology = machine.value
     hosts = [_host_wiring(gpus, machine) for gpus, _ in shape.patterns]
-    inside = max(hosts, key=lambda one: (one.rank_count, -one.ring_bandwidth_bytes_per_s))
+    inside = max(hosts, key=_slowness)
     net = min(hosts, key=lambda one: one.nic_bandwidth_bytes_per_s)
     is_wide = shape.host_count > 1
     if is_wide and topology.fabric is None:
@@ -118,6 +118,12 @@ def _wiring_of_shape(shape: GroupShape, machine: ByIdentity[Topology]) -> Wiring
     )
 
 
+def _slowness(host: Wiring) -> tuple[bool, int, float]:
+    """By what the slowest of a group's hosts is found: PCIe, then ranks, then bandwidth."""
+    is_pcie = not (host.link_class.is_nvlink or host.link_class is HostLinkClass.NONE)
+    return is_pcie, host.rank_count, -host.ring_bandwidth_bytes_per_s
+
+
 @lru_cache(maxsize=4096)
 def _host_wiring(gpus: tuple[int, ...], machine: ByIdentity[Topology]) -> Wiring:
     """What *gpus* of one host see: the wires between them, and the NICs that they send with."""
@@ -125,14 +131,14 @@ def _host_wiring(gpus: tuple[int, ...], machine: ByIdentity[Topology]) -> Wiring
     alone = Wiring(
         topology_name=topology.name,
         measured=topology.measured or topology.name,
-        architecture=topology.device.architecture.value,
+        architecture=topology.device.generation,
+        is_unseen=topology.device.is_unseen,
         rank_count=len(gpus),
         host_count=1,
         ranks_per_host=len(gpus),
         link_class=HostLinkClass.NONE,
         ring_bandwidth_bytes_per_s=math.inf,
         pair_bandwidth_bytes_per_s=math.inf,
-        can_reduce_in_switch=topology.has_nvls and len(gpus) > 1,
     )
     return replace(alone, **_inside(gpus, topology), **_outside(gpus, topology))
 
@@ -140,10 +146,12 @@ def _host_wiring(gpus: tuple[int, ...], machine: ByIdentity[Topology]) -> Wiring
 def _inside(gpus: tuple[int, ...], topology: Topology) -> dict[str, Any]:
     if len(gpus) == 1:
         return {}
-    if topology.has_nvswitch:
-        bandwidth = min(topology.nvlink_bandwidth_bytes_per_s(gpu) for gpu in gpus)
+    bandwidth = min(topology.nvlink_bandwidth_bytes_per_s(gpu) for gpu in gpus)
+    # NCCL takes the switch only if all GPUs of the group have NVLink to it.
+    if topology.has_nvswitch and bandwidth:
         link = topology.gpu_route(gpus[0], gpus[1]).links[0].name
-        return _wires(HostLinkClass.NVSWITCH, bandwidth, bandwidth, link)
+        wires = _wires(HostLinkClass.NVSWITCH, bandwidth, bandwidth, link)
+        return {**wires, "can_reduce_in_switch": topology.has_nvls}
     capacities = _direct_nvlinks(gpus, topology)
     has_nvlinks = all(any(topology.nvlink_lanes(a, b) for b in gpus if b != a) for a in gpus)
     pair, link = _pair_bandwidth(gpus, topology)

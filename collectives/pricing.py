@@ -10,6 +10,7 @@ keeps no wire busy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -44,6 +45,8 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_S
 from topologies import Cluster
 
+UNSEEN_SIGMA = 0.1
+"""Added uncertainty of a generation of GPUs that no constants were measured on."""
 DEFAULT_SOFTWARE = CollectiveSoftware()
 
 
@@ -177,9 +180,10 @@ def _price_choice(
         # At the speed software reaches, the deciding link is busy for all but the latency.
         slowest_ns = max(gpu_ns, nic_ns)
         stretch = (duration_ns - latency_ns) / slowest_ns if slowest_ns > 0 else 0.0
+        sigma = calibration.relative_sigma(wiring, call.kind, size, ratio)
         yield CollectiveCost(
             duration_ns=duration_ns,
-            relative_sigma=calibration.relative_sigma(wiring, call.kind, size, ratio),
+            relative_sigma=math.hypot(sigma, UNSEEN_SIGMA) if wiring.is_unseen else sigma,
             provenance=calibration.provenance(wiring, call.kind, size),
             algorithm=choice[0].value,
             protocol=choice[1].value,

@@ -131,7 +131,8 @@ class Wiring:
     *nic_sharing* is how many ranks of the group share the busiest NIC, *net_latency_ns* what the
     wires and switches from NIC to NIC take, *call_latency_ns* what a call between hosts pays
     once. With *is_peer_assumed* it is unknown whether PCIe traffic between GPUs stops in host
-    memory; with *is_of_table* the host is the very one that a table was measured on.
+    memory; with *is_of_table* the host is the very one that a table was measured on; with
+    *is_unseen* its GPU is of a generation without measurements.
     *pair_oversubscription* is how much the spine slows traffic between all pairs of hosts; rings
     and trees run between neighbours and seldom cross it.
     """
@@ -148,6 +149,7 @@ class Wiring:
     is_chain: bool = False
     is_peer_assumed: bool = False
     is_of_table: bool = False
+    is_unseen: bool = False
     can_reduce_in_switch: bool = False
     can_reduce_in_network: bool = False
     nic_bandwidth_bytes_per_s: float = 0.0

@@ -5,7 +5,6 @@ Quantities are those of datasheets; what software reaches of them is for cost mo
 
 from topologies.cluster import Cluster, build_cluster
 from topologies.device import (
-    Architecture,
     Device,
     HostLink,
     HostLinkKind,
@@ -25,7 +24,6 @@ from topologies.recognising import (
 from topologies.topology import Topology
 
 __all__ = [
-    "Architecture",
     "Cluster",
     "Device",
     "Fabric",

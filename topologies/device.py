@@ -6,15 +6,19 @@ multiply at its own rate is absent, so no rate is used by accident.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from perfmodel.base.documents import find_document, list_documents
+from perfmodel.base.documents import find_document, list_documents, load_yaml
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import TopologyError
 from perfmodel.base.fields import (
@@ -26,8 +30,9 @@ from perfmodel.base.fields import (
     Power,
     Rate,
     Size,
+    Switch,
 )
-from perfmodel.base.forms import Form, load_document
+from perfmodel.base.forms import Document, Form, load_document
 
 DEVICES = Path(__file__).parent / "devices"
 
@@ -37,23 +42,94 @@ def list_devices() -> tuple[str, ...]:
     return list_documents(DEVICES)
 
 
+@cache
+def list_generations() -> tuple[str, ...]:
+    """The architectures of these GPUs, as their files name them."""
+    texts = (path.read_text(encoding="utf-8") for path in DEVICES.glob("*.yaml"))
+    return tuple(sorted({re.findall(r"^architecture: (\w+)", text, re.M)[0] for text in texts}))
+
+
 def load_device(name_or_path: str | Path) -> Device:
     """The device in a file, or of a name that comes with the package."""
     path = find_document(name_or_path, folder=DEVICES, what="device", error_type=TopologyError)
-    return load_document(path, TopologyError, what="device").read(Device)
+    content = load_document(path, TopologyError, what="device").content
+    if "like" not in content:
+        return load_document(path, TopologyError, what="device").read(Device)
+
+    def find(name: str) -> Path:
+        return find_document(name, folder=DEVICES, what="device", error_type=TopologyError)
+
+    base = load_yaml(find(str(content["like"])), error_type=TopologyError)
+    for key, value in content.items():
+        is_section = isinstance(value, dict) and isinstance(base.get(key), dict)
+        base[key] = {**base[key], **value} if is_section else value
+    return Document(str(path), base, TopologyError).read(Device)
 
 
-class Architecture(Enum):
-    """A GPU generation; the value is the word used in files."""
+def _iter_catalog() -> Iterator[Device]:
+    yield from _catalog()
 
-    PASCAL = "pascal"
-    VOLTA = "volta"
-    AMPERE = "ampere"
-    ADA = "ada"
-    HOPPER = "hopper"
-    BLACKWELL = "blackwell"
-    CDNA3 = "cdna3"
-    CPU = "cpu"
+
+@cache
+def _catalog() -> tuple[Device, ...]:
+    return tuple(load_device(name) for name in list_devices())
+
+
+@cache
+def _kin_of(device: Device) -> Device:
+    """The device of the catalog whose facts stand in for those that *device* does not state.
+
+    It is the one that the file names as `like`; else one of its generation, else of its
+    compute capability, else the one with the nearest rates per multiprocessor.
+    """
+    if device.like is not None:
+        return load_device(device.like)
+    return min(
+        _catalog(),
+        key=lambda one: (
+            one.architecture != device.architecture,
+            one.compute_capability != device.compute_capability,
+            _apart(one, device),
+        ),
+    )
+
+
+def _apart(one: Device, other: Device) -> float:
+    """How differently two chips are built: formats they multiply, and ratios of their rates."""
+    formats = len(set(one.peak_flops) ^ set(other.peak_flops))
+    return formats + sum(
+        abs(math.log(mine / its))
+        for mine, its in zip(_build_of(one), _build_of(other), strict=True)
+    )
+
+
+def _build_of(device: Device) -> tuple[float, ...]:
+    sm_clocks = device.sm_count * device.clock_hz
+    half = device.peak_flops.get(DType.FP16, device.vector_flops)
+    shared_bytes = device.multiprocessors.shared_memory_bytes
+    return half / sm_clocks, device.vector_flops / sm_clocks, shared_bytes, half / device.power_w
+
+
+class ChipClass(Enum):
+    """Which kernels libraries have for a chip; the value is the word used in files."""
+
+    DATA_CENTRE = "data_centre"
+    GRAPHICS = "graphics"
+
+
+CPU = "cpu"
+"""The architecture of processors that are no GPU."""
+
+
+@cache
+def _is_unseen(*facts: str) -> bool:
+    name, *generation = facts
+    # Most devices are shipped ones: the whole catalog is not read for them.
+    likely = [load_device(name)] if name in list_devices() else []
+    return generation[0] != CPU and not any(
+        [one.architecture, one.compute_capability] == generation
+        for one in chain(likely, _iter_catalog())
+    )
 
 
 class HostLinkKind(Enum):
@@ -116,7 +192,9 @@ class Device(Sourced):
     it. FP32 is the plain FP32 rate, TF32 the tensor cores fed with FP32 storage. *vector_flops* is
     the FP32 rate without tensor cores, fused multiply-add counted as two. *power_w* is the board's
     limit; cost models decide what clock it sustains. *calibrations* are files of constants that
-    were measured on it; a device file does not name them.
+    were measured on it; a device file does not name them. *has_persistent_kernels* says whether
+    kernels of libraries stay resident and share the last wave. What a file leaves out of a
+    generation's facts is that of the device it is *like*, or of the nearest in the catalog.
     """
 
     sections = ("memory", "l2")
@@ -124,8 +202,11 @@ class Device(Sourced):
     name: Line
     description: Line = ""
     vendor: Line
-    architecture: Architecture
+    architecture: Line
     compute_capability: Line
+    like: Line | None = None
+    kernel_class: ChipClass | None = None
+    has_persistent_kernels: Annotated[Switch | None, Field(alias="persistent_kernels")] = None
     multiprocessors: Multiprocessors
     clock_hz: Frequency
     memory_bytes: Annotated[Size, Field(alias="memory.size")]
@@ -161,6 +242,22 @@ class Device(Sourced):
                 f"device {self.name}: every quantity must be above zero, got {', '.join(wrong)}. "
                 "Leave out what the chip does not have."
             )
+
+        if self.kernel_class is None and self.architecture != CPU:
+            object.__setattr__(self, "kernel_class", _kin_of(self).kernel_class)
+        if self.has_persistent_kernels is None and self.architecture != CPU:
+            shares = _kin_of(self).has_persistent_kernels
+            object.__setattr__(self, "has_persistent_kernels", shares)
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether no device of the catalog has its generation and compute capability."""
+        return _is_unseen(self.name, self.architecture, self.compute_capability)
+
+    @property
+    def generation(self) -> str:
+        """The architecture whose constants price it: its own, or that of the nearest device."""
+        return _kin_of(self).architecture if self.is_unseen else self.architecture
 
     @property
     def sm_count(self) -> int:

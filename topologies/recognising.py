@@ -150,7 +150,7 @@ def _is_same_chip(one: Device, other: Device) -> bool:
     """Whether two devices are one chip on one kind of board, whatever memory they have."""
     return (
         one.vendor == other.vendor
-        and one.architecture is other.architecture
+        and one.architecture == other.architecture
         and one.multiprocessors == other.multiprocessors
         and one.host_link == other.host_link
         and one.power_w == other.power_w

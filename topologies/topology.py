@@ -55,6 +55,7 @@ class Topology:
         router = Router(self.vertices, self.links, self.peer_to_peer, self.gpus_forward)
         object.__setattr__(self, "router", router)
         object.__setattr__(self, "nic_of_gpu", _deal_nics(self))
+        object.__setattr__(self, "assumed", (*self.assumed, *_lost_nvlinks(self)))
         faults = _reach_faults(self)
         if faults:
             raise TopologyError(f"topology {self.name}: " + "; ".join(faults) + ".")
@@ -75,7 +76,7 @@ class Topology:
             Counter(self.links),
             # Whether its switches reduce was not stated by those who measured.
             self.fabric and replace(self.fabric, reduces=False),
-            self.device.architecture,
+            self.device.generation,
             self.trays,
             self.peer_to_peer,
             self.gpus_forward,
@@ -235,6 +236,19 @@ def _deal_nics(topology: Topology) -> tuple[int, ...]:
         taken[best] += 1
         chosen.append(best)
     return tuple(chosen)
+
+
+def _lost_nvlinks(topology: Topology) -> tuple[str, ...]:
+    """A sentence about GPUs without NVLink on a host whose other GPUs have it."""
+    joined = {link.source for link in topology.links if link.kind is LinkKind.NVLINK}
+    lost = [gpu.name for gpu in topology.of_kind(VertexKind.GPU) if gpu.name not in joined]
+    if not joined or not lost:
+        return ()
+    said = (
+        f"{', '.join(lost)} of {topology.name} has no NVLink: groups with it go over PCIe, and "
+        "no switch reduces for them."
+    )
+    return () if said in topology.assumed else (said,)
 
 
 def _reach_faults(topology: Topology) -> list[str]:

@@ -22,7 +22,7 @@ from perfmodel.base.faults import FaultList
 from perfmodel.base.fields import Bandwidth, Count, Duration, Line, OneOf, Parsed, ReadAs, Switch
 from perfmodel.base.forms import Document, Form
 from perfmodel.base.reading import quote
-from topologies.device import Device, Sourced, load_device
+from topologies.device import Device, Sourced, list_devices, load_device
 from topologies.link import HOST_KINDS, HOST_LINK_KINDS, Fabric, Link, LinkKind, Vertex, VertexKind
 from topologies.topology import Topology
 
@@ -122,8 +122,11 @@ class TopologyFile(Sourced):
 def parse_topology(document: Document, *, path: Path) -> Topology:
     """The topology in *document*; a device file that it names is in the folder of *path*."""
     device = document.content.get("device")
-    if isinstance(device, str) and device.endswith((".yaml", ".yml")):
-        document.content["device"] = str(path.parent / device)
+    if isinstance(device, str):
+        names = [device] if device.endswith((".yaml", ".yml")) else [f"{device}.yaml"]
+        beside = [path.parent / name for name in names if (path.parent / name).is_file()]
+        if device.endswith((".yaml", ".yml")) or (beside and device not in list_devices()):
+            document.content["device"] = str(path.parent / names[0])
     file, faults = document.read(TopologyFile), document.faults()
     vertices = list(_iter_vertices(file.vertices, faults))
     links = _build_links(file, faults)

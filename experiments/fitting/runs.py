@@ -103,7 +103,7 @@ def build_case(asked: PredictOptions, row: RunRow) -> Case | None:
     return Case(
         row=row,
         stack=setting.stack.name,
-        architecture=device.architecture.value,
+        architecture=device.generation,
         device=device.name,
         hosts=setting.cluster.host_count,
         is_tensor=row.text("compute_precision") != "fp32",

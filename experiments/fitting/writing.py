@@ -132,7 +132,7 @@ def write_chips(problem: Problem, value: NDArray[np.float64]) -> None:
             stated[word][name] = round(math.exp(one), 3)
     for (kind, name, word), one in zip(problem.keys, value.tolist(), strict=True):
         if kind == "device":
-            generation = stated[word][load_device(name).architecture.value]
+            generation = stated[word][load_device(name).generation]
             stated[word].pop(name, None)
             if abs(one) >= SMALL:
                 stated[word][name] = round(math.exp(one + lacking_power(name)) * generation, 3)

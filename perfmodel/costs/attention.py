@@ -142,7 +142,7 @@ def attention_shapes(ops: Sequence[Attention]) -> AttentionShapes:
 def _kind(op: Attention, device: Device, stack: SoftwareStack) -> AttentionKind:
     kernel = op.kernel
     if kernel == "auto":
-        kernel = stack.attention_kernel(device.architecture.value)
+        kernel = stack.attention_kernel(device.generation)
     return AttentionKind(kernel, op.is_causal, op.direction is Pass.BACKWARD, op.dtype)
 
 

@@ -32,9 +32,9 @@ from perfmodel.costs.corrections import (
     ordered_to_document,
 )
 from topologies import Device, list_devices, load_device
+from topologies.device import ChipClass
 
 T = TypeVar("T")
-DATA_CENTRE_CAPABILITIES = frozenset({"6.0", "7.0", "8.0", "9.0", "10.0", "10.3"})
 GENERATIONS = {
     "pascal": 1, "volta": 2, "ampere": 3, "ada": 4, "hopper": 4, "cdna3": 4, "blackwell": 5,
 }  # fmt: skip
@@ -216,21 +216,30 @@ def _distance_sigma(entry: Entry, device: Device) -> float:
     """The uncertainty that borrowing adds, from leave-one-device-out errors."""
     if entry.device == device.name:
         return 0.0
-    is_same_class = (entry.compute_capability in DATA_CENTRE_CAPABILITIES) == (
-        device.compute_capability in DATA_CENTRE_CAPABILITIES
-    )
+    is_same_class = _class_of(entry) is device.kernel_class
     steps = abs(generations_between(entry, device))
-    if entry.architecture == device.architecture.value and is_same_class:
+    if entry.architecture == device.generation and is_same_class:
         return FAMILY_SIGMA
     if not is_same_class:
         return 0.25 + 0.02 * steps
-    is_data_centre = device.compute_capability in DATA_CENTRE_CAPABILITIES
+    is_data_centre = device.kernel_class is ChipClass.DATA_CENTRE
     return (0.14 if is_data_centre else 0.20) + 0.02 * steps
+
+
+@cache
+def _class_of_capability(capability: str) -> ChipClass | None:
+    devices = (load_device(name) for name in list_devices())
+    return next((one.kernel_class for one in devices if one.compute_capability == capability), None)
+
+
+def _class_of(entry: Entry) -> ChipClass | None:
+    shipped = find_shipped(entry.device)
+    return shipped.kernel_class if shipped else _class_of_capability(entry.compute_capability)
 
 
 def generations_between(entry: Entry, device: Device) -> int:
     """How many generations *device* is newer than the chip of *entry*."""
-    then, now = entry.architecture, device.architecture.value
+    then, now = entry.architecture, device.generation
     return GENERATIONS.get(now, 0) - GENERATIONS.get(then, 0)
 
 

@@ -70,7 +70,7 @@ def price_embeddings(
         alike.setdefault(key, []).append(row)
     for key, rows in alike.items():
         durations[rows], bounds[rows] = pricer.times(terms[rows], *key)
-    is_own = device.architecture.value in load_constants()
+    is_own = device.generation in load_constants()
     return build_estimates(
         durations,
         relative_sigma=pricer.constants.relative_sigma,

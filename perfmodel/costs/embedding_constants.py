@@ -56,13 +56,13 @@ def constants_for(device: Device) -> EmbeddingConstants:
     borrowed = generations[FALLBACK]
     sigma = max(borrowed.relative_sigma, BORROWED_SIGMA)
     borrowed = replace(borrowed, relative_sigma=sigma)
-    return generations.get(device.architecture.value, borrowed)
+    return generations.get(device.generation, borrowed)
 
 
 def describe_constants(device: Device) -> str:
     """Which constants price lookups on *device*, and what they were fitted to."""
     content = parse_yaml(shipped_text(_FILE), document=_FILE, error_type=CalibrationError)
-    architecture = device.architecture.value
+    architecture = device.generation
     is_own = architecture in content["generations"]
     origin = architecture if is_own else f"{FALLBACK}, borrowed for {architecture}"
     return f"{origin}: {content['hardware']}; {content['software']}; {content['date']}"

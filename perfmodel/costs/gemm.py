@@ -64,8 +64,6 @@ _NEEDED = {
 }  # fmt: skip
 """The rate that a chip must state to multiply a quantised format. Tensor cores got scales of 32
 values together with those of 16, so a chip that states nvfp4 multiplies mxfp8 too."""
-FRACTIONAL_WAVE_CAPABILITIES = frozenset({"9.0", "10.0", "10.3"})
-"""Chips whose kernels stay resident and share the last wave."""
 SINGLE_LOAD_CLOCKS = 40
 """Clocks per element of k of a tile of 128 x 128 whose 256 elements are loaded one at a time: 8
 instructions of 32 threads each to load, address, check, store and read back from shared memory.
@@ -193,7 +191,7 @@ def gemm_calibration(
     constants = GemmConstants(**entry.constants)
     if not is_near and entry.ordered is not None:
         constants = replace(constants, floor_ns=_carried_floor_ns(entry, device))
-    if not match.is_own and device.compute_capability not in FRACTIONAL_WAVE_CAPABILITIES:
+    if not match.is_own and not device.has_persistent_kernels:
         constants = replace(constants, tail_ratio=1.0)
     is_tensor = entry.variant == TENSOR and not match.is_own
     if is_tensor and _has_power_to_spare(constants, device, entry.device):

@@ -23,7 +23,7 @@ from perfmodel.costs.calibration_files import (
     strict_form,
 )
 from topologies import Device
-from topologies.device import Architecture
+from topologies.device import CPU
 
 SLOWED_FAMILIES = ("gemm", "memory", "attention", "embedding")
 """Families of kernels that need multiprocessors; copies and the host do not."""
@@ -89,9 +89,9 @@ def slowdowns_for(device: Device) -> GenerationSlowdowns:
 
     None for a CPU: recordings of GPUs do not apply to its cores.
     """
-    if device.architecture is Architecture.CPU:
+    if device.architecture == CPU:
         return NOTHING_SLOWED
-    return nearest_slowdowns(load_slowdowns(), device.architecture.value)
+    return nearest_slowdowns(load_slowdowns(), device.generation)
 
 
 def nearest_slowdowns(

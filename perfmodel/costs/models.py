@@ -230,6 +230,10 @@ def family_of(op_type: type[object]) -> str:
     return COMMUNICATION_FAMILY if op_type is Communication else MODELS[op_type].family
 
 
+UNSEEN_SIGMA = 0.15
+"""Added uncertainty of a generation of GPUs that none of the constants was fitted on."""
+
+
 def price_ops(
     ops: Sequence[Op], *, device: Device, stack: SoftwareStack, is_alone: bool = False
 ) -> Estimates:
@@ -238,7 +242,7 @@ def price_ops(
     The price of a Communication depends on its group: see `price_job`. Ops are those of a long
     run; *is_alone* means that each is timed for itself, on a chip that is not under load.
     """
-    architecture = device.architecture.value
+    architecture = device.generation
 
     def price(op_type: type[object], chosen: Sequence[Op]) -> Estimates:
         priced, family = MODELS[op_type].price(chosen, device, stack), family_of(op_type)
@@ -251,6 +255,9 @@ def price_ops(
             ratio = ratio * sustained_factors(chosen, device, stack)
         if op_type in (GroupedGemm, MemoryBound):
             ratio = ratio * np.array([op.launches for op in chosen])  # type: ignore[union-attr]  # as above
+        if device.is_unseen:
+            wider = np.hypot(priced.relative_sigma, UNSEEN_SIGMA)
+            priced = replace(priced, relative_sigma=wider)
         is_stretched = np.any(ratio != 1)
         return replace(priced, duration_ns=priced.duration_ns * ratio) if is_stretched else priced
 

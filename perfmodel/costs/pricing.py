@@ -111,7 +111,7 @@ def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> Price
         slowdowns=slowdowns_for(cluster.device),
         spread=find_spread(
             stack,
-            architecture=cluster.device.architecture.value,
+            architecture=cluster.device.architecture,
             hosts=cluster.host_count,
             samples=job.facts.samples / job.rank_count,
             has_experts=any(isinstance(op, GroupedGemm) for op in job.ops),
@@ -155,7 +155,7 @@ class _CallPricer:
     def __init__(self, job: JobGraph, cluster: Cluster, stack: SoftwareStack) -> None:
         self._job = job
         self._cluster = cluster = cluster_seen_by(stack, cluster)
-        architecture = cluster.device.architecture.value
+        architecture = cluster.device.generation
         self._time_ratio = stack.time_ratio(COMMUNICATION_FAMILY, architecture)
         self._is_lean = cluster.host_count > 1 and stack.has(FrameworkBehaviour.LEAN_EXCHANGES)
         self._software = CollectiveSoftware(algorithm=stack.collective_algorithm)

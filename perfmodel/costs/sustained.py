@@ -55,7 +55,7 @@ def chip_factor(kind: str, device: Device) -> float:
     stated = load_sustained()[kind]
     if device.name in stated:
         return max(stated[device.name] * power_ratio(device, device.name), 1.0)
-    value = stated.get(device.architecture.value)
+    value = stated.get(device.generation)
     if value is None:
         return 1.0
     return max(value * power_ratio(device, reference_of(device)), 1.0)
@@ -100,7 +100,7 @@ def _least_bytes(op: Gemm | GroupedGemm | Convolution) -> float:
 
 def reference_of(device: Device) -> str | None:
     """The device that the values of *device*'s generation are of."""
-    return _load().reference.get(device.architecture.value)
+    return _load().reference.get(device.generation)
 
 
 @dataclass(frozen=True, slots=True)

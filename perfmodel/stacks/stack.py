@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -46,7 +47,7 @@ from perfmodel.stacks.capabilities import (
     RowSums,
     Schedule,
 )
-from topologies.device import Architecture
+from topologies.device import list_generations
 
 PLAIN_GEMM = "plain_gemm"
 """GEMMs outside tensor cores, as a family of kernels with a time ratio of its own."""
@@ -79,7 +80,17 @@ def _state_default(kernels: Mapping[str, str]) -> Mapping[str, str]:
 _PartWord = Annotated[str, OneOf(tuple(part.name.lower() for part in HostPart))]
 _Part = Annotated[HostPart, ReadAs(_PartWord, lambda word: HostPart[word.upper()])]
 _Parts = Mapping[_Part, Duration]
-_Chip = Annotated[str, OneOf(("default", *(one.value for one in Architecture)))]
+
+
+def _check_chip(word: str) -> str:
+    """Refuse a misspelt generation; one that the catalog does not have is a user's own."""
+    near = get_close_matches(word, ("default", *list_generations()), n=1, cutoff=0.7)
+    if near and near[0] != word:
+        raise ValueError(f"must be a generation of GPUs; did you mean {near[0]}?")
+    return word
+
+
+_Chip = Annotated[str, AfterValidator(_check_chip)]
 _Ratios = Annotated[
     Mapping[str, float],
     ReadAs(

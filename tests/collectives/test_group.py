@@ -1,3 +1,4 @@
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -5,8 +6,9 @@ import numpy as np
 import pytest
 
 from collectives.calibration import load_default_calibration
-from collectives.collective import CollectiveKind
+from collectives.collective import Collective, CollectiveKind
 from collectives.group import group_shape, lane_bandwidth, wiring_of
+from collectives.pricing import price_collective
 from collectives.wiring import HostLinkClass
 from perfmodel.base.errors import InputError
 from tests.collectives.machines import build_host
@@ -169,3 +171,29 @@ def test_a_chain_runs_over_one_lane_of_the_thinnest_wire():
     )
     # 100 GB/s in four lanes or in five.
     assert lane_bandwidth(replace(topology, links=links)) == 20e9
+
+
+@pytest.mark.parametrize("name", ["dgx_a100", "dgx_h100", "dgx1_v100"])
+def test_a_gpu_without_nvlink_makes_its_groups_go_over_pcie(name):
+    sound = load_topology(name)
+    links = tuple(
+        one
+        for one in sound.links
+        if one.kind is not LinkKind.NVLINK or "gpu:3" not in (one.source, one.target)
+    )
+    lame = replace(sound, links=links, measured="none")
+    assert any("gpu:3 of" in said and "PCIe" in said for said in lame.assumed)
+    for hosts in (1, 4):
+        cluster, before = build_cluster(lame, hosts=hosts), build_cluster(sound, hosts=hosts)
+        for kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL):
+            call = Collective(kind, 2**26)
+            everyone = range(cluster.rank_count)
+            slow = price_collective(call, cluster=cluster, ranks=everyone)
+            assert math.isfinite(slow.duration_ns)
+            fast = price_collective(call, cluster=before, ranks=everyone)
+            assert slow.duration_ns > fast.duration_ns
+            assert "nvswitch" not in slow.busiest_link
+    around = wiring_of([0, 1, 2], build_cluster(lame, hosts=1))
+    assert replace(around, measured="") == replace(
+        wiring_of([0, 1, 2], build_cluster(sound, hosts=1)), measured=""
+    )

@@ -22,9 +22,7 @@ ABOUT = dict.fromkeys(HEADER_KEYS, "test")
 
 def entry(device: str) -> Entry:
     about = load_device(device)
-    return Entry(
-        device, about.architecture.value, about.compute_capability, "v", {"a": 1.0}, None, 0.1
-    )
+    return Entry(device, about.architecture, about.compute_capability, "v", {"a": 1.0}, None, 0.1)
 
 
 @pytest.mark.parametrize("name", ["gemm", "attention", "memory"])

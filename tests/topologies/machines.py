@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from perfmodel.base.dtypes import DType
 from topologies import (
-    Architecture,
     Device,
     Fabric,
     FabricKind,
@@ -24,7 +23,7 @@ def build_device(**changes) -> Device:
         "name": "toy",
         "description": "a toy GPU",
         "vendor": "nobody",
-        "architecture": Architecture.AMPERE,
+        "architecture": "ampere",
         "compute_capability": "8.0",
         "multiprocessors": Multiprocessors(count=10, max_threads=2048, shared_memory_bytes=1024),
         "clock_hz": 1e9,

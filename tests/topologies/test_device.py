@@ -5,7 +5,7 @@ import pytest
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import TopologyError
 from tests.topologies.machines import build_device
-from topologies import Architecture, list_devices, load_device
+from topologies import list_devices, load_device
 from topologies.device import DEVICES
 
 TERA = 1e12
@@ -26,7 +26,7 @@ def test_every_device_states_rates_that_agree(name):
         assert peaks[DType.FP16] == peaks[DType.BF16]
     # FP32 lanes in a multiprocessor: 64 on Volta, GP100 and GA100, 128 on later and consumer chips
     # (6.1 and 8.6). CDNA 3 has 64 lanes that issue twice: 128.
-    wide = (Architecture.ADA, Architecture.HOPPER, Architecture.BLACKWELL, Architecture.CDNA3)
+    wide = ("ada", "hopper", "blackwell", "cdna3")
     is_wide = device.architecture in wide or device.compute_capability in ("6.1", "8.6")
     by_hand = device.sm_count * (128 if is_wide else 64) * 2 * device.clock_hz
     assert device.vector_flops == pytest.approx(by_hand, rel=0.05)
@@ -68,11 +68,11 @@ def test_devices_state_the_power_limit_of_their_board(name):
 
 
 def test_four_bits_are_multiplied_from_blackwell_on_and_eight_bit_floats_from_ada_and_hopper_on():
-    eight = {Architecture.ADA, Architecture.HOPPER, Architecture.BLACKWELL, Architecture.CDNA3}
+    eight = {"ada", "hopper", "blackwell", "cdna3"}
     for name in list_devices():
         device = load_device(name)
         assert device.supports(DType.FP8) == (device.architecture in eight)
-        assert device.supports(DType.NVFP4) == (device.architecture is Architecture.BLACKWELL)
+        assert device.supports(DType.NVFP4) == (device.architecture == "blackwell")
 
 
 def test_tensor_rates_are_operations_a_clock_times_multiprocessors():
@@ -119,3 +119,25 @@ def test_a_fault_in_a_device_file_is_named_with_its_place(tmp_path, good, bad, c
 def test_a_device_refuses_quantities_that_are_not_above_zero():
     with pytest.raises(TopologyError, match="memory 0, peak fp32 -1"):
         build_device(memory_bytes=0, peak_flops={DType.FP32: -1.0})
+
+
+def test_a_renamed_generation_is_priced_as_the_nearest_chip_and_is_unseen(tmp_path):
+    text = (DEVICES / "gb200.yaml").read_text(encoding="utf-8")
+    for old, new in [("blackwell", "newton"), ('"10.0"', '"11.0"')]:
+        text = text.replace(f": {old}", f": {new}")
+    lines = [one for one in text.splitlines() if not one.startswith(("kernel_", "persistent"))]
+    (tmp_path / "newton.yaml").write_text("\n".join(lines), encoding="utf-8")
+    device, shipped = load_device(tmp_path / "newton.yaml"), load_device("gb200")
+    assert (device.generation, device.is_unseen) == ("blackwell", True)
+    assert device.kernel_class is shipped.kernel_class
+    assert device.has_persistent_kernels
+    assert not shipped.is_unseen
+
+
+def test_a_device_like_another_states_only_what_differs(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "name: mine\nlike: b200_sxm\nmemory: {bandwidth: 9 TB/s}\n", encoding="utf-8"
+    )
+    device, base = load_device(tmp_path / "mine.yaml"), load_device("b200_sxm")
+    assert device.memory_bandwidth_bytes_per_s == 9e12
+    assert (device.name, device.memory_bytes) == ("mine", base.memory_bytes)

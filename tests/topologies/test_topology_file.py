@@ -291,3 +291,11 @@ def test_constants_of_a_machine_that_nobody_knows_are_refused(write):
     text = copy_of("dgx_h100", ("measured: dgx_h100", "measured: dgx_h1000"))
     with pytest.raises(TopologyError, match="measured: must be a machine of the catalog"):
         load_topology(write(text))
+
+
+def test_a_device_file_beside_the_machine_is_found_by_its_name(tmp_path):
+    (tmp_path / "mine.yaml").write_text("name: mine\nlike: h100_sxm\n", encoding="utf-8")
+    text = (CATALOG / "dgx_h100.yaml").read_text(encoding="utf-8")
+    text = text.replace("device: h100_sxm", "device: mine").replace("name: dgx", "name: my_dgx")
+    (tmp_path / "host.yaml").write_text(text, encoding="utf-8")
+    assert load_topology(tmp_path / "host.yaml").device.name == "mine"

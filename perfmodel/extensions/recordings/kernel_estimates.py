@@ -21,7 +21,6 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.units import NS_PER_S
 from perfmodel.graph.ops import Gemm, MemoryBound, Work
 from topologies import Device, find_device, load_device
-from topologies.device import Architecture
 
 _REACHED_RATIO = 0.7
 """Rough share of the datasheet's rates that kernels of a training job reach."""
@@ -130,11 +129,11 @@ def _counted_values(name: str, grid: tuple[int, ...], block: tuple[int, ...]) ->
 
 
 _BUS_RATES = {
-    Architecture.VOLTA: 80e9,
-    Architecture.AMPERE: 200e9,
-    Architecture.HOPPER: 350e9,
-    Architecture.BLACKWELL: 700e9,
-    Architecture.CDNA3: 250e9,
+    "volta": 80e9,
+    "ampere": 200e9,
+    "hopper": 350e9,
+    "blackwell": 700e9,
+    "cdna3": 250e9,
 }
 """Bus bandwidth of four or eight connected GPUs in large collectives, bytes per second."""
 _HOST_BUS_RATE = 10e9
@@ -151,7 +150,7 @@ def estimate_collective(
 ) -> Collective:
     """A collective of *kind* that takes *transfer_ns* among *ranks* of these devices."""
     is_wired = "pcie" not in device.name
-    rate = _BUS_RATES.get(device.architecture, _HOST_BUS_RATE) if is_wired else _HOST_BUS_RATE
+    rate = _BUS_RATES.get(device.generation, _HOST_BUS_RATE) if is_wired else _HOST_BUS_RATE
     passes = 2.0 if kind is CollectiveKind.ALL_REDUCE else 1.0
     share = passes * (ranks - 1) / ranks if kind in _SPREAD else 1.0
     size_bytes = max(round(transfer_ns * rate / NS_PER_S / max(share, 0.5) / 4), 1) * 4

@@ -87,7 +87,7 @@ class PlanPricer:
         self._lookups = LookupPricer(cluster.device)
         self._kernel = stack.tables.kernel_for(spec.embedding.optimizer)
         self._gradient_dtype = DlrmRun(spec, cluster.rank_count, stack).arriving_dtype
-        architecture = cluster.device.architecture.value
+        architecture = cluster.device.generation
         self._lookup_ratio = stack.time_ratio("embedding", architecture)
         self.exchange = ExchangePricer(
             cluster_seen_by(stack, cluster),

@@ -111,7 +111,7 @@ class _Writer:
     @property
     def reduces(self) -> bool:
         """Whether its NVSwitches add up what passes: those of Hopper and later do."""
-        return float(self.told.device.compute_capability) >= 9.0
+        return bool(self.told.device.has_persistent_kernels)
 
     @property
     def _latency(self) -> Mapping[str, str]:

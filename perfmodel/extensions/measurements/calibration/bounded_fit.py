@@ -101,7 +101,7 @@ def build_entry(device: Device, variant: str, **fitted: Any) -> Entry:
     """The entry of *variant* on *device*; *fitted* are the other fields of an entry."""
     return Entry(
         device=device.name,
-        architecture=device.architecture.value,
+        architecture=device.architecture,
         compute_capability=device.compute_capability,
         variant=variant,
         **{"correction": None, **fitted},

@@ -182,7 +182,7 @@ class EmbeddingCase:
     @property
     def generation(self) -> str:
         """The architecture of its GPU."""
-        return self.device.architecture.value
+        return self.device.generation
 
 
 def load_cases(path: Path, *, data: Path) -> tuple[tuple[EmbeddingCase, ...], dict[str, str]]:

@@ -86,7 +86,7 @@ def fit_interference(paths: Sequence[Path], *, device: str | None) -> FittedInte
     """Constants from the recorded jobs at *paths*; *device* is that of traces that name none."""
     jobs = [job for path in paths for job in load_job_traces(path)]
     devices = [_device_of(job, device) for job in jobs]
-    architectures = [load_device(name).architecture.value for _, name in devices]
+    architectures = [load_device(name).generation for _, name in devices]
     losses = collect_losses(zip(jobs, architectures, strict=True))
     if not losses:
         raise CalibrationError(

@@ -120,7 +120,7 @@ def test_a_device_is_read_back_as_it_was_written(tmp_path):
     assert path.name == "here_device.yaml"
     assert found.peak_flops == pytest.approx(device.peak_flops)
     assert found.memory_bytes == device.memory_bytes
-    assert found.architecture is device.architecture
+    assert found.architecture == device.architecture
 
 
 @pytest.mark.parametrize("is_network", [True, False])

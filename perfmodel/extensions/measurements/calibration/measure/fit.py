@@ -219,7 +219,7 @@ def device_document(device: Device, *, date: str) -> dict[str, Any]:
         "name": device.name,
         "description": device.description,
         "vendor": device.vendor,
-        "architecture": device.architecture.value,
+        "architecture": device.architecture,
         "compute_capability": device.compute_capability,
         "source": device.source,
         "date": date,

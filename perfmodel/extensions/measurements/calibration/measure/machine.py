@@ -43,7 +43,7 @@ from perfmodel.extensions.measurements.calibration.measure.kernels import (
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.stacks.profiles import load_stack
 from topologies import Device
-from topologies.device import Architecture, HostLink, HostLinkKind, Multiprocessors
+from topologies.device import CPU, HostLink, HostLinkKind, Multiprocessors
 
 STACKS = {"cpu": "pytorch_cpu", "cuda": "pytorch_fused"}
 """The software stack that kernels are fitted under; predict with the same one."""
@@ -138,8 +138,8 @@ def _middle(values: list[float]) -> float:
 DEVICES = ("cpu", "cuda")
 SLICES_OF_A_CORE = (1, 8, 80)
 _ARCHITECTURES = {
-    "6": Architecture.PASCAL, "7": Architecture.VOLTA, "8": Architecture.AMPERE,
-    "9": Architecture.HOPPER, "10": Architecture.BLACKWELL, "12": Architecture.BLACKWELL,
+    "6": "pascal", "7": "volta", "8": "ampere",
+    "9": "hopper", "10": "blackwell", "12": "blackwell",
 }  # fmt: skip
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 _DEFAULT_CACHE_BYTES = 8 * 2**20
@@ -183,7 +183,7 @@ def _guess_core(name: str, source: str) -> Device:
         name=name,
         description=f"one core of {cpu_name()}, torch on one thread",
         vendor="cpu",
-        architecture=Architecture.CPU,
+        architecture=CPU,
         compute_capability="cpu",
         multiprocessors=Multiprocessors(count=1, max_threads=1, shared_memory_bytes=2**15),
         clock_hz=_clock_hz(),
@@ -203,17 +203,13 @@ def _guess_gpu(name: str, source: str) -> Device:
     facts = torch.cuda.get_device_properties(0)
     half = dtypes_of("cuda")[-1]
     capability = f"{facts.major}.{facts.minor}"
-    architecture = Architecture.ADA if capability == "8.9" else _ARCHITECTURES.get(str(facts.major))
-    if architecture is None:
-        raise MeasurementError(
-            f"measure: compute capability {capability} of {facts.name} belongs to no known "
-            f"architecture. Write the device file by hand, like those in topologies/devices."
-        )
+    # A generation that is not known is named by its capability, and priced as the nearest.
+    known = "ada" if capability == "8.9" else _ARCHITECTURES.get(str(facts.major))
     return Device(
         name=name,
         description=f"{facts.name}, as measured",
         vendor="nvidia",
-        architecture=architecture,
+        architecture=known or f"sm_{capability}",
         compute_capability=capability,
         multiprocessors=Multiprocessors(
             count=facts.multi_processor_count,
