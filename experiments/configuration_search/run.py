@@ -71,7 +71,7 @@ def compare(wishes: Wishes, asked: dict[str, Any]) -> dict[str, Any]:
         **where,
         hosts=(asked["hosts"],),
         overrides=tuple(asked.get("fixed", ())),
-        seconds=asked["seconds"],
+        work=asked["work"],
         top=1,
         samples=2,
     )

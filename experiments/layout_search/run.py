@@ -139,7 +139,7 @@ def find_front(wishes: Wishes, asked: dict[str, Any]) -> list[dict[str, Any]]:
             hosts=(hosts,),
             overrides=tuple(asked["fixed"]),
             price_per_gpu_hour=asked["price"],
-            seconds=asked["seconds"],
+            work=asked["work"],
             samples=16,
             top=1,
         )

@@ -49,8 +49,8 @@ def predict(
 ) -> Prediction:
     """Predict *scenario* (or the scenario in a file), in this process or on Ray.
 
-    A Transformer without a layout gets the best one by the bounds of the layout search, and the
-    answer says so. *on_phase* is called with the phase that begins and the share of the work that
+    What the scenario leaves open, such as the layout of a Transformer, is chosen, and the answer
+    says so. *on_phase* is called with the phase that begins and the share of the work that
     is done. With *require_fit* a scenario that does not fit in memory is refused before the replay.
     Without *keep_timelines* Ray workers drop single tasks, and the answer has no trace or report.
     """
@@ -75,21 +75,14 @@ def predict(
 
 
 def build_scenario(scenario: AnyScenario, on_phase: OnPhase = ignore_phase) -> Question:
-    """The job of *scenario*, with a layout for a Transformer that states none."""
+    """The job of *scenario*; what it leaves open is completed."""
     from perfmodel.prediction.question import build_question, load_setting
-    from perfmodel.workloads.transformer.spec import TransformerSpec
 
     if isinstance(scenario, JobScenario):
         from perfmodel.prediction.saved_jobs import job_question
 
         return job_question(scenario)
-    setting = load_setting(scenario)
-    if isinstance(setting.workload, TransformerSpec):
-        # Only Transformers need the search of layouts.
-        from perfmodel.planning.layouts.search import fill_layout
-
-        setting = fill_layout(setting, on_phase=on_phase)
-    return build_question(setting)
+    return build_question(load_setting(scenario), on_phase)
 
 
 BY_FAR = 1.2

@@ -20,6 +20,7 @@ from perfmodel.base.errors import PlanError
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.job import JobGraph, RankMemory
 from perfmodel.prediction.answer import MemoryFit, RankClass, TimeParts
+from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,
     Interference,
@@ -204,8 +205,12 @@ def load_setting(scenario: Scenario) -> Setting:
     )
 
 
-def build_question(setting: Setting) -> Question:
-    """The question about the job of *setting*."""
+def build_question(setting: Setting, on_phase: OnPhase = ignore_phase) -> Question:
+    """The question about the job of *setting*; what it leaves open is completed first."""
+    # Choosing replays layouts, so it imports this module.
+    from perfmodel.prediction.layouts.choosing import complete_layout
+
+    setting = complete_layout(setting, on_phase=on_phase)
     workload, cluster = setting.workload, setting.cluster
     plan, chosen = _find_plan(setting)
     built = build_workload(

@@ -33,8 +33,6 @@ STATED_MEMORY = (
 )
 
 
-RECORDING_HEADER = "recording.json"
-"""The file that makes a job folder one of a recording."""
 DEFAULT_STACK = "pytorch_eager"
 
 
@@ -77,11 +75,6 @@ def is_pinned(job: JobGraph) -> bool:
         return True
     used = {int(op) for program in job.programs for op in np.unique(program.op)}
     return all(isinstance(job.ops[op], Fixed) for op in used)
-
-
-def is_recorded_job(folder: Path) -> bool:
-    """Whether *folder* holds a job made from a recording."""
-    return (folder / RECORDING_HEADER).is_file()
 
 
 def job_question(scenario: JobScenario, *, is_distributed: bool = False) -> Question:
@@ -130,7 +123,7 @@ def _read_job(folder: Path, *, is_distributed: bool) -> JobGraph:
 def open_job(scenario: JobScenario, *, is_distributed: bool = False) -> Question:
     """The same for a what-if: with stated durations the machine prices only the changes."""
     folder, options = Path(scenario.job), PredictOptions.of(scenario)
-    if is_recorded_job(folder):
+    if storage.is_recorded_job(folder):
         if scenario.mode is Mode.ISOLATED:
             raise ScenarioError(
                 f"{scenario.job}: was recorded as a loop, so no isolated iteration is known. "

@@ -8,15 +8,14 @@ from typing import Any
 
 from perfmodel.base.extensions import load_extension
 from perfmodel.base.units import format_duration
+from perfmodel.graph.storage import is_recorded_job
 from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.saved_jobs import is_recorded_job
 from perfmodel.reports.blocks import Headline, Report, Section, Sentences
 from perfmodel.reports.document import to_ms
-from perfmodel.reports.text import describe_interval
+from perfmodel.reports.text import NEEDS_FORCE, describe_interval
 
 SCHEMA_VERSION = 1
 WIDTH = 100
-NEEDS_FORCE = "it replays badly: what-ifs on this job need --force"
 
 
 def report_replay(found: Prediction, faults: Sequence[str] = ()) -> Report:

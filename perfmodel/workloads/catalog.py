@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from embeddings.table import EmbeddingTable
 from perfmodel.base.documents import find_document, load_yaml, parse_value
 from perfmodel.base.errors import PlanError, WorkloadError
-from perfmodel.base.extensions import load_extension
+from perfmodel.base.extensions import has_extension, load_extension
 from perfmodel.base.faults import FaultList
 from perfmodel.base.forms import Document, load_document
 from perfmodel.base.reading import quote
@@ -25,6 +25,11 @@ from perfmodel.workloads.transformer.spec import TransformerSpec
 Workload = TransformerSpec | DlrmSpec
 
 SPEC_FOLDER = Path(__file__).parent / "specs"
+_ABOUT = {
+    "embedding.rows": ("zipf_exponents", "zipf_rows"),
+    "parallel.pp": ("interleaving", "schedule", "stages", "stage_layers"),
+}
+"""Fields of a file that are about another one: they go where the user states that one anew."""
 DEFAULT_WORKLOAD = "dlrm_dcnv2"
 DEFAULT_MEMORY_BYTES = 80 * 10**9
 """Memory of a GPU where none is named."""
@@ -66,7 +71,7 @@ def load_workload(
     if layout_from is not None:
         return _load_laid_out(path, overrides, Path(layout_from), rank_count)
     given = {override.partition("=")[0].strip() for override in overrides}
-    if path.parent != SPEC_FOLDER:
+    if path.parent != SPEC_FOLDER and has_extension("formats"):
         foreign = load_extension("formats", "models").read_foreign(path, given)
         if foreign is not None:
             file = Document(str(path), foreign.content, WorkloadError)
@@ -112,10 +117,10 @@ def _parse(file: Document, overrides: Sequence[str], rank_count: int = 1) -> Wor
         )
     spec_type = _FAMILIES[family]
     faults = file.faults()
-    if any(override.partition("=")[0].strip() == "embedding.rows" for override in overrides):
-        # The skew that a file states is that of its own tables.
-        for key in ("zipf_exponents", "zipf_rows"):
-            content.get("embedding", {}).pop(key, None)
+    for key in {override.partition("=")[0].strip() for override in overrides} & set(_ABOUT):
+        section = content.get(key.partition(".")[0])
+        for about in _ABOUT[key] if isinstance(section, dict) else ():
+            section.pop(about, None)
     for override in overrides:
         _apply(override, content, spec_type, faults)
     faults.check(WorkloadError)

@@ -184,3 +184,11 @@ def test_the_batch_of_a_replica_is_multiplied_by_the_replicas():
     # 32 ranks / (tp 4 x pp 1) are eight replicas of two sequences.
     assert (workload.batch, workload.parallel.pp) == (16, 1)
     assert load_workload("llama3_8b", [*changes, "batch=24"], rank_count=32).batch == 24
+
+
+def test_stages_that_the_user_states_drop_what_the_file_says_about_its_own():
+    own, stated = load_workload("llama3_405b"), load_workload("llama3_405b", ["parallel.pp=1"])
+    assert own.parallel.interleaving > 1
+    assert (stated.parallel.pp, stated.parallel.interleaving) == (1, 1)
+    both = load_workload("llama3_405b", ["parallel.pp=2", "parallel.interleaving=3"])
+    assert both.parallel.interleaving == 3

@@ -13,7 +13,7 @@ from perfmodel.base.units import NS_PER_MS, format_duration
 from perfmodel.extensions.recordings.recorded_job import SelfReplay
 from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table, plain_report
 from perfmodel.reports.pictures import as_written, build_figure, draw_stacks, save_picture
-from perfmodel.reports.replay import NEEDS_FORCE, WIDTH
+from perfmodel.reports.text import NEEDS_FORCE
 
 if TYPE_CHECKING:
     pass
@@ -28,6 +28,7 @@ PARTS = {
 }
 """What streams do, with the colour in the picture."""
 MOST_STREAMS = 40
+WIDTH = 100
 MOST_RANKS = 16
 MOST_CALLS = 3
 

@@ -34,9 +34,15 @@ from perfmodel.graph.job import Group, JobFacts, JobGraph, Origin
 from perfmodel.graph.op_words import op_from_words, op_to_words
 from perfmodel.graph.ops import Fixed, Op
 from perfmodel.graph.program import COLUMN_TYPES, PLAIN, Lane, LaneKind, Program
-from perfmodel.graph.storage import HEADER, draft_job_of, load_job, write_job
+from perfmodel.graph.storage import (
+    HEADER,
+    RECORDING_HEADER,
+    draft_job_of,
+    is_recorded_job,
+    load_job,
+    write_job,
+)
 from perfmodel.graph.stored_programs import as_column, read_columns, values_of, write_columns
-from perfmodel.prediction.saved_jobs import RECORDING_HEADER, is_recorded_job
 from traces.chakra import SCHEMA_VERSION, ChakraKind, ChakraOperation, ChakraTrace, write_chakra
 
 _FOLDER_VERSION = 1

@@ -106,9 +106,7 @@ def reprice(
             sent = whole.size_bytes * ratio * _INDEX_AND_VALUE * len(ranks)
             new = Communication(Collective(CollectiveKind.ALL_GATHER, round(sent), whole.dtype))
         else:
-            dtype = to or whole.dtype
-            ratio *= dtype.size_bytes / whole.dtype.size_bytes
-            new = Communication(replace(carry(whole, ratio=ratio), dtype=dtype))
+            new = Communication(carry(whole, ratio=ratio))
     elif isinstance(old, MemoryBound):
         read, written = int(old.read_bytes * ratio), int(old.write_bytes * ratio)
         new = replace(old, dtype=to or old.dtype, read_bytes=read, write_bytes=written)

@@ -1,4 +1,4 @@
-"""Primitives about the order of kernels and collectives: overlapped, in turns, by priority."""
+"""Primitives about the order of kernels and collectives: overlapped, or by priority."""
 
 from __future__ import annotations
 
@@ -65,21 +65,6 @@ def _next_user(program: ProgramDraft, number: int, until: list[int]) -> int | No
     if place == len(until) or program.tasks[until[place]].lane != program.tasks[number].lane:
         return None
     return until[place]
-
-
-def take_turns(program: ProgramDraft, found: Found) -> None:
-    """Every collective and the kernels launched around it by one thread wait for each other."""
-    threads: dict[int, list[tuple[int, int]]] = {}
-    for number in program.tasks:
-        launch = program.launch_of(number)
-        is_kernel = program.kind_of(number) is LaneKind.COMPUTE
-        if launch is not None and (is_kernel or number in found):
-            threads.setdefault(program.tasks[launch].lane, []).append((launch, number))
-    for launched in threads.values():
-        # Numbers grow along a lane, so this is the order of the launches.
-        for (_, before), (_, after) in pairwise(sorted(launched)):
-            if (before in found) != (after in found):
-                program.wait_for(after, [before])
 
 
 RECORDED = "recorded traces"

@@ -29,7 +29,7 @@ from perfmodel.extensions.whatif.editing import insert, move, remove
 from perfmodel.extensions.whatif.fusion import merge
 from perfmodel.extensions.whatif.gradients import hook, reduce_gradients
 from perfmodel.extensions.whatif.hosts import capture, equalise, pause, run_ahead
-from perfmodel.extensions.whatif.ordering import detach, prioritise, take_turns
+from perfmodel.extensions.whatif.ordering import detach, prioritise
 from perfmodel.extensions.whatif.recosting import Recosted
 from perfmodel.extensions.whatif.repeating import accumulate, replicate
 from perfmodel.extensions.whatif.scaling_out import clone, count_grown, count_rehosted, rehost
@@ -99,7 +99,6 @@ PRIMITIVES = {
     "equalise": Primitive(Level.JOB, equalise, keeps_tasks=True),
     "refuse_narrow": Primitive(Level.JOB, refuse_narrow, keeps_tasks=True),
     "detach": Primitive(Level.PROGRAM, detach),
-    "take_turns": Primitive(Level.PROGRAM, take_turns),
     "prioritise": Primitive(Level.JOB, prioritise),
     "hook": Primitive(Level.PROGRAM, hook),
     "reduce_gradients": Primitive(Level.JOB, reduce_gradients),

@@ -25,17 +25,17 @@ EXAMPLES = {
     # Parameters for every what-if, by its name.
     "scale": "match=gemm,factor=0.5", "set": "match=gemm,to=1us", "remove": "match=norm",
     "delete_layers": "match=layer 0/", "fuse": "match=norm|gelu", "optimizer": "",
-    "dtype": "to=fp16", "batch": "factor=2", "recompute": "", "no_recompute": "match=gelu",
+    "dtype": "to=fp16", "batch": "factor=2", "recompute": "",
     "host_overhead": "", "cuda_graphs": "", "gap": "before=bucket,to=1us",
     "no_stalls": "match=load", "no_straggler": "rank=1", "prefetch": "match=load",
-    "bucket": "size=1kB", "overlap": "", "serialise": "", "compress": "ratio=0.5",
+    "bucket": "size=1kB", "overlap": "", "compress": "ratio=0.5",
     "insert": "takes=5ns,after=norm", "move": "match=gelu,before=up backward", "amp": "",
     "batch_norm": "match=norm,activation=gelu", "offload": "rate=1GB/s", "gist": "rate=10GB/s",
     "dgc": "ratio=0.01,rate=10GB/s", "blueconnect": "inner=2", "hooks": "", "priority": "",
     "data_parallel": "count=2,gradients=1kB,topology=dgx_h100,backward=backward",
     "accumulate": "count=2,match=forward|backward", "zero1": "", "compile": "",
     "channels_last": "match=norm",
-    "quantise": "to=bf16", "machine": "topology=dgx_h100", "ranks": "count=4",
+    "machine": "topology=dgx_h100", "ranks": "count=4",
 }  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def test_the_json_holds_steps_sweep_and_assumptions(folder, ask):
 
 
 def test_the_same_question_gives_the_same_bytes(folder, typed):
-    words = ("whatif --apply serialise --json -", folder)
+    words = ("whatif --apply recompute --json -", folder)
     assert typed(*words).out == typed(*words).out
 
 

@@ -37,9 +37,9 @@ MORE = {
     "offload": "rate=10GB/s,forward=gemm&forward,backward=gemm&backward",
     "gist": "rate=10GB/s,forward=gemm&forward,backward=gemm&backward",
     "gap": "before=gemm|mm,to=1us,lane=device,number=0+2", "bucket": "size=1MB,topology=dgx_h100",
-    "overlap": "until=optimizer|adam|foreach", "serialise": "match=reduce|gather|all_to_all",
+    "overlap": "until=optimizer|adam|foreach",
     "compress": "ratio=0.25,topology=dgx_h100,match=all_to_all|all_reduce",
-    "quantise": "to=fp8,topology=dgx_h100", "dgc": "ratio=0.1,rate=100GB/s,topology=dgx_h100",
+    "dgc": "ratio=0.1,rate=100GB/s,topology=dgx_h100",
     "blueconnect": "inner=2,topology=dgx_h100", "machine": "dgx_h100,was=dgx_a100",
     "ranks": "count=16,topology=dgx_h100,hosts=2",
 }  # fmt: skip
