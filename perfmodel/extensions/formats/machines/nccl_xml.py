@@ -24,13 +24,15 @@ _NVSWITCH = "0x0680"
 _VIRTUAL = ("veth", "br-", "docker", "virbr")
 _OLD_ENCODING_BELOW = 8.0
 MBIT_PER_GBIT = 1000
+MOST_LANES = 36
+"""NVLinks of one GPU: twice what any has."""
 
 
 def parse_xml(text: str, document: str) -> tuple[Host, str | None, str]:
     """The host in *text*, its GPU by the catalog's name, and the compute capability it states."""
     try:
         root: Any = ElementTree.fromstring(text, forbid_dtd=True)
-    except (ElementTree.ParseError, DefusedXmlException, ValueError) as fault:
+    except (ElementTree.ParseError, DefusedXmlException, ValueError, RecursionError) as fault:
         raise TopologyError(f"{document}: not valid XML ({fault}).") from None
     if root.tag != "system":
         raise TopologyError(
@@ -38,8 +40,11 @@ def parse_xml(text: str, document: str) -> tuple[Host, str | None, str]:
             "makes a training job write it."
         )
     reader = _Reader(document)
-    for cpu in root.iter("cpu"):
-        reader.read_socket(cpu)
+    try:
+        for cpu in root.iter("cpu"):
+            reader.read_socket(cpu)
+    except RecursionError:
+        raise TopologyError(f"{document}: nests PCI devices too deeply to be a host.") from None
     gpu = root.find(".//gpu[@sm]")
     version = "" if gpu is None else gpu.get("sm")
     return reader.finish(root), reader.device, f"{version[:-1]}.{version[-1:]}"
@@ -103,7 +108,12 @@ class _Reader:
     def _add_gpu(self, pci: Element, place: Place) -> None:
         number = len(self._gpus)
         self._gpus.append(pci)
-        self._bus_of[pci.get("busid", "").lower()] = number
+        bus = pci.get("busid", "").lower()
+        if bus and bus in self._bus_of:
+            raise TopologyError(
+                f"{self._document}: two GPUs have the bus id {bus}; each needs its own."
+            )
+        self._bus_of[bus] = number
         if pci.get("vendor", "").lower() in ("", "0x10de"):
             self._devices.add(pci.get("device", "").lower())
         place.gpus.append(number)
@@ -144,6 +154,11 @@ class _Reader:
         )
         for number, pci in enumerate(self._gpus):
             for target, count in _iter_nvlink(pci):
+                if not 1 <= count <= MOST_LANES:
+                    raise TopologyError(
+                        f"{self._document}: gpu {number}: count of an nvlink must be from 1 to "
+                        f"{MOST_LANES}, got {count}."
+                    )
                 other = self._bus_of.get(target)
                 if other is None:
                     host.switched[number] = host.switched.get(number, 0) + count
