@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfmodel.prediction.phases import OnPhase, PhaseClock, ignore_phase
 from perfmodel.prediction.scenario import JobScenario, Scenario
@@ -261,7 +260,6 @@ def whatif(
     changes: Sequence[str] = (),
     *,
     sweep: str | None = None,
-    recipes: Sequence[File] = (),
     force: bool = False,
     executor: str | None = None,
     workers: int | None = None,
@@ -271,9 +269,8 @@ def whatif(
     """Compare *job* (a folder or its scenario) before and after *changes*, as after `--apply`.
 
     The machine prices jobs of shapes, and work that is changed. *sweep* is one more change with
-    several values of a parameter; files of *recipes* have more changes. Recordings that replay
-    badly are refused unless *force* is set, and so are changes that can price less than half of
-    the time.
+    several values of a parameter. Recordings that replay badly are refused unless *force* is
+    set, and so are changes that can price less than half of the time.
     """
     from perfmodel.extensions.whatif import parse_sweep, parse_transformation
     from perfmodel.prediction.changing import answer_changes, prepare_changes
@@ -284,16 +281,14 @@ def whatif(
     topology = scenario.topology
     if topology is None and (topology := recorded_machine(opened.job)) is not None:
         opened = replace(opened, assumptions=(*opened.assumptions, about_machine(opened.job)))
-    asked: dict[str, Any] = {"topology": topology, "recipes": [str(file) for file in recipes]}
-    named = [(text, parse_transformation(text, **asked)) for text in changes]
-    swept = None if sweep is None else parse_sweep(sweep, **asked)
+    named = [(text, parse_transformation(text, topology=topology)) for text in changes]
+    swept = None if sweep is None else parse_sweep(sweep, topology=topology)
     question = prepare_changes(opened, force=force)
     with open_place(executor, workers, ray_address) as place:
         answer = answer_changes(
             question, named, sweep=swept, executor=place, on_phase=on_phase, force=force
         )
-    options = [f"--recipes {shlex.quote(file)}" for file in asked["recipes"]]
-    return replace(answer, options=(*options, *(["--force"] if force else [])))
+    return replace(answer, options=("--force",) if force else ())
 
 
 def _as_scenario(job: JobScenario | File) -> JobScenario:
