@@ -8,7 +8,7 @@ MANUAL := .venv/manual.stamp
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 TEST_WORKERS ?= 2
 
-.PHONY: predict test lint check bench mutants fuzz laws faults docs manual scoreboard figures release clean
+.PHONY: predict test lint core check bench mutants fuzz laws faults docs manual scoreboard figures release clean
 
 predict: $(PROGRAM)
 	@$(BIN)/perfmodel predict --topology dgx_h100.yaml
@@ -22,7 +22,15 @@ lint: $(TOOLS)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: test lint
+# The core alone: a tree without extensions answers, and passes the core's tests.
+CORE_ROOMS := base collectives core costs embeddings engine execution graph planning prediction reports stacks topologies workloads
+core: $(TOOLS)
+	@rm -rf build/core && mkdir -p build/core
+	@git ls-files -z -- . ':!perfmodel/extensions' ':!traces' ':!tests/extensions' ':!tests/traces' ':!docs' ':!experiments' \
+		| xargs -0 cp --parents -t build/core
+	cd build/core && PYTHONPATH=$(CURDIR)/build/core $(CURDIR)/$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist worksteal $(addprefix tests/,$(CORE_ROOMS))
+
+check: test lint core
 
 bench: $(TOOLS)
 	$(BIN)/pytest -m benchmark -s -q tests/benchmarks

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from perfmodel.base.documents import find_document, list_documents, load_yaml
 from perfmodel.base.errors import TopologyError
-from perfmodel.base.extensions import load_extension
+from perfmodel.base.extensions import has_extension, load_extension
 from perfmodel.base.forms import Document, load_document, parse_document
 from perfmodel.base.units import parse_frequency_hz
 from topologies.device import Device, list_devices, load_device
@@ -50,7 +50,9 @@ def load_topology(name_or_path: str | Path, *, calibrations: Sequence[str] = ())
 
 
 def _open_foreign(path: Path) -> Document | None:
-    """The machine in a file of another program; None if it is our own."""
+    """The machine in a file of another program; None if it is our own, or nothing reads others."""
+    if not has_extension("formats"):
+        return None
     foreign = load_extension("formats", "machines").read_foreign(path)
     return None if foreign is None else parse_document(foreign.text, str(path), TopologyError)
 

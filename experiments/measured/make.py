@@ -27,9 +27,9 @@ from perfmodel.extensions.measurements.calibration.embedding_cases import load_c
 from perfmodel.extensions.measurements.calibration.interference import fit_interference
 from perfmodel.extensions.measurements.calibration.interference_samples import KernelLoss
 from perfmodel.extensions.recordings.importing import import_job
+from perfmodel.extensions.recordings.operators.calls import dtype_of
 from perfmodel.extensions.recordings.storage import save_recorded_job
 from perfmodel.extensions.recordings.trace_stats import stats_document
-from perfmodel.graph.calls import dtype_of
 from traces.job_trace import load_job_trace
 
 ROWS = 500

@@ -20,12 +20,12 @@ from experiments.figures import (
 )
 from perfmodel.extensions.recordings.hold_back import HoldRule, replay_held
 from perfmodel.extensions.recordings.host_chain import StepKind
+from perfmodel.extensions.recordings.recording_info import recording_question
 from perfmodel.extensions.recordings.storage import load_recorded_job
 from perfmodel.extensions.whatif import parse_transformation
 from perfmodel.graph.program import PLAIN
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions
-from perfmodel.prediction.saved_jobs import recording_question
 
 MS = 1_000_000
 

@@ -26,10 +26,10 @@ from experiments.figures import (
     plain_ticks,
     read_wishes,
 )
+from perfmodel.extensions.measurements.report import report_scores
 from perfmodel.extensions.measurements.validation.runs import validate_runs
 from perfmodel.extensions.measurements.validation.runs_table import RunRow, load_runs
 from perfmodel.extensions.measurements.validation.scoreboard import Deviation, Score, build_score
-from perfmodel.reports.scores import report_scores
 from perfmodel.reports.terminal import to_text
 from perfmodel.stacks.capabilities import Family
 

@@ -8,9 +8,10 @@ is imported when it is first used, because all of them together take a second.
 from __future__ import annotations
 
 import ast
-from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from perfmodel.base.extensions import extension_of, has_extension, load_module
 
 _MODULES = {
     name.name: str(statement.module)
@@ -18,13 +19,16 @@ _MODULES = {
     if isinstance(statement, ast.ImportFrom)
     for name in statement.names
 }
-__all__ = list(_MODULES)
+_ABSENT = {
+    name for name in set(map(extension_of, _MODULES.values())) if name and not has_extension(name)
+}
+__all__ = [name for name, module in _MODULES.items() if extension_of(module) not in _ABSENT]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    found = globals()[name] = getattr(load_module(_MODULES[name]), name)
     return found
 
 

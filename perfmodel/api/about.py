@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 import perfmodel
 from perfmodel.base.errors import InputError, OutputError
+from perfmodel.base.extensions import load_extension
 from perfmodel.base.identity import locate_packages, program_identity
 from perfmodel.base.writing import check_writable, write_file
 
@@ -168,9 +169,7 @@ def _words(kind: Any) -> str:
 
 
 def _runs() -> Iterator[str]:
-    from perfmodel.extensions.measurements.validation.runs_table import load_columns
-
-    columns = load_columns()
+    columns = load_extension("measurements", "validation.runs_table").load_columns()
     yield "A table of measured runs is CSV (or .csv.gz); other columns are allowed."
     for family, names in columns.required.items():
         yield f"A table of {family} runs must have: {', '.join(names)}."
@@ -230,9 +229,7 @@ def json_schema(kind: SchemaKind | str) -> dict[str, Any]:
     row: dict[str, Any] = {"type": "object", "properties": keys}
     answers = (SchemaKind.PREDICT, SchemaKind.COMPARE, SchemaKind.RANK, SchemaKind.SEARCH)
     if kind is SchemaKind.RUNS:
-        from perfmodel.extensions.measurements.validation.runs_table import load_columns
-
-        columns = load_columns()
+        columns = load_extension("measurements", "validation.runs_table").load_columns()
         row["required"] = list(columns.required["common"])
         for section in (columns.common, columns.transformer, columns.dlrm):
             for name, column in section.items():

@@ -1,4 +1,4 @@
-"""Questions and their answers: predict, compare, sweep, rank, search, replay, what if."""
+"""Questions and their answers: predict, compare, sweep, rank, search, replay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from perfmodel.planning.question import LayoutQuestion, RankQuestion
     from perfmodel.planning.ranking import Ranking
     from perfmodel.prediction.answer import Prediction
-    from perfmodel.prediction.changing import WhatIf
     from perfmodel.prediction.comparing import Comparison, NamedScenario
     from perfmodel.prediction.question import Question
 
@@ -50,8 +49,8 @@ def predict(
 ) -> Prediction:
     """Predict *scenario* (or the scenario in a file), in this process or on Ray.
 
-    A Transformer without a layout gets the best one by the bounds of the layout search, and the
-    answer says so. *on_phase* is called with the phase that begins and the share of the work that
+    What the scenario leaves open, such as the layout of a Transformer, is chosen, and the answer
+    says so. *on_phase* is called with the phase that begins and the share of the work that
     is done. With *require_fit* a scenario that does not fit in memory is refused before the replay.
     Without *keep_timelines* Ray workers drop single tasks, and the answer has no trace or report.
     """
@@ -76,21 +75,14 @@ def predict(
 
 
 def build_scenario(scenario: AnyScenario, on_phase: OnPhase = ignore_phase) -> Question:
-    """The job of *scenario*, with a layout for a Transformer that states none."""
+    """The job of *scenario*; what it leaves open is completed."""
     from perfmodel.prediction.question import build_question, load_setting
-    from perfmodel.workloads.transformer.spec import TransformerSpec
 
     if isinstance(scenario, JobScenario):
         from perfmodel.prediction.saved_jobs import job_question
 
         return job_question(scenario)
-    setting = load_setting(scenario)
-    if isinstance(setting.workload, TransformerSpec):
-        # Only Transformers need the search of layouts.
-        from perfmodel.planning.layouts.search import fill_layout
-
-        setting = fill_layout(setting, on_phase=on_phase)
-    return build_question(setting)
+    return build_question(load_setting(scenario), on_phase)
 
 
 BY_FAR = 1.2
@@ -249,47 +241,12 @@ def replay(
     from perfmodel.prediction import predict as prediction
     from perfmodel.prediction.saved_jobs import replay_question
 
-    question = replay_question(_as_scenario(job))
+    question = replay_question(as_scenario(job))
     asked = replace(question, options=replace(question.options, is_explained=is_explained))
     with open_place(executor, workers, ray_address) as place:
         return prediction.predict(asked, executor=place, clock=PhaseClock(on_phase))
 
 
-def whatif(
-    job: JobScenario | File,
-    changes: Sequence[str] = (),
-    *,
-    sweep: str | None = None,
-    force: bool = False,
-    executor: str | None = None,
-    workers: int | None = None,
-    ray_address: str | None = None,
-    on_phase: OnPhase = ignore_phase,
-) -> WhatIf:
-    """Compare *job* (a folder or its scenario) before and after *changes*, as after `--apply`.
-
-    The machine prices jobs of shapes, and work that is changed. *sweep* is one more change with
-    several values of a parameter. Recordings that replay badly are refused unless *force* is
-    set, and so are changes that can price less than half of the time.
-    """
-    from perfmodel.extensions.whatif import parse_sweep, parse_transformation
-    from perfmodel.prediction.changing import answer_changes, prepare_changes
-    from perfmodel.prediction.saved_jobs import about_machine, open_job, recorded_machine
-
-    scenario = _as_scenario(job)
-    opened = open_job(scenario)
-    topology = scenario.topology
-    if topology is None and (topology := recorded_machine(opened.job)) is not None:
-        opened = replace(opened, assumptions=(*opened.assumptions, about_machine(opened.job)))
-    named = [(text, parse_transformation(text, topology=topology)) for text in changes]
-    swept = None if sweep is None else parse_sweep(sweep, topology=topology)
-    question = prepare_changes(opened, force=force)
-    with open_place(executor, workers, ray_address) as place:
-        answer = answer_changes(
-            question, named, sweep=swept, executor=place, on_phase=on_phase, force=force
-        )
-    return replace(answer, options=("--force",) if force else ())
-
-
-def _as_scenario(job: JobScenario | File) -> JobScenario:
+def as_scenario(job: JobScenario | File) -> JobScenario:
+    """*job* as a scenario; a folder is one with nothing else stated."""
     return job if isinstance(job, JobScenario) else JobScenario(str(job))

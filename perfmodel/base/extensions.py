@@ -7,10 +7,12 @@ installation without that extension answers with one sentence.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from perfmodel.base.errors import PerfModelError
 
+_PARENT = "perfmodel.extensions"
 EXTENSIONS = {
     "emulation": "unmodified torch scripts as jobs",
     "recordings": "traces of all ranks as jobs",
@@ -28,11 +30,16 @@ class MissingExtensionError(PerfModelError):
 
 def load_extension(name: str, module: str = "") -> Any:
     """The package of the extension *name*, or its *module*."""
-    place = f"perfmodel.extensions.{name}"
+    return load_module(f"perfmodel.extensions.{name}" + (f".{module}" if module else ""))
+
+
+def load_module(place: str) -> Any:
+    """The module at *place*; one of an extension may be absent."""
     try:
-        return import_module(f"{place}.{module}" if module else place)
+        return import_module(place)
     except ModuleNotFoundError as fault:
-        if fault.name not in ("perfmodel.extensions", place):
+        name = extension_of(place)
+        if name is None or fault.name not in (_PARENT, f"{_PARENT}.{name}"):
             raise
         raise MissingExtensionError(
             f"this needs the extension {name!r} ({EXTENSIONS[name]}), which this installation "
@@ -40,10 +47,12 @@ def load_extension(name: str, module: str = "") -> Any:
         ) from fault
 
 
+def extension_of(place: str) -> str | None:
+    """The extension that the module at *place* belongs to; None for the core."""
+    parts = place.split(".")
+    return parts[2] if parts[:2] == _PARENT.split(".") and len(parts) > 2 else None
+
+
 def has_extension(name: str) -> bool:
     """Whether this installation has the extension *name*."""
-    try:
-        load_extension(name)
-    except MissingExtensionError:
-        return False
-    return True
+    return find_spec(_PARENT) is not None and find_spec(f"{_PARENT}.{name}") is not None

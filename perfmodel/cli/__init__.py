@@ -12,7 +12,6 @@ import io
 import os
 import sys
 import traceback
-from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -20,6 +19,7 @@ from typer.core import TyperGroup
 
 import perfmodel
 from perfmodel.base.errors import PerfModelError
+from perfmodel.base.extensions import load_module
 from perfmodel.base.writing import printable_lines
 
 COMMANDS = {
@@ -28,13 +28,25 @@ COMMANDS = {
     "rank": ("cli.planning:rank", "Rank sharding plans, fastest first."),
     "embeddings": ("cli.catalog:embeddings", "Inspect index files."),
     "search": ("cli.planning:search", "Find the fastest parallel layout that fits."),
-    "emulate": ("cli.emulate:emulate", "Run a torch script on virtual GPUs, write a job."),
-    "import": ("cli.jobs:import_traces", "Turn recorded traces of all ranks into a job."),
-    "replay": ("cli.jobs:replay", "Replay a job."),
-    "whatif": ("cli.jobs:whatif", "Change a job and compare."),
-    "trace": ("cli.jobs:trace", "Inspect recorded traces."),
-    "validate": ("cli.validate:validate", "Compare predictions with measurements."),
-    "calibrate": ("cli.calibrate:calibrate", "Fit constants to measurements."),
+    "emulate": (
+        "extensions.emulation.commands:emulate",
+        "Run a torch script on virtual GPUs, write a job.",
+    ),
+    "import": (
+        "extensions.recordings.commands:import_traces",
+        "Turn recorded traces of all ranks into a job.",
+    ),
+    "replay": ("cli.replay:replay", "Replay a job."),
+    "whatif": ("extensions.whatif.commands:whatif", "Change a job and compare."),
+    "trace": ("extensions.recordings.commands:trace", "Inspect recorded traces."),
+    "validate": (
+        "extensions.measurements.commands.validate:validate",
+        "Compare predictions with measurements.",
+    ),
+    "calibrate": (
+        "extensions.measurements.commands.calibrate:calibrate",
+        "Fit constants to measurements.",
+    ),
     "workload": ("cli.catalog:workload", "List, show and import models."),
     "topology": ("cli.catalog:topology", "List, show, check and import machines."),
     "collective": ("cli.collective:collective", "Price a collective on a machine."),
@@ -55,7 +67,7 @@ EPILOG = (
 def load_command(name: str) -> Any:
     """The command called *name*, imported."""
     module, _, attribute = COMMANDS[name][0].partition(":")
-    found = typer.main.get_command(getattr(import_module(f"perfmodel.{module}"), attribute))
+    found = typer.main.get_command(getattr(load_module(f"perfmodel.{module}"), attribute))
     found.name = name
     return found
 

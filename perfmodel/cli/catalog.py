@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from perfmodel import api
+from perfmodel.base.extensions import load_extension
 from perfmodel.base.options import Option
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.cli.commands import command, command_group
@@ -49,11 +50,10 @@ def show_workload(name: CatalogName) -> None:
 
     Example: perfmodel workload show llama3_8b > my_gpt.yaml
     """
-    from perfmodel.extensions.formats.models import read_foreign
     from perfmodel.workloads.catalog import find_workload
 
     api.load_workload(name)
-    if read_foreign(find_workload(name)) is not None:
+    if load_extension("formats", "models").read_foreign(find_workload(name)) is not None:
         print(api.import_workload(name).text, end="")
         return
     print(find_workload(name).read_text(encoding="utf-8"), end="")
@@ -74,8 +74,7 @@ def import_model(
     and files of NeMo, Megatron-Bridge and torchtitan. Example: perfmodel workload import
     Llama-3.1-8B/config.json --set batch=512 --out my_llama.yaml
     """
-    from perfmodel.reports.imports import import_document, report_import
-
+    report = load_extension("formats", "report")
     found = api.import_workload(file, overrides)
     if out is not None:
         check_writable("--out", Path(out))
@@ -85,7 +84,7 @@ def import_model(
         return
     about = (found.workload, found.kind, found.uses)
     shown = about if fields else (*about[:2], ())
-    files.write(report_import(*shown), lambda: import_document(*about))
+    files.write(report.report_import(*shown), lambda: report.import_document(*about))
     if out is not None and files.is_printed:
         print(f"Wrote {out}")
 
@@ -151,12 +150,12 @@ def import_machine(
     if out is None:
         print(found.text, end="")
         return
-    from perfmodel.reports.imports import report_machine_import
     from perfmodel.reports.terminal import print_report
 
+    report = load_extension("formats", "report")
     check_writable("--out", Path(out))
     write_file(Path(out), found.text)
-    print_report(report_machine_import(found.topology, found.kind))
+    print_report(report.report_machine_import(found.topology, found.kind))
     print(f"Wrote {out}")
 
 

@@ -59,11 +59,10 @@ class AttentionModel(CalibratedModel):
         def price(kind: AttentionKind, chosen: Sequence[Attention]) -> Estimates:
             if kind.kernel == UNFUSED:
                 return price_unfused(chosen, device, stack)
-            return price_attentions(
-                attention_shapes(chosen),
-                machine_rates(device, kind.dtype),
-                find_recipe(self.entries(device), device, kind),
-            )
+            recipe = find_recipe(self.entries(device), device, kind)
+            alike = [replace(op, dtype=recipe.dtype) for op in chosen]
+            rates = machine_rates(device, recipe.dtype)
+            return price_attentions(attention_shapes(alike), rates, recipe)
 
         return price_by_kind(ops, rows_of_kinds(_kind(op, device, stack) for op in ops), price)
 

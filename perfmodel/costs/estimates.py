@@ -7,6 +7,7 @@ duration x exp(-1.645 sigma) to duration x exp(+1.645 sigma).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -28,6 +29,12 @@ CodeColumn = NDArray[np.int8]
 
 INTERVAL_SIGMAS = 1.6448536269514722
 """Half-width of a 90 % interval of a normal distribution, in standard deviations."""
+
+
+def interval_of(predicted: float, relative_sigma: float) -> tuple[float, float]:
+    """The 90 % interval of a prediction whose logarithm has that standard deviation."""
+    factor = math.exp(INTERVAL_SIGMAS * relative_sigma)
+    return predicted / factor, predicted * factor
 
 
 class Bound(IntEnum):

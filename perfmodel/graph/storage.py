@@ -46,10 +46,17 @@ from perfmodel.graph.stored_programs import (
 SCHEMA_VERSION = 1
 _MOST_HEADER_BYTES = 2**30
 HEADER = "job.json"
+RECORDING_HEADER = "recording.json"
+"""The file that makes a job folder one of a recording."""
 MOST_NAMED = 5
 """Files of others that a refusal names."""
 MOST_NAME = 200
 _ORIGINS_FILE = "origins.parquet"
+
+
+def is_recorded_job(folder: Path) -> bool:
+    """Whether *folder* holds a job made from a recording."""
+    return (folder / RECORDING_HEADER).is_file()
 
 
 def save_job(job: JobGraph, folder: str | Path, *, is_overwriting: bool = True) -> None:

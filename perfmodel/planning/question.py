@@ -195,10 +195,11 @@ class LayoutQuestion:
     """Which layout of *workload* is fastest on *hosts* of *topology*.
 
     Fields named in *overrides* are fixed, not searched. *hosts* may be several numbers, for a
-    front of time against GPUs. *price_per_gpu_hour* turns times into money. The search stops after
-    *seconds*, proven or not. *calibration* names files of constants that were measured on the
-    machine. With *tokens* the answer is about a whole run: *minimise* says which number of hosts is
-    best, and with *finish_in* the fewest that end in that time.
+    front of time against GPUs. *price_per_gpu_hour* turns times into money. The search may take
+    *work* bounds and replays for each number of hosts, and stops after *seconds*, if given.
+    *calibration* names files of constants that were measured on the machine. With *tokens* the
+    answer is about a whole run: *minimise* says which number of hosts is best, and with *finish_in*
+    the fewest that end in that time.
     """
 
     topology: Machine
@@ -239,7 +240,13 @@ class LayoutQuestion:
         ),
     ] = None
     top: Annotated[int, Option(metavar="N", min=1, help="Layouts to show.")] = 10
-    seconds: Annotated[float, Option(metavar="S", min=0.1, help="Time to search.")] = 60.0
+    work: Annotated[
+        int, Option(metavar="N", min=1, help="Bounds and replays that a search may take.")
+    ] = 400
+    seconds: Annotated[
+        float | None,
+        Option(metavar="S", min=0.1, help="A brake: end after so many seconds, proven or not."),
+    ] = None
     samples: int = 32
     seed: Seed = 0
     calibration: CalibrationFiles = ()

@@ -20,8 +20,8 @@ from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
 
 if TYPE_CHECKING:
-    from perfmodel.extensions.recordings.recorded_job import SelfReplay
     from perfmodel.prediction.explain import Evidence
+    from perfmodel.prediction.recording import Score
 
 
 class Part(Enum):
@@ -205,7 +205,7 @@ class Prediction(Shown):
     span_ns: int = 0
     periods_ns: tuple[int, ...] = ()
     drawn_ns: tuple[float, ...] = ()
-    score: SelfReplay | None = None
+    score: Score | None = None
     scenario: Scenario | JobScenario | None = None
     reasons: Reasons | None = None
 

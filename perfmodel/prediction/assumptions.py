@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from perfmodel.base.provenance import Provenance
@@ -17,9 +15,6 @@ from perfmodel.prediction.interference import MOST_ROUNDS, FoldedCosts
 from perfmodel.prediction.loops import Loop
 from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.prediction.scenario import Interference
-
-if TYPE_CHECKING:
-    from perfmodel.extensions.recordings.recorded_job import SelfReplay
 
 MOST_NAMES = 6
 
@@ -36,7 +31,7 @@ def list_assumptions(
     """
     sentences = list(question.job.facts.assumptions)
     if question.recording is not None:
-        sentences += _about_recording(question.recording.score)
+        sentences += question.recording.sentences()
     else:
         sentences += _about_costs(loop, question.options, loss)
     if question.extrapolation is not None:
@@ -55,22 +50,6 @@ def list_assumptions(
         verb = "overrides" if len(files) == 1 else "override"
         sentences.append(f"{', '.join(files)} {verb} the shipped constants.")
     return tuple(dict.fromkeys((*sentences, *question.assumptions, *question.chosen)))
-
-
-def _about_recording(score: SelfReplay | None) -> list[str]:
-    count = 0 if score is None else len(score.periods)
-    interval = (
-        f"The interval is the spread of the {count} recorded periods, from the 5th to the 95th "
-        "percentile."
-    )
-    if count < 2:
-        interval = (
-            "The interval is unknown from one step: the recording has fewer than two periods, so "
-            "it does not show their spread."
-        )
-    if score is None or score.is_trusted:
-        return [interval]
-    return [interval, f"{score.distrust[:1].upper()}{score.distrust[1:]}."]
 
 
 def _about_costs(loop: Loop, options: PredictOptions, loss: InterferenceLoss | None) -> list[str]:

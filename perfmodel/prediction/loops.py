@@ -7,7 +7,6 @@ long an iteration takes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +21,6 @@ from perfmodel.prediction.answer import Interval
 from perfmodel.prediction.explain import Evidence
 from perfmodel.prediction.interference import FoldedCosts
 from perfmodel.prediction.scenario import Mode
-
-if TYPE_CHECKING:
-    from perfmodel.extensions.recordings.recorded_job import SelfReplay
-    from perfmodel.extensions.recordings.recording_info import RecordingInfo
 
 LOW, HIGH = 0.05, 0.95
 FEW_MOMENTS, MAX_MOMENTS = 2**23, 2**25
@@ -98,27 +93,6 @@ def find_loop(replay: Replayer, alone: FoldedCosts, settled: FoldedCosts) -> Loo
     )
 
 
-def find_recorded_loop(recording: RecordingInfo, alone: FoldedCosts, settled: FoldedCosts) -> Loop:
-    """The loop of a recording, from the moments when its steps end."""
-    assert settled.replay is not None
-    priced = settled.priced
-    job, end_ns = priced.job, settled.replay.last.end_ns[:, 0]
-    lengths_ns = [priced.durations.of_rank(job, rank)[:, 0] for rank in range(job.rank_count)]
-    start_ns = end_ns - np.concatenate(lengths_ns)
-    moments_ns = recording.step_moments_ns(job, start_ns, end_ns)
-    periods_ns = np.diff(moments_ns)
-    return Loop(
-        alone=alone,
-        settled=settled,
-        replay=settled.replay,
-        window=Window(moments_ns[0], moments_ns[-1]),
-        period_ns=recording.step_ns(periods_ns),
-        isolated_ns=None,
-        span_ns=recording.span_ns(job, start_ns, end_ns),
-        periods_ns=tuple(periods_ns.tolist()),
-    )
-
-
 def replay_samples(
     replay: Replayer, job: JobGraph, samples: DurationTable | Samples, *, iterations: int
 ) -> NDArray[np.float64]:
@@ -143,18 +117,3 @@ def build_interval(times_ns: NDArray[np.float64], *, nominal_ns: int) -> Interva
         return Interval(nominal_ns, nominal_ns)
     low_ns, high_ns = np.quantile(times_ns, [LOW, HIGH])
     return Interval(min(round(low_ns), nominal_ns), max(round(high_ns), nominal_ns))
-
-
-def recorded_interval(score: SelfReplay | None, iteration_ns: int) -> Interval:
-    """The spread of the recorded periods, wider by noise; in proportion for a changed job."""
-    if score is None or len(score.periods) < 2:
-        return Interval(iteration_ns, iteration_ns, is_known=False)
-    recorded_ns = np.array([period.recorded_ns for period in score.periods], dtype=np.float64)
-    if score.cycle > 1 and len(recorded_ns) >= score.cycle:
-        # Steps of a cycle differ by design: only the spread of whole cycles is doubt.
-        windows = np.lib.stride_tricks.sliding_window_view(recorded_ns, score.cycle)
-        recorded_ns = windows.mean(axis=1)
-    ratio = iteration_ns / max(score.iteration.replayed_ns, 1)
-    spread = build_interval(recorded_ns * ratio, nominal_ns=iteration_ns)
-    noise = min(score.noise_ratio, 1.0)
-    return Interval(round(spread.low_ns * (1 - noise)), round(spread.high_ns * (1 + noise)))

@@ -26,12 +26,10 @@ from perfmodel.prediction.loops import (
     Loop,
     build_interval,
     find_loop,
-    find_recorded_loop,
-    recorded_interval,
     replay_samples,
 )
 from perfmodel.prediction.phases import PhaseClock
-from perfmodel.prediction.question import Question
+from perfmodel.prediction.question import Ends, Question
 from perfmodel.prediction.scenario import Interference, Mode
 from perfmodel.prediction.time_parts import extrapolate_explanation
 
@@ -61,7 +59,7 @@ def predict(
             if recording is None:
                 loops.append(find_loop(replay, alone, settled))
             else:
-                loops.append(find_recorded_loop(recording, alone, settled))
+                loops.append(recording.find_loop(alone, settled))
     with clock.phase("replaying samples", done=0.55):
         drawn_ns = _draw(question, loops, replay)
     reasons = None
@@ -85,11 +83,7 @@ def price(question: Question, job: JobGraph) -> PricedJob:
 def _rules_of(question: Question, priced: PricedJob) -> Rules | None:
     """What tasks that overlap cost each other; a recording has rules of its own."""
     if question.recording is not None:
-        from perfmodel.extensions.recordings.hold_back import (
-            recorded_rules,  # only recordings need it
-        )
-
-        return recorded_rules(priced.job, question.recording.hold_rule(priced.job))
+        return question.recording.rules(priced.job)
     is_counted = question.options.interference is Interference.COUNTED
     return contention_rules(priced) if is_counted else None
 
@@ -171,7 +165,7 @@ def _conclude(
         isolated_ns = span_ns = _iteration_ns(question, loops, Mode.ISOLATED)
         periods_ns: tuple[int, ...] = (iteration_ns,)
     else:
-        interval = recorded_interval(recording.score, iteration_ns)
+        interval = recording.interval(iteration_ns)
         isolated_ns, span_ns, periods_ns = None, first.span_ns, first.periods_ns
     loss = None if reasons is None else reasons.interference
     return Prediction(
@@ -207,17 +201,14 @@ def _find_facts(question: Question, loop: Loop) -> Facts:
     )
 
 
-def _widen(
-    found: Prediction, question: Question, ends: tuple[JobGraph, JobGraph], executor: Executor
-) -> Prediction:
+def _widen(found: Prediction, question: Question, ends: Ends, executor: Executor) -> Prediction:
     """*found* with an interval that reaches to both *ends* of what the job could be."""
-    from perfmodel.extensions.whatif.scaling_out import (
-        DOUBT,  # only a job that is moved needs what-ifs
-    )
-
     times = replace(question, options=replace(question.options, is_explained=False))
-    low, high = (predict(times.changed_to(job), executor=executor).interval for job in ends)
+    low, high = (
+        predict(times.changed_to(job), executor=executor).interval
+        for job in (ends.fastest, ends.slowest)
+    )
     interval = Interval(
         min(low.low_ns, found.interval.low_ns), max(high.high_ns, found.interval.high_ns)
     )
-    return replace(found, interval=interval, assumptions=(*found.assumptions, DOUBT))
+    return replace(found, interval=interval, assumptions=(*found.assumptions, ends.reason))

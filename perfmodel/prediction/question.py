@@ -20,6 +20,7 @@ from perfmodel.base.errors import PlanError
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.job import JobGraph, RankMemory
 from perfmodel.prediction.answer import MemoryFit, RankClass, TimeParts
+from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,
     Interference,
@@ -51,8 +52,7 @@ UNKNOWN_PEERS = (
     "memory: a copy is assumed, and the interval covers faster and slower hosts."
 )
 if TYPE_CHECKING:
-    from perfmodel.extensions.recordings.recorded_job import SelfReplay
-    from perfmodel.extensions.recordings.recording_info import RecordingInfo
+    from perfmodel.prediction.recording import Recording, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,23 @@ class PredictOptions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Ends:
+    """The job as fast and as slow as a change may have made it, and why that is open."""
+
+    fastest: JobGraph
+    slowest: JobGraph
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Question:
     """A job and everything that its prediction needs.
 
     Tasks are priced on *cluster* under *stack*; without them they state their durations. *known*
     are the prices of the job before a what-if: tasks that it did not touch keep their price. A
     *recording* knows more of its tasks. With a *extrapolation* the job is a smaller one, see
-    `perfmodel.workloads.jobs`. *ends* are the job as fast and as slow as a change may have made
-    it. *chosen* says what was decided because the scenario leaves it open.
+    `perfmodel.workloads.jobs`. *ends* bound what a change may have made of the job. *chosen* says
+    what was decided because the scenario leaves it open.
     """
 
     job: JobGraph
@@ -93,11 +102,11 @@ class Question:
     memory_of_rank: Sequence[RankMemory] = ()
     assumptions: tuple[str, ...] = ()
     extrapolation: Extrapolation | None = None
-    recording: RecordingInfo | None = None
+    recording: Recording | None = None
     known: PricedJob | None = None
     work: IterationWork | None = None
     scenario: Scenario | JobScenario | None = None
-    ends: tuple[JobGraph, JobGraph] | None = None
+    ends: Ends | None = None
     chosen: tuple[str, ...] = ()
 
     @property
@@ -111,7 +120,7 @@ class Question:
         return small if self.extrapolation is None else self.extrapolation.extrapolate(small, large)
 
     @property
-    def score(self) -> SelfReplay | None:
+    def score(self) -> Score | None:
         """How well a recording replays itself."""
         return None if self.recording is None else self.recording.score
 
@@ -196,8 +205,12 @@ def load_setting(scenario: Scenario) -> Setting:
     )
 
 
-def build_question(setting: Setting) -> Question:
-    """The question about the job of *setting*."""
+def build_question(setting: Setting, on_phase: OnPhase = ignore_phase) -> Question:
+    """The question about the job of *setting*; what it leaves open is completed first."""
+    # Choosing replays layouts, so it imports this module.
+    from perfmodel.prediction.layouts.choosing import complete_layout
+
+    setting = complete_layout(setting, on_phase=on_phase)
     workload, cluster = setting.workload, setting.cluster
     plan, chosen = _find_plan(setting)
     built = build_workload(

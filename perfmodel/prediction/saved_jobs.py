@@ -7,29 +7,74 @@ recording does, is replayed as it is, or moved to the machine that is named.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
+
 from perfmodel.base.errors import ScenarioError
-from perfmodel.extensions.recordings.recorded_job import RecordedJob
-from perfmodel.extensions.recordings.recording_info import describe_recording
-from perfmodel.extensions.recordings.storage import is_recorded_job, load_recorded_job
-from perfmodel.extensions.whatif.compiling import compile_job
-from perfmodel.extensions.whatif.pinning import DEFAULT_STACK, PricingMachine, is_pinned
+from perfmodel.base.extensions import load_extension
 from perfmodel.graph import storage
-from perfmodel.graph.job import JobGraph, MemoryPart, RankMemory, with_own_origins
+from perfmodel.graph.job import JobGraph, MemoryPart, RankMemory
 from perfmodel.graph.ops import Fixed
 from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode
 from perfmodel.prediction.yardsticks import IterationWork
 from perfmodel.stacks.capabilities import Execution
-from topologies import find_machine
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import SoftwareStack
+from topologies import Cluster, build_cluster, find_machine, load_topology
 
 NO_MEMORY = "Memory is not checked: a saved job does not state what its ranks need."
 STATED_MEMORY = (
     "Memory is the peak that the job states for its ranks, rounded to blocks as torch does; the "
     "driver, communicators and fragmentation are not included."
 )
+
+
+DEFAULT_STACK = "pytorch_eager"
+
+
+@dataclass(frozen=True, slots=True)
+class PricingMachine:
+    """A topology by name or file, with as many hosts as the ranks of a job need.
+
+    *hosts* spreads the ranks over that many hosts instead.
+    """
+
+    topology: str
+    hosts: int | None = None
+    stack: str = DEFAULT_STACK
+    calibration: tuple[str, ...] = ()
+
+    def cluster(self, rank_count: int) -> Cluster:
+        """The machine with room for *rank_count* ranks."""
+        return _build(self.topology, self.hosts, rank_count, self.calibration)
+
+    def load_stack(self) -> SoftwareStack:
+        """The software that runs on it."""
+        return _load_stack(self.stack)
+
+
+_load_stack = lru_cache(maxsize=16)(load_stack)
+
+
+@lru_cache(maxsize=16)
+def _build(
+    topology: str, hosts: int | None, rank_count: int, calibration: tuple[str, ...]
+) -> Cluster:
+    loaded = load_topology(topology, calibrations=calibration)
+    needed = -(-rank_count // loaded.gpus_per_host) if hosts is None else hosts
+    return build_cluster(loaded, hosts=needed, ranks_per_host=-(-rank_count // needed))
+
+
+def is_pinned(job: JobGraph) -> bool:
+    """Whether every task of *job* states its duration."""
+    if all(isinstance(op, Fixed) for op in job.ops):
+        return True
+    used = {int(op) for program in job.programs for op in np.unique(program.op)}
+    return all(isinstance(job.ops[op], Fixed) for op in used)
 
 
 def job_question(scenario: JobScenario, *, is_distributed: bool = False) -> Question:
@@ -45,7 +90,8 @@ def job_question(scenario: JobScenario, *, is_distributed: bool = False) -> Ques
     _check_stated(scenario, _why_stated(question), {"--calibration": scenario.calibration})
     if scenario.topology is None:
         return question
-    return move_question(question, scenario)
+    moved: Question = load_extension("whatif", "answering").move_question(question, scenario)
+    return moved
 
 
 def replay_question(scenario: JobScenario) -> Question:
@@ -77,14 +123,16 @@ def _read_job(folder: Path, *, is_distributed: bool) -> JobGraph:
 def open_job(scenario: JobScenario, *, is_distributed: bool = False) -> Question:
     """The same for a what-if: with stated durations the machine prices only the changes."""
     folder, options = Path(scenario.job), PredictOptions.of(scenario)
-    if is_recorded_job(folder):
+    if storage.is_recorded_job(folder):
         if scenario.mode is Mode.ISOLATED:
             raise ScenarioError(
                 f"{scenario.job}: was recorded as a loop, so no isolated iteration is known. "
                 "Leave --isolated out."
             )
-        question = recording_question(load_recorded_job(folder), options)
-        return replace(question, scenario=scenario)
+        # Its own rules come with the extension; without them it is not replayed.
+        recordings = load_extension("recordings", "recording_info")
+        opened: Question = recordings.open_recording(folder, options)
+        return replace(opened, scenario=scenario)
     job = _read_job(folder, is_distributed=is_distributed)
     question = Question(
         job=job,
@@ -111,7 +159,7 @@ def open_job(scenario: JobScenario, *, is_distributed: bool = False) -> Question
     cluster, loaded = machine.cluster(job.rank_count), machine.load_stack()
     if job.facts.stack and loaded.execution is Execution.COMPILED:
         # The job is eager code, whatever it says; one made for a compiled stack names none.
-        job = compile_job(job)
+        job = load_extension("whatif", "compiling").compile_job(job)
     return replace(
         question,
         job=job,
@@ -119,12 +167,6 @@ def open_job(scenario: JobScenario, *, is_distributed: bool = False) -> Question
         stack=loaded,
         scenario=replace(scenario, hosts=cluster.host_count, stack=stack),
     )
-
-
-def recording_question(recorded: RecordedJob, options: PredictOptions) -> Question:
-    """The question about a recording, every task of it with an origin of its own."""
-    recording = describe_recording(recorded)
-    return Question(recording.recorded, options, recording=recording, assumptions=(NO_MEMORY,))
 
 
 def _check_stated(scenario: JobScenario, why: str, given: Mapping[str, object]) -> None:
@@ -142,16 +184,6 @@ def _check_stated(scenario: JobScenario, why: str, given: Mapping[str, object]) 
             )
 
 
-def check_trust(question: Question, *, force: bool) -> None:
-    """Refuse a recording that does not replay itself, unless *force* is set."""
-    score = question.score
-    if score is not None and not score.is_trusted and not force:
-        raise ScenarioError(
-            f"{question.job.facts.name}: {score.distrust}. Record it again, or ask with --force "
-            "and do not trust the answer."
-        )
-
-
 def recorded_machine(job: JobGraph) -> str | None:
     """The machine of the catalog that *job* was recorded on, as far as its GPUs show."""
     if not job.facts.device:
@@ -165,38 +197,4 @@ def about_machine(job: JobGraph) -> str:
     return (
         f"The recording names {job.facts.gpus_per_host} x {job.facts.device}: assumed to be "
         f"{recorded_machine(job)} of the catalog."
-    )
-
-
-def move_question(question: Question, scenario: JobScenario) -> Question:
-    """*question* about the machine that *scenario* names, instead of the recorded one."""
-    check_trust(question, force=scenario.force)
-    was, assumptions = scenario.was, question.assumptions
-    if was is None:
-        was = recorded_machine(question.job)
-        if was is None:
-            raise ScenarioError(
-                f"{scenario.job}: does not say which machine its durations are from "
-                f"({question.job.facts.device or 'no GPU is named'}), so the effect of "
-                f"{scenario.topology} is unknown. Name it with --was, for example --was dgx_a100."
-            )
-        assumptions = (*assumptions, about_machine(question.job))
-    assert scenario.topology is not None
-    stack = scenario.stack or DEFAULT_STACK
-    target = PricingMachine(scenario.topology, scenario.hosts, stack)
-    hosts = target.cluster(question.job.rank_count).host_count
-    if question.recording is None:
-        question = replace(question, job=with_own_origins(question.job))
-    text = f"machine:topology={scenario.topology},was={was}"
-    # Imported here: they import every what-if.
-    from perfmodel.extensions.whatif.parsing import build_transformation
-    from perfmodel.prediction.changing import apply_change
-
-    stated = {"topology": scenario.topology, "was": was, "hosts": scenario.hosts, "stack": stack}
-    wish = build_transformation("machine", stated)
-    moved, applied = apply_change(question, wish, name=text, force=scenario.force)
-    return replace(
-        moved,
-        assumptions=(*assumptions, *applied.sentences),
-        scenario=replace(scenario, hosts=hosts, stack=stack, was=was),
     )

@@ -35,10 +35,9 @@ from perfmodel.base.units import (
 )
 from perfmodel.costs.attention import AttentionModel
 from perfmodel.costs.embedding_constants import describe_constants
-from perfmodel.costs.estimates import Bound
+from perfmodel.costs.estimates import Bound, interval_of
 from perfmodel.costs.gemm_physics import TINY_WORK
 from perfmodel.costs.models import price_ops
-from perfmodel.extensions.measurements.validation.scoreboard import interval_of
 from perfmodel.graph.ops import Attention, EmbeddingOp, Gemm, MemoryBound, Op, Pass
 from perfmodel.reports.blocks import Report, Table, plain_report
 from perfmodel.reports.pictures import draw_sizes

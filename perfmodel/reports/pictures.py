@@ -101,7 +101,7 @@ def draw_sizes(
 ) -> None:
     """Time and bus bandwidth over *sizes*: lines are predicted *costs*, dots are measured."""
     from collectives.collective import bus_bandwidth
-    from perfmodel.extensions.measurements.validation.scoreboard import interval_of
+    from perfmodel.costs.estimates import interval_of
 
     ranks = len(sweep.group.ranks)
     figure = build_figure(11, 4.6)

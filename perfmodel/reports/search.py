@@ -45,7 +45,7 @@ OFTEN_ONE = ("cp", "ep", "runs")
 """Columns that are left out where they are 1 everywhere."""
 OPTIONAL = ("tokens/s/GPU", "90 % interval", "beats next")
 """Columns that a narrow terminal drops, the last one first."""
-TALLIED = ("considered", "too_large", "pruned", "untried", "replayed", "is_proven")
+TALLIED = ("considered", "too_large", "pruned", "untried", "replayed", "is_proven", "is_braked")
 FLAGS = Path(__file__).parent / "flags.yaml"
 _CONTEXT_WORDS = {
     ContextKind.RING: "p2p",
@@ -285,7 +285,8 @@ def _layouts(ranking: LayoutRanking) -> Section:
     tally = ranking.tally
     proof = "no other of these can be faster"
     if not tally.is_proven:
-        proof = f"the time limit was reached with {tally.untried} untried: another may be faster"
+        limit = "--seconds" if tally.is_braked else "--work"
+        proof = f"{limit} ended it with {tally.untried} untried: another may be faster"
     counts = (
         f"{tally.considered} layouts: {tally.too_large} do not fit, {tally.pruned} pruned by a "
         f"bound, {tally.replayed} replayed; {proof}."

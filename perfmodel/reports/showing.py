@@ -1,6 +1,7 @@
 """Showing: what `perfmodel.base.shown` looks up, by the type of the answer.
 
-The first type of the table that an answer is an instance of decides.
+The first type of the table that an answer is an instance of decides. An answer of an extension
+names the module that shows it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.errors import InputError
+from perfmodel.base.extensions import load_module
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.planning.layouts.ranking import LayoutRanking, Search
 from perfmodel.planning.ranking import Ranking
 from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.changing import WhatIf
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.prediction.scenario import JobScenario
 from perfmodel.reports.blocks import Report
@@ -25,9 +26,8 @@ from perfmodel.reports.html import to_page
 from perfmodel.reports.pictures import draw_times, save_picture
 from perfmodel.reports.prediction import describe_title, report_prediction
 from perfmodel.reports.rank import draw_ranking, report_ranking, to_ranking_document
-from perfmodel.reports.recordings import report_replay, to_answer_document
+from perfmodel.reports.replay import report_replay, to_answer_document
 from perfmodel.reports.search import report_search, to_search_document
-from perfmodel.reports.whatif import report_whatif, to_whatif_document
 
 if TYPE_CHECKING:
     import pandas
@@ -93,6 +93,10 @@ def save_report(shown: object, path: Path) -> Path:
 def _view(shown: object) -> View:
     if isinstance(shown, Prediction) and shown.reasons is None:
         return _TIMES_ALONE
+    place: str | None = getattr(shown, "SHOWN_BY", None)
+    if place is not None:
+        own: View = load_module(place).VIEW
+        return own
     for kind, view in VIEWS.items():
         if isinstance(shown, kind):
             return view
@@ -118,16 +122,9 @@ VIEWS: dict[type[object], View] = {
         _draw_layouts,
     ),
     Search: View(report_search, to_search_document, lambda found: _draw_layouts(found.best)),
-    WhatIf: View(
-        report_whatif,
-        to_whatif_document,
-        lambda whatif: draw_times(
-            [(row["apply"], row["iteration_time_ms"]) for row in report_whatif(whatif).rows]
-        ),
-    ),
     Comparison: View(report_comparison, to_comparison_document, draw_comparison),
 }
-"""Every kind of answer."""
+"""Every kind of answer of the core."""
 _TIMES_ALONE = View(
     report_replay,
     to_answer_document,

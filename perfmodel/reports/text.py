@@ -19,6 +19,8 @@ _UNITS = (("s", 10 * NS_PER_S, NS_PER_S), ("ms", NS_PER_MS, NS_PER_MS), ("us", 1
 """Name, the shortest whole that is shown in it, and its length."""
 _DIGITS = 4
 
+NEEDS_FORCE = "it replays badly: what-ifs on this job need --force"
+
 
 def build_scale(whole_ns: int) -> Callable[[float], str]:
     """A function that writes parts of *whole_ns* in one unit, with four digits of the whole."""

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from embeddings.table import EmbeddingTable
 from perfmodel.base.documents import find_document, load_yaml, parse_value
 from perfmodel.base.errors import PlanError, WorkloadError
-from perfmodel.base.extensions import load_extension
+from perfmodel.base.extensions import has_extension, load_extension
 from perfmodel.base.faults import FaultList
 from perfmodel.base.forms import Document, load_document
 from perfmodel.base.reading import quote
@@ -66,7 +66,7 @@ def load_workload(
     if layout_from is not None:
         return _load_laid_out(path, overrides, Path(layout_from), rank_count)
     given = {override.partition("=")[0].strip() for override in overrides}
-    if path.parent != SPEC_FOLDER:
+    if path.parent != SPEC_FOLDER and has_extension("formats"):
         foreign = load_extension("formats", "models").read_foreign(path, given)
         if foreign is not None:
             file = Document(str(path), foreign.content, WorkloadError)

@@ -40,7 +40,7 @@ _STRIDE = 2
 """Micro-batches of the smaller job beyond its stages, and of the larger beyond the smaller."""
 
 
-MASKED_STACK, SHARDED_STACK, PARALLEL_STACK = "pytorch_hf", "torchtitan", "nemo"
+MASKED_STACK, PARALLEL_STACK = "pytorch_hf", "nemo"
 """Stacks for models that name none: of masked tokens, with divided weights, and in any layout."""
 
 
@@ -164,22 +164,16 @@ def build_job(
 def default_stack(workload: Workload) -> tuple[str, tuple[str, ...]]:
     """The stack of a *workload* whose question names none, and a sentence if it was chosen.
 
-    A workload that names none itself gets one that public runs of such jobs back: without them an
-    interval is more than twice as wide. It depends on the layout alone, so machines compare.
+    A workload that names none itself gets one that public runs of such models back: without them an
+    interval is more than twice as wide. It depends on the model alone: the stack comes before the
+    layout, whether that is stated or found.
     """
     if isinstance(workload, DlrmSpec) or "stack" in workload.model_fields_set:
         return workload.stack, ()
-    parallel, model = workload.parallel, workload.model
-    is_sharded = parallel.sharding.divides_weights and not model.has_experts
-    if model.head is Head.MASKED_TOKENS:
-        name = MASKED_STACK
-    elif is_sharded and (parallel.tp or 1) * (parallel.pp or 1) == 1:
-        name = SHARDED_STACK
-    else:
-        name = PARALLEL_STACK
+    name = MASKED_STACK if workload.model.head is Head.MASKED_TOKENS else PARALLEL_STACK
     sentence = (
         f"No stack is stated: {name} is used, because it was compared with public runs of such "
-        f"jobs. Name yours with --stack."
+        f"models. Name yours with --stack."
     )
     return name, (sentence,)
 

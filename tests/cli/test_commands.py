@@ -72,7 +72,7 @@ def test_what_can_be_typed_can_be_called_and_asks_through_the_api():
     assert sorted(typed) == sorted(ASKS)
     for command, functions in ASKS.items():
         module = COMMANDS[command.split()[0]][0].partition(":")[0]
-        source = inspect.getsource(import_module(f"perfmodel.cli.{module}"))
+        source = inspect.getsource(import_module(f"perfmodel.{module}"))
         for function in functions.split():
             assert function in api.__all__
             assert callable(getattr(api, function))

@@ -25,7 +25,7 @@ def run_lint(folder: Path) -> subprocess.CompletedProcess[str]:
 def layers() -> list[str]:
     settings = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
     contracts = settings["tool"]["importlinter"]["contracts"]
-    [lines] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    lines = [line for contract in contracts for line in contract.get("layers", ())]
     return [name.strip(" ()") for line in lines for name in line.split("|")]
 
 
@@ -79,7 +79,7 @@ def test_ray_is_refused_outside_its_folder(tmp_path):
 
 def test_torch_is_refused_outside_emulation_and_fitting(tmp_path):
     copy_of_skeleton(tmp_path)
-    (tmp_path / "perfmodel" / "emulation" / "device.py").write_text("import torch\n")
+    (tmp_path / "perfmodel/extensions/emulation/device.py").write_text("import torch\n")
     assert run_lint(tmp_path).returncode == 0
 
     (tmp_path / "perfmodel" / "costs" / "wrong.py").write_text("import torch\n")
@@ -87,3 +87,17 @@ def test_torch_is_refused_outside_emulation_and_fitting(tmp_path):
     outcome = run_lint(tmp_path)
     assert outcome.returncode == 1
     assert "perfmodel.costs.wrong -> torch" in outcome.stdout
+
+
+def test_the_core_imports_no_extension_and_no_traces(tmp_path):
+    copy_of_skeleton(tmp_path)
+    for line, named in (
+        ("from perfmodel.extensions import whatif", "perfmodel.extensions"),
+        ("import traces", "traces"),
+    ):
+        (tmp_path / "perfmodel" / "api" / "wrong.py").write_text(f"{line}\n")
+
+        outcome = run_lint(tmp_path)
+
+        assert outcome.returncode == 1
+        assert f"perfmodel.api.wrong -> {named}" in outcome.stdout

@@ -9,10 +9,10 @@ import pytest
 
 from perfmodel.costs.priced_job import stated_durations
 from perfmodel.extensions.whatif import load_recipes, parse_transformation
-from perfmodel.extensions.whatif.pinning import is_pinned
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import with_own_origins
 from perfmodel.graph.program import NO_ORIGIN
+from perfmodel.prediction.saved_jobs import is_pinned
 from tests.extensions.whatif.jobs import EXAMPLES, alone, span_ns, training_job
 
 

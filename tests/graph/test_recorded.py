@@ -6,8 +6,12 @@ from math import prod
 from typing import Any
 
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.calls import OperatorCall, Tensor
-from perfmodel.graph.operators import emulated_works, operator_table, works_of_call
+from perfmodel.extensions.recordings.operators.calls import OperatorCall, Tensor
+from perfmodel.extensions.recordings.operators.works import (
+    emulated_works,
+    operator_table,
+    works_of_call,
+)
 from tests import recorded
 
 SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.planning.layouts import search as searching
-from perfmodel.planning.layouts.bounds import LayerTimes
 from perfmodel.planning.layouts.ranking import (
     LayoutRanking,
     RankedLayout,
@@ -24,20 +22,17 @@ from perfmodel.planning.layouts.ranking import (
     order_layouts,
 )
 from perfmodel.planning.layouts.search import (
-    bound_layouts,
+    Budget,
     explain_layouts,
-    fastest_by_bound,
-    list_fitting,
-    own_first,
     replay_layouts,
     search_layouts,
 )
 from perfmodel.planning.question import Goal, LayoutQuestion
 from perfmodel.prediction.answer import Part
+from perfmodel.prediction.layouts import choosing
+from perfmodel.prediction.layouts.choosing import by_layer, list_fitting
 from perfmodel.prediction.phases import ignore_phase
 from perfmodel.prediction.yardsticks import IterationWork
-from perfmodel.workloads.catalog import load_workload
-from perfmodel.workloads.transformer.spec import TransformerSpec
 from tests.reports.predictions import build_prediction
 
 MS = 1_000_000
@@ -58,7 +53,22 @@ def answer(time_ns: int, *drawn_ns: float) -> Any:
     return SimpleNamespace(iteration_ns=time_ns, drawn_ns=drawn_ns, interval=None)
 
 
-def replay(bounds_ns: list[int], times_ns: list[int], *, top: int = 1, seconds: float = 1e6):
+class Pool:
+    """Layouts with such bounds, lowest first."""
+
+    def __init__(self, bounds_ns: list[int]) -> None:
+        self.left = [(bound_ns, candidate(number)) for number, bound_ns in enumerate(bounds_ns)]
+        self.size = len(bounds_ns)
+
+    def lowest_ns(self) -> int | None:
+        return self.left[0][0] if self.left else None
+
+    def take(self, count: int) -> list[Any]:
+        taken, self.left = self.left[:count], self.left[count:]
+        return taken
+
+
+def replay(bounds_ns: list[int], times_ns: list[int], *, top: int = 1, work: int = 1000):
     """Rounds of replays of layouts with such bounds and times, and whether that is proof."""
     rounds = []
 
@@ -66,17 +76,15 @@ def replay(bounds_ns: list[int], times_ns: list[int], *, top: int = 1, seconds: 
         rounds.append(len(candidates))
         return [answer(times_ns[one.number]) for one in candidates]
 
-    queue = [(bound_ns, candidate(number)) for number, bound_ns in enumerate(bounds_ns)]
-    done, is_proven = replay_layouts(
-        queue, judge_all, top, time.monotonic() + seconds, ignore_phase
-    )
+    pool: Any = Pool(bounds_ns)
+    done, is_proven = replay_layouts(pool, judge_all, top, Budget(work, None), ignore_phase)
     assert [one.bound_ns for one in done] == bounds_ns[: len(done)]
     return rounds, is_proven
 
 
 def test_replays_end_when_the_next_bound_is_not_below_the_best_time():
     count = 8
-    # The first one is replayed alone: it tells how long the others take.
+    # The first one is replayed alone: its time prunes others.
     bounds = [10] * (1 + count) + [50] * count + [90]
     assert replay(bounds, [50] * len(bounds)) == ([1, count], True)
     assert replay(bounds, [51] * len(bounds)) == ([1, count, count], True)
@@ -86,99 +94,36 @@ def test_replays_end_when_the_next_bound_is_not_below_the_best_time():
     assert replay(bounds, [50] * len(bounds), top=count + 2) == ([1, count, count], True)
 
 
-def test_replays_that_would_end_too_late_are_not_begun():
-    bounds = [10, 50]
-    assert replay(bounds, [51, 51], seconds=0.0) == ([1], False)
-    assert replay(bounds, [50, 50], top=99, seconds=0.0) == ([1], True)
+def test_replays_end_with_the_work_and_one_is_always_done():
+    bounds = [10] * 20
+    assert replay(bounds, [51] * 20, work=1) == ([1], False)
+    assert replay(bounds, [51] * 20, work=4) == ([1, 3], False)
+    assert replay(bounds, [51] * 20, work=12) == ([1, 8, 3], False)
+    # Nothing left could be faster: proven although nothing more may be replayed.
+    assert replay([10, 50], [50, 50], top=99, work=1) == ([1], True)
 
 
-@pytest.fixture
-def clock(monkeypatch) -> Any:
-    """A clock that stands still unless it is set."""
+def test_bounds_may_use_three_quarters_of_the_work_and_replays_what_is_left():
+    budget = Budget(100, None)
+    assert budget.take(64, is_bounding=True) == 64
+    # 75 of 100 in all.
+    assert budget.take(64, is_bounding=True) == 11
+    assert budget.take(1, is_bounding=True) == 0
+    assert budget.take(64) == 25
+    assert budget.take(1) == 0
+    assert not budget.is_braked
+
+
+def test_seconds_brake_a_search_and_are_shared_by_the_numbers_of_hosts(monkeypatch):
     now = SimpleNamespace(s=100.0)
     monkeypatch.setattr(searching, "time", SimpleNamespace(monotonic=lambda: now.s))
-    return now
-
-
-@pytest.mark.parametrize(
-    ("seconds", "rounds"),
-    [(11.9, [1]), (12.0, [1, 1]), (16.0, [1, 3]), (26.0, [1, 8]), (99.0, [1, 8, 8, 3])],
-)  # fmt: skip
-def test_what_is_replayed_at_once_ends_in_time_with_the_explanation(clock, seconds, rounds):
-    done, told = [], []
-
-    def judge_all(candidates: Any) -> list[Any]:
-        done.append(len(candidates))
-        clock.s += 2.0 * len(candidates)
-        return [answer(50 * MS) for _ in candidates]
-
-    queue = [(1, candidate(number)) for number in range(20)]
-    _, is_proven = replay_layouts(
-        queue, judge_all, 1, 100.0 + seconds, lambda *told_: told.append(told_)
-    )
-    assert done == rounds
-    assert is_proven is (sum(rounds) == 20)
-    assert told[0] == ("20 layouts fit: replayed 0, best so far none", 0.2)
-    if len(rounds) > 1:
-        # A twentieth of what is from 0.2 to 0.95 of the work.
-        assert told[1] == ("20 layouts fit: replayed 1, best so far 50 ms", pytest.approx(0.2375))
-
-
-@pytest.mark.parametrize(
-    ("layer_s", "until_s", "rounds"),
-    [(0.001, 1e9, [2, 4, 8, 16, 32, 64, 64, 10]), (0.25, 2.5, [2, 4, 4]), (0.25, 2.4, [2, 4]),
-     (9.0, 0.0, [2])],
-)  # fmt: skip
-def test_bounds_are_found_for_the_most_promising_layers_until_time_is_up(
-    clock, monkeypatch, layer_s, until_s, rounds
-):
-    asked, told = [], []
-
-    class Executor:
-        def map(self, function: Any, shared: Any, layers: Any) -> list[LayerTimes]:
-            asked.append(list(layers))
-            clock.s += layer_s * len(layers)
-            return [LayerTimes(layer % 7, 0) for layer in layers]
-
-    class Bounds:
-        def __init__(self, *given: Any) -> None:
-            self.known: dict[int, LayerTimes] = {}
-
-        def take(self, layers: Any, times: Any) -> None:
-            self.known.update(zip(layers, times, strict=True))
-
-        def bound_ns(self, one: Any) -> int:
-            return self.known[one.layer].layer_ns
-
-    monkeypatch.setattr(searching, "layer_of", lambda one: one.layer)
-    monkeypatch.setattr(searching, "Bounds", Bounds)
-    # Two layouts of each kind of layer, the least promising first.
-    fitting = [some(layer=n // 2, promise=n // 2, number=n) for n in range(400)][::-1]
-    machine: Any = (None, None)
-    executor: Any = Executor()
-    queue = bound_layouts(
-        machine, fitting, executor, 100.0 + until_s, lambda *one: told.append(one)
-    )
-
-    assert [len(layers) for layers in asked] == rounds
-    assert [layer for layers in asked for layer in layers] == list(range(sum(rounds)))
-    found = [(bound_ns, one.layer) for bound_ns, one in queue]
-    assert found == sorted((layer % 7, layer) for layer in range(sum(rounds)) for _ in range(2))
-    assert told[0] == ("400 layouts fit: bounded 0 of 200 kinds of layer", 0.05)
-    if len(rounds) > 1:
-        words = "400 layouts fit: bounded 2 of 200 kinds of layer"
-        assert told[1] == (words, pytest.approx(0.0515))
-
-
-def test_a_layout_without_a_replay_is_the_lowest_bound_of_so_many_kinds_of_layer(monkeypatch):
-    sixty = [some(layer=n, promise=n, peak_bytes=1) for n in range(60)]
-    monkeypatch.setattr(searching, "layer_of", lambda one: one.layer)
-    monkeypatch.setattr(searching, "iter_candidates", lambda *given, stated: sixty[::-1])
-    bounds = SimpleNamespace(bound_ns=lambda one: 100 - one.layer)
-    monkeypatch.setattr(searching, "Bounds", lambda *given: bounds)
-    cluster: Any = SimpleNamespace(device=SimpleNamespace(memory_bytes=10))
-    found: Any = fastest_by_bound(None, cluster, None, stated=frozenset())  # type: ignore[arg-type]
-    assert found.layer == 47
+    budget = Budget(1000, 20.0, shares=2)
+    now.s = 110.0
+    assert budget.take(5) == 5
+    assert not budget.is_braked
+    now.s = 110.1
+    assert budget.take(5) == 0
+    assert budget.is_braked
 
 
 def test_a_layout_that_fills_what_is_usable_fits():
@@ -195,40 +140,21 @@ def test_a_layout_that_fills_what_is_usable_fits():
     assert list_fitting(spec, cluster, stated, own) == own[1:]
 
 
-def test_the_own_layout_and_of_equals_the_larger_micro_batch_are_bounded_first(monkeypatch):
-    monkeypatch.setattr(searching, "layer_of", lambda one: one.layer)
-    bounds = SimpleNamespace(take=lambda *given: None, bound_ns=lambda one: 7)
-    monkeypatch.setattr(searching, "Bounds", lambda *given: bounds)
-    asked: list[str] = []
-    executor: Any = SimpleNamespace(map=lambda function, shared, layers: asked.extend(layers))
-    given = [
+def test_the_own_layout_and_of_equals_the_larger_micro_batch_come_first(monkeypatch):
+    monkeypatch.setattr(choosing, "rough_layer_of", lambda one: one.layer)
+    given: Any = [
         some(layer="small", promise=1.0), some(layer="large", promise=1.0, micro_batch=4),
         some(layer="own", promise=9.0, is_own=True), some(layer="best", promise=0.5),
     ]  # fmt: skip
-    machine: Any = (None, None)
-    bound_layouts(machine, given, executor, time.monotonic() + 1e6, ignore_phase)
-    assert asked == ["own", "best", "large", "small"]
-
-
-def test_what_predict_answers_with_is_replayed_first():
-    queue = [
-        (10, some(keeps=lambda spec: False)), (20, some(keeps=lambda spec: True)),
-        (30, some(keeps=lambda spec: True, is_own=True)),
-    ]  # fmt: skip
-    stated = load_workload("gpt2_124m")
-    assert isinstance(stated, TransformerSpec)
-    left_open = stated.model_copy(update={"parallel": type(stated.parallel)()})
-    assert own_first(stated, queue) == [queue[2], queue[0], queue[1]]
-    # Of an open layout `predict` takes the lowest bound that keeps sharding and recomputation.
-    assert own_first(left_open, queue) == [queue[1], queue[0], queue[2]]
+    assert list(by_layer(given)) == ["own", "best", "large", "small"]
 
 
 @pytest.mark.parametrize(("is_proven", "bounded"), [(True, 6), (True, 5), (False, 6)])
 def test_a_tally_counts_every_layout_once(is_proven, bounded):
     # Of eight layouts six fit; two were replayed. Bounds of 50 and more are no faster than 50.
-    queue: Any = [(bound_ns, None) for bound_ns in (10, 60, 49, 50, 51, 52)][:bounded]
+    left_ns = [49, 50, 51, 52][: bounded - 2]
     replayed: Any = [SimpleNamespace(time_ns=time_ns) for time_ns in (50, 70)]
-    found = count_layouts(8, 6, queue, replayed, is_proven=is_proven)
+    found = count_layouts(8, 6, left_ns, replayed, is_proven=is_proven)
     assert (found.considered, found.too_large, found.replayed) == (8, 2, 2)
     assert (found.pruned, found.untried) == (bounded - 3, 7 - bounded)
     assert found.is_proven is (is_proven and bounded == 6)
@@ -245,32 +171,6 @@ def test_the_winner_is_held_against_the_next_layout_with_another_split(monkeypat
         assert reasons[0] == "Against tp=3 pp=2 dp=3 micro_batch=4 (+10 ms): compute +10 ms."
         assert explained[-1].explained is None
     assert find_reasons(explain_layouts(machine, [same, twin])) == ()
-
-
-def test_the_time_there_is_is_shared_by_the_numbers_of_hosts(clock, monkeypatch):
-    ends_s = []
-
-    def bound(machine: Any, fitting: Any, executor: Any, until_s: float, on_phase: Any) -> Any:
-        ends_s.append(until_s)
-        return [(6, one) for one in fitting]
-
-    def replay_one(queue: Any, judge_all: Any, top: int, deadline_s: float, on_phase: Any) -> Any:
-        ends_s.append(deadline_s)
-        times = zip((9, 5, 7), queue[:3], strict=True)
-        return [RankedLayout(one, 6, answer(ns, float(ns))) for ns, (_, one) in times], False
-
-    monkeypatch.setattr(searching, "bound_layouts", bound)
-    monkeypatch.setattr(searching, "replay_layouts", replay_one)
-    fixed = ("batch=16", "parallel.pp=1", "parallel.sequence_parallel=false")
-    question = LayoutQuestion("dgx_a100", "gpt2_xl", fixed, hosts=(1, 2), seconds=10.0, top=2)
-    one, two = search_layouts(question, executor=SerialExecutor())
-    # Five seconds each, half of them for bounds.
-    assert ends_s == [102.5, 105.0, 102.5, 105.0]
-    assert (one.hosts, one.rank_count, two.hosts, two.rank_count) == (1, 8, 2, 16)
-    assert one.tokens == two.tokens == 16 * 1024
-    assert [layout.time_ns for layout in one.layouts] == [5, 7]
-    assert (one.tally.replayed, one.tally.untried) == (3, 0)
-    assert one.tally.pruned == one.tally.considered - one.tally.too_large - 3
 
 
 def test_what_is_set_is_not_searched_and_layouts_are_answered_without_explanation():

@@ -17,7 +17,6 @@ from embeddings.sharders import ShardingTask, build_named_plan
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.planning.batches import BatchSpread, draw_table
-from perfmodel.planning.layouts.candidates import iter_candidates
 from perfmodel.planning.layouts.ranking import pareto
 from perfmodel.planning.making import iter_assignments
 from perfmodel.planning.plan_work import PlanLoads
@@ -25,6 +24,7 @@ from perfmodel.planning.question import LayoutQuestion
 from perfmodel.planning.ranking import beats_next, number_ties
 from perfmodel.planning.search import Neighbourhood, PlanSearch, SearchLimit
 from perfmodel.planning.starts import Pieces, SearchStarts, assign_greedily
+from perfmodel.prediction.layouts.candidates import iter_candidates
 from perfmodel.prediction.plans.layout import LayoutBook
 from perfmodel.prediction.plans.plan_costs import AloneCosts
 from perfmodel.prediction.scenario import Mode

@@ -139,13 +139,3 @@ def test_without_a_draw_the_interval_is_said_to_be_empty():
     for samples, sentences in ((0, ()), (2, (NO_DOUBT,))):
         options = PredictOptions(samples=samples)
         assert said(priced(a=1), options=options, is_drawn=False) == sentences
-
-
-def test_a_recording_says_what_its_interval_is_and_whether_it_can_be_trusted():
-    def told(*periods: int, distrust: str = "") -> tuple[str, ...]:
-        score = SimpleNamespace(periods=periods, is_trusted=not distrust, distrust=distrust)
-        return said(priced(a=1), recording=SimpleNamespace(score=score), is_drawn=False)
-
-    assert "the 2 recorded periods" in told(90, 110)[0]
-    assert "unknown from one step" in told(90)[0]
-    assert told(90, 110, distrust="it is off")[1:] == ("It is off.",)

@@ -47,7 +47,7 @@ def test_what_the_workload_leaves_open_is_filled_in_by_the_stack():
 
 @pytest.mark.parametrize(
     ("changes", "stack"),
-    [({}, "nemo"), ({"parallel.sharding": "zero3"}, "torchtitan"),
+    [({}, "nemo"), ({"parallel.sharding": "zero3"}, "nemo"),
      ({"parallel.sharding": "zero3", "parallel.tp": 2}, "nemo"),
      ({"parallel.sharding": "zero3", "model.experts": 4}, "nemo"),
      ({"model.head": "masked_tokens", "masked_tokens": 8}, "pytorch_hf")],

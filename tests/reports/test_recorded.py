@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from collectives.collective import FREE, CollectiveKind
 from embeddings.index_data import BIN_COUNT
 from perfmodel.base.units import format_bandwidth, format_duration, format_size
+from perfmodel.extensions.recordings.report import PARTS, draw_streams
 from perfmodel.planning.plan_work import PlanBound
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.reports.chrome_trace import iter_records
@@ -35,7 +36,6 @@ from perfmodel.reports.machines import report_topology
 from perfmodel.reports.pictures import draw_sizes, draw_statistics, draw_times
 from perfmodel.reports.prediction import report_prediction
 from perfmodel.reports.rank import draw_ranking
-from perfmodel.reports.recordings import PARTS, draw_streams
 from perfmodel.reports.runs import format_days, format_hours
 from perfmodel.reports.terminal import to_text
 from perfmodel.reports.text import format_range

@@ -6,9 +6,10 @@ passes, if each has tensors of its own. Integers of two dimensions are tokens, u
 numbers that are no integers.
 
 Ranks that work on one batch together count it once. They are those of a group whose members moved
-the same values while others moved different ones, and those that reduce activations or send to each
-other before the backward pass ends. Equal values alone prove nothing where all ranks have them:
-scripts that make up their data often start every rank with the same seed.
+the same values while others moved different ones, those that reduce activations or send to each
+other before the backward pass ends, and all that moved one batch and use different parts of it.
+Equal values alone prove nothing where all ranks have them: scripts that make up their data often
+start every rank with the same seed.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def count_batch(request: Emulation, records: Mapping[int, RankRecord]) -> Batch:
     last = found[max(found)]
     first = _first_with_batch(records, found)
     batches: dict[int, list[Batch]] = {}
+    if _share_one(records):
+        first = dict.fromkeys(range(request.ranks), 0)
     for rank in range(request.ranks):
         batches.setdefault(first.get(rank, rank), []).append(found.get(rank, last))
     moved = Batch(
@@ -73,6 +76,13 @@ def describe_batch(request: Emulation, batch: Batch) -> str:
         f"ranks move to the device, once for ranks that share a batch; --samples-per-iteration "
         f"overrides it."
     )
+
+
+def _share_one(records: Mapping[int, RankRecord]) -> bool:
+    """Whether all ranks moved the same batch, and each uses another part of it."""
+    found = [record.pieces for record in records.values()]
+    checksums = {tuple(checksum for checksum, _ in pieces) for pieces in found}
+    return len(checksums) == 1 and bool(found[0]) and len(set(found)) == len(found) > 1
 
 
 def _first_with_batch(

@@ -137,6 +137,7 @@ def _start(place: Place, task: WorkerTask, parts: Sequence[tuple[int, ...]]) -> 
         codes={rank: code for one in outcomes for rank, code in one.codes.items()},
         records={rank: found for one in outcomes for rank, found in one.records.items()},
         hangs=tuple(sentence for one in outcomes for sentence in one.hangs),
+        faults={rank: fault for one in outcomes for rank, fault in one.faults.items()},
     )
 
 
@@ -147,8 +148,9 @@ def _read(request: Emulation, outcome: WorkerOutcome) -> dict[int, RankRecord]:
     for rank, code in sorted(outcome.codes.items(), key=lambda entry: (entry[1] == -9, entry)):
         if code != 0:
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
+            why = f" ({outcome.faults[rank]:.400})" if rank in outcome.faults else ""
             raise ScriptFailedError(
-                f"{request.script}: rank {rank} ended with {how}; no job is written.",
+                f"{request.script}: rank {rank} ended with {how}{why}; no job is written.",
                 code if code > 0 else 128 - code,
             )
     records = {}

@@ -14,10 +14,10 @@ from itertools import groupby
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.extensions.emulation.rank_record import COMPILED, Call, CallType, RankRecord
 from perfmodel.extensions.emulation.windows import Windows
+from perfmodel.extensions.recordings.operators.calls import aten_name, host_operator
+from perfmodel.extensions.recordings.operators.works import emulated_works
 from perfmodel.graph.builder import MOST_DISTANCE, ProgramBuilder
-from perfmodel.graph.calls import aten_name, host_operator
 from perfmodel.graph.issuing import T1, T2, Issuer, OpenLane
-from perfmodel.graph.operators import emulated_works
 from perfmodel.graph.ops import Communication, HostPart, HostSpan, HostWork, MemoryBound, Op
 from perfmodel.graph.program import Dependency, LaneKind, Program, Role
 from perfmodel.graph.tables import Tables

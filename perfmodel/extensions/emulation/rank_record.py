@@ -51,13 +51,15 @@ class IterationRecord:
     """What the script does between two boundaries, beside its calls.
 
     *steps* are those of the optimizer that makes most of them, *idle_optimizers* those that
-    make none, and *evaluations* are spans in which the model is evaluated.
+    make none, and *evaluations* are spans in which the model is evaluated. *kernels_aside* are
+    launched without gradients outside of optimizers.
     """
 
     backward_passes: int = 1
     steps: int = 1
     idle_optimizers: int = 0
     evaluations: int = 0
+    kernels_aside: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class RankRecord:
     calls with their group, bytes and script line. *boundaries* are places in *calls*
     where an optimizer step ended: the *iterations* are between them, and those from number
     *first_steady* on are steady. *main_thread* is the thread that the script started on.
+    *most_aside* is the most that any iteration launches without gradients, recorded or not.
+    *pieces* are parts of batches that this rank uses, of those it moved whole: checksum and offset.
     *fallbacks* are regions of compiled code that ran as eager code, and why.
     """
 
@@ -92,6 +96,8 @@ class RankRecord:
     step_count: int
     torch_version: str
     step_cpu_s: tuple[float, ...]
+    most_aside: int = 0
+    pieces: tuple[tuple[int, int], ...] = ()
 
 
 def to_bytes(record: RankRecord) -> bytes:

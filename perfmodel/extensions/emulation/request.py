@@ -43,7 +43,8 @@ class DeviceFacts:
 class Emulation:
     """A script with its arguments (*words*), and how many ranks run it on which device.
 
-    *warmup* optimizer steps are skipped, *iterations* steady ones are compared. With *runs_on* the
+    *warmup* iterations of *steps_per_iteration* optimizer steps are skipped, *iterations* steady
+    ones are compared. With *runs_on* the
     script is not stopped after them. *all_ranks* runs every rank instead of a few that prove the
     others equal. With *is_plain* the script runs without the environment of torchrun. Hosts have
     *ranks_per_host* GPUs: by default eight, or as many as there are ranks. Kernels are chosen as
@@ -68,10 +69,16 @@ class Emulation:
         ),
     ] = None
     warmup: Annotated[
-        int, Option(metavar="N", min=0, help="Optimizer steps before the first steady one.")
+        int, Option(metavar="N", min=0, help="Iterations before the first steady one.")
     ] = DEFAULT_WARMUP
     iterations: Annotated[
         int, Option(metavar="N", min=1, help="Steady iterations to compare; one is written.")
+    ] = 1
+    steps_per_iteration: Annotated[
+        int,
+        Option(
+            metavar="N", min=1, help="Optimizer steps of an iteration, as between two rollouts."
+        ),
     ] = 1
     all_ranks: Annotated[
         bool, Option(help="Run every rank, not only a few that prove the others equal.")

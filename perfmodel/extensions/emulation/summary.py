@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.extensions.emulation.batches import count_batch, describe_batch
-from perfmodel.extensions.emulation.rank_record import IterationRecord, RankRecord
+from perfmodel.extensions.emulation.rank_record import CallType, IterationRecord, RankRecord
 from perfmodel.extensions.emulation.request import Emulation, describe_commit
-from perfmodel.extensions.emulation.windows import Windows, are_alike
+from perfmodel.extensions.emulation.windows import MOST_APART, Windows, are_equal
 from perfmodel.graph.job import JobFacts, JobGraph
 from topologies import Device
 
 GIB = 2**30
+SHARE_ASIDE = 0.25
+"""Kernels without gradients that are named if left out, over those of the iteration: a forward pass
+has a third of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,8 +104,14 @@ def _proof(request: Emulation, records: Mapping[int, RankRecord]) -> str:
     if len(records) == request.ranks:
         return "every rank was run"
     ranks = ", ".join(map(str, sorted(records)))
-    if are_alike(list(records.values())):
+    if are_equal(list(records.values())):
         return f"ranks {ranks} were run and do the same; the others are assumed to as well"
+    if not are_equal([record for rank, record in records.items() if rank != 0]):
+        return (
+            f"ranks {ranks} were run; all do the same but for the pieces of parameters that they "
+            f"hold ({MOST_APART:.0%} of the memory-bound bytes at most), as the others are assumed "
+            "to"
+        )
     return f"ranks {ranks} were run; all but rank 0 do the same, as the others are assumed to"
 
 
@@ -136,6 +145,7 @@ def _iterations(record: RankRecord) -> list[str]:
         for place, why in record.fallbacks.items()
     ]
     sentences += _contents(record.iterations[windows.chosen])
+    sentences += _left_out(record, windows)
     if windows.distinct_count > 1:
         sentences.append(
             f"{windows.steady_count} steady iterations of {windows.distinct_count} kinds were "
@@ -144,6 +154,29 @@ def _iterations(record: RankRecord) -> list[str]:
     elif windows.steady_count > 1:
         sentences.append(f"{windows.steady_count} steady iterations were recorded, all equal.")
     return sentences
+
+
+def _left_out(record: RankRecord, windows: Windows) -> list[str]:
+    """What the script does less often than the iteration that is written."""
+    kernels = sum(call[0] == CallType.KERNEL for call in windows.all[windows.chosen])
+    aside = record.iterations[windows.chosen].kernels_aside
+    if record.most_aside - aside > SHARE_ASIDE * kernels:
+        return [
+            (
+                f"The script launches up to {record.most_aside:,} kernels without gradients before "
+                f"a step, such as a rollout or an evaluation, and {aside:,} in the iteration that "
+                "is written: the others are left out. --steps-per-iteration states the steps of a "
+                "whole period."
+            )
+        ]
+    if record.was_stopped:
+        return [
+            (
+                "What the script does less often than once per iteration, such as evaluations and "
+                f"checkpoints, is left out: it was stopped after {record.step_count} iterations."
+            )
+        ]
+    return []
 
 
 def _contents(iteration: IterationRecord) -> list[str]:

@@ -2,6 +2,9 @@
 
 Two iterations are equal if their calls are, whatever values were looked up. The one that occurs
 most often is written; of several, the first.
+
+Ranks may cut the same parameters differently (FSDP with `use_orig_params`), so that their memory-
+bound kernels have other sizes and numbers. Such ranks are alike if all else is equal.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import orjson
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.extensions.emulation.rank_record import Call, CallType, RankRecord
-from perfmodel.graph.operators import emulated_works
+from perfmodel.extensions.recordings.operators.works import emulated_works
+from perfmodel.graph.ops import MemoryBound
 
 _NUMBERED: dict[int, str] = {
     CallType.RECORD: "event",
@@ -26,6 +31,20 @@ _NUMBERED: dict[int, str] = {
     CallType.SYNC_DEVICE: "device",
 }
 """What calls refer to by a number that depends on the rank."""
+
+
+MOST_APART = 0.02
+"""Memory-bound bytes by which ranks that are alike may differ, as a share."""
+MOST_LAUNCHES_APART = 0.25
+"""Memory-bound kernels by which they may differ: a rank may hold several small parameters."""
+
+
+class Outline(NamedTuple):
+    """An iteration in short: what is not memory-bound, and how much is."""
+
+    signature: str
+    memory_bytes: int
+    memory_kernels: int
 
 
 @dataclass(frozen=True)
@@ -64,30 +83,53 @@ class Windows:
     def signature(self, number: int) -> str:
         """A text that is the same for iterations that do the same, also of other ranks."""
         digest = hashlib.sha256()
-        for line in _describe(self.record, self.all[number]):
+        for line, _ in _describe(self.record, self.all[number]):
             digest.update(line)
         return digest.hexdigest()
 
+    def outline(self, number: int) -> Outline:
+        """What iteration *number* does, without views and apart from memory-bound kernels."""
+        digest, sizes = hashlib.sha256(), []
+        for line, ops in _describe(self.record, self.all[number]):
+            if ops is None:
+                digest.update(line)
+            sizes += [op.read_bytes + op.write_bytes for op in ops or () if op.launches]
+        return Outline(digest.hexdigest(), sum(sizes), len(sizes))
+
+
+def are_equal(records: Sequence[RankRecord]) -> bool:
+    """Whether all *records* do exactly the same in their chosen iteration."""
+    all_windows = map(Windows, records)
+    return len({windows.signature(windows.chosen) for windows in all_windows}) == 1
+
 
 def are_alike(records: Sequence[RankRecord]) -> bool:
-    """Whether all *records* do the same in their chosen iteration."""
-    signatures = set()
-    for record in records:
-        windows = Windows(record)
-        signatures.add(windows.signature(windows.chosen))
-    return len(signatures) == 1
+    """Whether all *records* do the same, but for how their parameters are cut."""
+    outlines = [windows.outline(windows.chosen) for windows in map(Windows, records)]
+    _, sizes, counts = zip(*outlines, strict=True)
+    return are_equal(records) or (
+        len({one.signature for one in outlines}) == 1
+        and max(sizes) <= (1 + MOST_APART) * min(sizes)
+        and max(counts) <= (1 + MOST_LAUNCHES_APART) * min(counts)
+    )
 
 
-def _describe(record: RankRecord, calls: Sequence[Call]) -> Iterator[bytes]:
-    """Describe *calls* independently of the rank and of when things were numbered."""
+def _describe(
+    record: RankRecord, calls: Sequence[Call]
+) -> Iterator[tuple[bytes, Sequence[MemoryBound] | None]]:
+    """Describe *calls* independently of the rank and of when things were numbered.
+
+    Memory-bound kernels and views come with their ops.
+    """
     ranks_of = {group.name: group.ranks for group in record.groups}
-    kinds: dict[int, bytes] = {}
+    kinds: dict[int, tuple[bytes, Sequence[MemoryBound] | None]] = {}
     numbers: dict[tuple[str, object], int] = {}
 
     def number(what: str, value: object) -> int:
         return numbers.setdefault((what, value), len(numbers))
 
     for kind, what, thread, stream, _ in calls:
+        memory_bound: Sequence[MemoryBound] | None = None
         place = b"%d" % number("thread", thread)
         if kind != CallType.NOTE:
             place += b" %d" % number("stream", stream)
@@ -96,8 +138,10 @@ def _describe(record: RankRecord, calls: Sequence[Call]) -> Iterator[bytes]:
                 described = {**record.kinds[what], "observed": None}
                 # Numbers in arguments may differ between ranks; the work may not.
                 ops = emulated_works(described) if "inputs" in described else ()
-                kinds[what] = f"{described['operator']} {ops}".encode()
-            text = kinds[what]
+                bound = [op for op in ops if isinstance(op, MemoryBound)]
+                text = f"{described['operator']} {ops}".encode()
+                kinds[what] = text, bound if len(bound) == len(ops) else None
+            text, memory_bound = kinds[what]
         elif kind == CallType.COLLECTIVE:
             call = record.collectives[what]
             parts = [call[name] for name in ("call", "bytes", "dtype", "splits", "root")]
@@ -107,4 +151,4 @@ def _describe(record: RankRecord, calls: Sequence[Call]) -> Iterator[bytes]:
         else:
             named = _NUMBERED.get(kind)
             text = b"%d" % (what if named is None else number(named, what))
-        yield b"%d %s %s\n" % (kind, text, place)
+        yield b"%d %s %s\n" % (kind, text, place), memory_bound

@@ -31,6 +31,8 @@ NEEDS_ALL_RANKS = 213
 """Exit code of a rank that must communicate with one that is not being emulated."""
 READY = "ready"
 CODES = "codes.json"
+FAULT = "fault_"
+"""How files begin that hold the exception that ended a rank."""
 _START = """
 import sys
 first, sys.path[0] = sys.path[0], sys.argv[2]
@@ -77,11 +79,12 @@ class WorkerOrder:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOutcome:
-    """Exit codes and records by rank, and sentences about ranks that timed out."""
+    """Exit codes, records and exceptions by rank, and sentences about ranks that timed out."""
 
     codes: Mapping[int, int]
     records: Mapping[int, bytes]
     hangs: tuple[str, ...]
+    faults: Mapping[int, str]
 
 
 def read_order(path: Path) -> WorkerOrder:
@@ -118,7 +121,12 @@ def run_worker(task: WorkerTask, ranks: tuple[int, ...]) -> WorkerOutcome:
             for rank in ranks
             if (path := folder / f"rank_{rank}.json").exists()
         }
-        return WorkerOutcome(codes, records, _find_hangs(folder, order))
+        faults = {
+            rank: path.read_text(encoding="utf-8")
+            for rank in ranks
+            if (path := folder / f"{FAULT}{rank}").exists()
+        }
+        return WorkerOutcome(codes, records, _find_hangs(folder, order), faults)
 
 
 def _run_process(task: WorkerTask, order: Path) -> None:

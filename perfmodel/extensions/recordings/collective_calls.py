@@ -17,8 +17,8 @@ from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
 from perfmodel.extensions.recordings.operator_calls import call_of_detail, whole_number
+from perfmodel.extensions.recordings.operators.calls import OperatorCall
 from perfmodel.extensions.recordings.rank_view import NO_OPERATOR, RankView
-from perfmodel.graph.calls import OperatorCall
 
 WORLD = "world"
 _KIND_PATTERNS = (

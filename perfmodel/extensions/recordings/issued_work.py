@@ -12,8 +12,8 @@ from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.extensions.recordings.collective_calls import WORLD, dtype_of_word, kind_of_name
 from perfmodel.extensions.recordings.operator_calls import call_of_operator, whole_number
-from perfmodel.graph.calls import OperatorCall, launches_nothing
-from perfmodel.graph.operators import works_of_call
+from perfmodel.extensions.recordings.operators.calls import OperatorCall, launches_nothing
+from perfmodel.extensions.recordings.operators.works import works_of_call
 from perfmodel.graph.ops import Copy, CopyRoute, Work
 from perfmodel.graph.rendezvous import PeerCall
 from traces.execution_trace import ExecutedOperator, ExecutionTrace

@@ -24,12 +24,12 @@ from perfmodel.extensions.recordings.kernel_estimates import (
     is_gemm_kernel,
 )
 from perfmodel.extensions.recordings.operator_calls import call_of_operator, whole_number
+from perfmodel.extensions.recordings.operators.works import works_of_call
 from perfmodel.extensions.recordings.rank_program import COLLECTIVE, COUNTED_WORK, ESTIMATED_WORK
 from perfmodel.extensions.recordings.rank_view import is_communication
 from perfmodel.graph.builder import JobBuilder, ProgramBuilder
 from perfmodel.graph.issuing import Issuer
 from perfmodel.graph.job import JobFacts, Origin
-from perfmodel.graph.operators import works_of_call
 from perfmodel.graph.ops import Communication, Fixed, HostPart, HostWork, MemoryBound, Op, Work
 from perfmodel.graph.program import PLAIN, LaneKind, Program
 from perfmodel.graph.rendezvous import PeerCall, PeerGroups, group_peers

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from perfmodel.extensions.recordings.operators.calls import OperatorCall, Tensor, dtype_of
 from perfmodel.extensions.recordings.rank_view import RankView
-from perfmodel.graph.calls import OperatorCall, Tensor, dtype_of
 from traces.execution_trace import Argument, ExecutedOperator, ExecutionTrace
 from traces.trace import Category
 

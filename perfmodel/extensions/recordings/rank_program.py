@@ -23,11 +23,11 @@ from perfmodel.extensions.recordings.hold_back import (
     hold_ratios,
 )
 from perfmodel.extensions.recordings.host_chain import KINDS, HostChain, StepKind, step_label
+from perfmodel.extensions.recordings.operators.calls import OperatorCall
 from perfmodel.extensions.recordings.rank_view import NO_OPERATOR, RankView
 from perfmodel.extensions.recordings.stream_edges import Edge
 from perfmodel.extensions.recordings.task_work import UNKNOWN, WorkReader
 from perfmodel.graph.builder import ProgramBuilder, TaskColumns
-from perfmodel.graph.calls import OperatorCall
 from perfmodel.graph.issuing import Issuer
 from perfmodel.graph.job import Origin
 from perfmodel.graph.ops import ESTIMATED, Communication, Fixed, HostPart, HostWork, Op, Work

@@ -151,7 +151,7 @@ class SelfReplay:
 
         A wrong step may replay itself well; then ranks contradict it.
         """
-        return max(abs(self.iteration.error_pct), 100.0 * self.step_error_ratio)
+        return max(abs(self.error_pct), 100.0 * self.step_error_ratio)
 
     @property
     def iteration(self) -> Compared:
@@ -164,6 +164,11 @@ class SelfReplay:
         return Compared("iteration", max(recorded), max(replayed))
 
     @property
+    def error_pct(self) -> float:
+        """Error of the replayed iteration, in percent of the recorded one."""
+        return self.iteration.error_pct
+
+    @property
     def worst_error_pct(self) -> float:
         """The largest error of a period, or of a rank if there is no period."""
         return max(abs(part.error_pct) for part in self.periods or self.ranks)
@@ -171,16 +176,16 @@ class SelfReplay:
     @property
     def is_trusted(self) -> bool:
         """Whether what-ifs on the job are meaningful."""
-        return abs(self.iteration.error_pct) <= MAX_TRUSTED_ERROR_PCT and not self.faults
+        return abs(self.error_pct) <= MAX_TRUSTED_ERROR_PCT and not self.faults
 
     @property
     def distrust(self) -> str:
         """Why the job is not trusted, in a sentence; empty if it is."""
         if self.is_trusted:
             return ""
-        if abs(self.iteration.error_pct) > MAX_TRUSTED_ERROR_PCT:
+        if abs(self.error_pct) > MAX_TRUSTED_ERROR_PCT:
             return (
-                f"the recording replays itself with an error of {self.iteration.error_pct:.1f} %, "
+                f"the recording replays itself with an error of {self.error_pct:.1f} %, "
                 f"above the limit of {MAX_TRUSTED_ERROR_PCT:g} % for trusted answers"
             )
         more = f", and {len(self.faults) - 1} more" if len(self.faults) > 1 else ""
@@ -193,7 +198,7 @@ class SelfReplay:
             for name in ("periods", "ranks", "streams", "coverage")
         }
         return {
-            "iteration_error_pct": round(self.iteration.error_pct, 4),
+            "iteration_error_pct": round(self.error_pct, 4),
             "merit_pct": round(self.merit_pct, 4),
             "cycle": self.cycle,
             "clock_noise_pct": round(100 * self.noise_ratio, 4),

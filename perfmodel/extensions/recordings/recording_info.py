@@ -8,12 +8,15 @@ the end of the step instead.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.errors import ScenarioError
-from perfmodel.extensions.recordings.hold_back import HoldRule
+from perfmodel.engine.reasons import Window
+from perfmodel.engine.settle import Rules
+from perfmodel.extensions.recordings.hold_back import HoldRule, recorded_rules
 from perfmodel.extensions.recordings.recorded_job import (
     RecordedJob,
     SelfReplay,
@@ -22,8 +25,14 @@ from perfmodel.extensions.recordings.recorded_job import (
     rank_parts,
     with_programs,
 )
+from perfmodel.extensions.recordings.storage import load_recorded_job
 from perfmodel.graph.job import JobGraph, with_own_origins
 from perfmodel.graph.program import NO_ORIGIN, Int64s
+from perfmodel.prediction.answer import Interval
+from perfmodel.prediction.interference import FoldedCosts
+from perfmodel.prediction.loops import Loop, build_interval
+from perfmodel.prediction.question import PredictOptions, Question
+from perfmodel.prediction.saved_jobs import NO_MEMORY
 
 MOST_SUBSTITUTES = 500
 """Tasks before the end of a step that are tried instead of it."""
@@ -45,6 +54,62 @@ class RecordingInfo:
     recorded: JobGraph
     score: SelfReplay | None = None
     cycle: int = 1
+
+    def rules(self, job: JobGraph) -> Rules:
+        """What overlapping tasks of *job* cost each other."""
+        return recorded_rules(job, self.hold_rule(job))
+
+    def find_loop(self, alone: FoldedCosts, settled: FoldedCosts) -> Loop:
+        """The loop of a *settled* job, from the moments when its steps end."""
+        assert settled.replay is not None
+        priced = settled.priced
+        job, end_ns = priced.job, settled.replay.last.end_ns[:, 0]
+        lengths_ns = [priced.durations.of_rank(job, rank)[:, 0] for rank in range(job.rank_count)]
+        start_ns = end_ns - np.concatenate(lengths_ns)
+        moments_ns = self.step_moments_ns(job, start_ns, end_ns)
+        periods_ns = np.diff(moments_ns)
+        return Loop(
+            alone=alone,
+            settled=settled,
+            replay=settled.replay,
+            window=Window(moments_ns[0], moments_ns[-1]),
+            period_ns=self.step_ns(periods_ns),
+            isolated_ns=None,
+            span_ns=self.span_ns(job, start_ns, end_ns),
+            periods_ns=tuple(periods_ns.tolist()),
+        )
+
+    def interval(self, iteration_ns: int) -> Interval:
+        """The spread of the recorded periods, wider by noise; in proportion for a changed job."""
+        score = self.score
+        if score is None or len(score.periods) < 2:
+            return Interval(iteration_ns, iteration_ns, is_known=False)
+        recorded_ns = np.array([period.recorded_ns for period in score.periods], dtype=np.float64)
+        if score.cycle > 1 and len(recorded_ns) >= score.cycle:
+            # Steps of a cycle differ by design: only the spread of whole cycles is doubt.
+            windows = np.lib.stride_tricks.sliding_window_view(recorded_ns, score.cycle)
+            recorded_ns = windows.mean(axis=1)
+        ratio = iteration_ns / max(score.iteration.replayed_ns, 1)
+        spread = build_interval(recorded_ns * ratio, nominal_ns=iteration_ns)
+        noise = min(score.noise_ratio, 1.0)
+        return Interval(round(spread.low_ns * (1 - noise)), round(spread.high_ns * (1 + noise)))
+
+    def sentences(self) -> list[str]:
+        """What an answer about it assumes."""
+        score = self.score
+        count = 0 if score is None else len(score.periods)
+        interval = (
+            f"The interval is the spread of the {count} recorded periods, from the 5th to the 95th "
+            "percentile."
+        )
+        if count < 2:
+            interval = (
+                "The interval is unknown from one step: the recording has fewer than two periods, "
+                "so it does not show their spread."
+            )
+        if score is None or score.is_trusted:
+            return [interval]
+        return [interval, f"{score.distrust[:1].upper()}{score.distrust[1:]}."]
 
     def hold_rule(self, job: JobGraph) -> HoldRule:
         """The rule for the tasks of *job*; new ones neither hold nor are held."""
@@ -120,6 +185,17 @@ def describe_recording(recorded: RecordedJob) -> RecordingInfo:
         recorded.score,
         recorded.report.cycle,
     )
+
+
+def recording_question(recorded: RecordedJob, options: PredictOptions) -> Question:
+    """The question about a recording, every task of it with an origin of its own."""
+    recording = describe_recording(recorded)
+    return Question(recording.recorded, options, recording=recording, assumptions=(NO_MEMORY,))
+
+
+def open_recording(folder: Path, options: PredictOptions) -> Question:
+    """The question about the recording in *folder*."""
+    return recording_question(load_recorded_job(folder), options)
 
 
 def list_substitutes(job: JobGraph, row: int) -> list[int]:

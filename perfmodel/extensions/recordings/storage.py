@@ -34,23 +34,24 @@ from perfmodel.graph.job import Group, JobFacts, JobGraph, Origin
 from perfmodel.graph.op_words import op_from_words, op_to_words
 from perfmodel.graph.ops import Fixed, Op
 from perfmodel.graph.program import COLUMN_TYPES, PLAIN, Lane, LaneKind, Program
-from perfmodel.graph.storage import HEADER, draft_job_of, load_job, write_job
+from perfmodel.graph.storage import (
+    HEADER,
+    RECORDING_HEADER,
+    draft_job_of,
+    is_recorded_job,
+    load_job,
+    write_job,
+)
 from perfmodel.graph.stored_programs import as_column, read_columns, values_of, write_columns
 from traces.chakra import SCHEMA_VERSION, ChakraKind, ChakraOperation, ChakraTrace, write_chakra
 
 _FOLDER_VERSION = 1
-RECORDING_HEADER = "recording.json"
 _COLUMNS_FILE = "recording.parquet"
 _COLUMNS = ("recorded_start_ns", "recorded_end_ns", "hold_ratio", "can_be_held")
 _CHAKRA_HEADER = "perfmodel"
 _TASK_COLUMNS = ("slot", "sequence", "role")
 _REPORT, _SCORE = TypeAdapter(ImportReport), TypeAdapter(SelfReplay | None)
 _DEP_COLUMNS = ("dep_task", "dep_anchor", "dep_distance", "dep_lag_ns")
-
-
-def is_recorded_job(folder: Path) -> bool:
-    """Whether *folder* holds a job made from a recording."""
-    return (folder / RECORDING_HEADER).is_file()
 
 
 def save_recorded_job(job: RecordedJob, folder: Path, *, is_overwriting: bool = True) -> None:

@@ -22,9 +22,13 @@ from perfmodel.extensions.recordings.kernel_estimates import (
     is_gemm_kernel,
 )
 from perfmodel.extensions.recordings.operator_calls import call_of_detail
+from perfmodel.extensions.recordings.operators.calls import OperatorCall
+from perfmodel.extensions.recordings.operators.works import (
+    is_fused_lookup,
+    lookup_of_call,
+    works_of_call,
+)
 from perfmodel.extensions.recordings.rank_view import NO_OPERATOR, RankView, plain
-from perfmodel.graph.calls import OperatorCall
-from perfmodel.graph.operators import is_fused_lookup, lookup_of_call, works_of_call
 from perfmodel.graph.ops import Copy, CopyRoute, EmbeddingOp, MemoryBound, Pass, Work, Works
 from traces.trace import ABSENT, Category
 

@@ -19,10 +19,10 @@ from perfmodel.base.units import NS_PER_MS
 from perfmodel.extensions.recordings.collective_calls import CollectiveCall, find_collective_calls
 from perfmodel.extensions.recordings.idle_time import describe_idle
 from perfmodel.extensions.recordings.operator_calls import link_rows
+from perfmodel.extensions.recordings.operators.calls import OperatorCall
 from perfmodel.extensions.recordings.rank_view import RankView, is_communication, view_rank
 from perfmodel.extensions.recordings.recorded_job import SCHEMA_VERSION
 from perfmodel.extensions.recordings.task_work import UNKNOWN, WorkReader
-from perfmodel.graph.calls import OperatorCall
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
 from traces.job_trace import JobTrace

@@ -23,11 +23,11 @@ from perfmodel.base.dtypes import BITS_PER_BYTE
 from perfmodel.extensions.whatif.drafts import ProgramDraft, add_assumptions, edit_programs
 from perfmodel.extensions.whatif.editing import Found
 from perfmodel.extensions.whatif.fusion import find_runs, keep_first, stated_parts
-from perfmodel.extensions.whatif.pinning import PricingMachine
 from perfmodel.extensions.whatif.recosting import retime, time_ratio
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed, MemoryBound, Op, work_of
 from perfmodel.graph.program import PLAIN, LaneKind
+from perfmodel.prediction.saved_jobs import PricingMachine
 
 _COMBINING = frozenset(
     {

@@ -13,7 +13,6 @@ from collectives import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.extensions.whatif.drafts import Ranks
-from perfmodel.extensions.whatif.pinning import PricingMachine
 from perfmodel.extensions.whatif.recosting import Recosted, count_recosted, retime, time_ratio
 from perfmodel.extensions.whatif.selection import Selection
 from perfmodel.graph.job import JobGraph
@@ -29,6 +28,7 @@ from perfmodel.graph.ops import (
     duration_of,
     work_of,
 )
+from perfmodel.prediction.saved_jobs import PricingMachine
 
 _WIDE = (DType.FP32, DType.TF32)
 _INDEX_AND_VALUE = 2

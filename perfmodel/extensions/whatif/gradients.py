@@ -21,13 +21,13 @@ from perfmodel.base.units import format_size
 from perfmodel.extensions.whatif.drafts import DraftTask, ProgramDraft, edit_programs
 from perfmodel.extensions.whatif.editing import Found
 from perfmodel.extensions.whatif.patterns import Pattern
-from perfmodel.extensions.whatif.pinning import PricingMachine
 from perfmodel.extensions.whatif.recosting import bytes_of, price_ns
 from perfmodel.extensions.whatif.scaling_out import facts_of_more
 from perfmodel.extensions.whatif.selection import LaneWord, Selection
 from perfmodel.graph.job import Group, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, MemoryBound
 from perfmodel.graph.program import Dependency, LaneKind, Role
+from perfmodel.prediction.saved_jobs import PricingMachine
 
 _COPIED = Selection(Pattern("AccumulateGrad"), LaneWord.COMPUTE)
 """Kernels that write gradients into buckets; without buckets gradients stay where they are made."""

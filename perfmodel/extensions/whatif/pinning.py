@@ -6,8 +6,7 @@ for the same program get programs of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,52 +20,7 @@ from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph, with_own_origins
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import Program
-from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import SoftwareStack
-from topologies import Cluster, build_cluster, load_topology
-
-DEFAULT_STACK = "pytorch_eager"
-
-
-@dataclass(frozen=True, slots=True)
-class PricingMachine:
-    """A topology by name or file, with as many hosts as the ranks of a job need.
-
-    *hosts* spreads the ranks over that many hosts instead.
-    """
-
-    topology: str
-    hosts: int | None = None
-    stack: str = DEFAULT_STACK
-    calibration: tuple[str, ...] = ()
-
-    def cluster(self, rank_count: int) -> Cluster:
-        """The machine with room for *rank_count* ranks."""
-        return _build(self.topology, self.hosts, rank_count, self.calibration)
-
-    def load_stack(self) -> SoftwareStack:
-        """The software that runs on it."""
-        return _load_stack(self.stack)
-
-
-_load_stack = lru_cache(maxsize=16)(load_stack)
-
-
-@lru_cache(maxsize=16)
-def _build(
-    topology: str, hosts: int | None, rank_count: int, calibration: tuple[str, ...]
-) -> Cluster:
-    loaded = load_topology(topology, calibrations=calibration)
-    needed = -(-rank_count // loaded.gpus_per_host) if hosts is None else hosts
-    return build_cluster(loaded, hosts=needed, ranks_per_host=-(-rank_count // needed))
-
-
-def is_pinned(job: JobGraph) -> bool:
-    """Whether every task of *job* states its duration."""
-    if all(isinstance(op, Fixed) for op in job.ops):
-        return True
-    used = {int(op) for program in job.programs for op in np.unique(program.op)}
-    return all(isinstance(job.ops[op], Fixed) for op in used)
+from perfmodel.prediction.saved_jobs import PricingMachine
 
 
 def pin_job(job: JobGraph, machine: PricingMachine) -> JobGraph:

@@ -21,8 +21,8 @@ from perfmodel.base.errors import InputError, ScenarioError
 from perfmodel.base.fields import Line, ReadAs, Switch
 from perfmodel.base.forms import Document, Form, load_document
 from perfmodel.extensions.whatif.parameters import KINDS, LOOSE, Parameter, kind_of, values_form
-from perfmodel.extensions.whatif.pinning import DEFAULT_STACK
 from perfmodel.extensions.whatif.primitives import PRIMITIVES, arguments_of
+from perfmodel.prediction.saved_jobs import DEFAULT_STACK
 
 COMPUTED_WORDS = {"selected": "select", "bytes_ratio": "reprice", "host_times": "rehost"}
 """Words that a step knows: by its primitive."""

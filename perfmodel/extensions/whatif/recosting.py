@@ -18,7 +18,6 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.costs.models import price_ops
 from perfmodel.extensions.whatif.drafts import Ranks
 from perfmodel.extensions.whatif.passes import Mask
-from perfmodel.extensions.whatif.pinning import PricingMachine
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import (
     Attention,
@@ -38,6 +37,7 @@ from perfmodel.graph.ops import (
     work_of,
 )
 from perfmodel.graph.program import Program
+from perfmodel.prediction.saved_jobs import PricingMachine
 
 _SENT_SHARE = {
     # Bytes that cross a member's link per byte of the buffer, divided by (p - 1) / p.

@@ -12,7 +12,7 @@ import numpy as np
 from perfmodel.base.errors import ScenarioError
 from perfmodel.extensions.whatif.drafts import Ranks, change_ops
 from perfmodel.extensions.whatif.patterns import Pattern
-from perfmodel.extensions.whatif.pinning import PricingMachine, pin_job
+from perfmodel.extensions.whatif.pinning import pin_job
 from perfmodel.extensions.whatif.recosting import (
     Recosted,
     count_recosted,
@@ -33,6 +33,7 @@ from perfmodel.graph.ops import (
     duration_of,
     work_of,
 )
+from perfmodel.prediction.saved_jobs import PricingMachine
 from topologies import cpu_speed, load_topology
 
 

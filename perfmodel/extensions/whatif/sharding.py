@@ -14,12 +14,12 @@ from perfmodel.extensions.whatif.durations import collective_of
 from perfmodel.extensions.whatif.editing import Found
 from perfmodel.extensions.whatif.gradients import first_updates
 from perfmodel.extensions.whatif.patterns import Pattern
-from perfmodel.extensions.whatif.pinning import PricingMachine
 from perfmodel.extensions.whatif.recosting import retime, rework
 from perfmodel.extensions.whatif.selection import LaneWord, Only, Selection
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, MemoryBound, Op, duration_of, work_of
 from perfmodel.graph.program import PLAIN, Dependency
+from perfmodel.prediction.saved_jobs import PricingMachine
 
 
 def split(

@@ -21,7 +21,6 @@ from perfmodel.extensions.whatif.drafts import (
     edit_programs,
 )
 from perfmodel.extensions.whatif.editing import Found, find
-from perfmodel.extensions.whatif.pinning import DEFAULT_STACK, PricingMachine
 from perfmodel.extensions.whatif.primitives import PRIMITIVES, Level, Primitive, arguments_of
 from perfmodel.extensions.whatif.recipes import PLACEHOLDER, Conditions, Recipe, is_reference
 from perfmodel.extensions.whatif.recosting import Recosted
@@ -30,6 +29,7 @@ from perfmodel.extensions.whatif.selection import Numbers, Selection
 from perfmodel.extensions.whatif.touching import Touched, find_touched
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import JobGraph, with_own_origins
+from perfmodel.prediction.saved_jobs import DEFAULT_STACK, PricingMachine
 
 BoundStep = tuple[Primitive, dict[str, Any]]
 """A primitive and its arguments with their values."""

@@ -13,10 +13,10 @@ from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.shown import Shown
 from perfmodel.base.units import NS_PER_HOUR, format_duration
-from perfmodel.planning.layouts.candidates import Candidate
 from perfmodel.planning.question import Goal, LayoutQuestion
 from perfmodel.planning.ranking import beats_next
 from perfmodel.prediction.answer import Interval, Prediction
+from perfmodel.prediction.layouts.candidates import Candidate
 from perfmodel.prediction.whole_run import HOURS_PER_DAY, TrainingRun, plan_run
 
 TIE_PROBABILITY = 0.6
@@ -74,7 +74,10 @@ class RankedLayout:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many layouts there were and what became of them; *untried* when time was up."""
+    """How many layouts there were and what became of them; *untried* when the budget was spent.
+
+    With *is_braked* the limit in seconds ended the search, so another run may end elsewhere.
+    """
 
     considered: int
     too_large: int
@@ -82,6 +85,7 @@ class Tally:
     pruned: int
     untried: int
     is_proven: bool
+    is_braked: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -181,21 +185,21 @@ def pareto(rankings: Sequence[LayoutRanking]) -> tuple[LayoutRanking, ...]:
 def count_layouts(
     considered: int,
     fitting: int,
-    queue: Sequence[tuple[int, Candidate]],
+    left_ns: Sequence[int],
     replayed: Sequence[RankedLayout],
     *,
     is_proven: bool,
 ) -> Tally:
-    """Layouts whose bound is not below the best time are pruned."""
+    """Layouts whose bound, among *left_ns*, is not below the best time are pruned."""
     best_ns = min(one.time_ns for one in replayed)
-    pruned = sum(bound_ns >= best_ns for bound_ns, _ in queue[len(replayed) :])
+    pruned = sum(bound_ns >= best_ns for bound_ns in left_ns)
     return Tally(
         considered=considered,
         too_large=considered - fitting,
         replayed=len(replayed),
         pruned=pruned,
         untried=fitting - len(replayed) - pruned,
-        is_proven=is_proven and len(queue) == fitting,
+        is_proven=is_proven and len(left_ns) + len(replayed) == fitting,
     )
 
 

@@ -1,8 +1,8 @@
 """Search: the fastest layout of a Transformer that fits, and proof that it is the fastest.
 
 Memory first, then bounds, then replays in order of the bounds. Once the next bound exceeds the best
-replayed time, no remaining layout can win. Replays are ordinary predictions. A scenario that states
-no layout gets the one with the lowest bound (`fill_layout`).
+replayed time, no remaining layout can win. Replays are ordinary predictions. The budget counts
+bounds and replays, so the same question has the same answer under any load; seconds are a brake.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from operator import attrgetter
+from heapq import heapify, heappop, heappush
 
 from perfmodel.base.errors import PlanError
-from perfmodel.base.units import format_duration, format_size
+from perfmodel.base.units import format_duration
 from perfmodel.execution.executor import Executor, SerialExecutor
-from perfmodel.planning.layouts.bounds import Bounds, layer_of, measure_layer
-from perfmodel.planning.layouts.candidates import FIELDS, Candidate, iter_candidates, iter_variants
 from perfmodel.planning.layouts.ranking import (
     LayoutRanking,
     RankedLayout,
@@ -27,29 +25,20 @@ from perfmodel.planning.layouts.ranking import (
 )
 from perfmodel.planning.question import LayoutQuestion, to_scenario
 from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.layouts.bounds import Bounds, Layer, layer_of, measure_layer
+from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates
+from perfmodel.prediction.layouts.choosing import by_layer, list_fitting
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question, load_setting
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.transformer.layout_choice import USABLE_SHARE
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from topologies import Cluster
 
-REPLAYED_AT_ONCE = 8
+REPLAYED_AT_ONCE, REFINED_AT_ONCE = 8, 16
 MEASURED_AT_ONCE = 64
-BOUNDING_SHARE = 0.5
-"""Share of the time that bounding may use."""
-EXPLAINED = 4
-"""Replays that explaining the winner takes as long as."""
-MOST_LAYERS = 48
-"""Kinds of layer that are measured for a layout without a replay."""
-_KEPT = frozenset(
-    {
-        *("parallel.sharding", "parallel.sequence_parallel", "parallel.schedule"),
-        *("parallel.dispatcher", "parallel.expert_overlap", "training.recompute"),
-    }
-)
-_SPLIT = ("parallel.tp", "parallel.pp", "parallel.dp", "parallel.micro_batch")
+BOUNDING_SHARE = 0.75
+"""Share of the work, and of the time, that bounding may use."""
 Machine = tuple[Cluster, SoftwareStack]
 
 
@@ -60,98 +49,27 @@ def search_layouts(
     return Search(_search(question, hosts, executor, on_phase) for hosts in question.hosts)
 
 
-def fastest_by_bound(
-    spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, *, stated: frozenset[str]
-) -> Candidate:
-    """The layout with the lowest bound among those that fit; nothing is replayed."""
-    everything = list(iter_candidates(spec, cluster, stack, stated=stated))
-    fitting = list_fitting(spec, cluster, stated, everything)
-    bounds = Bounds(cluster, stack)
-    # Limited by number, not by time: equal questions get equal answers.
-    kinds = list(_by_layer(fitting).values())[:MOST_LAYERS]
-    return min((one for alike in kinds for one in alike), key=bounds.bound_ns)
-
-
-def fill_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Setting:
-    """*setting* with a layout, if its workload is a Transformer that leaves all of it open.
-
-    Ranks, micro-batch and interleaving are chosen; all else stays as it is.
-    """
-    spec = setting.workload
-    if not isinstance(spec, TransformerSpec):
-        return setting
-    stated = _stated(spec) | _KEPT
-    if stated & set(_SPLIT):
-        return setting
-    on_phase("choosing a layout", 0.0)
-    if setting.cluster.rank_count == 1:
-        return setting
-    try:
-        best = fastest_by_bound(spec, setting.cluster, setting.stack, stated=stated)
-    except PlanError:
-        # Nothing fits or divides: the workload's own choice explains the error.
-        return setting
-    chosen = {key: value for key, value in best.overrides.items() if key not in stated}
-    changes = tuple(f"{key}={value}" for key, value in chosen.items())
-    sentence = (
-        f"No layout is stated: {', '.join(changes)} has the lowest bound of those that fit. "
-        "`perfmodel search` replays the best of them."
-    )
-    # Recomputation is kept, so all changes are of one section.
-    parallel = {key.removeprefix("parallel."): value for key, value in chosen.items()}
-    filled = spec.model_copy(update={"parallel": spec.parallel.model_copy(update=parallel)})
-    scenario = setting.scenario
-    if scenario is not None:
-        scenario = replace(scenario, overrides=(*scenario.overrides, *changes))
-    sentences = (*setting.chosen, sentence)
-    return replace(setting, workload=filled, scenario=scenario, chosen=sentences)
-
-
-def _stated(spec: TransformerSpec) -> frozenset[str]:
-    """The layout fields that the file or the user set."""
-    given = {
-        *(f"parallel.{name}" for name in spec.parallel.model_fields_set),
-        *(f"training.{name}" for name in spec.training.model_fields_set),
-    }
-    known = {*FIELDS.values(), *_SPLIT}
-    return frozenset(field for field in given & known if attrgetter(field)(spec) is not None)
-
-
 def _search(
     question: LayoutQuestion, hosts: int, executor: Executor, on_phase: OnPhase
 ) -> LayoutRanking:
-    began_s, seconds = time.monotonic(), question.seconds / len(question.hosts)
+    budget = Budget(question.work, question.seconds, shares=len(question.hosts))
     spec, machine = _load(question, hosts)
     cluster = machine[0]
     on_phase(f"{hosts} hosts: listing layouts", 0.0)
     everything = list(iter_candidates(spec, *machine, stated=question.stated))
     fitting = list_fitting(spec, cluster, question.stated, everything)
-    until_s = began_s + BOUNDING_SHARE * seconds
-    queue = own_first(spec, bound_layouts(machine, fitting, executor, until_s, on_phase))
+    pool = LayoutPool(machine, fitting, executor, budget, on_phase)
     options = PredictOptions(samples=question.samples, seed=question.seed, is_explained=False)
     replayed, is_proven = replay_layouts(
-        queue,
+        pool,
         lambda candidates: executor.map(judge, (*machine, options), candidates),
         question.top,
-        began_s + seconds,
+        budget,
         on_phase,
     )
-    tally = count_layouts(len(everything), len(fitting), queue, replayed, is_proven=is_proven)
-    on_phase(f"{hosts} hosts: ways to send tokens to experts, schedules of pipelines", 0.96)
-    for _ in range(2):
-        # Bounds say nothing of these, so layouts are compared under the stack's defaults first.
-        # What improves the best is then tried with the others.
-        best = min(replayed, key=lambda one: one.time_ns).candidate
-        others = [
-            one
-            for one in iter_variants(best, cluster, stated=question.stated)
-            if one.chosen.fits and not any(one.is_like(old.candidate) for old in replayed)
-        ]
-        found = executor.map(judge, (*machine, options), others)
-        replayed += [
-            RankedLayout(candidate, round(one.iteration_ns), one)
-            for candidate, one in zip(others, found, strict=True)
-        ]
+    tally = count_layouts(
+        len(everything), len(fitting), pool.left_ns, replayed, is_proven=is_proven
+    )
     ranked = explain_layouts(machine, order_layouts(replayed)[: question.top])
     return LayoutRanking(
         question=question,
@@ -160,9 +78,31 @@ def _search(
         tokens=spec.batch * spec.sequence_length,
         memory_bytes=cluster.device.memory_bytes,
         layouts=tuple(ranked),
-        tally=tally,
+        tally=replace(tally, is_braked=budget.is_braked),
         reasons=find_reasons(ranked),
     )
+
+
+class Budget:
+    """What a search may spend: *work* in bounds and replays, and *seconds* as a brake."""
+
+    def __init__(self, work: int, seconds: float | None, *, shares: int = 1) -> None:
+        self._left, self._bounding = work, round(work * BOUNDING_SHARE)
+        self._until_s = None if seconds is None else time.monotonic() + seconds / shares
+        self._bounded_s = None if seconds is None else BOUNDING_SHARE * seconds / shares
+        self.is_braked = False
+
+    def take(self, wanted: int, *, is_bounding: bool = False) -> int:
+        """How many of *wanted* more bounds or replays may be done; 0 ends the search."""
+        left = min(self._left, self._bounding) if is_bounding else self._left
+        if self._until_s is not None:
+            early_s = self._until_s - (self._bounded_s or 0.0) if is_bounding else self._until_s
+            self.is_braked |= time.monotonic() > early_s
+            left = 0 if self.is_braked else left
+        taken = max(min(wanted, left), 0)
+        self._left -= taken
+        self._bounding -= taken * is_bounding
+        return taken
 
 
 def _load(question: LayoutQuestion, hosts: int) -> tuple[TransformerSpec, Machine]:
@@ -176,82 +116,69 @@ def _load(question: LayoutQuestion, hosts: int) -> tuple[TransformerSpec, Machin
     return spec, (loaded.cluster, loaded.stack)
 
 
-def list_fitting(
-    spec: TransformerSpec, cluster: Cluster, stated: frozenset[str], everything: Sequence[Candidate]
-) -> list[Candidate]:
-    """Those of *everything* that leave a part of the memory free; an error where none does.
+class LayoutPool:
+    """Layouts that fit, lowest bound first; close bounds are computed when they are needed."""
 
-    The workload's own layout may fill the memory, as it may in a prediction.
-    """
-    if not everything:
-        fixed = f" with {', '.join(sorted(stated))} fixed" if stated else ""
-        raise PlanError(
-            f"search: {spec.name} has no layout on {cluster.rank_count} ranks{fixed}: batch "
-            f"{spec.batch}, {spec.model.layers} layers and {spec.model.heads} heads do not divide "
-            f"into any. {'Fix less' if stated else 'Change batch'}, or change hosts."
-        )
-    memory_bytes = cluster.device.memory_bytes
-    usable_bytes = memory_bytes * USABLE_SHARE
-    fitting = [
-        one
-        for one in everything
-        if one.peak_bytes <= (memory_bytes if one.is_own else usable_bytes)
-    ]
-    if not fitting:
-        nearest = min(everything, key=lambda one: one.peak_bytes)
-        words = ", ".join(f"{key}={value}" for key, value in nearest.overrides.items())
-        raise PlanError(
-            f"search: none of {len(everything)} layouts of {spec.name} fits in "
-            f"{format_size(int(usable_bytes))} ({USABLE_SHARE:.0%} of a GPU). The nearest needs "
-            f"{format_size(nearest.peak_bytes)}: {words}. Use more hosts, or shorter sequences."
-        )
-    return fitting
+    def __init__(
+        self,
+        machine: Machine,
+        fitting: Sequence[Candidate],
+        executor: Executor,
+        budget: Budget,
+        on_phase: OnPhase,
+    ) -> None:
+        self._machine, self._executor, self._budget = machine, executor, budget
+        self._bounds, self._on_phase = Bounds(*machine), on_phase
+        kinds = by_layer(fitting)
+        measured = self._measure(list(kinds))
+        self._all = [one for layer in measured for one in kinds[layer]]
+        self.size = len(fitting)
+        # Bound, whether it is close, and the number of the layout, which breaks ties.
+        self._queue = [
+            (self._bounds.bound_ns(one, is_rough=True), False, number)
+            for number, one in enumerate(self._all)
+        ]
+        heapify(self._queue)
 
+    @property
+    def left_ns(self) -> list[int]:
+        """The bounds of the layouts that were not taken."""
+        return [bound_ns for bound_ns, _, _ in self._queue]
 
-def _by_layer(fitting: Sequence[Candidate]) -> dict[TransformerSpec, list[Candidate]]:
-    """*fitting* by the layer that determines their bounds, the own and most promising first."""
-    kinds: dict[TransformerSpec, list[Candidate]] = {}
-    # Of equals the larger micro-batch: it launches fewer kernels.
-    for one in sorted(fitting, key=lambda one: (not one.is_own, one.promise, -one.micro_batch)):
-        kinds.setdefault(layer_of(one), []).append(one)
-    return kinds
+    def lowest_ns(self) -> int | None:
+        """The lowest close bound of a layout that was not taken; None if there is none."""
+        while self._queue and not self._queue[0][1]:
+            rough = [heappop(self._queue)]
+            while self._queue and not self._queue[0][1] and len(rough) < REFINED_AT_ONCE:
+                rough.append(heappop(self._queue))
+            layers = dict.fromkeys(layer_of(self._all[number]) for _, _, number in rough)
+            known = set(self._measure(list(layers)))
+            for bound_ns, _, number in rough:
+                one = self._all[number]
+                close_ns = self._bounds.bound_ns(one) if layer_of(one) in known else bound_ns
+                heappush(self._queue, (max(bound_ns, close_ns), True, number))
+        return self._queue[0][0] if self._queue else None
 
+    def take(self, count: int) -> list[tuple[int, Candidate]]:
+        """The *count* layouts with the lowest close bounds, or fewer."""
+        taken: list[tuple[int, Candidate]] = []
+        while len(taken) < count and self.lowest_ns() is not None:
+            bound_ns, _, number = heappop(self._queue)
+            taken.append((bound_ns, self._all[number]))
+        return taken
 
-def bound_layouts(
-    machine: Machine,
-    fitting: Sequence[Candidate],
-    executor: Executor,
-    until_s: float,
-    on_phase: OnPhase,
-) -> list[tuple[int, Candidate]]:
-    """Layouts with their bounds, lowest first; without those not bounded in time."""
-    bounds, kinds = Bounds(*machine), _by_layer(fitting)
-    layers = list(kinds)
-    first, at_once = 0, 2
-    while first < len(layers):
-        on_phase(
-            f"{len(fitting)} layouts fit: bounded {first} of {len(layers)} kinds of layer",
-            0.05 + 0.15 * first / len(layers),
-        )
-        part, began_s = layers[first : first + at_once], time.monotonic()
-        bounds.take(part, executor.map(measure_layer, machine, part))
-        first += len(part)
-        took_s = time.monotonic() - began_s
-        if time.monotonic() + took_s > until_s:
-            break
-        at_once = min(2 * at_once, MEASURED_AT_ONCE) if took_s < 1 else at_once
-    bounded = [one for layer in layers[:first] for one in kinds[layer]]
-    order = sorted((bounds.bound_ns(one), number) for number, one in enumerate(bounded))
-    return [(bound_ns, bounded[number]) for bound_ns, number in order]
-
-
-def own_first(
-    spec: TransformerSpec, queue: Sequence[tuple[int, Candidate]]
-) -> list[tuple[int, Candidate]]:
-    """*queue* with the layout first that `predict` answers with, so that none found is slower."""
-    is_open = not _stated(spec) & set(_SPLIT)
-    first = [one for one in queue if (one[1].keeps(spec) if is_open else one[1].is_own)][:1]
-    return first + [one for one in queue if one not in first]
+    def _measure(self, layers: list[Layer]) -> list[Layer]:
+        """Measure as many of *layers* as the budget allows, and return those."""
+        done = [one for one in layers if self._bounds.has(one)]
+        new = [one for one in layers if not self._bounds.has(one)]
+        while new:
+            self._on_phase(f"bounding layouts, {len(new)} kinds of layer left", 0.1)
+            part = new[: self._budget.take(min(MEASURED_AT_ONCE, len(new)), is_bounding=True)]
+            if not part:
+                break
+            self._bounds.take(part, self._executor.map(measure_layer, self._machine, part))
+            done, new = done + part, new[len(part) :]
+        return done
 
 
 def judge(
@@ -263,34 +190,31 @@ def judge(
 
 
 def replay_layouts(
-    queue: Sequence[tuple[int, Candidate]],
+    pool: LayoutPool,
     judge_all: Callable[[Sequence[Candidate]], list[Prediction]],
     top: int,
-    deadline_s: float,
+    budget: Budget,
     on_phase: OnPhase,
 ) -> tuple[list[RankedLayout], bool]:
     """The replayed layouts, and whether no other layout can be faster than the best of them."""
     done: list[RankedLayout] = []
-    at_once, best, one_s = 1, "none", 0.0
-    while len(done) < len(queue):
-        began_s = time.monotonic()
-        if done:
-            best_ns = min(one.time_ns for one in done)
-            is_proven = queue[len(done)][0] >= best_ns
-            # The next replays take about as long as the last ones and must also end in time.
-            in_time = int((deadline_s - began_s) / one_s) - EXPLAINED
-            if in_time < 1 or (is_proven and len(done) >= top):
-                return done, is_proven
-            at_once, best = min(REPLAYED_AT_ONCE, in_time), format_duration(best_ns)
-        share = 0.2 + 0.75 * len(done) / len(queue)
-        on_phase(f"{len(queue)} layouts fit: replayed {len(done)}, best so far {best}", share)
-        part = queue[len(done) : len(done) + at_once]
+    while (lowest_ns := pool.lowest_ns()) is not None:
+        best_ns = min((one.time_ns for one in done), default=None)
+        is_proven = best_ns is not None and lowest_ns >= best_ns
+        if is_proven and len(done) >= top:
+            return done, True
+        best = "none" if best_ns is None else format_duration(best_ns)
+        on_phase(f"{pool.size} layouts fit: replayed {len(done)}, best so far {best}", 0.5)
+        # The first alone: its time prunes others. At least one is always replayed.
+        count = budget.take(REPLAYED_AT_ONCE if done else 1) or (0 if done else 1)
+        if not count:
+            return done, is_proven
+        part = pool.take(count)
         found = judge_all([candidate for _, candidate in part])
         done += [
             RankedLayout(candidate, bound_ns, one)
             for (bound_ns, candidate), one in zip(part, found, strict=True)
         ]
-        one_s = max((time.monotonic() - began_s) / len(part), 1e-6)
     return done, True
 
 

@@ -18,7 +18,7 @@ from perfmodel.base.errors import WorkloadError
 from perfmodel.graph.ops import Attention, Gemm, Pass
 from perfmodel.stacks.capabilities import Fusion
 from perfmodel.workloads.eager import Joining, Step, communication, pointwise
-from perfmodel.workloads.kernels import dropout, elementwise
+from perfmodel.workloads.kernels import cast, dropout, elementwise
 from perfmodel.workloads.transformer.layout import Slot
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.words import AttentionKernel, ContextKind
@@ -49,15 +49,31 @@ def attention_steps(
             )
         most = length // 2 if spec.model.causal else length
         context = _ContextAttention(run, direction, seen if seen < most else None)
+        casts = _casts(run, direction)
         if spec.parallel.cp_kind is ContextKind.ALL_GATHER:
-            return context.gathered(most)
+            return casts + context.gathered(most)
         if spec.parallel.cp_kind is ContextKind.ALL_TO_ALL:
-            return context.exchanged(min(length, seen), is_causal=spec.model.causal)
-        return context.ring()
+            keys = min(length, seen)
+            return casts + context.exchanged(keys, is_causal=spec.model.causal)
+        return casts + context.ring()
     if run.has_unfused_attention:
         return _unfused_steps(run, direction)
     is_causal = spec.model.causal and seen >= packed
-    return [_fused_step(run, direction, packed, min(packed, seen), is_causal=is_causal)]
+    core = _fused_step(run, direction, packed, min(packed, seen), is_causal=is_causal)
+    return [*_casts(run, direction), core]
+
+
+def _casts(run: TransformerRun, direction: Pass) -> list[Step]:
+    """The cast of queries, keys and values, or of the gradient of the output, to fewer bits."""
+    target, model, shape = run.spec.training.attention_precision, run.spec.model, run.shape
+    if target is None or target.size_bytes >= run.dtype.size_bytes:
+        return []
+    width = shape.heads * model.head_width
+    if direction is Pass.FORWARD:
+        inputs = shape.kv_heads * (model.query_width + model.head_width)
+        width = shape.heads * model.query_width + inputs
+    kernel = cast(run.tokens * width, run.dtype, target)
+    return [Step("to", f"attention/core cast {direction.value}", (kernel,))]
 
 
 def _fused_step(
@@ -82,7 +98,7 @@ def _fused_step(
         heads=run.shape.heads,
         kv_heads=run.shape.kv_heads,
         head_dim=(spec.model.query_width + spec.model.head_width) // 2,
-        dtype=run.dtype,
+        dtype=spec.training.attention_precision or run.dtype,
         is_causal=is_causal,
         direction=direction,
         kernel=kernel,

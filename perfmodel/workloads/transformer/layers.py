@@ -7,6 +7,7 @@ kernels are fused, the kernel of the norm after a residual adds it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from perfmodel.graph.ops import MemoryBound, Pass
@@ -24,7 +25,7 @@ from perfmodel.workloads.transformer.experts import ExpertSteps
 from perfmodel.workloads.transformer.linears import LinearSteps
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import QKV, LayerShapes
-from perfmodel.workloads.transformer.words import Positions, Recompute, RecomputedPart
+from perfmodel.workloads.transformer.words import Positions, Recompute, RecomputedPart, SavedOutput
 
 _JOINING = "further/joining"
 LAYER = "layer "
@@ -78,7 +79,7 @@ def build_layer_steps(run: TransformerRun, kind: LayerKind) -> PartSteps:
     forward = maker.forward()
     recompute: list[Step] = []
     if kind.is_recomputed and way is Recompute.FULL:
-        recompute = forward
+        recompute = maker.forward(run.spec.training.saved_outputs)
     elif kind.is_recomputed and way is Recompute.ATTENTION:
         recompute = maker.attention(Pass.FORWARD)
     elif kind.is_recomputed and way is Recompute.OPS:
@@ -109,32 +110,34 @@ class _LayerMaker:
             steps += self._linears.weight_casts(linear, label)
         return steps + (self._experts.casts() if self._experts else [])
 
-    def forward(self) -> list[Step]:
-        """The forward pass."""
+    def forward(self, saved: Collection[SavedOutput] = ()) -> list[Step]:
+        """The forward pass, without what makes *saved* outputs of attention and a dense FFN."""
         linears, shape = self._linears, self._shape
         steps = [
             *(linears.replicated(shape.joining, _JOINING) if shape.joining else ()),
-            *self._until_core(),
-            *self.attention(Pass.FORWARD),
-            *linears.row_parallel(shape.projection, "attention/projection"),
+            *self._until_core(is_saved=SavedOutput.QKV in saved),
+            *(() if SavedOutput.CORE in saved else self.attention(Pass.FORWARD)),
+            *(
+                ()
+                if SavedOutput.PROJECTION in saved
+                else linears.row_parallel(shape.projection, "attention/projection")
+            ),
             *self._residual("attention"),
             *norm_steps(linears, "ffn", Pass.FORWARD),
             *(self._experts.forward() if self._experts else ()),
         ]
         if shape.up is not None:
-            steps += [*self._feed_forward(), *self._add_shared(Pass.FORWARD)]
+            steps += [*self._feed_forward(saved), *self._add_shared(Pass.FORWARD)]
         return steps + self._residual("ffn")
 
-    def _feed_forward(self) -> list[Step]:
+    def _feed_forward(self, saved: Collection[SavedOutput] = ()) -> list[Step]:
         """The GEMMs of a dense layer or of shared experts, with their activation."""
         shape, linears = self._shape, self._linears
         if shape.up is None or shape.down is None:
             return []
-        return [
-            *linears.column_parallel(shape.up, "ffn/up"),
-            *self._activation(Pass.FORWARD),
-            *linears.row_parallel(shape.down, "ffn/down"),
-        ]
+        up = () if SavedOutput.UP in saved else linears.column_parallel(shape.up, "ffn/up")
+        down = () if SavedOutput.DOWN in saved else linears.row_parallel(shape.down, "ffn/down")
+        return [*up, *self._activation(Pass.FORWARD), *down]
 
     def without_every_second_gemm(self) -> list[Step]:
         """The forward pass until the down GEMM, without every second GEMM and the core."""
@@ -216,10 +219,12 @@ class _LayerMaker:
         """The attention core."""
         return attention_steps(self._run, direction, has_window=self._has_window)
 
-    def _until_core(self) -> list[Step]:
-        """From the input to queries, keys and values."""
+    def _until_core(self, *, is_saved: bool = False) -> list[Step]:
+        """From the input to queries, keys and values; only the norm if these are saved."""
         linears, shape = self._linears, self._shape
         steps = norm_steps(linears, "attention", Pass.FORWARD)
+        if is_saved:
+            return steps
         if shape.latent is not None:
             steps += linears.replicated(shape.latent, "attention/latent")
         steps += linears.column_parallel(shape.qkv, QKV)

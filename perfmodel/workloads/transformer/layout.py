@@ -104,7 +104,8 @@ class Layout:
 
     def layer_runs(self, layers: int, *, stage: int) -> tuple[range, ...]:
         """The runs of layers that *stage* holds, of a model of *layers* layers."""
-        lengths = self.lengths or split_layers(layers, self.pp * self.interleaving)
+        runs = self.pp * self.interleaving
+        lengths = self.lengths or split_layers(layers, runs, further=self.further_layers)
         lengths = (*lengths[:-1], lengths[-1] + self.further_layers)
         ranges = [range(*ends) for ends in pairwise((0, *accumulate(lengths)))]
         if self.is_folded:
@@ -117,12 +118,17 @@ class Layout:
 
 
 @lru_cache(maxsize=1024)
-def split_layers(layers: int, runs: int) -> tuple[int, ...]:
+def split_layers(layers: int, runs: int, *, further: int = 0) -> tuple[int, ...]:
     """Layers of each of *runs* parts, in order.
 
     Equal if that divides; else the middle parts have a layer more than the others, because the
-    ends also hold the embedding and the head.
+    ends also hold the embedding and the head. With *further* layers that predict later tokens,
+    these and the loss count as layers of the last part, and parts are filled from the first, as in
+    Megatron-Bridge's layouts; not if that leaves more than the last part without layers.
     """
+    most = -(-(layers + further + 1) // runs)
+    if further and layers > most * (runs - 2):
+        return tuple(min(most, max(layers - run * most, 0)) for run in range(runs))
     whole, rest = divmod(layers, runs)
     first = min(1, runs - rest)
     return tuple(whole + (first <= run < first + rest) for run in range(runs))

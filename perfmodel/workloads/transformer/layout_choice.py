@@ -166,6 +166,8 @@ def _iter_stage_faults(spec: TransformerSpec, layout: Layout) -> Iterator[str]:
     """Why layers cannot be spread over stages of several runs."""
     runs, layers, pp = layout.interleaving, spec.model.layers, layout.pp
     lengths, micro_batches = layout.lengths, layout.micro_batches
+    if stated := spec.parallel.stage_layers:
+        yield from _iter_stated_faults(stated, layers, pp * runs)
     if lengths is not None and min(lengths) < 0:
         yield f"stage {lengths.index(-1) % pp} of pp={pp} would have nothing to do"
     if pp * runs > layers + _ENDS:
@@ -176,6 +178,14 @@ def _iter_stage_faults(spec: TransformerSpec, layout: Layout) -> Iterator[str]:
     is_ring = runs > 1 and not layout.is_folded
     if is_ring and spec.parallel.micro_batch and micro_batches % pp:
         yield f"interleaving needs micro-batches ({micro_batches}) that are divisible by pp={pp}"
+
+
+def _iter_stated_faults(stated: tuple[int, ...], layers: int, runs: int) -> Iterator[str]:
+    """Why layers cannot be spread as they are stated."""
+    if len(stated) != runs:
+        yield f"stage_layers has {len(stated)} virtual stages, not pp x interleaving = {runs}"
+    if sum(stated) != layers:
+        yield f"stage_layers has {sum(stated)} layers, not {layers}"
 
 
 def _iter_schedule_faults(spec: TransformerSpec, pp: int) -> Iterator[str]:
@@ -258,8 +268,10 @@ def _explain(spec: TransformerSpec, rank_count: int, ranks_per_host: int) -> str
 
 
 def _lengths(spec: TransformerSpec, pp: int) -> tuple[int, ...] | None:
-    """Layers of each run where they are split by cost."""
+    """Layers of each run where they are stated, or split by cost."""
     parallel, model = spec.parallel, spec.model
+    if parallel.stage_layers is not None:
+        return parallel.stage_layers
     if parallel.stages is StageSplit.EQUAL or pp == 1:
         return None
     return split_layers_by_cost(

@@ -26,10 +26,12 @@ from perfmodel.workloads.transformer.shapes import (
     stage_parameters,
 )
 from perfmodel.workloads.transformer.words import (
+    AdapterPlaces,
     AttentionKernel,
     Positions,
     Recompute,
     RecomputedPart,
+    SavedOutput,
 )
 
 _KEPT = ("activations", "logits")
@@ -221,17 +223,19 @@ def layer_activation_bytes(
     shape = shapes.of_experts if is_expert else shapes.dense
     residual, numbers = run.residual_dtype.size_bytes, tokens * model.hidden
     if recompute is Recompute.FULL:
-        return numbers * residual // share
+        return numbers * residual // share + _saved_bytes(run, shape)
     # The input of a GEMM is kept in its format, the output in that of activations.
     dtype = run.spec.training.gemm_dtype
-    # Inputs of both norms, of the qkv and of the up GEMM.
-    whole = 2 * residual * numbers + 2 * dtype.bytes_of(numbers)
+    # Inputs of both norms, of the qkv and of the up GEMM. A frozen GEMM needs no input backward.
+    is_trained = not run.spec.training.adapters_only
+    is_kept = is_trained or run.spec.training.adapter_places is AdapterPlaces.ALL
+    whole = 2 * residual * numbers + (1 + is_kept) * dtype.bytes_of(numbers)
     if model.dropout:
         whole += 2 * numbers  # masks, one byte per number
     # Outputs of qkv and up, inputs of the projection and of the down GEMM.
     up, down = (shape.up.outputs, shape.down.inputs) if shape.up and shape.down else (0, 0)
     split = size * tokens * (shape.attention_outputs + up + _copied_widths(run, shape))
-    split += dtype.bytes_of(tokens * (shape.projection.inputs + down))
+    split += dtype.bytes_of(tokens * (shape.projection.inputs + is_kept * down))
     if shape.experts is not None:
         split += _routed_bytes(run, shape.experts)
     if recompute is Recompute.OPS:
@@ -243,6 +247,18 @@ def layer_activation_bytes(
     else:
         split -= _dropped_bytes(run, shape)
     return whole // share + split + _score_bytes(run, recompute)
+
+
+def _saved_bytes(run: TransformerRun, shape: LayerShape) -> int:
+    """Outputs that a recomputed layer keeps."""
+    widths = {
+        SavedOutput.QKV: shape.attention_outputs,
+        SavedOutput.CORE: shape.projection.inputs,
+        SavedOutput.PROJECTION: run.spec.model.hidden,
+        SavedOutput.UP: shape.up.outputs if shape.up else 0,
+    }
+    saved = sum(widths.get(one, 0) for one in run.spec.training.saved_outputs)
+    return saved * run.tokens * run.dtype.size_bytes
 
 
 def _dropped_bytes(run: TransformerRun, shape: LayerShape) -> int:

@@ -40,6 +40,7 @@ from perfmodel.workloads.transformer.words import (
     Recompute,
     RecomputedPart,
     Routing,
+    SavedOutput,
     StageSplit,
     StateSharding,
     TensorOverlap,
@@ -174,7 +175,9 @@ class ParallelSection(Section):
     *shard_group* is how many data-parallel ranks divide what *sharding* says: left out, all of
     them, for `hsdp` those of a host. With *expert_overlap* tokens are exchanged while another
     micro-batch computes. *dispatcher* and overlaps left out are those of the software stack.
-    *schedule* is the order in which pipeline stages take micro-batches.
+    *schedule* is the order in which pipeline stages take micro-batches. *stage_layers* states the
+    layers of each virtual stage in the order of the pipeline; left out, *stages* says how they are
+    split. Layers that predict further tokens are on the last one and not counted.
     """
 
     tp: Degree | None = None
@@ -191,6 +194,7 @@ class ParallelSection(Section):
     interleaving: Degree = 1
     schedule: Schedule = Schedule.ONE_F_ONE_B
     stages: StageSplit = StageSplit.EQUAL
+    stage_layers: tuple[NaturalNumber, ...] | None = None
     tp_overlap: TensorOverlap | None = None
     dp_overlap: DataOverlap | None = None
     dispatcher: Dispatcher | None = None
@@ -207,8 +211,10 @@ class TrainingSection(Section):
     they are *grouped_experts*, the experts of a rank are multiplied one by one. A sequence may be
     packed of samples of *packed_tokens* tokens that do not see each other. Beside *recompute*,
     *recompute_modules* of all layers are recomputed, and the activations of the first
-    *offload_layers* layers wait in host memory. The share *offload_optimizer* of the optimizer's
-    state is in host memory, too, and is updated there.
+    *offload_layers* layers wait in host memory. With `full`, *saved_outputs* are kept and not
+    computed again. The share *offload_optimizer* of the optimizer's
+    state is in host memory, too, and is updated there. *attention_precision* is the format of the
+    attention core; left out, that of activations.
     """
 
     precision: NumberFormat = DType.BF16
@@ -220,9 +226,11 @@ class TrainingSection(Section):
     recompute: Recompute = Recompute.NONE
     recompute_fraction: Ratio = 1.0
     recompute_modules: tuple[RecomputedPart, ...] = ()
+    saved_outputs: tuple[SavedOutput, ...] = ()
     offload_layers: NaturalNumber = 0
     offload_optimizer: Ratio = 0.0
     attention: AttentionKernel = AttentionKernel.AUTO
+    attention_precision: NumberFormat | None = None
     adapters_only: Switch = False
     adapter_rank: Width = 16
     adapter_places: AdapterPlaces = AdapterPlaces.ALL

@@ -64,6 +64,20 @@ class RecomputedPart(Enum):
     EXPERT_ACTIVATION = "moe_act"
 
 
+class SavedOutput(Enum):
+    """A GEMM or the attention core whose output a recomputed layer keeps, so it runs only once.
+
+    DOWN needs no memory: nothing in the backward pass of a layer reads the output of its last
+    GEMM, and compilers that see this (XLA) leave it out.
+    """
+
+    QKV = "qkv"
+    CORE = "core"
+    PROJECTION = "projection"
+    UP = "up"
+    DOWN = "down"
+
+
 class StateSharding(_Synonymous):
     """What data-parallel ranks divide among themselves.
 

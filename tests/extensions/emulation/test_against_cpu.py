@@ -14,7 +14,7 @@ from perfmodel.extensions.emulation.rank_record import CallType, from_bytes
 from perfmodel.extensions.emulation.request import Emulation, device_facts, load_gpu
 from perfmodel.extensions.emulation.windows import Windows
 from perfmodel.extensions.emulation.workers import WorkerTask, run_worker
-from perfmodel.graph.calls import aten_name
+from perfmodel.extensions.recordings.operators.calls import aten_name
 from tests.extensions.emulation.emulating import SCRIPTS
 
 HERE = Path(__file__).parent

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from perfmodel.base.errors import ScenarioError
-from perfmodel.cli.emulate import settings_of
+from perfmodel.extensions.emulation.commands import settings_of
 from tests.extensions.emulation.emulating import run_perfmodel
 
 SCRIPT = """
@@ -55,3 +55,30 @@ def test_every_setting_becomes_a_job_and_the_comparison_orders_them(tmp_path):
     rows = json.loads(compared.stdout)["scenarios"]
     assert [row["name"] for row in rows] == ["batch_size=64", "batch_size=32768"]
     assert rows[0]["cost_per_thousand_iterations"] < rows[1]["cost_per_thousand_iterations"]
+
+
+def test_a_setting_that_runs_out_of_memory_is_a_result_beside_the_others(tmp_path):
+    made_there = SCRIPT.replace("4096).cuda()", "4096, device='cuda')")
+    (tmp_path / "train.py").write_text(made_there)
+    done = run_perfmodel(
+        "emulate", "--ranks", "1", "--device", "h100_sxm", "--vary", "batch_size=9000000,64",
+        "--out", "jobs", "--", "train.py", folder=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    [row] = [
+        line for line in done.stderr.splitlines() if line.startswith("perfmodel: batch_size=9")
+    ]
+    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 137.33 GiB" in row
+    assert "train.py:12" in row
+    assert "1 jobs, one per setting, 1 without one" in done.stderr
+    assert [folder.name for folder in (tmp_path / "jobs").iterdir()] == ["batch_size=64"]
+
+
+def test_a_sweep_without_any_job_fails_as_its_script_does(tmp_path):
+    (tmp_path / "train.py").write_text("import sys\nsys.exit(7)\n")
+    done = run_perfmodel(
+        "emulate", "--ranks", "1", "--device", "h100_sxm", "--vary", "x=1,2", "--out", "jobs",
+        "--", "train.py", folder=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 7
+    assert "x=2: train.py: rank 0 ended with exit code 7; no job is written." in done.stderr

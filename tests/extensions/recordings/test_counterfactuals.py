@@ -9,12 +9,12 @@ import pytest
 from perfmodel.base.errors import ScenarioError
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.extensions.recordings.host_chain import StepKind
+from perfmodel.extensions.recordings.recording_info import recording_question
 from perfmodel.extensions.recordings.self_replay import with_score
 from perfmodel.extensions.whatif import apply_all, parse_transformation
 from perfmodel.graph.program import PLAIN
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions
-from perfmodel.prediction.saved_jobs import recording_question
 from tests.extensions.recordings.builders import durations_of, held_of, import_spans, replay_ms
 from tests.extensions.recordings.test_trust import some_steps
 

@@ -13,10 +13,11 @@ from perfmodel.extensions.whatif import apply_all, parse_transformation
 from perfmodel.extensions.whatif.drafts import edit_programs
 from perfmodel.extensions.whatif.editing import find, remove
 from perfmodel.extensions.whatif.patterns import Pattern
-from perfmodel.extensions.whatif.pinning import is_pinned, pin_durations
+from perfmodel.extensions.whatif.pinning import pin_durations
 from perfmodel.extensions.whatif.selection import LaneWord, Numbers, Selection, lane_mask
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.program import PLAIN
+from perfmodel.prediction.saved_jobs import is_pinned
 from tests.strategies import random_jobs
 
 

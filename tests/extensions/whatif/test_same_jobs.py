@@ -19,9 +19,10 @@ from perfmodel.api import build_job, load_workload
 from perfmodel.base.errors import PerfModelError
 from perfmodel.extensions.recordings.storage import load_recorded_job
 from perfmodel.extensions.whatif import parse_transformation
-from perfmodel.extensions.whatif.pinning import PricingMachine, pin_job
+from perfmodel.extensions.whatif.pinning import pin_job
 from perfmodel.graph.job import with_own_origins
 from perfmodel.graph.storage import load_job
+from perfmodel.prediction.saved_jobs import PricingMachine
 from tests.extensions.whatif.jobs import EXAMPLES, alone, training_job
 
 DIGESTS = Path(__file__).parent / "same_jobs.json"

@@ -189,6 +189,16 @@ def test_interleaved_every_run_sees_every_micro_batch_once_each_way(stage, micro
             assert forward < seen.index((Pass.BACKWARD, run, number))
 
 
+def test_further_layers_and_the_loss_leave_the_last_stage_fewer_layers():
+    # DeepSeek-V3: 61 layers, one that predicts a further token, and the loss are 63 units in 16
+    # stages, so 4 each: 15 x 4 = 60 layers, and 1 on the last stage with the other two.
+    assert split_layers(61, 16, further=1) == (*[4] * 15, 1)
+    # 32 stages of 2: 30 x 2 = 60, the next has 1, and the last only the other two units.
+    assert split_layers(61, 32, further=1) == (*[2] * 30, 1, 0)
+    # 18 units in 8 stages: filled from the first, two would have no layer, so they are equal.
+    assert split_layers(16, 8, further=1) == (2,) * 8
+
+
 def test_a_folded_pipeline_holds_layers_from_both_ends():
     layout = Layout(1, 4, 1, 1, 8, interleaving=2, schedule=Schedule.DUALPIPE_V, further_layers=1)
     assert [layout.layer_runs(16, stage=stage) for stage in (0, 1, 3)] == [

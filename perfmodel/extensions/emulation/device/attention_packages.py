@@ -7,6 +7,7 @@ to end with the starts of their sequences.
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import Distribution
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,13 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perfmodel.extensions.emulation.device.gpu import VirtualGpu
+from perfmodel.extensions.emulation.device.user_kernels import record_kernel
+
 _VERSION = "2.8.3"
 """What scripts see; no answer depends on it."""
 _KERNELS = {"flash3": ("flash-attn3", "flash-attention-3", "fa3"), "flash2": ("flash",)}
 """Generations by parts of the names that a hub knows their kernels by."""
 MODULES = (
     "flash_attn", "flash_attn.flash_attn_interface", "flash_attn.bert_padding",
-    "flash_attn_interface", "kernels",
+    "flash_attn.layers", "flash_attn.layers.rotary", "flash_attn.modules", "flash_attn.modules.mha",
+    "flash_attn.ops", "flash_attn.ops.rms_norm", "flash_attn.ops.triton",
+    "flash_attn.ops.triton.layer_norm", "flash_attn_interface", "kernels",
 )  # fmt: skip
 DISTRIBUTIONS = {"flash_attn": "flash_attn", "flash_attn_3": "flash_attn_interface"}
 """The distributions that scripts look for, and the package in each."""
@@ -42,15 +48,22 @@ class InstalledPackage(Distribution):
         return path
 
 
-def make_module(name: str) -> ModuleType:
-    """The module *name* of MODULES."""
+def make_module(gpu: VirtualGpu, name: str) -> ModuleType:
+    """The module *name* of MODULES on *gpu*."""
     module = ModuleType(name, "Fused attention on a virtual device.")
     if name == "kernels":
         module.__dict__.update(get_kernel=get_kernel, has_kernel=lambda *_, **__: True)
     elif name.endswith("padding"):
         functions = (index_first_axis, pad_input, unpad_input)
         module.__dict__.update({one.__name__: one for one in functions})
-    else:
+    elif name.endswith("rotary"):
+        module.__dict__.update(
+            apply_rotary_emb=partial(apply_rotary_emb, gpu), RotaryEmbedding=RotaryEmbedding
+        )
+    elif name.endswith("norm"):
+        module.__dict__.update(layer_norm_fn=layer_norm_fn, rms_norm_fn=rms_norm_fn)
+        module.__dict__["rms_norm"] = rms_norm_fn
+    elif "." not in name or name.endswith(("interface", "mha")):
         generation = "flash3" if name == "flash_attn_interface" else "flash2"
         module.__dict__.update(vars(_functions(generation)), __version__=_VERSION)
     return module
@@ -73,6 +86,79 @@ def pad_input(hidden: Tensor, places: Tensor, batch: int, length: int) -> Tensor
     padded = hidden.new_zeros(batch * length, *hidden.shape[1:])
     padded[places] = hidden
     return padded.unflatten(0, (batch, length))
+
+
+def layer_norm_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *_: Any,
+    eps: float = 1e-6,
+    dropout_p: float = 0.0,
+    prenorm: bool = False,
+    is_rms_norm: bool = False,
+    return_dropout_mask: bool = False,
+    **__: Any,
+) -> Any:
+    """A norm by torch's own kernel; a residual is added by one more, which the package fuses."""
+    if dropout_p or return_dropout_mask:
+        raise RuntimeError(
+            "flash_attn.ops.triton.layer_norm: a virtual device has no dropout inside a norm. Use "
+            "torch.nn.functional.dropout before it."
+        )
+    whole = x if residual is None else x + residual
+    if is_rms_norm:
+        out = torch.nn.functional.rms_norm(whole, weight.shape, weight, eps)
+    else:
+        out = torch.nn.functional.layer_norm(whole, weight.shape, weight, bias, eps)
+    return (out, whole) if prenorm else out
+
+
+def rms_norm_fn(x: Tensor, weight: Tensor, *more: Any, **words: Any) -> Any:
+    """A norm without a mean."""
+    return layer_norm_fn(x, weight, *more, **{**words, "is_rms_norm": True})
+
+
+class _Rotation(torch.autograd.Function):
+    """One kernel that turns pairs of numbers, and one that turns their gradients back."""
+
+    @staticmethod
+    def forward(ctx: Any, gpu: VirtualGpu, x: Tensor, *angles: Tensor) -> Tensor:
+        ctx.gpu, ctx.angles = gpu, angles
+        out = torch.empty_like(x)
+        record_kernel(gpu, "rotary", inputs=[x, *angles], outputs=[out])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        made = torch.empty_like(gradient)
+        record_kernel(ctx.gpu, "rotary", inputs=[gradient, *ctx.angles], outputs=[made])
+        return None, made, *(None for _ in ctx.angles)
+
+
+def apply_rotary_emb(
+    gpu: VirtualGpu, x: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any
+) -> Any:
+    """Rotary embedding of *x*, in place or not."""
+    return _Rotation.apply(gpu, x, cos, sin)
+
+
+class RotaryEmbedding(torch.nn.Module):
+    """Present, so that it can be imported and inherited from."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError(
+            "flash_attn.layers.rotary.RotaryEmbedding: a virtual device answers apply_rotary_emb "
+            "only. Compute the angles with torch and call that."
+        )
+
+
+def _refuse(name: str, *_: Any, **__: Any) -> Any:
+    raise RuntimeError(
+        f"flash_attn: {name} is an internal function that a virtual device does not answer. Call "
+        "the public function without the underscore."
+    )
 
 
 def get_kernel(name: str, *_: Any, **__: Any) -> Any:
@@ -136,7 +222,14 @@ def _functions(generation: str) -> SimpleNamespace:
     ) -> Any:
         return flash_attn_func(q, k_cache, v_cache, **settings)
 
+    def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *more: Any, **settings: Any) -> Any:
+        return flash_attn_varlen_func(q, *kv.unbind(1), *more, **settings)
+
+    ways = ("forward", "backward", "varlen_forward", "varlen_backward")
+    hidden = {f"_flash_attn_{way}": partial(_refuse, f"_flash_attn_{way}") for way in ways}
     return SimpleNamespace(
+        **hidden,
+        flash_attn_varlen_kvpacked_func=flash_attn_varlen_kvpacked_func,
         flash_attn_func=flash_attn_func,
         flash_attn_with_kvcache=flash_attn_with_kvcache,
         flash_attn_qkvpacked_func=flash_attn_qkvpacked_func,

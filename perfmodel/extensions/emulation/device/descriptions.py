@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfmodel.graph.calls import listed
+from perfmodel.extensions.recordings.operators.calls import listed
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

@@ -17,7 +17,7 @@ from perfmodel.extensions.emulation.device.descriptions import Kwargs, describe_
 from perfmodel.extensions.emulation.device.memory import DeviceMemory
 from perfmodel.extensions.emulation.device.native import NativeDevice
 from perfmodel.extensions.emulation.device.recorder import Recorder
-from perfmodel.extensions.emulation.device.values import Values
+from perfmodel.extensions.emulation.device.values import Values, storage_address
 from perfmodel.extensions.emulation.rank_record import CallType
 from perfmodel.extensions.emulation.request import TORCH_VERSION, DeviceFacts, parse_release
 
@@ -51,6 +51,8 @@ class VirtualGpu:
         )
         self.peak_place = "no allocation"
         self.pinned: set[int] = set()
+        self.moved: dict[int, tuple[int, int]] = {}
+        self.pieces: list[tuple[int, int]] = []
 
     def empty(
         self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: int
@@ -76,6 +78,14 @@ class VirtualGpu:
         self.recorder.launch(self.recorder.intern_kind(words), next(found, 0), 3)
         if is_awaited:
             self.recorder.synchronize(CallType.SYNC_STREAM)
+
+    def note_pieces(self, args: Sequence[Any]) -> None:
+        """Note which part of a batch that was moved is used first, if not all of it."""
+        for tensor in args:
+            if isinstance(tensor, Tensor) and tensor.is_cuda:
+                checksum, count = self.moved.pop(storage_address(tensor), (0, 0))
+                if tensor.numel() < count:
+                    self.pieces.append((checksum, int(tensor.storage_offset())))
 
     def device_of(self, args: Sequence[Any], kwargs: Kwargs) -> int:
         """The device a call works on: that of its first tensor, or the one it names."""

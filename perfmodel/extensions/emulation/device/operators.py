@@ -104,6 +104,8 @@ class OperatorKernel:
             argument(args, kwargs, *written).data = self._build(wanted, device)
         if plan.kind is not None:
             recorder.launch(self.kind_of_call(plan.kind, args, kwargs), device, 1)
+            if gpu.moved and recorder.is_on:
+                gpu.note_pieces(args)
         result = self._build(plan.outputs, device)
         if self._returned is not None:
             result = [argument(args, kwargs, *returned) for returned in self._returned]

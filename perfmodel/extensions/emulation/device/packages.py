@@ -26,11 +26,12 @@ from torch.utils._triton import has_triton_package
 
 from perfmodel.extensions.emulation.device import attention_packages, triton_stand_in
 from perfmodel.extensions.emulation.device.attention_packages import DISTRIBUTIONS, InstalledPackage
+from perfmodel.extensions.emulation.device.built_extensions import install_extensions
 from perfmodel.extensions.emulation.device.gpu import VirtualGpu
 from perfmodel.extensions.emulation.device.native import keep_for_ever
 from perfmodel.extensions.emulation.device.nvml import make_pynvml
 from perfmodel.extensions.emulation.device.triton_stand_in import make_module
-from perfmodel.extensions.emulation.device.user_kernels import install_extensions, install_triton
+from perfmodel.extensions.emulation.device.user_kernels import install_triton
 
 _VISION_SHAPES = "torchvision._meta_registrations"
 """The module that describes operators, if the native library loaded."""
@@ -99,7 +100,7 @@ class PackageFinder(MetaPathFinder):
         self._made: dict[str, Maker] = {
             "pynvml": partial(make_pynvml, gpu),
             **{
-                name: partial(attention_packages.make_module, name)
+                name: partial(attention_packages.make_module, gpu, name)
                 for name in attention_packages.MODULES
             },
         }

@@ -54,7 +54,10 @@ class Recorder:
         self.is_capturing = False
         self.on_capture: Callable[[], None] = lambda: None
         self.on_replay: Callable[[], None] = lambda: None
+        self.on_stop: Callable[[], None] = lambda: None
         self.captured_steps = 0
+        self.kernels_aside = 0
+        self.is_stepping = False
         self.calls: list[Any] = []
         self.kinds: list[dict[str, Any]] = []
         self.collectives: list[dict[str, Any]] = []
@@ -97,9 +100,11 @@ class Recorder:
 
     def launch(self, kind: int, device: int, depth: int = 1) -> None:
         """A kernel of *kind* on the current stream of *device*."""
+        thread = get_ident()
+        if thread == self.main_thread and not (self.is_stepping or torch.is_grad_enabled()):
+            self.kernels_aside += 1
         if not self.is_on:
             return
-        thread = get_ident()
         state = self._states.get(thread) or self.state()
         stream = state.stream.value | device << DEVICE_SHIFT
         operator = self._operator(thread, kind, depth + 1)
@@ -135,6 +140,9 @@ class Recorder:
     def check_running(self) -> None:
         """Refuse device work of a forked process, and end the script when enough was recorded."""
         if self.is_over:
+            if get_ident() != self.main_thread and _current_node() is None:
+                # The main thread may wait for this one for ever; that of a backward pass does not.
+                self.on_stop()
             raise ScriptStop(0)
         if self.is_forked:
             raise RuntimeError(

@@ -6,6 +6,7 @@ import faulthandler
 import os
 import runpy
 import sys
+import threading
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from perfmodel.extensions.emulation.device.recorder import ScriptStop
 from perfmodel.extensions.emulation.device.steps import StepWatch
 from perfmodel.extensions.emulation.rank_record import CallType, RankRecord, to_bytes
 from perfmodel.extensions.emulation.workers import (
+    FAULT,
     MOST_WORKING,
     NEEDS_ALL_RANKS,
     Throttle,
@@ -47,6 +49,7 @@ class RankRun:
         self._folder = Path(order.folder)
         self._rank = rank
         self._was_stopped = False
+        self._ending = threading.Lock()
         running = frozenset(order.ranks)
         store = FileStore(str(self._folder / "store"), -1)
         self._throttle = Throttle(self._folder, is_needed=len(running) > MOST_WORKING)
@@ -67,15 +70,30 @@ class RankRun:
         self._throttle.take()
         self._watch_time()
         self._steps.install()
+        self._gpu.recorder.on_stop = self._end_process
         for name in list(sys.modules):
             # The script may have modules with the names of our packages.
             if name.partition(".")[0] in _OWN_PACKAGES:
                 del sys.modules[name]
         sys.meta_path.insert(0, PackageFinder(self._gpu))
         code = self._run_script()
+        # Not released: a thread that is stopped now must not end the process.
+        self._ending.acquire()
+        self._write_record()
+        return code
+
+    def _end_process(self) -> None:
+        """End the script from one of its own threads, unless its main thread is doing so."""
+        if self._ending.acquire(blocking=False):
+            self._was_stopped = True
+            self._write_record()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+    def _write_record(self) -> None:
         faulthandler.cancel_dump_traceback_later()
         (self._folder / f"rank_{self._rank}.json").write_bytes(to_bytes(self._record()))
-        return code
 
     def _set_environment(self) -> None:
         ranks, local_size = self._request.ranks, self._request.local_size
@@ -156,6 +174,8 @@ class RankRun:
                 code = NEEDS_ALL_RANKS
             else:
                 _show(fault)
+                said = f"{type(fault).__name__}: {fault}"
+                (self._folder / f"{FAULT}{self._rank}").write_text(said, encoding="utf-8")
                 code = 1
         self._gpu.recorder.flush()
         return code
@@ -185,6 +205,8 @@ class RankRun:
             step_count=steps.step_count,
             torch_version=str(torch.__version__),
             step_cpu_s=tuple(steps.step_cpu_s),
+            most_aside=steps.most_aside,
+            pieces=tuple(self._gpu.pieces),
         )
 
 

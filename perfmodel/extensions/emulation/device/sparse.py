@@ -20,7 +20,7 @@ from perfmodel.extensions.emulation.device.descriptions import schema_name, tens
 from perfmodel.extensions.emulation.device.gpu import VirtualGpu
 from perfmodel.extensions.emulation.device.operators import Kernel
 from perfmodel.extensions.emulation.device.special import COMPRESSED, to_device
-from perfmodel.graph.calls import SPARSE
+from perfmodel.extensions.recordings.operators.calls import SPARSE
 
 _MOST_ON_HOST = 1 << 27
 _SPARSE_CPU = DispatchKeySet(DispatchKey.SparseCPU)

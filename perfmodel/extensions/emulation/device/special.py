@@ -20,6 +20,7 @@ from perfmodel.extensions.emulation.device.descriptions import Args, Kwargs, is_
 from perfmodel.extensions.emulation.device.gpu import VirtualGpu, address_of
 from perfmodel.extensions.emulation.device.memory import contiguous_stride
 from perfmodel.extensions.emulation.device.operators import CPU_KEYS, Kernel, OperatorKernel
+from perfmodel.extensions.emulation.device.values import MOST_COMPUTED, storage_address
 
 Handler = Callable[..., Any]
 """Called with the device, the operator, and the arguments of the call."""
@@ -72,13 +73,16 @@ def copy_(
         gpu.launch("copy", inputs=[source], outputs=[target])
     else:
         known, is_pinned = source.detach(), address_of(source) in gpu.pinned
+        checksum = _checksum(known) if gpu.recorder.is_on else 0
+        if checksum:
+            gpu.moved[storage_address(target)] = (checksum, target.numel())
         gpu.launch(
             "host_to_device",
             inputs=[source],
             outputs=[target],
             is_awaited=not (non_blocking and is_pinned),
             pinned=is_pinned,
-            checksum=_checksum(known) if gpu.recorder.is_on else 0,
+            checksum=checksum,
         )
     if known is None:
         gpu.values.forget(target)
@@ -105,7 +109,7 @@ def fill_(gpu: VirtualGpu, op: Any, tensor: Tensor, number: Any = 0) -> Tensor:
     gpu.launch(str(op), inputs=[], outputs=[tensor])
     if isinstance(number, Tensor):
         number = gpu.values.known(number)
-    if number is None or tensor.numel() > 1024 or _is_wide_float(tensor):
+    if number is None or tensor.numel() > MOST_COMPUTED or _is_wide_float(tensor):
         gpu.values.forget(tensor)
     else:
         value = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -160,6 +164,10 @@ def select_unknown(gpu: VirtualGpu, op: Any, *args: Any, **kwargs: Any) -> Any:
         values = iter(known)
         result = op(*[next(values) if isinstance(a, Tensor) else a for a in args], **kwargs)
         return to_device(gpu, result, device)
+    if schema_name(op) == "masked_select" and known[1] is not None:
+        # The mask alone decides how many are selected.
+        mask, _ = torch.broadcast_tensors(known[1], torch.empty(tensors[0].shape, device="meta"))
+        return gpu.empty((int(mask.sum()),), (1,), tensors[0].dtype, device)
     gpu.recorder.count_placeholder("shape that depends on values")
     return _largest(gpu, op, tensors[0], device, args, kwargs)
 
@@ -185,6 +193,21 @@ def _largest(
         gpu.empty(shape, contiguous_stride(shape), first.dtype, device),
         *(gpu.empty((count,), (1,), torch.int64, device) for _ in range(others)),
     )
+
+
+def repeat_interleave(
+    gpu: VirtualGpu, op: Any, repeats: Tensor, output_size: int | None = None, **_: Any
+) -> Tensor:
+    """Places by how often each is repeated; once, if that is unknown and so is their number."""
+    known = gpu.values.known(repeats)
+    gpu.launch(str(op), inputs=[repeats], outputs=[], is_awaited=output_size is None)
+    if known is not None:
+        found: Tensor = to_device(gpu, op(known), repeats.get_device())
+        return found
+    if output_size is None:
+        gpu.recorder.count_placeholder("shape that depends on values")
+        output_size = repeats.numel()
+    return gpu.empty((output_size,), (1,), repeats.dtype, repeats.get_device())
 
 
 def index(gpu: VirtualGpu, op: Any, tensor: Tensor, indices: Sequence[Any], **kwargs: Any) -> Any:
@@ -257,6 +280,7 @@ _HANDLERS: dict[Handler, tuple[str, ...]] = {
         "bincount", "_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "_to_sparse_csc",
         "_to_sparse_bsr", "_to_sparse_bsc",
     ),
+    repeat_interleave: ("repeat_interleave.Tensor",),
     index: ("index.Tensor",),
     equal: ("equal",),
     (lambda *_, **__: False): (

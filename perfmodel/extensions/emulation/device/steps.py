@@ -11,7 +11,11 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from perfmodel.extensions.emulation.device.recorder import Recorder
 from perfmodel.extensions.emulation.rank_record import IterationRecord
@@ -67,6 +71,10 @@ class StepWatch:
         self._recorder = recorder
         self._warmup = request.warmup
         self._last = request.warmup + request.iterations
+        self._steps_each = request.steps_per_iteration
+        self._partial = 0
+        self.most_aside = 0
+        self._aside_before = 0
         self._runs_on = request.runs_on
         self._watched: int | None = None
         self._has_gradients = False
@@ -89,6 +97,7 @@ class StepWatch:
 
     def install(self) -> None:
         """Observe every step."""
+        register_optimizer_step_pre_hook(self._stepping)
         register_optimizer_step_post_hook(self._stepped)
         self._recorder.on_capture, self._recorder.on_replay = self._restart, self._count
         self._watch_gradients()
@@ -109,6 +118,7 @@ class StepWatch:
     def _prepare(self) -> None:
         """All before the last optimizer is made is preparation."""
         self._has_optimizer, self._leaves, self._versions = True, [], []
+        self._aside_before = self._recorder.kernels_aside
         if self._warmup == DEFAULT_WARMUP and not self.step_count:
             self._forget()
             self._begin()
@@ -119,7 +129,11 @@ class StepWatch:
         self.boundaries.clear()
         self.iterations.clear()
 
+    def _stepping(self, *_: Any) -> None:
+        self._recorder.is_stepping = True
+
     def _stepped(self, optimizer: Optimizer, _: Any, __: Any) -> None:
+        self._recorder.is_stepping = False
         if self._watched is None:
             self._watched = id(optimizer)
         recorder, is_watched = self._recorder, id(optimizer) == self._watched
@@ -197,6 +211,12 @@ class StepWatch:
             self._count()
 
     def _count(self) -> None:
+        self._partial += 1
+        if self._partial % self._steps_each:
+            return
+        aside = self._recorder.kernels_aside - self._aside_before
+        self._aside_before = self._recorder.kernels_aside
+        self.most_aside = max(self.most_aside, aside)
         if self.step_count >= self._last:
             return
         self.step_count += 1
@@ -204,7 +224,7 @@ class StepWatch:
         self.step_cpu_s.append(now - self._cpu_s)
         self._cpu_s = now
         if self._recorder.is_on or self.step_count == self._warmup - 1:
-            self._begin()
+            self._begin(aside)
         if self.step_count == self._last:
             self._recorder.is_on = False
             self._recorder.is_over = not self._runs_on
@@ -214,8 +234,8 @@ class StepWatch:
         if 0 < self.step_count <= self._warmup:
             self._recorder.notes[_ENDS_EARLY] = None
 
-    def _begin(self) -> None:
-        """Begin an iteration; what was recorded before it is one, too."""
+    def _begin(self, kernels_aside: int = 0) -> None:
+        """Begin an iteration; what was recorded before it is one, too, with *kernels_aside*."""
         self._recorder.flush()
         self._recorder.is_on = True
         if self.boundaries:
@@ -225,6 +245,7 @@ class StepWatch:
                     steps=max(self._steps.values(), default=1),
                     idle_optimizers=sum(id(one) not in self._steps for one in self._optimizers),
                     evaluations=self._evaluations,
+                    kernels_aside=kernels_aside,
                 )
             )
         self._steps.clear()

@@ -1,4 +1,4 @@
-"""User kernels: those that a script writes itself, in Triton, in CUDA for NVRTC, or as extensions.
+"""User kernels: those that a script writes itself, in Triton or in CUDA for NVRTC.
 
 Nothing is compiled. A launch is one kernel that reads and writes the tensors it is given, once
 each. Which of them it writes is read from the source. Arithmetic inside the kernel is unknown, so
@@ -14,14 +14,12 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from perfmodel.extensions.emulation.device.attention import NAMESPACE
-from perfmodel.extensions.emulation.device.descriptions import tensors_in
 from perfmodel.extensions.emulation.device.gpu import VirtualGpu
 from perfmodel.extensions.emulation.device.native import keep_for_ever
 
@@ -65,42 +63,6 @@ def install_nvrtc(gpu: VirtualGpu) -> None:
     # The fuser of TorchScript would compile for the device; its operators run one by one.
     torch._C._jit_override_can_fuse_on_gpu(False)
     torch._C._jit_set_texpr_fuser_enabled(False)
-
-
-def install_extensions(gpu: VirtualGpu, building: Any) -> None:
-    """Answer extensions with sources in CUDA; the module *building* of torch makes the others."""
-    load, load_inline = building.load, building.load_inline
-
-    def answer(name: str, sources: Any, *more: Any, **words: Any) -> Any:
-        listed = [sources] if isinstance(sources, str) else sources
-        if not any(str(one).endswith(".cu") for one in listed):
-            return load(name, sources, *more, **words)
-        return _unbuilt(gpu, name)
-
-    def answer_inline(
-        name: str, cpp: Any, cuda_sources: Any = None, *more: Any, **words: Any
-    ) -> Any:
-        if not cuda_sources:
-            return load_inline(name, cpp, cuda_sources, *more, **words)
-        return _unbuilt(gpu, name)
-
-    building.load, building.load_inline = answer, answer_inline
-
-
-def _unbuilt(gpu: VirtualGpu, name: str) -> ModuleType:
-    """The extension *name*: a call of any function reads and writes all tensors it is given."""
-    gpu.recorder.notes[
-        f"The extension {name} is CUDA code and was not built: each call counts as one kernel that "
-        "reads and writes its tensors, and returns nothing."
-    ] = None
-
-    def call(function: str, *args: Any, **words: Any) -> None:
-        given = tensors_in([args, *words.values()])
-        record_kernel(gpu, function, inputs=given, outputs=given)
-
-    made: Any = ModuleType(name)
-    made.__getattr__ = partial(partial, call)
-    return cast("ModuleType", made)
 
 
 def install_triton(gpu: VirtualGpu, jit: Any, autotuner: Any) -> None:

@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_map_only
 
 from perfmodel.extensions.emulation.device.descriptions import is_inexact, schema_name
 
-MOST_KEPT = 1 << 20
+MOST_KEPT = 1 << 24
 """Integers of the host that are kept, such as indices of lookups."""
-MOST_COMPUTED = 1 << 18
+MOST_COMPUTED = 1 << 22
 """Integers that are computed; results of larger operators are unknown."""
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _SETTLED = {"all": True, "any": False}

@@ -18,6 +18,7 @@ from perfmodel.base.errors import WorkloadError
 from perfmodel.base.forms import Form, read_mapping
 from perfmodel.base.reading import quote
 from perfmodel.extensions.formats.models.fields import FieldReader, FieldUse, Source, Use
+from perfmodel.workloads.catalog import SPEC_FOLDER
 
 TABLE = Path(__file__).with_name("settings.yaml")
 _GATES = ("swiglu", "geglu", "reglu")
@@ -385,7 +386,7 @@ def _find_flavor(table: SettingsTable, fields: FieldReader) -> dict[str, Any]:
         value = fields.content[f"model.{key}"]
         fields.uses.append(FieldUse(f"model.{key}", Use.READ, "model", value))
     others = dict(entry)
-    base = load_yaml(TABLE.parents[1] / "specs" / f"{others.pop('like')}.yaml")
+    base = load_yaml(SPEC_FOLDER / f"{others.pop('like')}.yaml")
     return {"model": {**base["model"], **others}}
 
 

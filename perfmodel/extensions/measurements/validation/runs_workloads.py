@@ -183,6 +183,11 @@ def _parallel(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[s
     if (row.value("experts") or 0) > 1 and parallel["tp"] > 1:
         parallel |= {"sequence_parallel": True, **_expert_split(row, parallel, stack, sentences)}
         sentences.append("Experts with tensor parallelism: sequence parallelism is assumed.")
+    if stages := row.text("stage_layers"):
+        lengths = [one.removesuffix("mtp") or "0" for one in stages.split("+")]
+        if not all(one.isdigit() for one in lengths):
+            raise WorkloadError(f"stage_layers must be numbers joined by +, got {stages!r}")
+        parallel["stage_layers"] = [int(one) for one in lengths]
     if "micro_batch" not in parallel:
         sentences.append("The micro-batch is not stated; assumed the largest that fits.")
     return parallel
@@ -210,6 +215,7 @@ def _training(row: RunRow, sentences: list[str]) -> dict[str, Any]:
         "precision": _STORED.get(row.text("compute_precision"), "bf16"),
         "clip_gradients": row.text("optimizer_kind") != "none",
     }
+    training |= row.meaning("remat_policy")
     if modules := row.text("recompute_modules"):
         training["recompute_modules"] = modules.split("+")
     if row.value("packed") and not row.text("packed_tokens"):
@@ -218,7 +224,7 @@ def _training(row: RunRow, sentences: list[str]) -> dict[str, Any]:
             f"Sequences are packed of samples of unstated length; assumed {_PACKED_TOKENS} tokens."
         )
     for name, word in (("recompute", "Recomputation"), ("optimizer_kind", "The optimizer")):
-        if not row.text(name):
+        if not (row.text(name) or (name == "recompute" and row.text("remat_policy"))):
             assumed = training[name.removesuffix("_kind")]
             sentences.append(f"{word} is not stated; assumed {assumed}.")
     return training

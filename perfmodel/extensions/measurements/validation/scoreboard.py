@@ -6,14 +6,12 @@ Errors are relative to the measurement. The geometric mean is of absolute errors
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from perfmodel.costs.estimates import INTERVAL_SIGMAS
 from perfmodel.costs.measured_kernels import Unsupported
 
 SCHEMA_VERSION = 1
@@ -68,12 +66,6 @@ def build_score(deviations: Sequence[Deviation]) -> Score:
         bias_pct=float(errors.mean()),
         inside_interval_pct=100.0 * float(np.mean([one.is_inside for one in deviations])),
     )
-
-
-def interval_of(predicted: float, relative_sigma: float) -> tuple[float, float]:
-    """The 90 % interval of a prediction whose logarithm has that standard deviation."""
-    factor = math.exp(INTERVAL_SIGMAS * relative_sigma)
-    return predicted / factor, predicted * factor
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from perfmodel.extensions.measurements.report import report_fits
 from perfmodel.extensions.measurements.validation.fits import FitBoard, FitVerdict, judge_fits
 from perfmodel.extensions.measurements.validation.runs_question import layout_of, read_setting
 from perfmodel.extensions.measurements.validation.runs_table import load_runs, required_columns
-from perfmodel.reports.scores import report_fits
 from perfmodel.reports.terminal import to_text
 from perfmodel.stacks.capabilities import Family
 from tests.extensions.measurements.validation.test_runs import TRANSFORMER, write

@@ -4,6 +4,7 @@ import pytest
 
 from perfmodel.base.errors import MeasurementError
 from perfmodel.execution.executor import SerialExecutor
+from perfmodel.extensions.measurements.report import report_scores
 from perfmodel.extensions.measurements.validation.runs import validate_runs
 from perfmodel.extensions.measurements.validation.runs_table import (
     columns_of,
@@ -11,7 +12,6 @@ from perfmodel.extensions.measurements.validation.runs_table import (
     of_source,
     required_columns,
 )
-from perfmodel.reports.scores import report_scores
 from perfmodel.reports.terminal import to_text
 from perfmodel.stacks.capabilities import Family
 

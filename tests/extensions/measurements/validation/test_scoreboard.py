@@ -1,12 +1,12 @@
 import pytest
 
 from perfmodel.base.writing import write_csv
+from perfmodel.costs.estimates import interval_of
 from perfmodel.costs.measured_kernels import Unsupported
 from perfmodel.extensions.measurements.validation.scoreboard import (
     Deviation,
     Scoreboard,
     build_score,
-    interval_of,
 )
 
 

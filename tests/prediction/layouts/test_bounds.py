@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from perfmodel.planning.layouts import bounds as bounding
-from perfmodel.planning.layouts.bounds import Bounds, LayerTimes, layer_of, measure_layer
-from perfmodel.planning.layouts.candidates import Candidate, iter_candidates
+from perfmodel.prediction.layouts import bounds as bounding
+from perfmodel.prediction.layouts.bounds import Bounds, Layer, LayerTimes, layer_of, measure_layer
+from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.transformer.words import StateSharding
@@ -67,6 +66,7 @@ def test_of_experts_only_layers_that_have_them_are_counted():
     one = only(
         *FLAT, "model.experts=8", "model.top_k=2", "model.moe_ffn=1024", "model.dense_layers=3",
         "parallel.ep=2", "parallel.tp=1", "parallel.pp=1", "parallel.micro_batch=4",
+        "parallel.dispatcher=alltoall", "parallel.expert_overlap=false",
     )  # fmt: skip
     assert bound_ns(one) == 5 * 100 + 50
 
@@ -110,21 +110,23 @@ def test_a_layer_takes_what_it_surely_adds(monkeypatch, ends_ns, layer_ns, both_
     places = [(1, 1), (2, 1), (1, 2), (2, 2)]
     known = dict(zip(places, ends_ns, strict=True))
     monkeypatch.setattr(bounding, "replay_layers", lambda shared, one, *place: known[place])
-    anything: Any = SimpleNamespace()
-    assert measure_layer(anything, anything) == LayerTimes(layer_ns, both_ends_ns)
+    # Remembered by what is asked, so every case asks about another layer.
+    one: Any = object()
+    assert measure_layer((CLUSTER, STACK), one) == LayerTimes(layer_ns, both_ends_ns)
 
 
 def test_a_layer_is_measured_in_as_few_ranks_as_share_it_and_on_as_few_hosts():
-    plain = layer_of(only(*FLAT, "parallel.tp=2", "parallel.pp=2", "parallel.micro_batch=2"))
+    plain = layer_of(only(*FLAT, "parallel.tp=2", "parallel.pp=2", "parallel.micro_batch=2")).spec
     assert (plain.batch, plain.model.layers, plain.parallel.pp) == (2, 1, 1)
     assert (plain.parallel.tp, plain.parallel.micro_batch) == (2, 2)
     experts = layer_of(
         only(
             *FLAT, "model.experts=8", "model.top_k=2", "model.moe_ffn=1024",
             "model.dense_layers=1", "parallel.ep=8", "parallel.tp=1", "parallel.pp=1",
+            "parallel.dispatcher=alltoall", "parallel.expert_overlap=false",
             "parallel.micro_batch=2",
         )
-    )  # fmt: skip
+    ).spec  # fmt: skip
     # Eight ranks divide the experts, each with a copy of all else and a micro-batch of two.
     assert bounding.fewest_ranks(experts) == 8
     assert experts.batch == 8 * 2
@@ -146,6 +148,7 @@ def test_what_is_measured_of_a_layer_is_a_job_on_whole_hosts(monkeypatch):
     assert built == [(1, 2)] * 3
     assert ends_ns[0] < ends_ns[1] < 2 * ends_ns[0]
     assert ends_ns[0] < twice_ns <= 2 * ends_ns[0]
-    wide = one.model_copy(update={"parallel": one.parallel.model_copy(update={"tp": 16})})
+    parallel = one.spec.parallel.model_copy(update={"tp": 16})
+    wide = Layer(one.spec.model_copy(update={"parallel": parallel}))
     bounding.replay_layers((CLUSTER, STACK), wide, 1, 1)
     assert built[-1] == (2, 8)

@@ -13,8 +13,8 @@ from typing import Any
 
 import perfmodel
 from perfmodel.base.units import format_duration
+from perfmodel.extensions.whatif.answering import ChangeStep, WhatIf
 from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.changing import ChangeStep, WhatIf
 from perfmodel.prediction.scenario import JobScenario
 from perfmodel.reports.blocks import (
     ALL,
@@ -27,7 +27,9 @@ from perfmodel.reports.blocks import (
     time_bars,
 )
 from perfmodel.reports.document import interval_ms, parts_ms, shares_by_provenance, to_ms, wait_ms
+from perfmodel.reports.pictures import draw_times
 from perfmodel.reports.prediction import PART_LOOKS, compare_parts, iter_sections
+from perfmodel.reports.showing import View
 from perfmodel.reports.text import (
     build_scale,
     describe_interval,
@@ -52,7 +54,7 @@ def to_whatif_document(whatif: WhatIf) -> dict[str, Any]:
         "job": whatif.job,
         "self_replay": score
         and {
-            "iteration_error_pct": score.iteration.error_pct,
+            "iteration_error_pct": score.error_pct,
             "worst_error_pct": score.worst_error_pct,
             "is_trusted": score.is_trusted,
         },
@@ -190,7 +192,7 @@ def _headline(whatif: WhatIf) -> Headline:
     if interval.is_known and interval.high_ns > interval.low_ns:
         facts.insert(0, describe_interval(interval))
     if score is not None:
-        error_pct = score.iteration.error_pct
+        error_pct = score.error_pct
         facts.append(f"the recording replays itself with an error of {error_pct:+.2f} %")
     return Headline(
         verdict=verdict,
@@ -245,3 +247,13 @@ def _command(whatif: WhatIf) -> str | None:
     words += [f"--apply {shlex.quote(step.text)}" for step in whatif.steps]
     words += [] if whatif.sweep is None else [f"--sweep {shlex.quote(whatif.sweep.text)}"]
     return " ".join([*words, *whatif.options])
+
+
+VIEW = View(
+    report_whatif,
+    to_whatif_document,
+    lambda whatif: draw_times(
+        [(row["apply"], row["iteration_time_ms"]) for row in report_whatif(whatif).rows]
+    ),
+)
+"""How a what-if shows itself in Python and in a notebook."""

@@ -9,10 +9,11 @@ import pytest
 from perfmodel.base.errors import ScenarioError
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.extensions.recordings.importing import import_job
+from perfmodel.extensions.recordings.recording_info import recording_question
 from perfmodel.extensions.recordings.self_replay import with_score
 from perfmodel.extensions.whatif import parse_sweep, parse_transformation
+from perfmodel.extensions.whatif.answering import answer_changes, prepare_changes
 from perfmodel.graph.storage import save_job
-from perfmodel.prediction.changing import answer_changes, prepare_changes
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.prediction.saved_jobs import (
@@ -20,7 +21,6 @@ from perfmodel.prediction.saved_jobs import (
     STATED_MEMORY,
     job_question,
     open_job,
-    recording_question,
 )
 from perfmodel.prediction.scenario import JobScenario, Mode
 from perfmodel.workloads import build_job, load_workload

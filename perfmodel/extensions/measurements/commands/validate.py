@@ -121,7 +121,7 @@ def fits(
     run: QuietRun,
 ) -> None:
     """Compare the memory verdict with runs that failed and those of their source that ran."""
-    from perfmodel.reports.scores import report_fits
+    from perfmodel.extensions.measurements.report import report_fits
 
     with run.open("predicting"):
         board = api.validate_fits(tables)
@@ -130,7 +130,7 @@ def fits(
 
 def show_scores(board: Scoreboard, files: Outputs, limit: float | None) -> None:
     """Print *board* and write its files; exit 1 if the mean error is above the *limit*."""
-    from perfmodel.reports.scores import report_scores
+    from perfmodel.extensions.measurements.report import report_scores
 
     files.write(report_scores(board), board.to_json)
     if board.overall is None and not files.is_printed and limit is None:

@@ -19,9 +19,15 @@ from typing import Any
 from embeddings.distribution import UNIFORM, IndexDistribution, ObservedRows
 from embeddings.table import MOST_LOOKUPS, MOST_ROWS, MOST_WIDTH, EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.calls import OperatorCall, Source, emulated_call, gemm_dtype, operator_table
-from perfmodel.graph.convolutions import convolution, convolution_backward
-from perfmodel.graph.operator_traffic import (
+from perfmodel.extensions.recordings.operators.calls import (
+    OperatorCall,
+    Source,
+    emulated_call,
+    gemm_dtype,
+    operator_table,
+)
+from perfmodel.extensions.recordings.operators.convolutions import convolution, convolution_backward
+from perfmodel.extensions.recordings.operators.traffic import (
     bytes_of,
     compiled_kernel,
     device_copy,

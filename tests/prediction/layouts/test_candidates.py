@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from perfmodel.planning.layouts import candidates
-from perfmodel.planning.layouts.candidates import FIELDS, LayoutOptions
+from perfmodel.prediction.layouts import candidates
+from perfmodel.prediction.layouts.candidates import FIELDS, LayoutOptions
+from perfmodel.stacks.capabilities import Schedule
 from perfmodel.workloads.transformer.words import Recompute, StateSharding
 
 MODEL = {"layers": 8, "heads": 16, "experts": 0, "has_experts": False}
 PARALLEL = {
     "tp": None, "pp": None, "cp": 1, "ep": 1, "micro_batch": None, "interleaving": 1,
     "sharding": StateSharding.ZERO2, "sequence_parallel": None,
+    "dispatcher": None, "expert_overlap": False, "schedule": Schedule.ONE_F_ONE_B,
 }  # fmt: skip
 
 
@@ -34,7 +36,7 @@ def options(
         training=SimpleNamespace(recompute=recompute),
     )
     cluster: Any = SimpleNamespace(rank_count=ranks, ranks_per_host=per_host)
-    stack: Any = None
+    stack: Any = SimpleNamespace(schedules=(Schedule.ONE_F_ONE_B,), dispatchers=(), overlaps=())
     return LayoutOptions(spec, cluster, stack, [FIELDS[word] for word in fixed])
 
 
@@ -124,7 +126,7 @@ def test_micro_batches_divide_the_sequences_of_a_rank():
 def tried(dp: int, *fixed: str, tp: int = 1, pp: int = 1, cp: int = 1, **more: Any) -> Any:
     """The values of every field on *dp* copies with one sequence each, and how many layouts."""
     asked = options(*fixed, ranks=dp * tp * pp * cp, **{"batch": dp, **more})
-    found = list(asked.iter_changes({"tp": tp, "pp": pp, "cp": cp}))
+    found = list(asked.iter_changes({"tp": tp, "pp": pp, "cp": cp, "ep": 1}))
     words = ("micro_batch", "sharding", "recompute", "interleaving", "sequence_parallel")
     return {word: list(dict.fromkeys(one[word] for one in found)) for word in words} | {
         "count": len(found)

@@ -1,4 +1,4 @@
-"""Calibration: constants fitted to measurements, and how well they predict rows not seen."""
+"""The Python interface of measurements: constants fitted to them, and scores against them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from perfmodel.api.details import KernelKind, load_collectives
-from perfmodel.api.questions import File, Files
+from perfmodel.api.questions import File, Files, open_place
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.prediction.phases import OnPhase, ignore_phase
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from perfmodel.extensions.measurements.calibration.embedding import EmbeddingFit
     from perfmodel.extensions.measurements.calibration.interference import FittedInterference
     from perfmodel.extensions.measurements.calibration.measure.machine import MeasuredMachine
+    from perfmodel.extensions.measurements.validation.fits import FitBoard
     from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
     from perfmodel.stacks.stack import SoftwareStack
 
@@ -262,6 +263,72 @@ def _collectives_board(held: Sequence[HeldOut]) -> Scoreboard:
         collective_deviation(one.measurement, one.predicted_ns, one.relative_sigma) for one in held
     )
     return Scoreboard("collectives", deviations)
+
+
+def validate(
+    kind: Literal["collectives"] | KernelKind,
+    tables: Files,
+    *,
+    place: RunPlace | None = None,
+    calibration: Sequence[str] = (),
+) -> Scoreboard:
+    """Compare predictions with *tables* of measured collectives or kernels.
+
+    Kernels come in one table, collectives in one or more; *place* says what output of
+    nccl-tests does not. Constants of the files *calibration* override the shipped ones.
+    """
+    from perfmodel.extensions.measurements.validation.tables import (
+        validate_collectives,
+        validate_kernels,
+    )
+
+    if kind != "collectives":
+        [table] = tables
+        return validate_kernels(kind, Path(table), calibration=calibration)
+    from collectives.calibration import load_calibration
+
+    own = [load_calibration(Path(file)) for file in calibration]
+    return validate_collectives(
+        load_collectives(tables, place), calibration=own[0] if own else None
+    )
+
+
+def validate_fits(tables: Files) -> FitBoard:
+    """Compare the memory verdict with *tables* of runs; rows without a time failed."""
+    from perfmodel.extensions.measurements.validation.fits import judge_fits
+    from perfmodel.extensions.measurements.validation.runs_table import load_runs
+
+    return judge_fits([load_runs(Path(table)) for table in tables])
+
+
+def validate_runs(
+    table: File | None = None,
+    *,
+    source: str | None = None,
+    calibration: Sequence[str] = (),
+    executor: str = "auto",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    on_phase: OnPhase = ignore_phase,
+) -> Scoreboard:
+    """Compare predictions with a *table* of measured training runs, or those of one *source*.
+
+    The default is the core tables of a clone of the repository. Constants of the files
+    *calibration* override the shipped ones.
+    """
+    from perfmodel.extensions.measurements.validation import runs
+    from perfmodel.extensions.measurements.validation.runs_table import (
+        find_core_tables,
+        load_runs,
+        of_source,
+    )
+
+    paths = [Path(table)] if table is not None else find_core_tables()
+    tables = of_source([load_runs(path) for path in paths], source)
+    with open_place(executor, workers, ray_address) as place:
+        return runs.validate_tables(
+            tables, executor=place, calibration=tuple(calibration), on_phase=on_phase
+        )
 
 
 def _made(licence: str, command: str) -> dict[str, str]:

@@ -7,8 +7,8 @@ from math import prod
 import pytest
 
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.calls import OperatorCall, Tensor
-from perfmodel.graph.operators import emulated_works, works_of_call
+from perfmodel.extensions.recordings.operators.calls import OperatorCall, Tensor
+from perfmodel.extensions.recordings.operators.works import emulated_works, works_of_call
 from perfmodel.graph.ops import (
     Attention,
     Convolution,

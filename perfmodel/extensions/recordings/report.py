@@ -5,19 +5,18 @@ An import, stream parts and a difference come as the documents that `--json` wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.units import NS_PER_MS, format_duration
-from perfmodel.extensions.recordings.recorded_job import SCHEMA_VERSION
+from perfmodel.extensions.recordings.recorded_job import SelfReplay
 from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table, plain_report
-from perfmodel.reports.document import to_ms
 from perfmodel.reports.pictures import as_written, build_figure, draw_stacks, save_picture
-from perfmodel.reports.text import describe_interval
+from perfmodel.reports.text import NEEDS_FORCE
 
 if TYPE_CHECKING:
-    from perfmodel.prediction.answer import Prediction
+    pass
 
 PARTS = {
     "lookup": "#d95f02",
@@ -28,11 +27,10 @@ PARTS = {
     "idle": "#e6e6e6",
 }
 """What streams do, with the colour in the picture."""
-WIDTH = 100
 MOST_STREAMS = 40
+WIDTH = 100
 MOST_RANKS = 16
 MOST_CALLS = 3
-NEEDS_FORCE = "it replays badly: what-ifs on this job need --force"
 
 
 def report_import(document: Mapping[str, Any]) -> Report:
@@ -185,107 +183,28 @@ def _known_work(known: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
-def report_replay(found: Prediction, faults: Sequence[str] = ()) -> Report:
-    """How long a job takes, how well a recorded one replays itself, and why, if *found* says."""
-    score, facts = found.score, found.facts
-    is_bad = score is not None and not score.is_trusted and not score.faults
-    rows = _replay_rows(found)
-    cells = [
-        (row["name"], f"{row['recorded_ms']:.3f} ms", f"{row['replayed_ms']:.3f} ms",
-         f"{row['error_pct']:+.2f} %")
-        for row in rows if score is not None
-    ]  # fmt: skip
-    headings = ("", "recorded", "replayed", "error")
-    why: Iterable[Section] = ()
-    if found.reasons is not None:
-        from perfmodel.reports.prediction import iter_sections  # heavy, and imports show no reasons
-
-        why = iter_sections(found)
-    has_width = found.interval.high_ns > found.interval.low_ns
-    interval = f", {describe_interval(found.interval)}" if has_width else ""
-    return Report(
-        title=facts.job,
-        headline=Headline(
-            verdict=NEEDS_FORCE if is_bad else "",
-            is_good=score is None,
-            answer=format_duration(found.iteration_ns),
-            caption=f"per step{interval}",
-            facts=(
-                (
-                    f"{facts.rank_count} ranks, {facts.task_count:,} tasks, "
-                    f"{format_duration(found.span_ns)} from the first to the last"
-                ),
-            ),
-        ),
-        sections=(
-            Section(
-                "Recorded and replayed",
-                []
-                if score is None
-                else [
-                    Table(headings, cells, numeric=(1, 2, 3), most=MOST_STREAMS),
-                    Table((), _score_facts(score.document())),
-                ],
-            ),
-            Section("Assumptions", [Sentences(found.assumptions)]),
-            Section("Faults", [Sentences(faults)]),
-            *(one.for_page(one.title) for one in why if one.title != "Assumptions"),
-        ),
-        rows=rows,
-        columns=WIDTH,
-    )
-
-
-def _replay_rows(found: Prediction) -> list[dict[str, Any]]:
-    if found.score is None:
-        return [{"name": found.facts.job, "iteration_time_ms": to_ms(found.iteration_ns)}]
-    return [
+def compare_lengths(score: SelfReplay) -> tuple[list[dict[str, Any]], Section]:
+    """Recorded and replayed lengths of the step, its periods and ranks, as rows and as tables."""
+    rows: list[dict[str, Any]] = [
         {
             "name": one.name,
             "recorded_ms": one.recorded_ns / NS_PER_MS,
             "replayed_ms": one.replayed_ns / NS_PER_MS,
             "error_pct": one.error_pct,
         }
-        for one in (found.score.iteration, *found.score.periods, *found.score.ranks)
+        for one in (score.iteration, *score.periods, *score.ranks)
     ]
-
-
-def to_answer_document(found: Prediction) -> dict[str, Any]:
-    """An answer without reasons as plain values."""
-    return {
-        **_answer(found),
-        "interval_ms": [to_ms(found.interval.low_ns), to_ms(found.interval.high_ns)],
-    }
-
-
-def _answer(found: Prediction) -> dict[str, Any]:
-    return {
-        "job": found.facts.job,
-        "ranks": found.facts.rank_count,
-        "tasks": found.facts.task_count,
-        "iteration_time_ms": to_ms(found.iteration_ns),
-        "assumptions": list(found.assumptions),
-    }
-
-
-def to_replay_document(found: Prediction, folder: Path) -> dict[str, Any]:
-    """What `perfmodel replay` writes of the job in *folder*."""
-    # It loads the engine, which reports of traces do not need.
-    from perfmodel.extensions.recordings.storage import is_recorded_job, load_report
-
-    document: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "replay",
-        **_answer(found),
-        "span_ms": to_ms(found.span_ns),
-    }
-    if found.score is not None:
-        document["self_replay"] = found.score.document()
-    if is_recorded_job(folder):
-        report = load_report(folder)
-        document["recorded_starts"] = report.recorded_starts
-        document["faults"] = list(report.all_faults)
-    return document
+    cells = [
+        (row["name"], f"{row['recorded_ms']:.3f} ms", f"{row['replayed_ms']:.3f} ms",
+         f"{row['error_pct']:+.2f} %")
+        for row in rows
+    ]  # fmt: skip
+    headings = ("", "recorded", "replayed", "error")
+    tables = [
+        Table(headings, cells, numeric=(1, 2, 3), most=MOST_STREAMS),
+        Table((), _score_facts(score.document())),
+    ]
+    return rows, Section("Recorded and replayed", tables)
 
 
 def report_streams(document: Mapping[str, Any]) -> Report:

@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from perfmodel.base.errors import WorkloadError
-from perfmodel.stacks.capabilities import Overlap
+from perfmodel.stacks.capabilities import Overlap, Schedule
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.run import unfuses_attention
@@ -43,6 +43,9 @@ FIELDS = {
     "interleaving": "parallel.interleaving",
     "sequence_parallel": "parallel.sequence_parallel",
     "recompute": "training.recompute",
+    "dispatcher": "parallel.dispatcher",
+    "expert_overlap": "parallel.expert_overlap",
+    "schedule": "parallel.schedule",
 }
 """The searched parameters and their workload fields."""
 
@@ -82,16 +85,6 @@ class Candidate:
     def is_like(self, other: Candidate) -> bool:
         """Whether *other* is the same layout, however it was stated."""
         return self.chosen.layout == other.chosen.layout and self.overrides == other.overrides
-
-    def keeps(self, spec: TransformerSpec) -> bool:
-        """Whether sharding, recomputation and sequence parallelism are those of *spec*."""
-        layout, asked = self.chosen.layout, spec.parallel
-        return (
-            self.spec.parallel.sharding is asked.sharding
-            and self.spec.training.recompute is spec.training.recompute
-            and layout.is_sequence_parallel
-            == (layout.tp > 1 and asked.sequence_parallel is not False)
-        )
 
     @property
     def peak_bytes(self) -> int:
@@ -136,58 +129,12 @@ def iter_candidates(
         yield own
     for tp in options.tensor_sizes():
         for pp in options.stage_counts(ranks // tp):
-            for groups in options.iter_groups(ranks // (tp * pp)):
+            for groups in options.iter_groups(ranks // (tp * pp), tp):
                 for changes in options.iter_changes({"tp": tp, "pp": pp, "dp": None, **groups}):
                     found = options.complete(changes)
                     is_own = own is not None and found is not None and found.is_like(own)
                     if found is not None and not is_own:
                         yield found
-
-
-def iter_variants(
-    best: Candidate, cluster: Cluster, *, stated: frozenset[str] = frozenset()
-) -> Iterator[Candidate]:
-    """*best* with the other ways of its stack to take tokens to experts, and other schedules."""
-    spec, stack, layout = best.spec, best.stack, best.chosen.layout
-    parallel, ways = spec.parallel, list[dict[str, Any]]()
-    own = {
-        "dispatcher": parallel.dispatcher or stack.dispatchers[0],
-        "expert_overlap": parallel.expert_overlap,
-        "schedule": parallel.schedule,
-        "interleaving": 1,
-    }
-    if layout.ep > 1:
-        is_open = Overlap.EXPERT_EXCHANGE in stack.overlaps
-        words: dict[str, Sequence[object]] = {
-            "dispatcher": stack.dispatchers,
-            "expert_overlap": (False, True) if is_open else (parallel.expert_overlap,),
-        }
-        for word in words:
-            if f"parallel.{word}" in stated:
-                words[word] = (own[word],)
-        ways += [dict(zip(words, values, strict=True)) for values in product(*words.values())]
-    if layout.pp > 1 and not stated & {"parallel.schedule", "parallel.interleaving"}:
-        # Each schedule brings its own number of runs of layers per stage.
-        ways += [{"schedule": schedule, "interleaving": 1} for schedule in stack.schedules]
-    options = LayoutOptions(spec, cluster, stack)
-    for way in ways:
-        if not way.items() <= own.items():
-            found = options.complete({**_split_of(best), **way})
-            if found is not None:
-                yield found
-
-
-def _split_of(candidate: Candidate) -> dict[str, Any]:
-    """Everything that a layout says, as changes."""
-    parallel, layout = candidate.spec.parallel, candidate.chosen.layout
-    return {
-        "tp": layout.tp,
-        "pp": layout.pp,
-        "micro_batch": layout.micro_batch,
-        "interleaving": parallel.interleaving,
-        "sharding": parallel.sharding,
-        "recompute": candidate.spec.training.recompute,
-    }
 
 
 class LayoutOptions:
@@ -233,15 +180,18 @@ class LayoutOptions:
             )
         ]
 
-    def iter_groups(self, rest: int) -> Iterator[dict[str, int]]:
-        """Context and expert parallelism; only long sequences gain from being split."""
+    def iter_groups(self, rest: int, tp: int = 1) -> Iterator[dict[str, int]]:
+        """Context and expert parallelism; only long sequences gain from being split.
+
+        Experts are divided over all ranks of a stage, *rest* groups of *tp*.
+        """
         spec, per_host = self._spec, self._cluster.ranks_per_host
         shares, divisions = [spec.parallel.cp], [spec.parallel.ep]
         if "cp" not in self._fixed and not unfuses_attention(spec, self._stack):
             longest = min(spec.sequence_length // SHORTEST_SHARE, rest, per_host * 2)
             shares = _powers(max(longest, 1))
         if spec.model.has_experts and "ep" not in self._fixed:
-            most = min(rest, spec.model.experts, per_host * MOST_EXPERT_HOSTS)
+            most = min(rest * tp, spec.model.experts, per_host * MOST_EXPERT_HOSTS)
             divisions = [ep for ep in _powers(most) if spec.model.experts % ep == 0]
         for cp, ep in product(shares, divisions):
             if rest % cp == 0:
@@ -279,16 +229,30 @@ class LayoutOptions:
             "recompute": list(dict.fromkeys((*RECOMPUTED, own))),
             "interleaving": RUNS if pp > 1 else (1,),
             "sequence_parallel": (True, False) if is_split else (parallel.sequence_parallel,),
+            **self._ways(split),
         }
         for word in self._fixed & set(tried):
             tried[word] = [own if word == "recompute" else getattr(parallel, word)]
         for values in product(*tried.values()):
             yield dict(zip(tried, values, strict=True))
 
+    def _ways(self, split: dict[str, Any]) -> dict[str, Sequence[object]]:
+        """How tokens reach experts and stages take micro-batches, where the stack has several."""
+        stack, ways = self._stack, dict[str, Sequence[object]]()
+        if split["ep"] > 1:
+            ways["dispatcher"] = stack.dispatchers
+            if Overlap.EXPERT_EXCHANGE in stack.overlaps:
+                ways["expert_overlap"] = (False, True)
+        if split["pp"] > 1:
+            ways["schedule"] = stack.schedules
+        return ways
+
     def complete(self, changes: dict[str, Any]) -> Candidate | None:
         """The layout with *changes*; None where layers or memory do not allow it."""
         spec, runs = self._spec, changes["interleaving"]
         if runs > 1 and spec.model.layers % (changes["pp"] * runs):
+            return None
+        if runs > 1 and changes.get("schedule", Schedule.ONE_F_ONE_B).splits_backward:
             return None
         parallel = {key: value for key, value in changes.items() if key != "recompute"}
         return self.choose(
@@ -315,7 +279,11 @@ class LayoutOptions:
             )
         except WorkloadError:
             return None
-        return Candidate(whole, chosen, self._stack, is_own)
+        layout = chosen.layout
+        split = {"tp": layout.tp, "pp": layout.pp, "micro_batch": layout.micro_batch}
+        parallel = whole.parallel.model_copy(update=split)
+        completed = whole.model_copy(update={"parallel": parallel})
+        return Candidate(completed, chosen, self._stack, is_own)
 
 
 def _powers(most: int) -> list[int]:

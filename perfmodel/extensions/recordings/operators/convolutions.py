@@ -14,8 +14,14 @@ from dataclasses import replace
 from itertools import compress
 from typing import Any
 
-from perfmodel.graph.calls import OperatorCall, Source, Tensor, gemm_dtype, operator_table
-from perfmodel.graph.operator_traffic import bytes_of
+from perfmodel.extensions.recordings.operators.calls import (
+    OperatorCall,
+    Source,
+    Tensor,
+    gemm_dtype,
+    operator_table,
+)
+from perfmodel.extensions.recordings.operators.traffic import bytes_of
 from perfmodel.graph.ops import Convolution, MemoryBound, Pass, Works
 
 

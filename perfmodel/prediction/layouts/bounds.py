@@ -5,27 +5,34 @@ and expert groups). That job is replayed once per group size, micro-batch and re
 runs all its micro-batches; the stages before it run theirs before its first and after its last one.
 All-gathers of sharded weights run one after the other on one stream. Optimizer, gradient reduction,
 transfers between stages and contention are left out.
+
+A *rough* bound also leaves out recomputation and how tokens reach experts: many layouts share it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+
+import numpy as np
 
 from collectives import price_collective
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
+from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
 from perfmodel.execution.executor import SerialExecutor
-from perfmodel.planning.layouts.candidates import Candidate
+from perfmodel.graph.durations import DurationTable
+from perfmodel.graph.ops import Communication, MemoryBound
+from perfmodel.prediction.layouts.candidates import Candidate
 from perfmodel.stacks.capabilities import Schedule
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.jobs import build_job
 from perfmodel.workloads.transformer.shapes import LayerShapes
 from perfmodel.workloads.transformer.spec import TransformerSpec
-from perfmodel.workloads.transformer.words import StateSharding
+from perfmodel.workloads.transformer.words import Recompute, StateSharding
 from topologies import Cluster, build_cluster
 
 _HEAD_SHARE = 0.8
@@ -40,22 +47,34 @@ class LayerTimes:
     ends_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A job of one layer whose time bounds layouts; *is_rough* leaves the routing of tokens out."""
+
+    spec: TransformerSpec
+    is_rough: bool = False
+
+
 class Bounds:
     """Lower bounds of layouts of one model on one machine under one stack."""
 
     def __init__(self, cluster: Cluster, stack: SoftwareStack) -> None:
         self._cluster, self._stack = cluster, stack
-        self._times_of: dict[TransformerSpec, LayerTimes] = {}
+        self._times_of: dict[Layer, LayerTimes] = {}
         self._gather_ns = cache(self._price_gather)
 
-    def take(self, layers: Sequence[TransformerSpec], times: Sequence[LayerTimes]) -> None:
+    def take(self, layers: Sequence[Layer], times: Sequence[LayerTimes]) -> None:
         """Store *times* that were measured elsewhere."""
         self._times_of.update(zip(layers, times, strict=True))
 
-    def bound_ns(self, candidate: Candidate) -> int:
+    def has(self, layer: Layer) -> bool:
+        """Whether *layer* was measured."""
+        return layer in self._times_of
+
+    def bound_ns(self, candidate: Candidate, *, is_rough: bool = False) -> int:
         """A lower bound on the iteration time of *candidate*."""
         layout, spec = candidate.chosen.layout, candidate.spec
-        layer = layer_of(candidate)
+        layer = rough_layer_of(candidate) if is_rough else layer_of(candidate)
         if layer not in self._times_of:
             self._times_of[layer] = measure_layer((self._cluster, self._stack), layer)
         times, model = self._times_of[layer], spec.model
@@ -98,8 +117,28 @@ class Bounds:
         return price_collective(gather, cluster=self._cluster, ranks=ranks).duration_ns
 
 
-def measure_layer(shared: tuple[Cluster, SoftwareStack], one: TransformerSpec) -> LayerTimes:
+def measure_layer(shared: tuple[Cluster, SoftwareStack], one: Layer) -> LayerTimes:
     """The times of the layer *one*; a module-level function, so that any worker can run it."""
+    return _remembered(shared[0], _Named(shared[1]), one)
+
+
+class _Named:
+    """A stack that is compared by what it says: it has mappings, which cannot be hashed."""
+
+    def __init__(self, stack: SoftwareStack) -> None:
+        self.stack, self._text = stack, repr(stack)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Named) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+@lru_cache(maxsize=4096)
+def _remembered(cluster: Cluster, named: _Named, one: Layer) -> LayerTimes:
+    """Neighbouring questions, of a sweep or a page, bound the same layers again."""
+    shared = (cluster, named.stack)
     once, twice = replay_layers(shared, one, 1, 1), replay_layers(shared, one, 2, 1)
     once_more, twice_more = replay_layers(shared, one, 1, 2), replay_layers(shared, one, 2, 2)
     again = (twice_more - twice) - (once_more - once)
@@ -108,18 +147,34 @@ def measure_layer(shared: tuple[Cluster, SoftwareStack], one: TransformerSpec) -
 
 
 def replay_layers(
-    shared: tuple[Cluster, SoftwareStack], one: TransformerSpec, layers: int, rounds: int
+    shared: tuple[Cluster, SoftwareStack], one: Layer, layers: int, rounds: int
 ) -> int:
     """The time of a job of one tensor group with *layers* layers and *rounds* micro-batches."""
-    (whole, stack), model = shared, one.model.model_copy(update={"layers": layers})
-    spec = one.model_copy(update={"batch": one.batch * rounds, "model": model})
+    (whole, stack), model = shared, one.spec.model.model_copy(update={"layers": layers})
+    spec = one.spec.model_copy(update={"batch": one.spec.batch * rounds, "model": model})
     ranks = fewest_ranks(spec)
     per_host = min(ranks, whole.topology.gpus_per_host)
     cluster = build_cluster(whole.topology, hosts=-(-ranks // per_host), ranks_per_host=per_host)
     job = build_job(spec, rank_count=ranks, ranks_per_host=per_host, stack=stack)
     priced = price_job(job, cluster=cluster, stack=stack)
-    replay = SerialExecutor().replay(priced.job, priced.durations, 1)
+    durations = _without_routing(priced) if one.is_rough else priced.durations
+    replay = SerialExecutor().replay(priced.job, durations, 1)
     return int(replay.iteration_end_ns[-1, 0])
+
+
+def _without_routing(priced: PricedJob) -> DurationTable:
+    """Durations without the work between the choice of experts and their GEMMs, and back."""
+    job, values_ns = priced.job, priced.durations.values_ns.copy()
+    is_routing = np.array(
+        [isinstance(op, Communication | MemoryBound) for op in job.ops], dtype=np.bool_
+    )
+    is_expert = np.array(["/ffn/" in f"/{label}" for label in job.labels], dtype=np.bool_)
+    _, first_ranks = np.unique(priced.durations.rank_offset, return_index=True)
+    for rank in first_ranks.tolist():
+        program = job.program_of(rank)
+        rows = priced.durations.rows_of(job, rank)
+        values_ns[rows][is_routing[program.op] & is_expert[program.label]] = 0
+    return replace(priced.durations, values_ns=values_ns)
 
 
 def fewest_ranks(spec: TransformerSpec) -> int:
@@ -128,7 +183,23 @@ def fewest_ranks(spec: TransformerSpec) -> int:
     return math.lcm((parallel.tp or 1) * parallel.cp, parallel.ep * parallel.etp)
 
 
-def layer_of(candidate: Candidate) -> TransformerSpec:
+def rough_layer_of(candidate: Candidate) -> Layer:
+    """The layer of *candidate* without recomputation and without a way to experts."""
+    spec = layer_of(candidate).spec
+    parallel = {"dispatcher": None, "expert_overlap": False}
+    training = {"recompute": Recompute.NONE, "recompute_modules": ()}
+    return Layer(
+        spec.model_copy(
+            update={
+                "parallel": spec.parallel.model_copy(update=parallel),
+                "training": spec.training.model_copy(update=training),
+            }
+        ),
+        is_rough=True,
+    )
+
+
+def layer_of(candidate: Candidate) -> Layer:
     """*candidate* reduced to the fields that determine the time of a layer."""
     spec, layout = candidate.spec, candidate.chosen.layout
     parallel = {
@@ -142,10 +213,12 @@ def layer_of(candidate: Candidate) -> TransformerSpec:
     model = {"layers": 1, "dense_layers": 0, "window_every": 1}
     split = spec.model_copy(update={"parallel": spec.parallel.model_copy(update=parallel)})
     copies = fewest_ranks(split) // (layout.tp * layout.cp)
-    return split.model_copy(
-        update={
-            "batch": layout.micro_batch * copies,
-            "model": spec.model.model_copy(update=model),
-            "training": spec.training.model_copy(update=training),
-        }
+    return Layer(
+        split.model_copy(
+            update={
+                "batch": layout.micro_batch * copies,
+                "model": spec.model.model_copy(update=model),
+                "training": spec.training.model_copy(update=training),
+            }
+        )
     )

@@ -9,22 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.shown import Shown
 from perfmodel.execution.executor import Executor, SerialExecutor
-from perfmodel.extensions.recordings.recorded_job import SelfReplay
-from perfmodel.extensions.whatif.parsing import Sweep
+from perfmodel.extensions.whatif.parsing import Sweep, build_transformation
 from perfmodel.extensions.whatif.pinning import pin_prices
-from perfmodel.extensions.whatif.scaling_out import Doubt
+from perfmodel.extensions.whatif.scaling_out import DOUBT, Doubt
 from perfmodel.extensions.whatif.touching import Touched
 from perfmodel.extensions.whatif.transformation import Applied, Transformation, apply_one
 from perfmodel.graph.job import with_own_origins
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.predict import predict, price
-from perfmodel.prediction.question import Question
-from perfmodel.prediction.saved_jobs import check_trust
+from perfmodel.prediction.question import Ends, Question
+from perfmodel.prediction.recording import Score
+from perfmodel.prediction.saved_jobs import (
+    DEFAULT_STACK,
+    PricingMachine,
+    about_machine,
+    recorded_machine,
+)
+from perfmodel.prediction.scenario import JobScenario
 
 Change = tuple[str, Transformation]
 """A what-if as it was typed, and what it does."""
@@ -62,8 +69,10 @@ class WhatIf(Shown):
     *score* says how well a recording replays itself, *options* how else it was asked.
     """
 
+    SHOWN_BY: ClassVar[str] = "perfmodel.extensions.whatif.report"
+
     job: str
-    score: SelfReplay | None
+    score: Score | None
     before: Prediction
     steps: tuple[ChangeStep, ...]
     sweep: SweepAnswer | None
@@ -179,9 +188,50 @@ def apply_change(
     )
     ends = None
     if question.ends is not None or wish.is_doubtful:
-        fastest, slowest = question.ends or (question.job, question.job)
-        ends = (
-            wish.at_end(Doubt.FASTEST.value).apply(fastest),
-            wish.at_end(Doubt.SLOWEST.value).apply(slowest),
+        before = question.ends or Ends(question.job, question.job, DOUBT)
+        ends = Ends(
+            wish.at_end(Doubt.FASTEST.value).apply(before.fastest),
+            wish.at_end(Doubt.SLOWEST.value).apply(before.slowest),
+            DOUBT,
         )
     return replace(question.changed_to(applied.job), ends=ends), applied
+
+
+def check_trust(question: Question, *, force: bool) -> None:
+    """Refuse a recording that does not replay itself, unless *force* is set."""
+    score = question.score
+    if score is not None and not score.is_trusted and not force:
+        raise ScenarioError(
+            f"{question.job.facts.name}: {score.distrust}. Record it again, or ask with --force "
+            "and do not trust the answer."
+        )
+
+
+def move_question(question: Question, scenario: JobScenario) -> Question:
+    """*question* about the machine that *scenario* names, instead of the recorded one."""
+    check_trust(question, force=scenario.force)
+    was, assumptions = scenario.was, question.assumptions
+    if was is None:
+        was = recorded_machine(question.job)
+        if was is None:
+            raise ScenarioError(
+                f"{scenario.job}: does not say which machine its durations are from "
+                f"({question.job.facts.device or 'no GPU is named'}), so the effect of "
+                f"{scenario.topology} is unknown. Name it with --was, for example --was dgx_a100."
+            )
+        assumptions = (*assumptions, about_machine(question.job))
+    assert scenario.topology is not None
+    stack = scenario.stack or DEFAULT_STACK
+    target = PricingMachine(scenario.topology, scenario.hosts, stack)
+    hosts = target.cluster(question.job.rank_count).host_count
+    if question.recording is None:
+        question = replace(question, job=with_own_origins(question.job))
+    text = f"machine:topology={scenario.topology},was={was}"
+    stated = {"topology": scenario.topology, "was": was, "hosts": scenario.hosts, "stack": stack}
+    wish = build_transformation("machine", stated)
+    moved, applied = apply_change(question, wish, name=text, force=scenario.force)
+    return replace(
+        moved,
+        assumptions=(*assumptions, *applied.sentences),
+        scenario=replace(scenario, hosts=hosts, stack=stack, was=was),
+    )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from perfmodel.extensions.measurements.report import report_scores
 from perfmodel.extensions.measurements.validation.runs import RunScoreboard
 from perfmodel.extensions.measurements.validation.scoreboard import (
     Deviation,
     Scoreboard,
     Unsupported,
 )
-from perfmodel.reports.scores import report_scores
 from perfmodel.reports.terminal import to_text
 
 

@@ -16,7 +16,7 @@ from perfmodel.base.options import Option
 from perfmodel.base.writing import printable_lines, write_json
 from perfmodel.cli.commands import command, command_group
 from perfmodel.cli.options import MeasuredCollectives, Outputs, argument
-from perfmodel.cli.validate import Limit, QuietRun, show_scores
+from perfmodel.extensions.measurements.commands.validate import Limit, QuietRun, show_scores
 
 if TYPE_CHECKING:
     from perfmodel.api.details import KernelKind
@@ -114,7 +114,7 @@ def _show_written(files: Outputs, lines: Sequence[str], out: str) -> None:
 
 
 def _show_held_out(whole: Scoreboard, files: Outputs) -> None:
-    from perfmodel.reports.scores import report_scores
+    from perfmodel.extensions.measurements.report import report_scores
 
     long_rows = replace(
         whole,
@@ -205,7 +205,7 @@ def embedding(
 
     Every case is also predicted by constants that were fitted without it.
     """
-    from perfmodel.reports.scores import report_embedding_fit
+    from perfmodel.extensions.measurements.report import report_embedding_fit
 
     fit = api.calibrate_embedding(cases, data=data, out=out)
     rows = [asdict(error) for error in fit.errors]
@@ -233,7 +233,7 @@ def interference(
     out: ConstantsOut = None,
 ) -> None:
     """Fit how much kernels slow down while collectives run, from recorded jobs."""
-    from perfmodel.reports.scores import report_interference
+    from perfmodel.extensions.measurements.report import report_interference
 
     said = {} if licence is None else {"licence": licence}
     fitted = api.calibrate_interference(traces, device=device, out=out, **said)
@@ -254,7 +254,7 @@ def host(
     ] = "pytorch_eager",
 ) -> None:
     """Make a software stack from recorded host overheads."""
-    from perfmodel.reports.scores import report_host_stack
+    from perfmodel.extensions.measurements.report import report_host_stack
 
     Outputs().write(report_host_stack(api.calibrate_host(table, out, extends=extends)), dict)
     print(f"Wrote {out}")
@@ -276,7 +276,7 @@ def measure(
     ] = 9,
 ) -> None:
     """Measure kernels and collectives of this machine and write files that predict accepts."""
-    from perfmodel.reports.scores import report_measured_machine
+    from perfmodel.extensions.measurements.report import report_measured_machine
 
     found = api.measure_machine(
         device, out, ranks=ranks, samples=samples, on_phase=lambda one, _: print(f"{one} ...")

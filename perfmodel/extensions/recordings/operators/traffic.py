@@ -12,7 +12,14 @@ from dataclasses import replace
 from itertools import compress
 
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.calls import SPARSE, OperatorCall, Tensor, listed, names_in, operator_table
+from perfmodel.extensions.recordings.operators.calls import (
+    SPARSE,
+    OperatorCall,
+    Tensor,
+    listed,
+    names_in,
+    operator_table,
+)
 from perfmodel.graph.ops import Copy, CopyRoute, MemoryBound, Works
 
 _FLOPS_PER_INSTRUCTION = 2

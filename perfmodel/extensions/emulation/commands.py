@@ -6,7 +6,7 @@ The output of the script stays its own; messages of perfmodel go to standard err
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel import api
+from perfmodel.base.errors import EmulationError
 from perfmodel.base.options import Option
 from perfmodel.base.writing import printable_lines
 from perfmodel.cli.commands import command
@@ -54,9 +55,8 @@ def emulate(
 
     Emulate only code that you would run yourself.
     """
-    from perfmodel.extensions.emulation.emulate import ScriptFailedError
-
     settings = settings_of(request.words, vary)
+    faults: dict[str, EmulationError] = {}
     for name, changed in settings.items():
         try:
             emulated = api.emulate(
@@ -65,18 +65,29 @@ def emulate(
                 executor=run.executor or "auto",
                 workers=run.workers,
             )
-        except ScriptFailedError as fault:
-            where = f"{name}: " if name else ""
-            print(f"perfmodel: {printable_lines(f'{where}{fault}')}", file=sys.stderr)
-            raise typer.Exit(fault.code) from None
-        _report(emulated, Path(out, name))
+        except EmulationError as fault:
+            if not vary:
+                _say(str(fault))
+                raise typer.Exit(getattr(fault, "code", 1)) from None
+            faults[name] = fault
+        else:
+            _report(emulated, Path(out, name))
     if vary:
-        jobs = " ".join(str(Path(out, name)) for name in settings)
-        print(
-            f"perfmodel: {len(settings)} jobs, one per setting. To order them by time and price: "
-            f"perfmodel compare {jobs} --topology NAME --price MONEY",
-            file=sys.stderr,
-        )
+        _report_settings(list(settings), faults, out)
+
+
+def _report_settings(names: Sequence[str], faults: Mapping[str, EmulationError], out: str) -> None:
+    """One line per setting; a setting that fails is a result, all of them failing is an error."""
+    for name in names:
+        _say(f"{name}: {faults[name]}" if name in faults else f"{name}: {Path(out, name)}")
+    jobs = [str(Path(out, name)) for name in names if name not in faults]
+    if not jobs:
+        raise typer.Exit(getattr(faults[names[0]], "code", 1))
+    failed = f", {len(faults)} without one" if faults else ""
+    _say(
+        f"{len(jobs)} jobs, one per setting{failed}. To order them by time and price: "
+        f"perfmodel compare {' '.join(jobs)} --topology NAME --price MONEY"
+    )
 
 
 def settings_of(words: tuple[str, ...], vary: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -113,4 +124,8 @@ def _report(emulated: EmulatedJob, out: Path) -> None:
         ),
     ]
     for line in lines:
-        print(f"perfmodel: {printable_lines(line)}", file=sys.stderr)
+        _say(line)
+
+
+def _say(line: str) -> None:
+    print(f"perfmodel: {printable_lines(line)}", file=sys.stderr)

@@ -13,21 +13,18 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PerfModelError, ScenarioError
 from perfmodel.engine.reasons import Window
 from perfmodel.execution.executor import SerialExecutor
-from perfmodel.extensions.recordings.storage import RECORDING_HEADER
 from perfmodel.extensions.whatif import parse_transformation
-from perfmodel.extensions.whatif.pinning import DEFAULT_STACK
+from perfmodel.extensions.whatif.answering import apply_change, check_trust, prepare_changes
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.storage import save_job
+from perfmodel.graph.storage import RECORDING_HEADER, save_job
 from perfmodel.prediction import saved_jobs as asking
 from perfmodel.prediction.answer import Part
 from perfmodel.prediction.assumptions import NO_DOUBT
-from perfmodel.prediction.changing import apply_change, prepare_changes
-from perfmodel.prediction.loops import recorded_interval
 from perfmodel.prediction.predict import predict
-from perfmodel.prediction.question import PredictOptions, Question
+from perfmodel.prediction.question import Ends, PredictOptions, Question
 from perfmodel.prediction.saved_jobs import (
+    DEFAULT_STACK,
     about_machine,
-    check_trust,
     job_question,
     open_job,
     recorded_machine,
@@ -50,17 +47,26 @@ def score(*periods_ns: int, replayed_ns: int = 100, distrust: str = "", noise_ra
 
 
 def test_the_interval_of_a_recording_is_the_spread_of_its_periods_in_proportion():
-    interval = recorded_interval(score(90, 110), 200)
+    interval = replace(notes(), score=score(90, 110)).interval(200)
     assert (interval.low_ns, interval.high_ns) == pytest.approx((182, 218), abs=1)
     assert interval.is_known
-    noisy = recorded_interval(score(90, 110, noise_ratio=0.1), 200)
+    noisy = replace(notes(), score=score(90, 110, noise_ratio=0.1)).interval(200)
     assert (noisy.low_ns, noisy.high_ns) == pytest.approx((182 * 0.9, 218 * 1.1), abs=1)
     for few in (None, score(90)):
-        interval = recorded_interval(few, 200)
+        interval = replace(notes(), score=few).interval(200)
         assert (interval.low_ns, interval.high_ns, interval.is_known) == (200, 200, False)
     for replayed_ns in (0, 1):
-        interval = recorded_interval(score(1, 1, replayed_ns=replayed_ns), 7)
+        interval = replace(notes(), score=score(1, 1, replayed_ns=replayed_ns)).interval(7)
         assert (interval.low_ns, interval.high_ns) == (7, 7)
+
+
+def test_a_recording_says_what_its_interval_is_and_whether_it_can_be_trusted():
+    def said(of: Any) -> list[str]:
+        return replace(notes(), score=of).sentences()
+
+    assert "the 2 recorded periods" in said(score(90, 110))[0]
+    assert "unknown from one step" in said(score(90))[0]
+    assert said(score(90, 110, distrust="it is off"))[1:] == ["It is off."]
 
 
 def test_a_recording_that_is_not_trusted_is_refused():
@@ -81,13 +87,14 @@ def answer(job: JobGraph, *, samples: int = 0, is_explained: bool = False, **kno
 
 
 def test_what_may_be_off_widens_the_interval_to_both_ends():
-    ends = (JOB, build_job(stretch=4))
-    sure, found, slow = answer(JOB), answer(JOB, ends=ends), answer(ends[1])
+    ends = Ends(JOB, build_job(stretch=4), "why")
+    sure, found, slow = answer(JOB), answer(JOB, ends=ends), answer(ends.slowest)
     assert found.iteration_ns == sure.iteration_ns < slow.iteration_ns
     assert found.interval.low_ns == sure.iteration_ns
     assert found.interval.high_ns == slow.iteration_ns
     assert len(found.assumptions) == len(sure.assumptions) + 1
-    swapped = answer(JOB, ends=ends[::-1])
+    assert found.assumptions[-1] == "why"
+    swapped = answer(JOB, ends=Ends(ends.slowest, ends.fastest, "why"))
     assert swapped.interval.high_ns == swapped.interval.low_ns == sure.iteration_ns
 
 
@@ -170,12 +177,14 @@ def test_a_job_that_is_moved_is_kept_at_both_ends_of_what_could_be_so(tmp_path):
     assert moved.scenario == replace(scenario, hosts=1, stack=DEFAULT_STACK)
     assert moved.job.programs[1].origin.tolist() == [5, 6, 7, 8, 9]
     assert moved.ends is not None
-    fastest, slowest = moved.ends
-    assert total_ns(fastest) < total_ns(moved.job) < total_ns(slowest)
+    assert total_ns(moved.ends.fastest) < total_ns(moved.job) < total_ns(moved.ends.slowest)
     # What is changed next is changed at both ends, too.
     twice, _ = apply_change(moved, parse_transformation("scale:match=gemm,factor=3"), name="x")
     assert twice.ends is not None
-    for before, after in zip(moved.ends, twice.ends, strict=True):
+    for before, after in (
+        (moved.ends.fastest, twice.ends.fastest),
+        (moved.ends.slowest, twice.ends.slowest),
+    ):
         kernels_ns = sum(
             before.ops[op].duration_ns for rank in range(2) for op in before.program_of(rank).op[3:]
         )

@@ -1,4 +1,4 @@
-"""`perfmodel import`, `replay`, `whatif` and `trace`: jobs, what would change them, and traces."""
+"""`perfmodel import` and `trace`: recorded traces as jobs, and what is in them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option, Overwrite
 from perfmodel.cli.commands import command, command_group
-from perfmodel.cli.options import JobOut, LocalRun, Outputs, Quiet, argument
-from perfmodel.prediction.scenario import JobScenario
+from perfmodel.cli.options import JobOut, Outputs, Quiet, argument
 
 if TYPE_CHECKING:
     from perfmodel.extensions.recordings.import_files import ImportWishes
@@ -28,22 +25,6 @@ Examples:
   perfmodel import pytorch_et/ --out shapes
       execution traces alone: a job of shapes, priced by
       `perfmodel predict --job shapes --topology dgx1_v100`
-"""
-REPLAY_EPILOG = """\b
-Examples:
-  perfmodel replay job --json -
-  perfmodel replay built_job --topology dgx_h100 --executor ray
-"""
-WHATIF_EPILOG = """\b
-Examples:
-  perfmodel whatif --list
-  perfmodel whatif job/ --apply scale:match=gemm,factor=0.5
-  perfmodel whatif job/ --apply "gap:before=SendRecv,rank=2,to=20.5ms" --apply host_overhead
-  perfmodel whatif job/ --apply overlap --sweep compress:ratio=0.25:1:x2 --plot ratios.png
-  perfmodel whatif built_job/ --topology dgx_h100 --apply bucket:size=100MB
-\b
-JOB is a folder that `perfmodel import` or `save_job` wrote. A what-if is NAME, or
-NAME:key=value,key=value. Patterns are found anywhere in a label, `*` is anything, `|` is or.
 """
 STATS_EPILOG = """\b
 Examples:
@@ -106,7 +87,7 @@ def import_traces(
     question: ImportQuestion, files: Annotated[Outputs, "json_file"], quiet: Quiet = False
 ) -> None:
     """Turn recorded traces of all ranks into a job, and replay it once to score it."""
-    from perfmodel.reports.recordings import report_import
+    from perfmodel.extensions.recordings.report import report_import
     from perfmodel.reports.terminal import show_files
 
     with show_files(is_quiet=quiet) as progress:
@@ -126,76 +107,13 @@ def _write_jobs(
     files.write([report(found) for found in documents], lambda: document, draw)
 
 
-@command(epilog=REPLAY_EPILOG)
-def replay(
-    job: Annotated[
-        str,
-        argument("JOB", "A job that `import` or `save_job` wrote."),
-    ],
-    asked: Annotated[dict[str, Any], JobScenario, "topology", "hosts", "stack"],
-    run: LocalRun,
-    files: Annotated[Outputs, "json_file", "report_file"],
-) -> None:
-    """Replay a job; a recorded job is compared with its recording."""
-    from perfmodel.reports.recordings import report_replay, to_replay_document
-
-    scenario = JobScenario(job, samples=0, **asked)
-    with run.open() as where:
-        found = api.replay(scenario, is_explained=files.report_file is not None, **where)
-    document = to_replay_document(found, Path(job))
-    files.write(report_replay(found, document.get("faults", ())), lambda: document)
-
-
-@command(epilog=WHATIF_EPILOG)
-def whatif(
-    *,
-    job: Annotated[str | None, argument("JOB", "Folder of a job.")] = None,
-    apply: Annotated[
-        tuple[str, ...],
-        Option(metavar="NAME[:key=value,...]", help="A change; repeatable, in order."),
-    ] = (),
-    sweep: Annotated[
-        str | None,
-        Option(metavar="NAME:key=a,b,c", help="A change with several values of one parameter."),
-    ] = None,
-    list_names: Annotated[
-        bool, Option(name="--list", help="List the changes with their parameters.")
-    ] = False,
-    asked: Annotated[dict[str, Any], JobScenario, "topology", "hosts", "stack", "mode"],
-    force: Annotated[bool, Option(help="Also answer for recordings that replay badly.")] = False,
-    run: LocalRun,
-    files: Annotated[Outputs, "json_file", "csv_file", "plot_file", "report_file"],
-) -> None:
-    """Change a job and compare: time, critical path, stragglers."""
-    if list_names:
-        _print_list()
-        return
-    if job is None or not (apply or sweep):
-        raise typer.BadParameter("name the job and the change: JOB --apply NAME, or --list")
-    from perfmodel.reports.whatif import report_whatif
-
-    scenario = JobScenario(job, samples=0, **asked)
-    with run.open() as where:
-        answer = api.whatif(scenario, apply, sweep=sweep, force=force, **where)
-    files.write(report_whatif(answer), answer.to_dict, answer.plot)
-
-
-def _print_list() -> None:
-    from perfmodel.extensions.whatif import load_recipes
-    from perfmodel.reports.machines import report_whatifs
-    from perfmodel.reports.terminal import print_report
-
-    known = load_recipes().items()
-    print_report(report_whatifs([(name, one.does, one.usage) for name, one in known]))
-
-
 @command(trace, epilog=STATS_EPILOG)
 def stats(
     paths: KinetoFiles,
     files: Annotated[Outputs, "plot_file", "json_file"],
 ) -> None:
     """What every stream of every rank spends its time on."""
-    from perfmodel.reports.recordings import draw_streams, report_streams
+    from perfmodel.extensions.recordings.report import draw_streams, report_streams
     from perfmodel.reports.terminal import show_files
 
     with show_files() as progress:
@@ -214,7 +132,7 @@ def diff(
     files: Annotated[Outputs, "json_file"],
 ) -> None:
     """What is slower in B than in A: by operator, kernel, profiler range, and wait."""
-    from perfmodel.reports.recordings import report_diff
+    from perfmodel.extensions.recordings.report import report_diff
 
     document = api.trace_diff(before, after)
     files.write(report_diff(document, top=top), lambda: document)

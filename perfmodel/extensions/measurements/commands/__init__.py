@@ -1,0 +1,1 @@
+"""`perfmodel validate` and `perfmodel calibrate`."""

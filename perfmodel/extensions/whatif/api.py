@@ -1,0 +1,47 @@
+"""The Python interface of what-ifs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perfmodel.api.questions import File, as_scenario, open_place
+from perfmodel.extensions.whatif.answering import WhatIf
+from perfmodel.prediction.phases import OnPhase, ignore_phase
+from perfmodel.prediction.scenario import JobScenario
+
+
+def whatif(
+    job: JobScenario | File,
+    changes: Sequence[str] = (),
+    *,
+    sweep: str | None = None,
+    force: bool = False,
+    executor: str | None = None,
+    workers: int | None = None,
+    ray_address: str | None = None,
+    on_phase: OnPhase = ignore_phase,
+) -> WhatIf:
+    """Compare *job* (a folder or its scenario) before and after *changes*, as after `--apply`.
+
+    The machine prices jobs of shapes, and work that is changed. *sweep* is one more change with
+    several values of a parameter. Recordings that replay badly are refused unless *force* is
+    set, and so are changes that can price less than half of the time.
+    """
+    from perfmodel.extensions.whatif import parse_sweep, parse_transformation
+    from perfmodel.extensions.whatif.answering import answer_changes, prepare_changes
+    from perfmodel.prediction.saved_jobs import about_machine, open_job, recorded_machine
+
+    scenario = as_scenario(job)
+    opened = open_job(scenario)
+    topology = scenario.topology
+    if topology is None and (topology := recorded_machine(opened.job)) is not None:
+        opened = replace(opened, assumptions=(*opened.assumptions, about_machine(opened.job)))
+    named = [(text, parse_transformation(text, topology=topology)) for text in changes]
+    swept = None if sweep is None else parse_sweep(sweep, topology=topology)
+    question = prepare_changes(opened, force=force)
+    with open_place(executor, workers, ray_address) as place:
+        answer = answer_changes(
+            question, named, sweep=swept, executor=place, on_phase=on_phase, force=force
+        )
+    return replace(answer, options=("--force",) if force else ())

@@ -1,0 +1,63 @@
+"""Recording: what the path of a prediction asks of a job that was recorded.
+
+The extension `recordings` makes them. A recording knows which tasks hold back others and where its
+steps end, so it brings its own rules, loop and interval; everything else is the common path.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from perfmodel.engine.settle import Rules
+    from perfmodel.graph.job import JobGraph
+    from perfmodel.prediction.answer import Interval
+    from perfmodel.prediction.interference import FoldedCosts
+    from perfmodel.prediction.loops import Loop
+
+
+class Score(Protocol):
+    """How well a recording replays itself."""
+
+    @property
+    def error_pct(self) -> float:
+        """Error of the replayed iteration, in percent of the recorded one."""
+
+    @property
+    def worst_error_pct(self) -> float:
+        """The largest error of a period, or of a rank if there is no period."""
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether what-ifs on the job are meaningful."""
+
+    @property
+    def distrust(self) -> str:
+        """Why the job is not trusted, in a sentence; empty if it is."""
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What is wrong with the recording."""
+
+    def document(self) -> dict[str, Any]:
+        """The score as plain values for JSON."""
+
+
+class Recording(Protocol):
+    """What a recording knows of its tasks, also after they were changed."""
+
+    @property
+    def score(self) -> Score | None:
+        """How well it replays itself."""
+
+    def rules(self, job: JobGraph) -> Rules:
+        """What overlapping tasks of *job* cost each other."""
+
+    def find_loop(self, alone: FoldedCosts, settled: FoldedCosts) -> Loop:
+        """The loop of a *settled* job, from the moments when its steps end."""
+
+    def interval(self, iteration_ns: int) -> Interval:
+        """The interval of an iteration of *iteration_ns*."""
+
+    def sentences(self) -> list[str]:
+        """What the answer assumes."""
