@@ -61,7 +61,6 @@ class SchemaKind(Enum):
     PLAN = "plan"
     RUNS = "runs"
     CALIBRATION = "calibration"
-    RECIPES = "recipes"
     GEMM = "gemm"
     ATTENTION = "attention"
     MEMORY = "memory"
@@ -111,7 +110,6 @@ def describe_schema(kind: SchemaKind | str) -> str:
         SchemaKind.TOPOLOGY: (PACKAGES.parent / "topologies", "## A machine", "## How well"),
         SchemaKind.DEVICE: (PACKAGES.parent / "topologies", "## A GPU", "## How well"),
         SchemaKind.STACK: (PACKAGES / "stacks", "## A stack file", "\n## "),
-        SchemaKind.RECIPES: (PACKAGES / "extensions" / "whatif", "## A file of recipes", "\n## "),
     }
     if kind in (SchemaKind.GEMM, SchemaKind.ATTENTION, SchemaKind.MEMORY, SchemaKind.COLLECTIVES):
         is_kernel = kind is not SchemaKind.COLLECTIVES
@@ -192,7 +190,6 @@ _FORMS = {
     SchemaKind.STACK: ("perfmodel.stacks.stack:SoftwareStack",),
     SchemaKind.PRICES: ("perfmodel.prediction.whole_run:RunRates",),
     SchemaKind.TABLES: ("embeddings.table_files:TablesFile",),
-    SchemaKind.RECIPES: ("perfmodel.extensions.whatif.recipes:RecipeFile",),
     SchemaKind.PLAN: ("embeddings.plan_document:PlanFile",),
     SchemaKind.CALIBRATION: (
         "perfmodel.costs.calibration_files:CalibrationFile",

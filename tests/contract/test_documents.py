@@ -24,7 +24,6 @@ from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import InputError, ScenarioError
 from perfmodel.extensions.measurements.validation.runs_table import load_runs
 from perfmodel.extensions.whatif.parsing import parse_transformation
-from perfmodel.extensions.whatif.recipes import load_recipes
 from perfmodel.prediction.scenario_file import load_scenario
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import load_workload
@@ -74,7 +73,6 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "plan": load_plan,
     "calibration of kernels": load_kernels,
     "calibration of collectives": load_calibration,
-    "recipes": lambda path: load_recipes(str(path)),
 }
 
 
@@ -262,7 +260,6 @@ SHIPPED = {
     ),
     "scenario": ("perfmodel/api/templates/scenario.yaml",),
     "tables": ("perfmodel/api/templates/tables.yaml",),
-    "recipes": ("perfmodel/extensions/whatif/recipes.yaml",),
     "calibration": ("collectives/calibrations/nccl.yaml", "perfmodel/costs/calibrations/**/*.json"),
 }
 

@@ -12,15 +12,6 @@ import pytest
 from tests.manual.pages import Command, run
 from tests.manual.reader import prepare
 
-RECIPE = """\
-recipes:
-  half:
-    does: Tasks like *match* take half their time.
-    parameters: {match: pattern}
-    assumes: ["Tasks like {match} take half their time."]
-    steps: [{select: {match: $match}}, {scale: {factor: 0.5}}]
-    evidence: none
-"""
 TINY = "--set batch=96 --set model.layers=2"
 PAGES = {
     "predict": (
@@ -48,9 +39,7 @@ PAGES = {
         "--price 2 --tokens 1B"
     ),
     "what-if": "whatif recorded_job --apply scale:match=sgemm,factor=0.5",
-    "forced what-if with a recipe": (
-        "whatif recorded_job --force --recipes own.yaml --apply half:match=sgemm"
-    ),
+    "forced what-if": "whatif recorded_job --force --apply remove:match=sgemm",
     "replay": "replay recorded_job",
 }
 
@@ -59,7 +48,6 @@ PAGES = {
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("reader")
     prepare(place)
-    (place / "own.yaml").write_text(RECIPE)
     with contextlib.chdir(place):
         run(
             Command(

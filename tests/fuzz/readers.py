@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import random
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -107,7 +106,6 @@ def _document_readers() -> list[Reader]:
         _yaml_reader("stack", "perfmodel/stacks/catalog", load_stack),
         _yaml_reader("tables", "perfmodel/api/templates", load_tables, files="tables.yaml"),
         _yaml_reader("scenario", "perfmodel/api/templates", _read_scenario, files="scenario*"),
-        _recipes_reader(),
         _yaml_reader(
             "calibration", "collectives/calibrations", load_calibration, files="nccl.yaml"
         ),
@@ -123,21 +121,6 @@ def _read_scenario(path: Path) -> object:
 
     found = load_scenario(path)
     return load_setting(found) if isinstance(found, Scenario) else found
-
-
-def _recipes_reader() -> Reader:
-    """The shipped recipes under names of a user's own."""
-    from perfmodel.extensions.whatif.recipes import load_recipes
-
-    shipped = (ROOT / "perfmodel/extensions/whatif/recipes.yaml").read_text(encoding="utf-8")
-    own = re.sub(r"^  (\w+):", r"  own_\1:", shipped, flags=re.MULTILINE)
-
-    def make(place: Path, source: random.Random) -> Path:
-        target = place / "recipes.yaml"
-        target.write_bytes(damaged_yaml(own, source))
-        return target
-
-    return Reader("recipes", make, lambda path: load_recipes(str(path)))
 
 
 def _fitted_kernels() -> Any:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from perfmodel.api.questions import File, as_scenario, open_place
 from perfmodel.extensions.whatif.answering import WhatIf
@@ -18,7 +16,6 @@ def whatif(
     changes: Sequence[str] = (),
     *,
     sweep: str | None = None,
-    recipes: Sequence[File] = (),
     force: bool = False,
     executor: str | None = None,
     workers: int | None = None,
@@ -28,9 +25,8 @@ def whatif(
     """Compare *job* (a folder or its scenario) before and after *changes*, as after `--apply`.
 
     The machine prices jobs of shapes, and work that is changed. *sweep* is one more change with
-    several values of a parameter; files of *recipes* have more changes. Recordings that replay
-    badly are refused unless *force* is set, and so are changes that can price less than half of
-    the time.
+    several values of a parameter. Recordings that replay badly are refused unless *force* is
+    set, and so are changes that can price less than half of the time.
     """
     from perfmodel.extensions.whatif import parse_sweep, parse_transformation
     from perfmodel.extensions.whatif.answering import answer_changes, prepare_changes
@@ -41,13 +37,11 @@ def whatif(
     topology = scenario.topology
     if topology is None and (topology := recorded_machine(opened.job)) is not None:
         opened = replace(opened, assumptions=(*opened.assumptions, about_machine(opened.job)))
-    asked: dict[str, Any] = {"topology": topology, "recipes": [str(file) for file in recipes]}
-    named = [(text, parse_transformation(text, **asked)) for text in changes]
-    swept = None if sweep is None else parse_sweep(sweep, **asked)
+    named = [(text, parse_transformation(text, topology=topology)) for text in changes]
+    swept = None if sweep is None else parse_sweep(sweep, topology=topology)
     question = prepare_changes(opened, force=force)
     with open_place(executor, workers, ray_address) as place:
         answer = answer_changes(
             question, named, sweep=swept, executor=place, on_phase=on_phase, force=force
         )
-    options = [f"--recipes {shlex.quote(file)}" for file in asked["recipes"]]
-    return replace(answer, options=(*options, *(["--force"] if force else [])))
+    return replace(answer, options=("--force",) if force else ())

@@ -37,10 +37,6 @@ def whatif(
         str | None,
         Option(metavar="NAME:key=a,b,c", help="A change with several values of one parameter."),
     ] = None,
-    recipes: Annotated[
-        tuple[str, ...],
-        Option(metavar="FILE", help="More changes (`perfmodel schema recipes`); repeatable."),
-    ] = (),
     list_names: Annotated[
         bool, Option(name="--list", help="List the changes with their parameters.")
     ] = False,
@@ -51,7 +47,7 @@ def whatif(
 ) -> None:
     """Change a job and compare: time, critical path, stragglers."""
     if list_names:
-        _print_list(recipes)
+        _print_list()
         return
     if job is None or not (apply or sweep):
         raise typer.BadParameter("name the job and the change: JOB --apply NAME, or --list")
@@ -59,14 +55,14 @@ def whatif(
 
     scenario = JobScenario(job, samples=0, **asked)
     with run.open() as where:
-        answer = api.whatif(scenario, apply, sweep=sweep, recipes=recipes, force=force, **where)
+        answer = api.whatif(scenario, apply, sweep=sweep, force=force, **where)
     files.write(report_whatif(answer), answer.to_dict, answer.plot)
 
 
-def _print_list(recipes: tuple[str, ...]) -> None:
+def _print_list() -> None:
     from perfmodel.extensions.whatif import load_recipes
     from perfmodel.reports.machines import report_whatifs
     from perfmodel.reports.terminal import print_report
 
-    known = load_recipes(*recipes).items()
+    known = load_recipes().items()
     print_report(report_whatifs([(name, one.does, one.usage) for name, one in known]))

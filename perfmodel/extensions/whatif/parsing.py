@@ -6,7 +6,7 @@ A value without a key, `machine:dgx_h100`, belongs to the first parameter.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,21 +26,18 @@ class Sweep:
     points: tuple[tuple[str, Transformation], ...]
 
 
-def parse_transformation(
-    text: str, *, topology: str | None = None, recipes: Sequence[str] = ()
-) -> Transformation:
+def parse_transformation(text: str, *, topology: str | None = None) -> Transformation:
     """The transformation that *text* describes.
 
-    *topology* is the machine for those that take one and do not name it; files of *recipes* have
-    more what-ifs.
+    *topology* is the machine for those that take one and do not name it.
     """
-    name, given = _split(text, recipes)
-    return build_transformation(name, given, text=text, topology=topology, recipes=recipes)
+    name, given = _split(text)
+    return build_transformation(name, given, text=text, topology=topology)
 
 
-def parse_sweep(text: str, *, topology: str | None = None, recipes: Sequence[str] = ()) -> Sweep:
+def parse_sweep(text: str, *, topology: str | None = None) -> Sweep:
     """The transformations that *text* describes, with one parameter as `a,b,c` or `a:b:x2`."""
-    name, given = _split(_joined(text), recipes)
+    name, given = _split(_joined(text))
     expanded = {key: expand_values(value.replace(_COMMA, ",")) for key, value in given.items()}
     several = {key: values for key, values in expanded.items() if len(values) > 1}
     if len(several) != 1:
@@ -52,7 +49,7 @@ def parse_sweep(text: str, *, topology: str | None = None, recipes: Sequence[str
 
     def build(value: str) -> Transformation:
         stated = given | {key: value}
-        return build_transformation(name, stated, text=text, topology=topology, recipes=recipes)
+        return build_transformation(name, stated, text=text, topology=topology)
 
     return Sweep(text, name, key, tuple((value, build(value)) for value in values))
 
@@ -63,10 +60,9 @@ def build_transformation(
     *,
     text: str | None = None,
     topology: str | None = None,
-    recipes: Sequence[str] = (),
 ) -> Transformation:
     """The what-if *name* with parameters as *given*; errors show *text*."""
-    recipe = load_recipes(*recipes)[name]
+    recipe = load_recipes()[name]
     moves = any(step.primitive == "rehost" for step in recipe.steps)
     machine = "was" if moves else "topology"
     if topology is not None and machine in recipe.parameters:
@@ -86,9 +82,9 @@ def _joined(text: str) -> str:
     return first + "".join(f",{piece}" if "=" in piece else _COMMA + piece for piece in others)
 
 
-def _split(text: str, recipes: Sequence[str]) -> tuple[str, dict[str, str]]:
+def _split(text: str) -> tuple[str, dict[str, str]]:
     name, _, rest = text.partition(":")
-    name, known = name.strip(), load_recipes(*recipes)
+    name, known = name.strip(), load_recipes()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""

@@ -1,21 +1,20 @@
 """Recipes: what-ifs as data, each a few steps of primitives.
 
-`recipes.yaml` has those that are always there; users may add files of the same form. An argument
-of a step is a value, or `$name` for a parameter of the recipe. Sentences hold `{name}` for a
-parameter or a word; a word is the first of its alternatives whose conditions hold.
+They are in `recipes.yaml`. An argument of a step is a value, or `$name` for a parameter of the
+recipe. Sentences hold `{name}` for a parameter or a word; a word is the first of its alternatives
+whose conditions hold.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, Field, create_model
 from pydantic_core import core_schema
 
 from perfmodel.base.errors import InputError, ScenarioError
@@ -53,7 +52,7 @@ Vocabulary = dict[
     str,
     Annotated[
         tuple[Alternative, ...],
-        BeforeValidator(_alternatives, json_schema_input_type=str | list[str | Alternative]),
+        BeforeValidator(_alternatives),
     ],
 ]
 """Words, each with its alternatives."""
@@ -81,9 +80,6 @@ class _OrReference:
             return value if is_reference(value) else inner(value)
 
         return core_schema.no_info_wrap_validator_function(read, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        return {"anyOf": [handler(schema), {"type": "string", "pattern": r"^\$\w+$"}]}
 
 
 def _step_form() -> type[BaseModel]:
@@ -134,10 +130,7 @@ class Recipe(Form):
         str,
         Annotated[
             Parameter,
-            BeforeValidator(
-                lambda stated: {"is": stated} if isinstance(stated, str) else stated,
-                json_schema_input_type=str | Parameter,
-            ),
+            BeforeValidator(lambda stated: {"is": stated} if isinstance(stated, str) else stated),
         ],
     ] = field(default_factory=dict)
     one_of: tuple[str, ...] = ()
@@ -190,10 +183,6 @@ class RecipeFile(Form):
     recipes: Annotated[dict[str, Recipe], Field(min_length=1)]
 
 
-_KINDS_BY_NAME = {
-    "rank": "numbers", "topology": "text", "hosts": "count", "stack": "text", "doubt": "word",
-}  # fmt: skip
-"""Parameters that mean the same in every recipe."""
 _MACHINE = {
     "topology": Parameter(kind="text", optional=True),
     "hosts": Parameter(kind="count", optional=True),
@@ -202,97 +191,16 @@ _MACHINE = {
 """Parameters of what-ifs that price work; without a topology times follow the amount of work."""
 
 
-def load_recipes(*files: str) -> dict[str, Recipe]:
-    """Every what-if by its name: those that are always there, and those of *files*."""
-    known, words = _load_shipped()
-    for file in files:
-        known, words = _load(Path(file), known, words)
-    return known
-
-
 @cache
-def _load_shipped() -> tuple[dict[str, Recipe], Vocabulary]:
-    return _load(Path(__file__).parent / "recipes.yaml", {}, {})
-
-
-def _load(
-    path: Path, known: dict[str, Recipe], words: Vocabulary
-) -> tuple[dict[str, Recipe], Vocabulary]:
-    """*known* recipes and *words* with those of the file at *path*."""
-    document = load_document(path, ScenarioError, what="recipes")
-    stated = document.read(RecipeFile)
-    words, recipes, faults = words | stated.words, dict(known), document.faults()
-    for name, recipe in stated.recipes.items():
-        if name in known or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-            rule = "must be a word of small letters that no other what-if has"
-            faults.add(f"recipes.{name}", rule)
-        own = (_MACHINE if recipe.machine else {}) | recipe.parameters
-        recipes[name] = replace(recipe, parameters=own, words=words | recipe.words)
-        for place, rule in _iter_faults(recipes[name]):
-            faults.add(f"recipes.{name}.{place}", rule)
-    faults.check(ScenarioError, "`perfmodel schema recipes` describes the file.")
-    return recipes, words
-
-
-def _iter_faults(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Place and rule of what is wrong with the names, kinds and defaults of *recipe*."""
-    for key, one in recipe.parameters.items():
-        if one.kind != _KINDS_BY_NAME.get(key, one.kind):
-            yield f"parameters.{key}.is", f"must be {_KINDS_BY_NAME[key]}, got {one.kind!r}"
-        try:
-            form = values_form(((key, one),))
-            if one.default is not None:
-                form.model_validate({key: one.default})
-        except ValidationError as error:
-            rule = str(error.errors()[0].get("ctx", {}).get("error", error.errors()[0]["msg"]))
-            yield f"parameters.{key}", rule
-    for key in recipe.one_of:
-        yield from _unknown(key, recipe.parameters, "one_of")
-    texts = {f"assumes[{number}]": text for number, text in enumerate(recipe.assumes)}
-    for place, text in (texts | {"counts": recipe.counts}).items():
-        yield from _iter_text_faults(recipe, text, place)
-    for number, step in enumerate(recipe.steps):
-        yield from _iter_step_faults(recipe, step, f"steps[{number}]")
-
-
-def _iter_step_faults(recipe: Recipe, step: Step, place: str) -> Iterator[tuple[str, str]]:
-    for key in step.when:
-        yield from _unknown(key, recipe.parameters, f"{place}.when")
-    topology = recipe.parameters.get("topology", _MACHINE["topology"])
-    for argument in arguments_of(step.primitive):
-        at = f"{place}.{step.primitive}.{argument.key}"
-        value = step.arguments.get(argument.key, "")
-        if argument.is_machine and argument.is_required and not topology.is_required:
-            yield at, "must be known: add the parameter `topology`, which is not optional"
-        if not is_reference(value):
-            continue
-        yield from _unknown(value[1:], recipe.parameters, at)
-        kind, one = kind_of(argument.name, argument.hint), recipe.parameters.get(value[1:])
-        if one is not None and kind != one.kind.replace("word", "text"):
-            yield at, f"must be {kind or 'a value'}, but the parameter is {one.kind}"
-
-
-def _iter_text_faults(
-    recipe: Recipe, text: str, place: str, within: tuple[str, ...] = ()
-) -> Iterator[tuple[str, str]]:
-    """What is wrong with the words of *text*, itself part of the words *within*."""
-    steps = {step.primitive for step in recipe.steps}
-    computed = [word for word, primitive in COMPUTED_WORDS.items() if primitive in steps]
-    for name, _ in PLACEHOLDER.findall(text):
-        if name in within:
-            yield place, f"the word {name!r} is made of itself"
-        elif name not in recipe.words:
-            yield from _unknown(name, [*recipe.parameters, *recipe.words, *computed], place)
-        else:
-            for one in recipe.words[name]:
-                # An alternative for a parameter that the recipe lacks is never said.
-                lacks = (key for key, state in one.when.items() if state != "none")
-                if recipe.parameters.keys() >= set(lacks):
-                    yield from _iter_text_faults(recipe, one.say, place, (*within, name))
-
-
-def _unknown(name: str, known: Iterable[str], place: str) -> Iterator[tuple[str, str]]:
-    if name not in known:
-        near = get_close_matches(name, list(known), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
-        yield place, f"{name!r} is unknown; {hint}"
+def load_recipes() -> dict[str, Recipe]:
+    """Every what-if by its name."""
+    path = Path(__file__).parent / "recipes.yaml"
+    stated = load_document(path, ScenarioError, what="recipes").read(RecipeFile)
+    return {
+        name: replace(
+            recipe,
+            parameters=(_MACHINE if recipe.machine else {}) | recipe.parameters,
+            words=stated.words | recipe.words,
+        )
+        for name, recipe in stated.recipes.items()
+    }

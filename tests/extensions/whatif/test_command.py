@@ -58,19 +58,6 @@ def test_the_same_question_gives_the_same_bytes(folder, typed):
     assert typed(*words).out == typed(*words).out
 
 
-def test_recipes_of_a_file_are_listed_and_applied(folder, tmp_path, typed):
-    mine = tmp_path / "mine.yaml"
-    mine.write_text(
-        "recipes: {no_gelu: {does: No GELU runs., assumes: [No GELU runs.],"
-        " steps: [{select: {match: gelu}}, {remove: {}}]}}",
-        encoding="utf-8",
-    )
-    assert "no_gelu\n  No GELU runs." in typed(f"whatif --recipes {mine} --list").out
-    # The kernel takes 40 ns on every rank.
-    shown = typed(f"whatif {folder} --isolated --recipes {mine} --apply no_gelu").out
-    assert "1.15 us per iteration, before 1.19 us" in shown
-
-
 def test_all_changes_are_listed(typed):
     shown = typed("whatif --list").out
     for name in load_recipes():
