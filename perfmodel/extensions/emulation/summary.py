@@ -165,8 +165,8 @@ def _left_out(record: RankRecord, windows: Windows) -> list[str]:
             (
                 f"The script launches up to {record.most_aside:,} kernels without gradients before "
                 f"a step, such as a rollout or an evaluation, and {aside:,} in the iteration that "
-                "is written: the others are left out. --steps-per-iteration states the steps of a "
-                "whole period."
+                "is written: the others are left out. --steps-per-iteration states the steps of "
+                "a whole period."
             )
         ]
     if record.was_stopped:

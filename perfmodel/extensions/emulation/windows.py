@@ -4,7 +4,8 @@ Two iterations are equal if their calls are, whatever values were looked up. The
 most often is written; of several, the first.
 
 Ranks may cut the same parameters differently (FSDP with `use_orig_params`), so that their memory-
-bound kernels have other sizes and numbers. Such ranks are alike if all else is equal.
+bound kernels have other sizes and numbers. Such ranks are alike if they gather pieces and all else
+is equal.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Outline(NamedTuple):
     signature: str
     memory_bytes: int
     memory_kernels: int
+    gathers_pieces: bool
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,16 @@ class Windows:
     def outline(self, number: int) -> Outline:
         """What iteration *number* does, without views and apart from memory-bound kernels."""
         digest, sizes = hashlib.sha256(), []
-        for line, ops in _describe(self.record, self.all[number]):
+        calls, collectives = self.all[number], self.record.collectives
+        names = {
+            collectives[what]["call"] for kind, what, *_ in calls if kind == CallType.COLLECTIVE
+        }
+        for line, ops in _describe(self.record, calls):
             if ops is None:
                 digest.update(line)
             sizes += [op.read_bytes + op.write_bytes for op in ops or () if op.launches]
-        return Outline(digest.hexdigest(), sum(sizes), len(sizes))
+        gathers = any(name.startswith("all_gather") for name in names)
+        return Outline(digest.hexdigest(), sum(sizes), len(sizes), gathers)
 
 
 def are_equal(records: Sequence[RankRecord]) -> bool:
@@ -106,9 +113,10 @@ def are_equal(records: Sequence[RankRecord]) -> bool:
 def are_alike(records: Sequence[RankRecord]) -> bool:
     """Whether all *records* do the same, but for how their parameters are cut."""
     outlines = [windows.outline(windows.chosen) for windows in map(Windows, records)]
-    _, sizes, counts = zip(*outlines, strict=True)
+    _, sizes, counts, gathers = zip(*outlines, strict=True)
     return are_equal(records) or (
         len({one.signature for one in outlines}) == 1
+        and all(gathers)
         and max(sizes) <= (1 + MOST_APART) * min(sizes)
         and max(counts) <= (1 + MOST_LAUNCHES_APART) * min(counts)
     )
