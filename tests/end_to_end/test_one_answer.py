@@ -91,7 +91,7 @@ def test_what_differs_between_those_who_ask_is_said_in_the_question():
 @pytest.mark.parametrize(
     ("name", "changes", "hosts"),
     [
-        ("llama3_8b", ("batch=128",), 1),
+        ("llama3_8b", ("batch=128", "parallel.tp=2", "parallel.pp=1"), 1),
         ("gpt2_xl", ("parallel.pp=4", "parallel.tp=1", "batch=256"), 1),
     ],
 )

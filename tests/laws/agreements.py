@@ -19,7 +19,7 @@ from perfmodel.prediction.scenario import Interference, Mode
 from perfmodel.reports.text import to_question_document
 from tests.laws.drawing import Case
 
-SEARCH_S = 0.5
+SEARCH_WORK = 200
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,7 @@ def _ranked(scenario: Scenario) -> tuple[Scenario, int]:
 def _searched(scenario: Scenario) -> tuple[Scenario, int]:
     best = _best_layout(scenario)
     changes = tuple(f"{key}={value}" for key, value in best.candidate.overrides.items())
-    # The stack that a file leaves open follows from its layout, which these change.
-    stack = best.candidate.stack.name
-    return replace(scenario, overrides=changes, stack=stack), best.time_ns
+    return replace(scenario, overrides=changes), best.time_ns
 
 
 def _no_slower(scenario: Scenario) -> tuple[Scenario, int]:
@@ -88,7 +86,7 @@ def _best_layout(scenario: Scenario) -> RankedLayout:
         hosts=(scenario.hosts,),
         ranks_per_host=scenario.ranks_per_host,
         stack=scenario.stack,
-        seconds=SEARCH_S,
+        work=SEARCH_WORK,
         samples=0,
     )
     return search(question, executor="serial").best.best

@@ -134,8 +134,11 @@ class LayoutPool:
         self._all = [one for layer in measured for one in kinds[layer]]
         self.size = len(fitting)
         # Bound, whether it is close, and the number of the layout, which breaks ties.
+        # The layout that the workload states comes first: no answer is slower than it.
         self._queue = [
-            (self._bounds.bound_ns(one, is_rough=True), False, number)
+            (0, True, number)
+            if one.is_own
+            else (self._bounds.bound_ns(one, is_rough=True), False, number)
             for number, one in enumerate(self._all)
         ]
         heapify(self._queue)
