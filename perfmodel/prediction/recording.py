@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from perfmodel.engine.replay import Replayer
     from perfmodel.engine.settle import Rules
     from perfmodel.graph.job import JobGraph
     from perfmodel.prediction.answer import Interval
@@ -50,11 +51,18 @@ class Recording(Protocol):
     def score(self) -> Score | None:
         """How well it replays itself."""
 
+    @property
+    def profiled(self) -> JobGraph:
+        """The same job as its hosts ran under the profiler."""
+
     def rules(self, job: JobGraph) -> Rules:
         """What overlapping tasks of *job* cost each other."""
 
-    def find_loop(self, alone: FoldedCosts, settled: FoldedCosts) -> Loop:
-        """The loop of a *settled* job, from the moments when its steps end."""
+    def find_loop(self, replay: Replayer, alone: FoldedCosts, settled: FoldedCosts) -> Loop:
+        """The loop of a *settled* job: the steps of the recording, again and again."""
+
+    def recorded_ns(self, job: JobGraph) -> int | None:
+        """How long a step of *job* took under the profiler; None if *job* was changed."""
 
     def interval(self, iteration_ns: int) -> Interval:
         """The interval of an iteration of *iteration_ns*."""

@@ -76,6 +76,7 @@ class HostSteps:
 
     A step follows *previous* (or nothing: -1) and ends *duration_ns* after all that it *awaited*
     have ended; *kind* is a place in KINDS, *label* a name of the trace or one of the two above.
+    *chain* numbers the threads that never work at the same time.
     """
 
     kind: NDArray[np.uint8]
@@ -87,6 +88,7 @@ class HostSteps:
     previous: Int64s
     call: Int64s
     awaited: dict[int, tuple[int, ...]]
+    chain: Int64s
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -202,6 +204,7 @@ class _ChainWriter:
             previous=previous.copy(),
             call=call.copy(),
             awaited=self._awaited,
+            chain=np.array(self.chains, dtype=np.int64)[call],
         )
 
     def add(self, call: int) -> None:

@@ -304,6 +304,7 @@ def _build(found: _Analysed) -> tuple[RecordedJob, list[RankProgram]]:
         recorded_end_ns=np.concatenate([program.end_ns for program in programs]),
         hold_ratio=np.concatenate([program.hold_ratio for program in programs]),
         can_be_held=np.concatenate([program.can_be_held for program in programs]),
+        excess_ns=np.concatenate([program.excess_ns for program in programs]),
         step_ends=tuple(
             np.array([firsts[rank] + programs[rank].place[task] for rank, task in end])
             for end in found.steps.ends

@@ -304,13 +304,35 @@ class ImportReport:
         return (*((self.missing,) if self.missing else ()), *self.grave_faults)
 
 
+@dataclass(frozen=True, slots=True)
+class Unprofiled:
+    """The time per step without the profiler, how far it may be off, and what that rests on."""
+
+    __pydantic_config__ = _ONLY_KNOWN_KEYS
+
+    iteration_ns: int
+    low_ns: int
+    high_ns: int
+    basis: str
+
+    def document(self) -> dict[str, Any]:
+        """The time as plain values for JSON."""
+        return {
+            "iteration_time_ms": self.iteration_ns / NS_PER_MS,
+            "interval_ms": [self.low_ns / NS_PER_MS, self.high_ns / NS_PER_MS],
+            "basis": self.basis,
+        }
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedJob:
     """A job graph made from traces.
 
     *hold_ratio* is the share of a task in which it holds back other streams, *can_be_held* which
     tasks can be held. *step_ends* has the tasks of every step end: the step ended when the last
-    of them did. *score* is None until the job was replayed.
+    of them did. *excess_ns* is how much less host tasks take without the profiler, and where they
+    do not wait for room in the launch queue. *score* and *unprofiled* are None until the job was
+    replayed.
     """
 
     graph: JobGraph
@@ -320,7 +342,9 @@ class RecordedJob:
     can_be_held: NDArray[np.bool_]
     step_ends: tuple[Int64s, ...]
     report: ImportReport
+    excess_ns: Int64s
     score: SelfReplay | None = None
+    unprofiled: Unprofiled | None = None
 
     def step_moments_ns(self, end_ns: Int64s) -> list[int]:
         """When each step ended, if tasks end at *end_ns*."""
@@ -328,7 +352,7 @@ class RecordedJob:
 
     def __post_init__(self) -> None:
         name, count = self.graph.facts.name, self.graph.task_count
-        times = (self.recorded_start_ns, self.recorded_end_ns)
+        times = (self.recorded_start_ns, self.recorded_end_ns, self.excess_ns)
         for column, kinds in (*((one, "i") for one in times), (self.hold_ratio, "f"),
                               (self.can_be_held, "b")):  # fmt: skip
             if len(column) != count:
@@ -346,6 +370,7 @@ class RecordedJob:
                 (np.abs(one.astype(np.float64)) <= MOST_STATED).all() for one in times
             ),
             "no task may end before it starts": (times[1] >= times[0]).all(),
+            "no task may take less than nothing without the profiler": (times[2] >= 0).all(),
             "shares must be 0 to 1": ((self.hold_ratio >= 0) & (self.hold_ratio <= 1)).all(),
             f"the ends of steps must be tasks 0 to {count - 1}": all(
                 len(rows) and rows.min() >= 0 and rows.max() < count for rows in self.step_ends

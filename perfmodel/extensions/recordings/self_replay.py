@@ -23,6 +23,7 @@ from perfmodel.extensions.recordings.recorded_job import (
     SelfReplay,
     rank_parts,
 )
+from perfmodel.extensions.recordings.unprofiled import with_estimate
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import PLAIN, Anchor
 
@@ -42,8 +43,8 @@ def replay_as_recorded(job: RecordedJob) -> Round:
 
 
 def with_score(job: RecordedJob) -> RecordedJob:
-    """*job* with the score of its self-replay."""
-    return replace(job, score=self_replay(job))
+    """*job* with the score of its self-replay, and its time without the profiler."""
+    return with_estimate(replace(job, score=self_replay(job)))
 
 
 def compare(job: RecordedJob, held: Round) -> SelfReplay:

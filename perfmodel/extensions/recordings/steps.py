@@ -45,6 +45,8 @@ _MOST_SHIFTED = 0.1
 """The same by time of the device, where kernels of other streams end before or after by chance."""
 _FEWEST_WITH_OTHER = 8
 """Of so many steps one may be unlike the others."""
+_MOST_COLD = 1.25
+"""A step that takes longer than so many usual ones allocates, compiles, validates or pauses."""
 _CLEARLY = 0.25
 """Steps of a cycle differ by at most this share of what neighbours differ by."""
 _MOST_APART = {"device": 0.05, "marks": MOST_MARKS_APART, "pattern": 0.05}
@@ -101,8 +103,31 @@ def find_steps(
     if marks is not None and rule is not StepRule.REPEATED:
         rule, count = marks[0].rule, len(marks[0].number)
     ends = tuple(tuple(line.tasks_at(place)) for place in places) if len(places) > 1 else ()
-    found = FoundSteps(rule, max(count, 1), min(cycle, max(len(ends) - 1, 1)), ends)
+    cycle = min(cycle, max(len(ends) - 1, 1))
+    found = FoundSteps(rule, max(count, 1), cycle, _choose(views, ends, cycle))
     return _checked(replace(found, faults=faults), views, marks)
+
+
+def _choose(
+    views: Sequence[RankView], ends: tuple[tuple[tuple[int, int], ...], ...], cycle: int
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Of *ends* the longest run of whole cycles that were launched in the window and are warm."""
+    device = [view.device for view in views]
+    ends = tuple(end for end in ends if all(device[rank].call[task] >= 0 for rank, task in end))
+    if len(ends) < 3:
+        return ends
+    moments_ns = [max(int(device[rank].end_ns[task]) for rank, task in end) for end in ends]
+    lengths_ns = np.diff(moments_ns)
+    usual_ns = np.sort(lengths_ns)[(len(lengths_ns) - 1) // 2]
+    runs, first = [], 0
+    for place, length_ns in enumerate([*lengths_ns.tolist(), np.inf]):
+        if length_ns > _MOST_COLD * usual_ns:
+            runs.append((first, place))
+            first = place + 1
+    # Of several runs the last one: what comes later is warmer.
+    first, stop = max(runs, key=lambda run: ((run[1] - run[0]) // cycle, run[1]))
+    whole = (stop - first) // cycle * cycle
+    return ends[stop - whole if whole else first : stop + 1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

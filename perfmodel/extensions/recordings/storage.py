@@ -27,6 +27,7 @@ from perfmodel.extensions.recordings.recorded_job import (
     ImportReport,
     RecordedJob,
     SelfReplay,
+    Unprofiled,
     deps_of,
 )
 from perfmodel.extensions.recordings.self_replay import with_score
@@ -45,12 +46,13 @@ from perfmodel.graph.storage import (
 from perfmodel.graph.stored_programs import as_column, read_columns, values_of, write_columns
 from traces.chakra import SCHEMA_VERSION, ChakraKind, ChakraOperation, ChakraTrace, write_chakra
 
-_FOLDER_VERSION = 1
+_FOLDER_VERSION = 2
 _COLUMNS_FILE = "recording.parquet"
-_COLUMNS = ("recorded_start_ns", "recorded_end_ns", "hold_ratio", "can_be_held")
+_COLUMNS = ("recorded_start_ns", "recorded_end_ns", "hold_ratio", "can_be_held", "excess_ns")
 _CHAKRA_HEADER = "perfmodel"
 _TASK_COLUMNS = ("slot", "sequence", "role")
 _REPORT, _SCORE = TypeAdapter(ImportReport), TypeAdapter(SelfReplay | None)
+_UNPROFILED = TypeAdapter(Unprofiled | None)
 _DEP_COLUMNS = ("dep_task", "dep_anchor", "dep_distance", "dep_lag_ns")
 
 
@@ -66,6 +68,7 @@ def save_recorded_job(job: RecordedJob, folder: Path, *, is_overwriting: bool = 
             "step_ends": [rows.tolist() for rows in job.step_ends],
             "report": asdict(job.report),
             "self_replay": None if job.score is None else asdict(job.score),
+            "unprofiled": None if job.unprofiled is None else asdict(job.unprofiled),
         }
         (draft / RECORDING_HEADER).write_bytes(orjson.dumps(header, option=orjson.OPT_INDENT_2))
 
@@ -97,6 +100,7 @@ def load_recorded_job(folder: Path) -> RecordedJob:
             step_ends=tuple(np.array(rows, dtype=np.int64) for rows in header["step_ends"]),
             report=_REPORT.validate_python(header["report"]),
             score=_SCORE.validate_python(header.get("self_replay")),
+            unprofiled=_UNPROFILED.validate_python(header.get("unprofiled")),
         )
     except (
         ValueError,
@@ -206,6 +210,7 @@ def _operation(
             "recorded_ns": (int(job.recorded_start_ns[row]), int(job.recorded_end_ns[row])),
             "hold_ratio": float(job.hold_ratio[row]),
             "can_be_held": bool(job.can_be_held[row]),
+            "excess_ns": int(job.excess_ns[row]),
             **{name: int(getattr(program, name)[task]) for name in _TASK_COLUMNS},
             **{name: tuple(getattr(program, name)[deps].tolist()) for name in _DEP_COLUMNS},
         },
@@ -255,6 +260,7 @@ def _assemble(traces: Sequence[ChakraTrace], headers: Sequence[dict[str, Any]]) 
         recorded_end_ns=times[:, 1].astype(np.int64),
         hold_ratio=np.array([operation.attributes["hold_ratio"] for operation in operations]),
         can_be_held=np.array([o.attributes["can_be_held"] for o in operations], dtype=bool),
+        excess_ns=np.array([o.attributes["excess_ns"] for o in operations], dtype=np.int64),
         step_ends=tuple(np.array(rows, dtype=np.int64) for rows in head["step_ends"]),
         report=_REPORT.validate_python(head["report"]),
     )
