@@ -179,7 +179,7 @@ def _conclude(
         periods_ns=periods_ns,
         drawn_ns=drawn_ns,
         score=None if recording is None else recording.score,
-        recorded_ns=None if recording is None else recording.recorded_ns(question.job),
+        recorded=None if recording is None else recording.recorded(question.job),
         scenario=question.scenario,
         reasons=reasons,
         run=Run("", {}),

@@ -177,8 +177,9 @@ def _utilisation(prediction: Prediction, price_per_gpu_hour: float | None) -> st
 def _other_time(prediction: Prediction) -> str:
     """Which of the two times the answer is, and the other one; of a recording, its score."""
     if prediction.score is not None:
-        error_pct = prediction.score.error_pct
-        return f"recorded; the recording replays itself with an error of {error_pct:+.2f} %"
+        error_pct, recorded = prediction.score.error_pct, prediction.recorded
+        own = "" if recorded is None else f"recorded {format_duration(recorded.iteration_ns)}, "
+        return f"{own}without the profiler; replays itself with an error of {error_pct:+.2f} %"
     assert prediction.isolated_ns is not None
     if prediction.mode is Mode.PERIOD:
         return (

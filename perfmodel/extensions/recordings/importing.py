@@ -275,7 +275,9 @@ def _with_lateness(
     prompt = with_programs(job.graph, on_time)
     late_ns, prompt_ns = (
         cycle_period_ns(
-            np.diff(job.step_moments_ns(replay_as_recorded(one).end_ns)), found.steps.cycle
+            np.diff(job.step_moments_ns(replay_as_recorded(one).end_ns)),
+            found.steps.cycle,
+            chosen=True,
         )
         for one in (job, replace(job, graph=prompt))
     )

@@ -26,8 +26,8 @@ from perfmodel.extensions.recordings.host_chain import KINDS, HostChain, StepKin
 from perfmodel.extensions.recordings.operators.calls import OperatorCall
 from perfmodel.extensions.recordings.rank_view import NO_OPERATOR, RankView
 from perfmodel.extensions.recordings.stream_edges import Edge
-from perfmodel.extensions.recordings.unprofiled import find_excess_ns
 from perfmodel.extensions.recordings.task_work import UNKNOWN, WorkReader
+from perfmodel.extensions.recordings.unprofiled import find_excess_ns
 from perfmodel.graph.builder import ProgramBuilder, TaskColumns
 from perfmodel.graph.issuing import Issuer
 from perfmodel.graph.job import Origin

@@ -74,16 +74,17 @@ class Compared:
         }
 
 
-def cycle_period_ns(periods_ns: Any, cycle: int) -> int:
+def cycle_period_ns(periods_ns: Any, cycle: int, *, chosen: bool = False) -> int:
     """The time per step: the median over whole cycles, counted from the last period back.
 
-    Without a whole cycle it is the mean of what there is; 0 without periods.
+    Without a whole cycle it is the mean of what there is; 0 without periods. Of *chosen* periods,
+    none of which is cold, it is the mean, as if they repeated.
     """
     periods = np.asarray(periods_ns, dtype=np.float64)
     if not len(periods):
         return 0
     whole = len(periods) // cycle * cycle
-    if not whole:
+    if not whole or chosen:
         return round(float(periods.mean()))
     return round(float(np.median(periods[-whole:].reshape(-1, cycle).mean(axis=1))))
 
@@ -159,7 +160,7 @@ class SelfReplay:
         recorded = [part.recorded_ns for part in self.periods or self.ranks]
         replayed = [part.replayed_ns for part in self.periods or self.ranks]
         if self.periods:
-            lengths = (cycle_period_ns(of, self.cycle) for of in (recorded, replayed))
+            lengths = (cycle_period_ns(of, self.cycle, chosen=True) for of in (recorded, replayed))
             return Compared("iteration", *lengths)
         return Compared("iteration", max(recorded), max(replayed))
 

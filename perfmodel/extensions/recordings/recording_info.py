@@ -16,7 +16,7 @@ from perfmodel.base.units import format_duration
 from perfmodel.engine.reasons import Window
 from perfmodel.engine.replay import Replayer
 from perfmodel.engine.settle import Rules
-from perfmodel.extensions.recordings.hold_back import HoldRule, recorded_rules
+from perfmodel.extensions.recordings.hold_back import HoldRule, KnownEffects, recorded_rules
 from perfmodel.extensions.recordings.recorded_job import (
     RecordedJob,
     SelfReplay,
@@ -25,12 +25,14 @@ from perfmodel.extensions.recordings.recorded_job import (
 )
 from perfmodel.extensions.recordings.steady import SteadyJob, build_steady, lengths_ns, with_lengths
 from perfmodel.extensions.recordings.storage import load_recorded_job
+from perfmodel.extensions.recordings.unprofiled import settle_steady
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import NO_ORIGIN, Int64s
 from perfmodel.prediction.answer import Interval
 from perfmodel.prediction.interference import FoldedCosts
 from perfmodel.prediction.loops import Loop, build_interval, find_loop
 from perfmodel.prediction.question import PredictOptions, Question
+from perfmodel.prediction.recording import RecordedStep
 from perfmodel.prediction.saved_jobs import NO_MEMORY
 
 
@@ -47,15 +49,27 @@ class RecordingInfo:
     window_starts: Int64s
     steady: SteadyJob
     profiled: JobGraph
+    effects: KnownEffects
     score: SelfReplay | None = None
     unprofiled: Unprofiled | None = None
     cycle: int = 1
 
     def rules(self, job: JobGraph) -> Rules:
-        """What overlapping tasks of *job* cost each other."""
-        rules = recorded_rules(job, self.hold_rule(job))
+        """What overlapping tasks of *job* cost each other: the same as before, if nothing moved."""
+        if self._is_only_retimed(job):
+            return Rules([self.effects], rounds=2, iterations=1)
         # In the first iteration of several no work of an earlier one is left.
-        return replace(rules, iterations=2 if self.steady.repeats else 1)
+        iterations = 2 if self.steady.repeats else 1
+        return recorded_rules(job, self.hold_rule(job), iterations=iterations)
+
+    def _is_only_retimed(self, job: JobGraph) -> bool:
+        """Whether the tasks of *job* and what they wait for are those of the recording."""
+        own = self.steady.graph.programs
+        return len(own) == job.rank_count and all(
+            np.array_equal(getattr(program, name), getattr(part, name))
+            for (program, _), part in zip(rank_parts(job), own, strict=True)
+            for name in ("origin", "slot", "dep_start", "dep_task", "dep_lag_ns")
+        )
 
     def find_loop(self, replay: Replayer, alone: FoldedCosts, settled: FoldedCosts) -> Loop:
         """The loop of a *settled* job: the steps that repeat, or the span of what was recorded."""
@@ -79,10 +93,15 @@ class RecordingInfo:
             periods_ns=(window.to_ns - window.from_ns,),
         )
 
-    def recorded_ns(self, job: JobGraph) -> int | None:
-        """How long a step of *job* took when it was recorded; None for a changed job."""
-        is_own = job is self.steady.graph and self.score is not None
-        return self.score.iteration.recorded_ns if is_own and self.score is not None else None
+    def recorded(self, job: JobGraph) -> RecordedStep | None:
+        """The step of *job* under the profiler; None for a changed job."""
+        if job is not self.steady.graph or self.score is None or self.unprofiled is None:
+            return None
+        return RecordedStep(self.score.iteration.recorded_ns, self.unprofiled.basis)
+
+    def changed_to(self, profiled: JobGraph) -> RecordingInfo:
+        """The same after a change of its *profiled* job."""
+        return replace(self, profiled=profiled)
 
     def interval(self, iteration_ns: int) -> Interval:
         """The doubt about the profiler and the spread of periods; in proportion if changed."""
@@ -150,12 +169,14 @@ class RecordingInfo:
 def describe_recording(recorded: RecordedJob) -> RecordingInfo:
     """What *recorded* knows; its steady job has a program per rank and an origin per task."""
     steady = build_steady(recorded)
+    settled = settle_steady(recorded, steady, lengths_ns(recorded))
     return RecordingInfo(
         recorded.hold_ratio,
         recorded.can_be_held,
         recorded.graph.rank_rows()[:-1],
         replace(steady, graph=with_lengths(steady.graph, lengths_ns(recorded))),
         steady.graph,
+        KnownEffects(settled, recorded.hold_ratio[_origins_by_row(steady.graph)]),
         recorded.score,
         recorded.unprofiled,
         recorded.report.cycle,

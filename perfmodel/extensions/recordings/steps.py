@@ -297,7 +297,7 @@ def _checked(
                 rank=view.trace.rank,
                 marked=len(marks[rank].number) if marks is not None else 0,
                 marked_ns=marks[rank].spacing_ns(found.cycle) if marks is not None else 0,
-                device_ns=cycle_period_ns(periods_ns, found.cycle),
+                device_ns=cycle_period_ns(periods_ns, found.cycle, chosen=True),
                 pattern_ns=cycle_period_ns(pattern_ns, 1),
             )
         )

@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.base.units import format_duration
-from perfmodel.engine.settle import settle
 from perfmodel.engine.replay import find_period, replay
+from perfmodel.engine.settle import Round, settle
 from perfmodel.extensions.recordings.hold_back import HoldRule, recorded_rules
 from perfmodel.extensions.recordings.host_chain import HostChain, StepKind
 from perfmodel.extensions.recordings.rank_view import RankView
 from perfmodel.extensions.recordings.recorded_job import RecordedJob, Unprofiled, rank_parts
 from perfmodel.extensions.recordings.steady import QUEUE, SteadyJob, build_steady, lengths_ns
-from perfmodel.graph.program import Anchor, Int64s
+from perfmodel.graph.program import Int64s
 from traces.trace import Category
 
 _OPERATOR_NS, _SHAPES_NS, _STACK_NS, _CALL_NS = 700, 1_400, 1_500, 1_500
@@ -178,15 +178,20 @@ def _leads_ns(job: RecordedJob) -> Int64s:
     return np.array(leads, dtype=np.int64)
 
 
-def _replayed(job: RecordedJob, steady: SteadyJob, lengths_by_row: Int64s) -> _Settled:
-    """The *steady* job of *job* if tasks take *lengths_by_row* of the recording."""
+def settle_steady(job: RecordedJob, steady: SteadyJob, lengths_by_row: Int64s) -> Round:
+    """The *steady* job of *job* with what its tasks do to each other, lengths by recorded row."""
     graph = steady.graph
     origins = np.concatenate([program.origin for program, _ in rank_parts(graph)])
-    alone_ns = lengths_by_row[origins].astype(np.float64)
     hold = HoldRule(job.hold_ratio[origins], job.can_be_held[origins])
-    rules = replace(recorded_rules(graph, hold), iterations=2 if steady.repeats else 1)
-    settled = settle(replay, graph, alone_ns, rules)
+    rules = recorded_rules(graph, hold, iterations=2 if steady.repeats else 1)
+    return settle(replay, graph, lengths_by_row[origins].astype(np.float64), rules)
+
+
+def _replayed(job: RecordedJob, steady: SteadyJob, lengths_by_row: Int64s) -> _Settled:
+    """The *steady* job of *job* if tasks take *lengths_by_row* of the recording."""
+    graph, settled = steady.graph, settle_steady(job, steady, lengths_by_row)
     if not steady.repeats:
+        origins = np.concatenate([program.origin for program, _ in rank_parts(graph)])
         is_task = ~np.isin(origins, job.graph.rank_rows()[:-1])
         spans = [
             int(np.ptp([of[rows][is_task[rows]] for of in (settled.start_ns, settled.end_ns)]))
