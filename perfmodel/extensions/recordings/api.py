@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.api.questions import File, Files
+from perfmodel.base.extensions import load_extension
 
 if TYPE_CHECKING:
     from traces.job_trace import OnFile
@@ -22,19 +23,21 @@ def trace_stats(paths: Files, on_file: OnFile | None = None) -> list[dict[str, A
 
 def trace_diff(before: File, after: File) -> dict[str, Any]:
     """What is slower in the later recording: by operator, kernel, profiler range, wait."""
-    from perfmodel.extensions.recordings.trace_diff import diff_traces
     from traces.job_trace import load_job_trace
 
-    return diff_traces(load_job_trace(before), load_job_trace(after))
+    diff_traces = load_extension("measurements", "trace_diff").diff_traces
+    document: dict[str, Any] = diff_traces(load_job_trace(before), load_job_trace(after))
+    return document
 
 
 def trace_extract(paths: Files, out: File, *, topology: str = "unknown") -> tuple[Path, ...]:
     """Write the recorded GEMMs, collectives and host times of a job as tables into *out*."""
-    from perfmodel.extensions.recordings.extraction import extract_tables, write_tables
     from traces.job_trace import load_job_trace
 
-    tables = extract_tables(load_job_trace(paths), topology=topology)
-    return write_tables(tables, Path(out))
+    extraction = load_extension("measurements", "extraction")
+    tables = extraction.extract_tables(load_job_trace(paths), topology=topology)
+    written: tuple[Path, ...] = extraction.write_tables(tables, Path(out))
+    return written
 
 
 def trace_chakra(job: File, out: File) -> tuple[Path, ...]:

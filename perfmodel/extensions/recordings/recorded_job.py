@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict
 
 from perfmodel.base.errors import TraceError
-from perfmodel.base.units import NS_PER_MS, NS_PER_US
+from perfmodel.base.units import NS_PER_MS
 from perfmodel.graph.audit import MOST_STATED
 from perfmodel.graph.durations import DurationTable, build_durations
 from perfmodel.graph.job import JobGraph
@@ -90,69 +90,28 @@ def cycle_period_ns(periods_ns: Any, cycle: int, *, chosen: bool = False) -> int
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
-    """Which share of the tasks and of the device time of a rank starts by what it waits for.
-
-    The other tasks, *recorded_starts* of them, start as recorded.
-    """
-
-    __pydantic_config__ = _ONLY_KNOWN_KEYS
-
-    rank: int
-    task_ratio: float
-    device_ratio: float
-    recorded_starts: int
-
-    def document(self) -> dict[str, Any]:
-        """The shares as plain values for JSON."""
-        return {
-            "rank": self.rank,
-            "retimed_tasks_pct": round(100 * self.task_ratio, 2),
-            "retimed_device_time_pct": round(100 * self.device_ratio, 2),
-            "recorded_starts": self.recorded_starts,
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class SelfReplay:
-    """How well a job replays itself, and how much of it that covers.
+    """How well a job replays itself.
 
-    *cycle* periods repeat together. *retimed_task_ratio* of the tasks and *retimed_device_ratio*
-    of the device time start by what they wait for; the rest as recorded. *step_error_ratio* is
-    the largest difference between what ranks say about a step and the step that is believed.
-    *host_path* names the calls that the host's part of the critical path consists of, with the
-    time in each, and *path_ranks* the ranks it runs through. *noise_ratio* of the time of a rank
-    is in doubt because stamps were noise. *coverage* says of every rank what was re-timed.
+    *cycle* periods repeat together. *step_error_ratio* is the largest difference between what
+    ranks say about a step and the step that is believed. *host_path* names the calls that the
+    host's part of the critical path consists of, with the time in each, and *path_ranks* the ranks
+    it runs through. *noise_ratio* of the time of a rank is in doubt because stamps were noise.
     """
 
     __pydantic_config__ = _ONLY_KNOWN_KEYS
 
     periods: tuple[Compared, ...]
     ranks: tuple[Compared, ...]
-    streams: tuple[Compared, ...]
-    collective_start_median_error_ns: float
-    unexplained_delay_ns: int
-    unexplained_delay_ratio: float
     host_path_ratio: float
     rounds: int
     unsettled: int
     faults: tuple[str, ...] = ()
     cycle: int = 1
-    retimed_task_ratio: float = 1.0
-    retimed_device_ratio: float = 1.0
     step_error_ratio: float = 0.0
     host_path: tuple[tuple[str, int], ...] = ()
     path_ranks: tuple[tuple[int, int], ...] = ()
     noise_ratio: float = 0.0
-    coverage: tuple[Coverage, ...] = ()
-
-    @property
-    def merit_pct(self) -> float:
-        """One figure: the worst of the error of the step and of what ranks say about it.
-
-        A wrong step may replay itself well; then ranks contradict it.
-        """
-        return max(abs(self.error_pct), 100.0 * self.step_error_ratio)
 
     @property
     def iteration(self) -> Compared:
@@ -195,24 +154,18 @@ class SelfReplay:
     def document(self) -> dict[str, Any]:
         """The score as plain values for JSON."""
         parts = {
-            name: [part.document() for part in getattr(self, name)]
-            for name in ("periods", "ranks", "streams", "coverage")
+            name: [part.document() for part in getattr(self, name)] for name in ("periods", "ranks")
         }
         return {
             "iteration_error_pct": round(self.error_pct, 4),
-            "merit_pct": round(self.merit_pct, 4),
             "cycle": self.cycle,
             "clock_noise_pct": round(100 * self.noise_ratio, 4),
-            "retimed_tasks_pct": round(100 * self.retimed_task_ratio, 2),
-            "retimed_device_time_pct": round(100 * self.retimed_device_ratio, 2),
             "worst_error_pct": round(self.worst_error_pct, 4),
             "is_trusted": self.is_trusted,
+            "reason": self.distrust,
             "faults": list(self.faults),
             "iteration": self.iteration.document(),
             **parts,
-            "collective_start_median_error_us": self.collective_start_median_error_ns / NS_PER_US,
-            "unexplained_delay_ms": self.unexplained_delay_ns / NS_PER_MS,
-            "unexplained_delay_pct": round(100 * self.unexplained_delay_ratio, 4),
             "critical_path_on_host_pct": round(100 * self.host_path_ratio, 2),
             "critical_path_host_calls": [
                 {"call": call, "time_ms": time_ns / NS_PER_MS} for call, time_ns in self.host_path

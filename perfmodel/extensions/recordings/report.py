@@ -132,8 +132,7 @@ def _steps(document: Mapping[str, Any]) -> str:
 
 
 def _step_table(document: Mapping[str, Any]) -> Table:
-    """What every rank says about a step, a dash where it says nothing, and what was re-timed."""
-    covered = {one["rank"]: one for one in document["self_replay"]["coverage"]}
+    """What every rank says about a step, a dash where it says nothing."""
     rows = [
         (
             str(rank["rank"]),
@@ -142,34 +141,20 @@ def _step_table(document: Mapping[str, Any]) -> Table:
                 format_duration(rank[name]) if rank[name] else "-"
                 for name in ("marked_ns", "device_ns", "pattern_ns")
             ),
-            f"{covered[rank['rank']]['retimed_device_time_pct']:.1f} %",
-            f"{covered[rank['rank']]['recorded_starts']:,}",
         )
         for rank in document.get("step_evidence", ())
         if rank["device_ns"]
     ]
     headings = (
-        "rank", "marks", "between marks", "ends on the GPU", "kernels repeat", "re-timed", "starts"
+        "rank", "marks", "between marks", "ends on the GPU", "kernels repeat"
     )  # fmt: skip
     return Table(headings, rows, numeric=range(len(headings)), most=MOST_RANKS)
 
 
 def _score_facts(score: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
-        (
-            "figure of merit",
-            f"{score['merit_pct']:.2f} %: the worst of the replay's error and of what ranks say",
-        ),
-        ("collective starts", f"{score['collective_start_median_error_us']:.0f} us off (median)"),
+        ("trusted", "yes" if score["is_trusted"] else f"no: {score['reason']}"),
         ("critical path on the host", _host_path(score)),
-        (
-            "re-timed by dependencies",
-            (
-                f"{score['retimed_tasks_pct']:.1f} % of tasks, "
-                f"{score['retimed_device_time_pct']:.1f} % of device time"
-            ),
-        ),
-        ("unexplained device idle", f"{score['unexplained_delay_pct']:.2f} % of the time"),
     ]
 
 

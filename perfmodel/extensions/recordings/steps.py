@@ -6,8 +6,7 @@ ranks, or without collectives with its last task. Without marks, calls of the op
 recording, and without those a sequence of collectives or kernels that repeats.
 
 Steps may differ in turn (an optimizer that runs in every second one): then a cycle of them
-repeats. Work launched before the window has no mark; where it repeats the marked work, it gives
-one more end. Every rank shows a period by its marks, its ends and its repeated kernels: what does
+repeats. Every rank shows a period by its marks, its ends and its repeated kernels: what does
 not agree is a fault.
 """
 
@@ -57,8 +56,7 @@ _MOST_APART = {"device": 0.05, "marks": MOST_MARKS_APART, "pattern": 0.05}
 class FoundSteps:
     """The steps of all ranks: device tasks, as rank and task, whose last end ends each step.
 
-    *count* is how many steps were found, *cycle* how many of them repeat together; *ends* may
-    hold one more, before the first.
+    *count* is how many steps were found, *cycle* how many of them repeat together.
     """
 
     rule: StepRule
@@ -87,8 +85,6 @@ def find_steps(
             # Some step has no collective of the chosen group.
             line = _kernel_line(views[0])
             places = _last_places(line, views[0], marks[0])
-        is_marked = mark_of_tasks(views[line.rank], marks[line.rank])[line.tasks] >= 0
-        places = _with_earlier(places, line.words, cycle, first=int(np.argmax(is_marked)))
     else:
         places = _repeated_places(line, views[line.rank])
         if not places and line.fewest < _FEWEST_NAMES:
@@ -205,22 +201,6 @@ def _find_cycle(view: RankView, marks: Marks) -> int:
         return 1
     most = min(_MOST_IN_CYCLE, _CLEARLY * differences[1])
     return next((cycle for cycle, apart in differences.items() if apart <= most), 1)
-
-
-def _with_earlier(
-    places: list[int], words: Sequence[Hashable], cycle: int, *, first: int
-) -> list[int]:
-    """*places* and those before the *first* marked one where a cycle repeats what comes later."""
-    found = list(places)
-    while len(found) >= 2 * cycle:
-        last, later = found[cycle - 1], found[2 * cycle - 1]
-        earlier = last - (later - last)
-        if earlier < 0 or list(words[earlier + 1 : last + 1]) != list(words[last + 1 : later + 1]):
-            break
-        if words[earlier] != words[last] or earlier >= min(found[0], first):
-            break
-        found.insert(0, earlier)
-    return found
 
 
 def repeats_from_end(words: Sequence[Hashable]) -> list[int]:

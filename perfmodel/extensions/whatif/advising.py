@@ -52,7 +52,7 @@ class Cause:
 
 _CAUSES = (
     Cause("the input pipeline", f"scale:match={_LOADER},lane=host,factor=0",
-          "Load batches ahead in worker processes (num_workers, prefetch_factor, pin_memory).", "low"),
+          "Load ahead in worker processes (num_workers, prefetch_factor, pin_memory).", "low"),
     Cause("the host waits for the GPU", f"no_stalls:match={_SYNC}",
           "Remove .item(), .cpu(), prints and synchronisations from the step.", "low"),
     Cause("allocations", "no_stalls",
@@ -71,7 +71,7 @@ _CAUSES = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a what-if that takes a *cause* away saves, with an interval; *evidence* of its recipe."""
+    """What the what-if about a *cause* saves, with an interval; *evidence* of its recipe."""
 
     cause: Cause
     gain_ns: int
@@ -129,8 +129,8 @@ def _stragglers(before: Prediction) -> Iterator[Cause]:
         waits[wait.awaited_rank] = waits.get(wait.awaited_rank, 0) + wait.duration_ns
     if waits:
         late = max(waits, key=lambda rank: waits[rank])
-        yield Cause(f"rank {late} is late", f"no_straggler:rank={late}",
-                    f"Look at rank {late}: its input, its host, its GPU's clock.", "medium")  # fmt: skip
+        do = f"Look at rank {late}: its input, its host, its GPU's clock."
+        yield Cause(f"rank {late} is late", f"no_straggler:rank={late}", do, "medium")
 
 
 def to_advice_document(advice: Advice) -> dict[str, Any]:

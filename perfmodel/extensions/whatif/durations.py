@@ -56,7 +56,13 @@ def set_duration(op: Op, _: Ranks, *, to_ns: int) -> Op:
 
 
 def scale(
-    op: Op, _: Ranks, *, factor: float, beyond_ns: int = -1, up_to_ns: int = -1, scales_traffic: bool = False
+    op: Op,
+    _: Ranks,
+    *,
+    factor: float,
+    beyond_ns: int = -1,
+    up_to_ns: int = -1,
+    scales_traffic: bool = False,
 ) -> Op:
     """The tasks take *factor* times as long, or that of the time beyond *beyond*.
 

@@ -129,7 +129,7 @@ def test_a_recording_takes_as_long_as_its_steps_repeated_or_its_span():
     assert (found.iteration_ns, found.isolated_ns) == (76, None)
     compute = [one.time.of_part_ns[Part.COMPUTE] for one in found.explanation.rank_classes]
     assert compute == [76, 76]
-    assert found.explanation.critical_path.length_ns == 151
+    assert found.explanation.critical_path.length_ns == 76
 
 
 def test_of_a_recording_no_isolated_iteration_is_known(tmp_path):
