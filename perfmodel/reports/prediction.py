@@ -216,6 +216,20 @@ def iter_sections(
     ]
     yield Section("How we know: shares of the critical path", [Bars([Bar(pieces)])])
     yield Section("Assumptions", [Sentences(prediction.assumptions)])
+    yield Section("What to change next", [Sentences(_next_changes(prediction))])
+
+
+_MOST_CHANGES, _LESS = 3, 0.1
+
+
+def _next_changes(prediction: Prediction) -> list[str]:
+    """What a tenth less of each of the largest parts of the critical path saves at most."""
+    shares = sorted(prediction.explanation.critical_path.by_kind, key=lambda one: -one.duration_ns)
+    return [
+        f"{_LESS:.0%} less {share.name} saves up to {format_duration(_LESS * share.duration_ns)}"
+        for share in shares[:_MOST_CHANGES]
+        if share.duration_ns
+    ]
 
 
 def _question(prediction: Prediction, command: str | None) -> list[Block]:
