@@ -22,17 +22,17 @@ class Residency(Enum):
 
 
 KERNEL_WORDS = (
-    "accumulate", "adagrad", "adam", "adamw", "add", "batch_norm", "bce_loss", "bias_add",
+    "accumulate", "add", "batch_norm", "bce_loss", "bias_add",
     "bias_dropout_add", "bias_gelu", "binary_cross_entropy", "cast", "concat", "copy",
     "cross_entropy", "div", "dropout", "dropout_residual", "embedding", "fill", "gather", "geglu",
     "gelu", "gradient_accumulation", "gradient_clip", "gradient_norm", "index", "interaction",
-    "interaction_tril", "l2_norm", "lamb", "layer_norm", "log_softmax", "mask", "master_weights",
-    "momentum", "mse_loss", "mul", "muon", "pow", "prepare_keys", "rearrange_vectors", "reduce_sum",
+    "interaction_tril", "l2_norm", "layer_norm", "log_softmax", "mask", "master_weights",
+    "momentum", "mse_loss", "mul", "pow", "prepare_keys", "rearrange_vectors", "reduce_sum",
     "reduction", "relu", "residual_add", "rms_norm", "rope", "rotary", "scale", "scale_mask",
-    "scale_mask_softmax", "sgd", "sigmoid", "silu", "slice", "softmax", "split", "sub", "sum",
+    "scale_mask_softmax", "sigmoid", "silu", "slice", "softmax", "split", "sub", "sum",
     "swiglu", "tanh", "transpose", "zero",
 )  # fmt: skip
-"""Memory-bound kernels of workloads; the suffix `_backward` names the kernel of that pass."""
+"""Memory-bound kernels of workloads but for optimizers; `_backward` names that of its pass."""
 
 
 class Fusion(Enum):

@@ -47,6 +47,7 @@ from perfmodel.stacks.capabilities import (
     RowSums,
     Schedule,
 )
+from perfmodel.stacks.optimizers import load_optimizers
 from topologies.device import list_generations
 
 PLAIN_GEMM = "plain_gemm"
@@ -107,9 +108,19 @@ _KernelFamily = Annotated[
     str,
     OneOf(("attention", "communication", "copy", "embedding", "gemm", "memory", PLAIN_GEMM)),
 ]
-_MemoryKernel = Annotated[
-    str, OneOf((*KERNEL_WORDS, *(f"{word}_backward" for word in KERNEL_WORDS)))
-]
+
+
+def kernel_words() -> tuple[str, ...]:
+    """Memory-bound kernels of workloads, those of optimizers included."""
+    return tuple(sorted((*KERNEL_WORDS, *load_optimizers())))
+
+
+def _words_of_passes() -> tuple[str, ...]:
+    words = kernel_words()
+    return (*words, *(f"{word}_backward" for word in words))
+
+
+_MemoryKernel = Annotated[str, OneOf(_words_of_passes)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.units import format_size
 from perfmodel.stacks.capabilities import Schedule
+from perfmodel.stacks.optimizers import NO_OPTIMIZER, load_optimizers
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import DEFAULT_MEMORY_BYTES
 from perfmodel.workloads.transformer.layout import Layout, split_layers_by_cost
@@ -132,8 +133,9 @@ def _iter_faults(spec: TransformerSpec, layout: Layout, rank_count: int) -> Iter
     yield from _iter_context_faults(spec, tp)
     yield from _iter_expert_faults(spec, tp, rank_count // pp)
     is_cut = parallel.sharding.divides_gradients or spec.training.adapters_only
-    if spec.training.optimizer == "muon" and is_cut:
-        yield "optimizer=muon needs whole matrices: sharding none or zero1, and no adapters"
+    optimizer = spec.training.optimizer
+    if is_cut and optimizer != NO_OPTIMIZER and load_optimizers()[optimizer].is_orthogonal:
+        yield f"optimizer={optimizer} needs whole matrices: sharding none or zero1, and no adapters"
     if parallel.dp is not None and parallel.dp != dp:
         yield (
             f"dp={parallel.dp} is not {rank_count} ranks / (tp={tp} x pp={pp}"
