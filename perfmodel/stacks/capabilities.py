@@ -149,26 +149,6 @@ class Dispatcher(Enum):
     HYBRIDEP = "hybridep"
 
 
-class Schedule(Enum):
-    """The order in which pipeline stages take micro-batches: 1F1B, zero-bubble, DualPipe."""
-
-    ONE_F_ONE_B = "1f1b"
-    ZB_H1 = "zb_h1"
-    ZB_H2 = "zb_h2"
-    ZB_V = "zb_v"
-    DUALPIPE_V = "dualpipe_v"
-
-    @property
-    def is_folded(self) -> bool:
-        """Whether a stage holds two runs of layers, the second on the way back to stage 0."""
-        return self in (Schedule.ZB_V, Schedule.DUALPIPE_V)
-
-    @property
-    def splits_backward(self) -> bool:
-        """Whether gradients of weights may be computed later than those of inputs."""
-        return self is not Schedule.ONE_F_ONE_B
-
-
 class RowSums(Enum):
     """How partial sums of row-wise tables become sums on the ranks that need them.
 

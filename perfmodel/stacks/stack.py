@@ -45,9 +45,9 @@ from perfmodel.stacks.capabilities import (
     Overlap,
     Residency,
     RowSums,
-    Schedule,
 )
 from perfmodel.stacks.optimizers import load_optimizers
+from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, ScheduleName
 from topologies.device import list_generations
 
 PLAIN_GEMM = "plain_gemm"
@@ -310,7 +310,7 @@ class SoftwareStack(Form):
     residency: Residency = Residency.COLD
     habits: frozenset[FrameworkBehaviour] = frozenset()
     dispatchers: tuple[Dispatcher, ...] = (Dispatcher.ALL_TO_ALL,)
-    schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B,)
+    schedules: tuple[ScheduleName, ...] = (DEFAULT_SCHEDULE,)
     tables: TableHandling = TableHandling()
     loader: Loader = Loader()
     compiled: Compiled = Compiled()

@@ -13,6 +13,7 @@ from itertools import chain
 from perfmodel.graph.job import RUNTIME_BYTES, KeptBytes, MemoryPart, RankMemory
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.optimizers import NO_OPTIMIZER, load_optimizers
+from perfmodel.stacks.schedules import DEFAULT_SCHEDULE
 from perfmodel.workloads.kernels import FP32_BYTES
 from perfmodel.workloads.transformer.experts import routed_rows
 from perfmodel.workloads.transformer.layers import LAYER
@@ -60,7 +61,7 @@ def kept_of_stages(run: TransformerRun) -> tuple[tuple[KeptBytes, ...], ...]:
 
     Empty for schedules that defer gradients of weights: their passes look alike.
     """
-    if run.layout.schedule.splits_backward:
+    if run.layout.order.splits_backward:
         return ((),) * run.layout.pp
     training, sizes, last = run.spec.training, _layer_sizes(run), run.layout.last_stage
     found = []
@@ -201,7 +202,7 @@ def _activation_bytes(run: TransformerRun, stage: int, sizes: _LayerSizes) -> in
         )
         for layers in of_runs
     ]
-    if layout.schedule.splits_backward:
+    if layout.schedule != DEFAULT_SCHEDULE:
         total = most_kept(layout, stage, of_run)
     else:
         # Turns rotate over the runs: each is in flight equally often, the first ones once more.

@@ -25,8 +25,9 @@ from perfmodel.base.fields import (
     Switch,
     Width,
 )
-from perfmodel.stacks.capabilities import Dispatcher, Schedule
+from perfmodel.stacks.capabilities import Dispatcher
 from perfmodel.stacks.optimizers import OptimizerName, load_optimizers
+from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, ScheduleName
 from perfmodel.workloads.fields import CommonSpec, Section
 from perfmodel.workloads.transformer.words import (
     AdapterPlaces,
@@ -193,7 +194,7 @@ class ParallelSection(Section):
     sharding: StateSharding = StateSharding.NONE
     shard_group: Degree | None = None
     interleaving: Degree = 1
-    schedule: Schedule = Schedule.ONE_F_ONE_B
+    schedule: ScheduleName = DEFAULT_SCHEDULE
     stages: StageSplit = StageSplit.EQUAL
     stage_layers: tuple[NaturalNumber, ...] | None = None
     tp_overlap: TensorOverlap | None = None
