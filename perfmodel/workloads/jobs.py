@@ -17,6 +17,7 @@ from perfmodel.base.errors import WorkloadError
 from perfmodel.graph.job import JobGraph, RankMemory
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.schedules import DEFAULT_SCHEDULE
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import DEFAULT_MEMORY_BYTES, Workload
 from perfmodel.workloads.dlrm.job import build_dlrm_job, choose_plan
@@ -128,7 +129,7 @@ def build_workload(
 
 def _shorter_counts(layout: Layout) -> tuple[int, int]:
     """Micro-batches of a job that is long enough to extrapolate from, and by how many more."""
-    if layout.schedule.splits_backward:
+    if layout.schedule != DEFAULT_SCHEDULE:
         # Deferred gradients of weights settle only after as many turns again.
         return (4 if layout.is_folded else 2) * layout.pp + _FILL, _STRIDE
     if layout.interleaving > 1:
