@@ -57,6 +57,7 @@ def to_ranking_document(ranking: Ranking, question: RankQuestion | None) -> dict
         "kind": "ranking",
         "mode": ranking.mode.value,
         **pick(ranking, "plans_judged", "verdict", "fits"),
+        "loader_ms": ranking.load_ns and ranking.load_ns / NS_PER_MS,
         "device_memory_gib": ranking.device_memory_bytes / BYTES_PER_GIB,
         "asked": list(ranking.facts),
         "plans": [
@@ -109,7 +110,6 @@ def _row(plan: RankedPlan) -> dict[str, Any]:
         "isolated_ns": plan.answer.isolated_ns,
         "interval_ms": interval_ms(plan.answer.interval),
         "beats_next": plan.beats_next,
-        "without_assumed_loader_ms": plan.decided_ns / NS_PER_MS,
         "bound": plan.bound.value,
         "gains_ms": {bound.value: gain / NS_PER_MS for bound, gain in plan.gains_ns.items()},
         "straggler": {
@@ -143,6 +143,7 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             caption=f"per iteration, {describe_interval(best.answer.interval)}",
             facts=(
                 ranking.verdict,
+                *ranking.loader,
                 f"{count_of(ranking.plans_judged, 'plan')} compared by their {ranking.mode.value}",
             ),
         ),
@@ -185,12 +186,10 @@ def _table(ranking: Ranking) -> Table:
             f"rank {plan.straggler.rank}: {', '.join(plan.straggler.tables) or 'no table'}",
             f"{plan.loads.peak_bytes / BYTES_PER_GIB:.1f}{'' if plan.fits else ' (too much)'}",
         ]
-        if ranking.assumes_loader:
-            row.append(f"{plan.decided_ns / NS_PER_MS:.3f}")
         rows.append(row)
         above = plan.place
     return Table(
-        [*HEADINGS, *["without loader ms"] * ranking.assumes_loader],
+        HEADINGS,
         rows,
         numeric=(0, 2, 3, 4, 7, 8),
         code=(1,),
