@@ -182,18 +182,6 @@ def _divided(parts: Mapping[HostPart, float], ratio: float) -> dict[HostPart, fl
 
 
 @dataclass(frozen=True, slots=True)
-class Loader(Form):
-    """What loading takes: for a batch, and more for each of its samples, over all ranks."""
-
-    batch_ns: Duration = 0.0
-    sample_ns: Duration = 0.0
-
-    def load_ns(self, samples: int) -> float:
-        """What a batch of *samples* takes."""
-        return self.batch_ns + self.sample_ns * samples
-
-
-@dataclass(frozen=True, slots=True)
 class Compiled(Form):
     """What compiling changes: further fusions, and a host that is so much faster."""
 
@@ -312,7 +300,6 @@ class SoftwareStack(Form):
     dispatchers: tuple[Dispatcher, ...] = (Dispatcher.ALL_TO_ALL,)
     schedules: tuple[ScheduleName, ...] = (DEFAULT_SCHEDULE,)
     tables: TableHandling = TableHandling()
-    loader: Loader = Loader()
     compiled: Compiled = Compiled()
     evidence: Mapping[_Chip, Evidence] = field(default_factory=dict)
     stands_for: tuple[Claim, ...] = ()

@@ -182,8 +182,8 @@ def default_stack(workload: Workload) -> tuple[str, tuple[str, ...]]:
 def apply_stack_defaults(spec: Spec, stack: SoftwareStack) -> Spec:
     """*spec* with the fields that it leaves open filled in from *stack*.
 
-    These are: whether the host waits for every iteration, the time of the loader, format and
-    buckets of gradient reduction, the share of recomputed layers, places of adapters, how layers
+    These are: whether the host waits for every iteration, format and buckets of
+    gradient reduction, the share of recomputed layers, places of adapters, how layers
     are divided into stages, the sharder of tables and the format of keys.
     """
     if stack.family is not None and stack.family.value != spec.family:
@@ -194,9 +194,6 @@ def apply_stack_defaults(spec: Spec, stack: SoftwareStack) -> Spec:
     changes: dict[str, Any] = {}
     if stack.has(FrameworkBehaviour.READS_LOSS):
         changes["sync_each_iteration"] = True
-    load_ns = stack.loader.load_ns(spec.batch)
-    if load_ns:
-        changes["input"] = fill(spec.input, load_time=load_ns)
     training: dict[str, Any] = {}
     if isinstance(spec, DlrmSpec):
         changes["sharding"] = fill(spec.sharding, sharder=stack.tables.sharder)
