@@ -145,7 +145,7 @@ def build_flags(layout: RankedLayout) -> dict[str, str]:
         "layers_per_run": spec.model.layers // (spread.pp * spread.interleaving),
     }
     degrees = [
-        axis for axis in AXES.values() if axis.is_set(getattr(spread, axis.field), spec.model)
+        axis for axis in AXES.values() if axis.is_set(getattr(spread, axis.name), spec.model)
     ]
     trainers = load_yaml(FLAGS, error_type=InputError)
     return {
@@ -316,7 +316,7 @@ def _parts(ranking: LayoutRanking) -> Section:
 
 def _table(ranking: LayoutRanking) -> Table:
     """One line per layout; columns that are 1 everywhere are left out."""
-    often_one = {"runs"} | {axis.field for axis in AXES.values() if not axis.is_always_told}
+    often_one = {"runs"} | {axis.name for axis in AXES.values() if not axis.is_always_told}
     rows = [_cells(ranking, layout, place) for place, layout in enumerate(ranking.layouts, 1)]
     shown = [
         heading
@@ -342,7 +342,7 @@ def _cells(ranking: LayoutRanking, layout: RankedLayout, place: int) -> dict[str
         "90 % interval": format_range(layout.interval.low_ns, layout.interval.high_ns),
         "tokens/s/GPU": f"{_tokens_per_s(ranking, layout) / ranking.rank_count:,.0f}",
         **{
-            axis.field: str(getattr(spread, axis.field))
+            axis.name: str(getattr(spread, axis.name))
             + (" sp" if is_split and axis.divided is Divided.WIDTHS else "")
             for axis in AXES.values()
             if axis.is_always_told or axis.values is not None

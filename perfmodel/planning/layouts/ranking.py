@@ -49,9 +49,9 @@ class RankedLayout:
         """How the ranks are split; what there always is, and the rest where it is more than one."""
         layout = self.candidate.chosen.layout
         return {
-            axis.field: size
+            axis.name: size
             for axis in AXES.values()
-            if axis.is_told(size := getattr(layout, axis.field))
+            if axis.is_told(size := getattr(layout, axis.name))
         }
 
     @property

@@ -55,7 +55,7 @@ def searched_axes() -> list[Axis]:
 
 def searched_fields() -> dict[str, str]:
     """The searched parameters and their workload fields."""
-    return {axis.field: f"parallel.{axis.field}" for axis in searched_axes()} | _SETTINGS
+    return {axis.name: f"parallel.{axis.name}" for axis in searched_axes()} | _SETTINGS
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Candidate:
         parallel, layout = self.spec.parallel, self.chosen.layout
         fields = {
             **{
-                f"parallel.{axis.field}": size
+                f"parallel.{axis.name}": size
                 for axis in searched_axes()
-                if axis.is_set(size := getattr(layout, axis.field), self.spec.model)
+                if axis.is_set(size := getattr(layout, axis.name), self.spec.model)
             },
             "parallel.micro_batch": layout.micro_batch,
             "parallel.sharding": parallel.sharding.value,
@@ -116,7 +116,7 @@ class Candidate:
         longest = max(layout.layer_count(self.spec.model.layers, stage=s) for s in range(layout.pp))
         idle = (layout.pp - 1) / (layout.interleaving * layout.micro_batches)
         groups = sum(
-            math.log2(getattr(layout, axis.field))
+            math.log2(getattr(layout, axis.name))
             for axis in searched_axes()
             if axis.divided is not Divided.LAYERS
         )
@@ -165,16 +165,16 @@ class LayoutOptions:
         splits: list[dict[str, int]] = [{}]
         for axis in searched_axes():
             splits = [
-                {**split, axis.field: size} for split in splits for size in self.sizes(axis, split)
+                {**split, axis.name: size} for split in splits for size in self.sizes(axis, split)
             ]
         yield from splits
 
     def sizes(self, axis: Axis, split: Mapping[str, int]) -> list[int]:
         """Sizes of *axis* beside those of *split*; ranks of a model copy divide all ranks."""
-        stated = self._stated(axis.field)
+        stated = self._stated(axis.name)
         if axis.divided is Divided.TOKENS and unfuses_attention(self._spec, self._stack):
             # Ranks can share a sequence only with a fused kernel.
-            stated = getattr(self._spec.parallel, axis.field)
+            stated = getattr(self._spec.parallel, axis.name)
         ranks, per_host = self._cluster.rank_count, self._cluster.ranks_per_host
         room = Room(self._spec, ranks, per_host, split)
         assert axis.values is not None

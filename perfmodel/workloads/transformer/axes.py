@@ -66,14 +66,14 @@ def _no_faults(_spec: TransformerSpec, _layout: Layout) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A parallel degree: its *field*, and what its ranks divide.
+    """A parallel degree: the *name* of its field, and what its ranks divide.
 
     A search tries *values*; without, the workload's own size stays. *faults* are reasons why a
     layout is impossible. *meaning* and *columns* describe it in tables of runs, *flags* set it in
     trainers. *manner* is the field of `parallel` that says how its ranks do it.
     """
 
-    field: str
+    name: str
     divided: Divided
     meaning: str
     values: Callable[[Room], Iterable[int]] | None = None
@@ -106,7 +106,7 @@ class Axis:
 def group_size(size_of: Callable[[str], Any], *divided: Divided) -> int:
     """Ranks that divide any of *divided*, if *size_of* says the degree of a field."""
     return math.prod(
-        int(size_of(axis.field) or 1) for axis in AXES.values() if axis.divided in divided
+        int(size_of(axis.name) or 1) for axis in AXES.values() if axis.divided in divided
     )
 
 
@@ -217,7 +217,7 @@ def _flags(megatron: str, torchtitan: str, nemo: str) -> dict[str, str]:
 
 
 AXES: dict[str, Axis] = {
-    axis.field: axis
+    axis.name: axis
     for axis in (
         Axis(
             "tp", Divided.WIDTHS, "tensor-parallel ranks", _tensor_sizes, _tensor_faults,

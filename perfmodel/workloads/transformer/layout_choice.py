@@ -125,9 +125,9 @@ def _iter_faults(spec: TransformerSpec, layout: Layout, rank_count: int) -> Iter
     step = max(1, dp) * layout.micro_batch
     near = spec.batch // step * step
     model = {
-        axis.field: size
+        axis.name: size
         for axis in AXES.values()
-        if axis.divided in OF_MODEL and axis.is_told(size := getattr(layout, axis.field))
+        if axis.divided in OF_MODEL and axis.is_told(size := getattr(layout, axis.name))
     }
     yield from _iter_axis_faults(spec, layout, is_always_told=True)
     yield from _iter_stage_faults(spec, layout)
@@ -276,9 +276,9 @@ def _described(
     fits = needed_bytes <= usable_bytes
     split = []
     for axis in AXES.values():
-        if axis.is_told(size := getattr(layout, axis.field)):
+        if axis.is_told(size := getattr(layout, axis.name)):
             how = f" ({getattr(spec.parallel, axis.manner).value})" if axis.manner else ""
-            split.append(f"{axis.field}={size}{how}, ")
+            split.append(f"{axis.name}={size}{how}, ")
     sentence = (
         f"Layout: {''.join(split)}"
         f"{layout.micro_batches} micro-batches of {layout.micro_batch} sequences per rank"

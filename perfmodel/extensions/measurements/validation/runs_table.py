@@ -125,10 +125,10 @@ def load_columns() -> ColumnsFile:
     """The columns that are known; those of parallel degrees are in the table of these."""
     file = load_document(COLUMNS_FILE, MeasurementError).read(ColumnsFile)
     degrees = {
-        axis.field: Column(
+        axis.name: Column(
             "count",
             axis.meaning,
-            sets=f"parallel.{axis.field}",
+            sets=f"parallel.{axis.name}",
             default=1 if axis.is_always_told else None,
             also=axis.columns,
         )

@@ -61,9 +61,9 @@ def build_transformer_spec(
     """The workload of *row* under *stack*; assumptions are added to *sentences*."""
     _check_stated(row, _NEEDED)
     for axis in AXES.values():
-        is_spread = axis.divided in OF_EXPERTS and (row.value(axis.field) or 1) > 1
+        is_spread = axis.divided in OF_EXPERTS and (row.value(axis.name) or 1) > 1
         if is_spread and (row.value("experts") or 0) < 2:
-            raise WorkloadError(f"{axis.field} without experts stated")
+            raise WorkloadError(f"{axis.name} without experts stated")
     content: dict[str, Any] = {
         **_heading(row, stack),
         "batch": _batch(row, sentences),
@@ -182,10 +182,10 @@ def _experts(row: RunRow) -> dict[str, Any]:
 
 def _parallel(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str, Any]:
     parallel = row.section("parallel")
-    of_model = [axis.field for axis in AXES.values() if axis.divided in OF_MODEL]
+    of_model = [axis.name for axis in AXES.values() if axis.divided in OF_MODEL]
     if not any(row.value(name) for name in (*of_model, "mbs")):
         sentences.append("No layout is stated; assumed the one that `predict` would choose.")
-        experts = [axis.field for axis in AXES.values() if axis.divided is Divided.EXPERTS]
+        experts = [axis.name for axis in AXES.values() if axis.divided is Divided.EXPERTS]
         kept = ("sharding", "shard_group", *experts)
         return {name: parallel[name] for name in kept if name in parallel}
     if (row.value("experts") or 0) > 1 and parallel["tp"] > 1:
