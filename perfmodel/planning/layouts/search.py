@@ -27,7 +27,12 @@ from perfmodel.planning.question import LayoutQuestion, to_scenario
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.layouts.bounds import Bounds, Layer, layer_of, measure_layer
 from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates
-from perfmodel.prediction.layouts.choosing import by_layer, list_fitting
+from perfmodel.prediction.layouts.choosing import (
+    MOST_BOUNDED,
+    by_layer,
+    list_fitting,
+    list_lowest,
+)
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question, load_setting
@@ -134,10 +139,12 @@ class LayoutPool:
         self._all = [one for layer in measured for one in kinds[layer]]
         self.size = len(fitting)
         # Bound, whether it is close, and the number of the layout, which breaks ties.
-        # The layout that the workload states comes first: no answer is slower than it.
+        # What the workload states and what `predict` replays come first: no answer is slower.
+        budget.take(MOST_BOUNDED, is_bounding=True)
+        first = {id(one) for one in list_lowest(fitting, self._bounds)}
         self._queue = [
             (0, True, number)
-            if one.is_own
+            if one.is_own or id(one) in first
             else (self._bounds.bound_ns(one, is_rough=True), False, number)
             for number, one in enumerate(self._all)
         ]
