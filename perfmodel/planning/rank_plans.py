@@ -36,9 +36,8 @@ from perfmodel.prediction.plans.evaluator import (
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.catalog import check_has_tables
 from perfmodel.workloads.dlrm.run import DlrmRun
-from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.fields import Workload
 
 AT_ONCE = 4
 """Plans predicted between two progress reports."""
@@ -154,7 +153,7 @@ def answer_plan(setting: Setting, plan: ShardingPlan) -> PlanAnswer:
     reasons = answer.reasons
     assert reasons is not None
     assert reasons.evidence.priced is not None
-    is_assumed = assumes_loader(check_has_tables(setting.workload), setting.stack)
+    is_assumed = assumes_loader(setting.workload, setting.stack)
     decided_ns, gains_ns = find_gains(
         reasons.evidence.priced, setting.options.mode, is_loader_left_out=is_assumed
     )
@@ -173,7 +172,7 @@ def answer_plan(setting: Setting, plan: ShardingPlan) -> PlanAnswer:
     )
 
 
-def assumes_loader(spec: DlrmSpec, stack: SoftwareStack) -> bool:
+def assumes_loader(spec: Workload, stack: SoftwareStack) -> bool:
     """Whether the time that *spec* needs to load a batch is the assumption of *stack*."""
     return spec.input.load_time is not None and spec.input.load_time == stack.loader.load_ns(
         spec.batch

@@ -9,7 +9,6 @@ import pytest
 
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.forms import read_mapping
-from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.spread import SpreadFile, find_spread, load_spread
 from perfmodel.stacks.stack import Evidence
@@ -44,7 +43,7 @@ def test_hosts_beyond_the_evidence_widen_the_interval():
 
 def test_smaller_batches_than_the_evidence_has_widen_the_interval():
     seen = {"hopper": Evidence(rows=40, sources=2, hosts=4, samples=4096, spread=0.08)}
-    stack = replace(PLAIN, family=Family.DLRM, evidence=seen)
+    stack = replace(PLAIN, family="dlrm", evidence=seen)
     near, small = (spread(stack, samples=samples) for samples in (4096, 512))
     # Three halvings below 4,096 samples, in addition to the spread itself.
     fewer = 3 * load_spread().dlrm.per_halving
@@ -60,8 +59,8 @@ def test_constants_that_were_fitted_do_not_make_an_interval_wider():
 
 def test_recommendation_models_have_a_spread_of_their_own():
     known = load_spread()
-    of_dlrm = spread(replace(PLAIN, family=Family.DLRM))
-    of_transformer = spread(replace(PLAIN, family=Family.TRANSFORMER))
+    of_dlrm = spread(replace(PLAIN, family="dlrm"))
+    of_transformer = spread(replace(PLAIN, family="transformer"))
     of_both = spread(replace(PLAIN, family=None))
     assert of_dlrm.relative_sigma == known.dlrm.no_runs
     assert of_transformer.relative_sigma == of_both.relative_sigma == known.transformer.no_runs

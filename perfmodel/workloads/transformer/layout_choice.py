@@ -12,7 +12,7 @@ from perfmodel.base.errors import WorkloadError
 from perfmodel.base.units import format_size
 from perfmodel.stacks.capabilities import Schedule
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.catalog import DEFAULT_MEMORY_BYTES
+from perfmodel.workloads.family import DEFAULT_MEMORY_BYTES
 from perfmodel.workloads.transformer.layout import Layout, split_layers_by_cost
 from perfmodel.workloads.transformer.memory import memory_of_stages
 from perfmodel.workloads.transformer.run import TransformerRun

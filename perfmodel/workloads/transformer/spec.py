@@ -26,7 +26,7 @@ from perfmodel.base.fields import (
     Width,
 )
 from perfmodel.stacks.capabilities import Dispatcher, Schedule
-from perfmodel.workloads.fields import CommonSpec, Section
+from perfmodel.workloads.fields import Section, Workload
 from perfmodel.workloads.transformer.words import (
     AdapterPlaces,
     AttentionKernel,
@@ -275,7 +275,7 @@ class TrainingSection(Section):
         return self.recompute is not Recompute.NONE and after > before
 
 
-class TransformerSpec(CommonSpec):
+class TransformerSpec(Workload):
     """A Transformer workload; with *replica_batch* its batch grows with the data-parallel ranks."""
 
     family: Literal["transformer"]
