@@ -35,9 +35,7 @@ from perfmodel.prediction.plans.evaluator import (
 )
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
-from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.run import DlrmRun
-from perfmodel.workloads.fields import Workload
 
 AT_ONCE = 4
 """Plans predicted between two progress reports."""
@@ -85,7 +83,8 @@ def order_plans(
         rank_by=question.rank_by,
         device_memory_bytes=evaluator.cluster.device.memory_bytes,
         plans_judged=made.judged + len(plans),
-        assumptions=_assumptions(evaluator, ordered[0].answer, made, question),
+        assumptions=_assumptions(ordered[0].answer, made, question),
+        load_ns=evaluator.load_ns,
     )
 
 
@@ -122,9 +121,6 @@ def order_by_time(ranked: Sequence[RankedPlan], question: RankQuestion) -> tuple
             for place, _, _, number in sorted(tied)
         ]
         heads = [place for place in range(behind, len(placed)) if placed[place].place == place + 1]
-        if any(one.decided_ns != one.answer.iteration_ns for one in placed):
-            # The samples count the loader, which the order does not.
-            continue
         shares = beats_next([np.array(placed[place].answer.drawn_ns) for place in heads])
         for place, share in zip(heads, shares, strict=True):
             placed[place] = replace(placed[place], beats_next=share)
@@ -137,7 +133,6 @@ class PlanAnswer(NamedTuple):
     prediction: Prediction
     memory_bytes: tuple[int, ...]
     awaited_ns: tuple[float, ...]
-    decided_ns: float
     gains_ns: dict[PlanBound, float]
     parts_ns: dict[str, float]
     lookups_ns: tuple[float, ...]
@@ -153,29 +148,17 @@ def answer_plan(setting: Setting, plan: ShardingPlan) -> PlanAnswer:
     reasons = answer.reasons
     assert reasons is not None
     assert reasons.evidence.priced is not None
-    is_assumed = assumes_loader(setting.workload, setting.stack)
-    decided_ns, gains_ns = find_gains(
-        reasons.evidence.priced, setting.options.mode, is_loader_left_out=is_assumed
-    )
     return PlanAnswer(
         # What was replayed is not sent back.
         replace(answer, reasons=None),
         tuple(memory.total_bytes for memory in question.memory_of_rank),
         find_awaited(reasons.explanation, plan.rank_count),
-        decided_ns if is_assumed else float(answer.iteration_ns),
-        gains_ns,
+        find_gains(reasons.evidence.priced, setting.options.mode),
         {
             part.value.replace("_", " "): float(part_ns)
             for part, part_ns in reasons.explanation.time.of_part_ns.items()
         },
         tuple(lookups_of_ranks_ns(reasons.evidence.priced)),
-    )
-
-
-def assumes_loader(spec: Workload, stack: SoftwareStack) -> bool:
-    """Whether the time that *spec* needs to load a batch is the assumption of *stack*."""
-    return spec.input.load_time is not None and spec.input.load_time == stack.loader.load_ns(
-        spec.batch
     )
 
 
@@ -191,7 +174,6 @@ def _rank_one(
         answer=found.prediction,
         place=0,
         beats_next=None,
-        decided_ns=found.decided_ns,
         bound=max(gains, key=lambda bound: gains[bound]),
         gains_ns=gains,
         straggler=find_straggler(evaluator, plan, found.awaited_ns),
@@ -226,7 +208,7 @@ def order_time(plan: RankedPlan, question: RankQuestion) -> float:
         return plan.spread.mean_ns
     if plan.spread is not None and question.rank_by is RankBy.QUANTILE:
         return plan.spread.high_ns
-    return plan.decided_ns
+    return float(plan.answer.iteration_ns)
 
 
 def _spread(
@@ -242,10 +224,7 @@ def _spread(
     return spread.scaled(iteration_ns / condensed_ns)
 
 
-def _assumptions(
-    evaluator: PlanEvaluator, best: Prediction, made: MadePlans, question: RankQuestion
-) -> tuple[str, ...]:
-    spec, stack = evaluator.spec, evaluator.stack
+def _assumptions(best: Prediction, made: MadePlans, question: RankQuestion) -> tuple[str, ...]:
     sentences = list(best.assumptions)
     sentences.append(
         "Listed plans are predicted in full, as by `predict --plan`. Order, bound and straggler "
@@ -255,12 +234,6 @@ def _assumptions(
         sentences.append(
             f"The {made.judged:,} plans tried by enumeration and search were compared without "
             "contention."
-        )
-    if assumes_loader(spec, stack):
-        sentences.append(
-            "Times include the loader that the stack assumes. Order and bound leave it out, so an "
-            "assumption does not hide differences between plans; `--set input.load_time=...` "
-            "states the loader of your job."
         )
     if question.batches:
         sentences.append(

@@ -59,6 +59,7 @@ def to_ranking_document(ranking: Ranking, question: RankQuestion | None) -> dict
         "mode": ranking.mode.value,
         "rank_by": ranking.rank_by.value,
         **pick(ranking, "plans_judged", "verdict", "fits"),
+        "loader_ms": ranking.load_ns and ranking.load_ns / NS_PER_MS,
         "device_memory_gib": ranking.device_memory_bytes / BYTES_PER_GIB,
         "asked": list(ranking.facts),
         "plans": [
@@ -114,7 +115,6 @@ def _row(plan: RankedPlan) -> dict[str, Any]:
         "isolated_ns": plan.answer.isolated_ns,
         "interval_ms": interval_ms(plan.answer.interval),
         "beats_next": plan.beats_next,
-        "without_assumed_loader_ms": plan.decided_ns / NS_PER_MS,
         "bound": plan.bound.value,
         "gains_ms": {bound.value: gain / NS_PER_MS for bound, gain in plan.gains_ns.items()},
         "straggler": {
@@ -156,6 +156,7 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             caption=f"per iteration, {describe_interval(best.answer.interval)}",
             facts=(
                 ranking.verdict,
+                *ranking.loader,
                 f"{count_of(ranking.plans_judged, 'plan')} compared by their {ranking.mode.value}",
             ),
         ),
@@ -202,16 +203,13 @@ def _table(ranking: Ranking) -> Table:
         if has_spread:
             ends = [] if spread is None else [spread.low_ns, spread.high_ns]
             row.append(" to ".join(f"{end / NS_PER_MS:.2f}" for end in ends))
-        if ranking.assumes_loader:
-            row.append(f"{plan.decided_ns / NS_PER_MS:.3f}")
         rows.append(row)
         above = plan.place
     headings = [*(HEADINGS if has_spread else HEADINGS[:-1])]
-    headings += ["without loader ms"] if ranking.assumes_loader else []
     return Table(
         headings,
         rows,
-        numeric=(0, 2, 3, 4, 7, 8, 9),
+        numeric=(0, 2, 3, 4, 7, 8),
         code=(1,),
         wraps=(6,),
         optional=(3, 6, 4, 8) if has_spread else (3, 6, 4),

@@ -93,8 +93,7 @@ def default_stack(workload: Workload) -> tuple[str, tuple[str, ...]]:
 def apply_stack_defaults(spec: Spec, stack: SoftwareStack) -> Spec:
     """*spec* with the fields that it leaves open filled in from *stack*.
 
-    These are: whether the host waits for every iteration, the time of the loader, and what the
-    family says.
+    These are: whether the host waits for every iteration, and what the family says.
     """
     if stack.family is not None and stack.family != spec.family:
         raise WorkloadError(
@@ -104,10 +103,7 @@ def apply_stack_defaults(spec: Spec, stack: SoftwareStack) -> Spec:
     changes: dict[str, Any] = {}
     if stack.has(FrameworkBehaviour.READS_LOSS):
         changes["sync_each_iteration"] = True
-    sections = family_of(spec).stack_defaults(spec, stack)
-    if load_ns := stack.loader.load_ns(spec.batch):
-        sections["input"] = {"load_time": load_ns}
-    for name, values in sections.items():
+    for name, values in family_of(spec).stack_defaults(spec, stack).items():
         changes[name] = fill(getattr(spec, name), **values)
     return fill(spec, **changes)
 

@@ -103,7 +103,6 @@ def ranked(
     return SimpleNamespace(
         plan=SimpleNamespace(name=name),
         answer=SimpleNamespace(iteration_ns=time_ns),
-        decided_ns=time_ns,
         place=place,
         fits=fits,
         bound=PlanBound.LOOKUP,

@@ -16,7 +16,6 @@ from perfmodel.base.errors import OutputError, PlanError
 from perfmodel.cli import app
 from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.making import load_task
-from perfmodel.planning.plan_work import PlanBound
 from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
@@ -67,19 +66,22 @@ def test_plans_stand_in_the_order_of_their_times(tables):
         assert plan.fits
 
 
-def test_an_assumed_loader_hides_no_plan_and_a_stated_one_is_named(tables):
-    hidden = api.rank(_question(tables, stack="torchrec"))
-    # Times are those of `predict`: the loader that the stack assumes is all that counts.
-    assert len({plan.answer.iteration_ns for plan in hidden.plans}) == 1
-    times = [plan.decided_ns for plan in hidden.plans]
-    assert times[0] < 0.95 * times[-1]
-    assert {plan.beats_next for plan in hidden.plans} == {None}
-    assert "without the assumed loader" in hidden.verdict
-    assert any("`--set input.load_time=...`" in one for one in hidden.assumptions)
-    words = ("batch=16384", "input.load_time=1 s")
-    stated = api.rank(_question(tables, stack="torchrec", overrides=words))
-    assert {plan.bound for plan in stated.plans} == {PlanBound.LOADER}
-    assert stated.verdict.endswith("What does: loader.")
+def test_a_stated_loader_is_shown_apart_and_changes_no_order(tables):
+    ready = api.rank(_question(tables, stack="torchrec"))
+    assert ready.loader == ()
+    loaded = api.rank(
+        _question(tables, stack="torchrec", overrides=("batch=16384", "input.load_time=1 s"))
+    )
+    for one, other in zip(ready.plans, loaded.plans, strict=True):
+        assert one.plan.name == other.plan.name
+        assert one.answer.iteration_ns == other.answer.iteration_ns
+    assert ready.verdict == loaded.verdict
+    assert loaded.loader[0].startswith("Your loader takes 1 s per batch")
+    assert f"so {len(loaded.plans)} of {len(loaded.plans)} plans wait" in loaded.loader[0]
+    short = api.rank(
+        _question(tables, stack="torchrec", overrides=("batch=16384", "input.load_time=1 ns"))
+    )
+    assert short.loader == ("Your loader takes 1 ns per batch, which no plan waits for.",)
 
 
 def test_nothing_that_fits_is_an_error_and_writes_no_plan(tmp_path):

@@ -116,7 +116,10 @@ def times_in_mode(times: VariantTimes, mode: Mode) -> Int64s:
 
 
 class PlanEvaluator:
-    """Times of plans of *spec* under *stack* on *cluster*."""
+    """Times of plans of *spec* under *stack* on *cluster*.
+
+    Batches are ready: a loader takes as long under every plan, and would hide what they change.
+    """
 
     def __init__(self, spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack) -> None:
         if cluster.rank_count < 2:
@@ -127,7 +130,10 @@ class PlanEvaluator:
                 "compared only under a collective library. Use another stack, or predict each "
                 "plan alone."
             )
-        self.spec = spec
+        self.load_ns = spec.input.load_time
+        self.spec = spec.model_copy(
+            update={"input": spec.input.model_copy(update={"load_time": None})}
+        )
         self.cluster = cluster
         self.stack = stack
         self.catalog = PieceCatalog(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfmodel.base.dtypes import DType
 from perfmodel.stacks.capabilities import FrameworkBehaviour
+from perfmodel.stacks.schedules import DEFAULT_SCHEDULE
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.family import (
     BuiltWorkload,
@@ -127,7 +128,7 @@ class TransformerFamily(Family[TransformerSpec]):
 
 def _shorter_counts(layout: Layout) -> tuple[int, int]:
     """Micro-batches of a job that is long enough to extrapolate from, and by how many more."""
-    if layout.schedule.splits_backward:
+    if layout.schedule != DEFAULT_SCHEDULE:
         # Deferred gradients of weights settle only after as many turns again.
         return (4 if layout.is_folded else 2) * layout.pp + _FILL, _STRIDE
     if layout.interleaving > 1:
