@@ -166,7 +166,7 @@ def test_every_row_is_predicted_or_listed(tmp_path):
 def test_many_micro_batches_are_continued_as_if_all_were_built(tmp_path, monkeypatch):
     # 32 sequences on 4 ranks make 8 micro-batches: more than the 5 that are built.
     continued = predicted_s(tmp_path, gbs="32")
-    monkeypatch.setattr("perfmodel.workloads.jobs._FILL", 8)
+    monkeypatch.setattr("perfmodel.workloads.transformer.family._FILL", 8)
     assert continued == pytest.approx(predicted_s(tmp_path, gbs="32"), rel=1e-3)
 
 
