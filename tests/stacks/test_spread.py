@@ -63,7 +63,11 @@ def test_recommendation_models_have_a_spread_of_their_own():
     of_transformer = spread(replace(PLAIN, family="transformer"))
     of_both = spread(replace(PLAIN, family=None))
     assert of_dlrm.relative_sigma == known.families["dlrm"].no_runs
-    assert of_transformer.relative_sigma == of_both.relative_sigma == known.families["transformer"].no_runs
+    assert (
+        of_transformer.relative_sigma
+        == of_both.relative_sigma
+        == known.families["transformer"].no_runs
+    )
 
 
 def test_another_chip_is_no_surer_than_the_chips_that_are_known():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,6 +18,7 @@ from perfmodel.workloads.family import (
     JobRequest,
 )
 from perfmodel.workloads.reduction import bucket_defaults
+from perfmodel.workloads.transformer.axes import OF_MODEL, group_size
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import AdapterPlaces, Head, StageSplit
 
@@ -50,7 +50,7 @@ class TransformerFamily(Family[TransformerSpec]):
         if "batch" in content or not isinstance(one, int):
             return content
         parallel = {"tp": 1, "pp": 1, **content.get("parallel", {})}
-        copies = rank_count // math.prod(int(parallel.get(key) or 1) for key in ("tp", "pp", "cp"))
+        copies = rank_count // group_size(parallel.get, *OF_MODEL)
         batch = one * max(1, copies)
         said = (
             f"batch: {batch:,}, which is {one:,} for each data-parallel rank; no other is stated."
