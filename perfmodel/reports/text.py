@@ -42,7 +42,7 @@ def describe_fit(memory: MemoryFit) -> str:
     )
 
 
-_ADDED_LATER = ("layout_from",)
+_ADDED_LATER = ("layout_from", "faults")
 """Fields that a document has only where they are set, so that older questions keep their bytes."""
 
 
@@ -50,9 +50,7 @@ def to_question_document(question: Any) -> dict[str, Any]:
     """*question* as plain values: everything needed to ask again."""
     values = pick(question, *(one.name for one in fields(question)))
     return {
-        name: _plain(value)
-        for name, value in values.items()
-        if value is not None or name not in _ADDED_LATER
+        name: _plain(value) for name, value in values.items() if value or name not in _ADDED_LATER
     }
 
 
