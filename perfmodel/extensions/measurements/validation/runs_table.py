@@ -19,6 +19,8 @@ from perfmodel.base.forms import Form, load_document
 from perfmodel.base.reading import iter_lines, quote, read_packed_text
 from perfmodel.base.units import NS_PER_S
 from perfmodel.stacks.capabilities import Family
+from perfmodel.stacks.optimizers import NO_OPTIMIZER, load_optimizers
+from perfmodel.stacks.schedules import load_schedules
 from perfmodel.workloads.transformer.axes import AXES
 
 MAX_TABLE_BYTES = 256 * 2**20
@@ -122,7 +124,7 @@ class ColumnsFile(Form):
 
 @lru_cache(maxsize=1)
 def load_columns() -> ColumnsFile:
-    """The columns that are known; those of parallel degrees are in the table of these."""
+    """The columns that are known; degrees, schedules and optimizers are those of their tables."""
     file = load_document(COLUMNS_FILE, MeasurementError).read(ColumnsFile)
     degrees = {
         axis.name: Column(
@@ -135,7 +137,19 @@ def load_columns() -> ColumnsFile:
         for axis in AXES.values()
         if not axis.is_derived
     }
-    return replace(file, transformer={**file.transformer, **degrees})
+    schedule = Column(
+        "word",
+        "the order in which pipeline stages take micro-batches",
+        words=dict.fromkeys(load_schedules()),
+        sets="parallel.schedule",
+    )
+    optimizers = dict.fromkeys((*load_optimizers(), NO_OPTIMIZER))
+    kind = replace(file.common["optimizer_kind"], words=optimizers)
+    return replace(
+        file,
+        common={**file.common, "optimizer_kind": kind},
+        transformer={**file.transformer, **degrees, "schedule": schedule},
+    )
 
 
 @lru_cache(maxsize=2)
