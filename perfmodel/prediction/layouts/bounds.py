@@ -61,7 +61,8 @@ class Bounds:
     """Lower bounds of layouts of one model on one machine under one stack."""
 
     def __init__(self, cluster: Cluster, stack: SoftwareStack) -> None:
-        self._cluster, self._stack = cluster, stack
+        self._cluster = replace(cluster, topology=cluster.topology.sound)
+        self._stack = stack
         self._times_of: dict[Layer, LayerTimes] = {}
         self._gather_ns = cache(self._price_gather)
 
@@ -156,7 +157,9 @@ def replay_layers(
     spec = one.spec.model_copy(update={"batch": one.spec.batch * rounds, "model": model})
     ranks = fewest_ranks(spec)
     per_host = min(ranks, whole.topology.gpus_per_host)
-    cluster = build_cluster(whole.topology, hosts=-(-ranks // per_host), ranks_per_host=per_host)
+    # A layer may avoid every fault.
+    sound, hosts = whole.topology.sound, -(-ranks // per_host)
+    cluster = build_cluster(sound, hosts=hosts, ranks_per_host=per_host)
     job = build_job(spec, rank_count=ranks, ranks_per_host=per_host, stack=stack)
     priced = price_job(job, cluster=cluster, stack=stack)
     durations = _without_routing(priced) if one.is_rough else priced.durations
