@@ -20,9 +20,9 @@ from perfmodel.reports.search import build_flags, report_search
 from perfmodel.reports.terminal import to_text
 from perfmodel.stacks.optimizers import Optimizer, load_optimizers
 from perfmodel.stacks.schedules import Schedule, load_schedules
-from perfmodel.workloads import catalog
 from perfmodel.workloads.transformer import layout_choice
 from perfmodel.workloads.transformer.axes import AXES, Axis, Divided
+from perfmodel.workloads.transformer.family import TransformerFamily
 from perfmodel.workloads.transformer.layout import Layout
 from perfmodel.workloads.transformer.schedules import ORDERS, Turn
 from perfmodel.workloads.transformer.spec import Degree, ParallelSection, TransformerSpec
@@ -152,7 +152,7 @@ def test_a_parallel_degree(monkeypatch, measured):
     with pytest.raises(PerfModelError, match=r"parallel.rows: no such field"):
         ask("parallel.rows=2")
     # The two fields and the entry; the work of its ranks would be written beside the others'.
-    monkeypatch.setitem(catalog._FAMILIES, "transformer", RowsSpec)
+    monkeypatch.setattr(TransformerFamily, "spec_type", RowsSpec)
     monkeypatch.setattr(layout_choice, "Layout", RowsLayout)
     axis = Axis(
         "rows", Divided.TOKENS, "ranks that share rows", lambda room: [1, 2], _iter_faults,
