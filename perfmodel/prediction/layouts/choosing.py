@@ -19,6 +19,8 @@ from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates, 
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.workloads.families import family_of
+from perfmodel.workloads.fields import Workload
 from perfmodel.workloads.transformer.layout_choice import USABLE_SHARE
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from topologies import Cluster
@@ -36,9 +38,9 @@ def complete_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Se
 
     Fields of the layout that the file or the user states keep their values.
     """
-    spec = setting.workload
-    if not isinstance(spec, TransformerSpec) or setting.cluster.rank_count == 1:
+    if setting.cluster.rank_count == 1:
         return setting
+    spec = spec_of_layouts(setting.workload)
     stated = stated_fields(spec)
     if stated & set(_SPLIT):
         return setting
@@ -60,6 +62,19 @@ def complete_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Se
     return replace(
         setting, workload=best.spec, scenario=scenario, chosen=(*setting.chosen, sentence)
     )
+
+
+def spec_of_layouts(workload: Workload) -> TransformerSpec:
+    """*workload* as layouts are chosen for it; an error where its family has none."""
+    family = family_of(workload)
+    if not family.has_layouts:
+        plans = ", whose plans are searched by `perfmodel rank --search SECONDS`"
+        raise PlanError(
+            f"{workload.name}: is {family.title}{plans if family.has_tables else ''}. "
+            "It has no parallel layouts; name a Transformer here."
+        )
+    assert isinstance(workload, TransformerSpec)
+    return workload
 
 
 def find_fast(
@@ -98,6 +113,14 @@ def stated_fields(spec: TransformerSpec) -> frozenset[str]:
     }
     known = {*searched_fields().values(), *_SPLIT}
     return frozenset(field for field in given & known if attrgetter(field)(spec) is not None)
+
+
+def has_stated(candidate: Candidate, spec: TransformerSpec) -> bool:
+    """Whether *candidate* keeps what *spec* states of a layout."""
+    return all(
+        attrgetter(field)(candidate.spec) == attrgetter(field)(spec)
+        for field in stated_fields(spec)
+    )
 
 
 def list_fitting(
