@@ -38,7 +38,11 @@ MOST_RANKS = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveMeasurement:
-    """One measured call; *row* names it in reports."""
+    """One measured call; *row* names it in reports.
+
+    A *fault* says why the row is not valid. *column_ratio* is the time that its own rate tells,
+    relative to the stated one.
+    """
 
     row: str
     topology: str
@@ -50,6 +54,8 @@ class CollectiveMeasurement:
     dtype: DType = DType.FP32
     nccl_version: tuple[int, ...] | None = None
     source: str = ""
+    fault: str = ""
+    column_ratio: float = 1.0
 
     @property
     def software(self) -> CollectiveSoftware:
@@ -150,4 +156,6 @@ def _parse_row(record: Mapping[str, str | None], row: str) -> CollectiveMeasurem
         dtype=parse_dtype(dtype) if dtype else DType.FP32,
         nccl_version=parse_nccl_version(version) if version else None,
         source=str(record.get("source") or ""),
+        fault=str(record.get("fault") or ""),
+        column_ratio=float(record.get("column_ratio") or 1.0),
     )

@@ -26,7 +26,7 @@ class Topology:
     system, joined by one NVLink. *host_copy_bytes_per_s* is the measured rate of a large copy from
     host memory on this machine; without it the device's figure is used. *measured* names the
     machine whose measured constants it takes; without one, *lost_constants* says why. *assumed* are
-    sentences that every answer repeats.
+    sentences that every answer repeats, *unknown_keys* those of the file of another program.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Topology:
     host_copy_bytes_per_s: float | None = None
     notes: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
+    unknown_keys: tuple[str, ...] = ()
     measured: str = ""
     lost_constants: str = ""
     router: Router = field(init=False, repr=False, compare=False)

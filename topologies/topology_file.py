@@ -116,6 +116,7 @@ class TopologyFile(Sourced):
     host_copy_bytes_per_s: Bandwidth | None = None
     notes: tuple[Line, ...] = ()
     assumed: tuple[Line, ...] = ()
+    unknown_keys: tuple[Line, ...] = ()
     measured: Line | None = None
 
 
@@ -147,6 +148,7 @@ def parse_topology(document: Document, *, path: Path) -> Topology:
             host_copy_bytes_per_s=file.host_copy_bytes_per_s,
             notes=file.notes,
             assumed=file.assumed,
+            unknown_keys=file.unknown_keys,
             measured=file.measured or file.name,
         )
     except TopologyError as fault:

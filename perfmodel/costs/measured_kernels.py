@@ -46,7 +46,8 @@ class MeasuredKernel:
     """One row: the op, its device, and its measured time.
 
     *group* is source, GPU and op, as a report names them; *columns* are what cross-validation
-    can fold by. *residency* is where operands were, if the table says.
+    can fold by. *residency* is where operands were, if the table says. *column_ratio* is the time
+    that the row's own rate tells, relative to the stated one.
     """
 
     row: str
@@ -56,6 +57,7 @@ class MeasuredKernel:
     device: str
     measured_ns: float
     residency: Residency | None = None
+    column_ratio: float = 1.0
 
     @property
     def operand_residency(self) -> Residency:

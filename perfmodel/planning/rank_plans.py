@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from embeddings.plan import ShardingPlan
+from perfmodel.base.cautions import join_cautions
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import BYTES_PER_GIB
 from perfmodel.execution.executor import Executor, SerialExecutor
@@ -87,6 +88,7 @@ def order_plans(
         device_memory_bytes=evaluator.cluster.device.memory_bytes,
         plans_judged=made.judged + len(plans),
         assumptions=_assumptions(evaluator, ordered[0].answer, made, question),
+        cautions=join_cautions(one.answer.cautions for one in ordered),
     )
 
 

@@ -18,6 +18,7 @@ from scipy.special import ndtr
 
 from embeddings.plan import ShardingPlan
 from embeddings.plan_document import list_unrunnable, to_plan_document
+from perfmodel.base.cautions import NO_CAUTIONS, Cautions
 from perfmodel.base.errors import PlanError
 from perfmodel.base.shown import Shown
 from perfmodel.base.units import BYTES_PER_GIB
@@ -66,7 +67,7 @@ class RankedPlan:
 class Ranking(Shown):
     """Plans, fastest first, and the plans that could not be made, each with its reason.
 
-    *facts* describe the question: machine, tables, batch and stack.
+    *facts* describe the question: machine, tables, batch and stack. *cautions* are of the answers.
     """
 
     plans: tuple[RankedPlan, ...]
@@ -77,6 +78,7 @@ class Ranking(Shown):
     device_memory_bytes: int
     plans_judged: int
     assumptions: tuple[str, ...]
+    cautions: Cautions = NO_CAUTIONS
 
     @property
     def fits(self) -> bool:

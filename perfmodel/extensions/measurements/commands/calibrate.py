@@ -40,7 +40,7 @@ KERNELS: dict[KernelKind, str] = {
 LONG_ROWS_NS = 10_000.0
 """Rows above this are reported first: shorter ones are mostly launch and timer."""
 ConstantsOut = Annotated[str | None, Option(metavar="FILE", help="Where to write the constants.")]
-JsonOnly = Annotated[Outputs, "json_file"]
+JsonOnly = Annotated[Outputs, "json_file", "is_strict"]
 calibrate = command_group()
 
 
