@@ -25,11 +25,12 @@ from collectives.nccl_tests import RunPlace, is_nccl_tests, read_nccl_tests
 from collectives.wiring import Wiring
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
-from perfmodel.base.faults import FaultList
+from perfmodel.base.faults import FaultList, iter_misspelt
 from perfmodel.base.reading import parse_rows, read_packed_text
 from topologies import build_cluster, load_topology
 
 COLUMNS = ("topology", "hosts", "nranks", "collective", "size_bytes", "time_us")
+_KNOWN = {*COLUMNS, "dtype", "nccl_version", "source", "id", "fault", "column_ratio"}
 _NS_PER_US = 1e3
 _LEAST_US, _MOST_US = 1e-3, 1e12
 _MOST_BYTES = 2**50
@@ -123,6 +124,9 @@ def _load_table(path: Path, prefix: str, place: RunPlace) -> list[CollectiveMeas
         else parse_rows(text, document=str(path), error_type=MeasurementError, needed=COLUMNS)
     )
     for number, record in enumerate(records):
+        if not number:
+            for key, meant in iter_misspelt(record.keys() - _KNOWN, _KNOWN - record.keys()):
+                faults.add(f"column {key}", f"is not known; {meant} is. Correct it")
         row = f"{prefix}{record.get('id') or number}"
         try:
             rows.append(_parse_row(record, row))

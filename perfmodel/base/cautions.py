@@ -33,7 +33,7 @@ class Warned:
     def times(self) -> str:
         """How far beyond the limit it is, in words."""
         low, high = sorted((abs(self.found), abs(self.limit)))
-        return f"{self.rule}: {high / low:,.4g} times" if low else self.rule
+        return f"{self.rule}: {high / low:,.4g} times" if low else f"{self.rule}: {self.found:,g}"
 
 
 @dataclass(frozen=True, slots=True)

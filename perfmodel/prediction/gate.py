@@ -7,7 +7,7 @@ before they are fitted or scored. `gate.yaml` has the tolerances.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.ops import Attention, Gemm, GroupedGemm, MemoryBound
 from perfmodel.prediction.question import Question
 from perfmodel.workloads.catalog import Workload
-from perfmodel.workloads.transformer.spec import TransformerSpec
 from topologies import Device, Topology, load_device
 
 Quantity = tuple[str, str, float]
@@ -181,18 +180,10 @@ def _of_machine(machine: Topology) -> Iterator[Quantity]:
 
 
 def _of_workload(workload: Workload) -> Iterator[Quantity]:
-    where = workload.name
-    yield where, "batch", workload.batch
-    yield where, "time of the host", workload.input.load_time or 0.0
-    if isinstance(workload, TransformerSpec):
-        yield where, "tokens per iteration", workload.batch * workload.sequence_length
-        for name in ("hidden", "ffn", "heads", "head_dim", "vocab", "max_positions"):
-            yield where, name, getattr(workload.model, name) or 1
-        return
-    for table in workload.embedding.tables():
-        yield where, "rows of a table", table.rows
-        yield where, "width of a table", table.width
-        yield where, "lookups of a sample", table.pooling_factor
+    yield workload.name, "batch", workload.batch
+    yield workload.name, "time of the host", workload.input.load_time or 0.0
+    for name, value in workload.quantities():
+        yield workload.name, name, value
 
 
 def check_collectives(
@@ -256,11 +247,19 @@ def _check_scale(scales: Sequence[float], columns: Sequence[float], where: str) 
             "wrong."
         )
     middle = float(np.median(scales)) if scales else 1.0
-    if not 1 / beyond["scale"] <= middle <= beyond["scale"]:
+    if any(doubt_scales({where: middle})):
         raise MeasurementError(
             f"{where}: times must be in the unit of their column, and are {middle:,.4g} times as "
             f"long as this hardware takes (half of {len(scales)} rows). Correct unit or machine."
         )
+
+
+def doubt_scales(scales: Mapping[str, float]) -> Iterator[Warned]:
+    """Those of *scales*, measured times over predicted ones, that tell of another unit."""
+    most = limits()["beyond"]["scale"]
+    for where, ratio in scales.items():
+        if not 1 / most <= ratio <= most:
+            yield Warned("measured over predicted", where, ratio, most if ratio > 1 else 1 / most)
 
 
 def _keep(

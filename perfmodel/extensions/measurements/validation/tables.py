@@ -22,6 +22,7 @@ from perfmodel.extensions.measurements.validation.scoreboard import (
     Deviation,
     Scoreboard,
 )
+from perfmodel.prediction.gate import check_kernels
 
 
 def validate_kernels(kind: str, path: Path, *, calibration: Sequence[str] = ()) -> Scoreboard:
@@ -29,7 +30,8 @@ def validate_kernels(kind: str, path: Path, *, calibration: Sequence[str] = ()) 
 
     Constants of the files *calibration* override the shipped ones.
     """
-    table, model = KERNEL_KINDS[kind].load(path, None), KERNEL_KINDS[kind].model(None)
+    table, cautions = check_kernels(kind, KERNEL_KINDS[kind].load(path, None), str(path))
+    model = KERNEL_KINDS[kind].model(None)
     deviations: dict[str | int, Deviation] = {}
     unsupported = list(table.unsupported)
     # Rows of one device and op are either all priced or all unsupported.
@@ -49,6 +51,7 @@ def validate_kernels(kind: str, path: Path, *, calibration: Sequence[str] = ()) 
         kind,
         tuple(deviations[row] for row in in_order if row in deviations),
         tuple(unsupported),
+        cautions,
     )
 
 
