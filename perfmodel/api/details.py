@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collectives.measurements import CollectiveMeasurement
     from collectives.nccl_tests import RunPlace
     from embeddings.index_data import DataStatistics
-    from perfmodel.base.cautions import Cautions
     from perfmodel.graph.ops import Op
     from perfmodel.reports.op_prices import (
         CollectiveAnswer,
@@ -167,16 +166,8 @@ def describe_indices(file: File, *, batch: int = 4096) -> DataStatistics:
 def load_collectives(
     tables: Files, place: RunPlace | None = None
 ) -> tuple[CollectiveMeasurement, ...]:
-    """The rows of *tables* that can be true; *place* says what output of nccl-tests does not."""
-    return check_tables(tables, place)[0]
-
-
-def check_tables(
-    tables: Files, place: RunPlace | None = None
-) -> tuple[tuple[CollectiveMeasurement, ...], Cautions]:
-    """The same, and what is wrong with the other rows."""
+    """The valid rows of *tables*; *place* says what output of nccl-tests does not."""
     from collectives.measurements import load_measurements
-    from perfmodel.prediction.gate import check_collectives
 
     rows = load_measurements([Path(table) for table in tables], place=place)
-    return check_collectives(rows, ", ".join(map(str, tables)))
+    return tuple(row for row in rows if not row.fault)

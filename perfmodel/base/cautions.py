@@ -23,17 +23,15 @@ class Warned:
     where: str
     found: float
     limit: float
-    unit: str = ""
 
     def __str__(self) -> str:
-        unit = f" {self.unit}" if self.unit else ""
-        return f"{self.rule}: {self.where}, {self.found:,.6g}{unit}, limit {self.limit:,.6g}{unit}"
+        return f"{self.rule}: {self.where}, {self.found:,.6g}, limit {self.limit:,.6g}"
 
     @property
     def times(self) -> str:
         """How far beyond the limit it is, in words."""
-        low, high = sorted((abs(self.found), abs(self.limit)))
-        return f"{self.rule}: {high / low:,.4g} times" if low else f"{self.rule}: {self.found:,g}"
+        is_ratio = self.rule.startswith("beyond")
+        return f"{self.rule}: {self.found:,.4g}{' times' if is_ratio else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Each has an answer, its JSON, and its report.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from collectives.group import wiring_of
 from collectives.measurements import CollectiveMeasurement
 from collectives.movement import FloatArray
 from collectives.pricing import CollectiveCall, price_collective, price_sizes, share_links
-from perfmodel.base.cautions import NO_CAUTIONS, Cautions, join_cautions
+from perfmodel.base.cautions import NO_CAUTIONS, Cautions
 from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Provenance
@@ -40,7 +40,7 @@ from perfmodel.costs.estimates import Bound, interval_of
 from perfmodel.costs.gemm_physics import TINY_WORK
 from perfmodel.costs.models import price_ops
 from perfmodel.graph.ops import Attention, EmbeddingOp, Gemm, MemoryBound, Op, Pass
-from perfmodel.prediction.gate import check_costs, check_device, check_machine, check_op
+from perfmodel.prediction.gate import check_machine, check_op
 from perfmodel.reports.blocks import Report, Table, plain_report
 from perfmodel.reports.pictures import draw_sizes
 from perfmodel.reports.text import format_range, pick
@@ -175,7 +175,7 @@ def answer_op(op: Op, device: Device, stack: SoftwareStack) -> KernelAnswer:
         if isinstance(op, Attention)
         else None,
         constants=describe_constants(device) if isinstance(op, EmbeddingOp) else None,
-        cautions=join_cautions([check_device(device), check_op(op, device, duration_ns)]),
+        cautions=check_op(op, device, duration_ns),
     )
 
 
@@ -205,11 +205,6 @@ class CollectiveGroup:
     ranks: tuple[int, ...]
     software: CollectiveSoftware
     dtype: DType
-
-    def check(self, costs: Iterable[CollectiveCost]) -> Cautions:
-        """What calls of these *costs* warn of."""
-        machine = self.cluster.topology
-        return join_cautions([check_costs(costs, machine.name), check_machine(machine)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,7 +247,8 @@ def answer_calls(
     together = alone
     if beside:
         together = tuple(share_links(calls, alone, cluster=group.cluster))
-    return CollectiveAnswer(group, calls, alone, together, group.check(alone))
+    cautions = check_machine(group.cluster.topology, alone)
+    return CollectiveAnswer(group, calls, alone, together, cautions)
 
 
 def _document(call: CollectiveCall, cost: CollectiveCost) -> dict[str, object]:
@@ -352,7 +348,8 @@ def answer_sizes(
         if (row.topology, row.hosts, row.ranks) == asked and row.kind is kind
     )
     sizes, costs = _price_sizes(group, kind, step=1.0)
-    return SizeSweep(group, kind, tuple(map(int, sizes)), tuple(costs), alike, group.check(costs))
+    cautions = check_machine(group.cluster.topology, costs)
+    return SizeSweep(group, kind, tuple(map(int, sizes)), tuple(costs), alike, cautions)
 
 
 def _price_sizes(

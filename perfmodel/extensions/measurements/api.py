@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from perfmodel.api.details import KernelKind, check_tables, load_collectives
+from perfmodel.api.details import KernelKind
 from perfmodel.api.questions import File, Files, open_place
 from perfmodel.base.cautions import Cautions
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.writing import check_writable, write_file
-from perfmodel.prediction.gate import check_kernels
+from perfmodel.extensions.measurements.checking import check_kernels, check_tables, doubt_scales
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 if TYPE_CHECKING:
@@ -159,6 +159,15 @@ def calibrate_embedding(cases: File, *, data: File, out: File | None = None) -> 
         check_writable("--out", Path(out))
     loaded, about = load_cases(Path(cases), data=Path(data))
     fit = fit_embedding(loaded)
+    scales = {
+        f"{one.case} {one.part}": one.measured_ns / max(one.held_out_ns, 1.0)
+        for one in fit.errors
+        if one.is_whole
+    }
+    if wrong := [*doubt_scales(scales)]:
+        raise MeasurementError(
+            f"{cases}: times must be in the unit that they state. {wrong[0]} times. Correct it."
+        )
     if out is not None:
         made = _made(about["licence"], f"perfmodel calibrate embedding {cases} --data {data}")
         write_constants(fit, {**about, **made}, Path(out))
@@ -255,9 +264,10 @@ def cross_validate(
     if kind == "collectives":
         from perfmodel.extensions.measurements.calibration import collectives as fitting
 
-        rows, [column] = load_collectives(tables, place), columns
+        [column] = columns
+        rows, cautions = check_tables(tables, place)
         return _collectives_board(
-            fitting.cross_validate(rows, folds=folds, by=column, on_phase=on_phase)
+            fitting.cross_validate(rows, folds=folds, by=column, on_phase=on_phase), cautions
         )
     from perfmodel.extensions.measurements.calibration import kernels
     from perfmodel.extensions.measurements.validation.tables import kernel_deviations
@@ -274,17 +284,18 @@ def leave_out_collectives(
     """Predict *machines* of *tables* (`dgx_h100`, or `dgx_h100:10` hosts) by a fit without them."""
     from perfmodel.extensions.measurements.calibration import collectives as fitting
 
-    return _collectives_board(fitting.predict_left_out(load_collectives(tables, place), machines))
+    rows, cautions = check_tables(tables, place)
+    return _collectives_board(fitting.predict_left_out(rows, machines), cautions)
 
 
-def _collectives_board(held: Sequence[HeldOut]) -> Scoreboard:
+def _collectives_board(held: Sequence[HeldOut], cautions: Cautions) -> Scoreboard:
     from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
     from perfmodel.extensions.measurements.validation.tables import collective_deviation
 
     deviations = tuple(
         collective_deviation(one.measurement, one.predicted_ns, one.relative_sigma) for one in held
     )
-    return Scoreboard("collectives", deviations)
+    return Scoreboard("collectives", deviations, cautions=cautions)
 
 
 def validate(

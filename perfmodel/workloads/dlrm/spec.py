@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from enum import Enum
 from functools import lru_cache
 from typing import Annotated, Literal, Self
@@ -269,13 +268,6 @@ class DlrmSpec(CommonSpec):
         return self
 
     _check_interaction = model_validator(mode="after")(check_interaction)
-
-    def quantities(self) -> Iterator[tuple[str, float]]:
-        """What a gate of physics looks at, by name."""
-        for table in self.embedding.tables():
-            yield "rows of a table", table.rows
-            yield "width of a table", table.width
-            yield "lookups of a sample", table.pooling_factor
 
     @property
     def dense_width(self) -> int:

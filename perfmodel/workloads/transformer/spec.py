@@ -8,7 +8,6 @@ data-parallel rank. What is left out under `parallel` is chosen by the number of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Literal, Self
 
 from pydantic import model_validator
@@ -298,12 +297,6 @@ class TransformerSpec(CommonSpec):
         if self.model.head is Head.MASKED_TOKENS and self.masked_tokens is None:
             raise ValueError("a model that predicts masked tokens needs masked_tokens per sequence")
         return self
-
-    def quantities(self) -> Iterator[tuple[str, float]]:
-        """What a gate of physics looks at, by name."""
-        yield "tokens per iteration", self.batch * self.sequence_length
-        for name in ("hidden", "ffn", "heads", "head_dim", "vocab", "max_positions"):
-            yield name, getattr(self.model, name) or 1
 
     @property
     def packed_length(self) -> int:

@@ -16,10 +16,10 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.measured_kernels import Unsupported
 from perfmodel.execution.executor import Executor, SerialExecutor, keep_memory
+from perfmodel.extensions.measurements.checking import doubt_scales
 from perfmodel.extensions.measurements.validation.runs_question import read_setting
 from perfmodel.extensions.measurements.validation.runs_table import RunRow, RunTable
 from perfmodel.extensions.measurements.validation.scoreboard import Deviation, Scoreboard
-from perfmodel.prediction.gate import doubt_scales
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Question, build_question

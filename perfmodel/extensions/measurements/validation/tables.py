@@ -18,11 +18,11 @@ from perfmodel.base.units import NS_PER_MS, NS_PER_US
 from perfmodel.costs.estimates import Estimates, interval_of
 from perfmodel.costs.kernel_tables import KERNEL_KINDS
 from perfmodel.costs.measured_kernels import MeasuredKernel, Unsupported, price_measured
+from perfmodel.extensions.measurements.checking import check_kernels
 from perfmodel.extensions.measurements.validation.scoreboard import (
     Deviation,
     Scoreboard,
 )
-from perfmodel.prediction.gate import check_kernels
 
 
 def validate_kernels(kind: str, path: Path, *, calibration: Sequence[str] = ()) -> Scoreboard:
