@@ -179,7 +179,7 @@ def test_a_schema_names_the_type_of_each_field():
 
 def test_rows_are_left_out_by_the_columns_that_were_asked_for(tmp_path):
     table = tmp_path / "gemm.csv"
-    rows = [f"mine,NVIDIA A100-SXM4-80GB,{m},{m},512,{m / 1e6}" for m in (512, 1024, 2048)]
+    rows = [f"mine,NVIDIA A100-SXM4-80GB,{m},{m},512,{m / 1e4}" for m in (512, 1024, 2048)]
     table.write_text("\n".join(["collector,device,m,n,k,latency_ms", *rows, ""]))
     with pytest.raises(MeasurementError, match="colour"):
         api.cross_validate("gemm", [table], folds=2, by=["colour"])

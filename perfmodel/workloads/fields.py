@@ -25,7 +25,7 @@ class InputSection(Section):
     load_time: Duration | None = None
 
 
-class CommonSpec(Section):
+class Workload(Section):
     """What every workload states; those of the catalog describe themselves and name a source.
 
     *assumed* are sentences that every answer repeats; one that begins with a field and a colon is
@@ -42,3 +42,4 @@ class CommonSpec(Section):
     batch: Count
     input: InputSection = InputSection()
     sync_each_iteration: Switch = False
+    family: Words

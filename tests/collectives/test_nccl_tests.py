@@ -195,7 +195,8 @@ def test_a_print_may_say_the_release_in_words_and_times_of_the_processor(tmp_pat
         + "  4096  512  sum  9.50\n  4096 1 sum N/A 1 1\n  4096 1 sum inf 1 1\n"
         + "  4096  1  sum  -2.0  1  1\n  4096  1  sum  0.0  1  1\n"
     )
-    [row] = load(tmp_path, text)
+    row, *others = load(tmp_path, text)
+    assert all(one.fault for one in others)
     assert (row.size_bytes, row.duration_ns, row.nccl_version) == (2048, 9_500, (2, 19, 3))
     assert row.dtype is DType.FP32
     assert row.kind is CollectiveKind.ALL_REDUCE
@@ -221,7 +222,8 @@ def test_json_without_numbers_of_threads_and_release_has_one_thread_and_no_relea
         ],
     }
     rows = load(tmp_path, json.dumps(document), name="run.json")
-    assert [(row.size_bytes, row.duration_ns) for row in rows] == [(1, 3_000), (64, 4_000)]
+    found = [(row.size_bytes, row.duration_ns) for row in rows if not row.fault]
+    assert found == [(1, 3_000), (64, 4_000)]
     assert (rows[0].hosts, rows[0].ranks, rows[0].nccl_version) == (1, 2, None)
     assert rows[0].dtype is DType.FP16
 

@@ -23,7 +23,7 @@ from perfmodel.extensions.measurements.validation.scoreboard import Deviation, S
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Question, build_question
-from perfmodel.stacks.capabilities import Family
+from perfmodel.workloads.families import FAMILIES
 
 KIND = "runs"
 _SAME_JOB = (
@@ -145,7 +145,7 @@ def validate_tables(
     return RunScoreboard(
         KIND,
         tuple(
-            replace(one, group=f"{table.family.value}: {one.group}")
+            replace(one, group=f"{table.family}: {one.group}")
             for table, board in zip(tables, boards, strict=True)
             for one in board.deviations
         ),
@@ -180,7 +180,7 @@ def validate_runs(
         tuple(Unsupported(row.name, answer.reason) for row, answer in pairs if answer.reason),
         Cautions((*doubt_scales({f"row {d.row}": d.measured / d.predicted for d in deviations}),)),
         {row.name: answer.assumptions for row, answer in pairs if not answer.reason},
-        score_order(table, deviations) if table.family is Family.TRANSFORMER else (),
+        score_order(table, deviations) if FAMILIES[table.family].has_layouts else (),
     )
 
 
