@@ -21,10 +21,10 @@ from collectives.collective import (
     parse_nccl_version,
 )
 from collectives.group import wiring_of
-from collectives.nccl_tests import RunPlace, is_nccl_tests, read_nccl_tests
 from collectives.wiring import Wiring
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
+from perfmodel.base.extensions import has_extension, load_extension
 from perfmodel.base.faults import FaultList, iter_misspelt
 from perfmodel.base.reading import parse_rows, read_packed_text
 from topologies import build_cluster, load_topology
@@ -35,6 +35,15 @@ _NS_PER_US = 1e3
 _LEAST_US, _MOST_US = 1e-3, 1e12
 _MOST_BYTES = 2**50
 MOST_RANKS = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """What nccl-tests does not say: the *topology*, and hosts and collective of some prints."""
+
+    topology: str | None = None
+    hosts: int | None = None
+    kind: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +126,14 @@ def load_measurements(
 def _load_table(path: Path, prefix: str, place: RunPlace) -> list[CollectiveMeasurement]:
     faults = FaultList(str(path))
     rows: list[CollectiveMeasurement] = []
-    text = read_packed_text(path, MeasurementError)
+    text, foreign = read_packed_text(path, MeasurementError), None
+    if has_extension("formats"):
+        reader = load_extension("formats", "nccl_tests")
+        foreign = reader.read_foreign(text, document=str(path), place=place)
     records: Iterable[Mapping[str, str | None]] = (
-        read_nccl_tests(text, document=str(path), place=place)
-        if is_nccl_tests(text)
-        else parse_rows(text, document=str(path), error_type=MeasurementError, needed=COLUMNS)
+        parse_rows(text, document=str(path), error_type=MeasurementError, needed=COLUMNS)
+        if foreign is None
+        else foreign
     )
     for number, record in enumerate(records):
         if not number:

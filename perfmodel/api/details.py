@@ -12,8 +12,7 @@ from perfmodel.base.reading import is_json
 
 if TYPE_CHECKING:
     from collectives.collective import CollectiveCost, CollectiveSoftware
-    from collectives.measurements import CollectiveMeasurement
-    from collectives.nccl_tests import RunPlace
+    from collectives.measurements import CollectiveMeasurement, RunPlace
     from embeddings.index_data import DataStatistics
     from perfmodel.graph.ops import Op
     from perfmodel.reports.op_prices import (

@@ -21,7 +21,7 @@ from perfmodel.base.writing import (
 )
 
 if TYPE_CHECKING:
-    from collectives.nccl_tests import RunPlace
+    from collectives.measurements import RunPlace
     from perfmodel.prediction.answer import Prediction
     from perfmodel.prediction.comparing import Comparison
     from perfmodel.prediction.scenario import RunQuestion
@@ -111,7 +111,7 @@ class MeasuredCollectives:
     @property
     def place(self) -> RunPlace:
         """Where nccl-tests ran."""
-        from collectives.nccl_tests import RunPlace
+        from collectives.measurements import RunPlace
 
         return RunPlace(topology=self.topology, hosts=self.hosts, kind=self.kind)
 

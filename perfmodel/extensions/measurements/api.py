@@ -17,7 +17,7 @@ from perfmodel.extensions.measurements.checking import check_kernels, check_tabl
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 if TYPE_CHECKING:
-    from collectives.nccl_tests import RunPlace
+    from collectives.measurements import RunPlace
     from perfmodel.extensions.measurements.calibration.collective_fit import HeldOut
     from perfmodel.extensions.measurements.calibration.embedding import EmbeddingFit
     from perfmodel.extensions.measurements.calibration.interference import FittedInterference

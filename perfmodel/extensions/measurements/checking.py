@@ -18,7 +18,7 @@ from perfmodel.prediction.gate import Ratio, beyond, limits, ratios_of
 from topologies import load_device
 
 if TYPE_CHECKING:
-    from collectives.nccl_tests import RunPlace
+    from collectives.measurements import RunPlace
 
 MOST_SCALED = 50
 """Rows of a kind that tell the unit of a table."""

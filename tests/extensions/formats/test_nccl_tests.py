@@ -7,10 +7,10 @@ import json
 import pytest
 
 from collectives.collective import CollectiveKind
-from collectives.measurements import load_measurements
-from collectives.nccl_tests import RunPlace, dotted_version, is_nccl_tests, read_nccl_tests
+from collectives.measurements import RunPlace, load_measurements
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
+from perfmodel.extensions.formats.nccl_tests import dotted_version, read_foreign
 
 HEADING = """\
 # nccl-tests version 2.17.4 nccl-headers=22705 nccl-library=22705
@@ -182,7 +182,12 @@ def test_the_number_of_a_release_is_read_as_nccl_writes_it(code, version):
      ("topology,hosts\n", False)],
 )  # fmt: skip
 def test_output_is_told_from_a_table(text, is_print):
-    assert is_nccl_tests(text) is is_print
+    if not is_print:
+        assert read_foreign(text, document="x", place=PLACE) is None
+        return
+    # Nothing else of a run is there.
+    with pytest.raises(MeasurementError):
+        read_foreign(text, document="x", place=PLACE)
 
 
 def test_a_print_may_say_the_release_in_words_and_times_of_the_processor(tmp_path):
@@ -245,7 +250,7 @@ def test_without_its_ranks_a_print_tells_their_number_by_its_bandwidths(tmp_path
     place = RunPlace("dgx_h100", hosts=1 if ranks != 16 else 2)
     if ranks is None:
         with pytest.raises(MeasurementError, match="does not list its ranks"):
-            read_nccl_tests(path.read_text(), document=str(path), place=place)
+            read_foreign(path.read_text(), document=str(path), place=place)
     else:
-        found = read_nccl_tests(path.read_text(), document=str(path), place=place)
+        found = read_foreign(path.read_text(), document=str(path), place=place)
         assert {row["nranks"] for row in found} == {str(ranks)}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from collectives.measurements import RunPlace
 from perfmodel.base.dtypes import parse_dtype
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.reading import parse_json
@@ -32,24 +33,11 @@ _DTYPES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class RunPlace:
-    """What nccl-tests does not say: the *topology*, and hosts and collective of some prints."""
-
-    topology: str | None = None
-    hosts: int | None = None
-    kind: str | None = None
-
-
-def is_nccl_tests(text: str) -> bool:
-    """Whether *text* is a print or the JSON of nccl-tests, and no table."""
-    if text.lstrip()[:1] == "{":
-        return True
-    return "nGpus" in text or any(_heading(line) for line in text.splitlines())
-
-
-def read_nccl_tests(text: str, *, document: str, place: RunPlace) -> list[Record]:
-    """The rows of a run, as a table of collectives has them."""
+def read_foreign(text: str, *, document: str, place: RunPlace) -> list[Record] | None:
+    """The rows of a run, as a table of collectives has them; None if *text* is a table."""
+    is_print = "nGpus" in text or any(_heading(line) for line in text.splitlines())
+    if text.lstrip()[:1] != "{" and not is_print:
+        return None
     run = _parse_json(text, document) if text.lstrip()[:1] == "{" else _parse_print(text, document)
     kind = place.kind or run.kind or _kind_in(document) or _kind_in_name(document)
     if place.topology is None:
