@@ -157,4 +157,5 @@ def write_spread(problem: Problem, spreads: Spreads, family: str) -> None:
         "sources": len({case.publisher for case in problem.cases}),
     }
     text = SPREAD_FILE.read_text(encoding="utf-8")
-    SPREAD_FILE.write_text(set_key(text, family, entry), encoding="utf-8")
+    families = {**yaml.safe_load(text)["families"], family: entry}
+    SPREAD_FILE.write_text(set_key(text, "families", families), encoding="utf-8")

@@ -23,6 +23,8 @@ from perfmodel.stacks.stack import Claim, SoftwareStack
 
 STACK_FOLDER = Path(__file__).parent / "catalog"
 GENERIC = "generic"
+FOR_ALL = "pytorch_fused"
+"""The stack that runs every family."""
 _OWN_KEYS = ("host_speed_ratio", "stands_for", "evidence")
 """Keys that describe one profile only and are not inherited."""
 
@@ -118,7 +120,8 @@ def choose_stack(
     ]
     if claims and framework != GENERIC:
         return ChosenStack(_load(max(claims)[-1]))
-    name = next(name for name, claim in _claims_of(family) if claim.framework == GENERIC)
+    generic = (name for name, claim in _claims_of(family) if claim.framework == GENERIC)
+    name = next(generic, FOR_ALL)
     reason = f"Framework {framework!r} has no stack of its own for {family} workloads"
     if not framework:
         reason = "The framework is not stated"

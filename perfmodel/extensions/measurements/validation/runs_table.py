@@ -18,6 +18,8 @@ from perfmodel.base.fields import Duration, Line, OneOf, Ratio
 from perfmodel.base.forms import Form, load_document
 from perfmodel.base.reading import iter_lines, quote, read_packed_text
 from perfmodel.base.units import NS_PER_S
+from perfmodel.stacks.optimizers import NO_OPTIMIZER, load_optimizers
+from perfmodel.stacks.schedules import load_schedules
 from perfmodel.workloads.families import FAMILIES
 from perfmodel.workloads.transformer.axes import AXES
 
@@ -120,7 +122,7 @@ class ColumnsFile(Form):
 
 @lru_cache(maxsize=1)
 def load_columns() -> ColumnsFile:
-    """The columns that are known; those of parallel degrees are in the table of these."""
+    """The columns that are known; degrees, schedules and optimizers are those of their tables."""
     file = load_document(COLUMNS_FILE, MeasurementError).read(ColumnsFile)
     degrees = {
         axis.name: Column(
@@ -133,10 +135,19 @@ def load_columns() -> ColumnsFile:
         for axis in AXES.values()
         if not axis.is_derived
     }
+    schedule = Column(
+        "word",
+        "the order in which pipeline stages take micro-batches",
+        words=dict.fromkeys(load_schedules()),
+        sets="parallel.schedule",
+    )
+    optimizers = dict.fromkeys((*load_optimizers(), NO_OPTIMIZER))
+    kind = replace(file.common["optimizer_kind"], words=optimizers)
     return replace(
         file,
+        common={**file.common, "optimizer_kind": kind},
         families={
-            name: {**own, **degrees} if FAMILIES[name].has_layouts else own
+            name: {**own, **degrees, "schedule": schedule} if FAMILIES[name].has_layouts else own
             for name, own in file.families.items()
         },
     )
