@@ -82,7 +82,7 @@ class Question:
     are the prices of the job before a what-if: tasks that it did not touch keep their price. A
     *recording* knows more of its tasks. With a *extrapolation* the job is a smaller one, see
     `perfmodel.workloads.jobs`. *ends* bound what a change may have made of the job. *chosen* says
-    what was decided because the scenario leaves it open.
+    what was decided because the scenario leaves it open. *workload* is what the job was built of.
     """
 
     job: JobGraph
@@ -98,6 +98,7 @@ class Question:
     scenario: Scenario | JobScenario | None = None
     ends: Ends | None = None
     chosen: tuple[str, ...] = ()
+    workload: Workload | None = None
 
     @property
     def jobs(self) -> tuple[JobGraph, ...]:
@@ -223,6 +224,7 @@ def build_question(setting: Setting, on_phase: OnPhase = ignore_phase) -> Questi
         extrapolation=built.extrapolation,
         work=count_work(workload, device=cluster.device),
         scenario=setting.scenario,
+        workload=workload,
     )
 
 

@@ -107,7 +107,7 @@ def report_prediction(
             }
             for entry in prediction.explanation.rank_classes
         ],
-    )
+    ).warned(prediction.cautions)
 
 
 def describe_title(prediction: Prediction) -> str:

@@ -76,7 +76,11 @@ def _load_laid_out(
     changes = [f"{key}={json.dumps(value)}" for key, value in laid_out.changes.items()]
     workload = load_workload(path, [*changes, *overrides], rank_count=rank_count)
     sentence = f"Layout and training are those of {layout_file} ({laid_out.kind})."
-    update: dict[str, Any] = {"assumed": (*workload.assumed, sentence)}
+    update: dict[str, Any] = {
+        key: (*getattr(workload, key), *laid_out.content.get(key, ()))
+        for key in ("assumed", "unknown_keys")
+    }
+    update["assumed"] += (sentence,)
     if "stack" in laid_out.content:
         update["stack"] = laid_out.content["stack"]
     return workload.model_copy(update=update)

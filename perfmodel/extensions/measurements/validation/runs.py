@@ -11,10 +11,12 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
+from perfmodel.base.cautions import Cautions, join_cautions
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.measured_kernels import Unsupported
 from perfmodel.execution.executor import Executor, SerialExecutor, keep_memory
+from perfmodel.extensions.measurements.checking import doubt_scales
 from perfmodel.extensions.measurements.validation.runs_question import read_setting
 from perfmodel.extensions.measurements.validation.runs_table import RunRow, RunTable
 from perfmodel.extensions.measurements.validation.scoreboard import Deviation, Scoreboard
@@ -148,6 +150,7 @@ def validate_tables(
             for one in board.deviations
         ),
         tuple(one for board in boards for one in board.unsupported),
+        join_cautions(board.cautions for board in boards),
         {row: said for board in boards for row, said in board.assumptions.items()},
         tuple(one for board in boards for one in board.orders),
     )
@@ -175,6 +178,7 @@ def validate_runs(
         KIND,
         deviations,
         tuple(Unsupported(row.name, answer.reason) for row, answer in pairs if answer.reason),
+        Cautions((*doubt_scales({f"row {d.row}": d.measured / d.predicted for d in deviations}),)),
         {row.name: answer.assumptions for row, answer in pairs if not answer.reason},
         score_order(table, deviations) if FAMILIES[table.family].has_layouts else (),
     )
