@@ -111,10 +111,11 @@ def describe_schema(kind: SchemaKind | str) -> str:
         SchemaKind.DEVICE: (PACKAGES.parent / "topologies", "## A GPU", "## How well"),
         SchemaKind.STACK: (PACKAGES / "stacks", "## A stack file", "\n## "),
     }
-    if kind in (SchemaKind.GEMM, SchemaKind.ATTENTION, SchemaKind.MEMORY):
-        return (load_extension("measurements", "kernel_tables").__doc__ or "").strip()
-    if kind is SchemaKind.COLLECTIVES:
-        return (import_module("collectives.measurements").__doc__ or "").strip()
+    if kind in (SchemaKind.GEMM, SchemaKind.ATTENTION, SchemaKind.MEMORY, SchemaKind.COLLECTIVES):
+        reader = import_module("collectives.measurements")
+        if kind is not SchemaKind.COLLECTIVES:
+            reader = load_extension("measurements", "kernel_tables")
+        return (reader.__doc__ or "").strip()
     if kind in sections:
         folder, begin, stop = sections[kind]
         return _section((folder / "README.md").read_text(encoding="utf-8"), begin, stop)
