@@ -23,11 +23,10 @@ def trace_stats(paths: Files, on_file: OnFile | None = None) -> list[dict[str, A
 
 def trace_diff(before: File, after: File) -> dict[str, Any]:
     """What is slower in the later recording: by operator, kernel, profiler range, wait."""
+    from perfmodel.extensions.recordings.trace_diff import diff_traces
     from traces.job_trace import load_job_trace
 
-    diff_traces = load_extension("measurements", "trace_diff").diff_traces
-    document: dict[str, Any] = diff_traces(load_job_trace(before), load_job_trace(after))
-    return document
+    return diff_traces(load_job_trace(before), load_job_trace(after))
 
 
 def trace_extract(paths: Files, out: File, *, topology: str = "unknown") -> tuple[Path, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from perfmodel.extensions.recordings.recorded_job import (
 )
 from perfmodel.graph.job import JobGraph, with_own_origins
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import PLAIN, Anchor, Int64s, Program, offsets
+from perfmodel.graph.program import COLUMN_TYPES, PLAIN, Anchor, Int64s, Program, offsets
 
 QUEUE = 1_024
 _MOST_DISTANCE = 8
@@ -193,15 +194,14 @@ def _matched(graph: JobGraph, programs: Sequence[Program]) -> list[Program]:
     }
     matched = []
     for rank, program in enumerate(programs):
-        slot, sequence, role = (program.slot.copy(), program.sequence.copy(), program.role.copy())
+        slot, sequence = program.slot.copy(), program.sequence.copy()
         for one in np.unique(slot[slot != PLAIN]).tolist():
             numbers = np.array(common[int(graph.rank_group[rank, one])], dtype=np.int64)
-            own = np.flatnonzero(program.slot == one)
-            place = np.searchsorted(numbers, program.sequence[own])
-            sequence[own] = place
-            lone = own[~np.isin(program.sequence[own], numbers)]
+            members = np.flatnonzero(program.slot == one)
+            sequence[members] = np.searchsorted(numbers, program.sequence[members])
+            lone = members[~np.isin(program.sequence[members], numbers)]
             slot[lone], sequence[lone] = PLAIN, PLAIN
-        matched.append(replace(program, slot=slot, sequence=sequence, role=role))
+        matched.append(replace(program, slot=slot, sequence=sequence))
     return matched
 
 
@@ -229,19 +229,15 @@ def _with_queue(program: Program, most_distance: int) -> Program:
     count = len(waits)
     every = np.concatenate([owners, waits])
     order = np.argsort(every, kind="stable")
-    columns = {
+    added_columns = {
         "dep_task": sources,
         "dep_anchor": np.full(count, int(Anchor.START)),
         "dep_distance": distance,
         "dep_lag_ns": np.zeros(count),
     }
-    return replace(
-        program,
-        dep_start=offsets(np.bincount(every, minlength=program.task_count)).astype(np.int32),
-        **{
-            name: np.concatenate([getattr(program, name), new])[order].astype(
-                getattr(program, name).dtype
-            )
-            for name, new in columns.items()
-        },
-    )
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(program, name), new])[order].astype(COLUMN_TYPES[name])
+        for name, new in added_columns.items()
+    }
+    dep_start = offsets(np.bincount(every, minlength=program.task_count)).astype(np.int32)
+    return replace(program, dep_start=dep_start, **columns)

@@ -78,7 +78,8 @@ def find_excess_ns(view: RankView, chain: HostChain) -> Int64s:
     cost_ns[waits] = 0
     excess_ns = np.minimum(cost_ns, (1 - _LEAST_LEFT) * length_ns)
     _add_queue_waits(view, chain, excess_ns)
-    return np.minimum(np.rint(excess_ns).astype(np.int64), steps.duration_ns)
+    found: Int64s = np.minimum(np.rint(excess_ns).astype(np.int64), steps.duration_ns)
+    return found
 
 
 def _operator_ns(view: RankView) -> int:

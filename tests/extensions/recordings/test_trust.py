@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from perfmodel.base.errors import TraceError
-from perfmodel.extensions.measurements.trace_diff import diff_traces
 from perfmodel.extensions.recordings.import_files import ImportedJob, ImportWishes, import_traces
 from perfmodel.extensions.recordings.self_replay import with_score
+from perfmodel.extensions.recordings.trace_diff import diff_traces
 from tests.extensions.recordings.builders import call, import_spans, replay_ms
 from tests.traces.builders import kernel, launch, span, write_trace
 from traces.job_trace import load_job_trace
