@@ -83,9 +83,10 @@ def with_lengths(graph: JobGraph, lengths: Int64s) -> JobGraph:
         column, now_ns = program.op.copy(), lengths[program.origin]
         for task in np.flatnonzero(now_ns != own_ns[column]).tolist():
             key = int(column[task]), int(now_ns[task])
-            if key not in numbers:
+            op = graph.ops[key[0]]
+            if key not in numbers and isinstance(op, Fixed):
                 numbers[key] = len(ops)
-                ops.append(replace(graph.ops[key[0]], duration_ns=key[1]))  # type: ignore[call-arg]
+                ops.append(replace(op, duration_ns=key[1]))
             column[task] = numbers[key]
         programs.append(replace(program, op=column))
     return with_programs(replace(graph, ops=tuple(ops)), programs)
@@ -121,7 +122,7 @@ def _find_cuts(recorded: RecordedJob) -> list[tuple[int, int]] | None:
 def _kept(program: Program, end_ns: Int64s, cut: tuple[int, int]) -> Mask:
     """The tasks between the host tasks of *cut*: by time on the host, by launch on the device."""
     lanes, is_device = program.task_lanes(), program.is_on_device()
-    kept = ~is_device & (end_ns > end_ns[cut[0]]) & (end_ns <= end_ns[cut[1]])
+    kept: Mask = ~is_device & (end_ns > end_ns[cut[0]]) & (end_ns <= end_ns[cut[1]])
     kept[0] = False
     for task, is_inside in zip(cut, (False, True), strict=True):
         # Tasks without a length may end at the moment of the cut.

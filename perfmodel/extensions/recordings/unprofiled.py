@@ -166,7 +166,7 @@ def _leads(settled: _Settled, led_ns: Int64s) -> bool:
 
 
 def _leads_ns(job: RecordedJob) -> Int64s:
-    """By rank, how long after its call the work began that was launched first in the window."""
+    """By rank, how long after its call the first work launched in the window began, at least."""
     leads = []
     for program, rows in rank_parts(job.graph):
         is_device, owners = program.is_on_device(), program.dep_owners()
@@ -175,7 +175,7 @@ def _leads_ns(job: RecordedJob) -> Int64s:
         called_ns = job.recorded_start_ns[rows][calls]
         first = np.argsort(called_ns, kind="stable")[:_FIRST_LAUNCHES]
         lead_ns = job.recorded_start_ns[rows][tasks[first]] - called_ns[first]
-        leads.append(max(int(np.median(lead_ns)), 0) if len(first) else 0)
+        leads.append(max(int(lead_ns.min()), 0) if len(first) else 0)
     return np.array(leads, dtype=np.int64)
 
 

@@ -19,6 +19,7 @@ from perfmodel.execution.executor import Executor
 from perfmodel.extensions.whatif.answering import apply_change
 from perfmodel.extensions.whatif.parsing import parse_transformation
 from perfmodel.extensions.whatif.recipes import load_recipes
+from perfmodel.graph.ops import ESTIMATED, Gemm, Op, work_of
 from perfmodel.prediction.answer import Interval, Part, Prediction
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import Question
@@ -50,6 +51,7 @@ class Cause:
     is_general: bool = False
 
 
+_WIDE = "32-bit products"
 _CAUSES = (
     Cause("the input pipeline", f"scale:match={_LOADER},lane=host,factor=0",
           "Load ahead in worker processes (num_workers, prefetch_factor, pin_memory).", "low"),
@@ -63,7 +65,7 @@ _CAUSES = (
     Cause("the optimizer's kernels", "optimizer", "A fused optimizer (fused=True).", "low"),
     Cause("small kernels and launches", "launches",
           "torch.compile or CUDA graphs; fewer, larger operators.", "medium", is_general=True),
-    Cause("32-bit products", "amp", "Autocast to bf16.", "low"),
+    Cause(_WIDE, "amp", "Autocast to bf16.", "low", is_general=True),
     Cause("chains of small kernels", "compile", "torch.compile.", "medium", is_general=True),
     Cause("layout conversions", "channels_last", "memory_format=torch.channels_last.", "low"),
 )  # fmt: skip
@@ -97,6 +99,9 @@ def advise(question: Question, executor: Executor) -> Advice:
     now_ns = predict(asked, executor=executor).iteration_ns
     found = []
     for cause in (*_CAUSES, *_stragglers(before)):
+        if cause.name == _WIDE and not any(map(_is_counted_product, question.job.ops)):
+            # The format of a product that was guessed from its kernel is a guess.
+            continue
         try:
             wish = parse_transformation(cause.apply)
             changed, _ = apply_change(asked, wish, name=cause.apply)
@@ -120,6 +125,10 @@ def advise(question: Question, executor: Executor) -> Advice:
         return is_after, -step.gain_ns
 
     return Advice(before, tuple(sorted(found, key=rank)))
+
+
+def _is_counted_product(op: Op) -> bool:
+    return isinstance(work_of(op), Gemm) and not getattr(op, "name", "").endswith(ESTIMATED)
 
 
 def _stragglers(before: Prediction) -> Iterator[Cause]:
