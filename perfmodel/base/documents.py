@@ -236,7 +236,6 @@ _CATALOGS = {
     _HOUSE / "topologies" / "catalog": "--topology",
     _HOUSE / "perfmodel" / "workloads" / "specs": "--workload",
     _HOUSE / "perfmodel" / "stacks" / "catalog": "--stack",
-    _HOUSE / "topologies" / "devices": "--device",
 }
 """Folders of what has a name, and the option that takes it."""
 
