@@ -242,7 +242,7 @@ def price_ops(
 
     The price of a Communication depends on its group: see `price_job`. Ops are those of a long
     run; *is_alone* means that each is timed for itself, on a chip that is not under load. A device
-    that the catalog lacks is never slower than one there that it is at least equal to in everything.
+    that the catalog lacks is never slower than one there that it equals or exceeds in everything.
     """
     found = _price_on(ops, device, stack, is_alone=is_alone)
     for worse in find_worse(device) if ops else ():
