@@ -31,7 +31,8 @@ class EmbeddingConstants(Form):
 
     *memory_ratio* and *cache_ratio* are of the datasheet's bandwidths for gathered rows,
     *plain_cache_ratio* the latter in kernels other than FBGEMM's, which handle fewer cases.
-    *sort_ratio* is of memory bandwidth for sorting indices. *updates_per_clock* are numbers added
+    *update_ratio* is of memory bandwidth for rows that are read and written back, anywhere in a
+    table, *sort_ratio* for sorting indices. *updates_per_clock* are numbers added
     in place by the whole GPU, *row_updates_per_clock* those to one row. *block_ns* is what an empty
     block of 16 warps takes on its SM and *long_row_ns* what a block spends on a row with many
     updates, both in the kernels of 2022. *tail_row_ns* is a row of a bag that runs alone.
@@ -41,6 +42,7 @@ class EmbeddingConstants(Form):
     memory_ratio: Positive
     cache_ratio: Positive
     plain_cache_ratio: Positive
+    update_ratio: Positive
     sort_ratio: Positive
     updates_per_clock: Positive
     row_updates_per_clock: Positive

@@ -61,6 +61,7 @@ def _line(generation: str, constants: EmbeddingConstants, name: str) -> str:
     origins = {
         "tail_row_ns": "  # latency of the L2, not fitted",
         "row_updates_per_clock": "  # atomics to one row on a B200, not fitted",
+        "update_ratio": "  # HugeCTR's update on a B200, not fitted",
         "relative_sigma": "  # from held-out errors",
     }
     borrowed = "" if name in load_limits()[generation] else f"  # that of {LENDERS[generation]}"
@@ -80,6 +81,11 @@ ROW_UPDATES_PER_CLOCK = 17.0
 """Numbers added to one row by atomics. `index_add` of fp32 on a B200 with half of 7.77 million
 indices on one row takes 19.8, 36.8, 46.0 and 98.9 ms for rows of 128 to 1,024 numbers (PyTorch pull
 request 182818): 12.8, 13.7, 22.0 and 20.5 per clock of 1,965 MHz, in the geometric mean 17."""
+UPDATE_RATIO = 0.65
+"""Of memory bandwidth for rows that a sorted update reads and writes back. `embedding update4` of
+HugeCTR, Adagrad on fp32 rows of 128, takes 136 and 226 us per iteration and GPU under two plans on
+8 x B200 (profiles of 2026), of which 127 and 126 us are rows and state at 0.90 of the bandwidth:
+in the geometric mean 1.39 times as long."""
 LENDERS = {"volta": "ampere", "ampere": "volta"}
 """The generation that lends constants without a case."""
 
@@ -187,6 +193,7 @@ def _fit_generation(generation: str, cases: Sequence[EmbeddingCase]) -> dict[str
     stated = {
         "tail_row_ns": TAIL_ROW_NS[generation],
         "row_updates_per_clock": ROW_UPDATES_PER_CLOCK,
+        "update_ratio": UPDATE_RATIO,
     }
     # Borrowed constants do not affect the times that are fitted here.
     known = load_limits()
