@@ -12,7 +12,6 @@ from embeddings.plan import ShardingPlan
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import BYTES_PER_GIB
 from perfmodel.execution.executor import Executor, SerialExecutor
-from perfmodel.planning.batches import BatchSpread, sample_batches
 from perfmodel.planning.making import MadePlans, load_task, make_plans
 from perfmodel.planning.plan_work import (
     PlanBound,
@@ -25,7 +24,7 @@ from perfmodel.planning.plan_work import (
     find_loads,
     find_straggler,
 )
-from perfmodel.planning.question import RankBy, RankQuestion
+from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.ranking import RankedPlan, Ranking, beats_next, number_ties
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
@@ -44,7 +43,7 @@ AT_ONCE = 4
 def rank_plans(
     question: RankQuestion, *, executor: Executor, on_phase: OnPhase = ignore_phase
 ) -> Ranking:
-    """Answer *question*; searches and enumerations fan out over *executor*."""
+    """Answer *question*; searches fan out over *executor*."""
     on_phase("building the frame", 0.0)
     loaded = load_task(question)
     made = make_plans(question, loaded, executor, on_phase)
@@ -74,16 +73,15 @@ def order_plans(
     for plan, found in zip(plans, answered, strict=True):
         on_phase(f"finding the loads of {plan.name}", len(ranked) / len(plans))
         ranked.append(_rank_one(evaluator, question, plan, found))
-    ordered = order_by_time(ranked, question)
+    ordered = order_by_time(ranked)
     return Ranking(
         plans=ordered,
         refused=made.refused,
         facts=_facts(evaluator, question),
         mode=question.mode,
-        rank_by=question.rank_by,
         device_memory_bytes=evaluator.cluster.device.memory_bytes,
         plans_judged=made.judged + len(plans),
-        assumptions=_assumptions(ordered[0].answer, made, question),
+        assumptions=_assumptions(ordered[0].answer, made),
         load_ns=evaluator.load_ns,
     )
 
@@ -101,12 +99,12 @@ def _facts(evaluator: PlanEvaluator, question: RankQuestion) -> tuple[str, ...]:
     )
 
 
-def order_by_time(ranked: Sequence[RankedPlan], question: RankQuestion) -> tuple[RankedPlan, ...]:
+def order_by_time(ranked: Sequence[RankedPlan]) -> tuple[RankedPlan, ...]:
     """Plans in order: those that fit first. Ties: less memory first, then more even lookups."""
     placed: list[RankedPlan] = []
     for fits in (True, False):
         timed = sorted(
-            (order_time(one, question), number)
+            (one.answer.iteration_ns, number)
             for number, one in enumerate(ranked)
             if one.fits == fits
         )
@@ -179,7 +177,6 @@ def _rank_one(
         straggler=find_straggler(evaluator, plan, found.awaited_ns),
         loads=loads,
         fits=max(found.memory_bytes) <= room_bytes,
-        spread=_spread(evaluator, plan, question, found.prediction.iteration_ns),
         work=_work(evaluator, plan, found, loads),
     )
 
@@ -202,29 +199,7 @@ def _work(
     )
 
 
-def order_time(plan: RankedPlan, question: RankQuestion) -> float:
-    """The time to order plans by."""
-    if plan.spread is not None and question.rank_by is RankBy.MEAN:
-        return plan.spread.mean_ns
-    if plan.spread is not None and question.rank_by is RankBy.QUANTILE:
-        return plan.spread.high_ns
-    return float(plan.answer.iteration_ns)
-
-
-def _spread(
-    evaluator: PlanEvaluator, plan: ShardingPlan, question: RankQuestion, iteration_ns: int
-) -> BatchSpread | None:
-    """The spread over sampled batches, scaled to the predicted time."""
-    if question.batches < 2:
-        return None
-    spread = sample_batches(
-        evaluator, plan, mode=question.mode, batches=question.batches, seed=question.seed
-    )
-    condensed_ns = int(evaluator.measure([plan]).time_ns(question.mode)[0])
-    return spread.scaled(iteration_ns / condensed_ns)
-
-
-def _assumptions(best: Prediction, made: MadePlans, question: RankQuestion) -> tuple[str, ...]:
+def _assumptions(best: Prediction, made: MadePlans) -> tuple[str, ...]:
     sentences = list(best.assumptions)
     sentences.append(
         "Listed plans are predicted in full, as by `predict --plan`. Order, bound and straggler "
@@ -232,13 +207,6 @@ def _assumptions(best: Prediction, made: MadePlans, question: RankQuestion) -> t
     )
     if made.judged:
         sentences.append(
-            f"The {made.judged:,} plans tried by enumeration and search were compared without "
-            "contention."
-        )
-    if question.batches:
-        sentences.append(
-            "Sampled batches differ per table in lookups and in distinct rows; a table without a "
-            "stated deviation has Poisson bags. The spread is found without contention and scaled "
-            "to the predicted time."
+            f"The {made.judged:,} plans that the search tried were compared without contention."
         )
     return tuple(sentences)

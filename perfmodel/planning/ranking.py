@@ -22,7 +22,6 @@ from perfmodel.base.errors import PlanError
 from perfmodel.base.shown import Shown
 from perfmodel.base.units import BYTES_PER_GIB, format_duration
 from perfmodel.base.writing import check_writable, write_file
-from perfmodel.planning.batches import BatchSpread
 from perfmodel.planning.plan_work import (
     PlanBound,
     PlanLoads,
@@ -30,7 +29,6 @@ from perfmodel.planning.plan_work import (
     Straggler,
     compare_works,
 )
-from perfmodel.planning.question import RankBy
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.scenario import Mode
 
@@ -56,7 +54,6 @@ class RankedPlan:
     straggler: Straggler
     loads: PlanLoads
     fits: bool
-    spread: BatchSpread | None
     work: PlanWork | None = None
 
 
@@ -72,7 +69,6 @@ class Ranking(Shown):
     refused: tuple[tuple[str, str], ...]
     facts: tuple[str, ...]
     mode: Mode
-    rank_by: RankBy
     device_memory_bytes: int
     plans_judged: int
     assumptions: tuple[str, ...]

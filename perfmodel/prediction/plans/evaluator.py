@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 
 from embeddings.plan import Shard, ShardingPlan
-from embeddings.sharding_task import ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import GraphError, PlanError
 from perfmodel.costs.models import FAMILIES
@@ -34,7 +33,6 @@ from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.program import PLAIN, Role
 from perfmodel.prediction.plans.placements import (
     FrameKey,
-    Int32s,
     Int64s,
     PieceCatalog,
     PieceColumns,
@@ -153,13 +151,6 @@ class PlanEvaluator:
             for plan in plans
         ]
         return self.measure_columns(columns, plans.__getitem__)
-
-    def measure_assignments(self, task: ShardingTask, ranks: Int32s) -> PlanMeasures:
-        """The same for plans of whole tables, *ranks* being plans x tables. Builds no plans."""
-        like = task.whole([int(rank) for rank in ranks[0]], "assignment")
-        pieces = self.catalog.columns_of(like).piece
-        columns = [PlanColumns(pieces, of_plan) for of_plan in ranks]
-        return self.measure_columns(columns, lambda _: like)
 
     def measure_columns(
         self, plans: Sequence[PlanColumns | None], plan_of: Callable[[int], ShardingPlan]
