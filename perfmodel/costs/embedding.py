@@ -149,8 +149,11 @@ class LookupPricer:
         is_fbgemm = kernel.startswith("fbgemm")
         cache_ns = terms[Term.CACHE_BYTES] * (self._cache_ns if is_fbgemm else self._plain_cache_ns)
         host_ns = terms[Term.HOST_BYTES] * self._host_ns
+        # Warps wait for the rows that they fetch from memory, and few are fetched at once.
+        fetched_ns = terms[Term.FETCHED_PIECES] * (self.constants.fetched_ns / self._sm_count)
         tail_ns = terms[Term.TAIL_ROWS] * (self.constants.tail_row_ns / MILLI)
-        total_ns = self.constants.floor_ns + _norm4(memory_ns, cache_ns) + host_ns + tail_ns
+        moved_ns = _norm4(memory_ns, cache_ns, fetched_ns)
+        total_ns = self.constants.floor_ns + moved_ns + host_ns + tail_ns
         return total_ns, _bound(memory_ns, cache_ns, host_ns)
 
     def _added(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
@@ -235,11 +238,9 @@ class LookupPricer:
         return moved_ns, terms[Term.SHORT_CACHE_BYTES] * self._cache_ns
 
 
-def _norm4(first: FloatColumn, second: FloatColumn) -> FloatColumn:
-    """Soft maximum of two times, from operations that round the same everywhere."""
-    total: FloatColumn = np.sqrt(
-        np.sqrt(first * first * first * first + second * second * second * second)
-    )
+def _norm4(*times: FloatColumn) -> FloatColumn:
+    """Soft maximum of times, from operations that round the same everywhere."""
+    total: FloatColumn = np.sqrt(np.sqrt(sum(one * one * one * one for one in times)))
     return total
 
 

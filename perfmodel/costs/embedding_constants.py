@@ -35,7 +35,9 @@ class EmbeddingConstants(Form):
     table, *sort_ratio* for sorting indices. *updates_per_clock* are numbers added
     in place by the whole GPU, *row_updates_per_clock* those to one row. *block_ns* is what an empty
     block of 16 warps takes on its SM and *long_row_ns* what a block spends on a row with many
-    updates, both in the kernels of 2022. *tail_row_ns* is a row of a bag that runs alone.
+    updates, both in the kernels of 2022. *tail_row_ns* is a row of a bag that runs alone,
+    *fetched_ns* what each 512 bytes of a row from memory take on its SM, latency over rows in
+    flight.
     """
 
     floor_ns: _Time
@@ -49,6 +51,7 @@ class EmbeddingConstants(Form):
     block_ns: Annotated[_Time, Field(alias="block_time")]
     long_row_ns: Annotated[_Time, Field(alias="long_row_time")]
     tail_row_ns: Annotated[_Time, Field(alias="tail_row_time")]
+    fetched_ns: Annotated[_Time, Field(alias="fetched_time")]
     relative_sigma: Positive
 
 

@@ -60,6 +60,7 @@ def _line(generation: str, constants: EmbeddingConstants, name: str) -> str:
         key = key if key == "floor" else f"{key}_time"
     origins = {
         "tail_row_ns": "  # latency of the L2, not fitted",
+        "fetched_ns": "  # latency of memory over 16 rows in flight, not fitted",
         "row_updates_per_clock": "  # atomics to one row on a B200, not fitted",
         "update_ratio": "  # HugeCTR's update on a B200, not fitted",
         "relative_sigma": "  # from held-out errors",
@@ -77,6 +78,11 @@ DIGITS = 4
 TAIL_ROW_NS = {"volta": 154.0, "ampere": 146.0}
 """Constants without a case: the latency of the L2, 212 clocks of 1,380 MHz on a V100 and 206
 of 1,410 MHz on an A100 (RRZE-HPC/gpu-benches, 2026-11-16; figures quoted as facts)."""
+IN_FLIGHT = 16
+FETCHED_NS = {"volta": 308 / IN_FLIGHT, "ampere": 400 / IN_FLIGHT}
+"""The latency of memory (as above; an A100's between 80 and 140 MB) over rows that a
+multiprocessor has in flight: with 15 of 512 bytes FBGEMM's forward kernel reaches the 2.525 TB/s,
+65 % of peak, of one published production workload (meta-pytorch/torchrec 4757)."""
 ROW_UPDATES_PER_CLOCK = 17.0
 """Numbers added to one row by atomics. `index_add` of fp32 on a B200 with half of 7.77 million
 indices on one row takes 19.8, 36.8, 46.0 and 98.9 ms for rows of 128 to 1,024 numbers (PyTorch pull
@@ -192,6 +198,7 @@ def _fit_all(cases: Sequence[EmbeddingCase]) -> dict[str, EmbeddingConstants]:
 def _fit_generation(generation: str, cases: Sequence[EmbeddingCase]) -> dict[str, float]:
     stated = {
         "tail_row_ns": TAIL_ROW_NS[generation],
+        "fetched_ns": FETCHED_NS[generation],
         "row_updates_per_clock": ROW_UPDATES_PER_CLOCK,
         "update_ratio": UPDATE_RATIO,
     }
