@@ -100,7 +100,7 @@ def lookups_terms(lookups: Sequence[Lookup], device: Device) -> Int64s:
             together = add_terms(terms)
             is_cached = together[Term.READ_BYTES] <= CACHE_SHARE * device.l2_bytes
             if lookups[number].is_repeated and is_cached:
-                together[Term.READ_BYTES] = 0
+                together[[Term.READ_BYTES, Term.FETCHED_PIECES]] = 0
             found[number] = together
     return found
 

@@ -100,23 +100,22 @@ def _facts(evaluator: PlanEvaluator, question: RankQuestion) -> tuple[str, ...]:
 
 
 def order_by_time(ranked: Sequence[RankedPlan]) -> tuple[RankedPlan, ...]:
-    """Plans in order: those that fit first. Ties: less memory first, then more even lookups."""
+    """Plans in order: those that fit first. Of equal times less memory, then more even lookups."""
     placed: list[RankedPlan] = []
     for fits in (True, False):
         timed = sorted(
-            (one.answer.iteration_ns, number)
-            for number, one in enumerate(ranked)
-            if one.fits == fits
+            (one for one in ranked if one.fits == fits),
+            key=lambda one: (
+                one.answer.iteration_ns,
+                one.loads.peak_bytes,
+                one.loads.unevenness,
+            ),
         )
-        places = number_ties([time_ns for time_ns, _ in timed])
         behind = len(placed)
-        tied = [
-            (place, ranked[number].loads.peak_bytes, ranked[number].loads.unevenness, number)
-            for place, (_, number) in zip(places, timed, strict=True)
-        ]
+        places = number_ties([one.answer.iteration_ns for one in timed])
         placed += [
-            replace(ranked[number], place=behind + place, beats_next=None)
-            for place, _, _, number in sorted(tied)
+            replace(one, place=behind + place, beats_next=None)
+            for place, one in zip(places, timed, strict=True)
         ]
         heads = [place for place in range(behind, len(placed)) if placed[place].place == place + 1]
         shares = beats_next([np.array(placed[place].answer.drawn_ns) for place in heads])

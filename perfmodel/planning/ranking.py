@@ -40,7 +40,7 @@ TIE_RATIO = 0.01
 class RankedPlan:
     """A plan, its prediction and its analysis.
 
-    Plans with the same *place* are tied in time; less memory, then more even lookups come first.
+    Plans with the same *place* are tied in time.
     *beats_next* is the probability that the first of them is faster than the first of the next
     place; None for the others.
     """

@@ -326,3 +326,19 @@ def test_copied_frequent_rows_are_summed_before_they_are_added():
     whole, copied, left = tables_terms([table, frequent, others], TermsSetting(100, "sgd", 2**20))
     assert copied[Term.HOT_NUMBERS] == 0
     assert 0 < left[Term.HOT_NUMBERS] < whole[Term.HOT_NUMBERS]
+
+
+def test_rows_from_a_fast_memory_are_limited_by_those_in_flight():
+    # A million uniform draws of 512 bytes from 20 GB, hardly any of them twice: each takes 25 ns
+    # on one of 148 multiprocessors, 3.0 TB/s, and the memory would give 8.
+    table = EmbeddingTable("t", 40_000_000, 128, pooling_factor=16.0)
+    b200 = load_device("b200_sxm")
+    alone_us = _time_us(Lookup((table,), 65536), Pass.FORWARD, b200)
+    assert alone_us == pytest.approx(6.3 + 65536 * 16 * 25e-3 / 148, rel=0.1)
+    # Rows of 1,024 bytes are two pieces, those of 256 bytes one.
+    narrow, wide = (
+        _time_us(Lookup((replace(table, width=width),), 65536), Pass.FORWARD, b200)
+        for width in (64, 256)
+    )
+    assert narrow == pytest.approx(alone_us, rel=0.1)
+    assert wide == pytest.approx(2 * alone_us, rel=0.1)
