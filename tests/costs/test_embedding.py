@@ -155,15 +155,14 @@ def test_the_longest_of_bags_that_differ_as_much_as_they_are_long_is_exponential
 
 def test_sums_that_go_through_memory_cost_their_traffic_and_short_gradients_less():
     lookup = Lookup((replace(TABLE, pooling_factor=20.0),), 65536, optimizer="adagrad")
-    fused, apart, short = (
+    apart, short = (
         _time_us(one, Pass.BACKWARD, A100)
         for one in (
-            lookup,
             replace(lookup, kernel="two_step"),
             replace(lookup, kernel="two_step", gradient_dtype=DType.FP16),
         )
     )
-    assert fused < short < apart
+    assert short < apart
 
 
 @given(
@@ -236,7 +235,9 @@ def test_gathers_from_the_cache_are_slower_than_measured_streams_and_at_most_thr
 
     for kernel in ("table_batched", "fbgemm"):
         assert in_cache_gb_per_s / 3 < rate(8 * 2**20, kernel) < in_cache_gb_per_s
-        assert rate(2**32, kernel) == pytest.approx(in_memory_gb_per_s, rel=0.16)
+        # Few rows from memory are in flight at once, which limits fast memories most: FBGEMM
+        # reaches 65 % of 3.9 TB/s on one production workload.
+        assert 0.65 < rate(2**32, kernel) / in_memory_gb_per_s < 1.16
 
 
 def test_rows_with_many_updates_held_up_the_kernels_of_2022():
