@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
-from perfmodel.base.errors import PlanError
 from perfmodel.base.units import format_duration
 from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.planning.layouts.ranking import (
@@ -27,12 +26,11 @@ from perfmodel.planning.question import LayoutQuestion, to_scenario
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.layouts.bounds import Bounds, Layer, layer_of, measure_layer
 from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates
-from perfmodel.prediction.layouts.choosing import by_layer, list_fitting
+from perfmodel.prediction.layouts.choosing import by_layer, list_fitting, spec_of_layouts
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question, load_setting
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.transformer.spec import TransformerSpec
 from topologies import Cluster
 
 REPLAYED_AT_ONCE, REFINED_AT_ONCE = 8, 16
@@ -53,8 +51,9 @@ def _search(
     question: LayoutQuestion, hosts: int, executor: Executor, on_phase: OnPhase
 ) -> LayoutRanking:
     budget = Budget(question.work, question.seconds, shares=len(question.hosts))
-    spec, machine = _load(question, hosts)
-    cluster = machine[0]
+    loaded = load_setting(to_scenario(question, hosts=hosts))
+    spec, machine = spec_of_layouts(loaded.workload), (loaded.cluster, loaded.stack)
+    cluster = loaded.cluster
     on_phase(f"{hosts} hosts: listing layouts", 0.0)
     everything = list(iter_candidates(spec, *machine, stated=question.stated))
     fitting = list_fitting(spec, cluster, question.stated, everything)
@@ -103,17 +102,6 @@ class Budget:
         self._left -= taken
         self._bounding -= taken * is_bounding
         return taken
-
-
-def _load(question: LayoutQuestion, hosts: int) -> tuple[TransformerSpec, Machine]:
-    loaded = load_setting(to_scenario(question, hosts=hosts))
-    spec = loaded.workload
-    if not isinstance(spec, TransformerSpec):
-        raise PlanError(
-            f"search: {spec.name} is a recommendation model, whose plans are searched by "
-            "`perfmodel rank --search SECONDS`. Name a Transformer here."
-        )
-    return spec, (loaded.cluster, loaded.stack)
 
 
 class LayoutPool:

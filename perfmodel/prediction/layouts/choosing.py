@@ -15,10 +15,12 @@ from perfmodel.base.errors import PlanError
 from perfmodel.base.units import format_size
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction.layouts.bounds import Bounds, Layer, rough_layer_of
-from perfmodel.prediction.layouts.candidates import FIELDS, Candidate, iter_candidates
+from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates, searched_fields
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.workloads.families import family_of
+from perfmodel.workloads.fields import Workload
 from perfmodel.workloads.transformer.layout_choice import USABLE_SHARE
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from topologies import Cluster
@@ -36,9 +38,9 @@ def complete_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Se
 
     Fields of the layout that the file or the user states keep their values.
     """
-    spec = setting.workload
-    if not isinstance(spec, TransformerSpec) or setting.cluster.rank_count == 1:
+    if setting.cluster.rank_count == 1:
         return setting
+    spec = spec_of_layouts(setting.workload)
     stated = stated_fields(spec)
     if stated & set(_SPLIT):
         return setting
@@ -60,6 +62,19 @@ def complete_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Se
     return replace(
         setting, workload=best.spec, scenario=scenario, chosen=(*setting.chosen, sentence)
     )
+
+
+def spec_of_layouts(workload: Workload) -> TransformerSpec:
+    """*workload* as layouts are chosen for it; an error where its family has none."""
+    family = family_of(workload)
+    if not family.has_layouts:
+        plans = ", whose plans are searched by `perfmodel rank --search SECONDS`"
+        raise PlanError(
+            f"{workload.name}: is {family.title}{plans if family.has_tables else ''}. "
+            "It has no parallel layouts; name a Transformer here."
+        )
+    assert isinstance(workload, TransformerSpec)
+    return workload
 
 
 def find_fast(
@@ -92,7 +107,7 @@ def stated_fields(spec: TransformerSpec) -> frozenset[str]:
         *(f"parallel.{name}" for name in spec.parallel.model_fields_set),
         *(f"training.{name}" for name in spec.training.model_fields_set),
     }
-    known = {*FIELDS.values(), *_SPLIT}
+    known = {*searched_fields().values(), *_SPLIT}
     return frozenset(field for field in given & known if attrgetter(field)(spec) is not None)
 
 
