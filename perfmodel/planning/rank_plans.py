@@ -37,6 +37,9 @@ from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.workloads.dlrm.run import DlrmRun
 
+PAIR_SIGMA = 0.047
+"""How far the ratio of two plans' times is off: DLRM-DCNv2 under HugeCTR on 8 x B200, tables in
+turn over the framework's own plan, at four batches (-5, -5, +1 and -6 %; 2026, one source)."""
 AT_ONCE = 4
 """Plans predicted between two progress reports."""
 
@@ -120,7 +123,8 @@ def order_by_time(ranked: Sequence[RankedPlan]) -> tuple[RankedPlan, ...]:
             for place, one in zip(places, timed, strict=True)
         ]
         heads = [place for place in range(behind, len(placed)) if placed[place].place == place + 1]
-        shares = beats_next([np.array(placed[place].answer.drawn_ns) for place in heads])
+        drawn = [np.array(placed[place].answer.drawn_ns) for place in heads]
+        shares = beats_next(drawn, pair_sigma=PAIR_SIGMA)
         for place, share in zip(heads, shares, strict=True):
             placed[place] = replace(placed[place], beats_next=share)
     return tuple(placed)
