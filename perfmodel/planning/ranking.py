@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -139,7 +139,8 @@ class Ranking(Shown):
             )
         if len(fitting) == 1:
             return f"{best.plan.name} is the only plan that fits."
-        if all(replace(one.plan, name="") == replace(best.plan, name="") for one in fitting):
+        held = best.plan.shards, best.plan.data_parallel
+        if all((one.plan.shards, one.plan.data_parallel) == held for one in fitting):
             return (
                 f"All {len(fitting)} make the same plan: tables leave them no choice. Bound by "
                 f"{best.bound.value}."

@@ -59,10 +59,16 @@ def test_the_least_that_a_question_may_ask():
 
 
 def ranked(
-    name: str, time_ns: int, place: int, *, fits: bool = True, peak_bytes: int = 2**30
+    name: str,
+    time_ns: int,
+    place: int,
+    *,
+    fits: bool = True,
+    peak_bytes: int = 2**30,
+    shards: str = "",
 ) -> Any:
     return SimpleNamespace(
-        plan=SimpleNamespace(name=name),
+        plan=SimpleNamespace(name=name, shards=shards or name, data_parallel=()),
         answer=SimpleNamespace(iteration_ns=time_ns),
         place=place,
         fits=fits,
@@ -92,6 +98,8 @@ def test_the_verdict_says_what_to_take():
     assert verdict(ranked("a", 100, 1), ranked("b", 101, 1)).startswith(
         "The plan does not matter here: the 2 that fit take the same time, to 1 %."
     )
+    same = verdict(ranked("a", 100, 1, shards="s"), ranked("b", 100, 1, shards="s"))
+    assert same == "All 2 make the same plan: tables leave them no choice. Bound by lookup."
     none = verdict(
         ranked("a", 100, 1, fits=False, peak_bytes=3 * 2**30),
         ranked("b", 100, 1, fits=False, peak_bytes=2 * 2**30),

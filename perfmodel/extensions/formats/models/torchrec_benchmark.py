@@ -73,10 +73,10 @@ def read_benchmark(
     for place, count in enumerate((of["unweighted"], of["weighted"])):
         sizes = [max(number, 100) * of["rows"] // 100 for number in range(1, count + 1)]
         tables = [(rows, of["width"], of["dtype"]) for rows in sizes]
-        for one in lists[place] if place < len(lists) else ():
-            tables.append(
-                (one["num_embeddings"], one["embedding_dim"], one.get("data_type", of["dtype"]))
-            )
+        tables += [
+            (one["num_embeddings"], one["embedding_dim"], one.get("data_type", of["dtype"]))
+            for one in (lists[place] if place < len(lists) else ())
+        ]
         of_lists.append(tables)
     tables = [table for one in of_lists for table in one]
     dtypes = [_one_of(fields, "data_type", dtype, _DTYPES) for _, _, dtype in tables]
@@ -108,7 +108,7 @@ def read_benchmark(
         "sharding": {"sharder": "torchrec"},
         "assumed": [
             f"batch: {of['batch_size']:,} samples on each of {of['world_size']} ranks.",
-            f"Not modelled: weights of {weighted} features, norms behind layers, planner constraints.",
+            f"Not modelled: weights of {weighted} features, norms, constraints of the planner.",
             *(
                 [f"Not stated, so as the benchmark has it: {', '.join(open_fields)}."]
                 if open_fields
