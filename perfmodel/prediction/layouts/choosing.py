@@ -84,12 +84,16 @@ def find_fast(
     candidates = iter_candidates(spec, cluster, stack, stated=stated)
     everything = [one for one in candidates if not one.is_own]
     fitting = list_fitting(spec, cluster, stated, everything)
-    bounds = Bounds(cluster, stack)
-    kinds = list(by_layer(fitting).values())[:MOST_LAYERS]
+    lowest = list_lowest(fitting, Bounds(cluster, stack))
+    return min(lowest, key=lambda one: replay_ns(one, cluster))
+
+
+def list_lowest(fitting: Sequence[Candidate], bounds: Bounds) -> list[Candidate]:
+    """The layouts to replay for a question that states none: those with the lowest bounds."""
+    kinds = list(by_layer([one for one in fitting if not one.is_own]).values())[:MOST_LAYERS]
     rough = [(bounds.bound_ns(one, is_rough=True), one) for alike in kinds for one in alike]
     nearest = [one for _, one in sorted(rough, key=itemgetter(0))[:MOST_BOUNDED]]
-    bounded = sorted(nearest, key=bounds.bound_ns)
-    return min(bounded[:MOST_REPLAYED], key=lambda one: replay_ns(one, cluster))
+    return sorted(nearest, key=bounds.bound_ns)[:MOST_REPLAYED]
 
 
 def replay_ns(candidate: Candidate, cluster: Cluster) -> int:
@@ -109,6 +113,14 @@ def stated_fields(spec: TransformerSpec) -> frozenset[str]:
     }
     known = {*searched_fields().values(), *_SPLIT}
     return frozenset(field for field in given & known if attrgetter(field)(spec) is not None)
+
+
+def has_stated(candidate: Candidate, spec: TransformerSpec) -> bool:
+    """Whether *candidate* keeps what *spec* states of a layout."""
+    return all(
+        attrgetter(field)(candidate.spec) == attrgetter(field)(spec)
+        for field in stated_fields(spec)
+    )
 
 
 def list_fitting(
