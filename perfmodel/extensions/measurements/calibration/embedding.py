@@ -16,13 +16,16 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.base.errors import MeasurementError
+from perfmodel.base.units import NS_PER_MS
 from perfmodel.costs.calibration_files import HEADER_KEYS
 from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.embedding import LookupPricer, lookups_terms
-from perfmodel.costs.embedding_constants import EmbeddingConstants
+from perfmodel.costs.embedding_constants import EmbeddingConstants, constants_for
 from perfmodel.costs.embedding_terms import Int64s
+from perfmodel.costs.estimates import interval_of
 from perfmodel.extensions.measurements.calibration.bounded_fit import load_limits, minimise
 from perfmodel.extensions.measurements.calibration.embedding_cases import EmbeddingCase
+from perfmodel.extensions.measurements.validation.scoreboard import Deviation, Scoreboard
 from perfmodel.graph.ops import Pass
 
 _HEADING = """\
@@ -153,6 +156,27 @@ def _predict_ns(case: EmbeddingCase, constants: EmbeddingConstants) -> dict[str,
     found = {one.value: float(pricer.times(terms, one, kernel)[0][0]) for one in Pass}
     parts = pricer.update_parts(terms.T.astype(np.float64), kernel)
     return {**found, **{part: float(times_ns[0]) for part, times_ns in parts.items()}}
+
+
+def compare_embedding(cases: Sequence[EmbeddingCase]) -> Scoreboard:
+    """Each time of *cases* beside the prediction with the constants that ship, in milliseconds."""
+    rows = []
+    for case in cases:
+        constants = constants_for(case.device)
+        predicted_ns = _predict_ns(case, constants)
+        for part, measured_ns in case.measured_ns.items():
+            low_ns, high_ns = interval_of(predicted_ns[part], constants.relative_sigma)
+            rows.append(
+                Deviation(
+                    row=f"{case.name} {part}",
+                    group=f"{case.device.name} {part}",
+                    measured=measured_ns / NS_PER_MS,
+                    predicted=predicted_ns[part] / NS_PER_MS,
+                    low=low_ns / NS_PER_MS,
+                    high=high_ns / NS_PER_MS,
+                )
+            )
+    return Scoreboard("embeddings", tuple(rows))
 
 
 def fit_embedding(cases: Sequence[EmbeddingCase]) -> EmbeddingFit:
