@@ -237,7 +237,7 @@ def test_gathers_from_the_cache_are_slower_than_measured_streams_and_at_most_thr
         assert in_cache_gb_per_s / 3 < rate(8 * 2**20, kernel) < in_cache_gb_per_s
         # Few rows from memory are in flight at once, which limits fast memories most: FBGEMM
         # reaches 65 % of 3.9 TB/s on one production workload.
-        assert 0.65 < rate(2**32, kernel) / in_memory_gb_per_s < 1.16
+        assert 0.6 < rate(2**32, kernel) / in_memory_gb_per_s < 1.16
 
 
 def test_rows_with_many_updates_held_up_the_kernels_of_2022():
