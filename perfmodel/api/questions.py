@@ -98,8 +98,7 @@ def _check_memory(
     memory = question.memory_fit
     if memory is None or memory.fits:
         return
-    parts = {part.name for part in memory.fullest.memory.parts}
-    verdict = describe_fit(memory, is_transformer="logits" in parts)
+    verdict = describe_fit(memory)
     if require_fit:
         raise ScenarioError(f"{scenario.workload} on {scenario.topology}: {verdict}")
     if memory.peak_bytes > BY_FAR * memory.capacity_bytes:
@@ -139,8 +138,8 @@ def _check_machines(named: Sequence[NamedScenario]) -> None:
     from perfmodel.stacks.profiles import load_stack
     from topologies import load_topology
 
-    for topology in {one.topology: None for _, one in named if one.topology}:
-        load_topology(str(topology))
+    for topology, faults in {(one.topology, one.faults): None for _, one in named if one.topology}:
+        load_topology(str(topology), faults=faults)
     for stack in {one.stack: None for _, one in named if one.stack}:
         load_stack(str(stack))
 

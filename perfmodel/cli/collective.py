@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +13,8 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
 from perfmodel.base.units import parse_size
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import JsonFile, Outputs, parse_ranks
-from perfmodel.prediction.scenario import CalibrationFiles, Hosts, Machine
+from perfmodel.cli.options import Outputs, parse_ranks
+from perfmodel.prediction.scenario import CalibrationFiles, Faults, Hosts, Machine
 
 EPILOG = """\b
 Examples:
@@ -23,6 +23,7 @@ Examples:
   perfmodel collective --topology dgx_a100 --kind all_gather --ranks 4 --sweep --plot sweep.png
   perfmodel collective --topology dgx_h100 --hosts 2 --kind all_reduce --size 1GiB \\
       --ranks 0,8 --with all_reduce:1GiB:1,9
+  perfmodel collective --topology dgx_h100 --kind all_reduce --size 1GiB --fault "gpu:3 nvlink"
 """
 
 
@@ -102,6 +103,7 @@ class CollectiveQuestion:
     nccl_version: Annotated[str, Option(metavar="X.Y", help="NCCL version, e.g. 2.23.")] = "2.27"
     dtype: Annotated[str, Option(metavar="NAME", help="Number format, e.g. int8.")] = "fp32"
     calibration: CalibrationFiles = ()
+    faults: Faults = ()
 
     @property
     def group(self) -> dict[str, Any]:
@@ -113,18 +115,20 @@ class CollectiveQuestion:
             algorithm=None if self.algorithm is None else parse_algorithm(self.algorithm),
             protocol=None if self.protocol is None else parse_protocol(self.protocol),
         )
-        own = ("topology", "hosts", "ranks", "dtype", "calibration")
+        own = ("topology", "hosts", "ranks", "dtype", "calibration", "faults")
         return {name: getattr(self, name) for name in own} | {"software": software}
 
 
 @command(epilog=EPILOG)
-def collective(question: CollectiveQuestion, json_file: JsonFile = None) -> None:
+def collective(
+    question: CollectiveQuestion, files: Annotated[Outputs, "json_file", "is_strict"]
+) -> None:
     """Price a collective: time, bus bandwidth, algorithm, busiest link, share of latency."""
     from collectives.collective import parse_kind
     from perfmodel.reports.op_prices import report_collective, report_sizes
 
     kind, group = parse_kind(question.kind).value, question.group
-    files = Outputs(json_file, plot_file=question.plot)
+    files = replace(files, plot_file=question.plot)
     if question.sweep:
         found = api.sweep_collective(kind, measured=question.measured, **group)
         files.write(report_sizes(found), found.to_dict, found.plot)

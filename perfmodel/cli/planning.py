@@ -18,7 +18,6 @@ Examples:
   perfmodel rank --topology dgx_a100
   perfmodel rank --topology quad_a100 --tables tables.yaml --batch 4096 --search 30
   perfmodel rank --topology dgx_h100 --hosts 4 --plan mine.json --sharder balanced --json -
-  perfmodel rank --topology dgx_a100 --batches 200 --by p95 --report plans.html
 """
 SEARCH_EPILOG = """\b
 Examples:
@@ -38,7 +37,7 @@ def rank(
         int | None, Option(metavar="N", min=1, help="Samples per iteration, all ranks.")
     ] = None,
     run: LocalRun,
-    files: Annotated[Outputs, "json_file", "csv_file", "report_file", "plan_file"],
+    files: Annotated[Outputs, "json_file", "csv_file", "report_file", "plan_file", "is_strict"],
 ) -> None:
     """Rank sharding plans of a recommendation model, fastest first; exit 1 if none fits."""
     from perfmodel.reports.rank import report_ranking, to_plan_lines, to_ranking_document
@@ -61,7 +60,7 @@ def rank(
 def search(
     question: LayoutQuestion,
     run: LocalRun,
-    files: Annotated[Outputs, "json_file", "csv_file", "report_file"],
+    files: Annotated[Outputs, "json_file", "csv_file", "report_file", "is_strict"],
 ) -> None:
     """Find the fastest layout: tp, sp, pp, cp, ep, dp, micro-batch, sharding, recompute, runs."""
     from perfmodel.reports.search import report_search, to_search_document

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from perfmodel.base.cautions import NO_CAUTIONS, Cautions, Warned
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.shown import Shown
@@ -192,7 +193,7 @@ class Prediction(Shown):
     its time from the first task to the last, and its period is the median of *periods_ns*.
     *drawn_ns* has the times under drawn costs that make the *interval*. The *score* of a
     recording says how well it replays itself. *scenario* is None where the question was not
-    asked by one.
+    asked by one. *cautions* are what the gate found (`perfmodel.prediction.gate`).
     """
 
     mode: Mode = Mode.PERIOD
@@ -208,6 +209,12 @@ class Prediction(Shown):
     score: Score | None = None
     scenario: Scenario | JobScenario | None = None
     reasons: Reasons | None = None
+    cautions: Cautions = NO_CAUTIONS
+
+    @property
+    def warnings(self) -> tuple[Warned, ...]:
+        """What breaks a rule of physics."""
+        return self.cautions.warnings
 
     @property
     def iteration_ns(self) -> int:

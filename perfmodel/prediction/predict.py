@@ -21,6 +21,7 @@ from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.answer import Facts, InterferenceLoss, Interval, Prediction, Reasons, Run
 from perfmodel.prediction.assumptions import list_assumptions
 from perfmodel.prediction.explain import explain, name_tables
+from perfmodel.prediction.gate import check_question
 from perfmodel.prediction.interference import contention_rules, fold_costs, settle_costs
 from perfmodel.prediction.loops import (
     Loop,
@@ -181,6 +182,7 @@ def _conclude(
         score=None if recording is None else recording.score,
         scenario=question.scenario,
         reasons=reasons,
+        cautions=check_question(question, first.alone.priced),
         run=Run("", {}),
     )
 

@@ -70,6 +70,7 @@ def to_document(
         "memory_gib": _memory(prediction),
         "provenance": shares_by_provenance(why),
         "assumptions": list(prediction.assumptions),
+        **prediction.cautions.document(),
         "scenario": prediction.scenario and to_question_document(prediction.scenario),
         "facts": {
             **pick(facts, "job", "device", "stack", "batch"),

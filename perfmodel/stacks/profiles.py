@@ -1,6 +1,7 @@
 """Stack profiles: loading a software stack from its file, and choosing one for a framework.
 
-A profile inherits every key that it does not state from the profile it extends. Files say which
+A profile inherits every key that it does not state from the profile it extends, at every level of
+nesting. A key without a value (`gemm: null`) drops what it would inherit. Files say which
 frameworks they are for, under `stands_for`; any other framework gets the generic stack of its
 family, and an assumption says so.
 """
@@ -17,15 +18,15 @@ from perfmodel.base.documents import find_document, list_documents
 from perfmodel.base.errors import CalibrationError, UnitError
 from perfmodel.base.forms import Document, load_extended, read_mapping
 from perfmodel.base.units import parse_duration_ns
-from perfmodel.stacks.capabilities import Family
+from perfmodel.stacks.spread import load_spread
 from perfmodel.stacks.stack import Claim, SoftwareStack
 
 STACK_FOLDER = Path(__file__).parent / "catalog"
 GENERIC = "generic"
+FOR_ALL = "pytorch_fused"
+"""The stack that runs every family."""
 _OWN_KEYS = ("host_speed_ratio", "stands_for", "evidence")
 """Keys that describe one profile only and are not inherited."""
-_INHERITED_HOST = ("operators", "default")
-"""Keys of `host` whose entries are inherited one by one."""
 
 
 def list_stacks() -> tuple[str, ...]:
@@ -42,7 +43,13 @@ def find_profile(name_or_path: str | Path) -> Path:
 
 def load_stack(name_or_path: str | Path) -> SoftwareStack:
     """The stack in a file, or the one of that name that comes with perfmodel."""
-    return _load_profile(name_or_path).read(SoftwareStack)
+    stack, families = _load_profile(name_or_path).read(SoftwareStack), load_spread().families
+    if stack.family is not None and stack.family not in families:
+        raise CalibrationError(
+            f"{name_or_path}: family must be one of {', '.join(families)}, got {stack.family!r}. "
+            "Leave it out if the stack runs all."
+        )
+    return stack
 
 
 def _load_profile(name_or_path: str | Path) -> Document:
@@ -51,22 +58,28 @@ def _load_profile(name_or_path: str | Path) -> Document:
 
 
 def _merge(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """*own* over *base*. What cannot be merged stays as it is, and is refused when it is read."""
+    """*own* over *base*, whose host is slower or faster by the ratio that *own* states."""
     inherited = {key: value for key, value in base.items() if key not in _OWN_KEYS}
-    own_host, base_host = own.get("host", {}), base.get("host", {})
-    if not isinstance(own_host, dict) or not isinstance(base_host, dict):
-        return {**inherited, **own}
     ratio = own.get("host_speed_ratio", 1.0)
-    is_ratio = isinstance(ratio, int | float) and ratio > 0
-    host = _slowed(base_host, 1.0 / ratio if is_ratio else 1.0)
-    if own_host.get("operators") == {}:
-        # Stated and empty: a captured graph has no operators.
-        host["operators"] = {}
-    merged = {**host, **own_host}
-    for key in _INHERITED_HOST:
-        if isinstance(host.get(key, {}), dict) and isinstance(own_host.get(key, {}), dict):
-            merged[key] = {**host.get(key, {}), **own_host.get(key, {})}
-    return {**inherited, **own, "host": merged}
+    if isinstance(inherited.get("host"), dict) and isinstance(ratio, int | float) and ratio > 0:
+        inherited["host"] = _slowed(inherited["host"], 1.0 / ratio)
+    return _inherit(inherited, own)
+
+
+def _inherit(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """*own* over *base*, key by key at every level; a key without a value drops what *base* says.
+
+    What cannot be merged stays as it is, and is refused when it is read.
+    """
+    merged = dict(base)
+    for key, value in own.items():
+        if value is None and key in base:
+            del merged[key]
+        elif isinstance(value, dict) and isinstance(base.get(key), dict):
+            merged[key] = _inherit(base[key], value)
+        else:
+            merged[key] = value
+    return merged
 
 
 def _slowed(times: Mapping[str, Any], factor: float) -> dict[str, Any]:
@@ -91,7 +104,7 @@ class ChosenStack:
 
 
 def choose_stack(
-    framework: str, *, release: str = "", family: Family, placement: str = ""
+    framework: str, *, release: str = "", family: str, placement: str = ""
 ) -> ChosenStack:
     """The stack for *framework* in *release* running *family*.
 
@@ -107,8 +120,9 @@ def choose_stack(
     ]
     if claims and framework != GENERIC:
         return ChosenStack(_load(max(claims)[-1]))
-    name = next(name for name, claim in _claims_of(family) if claim.framework == GENERIC)
-    reason = f"Framework {framework!r} has no stack of its own for {family.value} workloads"
+    generic = (name for name, claim in _claims_of(family) if claim.framework == GENERIC)
+    name = next(generic, FOR_ALL)
+    reason = f"Framework {framework!r} has no stack of its own for {family} workloads"
     if not framework:
         reason = "The framework is not stated"
     sentence = f"{reason}: the stack {name!r} is used, which was not fitted to any runs."
@@ -119,13 +133,13 @@ _load = lru_cache(maxsize=64)(load_stack)
 
 
 @lru_cache(maxsize=4)
-def _claims_of(family: Family) -> tuple[tuple[str, Claim], ...]:
+def _claims_of(family: str) -> tuple[tuple[str, Claim], ...]:
     """Every claim of a shipped stack for *family*, with the name of the stack."""
     profiles = {name: _load_profile(name).content for name in list_stacks()}
     return tuple(
         (name, claim)
         for name, content in profiles.items()
-        if content.get("family") == family.value
+        if content.get("family") == family
         for claim in read_mapping(
             tuple[Claim, ...], content.get("stands_for", ()), document=f"{name}.yaml"
         )

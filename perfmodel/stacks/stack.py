@@ -38,15 +38,15 @@ from perfmodel.stacks.capabilities import (
     KERNEL_WORDS,
     Dispatcher,
     Execution,
-    Family,
     FrameworkBehaviour,
     Fusion,
     OptimizerKernels,
     Overlap,
     Residency,
     RowSums,
-    Schedule,
 )
+from perfmodel.stacks.optimizers import load_optimizers
+from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, ScheduleName
 from topologies.device import list_generations
 
 PLAIN_GEMM = "plain_gemm"
@@ -107,9 +107,19 @@ _KernelFamily = Annotated[
     str,
     OneOf(("attention", "communication", "copy", "embedding", "gemm", "memory", PLAIN_GEMM)),
 ]
-_MemoryKernel = Annotated[
-    str, OneOf((*KERNEL_WORDS, *(f"{word}_backward" for word in KERNEL_WORDS)))
-]
+
+
+def kernel_words() -> tuple[str, ...]:
+    """Memory-bound kernels of workloads, those of optimizers included."""
+    return tuple(sorted((*KERNEL_WORDS, *load_optimizers())))
+
+
+def _words_of_passes() -> tuple[str, ...]:
+    words = kernel_words()
+    return (*words, *(f"{word}_backward" for word in words))
+
+
+_MemoryKernel = Annotated[str, OneOf(_words_of_passes)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,18 +178,6 @@ class HostTimes(Form):
 
 def _divided(parts: Mapping[HostPart, float], ratio: float) -> dict[HostPart, float]:
     return {part: duration_ns / ratio for part, duration_ns in parts.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Loader(Form):
-    """What loading takes: for a batch, and more for each of its samples, over all ranks."""
-
-    batch_ns: Duration = 0.0
-    sample_ns: Duration = 0.0
-
-    def load_ns(self, samples: int) -> float:
-        """What a batch of *samples* takes."""
-        return self.batch_ns + self.sample_ns * samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,15 +269,16 @@ def _numbers(release: str) -> tuple[int, ...]:
 class SoftwareStack(Form):
     """How a framework runs a model: kernels, fusions, overlaps, default behaviour and host times.
 
-    *family* is what it can run, None for both. *attention_kernels* maps an architecture (or
-    `default`) to a kernel name. *collective_algorithm* overrides NCCL's own choice. *dispatchers*
-    are those that it can take tokens to experts with; the first is its default. *schedules* are the
-    orders of micro-batches that its pipelines can run. *kernel_time_ratio*
-    maps a family of kernels and an architecture to how much longer they take in this framework than
-    alone on the chip, as fitted to runs. *kernel_operations* are instructions per byte of traffic,
-    by name of a memory-bound kernel that instructions limit and not the memory. *evidence* is by
-    architecture. *stands_for* lists frameworks that run with this stack. *extends* names the stack
-    that it inherits from, and *host_speed_ratio* is how much faster its host is than that one's.
+    *family* is the family of models that it can run, None for all. *attention_kernels* maps an
+    architecture (or `default`) to a kernel name. *collective_algorithm* overrides NCCL's own
+    choice. *dispatchers* are those that it can take tokens to experts with; the first is its
+    default. *schedules* are the orders of micro-batches that its pipelines can run.
+    *kernel_time_ratio* maps a family of kernels and an architecture to how much longer they take in
+    this framework than alone on the chip, as fitted to runs. *kernel_operations* are instructions
+    per byte of traffic, by name of a memory-bound kernel that instructions limit and not the
+    memory. *evidence* is by architecture. *stands_for* lists frameworks that run with this stack.
+    *extends* names the stack that it inherits from, and *host_speed_ratio* is how much faster its
+    host is than that one's.
     """
 
     name: Line
@@ -291,7 +290,7 @@ class SoftwareStack(Form):
     host: HostTimes
     fusions: frozenset[Fusion] = frozenset()
     overlaps: frozenset[Overlap] = frozenset()
-    family: Family | None = None
+    family: str | None = None
     matmul_dtypes: Mapping[NumberFormat, NumberFormat] = field(default_factory=dict)
     collective_algorithm: CollectiveAlgorithm | None = None
     kernel_time_ratio: Mapping[_KernelFamily, _Ratios] = field(default_factory=dict)
@@ -299,9 +298,8 @@ class SoftwareStack(Form):
     residency: Residency = Residency.COLD
     habits: frozenset[FrameworkBehaviour] = frozenset()
     dispatchers: tuple[Dispatcher, ...] = (Dispatcher.ALL_TO_ALL,)
-    schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B,)
+    schedules: tuple[ScheduleName, ...] = (DEFAULT_SCHEDULE,)
     tables: TableHandling = TableHandling()
-    loader: Loader = Loader()
     compiled: Compiled = Compiled()
     evidence: Mapping[_Chip, Evidence] = field(default_factory=dict)
     stands_for: tuple[Claim, ...] = ()

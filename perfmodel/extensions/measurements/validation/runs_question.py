@@ -13,16 +13,13 @@ from pathlib import Path
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.extensions.measurements.validation.runs_table import RunRow
-from perfmodel.extensions.measurements.validation.runs_workloads import (
-    build_dlrm_spec,
-    build_transformer_spec,
-)
+from perfmodel.extensions.measurements.validation.runs_workloads import WORKLOADS
+from perfmodel.prediction.layouts.choosing import spec_of_layouts
 from perfmodel.prediction.question import PredictOptions, Setting
-from perfmodel.stacks.capabilities import Family, Fusion
+from perfmodel.stacks.capabilities import Fusion
 from perfmodel.stacks.profiles import choose_stack
-from perfmodel.workloads.catalog import Workload
+from perfmodel.workloads.families import family_of
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout, peak_bytes
-from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import Recompute
 from topologies import (
     Cluster,
@@ -69,17 +66,16 @@ def read_setting(
     )
     sentences += chosen.assumptions
     stack = chosen.stack.with_compiling() if row.value("compiled") else chosen.stack
-    if row.family is Family.DLRM and (kernel := row.meaning("interaction_kernel")):
+    if kernel := row.meaning("interaction_kernel"):
         fused = stack.fusions | {Fusion.INTERACTION}
         stack = replace(
             stack, fusions=fused if kernel["interaction"] else fused - {Fusion.INTERACTION}
         )
     is_tf32 = row.text("compute_precision") == DType.TF32.value
     stack = replace(stack, matmul_dtypes={DType.FP32: DType.TF32 if is_tf32 else DType.FP32})
-    build_spec = build_dlrm_spec if row.family is Family.DLRM else build_transformer_spec
-    workload: Workload = build_spec(row, stack, sentences)
+    workload = WORKLOADS[row.family](row, stack, sentences)
     setting = Setting(workload, cluster, stack, asked or PredictOptions())
-    if not any(map(row.text, _STATES_RECOMPUTE)):
+    if family_of(workload).has_layouts and not any(map(row.text, _STATES_RECOMPUTE)):
         setting = _with_recompute(setting, sentences)
     return replace(setting, assumptions=tuple(sentences))
 
@@ -91,10 +87,8 @@ def _with_recompute(setting: Setting, sentences: list[str]) -> Setting:
     memory, some layers must have been recomputed; where host memory is near, their activations
     wait there instead.
     """
-    spec, device = setting.workload, setting.cluster.device
-    if not isinstance(spec, TransformerSpec):
-        return setting
-    if _needed_bytes(spec, setting) <= device.memory_bytes * MEMORY_KNOWN_WITHIN:
+    spec, device = spec_of_layouts(setting.workload), setting.cluster.device
+    if _needed_bytes(setting) <= device.memory_bytes * MEMORY_KNOWN_WITHIN:
         return setting
     is_near = device.host_link.kind is HostLinkKind.NVLINK_C2C
     for share in (0.25, 0.5, 0.75, 1.0):
@@ -107,24 +101,25 @@ def _with_recompute(setting: Setting, sentences: list[str]) -> Setting:
             changes = {"offload_layers": round(share * spec.model.layers)}
             words = "run does not fit; activations are assumed to wait in host memory in"
         training = spec.training.model_copy(update=changes)
-        tried = spec.model_copy(update={"training": training})
-        if _needed_bytes(tried, setting) <= device.memory_bytes:
+        tried = replace(setting, workload=spec.model_copy(update={"training": training}))
+        if _needed_bytes(tried) <= device.memory_bytes:
             sentences.append(
                 f"Recomputation is not stated, but the {words} {share:.0%} of the layers."
             )
-            return replace(setting, workload=tried)
+            return tried
     return setting
 
 
-def _needed_bytes(spec: TransformerSpec, setting: Setting) -> int:
-    return peak_bytes(spec, layout_of(spec, setting).layout, setting.stack)
+def _needed_bytes(setting: Setting) -> int:
+    spec = spec_of_layouts(setting.workload)
+    return peak_bytes(spec, layout_of(setting).layout, setting.stack)
 
 
-def layout_of(spec: TransformerSpec, setting: Setting) -> ChosenLayout:
-    """The layout of *spec* on the cluster and under the stack of *setting*."""
+def layout_of(setting: Setting) -> ChosenLayout:
+    """The layout of the workload on the cluster and under the stack of *setting*."""
     cluster = setting.cluster
     return choose_layout(
-        spec,
+        spec_of_layouts(setting.workload),
         rank_count=cluster.rank_count,
         ranks_per_host=cluster.ranks_per_host,
         memory_bytes=cluster.device.memory_bytes,

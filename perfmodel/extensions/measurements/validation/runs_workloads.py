@@ -5,8 +5,7 @@ A row that no workload can express is listed as unsupported, with the reason.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,8 +13,17 @@ from perfmodel.base.errors import WorkloadError
 from perfmodel.extensions.measurements.validation.runs_table import RunRow
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.catalog import Workload, list_workloads, load_workload, parse_workload
+from perfmodel.workloads.catalog import list_workloads, load_workload, parse_workload
 from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.family import Spec
+from perfmodel.workloads.fields import Workload
+from perfmodel.workloads.transformer.axes import (
+    AXES,
+    OF_EXPERTS,
+    OF_MODEL,
+    Divided,
+    group_size,
+)
 from perfmodel.workloads.transformer.spec import TransformerSpec
 
 _NEEDED = ("layers", "hidden", "heads", "vocab", "seq_len", "gbs")
@@ -29,8 +37,6 @@ _SAME_MODEL = ("hidden", "heads", "kv_heads", "vocab", "expert_ffn")
 _OF_MODEL = ("norm", "bias", "positions", "clamped_ffn")
 _USUAL_LATENTS = {"kv_lora_rank": 512, "q_lora_rank": 1536, "rope_dim": 64}
 """Widths of latent attention, which tables do not state."""
-_OF_LAYOUT = ("tp", "pp", "cp", "mbs")
-"""Columns of a layout; a row that states none of them leaves the layout open."""
 _STORED = {"fp32": "fp32", "tf32": "fp32", "fp16": "fp16"}
 """Storage dtype by compute precision; bf16 for everything narrower."""
 
@@ -38,7 +44,7 @@ _STORED = {"fp32": "fp32", "tf32": "fp32", "fp16": "fp16"}
 def _heading(row: RunRow, stack: SoftwareStack) -> dict[str, Any]:
     return {
         "name": str(row.name),
-        "family": row.family.value,
+        "family": row.family,
         "description": row.text("model") or "a measured run",
         "source": row.text("source") or "a table of measured runs",
         "stack": stack.name,
@@ -51,13 +57,13 @@ def _check_stated(row: RunRow, names: Sequence[str]) -> None:
         raise WorkloadError(f"not stated: {', '.join(missing)}")
 
 
-def build_transformer_spec(
-    row: RunRow, stack: SoftwareStack, sentences: list[str]
-) -> TransformerSpec:
+def build_transformer_spec(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> Workload:
     """The workload of *row* under *stack*; assumptions are added to *sentences*."""
     _check_stated(row, _NEEDED)
-    if (row.value("ep") or 1) > 1 and (row.value("experts") or 0) < 2:
-        raise WorkloadError("ep without experts stated")
+    for axis in AXES.values():
+        is_spread = axis.divided in OF_EXPERTS and (row.value(axis.name) or 1) > 1
+        if is_spread and (row.value("experts") or 0) < 2:
+            raise WorkloadError(f"{axis.name} without experts stated")
     content: dict[str, Any] = {
         **_heading(row, stack),
         "batch": _batch(row, sentences),
@@ -71,9 +77,7 @@ def build_transformer_spec(
         predicted = _PREDICTED_TOKENS.get(whole, -(-whole * 5 // 32))
         predicted = -(-predicted * length // whole)
         content[_MASKED] = length if stack.has(FrameworkBehaviour.ALL_LOGITS) else predicted
-    spec = parse_workload(content, document=f"row {row.name}")
-    assert isinstance(spec, TransformerSpec)
-    return spec
+    return parse_workload(content, document=f"row {row.name}")
 
 
 def _length(row: RunRow, sentences: list[str]) -> int:
@@ -89,7 +93,7 @@ def _batch(row: RunRow, sentences: list[str]) -> int:
     batch: int = row.value("gbs") or 0
     micro_batch, rounds = row.value("mbs"), row.value("grad_accum")
     ranks = row.value("n_gpus") or 1
-    replicas = ranks // math.prod(row.value(name) or 1 for name in ("tp", "pp", "cp"))
+    replicas = ranks // group_size(row.value, *OF_MODEL)
     if micro_batch is None or rounds is None or batch % (micro_batch * max(replicas, 1)) == 0:
         return batch
     whole: int = micro_batch * replicas * rounds
@@ -139,18 +143,18 @@ def _known_model(model: Mapping[str, Any]) -> TransformerSpec | None:
     return next(
         (
             spec
-            for spec in _shipped_workloads()
-            if isinstance(spec, TransformerSpec)
-            and spec.model.has_experts
+            for spec in _shipped_workloads(TransformerSpec)
+            if spec.model.has_experts
             and all(getattr(spec.model, name) == own.get(name) for name in _SAME_MODEL)
         ),
         None,
     )
 
 
-@lru_cache(maxsize=1)
-def _shipped_workloads() -> tuple[Workload, ...]:
-    return tuple(load_workload(title.name) for title in list_workloads())
+@lru_cache(maxsize=8)
+def _shipped_workloads(kind: type[Spec]) -> tuple[Spec, ...]:
+    loaded = (load_workload(title.name) for title in list_workloads())
+    return tuple(one for one in loaded if isinstance(one, kind))
 
 
 def _is_gated(row: RunRow, sentences: list[str]) -> bool:
@@ -176,9 +180,11 @@ def _experts(row: RunRow) -> dict[str, Any]:
 
 def _parallel(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str, Any]:
     parallel = row.section("parallel")
-    if not any(row.value(name) for name in _OF_LAYOUT):
+    of_model = [axis.name for axis in AXES.values() if axis.divided in OF_MODEL]
+    if not any(row.value(name) for name in (*of_model, "mbs")):
         sentences.append("No layout is stated; assumed the one that `predict` would choose.")
-        kept = ("sharding", "shard_group", "ep")
+        experts = [axis.name for axis in AXES.values() if axis.divided is Divided.EXPERTS]
+        kept = ("sharding", "shard_group", *experts)
         return {name: parallel[name] for name in kept if name in parallel}
     if (row.value("experts") or 0) > 1 and parallel["tp"] > 1:
         parallel |= {"sequence_parallel": True, **_expert_split(row, parallel, stack, sentences)}
@@ -238,7 +244,7 @@ _ALIKE, _ALIKE_SHARE = 1.3, 0.75
 """Tables are of one data set if this share of them differ by no more than this factor."""
 
 
-def build_dlrm_spec(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> DlrmSpec:
+def build_dlrm_spec(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> Workload:
     """The workload of *row* under *stack*; assumptions are added to *sentences*."""
     _check_stated(row, _NEEDED_OF_DLRM)
     precision = _STORED.get(row.text("compute_precision"), "bf16")
@@ -256,9 +262,10 @@ def build_dlrm_spec(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> 
         "dense": _dense(row),
         "training": {"precision": precision, "optimizer": optimizer},
     }
-    spec = parse_workload(content, document=f"row {row.name}")
-    assert isinstance(spec, DlrmSpec)
-    return spec
+    if row.load_ns is not None:
+        content["input"] = {"load_time": f"{row.load_ns:g} ns"}
+        sentences.append("The loader bounds this run; what it takes is an input of the run.")
+    return parse_workload(content, document=f"row {row.name}")
 
 
 def _embedding(row: RunRow, sentences: list[str]) -> dict[str, Any]:
@@ -288,10 +295,10 @@ def _skew(rows: list[int], lookups: list[int], sentences: list[str]) -> dict[str
     Tables are compared in order of size, because data sets are truncated at different row counts.
     """
     order = sorted(range(len(rows)), key=lambda place: -rows[place])
-    for spec in _shipped_workloads():
-        if not isinstance(spec, DlrmSpec) or not isinstance(spec.embedding.zipf_exponents, tuple):
-            continue
+    for spec in _shipped_workloads(DlrmSpec):
         known = spec.embedding
+        if not isinstance(known.zipf_exponents, tuple):
+            continue
         known_order = sorted(range(len(known.rows)), key=lambda place: -known.rows[place])
         pairs = list(zip(order, known_order, strict=False))
         alike = sum(
@@ -303,7 +310,6 @@ def _skew(rows: list[int], lookups: list[int], sentences: list[str]) -> dict[str
         if len(rows) != len(known.rows) or is_multi_hot is not (max(lookups) > 1):
             continue
         if alike >= _ALIKE_SHARE * len(rows):
-            assert isinstance(known.zipf_exponents, tuple)
             exponents, occurring = [0.0] * len(rows), [1] * len(rows)
             for own, other in pairs:
                 exponents[own] = known.zipf_exponents[other]
@@ -337,3 +343,10 @@ def _dense(row: RunRow) -> dict[str, Any]:
     dense = {"bottom_mlp": [], **row.section("dense"), **row.meaning("interaction_kind")}
     cross = row.section("cross")
     return dense | ({"cross": cross} if cross else {})
+
+
+WORKLOADS: dict[str, Callable[[RunRow, SoftwareStack, list[str]], Workload]] = {
+    "transformer": build_transformer_spec,
+    "dlrm": build_dlrm_spec,
+}
+"""By family, what makes a workload of a row under a stack and adds its assumptions to a list."""

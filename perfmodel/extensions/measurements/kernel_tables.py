@@ -38,16 +38,17 @@ from perfmodel.costs.expert_physics import ExpertLayer
 from perfmodel.costs.experts import ExpertLayerModel
 from perfmodel.costs.gemm import GemmModel
 from perfmodel.costs.gemm import variant_of as gemm_variant
-from perfmodel.costs.measured_kernels import (
+from perfmodel.costs.memory import MemoryModel
+from perfmodel.extensions.measurements.measured_kernels import (
     KernelTable,
     MeasuredKernel,
     build_measured,
     load_frame,
+    parse_rate,
     parse_size,
     read_rows,
     require_columns,
 )
-from perfmodel.costs.memory import MemoryModel
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Pass
 from perfmodel.graph.routing import hottest_loads
 from perfmodel.stacks.capabilities import Residency
@@ -108,6 +109,7 @@ def _read_gemm(name: str, row: Row) -> Iterator[MeasuredKernel]:
         row["latency_ms"],
         {"batch": op.batch, "m": op.m, "n": op.n, "k": op.k},
         residency=Residency(row["residency"]) if "residency" in row else None,
+        rate=parse_rate(row.get("tflops")),
     )
 
 
