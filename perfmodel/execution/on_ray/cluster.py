@@ -142,7 +142,9 @@ class RayCluster:
             known = set(self._known(late, until_s=time.monotonic() + WATCH_S))
             late = [call for call in late if call not in known]
         for call in late:
-            self._avoid(call.place)
+            self._avoided.add(call.place)
+            host = call.place.rpartition(":")[0]
+            self.notes.append(f"no worker could start on {host}")
             self.replace(seats, asked.index(call))
         if late:
             self.settle(seats)
@@ -155,23 +157,9 @@ class RayCluster:
             ray.kill(seat)
 
     def replace(self, seats: list[Any], place: int) -> None:
-        """Put a new worker process at *place* of *seats*.
-
-        It may take as long to start as a first one. The last machine is not avoided for it.
-        """
-        while True:
-            self.give_up(seats[place])
-            seats[place : place + 1] = self.new_seats(1)
-            asked = self.call(seats[place], "is_started")
-            if self._known([asked], until_s=time.monotonic() + SEAT_TIMEOUT_S):
-                return
-            if not {place_of(row) for row in machines()} - self._avoided - {asked.place}:
-                return
-            self._avoid(asked.place)
-
-    def _avoid(self, place: str) -> None:
-        self._avoided.add(place)
-        self.notes.append(f"no worker could start on {place.rpartition(':')[0]}")
+        """Put a new worker process at *place* of *seats*."""
+        self.give_up(seats[place])
+        seats[place : place + 1] = self.new_seats(1)
 
     def call(self, seat: Any, method: str, *words: Any) -> Call:
         """Ask the worker process *seat*, without waiting for the answer."""
