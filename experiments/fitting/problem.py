@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from experiments.fitting.runs import Case
 from perfmodel.costs.calibration_files import power_ratio
 from perfmodel.costs.models import FAMILIES
-from perfmodel.costs.sustained import ARITHMETIC, KINDS, load_sustained, reference_of
+from perfmodel.costs.sustained import ARITHMETIC, ATTENTION, load_sustained, reference_of
 from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.profiles import STACK_FOLDER, load_stack
 from perfmodel.stacks.stack import PLAIN_GEMM, SoftwareStack
@@ -37,7 +37,10 @@ OF_RELEASE = {
     Family.DLRM: OF_STACK[Family.DLRM],
 }
 """What a stack for some releases may deviate in: libraries change with them, hosts do not."""
-OF_CHIP: dict[Family, tuple[str, ...]] = {Family.TRANSFORMER: KINDS, Family.DLRM: ()}
+OF_CHIP: dict[Family, tuple[str, ...]] = {
+    Family.TRANSFORMER: (ARITHMETIC, ATTENTION),
+    Family.DLRM: (),
+}
 OF_GENERATION: dict[Family, tuple[str, ...]] = {Family.TRANSFORMER: ("memory",), Family.DLRM: ()}
 """What all stacks of a family have in common on a generation: workloads list fewer memory-bound
 kernels than frameworks launch, and the chip is not slower for it (recordings show none)."""
