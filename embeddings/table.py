@@ -16,10 +16,8 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PlanError
 from perfmodel.base.reading import quote
 
-OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
-"""Updates that are fused into the backward pass."""
-_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
-"""Tensors of optimizer state per weight."""
+OPTIMIZERS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 0, "adam": 2}
+"""Updates that are fused into the backward pass, and the numbers of state per weight of each."""
 KERNELS = ("fbgemm", "fbgemm_2022", "two_step", "table_batched")
 """Implementations of the fused kernel."""
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
@@ -167,7 +165,7 @@ class EmbeddingTable:
 
     def state_bytes(self, optimizer: str) -> int:
         """Bytes of optimizer state on the device: fp32, a number per weight or one per row."""
-        per_row = 1 if optimizer == "rowwise_adagrad" else _STATES[optimizer] * self.width
+        per_row = 1 if optimizer == "rowwise_adagrad" else OPTIMIZERS[optimizer] * self.width
         size_bytes = self.rows * per_row * DType.FP32.size_bytes
         if self.memory is TableMemory.DEVICE or not size_bytes:
             return size_bytes

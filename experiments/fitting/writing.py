@@ -74,6 +74,9 @@ def write_stacks(problem: Problem, value: NDArray[np.float64], spreads: Spreads)
         if "gemm" in ratios and PLAIN_GEMM in logs:
             # Left out, they would take after those on tensor cores.
             ratios.setdefault(PLAIN_GEMM, 1.0)
+        # A ratio that is left out would be that of the stack it extends.
+        if base := yaml.safe_load(text).get("extends"):
+            ratios = dict.fromkeys(load_stack(base).kernel_time_ratio, 1.0) | ratios
         # What is not fitted here stays as the file, or the one it extends, states it.
         kept = load_stack(name).kernel_time_ratio
         fitted = words_of(name, family)

@@ -24,10 +24,10 @@ from embeddings.sharders import (
     size_lookup_cost,
 )
 from experiments.figures import read_wishes
+from experiments.sharding_plans.batches import sample_batches
 from experiments.sharding_plans.bound import Bounder
 from experiments.sharding_plans.figures import draw_all
 from experiments.sharding_plans.tasks import PLATFORMS, build_model, draw_tasks
-from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.plans.default_plan import build_task
 from perfmodel.prediction.plans.evaluator import PlanEvaluator

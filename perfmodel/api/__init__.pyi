@@ -71,7 +71,6 @@ from perfmodel.graph.storage import save_job as save_job
 from perfmodel.planning.layouts.ranking import LayoutRanking as LayoutRanking
 from perfmodel.planning.layouts.ranking import Search as Search
 from perfmodel.planning.question import LayoutQuestion as LayoutQuestion
-from perfmodel.planning.question import RankBy as RankBy
 from perfmodel.planning.question import RankQuestion as RankQuestion
 from perfmodel.planning.ranking import Ranking as Ranking
 from perfmodel.prediction.answer import Answer as Answer

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer
-from pydantic_core import core_schema
+from pydantic_core import PydanticKnownError, core_schema
 
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
@@ -68,12 +68,28 @@ class Parsed:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Annotates a text that is one of *words*."""
+    """Annotates a text that is one of *words*; those of a table are asked for at every value."""
 
-    words: tuple[str, ...]
+    words: tuple[str, ...] | Callable[[], tuple[str, ...]]
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> Any:
-        return core_schema.literal_schema(list(self.words))
+        if isinstance(self.words, tuple):
+            return core_schema.literal_schema(list(self.words))
+        return core_schema.no_info_plain_validator_function(self._read)
+
+    def __get_pydantic_json_schema__(self, _schema: Any, _handler: Any) -> dict[str, Any]:
+        return {"enum": list(self._known()), "type": "string"}
+
+    def _known(self) -> tuple[str, ...]:
+        return self.words if isinstance(self.words, tuple) else self.words()
+
+    def _read(self, value: Any) -> Any:
+        known = self._known()
+        if value not in known:
+            *others, last = map(repr, known)
+            expected = f"{', '.join(others)} or {last}" if others else last
+            raise PydanticKnownError("literal_error", {"expected": expected})
+        return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ Examples:
   perfmodel rank --topology dgx_a100
   perfmodel rank --topology quad_a100 --tables tables.yaml --batch 4096 --search 30
   perfmodel rank --topology dgx_h100 --hosts 4 --plan mine.json --sharder balanced --json -
-  perfmodel rank --topology dgx_a100 --batches 200 --by p95 --report plans.html
 """
 SEARCH_EPILOG = """\b
 Examples:

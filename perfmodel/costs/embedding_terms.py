@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from embeddings.distribution import UNIFORM, RowsByPopularity, popularity_of
 from embeddings.offloading import missed_rows
 from embeddings.popularity import Floats, Popularity
-from embeddings.table import MOST_TABLES, EmbeddingTable, TableMemory
+from embeddings.table import MOST_TABLES, OPTIMIZERS, EmbeddingTable, TableMemory
 from perfmodel.base.dtypes import DType
 from topologies import Device
 
@@ -46,7 +46,6 @@ SEGMENT_UPDATES = 1024
 """Updates per block; a row with more of them is summed by several blocks."""
 QUANTISED_ROW_BYTES = 8
 """Scale and bias of an int8 row."""
-_STATE_TENSORS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 0, "adam": 2}
 
 
 class Term(IntEnum):
@@ -163,7 +162,7 @@ def find_terms(
     long_rows = popularity.rows_drawn_more_than(LONG_ROW_UPDATES, draws=whole_draws)
     long_draws = popularity.draws_of_rows_drawn_more_than(LONG_ROW_UPDATES, draws=whole_draws)
     index_bytes = draws * (INDEX_BYTES + (4 if whole.is_weighted else 0))
-    state = 2 * _STATE_TENSORS[setting.optimizer] * pooled_row
+    state = 2 * OPTIMIZERS[setting.optimizer] * pooled_row
     if setting.optimizer == "rowwise_adagrad":
         state = np.full_like(width, 2 * SECTOR_BYTES)
     gradient_rows = draws

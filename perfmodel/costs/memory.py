@@ -30,6 +30,7 @@ from perfmodel.costs.estimates import (
 )
 from perfmodel.graph.ops import MemoryBound
 from perfmodel.stacks.capabilities import Fusion, Residency
+from perfmodel.stacks.optimizers import load_optimizers
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
 
@@ -53,9 +54,10 @@ SOFTNESS = 4.0
 
 @cache
 def resembling() -> dict[str, str]:
-    """The measured operator of every operator of `memory_words.yaml`."""
+    """The measured operator of those of `memory_words.yaml`; optimizers move bytes as `add`."""
     content = load_yaml(Path(__file__).with_name("memory_words.yaml"))
-    return {word: measured for measured, words in content.items() for word in words}
+    known = {word: measured for measured, words in content.items() for word in words}
+    return {**dict.fromkeys(load_optimizers(), "add"), **known}
 
 
 def measured_word(operator: str) -> str | None:

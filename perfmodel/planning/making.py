@@ -1,19 +1,15 @@
-"""Making plans: by files, sharders, enumeration and search, all for one task on one machine.
+"""Making plans: by files, sharders and search, all for one task on one machine.
 
-Enumeration and search compare thousands of plans by the condensed evaluation, without
-interference. The plans that they return are predicted in full later.
+A search compares thousands of plans by the condensed evaluation, without interference. The plan
+that it returns is predicted in full later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from embeddings.offloading import OFFLOADED, exceeds_devices
 from embeddings.plan import ShardingPlan
@@ -26,13 +22,10 @@ from perfmodel.planning.search import PlanSearch, SearchLimit, SearchOutcome
 from perfmodel.prediction.phases import OnPhase
 from perfmodel.prediction.plans.default_plan import build_task, place_tables
 from perfmodel.prediction.plans.evaluator import PlanEvaluator
-from perfmodel.prediction.plans.placements import Int32s
 from perfmodel.prediction.question import load_setting
 from perfmodel.workloads.catalog import check_has_tables
 
-KEPT_ENUMERATED = 5
 _SHOWN = 3
-CHUNK = 256
 
 
 class RankTask(NamedTuple):
@@ -76,7 +69,7 @@ class MadePlans:
 def make_plans(
     question: RankQuestion, loaded: RankTask, executor: Executor, on_phase: OnPhase
 ) -> MadePlans:
-    """The plans that *question* names, enumerates and searches."""
+    """The plans that *question* names and searches."""
     evaluator, task = loaded
     # An unreadable file is an error of the user. A sharder without room is part of the answer.
     given = [
@@ -98,11 +91,6 @@ def make_plans(
         except PlanError as fault:
             refused.append((name, str(fault)))
     judged = 0
-    if question.enumerate_limit:
-        on_phase("enumerating", 0.0)
-        found = enumerate_plans(question, task, executor)
-        plans += found.plans
-        judged += found.judged
     if question.search_seconds > 0:
         on_phase(f"searching for {question.search_seconds:g} s", 0.0)
         try:
@@ -154,48 +142,3 @@ def search_from(shared: tuple[RankQuestion, tuple[ShardingPlan, ...]], seed: int
     question, starts = shared
     search = PlanSearch(*kept_task(question), mode=question.mode, seed=seed)
     return search.run(starts, SearchLimit(question.search_seconds))
-
-
-def enumerate_plans(question: RankQuestion, task: ShardingTask, executor: Executor) -> MadePlans:
-    """All plans of whole tables, ranks being interchangeable; refused above the limit."""
-    limit = question.enumerate_limit
-    if any(table.is_constrained for table in task.tables):
-        raise PlanError("rank: --enumerate knows no constraints of tables. Use --search.")
-    all_ranks = list(islice(iter_assignments(task), limit + 1))
-    if len(all_ranks) > limit:
-        raise PlanError(
-            f"rank: more than {limit} plans of whole tables on {task.rank_count} ranks. "
-            "Raise --enumerate or use --search."
-        )
-    table = np.array(all_ranks, dtype=np.int32)
-    chunks = [table[first : first + CHUNK] for first in range(0, len(table), CHUNK)]
-    times = np.concatenate(executor.map(judge_assignments, question, chunks))
-    best = np.argsort(times, kind="stable")[:KEPT_ENUMERATED]
-    plans = tuple(
-        task.whole(all_ranks[place], f"enumerated-{number + 1}")
-        for number, place in enumerate(best.tolist())
-    )
-    return MadePlans(plans, (), len(all_ranks))
-
-
-def judge_assignments(question: RankQuestion, ranks: Int32s) -> NDArray[np.int64]:
-    """Times of plans of whole tables, plans x tables; the largest integer if one does not fit."""
-    evaluator, task = kept_task(question)
-    found = evaluator.measure_assignments(task, ranks)
-    room = (1 - question.reserve) * evaluator.cluster.device.memory_bytes
-    return np.where(found.peak_bytes <= room, found.time_ns(question.mode), np.iinfo(np.int64).max)
-
-
-def iter_assignments(task: ShardingTask) -> Iterator[tuple[int, ...]]:
-    """Assignments of tables to ranks; ranks that hold nothing yet are interchangeable."""
-    ranks = [0] * len(task.tables)
-
-    def extend(place: int, used: int) -> Iterator[tuple[int, ...]]:
-        if place == len(ranks):
-            yield tuple(ranks)
-            return
-        for rank in range(min(used + 1, task.rank_count)):
-            ranks[place] = rank
-            yield from extend(place + 1, max(used, rank + 1))
-
-    return extend(0, 0)

@@ -14,7 +14,6 @@ from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.replay import find_period, replay
 from perfmodel.execution.executor import SerialExecutor
-from perfmodel.graph.program import LaneKind
 from perfmodel.prediction.answer import Explanation
 from perfmodel.prediction.plans.evaluator import EMBEDDING_FAMILY, PlanEvaluator
 from perfmodel.prediction.scenario import Mode
@@ -37,7 +36,6 @@ class PlanBound(Enum):
     MLP = "mlp"
     REDUCTION = "all-reduce"
     HOST = "host"
-    LOADER = "loader"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,6 @@ _FAMILIES = {
     PlanBound.MLP: ("gemm", "memory", "attention"),
     PlanBound.REDUCTION: (COMMUNICATION_FAMILY,),
     PlanBound.HOST: ("host",),
-    PlanBound.LOADER: (),
 }
 
 
@@ -177,27 +174,19 @@ def dearest_tables(evaluator: PlanEvaluator, plan: ShardingPlan, rank: int) -> t
     return tuple(plan.tables[shards[int(place)].table].name for place in dearest)
 
 
-def find_gains(
-    priced: PricedJob, mode: Mode, *, is_loader_left_out: bool
-) -> tuple[float, dict[PlanBound, float]]:
-    """The time, and what is saved by reducing each part by 10 %, with one replay of all parts."""
+def find_gains(priced: PricedJob, mode: Mode) -> dict[PlanBound, float]:
+    """What is saved by reducing each part by 10 %, with one replay of all parts."""
     job, nominal_ns = priced.job, priced.durations.values_ns[:, 0]
-    is_exchange, is_loader = np.zeros((2, len(nominal_ns)), dtype=bool)
+    is_exchange = np.zeros(len(nominal_ns), dtype=bool)
     for rank in range(job.rank_count):
         program, rows = job.program_of(rank), priced.durations.rows_of(job, rank)
         operators = [job.origins[place].operator for place in program.origin]
         is_exchange[rows] = [operator.startswith("embedding/") for operator in operators]
-        of_lane = [lane.kind is LaneKind.LOADER for lane in program.lanes]
-        is_loader[rows] = np.repeat(of_lane, np.diff(program.lane_start))
-    if is_loader_left_out:
-        nominal_ns = np.where(is_loader, 0, nominal_ns)
     vectors = [nominal_ns]
     for bound, families in _FAMILIES.items():
-        is_part = np.isin(priced.family, [FAMILIES.index(name) for name in families]) & ~is_loader
+        is_part = np.isin(priced.family, [FAMILIES.index(name) for name in families])
         if families == (COMMUNICATION_FAMILY,):
             is_part &= is_exchange == (bound is PlanBound.ALL_TO_ALL)
-        if bound is PlanBound.LOADER:
-            is_part = is_loader
         vectors.append(np.where(is_part, np.rint(FASTER * nominal_ns), nominal_ns))
     values = np.stack(vectors, axis=1).astype(np.int64)
     durations = replace(priced.durations, values_ns=np.ascontiguousarray(values))
@@ -205,8 +194,7 @@ def find_gains(
         times = find_period(SerialExecutor().replay, job, durations).period_ns
     else:
         times = replay(job, durations, iterations=1).iteration_end_ns[0]
-    gains = {bound: float(times[0] - one) for bound, one in zip(_FAMILIES, times[1:], strict=True)}
-    return float(times[0]), gains
+    return {bound: float(times[0] - one) for bound, one in zip(_FAMILIES, times[1:], strict=True)}
 
 
 def compare_works(first: PlanWork, second: PlanWork) -> tuple[str, ...]:

@@ -39,14 +39,6 @@ FRAMEWORKS = ("torchrec", "hugectr")
 """Frameworks whose runnable plans are known."""
 
 
-class RankBy(Enum):
-    """Which time of a plan decides."""
-
-    NOMINAL = "nominal"
-    MEAN = "mean"
-    QUANTILE = "p95"
-
-
 def _all_sharders() -> tuple[str, ...]:
     from embeddings.sharders import SHARDERS
 
@@ -58,11 +50,10 @@ class RankQuestion:
     """Which sharding plan of *workload* is fastest.
 
     *tables* is a file that replaces the workload's tables, *indices* one with real indices of
-    them. *plan_files* are plan documents (embeddings). Plans of whole tables are enumerated if
-    there are at most *enumerate_limit*. A search runs for *search_seconds*, with *searches* in
-    parallel. *samples* is how often costs are sampled, *batches* how many batches.
-    *calibration* names files of constants that were measured on the machine. Plans leave the share
-    *reserve* of a GPU's memory free, and are such that the framework *runnable_by* can run them.
+    them. *plan_files* are plan documents (embeddings). A search runs for *search_seconds*, with
+    *searches* in parallel. *samples* is how often costs are sampled. *calibration*
+    names files of constants that were measured on the machine. Plans leave the share *reserve* of
+    a GPU's memory free, and are such that the framework *runnable_by* can run them.
     """
 
     topology: Machine
@@ -92,24 +83,11 @@ class RankQuestion:
             help="A plan as JSON, as --plan-out writes it; repeatable.",
         ),
     ] = ()
-    enumerate_limit: Annotated[
-        int,
-        Option(
-            name="--enumerate", metavar="N", min=0, help="Try all plans if there are at most N."
-        ),
-    ] = 0
     search_seconds: Annotated[
         float, Option(name="--search", metavar="SECONDS", min=0, help="Time to search for plans.")
     ] = 0.0
     searches: int = 1
     samples: Samples = DEFAULT_SAMPLES
-    batches: Annotated[
-        int, Option(metavar="N", min=0, help="Batches to sample, for the spread over batches.")
-    ] = 0
-    rank_by: Annotated[
-        RankBy,
-        Option(name="--by", metavar="nominal|mean|p95", help="Time that plans are ranked by."),
-    ] = RankBy.NOMINAL
     seed: Seed = 0
     calibration: CalibrationFiles = ()
     reserve: Annotated[
@@ -140,20 +118,11 @@ class RankQuestion:
             raise ScenarioError(
                 f"rank: sharders must be among {', '.join(known)}, got {', '.join(unknown)}." + hint
             )
-        if self.rank_by is not RankBy.NOMINAL and self.batches < 2:
-            raise ScenarioError(
-                f"rank: ordering by {self.rank_by.value} needs sampled batches. Add --batches 200."
-            )
         check_ranges(self, ScenarioError, "rank")
         if self.searches < 1:
             raise ScenarioError(f"rank: searches must be at least 1, got {self.searches}.")
-        if not named and not self.plan_files and not self.wants_more:
+        if not named and not self.plan_files and not self.search_seconds:
             raise ScenarioError("rank: nothing to compare. Name sharders, plans or a search.")
-
-    @property
-    def wants_more(self) -> bool:
-        """Whether plans are to be made beyond those named."""
-        return self.search_seconds > 0 or self.enumerate_limit > 0
 
 
 def parse_share(text: str) -> float:

@@ -12,7 +12,6 @@ from embeddings.plan import ShardingPlan
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import BYTES_PER_GIB
 from perfmodel.execution.executor import Executor, SerialExecutor
-from perfmodel.planning.batches import BatchSpread, sample_batches
 from perfmodel.planning.making import MadePlans, load_task, make_plans
 from perfmodel.planning.plan_work import (
     PlanBound,
@@ -25,7 +24,7 @@ from perfmodel.planning.plan_work import (
     find_loads,
     find_straggler,
 )
-from perfmodel.planning.question import RankBy, RankQuestion
+from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.ranking import RankedPlan, Ranking, beats_next, number_ties
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
@@ -35,10 +34,7 @@ from perfmodel.prediction.plans.evaluator import (
 )
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
-from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.catalog import check_has_tables
 from perfmodel.workloads.dlrm.run import DlrmRun
-from perfmodel.workloads.dlrm.spec import DlrmSpec
 
 AT_ONCE = 4
 """Plans predicted between two progress reports."""
@@ -47,7 +43,7 @@ AT_ONCE = 4
 def rank_plans(
     question: RankQuestion, *, executor: Executor, on_phase: OnPhase = ignore_phase
 ) -> Ranking:
-    """Answer *question*; searches and enumerations fan out over *executor*."""
+    """Answer *question*; searches fan out over *executor*."""
     on_phase("building the frame", 0.0)
     loaded = load_task(question)
     made = make_plans(question, loaded, executor, on_phase)
@@ -77,16 +73,16 @@ def order_plans(
     for plan, found in zip(plans, answered, strict=True):
         on_phase(f"finding the loads of {plan.name}", len(ranked) / len(plans))
         ranked.append(_rank_one(evaluator, question, plan, found))
-    ordered = order_by_time(ranked, question)
+    ordered = order_by_time(ranked)
     return Ranking(
         plans=ordered,
         refused=made.refused,
         facts=_facts(evaluator, question),
         mode=question.mode,
-        rank_by=question.rank_by,
         device_memory_bytes=evaluator.cluster.device.memory_bytes,
         plans_judged=made.judged + len(plans),
-        assumptions=_assumptions(evaluator, ordered[0].answer, made, question),
+        assumptions=_assumptions(ordered[0].answer, made),
+        load_ns=evaluator.load_ns,
     )
 
 
@@ -103,12 +99,12 @@ def _facts(evaluator: PlanEvaluator, question: RankQuestion) -> tuple[str, ...]:
     )
 
 
-def order_by_time(ranked: Sequence[RankedPlan], question: RankQuestion) -> tuple[RankedPlan, ...]:
+def order_by_time(ranked: Sequence[RankedPlan]) -> tuple[RankedPlan, ...]:
     """Plans in order: those that fit first. Ties: less memory first, then more even lookups."""
     placed: list[RankedPlan] = []
     for fits in (True, False):
         timed = sorted(
-            (order_time(one, question), number)
+            (one.answer.iteration_ns, number)
             for number, one in enumerate(ranked)
             if one.fits == fits
         )
@@ -123,9 +119,6 @@ def order_by_time(ranked: Sequence[RankedPlan], question: RankQuestion) -> tuple
             for place, _, _, number in sorted(tied)
         ]
         heads = [place for place in range(behind, len(placed)) if placed[place].place == place + 1]
-        if any(one.decided_ns != one.answer.iteration_ns for one in placed):
-            # The samples count the loader, which the order does not.
-            continue
         shares = beats_next([np.array(placed[place].answer.drawn_ns) for place in heads])
         for place, share in zip(heads, shares, strict=True):
             placed[place] = replace(placed[place], beats_next=share)
@@ -138,7 +131,6 @@ class PlanAnswer(NamedTuple):
     prediction: Prediction
     memory_bytes: tuple[int, ...]
     awaited_ns: tuple[float, ...]
-    decided_ns: float
     gains_ns: dict[PlanBound, float]
     parts_ns: dict[str, float]
     lookups_ns: tuple[float, ...]
@@ -154,29 +146,17 @@ def answer_plan(setting: Setting, plan: ShardingPlan) -> PlanAnswer:
     reasons = answer.reasons
     assert reasons is not None
     assert reasons.evidence.priced is not None
-    is_assumed = assumes_loader(check_has_tables(setting.workload), setting.stack)
-    decided_ns, gains_ns = find_gains(
-        reasons.evidence.priced, setting.options.mode, is_loader_left_out=is_assumed
-    )
     return PlanAnswer(
         # What was replayed is not sent back.
         replace(answer, reasons=None),
         tuple(memory.total_bytes for memory in question.memory_of_rank),
         find_awaited(reasons.explanation, plan.rank_count),
-        decided_ns if is_assumed else float(answer.iteration_ns),
-        gains_ns,
+        find_gains(reasons.evidence.priced, setting.options.mode),
         {
             part.value.replace("_", " "): float(part_ns)
             for part, part_ns in reasons.explanation.time.of_part_ns.items()
         },
         tuple(lookups_of_ranks_ns(reasons.evidence.priced)),
-    )
-
-
-def assumes_loader(spec: DlrmSpec, stack: SoftwareStack) -> bool:
-    """Whether the time that *spec* needs to load a batch is the assumption of *stack*."""
-    return spec.input.load_time is not None and spec.input.load_time == stack.loader.load_ns(
-        spec.batch
     )
 
 
@@ -192,13 +172,11 @@ def _rank_one(
         answer=found.prediction,
         place=0,
         beats_next=None,
-        decided_ns=found.decided_ns,
         bound=max(gains, key=lambda bound: gains[bound]),
         gains_ns=gains,
         straggler=find_straggler(evaluator, plan, found.awaited_ns),
         loads=loads,
         fits=max(found.memory_bytes) <= room_bytes,
-        spread=_spread(evaluator, plan, question, found.prediction.iteration_ns),
         work=_work(evaluator, plan, found, loads),
     )
 
@@ -221,32 +199,7 @@ def _work(
     )
 
 
-def order_time(plan: RankedPlan, question: RankQuestion) -> float:
-    """The time to order plans by."""
-    if plan.spread is not None and question.rank_by is RankBy.MEAN:
-        return plan.spread.mean_ns
-    if plan.spread is not None and question.rank_by is RankBy.QUANTILE:
-        return plan.spread.high_ns
-    return plan.decided_ns
-
-
-def _spread(
-    evaluator: PlanEvaluator, plan: ShardingPlan, question: RankQuestion, iteration_ns: int
-) -> BatchSpread | None:
-    """The spread over sampled batches, scaled to the predicted time."""
-    if question.batches < 2:
-        return None
-    spread = sample_batches(
-        evaluator, plan, mode=question.mode, batches=question.batches, seed=question.seed
-    )
-    condensed_ns = int(evaluator.measure([plan]).time_ns(question.mode)[0])
-    return spread.scaled(iteration_ns / condensed_ns)
-
-
-def _assumptions(
-    evaluator: PlanEvaluator, best: Prediction, made: MadePlans, question: RankQuestion
-) -> tuple[str, ...]:
-    spec, stack = evaluator.spec, evaluator.stack
+def _assumptions(best: Prediction, made: MadePlans) -> tuple[str, ...]:
     sentences = list(best.assumptions)
     sentences.append(
         "Listed plans are predicted in full, as by `predict --plan`. Order, bound and straggler "
@@ -254,19 +207,6 @@ def _assumptions(
     )
     if made.judged:
         sentences.append(
-            f"The {made.judged:,} plans tried by enumeration and search were compared without "
-            "contention."
-        )
-    if assumes_loader(spec, stack):
-        sentences.append(
-            "Times include the loader that the stack assumes. Order and bound leave it out, so an "
-            "assumption does not hide differences between plans; `--set input.load_time=...` "
-            "states the loader of your job."
-        )
-    if question.batches:
-        sentences.append(
-            "Sampled batches differ per table in lookups and in distinct rows; a table without a "
-            "stated deviation has Poisson bags. The spread is found without contention and scaled "
-            "to the predicted time."
+            f"The {made.judged:,} plans that the search tried were compared without contention."
         )
     return tuple(sentences)

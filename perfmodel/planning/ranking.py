@@ -20,9 +20,8 @@ from embeddings.plan import ShardingPlan
 from embeddings.plan_document import list_unrunnable, to_plan_document
 from perfmodel.base.errors import PlanError
 from perfmodel.base.shown import Shown
-from perfmodel.base.units import BYTES_PER_GIB
+from perfmodel.base.units import BYTES_PER_GIB, format_duration
 from perfmodel.base.writing import check_writable, write_file
-from perfmodel.planning.batches import BatchSpread
 from perfmodel.planning.plan_work import (
     PlanBound,
     PlanLoads,
@@ -30,7 +29,6 @@ from perfmodel.planning.plan_work import (
     Straggler,
     compare_works,
 )
-from perfmodel.planning.question import RankBy
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.scenario import Mode
 
@@ -44,21 +42,18 @@ class RankedPlan:
 
     Plans with the same *place* are tied in time; less memory, then more even lookups come first.
     *beats_next* is the probability that the first of them is faster than the first of the next
-    place; None for the others. *decided_ns* is the time without a loader that the stack assumes:
-    order and bound follow it, because an assumption must not hide what the plan decides.
+    place; None for the others.
     """
 
     plan: ShardingPlan
     answer: Prediction
     place: int
     beats_next: float | None
-    decided_ns: float
     bound: PlanBound
     gains_ns: dict[PlanBound, float]
     straggler: Straggler
     loads: PlanLoads
     fits: bool
-    spread: BatchSpread | None
     work: PlanWork | None = None
 
 
@@ -66,17 +61,18 @@ class RankedPlan:
 class Ranking(Shown):
     """Plans, fastest first, and the plans that could not be made, each with its reason.
 
-    *facts* describe the question: machine, tables, batch and stack.
+    *facts* describe the question: machine, tables, batch and stack. Plans are timed with batches
+    that are ready; *load_ns* is what the question says that loading one takes.
     """
 
     plans: tuple[RankedPlan, ...]
     refused: tuple[tuple[str, str], ...]
     facts: tuple[str, ...]
     mode: Mode
-    rank_by: RankBy
     device_memory_bytes: int
     plans_judged: int
     assumptions: tuple[str, ...]
+    load_ns: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -116,9 +112,16 @@ class Ranking(Shown):
         return tuple(f"{', '.join(some)}: {reason}" for reason, some in names.items())
 
     @property
-    def assumes_loader(self) -> bool:
-        """Whether a loader that the stack assumes is part of the times."""
-        return any(plan.decided_ns != plan.answer.iteration_ns for plan in self.plans)
+    def loader(self) -> tuple[str, ...]:
+        """What the stated loader does to the times, in a sentence; empty if there is none."""
+        if self.load_ns is None:
+            return ()
+        takes = f"Your loader takes {format_duration(self.load_ns)} per batch"
+        hidden = sum(plan.answer.iteration_ns < self.load_ns for plan in self.plans)
+        if not hidden:
+            return (f"{takes}, which no plan waits for.",)
+        waits = f"an iteration takes at least that, so {hidden} of {len(self.plans)} plans wait"
+        return (f"{takes}: {waits} for it. Times and order are those with batches that are ready.",)
 
     @property
     def verdict(self) -> str:
@@ -141,12 +144,11 @@ class Ranking(Shown):
                 f"{100 * TIE_RATIO:g} %. What does: {bound}."
             )
         after = next(plan for plan in fitting if plan.place > best.place)
-        ahead = after.decided_ns / min(plan.decided_ns for plan in fitting) - 1
+        ahead = after.answer.iteration_ns / min(one.answer.iteration_ns for one in fitting) - 1
         words = f"{best.plan.name} is fastest"
         if len(ties) > 1:
             words = f"{', '.join(ties)} are tied and fastest"
-        apart = " without the assumed loader" if self.assumes_loader else ""
-        return f"{words}{apart}, {100 * ahead:.0f} % ahead of {after.plan.name}; bound by {bound}."
+        return f"{words}, {100 * ahead:.0f} % ahead of {after.plan.name}; bound by {bound}."
 
 
 def number_ties(times_ns: Sequence[float]) -> list[int]:

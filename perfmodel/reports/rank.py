@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 HEADINGS = (
     "", "plan", "time ms", "90 % interval ms", "beats next", "bound by", "straggler", "memory GiB",
-    "batches p5 to p95 ms",
 )  # fmt: skip
 SHOWN_TABLES = 20
 MOST_NAMED = 3
@@ -57,8 +56,8 @@ def to_ranking_document(ranking: Ranking, question: RankQuestion | None) -> dict
         "schema_version": SCHEMA_VERSION,
         "kind": "ranking",
         "mode": ranking.mode.value,
-        "rank_by": ranking.rank_by.value,
         **pick(ranking, "plans_judged", "verdict", "fits"),
+        "loader_ms": ranking.load_ns and ranking.load_ns / NS_PER_MS,
         "device_memory_gib": ranking.device_memory_bytes / BYTES_PER_GIB,
         "asked": list(ranking.facts),
         "plans": [
@@ -88,7 +87,6 @@ def to_ranking_rows(ranking: Ranking) -> list[dict[str, Any]]:
         row = _row(plan)
         low, high = row.pop("interval_ms")
         straggler, gains = row.pop("straggler"), row.pop("gains_ms")
-        spread = row.pop("batch_spread_ms") or {}
         rows.append(
             {
                 **row,
@@ -98,14 +96,12 @@ def to_ranking_rows(ranking: Ranking) -> list[dict[str, Any]]:
                 "straggler_waited_ms": straggler["waited_ms"],
                 "straggler_tables": " ".join(straggler["tables"]),
                 **{f"gain_{name}_ms": gain for name, gain in gains.items()},
-                **{f"batches_{name}_ms": value for name, value in spread.items()},
             }
         )
     return rows
 
 
 def _row(plan: RankedPlan) -> dict[str, Any]:
-    spread = plan.spread
     return {
         "place": plan.place,
         "plan": plan.plan.name,
@@ -114,7 +110,6 @@ def _row(plan: RankedPlan) -> dict[str, Any]:
         "isolated_ns": plan.answer.isolated_ns,
         "interval_ms": interval_ms(plan.answer.interval),
         "beats_next": plan.beats_next,
-        "without_assumed_loader_ms": plan.decided_ns / NS_PER_MS,
         "bound": plan.bound.value,
         "gains_ms": {bound.value: gain / NS_PER_MS for bound, gain in plan.gains_ns.items()},
         "straggler": {
@@ -125,14 +120,6 @@ def _row(plan: RankedPlan) -> dict[str, Any]:
         "memory_gib": plan.loads.peak_bytes / BYTES_PER_GIB,
         "fits": plan.fits,
         "shards": len(plan.plan.shards),
-        "batch_spread_ms": None
-        if spread is None
-        else {
-            "mean": spread.mean_ns / NS_PER_MS,
-            "p05": spread.low_ns / NS_PER_MS,
-            "p50": spread.middle_ns / NS_PER_MS,
-            "p95": spread.high_ns / NS_PER_MS,
-        },
     }
 
 
@@ -156,6 +143,7 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             caption=f"per iteration, {describe_interval(best.answer.interval)}",
             facts=(
                 ranking.verdict,
+                *ranking.loader,
                 f"{count_of(ranking.plans_judged, 'plan')} compared by their {ranking.mode.value}",
             ),
         ),
@@ -185,10 +173,9 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
 
 
 def _table(ranking: Ranking) -> Table:
-    has_spread = any(plan.spread for plan in ranking.plans)
     rows, above = [], 0
     for plan in ranking.plans:
-        interval, spread = plan.answer.interval, plan.spread
+        interval = plan.answer.interval
         row = [
             "=" if plan.place == above else str(plan.place),
             plan.plan.name,
@@ -199,22 +186,15 @@ def _table(ranking: Ranking) -> Table:
             f"rank {plan.straggler.rank}: {', '.join(plan.straggler.tables) or 'no table'}",
             f"{plan.loads.peak_bytes / BYTES_PER_GIB:.1f}{'' if plan.fits else ' (too much)'}",
         ]
-        if has_spread:
-            ends = [] if spread is None else [spread.low_ns, spread.high_ns]
-            row.append(" to ".join(f"{end / NS_PER_MS:.2f}" for end in ends))
-        if ranking.assumes_loader:
-            row.append(f"{plan.decided_ns / NS_PER_MS:.3f}")
         rows.append(row)
         above = plan.place
-    headings = [*(HEADINGS if has_spread else HEADINGS[:-1])]
-    headings += ["without loader ms"] if ranking.assumes_loader else []
     return Table(
-        headings,
+        HEADINGS,
         rows,
-        numeric=(0, 2, 3, 4, 7, 8, 9),
+        numeric=(0, 2, 3, 4, 7, 8),
         code=(1,),
         wraps=(6,),
-        optional=(3, 6, 4, 8) if has_spread else (3, 6, 4),
+        optional=(3, 6, 4),
     )
 
 

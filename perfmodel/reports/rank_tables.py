@@ -73,14 +73,16 @@ def sent_matrix(ranked: RankedPlan) -> Table:
 def memory_front(ranking: Ranking) -> Table:
     """Plans that no other beats in both time and memory, and those that need least of one."""
     rows, least = [], float("inf")
-    for plan in sorted(ranking.plans, key=lambda one: (one.decided_ns, one.loads.peak_bytes)):
+    for plan in sorted(
+        ranking.plans, key=lambda one: (one.answer.iteration_ns, one.loads.peak_bytes)
+    ):
         if plan.loads.peak_bytes < least:
             least = plan.loads.peak_bytes
-            further = plan.decided_ns / ranking.plans[0].decided_ns - 1
+            further = plan.answer.iteration_ns / ranking.plans[0].answer.iteration_ns - 1
             rows.append(
                 [
                     plan.plan.name,
-                    f"{plan.decided_ns / NS_PER_MS:.3f}",
+                    f"{plan.answer.iteration_ns / NS_PER_MS:.3f}",
                     f"{further:+.1%}",
                     f"{least / BYTES_PER_GIB:.1f}",
                     "" if plan.fits else "does not fit",

@@ -35,6 +35,7 @@ from perfmodel.reports.text import (
     pick,
     to_command,
 )
+from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, load_schedules
 from perfmodel.workloads.transformer.words import ContextKind
 
 if TYPE_CHECKING:
@@ -123,11 +124,12 @@ def build_flags(layout: RankedLayout) -> dict[str, str]:
     """What to type for *layout*, by trainer; none for those that do not have its schedule."""
     spread, spec = layout.candidate.chosen.layout, layout.candidate.spec
     parallel = spec.parallel
-    schedule = f"schedule_{parallel.schedule.value}"
+    schedule = parallel.schedule
+    names = load_schedules()[schedule].trainers
     holds = {
         "sequence_parallel": spread.is_sequence_parallel,
         "interleaved": parallel.interleaving > 1,
-        schedule: True,
+        "ordered": schedule != DEFAULT_SCHEDULE,
         "pipelined": spread.pp > 1,
         "shares_sequences": spread.cp > 1,
         "has_experts": spec.model.has_experts,
@@ -148,12 +150,12 @@ def build_flags(layout: RankedLayout) -> dict[str, str]:
     trainers = load_yaml(FLAGS, error_type=InputError)
     return {
         trainer: " ".join(
-            text.format(**numbers)
+            text.format(**numbers, schedule=names.get(trainer))
             for when, text in words.items()
             if when == "always" or holds.get(when)
         )
         for trainer, words in trainers.items()
-        if schedule in words or not parallel.schedule.splits_backward
+        if schedule == DEFAULT_SCHEDULE or trainer in names
     }
 
 
@@ -362,7 +364,7 @@ def _exchange_words(layout: RankedLayout) -> str:
 def _schedule_words(layout: RankedLayout) -> list[str]:
     """The order of micro-batches, where it is not that of 1F1B."""
     schedule = layout.candidate.spec.parallel.schedule
-    return [schedule.value] if schedule.splits_backward else []
+    return [schedule] if schedule != DEFAULT_SCHEDULE else []
 
 
 def _full_name(layout: RankedLayout) -> str:

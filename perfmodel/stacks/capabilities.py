@@ -22,17 +22,17 @@ class Residency(Enum):
 
 
 KERNEL_WORDS = (
-    "accumulate", "adagrad", "adam", "adamw", "add", "batch_norm", "bce_loss", "bias_add",
+    "accumulate", "add", "batch_norm", "bce_loss", "bias_add",
     "bias_dropout_add", "bias_gelu", "binary_cross_entropy", "cast", "concat", "copy",
     "cross_entropy", "div", "dropout", "dropout_residual", "embedding", "fill", "gather", "geglu",
     "gelu", "gradient_accumulation", "gradient_clip", "gradient_norm", "index", "interaction",
-    "interaction_tril", "l2_norm", "lamb", "layer_norm", "log_softmax", "mask", "master_weights",
-    "momentum", "mse_loss", "mul", "muon", "pow", "prepare_keys", "rearrange_vectors", "reduce_sum",
+    "interaction_tril", "l2_norm", "layer_norm", "log_softmax", "mask", "master_weights",
+    "momentum", "mse_loss", "mul", "pow", "prepare_keys", "rearrange_vectors", "reduce_sum",
     "reduction", "relu", "residual_add", "rms_norm", "rope", "rotary", "scale", "scale_mask",
-    "scale_mask_softmax", "sgd", "sigmoid", "silu", "slice", "softmax", "split", "sub", "sum",
+    "scale_mask_softmax", "sigmoid", "silu", "slice", "softmax", "split", "sub", "sum",
     "swiglu", "tanh", "transpose", "zero",
 )  # fmt: skip
-"""Memory-bound kernels of workloads; the suffix `_backward` names the kernel of that pass."""
+"""Memory-bound kernels of workloads but for optimizers; `_backward` names that of its pass."""
 
 
 class Fusion(Enum):
@@ -147,26 +147,6 @@ class Dispatcher(Enum):
     ALL_TO_ALL = "alltoall"
     DEEPEP = "deepep"
     HYBRIDEP = "hybridep"
-
-
-class Schedule(Enum):
-    """The order in which pipeline stages take micro-batches: 1F1B, zero-bubble, DualPipe."""
-
-    ONE_F_ONE_B = "1f1b"
-    ZB_H1 = "zb_h1"
-    ZB_H2 = "zb_h2"
-    ZB_V = "zb_v"
-    DUALPIPE_V = "dualpipe_v"
-
-    @property
-    def is_folded(self) -> bool:
-        """Whether a stage holds two runs of layers, the second on the way back to stage 0."""
-        return self in (Schedule.ZB_V, Schedule.DUALPIPE_V)
-
-    @property
-    def splits_backward(self) -> bool:
-        """Whether gradients of weights may be computed later than those of inputs."""
-        return self is not Schedule.ONE_F_ONE_B
 
 
 class RowSums(Enum):

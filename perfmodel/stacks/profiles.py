@@ -1,6 +1,7 @@
 """Stack profiles: loading a software stack from its file, and choosing one for a framework.
 
-A profile inherits every key that it does not state from the profile it extends. Files say which
+A profile inherits every key that it does not state from the profile it extends, at every level of
+nesting. A key without a value (`gemm: null`) drops what it would inherit. Files say which
 frameworks they are for, under `stands_for`; any other framework gets the generic stack of its
 family, and an assumption says so.
 """
@@ -24,8 +25,6 @@ STACK_FOLDER = Path(__file__).parent / "catalog"
 GENERIC = "generic"
 _OWN_KEYS = ("host_speed_ratio", "stands_for", "evidence")
 """Keys that describe one profile only and are not inherited."""
-_INHERITED_HOST = ("operators", "default")
-"""Keys of `host` whose entries are inherited one by one."""
 
 
 def list_stacks() -> tuple[str, ...]:
@@ -51,22 +50,28 @@ def _load_profile(name_or_path: str | Path) -> Document:
 
 
 def _merge(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """*own* over *base*. What cannot be merged stays as it is, and is refused when it is read."""
+    """*own* over *base*, whose host is slower or faster by the ratio that *own* states."""
     inherited = {key: value for key, value in base.items() if key not in _OWN_KEYS}
-    own_host, base_host = own.get("host", {}), base.get("host", {})
-    if not isinstance(own_host, dict) or not isinstance(base_host, dict):
-        return {**inherited, **own}
     ratio = own.get("host_speed_ratio", 1.0)
-    is_ratio = isinstance(ratio, int | float) and ratio > 0
-    host = _slowed(base_host, 1.0 / ratio if is_ratio else 1.0)
-    if own_host.get("operators") == {}:
-        # Stated and empty: a captured graph has no operators.
-        host["operators"] = {}
-    merged = {**host, **own_host}
-    for key in _INHERITED_HOST:
-        if isinstance(host.get(key, {}), dict) and isinstance(own_host.get(key, {}), dict):
-            merged[key] = {**host.get(key, {}), **own_host.get(key, {})}
-    return {**inherited, **own, "host": merged}
+    if isinstance(inherited.get("host"), dict) and isinstance(ratio, int | float) and ratio > 0:
+        inherited["host"] = _slowed(inherited["host"], 1.0 / ratio)
+    return _inherit(inherited, own)
+
+
+def _inherit(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """*own* over *base*, key by key at every level; a key without a value drops what *base* says.
+
+    What cannot be merged stays as it is, and is refused when it is read.
+    """
+    merged = dict(base)
+    for key, value in own.items():
+        if value is None and key in base:
+            del merged[key]
+        elif isinstance(value, dict) and isinstance(base.get(key), dict):
+            merged[key] = _inherit(base[key], value)
+        else:
+            merged[key] = value
+    return merged
 
 
 def _slowed(times: Mapping[str, Any], factor: float) -> dict[str, Any]:

@@ -45,8 +45,9 @@ from perfmodel.stacks.capabilities import (
     Overlap,
     Residency,
     RowSums,
-    Schedule,
 )
+from perfmodel.stacks.optimizers import load_optimizers
+from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, ScheduleName
 from topologies.device import list_generations
 
 PLAIN_GEMM = "plain_gemm"
@@ -107,9 +108,19 @@ _KernelFamily = Annotated[
     str,
     OneOf(("attention", "communication", "copy", "embedding", "gemm", "memory", PLAIN_GEMM)),
 ]
-_MemoryKernel = Annotated[
-    str, OneOf((*KERNEL_WORDS, *(f"{word}_backward" for word in KERNEL_WORDS)))
-]
+
+
+def kernel_words() -> tuple[str, ...]:
+    """Memory-bound kernels of workloads, those of optimizers included."""
+    return tuple(sorted((*KERNEL_WORDS, *load_optimizers())))
+
+
+def _words_of_passes() -> tuple[str, ...]:
+    words = kernel_words()
+    return (*words, *(f"{word}_backward" for word in words))
+
+
+_MemoryKernel = Annotated[str, OneOf(_words_of_passes)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,18 +179,6 @@ class HostTimes(Form):
 
 def _divided(parts: Mapping[HostPart, float], ratio: float) -> dict[HostPart, float]:
     return {part: duration_ns / ratio for part, duration_ns in parts.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Loader(Form):
-    """What loading takes: for a batch, and more for each of its samples, over all ranks."""
-
-    batch_ns: Duration = 0.0
-    sample_ns: Duration = 0.0
-
-    def load_ns(self, samples: int) -> float:
-        """What a batch of *samples* takes."""
-        return self.batch_ns + self.sample_ns * samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,9 +298,8 @@ class SoftwareStack(Form):
     residency: Residency = Residency.COLD
     habits: frozenset[FrameworkBehaviour] = frozenset()
     dispatchers: tuple[Dispatcher, ...] = (Dispatcher.ALL_TO_ALL,)
-    schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B,)
+    schedules: tuple[ScheduleName, ...] = (DEFAULT_SCHEDULE,)
     tables: TableHandling = TableHandling()
-    loader: Loader = Loader()
     compiled: Compiled = Compiled()
     evidence: Mapping[_Chip, Evidence] = field(default_factory=dict)
     stands_for: tuple[Claim, ...] = ()

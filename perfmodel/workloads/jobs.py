@@ -17,6 +17,7 @@ from perfmodel.base.errors import WorkloadError
 from perfmodel.graph.job import JobGraph, RankMemory
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.schedules import DEFAULT_SCHEDULE
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import DEFAULT_MEMORY_BYTES, Workload
 from perfmodel.workloads.dlrm.job import build_dlrm_job, choose_plan
@@ -128,7 +129,7 @@ def build_workload(
 
 def _shorter_counts(layout: Layout) -> tuple[int, int]:
     """Micro-batches of a job that is long enough to extrapolate from, and by how many more."""
-    if layout.schedule.splits_backward:
+    if layout.schedule != DEFAULT_SCHEDULE:
         # Deferred gradients of weights settle only after as many turns again.
         return (4 if layout.is_folded else 2) * layout.pp + _FILL, _STRIDE
     if layout.interleaving > 1:
@@ -181,8 +182,8 @@ def default_stack(workload: Workload) -> tuple[str, tuple[str, ...]]:
 def apply_stack_defaults(spec: Spec, stack: SoftwareStack) -> Spec:
     """*spec* with the fields that it leaves open filled in from *stack*.
 
-    These are: whether the host waits for every iteration, the time of the loader, format and
-    buckets of gradient reduction, the share of recomputed layers, places of adapters, how layers
+    These are: whether the host waits for every iteration, format and buckets of
+    gradient reduction, the share of recomputed layers, places of adapters, how layers
     are divided into stages, the sharder of tables and the format of keys.
     """
     if stack.family is not None and stack.family.value != spec.family:
@@ -193,9 +194,6 @@ def apply_stack_defaults(spec: Spec, stack: SoftwareStack) -> Spec:
     changes: dict[str, Any] = {}
     if stack.has(FrameworkBehaviour.READS_LOSS):
         changes["sync_each_iteration"] = True
-    load_ns = stack.loader.load_ns(spec.batch)
-    if load_ns:
-        changes["input"] = fill(spec.input, load_time=load_ns)
     training: dict[str, Any] = {}
     if isinstance(spec, DlrmSpec):
         changes["sharding"] = fill(spec.sharding, sharder=stack.tables.sharder)

@@ -11,24 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
-from perfmodel.base.documents import load_yaml
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Gemm, MemoryBound
 from perfmodel.stacks.capabilities import OptimizerKernels
+from perfmodel.stacks.optimizers import load_optimizers
 
 FP32_BYTES = DType.FP32.size_bytes
-
-STATES = {"sgd": 0, "adagrad": 1, "adam": 2, "adamw": 2, "lamb": 2, "muon": 1}
-"""fp32 tensors of state that an optimizer keeps per parameter."""
-
-
-@cache
-def _load_formulas() -> dict[str, list[tuple[str, int, int]]]:
-    """Operations of a step, with the fp32 tensors that each reads and writes."""
-    return load_yaml(Path(__file__).with_name("optimizers.yaml"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,19 +127,17 @@ def _operations(
     optimizer: str, gradient_bytes: int, *, is_fused: bool
 ) -> list[tuple[str, str, int, int]]:
     """Operator, kernel, and bytes read and written per parameter of every operation."""
+    formula = load_optimizers()[optimizer]
     if not is_fused:
         casts = [("to", "cast", gradient_bytes, FP32_BYTES)] if gradient_bytes < FP32_BYTES else []
         return casts + [
             (operator, optimizer, reads * FP32_BYTES, writes * FP32_BYTES)
-            for operator, reads, writes in _load_formulas()[optimizer]
+            for operator, reads, writes in formula.step
         ]
     name = f"Optimizer.step#{optimizer.upper()}.step"
-    write = FP32_BYTES * (1 + STATES[optimizer])
+    write = FP32_BYTES * (1 + formula.states)
     operations = [(name, optimizer, write + gradient_bytes, write)]
-    if optimizer == "lamb":
-        # The update is written, its norm and that of the weight are taken, then it is applied.
-        operations += [
-            ("norm", "l2_norm", 2 * FP32_BYTES, 0),
-            (name, optimizer, 2 * FP32_BYTES, FP32_BYTES),
-        ]
-    return operations
+    return operations + [
+        (name if operator == "step" else operator, word, reads * FP32_BYTES, writes * FP32_BYTES)
+        for operator, word, reads, writes in formula.fused
+    ]

@@ -14,13 +14,18 @@ import pytest
 
 from embeddings.sharders import SHARDERS, build_named_plan
 from perfmodel.execution import open_executor
-from perfmodel.planning.making import judge_assignments
+from perfmodel.planning.making import kept_task
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.rank_plans import rank_plans
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.plans.layout import LayoutBook
 from perfmodel.prediction.scenario import Mode
-from tests.planning.settings import plan_setting, predict_plan, random_plan
+from tests.planning.settings import (
+    measure_assignments,
+    plan_setting,
+    predict_plan,
+    random_plan,
+)
 
 PLANS = 2048
 CHECKED = 200
@@ -34,9 +39,9 @@ def _random_ranks(*shape: int):
 def test_plans_of_100_tables_on_128_ranks_are_judged_300_times_as_fast_as_predicted():
     evaluator, task = plan_setting(100, "dgx_a100", 16, batch=65536)
     ranks = _random_ranks(PLANS, 100)
-    evaluator.measure_assignments(task, ranks[:128])
+    measure_assignments(evaluator, task, ranks[:128])
     begin = time.process_time()
-    evaluator.measure_assignments(task, ranks)
+    measure_assignments(evaluator, task, ranks)
     columns = PLANS / (time.process_time() - begin)
     begin = time.process_time()
     plans = [task.whole(row, "random") for row in ranks.tolist()]
@@ -84,7 +89,7 @@ def test_200_random_plans_of_100_tables_on_128_ranks_take_the_nanoseconds_of_a_f
 def judge_and_time(question: RankQuestion, ranks) -> float:
     """Processor time of a worker for a chunk of plans."""
     begin = time.process_time()
-    judge_assignments(question, ranks)
+    measure_assignments(*kept_task(question), ranks)
     return time.process_time() - begin
 
 

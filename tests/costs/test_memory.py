@@ -16,8 +16,8 @@ from perfmodel.costs.memory import (
     resembling,
 )
 from perfmodel.graph.ops import MemoryBound
-from perfmodel.stacks.capabilities import KERNEL_WORDS
 from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import kernel_words
 from tests.costs.devices import load_device
 
 STACK = load_stack("pytorch_eager")
@@ -32,7 +32,7 @@ def test_a_stack_may_name_every_kernel_that_a_curve_is_known_for():
     # Names of the framework for `concat` and for kernels in place are found in traces only, and
     # kernels of compiled code in emulated scripts.
     found = {"add_", "zero_", "cat", "conv"} | {*RECORDED_WORDS, "fused_foreach"}
-    assert set(resembling()) - set(KERNEL_WORDS) == found
+    assert set(resembling()) - set(kernel_words()) == found
 
 
 def test_slopes_add_up_from_knot_to_knot():

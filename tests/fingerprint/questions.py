@@ -21,7 +21,7 @@ QUESTIONS: dict[str, str] = {
     ),
     "rank batches": (
         "rank --topology dgx_h100 --hosts 2 --workload dlrm_mlperf --sharder balanced "
-        "--sharder torchrec --batches 4 --by p95 --samples 4 --stack torchrec"
+        "--sharder torchrec --samples 4 --stack torchrec"
     ),
     "predict transformer": "predict --workload llama3_8b --topology dgx_h100 --hosts 2",
     "predict layout": (

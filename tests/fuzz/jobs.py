@@ -84,7 +84,7 @@ def _forged_job(name: str) -> Reader:
 
 def _chakra_readers() -> list[Reader]:
     own = _own_chakra()
-    return [_chakra_reader("chakra", own), _chakra_reader("chakra of others", _foreign(own))]
+    return [_chakra_reader("chakra", own), _chakra_reader("chakra of two ranks", _foreign(own))]
 
 
 def _own_chakra() -> tuple[Any, ...]:

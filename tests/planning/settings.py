@@ -10,7 +10,8 @@ from embeddings.sharding_task import cut_table
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.plans.default_plan import build_task
-from perfmodel.prediction.plans.evaluator import PlanEvaluator
+from perfmodel.prediction.plans.evaluator import PlanEvaluator, PlanMeasures
+from perfmodel.prediction.plans.placements import Int32s, PlanColumns
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.prediction.scenario import Interference
@@ -106,3 +107,13 @@ def predict_plan(spec, cluster, plan) -> Prediction:
     asked = PredictOptions(interference=Interference.LEFT_OUT, samples=0, is_explained=False)
     question = build_question(Setting(spec, cluster, STACK, asked, plan=plan))
     return predict(question, executor=SerialExecutor())
+
+
+def measure_assignments(
+    evaluator: PlanEvaluator, task: ShardingTask, ranks: Int32s
+) -> PlanMeasures:
+    """Times and memory of plans of whole tables, *ranks* being plans x tables."""
+    like = task.whole([int(rank) for rank in ranks[0]], "assignment")
+    pieces = evaluator.catalog.columns_of(like).piece
+    columns = [PlanColumns(pieces, of_plan) for of_plan in ranks]
+    return evaluator.measure_columns(columns, lambda _: like)

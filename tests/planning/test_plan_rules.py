@@ -13,11 +13,10 @@ import pytest
 from embeddings.sharders import ShardingTask
 from embeddings.sharding_task import find_broken
 from embeddings.table import EmbeddingTable
-from perfmodel.base.errors import PlanError, ScenarioError
-from perfmodel.planning import making
-from perfmodel.planning.making import enumerate_plans, judge_assignments, search_plans
+from perfmodel.base.errors import ScenarioError
+from perfmodel.planning.making import search_plans
 from perfmodel.planning.plan_work import PlanBound
-from perfmodel.planning.question import RankBy, RankQuestion
+from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.ranking import Ranking
 from perfmodel.planning.search import Neighbourhood, PlanSearch, SearchLimit, SearchOutcome
 from perfmodel.prediction.plans.layout import COPIED, LayoutBook
@@ -29,43 +28,6 @@ def task_of(count: int, ranks: int = 2, **changes: Any) -> ShardingTask:
     given: Any = {"rows": 100, "width": 16, "pooling_factor": 1, **changes}
     tables = tuple(EmbeddingTable(f"t{number}", **given) for number in range(count))
     return ShardingTask(tables, ranks, 10**12, 64)
-
-
-def test_plans_are_enumerated_if_there_are_no_more_than_asked_for():
-    chunks = []
-
-    class Executor:
-        def map(self, function: Any, shared: Any, items: Any) -> Any:
-            chunks.extend(len(item) for item in items)
-            # Those with most on rank 1 are fastest.
-            return [-item.sum(axis=1) for item in items]
-
-    executor: Any = Executor()
-    task = task_of(10)
-    for limit in (512, 513):
-        question: Any = SimpleNamespace(enumerate_limit=limit)
-        found = enumerate_plans(question, task, executor)
-        assert found.judged == 512
-        assert [plan.name for plan in found.plans] == [f"enumerated-{n}" for n in range(1, 6)]
-        assert [shard.rank for shard in found.plans[0].shards] == [0] + [1] * 9
-    assert chunks == [256, 256] * 2
-    few: Any = SimpleNamespace(enumerate_limit=511)
-    with pytest.raises(PlanError, match="more than 511 plans"):
-        enumerate_plans(few, task, executor)
-
-
-def test_a_plan_that_fills_a_rank_to_the_last_byte_fits(monkeypatch):
-    found = SimpleNamespace(
-        peak_bytes=np.array([99, 100, 101]), time_ns=lambda mode: np.array([7, 8, 9])
-    )
-    evaluator = SimpleNamespace(
-        measure_assignments=lambda task, ranks: found,
-        cluster=SimpleNamespace(device=SimpleNamespace(memory_bytes=100)),
-    )
-    monkeypatch.setattr(making, "kept_task", lambda question: (evaluator, None))
-    nothing: Any = SimpleNamespace(mode=Mode.PERIOD, reserve=0.0)
-    times = judge_assignments(nothing, np.zeros((3, 1), dtype=np.int32))
-    assert times.tolist() == [7, 8, np.iinfo(np.int64).max]
 
 
 def test_of_several_searches_the_best_counts_and_all_plans_are_counted():
@@ -80,8 +42,7 @@ def test_of_several_searches_the_best_counts_and_all_plans_are_counted():
 
 @pytest.mark.parametrize(
     ("changes", "fault"),
-    [({"rank_by": RankBy.MEAN, "batches": 1}, "needs sampled batches"),
-     ({"rank_by": RankBy.QUANTILE}, "needs sampled batches"), ({"samples": 1}, "samples"),
+    [({"samples": 1}, "samples"),
      ({"searches": 0}, "searches must be at least 1"), ({"search_seconds": -0.1}, "search"),
      ({"sharders": ()}, "nothing to compare"), ({"sharders": ("nobody",)}, "must be among")],
 )  # fmt: skip
@@ -91,10 +52,9 @@ def test_a_question_that_cannot_be_answered_is_refused(changes, fault):
 
 
 def test_the_least_that_a_question_may_ask():
-    assert RankQuestion("dgx_a100", rank_by=RankBy.MEAN, batches=2, samples=2, searches=1)
-    for changes in ({"search_seconds": 0.1}, {"enumerate_limit": 1}, {"plan_files": ("a",)}):
-        asked = RankQuestion("dgx_a100", sharders=(), **changes)
-        assert asked.wants_more is ("plan_files" not in changes)
+    assert RankQuestion("dgx_a100", samples=2, searches=1)
+    for changes in ({"search_seconds": 0.1}, {"plan_files": ("a",)}):
+        assert RankQuestion("dgx_a100", sharders=(), **changes).sharders == ()
 
 
 def ranked(
@@ -103,7 +63,6 @@ def ranked(
     return SimpleNamespace(
         plan=SimpleNamespace(name=name),
         answer=SimpleNamespace(iteration_ns=time_ns),
-        decided_ns=time_ns,
         place=place,
         fits=fits,
         bound=PlanBound.LOOKUP,
@@ -113,7 +72,7 @@ def ranked(
 
 def verdict(*plans: Any) -> str:
     nothing: Any = None
-    ranking = Ranking(plans, (), (), Mode.PERIOD, RankBy.NOMINAL, 2**30, 1, nothing)
+    ranking = Ranking(plans, (), (), Mode.PERIOD, 2**30, 1, nothing)
     assert ranking.fits is plans[0].fits
     return ranking.verdict
 
@@ -143,7 +102,7 @@ def test_the_verdict_says_what_to_take():
 def test_reasons_are_told_once_with_all_they_are_about():
     refused = (("a", "too large"), ("b", "odd"), ("c", "too large"))
     nothing: Any = None
-    found = Ranking((), refused, (), Mode.PERIOD, RankBy.NOMINAL, 1, 1, nothing)
+    found = Ranking((), refused, (), Mode.PERIOD, 1, 1, nothing)
     assert found.refusals == ("a, c: too large", "b: odd")
 
 

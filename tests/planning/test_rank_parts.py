@@ -14,7 +14,6 @@ from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import stated_prices
 from perfmodel.graph.job import Origin
 from perfmodel.graph.program import LaneKind
-from perfmodel.planning.batches import BatchSpread
 from perfmodel.planning.plan_work import (
     PlanBound,
     PlanLoads,
@@ -23,8 +22,7 @@ from perfmodel.planning.plan_work import (
     find_loads,
     find_straggler,
 )
-from perfmodel.planning.question import RankBy
-from perfmodel.planning.rank_plans import answer_plan, order_by_time, order_time
+from perfmodel.planning.rank_plans import answer_plan, order_by_time
 from perfmodel.planning.ranking import RankedPlan
 from perfmodel.prediction.answer import RankWait
 from perfmodel.prediction.question import PredictOptions, Setting
@@ -34,33 +32,20 @@ from tests.builders import JobSketch
 from tests.planning.settings import STACK, build_spec
 from topologies import build_cluster, load_topology
 
-SPREAD = BatchSpread(mean_ns=30.0, low_ns=10.0, middle_ns=25.0, high_ns=50.0, batches=4)
-
 
 def ranked(
     time_ns: int, *drawn_ns: float, fits: bool = True, peak: int = 5, **more: Any
 ) -> RankedPlan:
     nothing: Any = None
     answer: Any = SimpleNamespace(iteration_ns=time_ns, drawn_ns=drawn_ns)
-    fields: Any = {"spread": None, **more}
     return RankedPlan(
-        plan=nothing, answer=answer, place=0, beats_next=None, decided_ns=float(time_ns),
+        plan=nothing, answer=answer, place=0, beats_next=None,
         bound=PlanBound.LOOKUP, gains_ns={}, straggler=nothing,
-        loads=PlanLoads((1.0,), (1,), (peak,)), fits=fits, **fields,
+        loads=PlanLoads((1.0,), (1,), (peak,)), fits=fits, **more,
     )  # fmt: skip
 
 
-def test_plans_are_ordered_by_the_time_that_was_asked_for():
-    def time(rank_by: RankBy, spread: Any) -> float:
-        question: Any = SimpleNamespace(rank_by=rank_by)
-        return order_time(ranked(20, spread=spread), question)
-
-    assert [time(one, SPREAD) for one in RankBy] == [20.0, 30.0, 50.0]
-    assert [time(one, None) for one in RankBy] == [20.0, 20.0, 20.0]
-
-
 def test_places_are_counted_on_and_the_first_of_each_is_held_against_the_next():
-    question: Any = SimpleNamespace(rank_by=RankBy.NOMINAL)
     given = [
         ranked(30, 3.0, 3.0, fits=False),
         ranked(200, 2.0, 2.0),
@@ -68,7 +53,7 @@ def test_places_are_counted_on_and_the_first_of_each_is_held_against_the_next():
         ranked(100, 1.0, 2.0),
         ranked(20, 4.0, 1.0, fits=False),
     ]
-    found = order_by_time(given, question)
+    found = order_by_time(given)
     assert [one.answer.iteration_ns for one in found] == [100, 101, 200, 20, 30]
     assert [one.place for one in found] == [1, 1, 3, 4, 5]
     # Of a tie less memory stands first, then more even lookups.
@@ -76,7 +61,7 @@ def test_places_are_counted_on_and_the_first_of_each_is_held_against_the_next():
         replace(ranked(7), loads=PlanLoads(lookups, (0, 0), memory))
         for lookups, memory in (((4.0, 4.0), (9, 1)), ((6.0, 2.0), (8, 8)), ((4.0, 4.0), (8, 8)))
     )
-    ordered = order_by_time([large, uneven, even], question)
+    ordered = order_by_time([large, uneven, even])
     assert [plan.loads for plan in ordered] == [even.loads, uneven.loads, large.loads]
     assert [(plan.place, plan.beats_next) for plan in ordered] == [(1, None)] * 3
     # 1 against 2 is faster and 2 against 2 a tie; of those that do not fit 4 is not below 3, 1 is.
@@ -132,30 +117,10 @@ def test_gains_are_what_a_tenth_less_of_each_part_saves(mode):
     job = replace(job, origins=tuple(map(Origin, operators)), programs=[program])
     family = np.array([FAMILIES.index(name) for name in names], dtype=np.uint8)
     priced = replace(stated_prices(job), family=family)
-    whole_ns, gains = find_gains(priced, mode, is_loader_left_out=False)
-    assert whole_ns == 31_000
-    assert gains == {
+    assert find_gains(priced, mode) == {
         PlanBound.LOOKUP: 1600.0, PlanBound.ALL_TO_ALL: 200.0, PlanBound.MLP: 100.0,
-        PlanBound.REDUCTION: 400.0, PlanBound.HOST: 800.0, PlanBound.LOADER: 0.0,
+        PlanBound.REDUCTION: 400.0, PlanBound.HOST: 800.0,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("mode", Mode)
-def test_a_loader_that_decides_is_named_and_one_that_is_assumed_left_out(mode):
-    sketch = JobSketch()
-    rank = sketch.rank(loader=LaneKind.LOADER, gpu=LaneKind.COMPUTE)
-    rank.task("input/load", "loader", 50_000)
-    rank.task("mlp/up", "gpu", 10_000, after=["input/load"])
-    job, _ = sketch.build()
-    family = np.full(2, FAMILIES.index("gemm"), dtype=np.uint8)
-    priced = replace(stated_prices(job), family=family)
-    whole_ns, gains = find_gains(priced, mode, is_loader_left_out=False)
-    assert whole_ns == (60_000 if mode is Mode.ISOLATED else 50_000)
-    assert max(gains, key=lambda bound: gains[bound]) is PlanBound.LOADER
-    assert gains[PlanBound.LOADER] == 5_000
-    whole_ns, gains = find_gains(priced, mode, is_loader_left_out=True)
-    assert whole_ns == 10_000
-    assert {bound for bound, gain in gains.items() if gain} == {PlanBound.MLP}
 
 
 def test_a_plan_is_explained_by_the_replay_that_it_is_ranked_by():

@@ -20,7 +20,6 @@ from perfmodel.reports.search import (
     to_search_document,
 )
 from perfmodel.reports.terminal import to_text
-from perfmodel.stacks.capabilities import Schedule
 from perfmodel.workloads.transformer.words import StateSharding
 
 CHANGES = (
@@ -105,7 +104,7 @@ def test_trainers_are_told_whether_state_is_shared(found):
 
 def test_only_trainers_that_have_a_schedule_are_told_of_it(found):
     one = found[0].best
-    split = one.candidate.spec.parallel.model_copy(update={"schedule": Schedule.DUALPIPE_V})
+    split = one.candidate.spec.parallel.model_copy(update={"schedule": "dualpipe_v"})
     spec = one.candidate.spec.model_copy(update={"parallel": split})
     flags = build_flags(replace(one, candidate=replace(one.candidate, spec=spec)))
     assert list(flags) == ["torchtitan"]

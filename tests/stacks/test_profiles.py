@@ -19,7 +19,7 @@ from perfmodel.stacks.capabilities import (
     Residency,
 )
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import Compiled, Evidence, HostTime, Loader, TableHandling
+from perfmodel.stacks.stack import Compiled, Evidence, HostTime, TableHandling
 
 BASE = """
 name: base
@@ -46,7 +46,6 @@ tables:
   has_all_keys: true
   key_traffic: 1 KiB
   vector_passes: 1.5
-loader: {batch: 2 us, sample: 3 ns}
 compiled: {fusions: [gelu], host_speed_ratio: 5}
 evidence: {hopper: {rows: 7, sources: 2, hosts: 3, spread: 0.25}}
 stands_for:
@@ -109,7 +108,6 @@ def test_every_key_is_read(files):
         sharder="row_wise", key_dtype=DType.INT32, has_all_keys=True, key_traffic_bytes=1024,
         vector_passes=1.5,
     )  # fmt: skip
-    assert stack.loader == Loader(2_000.0, 3.0)
     assert stack.compiled == Compiled(frozenset({Fusion.GELU}), 5.0)
     assert stack.evidence == {"hopper": Evidence(7, 2, 3, 0.25)}
 
@@ -138,7 +136,10 @@ def test_what_is_taken_over_is_divided_and_what_is_stated_is_not(files):
     # 8 us / 2; 5 us as stated; what the device adds to a launch is not the host's.
     assert (host.between_operators_ns, host.launch_ns, host.wait_ns) == (4_000, 5_000, 2_000)
     assert (host.launch_latency_ns, host.iteration_ns) == (2_000, 5_000)
-    assert host.operators == {"mm": {BEFORE: 15_000}, "addmm": {BEFORE: 9_000}}
+    assert host.operators == {
+        "mm": {BEFORE: 15_000},
+        "addmm": {HostPart.LAUNCH: 500, BEFORE: 9_000},
+    }
     assert host.default == {BEFORE: 10_000, AFTER: 7_000, HostPart.BETWEEN_LAUNCHES: 7_000}
     assert stack.evidence == {}
     assert stack.kernel_time_ratio["gemm"] == {"default": 2.0}
@@ -183,22 +184,32 @@ def test_what_a_stack_leaves_out_it_does_not_do(tmp_path):
     file.write_text("\n".join(lines) + "\n" + BASE[start:])
     stack = load_stack(file)
     assert stack.tables == TableHandling()
-    assert stack.loader.load_ns(1_000) == 0
     assert (stack.fusions, stack.overlaps, stack.habits) == (set(), set(), set())
     assert (stack.family, stack.evidence) == (None, {})
     assert stack.time_ratio("gemm", "hopper") == 1
 
 
-def test_an_empty_table_of_operators_takes_over_none(files, tmp_path):
-    file = tmp_path / "captured.yaml"
-    file.write_text(
-        FASTER.format(base=files[0]).replace("  operators:\n    addmm", "  operators: {}\n  x")
-    )
-    with pytest.raises(CalibrationError, match=r"host\.x .*: unknown key"):
-        load_stack(file)
-    text = FASTER.format(base=files[0])
-    file.write_text(text[: text.index("  operators:")] + "  operators: {}\n...\n")
-    assert load_stack(file).host.operators == {}
+def test_nested_keys_are_inherited_one_by_one_and_dropped_by_name(files, tmp_path):
+    file = tmp_path / "child.yaml"
+
+    def tables_of(text):
+        file.write_text(f"name: child\nextends: {files[0]}\n{text}\n...\n")
+        return load_stack(file)
+
+    base = load_stack(files[0])
+    child = tables_of("tables: {key_time: 3 ns}")
+    # What a child does not state it has from its parent, whatever else it states beside it.
+    assert child.tables == replace(base.tables, key_ns=3.0)
+    child = tables_of("tables: {sharder: null}\nhost: {operators: null}")
+    assert child.tables == replace(base.tables, sharder=TableHandling().sharder)
+    assert child.host.operators == {}
+    child = tables_of("kernel_time_ratio: {gemm: 3, memory: {ampere: null}}")
+    assert child.kernel_time_ratio == {"gemm": {"default": 3.0}, "memory": {"default": 4}}
+    child = tables_of("host:\n  operators:\n    aten::mm: {after_launch: 2 us}")
+    assert child.host.operators["mm"] == {BEFORE: 30_000, AFTER: 2_000}
+    # Only what is inherited can be dropped: a misspelt key is a fault.
+    with pytest.raises(CalibrationError, match=r"tables\.sharders"):
+        tables_of("tables: {sharders: null}")
 
 
 def test_a_compiled_stack_fuses_more_on_a_faster_host(files):
@@ -229,7 +240,6 @@ def test_capabilities_answer_what_they_are_asked(files):
     assert [stack.has(habit) for habit in habits] == [True, False]
     assert not stack.sums_bias_gradients
     assert not stack.unfuses_attention
-    assert stack.loader.load_ns(100) == 2_300
     optimizers = ("sgd", "adagrad")
     assert [stack.tables.kernel_for(one) for one in optimizers] == ["table_batched", "two_step"]
 
@@ -243,9 +253,9 @@ def test_capabilities_answer_what_they_are_asked(files):
             "default: ' '",
             "attention_kernels.default .line 10.: must be text, not empty",
         ),
-        ("before_launch: 20 us, ", "", "host.default .line 37.: must state before_launch"),
-        ("after_launch: 12 us, ", "", "host.default .line 37.: must state after_launch"),
-        (", between_launches: 14 us", "", "host.default .line 37.: must state between_launches"),
+        ("before_launch: 20 us, ", "", "host.default .line 36.: must state before_launch"),
+        ("after_launch: 12 us, ", "", "host.default .line 36.: must state after_launch"),
+        (", between_launches: 14 us", "", "host.default .line 36.: must state between_launches"),
         (
             "launch: 1 us",
             "lunch: 1 us",

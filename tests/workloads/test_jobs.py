@@ -10,8 +10,8 @@ from perfmodel.engine.replay import replay
 from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Attention, MemoryBound, Pass
-from perfmodel.stacks.capabilities import KERNEL_WORDS
 from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import kernel_words
 from perfmodel.workloads import build_job, load_workload
 
 SMALL = ["model.layers=4", "batch=32", "parallel.micro_batch=2"]
@@ -41,7 +41,7 @@ def test_a_job_runs_to_its_end_again_and_again(name, overrides):
     assert (np.diff(ends, axis=0) > 0).all()
     # A stack may say of all its kernels what they execute.
     words = {op.operator.removesuffix("_backward") for op in job.ops if isinstance(op, MemoryBound)}
-    assert words <= set(KERNEL_WORDS)
+    assert words <= set(kernel_words())
 
 
 @pytest.mark.parametrize(("micro_batches", "iteration_ns"), [(4, 210), (8, 330), (16, 570)])

@@ -21,7 +21,7 @@ from perfmodel.extensions.recordings.importing import import_job
 from perfmodel.extensions.recordings.linked_jobs import build_linked_job, is_linked
 from perfmodel.extensions.recordings.recorded_job import SCHEMA_VERSION, RecordedJob, SelfReplay
 from perfmodel.extensions.recordings.self_replay import with_score
-from perfmodel.extensions.recordings.storage import assemble_chakra_job, is_own, save_recorded_job
+from perfmodel.extensions.recordings.storage import save_recorded_job
 from perfmodel.extensions.recordings.trace_stats import known_share
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.storage import save_job
@@ -162,10 +162,6 @@ def _read(recording: Recording, folder: Path, wishes: ImportWishes, on_file: OnF
             job = build_executed_job(recording.name, executed)
     else:
         chakra = _load(recording.chakra, load_chakra, wishes.limits, on_file)
-        if any(is_own(trace) for trace in chakra):
-            own = assemble_chakra_job(chakra, recording.chakra[0].parent)
-            check_job(own.graph)
-            return ImportedJob(folder, with_score(own))
         job = build_linked_job(recording.name, chakra, "Chakra traces")
     check_job(job.graph)
     return replace(job, folder=folder)

@@ -27,7 +27,7 @@ from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.ops import Communication, MemoryBound
 from perfmodel.prediction.layouts.candidates import Candidate
-from perfmodel.stacks.capabilities import Schedule
+from perfmodel.stacks.schedules import DEFAULT_SCHEDULE
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.jobs import build_job
 from perfmodel.workloads.transformer.shapes import LayerShapes
@@ -93,7 +93,7 @@ class Bounds:
         before, longest = 0.0, 0.0
         for stage_ns in stages:
             longest = max(longest, layout.micro_batches * stage_ns + before)
-            if not layout.schedule.splits_backward:
+            if not layout.order.splits_backward:
                 # The others fill the time before the last stage can start.
                 before += stage_ns / layout.interleaving
         return int(max(longest, self._gathering_ns(candidate)))
@@ -204,7 +204,7 @@ def layer_of(candidate: Candidate) -> Layer:
     spec, layout = candidate.spec, candidate.chosen.layout
     parallel = {
         "tp": layout.tp, "pp": 1, "dp": None, "micro_batch": layout.micro_batch,
-        "interleaving": 1, "schedule": Schedule.ONE_F_ONE_B, "sharding": StateSharding.NONE,
+        "interleaving": 1, "schedule": DEFAULT_SCHEDULE, "sharding": StateSharding.NONE,
         "shard_group": None,
         "sequence_parallel": layout.is_sequence_parallel,
     }  # fmt: skip

@@ -12,7 +12,8 @@ from itertools import product
 from typing import Any
 
 from perfmodel.base.errors import WorkloadError
-from perfmodel.stacks.capabilities import Overlap, Schedule
+from perfmodel.stacks.capabilities import Overlap
+from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, load_schedules
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.run import unfuses_attention
@@ -72,8 +73,8 @@ class Candidate:
             "parallel.micro_batch": layout.micro_batch,
             "parallel.sharding": parallel.sharding.value,
             "parallel.interleaving": parallel.interleaving,
-            "parallel.schedule": parallel.schedule.value
-            if parallel.schedule.splits_backward
+            "parallel.schedule": parallel.schedule
+            if parallel.schedule != DEFAULT_SCHEDULE
             else None,
             "parallel.sequence_parallel": layout.is_sequence_parallel if layout.tp > 1 else None,
             "parallel.dispatcher": parallel.dispatcher.value if parallel.dispatcher else None,
@@ -252,7 +253,8 @@ class LayoutOptions:
         spec, runs = self._spec, changes["interleaving"]
         if runs > 1 and spec.model.layers % (changes["pp"] * runs):
             return None
-        if runs > 1 and changes.get("schedule", Schedule.ONE_F_ONE_B).splits_backward:
+        schedule = changes.get("schedule", DEFAULT_SCHEDULE)
+        if runs > 1 and not load_schedules()[schedule].interleaves:
             return None
         parallel = {key: value for key, value in changes.items() if key != "recompute"}
         return self.choose(

@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 
 from embeddings.plan import Shard, ShardingPlan
-from embeddings.sharding_task import ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import GraphError, PlanError
 from perfmodel.costs.models import FAMILIES
@@ -34,7 +33,6 @@ from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.program import PLAIN, Role
 from perfmodel.prediction.plans.placements import (
     FrameKey,
-    Int32s,
     Int64s,
     PieceCatalog,
     PieceColumns,
@@ -116,7 +114,10 @@ def times_in_mode(times: VariantTimes, mode: Mode) -> Int64s:
 
 
 class PlanEvaluator:
-    """Times of plans of *spec* under *stack* on *cluster*."""
+    """Times of plans of *spec* under *stack* on *cluster*.
+
+    Batches are ready: a loader takes as long under every plan, and would hide what they change.
+    """
 
     def __init__(self, spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack) -> None:
         if cluster.rank_count < 2:
@@ -127,7 +128,10 @@ class PlanEvaluator:
                 "compared only under a collective library. Use another stack, or predict each "
                 "plan alone."
             )
-        self.spec = spec
+        self.load_ns = spec.input.load_time
+        self.spec = spec.model_copy(
+            update={"input": spec.input.model_copy(update={"load_time": None})}
+        )
         self.cluster = cluster
         self.stack = stack
         self.catalog = PieceCatalog(
@@ -147,13 +151,6 @@ class PlanEvaluator:
             for plan in plans
         ]
         return self.measure_columns(columns, plans.__getitem__)
-
-    def measure_assignments(self, task: ShardingTask, ranks: Int32s) -> PlanMeasures:
-        """The same for plans of whole tables, *ranks* being plans x tables. Builds no plans."""
-        like = task.whole([int(rank) for rank in ranks[0]], "assignment")
-        pieces = self.catalog.columns_of(like).piece
-        columns = [PlanColumns(pieces, of_plan) for of_plan in ranks]
-        return self.measure_columns(columns, lambda _: like)
 
     def measure_columns(
         self, plans: Sequence[PlanColumns | None], plan_of: Callable[[int], ShardingPlan]

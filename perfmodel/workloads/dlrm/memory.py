@@ -10,6 +10,7 @@ import numpy as np
 from embeddings.plan import ShardingPlan
 from embeddings.table import EmbeddingTable
 from perfmodel.graph.job import RUNTIME_BYTES, KeptBytes, MemoryPart, RankMemory
+from perfmodel.stacks.optimizers import load_optimizers
 from perfmodel.workloads.dlrm.dense import (
     DenseLayer,
     dense_layers,
@@ -18,7 +19,7 @@ from perfmodel.workloads.dlrm.dense import (
     top_layers,
 )
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
-from perfmodel.workloads.kernels import FP32_BYTES, STATES
+from perfmodel.workloads.kernels import FP32_BYTES
 
 
 def dlrm_memory(spec: DlrmSpec, *, rank_count: int, plan: ShardingPlan) -> tuple[RankMemory, ...]:
@@ -89,7 +90,7 @@ def _rank_memory(
         "dense weights": dense_bytes,
         # Gradients and the buckets they are copied to, dense ones of copied tables too.
         "dense gradients": 2 * (dense_bytes + size),
-        "dense optimizer state": STATES[spec.training.optimizer] * dense_bytes,
+        "dense optimizer state": load_optimizers()[spec.training.optimizer].states * dense_bytes,
         "activations": samples * _activation_bytes(spec),
         "exchange buffers": _sent_bytes(spec, numbers, lookups) + received,
         "runtime and buffers": RUNTIME_BYTES,

@@ -13,6 +13,7 @@ from perfmodel.graph.builder import ProgramBuilder
 from perfmodel.graph.ops import Copy, CopyRoute, MemoryBound
 from perfmodel.graph.program import Dependency, Program
 from perfmodel.stacks.capabilities import FrameworkBehaviour, OptimizerKernels, Overlap
+from perfmodel.stacks.optimizers import load_optimizers
 from perfmodel.workloads.dlrm import sequence
 from perfmodel.workloads.dlrm.dense import (
     backward_steps,
@@ -30,7 +31,6 @@ from perfmodel.workloads.dlrm.sparse import SparsePart, SparseWriter
 from perfmodel.workloads.eager import EagerWriter, Step, StepWriter, feed_batch
 from perfmodel.workloads.kernels import (
     FP32_BYTES,
-    STATES,
     elementwise,
     iter_optimizer_calls,
     row_sum,
@@ -205,7 +205,8 @@ class RankWriter:
                 kernel = elementwise("copy", size, DType.FP32)
                 self._writer.run("copy_bucket_to_grad", [kernel], label=label)
         name = training.optimizer
-        is_cast = STATES[name] > 0 and run.stack.has(FrameworkBehaviour.CASTS_WEIGHTS)
+        has_state = load_optimizers()[name].states > 0
+        is_cast = has_state and run.stack.has(FrameworkBehaviour.CASTS_WEIGHTS)
         calls = iter_optimizer_calls(
             name,
             run.stack.optimizer_kernels,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from collectives.collective import Collective
 from embeddings.plan import ShardingPlan
+from embeddings.table import OPTIMIZERS as TABLE_OPTIMIZERS
 from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
@@ -27,7 +28,7 @@ from perfmodel.workloads.dlrm.exchange import (
 from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.eager import EagerWriter
-from perfmodel.workloads.kernels import STATES, cast, elementwise
+from perfmodel.workloads.kernels import cast, elementwise
 from perfmodel.workloads.reduction import GradientReduction
 
 EXCHANGE_SLOT, HOST_SLOT, RAIL_SLOT = 0, 2, 3
@@ -237,7 +238,8 @@ class SparseWriter:
             # A pass over weights and state of all tables, also those of other ranks. State per
             # row is small compared with the row.
             name, tables = self.run.spec.embedding.optimizer, self.run.spec.embedding.tables()
-            numbers = sum(table.rows * table.width for table in tables) * (1 + STATES.get(name, 0))
+            numbers = sum(table.rows * table.width for table in tables)
+            numbers *= 1 + TABLE_OPTIMIZERS[name]
             kernel = elementwise(name, numbers, DType.FP32)
             self._run("update_all_rows", "all rows", kernel, way="backward")
 

@@ -9,7 +9,6 @@ from perfmodel.base.units import format_size
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.tables import Tables
-from perfmodel.stacks.capabilities import Schedule
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.eager import host_assumptions
@@ -23,13 +22,6 @@ from perfmodel.workloads.transformer.stage import StageWriter
 from perfmodel.workloads.transformer.words import AdapterPlaces, Recompute, Routing
 
 _PLACES = {AdapterPlaces.ALL: "every GEMM", AdapterPlaces.QKV: "queries, keys and values"}
-_ORDERS = {
-    Schedule.ONE_F_ONE_B: "Pipeline stages run the 1F1B schedule.",
-    Schedule.ZB_H1: "Pipeline stages follow ZB-H1: gradients of weights fill idle time.",
-    Schedule.ZB_H2: "Pipeline stages follow ZB-H2: gradients of weights fill idle time.",
-    Schedule.ZB_V: "Pipeline stages follow ZB-V: gradients of weights fill idle time.",
-    Schedule.DUALPIPE_V: "Pipeline stages follow DualPipeV: a forward and a backward in turns.",
-}
 _RECOMPUTED = {
     Recompute.FULL: "Every layer",
     Recompute.ATTENTION: "The attention core",
@@ -92,7 +84,7 @@ def _iter_assumptions(run: TransformerRun, chosen: ChosenLayout) -> Iterator[str
         yield f"{layout.cp} ranks share every sequence, two mirrored chunks each."
     yield from _iter_expert_assumptions(run)
     if layout.pp > 1:
-        yield _ORDERS[layout.schedule]
+        yield layout.order.sentence
     if layout.interleaving > 1:
         yield f"Every pipeline stage holds {layout.interleaving} chunks of layers."
     if training.recompute is not Recompute.NONE:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.graph.builder import JobBuilder
-from perfmodel.stacks.capabilities import Schedule
+from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, Schedule, load_schedules
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import ContextKind
 
@@ -49,12 +49,17 @@ class Layout:
     etp: int = 1
     runs_beside: bool = False
     further_layers: int = 0
-    schedule: Schedule = Schedule.ONE_F_ONE_B
+    schedule: str = DEFAULT_SCHEDULE
+
+    @property
+    def order(self) -> Schedule:
+        """What its schedule allows."""
+        return load_schedules()[self.schedule]
 
     @property
     def is_folded(self) -> bool:
         """Whether micro-batches go through the stages to the last and back to the first."""
-        return self.schedule.is_folded and self.pp > 1
+        return self.order.is_folded and self.pp > 1
 
     @property
     def last_stage(self) -> int:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.units import format_size
-from perfmodel.stacks.capabilities import Schedule
+from perfmodel.stacks.optimizers import NO_OPTIMIZER, load_optimizers
+from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, load_schedules
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import DEFAULT_MEMORY_BYTES
 from perfmodel.workloads.transformer.layout import Layout, split_layers_by_cost
@@ -97,6 +98,7 @@ def _smallest(
     """The layout of tp x pp with the smallest micro-batch."""
     parallel = spec.parallel
     dp = rank_count // (tp * pp * parallel.cp)
+    is_folded = pp > 1 and load_schedules()[parallel.schedule].is_folded
     micro_batch = parallel.micro_batch or 1
     return Layout(
         tp=tp,
@@ -105,7 +107,7 @@ def _smallest(
         micro_batch=micro_batch,
         micro_batches=spec.batch // max(1, dp) // micro_batch,
         is_sequence_parallel=tp > 1 and parallel.sequence_parallel is not False,
-        interleaving=2 if parallel.schedule.is_folded and pp > 1 else parallel.interleaving,
+        interleaving=2 if is_folded else parallel.interleaving,
         shard=_shard(spec, tp, dp * parallel.cp, ranks_per_host),
         lengths=_lengths(spec, pp),
         cp=parallel.cp,
@@ -132,8 +134,9 @@ def _iter_faults(spec: TransformerSpec, layout: Layout, rank_count: int) -> Iter
     yield from _iter_context_faults(spec, tp)
     yield from _iter_expert_faults(spec, tp, rank_count // pp)
     is_cut = parallel.sharding.divides_gradients or spec.training.adapters_only
-    if spec.training.optimizer == "muon" and is_cut:
-        yield "optimizer=muon needs whole matrices: sharding none or zero1, and no adapters"
+    optimizer = spec.training.optimizer
+    if is_cut and optimizer != NO_OPTIMIZER and load_optimizers()[optimizer].is_orthogonal:
+        yield f"optimizer={optimizer} needs whole matrices: sharding none or zero1, and no adapters"
     if parallel.dp is not None and parallel.dp != dp:
         yield (
             f"dp={parallel.dp} is not {rank_count} ranks / (tp={tp} x pp={pp}"
@@ -191,16 +194,18 @@ def _iter_stated_faults(stated: tuple[int, ...], layers: int, runs: int) -> Iter
 def _iter_schedule_faults(spec: TransformerSpec, pp: int) -> Iterator[str]:
     """Why stages cannot take micro-batches in the stated order."""
     parallel = spec.parallel
-    schedule, name = parallel.schedule, parallel.schedule.value
-    if not schedule.splits_backward:
+    known, name = load_schedules(), parallel.schedule
+    schedule = known[name]
+    if name == DEFAULT_SCHEDULE:
         return
     if pp == 1:
         yield f"schedule={name} needs pipeline stages, but pp=1"
-    if parallel.interleaving > 1:
+    if parallel.interleaving > 1 and not schedule.interleaves:
         held = "two chunks of layers" if schedule.is_folded else "one chunk of layers"
         yield f"stages of schedule={name} hold {held}: leave interleaving out"
-    if parallel.expert_overlap and schedule is not Schedule.DUALPIPE_V:
-        yield f"schedule={name} has no turns to overlap: expert_overlap needs 1f1b or dualpipe_v"
+    if parallel.expert_overlap and not schedule.pairs_turns:
+        pairing = " or ".join(one for one in known if known[one].pairs_turns)
+        yield f"schedule={name} has no turns to overlap: expert_overlap needs {pairing}"
 
 
 def _iter_context_faults(spec: TransformerSpec, tp: int) -> Iterator[str]:

@@ -12,7 +12,9 @@ from itertools import chain
 
 from perfmodel.graph.job import RUNTIME_BYTES, KeptBytes, MemoryPart, RankMemory
 from perfmodel.stacks.capabilities import FrameworkBehaviour
-from perfmodel.workloads.kernels import FP32_BYTES, STATES
+from perfmodel.stacks.optimizers import NO_OPTIMIZER, load_optimizers
+from perfmodel.stacks.schedules import DEFAULT_SCHEDULE
+from perfmodel.workloads.kernels import FP32_BYTES
 from perfmodel.workloads.transformer.experts import routed_rows
 from perfmodel.workloads.transformer.layers import LAYER
 from perfmodel.workloads.transformer.run import TransformerRun
@@ -59,7 +61,7 @@ def kept_of_stages(run: TransformerRun) -> tuple[tuple[KeptBytes, ...], ...]:
 
     Empty for schedules that defer gradients of weights: their passes look alike.
     """
-    if run.layout.schedule.splits_backward:
+    if run.layout.order.splits_backward:
         return ((),) * run.layout.pp
     training, sizes, last = run.spec.training, _layer_sizes(run), run.layout.last_stage
     found = []
@@ -102,9 +104,10 @@ def _stage_memory(run: TransformerRun, stage: int, sizes: _LayerSizes) -> RankMe
         trained = sum(run.shape.adapter_tensors(training)) * layers
     is_sharded = spec.parallel.sharding.divides_weights
     gradient_bytes, state_bytes = _trained_bytes(run, trained, layout.shard_ranks)
-    if training.optimizer == "muon":
-        # Both ends of the model are updated by Adam, which has one more state.
-        more = end_parameters(spec.model, layout, stage=stage) * FP32_BYTES
+    optimizer = load_optimizers().get(training.optimizer)
+    if optimizer is not None and optimizer.ends:
+        states = load_optimizers()[optimizer.ends].states - optimizer.states
+        more = end_parameters(spec.model, layout, stage=stage) * states * FP32_BYTES
         state_bytes += more // (layout.shard_ranks if spec.parallel.sharding.divides_state else 1)
     # Experts that are spread separately from the rest.
     expert_bytes = experts * weight_size // (layout.expert_copies if is_sharded else 1)
@@ -143,10 +146,10 @@ def _trained_bytes(run: TransformerRun, elements: int, shares: int) -> tuple[int
         # Buckets in the format of the weights are summed up in longer gradients.
         size += training.weight_dtype.size_bytes
     gradients, state = elements * size, 0
-    if training.optimizer != "none":
+    if training.optimizer != NO_OPTIMIZER:
         has_master = training.weight_dtype.size_bytes < FP32_BYTES
         kept = round(elements * (1 - training.offload_optimizer))
-        state = kept * (has_master + STATES[training.optimizer]) * FP32_BYTES
+        state = kept * (has_master + load_optimizers()[training.optimizer].states) * FP32_BYTES
     return (
         gradients // (shares if sharding.divides_gradients and run.layout.pp == 1 else 1),
         state // (shares if sharding.divides_state else 1),
@@ -199,7 +202,7 @@ def _activation_bytes(run: TransformerRun, stage: int, sizes: _LayerSizes) -> in
         )
         for layers in of_runs
     ]
-    if layout.schedule.splits_backward:
+    if layout.schedule != DEFAULT_SCHEDULE:
         total = most_kept(layout, stage, of_run)
     else:
         # Turns rotate over the runs: each is in flight equally often, the first ones once more.

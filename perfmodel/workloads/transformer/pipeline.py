@@ -88,7 +88,7 @@ class Transfers:
         # Stages of several runs send to a stage that may itself wait to send, and those that put
         # off gradients of weights to one that is not there yet: that never blocks.
         layout = self._run.layout
-        is_free = layout.interleaving > 1 or layout.schedule.splits_backward
+        is_free = layout.interleaving > 1 or layout.order.splits_backward
         if not (is_free or self._overlaps):
             self._writer.hold(self._writer.compute, task)
 

@@ -26,13 +26,14 @@ pass of attention. Source of the order: the combined 1F1B schedule of Megatron-C
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from itertools import zip_longest
 
 from perfmodel.graph.ops import Pass
-from perfmodel.stacks.capabilities import Schedule
+from perfmodel.stacks.schedules import DEFAULT_SCHEDULE
 from perfmodel.workloads.eager import Joining, Step
 from perfmodel.workloads.transformer.layout import Layout, Slot
 
@@ -67,19 +68,17 @@ class Turn:
 
 def build_schedule(layout: Layout, stage: int) -> tuple[Turn, ...]:
     """The turns of *stage*, in order; interleaved, the stages divide the micro-batches."""
-    if layout.schedule in (Schedule.ZB_H1, Schedule.ZB_H2):
-        return tuple(_iter_zb_h(layout, stage))
-    if layout.schedule is Schedule.ZB_V:
-        return _take_in_order(layout, _iter_zb_v(layout, stage))
-    if layout.schedule is Schedule.DUALPIPE_V:
-        return _take_in_order(layout, _iter_dualpipe_v(layout, stage))
+    return tuple(ORDERS[layout.schedule](layout, stage))
+
+
+def _iter_1f1b(layout: Layout, stage: int) -> Iterator[Turn]:
     total, ahead = layout.micro_batches * layout.interleaving, turns_ahead(layout, stage)
-    turns = [_turn(layout, Pass.FORWARD, number) for number in range(ahead)]
+    for number in range(ahead):
+        yield _turn(layout, Pass.FORWARD, number)
     for number in range(total):
         if ahead + number < total:
-            turns.append(_turn(layout, Pass.FORWARD, ahead + number))
-        turns.append(_turn(layout, Pass.BACKWARD, number))
-    return tuple(turns)
+            yield _turn(layout, Pass.FORWARD, ahead + number)
+        yield _turn(layout, Pass.BACKWARD, number)
 
 
 def pair_turns(layout: Layout, stage: int) -> Iterator[tuple[Turn, Turn | None]]:
@@ -130,12 +129,10 @@ def _cut_at_exchanges(steps: Iterable[Step], joining: Joining) -> list[list[Step
 
 
 def turns_ahead(layout: Layout, stage: int) -> int:
-    """Forward turns of *stage* before its first backward one, without the one just before it."""
+    """Forward turns of *stage* before its first backward one, without the one before it: 1F1B."""
     behind, total = layout.pp - stage - 1, layout.micro_batches * layout.interleaving
     # Beside another micro-batch a stage sends only at the end of both: one more is on its way to
     # every stage behind, and one more is in work.
-    if layout.schedule is Schedule.ZB_H2:
-        return min(2 * behind, total)
     if layout.interleaving == 1:
         return min(2 * behind + 1 if layout.runs_beside else behind, total)
     if layout.micro_batches == layout.pp:
@@ -171,9 +168,10 @@ def _turn(layout: Layout, direction: Pass, number: int) -> Turn:
     return Turn(direction, group * stages + within, run)
 
 
-def _iter_zb_h(layout: Layout, stage: int) -> Iterator[Turn]:
-    count, ahead = layout.micro_batches, turns_ahead(layout, stage)
-    late = 2 * stage if layout.schedule is Schedule.ZB_H2 else stage
+def _iter_zb_h(layout: Layout, stage: int, *, factor: int) -> Iterator[Turn]:
+    """ZB-H1, or with *factor* 2 ZB-H2."""
+    count, late = layout.micro_batches, factor * stage
+    ahead = min(factor * (layout.pp - stage - 1), count)
     for number in range(ahead):
         yield Turn(Pass.FORWARD, number)
     for number in range(count):
@@ -200,12 +198,13 @@ _GRADIENTS = {
 }
 
 
-def _take_in_order(layout: Layout, kinds: Iterator[_Kind]) -> tuple[Turn, ...]:
-    """The turns of *kinds*, each of the next micro-batch; where there is none, it is left out."""
+def _take_in_order(
+    iter_kinds: Callable[[Layout, int], Iterator[_Kind]], layout: Layout, stage: int
+) -> Iterator[Turn]:
+    """Turns of these kinds, each of the next micro-batch; where there is none, it is left out."""
     taken: Counter[tuple[bool, int]] = Counter()
     put_off: list[tuple[int, int]] = []
-    turns = []
-    for word, run in kinds:
+    for word, run in iter_kinds(layout, stage):
         if word == "W":
             found = next((one for one in put_off if run in (one[0], -1)), None)
             if found is None:
@@ -219,8 +218,7 @@ def _take_in_order(layout: Layout, kinds: Iterator[_Kind]) -> tuple[Turn, ...]:
             taken[word == "F", run] += 1
             put_off += [(run, number)] * (word == "B")
         direction = Pass.FORWARD if word == "F" else Pass.BACKWARD
-        turns.append(Turn(direction, number, of_run, _GRADIENTS[word]))
-    return tuple(turns)
+        yield Turn(direction, number, of_run, _GRADIENTS[word])
 
 
 def _iter_zb_v(layout: Layout, stage: int) -> Iterator[_Kind]:
@@ -247,3 +245,13 @@ def _iter_dualpipe_v(layout: Layout, stage: int) -> Iterator[_Kind]:
     yield from ([B1, B0] * (stage + 1))[stage + 1 :]
     yield from [W, B0] * behind
     yield from [W] * (2 * count)
+
+
+ORDERS: dict[str, Callable[[Layout, int], Iterator[Turn]]] = {
+    DEFAULT_SCHEDULE: _iter_1f1b,
+    "zb_h1": partial(_iter_zb_h, factor=1),
+    "zb_h2": partial(_iter_zb_h, factor=2),
+    "zb_v": partial(_take_in_order, _iter_zb_v),
+    "dualpipe_v": partial(_take_in_order, _iter_dualpipe_v),
+}
+"""The turns of a stage, in order, by schedule of `stacks/schedules.yaml`."""

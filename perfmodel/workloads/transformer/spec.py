@@ -25,7 +25,9 @@ from perfmodel.base.fields import (
     Switch,
     Width,
 )
-from perfmodel.stacks.capabilities import Dispatcher, Schedule
+from perfmodel.stacks.capabilities import Dispatcher
+from perfmodel.stacks.optimizers import OptimizerName, load_optimizers
+from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, ScheduleName
 from perfmodel.workloads.fields import CommonSpec, Section
 from perfmodel.workloads.transformer.words import (
     AdapterPlaces,
@@ -192,7 +194,7 @@ class ParallelSection(Section):
     sharding: StateSharding = StateSharding.NONE
     shard_group: Degree | None = None
     interleaving: Degree = 1
-    schedule: Schedule = Schedule.ONE_F_ONE_B
+    schedule: ScheduleName = DEFAULT_SCHEDULE
     stages: StageSplit = StageSplit.EQUAL
     stage_layers: tuple[NaturalNumber, ...] | None = None
     tp_overlap: TensorOverlap | None = None
@@ -221,7 +223,7 @@ class TrainingSection(Section):
     compute: NumberFormat | None = None
     master: Master = Master.OPTIMIZER
     gradient_dtype: NumberFormat = DType.FP32
-    optimizer: Literal["adam", "adamw", "adagrad", "lamb", "muon", "sgd", "none"] = "adam"
+    optimizer: OptimizerName = "adam"
     clip_gradients: Switch = True
     recompute: Recompute = Recompute.NONE
     recompute_fraction: Ratio = 1.0
@@ -259,11 +261,13 @@ class TrainingSection(Section):
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:
-        if self.offload_optimizer and self.optimizer in ("lamb", "muon", "none"):
+        optimizers = load_optimizers()
+        hosted = [name for name, one in optimizers.items() if one.is_local]
+        if self.offload_optimizer and self.optimizer not in hosted:
             raise ValueError(
                 f"offload_optimizer must be 0 with the optimizer {self.optimizer}: hosts run those "
                 "that update each weight by itself; got "
-                f"{self.offload_optimizer}. Use adam, adamw, adagrad or sgd"
+                f"{self.offload_optimizer}. Use {', '.join(hosted[:-1])} or {hosted[-1]}"
             )
         return self
 

@@ -10,8 +10,9 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Copy, CopyRoute, Gemm, MemoryBound
 from perfmodel.graph.program import Dependency
 from perfmodel.stacks.capabilities import FrameworkBehaviour, OptimizerKernels
+from perfmodel.stacks.optimizers import NO_OPTIMIZER, load_optimizers
 from perfmodel.workloads.eager import EagerWriter
-from perfmodel.workloads.kernels import FP32_BYTES, STATES, elementwise, iter_optimizer_calls
+from perfmodel.workloads.kernels import FP32_BYTES, elementwise, iter_optimizer_calls
 from perfmodel.workloads.transformer.data_parallel import Reductions
 from perfmodel.workloads.transformer.layout import Slot, has_norm_group, has_tied_group
 from perfmodel.workloads.transformer.run import TransformerRun
@@ -59,7 +60,7 @@ class UpdateWriter:
         """Clip gradients and update parameters."""
         spec, layout = self.run.spec, self.run.layout
         training, kernels = spec.training, self.run.stack.optimizer_kernels
-        if training.optimizer == "none":
+        if training.optimizer == NO_OPTIMIZER:
             return
         groups = self.groups
         if not groups and not self.experts:
@@ -79,15 +80,17 @@ class UpdateWriter:
             if training.offload_optimizer == 1:
                 return
         steps = {training.optimizer: shares}
-        if training.optimizer == "muon":
+        optimizer = load_optimizers()[training.optimizer]
+        if optimizer.is_orthogonal:
             self._orthogonalise(1 if not is_divided else layout.shard_ranks)
+        if optimizer.ends:
             ends = slice(len(self.layers), len(groups))
-            steps = {"adamw": shares[ends]}
+            steps = {optimizer.ends: shares[ends]}
             del shares[ends]
-            steps["muon"] = shares
-        for optimizer, some in steps.items():
+            steps[training.optimizer] = shares
+        for name, some in steps.items():
             for operator, ops in iter_optimizer_calls(
-                optimizer,
+                name,
                 kernels,
                 some,
                 gradient_dtype=training.gradient_dtype,
@@ -107,7 +110,8 @@ class UpdateWriter:
         down = Copy(CopyRoute.DEVICE_TO_HOST, elements * training.gradient_dtype.size_bytes)
         writer.synchronize(writer.run("to", [down], label=_OFFLOADED), label=_OFFLOADED)
         # Weight and states are read and written, the gradient read and a short weight written.
-        moved = FP32_BYTES * (2 + 2 * STATES[training.optimizer] + 1) + size % FP32_BYTES
+        states = load_optimizers()[training.optimizer].states
+        moved = FP32_BYTES * (2 + 2 * states + 1) + size % FP32_BYTES
         writer.put(writer.thread, Copy(CopyRoute.HOST_TO_HOST, elements * moved), label=_OFFLOADED)
         writer.run("to", [Copy(CopyRoute.HOST_TO_DEVICE, elements * size)], label=_OFFLOADED)
         return [
@@ -148,7 +152,7 @@ class UpdateWriter:
         sharding, training = self.run.spec.parallel.sharding, self.run.spec.training
         reduction, dtype = reductions.last, training.weight_dtype
         is_gathered = sharding.divides_state and not sharding.divides_weights
-        if not is_gathered or training.optimizer == "none" or reduction is None:
+        if not is_gathered or training.optimizer == NO_OPTIMIZER or reduction is None:
             return
         what = "experts" if reduction.slot == Slot.EXPERT_DATA else "weights"
         buckets, users = list(enumerate(reduction.bucket_elements)), reductions.users

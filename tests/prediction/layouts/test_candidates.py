@@ -9,14 +9,13 @@ import pytest
 
 from perfmodel.prediction.layouts import candidates
 from perfmodel.prediction.layouts.candidates import FIELDS, LayoutOptions
-from perfmodel.stacks.capabilities import Schedule
 from perfmodel.workloads.transformer.words import Recompute, StateSharding
 
 MODEL = {"layers": 8, "heads": 16, "experts": 0, "has_experts": False}
 PARALLEL = {
     "tp": None, "pp": None, "cp": 1, "ep": 1, "micro_batch": None, "interleaving": 1,
     "sharding": StateSharding.ZERO2, "sequence_parallel": None,
-    "dispatcher": None, "expert_overlap": False, "schedule": Schedule.ONE_F_ONE_B,
+    "dispatcher": None, "expert_overlap": False, "schedule": "1f1b",
 }  # fmt: skip
 
 
@@ -36,7 +35,7 @@ def options(
         training=SimpleNamespace(recompute=recompute),
     )
     cluster: Any = SimpleNamespace(rank_count=ranks, ranks_per_host=per_host)
-    stack: Any = SimpleNamespace(schedules=(Schedule.ONE_F_ONE_B,), dispatchers=(), overlaps=())
+    stack: Any = SimpleNamespace(schedules=("1f1b",), dispatchers=(), overlaps=())
     return LayoutOptions(spec, cluster, stack, [FIELDS[word] for word in fixed])
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.base.errors import WorkloadError
 from perfmodel.graph.ops import Pass
-from perfmodel.stacks.capabilities import Fusion, Schedule
+from perfmodel.stacks.capabilities import Fusion
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import load_workload
 from perfmodel.workloads.transformer.layout import Layout, split_layers, split_layers_by_cost
@@ -200,7 +200,7 @@ def test_further_layers_and_the_loss_leave_the_last_stage_fewer_layers():
 
 
 def test_a_folded_pipeline_holds_layers_from_both_ends():
-    layout = Layout(1, 4, 1, 1, 8, interleaving=2, schedule=Schedule.DUALPIPE_V, further_layers=1)
+    layout = Layout(1, 4, 1, 1, 8, interleaving=2, schedule="dualpipe_v", further_layers=1)
     assert [layout.layer_runs(16, stage=stage) for stage in (0, 1, 3)] == [
         (range(2), range(14, 17)),
         (range(2, 4), range(12, 14)),

@@ -11,51 +11,51 @@ from perfmodel.engine.replay import replay
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.ops import Attention, Gemm, GroupedGemm, Pass
-from perfmodel.stacks.capabilities import Schedule
 from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.schedules import load_schedules
 from perfmodel.workloads import build_job, load_workload
 from perfmodel.workloads.transformer.layout import Layout
 from perfmodel.workloads.transformer.schedules import Gradients, build_schedule, most_kept
 from tests.workloads.reading import collectives_of, iter_ops, tiny
 
-SPLIT = [Schedule.ZB_H1, Schedule.ZB_H2, Schedule.ZB_V, Schedule.DUALPIPE_V]
+SPLIT = ["zb_h1", "zb_h2", "zb_v", "dualpipe_v"]
 
 
-def pipeline(schedule: Schedule, stages: int, micro_batches: int) -> Layout:
-    runs = 2 if schedule.is_folded else 1
+def pipeline(schedule: str, stages: int, micro_batches: int) -> Layout:
+    runs = 2 if load_schedules()[schedule].is_folded else 1
     return Layout(1, stages, 1, 1, micro_batches, interleaving=runs, schedule=schedule)
 
 
-def letters(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> str:
+def letters(schedule: str, stage: int, stages: int, micro_batches: int) -> str:
     words = {Gradients.ALL: "a", Gradients.INPUTS: "b", Gradients.WEIGHTS: "w"}
     return " ".join(
         f"{'f' if turn.is_forward else words[turn.gradients]}{turn.micro_batch}"
-        + (f".{turn.run}" if schedule.is_folded else "")
+        + (f".{turn.run}" if load_schedules()[schedule].is_folded else "")
         for turn in build_schedule(pipeline(schedule, stages, micro_batches), stage)
     )
 
 
 def test_zb_h1_by_hand():
     # The order of 1F1B; stage s is s gradients of weights behind.
-    assert letters(Schedule.ZB_H1, 0, 2, 3) == "f0 f1 b0 w0 f2 b1 w1 b2 w2"
-    assert letters(Schedule.ZB_H1, 1, 2, 3) == "f0 b0 f1 b1 w0 f2 b2 w1 w2"
+    assert letters("zb_h1", 0, 2, 3) == "f0 f1 b0 w0 f2 b1 w1 b2 w2"
+    assert letters("zb_h1", 1, 2, 3) == "f0 b0 f1 b1 w0 f2 b2 w1 w2"
 
 
 def test_zb_h2_by_hand():
     # Twice as far ahead, and twice as far behind.
-    assert letters(Schedule.ZB_H2, 0, 2, 4) == "f0 f1 f2 b0 w0 f3 b1 w1 b2 w2 b3 w3"
-    assert letters(Schedule.ZB_H2, 1, 2, 4) == "f0 b0 f1 b1 f2 b2 w0 f3 b3 w1 w2 w3"
+    assert letters("zb_h2", 0, 2, 4) == "f0 f1 f2 b0 w0 f3 b1 w1 b2 w2 b3 w3"
+    assert letters("zb_h2", 1, 2, 4) == "f0 b0 f1 b1 f2 b2 w0 f3 b3 w1 w2 w3"
 
 
 def test_zb_v_by_hand():
     # Three forwards of run 0 fill the way to the last stage and back.
-    assert letters(Schedule.ZB_V, 0, 2, 3) == (
+    assert letters("zb_v", 0, 2, 3) == (
         "f0.0 f1.0 f2.0 f0.1 b0.1 w0.1 f1.1 b1.1 w1.1 b0.0 w0.0 f2.1 b2.1 w2.1 b1.0 w1.0 b2.0 w2.0"
     )
 
 
 def test_dualpipe_v_by_hand():
-    assert letters(Schedule.DUALPIPE_V, 1, 2, 4) == (
+    assert letters("dualpipe_v", 1, 2, 4) == (
         "f0.0 f0.1 f1.0 f1.1 f2.0 a0.1 f2.1 a0.0 f3.0 a1.1 f3.1 a1.0 a2.1 a2.0 b3.1 b3.0 w3.1 w3.0"
     )
 
@@ -147,19 +147,19 @@ def test_joint_turns_of_dualpipe_v_have_the_published_bubble(times, micro_batche
 
 
 def test_what_stages_keep_by_hand():
-    def kept(schedule: Schedule) -> list[int]:
+    def kept(schedule: str) -> list[int]:
         layout = pipeline(schedule, 4, 12)
         return [most_kept(layout, stage, [1] * layout.interleaving) for stage in range(4)]
 
-    assert kept(Schedule.ONE_F_ONE_B) == [4, 3, 2, 1]
+    assert kept("1f1b") == [4, 3, 2, 1]
     # p - s in flight, and s whose weights are put off: all stages keep what the first one does.
-    assert kept(Schedule.ZB_H1) == [4, 4, 4, 4]
-    assert kept(Schedule.ZB_H2) == [7, 7, 7, 7]
+    assert kept("zb_h1") == [4, 4, 4, 4]
+    assert kept("zb_h2") == [7, 7, 7, 7]
     # Of a run, half as large: at most 2 p.
-    assert kept(Schedule.ZB_V) == [8, 8, 8, 8]
+    assert kept("zb_v") == [8, 8, 8, 8]
 
 
-@pytest.mark.parametrize("schedule", [one.value for one in SPLIT])
+@pytest.mark.parametrize("schedule", SPLIT)
 def test_a_split_backward_pass_has_the_same_kernels_and_gradients(schedule):
     parts = {}
     for word in ("1f1b", schedule):

@@ -10,12 +10,12 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from embeddings.distribution import UNIFORM, IndexDistribution, histogram_from_bins
-from embeddings.table import EmbeddingTable, Lookup
+from embeddings.table import OPTIMIZERS, EmbeddingTable, Lookup
 from perfmodel.base.errors import MeasurementError
-from perfmodel.base.fields import Count, Duration, Number, Switch, Words
+from perfmodel.base.fields import Count, Duration, Number, OneOf, Switch, Words
 from perfmodel.base.forms import load_document
 from perfmodel.base.units import NS_PER_US
 from perfmodel.workloads.fields import Section
@@ -144,7 +144,7 @@ class CaseSection(Section):
     device: Words
     kernel: Literal["fbgemm", "fbgemm_2022", "table_batched"]
     batch: Count
-    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "sgd"
+    optimizer: Annotated[str, OneOf((*OPTIMIZERS,))] = "sgd"
     tables: tuple[TableGroup, ...]
     source: Words
     figures: dict[_Part, Duration] | None = None

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from perfmodel.base.errors import MeasurementError, WorkloadError
-from perfmodel.base.fields import Line, OneOf, Ratio
+from perfmodel.base.fields import Duration, Line, OneOf, Ratio
 from perfmodel.base.forms import Form, load_document
 from perfmodel.base.reading import iter_lines, quote, read_packed_text
+from perfmodel.base.units import NS_PER_S
 from perfmodel.stacks.capabilities import Family
 
 MAX_TABLE_BYTES = 256 * 2**20
@@ -92,8 +93,18 @@ _KINDS: Mapping[str, tuple[Callable[[str], Any], str]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Loader(Form):
+    """What loading takes: for a batch, and more for each of its samples, over all ranks."""
+
+    batch_ns: Duration
+    sample_ns: Duration
+
+
+@dataclass(frozen=True, slots=True)
 class ColumnsFile(Form):
     """`columns.yaml`: columns by family, those that a table must have, and what flags mean.
+
+    *loaders* are those of published runs that loading bounds, by framework.
 
     Rows with a flag under *apart* are scored separately; *unpadded* is the share of the sequence
     length that was computed, by flag.
@@ -103,6 +114,7 @@ class ColumnsFile(Form):
     transformer: Mapping[str, Column]
     dlrm: Mapping[str, Column]
     required: Mapping[str, tuple[str, ...]]
+    loaders: Mapping[str, Loader]
     apart: tuple[str, ...]
     unpadded: Mapping[str, Ratio]
 
@@ -145,6 +157,16 @@ class RunRow:
         """Share of the sequence length that was computed: below 1 if padding was skipped."""
         shares = load_columns().unpadded
         return min((shares.get(flag, 1.0) for flag in self.text("flag").split(";")), default=1.0)
+
+    @property
+    def load_ns(self) -> float | None:
+        """What the loader of the run needs for a batch; None where batches are ready."""
+        if (stated_s := self.value("load_s")) is not None:
+            return float(stated_s) * NS_PER_S
+        loader = load_columns().loaders.get(self.text("framework"))
+        if loader is None:
+            return None
+        return loader.batch_ns + loader.sample_ns * (self.value("gbs") or 0)
 
     @property
     def group(self) -> str:

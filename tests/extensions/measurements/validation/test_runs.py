@@ -232,7 +232,7 @@ def test_columns_that_are_missing_are_empty(tmp_path):
 
 def test_a_recommendation_run_is_predicted_with_its_loader(tmp_path):
     board = board_of(tmp_path, DLRM)
-    # The loader of the profile: 8.9 ms and 0.537 us for each of 2,048 samples.
+    # Such runs are bound by their loader: 8.9 ms and 0.537 us for each of 2,048 samples.
     assert board.deviations[0].predicted >= 0.00999
     assert any("Loading a batch takes 9.99" in sentence for sentence in board.assumptions["d"])
 

@@ -11,14 +11,14 @@ from embeddings.distribution import UNIFORM, Zipf
 from embeddings.popularity import build_popularity
 from embeddings.sharders import build_named_plan
 from embeddings.sharding_task import cut_table
-from perfmodel.costs.embedding_terms import Term
-from perfmodel.planning.batches import (
+from experiments.sharding_plans.batches import (
     DISTINCT,
     draw_pieces,
     find_growth,
     sample_batches,
     scale_terms,
 )
+from perfmodel.costs.embedding_terms import Term
 from perfmodel.prediction.plans.default_plan import build_task
 from perfmodel.prediction.scenario import Mode
 from tests.planning.settings import plan_setting
@@ -127,3 +127,15 @@ def test_terms_of_different_rows_follow_their_own_draw_too():
     assert (even[:, Term.TAIL_ROWS] == 1).all()
     # Lookups themselves grow in proportion.
     assert even[1:3, Term.DRAWS] == pytest.approx([1.2, 0.5], rel=1e-3)
+
+
+def test_batches_that_differ_more_spread_the_time_more():
+    widths = []
+    for deviation in (1.0, 60.0):
+        evaluator, task = plan_setting(6, batch=65536)
+        tables = tuple(replace(table, pooling_deviation=deviation) for table in task.tables)
+        plan = build_named_plan("naive", replace(task, tables=tables))
+        spread = sample_batches(evaluator, plan, mode=Mode.ISOLATED, batches=40, seed=0)
+        assert spread.low_ns <= spread.middle_ns <= spread.high_ns
+        widths.append(spread.high_ns - spread.low_ns)
+    assert widths[1] > widths[0]

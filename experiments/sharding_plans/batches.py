@@ -42,13 +42,6 @@ class BatchSpread:
     high_ns: float
     batches: int
 
-    def scaled(self, ratio: float) -> BatchSpread:
-        """The same spread around a time that is *ratio* times as long."""
-        mean, low, middle, high = (
-            ratio * time_ns for time_ns in (self.mean_ns, self.low_ns, self.middle_ns, self.high_ns)
-        )
-        return BatchSpread(mean, low, middle, high, self.batches)
-
 
 def sample_batches(
     evaluator: PlanEvaluator, plan: ShardingPlan, *, mode: Mode, batches: int, seed: int
