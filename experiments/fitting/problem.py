@@ -201,18 +201,26 @@ def _stated(key: Key, case: Case) -> float:
 
 @lru_cache(maxsize=64)
 def lineage(name: str, family: Family) -> tuple[str, ...]:
-    """*name* and, of a release of a recommendation framework, those that it extends, nearest first.
+    """*name* and, of a release of a framework, those that it extends, nearest first.
 
-    Releases deviate from each other, so that one that nobody measured takes over constants.
+    Releases deviate from each other, so that one that nobody measured takes over constants. A
+    stack of another framework that one extends is no earlier release of it.
     """
     found = [name]
-    while family is Family.DLRM and _is_release(found[-1]):
-        found.append(_profile(found[-1])["extends"])
+    while _is_release(found[-1]):
+        parent = _profile(found[-1])["extends"]
+        if family is Family.TRANSFORMER and not _frameworks(parent) & _frameworks(found[-1]):
+            break
+        found.append(parent)
     return tuple(found)
 
 
+def _frameworks(name: str) -> set[str]:
+    return {claim["framework"] for claim in _profile(name).get("stands_for", ())}
+
+
 def _is_release(name: str) -> bool:
-    return any({"from", "before"} & set(claim) for claim in _profile(name)["stands_for"])
+    return any({"from", "before"} & set(claim) for claim in _profile(name).get("stands_for", ()))
 
 
 @lru_cache(maxsize=64)
@@ -251,4 +259,7 @@ def _prior(key: Key, family: Family) -> float:
     if family is Family.DLRM:
         own = PRIOR_OF_LOOKUPS if key[2] == "embedding" else PRIOR[family]
         return PRIOR_OF_RELEASE * own if _is_release(key[1]) else own
-    return PRIOR_OF_HOST if key[2] == "host" else PRIOR[family]
+    if key[2] == "host":
+        return PRIOR_OF_HOST
+    is_later = len(lineage(key[1], family)) > 1
+    return PRIOR[family] * (PRIOR_OF_RELEASE if is_later else 1.0)

@@ -41,9 +41,11 @@ from perfmodel.workloads.dlrm.job import build_plan
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.jobs import (
     Extrapolation,
+    TakenDefault,
     apply_stack_defaults,
     build_workload,
     default_stack,
+    list_defaults,
 )
 from topologies import Cluster, build_cluster, load_topology
 
@@ -143,7 +145,8 @@ class Question:
 class Setting:
     """Everything that a question about a workload names, loaded once.
 
-    What *workload* leaves open is filled in by *stack*. *plan* is the one that was given, and
+    What *workload* leaves open is filled in by *stack*; *defaults_taken* lists those of such runs.
+    *plan* is the one that was given, and
     *tables* are those of a file, with what it knows of their indices.
     """
 
@@ -156,10 +159,14 @@ class Setting:
     scenario: Scenario | None = None
     assumptions: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
+    defaults_taken: tuple[TakenDefault, ...] = ()
 
     def __post_init__(self) -> None:
-        filled = apply_stack_defaults(self.workload, self.stack)
+        device = self.cluster.device
+        taken = list_defaults(self.workload, self.stack, device)
+        filled = apply_stack_defaults(self.workload, self.stack, device)
         object.__setattr__(self, "workload", filled)
+        object.__setattr__(self, "defaults_taken", (*self.defaults_taken, *taken))
 
 
 def load_setting(scenario: Scenario) -> Setting:

@@ -26,9 +26,10 @@ from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.fields import Section
 from perfmodel.workloads.reduction import reduces_once
 from perfmodel.workloads.transformer.spec import TransformerSpec
-from perfmodel.workloads.transformer.words import AdapterPlaces, Head, StageSplit
+from perfmodel.workloads.transformer.words import Head
 
 if TYPE_CHECKING:
+    from topologies import Device
     from perfmodel.workloads.transformer.layout import Layout
 
 Spec = TypeVar("Spec", bound=DlrmSpec | TransformerSpec)
@@ -179,12 +180,12 @@ def default_stack(workload: Workload) -> tuple[str, tuple[str, ...]]:
     return name, (sentence,)
 
 
-def apply_stack_defaults(spec: Spec, stack: SoftwareStack) -> Spec:
+def apply_stack_defaults(spec: Spec, stack: SoftwareStack, device: Device | None = None) -> Spec:
     """*spec* with the fields that it leaves open filled in from *stack*.
 
-    These are: whether the host waits for every iteration, format and buckets of
-    gradient reduction, the share of recomputed layers, places of adapters, how layers
-    are divided into stages, the sharder of tables and the format of keys.
+    These are: whether the host waits for every iteration, format and buckets of gradient
+    reduction, the sharder of tables, the format of keys, and the defaults that the stack's file
+    lists for such runs on *device*.
     """
     if stack.family is not None and stack.family.value != spec.family:
         raise WorkloadError(
@@ -200,12 +201,45 @@ def apply_stack_defaults(spec: Spec, stack: SoftwareStack) -> Spec:
         changes["embedding"] = fill(spec.embedding, index_dtype=stack.tables.key_dtype)
     else:
         training = _training(spec, stack)
-        if stack.has(FrameworkBehaviour.STAGES_BY_COST):
-            changes["parallel"] = fill(spec.parallel, stages=StageSplit.BY_COST)
+        taken = list_defaults(spec, stack, device)
+        of_section = {name: dict[str, Any]() for name in ("parallel", "training")}
+        for one in taken:
+            section, _, name = one.setting.partition(".")
+            of_section[section][name] = one.value
+        training |= of_section["training"]
+        changes["parallel"] = fill(spec.parallel, **of_section["parallel"])
     if reduces_once(stack):
         training["bucket_size"] = ONE_BUCKET_BYTES
     changes["training"] = fill(spec.training, **training)
     return fill(spec, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenDefault:
+    """A *setting* that nobody stated, and the *value* that *stack* configures for such runs."""
+
+    setting: str
+    value: Any
+    stack: str
+
+
+def list_defaults(
+    spec: DlrmSpec | TransformerSpec, stack: SoftwareStack, device: Device | None = None
+) -> tuple[TakenDefault, ...]:
+    """The fields that *spec* leaves open and *stack* lists a default of, for runs on *device*."""
+    if isinstance(spec, DlrmSpec):
+        return ()
+    kind = "experts" if spec.model.has_experts else "dense"
+    kind = "adapters" if spec.training.adapters_only else kind
+    chips = () if device is None else (device.name, device.generation)
+    found = []
+    for setting, value in stack.defaults_of(kind, chips).items():
+        name, _, field = setting.partition(".")
+        section = getattr(spec, name)
+        if field not in section.model_fields_set:
+            read = type(section).model_validate({field: value})
+            found.append(TakenDefault(setting, getattr(read, field), stack.name))
+    return tuple(found)
 
 
 def fill(section: AnySection, **values: Any) -> AnySection:
@@ -228,8 +262,4 @@ def _training(spec: TransformerSpec, stack: SoftwareStack) -> dict[str, Any]:
         gradient = values.get("gradient_dtype", spec.training.gradient_dtype)
         ratio = gradient.size_bytes / spec.training.weight_dtype.size_bytes
         values["bucket_size"] = round(spec.training.bucket_size * ratio)
-    if stack.has(FrameworkBehaviour.QKV_ADAPTERS):
-        values["adapter_places"] = AdapterPlaces.QKV
-    if stack.has(FrameworkBehaviour.ALTERNATE_RECOMPUTE):
-        values["recompute_fraction"] = 0.5
     return values

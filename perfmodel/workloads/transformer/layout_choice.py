@@ -60,9 +60,9 @@ def choose_layout(
         if needed[-1] <= usable_bytes:
             grown = _grow_micro_batch(spec, layout, stack, usable_bytes)
             most = needed[-1] if grown is layout else peak_bytes(spec, grown, stack)
-            return _described(spec, grown, most, usable_bytes)
+            return _described(spec, grown, most, memory_bytes)
     least = min(needed)
-    return _described(spec, candidates[needed.index(least)], least, usable_bytes)
+    return _described(spec, candidates[needed.index(least)], least, memory_bytes)
 
 
 def peak_bytes(spec: TransformerSpec, layout: Layout, stack: SoftwareStack) -> int:
@@ -316,9 +316,9 @@ def _grow_micro_batch(
 
 
 def _described(
-    spec: TransformerSpec, layout: Layout, needed_bytes: int, usable_bytes: int
+    spec: TransformerSpec, layout: Layout, needed_bytes: int, memory_bytes: int
 ) -> ChosenLayout:
-    fits = needed_bytes <= usable_bytes
+    fits = needed_bytes <= memory_bytes
     context = f"cp={layout.cp} ({spec.parallel.cp_kind.value}), " if layout.cp > 1 else ""
     experts = f"ep={layout.ep}, " if layout.ep > 1 else ""
     sentence = (
@@ -327,7 +327,7 @@ def _described(
     )
     if not fits:
         sentence += (
-            f"; no layout fits in {format_size(usable_bytes)}, this one needs "
+            f"; no layout fits in {format_size(memory_bytes)}, this one needs "
             f"{format_size(needed_bytes)}"
         )
     return ChosenLayout(layout, fits, sentence + ".", needed_bytes)

@@ -63,7 +63,7 @@ def build_transformer_spec(
         "batch": _batch(row, sentences),
         "sequence_length": _length(row, sentences),
         "model": _model(row, stack, sentences),
-        "parallel": _parallel(row, stack, sentences),
+        "parallel": _parallel(row, sentences),
         "training": _training(row, sentences),
     }
     if content["model"].get("head") == _MASKED:
@@ -174,14 +174,14 @@ def _experts(row: RunRow) -> dict[str, Any]:
     return row.section("experts")
 
 
-def _parallel(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str, Any]:
+def _parallel(row: RunRow, sentences: list[str]) -> dict[str, Any]:
     parallel = row.section("parallel")
     if not any(row.value(name) for name in _OF_LAYOUT):
         sentences.append("No layout is stated; assumed the one that `predict` would choose.")
         kept = ("sharding", "shard_group", "ep")
         return {name: parallel[name] for name in kept if name in parallel}
     if (row.value("experts") or 0) > 1 and parallel["tp"] > 1:
-        parallel |= {"sequence_parallel": True, **_expert_split(row, parallel, stack, sentences)}
+        parallel["sequence_parallel"] = True
         sentences.append("Experts with tensor parallelism: sequence parallelism is assumed.")
     if stages := row.text("stage_layers"):
         lengths = [one.removesuffix("mtp") or "0" for one in stages.split("+")]
@@ -191,21 +191,6 @@ def _parallel(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[s
     if "micro_batch" not in parallel:
         sentences.append("The micro-batch is not stated; assumed the largest that fits.")
     return parallel
-
-
-def _expert_split(
-    row: RunRow, parallel: Mapping[str, Any], stack: SoftwareStack, sentences: list[str]
-) -> dict[str, int]:
-    """How many ranks share an expert, where the run does not say: by default the tensor group."""
-    split: int = parallel["tp"]
-    of_stage = (row.value("n_gpus") or 1) // parallel["pp"]
-    is_enough = of_stage % (split * (parallel.get("ep") or 1)) == 0
-    if "etp" in parallel or not (stack.has(FrameworkBehaviour.SPLIT_EXPERTS) and is_enough):
-        return {}
-    sentences.append(
-        f"How many ranks share an expert is not stated; assumed those of the tensor group, {split}."
-    )
-    return {"etp": split}
 
 
 def _training(row: RunRow, sentences: list[str]) -> dict[str, Any]:
@@ -225,7 +210,7 @@ def _training(row: RunRow, sentences: list[str]) -> dict[str, Any]:
         )
     for name, word in (("recompute", "Recomputation"), ("optimizer_kind", "The optimizer")):
         if not (row.text(name) or (name == "recompute" and row.text("remat_policy"))):
-            assumed = training[name.removesuffix("_kind")]
+            assumed = training.get(name.removesuffix("_kind"), "none")
             sentences.append(f"{word} is not stated; assumed {assumed}.")
     return training
 
