@@ -26,20 +26,23 @@ _BITS = 48
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """What distinguishes groups: *patterns* are (GPUs of a host, how many hosts have these)."""
+    """What distinguishes groups: *patterns* are (GPUs of a host, its machine, how many of these).
 
-    patterns: tuple[tuple[tuple[int, ...], int], ...]
+    Hosts with different faults are different machines.
+    """
+
+    patterns: tuple[tuple[tuple[int, ...], int, int], ...]
     leaf_blocks: int
 
     @property
     def host_count(self) -> int:
         """Over how many hosts it spreads."""
-        return sum(count for _, count in self.patterns)
+        return sum(count for *_, count in self.patterns)
 
     @property
     def rank_count(self) -> int:
         """How many ranks it has."""
-        return sum(len(gpus) * count for gpus, count in self.patterns)
+        return sum(len(gpus) * count for gpus, _, count in self.patterns)
 
 
 def group_shape(ranks: Ranks, cluster: Cluster) -> GroupShape:
@@ -48,15 +51,15 @@ def group_shape(ranks: Ranks, cluster: Cluster) -> GroupShape:
     host, gpu = cluster.seats_of(members)
     order = np.argsort(host, kind="stable")
     hosts, starts = np.unique(host[order], return_index=True)
-    words = []
+    words = [cluster.machines_of(hosts)]
     for low in range(0, int(gpu.max()) + 1, _BITS):
         inside = (gpu >= low) & (gpu < low + _BITS)
         bits = np.where(inside, np.int64(1) << (gpu - low) % _BITS, 0)
         words.append(np.add.reduceat(bits[order], starts))
     masks, counts = np.unique(np.stack(words, axis=1), axis=0, return_counts=True)
     patterns = tuple(
-        (_gpus_in(tuple(mask)), count)
-        for mask, count in zip(masks.tolist(), counts.tolist(), strict=True)
+        (_gpus_in(tuple(mask)), machine, count)
+        for (machine, *mask), count in zip(masks.tolist(), counts.tolist(), strict=True)
     )
     fabric = cluster.topology.fabric
     blocks = 1 if fabric is None else len(np.unique(hosts // fabric.hosts_per_leaf))
@@ -91,12 +94,16 @@ def _checked_ranks(ranks: Ranks, cluster: Cluster) -> npt.NDArray[np.int64]:
     return members
 
 
-@lru_cache(maxsize=4096)
 def _wiring_of_shape(shape: GroupShape, machine: ByIdentity[Topology]) -> Wiring:
     topology = machine.value
-    hosts = [_host_wiring(gpus, machine) for gpus, _ in shape.patterns]
+    machines = topology.machines
+    hosts = [
+        # Without faults all hosts are one machine, whatever the shape says.
+        _host_wiring(gpus, ByIdentity(machines[min(number, len(machines) - 1)]))
+        for gpus, number, _ in shape.patterns
+    ]
     inside = max(hosts, key=_slowness)
-    net = min(hosts, key=lambda one: one.nic_bandwidth_bytes_per_s)
+    net = min(hosts, key=lambda one: one.nic_bandwidth_bytes_per_s / one.nic_unevenness)
     is_wide = shape.host_count > 1
     if is_wide and topology.fabric is None:
         raise InputError(
@@ -110,6 +117,7 @@ def _wiring_of_shape(shape: GroupShape, machine: ByIdentity[Topology]) -> Wiring
         nic_bandwidth_bytes_per_s=net.nic_bandwidth_bytes_per_s if is_wide else 0.0,
         nic_sharing=net.nic_sharing,
         nic_count=net.nic_count if is_wide else 0,
+        nic_unevenness=net.nic_unevenness if is_wide else 1.0,
         pair_oversubscription=_pair_oversubscription(shape, topology),
         net_latency_ns=_net_latency_ns(shape, topology),
         call_latency_ns=_call_latency_ns(shape, topology) if is_wide else 0.0,
@@ -220,8 +228,11 @@ def _outside(gpus: tuple[int, ...], topology: Topology) -> dict[str, Any]:
         for nic, gpu in nearest.items()
     }
     busiest = max(sorted(taken), key=lambda nic: taken[nic])
+    loads = [taken[nic] / bandwidths[nic] for nic in taken]
+    is_even = len(set(loads)) == 1
     return {
         "nic_bandwidth_bytes_per_s": sum(bandwidths.values()),
+        "nic_unevenness": 1.0 if is_even else max(loads) * sum(bandwidths.values()) / len(gpus),
         "nic_count": len(taken),
         "nic_sharing": taken[busiest],
         "nic_link": f"nic:{busiest} -> leaf",
@@ -254,4 +265,24 @@ def _pair_oversubscription(shape: GroupShape, topology: Topology) -> float:
 
 def wiring_of(ranks: Ranks, cluster: Cluster) -> Wiring:
     """What the group of *ranks* sees on *cluster*; equal shapes are worked out once."""
-    return _wiring_of_shape(group_shape(ranks, cluster), ByIdentity(cluster.topology))
+    return _find_wiring(group_shape(ranks, cluster), ByIdentity(cluster.topology))
+
+
+@lru_cache(maxsize=4096)
+def _find_wiring(shape: GroupShape, machine: ByIdentity[Topology]) -> Wiring:
+    """The wiring of *shape*, and that of a group without faults where they make a difference."""
+    found = _wiring_of_shape(shape, machine)
+    if not machine.value.faults:
+        return found
+    sound = _wiring_of_shape(shape, _sound_of(machine))
+    if found == sound:
+        return found
+    # Constants that were measured hold only for wires of the same sort.
+    is_like = found.link_class is sound.link_class
+    measured = sound.measured if is_like else f"{sound.measured}, with faults"
+    return replace(found, measured=measured, sound=sound)
+
+
+@lru_cache(maxsize=64)
+def _sound_of(machine: ByIdentity[Topology]) -> ByIdentity[Topology]:
+    return ByIdentity(machine.value.sound)

@@ -163,7 +163,7 @@ def _pairwise(kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Moveme
     return Movement(
         gpu_bytes=sizes * (inside - 1) / n,
         local_bytes=sizes / n,
-        nic_bytes=sizes * (outside / n) * inside,
+        nic_bytes=sizes * (outside / n) * inside * wiring.nic_unevenness,
         chunk_bytes=sizes / n,
         message_bytes=sizes / n,
         peers=inside - 1,

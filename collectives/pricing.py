@@ -112,7 +112,8 @@ def _price_routing(collective: Collective, routing: TokenRouting, wiring: Wiring
 def _waited(collective: Collective, wiring: Wiring) -> Wiring:
     """*wiring* as *collective* finds it: one that queues does not wait for late hosts again."""
     if collective.is_queued and wiring.call_latency_ns:
-        return replace(wiring, call_latency_ns=0.0)
+        sound = wiring.sound and replace(wiring.sound, call_latency_ns=0.0)
+        return replace(wiring, call_latency_ns=0.0, sound=sound)
     return wiring
 
 
@@ -147,6 +148,20 @@ def price_sizes(
 
 
 def _price(
+    call: Call, sizes: FloatArray, wiring: Wiring, calibration: Calibration
+) -> list[CollectiveCost]:
+    """The cost of *call* at each of *sizes*, with the choice of the tuner.
+
+    A fault never makes a call faster, though constants of other machines may say so.
+    """
+    found = _price_wiring(call, sizes, wiring, calibration)
+    if wiring.sound is None:
+        return found
+    sound = _price_wiring(call, sizes, wiring.sound, calibration)
+    return [max(pair, key=lambda cost: cost.duration_ns) for pair in zip(found, sound, strict=True)]
+
+
+def _price_wiring(
     call: Call, sizes: FloatArray, wiring: Wiring, calibration: Calibration
 ) -> list[CollectiveCost]:
     """The cost of *call* at each of *sizes*, those of one choice of the tuner together."""

@@ -154,6 +154,12 @@ def price_uneven(
         wiring,
         calibration.constants(wiring),
     )
+    if wiring.sound is not None:
+        sound = price_uneven(
+            load, wiring=wiring.sound, software=software, calibration=calibration, even=even
+        )
+        assert sound.per_rank_ns is not None
+        per_rank = np.maximum(per_rank, sound.per_rank_ns)
     worst = float(per_rank.max())
     return replace(
         even,

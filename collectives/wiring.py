@@ -133,6 +133,8 @@ class Wiring:
     once. With *is_peer_assumed* it is unknown whether PCIe traffic between GPUs stops in host
     memory; with *is_of_table* the host is the very one that a table was measured on; with
     *is_unseen* its GPU is of a generation without measurements.
+    *nic_unevenness* is how much more than its share the busiest NIC carries if all ranks send
+    alike. *sound* is what the group would see without faults.
     *pair_oversubscription* is how much the spine slows traffic between all pairs of hosts; rings
     and trees run between neighbours and seldom cross it.
     """
@@ -155,11 +157,13 @@ class Wiring:
     nic_bandwidth_bytes_per_s: float = 0.0
     nic_sharing: int = 1
     nic_count: int = 0
+    nic_unevenness: float = 1.0
     pair_oversubscription: float = 1.0
     net_latency_ns: float = 0.0
     call_latency_ns: float = 0.0
     host_link: str = ""
     nic_link: str = ""
+    sound: Wiring | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.host_count <= self.rank_count:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.base.errors import TopologyError
 from topologies.device import Device
+from topologies.faults import Change, Fault
 from topologies.link import Fabric, Link, LinkKind, Route
 from topologies.topology import Topology
 
@@ -68,13 +69,56 @@ class Cluster:
         gpu = block % self.blocks_per_host * self.gpus_per_block + seat
         return block // self.blocks_per_host, gpu
 
+    def machines_of(self, hosts: Ranks) -> Ranks:
+        """Which of the machines of the topology each of *hosts* is."""
+        machines = np.zeros(hosts.shape, dtype=np.int64)
+        for host, machine in self.topology.machine_of_host.items():
+            machines[hosts == host] = machine
+        return machines
+
+    def machine_of(self, host: int) -> Topology:
+        """*host* with its faults."""
+        return self.topology.machines[self.topology.machine_of_host.get(host, 0)]
+
+    def speeds_of(self, ranks: Ranks) -> NDArray[np.float64]:
+        """What is left of the speed of the GPU of each of *ranks*."""
+        hosts, gpus = self.seats_of(ranks)
+        sound = (1.0,) * self.topology.gpus_per_host
+        speeds = np.array([one.gpu_speeds or sound for one in self.topology.machines])
+        return np.asarray(speeds[self.machines_of(hosts), gpus], dtype=np.float64)
+
+    @property
+    def at_full_speed(self) -> Cluster:
+        """The same with sound GPUs; what is wrong with links stays."""
+        left = tuple(one for one in self.topology.faults if one.change is not Change.SPEED)
+        if left == self.topology.faults:
+            return self
+        return replace(self, topology=replace(self.topology, faults=left))
+
     def nics_of(self, ranks: Ranks) -> Ranks:
         """The NICs that *ranks* send with, counted through all hosts; none where there are none."""
-        nics = np.array(self.topology.nic_of_gpu, dtype=np.int64)
-        if not nics.size:
-            return nics
+        dealt = [one.nic_of_gpu for one in self.topology.machines]
+        if not all(dealt):
+            return np.zeros(0, dtype=np.int64)
+        nics = np.array(dealt, dtype=np.int64)
         host, gpu = self.seats_of(ranks)
-        return host * len(nics) + nics[gpu]
+        numbers: Ranks = host * nics.shape[1] + nics[self.machines_of(host), gpu]
+        return numbers
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What is broken and what follows, a sentence for each fault."""
+        return tuple(f"{_name_hosts(fault)}: {fault.describe()}." for fault in self.topology.faults)
+
+    def check_faults(self) -> None:
+        """Raise if a fault names a host that there is not."""
+        named = self.topology.named_hosts
+        if named and named[-1] >= self.host_count:
+            what = "racks" if self.topology.trays > 1 else "hosts"
+            raise TopologyError(
+                f"fault on host:{named[-1]}: the job has {self.host_count} {what}, counted from 0. "
+                "Name one of them, or ask for more hosts."
+            )
 
     def host_of(self, rank: int) -> int:
         """The host of *rank*."""
@@ -93,17 +137,18 @@ class Cluster:
         """The links from *rank_a* to *rank_b*, each named with its host."""
         (host_a, gpu_a), (host_b, gpu_b) = self.seat_of(rank_a), self.seat_of(rank_b)
         if host_a == host_b:
-            return Route(_on_host(self.topology.gpu_route(gpu_a, gpu_b).links, host_a))
+            return Route(_on_host(self.machine_of(host_a).gpu_route(gpu_a, gpu_b).links, host_a))
         if self.topology.fabric is None:
             raise TopologyError(
                 f"topology {self.topology.name}: has no fabric, so its hosts are not joined. "
                 "Add `fabric:` to the file."
             )
-        nic_a, nic_b = self.topology.nic_of_gpu[gpu_a], self.topology.nic_of_gpu[gpu_b]
-        enter = self.topology.route(f"nic:{nic_b}", f"gpu:{gpu_b}")
+        machine_a, machine_b = self.machine_of(host_a), self.machine_of(host_b)
+        nic_a, nic_b = machine_a.nic_of_gpu[gpu_a], machine_b.nic_of_gpu[gpu_b]
+        enter = machine_b.route(f"nic:{nic_b}", f"gpu:{gpu_b}")
         across = self._fabric_links(self.topology.fabric, host_a, nic_a, host_b, nic_b)
         return Route(
-            _on_host(self.topology.nic_route(gpu_a).links, host_a)
+            _on_host(machine_a.nic_route(gpu_a).links, host_a)
             + across
             + _on_host(enter.links, host_b)
         )
@@ -140,6 +185,13 @@ def _on_host(links: tuple[Link, ...], host: int) -> tuple[Link, ...]:
         replace(link, source=f"host{host}/{link.source}", target=f"host{host}/{link.target}")
         for link in links
     )
+
+
+def _name_hosts(fault: Fault) -> str:
+    if fault.hosts is None:
+        return "All hosts"
+    named = ", ".join(map(str, fault.hosts[:4])) + (", ..." if len(fault.hosts) > 4 else "")
+    return f"Host{'' if len(fault.hosts) == 1 else 's'} {named}"
 
 
 def build_cluster(

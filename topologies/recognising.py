@@ -20,6 +20,7 @@ from perfmodel.base.extensions import has_extension, load_extension
 from perfmodel.base.forms import Document, load_document, parse_document
 from perfmodel.base.units import parse_frequency_hz
 from topologies.device import Device, list_devices, load_device
+from topologies.faults import parse_fault
 from topologies.topology import Topology
 from topologies.topology_file import parse_topology
 
@@ -32,11 +33,14 @@ def list_topologies() -> tuple[str, ...]:
     return list_documents(CATALOG)
 
 
-def load_topology(name_or_path: str | Path, *, calibrations: Sequence[str] = ()) -> Topology:
+def load_topology(
+    name_or_path: str | Path, *, calibrations: Sequence[str] = (), faults: Sequence[str] = ()
+) -> Topology:
     """The topology in a file, or of a name in the catalog, with or without `.yaml`.
 
     NCCL's topology XML and the matrix of `nvidia-smi topo -m` are read too. *calibrations* are
-    files of constants that were measured on it.
+    files of constants that were measured on it. *faults*, such as `host:1 gpu:3 nvlink`, add to
+    those of the file.
     """
     _check_no_device(str(name_or_path))
     path = find_document(name_or_path, folder=CATALOG, what="topology", error_type=TopologyError)
@@ -46,6 +50,9 @@ def load_topology(name_or_path: str | Path, *, calibrations: Sequence[str] = ())
     if "family" in document.content:
         raise TopologyError(f"{path}: states a family: it is a workload. Give it with --workload.")
     topology = _find_constants(parse_topology(document, path=path), path)
+    if faults:
+        more = tuple(parse_fault(text) for text in faults)
+        topology = replace(topology, faults=(*topology.faults, *more))
     return topology.calibrated_by(calibrations) if calibrations else topology
 
 

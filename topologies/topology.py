@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from perfmodel.base.errors import TopologyError
 from topologies.device import Device
+from topologies.faults import Fault
 from topologies.link import Fabric, Link, LinkKind, Route, Vertex, VertexKind
 from topologies.routing import Router
 
@@ -26,7 +27,9 @@ class Topology:
     system, joined by one NVLink. *host_copy_bytes_per_s* is the measured rate of a large copy from
     host memory on this machine; without it the device's figure is used. *measured* names the
     machine whose measured constants it takes; without one, *lost_constants* says why. *assumed* are
-    sentences that every answer repeats.
+    sentences that every answer repeats. *faults* are what is broken, by host: the links here are
+    those of a sound host, and *machines* are the hosts as they are, first one that no fault names.
+    *gpu_speeds* of a host with slow GPUs are what is left of the speed of each.
     """
 
     name: str
@@ -45,6 +48,9 @@ class Topology:
     assumed: tuple[str, ...] = ()
     measured: str = ""
     lost_constants: str = ""
+    faults: tuple[Fault, ...] = ()
+    gpu_speeds: tuple[float, ...] = ()
+    machines: tuple[Topology, ...] = field(init=False, repr=False, compare=False)
     router: Router = field(init=False, repr=False, compare=False)
     nic_of_gpu: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
@@ -59,6 +65,40 @@ class Topology:
         faults = _reach_faults(self)
         if faults:
             raise TopologyError(f"topology {self.name}: " + "; ".join(faults) + ".")
+        object.__setattr__(self, "machines", self._build_machines() if self.faults else (self,))
+
+    def _build_machines(self) -> tuple[Topology, ...]:
+        sets = (self._faults_on(host) for host in (None, *self.named_hosts))
+        return tuple(_break(self, faults) for faults in dict.fromkeys(sets))
+
+    def _faults_on(self, host: int | None) -> tuple[Fault, ...]:
+        # Without their hosts, so that equal ones make equal machines.
+        return tuple(replace(fault, hosts=()) for fault in self.faults if fault.is_on(host))
+
+    @property
+    def named_hosts(self) -> tuple[int, ...]:
+        """The hosts that faults name."""
+        return tuple(sorted({host for fault in self.faults for host in fault.hosts or ()}))
+
+    @property
+    def machine_of_host(self) -> dict[int, int]:
+        """Which of *machines* each of the named hosts is; the others are the first."""
+        sets = [self._faults_on(host) for host in (None, *self.named_hosts)]
+        places = {faults: place for place, faults in enumerate(dict.fromkeys(sets))}
+        return {
+            host: places[faults] for host, faults in zip(self.named_hosts, sets[1:], strict=True)
+        }
+
+    @property
+    def faulty(self) -> Topology:
+        """The first host with faults as it is; the machine itself without any."""
+        first = self.machine_of_host[self.named_hosts[0]] if self.named_hosts else 0
+        return self.machines[first]
+
+    @property
+    def sound(self) -> Topology:
+        """The same without faults."""
+        return replace(self, faults=()) if self.faults else self
 
     def calibrated_by(self, files: Sequence[str]) -> Topology:
         """The same host, with constants of its own in *files*."""
@@ -236,6 +276,22 @@ def _deal_nics(topology: Topology) -> tuple[int, ...]:
         taken[best] += 1
         chosen.append(best)
     return tuple(chosen)
+
+
+def _break(sound: Topology, faults: tuple[Fault, ...]) -> Topology:
+    """A host with *faults*."""
+    links: list[Link] = list(sound.links)
+    slow: dict[int, float] = {}
+    for fault in faults:
+        links = fault.apply_to(links, sound.vertices, sound.fabric)
+        for gpu in fault.slowed_gpus(sound.vertices):
+            slow[gpu] = slow.get(gpu, 1.0) * fault.ratio
+    speeds = tuple(slow.get(gpu, 1.0) for gpu in range(sound.gpus_per_host)) if slow else ()
+    try:
+        return replace(sound, faults=(), links=tuple(links), gpu_speeds=speeds)
+    except TopologyError as wrong:
+        places = ", ".join(fault.where for fault in faults)
+        raise TopologyError(f"with the faults at {places}: {wrong}") from None
 
 
 def _lost_nvlinks(topology: Topology) -> tuple[str, ...]:

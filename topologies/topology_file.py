@@ -7,7 +7,6 @@ pattern says which vertex of A is joined to which of B.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -23,12 +22,20 @@ from perfmodel.base.fields import Bandwidth, Count, Duration, Line, OneOf, Parse
 from perfmodel.base.forms import Document, Form
 from perfmodel.base.reading import quote
 from topologies.device import Device, Sourced, list_devices, load_device
-from topologies.link import HOST_KINDS, HOST_LINK_KINDS, Fabric, Link, LinkKind, Vertex, VertexKind
+from topologies.faults import Fault, parse_fault
+from topologies.link import (
+    HOST_KINDS,
+    HOST_LINK_KINDS,
+    Fabric,
+    Link,
+    LinkKind,
+    Vertex,
+    VertexKind,
+    parse_selection,
+)
 from topologies.topology import Topology
 
 MAX_LINKS = 200_000
-_SELECTION = re.compile(r"([a-z_]+):(\*|\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)")
-_MAX_DIGITS = 6
 Pairs = list[tuple[str, str]]
 _HostKind = Annotated[
     # From Python 3.12 on, pydantic does not know the signature of an enum.
@@ -117,6 +124,7 @@ class TopologyFile(Sourced):
     notes: tuple[Line, ...] = ()
     assumed: tuple[Line, ...] = ()
     measured: Line | None = None
+    faults: tuple[Annotated[Fault, Parsed(parse_fault, "host:1 gpu:3 nvlink")], ...] = ()
 
 
 def parse_topology(document: Document, *, path: Path) -> Topology:
@@ -148,6 +156,7 @@ def parse_topology(document: Document, *, path: Path) -> Topology:
             notes=file.notes,
             assumed=file.assumed,
             measured=file.measured or file.name,
+            faults=file.faults,
         )
     except TopologyError as fault:
         raise TopologyError(f"{path}: {fault}") from None
@@ -232,31 +241,3 @@ def _matched(pattern: Pattern, left: Sequence[str], right: Sequence[str]) -> Pai
 
 def _both_ways(pairs: Pairs) -> Pairs:
     return [way for a, b in pairs for way in ((a, b), (b, a))]
-
-
-def parse_selection(text: str, counts: Mapping[str, int]) -> tuple[str, ...]:
-    """The vertex names that *text* means, given how many there are of each kind."""
-    match = _SELECTION.fullmatch(text.replace(" ", ""))
-    if match is None:
-        raise TopologyError(f"must look like gpu:0, gpu:0-3, gpu:0,2 or gpu:*, got {text!r}")
-    kind, places = match.groups()
-    if kind not in counts:
-        known = ", ".join(counts) or ", ".join(member.value for member in HOST_KINDS)
-        raise TopologyError(f"{text!r} names no vertex kind of this file; it has {known}")
-    if places == "*":
-        return tuple(f"{kind}:{index}" for index in range(counts[kind]))
-    names: list[str] = []
-    for part in places.split(","):
-        first, _, last = part.partition("-")
-        if max(len(first), len(last)) > _MAX_DIGITS:
-            raise TopologyError(f"{text!r} has a number too large to be a vertex")
-        low, high = int(first), int(last or first)
-        if high < low:
-            raise TopologyError(f"{text!r} has a range that runs backwards; write {high}-{low}")
-        if high >= counts[kind]:
-            raise TopologyError(
-                f"{text!r} dangles: there is no {kind}:{high}, only {kind}:0 to "
-                f"{kind}:{counts[kind] - 1}"
-            )
-        names += [f"{kind}:{index}" for index in range(low, high + 1)]
-    return tuple(names)

@@ -63,6 +63,7 @@ def price_collective(
     dtype: str = "fp32",
     software: CollectiveSoftware | None = None,
     calibration: Sequence[str] = (),
+    faults: Sequence[str] = (),
 ) -> CollectiveCost:
     """The cost of a collective on *ranks*, by default all; *size* is bytes, or `64MiB`."""
     return ask_collective(
@@ -74,6 +75,7 @@ def price_collective(
         dtype=dtype,
         software=software,
         calibration=calibration,
+        faults=faults,
     ).alone[0]
 
 
@@ -89,6 +91,7 @@ def ask_collective(
     dtype: str = "fp32",
     software: CollectiveSoftware | None = None,
     calibration: Sequence[str] = (),
+    faults: Sequence[str] = (),
 ) -> CollectiveAnswer:
     """A collective alone, and with others at the same time (*beside*: kind, size, ranks).
 
@@ -99,7 +102,7 @@ def ask_collective(
     from perfmodel.base.units import parse_size
     from perfmodel.reports.op_prices import answer_calls
 
-    group = _group(topology, hosts, ranks, dtype, software, calibration)
+    group = _group(topology, hosts, ranks, dtype, software, calibration, faults)
 
     def build(kind: str, size: int | str, matrix: Sequence[Sequence[int]] | None) -> Collective:
         size_bytes = size if isinstance(size, int) else parse_size(size)
@@ -120,12 +123,13 @@ def sweep_collective(
     dtype: str = "fp32",
     software: CollectiveSoftware | None = None,
     calibration: Sequence[str] = (),
+    faults: Sequence[str] = (),
 ) -> SizeSweep:
     """A collective over sizes from 512 B to 1 GiB, with the tables *measured* to compare with."""
     from collectives.collective import parse_kind
     from perfmodel.reports.op_prices import answer_sizes
 
-    group = _group(topology, hosts, ranks, dtype, software, calibration)
+    group = _group(topology, hosts, ranks, dtype, software, calibration, faults)
     rows = load_collectives(measured) if measured else ()
     return answer_sizes(group, parse_kind(kind), rows)
 
@@ -137,15 +141,17 @@ def _group(
     dtype: str,
     software: CollectiveSoftware | None,
     calibration: Sequence[str],
+    faults: Sequence[str],
 ) -> CollectiveGroup:
     from collectives.collective import CollectiveSoftware
     from perfmodel.base.dtypes import parse_dtype
     from perfmodel.reports.op_prices import CollectiveGroup
     from topologies import build_cluster, load_topology
 
-    machine = load_topology(topology, calibrations=tuple(calibration)).idle
+    machine = load_topology(topology, calibrations=tuple(calibration), faults=faults).idle
     count = ranks if isinstance(ranks, int) else None
     cluster = build_cluster(machine, hosts=hosts, ranks=count)
+    cluster.check_faults()
     listed = None if ranks is None or isinstance(ranks, int) else tuple(ranks)
     return CollectiveGroup(
         cluster=cluster,

@@ -139,8 +139,8 @@ def _check_machines(named: Sequence[NamedScenario]) -> None:
     from perfmodel.stacks.profiles import load_stack
     from topologies import load_topology
 
-    for topology in {one.topology: None for _, one in named if one.topology}:
-        load_topology(str(topology))
+    for topology, faults in {(one.topology, one.faults): None for _, one in named if one.topology}:
+        load_topology(str(topology), faults=faults)
     for stack in {one.stack: None for _, one in named if one.stack}:
         load_stack(str(stack))
 

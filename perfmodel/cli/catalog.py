@@ -12,7 +12,7 @@ from perfmodel.base.options import Option
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.cli.commands import command, command_group
 from perfmodel.cli.options import Outputs, argument
-from perfmodel.prediction.scenario import DEFAULT_WORKLOAD, Overrides
+from perfmodel.prediction.scenario import DEFAULT_WORKLOAD, Faults, Overrides
 
 CatalogName = Annotated[str, argument("NAME", "A name of the catalog, or a file.")]
 SCHEMA_VERSION = 1
@@ -108,8 +108,9 @@ def show_topology(
         str | None, Option(metavar="FILE", help="Also draw it into this file, .png or .svg.")
     ] = None,
     hosts: Annotated[int, Option(metavar="N", help="Number of hosts, joined by their fabric.")] = 1,
+    faults: Faults = (),
 ) -> None:
-    """Show a machine: what it has, what is wired to what, and how fast.
+    """Show a machine: what it has, what is wired to what, and how fast; with faults, a host of it.
 
     Example: perfmodel topology show dgx_h100 --hosts 64 --plot dgx_h100.png
     """
@@ -117,8 +118,9 @@ def show_topology(
     from perfmodel.reports.terminal import print_report
     from topologies import build_cluster
 
-    machine = api.load_topology(name)
+    machine = api.load_topology(name, faults=faults)
     cluster = build_cluster(machine, hosts=hosts)
+    cluster.check_faults()
     if plot is not None:
         from perfmodel.reports.machine_picture import write_picture
 

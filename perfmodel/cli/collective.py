@@ -14,7 +14,7 @@ from perfmodel.base.options import Option
 from perfmodel.base.units import parse_size
 from perfmodel.cli.commands import command
 from perfmodel.cli.options import JsonFile, Outputs, parse_ranks
-from perfmodel.prediction.scenario import CalibrationFiles, Hosts, Machine
+from perfmodel.prediction.scenario import CalibrationFiles, Faults, Hosts, Machine
 
 EPILOG = """\b
 Examples:
@@ -23,6 +23,7 @@ Examples:
   perfmodel collective --topology dgx_a100 --kind all_gather --ranks 4 --sweep --plot sweep.png
   perfmodel collective --topology dgx_h100 --hosts 2 --kind all_reduce --size 1GiB \\
       --ranks 0,8 --with all_reduce:1GiB:1,9
+  perfmodel collective --topology dgx_h100 --kind all_reduce --size 1GiB --fault "gpu:3 nvlink"
 """
 
 
@@ -102,6 +103,7 @@ class CollectiveQuestion:
     nccl_version: Annotated[str, Option(metavar="X.Y", help="NCCL version, e.g. 2.23.")] = "2.27"
     dtype: Annotated[str, Option(metavar="NAME", help="Number format, e.g. int8.")] = "fp32"
     calibration: CalibrationFiles = ()
+    faults: Faults = ()
 
     @property
     def group(self) -> dict[str, Any]:
@@ -113,7 +115,7 @@ class CollectiveQuestion:
             algorithm=None if self.algorithm is None else parse_algorithm(self.algorithm),
             protocol=None if self.protocol is None else parse_protocol(self.protocol),
         )
-        own = ("topology", "hosts", "ranks", "dtype", "calibration")
+        own = ("topology", "hosts", "ranks", "dtype", "calibration", "faults")
         return {name: getattr(self, name) for name in own} | {"software": software}
 
 

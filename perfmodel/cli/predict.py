@@ -42,6 +42,7 @@ Examples:
   perfmodel compare --topology dgx_a100,dgx_h100 --workload llama3_8b --hosts 2
   perfmodel compare --topology dgx_h100 --workload llama3_8b,gpt2_xl --plot models.png
   perfmodel compare --topology dgx_a100,dgx_h100 --workload llama3_70b --hosts 16 --tokens 300B
+  perfmodel compare --topology dgx_h100 --hosts 4 --fault "host:1 gpu:3 nvlink"
 \b
 `perfmodel init scenario --out a.yaml` writes a file to start from.
 """
@@ -186,7 +187,7 @@ def compare(
         float | None,
         Option(metavar="MONEY", min=0, help="Price per GPU and hour; orders by time."),
     ] = None,
-    asked: Annotated[dict[str, Any], Scenario, "overrides", "calibration"],
+    asked: Annotated[dict[str, Any], Scenario, "overrides", "calibration", "faults"],
     whole: RunQuestion,
     run: Run,
     outputs: Annotated[Outputs, "json_file", "csv_file", "plot_file", "report_file"],
@@ -197,6 +198,8 @@ def compare(
     machine = {key: given.pop(key) for key in ("topology", "stack") if files and key in given}
     if bool(files) == bool(given):
         raise typer.BadParameter("name scenario files or jobs, or machines with --topology a,b")
+    if files:
+        _refuse(_options(asked), "files", "each file is a question of its own")
     with run.open() as where:
         if files:
             jobs = api.name_jobs(files, **machine) if machine else files
@@ -208,12 +211,19 @@ def compare(
     outputs.write_comparison(found if price is None else found.priced(price))
 
 
-def _split(given: dict[str, str], asked: dict[str, Any]) -> list[str]:
-    """Add the first of the values *given* to *asked*; returns what has several values."""
+def _split(given: dict[str, str], asked: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Add the first of the values *given* to *asked*; returns what has several values.
+
+    A machine is compared with each of its faults, and with all of them.
+    """
     from perfmodel.base.options import expand_values
+    from perfmodel.prediction.comparing import FAULT, SOUND
 
     values = {key: expand_values(text) for key, text in given.items()}
-    axes = [f"{key}={','.join(several)}" for key, several in values.items() if len(several) > 1]
+    axes = {key: several for key, several in values.items() if len(several) > 1}
+    if faults := asked.pop("faults", ()):
+        together = ("; ".join(faults),) if len(faults) > 1 else ()
+        axes[FAULT] = (SOUND, *faults, *together)
     if not axes or "topology" not in values:
         raise typer.BadParameter(
             "give two or more of something, such as --topology dgx_a100,dgx_h100"

@@ -27,7 +27,13 @@ from collectives.uneven import price_lean
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.estimates import Bound, Estimates, build_estimates, concatenate_estimates
+from perfmodel.costs.estimates import (
+    Bound,
+    Estimates,
+    FloatColumn,
+    build_estimates,
+    concatenate_estimates,
+)
 from perfmodel.costs.interference import slowdowns_for
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES, family_of, price_ops
 from perfmodel.costs.priced_job import PricedJob
@@ -93,9 +99,16 @@ def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> Price
     _check_fits(job, cluster)
     plain = _price_plain(job.ops, cluster, stack)
     calls = _CallPricer(job, cluster, stack)
-    kind_of_rank, representatives = _rank_kinds(job, calls)
-    starts, programs, columns, link_use = _price_kinds(job, plain, calls, representatives.tolist())
     families = np.array([FAMILIES.index(family_of(type(op))) for op in job.ops], dtype=np.int8)
+    speeds = cluster.speeds_of(np.arange(job.rank_count, dtype=np.int64))
+    plain_at = {
+        speed: replace(plain, duration_ns=slow_down(plain.duration_ns, families, speed))
+        for speed in np.unique(speeds).tolist()
+    }
+    kind_of_rank, representatives = _rank_kinds(job, calls, speeds)
+    starts, programs, columns, link_use = _price_kinds(
+        job, [(rank, plain_at[speeds[rank]]) for rank in representatives.tolist()], calls
+    )
     return PricedJob(
         job=job,
         durations=DurationTable(
@@ -119,6 +132,18 @@ def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> Price
             is_emulated=job.facts.is_emulated,
         ),
     )
+
+
+_KERNELS = [FAMILIES.index(name) for name in ("attention", "embedding", "gemm", "memory")]
+
+
+def slow_down(durations_ns: FloatColumn, families: NDArray[np.int8], speed: float) -> FloatColumn:
+    """*durations_ns* on a GPU that computes at *speed* of that of a sound one.
+
+    Only its kernels are slower: copies, host work and collectives are not.
+    """
+    factor = np.where(np.isin(families, _KERNELS), 1.0 / speed, 1.0)
+    return durations_ns * factor if speed < 1.0 else durations_ns
 
 
 def cluster_seen_by(stack: SoftwareStack, cluster: Cluster) -> Cluster:
@@ -213,7 +238,7 @@ class _CallPricer:
 def _placements(job: JobGraph, cluster: Cluster) -> tuple[list[bytes], list[bytes]]:
     """The placement of every group: hosts numbered by first appearance, and the GPU in each.
 
-    Hosts of one cluster are equal, so it does not matter which of them a group uses.
+    Hosts without faults are equal, so it does not matter which of them a group uses.
     """
     ranks, group = job.members()
     bounds = offsets(np.bincount(group, minlength=len(job.groups)))
@@ -223,12 +248,15 @@ def _placements(job: JobGraph, cluster: Cluster) -> tuple[list[bytes], list[byte
     # Groups follow each other, so counting all hosts in order counts those of each group.
     number = np.cumsum(np.bincount(first, minlength=len(ranks)))
     within = number[first[inverse]] - number[bounds[group]]
+    gpus = gpus + cluster.topology.gpus_per_host * cluster.machines_of(hosts)
     return split_bytes(within, bounds), split_bytes(gpus, bounds)
 
 
-def _rank_kinds(job: JobGraph, calls: _CallPricer) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _rank_kinds(
+    job: JobGraph, calls: _CallPricer, speeds: NDArray[np.float64]
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The kind of every rank, and one rank per kind. Ranks of one kind have the same prices."""
-    signature = [job.rank_program.astype(np.int64)]
+    signature = [job.rank_program.astype(np.int64), np.unique(speeds, return_inverse=True)[1]]
     if len(calls.placement_of_group):
         placement = calls.placement_of_group[job.rank_group]
         signature.append(np.where(job.rank_group == NO_GROUP, NO_GROUP, placement))
@@ -253,15 +281,16 @@ def _positions(job: JobGraph) -> NDArray[np.int64]:
 
 
 def _price_kinds(
-    job: JobGraph, plain: Estimates, calls: _CallPricer, ranks: Sequence[int]
+    job: JobGraph, ranks: Sequence[tuple[int, Estimates]], calls: _CallPricer
 ) -> tuple[list[int], list[Program], Estimates, NDArray[np.float64]]:
     """Where the prices of each of *ranks* begin; then, of all tasks, programs, prices, link use.
 
-    Ranks of one program whose collectives all cost the same share their rows.
+    Each has prices of its ops. Ranks of one program and speed whose collectives all cost the same
+    share their rows.
     """
     is_call = np.array([isinstance(op, Communication) for op in job.ops], dtype=bool)
     slots = job.rank_group.shape[1] or 1
-    start_of: dict[tuple[int, tuple[_CallPrice, ...]], int] = {}
+    start_of: dict[tuple[int, int, tuple[_CallPrice, ...]], int] = {}
     programs: list[Program] = []
     columns: list[Estimates] = []
     link_uses: list[NDArray[np.float64]] = []
@@ -276,12 +305,13 @@ def _price_kinds(
         return [divmod(code, slots) for code in distinct.tolist()], tasks, call_of_task
 
     starts, length = [], 0
-    for rank in ranks:
+    for rank, plain in ranks:
         number = int(job.rank_program[rank])
         pairs, tasks, which = find_calls(number)
         prices = tuple(calls.price(op, slot, rank) for op, slot in pairs)
-        is_known = (number, prices) in start_of
-        starts.append(start_of.setdefault((number, prices), length))
+        key = (number, id(plain), prices)
+        is_known = key in start_of
+        starts.append(start_of.setdefault(key, length))
         if is_known:
             continue
         program = job.programs[number]

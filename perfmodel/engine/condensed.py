@@ -167,7 +167,7 @@ def evaluate_variants(job: CondensedJob, kinds: Int8s, durations_ns: Int64s) -> 
     moments = _Moments(
         np.zeros((history, slots, ranks), dtype=np.int64),
         np.zeros((history, slots, ranks), dtype=np.int64),
-        np.zeros((2, ranks), dtype=np.int64),
+        np.zeros((len(job.is_present), ranks), dtype=np.int64),
     )
     return VariantTimes(*_evaluate(kinds, durations_ns, moments, job).T)
 
@@ -190,14 +190,14 @@ def _advance(
 ) -> None:
     """One iteration: ready, start and end of every slot on every rank.
 
-    Waits are computed for all ranks as if each were of both kinds, in loops that compile to vector
+    Waits are computed for all ranks as if each were of every kind, in loops that compile to vector
     instructions; then each rank takes those of its own kind.
     """
     history = moments.starts.shape[0]
     now = iteration % history
     ranks = len(kinds)
     for slot in range(len(columns.changing)):
-        for kind in range(2):
+        for kind in range(len(moments.ready_of_kind)):
             ready = moments.ready_of_kind[kind]
             ready[:] = 0
             for row in range(columns.wait_start[kind, slot], columns.wait_start[kind, slot + 1]):

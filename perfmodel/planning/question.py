@@ -17,6 +17,7 @@ from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,
     DEFAULT_WORKLOAD,
     CalibrationFiles,
+    Faults,
     Hosts,
     IndicesFile,
     Isolated,
@@ -98,6 +99,7 @@ class RankQuestion:
         str,
         Option(metavar="torchrec|hugectr", help="Only plans that this framework can run."),
     ] = ""
+    faults: Faults = ()
 
     def __post_init__(self) -> None:
         normalize_lists(self, "sharders", "plan_files")
@@ -219,6 +221,7 @@ class LayoutQuestion:
     samples: int = 32
     seed: Seed = 0
     calibration: CalibrationFiles = ()
+    faults: Faults = ()
 
     def __post_init__(self) -> None:
         normalize_lists(self, "hosts")
@@ -259,4 +262,5 @@ class LayoutQuestion:
 def to_scenario(question: RankQuestion | LayoutQuestion, **more: Any) -> Scenario:
     """The model on the machine that *question* is about, with *more* fields."""
     shared = ("topology", "workload", "overrides", "ranks_per_host", "stack", "calibration")
+    more["faults"] = question.faults
     return Scenario(**{name: getattr(question, name) for name in shared}, **more)

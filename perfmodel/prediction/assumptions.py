@@ -44,7 +44,7 @@ def list_assumptions(
     if question.cluster is not None and question.cluster.topology.lost_constants:
         sentences.append(question.cluster.topology.lost_constants)
     if question.cluster is not None:
-        sentences += question.cluster.topology.assumed
+        sentences += [*question.cluster.topology.assumed, *question.cluster.faults]
     if question.cluster is not None and question.cluster.device.calibrations:
         files = question.cluster.device.calibrations
         verb = "overrides" if len(files) == 1 else "override"

@@ -32,6 +32,8 @@ AnyScenario = Scenario | JobScenario
 NamedScenario = tuple[str, AnyScenario]
 """A scenario after its name in a comparison."""
 Build = Callable[[AnyScenario], Question]
+FAULT, SOUND = "fault", "none"
+"""The axis of faults, and its value without any; those of one value are separated by `;`."""
 _WHOLE = ("hosts", "ranks_per_host", "seed", "samples")
 _TEXTS = ("topology", "workload", "stack", "tables", "indices", "plan")
 
@@ -118,11 +120,27 @@ class Comparison(Shown):
         everyone = len(self.answered)
         return (
             *find_knees(self),
+            *self._find_fault_costs(),
             *(
                 f"{'All' if 1 < len(some) == everyone else ', '.join(some)}: {said}"
                 for said, some in names.items()
             ),
         )
+
+    def _find_fault_costs(self) -> list[str]:
+        """What each value of an axis of faults costs against the same without."""
+        times = {one.name: one.prediction for one in self.answered}
+        sentences = []
+        for name, found in times.items():
+            head, sign, value = name.partition(f"{FAULT}=")
+            sound = times.get(f"{head}{sign}{SOUND}")
+            if not sign or value == SOUND or sound is None or found is None:
+                continue
+            lost_ns = found.iteration_ns - sound.iteration_ns
+            share = lost_ns / max(sound.iteration_ns, 1)
+            cost = f"costs {format_duration(lost_ns)} per iteration ({share:.1%})"
+            sentences.append(f"{head}{value}: {cost if lost_ns else 'costs nothing'}.")
+        return sentences
 
 
 def _time_if_it_fits(entry: Compared) -> tuple[bool, int]:
@@ -161,6 +179,9 @@ def sweep_scenario(base: AnyScenario, axes: Sequence[SweepAxis]) -> list[NamedSc
 
 
 def _with_value(scenario: AnyScenario, key: str, value: str) -> AnyScenario:
+    if key == FAULT:
+        faults = () if value == SOUND else tuple(one.strip() for one in value.split(";"))
+        return replace(scenario, faults=faults)
     known = {one.name for one in fields(scenario)}
     if key in known & {*_WHOLE, *_TEXTS}:
         if key in _WHOLE and not value.isdecimal():

@@ -173,8 +173,11 @@ def load_setting(scenario: Scenario) -> Setting:
     """Load what *scenario* names."""
     if scenario.indices is not None and scenario.tables is None:
         raise PlanError("--indices describe the tables of a file; give --tables too.")
-    topology = load_topology(scenario.topology, calibrations=scenario.calibration)
+    topology = load_topology(
+        scenario.topology, calibrations=scenario.calibration, faults=scenario.faults
+    )
     cluster = build_cluster(topology, hosts=scenario.hosts, ranks_per_host=scenario.ranks_per_host)
+    cluster.check_faults()
     workload = load_workload(
         scenario.workload,
         scenario.overrides,

@@ -47,10 +47,11 @@ class PricingMachine:
     hosts: int | None = None
     stack: str = DEFAULT_STACK
     calibration: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
 
     def cluster(self, rank_count: int) -> Cluster:
         """The machine with room for *rank_count* ranks."""
-        return _build(self.topology, self.hosts, rank_count, self.calibration)
+        return _build(self.topology, self.hosts, rank_count, self.calibration, self.faults)
 
     def load_stack(self) -> SoftwareStack:
         """The software that runs on it."""
@@ -62,11 +63,17 @@ _load_stack = lru_cache(maxsize=16)(load_stack)
 
 @lru_cache(maxsize=16)
 def _build(
-    topology: str, hosts: int | None, rank_count: int, calibration: tuple[str, ...]
+    topology: str,
+    hosts: int | None,
+    rank_count: int,
+    calibration: tuple[str, ...],
+    faults: tuple[str, ...],
 ) -> Cluster:
-    loaded = load_topology(topology, calibrations=calibration)
+    loaded = load_topology(topology, calibrations=calibration, faults=faults)
     needed = -(-rank_count // loaded.gpus_per_host) if hosts is None else hosts
-    return build_cluster(loaded, hosts=needed, ranks_per_host=-(-rank_count // needed))
+    cluster = build_cluster(loaded, hosts=needed, ranks_per_host=-(-rank_count // needed))
+    cluster.check_faults()
+    return cluster
 
 
 def is_pinned(job: JobGraph) -> bool:
@@ -87,7 +94,8 @@ def job_question(scenario: JobScenario, *, is_distributed: bool = False) -> Ques
     question = open_job(scenario, is_distributed=is_distributed and scenario.topology is None)
     if question.cluster is not None:
         return question
-    _check_stated(scenario, _why_stated(question), {"--calibration": scenario.calibration})
+    given = {"--calibration": scenario.calibration, "--fault": scenario.faults}
+    _check_stated(scenario, _why_stated(question), given)
     if scenario.topology is None:
         return question
     moved: Question = load_extension("whatif", "answering").move_question(question, scenario)
@@ -99,6 +107,7 @@ def replay_question(scenario: JobScenario) -> Question:
     question = open_job(scenario)
     if question.cluster is None:
         given = {"--topology": scenario.topology, "--calibration": scenario.calibration}
+        given["--fault"] = scenario.faults
         _check_stated(scenario, _why_stated(question), given)
     return question
 
@@ -155,7 +164,9 @@ def open_job(scenario: JobScenario, *, is_distributed: bool = False) -> Question
             "them, for example --topology dgx_h100."
         )
     stack = scenario.stack or job.facts.stack or DEFAULT_STACK
-    machine = PricingMachine(scenario.topology, scenario.hosts, stack, scenario.calibration)
+    machine = PricingMachine(
+        scenario.topology, scenario.hosts, stack, scenario.calibration, scenario.faults
+    )
     cluster, loaded = machine.cluster(job.rank_count), machine.load_stack()
     if job.facts.stack and loaded.execution is Execution.COMPILED:
         # The job is eager code, whatever it says; one made for a compiled stack names none.

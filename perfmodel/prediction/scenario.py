@@ -88,6 +88,15 @@ CalibrationFiles = Annotated[
         help="Constants that `calibrate ... --out FILE` fitted to your machine; repeatable.",
     ),
 ]
+Faults = Annotated[
+    tuple[str, ...],
+    Option(
+        name="--fault",
+        metavar="FAULT",
+        help="What is broken, e.g. 'host:1 gpu:3 nvlink', 'host:0 nic:2 down', "
+        "'gpu:0-nvswitch:0 bandwidth=0.5', 'host:* gpu:5 speed=0.9'; repeatable.",
+    ),
+]
 WithoutInterference = Annotated[
     Interference,
     Option(
@@ -118,7 +127,7 @@ def normalize_lists(question: Any, *plurals: str) -> None:
     """Accept a mapping for the overrides of *question*, and a single value for a list of one."""
     if isinstance(question.overrides, Mapping):
         object.__setattr__(question, "overrides", overrides_of(question.overrides))
-    for name in ("overrides", "calibration", *plurals):
+    for name in ("overrides", "calibration", "faults", *plurals):
         value = getattr(question, name)
         if isinstance(value, str | int):
             object.__setattr__(question, name, (value,))
@@ -134,7 +143,8 @@ class Scenario:
     sampled for the interval, from *seed*. *tables*, *indices* and *plan* are files that describe
     and place the tables of a recommendation model. *calibration* names files of constants that
     were measured on the machine. *layout_from* names a file whose layout, batch and training
-    replace those of the workload. *batch* is short for the override of that name.
+    replace those of the workload. *faults* are what is broken on hosts of the machine. *batch* is
+    short for the override of that name.
     """
 
     topology: Machine
@@ -161,6 +171,7 @@ class Scenario:
     interference: WithoutInterference = Interference.COUNTED
     calibration: CalibrationFiles = ()
     layout_from: LayoutFrom = None
+    faults: Faults = ()
     batch: InitVar[int | None] = None
 
     def __post_init__(self, batch: int | None) -> None:
@@ -180,7 +191,7 @@ class JobScenario:
     durations of its own: a *topology* moves it there from the machine that it *was* recorded on
     (by default found by its GPUs). With *force* it is moved even if it replays badly or little of
     its work can be priced. *calibration* names files of constants that were measured on the
-    machine.
+    machine, *faults* what is broken there.
     """
 
     job: Annotated[
@@ -214,12 +225,15 @@ class JobScenario:
     force: Annotated[
         bool, Option(help="With --job and --topology: also answer recordings that are not trusted.")
     ] = False
+    faults: Faults = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.calibration, str):
-            object.__setattr__(self, "calibration", (self.calibration,))
+        for name in ("calibration", "faults"):
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, (value,))
         about_machine = {"hosts": self.hosts, "stack": self.stack, "was": self.was}
         about_machine["calibration"] = " ".join(self.calibration) or None
+        about_machine["fault"] = ", ".join(self.faults) or None
         for option, value in about_machine.items():
             if value is not None and self.topology is None:
                 raise ScenarioError(

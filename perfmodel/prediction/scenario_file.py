@@ -37,7 +37,7 @@ def scenario_form(kind: type[Scenario] | type[JobScenario]) -> type[BaseModel]:
         if option.min is not None and one.name != "samples":
             hint = Annotated[hint, Field(ge=option.min)]
         keys[one.name] = hint, ... if one.default is MISSING else one.default
-    keys["calibration"] = str | list[str], ()
+    keys["calibration"] = keys["faults"] = str | list[str], ()
     if keys.pop("overrides", None):
         keys["set"] = dict[str, Any], {}
     config = ConfigDict(extra="forbid", strict=True, str_strip_whitespace=True, str_min_length=1)
@@ -64,9 +64,9 @@ def load_scenario(path: str | Path) -> Scenario | JobScenario:
     for key, value in stated.items():
         if key == "set":
             values["overrides"] = overrides_of(value)
-        elif key == "calibration":
-            files = value if isinstance(value, list) else [value]
-            values[key] = tuple(beside(key, file) for file in files)
+        elif key in ("calibration", "faults"):
+            texts = value if isinstance(value, list) else [value]
+            values[key] = tuple(beside(key, text) for text in texts)
         elif key not in ("name", "description"):
             values[key] = beside(key, value) if isinstance(value, str) else value
     return kind(**values)

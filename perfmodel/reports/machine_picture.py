@@ -42,6 +42,8 @@ WIRES = {
     LinkKind.NIC: ("#cf6d88", "network"),
 }
 """Colour and name of each kind of link."""
+FAULTY = "#c62f2f"
+"""Colour of what is broken: wires that are gone are dashed."""
 TRAYS_SHOWN = 2
 PARTLY_SHOWN = (VertexKind.GPU, VertexKind.PCIE_SWITCH, VertexKind.CPU, VertexKind.NIC)
 """What trays hold."""
@@ -180,22 +182,27 @@ def write_picture(topology: Topology, path: Path, cluster: Cluster | None = None
 
 
 def _paint_wires(axes: Axes, topology: Topology, plan: Plan) -> None:
+    left = {(one.name, one.kind): one.bandwidth_bytes_per_s for one in topology.faulty.links}
     for link in drawn_links(topology, plan):
         a, b = plan.places[link.source], plan.places[link.target]
+        rate = left.get((link.name, link.kind), 0.0)
         style: dict[str, Any] = {
             "color": WIRES[link.kind][0],
             "lw": line_width(link.bandwidth_bytes_per_s),
             "zorder": 1,
             "solid_capstyle": "round",
         }
-        left, right = sorted((a.x, b.x))
+        if rate < link.bandwidth_bytes_per_s:
+            width = line_width(rate) if rate else 1.2
+            style |= {"color": FAULTY, "lw": width, "ls": "-" if rate else (0, (3, 3))}
+        west, east = sorted((a.x, b.x))
         narrow, wide = sorted((a, b), key=lambda place: place.width)
         if a.y == b.y and link.kind is LinkKind.NVLINK:
             _paint_arc(axes, a, b, style, lift=_lift(a, b))
         elif a.y == b.y and any(
-            place.y == a.y and left < place.x < right for place in plan.places.values()
+            place.y == a.y and west < place.x < east for place in plan.places.values()
         ):
-            _paint_arc(axes, a, b, style, lift=-0.25 - 0.12 * (right - left))
+            _paint_arc(axes, a, b, style, lift=-0.25 - 0.12 * (east - west))
         elif a.y == b.y:
             axes.plot((a.x, b.x), (a.y, b.y), **style)
         elif wide.width > 1 and abs(narrow.x - wide.x) < wide.width / 2:
@@ -232,7 +239,15 @@ def _paint_arc(axes: Axes, a: Place, b: Place, style: dict[str, Any], *, lift: f
     points = [(start, rim), (start, rim + lift), (end, rim + lift), (end, rim)]
     curve = Curve(points, [Curve.MOVETO, *[Curve.CURVE4] * 3])
     axes.add_patch(
-        PathPatch(curve, fill=False, edgecolor=style["color"], lw=style["lw"], zorder=1, alpha=0.9)
+        PathPatch(
+            curve,
+            fill=False,
+            edgecolor=style["color"],
+            lw=style["lw"],
+            ls=style.get("ls", "-"),
+            zorder=1,
+            alpha=0.9,
+        )
     )
 
 
@@ -253,17 +268,18 @@ def _paint_boxes(axes: Axes, topology: Topology, plan: Plan) -> None:
     vertices = {vertex.name: vertex for vertex in topology.vertices}
     for name, place in plan.places.items():
         kind, _, index = name.partition(":")
-        text = f"{BOXES[kind][0]} {index}"
+        text, edge = f"{BOXES[kind][0]} {index}", BOXES[kind][2]
+        if kind == "gpu" and (speeds := topology.faulty.gpu_speeds) and speeds[int(index)] < 1:
+            text, edge = f"{text}, {speeds[int(index)]:g}x", FAULTY
         if kind == "nvswitch":
             reduces = ", they reduce (NVLS)" if vertices[name].reduces else ""
             text = f"NVSwitch, {vertices[name].chips} chips{reduces}"
-        _paint_box(axes, place, kind, text)
+        _paint_box(axes, place, BOXES[kind][1], edge, text)
 
 
-def _paint_box(axes: Axes, place: Place, kind: str, text: str) -> None:
+def _paint_box(axes: Axes, place: Place, face: str, edge: str, text: str) -> None:
     from matplotlib.patches import FancyBboxPatch
 
-    _, face, edge = BOXES[kind]
     corner = (place.x - place.width / 2 + 0.06, place.y - BOX_HEIGHT / 2 + 0.06)
     axes.add_patch(
         FancyBboxPatch(
@@ -292,7 +308,7 @@ def _paint_fabric(axes: Axes, fabric: Fabric, plan: Plan) -> None:
     wiring = "one leaf per rail" if is_rail else "all NICs on one leaf"
     leaf = f"{fabric.hosts_per_leaf} hosts per leaf"
     text = f"fabric: {wiring}, {leaf}, spine {fabric.oversubscription:g} to 1"
-    _paint_box(axes, place, "fabric", text)
+    _paint_box(axes, place, *BOXES["fabric"][1:], text)
 
 
 def _paint_words(figure: Any, topology: Topology, plan: Plan, cluster: Cluster | None) -> None:
@@ -305,6 +321,9 @@ def _paint_words(figure: Any, topology: Topology, plan: Plan, cluster: Cluster |
     style = {"fontsize": 15, "weight": "bold", "color": INK, "va": "top"}
     figure.text(0.03, 1 - 0.16 / height, as_written(title), **style)
     words = as_written(topology.description)
+    if topology.faults:
+        said = "; ".join(f"{fault.where} {fault.change.value}" for fault in topology.faults)
+        words = as_written(f"The first host with faults, in red: {said}")
     if plan.hidden_trays:
         words += f" ({plan.hidden_trays} more trays like these are not drawn)"
     figure.text(0.03, 1 - 0.47 / height, words, fontsize=9.5, color=QUIET, va="top")

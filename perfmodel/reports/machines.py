@@ -54,7 +54,11 @@ TERA = 1e12
 
 
 def report_topology(topology: Topology, cluster: Cluster | None = None) -> Report:
-    """The machine, and *cluster* where several hosts of it were asked for."""
+    """The machine, and *cluster* where several hosts of it were asked for.
+
+    Where there are faults, the first host with one is shown.
+    """
+    sound, topology = topology, topology.faulty
     gpus = range(topology.gpus_per_host)
     wiring = [[line] for line in _wiring(topology)]
     direct = topology if topology.peer_to_peer is False else replace(topology, peer_to_peer=True)
@@ -64,7 +68,8 @@ def report_topology(topology: Topology, cluster: Cluster | None = None) -> Repor
     ]
     columns = ["GPU", *map(str, gpus)]
     sections = [
-        Section("", [Table((), _facts(topology), wraps=(1,))]),
+        Section("", [Table((), _facts(sound), wraps=(1,))]),
+        Section("Faults", [Sentences(cluster.faults if cluster is not None else ())]),
         Section("Wiring", [Table((), wiring, code=(0,))]),
         Section("GPU to GPU", [Table(columns, matrix, numeric=range(1, len(columns)))]),
         Section("Routes", [_route_table(_iter_routes(topology))]),

@@ -36,14 +36,13 @@ from perfmodel.reports.text import (
     to_command,
 )
 from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, load_schedules
+from perfmodel.workloads.transformer.axes import AXES, Divided
 from perfmodel.workloads.transformer.words import ContextKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SCHEMA_VERSION = 1
-OFTEN_ONE = ("cp", "ep", "runs")
-"""Columns that are left out where they are 1 everywhere."""
 OPTIONAL = ("tokens/s/GPU", "90 % interval", "beats next")
 """Columns that a narrow terminal drops, the last one first."""
 TALLIED = ("considered", "too_large", "pruned", "untried", "replayed", "is_proven", "is_braked")
@@ -108,7 +107,7 @@ def _entry(ranking: LayoutRanking, layout: RankedLayout) -> dict[str, Any]:
 def _numbers(layout: RankedLayout) -> dict[str, Any]:
     spread, spec = layout.candidate.chosen.layout, layout.candidate.spec
     return {
-        **pick(spread, "tp", "pp", "cp", "ep", "etp", "dp", "micro_batch", "micro_batches"),
+        **pick(spread, *AXES, "micro_batch", "micro_batches"),
         "sequence_parallel": spread.is_sequence_parallel,
         "interleaving": spread.interleaving,
         "sharding": spec.parallel.sharding.value,
@@ -131,8 +130,6 @@ def build_flags(layout: RankedLayout) -> dict[str, str]:
         "interleaved": parallel.interleaving > 1,
         "ordered": schedule != DEFAULT_SCHEDULE,
         "pipelined": spread.pp > 1,
-        "shares_sequences": spread.cp > 1,
-        "has_experts": spec.model.has_experts,
         "overlaps_experts": spec.parallel.expert_overlap,
         **({f"dispatcher_{parallel.dispatcher.value}": True} if parallel.dispatcher else {}),
         spec.parallel.sharding.value: True,
@@ -143,16 +140,21 @@ def build_flags(layout: RankedLayout) -> dict[str, str]:
         "batch": spec.batch,
         "cp_words": _CONTEXT_WORDS[spec.parallel.cp_kind],
         "replicas": spread.replicas,
-        "shard": spread.shard_ranks // spread.cp,
+        "shard": spread.shard_ranks // spread.sharers,
         "local_batch": spread.micro_batch * spread.micro_batches,
         "layers_per_run": spec.model.layers // (spread.pp * spread.interleaving),
     }
+    degrees = [
+        axis for axis in AXES.values() if axis.is_set(getattr(spread, axis.name), spec.model)
+    ]
     trainers = load_yaml(FLAGS, error_type=InputError)
     return {
         trainer: " ".join(
             text.format(**numbers, schedule=names.get(trainer))
-            for when, text in words.items()
-            if when == "always" or holds.get(when)
+            for text in (
+                *(axis.flags[trainer] for axis in degrees if trainer in axis.flags),
+                *(text for when, text in words.items() if when == "always" or holds.get(when)),
+            )
         )
         for trainer, words in trainers.items()
         if schedule == DEFAULT_SCHEDULE or trainer in names
@@ -313,12 +315,13 @@ def _parts(ranking: LayoutRanking) -> Section:
 
 
 def _table(ranking: LayoutRanking) -> Table:
-    """One line per layout; columns that say nothing are left out."""
+    """One line per layout; columns that are 1 everywhere are left out."""
+    often_one = {"runs"} | {axis.name for axis in AXES.values() if not axis.is_always_told}
     rows = [_cells(ranking, layout, place) for place, layout in enumerate(ranking.layouts, 1)]
     shown = [
         heading
         for heading in rows[0]
-        if heading not in OFTEN_ONE or any(row[heading] != "1" for row in rows)
+        if heading not in often_one or any(row[heading] != "1" for row in rows)
     ]
     return Table(
         shown,
@@ -338,8 +341,12 @@ def _cells(ranking: LayoutRanking, layout: RankedLayout, place: int) -> dict[str
         "time": format_duration(layout.time_ns),
         "90 % interval": format_range(layout.interval.low_ns, layout.interval.high_ns),
         "tokens/s/GPU": f"{_tokens_per_s(ranking, layout) / ranking.rank_count:,.0f}",
-        "tp": f"{spread.tp} sp" if is_split else str(spread.tp),
-        **{name: str(size) for name, size in pick(spread, "pp", "cp", "ep", "dp").items()},
+        **{
+            axis.name: str(getattr(spread, axis.name))
+            + (" sp" if is_split and axis.divided is Divided.WIDTHS else "")
+            for axis in AXES.values()
+            if axis.is_always_told or axis.values is not None
+        },
         "micro-batch": f"{spread.micro_batch} x {spread.micro_batches}",
         "runs": " ".join((str(spread.interleaving), *_schedule_words(layout))),
         "sharding": spec.parallel.sharding.value,
@@ -355,7 +362,7 @@ def _cells(ranking: LayoutRanking, layout: RankedLayout, place: int) -> dict[str
 def _exchange_words(layout: RankedLayout) -> str:
     """What takes tokens to experts, and whether another micro-batch computes meanwhile."""
     candidate = layout.candidate
-    if candidate.chosen.layout.ep == 1:
+    if candidate.chosen.layout.ranks_of(Divided.EXPERTS) == 1:
         return ""
     dispatcher = candidate.spec.parallel.dispatcher or candidate.stack.dispatchers[0]
     return dispatcher.value + (", overlapped" if candidate.spec.parallel.expert_overlap else "")

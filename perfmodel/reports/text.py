@@ -61,7 +61,7 @@ def advise_memory(purpose: str, *, is_transformer: bool) -> str:
     return "Use more hosts, or ask `perfmodel search` for layouts that fit."
 
 
-_ADDED_LATER = ("layout_from",)
+_ADDED_LATER = ("layout_from", "faults")
 """Fields that a document has only where they are set, so that older questions keep their bytes."""
 
 
@@ -69,9 +69,7 @@ def to_question_document(question: Any) -> dict[str, Any]:
     """*question* as plain values: everything needed to ask again."""
     values = pick(question, *(one.name for one in fields(question)))
     return {
-        name: _plain(value)
-        for name, value in values.items()
-        if value is not None or name not in _ADDED_LATER
+        name: _plain(value) for name, value in values.items() if value or name not in _ADDED_LATER
     }
 
 

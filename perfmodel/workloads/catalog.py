@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from perfmodel.base.faults import FaultList
 from perfmodel.base.forms import Document, load_document
 from perfmodel.base.reading import quote
 from perfmodel.workloads.dlrm.spec import DlrmSpec, EmbeddingSection
+from perfmodel.workloads.transformer.axes import OF_MODEL, group_size
 from perfmodel.workloads.transformer.spec import TransformerSpec
 
 Workload = TransformerSpec | DlrmSpec
@@ -142,7 +142,7 @@ def _with_batch(content: dict[str, Any], rank_count: int) -> dict[str, Any]:
     if "batch" in content or not isinstance(one, int):
         return content
     parallel = {"tp": 1, "pp": 1, **content.get("parallel", {})}
-    copies = rank_count // math.prod(int(parallel.get(key) or 1) for key in ("tp", "pp", "cp"))
+    copies = rank_count // group_size(parallel.get, *OF_MODEL)
     batch = one * max(1, copies)
     said = f"batch: {batch:,}, which is {one:,} for each data-parallel rank; no other is stated."
     assumed = [*content.get("assumed", ()), said]

@@ -30,13 +30,13 @@ def test_a_shape_counts_hosts_and_ranks_of_an_uneven_group():
     # Hosts 0 and 1 hold two ranks each, host 2 one.
     shape = group_shape([0, 1, 8, 9, 16], h100())
     assert (shape.host_count, shape.rank_count) == (3, 5)
-    assert shape.patterns == (((0,), 1), ((0, 1), 2))
+    assert shape.patterns == (((0,), 0, 1), ((0, 1), 0, 2))
 
 
 def test_racks_of_72_gpus_have_shapes_too():
     cluster = build_cluster(load_topology("gb200_nvl72"), hosts=1)
     shape = group_shape(np.arange(cluster.rank_count), cluster)
-    assert shape.patterns == ((tuple(range(cluster.rank_count)), 1),)
+    assert shape.patterns == ((tuple(range(cluster.rank_count)), 0, 1),)
 
 
 def test_a_group_on_a_switch_sees_the_nvlinks_of_a_gpu():
@@ -157,8 +157,8 @@ def test_trays_of_a_rack_are_one_host():
     racks = build_cluster(build_host(gpus=8, trays=4), hosts=5)
     # Ten ranks: eight in the first rack, two on the first tray of the second.
     shape = group_shape(range(10), racks)
-    assert shape.patterns == (((0, 1), 1), (tuple(range(8)), 1))
-    assert group_shape([2, 3], racks).patterns == (((2, 3), 1),)
+    assert shape.patterns == (((0, 1), 0, 1), (tuple(range(8)), 0, 1))
+    assert group_shape([2, 3], racks).patterns == (((2, 3), 0, 1),)
 
 
 def test_a_chain_runs_over_one_lane_of_the_thinnest_wire():

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from perfmodel.api import Scenario, predict, price_collective
 from perfmodel.base.errors import PerfModelError, TopologyError
 from topologies import Link, LinkKind, list_topologies, load_topology
+from topologies.link import parse_selection
 from topologies.recognising import CATALOG
-from topologies.topology_file import parse_selection
 
 GOOD = """
 name: pair

@@ -18,6 +18,7 @@ from perfmodel.planning.ranking import beats_next
 from perfmodel.prediction.answer import Interval, Prediction
 from perfmodel.prediction.layouts.candidates import Candidate
 from perfmodel.prediction.whole_run import HOURS_PER_DAY, TrainingRun, plan_run
+from perfmodel.workloads.transformer.axes import AXES
 
 TIE_PROBABILITY = 0.6
 """A layout that beats the next one less surely than this is tied with it."""
@@ -47,12 +48,10 @@ class RankedLayout:
     def split(self) -> dict[str, int]:
         """How the ranks are split; what there always is, and the rest where it is more than one."""
         layout = self.candidate.chosen.layout
-        further = {"cp": layout.cp, "ep": layout.ep}
         return {
-            "tp": layout.tp,
-            "pp": layout.pp,
-            **{word: size for word, size in further.items() if size > 1},
-            "dp": layout.dp,
+            axis.name: size
+            for axis in AXES.values()
+            if axis.is_told(size := getattr(layout, axis.name))
         }
 
     @property

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 import numpy as np
 
@@ -30,11 +30,13 @@ from perfmodel.prediction.layouts.candidates import Candidate
 from perfmodel.stacks.schedules import DEFAULT_SCHEDULE
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.jobs import build_job
+from perfmodel.workloads.transformer.axes import OF_EXPERTS, Divided, group_size
 from perfmodel.workloads.transformer.shapes import LayerShapes
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import Recompute, StateSharding
 from topologies import Cluster, build_cluster
 
+_OF_LAYER = (Divided.WIDTHS, Divided.TOKENS)
 _HEAD_SHARE = 0.8
 """The least share of the head in both ends of the model; it runs on the last stage."""
 
@@ -59,7 +61,8 @@ class Bounds:
     """Lower bounds of layouts of one model on one machine under one stack."""
 
     def __init__(self, cluster: Cluster, stack: SoftwareStack) -> None:
-        self._cluster, self._stack = cluster, stack
+        self._cluster = replace(cluster, topology=cluster.topology.sound)
+        self._stack = stack
         self._times_of: dict[Layer, LayerTimes] = {}
         self._gather_ns = cache(self._price_gather)
 
@@ -154,7 +157,9 @@ def replay_layers(
     spec = one.spec.model_copy(update={"batch": one.spec.batch * rounds, "model": model})
     ranks = fewest_ranks(spec)
     per_host = min(ranks, whole.topology.gpus_per_host)
-    cluster = build_cluster(whole.topology, hosts=-(-ranks // per_host), ranks_per_host=per_host)
+    # A layer may avoid every fault.
+    sound, hosts = whole.topology.sound, -(-ranks // per_host)
+    cluster = build_cluster(sound, hosts=hosts, ranks_per_host=per_host)
     job = build_job(spec, rank_count=ranks, ranks_per_host=per_host, stack=stack)
     priced = price_job(job, cluster=cluster, stack=stack)
     durations = _without_routing(priced) if one.is_rough else priced.durations
@@ -179,8 +184,8 @@ def _without_routing(priced: PricedJob) -> DurationTable:
 
 def fewest_ranks(spec: TransformerSpec) -> int:
     """Ranks of one stage that share sequences, GEMMs and experts: the fewest copies."""
-    parallel = spec.parallel
-    return math.lcm((parallel.tp or 1) * parallel.cp, parallel.ep * parallel.etp)
+    size_of = partial(getattr, spec.parallel)
+    return math.lcm(group_size(size_of, *_OF_LAYER), group_size(size_of, *OF_EXPERTS))
 
 
 def rough_layer_of(candidate: Candidate) -> Layer:
@@ -212,7 +217,7 @@ def layer_of(candidate: Candidate) -> Layer:
     # The counted layer has windowed attention and experts.
     model = {"layers": 1, "dense_layers": 0, "window_every": 1}
     split = spec.model_copy(update={"parallel": spec.parallel.model_copy(update=parallel)})
-    copies = fewest_ranks(split) // (layout.tp * layout.cp)
+    copies = fewest_ranks(split) // layout.ranks_of(*_OF_LAYER)
     return Layer(
         split.model_copy(
             update={

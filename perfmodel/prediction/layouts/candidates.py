@@ -6,7 +6,7 @@ Fields that the user set with `--set` are fixed; all others are searched.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -15,30 +15,28 @@ from perfmodel.base.errors import WorkloadError
 from perfmodel.stacks.capabilities import Overlap
 from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, load_schedules
 from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.workloads.transformer.axes import (
+    AXES,
+    OF_MODEL,
+    Axis,
+    Divided,
+    Room,
+    group_size,
+)
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.run import unfuses_attention
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import Recompute, StateSharding
 from topologies import Cluster
 
-MOST_STAGES = 64
 MOST_SEQUENCES = 32
 """The largest micro-batch tried: GEMMs gain nothing beyond it."""
 RUNS = (1, 2, 4)
 RECOMPUTED = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL)
-SHORTEST_SHARE = 8192
-"""Fewest tokens of a sequence per rank: shorter sequences are not split."""
-MOST_EXPERT_HOSTS = 8
-MOST_UNEVEN = 1.1
-"""Longest stage over the mean, if the number of stages does not divide the layers."""
 _WORK = {Recompute.NONE: 3.0, Recompute.ATTENTION: 3.2, Recompute.OPS: 3.5, Recompute.FULL: 4.0}
 """Forward, backward and recomputation, in forward passes."""
 _GROUP_SHARE, _GATHER_SHARE = 0.1, 0.2
-FIELDS = {
-    "tp": "parallel.tp",
-    "pp": "parallel.pp",
-    "cp": "parallel.cp",
-    "ep": "parallel.ep",
+_SETTINGS = {
     "micro_batch": "parallel.micro_batch",
     "sharding": "parallel.sharding",
     "interleaving": "parallel.interleaving",
@@ -48,7 +46,16 @@ FIELDS = {
     "expert_overlap": "parallel.expert_overlap",
     "schedule": "parallel.schedule",
 }
-"""The searched parameters and their workload fields."""
+
+
+def searched_axes() -> list[Axis]:
+    """The degrees that a search tries sizes of."""
+    return [axis for axis in AXES.values() if axis.values is not None]
+
+
+def searched_fields() -> dict[str, str]:
+    """The searched parameters and their workload fields."""
+    return {axis.name: f"parallel.{axis.name}" for axis in searched_axes()} | _SETTINGS
 
 
 @dataclass(frozen=True)
@@ -66,10 +73,11 @@ class Candidate:
         """The fields to set to get this layout again."""
         parallel, layout = self.spec.parallel, self.chosen.layout
         fields = {
-            "parallel.tp": layout.tp,
-            "parallel.pp": layout.pp,
-            "parallel.cp": layout.cp if layout.cp > 1 else None,
-            "parallel.ep": layout.ep if self.spec.model.has_experts else None,
+            **{
+                f"parallel.{axis.name}": size
+                for axis in searched_axes()
+                if axis.is_set(size := getattr(layout, axis.name), self.spec.model)
+            },
             "parallel.micro_batch": layout.micro_batch,
             "parallel.sharding": parallel.sharding.value,
             "parallel.interleaving": parallel.interleaving,
@@ -107,7 +115,11 @@ class Candidate:
         work = _WORK[self.spec.training.recompute]
         longest = max(layout.layer_count(self.spec.model.layers, stage=s) for s in range(layout.pp))
         idle = (layout.pp - 1) / (layout.interleaving * layout.micro_batches)
-        groups = math.log2(layout.tp) + math.log2(layout.cp) + math.log2(layout.ep)
+        groups = sum(
+            math.log2(getattr(layout, axis.name))
+            for axis in searched_axes()
+            if axis.divided is not Divided.LAYERS
+        )
         is_gathered = self.spec.parallel.sharding.divides_weights
         return (
             work * (1 + idle) * (longest * layout.pp / self.spec.model.layers)
@@ -124,18 +136,15 @@ def iter_candidates(
     The own one is what `predict` would take, whatever its sizes are.
     """
     options = LayoutOptions(spec, cluster, stack, stated)
-    ranks = cluster.rank_count
     own = options.choose(spec, is_own=True)
     if own is not None:
         yield own
-    for tp in options.tensor_sizes():
-        for pp in options.stage_counts(ranks // tp):
-            for groups in options.iter_groups(ranks // (tp * pp), tp):
-                for changes in options.iter_changes({"tp": tp, "pp": pp, "dp": None, **groups}):
-                    found = options.complete(changes)
-                    is_own = own is not None and found is not None and found.is_like(own)
-                    if found is not None and not is_own:
-                        yield found
+    for split in options.iter_splits():
+        for changes in options.iter_changes({**split, "dp": None}):
+            found = options.complete(changes)
+            is_own = own is not None and found is not None and found.is_like(own)
+            if found is not None and not is_own:
+                yield found
 
 
 class LayoutOptions:
@@ -149,61 +158,41 @@ class LayoutOptions:
         stated: Collection[str] = (),
     ) -> None:
         self._spec, self._cluster, self._stack = spec, cluster, stack
-        self._fixed = {word for word, field in FIELDS.items() if field in stated}
+        self._fixed = {word for word, field in searched_fields().items() if field in stated}
+
+    def iter_splits(self) -> Iterator[dict[str, int]]:
+        """Sizes of all degrees that are searched, each as the ones before it allow."""
+        splits: list[dict[str, int]] = [{}]
+        for axis in searched_axes():
+            splits = [
+                {**split, axis.name: size} for split in splits for size in self.sizes(axis, split)
+            ]
+        yield from splits
+
+    def sizes(self, axis: Axis, split: Mapping[str, int]) -> list[int]:
+        """Sizes of *axis* beside those of *split*; ranks of a model copy divide all ranks."""
+        stated = self._stated(axis.name)
+        if axis.divided is Divided.TOKENS and unfuses_attention(self._spec, self._stack):
+            # Ranks can share a sequence only with a fused kernel.
+            stated = getattr(self._spec.parallel, axis.name)
+        ranks, per_host = self._cluster.rank_count, self._cluster.ranks_per_host
+        room = Room(self._spec, ranks, per_host, split)
+        assert axis.values is not None
+        found = axis.values(room) if stated is None else [stated]
+        return [size for size in found if axis.divided not in OF_MODEL or room.rest % size == 0]
 
     def _stated(self, word: str) -> int | None:
         """The size of a group or micro-batch, where the user set it."""
         size: int | None = getattr(self._spec.parallel, word) if word in self._fixed else None
         return size
 
-    def tensor_sizes(self) -> list[int]:
-        """Ranks of a tensor group: they divide ranks and heads, on two hosts at most."""
-        if stated := self._stated("tp"):
-            return [stated]
-        ranks, heads = self._cluster.rank_count, self._spec.model.heads
-        most = min(self._cluster.ranks_per_host * 2, ranks, heads)
-        return [tp for tp in _powers(most) if ranks % tp == 0 and heads % tp == 0]
-
-    def stage_counts(self, rest: int) -> list[int]:
-        """Numbers of stages that divide the *rest* of the ranks, and the layers or nearly so."""
-        if stated := self._stated("pp"):
-            return [stated] if rest % stated == 0 else []
-        layers = self._spec.model.layers
-        return [
-            pp
-            for pp in range(1, min(rest, layers, MOST_STAGES) + 1)
-            if rest % pp == 0
-            # Embedding and head are counted as a layer each or not at all.
-            and (
-                layers % pp == 0
-                or (layers + 2) % pp == 0
-                or -(-layers // pp) * pp <= MOST_UNEVEN * layers
-            )
-        ]
-
-    def iter_groups(self, rest: int, tp: int = 1) -> Iterator[dict[str, int]]:
-        """Context and expert parallelism; only long sequences gain from being split.
-
-        Experts are divided over all ranks of a stage, *rest* groups of *tp*.
-        """
-        spec, per_host = self._spec, self._cluster.ranks_per_host
-        shares, divisions = [spec.parallel.cp], [spec.parallel.ep]
-        if "cp" not in self._fixed and not unfuses_attention(spec, self._stack):
-            longest = min(spec.sequence_length // SHORTEST_SHARE, rest, per_host * 2)
-            shares = _powers(max(longest, 1))
-        if spec.model.has_experts and "ep" not in self._fixed:
-            most = min(rest * tp, spec.model.experts, per_host * MOST_EXPERT_HOSTS)
-            divisions = [ep for ep in _powers(most) if spec.model.experts % ep == 0]
-        for cp, ep in product(shares, divisions):
-            if rest % cp == 0:
-                yield {"cp": cp, "ep": ep}
-
     def iter_changes(self, split: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """*split* with micro-batches, and the fields that do not change the groups of ranks."""
-        batch, copies = self._spec.batch, self._cluster.rank_count
-        copies //= split["tp"] * split["pp"] * split["cp"]
+        batch = self._spec.batch
+        copies = self._cluster.rank_count // group_size(split.get, *OF_MODEL)
         if batch % copies == 0:
-            settings = list(self._iter_settings(split, copies * split["cp"]))
+            sharers = group_size(split.get, Divided.TOKENS)
+            settings = list(self._iter_settings(split, copies * sharers))
             for micro_batch in self.micro_batches(batch // copies):
                 for changes in settings:
                     yield {**split, "micro_batch": micro_batch, **changes}
@@ -240,7 +229,7 @@ class LayoutOptions:
     def _ways(self, split: dict[str, Any]) -> dict[str, Sequence[object]]:
         """How tokens reach experts and stages take micro-batches, where the stack has several."""
         stack, ways = self._stack, dict[str, Sequence[object]]()
-        if split["ep"] > 1:
+        if group_size(split.get, Divided.EXPERTS) > 1:
             ways["dispatcher"] = stack.dispatchers
             if Overlap.EXPERT_EXCHANGE in stack.overlaps:
                 ways["expert_overlap"] = (False, True)
@@ -286,8 +275,3 @@ class LayoutOptions:
         parallel = whole.parallel.model_copy(update=split)
         completed = whole.model_copy(update={"parallel": parallel})
         return Candidate(completed, chosen, self._stack, is_own)
-
-
-def _powers(most: int) -> list[int]:
-    """Powers of two up to *most*."""
-    return [1 << exponent for exponent in range(most.bit_length())]

@@ -15,7 +15,7 @@ from perfmodel.base.errors import PlanError
 from perfmodel.base.units import format_size
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction.layouts.bounds import Bounds, Layer, rough_layer_of
-from perfmodel.prediction.layouts.candidates import FIELDS, Candidate, iter_candidates
+from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates, searched_fields
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.stacks.stack import SoftwareStack
@@ -92,7 +92,7 @@ def stated_fields(spec: TransformerSpec) -> frozenset[str]:
         *(f"parallel.{name}" for name in spec.parallel.model_fields_set),
         *(f"training.{name}" for name in spec.training.model_fields_set),
     }
-    known = {*FIELDS.values(), *_SPLIT}
+    known = {*searched_fields().values(), *_SPLIT}
     return frozenset(field for field in given & known if attrgetter(field)(spec) is not None)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import GraphError, PlanError
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.costs.pricing import price_job
+from perfmodel.costs.pricing import price_job, slow_down
 from perfmodel.engine.condensed import (
     FIXED,
     CondensedJob,
@@ -65,7 +66,8 @@ EMBEDDING_FAMILY = "embedding"
 RANKS_AT_ONCE = 6144
 """Ranks, over all plans that are priced together: enough to vectorise, few enough for the cache."""
 HOLDER, EMPTY = 0, 1
-"""The two kinds of rank: with pieces and without."""
+"""The two kinds of rank: with pieces and without. Further pairs are those of slower GPUs."""
+KINDS = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +87,7 @@ class PricedPlans:
     def own_ns(self) -> Floats:
         """Lookup, update and both exchanges of every rank, plans x parts x ranks."""
         parts: Floats = self.float_ns[:, (LOOKUP, UPDATE, POOLED, GRADIENTS)]
-        return np.where(self.kinds[:, None, :] == HOLDER, parts, 0.0)
+        return np.where(self.kinds[:, None, :] % KINDS == HOLDER, parts, 0.0)
 
     @property
     def busiest_ns(self) -> Floats:
@@ -142,6 +144,9 @@ class PlanEvaluator:
         )
         self.pricer = PlanPricer(spec, cluster, stack)
         self._frames: dict[FrameKey, tuple[CondensedJob, int]] = {}
+        speeds = cluster.speeds_of(np.arange(cluster.rank_count, dtype=np.int64))
+        self._speeds, number = np.unique(speeds, return_inverse=True)
+        self._slower_kinds = (KINDS * number).astype(np.int8)
 
     def measure(self, plans: Sequence[ShardingPlan]) -> PlanMeasures:
         """Times and memory of *plans*, in their order."""
@@ -219,7 +224,7 @@ class PlanEvaluator:
                 "Predict it alone."
             )
         job = build_variant_job(self.spec, plan=plan, stack=self.stack)
-        priced = price_job(job, cluster=self.cluster, stack=self.stack)
+        priced = price_job(job, cluster=self.cluster.at_full_speed, stack=self.stack)
         for group in job.groups:
             if len(group.ranks) != job.rank_count:
                 raise GraphError(
@@ -228,19 +233,22 @@ class PlanEvaluator:
         column = {operator: place for place, operator in enumerate(CHANGING)}
         of_origin = np.array([column.get(origin.operator, FIXED) for origin in job.origins])
         kinds = []
-        for rank in (0, job.rank_count - 1):
+        for speed, rank in product(self._speeds.tolist(), (0, job.rank_count - 1)):
             program = job.program_of(rank)
             if (program.role[program.slot != PLAIN] != Role.BOTH).any():
                 raise GraphError("plans are compared on collectives in which all ranks wait.")
             changing = np.where(program.is_on_device(), of_origin[program.origin], FIXED)
-            durations_ns = priced.durations.values_ns[priced.rows_of_rank(rank), 0]
-            kinds.append(RankKind(program, durations_ns, changing.astype(np.int32)))
+            rows = priced.rows_of_rank(rank)
+            durations_ns = np.rint(slow_down(priced.float_ns[rows], priced.family[rows], speed))
+            kinds.append(
+                RankKind(program, durations_ns.astype(np.int64), changing.astype(np.int32))
+            )
         return condense_job(kinds)
 
     def rest_ns(self, frame: FrameKey) -> int:
         """The time of plans with a known *frame* if their pieces cost nothing."""
-        kinds = np.full((1, self.cluster.rank_count), EMPTY, dtype=np.int8)
-        kinds[0, 0] = HOLDER
+        kinds = EMPTY + self._slower_kinds[np.newaxis]
+        kinds[0, 0] += HOLDER - EMPTY
         nothing = np.zeros((1, len(CHANGING), self.cluster.rank_count), dtype=np.int64)
         return int(evaluate_variants(self._frames[frame][0], kinds, nothing).period_ns[0])
 
@@ -261,7 +269,7 @@ class PlanEvaluator:
         """
         loads = self.catalog.load(plans, columns)
         kinds = np.where(loads.piece_counts > 0, HOLDER, EMPTY).astype(np.int8)
-        return PricedPlans(kinds, self.pricer.price(plans, loads), loads)
+        return PricedPlans(kinds + self._slower_kinds, self.pricer.price(plans, loads), loads)
 
     def pieces_bytes(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> Int64s:
         """Memory of each piece on its rank, with its buffers."""

@@ -102,6 +102,7 @@ class PlanPricer:
         They follow from the *loads* of ranks and the widths of each plan's partial sums.
         """
         out = self._price_loads(loads)
+        speeds = self._cluster.speeds_of(np.arange(self._cluster.rank_count, dtype=np.int64))
         dtype = self._spec.embedding.exchange_dtype
         for place, plan in enumerate(plans):
             if plan.reduced_width:
@@ -111,6 +112,7 @@ class PlanPricer:
             if plan.partial_width:
                 kernel = elementwise("reduce_sum", self._samples * plan.partial_width, dtype)
                 out[place, PARTIAL] = self._small(kernel)
+        out[:, (LOOKUP, UPDATE, CAST_OUT, CAST_BACK, PARTIAL)] *= 1.0 / speeds
         return out
 
     def _price_loads(self, loads: RankLoads) -> Floats:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, Schedule, load_schedules
+from perfmodel.workloads.transformer.axes import OF_EXPERTS, Divided, group_size
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import ContextKind
 
@@ -74,7 +75,16 @@ class Layout:
     @property
     def weight_copies(self) -> int:
         """Ranks of a stage with the same weights outside experts: data times context parallel."""
-        return self.dp * self.cp
+        return self.dp * self.sharers
+
+    @property
+    def sharers(self) -> int:
+        """Ranks that share every sequence."""
+        return self.ranks_of(Divided.TOKENS)
+
+    def ranks_of(self, *divided: Divided) -> int:
+        """Ranks that divide any of *divided* among themselves."""
+        return group_size(partial(getattr, self), *divided)
 
     @property
     def ranks_of_stage(self) -> int:
@@ -84,7 +94,7 @@ class Layout:
     @property
     def expert_copies(self) -> int:
         """Ranks of a stage with the same experts."""
-        return self.ranks_of_stage // (self.ep * self.etp)
+        return self.ranks_of_stage // self.ranks_of(*OF_EXPERTS)
 
     @property
     def shard_ranks(self) -> int:
@@ -216,7 +226,7 @@ def add_groups(job: JobBuilder, spec: TransformerSpec, layout: Layout) -> None:
                 _add(job, f"replicas {place}.", shares.T, Slot.REPLICA)
             elif layout.shard_ranks > 1:
                 job.add_group(f"data {place}", shares[0].tolist(), slot=Slot.DATA)
-            _add_context_groups(job, spec, shares.reshape(layout.dp, layout.cp), place)
+            _add_context_groups(job, spec, shares.reshape(-1, layout.cp), place)
         if spec.model.has_experts:
             experts = of_stage.reshape(-1, layout.ep, layout.etp)
             exchanging = experts.swapaxes(1, 2).reshape(-1, layout.ep)

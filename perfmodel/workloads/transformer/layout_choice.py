@@ -5,6 +5,7 @@ It takes the fewest ranks per model copy that fit in memory, tensor parallelism 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,18 +15,24 @@ from perfmodel.stacks.optimizers import NO_OPTIMIZER, load_optimizers
 from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, load_schedules
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import DEFAULT_MEMORY_BYTES
+from perfmodel.workloads.transformer.axes import (
+    AXES,
+    OF_MODEL,
+    Divided,
+    group_size,
+    powers_to,
+)
 from perfmodel.workloads.transformer.layout import Layout, split_layers_by_cost
 from perfmodel.workloads.transformer.memory import memory_of_stages
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import multiplied_parameters
 from perfmodel.workloads.transformer.spec import TransformerSpec
-from perfmodel.workloads.transformer.words import ContextKind, StageSplit, StateSharding
+from perfmodel.workloads.transformer.words import StageSplit, StateSharding
 
 USABLE_SHARE = 0.9
 _MICRO_BATCHES_PER_STAGE = 4
 _MOST_MICRO_BATCHES = 2**16
 _ENDS = 2
-_STATED = ("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +82,17 @@ def peak_bytes(spec: TransformerSpec, layout: Layout, stack: SoftwareStack) -> i
 def _candidates(spec: TransformerSpec, rank_count: int, ranks_per_host: int) -> list[Layout]:
     """The possible layouts with their smallest micro-batch, fewest ranks per model copy first."""
     parallel, model = spec.parallel, spec.model
-    tps = [parallel.tp] if parallel.tp else _powers(min(ranks_per_host, rank_count))
+    tps = [parallel.tp] if parallel.tp else powers_to(min(ranks_per_host, rank_count))
     if parallel.pp:
         pps = [parallel.pp]
     elif parallel.sharding.divides_weights:
         pps = [1]
     else:
-        pps = [pp for pp in _powers(rank_count) if model.layers % pp == 0]
+        pps = [pp for pp in powers_to(rank_count) if model.layers % pp == 0]
     layouts = [_smallest(spec, tp, pp, rank_count, ranks_per_host) for tp in tps for pp in pps]
     possible = [one for one in layouts if next(_iter_faults(spec, one, rank_count), None) is None]
     # A further stage costs more than a wider tensor split, so pipelines come last among equals.
     return sorted(possible, key=lambda layout: (layout.tp * layout.pp, layout.pp))
-
-
-def _powers(most: int) -> list[int]:
-    return [1 << exponent for exponent in range(most.bit_length())]
 
 
 def _smallest(
@@ -97,23 +100,20 @@ def _smallest(
 ) -> Layout:
     """The layout of tp x pp with the smallest micro-batch."""
     parallel = spec.parallel
-    dp = rank_count // (tp * pp * parallel.cp)
+    split = {one: getattr(parallel, one) for one in AXES} | {"tp": tp, "pp": pp}
+    sharers = group_size(split.get, Divided.TOKENS)
+    split["dp"] = dp = rank_count // (tp * pp * sharers)
     is_folded = pp > 1 and load_schedules()[parallel.schedule].is_folded
     micro_batch = parallel.micro_batch or 1
     return Layout(
-        tp=tp,
-        pp=pp,
-        dp=dp,
+        **split,
         micro_batch=micro_batch,
         micro_batches=spec.batch // max(1, dp) // micro_batch,
         is_sequence_parallel=tp > 1 and parallel.sequence_parallel is not False,
         interleaving=2 if is_folded else parallel.interleaving,
-        shard=_shard(spec, tp, dp * parallel.cp, ranks_per_host),
+        shard=_shard(spec, tp, dp * sharers, ranks_per_host),
         lengths=_lengths(spec, pp),
-        cp=parallel.cp,
-        ep=parallel.ep,
-        etp=parallel.etp,
-        runs_beside=parallel.expert_overlap and parallel.ep > 1,
+        runs_beside=parallel.expert_overlap and group_size(split.get, Divided.EXPERTS) > 1,
         further_layers=spec.model.mtp_layers,
         schedule=parallel.schedule,
     )
@@ -121,48 +121,49 @@ def _smallest(
 
 def _iter_faults(spec: TransformerSpec, layout: Layout, rank_count: int) -> Iterator[str]:
     """Every reason why *layout* is impossible."""
-    parallel, tp, pp, cp, dp = spec.parallel, layout.tp, layout.pp, layout.cp, layout.dp
+    parallel, dp = spec.parallel, layout.dp
     step = max(1, dp) * layout.micro_batch
     near = spec.batch // step * step
-    yield from _iter_tensor_faults(spec, tp)
+    model = {
+        axis.name: size
+        for axis in AXES.values()
+        if axis.divided in OF_MODEL and axis.is_told(size := getattr(layout, axis.name))
+    }
+    yield from _iter_axis_faults(spec, layout, is_always_told=True)
     yield from _iter_stage_faults(spec, layout)
-    if rank_count % (tp * pp * cp):
+    if rank_count % math.prod(model.values()):
         yield (
-            f"{rank_count} ranks are not divisible by tp x pp{' x cp' if cp > 1 else ''} = "
-            f"{tp} x {pp}{f' x {cp}' if cp > 1 else ''}"
+            f"{rank_count} ranks are not divisible by {' x '.join(model)} = "
+            f"{' x '.join(map(str, model.values()))}"
         )
-    yield from _iter_context_faults(spec, tp)
-    yield from _iter_expert_faults(spec, tp, rank_count // pp)
+    yield from _iter_axis_faults(spec, layout, is_always_told=False)
     is_cut = parallel.sharding.divides_gradients or spec.training.adapters_only
     optimizer = spec.training.optimizer
     if is_cut and optimizer != NO_OPTIMIZER and load_optimizers()[optimizer].is_orthogonal:
         yield f"optimizer={optimizer} needs whole matrices: sharding none or zero1, and no adapters"
     if parallel.dp is not None and parallel.dp != dp:
         yield (
-            f"dp={parallel.dp} is not {rank_count} ranks / (tp={tp} x pp={pp}"
-            f"{f' x cp={cp}' if cp > 1 else ''}) = {dp}"
+            f"dp={parallel.dp} is not {rank_count} ranks / "
+            f"({' x '.join(f'{name}={size}' for name, size in model.items())}) = {dp}"
         )
     if spec.batch % step:
         yield (
             f"batch ({spec.batch}) is not divisible by dp x micro_batch = {step}; "
             f"near: batch={f'{near} or batch=' if near else ''}{near + step}"
         )
+    copies = layout.weight_copies
     if layout.shard == 1:
-        yield f"a shard_group of 1 divides nothing among dp={dp * cp} ranks: set sharding=none"
-    elif layout.shard is not None and dp * cp % layout.shard:
-        yield f"dp={dp * cp} is not divisible by shard_group={layout.shard}"
+        yield f"a shard_group of 1 divides nothing among dp={copies} ranks: set sharding=none"
+    elif layout.shard is not None and copies % layout.shard:
+        yield f"dp={copies} is not divisible by shard_group={layout.shard}"
 
 
-def _iter_tensor_faults(spec: TransformerSpec, tp: int) -> Iterator[str]:
-    model, key_heads = spec.model, spec.model.key_heads
-    if model.heads % tp:
-        yield f"heads ({model.heads}) are not divisible by tp={tp}"
-    if key_heads % tp and tp % key_heads:
-        yield f"kv_heads ({key_heads}) are neither a multiple nor a divisor of tp={tp}"
-    if model.ffn % tp:
-        yield f"ffn ({model.ffn}) is not divisible by tp={tp}"
-    if tp > 1 and spec.parallel.sequence_parallel is not False and spec.sequence_length % tp:
-        yield f"sequence_length ({spec.sequence_length}) is not divisible by tp={tp}"
+def _iter_axis_faults(
+    spec: TransformerSpec, layout: Layout, *, is_always_told: bool
+) -> Iterator[str]:
+    for axis in AXES.values():
+        if axis.is_always_told is is_always_told:
+            yield from axis.faults(spec, layout)
 
 
 def _iter_stage_faults(spec: TransformerSpec, layout: Layout) -> Iterator[str]:
@@ -208,62 +209,16 @@ def _iter_schedule_faults(spec: TransformerSpec, pp: int) -> Iterator[str]:
         yield f"schedule={name} has no turns to overlap: expert_overlap needs {pairing}"
 
 
-def _iter_context_faults(spec: TransformerSpec, tp: int) -> Iterator[str]:
-    """Why sequences cannot be shared by cp ranks."""
-    cp, length = spec.parallel.cp, spec.sequence_length
-    # Two mirrored chunks per rank make causal work even.
-    parts = 2 * cp * (tp if spec.parallel.sequence_parallel is not False else 1)
-    if cp > 1 and length % parts:
-        yield f"sequence_length ({length}) is not divisible by 2 x cp x tp = {parts}"
-    if spec.parallel.cp_kind is ContextKind.ALL_TO_ALL and spec.model.heads % (tp * cp):
-        yield f"heads ({spec.model.heads}) are not divisible by tp x cp = {tp} x {cp}"
-    if spec.predicted_tokens % cp:
-        yield f"predicted tokens ({spec.predicted_tokens}) are not divisible by cp={cp}"
-
-
-def _iter_expert_faults(spec: TransformerSpec, tp: int, ranks_of_stage: int) -> Iterator[str]:
-    """Why experts cannot be spread over the ranks of a stage."""
-    model, ep, etp = spec.model, spec.parallel.ep, spec.parallel.etp
-    if not model.has_experts:
-        if ep * etp > 1:
-            yield f"ep={ep} x etp={etp} needs experts, and the model has one"
-        return
-    if model.experts % ep:
-        yield f"experts ({model.experts}) are not divisible by ep={ep}"
-    if model.expert_ffn % etp:
-        yield f"moe_ffn ({model.expert_ffn}) is not divisible by etp={etp}"
-    if ranks_of_stage % (ep * etp):
-        yield f"{ranks_of_stage} ranks of a stage are not divisible by ep x etp = {ep} x {etp}"
-    yield from _iter_combined_faults(spec, tp, ranks_of_stage)
-    if model.shared_experts * model.expert_ffn % tp:
-        yield (
-            f"width of shared experts ({model.shared_experts} x {model.expert_ffn}) does not "
-            f"divide by tp={tp}"
-        )
-
-
-def _iter_combined_faults(spec: TransformerSpec, tp: int, ranks_of_stage: int) -> Iterator[str]:
-    """Why experts cannot be combined with other parallelism and with adapters."""
-    parallel, ep, etp = spec.parallel, spec.parallel.ep, spec.parallel.etp
-    if tp > 1 and parallel.sequence_parallel is False:
-        yield f"experts under tp={tp} need sequence_parallel: else {tp} ranks send the same tokens"
-    is_separate = ep * etp != tp
-    if is_separate and parallel.shard_group not in (None, ranks_of_stage // tp):
-        yield "a shard_group of some data-parallel ranks cannot be combined with ep"
-    if spec.training.adapters_only:
-        yield "adapters of experts are not modelled"
-
-
 def _explain(spec: TransformerSpec, rank_count: int, ranks_per_host: int) -> str:
     parallel = spec.parallel
     tp, pp = parallel.tp or 1, parallel.pp or 1
     layout = _smallest(spec, tp, pp, rank_count, ranks_per_host)
     faults = _iter_faults(spec, layout, rank_count)
-    values = {name: getattr(parallel, name) for name in _STATED}
+    values = {one: getattr(parallel, one) for one in (*AXES, "micro_batch")}
     stated = ", ".join(
         f"{name}={value}"
         for name, value in values.items()
-        if value is not None and not (name in ("cp", "ep", "etp") and value == 1)
+        if value and (value > 1 or name not in AXES or AXES[name].is_always_told)
     )
     return (
         f"{spec.name} on {rank_count} ranks ({ranks_per_host} per host): no layout is possible"
@@ -319,10 +274,13 @@ def _described(
     spec: TransformerSpec, layout: Layout, needed_bytes: int, memory_bytes: int
 ) -> ChosenLayout:
     fits = needed_bytes <= memory_bytes
-    context = f"cp={layout.cp} ({spec.parallel.cp_kind.value}), " if layout.cp > 1 else ""
-    experts = f"ep={layout.ep}, " if layout.ep > 1 else ""
+    split = []
+    for axis in AXES.values():
+        if axis.is_told(size := getattr(layout, axis.name)):
+            how = f" ({getattr(spec.parallel, axis.manner).value})" if axis.manner else ""
+            split.append(f"{axis.name}={size}{how}, ")
     sentence = (
-        f"Layout: tp={layout.tp}, pp={layout.pp}, {context}{experts}dp={layout.dp}, "
+        f"Layout: {''.join(split)}"
         f"{layout.micro_batches} micro-batches of {layout.micro_batch} sequences per rank"
     )
     if not fits:

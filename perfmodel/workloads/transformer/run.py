@@ -112,12 +112,12 @@ class TransformerRun:
     @property
     def tokens(self) -> int:
         """Tokens of a micro-batch on one of the ranks that share its sequences."""
-        return self.layout.micro_batch * self.spec.sequence_length // self.layout.cp
+        return self.layout.micro_batch * self.spec.sequence_length // self.layout.sharers
 
     @property
     def predicted_tokens(self) -> int:
         """Those of them that logits are computed for."""
-        return self.layout.micro_batch * self.spec.predicted_tokens // self.layout.cp
+        return self.layout.micro_batch * self.spec.predicted_tokens // self.layout.sharers
 
     @property
     def split_ranks(self) -> int:

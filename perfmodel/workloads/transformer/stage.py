@@ -85,7 +85,7 @@ class StageWriter:
         is_end = self._stage in (0, layout.last_stage)
         if is_end:
             sequences = layout.micro_batch * layout.micro_batches
-            tokens = sequences * self._spec.sequence_length // layout.cp
+            tokens = sequences * self._spec.sequence_length // layout.sharers
             feed_batch(writer, self._spec.input, [tokens * DType.INT64.size_bytes])
         root = [(self._trained_root,)] if self._trained_root else []
         groups = [*map(self._tensors, self._kind_of), *root]

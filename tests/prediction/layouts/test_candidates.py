@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from perfmodel.prediction.layouts import candidates
-from perfmodel.prediction.layouts.candidates import FIELDS, LayoutOptions
+from perfmodel.prediction.layouts.candidates import LayoutOptions, searched_fields
+from perfmodel.workloads.transformer.axes import AXES
 from perfmodel.workloads.transformer.words import Recompute, StateSharding
 
 MODEL = {"layers": 8, "heads": 16, "experts": 0, "has_experts": False}
@@ -36,7 +37,7 @@ def options(
     )
     cluster: Any = SimpleNamespace(rank_count=ranks, ranks_per_host=per_host)
     stack: Any = SimpleNamespace(schedules=("1f1b",), dispatchers=(), overlaps=())
-    return LayoutOptions(spec, cluster, stack, [FIELDS[word] for word in fixed])
+    return LayoutOptions(spec, cluster, stack, [searched_fields()[word] for word in fixed])
 
 
 @pytest.mark.parametrize(
@@ -51,10 +52,10 @@ def test_tensor_groups_divide_ranks_and_heads_and_span_two_hosts_at_most(
     ranks, per_host, heads, sizes
 ):
     there = {"ranks": ranks, "per_host": per_host, "heads": heads}
-    assert options(**there).tensor_sizes() == sizes
-    assert options("tp", **there).tensor_sizes() == sizes
-    assert options(tp=3, **there).tensor_sizes() == sizes
-    assert options("tp", tp=3, **there).tensor_sizes() == [3]
+    assert options(**there).sizes(AXES["tp"], {}) == sizes
+    assert options("tp", **there).sizes(AXES["tp"], {}) == sizes
+    assert options(tp=3, **there).sizes(AXES["tp"], {}) == sizes
+    assert options("tp", tp=3, **there).sizes(AXES["tp"], {}) == ([] if ranks % 3 else [3])
 
 
 @pytest.mark.parametrize(
@@ -66,14 +67,17 @@ def test_tensor_groups_divide_ranks_and_heads_and_span_two_hosts_at_most(
      (30, 44, [1, 2, 4, 11]), (29, 11, [1]), (128, 256, [1, 2, 4, 8, 16, 32, 64])],
 )  # fmt: skip
 def test_stages_are_even_or_nearly_so(layers, rest, counts):
-    assert options(layers=layers).stage_counts(rest) == counts
-    assert options("pp", layers=layers).stage_counts(rest) == counts
-    assert options(layers=layers, pp=rest // 2).stage_counts(rest) == counts
+    for asked in (
+        options(ranks=2 * rest, layers=layers),
+        options("pp", ranks=2 * rest, layers=layers),
+        options(ranks=2 * rest, layers=layers, pp=rest // 2),
+    ):
+        assert asked.sizes(AXES["pp"], {"tp": 2}) == counts
 
 
 def test_stages_that_are_stated_must_divide_the_ranks():
-    assert options("pp", pp=3).stage_counts(6) == [3]
-    assert options("pp", pp=4).stage_counts(6) == []
+    assert options("pp", ranks=6, pp=3).sizes(AXES["pp"], {"tp": 1}) == [3]
+    assert options("pp", ranks=6, pp=4).sizes(AXES["pp"], {"tp": 1}) == []
 
 
 @pytest.mark.parametrize(
@@ -85,15 +89,15 @@ def test_stages_that_are_stated_must_divide_the_ranks():
      (1024, 1, 8, [1])],
 )  # fmt: skip
 def test_only_long_sequences_are_shared(monkeypatch, length, rest, per_host, shares):
-    def found(*fixed: str, unfuses: bool = False, **more: Any) -> list[dict[str, int]]:
+    def found(*fixed: str, unfuses: bool = False, **more: Any) -> list[int]:
         monkeypatch.setattr(candidates, "unfuses_attention", lambda *given: unfuses)
-        asked = options(*fixed, sequence_length=length, per_host=per_host, **more)
-        return list(asked.iter_groups(rest))
+        asked = options(*fixed, ranks=4 * rest, sequence_length=length, per_host=per_host, **more)
+        return asked.sizes(AXES["cp"], {"tp": 2, "pp": 2})
 
-    assert found() == [{"cp": cp, "ep": 1} for cp in shares]
+    assert found() == shares
     # What is stated, or cannot be shared without a fused kernel, stays.
-    assert found("cp") == found(unfuses=True) == [{"cp": 1, "ep": 1}]
-    assert found("cp", cp=4) == ([{"cp": 4, "ep": 1}] if rest % 4 == 0 else [])
+    assert found("cp") == found(unfuses=True) == [1]
+    assert found("cp", cp=4) == ([4] if rest % 4 == 0 else [])
 
 
 @pytest.mark.parametrize(
@@ -106,11 +110,11 @@ def test_experts_are_divided_evenly_over_a_few_hosts(
     monkeypatch, experts, rest, per_host, divisions
 ):
     monkeypatch.setattr(candidates, "unfuses_attention", lambda *given: False)
-    given = {"ep": 3, "per_host": per_host, "experts": experts}
-    found = list(options(has_experts=True, **given).iter_groups(rest))
-    assert found == [{"cp": 1, "ep": ep} for ep in divisions]
+    given = {"ep": 3, "per_host": per_host, "experts": experts, "ranks": 2 * rest}
+    split = {"tp": 1, "pp": 2, "cp": 1}
+    assert options(has_experts=True, **given).sizes(AXES["ep"], split) == divisions
     for same in (options("ep", has_experts=True, **given), options(**given)):
-        assert list(same.iter_groups(rest)) == [{"cp": 1, "ep": 3}]
+        assert same.sizes(AXES["ep"], split) == [3]
 
 
 def test_micro_batches_divide_the_sequences_of_a_rank():

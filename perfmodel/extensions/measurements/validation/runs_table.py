@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from perfmodel.base.forms import Form, load_document
 from perfmodel.base.reading import iter_lines, quote, read_packed_text
 from perfmodel.base.units import NS_PER_S
 from perfmodel.stacks.capabilities import Family
+from perfmodel.workloads.transformer.axes import AXES
 
 MAX_TABLE_BYTES = 256 * 2**20
 COLUMNS_FILE = Path(__file__).parent / "columns.yaml"
@@ -121,8 +122,20 @@ class ColumnsFile(Form):
 
 @lru_cache(maxsize=1)
 def load_columns() -> ColumnsFile:
-    """The columns that are known."""
-    return load_document(COLUMNS_FILE, MeasurementError).read(ColumnsFile)
+    """The columns that are known; those of parallel degrees are in the table of these."""
+    file = load_document(COLUMNS_FILE, MeasurementError).read(ColumnsFile)
+    degrees = {
+        axis.name: Column(
+            "count",
+            axis.meaning,
+            sets=f"parallel.{axis.name}",
+            default=1 if axis.is_always_told else None,
+            also=axis.columns,
+        )
+        for axis in AXES.values()
+        if not axis.is_derived
+    }
+    return replace(file, transformer={**file.transformer, **degrees})
 
 
 @lru_cache(maxsize=2)

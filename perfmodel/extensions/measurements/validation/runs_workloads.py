@@ -5,7 +5,6 @@ A row that no workload can express is listed as unsupported, with the reason.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -16,6 +15,13 @@ from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import Workload, list_workloads, load_workload, parse_workload
 from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.transformer.axes import (
+    AXES,
+    OF_EXPERTS,
+    OF_MODEL,
+    Divided,
+    group_size,
+)
 from perfmodel.workloads.transformer.spec import TransformerSpec
 
 _NEEDED = ("layers", "hidden", "heads", "vocab", "seq_len", "gbs")
@@ -29,8 +35,6 @@ _SAME_MODEL = ("hidden", "heads", "kv_heads", "vocab", "expert_ffn")
 _OF_MODEL = ("norm", "bias", "positions", "clamped_ffn")
 _USUAL_LATENTS = {"kv_lora_rank": 512, "q_lora_rank": 1536, "rope_dim": 64}
 """Widths of latent attention, which tables do not state."""
-_OF_LAYOUT = ("tp", "pp", "cp", "mbs")
-"""Columns of a layout; a row that states none of them leaves the layout open."""
 _STORED = {"fp32": "fp32", "tf32": "fp32", "fp16": "fp16"}
 """Storage dtype by compute precision; bf16 for everything narrower."""
 
@@ -56,8 +60,10 @@ def build_transformer_spec(
 ) -> TransformerSpec:
     """The workload of *row* under *stack*; assumptions are added to *sentences*."""
     _check_stated(row, _NEEDED)
-    if (row.value("ep") or 1) > 1 and (row.value("experts") or 0) < 2:
-        raise WorkloadError("ep without experts stated")
+    for axis in AXES.values():
+        is_spread = axis.divided in OF_EXPERTS and (row.value(axis.name) or 1) > 1
+        if is_spread and (row.value("experts") or 0) < 2:
+            raise WorkloadError(f"{axis.name} without experts stated")
     content: dict[str, Any] = {
         **_heading(row, stack),
         "batch": _batch(row, sentences),
@@ -89,7 +95,7 @@ def _batch(row: RunRow, sentences: list[str]) -> int:
     batch: int = row.value("gbs") or 0
     micro_batch, rounds = row.value("mbs"), row.value("grad_accum")
     ranks = row.value("n_gpus") or 1
-    replicas = ranks // math.prod(row.value(name) or 1 for name in ("tp", "pp", "cp"))
+    replicas = ranks // group_size(row.value, *OF_MODEL)
     if micro_batch is None or rounds is None or batch % (micro_batch * max(replicas, 1)) == 0:
         return batch
     whole: int = micro_batch * replicas * rounds
@@ -176,9 +182,11 @@ def _experts(row: RunRow) -> dict[str, Any]:
 
 def _parallel(row: RunRow, sentences: list[str]) -> dict[str, Any]:
     parallel = row.section("parallel")
-    if not any(row.value(name) for name in _OF_LAYOUT):
+    of_model = [axis.name for axis in AXES.values() if axis.divided in OF_MODEL]
+    if not any(row.value(name) for name in (*of_model, "mbs")):
         sentences.append("No layout is stated; assumed the one that `predict` would choose.")
-        kept = ("sharding", "shard_group", "ep")
+        experts = [axis.name for axis in AXES.values() if axis.divided is Divided.EXPERTS]
+        kept = ("sharding", "shard_group", *experts)
         return {name: parallel[name] for name in kept if name in parallel}
     if (row.value("experts") or 0) > 1 and parallel["tp"] > 1:
         parallel["sequence_parallel"] = True
