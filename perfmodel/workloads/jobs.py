@@ -25,6 +25,7 @@ from perfmodel.workloads.dlrm.memory import dlrm_memory
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.fields import Section
 from perfmodel.workloads.reduction import reduces_once
+from perfmodel.workloads.transformer.axes import AXES
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import Head
 
@@ -237,6 +238,9 @@ def list_defaults(
         name, _, field = setting.partition(".")
         section = getattr(spec, name)
         if field not in section.model_fields_set:
+            if value in AXES:
+                # As many ranks as another degree of the layout has.
+                value = getattr(spec.parallel, value) or 1
             read = type(section).model_validate({field: value})
             found.append(TakenDefault(setting, getattr(read, field), stack.name))
     return tuple(found)

@@ -40,7 +40,7 @@ from perfmodel.workloads.transformer.words import (
 _KEPT = ("activations", "logits")
 """Parts that a forward pass makes and its backward pass frees."""
 _GATHERED_LAYERS = 2
-_FRAGMENTED_RATIO = 0.2
+_FRAGMENTED_RATIO = 0.1
 """Fragmentation between activations, and short-lived tensors of a backward pass: from runs that
 state their peak and from runs that ran out of memory (`validate fits`)."""
 _GATHERED_ACTIVATIONS = 3
