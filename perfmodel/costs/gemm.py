@@ -202,7 +202,8 @@ def gemm_calibration(
     learned_on = None
     if not match.is_own and is_near and entry.variant in _QUANTISED:
         source, own = (
-            machine_rates(chip, DType(entry.variant)) for chip in (load_device(entry.device), device)
+            machine_rates(chip, DType(entry.variant))
+            for chip in (load_device(entry.device), device)
         )
         # Kernels that feed faster tensor cores of the same generation load as much faster.
         faster = own.flops_per_clock / source.flops_per_clock

@@ -3,9 +3,9 @@
 Tensor cores that are never idle for long draw more than a board may use, and the chip lowers its
 clock. That belongs to the chip and to the watts of its board: `calibrations/sustained.yaml` states
 one value by device or by generation for GEMMs, and one for attention. Grouped GEMMs of training
-also take longer than the serving kernels that their constants are fitted to: one value more. A value of a generation is
-that of its *reference* device; others differ by their power limit. Kernel models price a kernel
-alone; whole jobs take these factors on top, whatever software runs them.
+also take longer than the serving kernels that their constants are fitted to: one value more. A
+value of a generation is that of its *reference* device; others differ by their power limit. Kernel
+models price a kernel alone; whole jobs take these factors on top, whatever software runs them.
 """
 
 from __future__ import annotations

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.shown import Shown
-from perfmodel.graph.job import RankMemory
+from perfmodel.graph.job import RankMemory, fit_probability
 from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
 
 if TYPE_CHECKING:
     from perfmodel.prediction.explain import Evidence
     from perfmodel.prediction.recording import Score
+    from perfmodel.workloads.jobs import TakenDefault
 
 
 class Part(Enum):
@@ -155,6 +156,34 @@ class MemoryFit:
         """Whether every rank has the memory it needs."""
         return self.peak_bytes <= self.capacity_bytes
 
+    @property
+    def probability(self) -> float:
+        """How likely it is that every rank has it."""
+        return fit_probability(self.peak_bytes, self.capacity_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenValue:
+    """A value of an open setting: its time, whether it fits, and how likely it is."""
+
+    value: str
+    iteration_ns: int
+    fits: bool
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSetting:
+    """A setting that nobody stated and that moves the answer; *values* are the *chosen* one first.
+
+    *state_with* is what to add to the command.
+    """
+
+    setting: str
+    chosen: str
+    values: tuple[OpenValue, ...]
+    state_with: str
+
 
 @dataclass(frozen=True, slots=True)
 class InterferenceLoss:
@@ -188,11 +217,12 @@ class Reasons:
 class Prediction(Shown):
     """How long one iteration takes and, unless only times were asked for, why.
 
-    *isolated_ns* is one iteration that starts at a barrier. A recording has none: *span_ns* is
-    its time from the first task to the last, and its period is the median of *periods_ns*.
-    *drawn_ns* has the times under drawn costs that make the *interval*. The *score* of a
-    recording says how well it replays itself. *scenario* is None where the question was not
-    asked by one.
+    *isolated_ns* is one iteration that starts at a barrier. A recording has none: *span_ns* is its
+    time from the first task to the last, and its period is the median of *periods_ns*. *drawn_ns*
+    has the times under drawn costs that make the *interval*. The *score* of a recording says how
+    well it replays itself. *scenario* is None where the question was not asked by one.
+    *open_settings* moved the answer and were not stated; *defaults_taken* are what the framework
+    configures where nothing is stated.
     """
 
     mode: Mode = Mode.PERIOD
@@ -208,6 +238,8 @@ class Prediction(Shown):
     score: Score | None = None
     scenario: Scenario | JobScenario | None = None
     reasons: Reasons | None = None
+    open_settings: tuple[OpenSetting, ...] = ()
+    defaults_taken: tuple[TakenDefault, ...] = ()
 
     @property
     def iteration_ns(self) -> int:

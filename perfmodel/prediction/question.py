@@ -54,6 +54,7 @@ UNKNOWN_PEERS = (
     "memory: a copy is assumed, and the interval covers faster and slower hosts."
 )
 if TYPE_CHECKING:
+    from perfmodel.prediction.open_settings import OpenQuestion
     from perfmodel.prediction.recording import Recording, Score
 
 
@@ -94,7 +95,8 @@ class Question:
     are the prices of the job before a what-if: tasks that it did not touch keep their price. A
     *recording* knows more of its tasks. With a *extrapolation* the job is a smaller one, see
     `perfmodel.workloads.jobs`. *ends* bound what a change may have made of the job. *chosen* says
-    what was decided because the scenario leaves it open.
+    what was decided because the scenario leaves it open, *open_questions* what else could have
+    been, and *defaults_taken* what the framework decides.
     """
 
     job: JobGraph
@@ -110,6 +112,8 @@ class Question:
     scenario: Scenario | JobScenario | None = None
     ends: Ends | None = None
     chosen: tuple[str, ...] = ()
+    open_questions: tuple[OpenQuestion, ...] = ()
+    defaults_taken: tuple[TakenDefault, ...] = ()
 
     @property
     def jobs(self) -> tuple[JobGraph, ...]:
@@ -219,8 +223,9 @@ def build_question(setting: Setting, on_phase: OnPhase = ignore_phase) -> Questi
     """The question about the job of *setting*; what it leaves open is completed first."""
     # Choosing replays layouts, so it imports this module.
     from perfmodel.prediction.layouts.choosing import complete_layout
+    from perfmodel.prediction.open_settings import close_settings
 
-    setting = complete_layout(setting, on_phase=on_phase)
+    setting, open_questions = close_settings(complete_layout(setting, on_phase=on_phase))
     workload, cluster = setting.workload, setting.cluster
     plan, chosen = _find_plan(setting)
     built = build_workload(
@@ -244,6 +249,8 @@ def build_question(setting: Setting, on_phase: OnPhase = ignore_phase) -> Questi
         extrapolation=built.extrapolation,
         work=count_work(workload, device=cluster.device),
         scenario=setting.scenario,
+        open_questions=open_questions,
+        defaults_taken=setting.defaults_taken,
     )
 
 

@@ -214,7 +214,22 @@ def iter_sections(
         if ratio
     ]
     yield Section("How we know: shares of the critical path", [Bars([Bar(pieces)])])
+    if prediction.open_settings:
+        yield Section("Not stated", [Sentences(_not_stated(prediction))])
     yield Section("Assumptions", [Sentences(prediction.assumptions)])
+
+
+def _not_stated(prediction: Prediction) -> list[str]:
+    """What each value of a setting that nobody stated would take."""
+    said = []
+    for one in prediction.open_settings:
+        times = ", ".join(
+            f"{value.value} {format_duration(value.iteration_ns)}"
+            f"{'' if value.fits else ' (does not fit)'}, {value.weight:.0%} likely"
+            for value in one.values
+        )
+        said.append(f"{one.setting}: {times}. State it with {one.state_with}.")
+    return said
 
 
 def _question(prediction: Prediction, command: str | None) -> list[Block]:

@@ -273,13 +273,14 @@ class SoftwareStack(Form):
     *family* is what it can run, None for both. *attention_kernels* maps an architecture (or
     `default`) to a kernel name. *collective_algorithm* overrides NCCL's own choice. *dispatchers*
     are those that it can take tokens to experts with; the first is its default. *schedules* are the
-    orders of micro-batches that its pipelines can run. *defaults* are the values of a workload's fields
-(`parallel.etp`) that it configures where nothing is stated, by kind of run and chip. *kernel_time_ratio*
-    maps a family of kernels and an architecture to how much longer they take in this framework than
-    alone on the chip, as fitted to runs. *kernel_operations* are instructions per byte of traffic,
-    by name of a memory-bound kernel that instructions limit and not the memory. *evidence* is by
-    architecture. *stands_for* lists frameworks that run with this stack. *extends* names the stack
-    that it inherits from, and *host_speed_ratio* is how much faster its host is than that one's.
+    orders of micro-batches that its pipelines can run. *defaults* are the values of a workload's
+    fields (`parallel.etp`) that it configures where nothing is stated, by kind of run and chip.
+    *kernel_time_ratio* maps a family of kernels and an architecture to how much longer they take in
+    this framework than alone on the chip, as fitted to runs. *kernel_operations* are instructions
+    per byte of traffic, by name of a memory-bound kernel that instructions limit and not the
+    memory. *evidence* is by architecture. *stands_for* lists frameworks that run with this stack.
+    *extends* names the stack that it inherits from, and *host_speed_ratio* is how much faster its
+    host is than that one's.
     """
 
     name: Line

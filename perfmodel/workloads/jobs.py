@@ -30,8 +30,8 @@ from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import Head
 
 if TYPE_CHECKING:
-    from topologies import Device
     from perfmodel.workloads.transformer.layout import Layout
+    from topologies import Device
 
 Spec = TypeVar("Spec", bound=DlrmSpec | TransformerSpec)
 AnySection = TypeVar("AnySection", bound=Section)
@@ -238,10 +238,9 @@ def list_defaults(
         name, _, field = setting.partition(".")
         section = getattr(spec, name)
         if field not in section.model_fields_set:
-            if value in AXES:
-                # As many ranks as another degree of the layout has.
-                value = getattr(spec.parallel, value) or 1
-            read = type(section).model_validate({field: value})
+            # A default may be as many ranks as another degree of the layout has.
+            meant = (getattr(spec.parallel, str(value)) or 1) if value in AXES else value
+            read = type(section).model_validate({field: meant})
             found.append(TakenDefault(setting, getattr(read, field), stack.name))
     return tuple(found)
 

@@ -37,11 +37,9 @@ def complete_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Se
     Fields of the layout that the file or the user states keep their values.
     """
     spec = setting.workload
-    if not isinstance(spec, TransformerSpec) or setting.cluster.rank_count == 1:
+    if not is_open(setting) or not isinstance(spec, TransformerSpec):
         return setting
     stated = stated_fields(spec)
-    if stated & set(_SPLIT):
-        return setting
     on_phase("choosing a layout", 0.0)
     try:
         best = find_fast(spec, setting.cluster, setting.stack, stated=stated)
@@ -60,6 +58,14 @@ def complete_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Se
     return replace(
         setting, workload=best.spec, scenario=scenario, chosen=(*setting.chosen, sentence)
     )
+
+
+def is_open(setting: Setting) -> bool:
+    """Whether a Transformer's split of several ranks is left open."""
+    spec = setting.workload
+    if not isinstance(spec, TransformerSpec) or setting.cluster.rank_count == 1:
+        return False
+    return not stated_fields(spec) & set(_SPLIT)
 
 
 def find_fast(

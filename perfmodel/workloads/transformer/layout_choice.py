@@ -37,12 +37,16 @@ _ENDS = 2
 
 @dataclass(frozen=True, slots=True)
 class ChosenLayout:
-    """A layout, whether it fits in the memory it was chosen for, and the peak of its ranks."""
+    """A layout, whether it fits in the memory it was chosen for, and the peak of its ranks.
+
+    One that fits *is_safe* if it leaves a tenth of the memory: predicted peaks are not exact.
+    """
 
     layout: Layout
     fits: bool
     sentence: str
     peak_bytes: int
+    is_safe: bool
 
 
 def choose_layout(
@@ -288,4 +292,5 @@ def _described(
             f"; no layout fits in {format_size(memory_bytes)}, this one needs "
             f"{format_size(needed_bytes)}"
         )
-    return ChosenLayout(layout, fits, sentence + ".", needed_bytes)
+    is_safe = needed_bytes <= int(memory_bytes * USABLE_SHARE)
+    return ChosenLayout(layout, fits, sentence + ".", needed_bytes, is_safe)

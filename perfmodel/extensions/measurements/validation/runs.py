@@ -18,9 +18,11 @@ from perfmodel.execution.executor import Executor, SerialExecutor, keep_memory
 from perfmodel.extensions.measurements.validation.runs_question import read_setting
 from perfmodel.extensions.measurements.validation.runs_table import RunRow, RunTable
 from perfmodel.extensions.measurements.validation.scoreboard import Deviation, Scoreboard
+from perfmodel.prediction.answer import OpenSetting
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Question, build_question
+from perfmodel.reports.document import open_setting
 from perfmodel.stacks.capabilities import Family
 
 KIND = "runs"
@@ -41,6 +43,8 @@ class RunAnswer:
     high_ns: float = 0.0
     reason: str = ""
     assumptions: tuple[str, ...] = ()
+    fits: bool = True
+    open_settings: tuple[OpenSetting, ...] = ()
 
 
 def predict_run(
@@ -67,6 +71,8 @@ def answer_run(question: Question) -> RunAnswer:
         low_ns=float(found.interval.low_ns),
         high_ns=float(found.interval.high_ns),
         assumptions=found.assumptions,
+        fits=question.memory_fit is None or question.memory_fit.fits,
+        open_settings=found.open_settings,
     )
 
 
@@ -110,19 +116,22 @@ def score_order(table: RunTable, deviations: Sequence[Deviation]) -> tuple[Order
 
 @dataclass(frozen=True, slots=True)
 class RunScoreboard(Scoreboard):
-    """A scoreboard with the assumptions of each prediction, and how well layouts are ranked."""
+    """A scoreboard with the answer to each row, and how well layouts are ranked."""
 
-    assumptions: Mapping[str | int, tuple[str, ...]] = field(default_factory=dict)
+    answers: Mapping[str | int, RunAnswer] = field(default_factory=dict)
     orders: tuple[OrderScore, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The machine-readable answer, each row with its assumptions."""
+        """The machine-readable answer, each row with its assumptions and open settings."""
         document = Scoreboard.to_json(self)
         document["order_of_layouts"] = [
             {**asdict(one), "right_pct": one.right_pct} for one in self.orders
         ]
         for row in document["rows"]:
-            row["assumptions"] = list(self.assumptions.get(row["row"], ()))
+            answer = self.answers[row["row"]]
+            row["assumptions"] = list(answer.assumptions)
+            row["fits"] = answer.fits
+            row["open_settings"] = [open_setting(one) for one in answer.open_settings]
         return document
 
 
@@ -148,7 +157,7 @@ def validate_tables(
             for one in board.deviations
         ),
         tuple(one for board in boards for one in board.unsupported),
-        {row: said for board in boards for row, said in board.assumptions.items()},
+        {row: answer for board in boards for row, answer in board.answers.items()},
         tuple(one for board in boards for one in board.orders),
     )
 
@@ -175,7 +184,7 @@ def validate_runs(
         KIND,
         deviations,
         tuple(Unsupported(row.name, answer.reason) for row, answer in pairs if answer.reason),
-        {row.name: answer.assumptions for row, answer in pairs if not answer.reason},
+        {row.name: answer for row, answer in pairs if not answer.reason},
         score_order(table, deviations) if table.family is Family.TRANSFORMER else (),
     )
 

@@ -21,13 +21,13 @@ from perfmodel.prediction.question import PredictOptions, Setting
 from perfmodel.stacks.capabilities import Family, Fusion
 from perfmodel.stacks.profiles import choose_stack
 from perfmodel.workloads.catalog import Workload
-from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout, peak_bytes
+from perfmodel.workloads.jobs import fill
+from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import Recompute
 from topologies import (
     Cluster,
     Device,
-    HostLinkKind,
     LinkKind,
     Topology,
     VertexKind,
@@ -78,46 +78,13 @@ def read_setting(
     stack = replace(stack, matmul_dtypes={DType.FP32: DType.TF32 if is_tf32 else DType.FP32})
     build_spec = build_dlrm_spec if row.family is Family.DLRM else build_transformer_spec
     workload: Workload = build_spec(row, stack, sentences)
-    setting = Setting(workload, cluster, stack, asked or PredictOptions())
-    if not any(map(row.text, _STATES_RECOMPUTE)):
-        setting = _with_recompute(setting, sentences)
-    return replace(setting, assumptions=tuple(sentences))
-
-
-def _with_recompute(setting: Setting, sentences: list[str]) -> Setting:
-    """*setting* with as many quarters of its layers recomputed as it needs to fit.
-
-    A measured run did fit. If recomputation is not stated and the activations far exceed the
-    memory, some layers must have been recomputed; where host memory is near, their activations
-    wait there instead.
-    """
-    spec, device = setting.workload, setting.cluster.device
-    if not isinstance(spec, TransformerSpec):
-        return setting
-    if _needed_bytes(spec, setting) <= device.memory_bytes * MEMORY_KNOWN_WITHIN:
-        return setting
-    is_near = device.host_link.kind is HostLinkKind.NVLINK_C2C
-    for share in (0.25, 0.5, 0.75, 1.0):
-        changes: dict[str, object] = {
-            "recompute": Recompute.FULL,
-            "recompute_fraction": share,
-        }
-        words = "run does not fit without it; assumed in"
-        if is_near:
-            changes = {"offload_layers": round(share * spec.model.layers)}
-            words = "run does not fit; activations are assumed to wait in host memory in"
-        training = spec.training.model_copy(update=changes)
-        tried = spec.model_copy(update={"training": training})
-        if _needed_bytes(tried, setting) <= device.memory_bytes:
-            sentences.append(
-                f"Recomputation is not stated, but the {words} {share:.0%} of the layers."
-            )
-            return replace(setting, workload=tried)
-    return setting
-
-
-def _needed_bytes(spec: TransformerSpec, setting: Setting) -> int:
-    return peak_bytes(spec, layout_of(spec, setting).layout, setting.stack)
+    if isinstance(workload, TransformerSpec) and any(map(row.text, _STATES_RECOMPUTE)):
+        workload = workload.model_copy(
+            update={"training": fill(workload.training, recompute=Recompute.NONE)}
+        )
+    return Setting(
+        workload, cluster, stack, asked or PredictOptions(), assumptions=tuple(sentences)
+    )
 
 
 def layout_of(spec: TransformerSpec, setting: Setting) -> ChosenLayout:

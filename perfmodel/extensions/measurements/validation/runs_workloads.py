@@ -216,10 +216,8 @@ def _training(row: RunRow, sentences: list[str]) -> dict[str, Any]:
         sentences.append(
             f"Sequences are packed of samples of unstated length; assumed {_PACKED_TOKENS} tokens."
         )
-    for name, word in (("recompute", "Recomputation"), ("optimizer_kind", "The optimizer")):
-        if not (row.text(name) or (name == "recompute" and row.text("remat_policy"))):
-            assumed = training.get(name.removesuffix("_kind"), "none")
-            sentences.append(f"{word} is not stated; assumed {assumed}.")
+    if not row.text("optimizer_kind"):
+        sentences.append(f"The optimizer is not stated; assumed {training['optimizer']}.")
     return training
 
 
