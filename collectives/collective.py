@@ -196,7 +196,7 @@ class CollectiveCost:
 
     *latency_ns* is the part that a call of no bytes would take, too. *busiest_link* names the
     bottleneck; *gpu_busy_ns* and *nic_busy_ns* say how long the call keeps the links of a GPU and
-    a NIC busy.
+    a NIC busy, *wire_ns* how long the busier of them needs at the speed of its datasheet.
     """
 
     duration_ns: float
@@ -209,6 +209,7 @@ class CollectiveCost:
     bus_bandwidth_bytes_per_s: float
     gpu_busy_ns: float = 0.0
     nic_busy_ns: float = 0.0
+    wire_ns: float = 0.0
     per_rank_ns: npt.NDArray[np.float64] | None = None
 
     @property

@@ -21,24 +21,38 @@ from collectives.collective import (
     parse_nccl_version,
 )
 from collectives.group import wiring_of
-from collectives.nccl_tests import RunPlace, is_nccl_tests, read_nccl_tests
 from collectives.wiring import Wiring
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
-from perfmodel.base.faults import FaultList
+from perfmodel.base.extensions import has_extension, load_extension
+from perfmodel.base.faults import FaultList, iter_misspelt
 from perfmodel.base.reading import parse_rows, read_packed_text
 from topologies import build_cluster, load_topology
 
 COLUMNS = ("topology", "hosts", "nranks", "collective", "size_bytes", "time_us")
+_KNOWN = {*COLUMNS, "dtype", "nccl_version", "source", "id", "fault", "column_ratio"}
 _NS_PER_US = 1e3
 _LEAST_US, _MOST_US = 1e-3, 1e12
 _MOST_BYTES = 2**50
 MOST_RANKS = 2**20
 
 
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """What nccl-tests does not say: the *topology*, and hosts and collective of some prints."""
+
+    topology: str | None = None
+    hosts: int | None = None
+    kind: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveMeasurement:
-    """One measured call; *row* names it in reports."""
+    """One measured call; *row* names it in reports.
+
+    A *fault* says why the row is not valid. *column_ratio* is the time that its own rate tells,
+    relative to the stated one.
+    """
 
     row: str
     topology: str
@@ -50,6 +64,8 @@ class CollectiveMeasurement:
     dtype: DType = DType.FP32
     nccl_version: tuple[int, ...] | None = None
     source: str = ""
+    fault: str = ""
+    column_ratio: float = 1.0
 
     @property
     def software(self) -> CollectiveSoftware:
@@ -110,13 +126,19 @@ def load_measurements(
 def _load_table(path: Path, prefix: str, place: RunPlace) -> list[CollectiveMeasurement]:
     faults = FaultList(str(path))
     rows: list[CollectiveMeasurement] = []
-    text = read_packed_text(path, MeasurementError)
+    text, foreign = read_packed_text(path, MeasurementError), None
+    if has_extension("formats"):
+        reader = load_extension("formats", "nccl_tests")
+        foreign = reader.read_foreign(text, document=str(path), place=place)
     records: Iterable[Mapping[str, str | None]] = (
-        read_nccl_tests(text, document=str(path), place=place)
-        if is_nccl_tests(text)
-        else parse_rows(text, document=str(path), error_type=MeasurementError, needed=COLUMNS)
+        parse_rows(text, document=str(path), error_type=MeasurementError, needed=COLUMNS)
+        if foreign is None
+        else foreign
     )
     for number, record in enumerate(records):
+        if not number:
+            for key, meant in iter_misspelt(record.keys() - _KNOWN, _KNOWN - record.keys()):
+                faults.add(f"column {key}", f"is not known; {meant} is. Correct it")
         row = f"{prefix}{record.get('id') or number}"
         try:
             rows.append(_parse_row(record, row))
@@ -150,4 +172,6 @@ def _parse_row(record: Mapping[str, str | None], row: str) -> CollectiveMeasurem
         dtype=parse_dtype(dtype) if dtype else DType.FP32,
         nccl_version=parse_nccl_version(version) if version else None,
         source=str(record.get("source") or ""),
+        fault=str(record.get("fault") or ""),
+        column_ratio=float(record.get("column_ratio") or 1.0),
     )

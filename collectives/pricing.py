@@ -212,6 +212,7 @@ def _price_choice(
             ),
             gpu_busy_ns=gpu_ns * stretch,
             nic_busy_ns=nic_ns * stretch,
+            wire_ns=slowest_ns,
         )
 
 

@@ -99,7 +99,7 @@ def test_own_measurements_become_a_calibration_of_a_scenario(tmp_path):
     rows = "".join(f"dgx_a100,2,16,all_reduce,{4**n},{100 + 4**n / 1e4}\n" for n in range(9, 15))
     table.write_text(f"topology,hosts,nranks,collective,size_bytes,time_us\n{rows}")
 
-    [sentence] = api.calibrate_collectives([table], out)
+    [sentence] = api.calibrate_collectives([table], out).lines
     found = api.validate("collectives", [table], calibration=[str(out)])
     shipped = api.validate("collectives", [table])
 
@@ -158,7 +158,7 @@ def test_kernels_fitted_to_a_table_price_what_they_were_fitted_to(tmp_path):
     rows = [f"add,Tesla V100-PCIE-32GB,{12 * b * h / 4e8},{b},{h}" for b, h in sizes]
     table.write_text("\n".join(["op,device,latency_ms,B,H", *rows, ""]))
 
-    assert api.calibrate_kernels("memory", [table], out) == 1
+    assert api.calibrate_kernels("memory", [table], out).sets == 1
     mine = api.validate("memory", [table], calibration=[str(out)])
     shipped = api.validate("memory", [table])
 
@@ -179,7 +179,7 @@ def test_a_schema_names_the_type_of_each_field():
 
 def test_rows_are_left_out_by_the_columns_that_were_asked_for(tmp_path):
     table = tmp_path / "gemm.csv"
-    rows = [f"mine,NVIDIA A100-SXM4-80GB,{m},{m},512,{m / 1e6}" for m in (512, 1024, 2048)]
+    rows = [f"mine,NVIDIA A100-SXM4-80GB,{m},{m},512,{m / 1e4}" for m in (512, 1024, 2048)]
     table.write_text("\n".join(["collector,device,m,n,k,latency_ms", *rows, ""]))
     with pytest.raises(MeasurementError, match="colour"):
         api.cross_validate("gemm", [table], folds=2, by=["colour"])

@@ -27,9 +27,10 @@ class Topology:
     system, joined by one NVLink. *host_copy_bytes_per_s* is the measured rate of a large copy from
     host memory on this machine; without it the device's figure is used. *measured* names the
     machine whose measured constants it takes; without one, *lost_constants* says why. *assumed* are
-    sentences that every answer repeats. *faults* are what is broken, by host: the links here are
-    those of a sound host, and *machines* are the hosts as they are, first one that no fault names.
-    *gpu_speeds* of a host with slow GPUs are what is left of the speed of each.
+    sentences that every answer repeats, *unknown_keys* those of the file of another program.
+    *faults* are what is broken, by host: the links here are those of a sound host, and *machines*
+    are the hosts as they are, first one that no fault names. *gpu_speeds* of a host with slow GPUs
+    are what is left of the speed of each.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Topology:
     host_copy_bytes_per_s: float | None = None
     notes: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
+    unknown_keys: tuple[str, ...] = ()
     measured: str = ""
     lost_constants: str = ""
     faults: tuple[Fault, ...] = ()

@@ -123,6 +123,7 @@ class TopologyFile(Sourced):
     host_copy_bytes_per_s: Bandwidth | None = None
     notes: tuple[Line, ...] = ()
     assumed: tuple[Line, ...] = ()
+    unknown_keys: tuple[Line, ...] = ()
     measured: Line | None = None
     faults: tuple[Annotated[Fault, Parsed(parse_fault, "host:1 gpu:3 nvlink")], ...] = ()
 
@@ -155,6 +156,7 @@ def parse_topology(document: Document, *, path: Path) -> Topology:
             host_copy_bytes_per_s=file.host_copy_bytes_per_s,
             notes=file.notes,
             assumed=file.assumed,
+            unknown_keys=file.unknown_keys,
             measured=file.measured or file.name,
             faults=file.faults,
         )

@@ -21,32 +21,28 @@ from experiments.fitting.runs import Case
 from perfmodel.costs.calibration_files import power_ratio
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.sustained import ARITHMETIC, ATTENTION, load_sustained, reference_of
-from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.profiles import STACK_FOLDER, load_stack
 from perfmodel.stacks.stack import PLAIN_GEMM, SoftwareStack
 from topologies import load_device
 
 OF_STACK = {
-    Family.TRANSFORMER: ("host", "attention", "memory", "communication"),
-    Family.DLRM: ("gemm", PLAIN_GEMM, "memory", "embedding"),
+    "transformer": ("host", "attention", "memory", "communication"),
+    "dlrm": ("gemm", PLAIN_GEMM, "memory", "embedding"),
 }
 """What a stack may deviate in; `host` divides host_speed_ratio, and products are of one kind in a
 run, on tensor cores or outside."""
 OF_RELEASE = {
-    Family.TRANSFORMER: ("gemm", "attention", "memory", "communication"),
-    Family.DLRM: OF_STACK[Family.DLRM],
+    "transformer": ("gemm", "attention", "memory", "communication"),
+    "dlrm": OF_STACK["dlrm"],
 }
 """What a stack for some releases may deviate in: libraries change with them, hosts do not."""
-OF_CHIP: dict[Family, tuple[str, ...]] = {
-    Family.TRANSFORMER: (ARITHMETIC, ATTENTION),
-    Family.DLRM: (),
-}
-OF_GENERATION: dict[Family, tuple[str, ...]] = {Family.TRANSFORMER: ("memory",), Family.DLRM: ()}
+OF_CHIP: dict[str, tuple[str, ...]] = {"transformer": (ARITHMETIC, ATTENTION), "dlrm": ()}
+OF_GENERATION: dict[str, tuple[str, ...]] = {"transformer": ("memory",), "dlrm": ()}
 """What all stacks of a family have in common on a generation: workloads list fewer memory-bound
 kernels than frameworks launch, and the chip is not slower for it (recordings show none)."""
 CARRIED_BY = {ARITHMETIC: "gemm", PLAIN_GEMM: "gemm"}
 ROBUST = 0.10
-DOUBT = {Family.TRANSFORMER: 0.5, Family.DLRM: 1.0}
+DOUBT = {"transformer": 0.5, "dlrm": 1.0}
 """How fast rows far off lose weight: among recommendation runs are hosts several times slower
 than others of their kind, which no constant of a stack is about."""
 PRIORS = {"chip": 0.15, "generation": 0.15, "device": 0.08, "publisher": 0.08}
@@ -56,7 +52,7 @@ WEIGHT_OF_UNKNOWN = 0.1
 """Frameworks without a stack of their own, or known from one model on one device, say little about
 a chip. Experts, whose costs are still far off, are scored and say nothing."""
 PRIOR_OF_HOST = 0.7
-PRIOR = {Family.TRANSFORMER: 0.12, Family.DLRM: 0.25}
+PRIOR = {"transformer": 0.12, "dlrm": 0.25}
 """Without values of chips, stacks of recommendation models carry more of their own."""
 PRIOR_OF_LOOKUPS = 0.5
 """Kernels that frameworks write themselves, some for each table, some with copies between."""
@@ -136,7 +132,7 @@ class Problem:
         return result
 
 
-def build_problem(cases: list[Case], family: Family) -> Problem:
+def build_problem(cases: list[Case], family: str) -> Problem:
     """The problem of *cases*; a constant is named by chip or stack, where, and what."""
     columns: dict[Key, NDArray[np.float64]] = {}
     stated = np.zeros(len(cases))
@@ -161,12 +157,12 @@ def _is_asked(case: Case) -> bool:
     return case.is_transformer or case.hosts == 1
 
 
-def _constants(case: Case, family: Family) -> list[tuple[Key, str]]:
+def _constants(case: Case, family: str) -> list[tuple[Key, str]]:
     found = [
         (("stack", name, word), word)
         for name in lineage(case.stack, family)
         for word in words_of(name, family)
-        if family is Family.TRANSFORMER or word != (PLAIN_GEMM if case.is_tensor else "gemm")
+        if family == "transformer" or word != (PLAIN_GEMM if case.is_tensor else "gemm")
     ]
     found += [
         (("chip", case.architecture, word), word)
@@ -181,7 +177,7 @@ def _constants(case: Case, family: Family) -> list[tuple[Key, str]]:
     return found
 
 
-def words_of(name: str, family: Family) -> tuple[str, ...]:
+def words_of(name: str, family: str) -> tuple[str, ...]:
     return OF_RELEASE[family] if _is_release(name) else OF_STACK[family]
 
 
@@ -200,7 +196,7 @@ def _stated(key: Key, case: Case) -> float:
 
 
 @lru_cache(maxsize=64)
-def lineage(name: str, family: Family) -> tuple[str, ...]:
+def lineage(name: str, family: str) -> tuple[str, ...]:
     """*name* and, of a release of a framework, those that it extends, nearest first.
 
     Releases deviate from each other, so that one that nobody measured takes over constants. A
@@ -209,7 +205,7 @@ def lineage(name: str, family: Family) -> tuple[str, ...]:
     found = [name]
     while _is_release(found[-1]):
         parent = _profile(found[-1])["extends"]
-        if family is Family.TRANSFORMER and not _frameworks(parent) & _frameworks(found[-1]):
+        if family == "transformer" and not _frameworks(parent) & _frameworks(found[-1]):
             break
         found.append(parent)
     return tuple(found)
@@ -253,10 +249,10 @@ def _load(name: str) -> SoftwareStack:
     return load_stack(name)
 
 
-def _prior(key: Key, family: Family) -> float:
+def _prior(key: Key, family: str) -> float:
     if key[0] in PRIORS:
         return PRIORS[key[0]]
-    if family is Family.DLRM:
+    if family == "dlrm":
         own = PRIOR_OF_LOOKUPS if key[2] == "embedding" else PRIOR[family]
         return PRIOR_OF_RELEASE * own if _is_release(key[1]) else own
     if key[2] == "host":

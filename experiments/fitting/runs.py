@@ -28,7 +28,6 @@ from perfmodel.graph.ops import Attention, Gemm, GroupedGemm
 from perfmodel.prediction.interference import contention_rules, fold_costs, settle_costs
 from perfmodel.prediction.loops import replay_samples
 from perfmodel.prediction.question import PredictOptions, Question, build_question
-from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.spread import NO_SPREAD
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
@@ -68,7 +67,7 @@ class Case:
     @property
     def is_transformer(self) -> bool:
         """Whether a Transformer was trained."""
-        return self.row.family is Family.TRANSFORMER
+        return self.row.family == "transformer"
 
     @property
     def has_experts(self) -> bool:

@@ -33,9 +33,8 @@ from experiments.fitting.writing import (
 )
 from perfmodel.extensions.measurements.validation.runs_table import RunRow, load_runs
 from perfmodel.prediction.question import PredictOptions
-from perfmodel.stacks.capabilities import Family
 
-TABLES = {Family.TRANSFORMER: "transformer.csv.gz", Family.DLRM: "dlrm.csv"}
+TABLES = {"transformer": "transformer.csv.gz", "dlrm": "dlrm.csv"}
 MOST_OF_GROUP = 6
 AT_ONCE = 48
 """Rows that are replayed before they are kept."""
@@ -111,14 +110,14 @@ def main() -> None:
     """Fit, score, print, and write where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("family", type=Family)
+    parser.add_argument("family", type=str)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--rows", type=int, default=MOST_OF_GROUP, help="at most of a group")
     parser.add_argument("--every", type=int, default=1, help="every n-th row, for trials")
     parser.add_argument("--cases", type=Path, help="where to keep replayed runs, or to take them")
     arguments = parser.parse_args()
     table = load_runs(arguments.folder / TABLES[arguments.family])
-    core = load_runs(MEASURED / f"core_{arguments.family.value}.csv")
+    core = load_runs(MEASURED / f"core_{arguments.family}.csv")
     rows = choose_rows(table.rows, core.rows, most_of_group=arguments.rows)
     rows = rows[:: arguments.every]
     cases = load_cases(rows, arguments.cases)

@@ -18,7 +18,6 @@ from experiments.fitting.runs import Case
 from experiments.fitting.spreads import Spreads
 from perfmodel.costs.sustained import FILE as SUSTAINED_FILE
 from perfmodel.costs.sustained import load_sustained
-from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.profiles import STACK_FOLDER, load_stack
 from perfmodel.stacks.spread import FILE as SPREAD_FILE
 from perfmodel.stacks.spread import load_spread
@@ -29,10 +28,10 @@ SMALL = 0.03
 """Deviations below this are left out of the files."""
 
 
-def write_held_out(told: Mapping[str, float | str], family: Family) -> None:
+def write_held_out(told: Mapping[str, float | str], family: str) -> None:
     """Keep the line of *family*; README and manual show it beside the errors in sample."""
     path = EXPERIMENTS / "runs_scoreboard" / "held_out.json"
-    document = json.loads(path.read_text(encoding="utf-8")) | {family.value: told}
+    document = json.loads(path.read_text(encoding="utf-8")) | {family: told}
     lines = [f' "{name}": {json.dumps(one)}' for name, one in document.items()]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
@@ -144,10 +143,10 @@ def write_chips(problem: Problem, value: NDArray[np.float64]) -> None:
     SUSTAINED_FILE.write_text(text, encoding="utf-8")
 
 
-def write_spread(problem: Problem, spreads: Spreads, family: Family) -> None:
+def write_spread(problem: Problem, spreads: Spreads, family: str) -> None:
     """Put the spreads of *family* into their file; what was chosen by hand stays."""
     known = load_spread()
-    kept = known.dlrm if family is Family.DLRM else known.transformer
+    kept = known.families[family]
     entry = {
         "other_chip": round(spreads.other_chip, 3),
         "no_runs": round(spreads.no_runs, 3),
@@ -158,4 +157,5 @@ def write_spread(problem: Problem, spreads: Spreads, family: Family) -> None:
         "sources": len({case.publisher for case in problem.cases}),
     }
     text = SPREAD_FILE.read_text(encoding="utf-8")
-    SPREAD_FILE.write_text(set_key(text, family.value, entry), encoding="utf-8")
+    families = {**yaml.safe_load(text)["families"], family: entry}
+    SPREAD_FILE.write_text(set_key(text, "families", families), encoding="utf-8")

@@ -31,9 +31,8 @@ from perfmodel.extensions.measurements.validation.runs import validate_runs
 from perfmodel.extensions.measurements.validation.runs_table import RunRow, load_runs
 from perfmodel.extensions.measurements.validation.scoreboard import Deviation, Score, build_score
 from perfmodel.reports.terminal import to_text
-from perfmodel.stacks.capabilities import Family
 
-FAMILIES = {Family.TRANSFORMER: "Transformers", Family.DLRM: "DLRMs"}
+FAMILIES = {"transformer": "Transformers", "dlrm": "DLRMs"}
 Pairs = list[tuple[RunRow, Deviation]]
 NLP = {
     "BERT": ("BERT", "bert"),

@@ -2,7 +2,7 @@
 
 from collectives.collective import CollectiveCost as CollectiveCost
 from collectives.collective import CollectiveSoftware as CollectiveSoftware
-from collectives.nccl_tests import RunPlace as RunPlace
+from collectives.measurements import RunPlace as RunPlace
 from embeddings.index_data import DataStatistics as DataStatistics
 from perfmodel.api.about import SchemaKind as SchemaKind
 from perfmodel.api.about import TemplateKind as TemplateKind

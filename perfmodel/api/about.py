@@ -129,14 +129,13 @@ def _section(text: str, begin: str, stop: str) -> str:
 
 
 def _workload() -> Iterator[str]:
-    from perfmodel.workloads.dlrm.spec import DlrmSpec
-    from perfmodel.workloads.transformer.spec import TransformerSpec
+    from perfmodel.workloads.families import FAMILIES
 
     yield "A workload is a YAML file; `perfmodel workload show NAME` prints one."
     yield "Fields can be changed with --set, such as --set batch=4096 or --set parallel.tp=4."
-    for title, spec in (("transformer", TransformerSpec), ("dlrm", DlrmSpec)):
-        yield f"\n## family: {title}\n"
-        yield from _fields(spec)
+    for name, family in FAMILIES.items():
+        yield f"\n## family: {name}\n"
+        yield from _fields(family.spec_type)
 
 
 def _fields(spec: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -173,9 +172,9 @@ def _runs() -> Iterator[str]:
     yield "A table of measured runs is CSV (or .csv.gz); other columns are allowed."
     for family, names in columns.required.items():
         yield f"A table of {family} runs must have: {', '.join(names)}."
-    for section in ("common", "transformer", "dlrm"):
-        yield f"\n## {section}\n"
-        for name, column in getattr(columns, section).items():
+    for title, section in {"common": columns.common, **columns.families}.items():
+        yield f"\n## {title}\n"
+        for name, column in section.items():
             words = f" ({' | '.join(column.words)})" if column.words else ""
             yield f"  {name}: {column.kind}{words}; {column.meaning}"
 
@@ -183,10 +182,6 @@ def _runs() -> Iterator[str]:
 _FORMS = {
     SchemaKind.TOPOLOGY: ("topologies.topology_file:TopologyFile",),
     SchemaKind.DEVICE: ("topologies.device:Device",),
-    SchemaKind.WORKLOAD: (
-        "perfmodel.workloads.transformer.spec:TransformerSpec",
-        "perfmodel.workloads.dlrm.spec:DlrmSpec",
-    ),
     SchemaKind.STACK: ("perfmodel.stacks.stack:SoftwareStack",),
     SchemaKind.PRICES: ("perfmodel.prediction.whole_run:RunRates",),
     SchemaKind.TABLES: ("embeddings.table_files:TablesFile",),
@@ -213,6 +208,10 @@ def json_schema(kind: SchemaKind | str) -> dict[str, Any]:
             schema["required"] = ["name"]
             del schema["properties"]["host"]["required"]
         return schema
+    if kind is SchemaKind.WORKLOAD:
+        from perfmodel.workloads.families import FAMILIES
+
+        return forms.json_schema(*(family.spec_type for family in FAMILIES.values()))
     if kind is SchemaKind.SCENARIO:
         from perfmodel.prediction.scenario import JobScenario, Scenario
         from perfmodel.prediction.scenario_file import scenario_form
@@ -231,7 +230,7 @@ def json_schema(kind: SchemaKind | str) -> dict[str, Any]:
     if kind is SchemaKind.RUNS:
         columns = load_extension("measurements", "validation.runs_table").load_columns()
         row["required"] = list(columns.required["common"])
-        for section in (columns.common, columns.transformer, columns.dlrm):
+        for section in (columns.common, *columns.families.values()):
             for name, column in section.items():
                 words = {"enum": ["", *column.words]} if column.kind == "word" else {}
                 keys[name] = {"description": column.meaning, "type": "string", **words}

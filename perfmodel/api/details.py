@@ -12,8 +12,7 @@ from perfmodel.base.reading import is_json
 
 if TYPE_CHECKING:
     from collectives.collective import CollectiveCost, CollectiveSoftware
-    from collectives.measurements import CollectiveMeasurement
-    from collectives.nccl_tests import RunPlace
+    from collectives.measurements import CollectiveMeasurement, RunPlace
     from embeddings.index_data import DataStatistics
     from perfmodel.graph.ops import Op
     from perfmodel.reports.op_prices import (
@@ -172,7 +171,8 @@ def describe_indices(file: File, *, batch: int = 4096) -> DataStatistics:
 def load_collectives(
     tables: Files, place: RunPlace | None = None
 ) -> tuple[CollectiveMeasurement, ...]:
-    """The rows of *tables*; *place* says what output of nccl-tests does not."""
+    """The valid rows of *tables*; *place* says what output of nccl-tests does not."""
     from collectives.measurements import load_measurements
 
-    return tuple(load_measurements([Path(table) for table in tables], place=place))
+    rows = load_measurements([Path(table) for table in tables], place=place)
+    return tuple(row for row in rows if not row.fault)

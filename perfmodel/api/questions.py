@@ -99,8 +99,7 @@ def _check_memory(
     memory = question.memory_fit
     if memory is None or memory.fits:
         return
-    parts = {part.name for part in memory.fullest.memory.parts}
-    verdict = describe_fit(memory, is_transformer="logits" in parts)
+    verdict = describe_fit(memory)
     if require_fit:
         raise ScenarioError(f"{scenario.workload} on {scenario.topology}: {verdict}")
     if memory.peak_bytes > BY_FAR * memory.capacity_bytes:

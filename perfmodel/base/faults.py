@@ -7,7 +7,7 @@ here.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -164,6 +164,19 @@ def _unknown(key: str, known: Sequence[str], got: str, schema: Any = None) -> st
     return "unknown key; " + (
         f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
     )
+
+
+SPELLING_CUTOFF = 0.85
+
+
+def iter_misspelt(
+    given: Iterable[str], missing: Iterable[str], cutoff: float = SPELLING_CUTOFF
+) -> Iterator[tuple[str, str]]:
+    """Those of *given* that are nearly one of *missing*, and which one."""
+    known = {one.lower(): one for one in missing}
+    for key in given:
+        if near := get_close_matches(str(key).lower(), known, n=1, cutoff=cutoff):
+            yield str(key), known[near[0]]
 
 
 def _iter_paths(schema: Mapping[str, Any], key: str, section: Steps = ()) -> Iterator[str]:

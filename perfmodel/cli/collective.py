@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
 from perfmodel.base.units import parse_size
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import JsonFile, Outputs, parse_ranks
+from perfmodel.cli.options import Outputs, parse_ranks
 from perfmodel.prediction.scenario import CalibrationFiles, Faults, Hosts, Machine
 
 EPILOG = """\b
@@ -120,13 +120,15 @@ class CollectiveQuestion:
 
 
 @command(epilog=EPILOG)
-def collective(question: CollectiveQuestion, json_file: JsonFile = None) -> None:
+def collective(
+    question: CollectiveQuestion, files: Annotated[Outputs, "json_file", "is_strict"]
+) -> None:
     """Price a collective: time, bus bandwidth, algorithm, busiest link, share of latency."""
     from collectives.collective import parse_kind
     from perfmodel.reports.op_prices import report_collective, report_sizes
 
     kind, group = parse_kind(question.kind).value, question.group
-    files = Outputs(json_file, plot_file=question.plot)
+    files = replace(files, plot_file=question.plot)
     if question.sweep:
         found = api.sweep_collective(kind, measured=question.measured, **group)
         files.write(report_sizes(found), found.to_dict, found.plot)

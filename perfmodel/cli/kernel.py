@@ -13,7 +13,7 @@ from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
 from perfmodel.cli.commands import command, command_group
-from perfmodel.cli.options import JsonFile, Outputs
+from perfmodel.cli.options import JsonFile, Outputs, Strict
 from perfmodel.prediction.scenario import CalibrationFiles
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Target:
     stack: Annotated[str | None, Option(metavar="NAME|FILE", help=STACK_HELP)] = None
     json_file: JsonFile = None
     calibration: CalibrationFiles = ()
+    is_strict: Strict = False
 
 
 @kernel.callback(epilog=EPILOG)
@@ -178,7 +179,7 @@ def _answer(ops: Sequence[Op], target: Target, before: Target) -> None:
     ]
     # A lookup is answered with its update inside.
     document, *updates = [answer.to_json() for answer in answers]
-    Outputs(target.json_file).write(
+    Outputs(target.json_file, is_strict=target.is_strict).write(
         [report_kernel(answer) for answer in answers],
         lambda: document | ({"update": updates[0]} if updates else {}),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from perfmodel.base.cautions import join_cautions
 from perfmodel.base.errors import InputError, OutputError, ScenarioError
 from perfmodel.base.options import Option, Price
 from perfmodel.base.writing import (
@@ -20,7 +21,7 @@ from perfmodel.base.writing import (
 )
 
 if TYPE_CHECKING:
-    from collectives.nccl_tests import RunPlace
+    from collectives.measurements import RunPlace
     from perfmodel.prediction.answer import Prediction
     from perfmodel.prediction.comparing import Comparison
     from perfmodel.prediction.scenario import RunQuestion
@@ -41,6 +42,7 @@ JsonFile = Annotated[
     str | None,
     Option(name="--json", metavar="FILE", help="Write the answer as JSON; - is stdout."),
 ]
+Strict = Annotated[bool, Option(name="--strict", help="Exit 1 where the answer has warnings.")]
 Quiet = Annotated[bool, Option(help="No progress on standard error.")]
 JobOut = Annotated[str, Option(metavar="JOB", help="Folder to write the job to.")]
 
@@ -109,7 +111,7 @@ class MeasuredCollectives:
     @property
     def place(self) -> RunPlace:
         """Where nccl-tests ran."""
-        from collectives.nccl_tests import RunPlace
+        from collectives.measurements import RunPlace
 
         return RunPlace(topology=self.topology, hosts=self.hosts, kind=self.kind)
 
@@ -164,6 +166,7 @@ class Outputs:
         Path | None,
         Option(name="--plan-out", metavar="FILE.json", help="Write the first plan as JSON."),
     ] = None
+    is_strict: Strict = False
 
     def __post_init__(self) -> None:
         # A file that cannot be written is an error before the work, not after it.
@@ -213,6 +216,8 @@ class Outputs:
         Several reports are printed one after the other; a page and a CSV file hold the first.
         """
         reports = report if isinstance(report, Sequence) else (report,)
+        if self.is_strict:
+            join_cautions(one.cautions for one in reports).refuse()
         if self.report_file is not None:
             from perfmodel.reports.html import to_page
 

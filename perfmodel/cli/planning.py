@@ -69,7 +69,7 @@ def rank(
         int | None, Option(metavar="N", min=1, help="Samples per iteration, all ranks.")
     ] = None,
     run: LocalRun,
-    files: Annotated[Outputs, "json_file", "csv_file", "report_file", "plan_file"],
+    files: Annotated[Outputs, "json_file", "csv_file", "report_file", "plan_file", "is_strict"],
 ) -> None:
     """Rank sharding plans of a recommendation model, fastest first; exit 1 if none fits."""
     from perfmodel.reports.rank import report_ranking, to_plan_lines, to_ranking_document
@@ -92,7 +92,7 @@ def rank(
 def search(
     question: LayoutQuestion,
     run: LocalRun,
-    files: Annotated[Outputs, "json_file", "csv_file", "report_file"],
+    files: Annotated[Outputs, "json_file", "csv_file", "report_file", "is_strict"],
 ) -> None:
     """Find the fastest layout: tp, sp, pp, cp, ep, dp, micro-batch, sharding, recompute, runs."""
     from perfmodel.reports.search import report_search, to_search_document

@@ -83,6 +83,7 @@ def predict(
         "plot_file",
         "price_per_gpu_hour",
         "is_brief",
+        "is_strict",
     ],
 ) -> None:
     """Predict how long one training iteration takes, and why."""
@@ -190,7 +191,7 @@ def compare(
     asked: Annotated[dict[str, Any], Scenario, "overrides", "calibration", "faults"],
     whole: RunQuestion,
     run: Run,
-    outputs: Annotated[Outputs, "json_file", "csv_file", "plot_file", "report_file"],
+    outputs: Annotated[Outputs, "json_file", "csv_file", "plot_file", "report_file", "is_strict"],
 ) -> None:
     """Compare scenarios: time, throughput, memory, what bounds them."""
     named = {"topology": topology, "workload": workload, "hosts": hosts, "stack": stack}

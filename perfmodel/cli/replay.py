@@ -25,7 +25,7 @@ def replay(
     ],
     asked: Annotated[dict[str, Any], JobScenario, "topology", "hosts", "stack"],
     run: LocalRun,
-    files: Annotated[Outputs, "json_file", "report_file"],
+    files: Annotated[Outputs, "json_file", "report_file", "is_strict"],
 ) -> None:
     """Replay a job; a recorded job is compared with its recording."""
     from perfmodel.reports.replay import report_replay, to_replay_document

@@ -43,6 +43,7 @@ from perfmodel.costs.measured_kernels import (
     MeasuredKernel,
     build_measured,
     load_frame,
+    parse_rate,
     parse_size,
     read_rows,
     require_columns,
@@ -108,6 +109,7 @@ def _read_gemm(name: str, row: Row) -> Iterator[MeasuredKernel]:
         row["latency_ms"],
         {"batch": op.batch, "m": op.m, "n": op.n, "k": op.k},
         residency=Residency(row["residency"]) if "residency" in row else None,
+        rate=parse_rate(row.get("tflops")),
     )
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError, MeasurementError
+from perfmodel.base.faults import iter_misspelt
 from perfmodel.base.reading import iter_even_lines, quote, read_packed_text
 from perfmodel.base.units import NS_PER_MS
 from perfmodel.costs.estimates import (
@@ -46,7 +47,8 @@ class MeasuredKernel:
     """One row: the op, its device, and its measured time.
 
     *group* is source, GPU and op, as a report names them; *columns* are what cross-validation
-    can fold by. *residency* is where operands were, if the table says.
+    can fold by. *residency* is where operands were, if the table says. *column_ratio* is the time
+    that the row's own rate tells, relative to the stated one.
     """
 
     row: str
@@ -56,6 +58,7 @@ class MeasuredKernel:
     device: str
     measured_ns: float
     residency: Residency | None = None
+    column_ratio: float = 1.0
 
     @property
     def operand_residency(self) -> Residency:
@@ -117,6 +120,12 @@ TIMES_MS = {
 }
 """Other headings of a time, and what one of it is in milliseconds."""
 OTHER_HEADINGS = {"gpu": "device", "precision": "dtype"}
+OPTIONAL = (
+    "dtype", "batch", "residency", "tflops", "num_key_value_heads", "sliding_window_size",
+    "backend", "collector",
+)  # fmt: skip
+"""Columns that change what a row means and may be left out."""
+KNOWN_ALIKE = ("num_kv_heads", "batch_size", "data_type")
 
 
 def _rename(frame: pd.DataFrame, device: str | None) -> pd.DataFrame:
@@ -146,9 +155,15 @@ def load_frame(path: Path, device: str | None = None) -> pd.DataFrame:
     # pandas would fill short rows, shift long ones and rename a repeated column.
     deque(iter_even_lines(text, document=str(path), error_type=MeasurementError), maxlen=0)
     try:
-        return _rename(pd.read_csv(io.StringIO(text), low_memory=False), device)
+        frame = _rename(pd.read_csv(io.StringIO(text), low_memory=False), device)
     except (ValueError, OverflowError) as fault:
         raise MeasurementError(f"{path}: cannot be read as CSV ({fault}).") from None
+    unstated = [one for one in OPTIONAL if one not in frame.columns]
+    for key, meant in iter_misspelt(set(frame.columns) - set(KNOWN_ALIKE), unstated):
+        raise MeasurementError(
+            f"{path}: column {key} is not known; {meant} is. Correct it or take it out."
+        )
+    return frame
 
 
 def require_columns(frame: pd.DataFrame, path: Path, needed: Sequence[str]) -> None:
@@ -190,10 +205,17 @@ def build_measured(
     columns: Mapping[str, object],
     *,
     residency: Residency | None = None,
+    rate: float = 0.0,
 ) -> MeasuredKernel:
-    """The row called *name*; *group* is source, GPU and op, *time_ms* a cell of milliseconds."""
-    device = _device_called(group[1])
-    return MeasuredKernel(name, group, columns, op, device, parse_ms(time_ms), residency)
+    """The row called *name*; *group* is source, GPU and op, *time_ms* a cell of milliseconds.
+
+    *rate* is what the row itself says in TFLOP/s, where it does.
+    """
+    device, measured_ns = _device_called(group[1]), parse_ms(time_ms)
+    # A rate of the row itself says the same as its time.
+    own_ns = getattr(op, "flops", 0) / (rate * 1e3) if rate > 0 else measured_ns
+    ratio = own_ns / measured_ns
+    return MeasuredKernel(name, group, columns, op, device, measured_ns, residency, ratio)
 
 
 def parse_size(name: str, value: Any, *, most: int = MOST_SIZE) -> int:
@@ -210,6 +232,12 @@ def parse_ms(value: Any) -> float:
     if not _LEAST_MS <= number_ms <= _MOST_MS:
         raise InputError(f"latency must be above 0, got {quote(value)}")
     return number_ms * NS_PER_MS
+
+
+def parse_rate(value: Any) -> float:
+    """The rate in a cell; 0 where there is none."""
+    number = _number(value)
+    return number if math.isfinite(number) else 0.0
 
 
 def _number(value: Any) -> float:

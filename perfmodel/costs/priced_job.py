@@ -35,7 +35,8 @@ class PricedJob:
 
     *float_ns* are the durations before they were rounded to the clock. *family*
     is an index into FAMILIES. *link_use* is, for collectives, the share of the
-    duration that they keep the links of a GPU and of a NIC busy. *slowdowns* say
+    duration that they keep the links of a GPU and of a NIC busy, and that the busier of them
+    needs at the speed of its datasheet. *slowdowns* say
     how much longer kernels take while collectives run; recorded durations include it already.
     *spread* is the shared error of all costs except recorded ones.
     """
@@ -185,7 +186,7 @@ def _certain_prices(job: JobGraph, durations: DurationTable, provenance: CodeCol
         provenance=provenance,
         family=np.full(count, FAMILIES.index("fixed"), dtype=np.int8),
         bound=np.full(count, Bound.UNKNOWN, dtype=np.int8),
-        link_use=np.zeros((count, 2)),
+        link_use=np.zeros((count, 3)),
     )
 
 

@@ -84,7 +84,7 @@ class _CallPrice:
     relative_sigma: float
     provenance: int
     is_latency_bound: bool
-    link_use: tuple[float, float]
+    link_use: tuple[float, float, float]
 
     def of_member(self, rank: int, ranks: Sequence[int]) -> _CallPrice:
         """The price for *rank*; the price of the first member if it is not in *ranks*."""
@@ -231,7 +231,11 @@ class _CallPricer:
             relative_sigma=float(cost.relative_sigma),
             provenance=int(cost.provenance),
             is_latency_bound=cost.latency_ns > cost.duration_ns / 2,
-            link_use=(cost.gpu_busy_ns / length_ns, cost.nic_busy_ns / length_ns),
+            link_use=(
+                cost.gpu_busy_ns / length_ns,
+                cost.nic_busy_ns / length_ns,
+                cost.wire_ns / length_ns / self._time_ratio,
+            ),
         )
 
 
@@ -315,7 +319,7 @@ def _price_kinds(
         if is_known:
             continue
         program = job.programs[number]
-        own, link_use = plain.take(program.op), np.zeros((program.task_count, 2))
+        own, link_use = plain.take(program.op), np.zeros((program.task_count, 3))
         if prices:
             bounds = [Bound.LATENCY if one.is_latency_bound else Bound.LINK for one in prices]
             own.duration_ns[tasks] = np.array([one.duration_ns for one in prices])[which]

@@ -203,13 +203,20 @@ def with_own_origins(job: JobGraph) -> JobGraph:
     )
 
 
+USUAL_ADVICE = "Use a smaller batch or more hosts."
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """The memory of one purpose; what *is_kept* is listed in `RankMemory.kept`, pass by pass."""
+    """The memory of one purpose; what *is_kept* is listed in `RankMemory.kept`, pass by pass.
+
+    *advice* says what to change where it takes most of a memory that is too small.
+    """
 
     name: str
     size_bytes: int
     is_kept: bool = False
+    advice: str = USUAL_ADVICE
 
 
 @dataclass(frozen=True, slots=True)

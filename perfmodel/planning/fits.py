@@ -14,10 +14,10 @@ from itertools import groupby
 from perfmodel.base.errors import InputError
 from perfmodel.graph.job import RankMemory, fit_probability
 from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates
-from perfmodel.prediction.layouts.choosing import is_open, stated_fields
+from perfmodel.prediction.layouts.choosing import is_open, spec_of_layouts, stated_fields
 from perfmodel.prediction.question import Setting, build_question, load_setting
 from perfmodel.prediction.scenario import Scenario
-from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.families import family_of
 
 _CHANGES = (
     ("training.recompute=attention",),
@@ -94,7 +94,7 @@ def find_fits(scenario: Scenario) -> MemoryAnswer:
         return MemoryAnswer(scenario, capacity_bytes, layouts=layouts, tried=tried)
     question = build_question(setting)
     answer = MemoryAnswer(scenario, capacity_bytes, peaks=_peaks(question.memory_of_rank))
-    if answer.fits or not isinstance(setting.workload, TransformerSpec):
+    if answer.fits or not family_of(setting.workload).has_layouts:
         return answer
     return replace(answer, remedy=_remedy(scenario, capacity_bytes))
 
@@ -141,8 +141,7 @@ def _list_layouts(scenario: Scenario) -> tuple[tuple[FittingLayout, ...], int]:
 
 
 def _candidates(setting: Setting) -> Iterator[Candidate]:
-    spec = setting.workload
-    assert isinstance(spec, TransformerSpec)
+    spec = spec_of_layouts(setting.workload)
     stated = stated_fields(spec)
     found = iter_candidates(spec, setting.cluster, setting.stack, stated=stated)
     return (one for one in found if not one.is_own)

@@ -20,10 +20,9 @@ from perfmodel.execution.executor import Executor
 from perfmodel.planning.question import RankQuestion, to_scenario
 from perfmodel.planning.search import PlanSearch, SearchLimit, SearchOutcome
 from perfmodel.prediction.phases import OnPhase
-from perfmodel.prediction.plans.default_plan import build_task, place_tables
+from perfmodel.prediction.plans.default_plan import build_task, place_tables, spec_of_tables
 from perfmodel.prediction.plans.evaluator import PlanEvaluator
 from perfmodel.prediction.question import load_setting
-from perfmodel.workloads.catalog import check_has_tables
 
 _SHOWN = 3
 
@@ -42,7 +41,7 @@ def load_task(question: RankQuestion) -> RankTask:
             question, hosts=question.hosts, tables=question.tables, indices=question.indices
         )
     )
-    spec, cluster = check_has_tables(loaded.workload), loaded.cluster
+    spec, cluster = spec_of_tables(loaded.workload), loaded.cluster
     tables = loaded.tables or spec.embedding.tables()
     task = build_task(spec, tables, cluster, seed=question.seed, reserve=question.reserve)
     if task.room_bytes <= 0:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from embeddings.plan import ShardingPlan
+from perfmodel.base.cautions import join_cautions
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import BYTES_PER_GIB
 from perfmodel.execution.executor import Executor, SerialExecutor
@@ -83,6 +84,7 @@ def order_plans(
         plans_judged=made.judged + len(plans),
         assumptions=_assumptions(ordered[0].answer, made),
         load_ns=evaluator.load_ns,
+        cautions=join_cautions(one.answer.cautions for one in ordered),
     )
 
 

@@ -18,6 +18,7 @@ from scipy.special import ndtr
 
 from embeddings.plan import ShardingPlan
 from embeddings.plan_document import list_unrunnable, to_plan_document
+from perfmodel.base.cautions import NO_CAUTIONS, Cautions
 from perfmodel.base.errors import PlanError
 from perfmodel.base.shown import Shown
 from perfmodel.base.units import BYTES_PER_GIB, format_duration
@@ -62,7 +63,8 @@ class Ranking(Shown):
     """Plans, fastest first, and the plans that could not be made, each with its reason.
 
     *facts* describe the question: machine, tables, batch and stack. Plans are timed with batches
-    that are ready; *load_ns* is what the question says that loading one takes.
+    that are ready; *load_ns* is what the question says that loading one takes. *cautions* are of
+    the answers.
     """
 
     plans: tuple[RankedPlan, ...]
@@ -73,6 +75,7 @@ class Ranking(Shown):
     plans_judged: int
     assumptions: tuple[str, ...]
     load_ns: float | None = None
+    cautions: Cautions = NO_CAUTIONS
 
     @property
     def fits(self) -> bool:

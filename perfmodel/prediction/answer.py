@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from perfmodel.base.cautions import NO_CAUTIONS, Cautions, Warned
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.shown import Shown
@@ -22,7 +23,7 @@ from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
 if TYPE_CHECKING:
     from perfmodel.prediction.explain import Evidence
     from perfmodel.prediction.recording import Score
-    from perfmodel.workloads.jobs import TakenDefault
+    from perfmodel.workloads.family import TakenDefault
 
 
 class Part(Enum):
@@ -222,7 +223,8 @@ class Prediction(Shown):
     has the times under drawn costs that make the *interval*. The *score* of a recording says how
     well it replays itself. *scenario* is None where the question was not asked by one.
     *open_settings* moved the answer and were not stated; *defaults_taken* are what the framework
-    configures where nothing is stated.
+    configures where nothing is stated. *cautions* are what the gate found
+    (`perfmodel.prediction.gate`).
     """
 
     mode: Mode = Mode.PERIOD
@@ -240,6 +242,12 @@ class Prediction(Shown):
     reasons: Reasons | None = None
     open_settings: tuple[OpenSetting, ...] = ()
     defaults_taken: tuple[TakenDefault, ...] = ()
+    cautions: Cautions = NO_CAUTIONS
+
+    @property
+    def warnings(self) -> tuple[Warned, ...]:
+        """What breaks a rule of physics."""
+        return self.cautions.warnings
 
     @property
     def iteration_ns(self) -> int:

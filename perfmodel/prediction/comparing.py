@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import groupby, pairwise, product
 from typing import Any
 
+from perfmodel.base.cautions import Cautions, join_cautions
 from perfmodel.base.errors import PerfModelError, ScenarioError
 from perfmodel.base.options import EXAMPLES, expand_values
 from perfmodel.base.shown import Shown
@@ -109,6 +110,12 @@ class Comparison(Shown):
         The first of equals.
         """
         return min(self.answered, key=_slowness if self.differs_in_work else _time_if_it_fits)
+
+    @property
+    def cautions(self) -> Cautions:
+        """Those of all answers."""
+        found = (one.prediction for one in self.answered)
+        return join_cautions(one.cautions for one in found if one is not None)
 
     @property
     def findings(self) -> tuple[str, ...]:

@@ -219,7 +219,7 @@ def contention_rules(priced: PricedJob) -> Rules | None:
         rules += [slowed] if len(slowed.lane_rank) else []
         place = np.unique(calls.rendezvous, return_inverse=True)[1]
         where = np.stack([calls.task, calls.rank, calls.lane])
-        rules += _share(where, priced.link_use[row[calls.task]], place)
+        rules += _share(where, priced.link_use[row[calls.task], :2], place)
     if priced.slowdowns.of:
         kernels = find_kernels(priced, row, calls)
         # A kernel alone has the whole device.

@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfmodel.base.errors import InputError
 from perfmodel.graph.job import fit_probability
 from perfmodel.prediction.answer import OpenSetting, OpenValue
+from perfmodel.prediction.layouts.choosing import spec_of_layouts
+from perfmodel.workloads.families import family_of
 from perfmodel.workloads.transformer.layout_choice import choose_layout, peak_bytes
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import ContextKind, Recompute
@@ -97,9 +100,9 @@ def spread_draws(
 
 
 def _iter_open(setting: Setting) -> Iterator[OpenQuestion]:
-    spec = setting.workload
-    if not isinstance(spec, TransformerSpec):
+    if not family_of(setting.workload).has_layouts:
         return
+    spec = spec_of_layouts(setting.workload)
     if (recompute := _open_recompute(setting, spec)) is not None:
         yield recompute
         setting = recompute.branches[0].setting
@@ -120,8 +123,6 @@ def _iter_open(setting: Setting) -> Iterator[OpenQuestion]:
 
 
 def _is_possible(setting: Setting) -> bool:
-    from perfmodel.base.errors import InputError
-
     try:
         _needed_bytes(setting)
     except InputError:
@@ -171,7 +172,7 @@ def _open_recompute(setting: Setting, spec: TransformerSpec) -> OpenQuestion | N
 
 
 def _changed(setting: Setting, section: str, changes: dict[str, Any]) -> Setting:
-    spec = setting.workload
+    spec = spec_of_layouts(setting.workload)
     update = {section: getattr(spec, section).model_copy(update=changes)}
     taken = tuple(
         one for one in setting.defaults_taken if one.setting.partition(".")[2] not in changes
@@ -180,8 +181,7 @@ def _changed(setting: Setting, section: str, changes: dict[str, Any]) -> Setting
 
 
 def _needed_bytes(setting: Setting) -> int:
-    spec, cluster = setting.workload, setting.cluster
-    assert isinstance(spec, TransformerSpec)
+    spec, cluster = spec_of_layouts(setting.workload), setting.cluster
     layout = choose_layout(
         spec,
         rank_count=cluster.rank_count,

@@ -21,6 +21,7 @@ from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.answer import Facts, InterferenceLoss, Interval, Prediction, Reasons, Run
 from perfmodel.prediction.assumptions import list_assumptions
 from perfmodel.prediction.explain import explain, name_tables
+from perfmodel.prediction.gate import check_question
 from perfmodel.prediction.interference import contention_rules, fold_costs, settle_costs
 from perfmodel.prediction.loops import (
     Loop,
@@ -186,6 +187,7 @@ def _conclude(
         scenario=question.scenario,
         defaults_taken=question.defaults_taken,
         reasons=reasons,
+        cautions=check_question(question, first.alone.priced),
         run=Run("", {}),
     )
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from collectives import wiring_of
 from embeddings.plan import ShardingPlan
-from embeddings.sharders import DEFAULT_SHARDER
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 from perfmodel.costs.priced_job import PricedJob
@@ -31,22 +30,11 @@ from perfmodel.prediction.scenario import (
 from perfmodel.prediction.yardsticks import IterationWork, count_work
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.catalog import (
-    Workload,
-    check_has_tables,
-    load_workload,
-    with_tables,
-)
-from perfmodel.workloads.dlrm.job import build_plan
-from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.jobs import (
-    Extrapolation,
-    TakenDefault,
-    apply_stack_defaults,
-    build_workload,
-    default_stack,
-    list_defaults,
-)
+from perfmodel.workloads.catalog import load_workload
+from perfmodel.workloads.families import family_of
+from perfmodel.workloads.family import Extrapolation, TakenDefault
+from perfmodel.workloads.fields import Workload
+from perfmodel.workloads.jobs import apply_stack_defaults, build_workload, default_stack
 from topologies import Cluster, build_cluster, load_topology
 
 UNKNOWN_PEERS = (
@@ -95,8 +83,8 @@ class Question:
     are the prices of the job before a what-if: tasks that it did not touch keep their price. A
     *recording* knows more of its tasks. With a *extrapolation* the job is a smaller one, see
     `perfmodel.workloads.jobs`. *ends* bound what a change may have made of the job. *chosen* says
-    what was decided because the scenario leaves it open, *open_questions* what else could have
-    been, and *defaults_taken* what the framework decides.
+    what was decided because the scenario leaves it open. *workload* is what the job was built of.
+    *open_questions* are what else could have been, *defaults_taken* what the framework decides.
     """
 
     job: JobGraph
@@ -112,6 +100,7 @@ class Question:
     scenario: Scenario | JobScenario | None = None
     ends: Ends | None = None
     chosen: tuple[str, ...] = ()
+    workload: Workload | None = None
     open_questions: tuple[OpenQuestion, ...] = ()
     defaults_taken: tuple[TakenDefault, ...] = ()
 
@@ -150,8 +139,8 @@ class Setting:
     """Everything that a question about a workload names, loaded once.
 
     What *workload* leaves open is filled in by *stack*; *defaults_taken* lists those of such runs.
-    *plan* is the one that was given, and
-    *tables* are those of a file, with what it knows of their indices.
+    *plan* is the one that was given, and *tables* are those of a file, with what it knows of their
+    indices.
     """
 
     workload: Workload
@@ -167,7 +156,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         device = self.cluster.device
-        taken = list_defaults(self.workload, self.stack, device)
+        taken = family_of(self.workload).list_defaults(self.workload, self.stack, device)
         filled = apply_stack_defaults(self.workload, self.stack, device)
         object.__setattr__(self, "workload", filled)
         object.__setattr__(self, "defaults_taken", (*self.defaults_taken, *taken))
@@ -192,16 +181,16 @@ def load_setting(scenario: Scenario) -> Setting:
     if scenario.tables is not None:
         from embeddings.table_files import load_tables  # only files of tables need it
 
-        check_has_tables(workload)
+        family_of(workload).tables(workload)  # refuses models without
         tables = load_tables(scenario.tables, indices=scenario.indices)
-        workload = with_tables(workload, tables, file=scenario.tables)
+        workload = family_of(workload).with_tables(workload, tables, file=scenario.tables)
     plan = None
     if scenario.plan is not None:
         from embeddings.plan_document import load_plan_document  # only files of plans need it
 
         plan = load_plan_document(
             scenario.plan,
-            tables=tables or check_has_tables(workload).embedding.tables(),
+            tables=tables or family_of(workload).tables(workload),
             rank_count=cluster.rank_count,
             ranks_per_host=cluster.ranks_per_host,
         )
@@ -221,19 +210,16 @@ def load_setting(scenario: Scenario) -> Setting:
 
 def build_question(setting: Setting, on_phase: OnPhase = ignore_phase) -> Question:
     """The question about the job of *setting*; what it leaves open is completed first."""
-    # Choosing replays layouts, so it imports this module.
-    from perfmodel.prediction.layouts.choosing import complete_layout
-    from perfmodel.prediction.open_settings import close_settings
+    from perfmodel.prediction.open_settings import close_settings  # it replays branches
 
-    setting, open_questions = close_settings(complete_layout(setting, on_phase=on_phase))
+    setting, open_questions = close_settings(_complete(setting, on_phase))
     workload, cluster = setting.workload, setting.cluster
-    plan, chosen = _find_plan(setting)
     built = build_workload(
         workload,
         rank_count=cluster.rank_count,
         ranks_per_host=cluster.ranks_per_host,
         memory_bytes=cluster.device.memory_bytes,
-        plan=plan,
+        plan=setting.plan,
         stack=setting.stack,
     )
     members = range(min(cluster.rank_count, cluster.ranks_per_host))
@@ -245,34 +231,26 @@ def build_question(setting: Setting, on_phase: OnPhase = ignore_phase) -> Questi
         stack=setting.stack,
         memory_of_rank=built.memory_of_rank,
         assumptions=(*setting.assumptions, *((UNKNOWN_PEERS,) if is_assumed else ())),
-        chosen=(*setting.chosen, *chosen),
+        chosen=setting.chosen,
         extrapolation=built.extrapolation,
         work=count_work(workload, device=cluster.device),
         scenario=setting.scenario,
+        workload=workload,
         open_questions=open_questions,
         defaults_taken=setting.defaults_taken,
     )
 
 
-def _find_plan(setting: Setting) -> tuple[ShardingPlan | None, tuple[str, ...]]:
-    """The plan of a recommendation model where it is not the workload's own, and why."""
-    workload, cluster = setting.workload, setting.cluster
-    if setting.plan is not None or not isinstance(workload, DlrmSpec):
-        return setting.plan, ()
-    tables = setting.tables or workload.embedding.tables()
-    if workload.sharding.sharder == DEFAULT_SHARDER and cluster.rank_count > 1:
-        from perfmodel.prediction.plans.default_plan import find_default  # only these need it
+def _complete(setting: Setting, on_phase: OnPhase) -> Setting:
+    """*setting* with a layout and a plan, if its family has them and it states none."""
+    family = family_of(setting.workload)
+    # Choosing replays layouts and plans, so it imports this module.
+    if family.has_layouts:
+        from perfmodel.prediction.layouts.choosing import complete_layout
 
-        found = find_default(workload, cluster, setting.stack, tables)
-        if found is not None:
-            return found.plan, (found.reason,)
-    if not setting.tables:
-        return None, ()
-    plan = build_plan(
-        workload,
-        rank_count=cluster.rank_count,
-        ranks_per_host=cluster.ranks_per_host,
-        memory_bytes=cluster.device.memory_bytes,
-        tables=tables,
-    )
-    return plan, ()
+        setting = complete_layout(setting, on_phase=on_phase)
+    if family.has_tables:
+        from perfmodel.prediction.plans.default_plan import complete_plan
+
+        setting = complete_plan(setting)
+    return setting

@@ -25,7 +25,7 @@ from perfmodel.prediction.answer import (
     RankWait,
     TimeParts,
 )
-from perfmodel.workloads.jobs import Extrapolation
+from perfmodel.workloads.family import Extrapolation
 
 
 def find_exposed_waits(history: History, rank: int, window: Window) -> list[tuple[Occurrence, int]]:

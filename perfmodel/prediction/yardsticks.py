@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from perfmodel.base.units import NS_PER_HOUR, NS_PER_S
 from perfmodel.costs.gemm_features import rated_format
-from perfmodel.workloads.catalog import Workload
-from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.families import family_of
+from perfmodel.workloads.fields import Workload
 from topologies.device import Device
 
 MILLION = 1e6
@@ -93,12 +93,10 @@ class Yardsticks:
 
 def count_work(workload: Workload, *, device: Device) -> IterationWork:
     """What an iteration of *workload*, filled in by its stack, gets done."""
-    if not isinstance(workload, TransformerSpec):
+    flops = family_of(workload).count_flops(workload)
+    if flops is None:
         return IterationWork(workload.batch)
-    # Imported here: a recommendation model needs none of it.
-    from perfmodel.workloads.transformer.shapes import count_flops
-
-    flops, rated = count_flops(workload), rated_format(device, workload.training.gemm_dtype)
+    rated = rated_format(device, flops.dtype)
     return IterationWork(
         samples=workload.batch,
         tokens=flops.tokens,

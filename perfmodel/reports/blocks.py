@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from perfmodel.base.cautions import NO_CAUTIONS, Cautions
 from perfmodel.base.units import format_duration
 
 if TYPE_CHECKING:
@@ -323,7 +324,10 @@ class Headline:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """An answer as blocks, and its numbers as *rows*; piped text is *columns* wide."""
+    """An answer as blocks, and its numbers as *rows*; piped text is *columns* wide.
+
+    *cautions* are in the headline, and a section of their own.
+    """
 
     title: str = ""
     headline: Headline | None = None
@@ -331,6 +335,19 @@ class Report:
     footer: str = ""
     rows: Sequence[Mapping[str, Any]] = ()
     columns: int = 80
+    cautions: Cautions = NO_CAUTIONS
+
+    def warned(self, cautions: Cautions) -> Report:
+        """The same with *cautions*."""
+        if not cautions:
+            return self
+        head = self.headline or Headline(answer="", caption="")
+        counted = replace(head, facts=(*cautions.count(), *head.facts))
+        words = (*map(str, cautions.warnings), *(f"unknown key {k}" for k in cautions.unknown_keys))
+        section = Section("Warnings", [Sentences(words)])
+        return replace(
+            self, headline=counted, sections=(section, *self.sections), cautions=cautions
+        )
 
 
 def plain_report(title: str, *blocks: Block, columns: int = 80) -> Report:

@@ -106,6 +106,7 @@ def to_comparison_document(comparison: Comparison) -> dict[str, Any]:
             for row, entry in zip(rows, comparison.entries, strict=True)
         ],
         "findings": list(comparison.findings),
+        **comparison.cautions.document(),
     }
 
 
@@ -147,7 +148,7 @@ def report_comparison(comparison: Comparison) -> Report:
         ),
         rows=to_comparison_rows(comparison),
         columns=160,
-    )
+    ).warned(comparison.cautions)
 
 
 def _curves(comparison: Comparison) -> list[Plot]:

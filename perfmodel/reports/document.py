@@ -77,6 +77,7 @@ def to_document(
             {"setting": one.setting, "value": to_word(one.value), "stack": one.stack}
             for one in prediction.defaults_taken
         ],
+        **prediction.cautions.document(),
         "scenario": prediction.scenario and to_question_document(prediction.scenario),
         "facts": {
             **pick(facts, "job", "device", "stack", "batch"),

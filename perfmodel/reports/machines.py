@@ -271,7 +271,7 @@ def _of_ranks(evidence: Evidence) -> Iterator[tuple[int, np.ndarray]]:
         return
     for rank in range(evidence.job.rank_count):
         rows = priced.durations.rows_of(evidence.job, rank)
-        yield rank, priced.durations.values_ns[rows, :1] * priced.link_use[rows]
+        yield rank, priced.durations.values_ns[rows, :1] * priced.link_use[rows, :2]
 
 
 def _by_label(prediction: Prediction) -> Table:

@@ -23,6 +23,7 @@ from collectives.group import wiring_of
 from collectives.measurements import CollectiveMeasurement
 from collectives.movement import FloatArray
 from collectives.pricing import CollectiveCall, price_collective, price_sizes, share_links
+from perfmodel.base.cautions import NO_CAUTIONS, Cautions
 from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Provenance
@@ -39,6 +40,7 @@ from perfmodel.costs.estimates import Bound, interval_of
 from perfmodel.costs.gemm_physics import TINY_WORK
 from perfmodel.costs.models import price_ops
 from perfmodel.graph.ops import Attention, EmbeddingOp, Gemm, MemoryBound, Op, Pass
+from perfmodel.prediction.gate import check_machine, check_op
 from perfmodel.reports.blocks import Report, Table, plain_report
 from perfmodel.reports.pictures import draw_sizes
 from perfmodel.reports.text import format_range, pick
@@ -70,10 +72,12 @@ class KernelAnswer:
     """Where time jumps between neighbouring sizes."""
     constants: str | None = None
     """For embedding lookups: where the constants that price them are from."""
+    cautions: Cautions = NO_CAUTIONS
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable answer."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+        own = {key: value for key, value in asdict(self).items() if key != "cautions"}
+        return {"schema_version": SCHEMA_VERSION, **own, **self.cautions.document()}
 
 
 def _gemm(op: Gemm) -> KernelWork:
@@ -171,6 +175,7 @@ def answer_op(op: Op, device: Device, stack: SoftwareStack) -> KernelAnswer:
         if isinstance(op, Attention)
         else None,
         constants=describe_constants(device) if isinstance(op, EmbeddingOp) else None,
+        cautions=check_op(op, device, duration_ns),
     )
 
 
@@ -189,7 +194,7 @@ def report_kernel(answer: KernelAnswer) -> Report:
     ]
     table = Table((), [row for row in rows if row[1]], wraps=(1,))
     title = f"{answer.kernel} on {answer.device} ({answer.stack})"
-    return plain_report(title, table, columns=100)
+    return plain_report(title, table, columns=100).warned(answer.cautions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,12 +215,14 @@ class CollectiveAnswer:
     calls: tuple[CollectiveCall, ...]
     alone: tuple[CollectiveCost, ...]
     together: tuple[CollectiveCost, ...]
+    cautions: Cautions
 
     def to_dict(self) -> dict[str, object]:
         """The first call as plain values, and all of them at once where there are others."""
         document: dict[str, object] = {
             "schema_version": SCHEMA_VERSION,
             **_document(self.calls[0], self.alone[0]),
+            **self.cautions.document(),
         }
         if len(self.calls) > 1:
             pairs = zip(self.calls, self.together, strict=True)
@@ -240,7 +247,8 @@ def answer_calls(
     together = alone
     if beside:
         together = tuple(share_links(calls, alone, cluster=group.cluster))
-    return CollectiveAnswer(group, calls, alone, together)
+    cautions = check_machine(group.cluster.topology, alone)
+    return CollectiveAnswer(group, calls, alone, together, cautions)
 
 
 def _document(call: CollectiveCall, cost: CollectiveCost) -> dict[str, object]:
@@ -282,7 +290,8 @@ def report_collective(answer: CollectiveAnswer) -> Report:
         together.append((_name(one), *times, f"{ratio:.2f}x"))
     table = Table(("at the same time", "together", "alone", ""), together, numeric=(1, 2, 3))
     title = f"{_name(call)} on {answer.group.cluster.topology.name}"
-    return plain_report(title, Table((), rows), *([table] if len(together) > 1 else []))
+    blocks = [Table((), rows), *([table] if len(together) > 1 else [])]
+    return plain_report(title, *blocks).warned(answer.cautions)
 
 
 def _name(call: CollectiveCall) -> str:
@@ -299,6 +308,7 @@ class SizeSweep:
     sizes_bytes: tuple[int, ...]
     costs: tuple[CollectiveCost, ...]
     measured: tuple[CollectiveMeasurement, ...]
+    cautions: Cautions
 
     def to_dict(self) -> dict[str, object]:
         """Plain values."""
@@ -317,6 +327,7 @@ class SizeSweep:
             "ranks": len(self.group.ranks),
             "sweep": rows,
             "measured": [[point.size_bytes, point.duration_ns / 1e3] for point in self.measured],
+            **self.cautions.document(),
         }
 
     def plot(self, path: Path) -> None:
@@ -337,7 +348,8 @@ def answer_sizes(
         if (row.topology, row.hosts, row.ranks) == asked and row.kind is kind
     )
     sizes, costs = _price_sizes(group, kind, step=1.0)
-    return SizeSweep(group, kind, tuple(map(int, sizes)), tuple(costs), alike)
+    cautions = check_machine(group.cluster.topology, costs)
+    return SizeSweep(group, kind, tuple(map(int, sizes)), tuple(costs), alike, cautions)
 
 
 def _price_sizes(
@@ -383,4 +395,5 @@ def report_sizes(sweep: SizeSweep) -> Report:
     headings = ("size", "time", "bus bandwidth", "choice", "latency", "measured", "")
     name = sweep.group.cluster.topology.name
     title = f"{sweep.kind.value} over {len(sweep.group.ranks)} ranks on {name}"
-    return plain_report(title, Table(headings, rows, numeric=range(6)), columns=100)
+    table = Table(headings, rows, numeric=range(6))
+    return plain_report(title, table, columns=100).warned(sweep.cautions)

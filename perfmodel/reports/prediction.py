@@ -107,7 +107,7 @@ def report_prediction(
             }
             for entry in prediction.explanation.rank_classes
         ],
-    )
+    ).warned(prediction.cautions)
 
 
 def describe_title(prediction: Prediction) -> str:
@@ -122,10 +122,8 @@ def describe_title(prediction: Prediction) -> str:
 
 
 def _headline(prediction: Prediction, price_per_gpu_hour: float | None) -> Headline:
-    memory, work, verdict = prediction.memory, prediction.facts.work, ""
-    if memory is not None:
-        is_transformer = work is not None and work.tokens is not None
-        verdict = describe_fit(memory, is_transformer=is_transformer)
+    memory = prediction.memory
+    verdict = "" if memory is None else describe_fit(memory)
     bound = f"bound by {prediction.bound.name}, {prediction.bound_ratio:.0%} of the critical path"
     facts = (
         _speed(prediction),

@@ -76,6 +76,7 @@ def to_ranking_document(ranking: Ranking, question: RankQuestion | None) -> dict
         "comparison": list(ranking.comparison),
         "refused": [{"plan": name, "reason": reason} for name, reason in ranking.refused],
         "assumptions": list(ranking.assumptions),
+        **ranking.cautions.document(),
         "question": question and to_question_document(question),
     }
 
@@ -169,7 +170,7 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
         ),
         rows=to_ranking_rows(ranking),
         columns=160,
-    )
+    ).warned(ranking.cautions)
 
 
 def _table(ranking: Ranking) -> Table:

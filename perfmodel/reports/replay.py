@@ -55,7 +55,7 @@ def report_replay(found: Prediction, faults: Sequence[str] = ()) -> Report:
         ),
         rows=rows,
         columns=WIDTH,
-    )
+    ).warned(found.cautions)
 
 
 def to_answer_document(found: Prediction) -> dict[str, Any]:
@@ -73,6 +73,7 @@ def _answer(found: Prediction) -> dict[str, Any]:
         "tasks": found.facts.task_count,
         "iteration_time_ms": to_ms(found.iteration_ns),
         "assumptions": list(found.assumptions),
+        **found.cautions.document(),
     }
 
 

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.base.cautions import Cautions, join_cautions
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_HOUR, NS_PER_MS, NS_PER_S, format_duration, format_size
@@ -79,6 +80,7 @@ def to_search_document(rankings: Sequence[LayoutRanking]) -> dict[str, Any]:
             }
             for one in rankings
         ],
+        **_cautions(rankings).document(),
     }
 
 
@@ -203,7 +205,12 @@ def report_search(rankings: Sequence[LayoutRanking]) -> Report:
         ),
         rows=to_search_rows(rankings),
         columns=160,
-    )
+    ).warned(_cautions(rankings))
+
+
+def _cautions(rankings: Sequence[LayoutRanking]) -> Cautions:
+    """Those of all layouts that are listed."""
+    return join_cautions(one.found.cautions for ranking in rankings for one in ranking.layouts)
 
 
 def predict_again(ranking: LayoutRanking) -> str:

@@ -23,8 +23,6 @@ def summarise(
 ) -> dict[str, Any]:
     """Time, memory and a list of facts of *found*, the answer to *question*."""
     memory = question.memory_fit
-    parts = () if memory is None else memory.fullest.memory.parts
-    is_transformer = any(part.name == "logits" for part in parts)
     figures = found.yardsticks
     return {
         "time_ns": found.iteration_ns,
@@ -32,7 +30,7 @@ def summarise(
         "unit": None if figures is None else figures.unit,
         "time": format_duration(found.iteration_ns),
         "fits": memory is None or memory.fits,
-        "verdict": "" if memory is None else describe_fit(memory, is_transformer=is_transformer),
+        "verdict": "" if memory is None else describe_fit(memory),
         "facts": [*_list_facts(found, price_per_gpu_hour, run), *question.chosen],
     }
 

@@ -30,7 +30,7 @@ def build_scale(whole_ns: int) -> Callable[[float], str]:
     return lambda duration_ns: f"{duration_ns / unit_ns:,.{decimals}f} {unit}"
 
 
-def describe_fit(memory: MemoryFit, *, is_transformer: bool) -> str:
+def describe_fit(memory: MemoryFit) -> str:
     """What the fullest ranks need and have, and what to change if it is too much."""
     sizes = f"{format_size(memory.peak_bytes)} of {format_size(memory.capacity_bytes)}"
     if memory.fits:
@@ -38,27 +38,8 @@ def describe_fit(memory: MemoryFit, *, is_transformer: bool) -> str:
     largest = memory.fullest.memory.largest
     return (
         f"DOES NOT FIT: needs {sizes}, most of it {largest.name} "
-        f"({format_size(largest.size_bytes)}). "
-        f"{advise_memory(largest.name, is_transformer=is_transformer)}"
+        f"({format_size(largest.size_bytes)}). {largest.advice}"
     )
-
-
-def advise_memory(purpose: str, *, is_transformer: bool) -> str:
-    """What to change where *purpose* takes most of the memory."""
-    if not is_transformer:
-        if "embedding" in purpose:
-            return (
-                "Use more hosts, rank plans (`perfmodel rank`), or keep tables that the GPUs have "
-                "no room for in host memory: --set sharding.sharder=balanced."
-            )
-        return "Use a smaller batch or more hosts."
-    if purpose in ("activations", "logits"):
-        return "Try --set training.recompute=full, a smaller parallel.micro_batch or more tp."
-    if purpose in ("optimizer state", "gradients", "weights"):
-        return (
-            "Try --set parallel.sharding=zero3, more tp or pp, or more hosts: `perfmodel search`."
-        )
-    return "Use more hosts, or ask `perfmodel search` for layouts that fit."
 
 
 _ADDED_LATER = ("layout_from", "faults")

@@ -156,13 +156,6 @@ class RowSums(Enum):
     ALL_TO_ALL = "all_to_all"
 
 
-class Family(Enum):
-    """Workloads that a stack can run."""
-
-    TRANSFORMER = "transformer"
-    DLRM = "dlrm"
-
-
 class Execution(Enum):
     """How kernels get to the device."""
 

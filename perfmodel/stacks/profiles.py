@@ -18,11 +18,13 @@ from perfmodel.base.documents import find_document, list_documents
 from perfmodel.base.errors import CalibrationError, UnitError
 from perfmodel.base.forms import Document, load_extended, read_mapping
 from perfmodel.base.units import parse_duration_ns
-from perfmodel.stacks.capabilities import Family
+from perfmodel.stacks.spread import load_spread
 from perfmodel.stacks.stack import Claim, SoftwareStack
 
 STACK_FOLDER = Path(__file__).parent / "catalog"
 GENERIC = "generic"
+FOR_ALL = "pytorch_fused"
+"""The stack that runs every family."""
 _OWN_KEYS = ("host_speed_ratio", "stands_for", "evidence")
 """Keys that describe one profile only and are not inherited."""
 
@@ -41,7 +43,13 @@ def find_profile(name_or_path: str | Path) -> Path:
 
 def load_stack(name_or_path: str | Path) -> SoftwareStack:
     """The stack in a file, or the one of that name that comes with perfmodel."""
-    return _load_profile(name_or_path).read(SoftwareStack)
+    stack, families = _load_profile(name_or_path).read(SoftwareStack), load_spread().families
+    if stack.family is not None and stack.family not in families:
+        raise CalibrationError(
+            f"{name_or_path}: family must be one of {', '.join(families)}, got {stack.family!r}. "
+            "Leave it out if the stack runs all."
+        )
+    return stack
 
 
 def _load_profile(name_or_path: str | Path) -> Document:
@@ -96,7 +104,7 @@ class ChosenStack:
 
 
 def choose_stack(
-    framework: str, *, release: str = "", family: Family, placement: str = ""
+    framework: str, *, release: str = "", family: str, placement: str = ""
 ) -> ChosenStack:
     """The stack for *framework* in *release* running *family*.
 
@@ -112,8 +120,9 @@ def choose_stack(
     ]
     if claims and framework != GENERIC:
         return ChosenStack(_load(max(claims)[-1]))
-    name = next(name for name, claim in _claims_of(family) if claim.framework == GENERIC)
-    reason = f"Framework {framework!r} has no stack of its own for {family.value} workloads"
+    generic = (name for name, claim in _claims_of(family) if claim.framework == GENERIC)
+    name = next(generic, FOR_ALL)
+    reason = f"Framework {framework!r} has no stack of its own for {family} workloads"
     if not framework:
         reason = "The framework is not stated"
     sentence = f"{reason}: the stack {name!r} is used, which was not fitted to any runs."
@@ -124,13 +133,13 @@ _load = lru_cache(maxsize=64)(load_stack)
 
 
 @lru_cache(maxsize=4)
-def _claims_of(family: Family) -> tuple[tuple[str, Claim], ...]:
+def _claims_of(family: str) -> tuple[tuple[str, Claim], ...]:
     """Every claim of a shipped stack for *family*, with the name of the stack."""
     profiles = {name: _load_profile(name).content for name in list_stacks()}
     return tuple(
         (name, claim)
         for name, content in profiles.items()
-        if content.get("family") == family.value
+        if content.get("family") == family
         for claim in read_mapping(
             tuple[Claim, ...], content.get("stands_for", ()), document=f"{name}.yaml"
         )

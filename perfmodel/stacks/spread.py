@@ -9,6 +9,7 @@ runs, more hosts.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +20,6 @@ from pydantic import Field
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.fields import Count, Line
 from perfmodel.base.forms import Form, load_document
-from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.stack import Evidence, SoftwareStack
 
 FILE = Path(__file__).parent / "spread.yaml"
@@ -57,14 +57,17 @@ class ScriptSpread(Form):
 
 @dataclass(frozen=True, slots=True)
 class SpreadFile(Form):
-    """`spread.yaml`: by family of models, and of emulated scripts."""
+    """`spread.yaml`: by family of models, and of emulated scripts.
+
+    *most* is the family with most runs: what is known of stacks for all families.
+    """
 
     source: Line
     date: Line
     licence: Line
     command: Line
-    transformer: FamilySpread
-    dlrm: FamilySpread
+    families: Mapping[str, FamilySpread]
+    most: str
     scripts: ScriptSpread
 
 
@@ -100,7 +103,7 @@ def find_spread(
     chips. All of them ran on one host.
     """
     known = load_spread()
-    family = known.dlrm if stack.family is Family.DLRM else known.transformer
+    family = known.families[stack.family or known.most]
     if is_emulated:
         scripts = known.scripts
         sigma = math.hypot(scripts.spread, family.per_doubling * math.log2(max(hosts, 1)))

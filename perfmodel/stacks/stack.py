@@ -38,7 +38,6 @@ from perfmodel.stacks.capabilities import (
     KERNEL_WORDS,
     Dispatcher,
     Execution,
-    Family,
     FrameworkBehaviour,
     Fusion,
     OptimizerKernels,
@@ -270,17 +269,17 @@ def _numbers(release: str) -> tuple[int, ...]:
 class SoftwareStack(Form):
     """How a framework runs a model: kernels, fusions, overlaps, default behaviour and host times.
 
-    *family* is what it can run, None for both. *attention_kernels* maps an architecture (or
-    `default`) to a kernel name. *collective_algorithm* overrides NCCL's own choice. *dispatchers*
-    are those that it can take tokens to experts with; the first is its default. *schedules* are the
-    orders of micro-batches that its pipelines can run. *defaults* are the values of a workload's
-    fields (`parallel.etp`) that it configures where nothing is stated, by kind of run and chip.
-    *kernel_time_ratio* maps a family of kernels and an architecture to how much longer they take in
-    this framework than alone on the chip, as fitted to runs. *kernel_operations* are instructions
-    per byte of traffic, by name of a memory-bound kernel that instructions limit and not the
-    memory. *evidence* is by architecture. *stands_for* lists frameworks that run with this stack.
-    *extends* names the stack that it inherits from, and *host_speed_ratio* is how much faster its
-    host is than that one's.
+    *family* is the family of models that it can run, None for all. *attention_kernels* maps an
+    architecture (or `default`) to a kernel name. *collective_algorithm* overrides NCCL's own
+    choice. *dispatchers* are those that it can take tokens to experts with; the first is its
+    default. *schedules* are the orders of micro-batches that its pipelines can run. *defaults* are
+    the values of a workload's fields (`parallel.etp`) that it configures where nothing is stated,
+    by kind of run and chip. *kernel_time_ratio* maps a family of kernels and an architecture to how
+    much longer they take in this framework than alone on the chip, as fitted to runs.
+    *kernel_operations* are instructions per byte of traffic, by name of a memory-bound kernel that
+    instructions limit and not the memory. *evidence* is by architecture. *stands_for* lists
+    frameworks that run with this stack. *extends* names the stack that it inherits from, and
+    *host_speed_ratio* is how much faster its host is than that one's.
     """
 
     name: Line
@@ -292,7 +291,7 @@ class SoftwareStack(Form):
     host: HostTimes
     fusions: frozenset[Fusion] = frozenset()
     overlaps: frozenset[Overlap] = frozenset()
-    family: Family | None = None
+    family: str | None = None
     matmul_dtypes: Mapping[NumberFormat, NumberFormat] = field(default_factory=dict)
     collective_algorithm: CollectiveAlgorithm | None = None
     kernel_time_ratio: Mapping[_KernelFamily, _Ratios] = field(default_factory=dict)

@@ -3,12 +3,12 @@
 from perfmodel.graph.job import MemoryPart, RankMemory
 from perfmodel.workloads.catalog import (
     DEFAULT_WORKLOAD,
-    Workload,
     WorkloadTitle,
     list_workloads,
     load_workload,
     parse_workload,
 )
+from perfmodel.workloads.fields import Workload
 from perfmodel.workloads.jobs import build_job, build_workload
 
 __all__ = [

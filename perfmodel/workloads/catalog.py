@@ -7,37 +7,22 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pydantic import BaseModel
 
-from embeddings.table import EmbeddingTable
 from perfmodel.base.documents import find_document, load_yaml, parse_value
-from perfmodel.base.errors import PlanError, WorkloadError
+from perfmodel.base.errors import WorkloadError
 from perfmodel.base.extensions import has_extension, load_extension
 from perfmodel.base.faults import FaultList
 from perfmodel.base.forms import Document, load_document
 from perfmodel.base.reading import quote
-from perfmodel.workloads.dlrm.spec import DlrmSpec, EmbeddingSection
-from perfmodel.workloads.transformer.axes import OF_MODEL, group_size
-from perfmodel.workloads.transformer.spec import TransformerSpec
-
-Workload = TransformerSpec | DlrmSpec
+from perfmodel.workloads.families import FAMILIES
+from perfmodel.workloads.family import Family
+from perfmodel.workloads.fields import Workload
 
 SPEC_FOLDER = Path(__file__).parent / "specs"
-_ABOUT = {
-    "embedding.rows": ("zipf_exponents", "zipf_rows"),
-    "parallel.pp": ("interleaving", "schedule", "stages", "stage_layers"),
-}
-"""Fields of a file that are about another one: they go where the user states that one anew."""
 DEFAULT_WORKLOAD = "dlrm_dcnv2"
-DEFAULT_MEMORY_BYTES = 80 * 10**9
-"""Memory of a GPU where none is named."""
-
-_FAMILIES: dict[str, type[TransformerSpec] | type[DlrmSpec]] = {
-    "transformer": TransformerSpec,
-    "dlrm": DlrmSpec,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +76,11 @@ def _load_laid_out(
     changes = [f"{key}={json.dumps(value)}" for key, value in laid_out.changes.items()]
     workload = load_workload(path, [*changes, *overrides], rank_count=rank_count)
     sentence = f"Layout and training are those of {layout_file} ({laid_out.kind})."
-    update: dict[str, Any] = {"assumed": (*workload.assumed, sentence)}
+    update: dict[str, Any] = {
+        key: (*getattr(workload, key), *laid_out.content.get(key, ()))
+        for key in ("assumed", "unknown_keys")
+    }
+    update["assumed"] += (sentence,)
     if "stack" in laid_out.content:
         update["stack"] = laid_out.content["stack"]
     return workload.model_copy(update=update)
@@ -107,22 +96,22 @@ def parse_workload(
 def _parse(file: Document, overrides: Sequence[str], rank_count: int = 1) -> Workload:
     content, document = file.content, file.name
     family = content.get("family")
-    if not isinstance(family, str) or family not in _FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         if "vertices" in content or "memory_bandwidth" in content:
             raise WorkloadError(f"{document}: is a machine or a GPU. Give it with --topology.")
         got = "is missing" if family is None else f"got {family!r}"
         raise WorkloadError(
-            f"{document}: family must be one of {', '.join(sorted(_FAMILIES))}, {got}. "
+            f"{document}: family must be one of {', '.join(sorted(FAMILIES))}, {got}. "
             "`perfmodel init workload` writes a file to start from."
         )
-    spec_type = _FAMILIES[family]
+    known = FAMILIES[family]
     faults = file.faults()
-    for key in {override.partition("=")[0].strip() for override in overrides} & set(_ABOUT):
+    for key in {override.partition("=")[0].strip() for override in overrides}:
         section = content.get(key.partition(".")[0])
-        for about in _ABOUT[key] if isinstance(section, dict) else ():
+        for about in known.superseded.get(key, ()) if isinstance(section, dict) else ():
             section.pop(about, None)
     for override in overrides:
-        _apply(override, content, spec_type, faults)
+        _apply(override, content, known, faults)
     faults.check(WorkloadError)
     if content.get("assumed"):
         stated = {override.partition("=")[0].strip() for override in overrides}
@@ -131,22 +120,9 @@ def _parse(file: Document, overrides: Sequence[str], rank_count: int = 1) -> Wor
         content["assumed"] = [
             one for one in content["assumed"] if one.partition(":")[0] not in stated
         ]
-    settled = replace(file, content=_with_batch(content, rank_count))
-    workload: Workload = settled.read(cast("type[Any]", spec_type))
+    settled = replace(file, content=known.complete(content, rank_count))
+    workload: Workload = settled.read(known.spec_type)
     return workload
-
-
-def _with_batch(content: dict[str, Any], rank_count: int) -> dict[str, Any]:
-    """*content* with the batch of all ranks, where it states that of a data-parallel one."""
-    one = content.get("replica_batch")
-    if "batch" in content or not isinstance(one, int):
-        return content
-    parallel = {"tp": 1, "pp": 1, **content.get("parallel", {})}
-    copies = rank_count // group_size(parallel.get, *OF_MODEL)
-    batch = one * max(1, copies)
-    said = f"batch: {batch:,}, which is {one:,} for each data-parallel rank; no other is stated."
-    assumed = [*content.get("assumed", ()), said]
-    return {**content, "batch": batch, "parallel": parallel, "assumed": assumed}
 
 
 def find_workload(name_or_path: str | Path) -> Path:
@@ -156,57 +132,13 @@ def find_workload(name_or_path: str | Path) -> Path:
     )
 
 
-def check_has_tables(workload: Workload) -> DlrmSpec:
-    """*workload*, if it is a recommendation model; only those have tables to place."""
-    if not isinstance(workload, DlrmSpec):
-        raise PlanError(
-            f"{workload.name}: has no embedding tables to place. `perfmodel search` finds "
-            "layouts of a Transformer; use a dlrm workload here, or leave --plan and --tables out."
-        )
-    return workload
-
-
-def with_tables(workload: Workload, tables: tuple[EmbeddingTable, ...], *, file: str) -> DlrmSpec:
-    """*workload* with *tables* of *file* instead of its own.
-
-    The section of a workload knows rows, widths and pooling, a file of tables more about
-    indices: that stays in the tables of the plan. The sharder counts as stated.
-    """
-    spec = check_has_tables(workload)
-    formats = tuple(table.dtype for table in tables)
-    embedding = {
-        **spec.embedding.model_dump(),
-        "rows": tuple(table.rows for table in tables),
-        "width": tuple(table.width for table in tables),
-        "pooling_factors": tuple(table.pooling_factor for table in tables),
-        "pooling_deviations": tuple(table.pooling_deviation for table in tables),
-        "pooled": tuple(table.is_pooled for table in tables),
-        "features": tuple(table.features for table in tables),
-        "zipf_exponents": 0.0,
-        "zipf_rows": None,
-        "dtype": formats if len(set(formats)) > 1 else formats[0],
-    }
-    sharding = spec.sharding.model_copy(update={"sharder": spec.sharding.sharder})
-    section = EmbeddingSection.model_validate(embedding)
-    found = spec.model_copy(update={"embedding": section, "sharding": sharding})
-    try:
-        return found.check_interaction()
-    except ValueError as error:
-        raise PlanError(
-            f"{file}, tables of {spec.name}: {error}. Change them, or add --set "
-            "dense.interaction=concat."
-        ) from None
-
-
-def _apply(
-    override: str, content: dict[str, Any], spec_type: type[BaseModel], faults: FaultList
-) -> None:
+def _apply(override: str, content: dict[str, Any], family: Family[Any], faults: FaultList) -> None:
     key, sign, text = override.partition("=")
     key = key.strip()
     if not sign or not key:
         faults.add(repr(override), "a change must be written as field=value, like batch=4096")
         return
-    fields = sorted(_iter_fields(spec_type))
+    fields = sorted(_iter_fields(family.spec_type))
     if key not in fields:
         faults.add(key, f"no such field. {_near(key, fields)}")
         return
@@ -216,7 +148,7 @@ def _apply(
         faults.add(key, f"cannot be read as a value, got {quote(text)}")
         return
     # Each of them states the other.
-    content.pop({"batch": "replica_batch", "replica_batch": "batch"}.get(key, ""), None)
+    content.pop(family.alternatives.get(key, ""), None)
     *sections, name = key.split(".")
     section = content
     for word in sections:

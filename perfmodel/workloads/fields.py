@@ -25,18 +25,21 @@ class InputSection(Section):
     load_time: Duration | None = None
 
 
-class CommonSpec(Section):
+class Workload(Section):
     """What every workload states; those of the catalog describe themselves and name a source.
 
     *assumed* are sentences that every answer repeats; one that begins with a field and a colon is
-    dropped when the question states that field.
+    dropped when the question states that field. *unknown_keys* are those of the file of another
+    program that it was read from.
     """
 
     name: Words
     description: Words = "not described"
     source: Words = "not stated"
     assumed: tuple[Words, ...] = ()
+    unknown_keys: tuple[Words, ...] = ()
     stack: Words = "pytorch_fused"
     batch: Count
     input: InputSection = InputSection()
     sync_each_iteration: Switch = False
+    family: Words

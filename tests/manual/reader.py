@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from perfmodel.extensions.recordings.storage import save_recorded_job
-from tests.collectives.test_nccl_tests import COLUMNS, HEADING, ranks
 from tests.extensions.formats.machines.test_nccl_xml import host, pair
 from tests.extensions.formats.machines.test_smi_matrix import SWITCHED
 from tests.extensions.formats.models.test_hugging_face import LLAMA
+from tests.extensions.formats.test_nccl_tests import COLUMNS, HEADING, ranks
 from tests.extensions.recordings.builders import import_spans
 from tests.traces.builders import kernel, launch, span
 

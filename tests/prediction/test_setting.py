@@ -11,10 +11,12 @@ from embeddings.table import EmbeddingTable
 from embeddings.table_files import load_tables
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PlanError
+from perfmodel.prediction.plans.default_plan import spec_of_tables
 from perfmodel.prediction.question import build_question, load_setting
 from perfmodel.prediction.scenario import Scenario
-from perfmodel.workloads.catalog import check_has_tables, load_workload, with_tables
+from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.job import build_plan
+from perfmodel.workloads.families import FAMILIES
 
 HEADING = "name,rows,width,pooling_factor,zipf,dtype\n"
 CONCAT = load_workload("dlrm_mlperf", ("dense.interaction=concat",))
@@ -42,7 +44,7 @@ def test_without_files_the_workload_decides():
 def test_what_the_workload_leaves_open_is_filled_in_by_the_stack():
     assert load_workload("dlrm_mlperf").embedding.index_dtype is DType.INT64
     workload = load_setting(Scenario("quad_a100", "dlrm_mlperf", stack="hugectr")).workload
-    assert check_has_tables(workload).embedding.index_dtype is DType.INT32
+    assert spec_of_tables(workload).embedding.index_dtype is DType.INT32
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_a_transformer_that_names_no_stack_gets_one_that_public_runs_back(tmp_pa
 def test_tables_of_a_file_take_the_place_of_the_models_own(tmp_path):
     file = write(tmp_path, "a,1000,64,3,1.1,fp16", "b,500,32,,,fp16")
     setting = load_setting(ask(tables=file))
-    section = check_has_tables(setting.workload).embedding
+    section = spec_of_tables(setting.workload).embedding
     assert (section.rows, section.width) == ((1000, 500), (64, 32))
     assert section.pooling_factors == (3.0, 1.0)
     assert section.dtype is DType.FP16
@@ -89,7 +91,7 @@ def test_tables_of_a_file_take_the_place_of_the_models_own(tmp_path):
 
 def test_a_plan_of_a_file_is_kept(tmp_path):
     file = write(tmp_path, "a,1000,64,3,1.1,fp32", "b,500,32,,,fp32")
-    workload = check_has_tables(load_setting(ask(tables=file)).workload)
+    workload = spec_of_tables(load_setting(ask(tables=file)).workload)
     first = build_plan(workload, rank_count=4, tables=load_tables(file))
     (tmp_path / "plan.json").write_text(json.dumps(to_plan_document(first)))
     found = load_setting(ask(tables=file, plan=str(tmp_path / "plan.json"))).plan
@@ -100,14 +102,14 @@ def test_a_plan_of_a_file_is_kept(tmp_path):
 def test_tables_that_do_not_go_together_are_refused(tmp_path):
     def place(workload, *rows: str):
         file = write(tmp_path, *rows)
-        return with_tables(workload, load_tables(file), file=file)
+        return FAMILIES["dlrm"].with_tables(workload, load_tables(file), file=file)
 
     mixed = place(CONCAT, "a,1000,64,3,,fp16", "b,500,64,,,fp32").embedding
     # 1,000 x 64 x 2 bytes and 500 x 64 x 4 bytes.
     assert [table.size_bytes for table in mixed.tables()] == [128_000, 128_000]
     shared = (EmbeddingTable("a", 10, 64, features=3), EmbeddingTable("b", 5, 32))
     # Three vectors of 64 numbers and one of 32.
-    assert with_tables(CONCAT, shared, file="t.yaml").deep_inputs == 3 * 64 + 32
+    assert FAMILIES["dlrm"].with_tables(CONCAT, shared, file="t.yaml").deep_inputs == 3 * 64 + 32
     width = DOT.dense_width
     uneven = (f"a,10,{width},1,,fp32", "b,5,8,1,,fp32")
     with pytest.raises(PlanError, match=f"of width {width}.*got widths 8, {width}"):
@@ -133,9 +135,13 @@ def test_tables_that_do_not_go_together_are_refused(tmp_path):
 def test_tables_of_a_file_must_suit_the_interaction(workload, widths, rule):
     tables = tuple(EmbeddingTable(f"t{width}", 10, width) for width in widths)
     with pytest.raises(PlanError, match=f"t.csv, tables of {workload}: .*{rule}"):
-        with_tables(load_workload(workload), tables, file="t.csv")
+        FAMILIES["dlrm"].with_tables(load_workload(workload), tables, file="t.csv")
     # Cross layers and plain concatenation take tables of any width.
-    assert with_tables(load_workload("dlrm_dcnv2"), tables, file="t.csv").embedding.rows
+    assert (
+        FAMILIES["dlrm"]
+        .with_tables(load_workload("dlrm_dcnv2"), tables, file="t.csv")
+        .embedding.rows
+    )
 
 
 def test_files_must_belong_to_something():

@@ -31,7 +31,7 @@ from perfmodel.prediction.time_parts import (
     mean_parts,
     uncovered,
 )
-from perfmodel.workloads.jobs import Extrapolation
+from perfmodel.workloads.family import Extrapolation
 from tests.builders import job_of
 from tests.reports.predictions import build_evidence
 from tests.strategies import jobs, random_job

@@ -9,7 +9,6 @@ import pytest
 
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.forms import read_mapping
-from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.spread import SpreadFile, find_spread, load_spread
 from perfmodel.stacks.stack import Evidence
@@ -36,7 +35,7 @@ def test_runs_on_the_same_chip_make_the_narrowest_interval_and_none_the_widest()
 def test_hosts_beyond_the_evidence_widen_the_interval():
     near, far = (spread(KNOWN, hosts=hosts) for hosts in (4, 16))
     # Two doublings beyond four hosts, in addition to the spread itself.
-    further = 2 * load_spread().transformer.per_doubling
+    further = 2 * load_spread().families["transformer"].per_doubling
     assert near.relative_sigma == 0.08
     assert far.relative_sigma == pytest.approx(math.hypot(0.08, further))
     assert "16 hosts are beyond the 4" in far.sentence
@@ -44,10 +43,10 @@ def test_hosts_beyond_the_evidence_widen_the_interval():
 
 def test_smaller_batches_than_the_evidence_has_widen_the_interval():
     seen = {"hopper": Evidence(rows=40, sources=2, hosts=4, samples=4096, spread=0.08)}
-    stack = replace(PLAIN, family=Family.DLRM, evidence=seen)
+    stack = replace(PLAIN, family="dlrm", evidence=seen)
     near, small = (spread(stack, samples=samples) for samples in (4096, 512))
     # Three halvings below 4,096 samples, in addition to the spread itself.
-    fewer = 3 * load_spread().dlrm.per_halving
+    fewer = 3 * load_spread().families["dlrm"].per_halving
     assert near.relative_sigma == spread(stack).relative_sigma == 0.08
     assert small.relative_sigma == pytest.approx(math.hypot(0.08, fewer))
     assert "512 samples per rank are fewer than the 4,096" in small.sentence
@@ -60,18 +59,22 @@ def test_constants_that_were_fitted_do_not_make_an_interval_wider():
 
 def test_recommendation_models_have_a_spread_of_their_own():
     known = load_spread()
-    of_dlrm = spread(replace(PLAIN, family=Family.DLRM))
-    of_transformer = spread(replace(PLAIN, family=Family.TRANSFORMER))
+    of_dlrm = spread(replace(PLAIN, family="dlrm"))
+    of_transformer = spread(replace(PLAIN, family="transformer"))
     of_both = spread(replace(PLAIN, family=None))
-    assert of_dlrm.relative_sigma == known.dlrm.no_runs
-    assert of_transformer.relative_sigma == of_both.relative_sigma == known.transformer.no_runs
+    assert of_dlrm.relative_sigma == known.families["dlrm"].no_runs
+    assert (
+        of_transformer.relative_sigma
+        == of_both.relative_sigma
+        == known.families["transformer"].no_runs
+    )
 
 
 def test_another_chip_is_no_surer_than_the_chips_that_are_known():
     wide = replace(PLAIN, evidence={"hopper": Evidence(rows=4, sources=1, hosts=1, spread=5.0)})
     assert spread(wide, "ampere").relative_sigma == 5.0
     other = spread(KNOWN, "ampere")
-    assert other.relative_sigma == max(0.08, load_spread().transformer.other_chip)
+    assert other.relative_sigma == max(0.08, load_spread().families["transformer"].other_chip)
     assert "4 runs of 1 source on hopper" in spread(wide).sentence
 
 
@@ -85,7 +88,7 @@ def test_hosts_are_counted_against_the_most_that_any_evidence_has():
     )
     assert spread(two, hosts=16).relative_sigma == 0.08
     # Without evidence one host is what is covered: a doubling to two.
-    alone = load_spread().transformer
+    alone = load_spread().families["transformer"]
     far = spread(PLAIN, hosts=2)
     assert far.relative_sigma == pytest.approx(math.hypot(alone.no_runs, alone.per_doubling))
     assert "beyond the 1 that" in far.sentence
@@ -94,24 +97,24 @@ def test_hosts_are_counted_against_the_most_that_any_evidence_has():
 def test_what_the_file_says_does_not_change_under_a_question():
     known = load_spread()
     assert load_spread() is known
-    for value, field in ((known, "date"), (known.dlrm, "rows")):
+    for value, field in ((known, "date"), (known.families["dlrm"], "rows")):
         with pytest.raises(FrozenInstanceError):
             setattr(value, field, None)
     content = asdict(known)
-    dlrm = {**content["dlrm"], "other_chip": 2.1}
+    content["families"]["dlrm"]["other_chip"] = 2.1
     with pytest.raises(CalibrationError) as caught:
         read_mapping(
             SpreadFile,
-            {**content, "colour": "red", "dlrm": dlrm},
+            {**content, "colour": "red"},
             document="spread.yaml",
             error_type=CalibrationError,
         )
     assert "colour: unknown key" in str(caught.value)
-    assert "dlrm.other_chip: must be at most 2, got 2.1" in str(caught.value)
+    assert "families.dlrm.other_chip: must be at most 2, got 2.1" in str(caught.value)
 
 
 def test_a_model_with_experts_has_at_least_their_spread():
-    known = load_spread().transformer
+    known = load_spread().families["transformer"]
     without, withal = (spread(KNOWN, has_experts=one) for one in (False, True))
     assert known.experts > without.relative_sigma
     assert withal.relative_sigma == known.experts
@@ -145,12 +148,12 @@ def test_scripts_on_more_hosts_than_those_with_published_times_are_less_sure():
     one, eight = (
         find_spread(stack, architecture="hopper", hosts=hosts, is_emulated=True) for hosts in (1, 8)
     )
-    further = 3 * load_spread().transformer.per_doubling
+    further = 3 * load_spread().families["transformer"].per_doubling
     assert eight.relative_sigma == pytest.approx(math.hypot(one.relative_sigma, further))
 
 
 def test_four_bits_without_published_runs_are_no_surer_than_another_chip():
-    known = load_spread().transformer
+    known = load_spread().families["transformer"]
     narrow = spread(KNOWN, has_four_bits=True)
     assert narrow.relative_sigma == max(0.08, known.other_chip)
     assert "no run in four bits was published" in narrow.sentence

@@ -8,9 +8,8 @@ from typing import Any
 from perfmodel.base.reading import quote
 from perfmodel.extensions.formats.models import FieldUse, Use
 from perfmodel.reports.blocks import Report, Section, Sentences, Table
-from perfmodel.workloads.catalog import Workload
-from perfmodel.workloads.transformer.shapes import count_parameters
-from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.families import family_of
+from perfmodel.workloads.fields import Workload
 from topologies import Topology
 
 MOST_SHOWN = 24
@@ -48,7 +47,7 @@ def import_document(workload: Workload, kind: str, uses: Sequence[FieldUse]) -> 
         "schema_version": 1,
         "name": workload.name,
         "kind": kind,
-        "parameters": _parameters(workload),
+        "parameters": family_of(workload).count_parameters(workload),
         "assumed": list(workload.assumed),
         "fields": [
             {"key": one.key, "use": one.use.value, "field": one.target, "value": one.value}
@@ -62,10 +61,7 @@ def _row(use: FieldUse) -> tuple[str, str, str]:
     return use.key, value if len(value) <= MOST_SHOWN else f"{value[: MOST_SHOWN - 1]}…", use.target
 
 
-def _parameters(workload: Workload) -> int | None:
-    return count_parameters(workload.model) if isinstance(workload, TransformerSpec) else None
-
-
 def _size(workload: Workload) -> str:
-    count = _parameters(workload)
-    return "a recommendation model" if count is None else f"{count:,} parameters"
+    family = family_of(workload)
+    count = family.count_parameters(workload)
+    return family.title if count is None else f"{count:,} parameters"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from perfmodel.api.details import KernelKind, load_collectives
+from perfmodel.api.details import KernelKind
 from perfmodel.api.questions import File, Files, open_place
+from perfmodel.base.cautions import Cautions
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.writing import check_writable, write_file
+from perfmodel.extensions.measurements.checking import check_kernels, check_tables, doubt_scales
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 if TYPE_CHECKING:
-    from collectives.nccl_tests import RunPlace
+    from collectives.measurements import RunPlace
     from perfmodel.extensions.measurements.calibration.collective_fit import HeldOut
     from perfmodel.extensions.measurements.calibration.embedding import EmbeddingFit
     from perfmodel.extensions.measurements.calibration.interference import FittedInterference
@@ -35,19 +38,30 @@ FOLD_COLUMNS: dict[str, tuple[str, ...]] = {
 """The kinds of tables, and the columns whose values keep rows together in a fold."""
 
 
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """A fit that was written: how many *sets* of constants, about it, and its *cautions*."""
+
+    sets: int
+    lines: tuple[str, ...]
+    cautions: Cautions
+
+
 def calibrate_collectives(
     tables: Files,
     out: File,
     *,
     place: RunPlace | None = None,
     licence: str = "that of the sources",
+    is_strict: bool = False,
     on_phase: OnPhase = ignore_phase,
-) -> tuple[str, ...]:
+) -> Calibrated:
     """Fit collectives to the machines of *tables* and write the constants to *out*.
 
     Tables are CSV or output of nccl-tests; *place* names the machine of such output. A few rows
-    shift the shipped constants; 200 or more rows of known machines are fitted from scratch. Returns
-    sentences about the fit; the file is a `calibration` of scenarios.
+    shift the shipped constants; 200 or more rows of known machines are fitted from scratch. Rows
+    that cannot be true are left out, or refused if *is_strict*. The file is a `calibration` of
+    scenarios.
     """
     from collectives.calibration import load_default_calibration
     from perfmodel.extensions.measurements.calibration.collective_shift import shift_collectives
@@ -59,7 +73,9 @@ def calibrate_collectives(
     )
 
     check_writable("--out", Path(out))
-    measurements = load_collectives(tables, place)
+    measurements, cautions = check_tables(tables, place)
+    if is_strict:
+        cautions.refuse()
     if alone := [one.row for one in measurements if one.ranks == 1]:
         raise MeasurementError(
             f"{', '.join(map(str, tables))}: nranks must be at least 2 to fit a collective, and is "
@@ -77,7 +93,7 @@ def calibrate_collectives(
         words += [f"--{option} {value}" for option, value in said if value is not None]
     made = _made(licence, f"perfmodel calibrate collectives {' '.join(words)} --out {out}")
     write_calibration(fitted, Path(out), about={**about_tables(measurements), **made})
-    return sentences
+    return Calibrated(1, sentences, cautions)
 
 
 def calibrate_kernels(
@@ -86,9 +102,10 @@ def calibrate_kernels(
     out: File,
     *,
     device: str | None = None,
+    is_strict: bool = False,
     on_phase: OnPhase = ignore_phase,
-) -> int:
-    """Fit kernels to *tables*, write the constants to *out*, and return how many sets there are.
+) -> Calibrated:
+    """Fit kernels to *tables* and write the constants to *out*.
 
     *device* is the GPU of tables that do not name it. A folder gets one file per GPU. A file is a
     `calibration` of scenarios.
@@ -111,7 +128,11 @@ def calibrate_kernels(
     target = Path(out)
     if not target.is_dir():
         check_writable("--out", target)
-    rows = load_tables(kind, [Path(one) for one in tables], device)
+    rows, cautions = check_kernels(
+        kind, load_tables(kind, [Path(one) for one in tables], device), names
+    )
+    if is_strict:
+        cautions.refuse()
     entries = fit_entries(kind, rows, on_phase=on_phase)
     if not entries:
         raise MeasurementError(
@@ -119,7 +140,7 @@ def calibrate_kernels(
             + "".join(f" Row {one.row}: {one.reason}." for one in rows.unsupported[:1])
         )
     write_entries(entries, target, {**about, **made})
-    return len(entries)
+    return Calibrated(len(entries), (f"Fitted {len(entries)} sets of constants.",), cautions)
 
 
 def calibrate_embedding(cases: File, *, data: File, out: File | None = None) -> EmbeddingFit:
@@ -138,6 +159,15 @@ def calibrate_embedding(cases: File, *, data: File, out: File | None = None) -> 
         check_writable("--out", Path(out))
     loaded, about = load_cases(Path(cases), data=Path(data))
     fit = fit_embedding(loaded)
+    scales = {
+        f"{one.case} {one.part}": one.measured_ns / max(one.held_out_ns, 1.0)
+        for one in fit.errors
+        if one.is_whole
+    }
+    if wrong := [*doubt_scales(scales)]:
+        raise MeasurementError(
+            f"{cases}: times must be in the unit that they state. {wrong[0]} times. Correct it."
+        )
     if out is not None:
         made = _made(about["licence"], f"perfmodel calibrate embedding {cases} --data {data}")
         write_constants(fit, {**about, **made}, Path(out))
@@ -234,16 +264,18 @@ def cross_validate(
     if kind == "collectives":
         from perfmodel.extensions.measurements.calibration import collectives as fitting
 
-        rows, [column] = load_collectives(tables, place), columns
+        [column] = columns
+        rows, cautions = check_tables(tables, place)
         return _collectives_board(
-            fitting.cross_validate(rows, folds=folds, by=column, on_phase=on_phase)
+            fitting.cross_validate(rows, folds=folds, by=column, on_phase=on_phase), cautions
         )
     from perfmodel.extensions.measurements.calibration import kernels
     from perfmodel.extensions.measurements.validation.tables import kernel_deviations
 
-    table = kernels.load_tables(kind, [Path(one) for one in tables])
+    loaded = kernels.load_tables(kind, [Path(one) for one in tables])
+    table, cautions = check_kernels(kind, loaded, ", ".join(map(str, tables)))
     held_out = kernels.cross_validate(kind, table, folds=folds, by=columns, on_phase=on_phase)
-    return Scoreboard(kind, kernel_deviations(*held_out), table.unsupported)
+    return Scoreboard(kind, kernel_deviations(*held_out), table.unsupported, cautions)
 
 
 def leave_out_collectives(
@@ -252,17 +284,18 @@ def leave_out_collectives(
     """Predict *machines* of *tables* (`dgx_h100`, or `dgx_h100:10` hosts) by a fit without them."""
     from perfmodel.extensions.measurements.calibration import collectives as fitting
 
-    return _collectives_board(fitting.predict_left_out(load_collectives(tables, place), machines))
+    rows, cautions = check_tables(tables, place)
+    return _collectives_board(fitting.predict_left_out(rows, machines), cautions)
 
 
-def _collectives_board(held: Sequence[HeldOut]) -> Scoreboard:
+def _collectives_board(held: Sequence[HeldOut], cautions: Cautions) -> Scoreboard:
     from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
     from perfmodel.extensions.measurements.validation.tables import collective_deviation
 
     deviations = tuple(
         collective_deviation(one.measurement, one.predicted_ns, one.relative_sigma) for one in held
     )
-    return Scoreboard("collectives", deviations)
+    return Scoreboard("collectives", deviations, cautions=cautions)
 
 
 def validate(
@@ -288,9 +321,9 @@ def validate(
     from collectives.calibration import load_calibration
 
     own = [load_calibration(Path(file)) for file in calibration]
-    return validate_collectives(
-        load_collectives(tables, place), calibration=own[0] if own else None
-    )
+    rows, cautions = check_tables(tables, place)
+    board = validate_collectives(rows, calibration=own[0] if own else None)
+    return replace(board, cautions=cautions)
 
 
 def validate_fits(tables: Files) -> FitBoard:

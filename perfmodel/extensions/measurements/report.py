@@ -67,7 +67,7 @@ def report_scores(board: Scoreboard, *, title: str = "") -> Report:
         ),
         rows=board.to_rows(),
         columns=120,
-    )
+    ).warned(board.cautions)
 
 
 def _scatter(board: Scoreboard, unit: str) -> Plot:

@@ -43,7 +43,7 @@ def whatif(
     asked: Annotated[dict[str, Any], JobScenario, "topology", "hosts", "stack", "mode"],
     force: Annotated[bool, Option(help="Also answer for recordings that replay badly.")] = False,
     run: LocalRun,
-    files: Annotated[Outputs, "json_file", "csv_file", "plot_file", "report_file"],
+    files: Annotated[Outputs, "json_file", "csv_file", "plot_file", "report_file", "is_strict"],
 ) -> None:
     """Change a job and compare: time, critical path, stragglers."""
     if list_names:

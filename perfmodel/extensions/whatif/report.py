@@ -74,6 +74,7 @@ def to_whatif_document(whatif: WhatIf) -> dict[str, Any]:
             ],
         },
         "assumptions": [*whatif.own_assumptions, *whatif.assumptions],
+        **whatif.after.cautions.document(),
     }
 
 
@@ -171,7 +172,7 @@ def report_whatif(whatif: WhatIf) -> Report:
             }
             for name, found in (*steps, *swept)
         ],
-    )
+    ).warned(after.cautions)
 
 
 def _headline(whatif: WhatIf) -> Headline:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
-from perfmodel.base.errors import PlanError
 from perfmodel.base.units import format_duration
 from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.planning.layouts.ranking import (
@@ -27,12 +26,18 @@ from perfmodel.planning.question import LayoutQuestion, to_scenario
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.layouts.bounds import Bounds, Layer, layer_of, measure_layer
 from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates
-from perfmodel.prediction.layouts.choosing import by_layer, list_fitting
+from perfmodel.prediction.layouts.choosing import (
+    MOST_BOUNDED,
+    by_layer,
+    has_stated,
+    list_fitting,
+    list_lowest,
+    spec_of_layouts,
+)
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question, load_setting
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.transformer.spec import TransformerSpec
 from topologies import Cluster
 
 REPLAYED_AT_ONCE, REFINED_AT_ONCE = 8, 16
@@ -53,12 +58,14 @@ def _search(
     question: LayoutQuestion, hosts: int, executor: Executor, on_phase: OnPhase
 ) -> LayoutRanking:
     budget = Budget(question.work, question.seconds, shares=len(question.hosts))
-    spec, machine = _load(question, hosts)
-    cluster = machine[0]
+    loaded = load_setting(to_scenario(question, hosts=hosts))
+    spec, machine = spec_of_layouts(loaded.workload), (loaded.cluster, loaded.stack)
+    cluster = loaded.cluster
     on_phase(f"{hosts} hosts: listing layouts", 0.0)
     everything = list(iter_candidates(spec, *machine, stated=question.stated))
     fitting = list_fitting(spec, cluster, question.stated, everything)
-    pool = LayoutPool(machine, fitting, executor, budget, on_phase)
+    as_stated = [one for one in fitting if has_stated(one, spec)]
+    pool = LayoutPool(machine, fitting, as_stated, executor, budget, on_phase)
     options = PredictOptions(samples=question.samples, seed=question.seed, is_explained=False)
     replayed, is_proven = replay_layouts(
         pool,
@@ -105,24 +112,17 @@ class Budget:
         return taken
 
 
-def _load(question: LayoutQuestion, hosts: int) -> tuple[TransformerSpec, Machine]:
-    loaded = load_setting(to_scenario(question, hosts=hosts))
-    spec = loaded.workload
-    if not isinstance(spec, TransformerSpec):
-        raise PlanError(
-            f"search: {spec.name} is a recommendation model, whose plans are searched by "
-            "`perfmodel rank --search SECONDS`. Name a Transformer here."
-        )
-    return spec, (loaded.cluster, loaded.stack)
-
-
 class LayoutPool:
-    """Layouts that fit, lowest bound first; close bounds are computed when they are needed."""
+    """Layouts that fit, lowest bound first; close bounds are computed when they are needed.
+
+    Those *as_stated* are what `predict` chooses from: fields that the workload states are kept.
+    """
 
     def __init__(
         self,
         machine: Machine,
         fitting: Sequence[Candidate],
+        as_stated: Sequence[Candidate],
         executor: Executor,
         budget: Budget,
         on_phase: OnPhase,
@@ -134,10 +134,12 @@ class LayoutPool:
         self._all = [one for layer in measured for one in kinds[layer]]
         self.size = len(fitting)
         # Bound, whether it is close, and the number of the layout, which breaks ties.
-        # The layout that the workload states comes first: no answer is slower than it.
+        # What the workload states and what `predict` replays come first: no answer is slower.
+        budget.take(MOST_BOUNDED, is_bounding=True)
+        first = {id(one) for one in list_lowest(as_stated, self._bounds)}
         self._queue = [
             (0, True, number)
-            if one.is_own
+            if one.is_own or id(one) in first
             else (self._bounds.bound_ns(one, is_rough=True), False, number)
             for number, one in enumerate(self._all)
         ]

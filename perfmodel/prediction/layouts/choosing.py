@@ -19,6 +19,8 @@ from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates, 
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.workloads.families import family_of
+from perfmodel.workloads.fields import Workload
 from perfmodel.workloads.transformer.layout_choice import USABLE_SHARE
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from topologies import Cluster
@@ -36,9 +38,9 @@ def complete_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Se
 
     Fields of the layout that the file or the user states keep their values.
     """
-    spec = setting.workload
-    if not is_open(setting) or not isinstance(spec, TransformerSpec):
+    if not is_open(setting):
         return setting
+    spec = spec_of_layouts(setting.workload)
     stated = stated_fields(spec)
     on_phase("choosing a layout", 0.0)
     try:
@@ -61,11 +63,23 @@ def complete_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Se
 
 
 def is_open(setting: Setting) -> bool:
-    """Whether a Transformer's split of several ranks is left open."""
-    spec = setting.workload
-    if not isinstance(spec, TransformerSpec) or setting.cluster.rank_count == 1:
+    """Whether the split of several ranks is left open, in a family that has layouts."""
+    if not family_of(setting.workload).has_layouts or setting.cluster.rank_count == 1:
         return False
-    return not stated_fields(spec) & set(_SPLIT)
+    return not stated_fields(spec_of_layouts(setting.workload)) & set(_SPLIT)
+
+
+def spec_of_layouts(workload: Workload) -> TransformerSpec:
+    """*workload* as layouts are chosen for it; an error where its family has none."""
+    family = family_of(workload)
+    if not family.has_layouts:
+        plans = ", whose plans are searched by `perfmodel rank --search SECONDS`"
+        raise PlanError(
+            f"{workload.name}: is {family.title}{plans if family.has_tables else ''}. "
+            "It has no parallel layouts; name a Transformer here."
+        )
+    assert isinstance(workload, TransformerSpec)
+    return workload
 
 
 def find_fast(
@@ -75,12 +89,16 @@ def find_fast(
     candidates = iter_candidates(spec, cluster, stack, stated=stated)
     everything = [one for one in candidates if not one.is_own]
     fitting = list_fitting(spec, cluster, stated, everything)
-    bounds = Bounds(cluster, stack)
-    kinds = list(by_layer(fitting).values())[:MOST_LAYERS]
+    lowest = list_lowest(fitting, Bounds(cluster, stack))
+    return min(lowest, key=lambda one: replay_ns(one, cluster))
+
+
+def list_lowest(fitting: Sequence[Candidate], bounds: Bounds) -> list[Candidate]:
+    """The layouts to replay for a question that states none: those with the lowest bounds."""
+    kinds = list(by_layer([one for one in fitting if not one.is_own]).values())[:MOST_LAYERS]
     rough = [(bounds.bound_ns(one, is_rough=True), one) for alike in kinds for one in alike]
     nearest = [one for _, one in sorted(rough, key=itemgetter(0))[:MOST_BOUNDED]]
-    bounded = sorted(nearest, key=bounds.bound_ns)
-    return min(bounded[:MOST_REPLAYED], key=lambda one: replay_ns(one, cluster))
+    return sorted(nearest, key=bounds.bound_ns)[:MOST_REPLAYED]
 
 
 def replay_ns(candidate: Candidate, cluster: Cluster) -> int:
@@ -100,6 +118,14 @@ def stated_fields(spec: TransformerSpec) -> frozenset[str]:
     }
     known = {*searched_fields().values(), *_SPLIT}
     return frozenset(field for field in given & known if attrgetter(field)(spec) is not None)
+
+
+def has_stated(candidate: Candidate, spec: TransformerSpec) -> bool:
+    """Whether *candidate* keeps what *spec* states of a layout."""
+    return all(
+        attrgetter(field)(candidate.spec) == attrgetter(field)(spec)
+        for field in stated_fields(spec)
+    )
 
 
 def list_fitting(

@@ -32,11 +32,13 @@ from perfmodel.prediction.plans.evaluator import PlanEvaluator, can_compare
 from perfmodel.prediction.plans.layout import COPIED, Cut, LayoutBook
 from perfmodel.prediction.plans.placements import FrameKey, PlanColumns
 from perfmodel.prediction.predict import predict
-from perfmodel.prediction.question import PredictOptions, Question
+from perfmodel.prediction.question import PredictOptions, Question, Setting
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.dlrm.job import build_dlrm_job, sharding_task
+from perfmodel.workloads.dlrm.job import build_dlrm_job, build_plan, sharding_task
 from perfmodel.workloads.dlrm.memory import room_for_tables
 from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.families import family_of
+from perfmodel.workloads.fields import Workload
 from topologies import Cluster
 
 MOST_PIECES = 20_000
@@ -54,6 +56,35 @@ class ChosenPlan:
 
     plan: ShardingPlan
     reason: str
+
+
+def spec_of_tables(workload: Workload) -> DlrmSpec:
+    """*workload* as plans are made for it; an error where it has no tables to place."""
+    family_of(workload).tables(workload)
+    assert isinstance(workload, DlrmSpec)
+    return workload
+
+
+def complete_plan(setting: Setting) -> Setting:
+    """*setting* with a plan, where the one of the workload's own sharder is not meant."""
+    spec, cluster = spec_of_tables(setting.workload), setting.cluster
+    if setting.plan is not None:
+        return setting
+    tables = setting.tables or spec.embedding.tables()
+    if spec.sharding.sharder == DEFAULT_SHARDER and cluster.rank_count > 1:
+        found = find_default(spec, cluster, setting.stack, tables)
+        if found is not None:
+            return replace(setting, plan=found.plan, chosen=(*setting.chosen, found.reason))
+    if not setting.tables:
+        return setting
+    plan = build_plan(
+        spec,
+        rank_count=cluster.rank_count,
+        ranks_per_host=cluster.ranks_per_host,
+        memory_bytes=cluster.device.memory_bytes,
+        tables=tables,
+    )
+    return replace(setting, plan=plan)
 
 
 def find_default(

@@ -9,7 +9,7 @@ import numpy as np
 
 from embeddings.plan import ShardingPlan
 from embeddings.table import EmbeddingTable
-from perfmodel.graph.job import RUNTIME_BYTES, KeptBytes, MemoryPart, RankMemory
+from perfmodel.graph.job import RUNTIME_BYTES, USUAL_ADVICE, KeptBytes, MemoryPart, RankMemory
 from perfmodel.stacks.optimizers import load_optimizers
 from perfmodel.workloads.dlrm.dense import (
     DenseLayer,
@@ -20,6 +20,12 @@ from perfmodel.workloads.dlrm.dense import (
 )
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from perfmodel.workloads.kernels import FP32_BYTES
+
+_ADVICE = dict.fromkeys(
+    ("embedding tables", "embedding optimizer state"),
+    "Use more hosts, rank plans (`perfmodel rank`), or keep tables that the GPUs have "
+    "no room for in host memory: --set sharding.sharder=balanced.",
+)
 
 
 def dlrm_memory(spec: DlrmSpec, *, rank_count: int, plan: ShardingPlan) -> tuple[RankMemory, ...]:
@@ -96,7 +102,10 @@ def _rank_memory(
         "runtime and buffers": RUNTIME_BYTES,
     }
     return RankMemory(
-        tuple(MemoryPart(name, part, name == "activations") for name, part in parts.items())
+        tuple(
+            MemoryPart(name, part, name == "activations", _ADVICE.get(name, USUAL_ADVICE))
+            for name, part in parts.items()
+        )
     )
 
 

@@ -18,7 +18,7 @@ from embeddings.table import MOST_ROWS, MOST_TABLES, EmbeddingTable, spread_hot_
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.fields import LayerCount, Number, NumberFormat, Size, Switch, Width, Words
-from perfmodel.workloads.fields import CommonSpec, Section
+from perfmodel.workloads.fields import Section, Workload
 
 Widths = Annotated[tuple[Width, ...], Field(min_length=1, max_length=MOST_TABLES)]
 Row = Annotated[int, Field(strict=True, ge=1, le=MOST_ROWS)]
@@ -238,7 +238,7 @@ class DlrmTraining(Section):
     distribute_ahead: Switch = True
 
 
-class DlrmSpec(CommonSpec):
+class DlrmSpec(Workload):
     """A recommendation workload."""
 
     family: Literal["dlrm"]

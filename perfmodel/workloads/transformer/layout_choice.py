@@ -14,7 +14,7 @@ from perfmodel.base.units import format_size
 from perfmodel.stacks.optimizers import NO_OPTIMIZER, load_optimizers
 from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, load_schedules
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.catalog import DEFAULT_MEMORY_BYTES
+from perfmodel.workloads.family import DEFAULT_MEMORY_BYTES
 from perfmodel.workloads.transformer.axes import (
     AXES,
     OF_MODEL,

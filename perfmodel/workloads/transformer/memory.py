@@ -39,6 +39,11 @@ from perfmodel.workloads.transformer.words import (
 
 _KEPT = ("activations", "logits")
 """Parts that a forward pass makes and its backward pass frees."""
+_SPLIT = "Try --set parallel.sharding=zero3, more tp or pp, or more hosts: `perfmodel search`."
+_SEARCH = "Use more hosts, or ask `perfmodel search` for layouts that fit."
+_ADVICE = dict.fromkeys(
+    _KEPT, "Try --set training.recompute=full, a smaller parallel.micro_batch or more tp."
+) | dict.fromkeys(("weights", "gradients", "optimizer state"), _SPLIT)
 _GATHERED_LAYERS = 2
 _FRAGMENTED_RATIO = 0.1
 """Fragmentation between activations, and short-lived tensors of a backward pass: from runs that
@@ -133,7 +138,12 @@ def _stage_memory(run: TransformerRun, stage: int, sizes: _LayerSizes) -> RankMe
         "fragments between activations": fragment_bytes,
         "runtime and buffers": RUNTIME_BYTES,
     }
-    return RankMemory(tuple(MemoryPart(name, size, name in _KEPT) for name, size in parts.items()))
+    return RankMemory(
+        tuple(
+            MemoryPart(name, size, name in _KEPT, _ADVICE.get(name, _SEARCH))
+            for name, size in parts.items()
+        )
+    )
 
 
 def _stores_narrow(run: TransformerRun) -> bool:

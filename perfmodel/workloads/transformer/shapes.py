@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from perfmodel.workloads.family import IterationFlops
 from perfmodel.workloads.kernels import Linear
 from perfmodel.workloads.transformer.layout import Layout
 from perfmodel.workloads.transformer.spec import ModelSection, TrainingSection, TransformerSpec
@@ -286,15 +287,6 @@ def stage_expert_parameters(model: ModelSection, layout: Layout, *, stage: int) 
     return LayerShapes(model, layout).total(stage, lambda shape: sum(shape.expert_tensors))
 
 
-@dataclass(frozen=True, slots=True)
-class IterationFlops:
-    """Operations of one iteration over all ranks: of the model, and including recomputation."""
-
-    model_flops: int
-    hardware_flops: int
-    tokens: int
-
-
 def count_flops(spec: TransformerSpec) -> IterationFlops:
     """The operations of one iteration of *spec*, in any layout."""
     further = spec.model.mtp_layers
@@ -307,6 +299,7 @@ def count_flops(spec: TransformerSpec) -> IterationFlops:
         model_flops=spec.batch * model,
         hardware_flops=spec.batch * (model + recomputed),
         tokens=spec.batch * spec.sequence_length,
+        dtype=spec.training.gemm_dtype,
     )
 
 

@@ -28,7 +28,7 @@ from perfmodel.base.fields import (
 from perfmodel.stacks.capabilities import Dispatcher
 from perfmodel.stacks.optimizers import OptimizerName, load_optimizers
 from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, ScheduleName
-from perfmodel.workloads.fields import CommonSpec, Section
+from perfmodel.workloads.fields import Section, Workload
 from perfmodel.workloads.transformer.words import (
     AdapterPlaces,
     AttentionKernel,
@@ -279,7 +279,7 @@ class TrainingSection(Section):
         return self.recompute is not Recompute.NONE and after > before
 
 
-class TransformerSpec(CommonSpec):
+class TransformerSpec(Workload):
     """A Transformer workload; with *replica_batch* its batch grows with the data-parallel ranks."""
 
     family: Literal["transformer"]

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.base.documents import load_yaml
+from perfmodel.base.errors import TopologyError
 from topologies.device import Device
 
 KNOWN = Path(__file__).with_name("known.yaml")
 GB = 1e9
+MOST_LANES = 36
+"""NVLinks of one GPU: twice what any has."""
 FEWEST_SWITCHED, MANY_LANES = 8, 12
 """GPUs of a host, and NVLink lanes of a GPU, from which on hosts have NVSwitches."""
 
@@ -43,6 +46,7 @@ class Host:
 
     *lanes* are by pair of GPUs, *switched* by GPU those that end in an NVSwitch. *nic_gbit* is the
     rate of a NIC, and *pcie_bytes_per_s* that of the slowest link of a GPU, where they are known.
+    *unknown_keys* are what its file says that its program does not write.
     """
 
     gpu_count: int
@@ -55,6 +59,7 @@ class Host:
     nic_gbit: float | None = None
     pcie_bytes_per_s: float | None = None
     knows_nvlink: bool = True
+    unknown_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,7 @@ def to_text(host: Host, told: Told, *, name: str, source: str) -> str:
         *fabric,
         "assumed: # every answer repeats these; delete what you have corrected",
         *(f"  - {sentence}" for sentence in writer.assumed),
+        *([f"unknown_keys: [{', '.join(map(repr, keys))}]"] if (keys := host.unknown_keys) else ()),
         "...",
     ]
     return "\n".join(lines) + "\n"
@@ -166,6 +172,9 @@ class _Writer:
         if not self.host.knows_nvlink:
             switched = self._assume_switched(rate)
         speed = rate.get("bandwidth", "25 GB/s")
+        self._check_lanes(rate.get("lanes", MOST_LANES), switched)
+        if len(set(switched.values())) > 1:
+            self.assumed.append("GPUs of this host have unlike numbers of NVLinks, as in its file.")
         for gpus, lanes in _together(switched):
             ends = _selection("gpu", gpus), "nvswitch:0"
             yield _link(ends, "nvlink", speed, self._latency["switched"], lanes)
@@ -177,6 +186,15 @@ class _Writer:
             self.assumed.append(
                 f"The NVSwitches {word} and count as one chip; vertices.nvswitch changes that."
             )
+
+    def _check_lanes(self, most: int, switched: Mapping[int, int]) -> None:
+        for gpu in range(self.host.gpu_count):
+            direct = sum(count for pair, count in self.host.lanes.items() if gpu in pair)
+            if (lanes := direct + switched.get(gpu, 0)) > most:
+                raise TopologyError(
+                    f"gpu {gpu} must have at most the {most} NVLinks of {self.told.device.name}, "
+                    f"got {lanes}. Name the right GPU with --gpu."
+                )
 
     def _assume_switched(self, rate: Mapping[str, Any]) -> dict[int, int]:
         """Lanes to an NVSwitch where the file says nothing of NVLink, if such a host has one."""

@@ -14,7 +14,10 @@ from defusedxml import ElementTree
 from defusedxml.common import DefusedXmlException
 
 from perfmodel.base.errors import TopologyError
+from perfmodel.base.faults import FaultList, iter_misspelt
+from perfmodel.base.reading import quote
 from perfmodel.extensions.formats.machines.host import Host, Place, known
+from topologies.device import load_device
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -24,8 +27,6 @@ _NVSWITCH = "0x0680"
 _VIRTUAL = ("veth", "br-", "docker", "virbr")
 _OLD_ENCODING_BELOW = 8.0
 MBIT_PER_GBIT = 1000
-MOST_LANES = 36
-"""NVLinks of one GPU: twice what any has."""
 
 
 def parse_xml(text: str, document: str) -> tuple[Host, str | None, str]:
@@ -41,13 +42,63 @@ def parse_xml(text: str, document: str) -> tuple[Host, str | None, str]:
         )
     reader = _Reader(document)
     try:
+        unknown = _check_tree(root, document)
         for cpu in root.iter("cpu"):
             reader.read_socket(cpu)
     except RecursionError:
         raise TopologyError(f"{document}: nests PCI devices too deeply to be a host.") from None
-    gpu = root.find(".//gpu[@sm]")
-    version = "" if gpu is None else gpu.get("sm")
-    return reader.finish(root), reader.device, f"{version[:-1]}.{version[-1:]}"
+    host = reader.finish(root)
+    host.unknown_keys = unknown
+    return host, reader.device, _capability(root, reader.device, document)
+
+
+def _capability(root: Element, device: str | None, document: str) -> str:
+    """The compute capability that the GPUs state, which that of a known *device* must be."""
+    stated = {gpu.get("sm", "") for gpu in root.iter("gpu")} - {""}
+    versions = {f"{one[:-1]}.{one[-1:]}" for one in stated}
+    wrong = versions - ({load_device(device).compute_capability} if device else versions)
+    if wrong or len(versions) > 1:
+        raise TopologyError(
+            f"{document}: sm of all GPUs must be that of {device or 'one GPU'}, got "
+            f"{', '.join(sorted(stated))}."
+        )
+    return versions.pop() if versions else "."
+
+
+def _check_tree(root: Element, document: str) -> tuple[str, ...]:
+    """Refuse what no host says; returns tags and attributes that NCCL does not write."""
+    faults, unknown = FaultList(document), dict[str, None]()
+    buses: set[str] = set()
+    for one in root.iter():
+        if one.tag in known()["xml"]:
+            unknown |= dict.fromkeys(_check_attributes(one, faults))
+        else:
+            unknown[one.tag] = None
+            for _, meant in iter_misspelt([one.tag], known()["xml"]):
+                faults.add(one.tag, f"is not known; {meant} is. Correct it")
+        bus = one.get("busid", "").lower()
+        if bus in buses:
+            faults.add(f"{one.tag}.busid", f"must be that of one device, got {bus} twice")
+        buses |= {bus} - {""}
+        inside = [(child.tag, child.get("target") or child.get("name")) for child in one]
+        for tag, name in sorted({child for child in inside if inside.count(child) > 1}, key=str):
+            if name or tag == "gpu":
+                faults.add(tag, f"must be stated once in a {one.tag}, got {name or tag} twice")
+    faults.check(TopologyError)
+    return tuple(unknown)
+
+
+def _check_attributes(one: Element, faults: FaultList) -> Iterator[str]:
+    """Note what is wrong with the attributes of a known tag; returns those that are unknown."""
+    own: dict[str, str | None] = known()["xml"][one.tag]
+    unknown = [name for name in one.attrib if name not in own]
+    for name, meant in iter_misspelt(unknown, own.keys() - one.attrib):
+        faults.add(f"{one.tag}.{name}", f"is not known; {meant} is. Correct it")
+    for name, rule in own.items():
+        value = one.get(name, "")
+        if rule and not re.fullmatch(rule, value, re.IGNORECASE):
+            faults.add(f"{one.tag}.{name}", f"must be like {rule}, got {quote(value)}")
+    return (f"{one.tag}.{name}" for name in unknown)
 
 
 class _Reader:
@@ -108,12 +159,7 @@ class _Reader:
     def _add_gpu(self, pci: Element, place: Place) -> None:
         number = len(self._gpus)
         self._gpus.append(pci)
-        bus = pci.get("busid", "").lower()
-        if bus and bus in self._bus_of:
-            raise TopologyError(
-                f"{self._document}: two GPUs have the bus id {bus}; each needs its own."
-            )
-        self._bus_of[bus] = number
+        self._bus_of[pci.get("busid", "").lower()] = number
         if pci.get("vendor", "").lower() in ("", "0x10de"):
             self._devices.add(pci.get("device", "").lower())
         place.gpus.append(number)
@@ -154,16 +200,18 @@ class _Reader:
         )
         for number, pci in enumerate(self._gpus):
             for target, count in _iter_nvlink(pci):
-                if not 1 <= count <= MOST_LANES:
-                    raise TopologyError(
-                        f"{self._document}: gpu {number}: count of an nvlink must be from 1 to "
-                        f"{MOST_LANES}, got {count}."
-                    )
                 other = self._bus_of.get(target)
                 if other is None:
                     host.switched[number] = host.switched.get(number, 0) + count
-                elif number < other:
+                else:
                     host.lanes[number, other] = host.lanes.get((number, other), 0) + count
+        for (one, other), count in host.lanes.items():
+            if host.lanes.get((other, one)) != count:
+                raise TopologyError(
+                    f"{self._document}: gpu {one} has {count} NVLinks to gpu {other}, which has "
+                    f"{host.lanes.get((other, one), 0)} back. Both must state the same count."
+                )
+        host.lanes = {pair: count for pair, count in host.lanes.items() if pair[0] < pair[1]}
         return host
 
 

@@ -17,7 +17,10 @@ from perfmodel.base.faults import FaultList
 from perfmodel.base.reading import quote
 
 _MISSING = object()
-MOST_NAMED = 6
+REPEATED = "\0repeated"
+"""The key of arguments that a command line gives several times."""
+SPELLING_CUTOFF = 0.93
+"""An unknown key so like a known one is a misspelling of it."""
 
 
 class Use(Enum):
@@ -103,8 +106,8 @@ class FieldReader:
                     f"must be given, but is missing{hint}. Or give --set {target}=VALUE",
                 )
             return None
-        if source.default is not None:
-            self.uses.append(FieldUse(source.keys[0], Use.DEFAULTED, target, source.default))
+        keys = "/".join(source.keys)
+        self.uses.append(FieldUse(keys, Use.DEFAULTED, target, source.default))
         return source.default
 
     def check_one_of(self, key: str, allowed: Collection[Any]) -> None:
@@ -128,9 +131,14 @@ class FieldReader:
         return tuple(self.uses)
 
 
-def unknown_sentence(uses: Collection[FieldUse]) -> Iterator[str]:
-    """A sentence about unknown fields, if there are any."""
-    names = [use.key for use in uses if use.use is Use.UNKNOWN and use.value is not None]
-    if names:
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        yield f"Unknown fields were ignored: {', '.join(names[:MOST_NAMED])}{more}."
+def unknown_keys(uses: Collection[FieldUse]) -> list[str]:
+    """The keys that no table knows."""
+    return [use.key or "''" for use in uses if use.use is Use.UNKNOWN and use.value is not None]
+
+
+def default_sentence(uses: Collection[FieldUse]) -> Iterator[str]:
+    """A sentence about what a file leaves open."""
+    open_keys = {use.key: use.value for use in uses if use.use is Use.DEFAULTED}
+    words = [key if value is None else f"{key} ({value})" for key, value in open_keys.items()]
+    if words:
+        yield f"Not stated, so as its program has it by default: {', '.join(words)}."

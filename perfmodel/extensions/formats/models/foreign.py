@@ -19,7 +19,7 @@ from typing import Any
 from perfmodel.base.documents import MAX_DOCUMENT_BYTES, load_yaml, parse_value, parse_yaml
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.reading import parse_json, read_text
-from perfmodel.extensions.formats.models.fields import FieldUse
+from perfmodel.extensions.formats.models.fields import REPEATED, FieldUse
 
 HUGGING_FACE = "Hugging Face config.json"
 CONFIG = "config.json"
@@ -196,6 +196,7 @@ def _parse_arguments(text: str) -> dict[str, Any]:
         for name, value in _ASSIGNMENT.findall(text)
     }
     found: dict[str, Any] = {}
+    repeated: dict[str, bool] = {}
     for line in text.splitlines():
         key = ""
         # Quotes and brackets only hold arguments together; values with spaces are not needed.
@@ -204,12 +205,14 @@ def _parse_arguments(text: str) -> dict[str, Any]:
             if word.startswith("--") and word != "--":
                 name, sign, value = word.removeprefix("--").partition("=")
                 key = name.replace("-", "_")
+                if key in found:
+                    repeated[key] = True
                 found[key] = _value(value) if sign else True
             elif program is not None:
                 found[program[0]] = True
             elif key and found[key] is True and "[@]" not in word:
                 found[key] = _value(word)
-    return found
+    return found | {REPEATED: list(repeated)}
 
 
 def _resolve(line: str, variables: dict[str, str]) -> str:

@@ -15,13 +15,16 @@ from typing import Any
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import WorkloadError
+from perfmodel.base.faults import iter_misspelt
 from perfmodel.base.forms import Form, read_mapping
 from perfmodel.extensions.formats.models.fields import (
+    SPELLING_CUTOFF,
     FieldReader,
     FieldUse,
     Source,
     Use,
-    unknown_sentence,
+    default_sentence,
+    unknown_keys,
 )
 
 TABLE = Path(__file__).with_name("hugging_face.yaml")
@@ -133,6 +136,7 @@ def read_config(
     for key in (*table.equal, *table.left_out_if, *table.also_read):
         if content.get(key) is not None:
             reader.uses.append(FieldUse(key, Use.READ, value=content[key]))
+    _check_spelling(reader, table, defaults["ignored"])
     uses = reader.finish(defaults["ignored"])
     shape, assumed = _assume_batch(model, table)
     workload = {
@@ -144,9 +148,24 @@ def read_config(
         "model": model,
         "parallel": dict(defaults["training"]["parallel"]),
         "training": {**defaults["training"]["training"], **table.training},
-        "assumed": [*assumed, *left_out, *unknown_sentence(uses)],
+        "assumed": [*assumed, *left_out, *default_sentence(uses)],
+        "unknown_keys": unknown_keys(uses),
     }
     return workload, uses
+
+
+def _check_spelling(
+    reader: FieldReader, table: ArchitectureTable, ignored: Collection[str]
+) -> None:
+    """Note a fault for every unknown key that is nearly one that is read and not stated."""
+    known = {key for text in table.reads.values() if text for key in Source.parse(text).keys}
+    known |= {*table.must, *table.equal, *table.left_out_if, *table.dropout}
+    known |= {key for entry in table.sets_when for key in entry["when"]}
+    seen = {use.key for use in reader.uses} | known | set(ignored)
+    unknown = [key for key in reader.content if key not in seen]
+    missing = [key for key in known if key not in reader.content]
+    for key, meant in iter_misspelt(unknown, missing, SPELLING_CUTOFF):
+        reader.faults.add(key, f"is not known; {meant} is. Correct it or take it out")
 
 
 def _read_model(reader: FieldReader, table: ArchitectureTable) -> dict[str, Any]:

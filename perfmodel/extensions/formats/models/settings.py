@@ -9,21 +9,24 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import WorkloadError
+from perfmodel.base.faults import iter_misspelt
 from perfmodel.base.forms import Form, read_mapping
 from perfmodel.base.reading import quote
 from perfmodel.extensions.formats.models.fields import (
+    REPEATED,
+    SPELLING_CUTOFF,
     FieldReader,
     FieldUse,
     Source,
     Use,
-    unknown_sentence,
+    default_sentence,
+    unknown_keys,
 )
 from perfmodel.workloads.catalog import SPEC_FOLDER
 
@@ -37,8 +40,6 @@ _DECIDING = (
 _OFF = (None, False, 0, "none", "")
 _CONVERTERS = {"float8": "fp8", "quantize.linear.float8": "fp8", "quantize.linear.mx": "mxfp8"}
 """The number format of GEMMs by the converter of torchtitan that brings it."""
-SPELLING_CUTOFF = 0.93
-"""An unknown key so like a known one is a misspelling of it."""
 _REFERENCE = re.compile(r"\$\{\.*([a-z_][\w.]*)\}")
 _PRODUCT = re.compile(r"\$\{multiply:\s*(\d+)\s*,\s*(\d+)\s*\}")
 # The section of a tokenizer is merged, so its `model` and `type` have no prefix.
@@ -74,22 +75,27 @@ def load_table(program: str) -> SettingsTable:
     return read_mapping(SettingsTable, entry, document=TABLE.name)
 
 
-def flatten(content: Mapping[str, Any], merged: Sequence[str]) -> dict[str, Any]:
+def flatten(
+    content: Mapping[str, Any], merged: Sequence[str], repeated: list[str]
+) -> dict[str, Any]:
     """*content* without levels: keys of *merged* sections alone, others as `section.key`.
 
     A reference to another key of the file is replaced by the value there, and a product of such
-    by its value.
+    by its value. *repeated* gets the keys of several sections that differ.
     """
     flat: dict[str, Any] = {}
 
     def add(prefix: str, mapping: Mapping[str, Any]) -> None:
         for key, value in mapping.items():
-            name = key.removeprefix("--").replace("-", "_")
+            name = str(key).removeprefix("--").replace("-", "_")
             if isinstance(value, Mapping):
                 inner = "" if name.lower() in merged else f"{prefix}{name}."
                 add(inner, value)
             else:
-                flat.setdefault(f"{prefix}{name}", value)
+                name = f"{prefix}{name}"
+                if flat.setdefault(name, value) != value:
+                    repeated.append(name)
+                flat[name] = value
 
     add("", content)
     for key, value in flat.items():
@@ -159,13 +165,20 @@ class SettingsReader:
             elif stated is True or "$" in str(stated):
                 # What follows a flag in a script may be a list of further arguments.
                 self.values[target] = meaning
+            elif stated is not False:
+                fault = f"must be true or false, got {quote(stated)}"
+                self.fields.faults.add(key, fault)
+        if not any(key in self.fields.content for key in keys):
+            # Each of them decides alone.
+            words = "/".join(key for key in keys if key != "unless")
+            self.fields.uses.append(FieldUse(words, Use.DEFAULTED, target, keys.get("unless")))
         if "unless" in keys and not set(self.unstated) & keys.keys():
             self.values.setdefault(target, keys["unless"])
 
 
 def read_settings(
     program: str,
-    content: Mapping[str, Any],
+    content: dict[str, Any],
     *,
     document: str,
     name: str,
@@ -174,7 +187,8 @@ def read_settings(
 ) -> tuple[dict[str, Any], tuple[FieldUse, ...]]:
     """The workload, or the layout alone, in the settings of *program*, and the use of fields."""
     table = load_table(program)
-    flat = flatten(content, table.merged)
+    repeated = list(content.pop(REPEATED, ()))
+    flat = flatten(content, table.merged, repeated)
     _refuse_others(table, flat, document, is_layout=is_layout)
     assumed = [] if is_layout else list(_add_vocabulary(table, flat))
     assumed += [said[flat[key]] for key, said in table.left_out_if.items() if flat.get(key) in said]
@@ -192,7 +206,9 @@ def read_settings(
     _finish_batch(values, reader.fields, table)
     _check_spelling(table, reader.fields)
     uses = reader.fields.finish([key for key in stated if _matches(table.ignored, key)])
-    assumed += unknown_sentence(uses)
+    assumed += default_sentence(uses)
+    if repeated:
+        assumed.append(f"Stated more than once, the last counts: {', '.join(repeated)}.")
     workload: dict[str, Any] = {
         "name": name,
         "family": "transformer",
@@ -200,6 +216,7 @@ def read_settings(
         "source": f"{document}, read by its fields.",
         "stack": table.stack,
         "assumed": assumed,
+        "unknown_keys": unknown_keys(uses),
     }
     for section in ("model", *_LAYOUT):
         workload[section] = dict(base.get(section, {}))
@@ -221,15 +238,13 @@ def _check_spelling(table: SettingsTable, fields: FieldReader) -> None:
     sources = [Source.parse(source).keys for source in table.reads.values()]
     sources += [tuple(keys) for keys in table.switches.values()]
     sources += [tuple(entry["keys"]) for entry in table.refused]
-    known = {key: key.lower() for keys in sources for key in keys}
-    missing = {low: key for key, low in known.items() if key not in fields.content}
-    seen = {use.key for use in fields.uses} | known.keys()
+    known = {key for keys in sources for key in keys}
+    missing = [key for key in known if key not in fields.content]
+    seen = {use.key for use in fields.uses} | known
     for key in fields.content:
-        near = get_close_matches(key.lower(), missing, n=1, cutoff=SPELLING_CUTOFF)
-        if near and key not in seen and not _matches(table.ignored, key):
-            fields.faults.add(
-                key, f"is not known; {missing[near[0]]} is. Correct it or take it out"
-            )
+        if key not in seen and not _matches(table.ignored, key):
+            for _, meant in iter_misspelt([key], missing, SPELLING_CUTOFF):
+                fields.faults.add(key, f"is not known; {meant} is. Correct it or take it out")
 
 
 def _refuse_others(
@@ -239,12 +254,13 @@ def _refuse_others(
     for entry in table.refused:
         if is_layout and entry["part"] == "model":
             continue
-        meant = entry.get("values")
+        meant, allowed = entry.get("values"), entry.get("unless")
         key = next(
             (
                 one
                 for one in entry["keys"]
                 if (flat.get(one) in meant if meant else flat.get(one) not in _OFF)
+                and not (allowed and re.match(allowed, str(flat[one])))
             ),
             None,
         )

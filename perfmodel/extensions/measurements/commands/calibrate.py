@@ -6,7 +6,7 @@ in the same form as `perfmodel validate`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,6 +20,7 @@ from perfmodel.extensions.measurements.commands.validate import Limit, QuietRun,
 
 if TYPE_CHECKING:
     from perfmodel.api.details import KernelKind
+    from perfmodel.extensions.measurements.api import Calibrated
     from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
 
 COLLECTIVES_EPILOG = """\b
@@ -40,7 +41,7 @@ KERNELS: dict[KernelKind, str] = {
 LONG_ROWS_NS = 10_000.0
 """Rows above this are reported first: shorter ones are mostly launch and timer."""
 ConstantsOut = Annotated[str | None, Option(metavar="FILE", help="Where to write the constants.")]
-JsonOnly = Annotated[Outputs, "json_file"]
+JsonOnly = Annotated[Outputs, "json_file", "is_strict"]
 calibrate = command_group()
 
 
@@ -88,14 +89,16 @@ def _kernel_command(kind: KernelKind) -> Callable[..., None]:
                 "for held-out errors only."
             )
         with run.open() as where:
-            count = api.calibrate_kernels(
+            fit = api.calibrate_kernels(
                 kind,
                 question.tables,
                 question.out,
                 device=question.device,
+                is_strict=files.is_strict,
                 on_phase=where["on_phase"],
             )
-        _show_written(files, [f"Wrote {count} sets of constants to {question.out}"], question.out)
+        line = f"Wrote {fit.sets} sets of constants to {question.out}"
+        _show_written(files, replace(fit, lines=(line,)), question.out)
 
     return kernels
 
@@ -104,10 +107,12 @@ for _kind, _what in KERNELS.items():
     command(calibrate, name=_kind, help=f"Fit {_what}.")(_kernel_command(_kind))
 
 
-def _show_written(files: Outputs, lines: Sequence[str], out: str) -> None:
-    """Say in *lines* what a fit found, and in which file its constants are."""
+def _show_written(files: Outputs, fit: Calibrated, out: str) -> None:
+    """Say what a *fit* found, and in which file its constants are."""
+    lines = [*fit.lines, *fit.cautions.count()]
     if files.json_file is not None:
-        write_json(files.json_file, {"schema_version": 1, "lines": lines, "constants": out})
+        about = {"schema_version": 1, "lines": fit.lines, "constants": out}
+        write_json(files.json_file, {**about, **fit.cautions.document()})
     if files.is_printed:
         told = [*lines, f"Wrote {files.json_file}"] if files.json_file else lines
         print(printable_lines("\n".join(told)))
@@ -177,15 +182,20 @@ def collectives(question: CollectiveFit, files: JsonOnly, run: QuietRun) -> None
     if out is not None:
         with run.open() as where:
             phase = where["on_phase"]
-            lines = api.calibrate_collectives(
-                tables, out, place=place, licence=question.licence, on_phase=phase
+            fit = api.calibrate_collectives(
+                tables,
+                out,
+                place=place,
+                licence=question.licence,
+                is_strict=files.is_strict,
+                on_phase=phase,
             )
         machine = question.topology or "NAME"
         use = f"Use it: perfmodel predict --topology {machine} --calibration {out}"
         if is_scored and files.is_printed:
             files = replace(files, json_file=None)  # It has the scores.
         if not is_scored or files.is_printed:
-            _show_written(files, [*lines, f"Wrote {out}", use], out)
+            _show_written(files, replace(fit, lines=(*fit.lines, f"Wrote {out}", use)), out)
     elif not is_scored:
         raise InputError(
             "calibrate collectives: nothing to do. Give --out FILE to write the constants, "

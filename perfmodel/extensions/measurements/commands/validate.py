@@ -35,7 +35,7 @@ Limit = Annotated[
     float | None,
     Option(metavar="PCT", min=0.0, help="Exit 1 if the mean error is above this, e.g. 10."),
 ]
-ScoreFiles = Annotated[Outputs, "json_file", "report_file", "csv_file"]
+ScoreFiles = Annotated[Outputs, "json_file", "report_file", "csv_file", "is_strict"]
 QuietRun = Annotated[Run, "quiet"]
 validate = command_group(help="Compare predictions with measurements; exit 1 beyond the limit.")
 

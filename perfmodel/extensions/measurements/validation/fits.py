@@ -25,7 +25,6 @@ from perfmodel.extensions.measurements.validation.scoreboard import (
     Deviation,
     Scoreboard,
 )
-from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.transformer.layout_choice import USABLE_SHARE, ChosenLayout
 
 _BYTES_PER_GB = 1e9
@@ -159,7 +158,4 @@ def _compare_memory(row: RunRow) -> Deviation | Unsupported:
 
 
 def _layout(row: RunRow) -> ChosenLayout:
-    setting = read_setting(row)
-    if isinstance(setting.workload, DlrmSpec):
-        raise InputError(f"row {row.name}: memory is judged for Transformer runs only.")
-    return layout_of(setting.workload, setting)
+    return layout_of(read_setting(row))

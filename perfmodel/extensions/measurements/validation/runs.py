@@ -11,10 +11,12 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
+from perfmodel.base.cautions import Cautions, join_cautions
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.measured_kernels import Unsupported
 from perfmodel.execution.executor import Executor, SerialExecutor, keep_memory
+from perfmodel.extensions.measurements.checking import doubt_scales
 from perfmodel.extensions.measurements.validation.runs_question import read_setting
 from perfmodel.extensions.measurements.validation.runs_table import RunRow, RunTable
 from perfmodel.extensions.measurements.validation.scoreboard import Deviation, Scoreboard
@@ -23,7 +25,7 @@ from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Question, build_question
 from perfmodel.reports.document import open_setting
-from perfmodel.stacks.capabilities import Family
+from perfmodel.workloads.families import FAMILIES
 
 KIND = "runs"
 _SAME_JOB = (
@@ -152,11 +154,12 @@ def validate_tables(
     return RunScoreboard(
         KIND,
         tuple(
-            replace(one, group=f"{table.family.value}: {one.group}")
+            replace(one, group=f"{table.family}: {one.group}")
             for table, board in zip(tables, boards, strict=True)
             for one in board.deviations
         ),
         tuple(one for board in boards for one in board.unsupported),
+        join_cautions(board.cautions for board in boards),
         {row: answer for board in boards for row, answer in board.answers.items()},
         tuple(one for board in boards for one in board.orders),
     )
@@ -184,8 +187,9 @@ def validate_runs(
         KIND,
         deviations,
         tuple(Unsupported(row.name, answer.reason) for row, answer in pairs if answer.reason),
+        Cautions((*doubt_scales({f"row {d.row}": d.measured / d.predicted for d in deviations}),)),
         {row.name: answer for row, answer in pairs if not answer.reason},
-        score_order(table, deviations) if table.family is Family.TRANSFORMER else (),
+        score_order(table, deviations) if FAMILIES[table.family].has_layouts else (),
     )
 
 

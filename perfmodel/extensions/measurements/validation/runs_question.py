@@ -13,17 +13,14 @@ from pathlib import Path
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.extensions.measurements.validation.runs_table import RunRow
-from perfmodel.extensions.measurements.validation.runs_workloads import (
-    build_dlrm_spec,
-    build_transformer_spec,
-)
+from perfmodel.extensions.measurements.validation.runs_workloads import WORKLOADS
+from perfmodel.prediction.layouts.choosing import spec_of_layouts
 from perfmodel.prediction.question import PredictOptions, Setting
-from perfmodel.stacks.capabilities import Family, Fusion
+from perfmodel.stacks.capabilities import Fusion
 from perfmodel.stacks.profiles import choose_stack
-from perfmodel.workloads.catalog import Workload
+from perfmodel.workloads.families import family_of
 from perfmodel.workloads.jobs import fill
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout
-from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import Recompute
 from topologies import (
     Cluster,
@@ -69,29 +66,28 @@ def read_setting(
     )
     sentences += chosen.assumptions
     stack = chosen.stack.with_compiling() if row.value("compiled") else chosen.stack
-    if row.family is Family.DLRM and (kernel := row.meaning("interaction_kernel")):
+    if kernel := row.meaning("interaction_kernel"):
         fused = stack.fusions | {Fusion.INTERACTION}
         stack = replace(
             stack, fusions=fused if kernel["interaction"] else fused - {Fusion.INTERACTION}
         )
     is_tf32 = row.text("compute_precision") == DType.TF32.value
     stack = replace(stack, matmul_dtypes={DType.FP32: DType.TF32 if is_tf32 else DType.FP32})
-    build_spec = build_dlrm_spec if row.family is Family.DLRM else build_transformer_spec
-    workload: Workload = build_spec(row, stack, sentences)
-    if isinstance(workload, TransformerSpec) and any(map(row.text, _STATES_RECOMPUTE)):
-        workload = workload.model_copy(
-            update={"training": fill(workload.training, recompute=Recompute.NONE)}
-        )
+    workload = WORKLOADS[row.family](row, stack, sentences)
+    if family_of(workload).has_layouts and any(map(row.text, _STATES_RECOMPUTE)):
+        spec = spec_of_layouts(workload)
+        training = fill(spec.training, recompute=Recompute.NONE)
+        workload = spec.model_copy(update={"training": training})
     return Setting(
         workload, cluster, stack, asked or PredictOptions(), assumptions=tuple(sentences)
     )
 
 
-def layout_of(spec: TransformerSpec, setting: Setting) -> ChosenLayout:
-    """The layout of *spec* on the cluster and under the stack of *setting*."""
+def layout_of(setting: Setting) -> ChosenLayout:
+    """The layout of the workload on the cluster and under the stack of *setting*."""
     cluster = setting.cluster
     return choose_layout(
-        spec,
+        spec_of_layouts(setting.workload),
         rank_count=cluster.rank_count,
         ranks_per_host=cluster.ranks_per_host,
         memory_bytes=cluster.device.memory_bytes,

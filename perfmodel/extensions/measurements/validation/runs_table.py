@@ -18,14 +18,15 @@ from perfmodel.base.fields import Duration, Line, OneOf, Ratio
 from perfmodel.base.forms import Form, load_document
 from perfmodel.base.reading import iter_lines, quote, read_packed_text
 from perfmodel.base.units import NS_PER_S
-from perfmodel.stacks.capabilities import Family
+from perfmodel.stacks.optimizers import NO_OPTIMIZER, load_optimizers
+from perfmodel.stacks.schedules import load_schedules
+from perfmodel.workloads.families import FAMILIES
 from perfmodel.workloads.transformer.axes import AXES
 
 MAX_TABLE_BYTES = 256 * 2**20
 COLUMNS_FILE = Path(__file__).parent / "columns.yaml"
 _MEASURED = "iter_time_s"
 _LEAST, _MOST = 1e-9, 1e15
-_DLRM_COLUMN = "emb_dim"
 _UNSUPPORTED = "unsupported"
 _SWITCHES = {"0": False, "1": True, "0.0": False, "1.0": True, "no": False, "yes": True}
 
@@ -112,8 +113,7 @@ class ColumnsFile(Form):
     """
 
     common: Mapping[str, Column]
-    transformer: Mapping[str, Column]
-    dlrm: Mapping[str, Column]
+    families: Mapping[str, Mapping[str, Column]]
     required: Mapping[str, tuple[str, ...]]
     loaders: Mapping[str, Loader]
     apart: tuple[str, ...]
@@ -122,7 +122,7 @@ class ColumnsFile(Form):
 
 @lru_cache(maxsize=1)
 def load_columns() -> ColumnsFile:
-    """The columns that are known; those of parallel degrees are in the table of these."""
+    """The columns that are known; degrees, schedules and optimizers are those of their tables."""
     file = load_document(COLUMNS_FILE, MeasurementError).read(ColumnsFile)
     degrees = {
         axis.name: Column(
@@ -135,20 +135,34 @@ def load_columns() -> ColumnsFile:
         for axis in AXES.values()
         if not axis.is_derived
     }
-    return replace(file, transformer={**file.transformer, **degrees})
+    schedule = Column(
+        "word",
+        "the order in which pipeline stages take micro-batches",
+        words=dict.fromkeys(load_schedules()),
+        sets="parallel.schedule",
+    )
+    optimizers = dict.fromkeys((*load_optimizers(), NO_OPTIMIZER))
+    kind = replace(file.common["optimizer_kind"], words=optimizers)
+    return replace(
+        file,
+        common={**file.common, "optimizer_kind": kind},
+        families={
+            name: {**own, **degrees, "schedule": schedule} if FAMILIES[name].has_layouts else own
+            for name, own in file.families.items()
+        },
+    )
 
 
-@lru_cache(maxsize=2)
-def columns_of(family: Family) -> Mapping[str, Column]:
+@lru_cache(maxsize=8)
+def columns_of(family: str) -> Mapping[str, Column]:
     """The columns that a table of *family* may have."""
-    own: Mapping[str, Column] = getattr(load_columns(), family.value)
-    return {**load_columns().common, **own}
+    return {**load_columns().common, **load_columns().families[family]}
 
 
-def required_columns(family: Family) -> tuple[str, ...]:
+def required_columns(family: str) -> tuple[str, ...]:
     """The columns that a table of *family* must have."""
     required = load_columns().required
-    return (*required["common"], *required[family.value])
+    return (*required["common"], *required[family])
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +173,7 @@ class RunRow:
     """
 
     name: str | int
-    family: Family
+    family: str
     cells: Mapping[str, str]
     measured_s: float | None
     faults: tuple[str, ...] = ()
@@ -216,15 +230,16 @@ class RunRow:
         return found
 
     def meaning(self, column: str) -> Mapping[str, Any]:
-        """What the word in *column* means; empty if not stated."""
-        return columns_of(self.family)[column].words.get(self.text(column)) or {}
+        """What the word in *column* means; empty if not stated, or if the family has none such."""
+        about = columns_of(self.family).get(column)
+        return (about and about.words.get(self.text(column))) or {}
 
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
     """All rows of a table, in its order."""
 
-    family: Family
+    family: str
     rows: tuple[RunRow, ...]
 
 
@@ -267,12 +282,12 @@ def load_runs(path: Path) -> RunTable:
     header = next(lines, [])
     names = _known_names(header)
     milliseconds = {place for place, name in enumerate(header) if _plain(name).endswith("_ms")}
-    family = Family.DLRM if _DLRM_COLUMN in names else Family.TRANSFORMER
+    family = _family_with(names)
     missing = [name for name in required_columns(family) if name not in names]
     if missing:
         unread = ", ".join(name for name in names if name and name not in columns_of(family))
         raise MeasurementError(
-            f"{path}: a table of {family.value} runs must have the columns "
+            f"{path}: a table of {family} runs must have the columns "
             f"{', '.join(required_columns(family))}; missing: {', '.join(missing)}."
             + (f" These are not known: {unread}." if unread else "")
         )
@@ -286,13 +301,20 @@ def load_runs(path: Path) -> RunTable:
     return RunTable(family, rows)
 
 
+def _family_with(names: Sequence[str]) -> str:
+    """The last family whose required columns are among *names*; the first if there is none."""
+    known = load_columns()
+    fitting = [one for one in known.families if set(known.required[one]) <= set(names)]
+    return (fitting or list(known.families))[-1 if fitting else 0]
+
+
 def _known_names(header: Sequence[str]) -> list[str]:
     """*header* with the names of our columns for those that tables also use.
 
     A column that is there under our name is not looked for under another. One of milliseconds has
     the name of the same in seconds.
     """
-    families = [load_columns().common, load_columns().transformer, load_columns().dlrm]
+    families = [load_columns().common, *load_columns().families.values()]
     ours = {
         other: name
         for columns in families
@@ -317,7 +339,7 @@ def _thousandth(cell: str) -> str:
 
 
 def _iter_rows(
-    names: Sequence[str], lines: Iterable[Sequence[str]], family: Family
+    names: Sequence[str], lines: Iterable[Sequence[str]], family: str
 ) -> Iterator[RunRow]:
     columns = columns_of(family)
     unread = tuple(name for name in names if name and name not in columns)

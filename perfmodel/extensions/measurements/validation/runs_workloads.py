@@ -5,7 +5,7 @@ A row that no workload can express is listed as unsupported, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,8 +13,10 @@ from perfmodel.base.errors import WorkloadError
 from perfmodel.extensions.measurements.validation.runs_table import RunRow
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.catalog import Workload, list_workloads, load_workload, parse_workload
+from perfmodel.workloads.catalog import list_workloads, load_workload, parse_workload
 from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.family import Spec
+from perfmodel.workloads.fields import Workload
 from perfmodel.workloads.transformer.axes import (
     AXES,
     OF_EXPERTS,
@@ -42,7 +44,7 @@ _STORED = {"fp32": "fp32", "tf32": "fp32", "fp16": "fp16"}
 def _heading(row: RunRow, stack: SoftwareStack) -> dict[str, Any]:
     return {
         "name": str(row.name),
-        "family": row.family.value,
+        "family": row.family,
         "description": row.text("model") or "a measured run",
         "source": row.text("source") or "a table of measured runs",
         "stack": stack.name,
@@ -55,9 +57,7 @@ def _check_stated(row: RunRow, names: Sequence[str]) -> None:
         raise WorkloadError(f"not stated: {', '.join(missing)}")
 
 
-def build_transformer_spec(
-    row: RunRow, stack: SoftwareStack, sentences: list[str]
-) -> TransformerSpec:
+def build_transformer_spec(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> Workload:
     """The workload of *row* under *stack*; assumptions are added to *sentences*."""
     _check_stated(row, _NEEDED)
     for axis in AXES.values():
@@ -77,9 +77,7 @@ def build_transformer_spec(
         predicted = _PREDICTED_TOKENS.get(whole, -(-whole * 5 // 32))
         predicted = -(-predicted * length // whole)
         content[_MASKED] = length if stack.has(FrameworkBehaviour.ALL_LOGITS) else predicted
-    spec = parse_workload(content, document=f"row {row.name}")
-    assert isinstance(spec, TransformerSpec)
-    return spec
+    return parse_workload(content, document=f"row {row.name}")
 
 
 def _length(row: RunRow, sentences: list[str]) -> int:
@@ -145,18 +143,18 @@ def _known_model(model: Mapping[str, Any]) -> TransformerSpec | None:
     return next(
         (
             spec
-            for spec in _shipped_workloads()
-            if isinstance(spec, TransformerSpec)
-            and spec.model.has_experts
+            for spec in _shipped_workloads(TransformerSpec)
+            if spec.model.has_experts
             and all(getattr(spec.model, name) == own.get(name) for name in _SAME_MODEL)
         ),
         None,
     )
 
 
-@lru_cache(maxsize=1)
-def _shipped_workloads() -> tuple[Workload, ...]:
-    return tuple(load_workload(title.name) for title in list_workloads())
+@lru_cache(maxsize=8)
+def _shipped_workloads(kind: type[Spec]) -> tuple[Spec, ...]:
+    loaded = (load_workload(title.name) for title in list_workloads())
+    return tuple(one for one in loaded if isinstance(one, kind))
 
 
 def _is_gated(row: RunRow, sentences: list[str]) -> bool:
@@ -229,7 +227,7 @@ _ALIKE, _ALIKE_SHARE = 1.3, 0.75
 """Tables are of one data set if this share of them differ by no more than this factor."""
 
 
-def build_dlrm_spec(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> DlrmSpec:
+def build_dlrm_spec(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> Workload:
     """The workload of *row* under *stack*; assumptions are added to *sentences*."""
     _check_stated(row, _NEEDED_OF_DLRM)
     precision = _STORED.get(row.text("compute_precision"), "bf16")
@@ -250,9 +248,7 @@ def build_dlrm_spec(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> 
     if row.load_ns is not None:
         content["input"] = {"load_time": f"{row.load_ns:g} ns"}
         sentences.append("The loader bounds this run; what it takes is an input of the run.")
-    spec = parse_workload(content, document=f"row {row.name}")
-    assert isinstance(spec, DlrmSpec)
-    return spec
+    return parse_workload(content, document=f"row {row.name}")
 
 
 def _embedding(row: RunRow, sentences: list[str]) -> dict[str, Any]:
@@ -282,10 +278,10 @@ def _skew(rows: list[int], lookups: list[int], sentences: list[str]) -> dict[str
     Tables are compared in order of size, because data sets are truncated at different row counts.
     """
     order = sorted(range(len(rows)), key=lambda place: -rows[place])
-    for spec in _shipped_workloads():
-        if not isinstance(spec, DlrmSpec) or not isinstance(spec.embedding.zipf_exponents, tuple):
-            continue
+    for spec in _shipped_workloads(DlrmSpec):
         known = spec.embedding
+        if not isinstance(known.zipf_exponents, tuple):
+            continue
         known_order = sorted(range(len(known.rows)), key=lambda place: -known.rows[place])
         pairs = list(zip(order, known_order, strict=False))
         alike = sum(
@@ -297,7 +293,6 @@ def _skew(rows: list[int], lookups: list[int], sentences: list[str]) -> dict[str
         if len(rows) != len(known.rows) or is_multi_hot is not (max(lookups) > 1):
             continue
         if alike >= _ALIKE_SHARE * len(rows):
-            assert isinstance(known.zipf_exponents, tuple)
             exponents, occurring = [0.0] * len(rows), [1] * len(rows)
             for own, other in pairs:
                 exponents[own] = known.zipf_exponents[other]
@@ -331,3 +326,10 @@ def _dense(row: RunRow) -> dict[str, Any]:
     dense = {"bottom_mlp": [], **row.section("dense"), **row.meaning("interaction_kind")}
     cross = row.section("cross")
     return dense | ({"cross": cross} if cross else {})
+
+
+WORKLOADS: dict[str, Callable[[RunRow, SoftwareStack, list[str]], Workload]] = {
+    "transformer": build_transformer_spec,
+    "dlrm": build_dlrm_spec,
+}
+"""By family, what makes a workload of a row under a stack and adds its assumptions to a list."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.base.cautions import NO_CAUTIONS, Cautions
 from perfmodel.costs.measured_kernels import Unsupported
 
 SCHEMA_VERSION = 1
@@ -75,6 +76,7 @@ class Scoreboard:
     kind: str
     deviations: tuple[Deviation, ...]
     unsupported: tuple[Unsupported, ...] = ()
+    cautions: Cautions = NO_CAUTIONS
 
     @property
     def overall(self) -> Score | None:
@@ -104,6 +106,7 @@ class Scoreboard:
             "groups": {name: asdict(score) for name, score in self.groups.items()},
             "unsupported": [asdict(one) for one in self.unsupported],
             "rows": [_row_of(deviation) for deviation in self.deviations],
+            **self.cautions.document(),
         }
 
     def to_rows(self) -> list[dict[str, Any]]:

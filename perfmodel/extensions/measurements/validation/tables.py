@@ -18,6 +18,7 @@ from perfmodel.base.units import NS_PER_MS, NS_PER_US
 from perfmodel.costs.estimates import Estimates, interval_of
 from perfmodel.costs.kernel_tables import KERNEL_KINDS
 from perfmodel.costs.measured_kernels import MeasuredKernel, Unsupported, price_measured
+from perfmodel.extensions.measurements.checking import check_kernels
 from perfmodel.extensions.measurements.validation.scoreboard import (
     Deviation,
     Scoreboard,
@@ -29,7 +30,8 @@ def validate_kernels(kind: str, path: Path, *, calibration: Sequence[str] = ()) 
 
     Constants of the files *calibration* override the shipped ones.
     """
-    table, model = KERNEL_KINDS[kind].load(path, None), KERNEL_KINDS[kind].model(None)
+    table, cautions = check_kernels(kind, KERNEL_KINDS[kind].load(path, None), str(path))
+    model = KERNEL_KINDS[kind].model(None)
     deviations: dict[str | int, Deviation] = {}
     unsupported = list(table.unsupported)
     # Rows of one device and op are either all priced or all unsupported.
@@ -49,6 +51,7 @@ def validate_kernels(kind: str, path: Path, *, calibration: Sequence[str] = ()) 
         kind,
         tuple(deviations[row] for row in in_order if row in deviations),
         tuple(unsupported),
+        cautions,
     )
 
 

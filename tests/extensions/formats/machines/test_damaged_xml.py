@@ -21,10 +21,10 @@ def test_a_sound_host_is_read():
 
 @pytest.mark.parametrize("count", ["-12", "0", "1200"])
 def test_an_impossible_number_of_nvlinks_is_refused(count):
-    with pytest.raises(TopologyError, match="count of an nvlink"):
+    with pytest.raises(TopologyError, match="nvlink"):
         parse_xml(host(count=count), "topo.xml")
 
 
 def test_two_gpus_of_one_bus_id_are_refused():
-    with pytest.raises(TopologyError, match="bus id 0000:01"):
+    with pytest.raises(TopologyError, match=r"0000:01.* twice"):
         parse_xml(host(("0000:01", "0000:01")), "topo.xml")

@@ -73,10 +73,11 @@ def test_what_no_config_states_is_assumed_and_said_until_the_question_states_it(
     # A million tokens: 256 sequences of 4,096.
     assert (workload.batch, workload.sequence_length) == (256, 4096)
     assert [one.partition(":")[0] for one in workload.assumed] == [
-        "batch", "sequence_length", "training",
+        "batch", "sequence_length", "training", "Not stated, so as its program has it by default",
     ]  # fmt: skip
     own = load_workload(path, ["batch=8", "sequence_length=1024", "training.recompute=none"])
-    assert (own.batch, own.sequence_length, own.assumed) == (8, 1024, ())
+    assert (own.batch, own.sequence_length) == (8, 1024)
+    assert [one.partition(",")[0] for one in own.assumed] == ["Not stated"]
 
 
 def test_every_field_is_read_defaulted_ignored_or_unknown(tmp_path):
@@ -88,7 +89,7 @@ def test_every_field_is_read_defaulted_ignored_or_unknown(tmp_path):
     assert uses["tie_word_embeddings"] == "not stated"
     assert uses["rope_theta"] == "no effect"
     assert uses["surprise"] == "unknown"
-    assert "Unknown fields were ignored: surprise." in found.content["assumed"]
+    assert found.content["unknown_keys"] == ["surprise"]
 
 
 def test_windows_are_in_the_layers_that_the_file_says(tmp_path):

@@ -8,12 +8,12 @@ from perfmodel.extensions.measurements.report import report_scores
 from perfmodel.extensions.measurements.validation.runs import validate_runs
 from perfmodel.extensions.measurements.validation.runs_table import (
     columns_of,
+    load_columns,
     load_runs,
     of_source,
     required_columns,
 )
 from perfmodel.reports.terminal import to_text
-from perfmodel.stacks.capabilities import Family
 
 TRANSFORMER = {
     "id": "a", "source": "ours", "framework": "nanotron", "release": "", "device": "h100_sxm",
@@ -166,7 +166,7 @@ def test_every_row_is_predicted_or_listed(tmp_path):
 def test_many_micro_batches_are_continued_as_if_all_were_built(tmp_path, monkeypatch):
     # 32 sequences on 4 ranks make 8 micro-batches: more than the 5 that are built.
     continued = predicted_s(tmp_path, gbs="32")
-    monkeypatch.setattr("perfmodel.workloads.jobs._FILL", 8)
+    monkeypatch.setattr("perfmodel.workloads.transformer.family._FILL", 8)
     assert continued == pytest.approx(predicted_s(tmp_path, gbs="32"), rel=1e-3)
 
 
@@ -280,7 +280,7 @@ def test_the_interval_says_which_evidence_it_rests_on(tmp_path):
 
 
 def test_every_column_says_what_it_means():
-    for family in Family:
+    for family in load_columns().families:
         for name, column in columns_of(family).items():
             assert column.meaning, name
             assert set(required_columns(family)) <= set(columns_of(family))

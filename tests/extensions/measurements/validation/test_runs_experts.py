@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.extensions.measurements.validation.runs_question import read_setting
 from perfmodel.extensions.measurements.validation.runs_table import RunRow
-from perfmodel.stacks.capabilities import Dispatcher, Family
+from perfmodel.stacks.capabilities import Dispatcher
 from perfmodel.stacks.profiles import choose_stack
 from perfmodel.workloads.transformer.words import CudaGraph, Positions, Recompute
 
@@ -21,7 +21,7 @@ GROK = {
 
 
 def setting_of(**changes: str):
-    return read_setting(RunRow("a", Family.TRANSFORMER, GROK | changes, 1.0))
+    return read_setting(RunRow("a", "transformer", GROK | changes, 1.0))
 
 
 def test_settings_of_experts_are_read_by_name():
@@ -54,7 +54,7 @@ def test_a_known_configuration_recomputes_what_it_says():
      ("26.08", "nemo_2026"), ("dev 2025-01", "nemo_2024")],
 )  # fmt: skip
 def test_releases_of_nemo_choose_the_stack(release, stack):
-    chosen = choose_stack("nemo", release=release, family=Family.TRANSFORMER)
+    chosen = choose_stack("nemo", release=release, family="transformer")
     assert chosen.stack.name == stack
 
 

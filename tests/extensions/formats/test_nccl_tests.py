@@ -7,10 +7,10 @@ import json
 import pytest
 
 from collectives.collective import CollectiveKind
-from collectives.measurements import load_measurements
-from collectives.nccl_tests import RunPlace, dotted_version, is_nccl_tests, read_nccl_tests
+from collectives.measurements import RunPlace, load_measurements
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
+from perfmodel.extensions.formats.nccl_tests import dotted_version, read_foreign
 
 HEADING = """\
 # nccl-tests version 2.17.4 nccl-headers=22705 nccl-library=22705
@@ -182,7 +182,12 @@ def test_the_number_of_a_release_is_read_as_nccl_writes_it(code, version):
      ("topology,hosts\n", False)],
 )  # fmt: skip
 def test_output_is_told_from_a_table(text, is_print):
-    assert is_nccl_tests(text) is is_print
+    if not is_print:
+        assert read_foreign(text, document="x", place=PLACE) is None
+        return
+    # Nothing else of a run is there.
+    with pytest.raises(MeasurementError):
+        read_foreign(text, document="x", place=PLACE)
 
 
 def test_a_print_may_say_the_release_in_words_and_times_of_the_processor(tmp_path):
@@ -195,7 +200,8 @@ def test_a_print_may_say_the_release_in_words_and_times_of_the_processor(tmp_pat
         + "  4096  512  sum  9.50\n  4096 1 sum N/A 1 1\n  4096 1 sum inf 1 1\n"
         + "  4096  1  sum  -2.0  1  1\n  4096  1  sum  0.0  1  1\n"
     )
-    [row] = load(tmp_path, text)
+    row, *others = load(tmp_path, text)
+    assert all(one.fault for one in others)
     assert (row.size_bytes, row.duration_ns, row.nccl_version) == (2048, 9_500, (2, 19, 3))
     assert row.dtype is DType.FP32
     assert row.kind is CollectiveKind.ALL_REDUCE
@@ -221,7 +227,8 @@ def test_json_without_numbers_of_threads_and_release_has_one_thread_and_no_relea
         ],
     }
     rows = load(tmp_path, json.dumps(document), name="run.json")
-    assert [(row.size_bytes, row.duration_ns) for row in rows] == [(1, 3_000), (64, 4_000)]
+    found = [(row.size_bytes, row.duration_ns) for row in rows if not row.fault]
+    assert found == [(1, 3_000), (64, 4_000)]
     assert (rows[0].hosts, rows[0].ranks, rows[0].nccl_version) == (1, 2, None)
     assert rows[0].dtype is DType.FP16
 
@@ -243,7 +250,7 @@ def test_without_its_ranks_a_print_tells_their_number_by_its_bandwidths(tmp_path
     place = RunPlace("dgx_h100", hosts=1 if ranks != 16 else 2)
     if ranks is None:
         with pytest.raises(MeasurementError, match="does not list its ranks"):
-            read_nccl_tests(path.read_text(), document=str(path), place=place)
+            read_foreign(path.read_text(), document=str(path), place=place)
     else:
-        found = read_nccl_tests(path.read_text(), document=str(path), place=place)
+        found = read_foreign(path.read_text(), document=str(path), place=place)
         assert {row["nranks"] for row in found} == {str(ranks)}

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from collectives.measurements import RunPlace
+from perfmodel.base.dtypes import parse_dtype
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.reading import parse_json
 
@@ -31,24 +33,11 @@ _DTYPES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class RunPlace:
-    """What nccl-tests does not say: the *topology*, and hosts and collective of some prints."""
-
-    topology: str | None = None
-    hosts: int | None = None
-    kind: str | None = None
-
-
-def is_nccl_tests(text: str) -> bool:
-    """Whether *text* is a print or the JSON of nccl-tests, and no table."""
-    if text.lstrip()[:1] == "{":
-        return True
-    return "nGpus" in text or any(_heading(line) for line in text.splitlines())
-
-
-def read_nccl_tests(text: str, *, document: str, place: RunPlace) -> list[Record]:
-    """The rows of a run, as a table of collectives has them."""
+def read_foreign(text: str, *, document: str, place: RunPlace) -> list[Record] | None:
+    """The rows of a run, as a table of collectives has them; None if *text* is a table."""
+    is_print = "nGpus" in text or any(_heading(line) for line in text.splitlines())
+    if text.lstrip()[:1] != "{" and not is_print:
+        return None
     run = _parse_json(text, document) if text.lstrip()[:1] == "{" else _parse_print(text, document)
     kind = place.kind or run.kind or _kind_in(document) or _kind_in_name(document)
     if place.topology is None:
@@ -135,14 +124,50 @@ def _iter_cells(lines: Iterable[str]) -> Iterator[dict[str, str]]:
         if columns and len(words) >= len(columns):
             pairs = list(zip(columns, words, strict=False))
             yield {**dict(reversed(pairs)), "size": words[0]}
+        elif columns and _is_row(words, len(columns)):
+            yield {"size": "", "time": ""}
+
+
+def _is_row(words: list[str], columns: int) -> bool:
+    """Whether *words* are a line of a table of so many *columns* that lacks some."""
+    numbers = sum(_is_positive(word) or not word.strip("0.") for word in words)
+    return len(words) >= columns - MOST_LOST and 2 * numbers > len(words)
+
+
+MOST_LOST = 2
+"""Cells that a damaged line may lack."""
+BROKEN = {"size_bytes": "0", "time_us": "1", "fault": "has no readable size and time"}
 
 
 def _printed_rows(lines: Iterable[str]) -> Iterator[Record]:
     for cells in _iter_cells(lines):
         size, time_us = cells["size"], cells["time"]
-        if _SIZE.fullmatch(size) and int(size) > 0 and _is_positive(time_us):
-            dtype = _DTYPES.get(cells.get("type", ""), "")
-            yield {"size_bytes": size, "time_us": time_us, "dtype": dtype}
+        if _SIZE.fullmatch(size) and _is_positive(time_us):
+            row = _row(size, time_us, cells.get("type", ""), cells.get("count", ""))
+            yield from _judged(row, cells.get("algbw", ""), cells.get("wrong", "0"))
+        elif not size or (_is_positive(time_us) and _is_row(list(cells.values()), 0)):
+            yield BROKEN
+
+
+def _row(size: str, time_us: str, word: str, count: str) -> Record:
+    dtype, fault = _DTYPES.get(word, ""), ""
+    if dtype and count.isdecimal():
+        held = int(count) * parse_dtype(dtype).size_bytes
+        # Some collectives print the elements of one rank.
+        fault = "" if not held or int(size) % held == 0 else "size and count disagree"
+    return {"size_bytes": size, "time_us": time_us, "dtype": dtype, "fault": fault}
+
+
+def _judged(row: Record, rate: str, wrong: str) -> Iterator[Record]:
+    """*row* with what its own *rate* in GB/s and its number of *wrong* values say of it."""
+    size = int(row["size_bytes"])
+    if not size:
+        return
+    if _is_positive(wrong):
+        row["fault"] = f"fails its own check (#wrong = {wrong})"
+    if _is_positive(rate) and float(rate) >= _LEAST_PLAIN:
+        row["column_ratio"] = str(size / float(rate) / 1e3 / float(row["time_us"]))
+    yield row
 
 
 def _ranks_by_bandwidths(lines: Iterable[str], kind: str) -> int:
@@ -225,10 +250,12 @@ def _json_row(result: Mapping[str, Any]) -> Iterable[Record]:
         found = result.get(word)
         if isinstance(found, dict):
             time_us = str(found.get("time", found.get("cpu_time", "")))
-            if _is_positive(time_us) and _count(result.get("size"), 0) > 0:
-                dtype = _DTYPES.get(str(result.get("type")), "")
-                yield {"size_bytes": str(result["size"]), "time_us": time_us, "dtype": dtype}
+            if _is_positive(time_us) and isinstance(result.get("size"), int):
+                own = {key.replace("_", ""): str(value) for key, value in found.items()}
+                row = _row(str(result["size"]), time_us, str(result.get("type")), "")
+                yield from _judged(row, own.get("algbw", ""), own.get("nwrong", "0"))
                 return
+    yield BROKEN
 
 
 def _count(value: object, default: int = 1) -> int:
