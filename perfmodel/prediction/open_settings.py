@@ -160,10 +160,11 @@ def _open_recompute(setting: Setting, spec: TransformerSpec) -> OpenQuestion | N
     else:
         # Nothing makes it fit: the answer is that of the run as it is.
         return None
+    alone = _changed(setting, "training", {"recompute": Recompute.NONE})
     plain, saved = _USUAL * odds, (1 - _USUAL) * other_odds
     words = f"in host memory, {share:.0%} of layers" if is_near else f"full, {share:.0%} of layers"
     branches = [
-        Branch("none", plain / (plain + saved), needed <= device.memory_bytes, setting),
+        Branch("none", plain / (plain + saved), needed <= device.memory_bytes, alone),
         Branch(words, saved / (plain + saved), True, other),
     ]
     branches.sort(key=lambda one: -one.weight)
