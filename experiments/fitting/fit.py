@@ -20,7 +20,6 @@ from perfmodel.base.errors import MeasurementError
 from perfmodel.base.fields import Line
 from perfmodel.base.forms import Document, Form
 from perfmodel.base.writing import write_file
-from perfmodel.costs.measured_kernels import KernelTable
 from perfmodel.extensions.measurements.calibration.collectives import (
     about_tables,
     fit_with_uncertainty,
@@ -39,6 +38,7 @@ from perfmodel.extensions.measurements.calibration.kernels import (
     load_tables,
     write_entries,
 )
+from perfmodel.extensions.measurements.measured_kernels import KernelTable
 
 CHOICES = Path(__file__).with_name("choices.yaml")
 CHECKOUT = Path(__file__).resolve().parents[2]

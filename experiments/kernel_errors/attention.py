@@ -15,8 +15,12 @@ from perfmodel.costs.attention import AttentionModel
 from perfmodel.costs.attention_kernels import members_of
 from perfmodel.costs.calibration_files import load_entries
 from perfmodel.costs.estimates import INTERVAL_SIGMAS, Estimates, concatenate_estimates
-from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel, price_measured
 from perfmodel.extensions.measurements.calibration.kernels import cross_validate, load_tables
+from perfmodel.extensions.measurements.measured_kernels import (
+    KernelTable,
+    MeasuredKernel,
+    price_measured,
+)
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[1].parent / "shared" / "data"))

@@ -24,7 +24,7 @@ from experiments.figures import (
     read_wishes,
 )
 from perfmodel.api import validate
-from perfmodel.costs.kernel_tables import load_gemm_table
+from perfmodel.extensions.measurements.kernel_tables import load_gemm_table
 from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
 
 

@@ -112,9 +112,10 @@ def describe_schema(kind: SchemaKind | str) -> str:
         SchemaKind.STACK: (PACKAGES / "stacks", "## A stack file", "\n## "),
     }
     if kind in (SchemaKind.GEMM, SchemaKind.ATTENTION, SchemaKind.MEMORY, SchemaKind.COLLECTIVES):
-        is_kernel = kind is not SchemaKind.COLLECTIVES
-        reader = "perfmodel.costs.kernel_tables" if is_kernel else "collectives.measurements"
-        return (import_module(reader).__doc__ or "").strip()
+        reader = import_module("collectives.measurements")
+        if kind is not SchemaKind.COLLECTIVES:
+            reader = load_extension("measurements", "kernel_tables")
+        return (reader.__doc__ or "").strip()
     if kind in sections:
         folder, begin, stop = sections[kind]
         return _section((folder / "README.md").read_text(encoding="utf-8"), begin, stop)

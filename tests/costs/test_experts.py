@@ -19,10 +19,10 @@ from perfmodel.costs.expert_physics import (
 from perfmodel.costs.experts import ExpertLayerModel, price_grouped_gemms
 from perfmodel.costs.gemm_features import machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
-from perfmodel.costs.kernel_tables import load_expert_table
-from perfmodel.costs.measured_kernels import KernelTable
 from perfmodel.extensions.measurements.calibration.gemm import FEWEST_SHAPES, fit_expert_entry
 from perfmodel.extensions.measurements.calibration.kernels import cross_validate
+from perfmodel.extensions.measurements.kernel_tables import load_expert_table
+from perfmodel.extensions.measurements.measured_kernels import KernelTable
 from perfmodel.graph.ops import GroupedGemm
 from perfmodel.stacks.profiles import load_stack
 from topologies import load_device

@@ -11,7 +11,7 @@ import yaml
 
 from experiments.fitting import fit
 from perfmodel.costs.calibration_files import parse_entries
-from perfmodel.costs.measured_kernels import KernelTable
+from perfmodel.extensions.measurements.measured_kernels import KernelTable
 from tests.extensions.measurements.calibration.test_kernels import measured
 
 CHOICES = fit.load_choices()

@@ -185,7 +185,7 @@ RUNS = (
 
 def _table_readers() -> list[Reader]:
     from collectives.measurements import load_measurements
-    from perfmodel.costs.kernel_tables import (
+    from perfmodel.extensions.measurements.kernel_tables import (
         load_attention_table,
         load_gemm_table,
         load_memory_table,

@@ -12,8 +12,12 @@ from collectives.measurements import CollectiveMeasurement, load_measurements
 from collectives.pricing import price_sizes
 from perfmodel.base.cautions import Cautions, Warned
 from perfmodel.base.errors import MeasurementError, PerfModelError
-from perfmodel.costs.kernel_tables import KERNEL_KINDS
-from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel, price_measured
+from perfmodel.extensions.measurements.kernel_tables import KERNEL_KINDS
+from perfmodel.extensions.measurements.measured_kernels import (
+    KernelTable,
+    MeasuredKernel,
+    price_measured,
+)
 from perfmodel.prediction.gate import Ratio, beyond, limits, ratios_of
 from topologies import load_device
 

@@ -26,7 +26,6 @@ from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.gemm_features import machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
-from perfmodel.costs.measured_kernels import KernelTable
 from perfmodel.extensions.measurements.calibration.bounded_fit import (
     Limits,
     build_entry,
@@ -34,6 +33,7 @@ from perfmodel.extensions.measurements.calibration.bounded_fit import (
     load_limits,
 )
 from perfmodel.extensions.measurements.calibration.networks import TrainingPlan, fit_ordered
+from perfmodel.extensions.measurements.measured_kernels import KernelTable
 from topologies import load_device
 
 PHYSICS_ROWS = 4000

@@ -45,7 +45,6 @@ from perfmodel.costs.gemm_physics import (
     MachineRates,
     predict_gemm_times,
 )
-from perfmodel.costs.measured_kernels import KernelTable
 from perfmodel.extensions.measurements.calibration.bounded_fit import (
     build_entry,
     fit_constants,
@@ -58,6 +57,7 @@ from perfmodel.extensions.measurements.calibration.networks import (
     on_one_thread,
     train_ordered,
 )
+from perfmodel.extensions.measurements.measured_kernels import KernelTable
 from perfmodel.stacks.capabilities import Residency
 from topologies import load_device
 

@@ -18,11 +18,15 @@ from perfmodel.base.errors import MeasurementError
 from perfmodel.base.writing import write_file
 from perfmodel.costs.calibration_files import Entry, entries_to_text
 from perfmodel.costs.estimates import Estimates, concatenate_estimates
-from perfmodel.costs.kernel_tables import KERNEL_KINDS
-from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel, price_measured
 from perfmodel.extensions.measurements.calibration.attention import fit_attention_entry
 from perfmodel.extensions.measurements.calibration.gemm import fit_expert_entry, fit_gemm_entry
 from perfmodel.extensions.measurements.calibration.memory import fit_memory_entry
+from perfmodel.extensions.measurements.kernel_tables import KERNEL_KINDS
+from perfmodel.extensions.measurements.measured_kernels import (
+    KernelTable,
+    MeasuredKernel,
+    price_measured,
+)
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 FEWEST_ROWS = 2

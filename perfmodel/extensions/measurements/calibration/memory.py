@@ -17,9 +17,9 @@ from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.estimates import INTERVAL_SIGMAS
-from perfmodel.costs.measured_kernels import KernelTable
 from perfmodel.costs.memory import RECORDED_WORDS, interpolate_row_factor
 from perfmodel.extensions.measurements.calibration.bounded_fit import build_entry
+from perfmodel.extensions.measurements.measured_kernels import KernelTable
 from topologies import load_device
 
 LEAST_SLOPE = 1e-9

@@ -13,7 +13,7 @@ from typing import Any
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import format_size
-from perfmodel.costs.measured_kernels import Unsupported
+from perfmodel.extensions.measurements.measured_kernels import Unsupported
 from perfmodel.extensions.measurements.validation.runs_question import (
     MEMORY_KNOWN_WITHIN,
     layout_of,

@@ -14,9 +14,9 @@ from typing import Any
 from perfmodel.base.cautions import Cautions, join_cautions
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_S
-from perfmodel.costs.measured_kernels import Unsupported
 from perfmodel.execution.executor import Executor, SerialExecutor, keep_memory
 from perfmodel.extensions.measurements.checking import doubt_scales
+from perfmodel.extensions.measurements.measured_kernels import Unsupported
 from perfmodel.extensions.measurements.validation.runs_question import read_setting
 from perfmodel.extensions.measurements.validation.runs_table import RunRow, RunTable
 from perfmodel.extensions.measurements.validation.scoreboard import Deviation, Scoreboard

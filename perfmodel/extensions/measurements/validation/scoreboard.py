@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.base.cautions import NO_CAUTIONS, Cautions
-from perfmodel.costs.measured_kernels import Unsupported
+from perfmodel.extensions.measurements.measured_kernels import Unsupported
 
 SCHEMA_VERSION = 1
 _SMALLEST_PCT = 0.01

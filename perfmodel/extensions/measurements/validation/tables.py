@@ -16,9 +16,13 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError, PerfModelError
 from perfmodel.base.units import NS_PER_MS, NS_PER_US
 from perfmodel.costs.estimates import Estimates, interval_of
-from perfmodel.costs.kernel_tables import KERNEL_KINDS
-from perfmodel.costs.measured_kernels import MeasuredKernel, Unsupported, price_measured
 from perfmodel.extensions.measurements.checking import check_kernels
+from perfmodel.extensions.measurements.kernel_tables import KERNEL_KINDS
+from perfmodel.extensions.measurements.measured_kernels import (
+    MeasuredKernel,
+    Unsupported,
+    price_measured,
+)
 from perfmodel.extensions.measurements.validation.scoreboard import (
     Deviation,
     Scoreboard,

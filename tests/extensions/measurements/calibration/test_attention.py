@@ -11,8 +11,8 @@ from perfmodel.costs.attention_physics import (
     predict_forward_times,
 )
 from perfmodel.costs.gemm_features import machine_rates
-from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel
 from perfmodel.extensions.measurements.calibration.attention import fit_attention_entry
+from perfmodel.extensions.measurements.measured_kernels import KernelTable, MeasuredKernel
 from perfmodel.graph.ops import Attention, Pass
 from perfmodel.stacks.profiles import load_stack
 from tests.costs.devices import load_device

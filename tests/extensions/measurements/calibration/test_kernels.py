@@ -4,7 +4,6 @@ import pytest
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 from perfmodel.costs.gemm_physics import GemmShapes
-from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel
 from perfmodel.extensions.measurements.calibration.bounded_fit import Limit, fit_constants
 from perfmodel.extensions.measurements.calibration.gemm import (
     LearnedRows,
@@ -18,6 +17,7 @@ from perfmodel.extensions.measurements.calibration.kernels import (
     fit_entries,
 )
 from perfmodel.extensions.measurements.calibration.networks import TrainingPlan
+from perfmodel.extensions.measurements.measured_kernels import KernelTable, MeasuredKernel
 from perfmodel.graph.ops import MemoryBound
 
 

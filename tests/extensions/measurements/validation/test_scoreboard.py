@@ -2,7 +2,7 @@ import pytest
 
 from perfmodel.base.writing import write_csv
 from perfmodel.costs.estimates import interval_of
-from perfmodel.costs.measured_kernels import Unsupported
+from perfmodel.extensions.measurements.measured_kernels import Unsupported
 from perfmodel.extensions.measurements.validation.scoreboard import (
     Deviation,
     Scoreboard,

@@ -6,13 +6,13 @@ import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError, MeasurementError
-from perfmodel.costs.kernel_tables import (
+from perfmodel.extensions.measurements.kernel_tables import (
     load_attention_table,
     load_expert_table,
     load_gemm_table,
     load_memory_table,
 )
-from perfmodel.costs.measured_kernels import MOST_SIZE, parse_ms, parse_size
+from perfmodel.extensions.measurements.measured_kernels import MOST_SIZE, parse_ms, parse_size
 from perfmodel.graph.ops import Pass
 
 GPU = "NVIDIA H100 80GB HBM3"

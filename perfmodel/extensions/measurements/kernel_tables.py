@@ -38,7 +38,8 @@ from perfmodel.costs.expert_physics import ExpertLayer
 from perfmodel.costs.experts import ExpertLayerModel
 from perfmodel.costs.gemm import GemmModel
 from perfmodel.costs.gemm import variant_of as gemm_variant
-from perfmodel.costs.measured_kernels import (
+from perfmodel.costs.memory import MemoryModel
+from perfmodel.extensions.measurements.measured_kernels import (
     KernelTable,
     MeasuredKernel,
     build_measured,
@@ -48,7 +49,6 @@ from perfmodel.costs.measured_kernels import (
     read_rows,
     require_columns,
 )
-from perfmodel.costs.memory import MemoryModel
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Pass
 from perfmodel.graph.routing import hottest_loads
 from perfmodel.stacks.capabilities import Residency
