@@ -60,7 +60,9 @@ from perfmodel.extensions.recordings.import_files import Imported as Imported
 from perfmodel.extensions.recordings.import_files import ImportedJob as ImportedJob
 from perfmodel.extensions.recordings.import_files import ImportWishes as ImportWishes
 from perfmodel.extensions.recordings.import_files import import_traces as import_traces
+from perfmodel.extensions.whatif.advising import Advice as Advice
 from perfmodel.extensions.whatif.answering import WhatIf as WhatIf
+from perfmodel.extensions.whatif.api import advise as advise
 from perfmodel.extensions.whatif.api import whatif as whatif
 from perfmodel.graph.job import JobGraph as JobGraph
 from perfmodel.graph.ops import Attention as Attention
