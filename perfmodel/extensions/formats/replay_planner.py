@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -68,14 +69,9 @@ class ReplayPlanner:
     def plan(self, module: Any, sharders: Sequence[Any] = ()) -> Any:
         """TorchRec's plan for the collections in *module*; *sharders* are its own."""
         del sharders
-        from torch.distributed._shard.metadata import ShardMetadata
-        from torchrec.distributed.types import (
-            EmbeddingModuleShardingPlan,
-            EnumerableShardingSpec,
-            ParameterSharding,
-        )
-        from torchrec.distributed.types import ShardingPlan as TorchRecPlan
-
+        # The script that plans has both packages; perfmodel needs neither.
+        types = import_module("torchrec.distributed.types")
+        build_shard = import_module("torch.distributed._shard.metadata").ShardMetadata
         held = {
             path: (getattr(one, name)(), is_pooled)
             for path, one in module.named_modules()
@@ -90,17 +86,18 @@ class ReplayPlanner:
         def sharding_of(table: str) -> Any:
             about = placed[table]
             spec = about["sharding_spec"]
-            shards = [ShardMetadata(**shard) for shard in spec["shards"]] if spec else []
-            return ParameterSharding(
+            shards = [build_shard(**shard) for shard in spec["shards"]] if spec else []
+            return types.ParameterSharding(
                 sharding_type=about["sharding_type"],
                 compute_kernel=about["compute_kernel"],
                 ranks=about["ranks"],
-                sharding_spec=EnumerableShardingSpec(shards) if spec else None,
+                sharding_spec=types.EnumerableShardingSpec(shards) if spec else None,
             )
 
-        return TorchRecPlan(
+        of_module = types.EmbeddingModuleShardingPlan
+        return types.ShardingPlan(
             {
-                path: EmbeddingModuleShardingPlan({one.name: sharding_of(one.name) for one in some})
+                path: of_module({one.name: sharding_of(one.name) for one in some})
                 for path, (some, _) in held.items()
             }
         )
