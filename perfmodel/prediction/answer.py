@@ -22,7 +22,7 @@ from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
 
 if TYPE_CHECKING:
     from perfmodel.prediction.explain import Evidence
-    from perfmodel.prediction.recording import Score
+    from perfmodel.prediction.recording import RecordedStep, Score
     from perfmodel.workloads.family import TakenDefault
 
 
@@ -219,12 +219,11 @@ class Prediction(Shown):
     """How long one iteration takes and, unless only times were asked for, why.
 
     *isolated_ns* is one iteration that starts at a barrier. A recording has none: *span_ns* is its
-    time from the first task to the last, and its period is the median of *periods_ns*. *drawn_ns*
-    has the times under drawn costs that make the *interval*. The *score* of a recording says how
-    well it replays itself. *scenario* is None where the question was not asked by one.
-    *open_settings* moved the answer and were not stated; *defaults_taken* are what the framework
-    configures where nothing is stated. *cautions* are what the gate found
-    (`perfmodel.prediction.gate`).
+    time from the first task to the last. *recorded* is its step under the profiler. *drawn_ns* has
+    the times under drawn costs that make the *interval*. The *score* of a recording says how well
+    it replays itself. *scenario* is None where the question was not asked by one. *open_settings*
+    moved the answer and were not stated; *defaults_taken* are what the framework configures where
+    nothing is stated. *cautions* are what the gate found (`perfmodel.prediction.gate`).
     """
 
     mode: Mode = Mode.PERIOD
@@ -238,6 +237,7 @@ class Prediction(Shown):
     periods_ns: tuple[int, ...] = ()
     drawn_ns: tuple[float, ...] = ()
     score: Score | None = None
+    recorded: RecordedStep | None = None
     scenario: Scenario | JobScenario | None = None
     reasons: Reasons | None = None
     open_settings: tuple[OpenSetting, ...] = ()
