@@ -16,6 +16,7 @@ from perfmodel.api.details import price_collective as price_collective
 from perfmodel.api.details import price_kernel as price_kernel
 from perfmodel.api.details import sweep_collective as sweep_collective
 from perfmodel.api.questions import compare as compare
+from perfmodel.api.questions import fits as fits
 from perfmodel.api.questions import name_jobs as name_jobs
 from perfmodel.api.questions import predict as predict
 from perfmodel.api.questions import rank as rank
@@ -30,6 +31,7 @@ from perfmodel.extensions.formats.api import ImportedTopology as ImportedTopolog
 from perfmodel.extensions.formats.api import ImportedWorkload as ImportedWorkload
 from perfmodel.extensions.formats.api import import_topology as import_topology
 from perfmodel.extensions.formats.api import import_workload as import_workload
+from perfmodel.extensions.formats.replay_planner import ReplayPlanner as ReplayPlanner
 from perfmodel.extensions.measurements.api import calibrate_collectives as calibrate_collectives
 from perfmodel.extensions.measurements.api import calibrate_embedding as calibrate_embedding
 from perfmodel.extensions.measurements.api import calibrate_host as calibrate_host
