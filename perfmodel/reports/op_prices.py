@@ -186,7 +186,7 @@ def report_kernel(answer: KernelAnswer) -> Report:
     rows = [
         ("time", f"{format_duration(answer.time_ms * NS_PER_MS)}  (90 %: {interval})"),
         ("rate", f"{rate}{answer.gigabytes_per_s:.4g} GB/s"),
-        ("bound by", answer.bound),
+        ("limited by", answer.bound),
         ("provenance", answer.provenance),
         ("priced as", answer.priced_as or ""),
         ("constants", answer.constants or ""),
