@@ -273,7 +273,12 @@ def build_tuner(wiring: Wiring, calibration: Calibration) -> Tuner:
         return Tuner(calibration.tuner, wiring, tuple(Protocol))
     entry = calibration.fabric_entry(wiring)
     return Tuner(
-        calibration.tuner, wiring, entry.protocols, entry.tree_protocols, entry.pair_ll_bytes
+        calibration.tuner,
+        wiring,
+        entry.protocols,
+        entry.pair_ll_bytes,
+        entry.plan_latency_ns,
+        entry.two_host_reach,
     )
 
 

@@ -94,6 +94,8 @@ class FabricConstants(Form):
     """Between hosts, for one kind of network with its NCCL plugin.
 
     *spread_ns* a hop is what messages well above *spread_bytes* cost over the smallest ones;
+    *step_ns* is what a step of a ring takes at least once each NIC has more than *step_bytes* to
+    send: proxies handle messages one by one;
     *ring_hop_ratio* how much dearer a hop of a ring is than one of a tree; *fill_ns* a level what
     waiting for the first chunk costs once messages exceed *fill_bytes*, in LL128
     *ll128_fill_ns* once they exceed *ll128_fill_bytes*. *nic_crowding* is the share of its
@@ -111,6 +113,8 @@ class FabricConstants(Form):
     simple_hop_ns: Constant
     spread_ns: Constant
     spread_bytes: Constant
+    step_ns: Constant
+    step_bytes: Constant
     ll_ratio: Constant
     ll128_ratio: Constant
     simple_ratio: Constant
@@ -170,8 +174,9 @@ class HostEntry(Form):
 class FabricEntry(Form):
     """Constants between hosts, for the networks of *machines*.
 
-    *protocols* are those the network plugin leaves NCCL, *tree_protocols* those with which logs
-    show trees. A pairwise exchange with slices up to *pair_ll_bytes* goes by LL.
+    *protocols* are those the network plugin leaves NCCL; *plan_latency_ns* is what it tells NCCL
+    of a message. *two_host_reach* is how much of the network NCCL expects a tree over two hosts to
+    use. A pairwise exchange with slices up to *pair_ll_bytes* goes by LL.
     """
 
     __pydantic_config__ = KEEPS_UNITS
@@ -179,8 +184,9 @@ class FabricEntry(Form):
     name: Line
     machines: tuple[Words, ...]
     protocols: tuple[Protocol, ...]
-    tree_protocols: tuple[Protocol, ...]
     pair_ll_bytes: WholeBytes
+    plan_latency_ns: Constant
+    two_host_reach: Constant
     constants: FabricConstants
 
 

@@ -122,6 +122,7 @@ def _wiring_of_shape(shape: GroupShape, machine: ByIdentity[Topology]) -> Wiring
         net_latency_ns=_net_latency_ns(shape, topology),
         call_latency_ns=_call_latency_ns(shape, topology) if is_wide else 0.0,
         nic_link=net.nic_link,
+        doubling_loss=topology.fabric.doubling_loss if topology.fabric else 0.0,
         can_reduce_in_network=is_wide and topology.fabric is not None and topology.fabric.reduces,
     )
 
@@ -139,6 +140,7 @@ def _host_wiring(gpus: tuple[int, ...], machine: ByIdentity[Topology]) -> Wiring
     alone = Wiring(
         topology_name=topology.name,
         measured=topology.measured or topology.name,
+        has_amd_cpu="AMD" in (topology.host_cpu or ""),
         architecture=topology.device.generation,
         is_unseen=topology.device.is_unseen,
         rank_count=len(gpus),

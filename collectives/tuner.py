@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
-from collectives.collective import CollectiveAlgorithm, CollectiveKind, CollectiveSoftware, Protocol
+from collectives.collective import (
+    DEFAULT_NCCL_VERSION,
+    CollectiveAlgorithm,
+    CollectiveKind,
+    CollectiveSoftware,
+    Protocol,
+)
 from collectives.movement import UNPLANNED, FloatArray
-from collectives.timing import Choice
+from collectives.timing import CHANNELS_BETWEEN_HOSTS, Choice
 from collectives.wiring import HostLinkClass, Wiring
 from perfmodel.base.errors import InputError
 from perfmodel.base.fields import Constant, Count, ReadAs
@@ -29,6 +35,8 @@ _REDUCED = (CollectiveKind.ALL_REDUCE, CollectiveKind.BARRIER)
 _GATHERED = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 _PAIRWISE = UNPLANNED[CollectiveAlgorithm.PAIRWISE]
 _NS_PER_US = 1e3
+_INTEL, _AMD = "volta", "ampere"
+"""Whose row of LL's bandwidths NCCL reads between hosts: the processor counts, not the GPU."""
 
 
 def _latencies_ns(table: Mapping[Any, tuple[float, ...]]) -> Mapping[Any, Latencies]:
@@ -76,6 +84,7 @@ class TunerConstants(CalibrationHeader):
     pcie_ns: Annotated[_Latencies, Field(alias="pcie_us")]
     net_ns: Annotated[_Latencies, Field(alias="net_us")]
     nvls_ratio: Constant
+    mesh_tree_ratio: Constant
     generations: Mapping[str, GenerationPlan]
     tree_correction: Mapping[Protocol, tuple[Constant, ...]]
 
@@ -91,8 +100,10 @@ class Tuner:
     constants: TunerConstants
     wiring: Wiring
     protocols: tuple[Protocol, ...]
-    tree_protocols: tuple[Protocol, ...] = tuple(Protocol)
     pair_ll_bytes: int = 0
+    plan_latency_ns: float = 0.0
+    two_host_reach: float = 2.0
+    release: tuple[int, ...] = DEFAULT_NCCL_VERSION
 
     def choose(
         self, kind: CollectiveKind, sizes: FloatArray, software: CollectiveSoftware
@@ -104,7 +115,8 @@ class Tuner:
             return candidates, (slices <= self.pair_ll_bytes).astype(np.int64)
         if len(candidates) == 1:
             return candidates, np.zeros(sizes.shape, dtype=np.int64)
-        estimates = np.stack([self.estimate_ns(kind, choice, sizes) for choice in candidates])
+        tuner = replace(self, release=software.nccl_version)
+        estimates = np.stack([tuner.estimate_ns(kind, choice, sizes) for choice in candidates])
         return candidates, np.argmin(estimates, axis=0)
 
     def candidates(self, kind: CollectiveKind, software: CollectiveSoftware) -> list[Choice]:
@@ -138,11 +150,8 @@ class Tuner:
         return _forced(kind, possible, wiring, software)
 
     def _protocols(self, algorithm: CollectiveAlgorithm) -> tuple[Protocol, ...]:
-        if algorithm is CollectiveAlgorithm.RING:
+        if algorithm in (CollectiveAlgorithm.RING, CollectiveAlgorithm.TREE):
             return self.protocols
-        if algorithm is CollectiveAlgorithm.TREE:
-            kept = tuple(one for one in self.protocols if one in self.tree_protocols)
-            return kept or self.protocols
         return (Protocol.SIMPLE,)
 
     def estimate_ns(self, kind: CollectiveKind, choice: Choice, sizes: FloatArray) -> FloatArray:
@@ -167,7 +176,7 @@ class Tuner:
     @property
     def _channels(self) -> int:
         channels = self.constants.plan_of(self.wiring.architecture).channels
-        return channels if self.wiring.host_count == 1 else min(channels, 16)
+        return channels if self.wiring.host_count == 1 else min(channels, CHANNELS_BETWEEN_HOSTS)
 
     def latency_ns(self, kind: CollectiveKind, choice: Choice) -> float | np.ndarray:
         """What NCCL expects a call of no bytes to take."""
@@ -177,7 +186,9 @@ class Tuner:
         base = table.base_ns[algorithm][protocol]
         is_pcie = wiring.link_class in (HostLinkClass.PCIE_PEER, HostLinkClass.PCIE_HOST)
         inside = (table.pcie_ns if is_pcie else table.nvlink_ns)[algorithm][protocol]
-        net = table.net_ns[algorithm][protocol] + _NS_PER_US
+        # A message in Simple is flushed after it has arrived.
+        wire = self.plan_latency_ns * (2 if protocol is Protocol.SIMPLE else 1)
+        net = table.net_ns[algorithm][protocol] + wire
         if algorithm is CollectiveAlgorithm.TREE:
             return base + 2 * ((wiring.ranks_per_host - 1) * inside + math.log2(hosts) * net)
         if algorithm is CollectiveAlgorithm.NVLS:
@@ -187,9 +198,12 @@ class Tuner:
         if algorithm is CollectiveAlgorithm.PAT:
             return base + math.log2(hosts) * net / 3.5 + n * 2.8 * _NS_PER_US
         if wiring.ranks_per_host == 1:
-            net = table.net_ns[CollectiveAlgorithm.TREE][protocol] + _NS_PER_US
+            net = table.net_ns[CollectiveAlgorithm.TREE][protocol] + wire
         steps = 2 * (n - 1) if kind in _REDUCED else n - 1
         crossing = 0 if hosts == 1 else min(steps, 2 * hosts if kind in _REDUCED else hosts - 1)
+        if hosts > 1:  # A ring keeps proxies busy at every step, inside hosts, too.
+            proxy = (2 if wiring.has_amd_cpu else 1) * (3 if protocol is Protocol.SIMPLE else 1)
+            inside = max(inside, proxy * _NS_PER_US)
         return base + (steps - crossing) * inside + crossing * net
 
     def bandwidth_bytes_per_s(self, kind: CollectiveKind, choice: Choice) -> float:
@@ -203,13 +217,16 @@ class Tuner:
         if algorithm is CollectiveAlgorithm.NVLS:
             inside *= self.constants.nvls_ratio
             return inside if hosts == 1 else min(inside, outside)
-        reach = (plan.two_host_reach if hosts == 2 else 1.0) * outside
+        reach = min(plan.two_host_reach, self.two_host_reach) if hosts == 2 else 1.0
+        reach *= outside
         if algorithm is CollectiveAlgorithm.NVLS_TREE:
             per_channel = plan.nvls_tree_channel_bytes_per_s[self._column]
             return 0.5 * min(self._channels * per_channel, reach)
         if algorithm is CollectiveAlgorithm.TREE:
             # Between hosts the links inside carry what goes up and what comes down.
             tree_bus = inside if hosts == 1 else min(0.8 * inside, reach)
+            if hosts > 2 and wiring.link_class is HostLinkClass.NVLINK_MESH:
+                tree_bus *= self.constants.mesh_tree_ratio
             return 0.5 * self._tree_bus(plan, protocol, tree_bus)
         if algorithm is CollectiveAlgorithm.PAT:
             bus *= 0.75
@@ -221,22 +238,28 @@ class Tuner:
 
     def _ring_bus(self, plan: GenerationPlan, protocol: Protocol, bus: float) -> float:
         if protocol is Protocol.LL:
-            share = 0.5 if self.wiring.host_count == 1 else 0.32
-            return min(plan.ll_max_bytes_per_s[self._column], bus * share)
+            is_older = self.wiring.host_count > 1 and self.release < (2, 21)
+            return min(self._ll_bus(plan), bus * (0.25 if is_older else 0.5))
         if protocol is Protocol.LL128:
-            share = 0.92 if self.wiring.ranks_per_host > 1 else 0.7
             per_channel = plan.ring_ll128_channel_bytes_per_s[self._column]
-            return min(bus * share, self._channels * per_channel)
+            is_older = self.wiring.ranks_per_host == 1 and self.release < (2, 23)
+            return min(bus * (0.7 if is_older else 0.92), self._channels * per_channel)
         return bus
 
+    def _ll_bus(self, plan: GenerationPlan) -> float:
+        if self.wiring.host_count > 1:
+            plan = self.constants.generations[_AMD if self.wiring.has_amd_cpu else _INTEL]
+        return plan.ll_max_bytes_per_s[self._column]
+
     def _tree_bus(self, plan: GenerationPlan, protocol: Protocol, bus: float) -> float:
+        bus = min(bus * 0.92, self._channels * plan.tree_channel_bytes_per_s[self._column])
         if protocol is Protocol.LL:
-            return min(plan.ll_max_bytes_per_s[self._column], bus / 3.8)
+            return min(self._ll_bus(plan), bus / 3.8)
         if protocol is Protocol.LL128:
             share = 7 / 9 if self.wiring.host_count == 1 else 120 / 128
             per_channel = plan.tree_ll128_channel_bytes_per_s[self._column]
             return min(bus * share, self._channels * per_channel)
-        return min(bus * 0.92, self._channels * plan.tree_channel_bytes_per_s[self._column])
+        return bus
 
 
 def _by_switch(wiring: Wiring) -> tuple[CollectiveAlgorithm, ...]:

@@ -130,7 +130,9 @@ class Wiring:
     *nic_bandwidth_bytes_per_s* is that of all NICs of a host that the group sends with;
     *nic_sharing* is how many ranks of the group share the busiest NIC, *net_latency_ns* what the
     wires and switches from NIC to NIC take, *call_latency_ns* what a call between hosts pays
-    once. With *is_peer_assumed* it is unknown whether PCIe traffic between GPUs stops in host
+    once; *doubling_loss* what a tree under reducing switches loses with hosts; *has_amd_cpu* is
+    what NCCL asks of the host before it plans with the network. With *is_peer_assumed* it is
+    unknown whether PCIe traffic between GPUs stops in host
     memory; with *is_of_table* the host is the very one that a table was measured on; with
     *is_unseen* its GPU is of a generation without measurements.
     *nic_unevenness* is how much more than its share the busiest NIC carries if all ranks send
@@ -161,6 +163,8 @@ class Wiring:
     pair_oversubscription: float = 1.0
     net_latency_ns: float = 0.0
     call_latency_ns: float = 0.0
+    has_amd_cpu: bool = False
+    doubling_loss: float = 0.0
     host_link: str = ""
     nic_link: str = ""
     sound: Wiring | None = None

@@ -39,6 +39,7 @@ from perfmodel.extensions.measurements.api import cross_validate as cross_valida
 from perfmodel.extensions.measurements.api import leave_out_collectives as leave_out_collectives
 from perfmodel.extensions.measurements.api import measure_machine as measure_machine
 from perfmodel.extensions.measurements.api import validate as validate
+from perfmodel.extensions.measurements.api import validate_embeddings as validate_embeddings
 from perfmodel.extensions.measurements.api import validate_fits as validate_fits
 from perfmodel.extensions.measurements.api import validate_runs as validate_runs
 from perfmodel.extensions.measurements.calibration.embedding import EmbeddingFit as EmbeddingFit

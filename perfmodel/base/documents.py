@@ -150,6 +150,8 @@ def parse_yaml(
 
 
 _OTHER_FORMATS = {
+    "output of nccl-tests": (re.compile(r"(?s).*(?:nThread|out-of-place|NCCL INFO)"),
+                             "`perfmodel calibrate collectives` fits constants to it"),
     "XML": (re.compile(r"\s*<[?!/A-Za-z]"), "NCCL's topology XML is given with --topology"),
     "a Python script": (re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*(?:import|from) +[\w.]+"),
                         "`perfmodel emulate` makes a job of a script"),
@@ -228,6 +230,15 @@ def list_documents(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
 
 
+_HOUSE = Path(__file__).parents[2]
+_CATALOGS = {
+    _HOUSE / "topologies" / "catalog": "--topology",
+    _HOUSE / "perfmodel" / "workloads" / "specs": "--workload",
+    _HOUSE / "perfmodel" / "stacks" / "catalog": "--stack",
+}
+"""Folders of what has a name, and the option that takes it."""
+
+
 def find_document(
     name_or_path: str | Path, *, folder: Path, what: str, error_type: type[InputError]
 ) -> Path:
@@ -251,6 +262,9 @@ def find_document(
     hint = f"Near: {', '.join(near)}." if near else f"Known: {', '.join(known)}."
     if path.name != str(name_or_path):
         hint = f"Check the path; nothing is downloaded from a hub. {hint if near else ''}".rstrip()
+    others = {kind: option for kind, option in _CATALOGS.items() if folder != kind}
+    if found := next((one for kind, one in others.items() if stem in list_documents(kind)), ""):
+        hint = f"It is the name of another thing. Give it with {found}."
     raise error_type(
         f"{what} {str(name_or_path)!r}: no such file, and nothing shipped has that name. {hint}"
     )

@@ -62,7 +62,12 @@ def search(
     run: LocalRun,
     files: Annotated[Outputs, "json_file", "csv_file", "report_file", "is_strict"],
 ) -> None:
-    """Find the fastest layout: tp, sp, pp, cp, ep, dp, micro-batch, sharding, recompute, runs."""
+    """Find the fastest layout that fits in memory.
+
+    Searched: tp, pp, cp, ep, sequence parallelism, micro-batch, sharding, recomputation,
+    interleaving, and what the stack has several of: dispatchers, overlap of experts, schedules.
+    The values tried are in the JSON, under `space`.
+    """
     from perfmodel.reports.search import report_search, to_search_document
 
     with run.open() as where:

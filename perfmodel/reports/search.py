@@ -46,7 +46,16 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 OPTIONAL = ("tokens/s/GPU", "90 % interval", "beats next")
 """Columns that a narrow terminal drops, the last one first."""
-TALLIED = ("considered", "too_large", "pruned", "untried", "replayed", "is_proven", "is_braked")
+TALLIED = (
+    "considered",
+    "too_large",
+    "pruned",
+    "untried",
+    "replayed",
+    "is_proven",
+    "is_braked",
+    "space",
+)
 FLAGS = Path(__file__).parent / "flags.yaml"
 _CONTEXT_WORDS = {
     ContextKind.RING: "p2p",

@@ -48,6 +48,7 @@ NETWORK = FabricConstants(
         "pair_ratio": 1.0,
         "ring_hop_ratio": 1.0,
         "spread_bytes": 1.0,
+        "step_bytes": 1e6,
         "fill_bytes": 1.0,
         "ll128_fill_bytes": 1e6,
         "ll128_fill_ns": 10_000.0,
@@ -129,3 +130,79 @@ def test_long_times_are_joined_by_any_power():
     assert soft_sum(3.6e12, 1e9, 64.0) == pytest.approx(3.6e12)
     assert soft_sum(3.0, 4.0, 2.0) == pytest.approx(5.0)
     assert soft_sum(0.0, 0.0, 4.0) == pytest.approx(0.0, abs=1e-8)
+
+
+ALL_REDUCE = CollectiveKind.ALL_REDUCE
+SMALL_HOSTS = {"nic_count": 2, "ranks_per_host": 2, "rank_count": 8}
+"""Four hosts of two GPUs and two NICs, 1 GB/s together."""
+
+
+def small_hosts_ns(algorithm: CollectiveAlgorithm, size: float, **network: float) -> float:
+    wiring = replace(wiring_of_run("dgx_a100", 4, 8), **{**WIRES, **SMALL_HOSTS})
+    movement = build_movement(ALL_REDUCE, algorithm, np.array([size]), wiring)
+    [duration] = predict_duration_ns(
+        movement,
+        (algorithm, Protocol.SIMPLE),
+        wiring=wiring,
+        host=SWIFT,
+        fabric=replace(NETWORK, **network),
+    )
+    return float(duration)
+
+
+def test_a_ring_over_four_hosts_of_two_goes_round_twice():
+    # 6 us of launch, 14 steps: 8 between hosts of 1 us, 6 inside of 2 us; 14/8 of 8 MB at 1 GB/s.
+    found = small_hosts_ns(CollectiveAlgorithm.RING, 8e6)
+    assert found == pytest.approx(6_000 + 8_000 + 12_000 + 14e6, rel=1e-6)
+
+
+def test_a_double_tree_over_four_hosts_of_two_sends_the_buffer_twice():
+    # Two levels up and down between hosts, one hop up and down inside; 2 x 8 MB at 1 GB/s.
+    found = small_hosts_ns(CollectiveAlgorithm.TREE, 8e6)
+    assert found == pytest.approx(6_000 + 4_000 + 4_000 + 16e6, rel=1e-6)
+
+
+def test_small_pieces_of_a_ring_wait_for_proxies_at_every_step():
+    # Each of 14 steps hands 1 MB to two NICs: far above 10 kB, so 3 ms, longer than its 1 ms.
+    slow = {"step_ns": 3e6, "step_bytes": 1e4}
+    found = small_hosts_ns(CollectiveAlgorithm.RING, 8e6, **slow)
+    joined = 14 * soft_sum(1e6, 3e6, 4.0)
+    assert found == pytest.approx(26_000 + joined, rel=1e-3)
+    # A tree has none of it.
+    tree = CollectiveAlgorithm.TREE
+    assert small_hosts_ns(tree, 8e6, **slow) == small_hosts_ns(tree, 8e6)
+
+
+def test_eight_hosts_of_one_gather_by_parallel_trees():
+    wires = {**WIRES, "nic_count": 1, "ranks_per_host": 1, "rank_count": 8, "host_count": 8}
+    wiring = replace(wiring_of_run("dgx_a100", 8, 8), **wires)
+    call = (CollectiveKind.ALL_GATHER, CollectiveAlgorithm.PAT)
+    [found] = predict_duration_ns(
+        build_movement(*call, np.array([8e6]), wiring),
+        (CollectiveAlgorithm.PAT, Protocol.SIMPLE),
+        wiring=wiring,
+        host=replace(SWIFT, copy_ratio=0.0),
+        fabric=NETWORK,
+    )
+    # Three levels of 1 us where a ring has seven steps; 7/8 of 8 MB over 1 GB/s.
+    assert found == pytest.approx(6_000 + 3_000 + 7e6, rel=1e-6)
+
+
+@pytest.mark.parametrize(("racks", "seconds"), [(2, 0.02 * 1.0), (4, 2 * 0.02 * 1.1)])
+def test_racks_send_their_sums_through_as_many_nics_as_nccl_has_channels(racks, seconds):
+    # 64 NICs carry 1.6 TB/s together, 16 channels a quarter of it: 8 GB once between two racks,
+    # twice between four, where a doubling loses a tenth.
+    wires = {"nic_count": 64, "nic_bandwidth_bytes_per_s": 1.6e12, "doubling_loss": 0.1}
+    wiring = replace(
+        wiring_of_run("gb200_nvl72", racks, 64 * racks),
+        **{**WIRES, **wires, "ring_bandwidth_bytes_per_s": 1e18},
+    )
+    call = (ALL_REDUCE, CollectiveAlgorithm.NVLS_TREE)
+    [found] = predict_duration_ns(
+        build_movement(*call, np.array([8e9]), wiring),
+        (CollectiveAlgorithm.NVLS_TREE, Protocol.SIMPLE),
+        wiring=wiring,
+        host=replace(SWIFT, nvls_ratio=1.0),
+        fabric=NETWORK,
+    )
+    assert found == pytest.approx(seconds * 1e9, rel=1e-3)

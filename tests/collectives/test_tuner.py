@@ -85,7 +85,7 @@ def test_the_plan_of_a_ring_counts_its_crossings_between_hosts(kind, crossings):
     ring, simple = CollectiveAlgorithm.RING, Protocol.SIMPLE
     steps = 14 if kind is CollectiveKind.ALL_REDUCE else 7
     table = tuner.constants
-    net_ns = table.net_ns[ring][simple] + 1_000
+    net_ns = table.net_ns[ring][simple]
     inside_ns = table.nvlink_ns[ring][simple]
     expected = table.base_ns[ring][simple] + crossings * net_ns + (steps - crossings) * inside_ns
     assert tuner.latency_ns(kind, (ring, simple)) == pytest.approx(expected)
@@ -183,14 +183,14 @@ def test_parallel_trees_came_with_2_23(kind, version, is_there):
 
 
 def test_a_protocol_that_is_forced_is_taken_where_it_is_open():
-    tuner = replace(planning_tuner(hosts=2, gpus=4), tree_protocols=(Protocol.SIMPLE,))
+    tuner = planning_tuner(hosts=2, gpus=4)
     ring, tree = CollectiveAlgorithm.RING, CollectiveAlgorithm.TREE
     kind = CollectiveKind.ALL_REDUCE
     free = tuner.candidates(kind, CollectiveSoftware())
-    assert free == [*((ring, protocol) for protocol in Protocol), (tree, Protocol.SIMPLE)]
+    assert free == [(one, protocol) for one in (ring, tree) for protocol in Protocol]
     forced = tuner.candidates(kind, CollectiveSoftware(protocol=Protocol.LL))
-    assert forced == [(ring, Protocol.LL)]
-    # Where it is open to nobody, and where trees have none of theirs, NCCL keeps what there is.
+    assert forced == [(ring, Protocol.LL), (tree, Protocol.LL)]
+    # Where it is open to nobody, NCCL keeps what there is.
     narrow = replace(tuner, protocols=(Protocol.LL128,))
     assert narrow.candidates(kind, CollectiveSoftware(protocol=Protocol.LL)) == [
         (ring, Protocol.LL128),
@@ -233,3 +233,38 @@ def test_a_network_that_reduces_carries_the_buffer_once():
     assert ns["sharp", CollectiveAlgorithm.NVLS_TREE] == 2.0**29
     assert ns["sharp"] is CollectiveAlgorithm.NVLS
     assert ns["plain"] is not CollectiveAlgorithm.NVLS
+
+
+@pytest.mark.parametrize(
+    ("cpu", "ll_bus", "proxy_ns"),
+    [("2 x Intel Xeon", 20.4e9, 1_000), ("1 x AMD EPYC", 19.0e9, 2_000)],
+)
+def test_between_hosts_the_processor_decides_what_ll_is_planned_with(cpu, ll_bus, proxy_ns):
+    host = replace(build_host(gpus=4, nic_gb_per_s=25.0), host_cpu=cpu)
+    cluster = build_cluster(host, hosts=4)
+    wiring = wiring_of(range(16), cluster)
+    tuner = Tuner(load_default_calibration().tuner, wiring, tuple(Protocol))
+    ring_ll = (CollectiveAlgorithm.RING, Protocol.LL)
+    kind = CollectiveKind.ALL_REDUCE
+    # Half of 80 GB/s is more than the row allows; 16 ranks take 30 steps.
+    assert tuner.bandwidth_bytes_per_s(kind, ring_ll) == pytest.approx(ll_bus * 16 / 30)
+    # 8 steps cross a border at 2.7 us; the proxies of the other 22 take longer than 0.6 us.
+    assert tuner.latency_ns(kind, ring_ll) == pytest.approx(6_600 + 8 * 2_700 + 22 * proxy_ns)
+    # A plugin that reports a latency makes crossings dearer, Simple's twice.
+    far = replace(tuner, plan_latency_ns=75_000.0)
+    assert far.latency_ns(kind, ring_ll) - tuner.latency_ns(kind, ring_ll) == 8 * 75_000
+    simple = (CollectiveAlgorithm.RING, Protocol.SIMPLE)
+    assert far.latency_ns(kind, simple) - tuner.latency_ns(kind, simple) == 16 * 75_000
+    # Before 2.21 a quarter of the bus.
+    slow = replace(tuner, release=(2, 20), wiring=replace(wiring, nic_bandwidth_bytes_per_s=40e9))
+    assert slow.bandwidth_bytes_per_s(kind, ring_ll) == pytest.approx(10e9 * 16 / 30)
+
+
+def test_hundreds_of_hosts_with_few_gpus_reduce_large_messages_by_tree():
+    # 1,024 ranks go round in 2,046 steps: 1.4 x (8.4 + 1,534 x 6 + 512 x 14) us before a byte.
+    tree, ring = CollectiveAlgorithm.TREE, CollectiveAlgorithm.RING
+    found = dict(zip(SIZES, choices("polaris", 256, 1024, CollectiveKind.ALL_REDUCE), strict=True))
+    assert {found[2.0**power] for power in range(26, 30)} == {(tree, Protocol.SIMPLE)}
+    assert found[2.0**32] == (ring, Protocol.SIMPLE)
+    near = dict(zip(SIZES, choices("polaris", 8, 32, CollectiveKind.ALL_REDUCE), strict=True))
+    assert near[2.0**26] == (ring, Protocol.SIMPLE)

@@ -39,7 +39,7 @@ MS = 1_000_000
 
 
 def candidate(number: int, *, peak_bytes: int = 0, cp: int = 1, ep: int = 1) -> Any:
-    layout = SimpleNamespace(tp=number, pp=2, cp=cp, ep=ep, dp=3, micro_batch=4)
+    layout = SimpleNamespace(tp=number, pp=2, cp=cp, ep=ep, etp=1, dp=3, micro_batch=4)
     return SimpleNamespace(
         number=number, peak_bytes=peak_bytes, chosen=SimpleNamespace(layout=layout)
     )

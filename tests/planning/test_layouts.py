@@ -110,6 +110,13 @@ def test_the_search_finds_what_trying_everything_finds(case):
 
     assert found.tally.is_proven
     assert found.tally.considered == len(times_ns)
+    # Every field of the space is stated or has a value that some layout took.
+    tried = found.tally.space
+    assert all(
+        found.best.candidate.overrides[field] in tried[field]
+        for field in tried
+        if field in found.best.candidate.overrides
+    )
     assert found.best.time_ns == min(times_ns)
 
 

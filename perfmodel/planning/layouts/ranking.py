@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -76,6 +76,7 @@ class Tally:
     """How many layouts there were and what became of them; *untried* when the budget was spent.
 
     With *is_braked* the limit in seconds ended the search, so another run may end elsewhere.
+    *space* has the values of every field that the layouts differ in.
     """
 
     considered: int
@@ -85,6 +86,7 @@ class Tally:
     untried: int
     is_proven: bool
     is_braked: bool = False
+    space: Mapping[str, Sequence[int | str | bool]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -25,7 +25,7 @@ from perfmodel.planning.layouts.ranking import (
 from perfmodel.planning.question import LayoutQuestion, to_scenario
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.layouts.bounds import Bounds, Layer, layer_of, measure_layer
-from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates
+from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates, list_space
 from perfmodel.prediction.layouts.choosing import (
     MOST_BOUNDED,
     by_layer,
@@ -85,7 +85,7 @@ def _search(
         tokens=spec.batch * spec.sequence_length,
         memory_bytes=cluster.device.memory_bytes,
         layouts=tuple(ranked),
-        tally=replace(tally, is_braked=budget.is_braked),
+        tally=replace(tally, is_braked=budget.is_braked, space=list_space(everything)),
         reasons=find_reasons(ranked),
     )
 

@@ -6,7 +6,7 @@ Fields that the user set with `--set` are fixed; all others are searched.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -145,6 +145,17 @@ def iter_candidates(
             is_own = own is not None and found is not None and found.is_like(own)
             if found is not None and not is_own:
                 yield found
+
+
+def list_space(candidates: Iterable[Candidate]) -> dict[str, list[int | str | bool]]:
+    """The values of every field in which *candidates* may differ."""
+    found: dict[str, dict[int | str | bool, None]] = {
+        field: {} for field in searched_fields().values()
+    }
+    for one in candidates:
+        for field, value in one.overrides.items():
+            found[field][value] = None
+    return {field: sorted(values) for field, values in found.items() if values}
 
 
 class LayoutOptions:

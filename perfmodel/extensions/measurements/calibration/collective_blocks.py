@@ -39,13 +39,17 @@ _Entry = TypeVar("_Entry", HostEntry, FabricEntry)
 class Block(Generic[_Entry]):
     """A block of constants to fit: its *entry* with prior constants, and what it learns from.
 
-    *prior* names the block that it starts from; *frozen* constants keep their prior.
+    *prior* names the block that it starts from, of a network its kind; *frozen* constants keep
+    their prior. Without rows
+    its bandwidth is halfway from its prior's to what *reach_of* reaches where two ranks share a NIC
+    and slow each other down.
     """
 
     entry: _Entry
     learns_from: tuple[str, ...]
     prior: str
     frozen: tuple[str, ...]
+    reach_of: str = ""
 
     def rows(self, batches: Sequence[Batch], *, several_hosts: bool) -> list[Batch]:
         """Those of *batches* that it learns from."""
@@ -104,21 +108,29 @@ def load_blocks() -> Blocks:
     pcie = replace(nvlink, **priors["pcie"])
 
     every = [protocol.value for protocol in Protocol]
-    usual = {"machines": (), "protocols": every, "tree_protocols": every, "pair_ll_bytes": 0}
+    usual = {
+        "machines": (),
+        "protocols": every,
+        "pair_ll_bytes": 0,
+        "plan_latency_ns": 0.0,
+        "two_host_reach": 2.0,
+    }
 
     def block(kind: type[_Entry], one: Mapping[str, Any], prior: Any, frozen: Any) -> Block[_Entry]:
         names = {field.name for field in fields(kind)}
         own = {key: value for key, value in {**usual, **one}.items() if key in names}
         entry = read_mapping(kind, {**own, "constants": asdict(prior)}, document=path.name)
         frozen = tuple(one.get("frozen", frozen))
-        return Block(entry, tuple(one["learns_from"]), one.get("prior", ""), frozen)
+        source = tuple(one["learns_from"])
+        return Block(entry, source, one.get("prior", ""), frozen, one.get("reach_of", ""))
 
     def host(one: Mapping[str, Any]) -> Block[HostEntry]:
         is_nvlink = HostLinkClass(one["link_class"]).is_nvlink
         return block(HostEntry, one, nvlink if is_nvlink else pcie, content["host_frozen"])
 
     def network(one: Mapping[str, Any]) -> Block[FabricEntry]:
-        return block(FabricEntry, one, fabric, content["fabric_frozen"])
+        prior = replace(fabric, **priors.get(one["prior"], {}))
+        return block(FabricEntry, one, prior, content["fabric_frozen"])
 
     return Blocks(
         tuple(map(host, content["hosts"])),
@@ -182,27 +194,35 @@ def _fit_software(
 
 
 def _fit_fabrics(batches: Sequence[Batch], partial: Calibration) -> tuple[FabricEntry, ...]:
-    entries: list[FabricEntry] = []
-    prior = load_blocks().fabrics[0].entry.constants
-    for block in load_blocks().fabrics:
-        rows = block.rows(batches, several_hosts=True)
-        constants = prior
-        if rows:
-            constants = fit_constants(
-                prior,
-                rows,
-                lambda batch, fabric: batch.predict_ns(
-                    partial.constants(batch.wiring)._replace(fabric=fabric)
-                ),
-                frozen=block.frozen,
-            )
-        elif entries:
-            # Bandwidth halfway to what the entry before reaches, where two ranks share a NIC and
-            # slow each other down.
-            last = entries[-1].constants
-            reached = last.simple_ratio / (1.0 + last.nic_crowding)
-            constants = replace(prior, simple_ratio=(prior.simple_ratio + reached) / 2)
-        if block.entry.protocols == tuple(Protocol):
-            prior = constants
-        entries.append(replace(block.entry, constants=constants))
-    return tuple(entries)
+    """Every network from its own rows, drawn to what all networks of its kind have in common.
+
+    One without rows is what its kind has in common, and a kind without rows as the first one.
+    """
+    blocks = load_blocks().fabrics
+
+    def fit(prior: FabricConstants, some: Sequence[Block[FabricEntry]]) -> FabricConstants:
+        rows = [row for one in some for row in one.rows(batches, several_hosts=True)]
+        if not rows:
+            return prior
+        return fit_constants(
+            prior,
+            rows,
+            lambda batch, fabric: batch.predict_ns(
+                partial.constants(batch.wiring)._replace(fabric=fabric)
+            ),
+            frozen=some[0].frozen,
+        )
+
+    common: dict[str, FabricConstants] = {}
+    for kind in dict.fromkeys(block.prior for block in blocks):
+        alike = [block for block in blocks if block.prior == kind]
+        measured = [block for block in alike if block.learns_from]
+        start = alike[0].entry.constants if measured else next(iter(common.values()))
+        common[kind] = fit(start, measured)
+    found = {block.entry.name: fit(common[block.prior], [block]) for block in blocks}
+    for block in blocks:
+        if block.reach_of:
+            own, other = found[block.entry.name], found[block.reach_of]
+            reached = other.simple_ratio / (1.0 + other.nic_crowding)
+            found[block.entry.name] = replace(own, simple_ratio=(own.simple_ratio + reached) / 2)
+    return tuple(replace(one.entry, constants=found[one.entry.name]) for one in blocks)
