@@ -30,6 +30,7 @@ from perfmodel.extensions.formats.api import ImportedTopology as ImportedTopolog
 from perfmodel.extensions.formats.api import ImportedWorkload as ImportedWorkload
 from perfmodel.extensions.formats.api import import_topology as import_topology
 from perfmodel.extensions.formats.api import import_workload as import_workload
+from perfmodel.extensions.formats.replay_planner import ReplayPlanner as ReplayPlanner
 from perfmodel.extensions.measurements.api import calibrate_collectives as calibrate_collectives
 from perfmodel.extensions.measurements.api import calibrate_embedding as calibrate_embedding
 from perfmodel.extensions.measurements.api import calibrate_host as calibrate_host
@@ -59,7 +60,9 @@ from perfmodel.extensions.recordings.import_files import Imported as Imported
 from perfmodel.extensions.recordings.import_files import ImportedJob as ImportedJob
 from perfmodel.extensions.recordings.import_files import ImportWishes as ImportWishes
 from perfmodel.extensions.recordings.import_files import import_traces as import_traces
+from perfmodel.extensions.whatif.advising import Advice as Advice
 from perfmodel.extensions.whatif.answering import WhatIf as WhatIf
+from perfmodel.extensions.whatif.api import advise as advise
 from perfmodel.extensions.whatif.api import whatif as whatif
 from perfmodel.graph.job import JobGraph as JobGraph
 from perfmodel.graph.ops import Attention as Attention

@@ -43,6 +43,7 @@ class TemplateKind(Enum):
     WORKLOAD = "workload"
     DLRM = "dlrm"
     TOPOLOGY = "topology"
+    DEVICE = "device"
     TABLES = "tables"
     SCENARIO = "scenario"
     PRICES = "prices"

@@ -38,6 +38,7 @@ COMMANDS = {
     ),
     "replay": ("cli.replay:replay", "Replay a job."),
     "whatif": ("extensions.whatif.commands:whatif", "Change a job and compare."),
+    "advise": ("extensions.whatif.commands:advise", "Say what to do first."),
     "trace": ("extensions.recordings.commands:trace", "Inspect recorded traces."),
     "validate": (
         "extensions.measurements.commands.validate:validate",

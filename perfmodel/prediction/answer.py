@@ -22,7 +22,7 @@ from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
 
 if TYPE_CHECKING:
     from perfmodel.prediction.explain import Evidence
-    from perfmodel.prediction.recording import Score
+    from perfmodel.prediction.recording import RecordedStep, Score
 
 
 class Part(Enum):
@@ -190,7 +190,7 @@ class Prediction(Shown):
     """How long one iteration takes and, unless only times were asked for, why.
 
     *isolated_ns* is one iteration that starts at a barrier. A recording has none: *span_ns* is
-    its time from the first task to the last, and its period is the median of *periods_ns*.
+    its time from the first task to the last. *recorded* is its step under the profiler.
     *drawn_ns* has the times under drawn costs that make the *interval*. The *score* of a
     recording says how well it replays itself. *scenario* is None where the question was not
     asked by one. *cautions* are what the gate found (`perfmodel.prediction.gate`).
@@ -207,6 +207,7 @@ class Prediction(Shown):
     periods_ns: tuple[int, ...] = ()
     drawn_ns: tuple[float, ...] = ()
     score: Score | None = None
+    recorded: RecordedStep | None = None
     scenario: Scenario | JobScenario | None = None
     reasons: Reasons | None = None
     cautions: Cautions = NO_CAUTIONS

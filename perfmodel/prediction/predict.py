@@ -60,7 +60,7 @@ def predict(
             if recording is None:
                 loops.append(find_loop(replay, alone, settled))
             else:
-                loops.append(recording.find_loop(alone, settled))
+                loops.append(recording.find_loop(replay, alone, settled))
     with clock.phase("replaying samples", done=0.55):
         drawn_ns = _draw(question, loops, replay)
     reasons = None
@@ -180,6 +180,7 @@ def _conclude(
         periods_ns=periods_ns,
         drawn_ns=drawn_ns,
         score=None if recording is None else recording.score,
+        recorded=None if recording is None else recording.recorded(question.job),
         scenario=question.scenario,
         reasons=reasons,
         cautions=check_question(question, first.alone.priced),

@@ -42,8 +42,7 @@ def to_document(
     document = {
         "schema_version": SCHEMA_VERSION,
         "perfmodel_version": perfmodel.__version__,
-        "iteration_time_ms": to_ms(prediction.iteration_ns),
-        "interval_ms": interval_ms(prediction.interval),
+        **times_document(prediction),
         "mode": prediction.mode.value,
         "period_ms": to_ms(prediction.period_ns),
         "isolated_ms": None if prediction.isolated_ns is None else to_ms(prediction.isolated_ns),
@@ -89,6 +88,21 @@ def to_document(
     if prediction.score is not None:
         document["self_replay"] = prediction.score.document()
     return document
+
+
+def times_document(prediction: Prediction) -> dict[str, Any]:
+    """The iteration as it was recorded, if it was, and beside it the time without the profiler."""
+    recorded, interval = prediction.recorded, interval_ms(prediction.interval)
+    own = {"iteration_time_ms": to_ms(prediction.iteration_ns), "interval_ms": interval}
+    if recorded is None:
+        return own
+    step_ms = to_ms(recorded.iteration_ns)
+    both = interval and [min(interval[0], step_ms), max(interval[1], step_ms)]
+    return {
+        "iteration_time_ms": step_ms,
+        "interval_ms": both,
+        "unprofiled": {**own, "basis": recorded.basis},
+    }
 
 
 def interval_ms(interval: Interval) -> list[float] | None:

@@ -237,7 +237,9 @@ class Answer:
 def ask(door: Door, content: Any) -> Answer:
     """Run the command of *door* with a file of *content*."""
     with tempfile.TemporaryDirectory(prefix="door-") as folder:
-        place = Path(folder) / door.file
+        # Models are called as their folder is.
+        place = Path(folder) / "case" / door.file
+        place.parent.mkdir()
         place.write_text(door.write(content), encoding="utf-8")
         names = {"FILE": str(place), "OUT": str(Path(folder) / "out.yaml")}
         out, err, before = io.StringIO(), io.StringIO(), sys.argv
@@ -257,7 +259,8 @@ def ask(door: Door, content: Any) -> Answer:
         document = json.loads(out.getvalue())
     except ValueError:
         document = {}
-    numbers = {key: value for key, value in document.items() if key not in OWN}
+    sentences: list[Any] = []
+    numbers = _without_sentences(document, sentences)
     # The constants of a fit are its answer; headers name files and dates.
     kept = [
         one for one in made.splitlines() if not re.match(r"(command|source|date|#|assumed)", one)
@@ -265,7 +268,18 @@ def ask(door: Door, content: Any) -> Answer:
     said = json.dumps(numbers, default=str).replace(folder, "") + "\n".join(kept).replace(
         folder, ""
     )
-    return Answer(code, document | {"answer": said, "made": made}, text)
+    told = json.dumps(sentences) + made.replace("-", "_")
+    return Answer(code, document | {"answer": said, "told": told}, text)
+
+
+def _without_sentences(value: Any, sentences: list[Any]) -> Any:
+    """*value* without what is said about it, which *sentences* gets."""
+    if isinstance(value, dict):
+        sentences += [one for key, one in value.items() if key == "assumptions"]
+        return {k: _without_sentences(v, sentences) for k, v in value.items() if k not in OWN}
+    if isinstance(value, list):
+        return [_without_sentences(one, sentences) for one in value]
+    return value
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
@@ -311,6 +325,7 @@ def damage(good: Any, source: random.Random) -> Damage:
         holder.update(pairs)
         name = odd
     elif how == "double" and isinstance(holder, list):
+        how = "cell"
         holder.insert(key, copy.deepcopy(value))
     elif how == "double":
         holder[f"{key}_2"] = value
@@ -321,7 +336,8 @@ def damage(good: Any, source: random.Random) -> Damage:
     elif how == "retype":
         holder[key] = source.choice(RETYPED)
     else:
-        how = "delete"
+        # A row less is another table.
+        how = "cell" if isinstance(holder, list) else "delete"
         del holder[key]
     return Damage(how, name, content)
 
@@ -355,10 +371,7 @@ def judge(door: Door, done: Damage) -> tuple[str, str]:
     ]
     if told[0] != told[1] or re.search(r"\d warnings?:", found.text):
         return "said", ""
-    said = json.dumps(document.get("assumptions", "")) + document["made"].replace("-", "_")
-    if json.dumps(good.document.get("assumptions", "")) + good.document["made"].replace(
-        "-", "_"
-    ) != said and done.how not in ("scale", "retype"):
+    if document["told"] != good.document["told"] and done.how not in ("scale", "retype"):
         return "assumed", ""
     memory = document.get("memory_gib") or {}
     if memory.get("fits") is False or document.get("unsupported"):
