@@ -16,6 +16,7 @@ from perfmodel.api.details import price_collective as price_collective
 from perfmodel.api.details import price_kernel as price_kernel
 from perfmodel.api.details import sweep_collective as sweep_collective
 from perfmodel.api.questions import compare as compare
+from perfmodel.api.questions import fits as fits
 from perfmodel.api.questions import name_jobs as name_jobs
 from perfmodel.api.questions import predict as predict
 from perfmodel.api.questions import rank as rank

@@ -13,6 +13,7 @@ from perfmodel.prediction.scenario import JobScenario, Scenario
 
 if TYPE_CHECKING:
     from perfmodel.execution import Executor
+    from perfmodel.planning.fits import MemoryAnswer
     from perfmodel.planning.layouts.ranking import Search
     from perfmodel.planning.question import LayoutQuestion, RankQuestion
     from perfmodel.planning.ranking import Ranking
@@ -222,6 +223,13 @@ def search(
 
     with open_place(executor, workers, ray_address) as place:
         return search_layouts(question, executor=place, on_phase=on_phase)
+
+
+def fits(scenario: Scenario) -> MemoryAnswer:
+    """Whether the layout that *scenario* states fits in memory, or which layouts do."""
+    from perfmodel.planning.fits import find_fits
+
+    return find_fits(scenario)
 
 
 def replay(

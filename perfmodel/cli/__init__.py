@@ -28,6 +28,7 @@ COMMANDS = {
     "rank": ("cli.planning:rank", "Rank sharding plans, fastest first."),
     "embeddings": ("cli.catalog:embeddings", "Inspect index files."),
     "search": ("cli.planning:search", "Find the fastest parallel layout that fits."),
+    "fits": ("cli.planning:fits", "Say whether a layout fits in memory, and which ones do."),
     "emulate": (
         "extensions.emulation.commands:emulate",
         "Run a torch script on virtual GPUs, write a job.",

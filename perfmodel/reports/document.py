@@ -6,6 +6,7 @@ scenarios give equal bytes.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import perfmodel
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from perfmodel.prediction.answer import (
         Explanation,
         Interval,
+        OpenSetting,
         PathShare,
         Prediction,
         RankClass,
@@ -69,6 +71,11 @@ def to_document(
         "memory_gib": _memory(prediction),
         "provenance": shares_by_provenance(why),
         "assumptions": list(prediction.assumptions),
+        "open_settings": [open_setting(one) for one in prediction.open_settings],
+        "defaults_taken": [
+            {"setting": one.setting, "value": to_word(one.value), "stack": one.stack}
+            for one in prediction.defaults_taken
+        ],
         **prediction.cautions.document(),
         "scenario": prediction.scenario and to_question_document(prediction.scenario),
         "facts": {
@@ -113,6 +120,26 @@ def interval_ms(interval: Interval) -> list[float] | None:
 def to_ms(duration_ns: int) -> float:
     """*duration_ns* in milliseconds."""
     return duration_ns / NS_PER_MS
+
+
+def open_setting(one: OpenSetting) -> dict[str, Any]:
+    """A setting that nobody stated, and the iteration time of each value."""
+    return {
+        **pick(one, "setting", "chosen", "state_with"),
+        "values": [
+            {
+                **pick(value, "value", "fits"),
+                "iteration_time_ms": to_ms(value.iteration_ns),
+                "weight": round(value.weight, 6),
+            }
+            for value in one.values
+        ],
+    }
+
+
+def to_word(value: Any) -> Any:
+    """*value* of a field as files state it."""
+    return value.value if isinstance(value, Enum) else value
 
 
 def _throughput(prediction: Prediction, price: float | None) -> dict[str, Any] | None:
@@ -172,6 +199,7 @@ def _memory(prediction: Prediction) -> dict[str, Any] | None:
     return {
         "capacity": _gib(memory.capacity_bytes),
         "fits": memory.fits,
+        "fits_probability": round(memory.probability, 6),
         "peak": _gib(memory.peak_bytes),
         "by_rank": [
             {

@@ -213,6 +213,8 @@ def iter_sections(
         if ratio
     ]
     yield Section("How sure we are of each part of the critical path", [Bars([Bar(pieces)])])
+    if prediction.open_settings:
+        yield Section("Not stated", [Sentences(_not_stated(prediction))])
     yield Section("Assumptions", [Sentences(prediction.assumptions)])
     yield Section("What to change next", [Sentences(_next_changes(prediction))])
 
@@ -228,6 +230,19 @@ def _next_changes(prediction: Prediction) -> list[str]:
         for share in shares[:_MOST_CHANGES]
         if share.duration_ns
     ]
+
+
+def _not_stated(prediction: Prediction) -> list[str]:
+    """What each value of a setting that nobody stated would take."""
+    said = []
+    for one in prediction.open_settings:
+        times = ", ".join(
+            f"{value.value} {format_duration(value.iteration_ns)}"
+            f"{'' if value.fits else ' (does not fit)'}, {value.weight:.0%} likely"
+            for value in one.values
+        )
+        said.append(f"{one.setting}: {times}. State it with {one.state_with}.")
+    return said
 
 
 def _question(prediction: Prediction, command: str | None) -> list[Block]:

@@ -153,15 +153,7 @@ def _step_table(document: Mapping[str, Any]) -> Table:
 
 def _score_facts(score: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
-<<<<<<< HEAD
-        (
-            "replay error",
-            f"{score['merit_pct']:.2f} %: the worst of the replay and of what ranks say of a step",
-        ),
-        ("collective starts", f"{score['collective_start_median_error_us']:.0f} us off (median)"),
-=======
         ("trusted", "yes" if score["is_trusted"] else f"no: {score['reason']}"),
->>>>>>> main
         ("critical path on the host", _host_path(score)),
     ]
 
