@@ -24,7 +24,7 @@ from itertools import product
 import numpy as np
 
 from embeddings.piece_work import ONE_HOST_WEIGHT, Cut, PieceWork, View
-from embeddings.plan import ShardingPlan
+from embeddings.plan import ShardingKind, ShardingPlan
 from embeddings.popularity import Floats, Int64s
 from embeddings.sharding_task import (
     NOWHERE,
@@ -159,6 +159,7 @@ def always_copied(task: ShardingTask) -> tuple[int, ...]:
         place
         for place, table in enumerate(task.tables)
         if task.rank_count > 1 and table.size_bytes < task.data_parallel_below_bytes
+        if ShardingKind.DATA_PARALLEL in task.kinds_of(table)
     )
 
 
@@ -176,7 +177,19 @@ class _Placer:
         most = min(self._place_count, int(work.widths.max()))
         self._columns = 2 ** np.arange(most.bit_length())[:, None]
         is_even, widths = work.widths % self._columns == 0, work.widths // self._columns
-        self._is_shut = ~(is_even & (widths >= task.min_width)) & (self._columns > 1)
+        # By table: whether it may be copied, and cut by columns, by rows, and by both.
+        in_host = per_place > 1
+        kinds = [task.kinds_of(table, in_host=in_host) for table in task.tables]
+        by_columns = ShardingKind.GRID if in_host else ShardingKind.COLUMN_WISE
+        wanted = (ShardingKind.DATA_PARALLEL, by_columns, ShardingKind.ROW_WISE, ShardingKind.GRID)
+        may = np.array([[kind in of_table for kind in wanted] for of_table in kinds]).T
+        self._may_copy, may_columns, may_rows, may_both = may
+        if in_host and task.splits_evenly:
+            # Sums inside hosts of rows over several hosts are no plan of it.
+            may_rows = may_both = np.zeros_like(may_rows)
+        self._may_divide = np.where(self._columns > 1, may_both, may_rows)
+        is_wide = is_even & (widths >= task.min_width) & may_columns
+        self._is_shut = ~is_wide & (self._columns > 1)
         self._lookups_of_way, self._sent_of_way = work.of_columns(self._columns)
         self._own, self._sent = self._lookups_of_way[0], self._sent_of_way[0]
 
@@ -202,6 +215,7 @@ class _Placer:
         found = dict.fromkeys([always_copied(self._task)])
         if self._work.weight > ONE_HOST_WEIGHT:
             cost = self._work.summed * self._place_count / self._sent
+            cost = np.where(self._may_copy, cost, np.inf)
             limits = np.sort(cost[cost < _COPY_LIMIT])
             for count in _COPY_COUNTS[: np.searchsorted(_COPY_COUNTS, len(limits), "right")]:
                 also = np.union1d(np.flatnonzero(cost <= limits[count - 1]), next(iter(found)))
@@ -223,8 +237,11 @@ class _Placer:
         lookups, sent = self._lookups_of_way[:, held], self._sent_of_way[:, held]
         # More pieces than places would not make a rank's part smaller.
         most = np.minimum(self._work.rows[held], self._place_count // self._columns)
+        most = np.where(self._may_divide[:, held], most, 1)
         above = np.maximum(lookups / most_own, self._sizes[held] / self._columns / most_bytes)
         by_rows = np.maximum(1, np.minimum(np.ceil(above), most))
+        if self._task.splits_evenly:
+            by_rows = np.where(by_rows > 1, most, by_rows)
         over = np.maximum(np.maximum(above / by_rows, sent / most_sent), 1.0)
         work = self._columns * (by_rows * sent + lookups)
         is_shut = np.broadcast_to(self._is_shut[:, held], work.shape)

@@ -61,28 +61,29 @@ def to_plan_document(plan: ShardingPlan, *, gpus_per_host: int | None = None) ->
     return {MODULE: parameters}
 
 
-def list_refused(plan: ShardingPlan, framework: str) -> tuple[str, ...]:
+def list_unrunnable(plan: ShardingPlan, framework: str = "torchrec") -> tuple[str, ...]:
     """Tables that *framework*, `torchrec` or `hugectr`, cannot run as *plan* places them."""
-    if framework == "torchrec":
-        return list_unrunnable(plan)
-    # HugeCTR splits tables row-wise over any GPUs, copies them, or keeps their frequent rows.
-    by_columns = (ShardingKind.COLUMN_WISE, ShardingKind.GRID)
-    return tuple(
-        table.name
-        for table, kind in zip(plan.tables, plan.kinds, strict=True)
-        if kind in by_columns or not table.is_pooled
-    )
+    return tuple(plan.tables[place].name for place in find_unrunnable(plan, framework))
 
 
-def list_unrunnable(plan: ShardingPlan) -> tuple[str, ...]:
-    """Tables that TorchRec cannot run as *plan* places them.
+def find_unrunnable(plan: ShardingPlan, framework: str) -> tuple[int, ...]:
+    """The places of tables that *framework* cannot run as *plan* places them.
 
-    It divides rows over all ranks or over those of one host, in order, a grid into columns that
-    are each divided so over one host, and copies whole tables only.
+    HugeCTR splits tables row-wise over any GPUs, copies them, or keeps their frequent rows.
+
+    TorchRec divides rows over all ranks or over those of one host, in order, a grid into columns
+    that are each divided so over one host, and copies whole tables only.
     """
+    if framework == "hugectr":
+        by_columns = (ShardingKind.COLUMN_WISE, ShardingKind.GRID)
+        return tuple(
+            place
+            for place, table in enumerate(plan.tables)
+            if plan.kinds[place] in by_columns or not table.is_pooled
+        )
     per_host = plan.ranks_per_host or plan.rank_count
     refused = []
-    for place, table in enumerate(plan.tables):
+    for place in range(len(plan.tables)):
         kind = _type_of(plan, place)
         columns: dict[int, list[int]] = {}
         if kind in ("row_wise", "table_row_wise", "grid_shard"):
@@ -94,7 +95,7 @@ def list_unrunnable(plan: ShardingPlan) -> tuple[str, ...]:
             for ranks in columns.values()
         )
         if not is_even or any(plan.frequent_rows[place : place + 1]):
-            refused.append(table.name)
+            refused.append(place)
     return tuple(refused)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from embeddings.plan import Shard, ShardingKind, ShardingPlan
+from embeddings.plan_document import find_unrunnable
 from embeddings.popularity import Floats, Int64s
 from embeddings.table import EmbeddingTable
 from perfmodel.base.compiling import compiled
@@ -38,7 +39,8 @@ class ShardingTask:
     *number_bytes* of buffers per number in vectors and *key_bytes* per lookup. *seed* decides only
     the random sharder. *data_parallel_below_bytes*, *min_width* and *max_shard_bytes* steer the
     balanced sharder alone: tables below the first are copied to every rank, and pieces have at
-    least so many columns and at most so many bytes of weights.
+    least so many columns and at most so many bytes of weights. Tables may be cut and placed as
+    they state themselves, and such that *framework* can run the plan, if one is named.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -53,10 +55,46 @@ class ShardingTask:
     max_shard_bytes: int = 24 * 2**30
     number_bytes: int = 0
     key_bytes: int = 0
+    framework: str = ""
 
     def __post_init__(self) -> None:
         if not self.tables or self.rank_count < 1:
             raise PlanError("sharding task: needs at least one table and one rank.")
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether anything limits how tables are cut and where they are."""
+        return bool(self.framework) or any(table.is_constrained for table in self.tables)
+
+    @property
+    def splits_evenly(self) -> bool:
+        """Whether rows are divided over all ranks, in order, or not at all."""
+        return self.framework == "torchrec"
+
+    def kinds_of(self, table: EmbeddingTable, *, in_host: bool = False) -> frozenset[ShardingKind]:
+        """How *table* may be cut, where partial sums are added inside hosts or not."""
+        refused = _REFUSED.get(self.framework, frozenset())
+        if in_host and self.splits_evenly:
+            refused = frozenset()
+        return frozenset(
+            kind
+            for kind in ShardingKind
+            if kind not in refused
+            and (not table.sharding_types or kind.value in table.sharding_types)
+        )
+
+    def allows(self, table: EmbeddingTable, kind: ShardingKind, ranks: Sequence[int]) -> bool:
+        """Whether *table* may be cut as *kind* and its pieces, in order, be on *ranks*.
+
+        Nothing is added inside hosts.
+        """
+        everywhere = list(range(self.rank_count))
+        is_even = kind is not ShardingKind.ROW_WISE or list(ranks) == everywhere
+        return (
+            kind in self.kinds_of(table)
+            and (is_even or not self.splits_evenly)
+            and (not table.ranks or set(ranks or everywhere) <= set(table.ranks))
+        )
 
     @property
     def host_count(self) -> int:
@@ -118,15 +156,23 @@ class ShardingTask:
             summed_in_host=tuple(summed_in_host),
             frequent_rows=tuple(frequent_rows),
         )
-        return _keep_constraints(plan, self.min_width)
+        return _keep_constraints(plan, self)
 
 
-def find_broken(plan: ShardingPlan) -> tuple[int, ...]:
-    """The places of tables whose constraints *plan* does not keep."""
+_REFUSED = {
+    "torchrec": frozenset({ShardingKind.TABLE_ROW_WISE, ShardingKind.GRID}),
+    "hugectr": frozenset({ShardingKind.COLUMN_WISE, ShardingKind.GRID}),
+}
+"""What frameworks cannot run, unless partial sums are added inside hosts (`find_unrunnable`)."""
+
+
+def find_broken(plan: ShardingPlan, framework: str = "") -> tuple[int, ...]:
+    """The places of tables whose constraints *plan* does not keep, or *framework* cannot run."""
+    refused = find_unrunnable(plan, framework) if framework else ()
     return tuple(
         place
         for place, table in enumerate(plan.tables)
-        if table.is_constrained and not _is_kept(plan, place)
+        if place in refused or (table.is_constrained and not _is_kept(plan, place))
     )
 
 
@@ -137,12 +183,12 @@ def _is_kept(plan: ShardingPlan, place: int) -> bool:
     return is_kind and (not table.ranks or held <= set(table.ranks))
 
 
-def _keep_constraints(plan: ShardingPlan, min_width: int) -> ShardingPlan:
+def _keep_constraints(plan: ShardingPlan, task: ShardingTask) -> ShardingPlan:
     """*plan* with each table whose constraints it breaks placed by the first kind that is allowed.
 
     The largest table goes first, to the ranks that hold the fewest bytes.
     """
-    broken = find_broken(plan)
+    broken = find_broken(plan, task.framework) if task.is_constrained else ()
     if not broken:
         return plan
     kept = [shard for shard in plan.shards if shard.table not in broken]
@@ -151,7 +197,7 @@ def _keep_constraints(plan: ShardingPlan, min_width: int) -> ShardingPlan:
         load = [0] * plan.rank_count
         for shard in kept:
             load[shard.rank] += plan.tables[shard.table].dtype.bytes_of(shard.rows * shard.width)
-        shards = _place_as_allowed(plan, place, load, min_width)
+        shards = _place_as_allowed(plan, place, load, task)
         kept += shards
         copied += [] if shards else [place]
     rows = tuple(0 if place in broken else count for place, count in enumerate(plan.frequent_rows))
@@ -165,7 +211,7 @@ def _keep_constraints(plan: ShardingPlan, min_width: int) -> ShardingPlan:
 
 
 def _place_as_allowed(
-    plan: ShardingPlan, place: int, load: Sequence[int], min_width: int
+    plan: ShardingPlan, place: int, load: Sequence[int], task: ShardingTask
 ) -> list[Shard]:
     """Pieces of the table at *place* by the first kind that can be done; none if it is copied."""
     table, count = plan.tables[place], plan.rank_count
@@ -179,25 +225,37 @@ def _place_as_allowed(
     of_host = [rank for rank in ranks if plan.host_of(rank) == plan.host_of(emptiest[0])]
     # Over all ranks it would be row-wise.
     of_host = of_host if len(of_host) < count else of_host[:1]
-    columns = max(n for n in range(1, len(ranks) + 1) if n == 1 or _divides(table, n, min_width))
+    columns = max(
+        n for n in range(1, len(ranks) + 1) if n == 1 or _divides(table, n, task.min_width)
+    )
     ways = {
         ShardingKind.TABLE_WISE: (1, 1, emptiest),
         ShardingKind.COLUMN_WISE: (columns, 1, emptiest),
         ShardingKind.ROW_WISE: (1, min(len(ranks), table.rows), ranks),
         ShardingKind.TABLE_ROW_WISE: (1, min(len(of_host), table.rows), of_host),
     }
-    for word in table.sharding_types or (plan.kinds[place].value, ShardingKind.TABLE_WISE.value):
-        kind = ShardingKind(word)
+    own = plan.kinds[place]
+    # What was cut because it is large stays cut.
+    own = own if own in task.kinds_of(table) else ShardingKind.ROW_WISE
+    words = table.sharding_types or (own, ShardingKind.TABLE_WISE)
+    for kind in map(ShardingKind, words):
+        if kind not in task.kinds_of(table):
+            continue
         if kind is ShardingKind.DATA_PARALLEL and len(ranks) == count:
             return []
         if kind in ways:
             by_columns, by_rows, on = ways[kind]
             pieces = cut_table(place, table, columns=by_columns, rows=by_rows)
-            if len(pieces) > 1 or kind is ShardingKind.TABLE_WISE:
-                return [piece.on_rank(rank) for piece, rank in zip(pieces, on, strict=False)]
+            placed = on[: len(pieces)]
+            if (len(pieces) > 1 or kind is ShardingKind.TABLE_WISE) and task.allows(
+                table, kind, placed
+            ):
+                return [piece.on_rank(rank) for piece, rank in zip(pieces, placed, strict=True)]
+    by = f" under {task.framework}" if task.framework else ""
     raise PlanError(
-        f"table {table.name!r}: may be {' or '.join(table.sharding_types)} on {len(ranks)} of "
-        f"{count} ranks, and none of these can be made. Allow another sharding type."
+        f"table {table.name!r}: may be {' or '.join(table.sharding_types) or 'anything'} on "
+        f"{len(ranks)} of {count} ranks{by}, and none of these can be made. "
+        "Allow another sharding type."
     )
 
 

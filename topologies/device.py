@@ -94,6 +94,51 @@ def _kin_of(device: Device) -> Device:
     )
 
 
+@cache
+def find_twin(device: Device) -> str:
+    """The name of the device of the catalog whose constants are its own.
+
+    It has that name, or its facts under another name, as a copy of its file has; else none.
+    """
+    if device.name in list_devices():
+        return device.name
+    same = (one.name for one in _catalog() if _exceeds(one, device) and _exceeds(device, one))
+    return next(same, "")
+
+
+@cache
+def find_worse(device: Device) -> tuple[Device, ...]:
+    """The devices of the catalog that *device* is at least equal to in everything.
+
+    One of the catalog has none, whatever it is called, nor one with constants of its own.
+    """
+    if device.calibrations or device.architecture == CPU or device in _catalog():
+        return ()
+    worse = tuple(one for one in _catalog() if _exceeds(device, one))
+    return () if any(_exceeds(one, device) for one in worse) else worse
+
+
+def _exceeds(one: Device, other: Device) -> bool:
+    """Whether *one* is at least equal to *other* in everything that its file states."""
+    mine, its = (
+        {
+            "clock": chip.clock_hz,
+            "SMs": chip.sm_count,
+            "shared memory": chip.multiprocessors.shared_memory_bytes,
+            "memory": chip.memory_bytes,
+            "memory bandwidth": chip.memory_bandwidth_bytes_per_s,
+            "L2": chip.l2_bytes,
+            "L2 bandwidth": chip.l2_bandwidth_bytes_per_s or math.inf,
+            "vector": chip.vector_flops,
+            "copies": chip.pcie_bandwidth_bytes_per_s,
+            "power": chip.power_w,
+            **chip.peak_flops,
+        }
+        for chip in (one, other)
+    )
+    return one.vendor == other.vendor and all(mine.get(key, 0.0) >= its[key] for key in its)
+
+
 def _apart(one: Device, other: Device) -> float:
     """How differently two chips are built: formats they multiply, and ratios of their rates."""
     formats = len(set(one.peak_flops) ^ set(other.peak_flops))

@@ -47,8 +47,8 @@ def load_topology(
     document = _open_foreign(path) if path.parent != CATALOG else None
     if document is None:
         document = load_document(path, TopologyError, what="topology")
-    if "family" in document.content:
-        raise TopologyError(f"{path}: states a family: it is a workload. Give it with --workload.")
+    if {"family", "model_type", "architectures"} & document.content.keys():
+        raise TopologyError(f"{path}: is a model. Give it with --workload.")
     topology = _find_constants(parse_topology(document, path=path), path)
     if faults:
         more = tuple(parse_fault(text) for text in faults)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from experiments.fitting.runs import Case
 from perfmodel.costs.calibration_files import power_ratio
 from perfmodel.costs.models import FAMILIES
-from perfmodel.costs.sustained import ARITHMETIC, KINDS, load_sustained, reference_of
+from perfmodel.costs.sustained import ARITHMETIC, ATTENTION, load_sustained, reference_of
 from perfmodel.stacks.profiles import STACK_FOLDER, load_stack
 from perfmodel.stacks.stack import PLAIN_GEMM, SoftwareStack
 from topologies import load_device
@@ -36,7 +36,7 @@ OF_RELEASE = {
     "dlrm": OF_STACK["dlrm"],
 }
 """What a stack for some releases may deviate in: libraries change with them, hosts do not."""
-OF_CHIP: dict[str, tuple[str, ...]] = {"transformer": KINDS, "dlrm": ()}
+OF_CHIP: dict[str, tuple[str, ...]] = {"transformer": (ARITHMETIC, ATTENTION), "dlrm": ()}
 OF_GENERATION: dict[str, tuple[str, ...]] = {"transformer": ("memory",), "dlrm": ()}
 """What all stacks of a family have in common on a generation: workloads list fewer memory-bound
 kernels than frameworks launch, and the chip is not slower for it (recordings show none)."""
@@ -197,18 +197,26 @@ def _stated(key: Key, case: Case) -> float:
 
 @lru_cache(maxsize=64)
 def lineage(name: str, family: str) -> tuple[str, ...]:
-    """*name* and, of a release of a recommendation framework, those that it extends, nearest first.
+    """*name* and, of a release of a framework, those that it extends, nearest first.
 
-    Releases deviate from each other, so that one that nobody measured takes over constants.
+    Releases deviate from each other, so that one that nobody measured takes over constants. A
+    stack of another framework that one extends is no earlier release of it.
     """
     found = [name]
-    while family == "dlrm" and _is_release(found[-1]):
-        found.append(_profile(found[-1])["extends"])
+    while _is_release(found[-1]):
+        parent = _profile(found[-1])["extends"]
+        if family == "transformer" and not _frameworks(parent) & _frameworks(found[-1]):
+            break
+        found.append(parent)
     return tuple(found)
 
 
+def _frameworks(name: str) -> set[str]:
+    return {claim["framework"] for claim in _profile(name).get("stands_for", ())}
+
+
 def _is_release(name: str) -> bool:
-    return any({"from", "before"} & set(claim) for claim in _profile(name)["stands_for"])
+    return any({"from", "before"} & set(claim) for claim in _profile(name).get("stands_for", ()))
 
 
 @lru_cache(maxsize=64)
@@ -247,4 +255,7 @@ def _prior(key: Key, family: str) -> float:
     if family == "dlrm":
         own = PRIOR_OF_LOOKUPS if key[2] == "embedding" else PRIOR[family]
         return PRIOR_OF_RELEASE * own if _is_release(key[1]) else own
-    return PRIOR_OF_HOST if key[2] == "host" else PRIOR[family]
+    if key[2] == "host":
+        return PRIOR_OF_HOST
+    is_later = len(lineage(key[1], family)) > 1
+    return PRIOR[family] * (PRIOR_OF_RELEASE if is_later else 1.0)

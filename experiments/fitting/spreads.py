@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from experiments.fitting.problem import Problem
 from experiments.fitting.runs import Case
 
-SEEN = {"transformer": 1.15, "dlrm": 1.1}
+SEEN = {"transformer": 1.03, "dlrm": 1.1}
 """Capabilities of stacks were chosen with these rows in view: others are further off by so much,
 an allowance."""
 UNSURE = 0.4

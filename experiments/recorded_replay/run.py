@@ -25,8 +25,7 @@ from perfmodel.extensions.recordings.storage import load_recorded_job
 
 COLOURS = {"compute": BLUE, "communication": PURPLE, "copy": GREEN}
 KEPT = (
-    "iteration_error_pct", "worst_error_pct", "collective_start_median_error_us",
-    "unexplained_delay_pct", "critical_path_on_host_pct", "rounds", "unsettled",
+    "iteration_error_pct", "worst_error_pct", "critical_path_on_host_pct", "rounds", "unsettled",
 )  # fmt: skip
 
 

@@ -39,8 +39,6 @@ def steps_of(place: Path) -> dict[str, Any]:
         "step_ms": round(score["iteration"]["recorded_ms"], 3),
         "between_marks_ms": round(sum(marks) / max(len(marks), 1) / 1e6, 3),
         "error_pct": score["iteration_error_pct"],
-        "merit_pct": score["merit_pct"],
-        "retimed_device_time_pct": score["retimed_device_time_pct"],
         "is_trusted": told["is_trusted"],
     }
 

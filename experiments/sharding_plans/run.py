@@ -28,7 +28,7 @@ from experiments.sharding_plans.batches import sample_batches
 from experiments.sharding_plans.bound import Bounder
 from experiments.sharding_plans.figures import draw_all
 from experiments.sharding_plans.tasks import PLATFORMS, build_model, draw_tasks
-from perfmodel.planning.search import PlanSearch, SearchLimit
+from perfmodel.planning.search import PlanSearch
 from perfmodel.prediction.plans.default_plan import build_task
 from perfmodel.prediction.plans.evaluator import PlanEvaluator
 from perfmodel.prediction.scenario import Mode
@@ -41,8 +41,6 @@ COSTS: dict[str, TableCost] = {
     "size_lookup": size_lookup_cost,
 }
 MODE = Mode.ISOLATED
-MOST_SECONDS = 12.0
-"""What a search may take at most; plans end it first unless the machine is busy."""
 
 
 def main() -> None:
@@ -91,7 +89,7 @@ def run_task(cluster: Any, tables: Any, most_plans: int, *, is_bounded: bool) ->
     times = evaluator.measure(plans).time_ns(MODE)
     named = {plan.name: int(time) for plan, time in zip(plans, times, strict=True)}
     search = PlanSearch(evaluator, task, mode=MODE, seed=0)
-    outcome = search.run(plans, SearchLimit(MOST_SECONDS, plans=most_plans))
+    outcome = search.run(plans, most_plans)
     best = min(named.values())
     bound_ns = Bounder(evaluator, task).bound().time_ns if is_bounded else None
     spread = sample_batches(evaluator, outcome.plan, mode=MODE, batches=50, seed=0)

@@ -16,6 +16,7 @@ from perfmodel.api.details import price_collective as price_collective
 from perfmodel.api.details import price_kernel as price_kernel
 from perfmodel.api.details import sweep_collective as sweep_collective
 from perfmodel.api.questions import compare as compare
+from perfmodel.api.questions import fits as fits
 from perfmodel.api.questions import name_jobs as name_jobs
 from perfmodel.api.questions import predict as predict
 from perfmodel.api.questions import rank as rank
@@ -30,6 +31,7 @@ from perfmodel.extensions.formats.api import ImportedTopology as ImportedTopolog
 from perfmodel.extensions.formats.api import ImportedWorkload as ImportedWorkload
 from perfmodel.extensions.formats.api import import_topology as import_topology
 from perfmodel.extensions.formats.api import import_workload as import_workload
+from perfmodel.extensions.formats.replay_planner import ReplayPlanner as ReplayPlanner
 from perfmodel.extensions.measurements.api import calibrate_collectives as calibrate_collectives
 from perfmodel.extensions.measurements.api import calibrate_embedding as calibrate_embedding
 from perfmodel.extensions.measurements.api import calibrate_host as calibrate_host
@@ -39,6 +41,7 @@ from perfmodel.extensions.measurements.api import cross_validate as cross_valida
 from perfmodel.extensions.measurements.api import leave_out_collectives as leave_out_collectives
 from perfmodel.extensions.measurements.api import measure_machine as measure_machine
 from perfmodel.extensions.measurements.api import validate as validate
+from perfmodel.extensions.measurements.api import validate_embeddings as validate_embeddings
 from perfmodel.extensions.measurements.api import validate_fits as validate_fits
 from perfmodel.extensions.measurements.api import validate_runs as validate_runs
 from perfmodel.extensions.measurements.calibration.embedding import EmbeddingFit as EmbeddingFit
@@ -58,7 +61,9 @@ from perfmodel.extensions.recordings.import_files import Imported as Imported
 from perfmodel.extensions.recordings.import_files import ImportedJob as ImportedJob
 from perfmodel.extensions.recordings.import_files import ImportWishes as ImportWishes
 from perfmodel.extensions.recordings.import_files import import_traces as import_traces
+from perfmodel.extensions.whatif.advising import Advice as Advice
 from perfmodel.extensions.whatif.answering import WhatIf as WhatIf
+from perfmodel.extensions.whatif.api import advise as advise
 from perfmodel.extensions.whatif.api import whatif as whatif
 from perfmodel.graph.job import JobGraph as JobGraph
 from perfmodel.graph.ops import Attention as Attention

@@ -43,6 +43,7 @@ class TemplateKind(Enum):
     WORKLOAD = "workload"
     DLRM = "dlrm"
     TOPOLOGY = "topology"
+    DEVICE = "device"
     TABLES = "tables"
     SCENARIO = "scenario"
     PRICES = "prices"
@@ -247,6 +248,8 @@ def examine_installation(*, try_ray: bool = False) -> dict[str, Any]:
     parents = {Path(place).parent for place in places.values() if place}
     if len(parents) > 1 or not all(places.values()):
         faults.append("packages of perfmodel come from different places; see `places`")
+    from perfmodel.base.compiling import cache_folder
+
     found: dict[str, Any] = {
         "schema_version": 1,
         "perfmodel": perfmodel.__version__,
@@ -258,6 +261,7 @@ def examine_installation(*, try_ray: bool = False) -> dict[str, Any]:
         "temporary_space_gib": round(shutil.disk_usage(tempfile.gettempdir()).free / 2**30, 1),
         "versions": versions,
         "places": places,
+        "compile_cache": cache_folder(),
         "ray": _try_ray() if try_ray else "not tried; --ray starts it",
         "faults": faults,
     }

@@ -13,6 +13,7 @@ from perfmodel.prediction.scenario import JobScenario, Scenario
 
 if TYPE_CHECKING:
     from perfmodel.execution import Executor
+    from perfmodel.planning.fits import MemoryAnswer
     from perfmodel.planning.layouts.ranking import Search
     from perfmodel.planning.question import LayoutQuestion, RankQuestion
     from perfmodel.planning.ranking import Ranking
@@ -56,7 +57,7 @@ def predict(
     """
     from perfmodel.prediction import predict as prediction
 
-    asked, clock = _load(scenario), PhaseClock(on_phase)
+    asked, clock = load_question(scenario), PhaseClock(on_phase)
     if isinstance(asked, Scenario):
         with clock.phase("building the job", done=0.0):
             question = build_scenario(asked, on_phase)
@@ -119,7 +120,7 @@ def compare(
     if isinstance(scenarios, Mapping):
         named = list(scenarios.items())
     else:
-        named = [(_name(one), _load(one)) for one in scenarios]
+        named = [(_name(one), load_question(one)) for one in scenarios]
     _check_machines(named)
     with open_place(executor, workers, ray_address) as place:
         return compare_scenarios(named, build=build_scenario, executor=place, on_phase=on_phase)
@@ -168,7 +169,7 @@ def sweep(
         axes = [SweepAxis(key, tuple(map(str, values))) for key, values in over.items()]
     else:
         axes = [parse_axis(text) for text in ([over] if isinstance(over, str) else over)]
-    asked = sweep_scenario(_load(scenario), axes)
+    asked = sweep_scenario(load_question(scenario), axes)
     _check_machines(asked)
     with open_place(executor, workers, ray_address) as place:
         return compare_scenarios(
@@ -176,7 +177,7 @@ def sweep(
         )
 
 
-def _load(scenario: AnyScenario | File) -> AnyScenario:
+def load_question(scenario: AnyScenario | File) -> AnyScenario:
     """The scenario itself, in a file, or of the job in a folder."""
     if isinstance(scenario, Scenario | JobScenario):
         return scenario
@@ -222,6 +223,13 @@ def search(
 
     with open_place(executor, workers, ray_address) as place:
         return search_layouts(question, executor=place, on_phase=on_phase)
+
+
+def fits(scenario: Scenario) -> MemoryAnswer:
+    """Whether the layout that *scenario* states fits in memory, or which layouts do."""
+    from perfmodel.planning.fits import find_fits
+
+    return find_fits(scenario)
 
 
 def replay(

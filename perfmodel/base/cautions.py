@@ -58,8 +58,6 @@ class Cautions:
             yield f"{_count(len(self.warnings), 'warning')}: {words}"
         if self.unknown_keys:
             names = ", ".join(self.unknown_keys[:MOST_NAMED])
-            more = len(self.unknown_keys) - MOST_NAMED
-            names += f" and {more} more" if more > 0 else ""
             yield f"{_count(len(self.unknown_keys), 'unknown key')}, without effect: {names}"
 
     def refuse(self) -> None:

@@ -3,12 +3,15 @@
 numba keeps machine code next to the sources or in the user's own cache folder, and runs what it
 finds there. Where neither can be written, or others can write to it as well (a home in the
 temporary directory), a private folder of the temporary directory serves. Without such a folder,
-every process compiles for itself.
+every process compiles for itself. A damaged entry, as a full disk leaves one, is removed and
+compiled again: its checksum does not fit, and machine code of a broken file is never run.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pickle
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +21,7 @@ from typing import Any, TypeVar
 
 import numba
 from numba.core import config
+from numba.core.caching import IndexDataCacheFile
 from numba.core.event import Listener, install_listener
 
 from perfmodel.base.writing import PRIVATE, is_private
@@ -69,10 +73,52 @@ def _choose_cache() -> bool:
 CACHES = _choose_cache()
 
 
+def cache_folder() -> str:
+    """Where machine code is kept, or why it is not."""
+    place = _cache_place() if CACHES else None
+    if place is None:
+        return "nowhere: no folder that only this user can write"
+    beside = place.name == "__pycache__" and "the same folder beside every module, such as "
+    return f"{beside or ''}{place}"
+
+
+class _CheckedFiles(IndexDataCacheFile):
+    """The cached code of a function. Every file of code begins with its checksum."""
+
+    def _load_index(self) -> Any:
+        try:
+            return super()._load_index()  # type: ignore[no-untyped-call]  # numba's
+        # What a damaged pickle raises is open.
+        except Exception:
+            Path(self._index_path).unlink(missing_ok=True)
+            return {}
+
+    def _load_data(self, name: str) -> Any:
+        path = Path(self._data_path(name))  # type: ignore[no-untyped-call]  # numba's
+        content = path.read_bytes()
+        code = content[_CHECKSUM_BYTES:]
+        if hashlib.sha256(code).digest() != content[:_CHECKSUM_BYTES]:
+            path.unlink(missing_ok=True)
+            # numba takes this for a file that was removed, and compiles.
+            raise FileNotFoundError(path)
+        return pickle.loads(code)  # noqa: S301  a private file that this class has written
+
+    def _save_data(self, name: str, data: Any) -> None:
+        code = self._dump(data)  # type: ignore[no-untyped-call]  # numba's
+        with self._open_for_write(self._data_path(name)) as file:  # type: ignore[no-untyped-call]  # numba's
+            file.write(hashlib.sha256(code).digest() + code)
+
+
+_CHECKSUM_BYTES = hashlib.sha256().digest_size
+
+
 def compiled(function: _Function, **options: Any) -> _Function:
     """*function* as machine code that runs without Python's lock; *options* as numba has them."""
-    made: _Function = numba.njit(**{"cache": CACHES, "nogil": True, **options})(function)
-    return made
+    made: Any = numba.njit(**{"cache": CACHES, "nogil": True, **options})(function)
+    if isinstance(files := getattr(made._cache, "_cache_file", None), IndexDataCacheFile):
+        files.__class__ = _CheckedFiles
+    found: _Function = made
+    return found
 
 
 class _Teller(Listener):

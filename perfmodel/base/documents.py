@@ -151,6 +151,8 @@ def parse_yaml(
 
 
 _OTHER_FORMATS = {
+    "output of nccl-tests": (re.compile(r"(?s).*(?:nThread|out-of-place|NCCL INFO)"),
+                             "`perfmodel calibrate collectives` fits constants to it"),
     "XML": (re.compile(r"\s*<[?!/A-Za-z]"), "NCCL's topology XML is given with --topology"),
     "a Python script": (re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*(?:import|from) +[\w.]+"),
                         "`perfmodel emulate` makes a job of a script"),
@@ -229,6 +231,15 @@ def list_documents(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
 
 
+_HOUSE = Path(__file__).parents[2]
+_CATALOGS = {
+    _HOUSE / "topologies" / "catalog": "--topology",
+    _HOUSE / "perfmodel" / "workloads" / "specs": "--workload",
+    _HOUSE / "perfmodel" / "stacks" / "catalog": "--stack",
+}
+"""Folders of what has a name, and the option that takes it."""
+
+
 def find_document(
     name_or_path: str | Path, *, folder: Path, what: str, error_type: type[InputError]
 ) -> Path:
@@ -251,7 +262,13 @@ def find_document(
     near.sort(key=lambda name: models.isdisjoint(name.split("_")))
     hint = f"Near: {', '.join(near)}." if near else f"Known: {', '.join(known)}."
     if path.name != str(name_or_path):
-        hint = "Check the path."
+        hub = (
+            " Of a model on a hub, give the config.json that it has." if what == "workload" else ""
+        )
+        hint = f"Check the path.{hub}"
+    others = {kind: option for kind, option in _CATALOGS.items() if folder != kind}
+    if found := next((one for kind, one in others.items() if stem in list_documents(kind)), ""):
+        hint = f"It is the name of another thing. Give it with {found}."
     raise error_type(
         f"{what} {str(name_or_path)!r}: must be a file or a known name, but is neither. {hint}"
     )

@@ -166,7 +166,7 @@ def _unknown(key: str, known: Sequence[str], got: str, schema: Any = None) -> st
     )
 
 
-SPELLING_CUTOFF = 0.85
+SPELLING_CUTOFF = 0.8
 
 
 def iter_misspelt(

@@ -7,7 +7,9 @@ several processes compares this hash instead.
 from __future__ import annotations
 
 import hashlib
+import platform
 from functools import cache
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,6 +28,13 @@ def locate_packages() -> dict[str, Path | None]:
         places = list(spec.submodule_search_locations or ()) if spec else []
         found[name] = Path(places[0]) if places else None
     return found
+
+
+@cache
+def full_identity() -> str:
+    """Everything that decides a number: the program, Python, numpy and numba."""
+    libraries = ", ".join(f"{name} {metadata.version(name)}" for name in ("numpy", "numba"))
+    return f"{program_identity()} on Python {platform.python_version()}, {libraries}"
 
 
 @cache

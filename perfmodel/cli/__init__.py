@@ -28,6 +28,7 @@ COMMANDS = {
     "rank": ("cli.planning:rank", "Rank sharding plans, fastest first."),
     "embeddings": ("cli.catalog:embeddings", "Inspect index files."),
     "search": ("cli.planning:search", "Find the fastest parallel layout that fits."),
+    "fits": ("cli.planning:fits", "Say whether a layout fits in memory, and which ones do."),
     "emulate": (
         "extensions.emulation.commands:emulate",
         "Run a torch script on virtual GPUs, write a job.",
@@ -38,6 +39,7 @@ COMMANDS = {
     ),
     "replay": ("cli.replay:replay", "Replay a job."),
     "whatif": ("extensions.whatif.commands:whatif", "Change a job and compare."),
+    "advise": ("extensions.whatif.commands:advise", "Say what to do first."),
     "trace": ("extensions.recordings.commands:trace", "Inspect recorded traces."),
     "validate": (
         "extensions.measurements.commands.validate:validate",

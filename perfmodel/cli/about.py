@@ -18,6 +18,7 @@ Examples:
   perfmodel init workload --out my_gpt.yaml      a Transformer
   perfmodel init dlrm --out my_dlrm.yaml         a recommendation model
   perfmodel init topology --out my_host.yaml && perfmodel topology check my_host.yaml
+  perfmodel init device --out my_gpu.yaml        a GPU
 """
 SCHEMA_EPILOG = """\b
 Examples:

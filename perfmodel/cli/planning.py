@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
+
+import typer
 
 from perfmodel import api
 from perfmodel.base.errors import PlanError
 from perfmodel.base.options import Option
 from perfmodel.base.writing import printable_lines
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import LocalRun, Outputs
+from perfmodel.cli.options import LocalRun, Outputs, argument
 from perfmodel.planning.question import LayoutQuestion, RankQuestion
+from perfmodel.prediction.scenario import Scenario
 
 RANK_EPILOG = """\b
 Examples:
@@ -27,6 +30,35 @@ Examples:
   perfmodel search --workload llama3_8b --topology dgx_h100 --hosts 4,8 --tokens 1T --finish-in 30d
   perfmodel search --workload my_gpt.yaml --topology dgx_h100 --hosts 8 --set parallel.tp=8
 """
+
+
+FITS_EPILOG = """\b
+Examples:
+  perfmodel fits llama3_8b --topology dgx_h100 --set parallel.tp=8
+  perfmodel fits llama3_70b --topology dgx_h100 --hosts 8
+  perfmodel fits --workload my_gpt.yaml --topology dgx_a100 --json -
+"""
+
+
+@command(epilog=FITS_EPILOG)
+def fits(
+    *,
+    model: Annotated[str | None, argument("WORKLOAD", "Model, as with --workload.")] = None,
+    asked: Annotated[dict[str, Any], Scenario],
+    files: Annotated[Outputs, "json_file"],
+) -> None:
+    """Say whether a stated layout fits in memory, or which layouts do; exit 1 if none."""
+    from perfmodel.reports.fits import report_fits, to_fits_document
+
+    if model is not None and asked.setdefault("workload", model) != model:
+        raise typer.BadParameter(
+            f"{model} and --workload {asked['workload']} are different. Leave one of them out",
+            param_hint="WORKLOAD",
+        )
+    found = api.fits(Scenario(**asked))
+    files.write(report_fits(found), lambda: to_fits_document(found))
+    if not found.fits:
+        raise typer.Exit(1)
 
 
 @command(epilog=RANK_EPILOG)

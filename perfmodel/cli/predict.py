@@ -98,6 +98,7 @@ def predict(
             param_hint="WORKLOAD",
         )
     scenario = _read_scenario(asked, scenario_file, sweep)
+    whole.check()
     if sweep:
         single = {"--trace-out": files.trace_file, "--price": files.price_per_gpu_hour}
         single["--require-fit"] = require_fit

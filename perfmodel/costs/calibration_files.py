@@ -32,7 +32,7 @@ from perfmodel.costs.corrections import (
     ordered_to_document,
 )
 from topologies import Device, list_devices, load_device
-from topologies.device import ChipClass
+from topologies.device import ChipClass, find_twin
 
 T = TypeVar("T")
 GENERATIONS = {
@@ -214,7 +214,7 @@ def match_entry(
 
 def _distance_sigma(entry: Entry, device: Device) -> float:
     """The uncertainty that borrowing adds, from leave-one-device-out errors."""
-    if entry.device == device.name:
+    if entry.device in (device.name, find_twin(device)):
         return 0.0
     is_same_class = _class_of(entry) is device.kernel_class
     steps = abs(generations_between(entry, device))
@@ -252,7 +252,7 @@ def power_ratio(device: Device, reference: str | None) -> float:
     slower for a higher one.
     """
     wanted = None if reference is None else find_shipped(reference)
-    rate = (find_shipped(device.name) or device).peak_flops.get(DType.FP16)
+    rate = (find_shipped(find_twin(device)) or device).peak_flops.get(DType.FP16)
     if wanted is None or rate is None or DType.FP16 not in wanted.peak_flops:
         return 1.0
     wanted_w = wanted.power_w / wanted.peak_flops[DType.FP16] * rate

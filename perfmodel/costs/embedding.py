@@ -36,7 +36,9 @@ from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
 
 CACHE_BANDWIDTH_RATIO = 3.0
-"""L2 over memory bandwidth where the datasheet does not state it."""
+CACHE_BYTES_PER_CLOCK = 37.0
+"""L2 bandwidth where the datasheet does not state it: so much memory bandwidth, but no more than
+multiprocessors read, 35 bytes per clock on an A100 and 37 on an H100."""
 PREPARED_BYTES = 64
 """Traffic per index outside sorting: made linear, counted, run-length coded, scanned."""
 SORTED_BYTES = 24
@@ -98,7 +100,7 @@ def lookups_terms(lookups: Sequence[Lookup], device: Device) -> Int64s:
             together = add_terms(terms)
             is_cached = together[Term.READ_BYTES] <= CACHE_SHARE * device.l2_bytes
             if lookups[number].is_repeated and is_cached:
-                together[Term.READ_BYTES] = 0
+                together[[Term.READ_BYTES, Term.FETCHED_PIECES]] = 0
             found[number] = together
     return found
 
@@ -112,8 +114,10 @@ class LookupPricer:
     def __init__(self, device: Device, constants: EmbeddingConstants | None = None) -> None:
         self.constants: EmbeddingConstants = constants or constants_for(device)
         memory = float(device.memory_bandwidth_bytes_per_s)
-        cache = float(device.l2_bandwidth_bytes_per_s or CACHE_BANDWIDTH_RATIO * memory)
+        read = CACHE_BYTES_PER_CLOCK * device.sm_count * device.clock_hz
+        cache = float(device.l2_bandwidth_bytes_per_s or min(CACHE_BANDWIDTH_RATIO * memory, read))
         self._memory_ns = NS_PER_S / (self.constants.memory_ratio * memory)
+        self._update_ns = NS_PER_S / (self.constants.update_ratio * memory)
         self._sort_ns = NS_PER_S / (self.constants.sort_ratio * memory)
         self._cache_ns = NS_PER_S / (self.constants.cache_ratio * cache)
         self._plain_cache_ns = NS_PER_S / (self.constants.plain_cache_ratio * cache)
@@ -145,8 +149,11 @@ class LookupPricer:
         is_fbgemm = kernel.startswith("fbgemm")
         cache_ns = terms[Term.CACHE_BYTES] * (self._cache_ns if is_fbgemm else self._plain_cache_ns)
         host_ns = terms[Term.HOST_BYTES] * self._host_ns
+        # Warps wait for the rows that they fetch from memory, and few are fetched at once.
+        fetched_ns = terms[Term.FETCHED_PIECES] * (self.constants.fetched_ns / self._sm_count)
         tail_ns = terms[Term.TAIL_ROWS] * (self.constants.tail_row_ns / MILLI)
-        total_ns = self.constants.floor_ns + _norm4(memory_ns, cache_ns) + host_ns + tail_ns
+        moved_ns = _norm4(memory_ns, cache_ns, fetched_ns)
+        total_ns = self.constants.floor_ns + moved_ns + host_ns + tail_ns
         return total_ns, _bound(memory_ns, cache_ns, host_ns)
 
     def _added(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
@@ -192,7 +199,7 @@ class LookupPricer:
         elif kernel == "two_step":
             long_ns = self._summed(terms, gradient_dtype.size_bytes)
             moved = terms[Term.UPDATE_BYTES] + terms[Term.SUMMED_BYTES]
-            short_ns = moved * self._memory_ns
+            short_ns = moved * self._update_ns
         else:
             # Rows of any length are cut into segments, so a hot row delays no other.
             long_ns, short_ns = np.zeros_like(draws), _norm4(*self._merged_rows(terms))
@@ -215,7 +222,7 @@ class LookupPricer:
         memory_ns = (shorter * terms[Term.GRADIENT_BYTES] + summed) * self._memory_ns
         narrow = GATHER_BYTES * terms[Term.DRAWS]
         handled = np.hypot(number_bytes * terms[Term.ADDED_NUMBERS], narrow)
-        return _norm4(memory_ns, (handled + summed) * self._cache_ns)
+        return _norm4(memory_ns, (handled + summed) * self._plain_cache_ns)
 
     def _merged_rows(self, terms: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
         """Memory and cache time of all rows; each segment writes and reads a partial sum."""
@@ -226,15 +233,14 @@ class LookupPricer:
 
     def _short_rows(self, terms: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
         """Memory and cache time of rows with few updates."""
-        moved = terms[Term.GRADIENT_BYTES] + terms[Term.UPDATE_BYTES]
-        return moved * self._memory_ns, terms[Term.SHORT_CACHE_BYTES] * self._cache_ns
+        read_ns = terms[Term.GRADIENT_BYTES] * self._memory_ns
+        moved_ns = read_ns + terms[Term.UPDATE_BYTES] * self._update_ns
+        return moved_ns, terms[Term.SHORT_CACHE_BYTES] * self._cache_ns
 
 
-def _norm4(first: FloatColumn, second: FloatColumn) -> FloatColumn:
-    """Soft maximum of two times, from operations that round the same everywhere."""
-    total: FloatColumn = np.sqrt(
-        np.sqrt(first * first * first * first + second * second * second * second)
-    )
+def _norm4(*times: FloatColumn) -> FloatColumn:
+    """Soft maximum of times, from operations that round the same everywhere."""
+    total: FloatColumn = np.sqrt(np.sqrt(sum(one * one * one * one for one in times)))
     return total
 
 

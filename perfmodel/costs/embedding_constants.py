@@ -31,22 +31,27 @@ class EmbeddingConstants(Form):
 
     *memory_ratio* and *cache_ratio* are of the datasheet's bandwidths for gathered rows,
     *plain_cache_ratio* the latter in kernels other than FBGEMM's, which handle fewer cases.
-    *sort_ratio* is of memory bandwidth for sorting indices. *updates_per_clock* are numbers added
+    *update_ratio* is of memory bandwidth for rows that are read and written back, anywhere in a
+    table, *sort_ratio* for sorting indices. *updates_per_clock* are numbers added
     in place by the whole GPU, *row_updates_per_clock* those to one row. *block_ns* is what an empty
     block of 16 warps takes on its SM and *long_row_ns* what a block spends on a row with many
-    updates, both in the kernels of 2022. *tail_row_ns* is a row of a bag that runs alone.
+    updates, both in the kernels of 2022. *tail_row_ns* is a row of a bag that runs alone,
+    *fetched_ns* what each 512 bytes of a row from memory take on its SM, latency over rows in
+    flight.
     """
 
     floor_ns: _Time
     memory_ratio: Positive
     cache_ratio: Positive
     plain_cache_ratio: Positive
+    update_ratio: Positive
     sort_ratio: Positive
     updates_per_clock: Positive
     row_updates_per_clock: Positive
     block_ns: Annotated[_Time, Field(alias="block_time")]
     long_row_ns: Annotated[_Time, Field(alias="long_row_time")]
     tail_row_ns: Annotated[_Time, Field(alias="tail_row_time")]
+    fetched_ns: Annotated[_Time, Field(alias="fetched_time")]
     relative_sigma: Positive
 
 

@@ -36,6 +36,8 @@ GATHER_BYTES = 150
 
 From the paper's factors for narrow rows: 1.55 at 128 bytes, 1.1 at 256.
 """
+WARP_BYTES = 512
+"""What a warp fetches at once: 16 bytes per thread."""
 INDEX_BYTES = 8
 OFFSET_BYTES = 8
 WARPS_PER_SM = 64
@@ -66,7 +68,8 @@ class Term(IntEnum):
     WEIGHTED_DRAWS = 12
     SUMMED_BYTES = 13
     HOT_NUMBERS = 14
-    TAIL_ROWS = 15
+    FETCHED_PIECES = 15
+    TAIL_ROWS = 16
 
 
 FIRST_LARGEST = Term.TAIL_ROWS
@@ -190,6 +193,7 @@ def find_terms(
         Term.WEIGHTED_DRAWS: draws if whole.is_weighted else 0.0,
         Term.SUMMED_BYTES: distinct * pooled_row,
         Term.HOT_NUMBERS: 0.0 if is_copied else whole_draws * popularity.hottest_share * width,
+        Term.FETCHED_PIECES: misses * -(-row // WARP_BYTES),
         Term.TAIL_ROWS: deviation * _longest_bag(whole, batch_size) * MILLI,
     }
     terms = np.zeros((len(pieces), len(Term)))

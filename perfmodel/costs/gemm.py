@@ -64,6 +64,7 @@ _NEEDED = {
 }  # fmt: skip
 """The rate that a chip must state to multiply a quantised format. Tensor cores got scales of 32
 values together with those of 16, so a chip that states nvfp4 multiplies mxfp8 too."""
+_QUANTISED = frozenset(dtype.value for dtype in _NEEDED)
 SINGLE_LOAD_CLOCKS = 40
 """Clocks per element of k of a tile of 128 x 128 whose 256 elements are loaded one at a time: 8
 instructions of 32 threads each to load, address, check, store and read back from shared memory.
@@ -81,7 +82,11 @@ OTHER_DTYPE_SIGMA = 0.12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GemmCalibration:
-    """Constants and corrections that price GEMMs of one variant on a device."""
+    """Constants and corrections that price GEMMs of one variant on a device.
+
+    Corrections see a shape as it is on *learned_on*, the chip that they were fitted on, where that
+    has slower tensor cores: they describe its kernels and not its rates.
+    """
 
     constants: GemmConstants
     ordered: OrderedCorrection | None
@@ -90,6 +95,7 @@ class GemmCalibration:
     borrowed_sigma: float
     stand_in_sigma: float = 0.0
     is_assumed: bool = False
+    learned_on: tuple[MachineRates, GemmConstants] | None = None
 
     @property
     def provenance(self) -> Provenance:
@@ -193,6 +199,18 @@ def gemm_calibration(
         constants = replace(constants, floor_ns=_carried_floor_ns(entry, device))
     if not match.is_own and not device.has_persistent_kernels:
         constants = replace(constants, tail_ratio=1.0)
+    learned_on = None
+    if not match.is_own and is_near and entry.variant in _QUANTISED:
+        source, own = (
+            machine_rates(chip, DType(entry.variant))
+            for chip in (load_device(entry.device), device)
+        )
+        # Kernels that feed faster tensor cores of the same generation load as much faster.
+        faster = own.flops_per_clock / source.flops_per_clock
+        if faster > 1.0:
+            learned_on = source, constants
+            loaded = constants.load_bytes_per_clock * faster
+            constants = replace(constants, load_bytes_per_clock=loaded)
     is_tensor = entry.variant == TENSOR and not match.is_own
     if is_tensor and _has_power_to_spare(constants, device, entry.device):
         # What the source reached above its datasheet came with the clock that it then lost.
@@ -206,6 +224,7 @@ def gemm_calibration(
         borrowed_sigma=match.borrowed_sigma,
         stand_in_sigma=stand_in_sigma,
         is_assumed=is_assumed,
+        learned_on=learned_on,
     )
 
 
@@ -256,6 +275,10 @@ def price_gemms(
     """Predict *shapes*, all of one dtype."""
     times = predict_gemm_times(shapes, machine, calibration.constants, residency)
     kernel_ns = times.kernel_ns
+    if calibration.learned_on is not None:
+        machine, constants = calibration.learned_on
+        learned = predict_gemm_times(shapes, machine, constants, residency)
+        times = replace(times, kernel_ns=learned.kernel_ns, memory_ns=learned.memory_ns)
     sigma = np.full(len(shapes), calibration.relative_sigma)
     is_inside = np.full(len(shapes), True)
     if calibration.ordered is not None:

@@ -143,6 +143,11 @@ class MachineRates:
         """Bandwidth between the cache and all multiprocessors."""
         return CACHE_BYTES_PER_CLOCK * self.sm_count * self.clock_hz
 
+    @property
+    def flops_per_clock(self) -> float:
+        """What one multiprocessor computes per clock."""
+        return self.peak_flops / (self.sm_count * self.clock_hz)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GemmShapes:

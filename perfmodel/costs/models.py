@@ -47,6 +47,7 @@ from perfmodel.graph.ops import (
 from perfmodel.stacks.capabilities import Execution
 from perfmodel.stacks.stack import PLAIN_GEMM, SoftwareStack
 from topologies import Device, HostLinkKind
+from topologies.device import find_worse
 
 DIRECT_INSTRUCTIONS = 8
 """Instructions per multiply-add outside tensor cores: load, address, convert, multiply, and as many
@@ -240,8 +241,23 @@ def price_ops(
     """Predict *ops*, of any types except Communication, in order.
 
     The price of a Communication depends on its group: see `price_job`. Ops are those of a long
-    run; *is_alone* means that each is timed for itself, on a chip that is not under load.
+    run; *is_alone* means that each is timed for itself, on a chip that is not under load. A device
+    that the catalog lacks is never slower than one there that it equals or exceeds in everything.
     """
+    found = _price_on(ops, device, stack, is_alone=is_alone)
+    for worse in find_worse(device) if ops else ():
+        formats = set(device.peak_flops) - set(worse.peak_flops)
+        rows = [row for row, op in enumerate(ops) if getattr(op, "dtype", None) not in formats]
+        most = _price_on([ops[row] for row in rows], worse, stack, is_alone=is_alone)
+        durations_ns = found.duration_ns.copy()
+        durations_ns[rows] = np.minimum(durations_ns[rows], most.duration_ns)
+        found = replace(found, duration_ns=durations_ns)
+    return found
+
+
+def _price_on(
+    ops: Sequence[Op], device: Device, stack: SoftwareStack, *, is_alone: bool
+) -> Estimates:
     architecture = device.generation
 
     def price(op_type: type[object], chosen: Sequence[Op]) -> Estimates:

@@ -2,9 +2,10 @@
 
 Tensor cores that are never idle for long draw more than a board may use, and the chip lowers its
 clock. That belongs to the chip and to the watts of its board: `calibrations/sustained.yaml` states
-one value by device or by generation for GEMMs, and one for attention. A value of a generation is
-that of its *reference* device; others differ by their power limit. Kernel models price a kernel
-alone; whole jobs take these factors on top, whatever software runs them.
+one value by device or by generation for GEMMs, and one for attention. Grouped GEMMs of training
+also take longer than the serving kernels that their constants are fitted to: one value more. A
+value of a generation is that of its *reference* device; others differ by their power limit. Kernel
+models price a kernel alone; whole jobs take these factors on top, whatever software runs them.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ LEAST_TENSOR_COLUMNS = 8
 FILE = Path(__file__).parent / "calibrations" / "sustained.yaml"
 ARITHMETIC = "arithmetic"
 ATTENTION = "attention"
-KINDS = (ARITHMETIC, ATTENTION)
-"""GEMMs on tensor cores, and attention."""
+GROUPED = "grouped"
+KINDS = (ARITHMETIC, ATTENTION, GROUPED)
+"""GEMMs on tensor cores, attention, and what grouped GEMMs take on top."""
 
 
 def sustained_factors(
@@ -46,7 +48,8 @@ def sustained_factors(
         whole = chip_factor(ATTENTION, device)
         return np.where([is_fused(op, device, stack) for op in ops], whole, 1.0)  # type: ignore[arg-type]  # all of one type
     if isinstance(ops[0], Gemm | GroupedGemm | Convolution):
-        return 1.0 + (chip_factor(ARITHMETIC, device) - 1.0) * hot_shares(ops, device, stack)  # type: ignore[arg-type]  # all of one type
+        hot = 1.0 + (chip_factor(ARITHMETIC, device) - 1.0) * hot_shares(ops, device, stack)  # type: ignore[arg-type]  # all of one type
+        return hot * chip_factor(GROUPED, device) if isinstance(ops[0], GroupedGemm) else hot
     return 1.0
 
 
@@ -115,6 +118,7 @@ class SustainedFile(Form):
     reference: Mapping[str, str] = field(default_factory=dict)
     arithmetic: Mapping[str, Positive] = field(default_factory=dict)
     attention: Mapping[str, Positive] = field(default_factory=dict)
+    grouped: Mapping[str, Positive] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=1)

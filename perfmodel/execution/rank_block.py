@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.errors import ExecutionError
+from perfmodel.base.identity import full_identity
 from perfmodel.engine.block import Arrivals, Block, join_arrivals
 from perfmodel.engine.history import History, Occurrence, Part, last_signals
 from perfmodel.engine.layout import Int32s, Int64s, LaidOutPrograms, Places, build_layout
@@ -224,14 +225,26 @@ class Failed:
 
 
 class Seat:
-    """A worker process on *host*, as an actor. It holds the blocks of replays that may be read."""
+    """A worker process on *host*, as an actor. It holds the blocks of replays that may be read.
 
-    def __init__(self, raylet: str, host: str) -> None:
+    A machine may join at any time, so every process compares its *program* with that of the driver
+    before it works.
+    """
+
+    def __init__(self, raylet: str, host: str, program: str) -> None:
+        self._fault = ""
+        if program != full_identity():
+            self._fault = (
+                f"ray: the machine {host} has program {full_identity()}, and this one {program}. "
+                "Answers of both must not be mixed: there is none. Install the same there, or "
+                "remove it from the cluster (`ray stop`)."
+            )
         self._place = WorkerPlace(os.getpid(), raylet, host)
         self._rank_blocks: dict[int, RankBlock] = {}
 
     def take(self, replay: int, part: Any, durations: Any, assignment: Assignment) -> WorkerPlace:
         """Build a block of *replay*; where it is."""
+        self._check()
         host, ranks = self._place.host, assignment.ranks
         try:
             self._rank_blocks[replay] = RankBlock(part, durations, assignment, host=host)
@@ -242,6 +255,10 @@ class Seat:
                 "so that each has fewer ranks."
             ) from None
         return self._place
+
+    def _check(self) -> None:
+        if self._fault:
+            raise ExecutionError(self._fault)
 
     def is_started(self) -> bool:
         """Yes, once this can be answered."""
@@ -255,6 +272,7 @@ class Seat:
         self, function: Callable[[Any, Any], Any], shared: object, chunk: Sequence[Any]
     ) -> list[Any] | Failed:
         """The answers of *function* to all items of *chunk*, or why it has none."""
+        self._check()
         try:
             return [function(shared, item) for item in chunk]
         except MemoryError:

@@ -7,6 +7,7 @@ sequence s at every endpoint (rank, slot) of that group.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
@@ -30,6 +31,14 @@ RUNTIME_BYTES = 2**30
 """Driver context, communicator buffers and fragmentation of the allocator: assumed, 1 GiB."""
 NO_GROUP = -1
 """Entry of `rank_group` if a rank does not have that communicator."""
+MEMORY_SIGMA = 0.08
+"""How far predicted peaks are off, as a logarithm: from runs that state theirs, and from runs that
+ran, or ran out of memory, near the limit (`validate fits`)."""
+
+
+def fit_probability(needed_bytes: int, memory_bytes: int) -> float:
+    """How likely it is that a peak predicted as *needed_bytes* is below *memory_bytes*."""
+    return 0.5 * math.erfc(math.log(needed_bytes / memory_bytes) / (MEMORY_SIGMA * math.sqrt(2.0)))
 
 
 @dataclass(frozen=True, slots=True)

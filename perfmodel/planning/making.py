@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from embeddings.offloading import OFFLOADED, exceeds_devices
 from embeddings.plan import ShardingPlan
-from embeddings.plan_document import list_refused, load_plan_document
+from embeddings.plan_document import list_unrunnable, load_plan_document
 from embeddings.sharding_task import ShardingTask, find_broken
 from perfmodel.base.errors import PlanError
 from perfmodel.execution.executor import Executor
 from perfmodel.planning.question import RankQuestion, to_scenario
-from perfmodel.planning.search import PlanSearch, SearchLimit, SearchOutcome
+from perfmodel.planning.search import PlanSearch, SearchOutcome
 from perfmodel.prediction.phases import OnPhase
 from perfmodel.prediction.plans.default_plan import build_task, place_tables, spec_of_tables
 from perfmodel.prediction.plans.evaluator import PlanEvaluator
@@ -49,7 +49,8 @@ def load_task(question: RankQuestion) -> RankTask:
             f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "
             "the dense part and its buffers need it all. Use a smaller batch or more ranks."
         )
-    return RankTask(PlanEvaluator(spec, cluster, loaded.stack), task)
+    evaluator = PlanEvaluator(spec, cluster, loaded.stack)
+    return RankTask(evaluator, replace(task, framework=question.runnable_by))
 
 
 kept_task = lru_cache(maxsize=4)(load_task)
@@ -90,8 +91,8 @@ def make_plans(
         except PlanError as fault:
             refused.append((name, str(fault)))
     judged = 0
-    if question.search_seconds > 0:
-        on_phase(f"searching for {question.search_seconds:g} s", 0.0)
+    if question.search:
+        on_phase(f"judging {question.search:g} thousand plans", 0.0)
         try:
             outcome = search_plans(question, executor, tuple(plans))
         except PlanError as fault:
@@ -109,7 +110,7 @@ def split_runnable(
     """*plans* that *framework* can run, all without one, and why it cannot run the others."""
     runnable, refused = [], []
     for plan in plans:
-        if not framework or not (left := list_refused(plan, framework)):
+        if not framework or not (left := list_unrunnable(plan, framework)):
             runnable.append(plan)
             continue
         reason = f"{framework} cannot run it: it cannot split {_some(left)} in this way."
@@ -132,7 +133,7 @@ def search_plans(
     """The best outcome of several searches, each with its own seed."""
     seeds = [question.seed + number for number in range(question.searches)]
     outcomes = executor.map(search_from, (question, starts), seeds)
-    best = min(outcomes, key=lambda outcome: outcome.time_ns)
+    best = min(outcomes, key=lambda outcome: (outcome.time_ns, outcome.peak_bytes))
     return replace(best, plans_judged=sum(outcome.plans_judged for outcome in outcomes))
 
 
@@ -140,4 +141,4 @@ def search_from(shared: tuple[RankQuestion, tuple[ShardingPlan, ...]], seed: int
     """One search; a module-level function, so that any worker can run it."""
     question, starts = shared
     search = PlanSearch(*kept_task(question), mode=question.mode, seed=seed)
-    return search.run(starts, SearchLimit(question.search_seconds))
+    return search.run(starts, round(1000 * question.search))

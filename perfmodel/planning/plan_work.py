@@ -201,8 +201,9 @@ def compare_works(first: PlanWork, second: PlanWork) -> tuple[str, ...]:
     """Sentences that say why *first* is faster than *second*, or is not."""
     apart_ns = second.iteration_ns - first.iteration_ns
     word = "longer" if apart_ns >= 0 else "less"
+    takes = f"{format_duration(abs(apart_ns))} {word} than" if abs(apart_ns) >= 1 else "as long as"
     sentences = [
-        f"{second.name} takes {format_duration(abs(apart_ns))} {word} than {first.name}: "
+        f"{second.name} takes {takes} {first.name}: "
         + (_parts(first, second) or "no part of it differs much")
         + "."
     ]

@@ -51,8 +51,8 @@ class RankQuestion:
     """Which sharding plan of *workload* is fastest.
 
     *tables* is a file that replaces the workload's tables, *indices* one with real indices of
-    them. *plan_files* are plan documents (embeddings). A search runs for *search_seconds*, with
-    *searches* in parallel. *samples* is how often costs are sampled. *calibration*
+    them. *plan_files* are plan documents (embeddings). A search judges *search* thousand
+    plans, and *searches* run in parallel. *samples* is how often costs are sampled. *calibration*
     names files of constants that were measured on the machine. Plans leave the share *reserve* of
     a GPU's memory free, and are such that the framework *runnable_by* can run them.
     """
@@ -84,8 +84,9 @@ class RankQuestion:
             help="A plan as JSON, as --plan-out writes it; repeatable.",
         ),
     ] = ()
-    search_seconds: Annotated[
-        float, Option(name="--search", metavar="SECONDS", min=0, help="Time to search for plans.")
+    search: Annotated[
+        float,
+        Option(metavar="N", min=0, help="Search for a plan with the work of judging N thousand."),
     ] = 0.0
     searches: int = 1
     samples: Samples = DEFAULT_SAMPLES
@@ -123,7 +124,7 @@ class RankQuestion:
         check_ranges(self, ScenarioError, "rank")
         if self.searches < 1:
             raise ScenarioError(f"rank: searches must be at least 1, got {self.searches}.")
-        if not named and not self.plan_files and not self.search_seconds:
+        if not named and not self.plan_files and not self.search:
             raise ScenarioError("rank: nothing to compare. Name sharders, plans or a search.")
 
 

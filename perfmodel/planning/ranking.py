@@ -41,7 +41,7 @@ TIE_RATIO = 0.01
 class RankedPlan:
     """A plan, its prediction and its analysis.
 
-    Plans with the same *place* are tied in time; less memory, then more even lookups come first.
+    Plans with the same *place* are tied in time.
     *beats_next* is the probability that the first of them is faster than the first of the next
     place; None for the others.
     """
@@ -139,6 +139,12 @@ class Ranking(Shown):
             )
         if len(fitting) == 1:
             return f"{best.plan.name} is the only plan that fits."
+        held = best.plan.shards, best.plan.data_parallel
+        if all((one.plan.shards, one.plan.data_parallel) == held for one in fitting):
+            return (
+                f"All {len(fitting)} make the same plan: tables leave them no choice. Bound by "
+                f"{best.bound.value}."
+            )
         ties = [plan.plan.name for plan in fitting if plan.place == best.place]
         bound = best.bound.value
         if len(ties) == len(fitting):
@@ -165,22 +171,18 @@ def number_ties(times_ns: Sequence[float]) -> list[int]:
     return places
 
 
-def beats_next(
-    times_ns: Sequence[NDArray[np.float64]], *, pair_sigma: float = 0.0
-) -> list[float | None]:
+def beats_next(times_ns: Sequence[NDArray[np.float64]], *, pair_sigma: float) -> list[float | None]:
     """For entries in order, the probability that each is faster than the next.
 
     Samples share what is uncertain about costs. *pair_sigma* is how far the ratio of two times
-    is off beyond that; without it, it is the share of samples, in which ties count half.
+    is off beyond that.
     """
     shares: list[float | None] = []
     for faster, slower in pairwise(times_ns):
         if not len(faster):
             # Nothing was drawn, so nothing is known of the order.
             shares.append(None)
-        elif pair_sigma > 0:
+        else:
             gaps = np.log(slower) - np.log(faster)
             shares.append(float(np.mean(ndtr(gaps / pair_sigma))))
-        else:
-            shares.append(float(np.mean(faster < slower) + 0.5 * np.mean(faster == slower)))
     return [*shares, None] if len(times_ns) else []

@@ -1,21 +1,21 @@
-"""Search: the fastest plan that can be found in a given time.
+"""Search: the fastest plan that can be found with a given amount of work.
 
 It starts from the named sharders, from the candidates of the balanced one and from assignments by
-additive costs. Then it moves, swaps and cuts pieces of the busiest ranks (simulated annealing). The
-objective is always the replayed iteration time, never a proxy.
+additive costs. Then it moves, swaps and cuts pieces of the busiest ranks (simulated annealing),
+only to where constraints of tables and the framework allow. The objective is always the replayed
+iteration time, never a proxy.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from embeddings.plan import ShardingPlan
+from embeddings.plan import ShardingKind, ShardingPlan
 from embeddings.sharders import ShardingTask
 from perfmodel.base.errors import PlanError
 from perfmodel.planning.starts import SearchStarts
@@ -36,9 +36,9 @@ ANNEALINGS = 3
 """Number of times the temperature rises again."""
 ENDLESS = int(np.iinfo(np.int64).max)
 START_SHARE = 0.06
-"""Share of the time that each first assignment may take."""
+"""Pieces of the balanced plans to start from, over those of all plans to judge."""
 STEPPED_SHARE = 0.4
-"""Share of the time after which no further plan with steps inside hosts is evaluated."""
+"""Share of the work after which no further plan with steps inside hosts is evaluated."""
 MOST_PIECES = 100_000
 """Larger plans are not used as starts once some plan fits: they take too long."""
 FINE = 1e-2
@@ -51,7 +51,6 @@ plateau.
 
 NEAR = 6
 """Number of busiest and of least busy ranks that steps use."""
-MIN_WIDTH = 16
 MOVE, SWAP, TRADE = 0.3, 0.7, 0.8
 """Cumulative shares of steps: a piece moves, one swaps with one, two with one; the rest cut."""
 COPIED_BYTES = 2**24
@@ -59,19 +58,12 @@ COPIED_BYTES = 2**24
 
 
 @dataclass(frozen=True, slots=True)
-class SearchLimit:
-    """Stop after this many seconds or plans, whichever comes first."""
-
-    seconds: float
-    plans: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """The best plan found, its time, and the number of plans evaluated."""
+    """The best plan found, its time and memory, and the number of plans evaluated."""
 
     plan: ShardingPlan
     time_ns: int
+    peak_bytes: int
     plans_judged: int
 
 
@@ -107,30 +99,31 @@ class Neighbourhood:
         table_of = np.repeat(np.arange(len(layout.cuts)), np.diff(layout.start)).tolist()
         of_rank: dict[int, list[int]] = {}
         for number, rank in enumerate(layout.rank.tolist()):
-            # A table with constraints stays where these let a start put it.
-            if not self._tables[table_of[number]].is_constrained:
-                of_rank.setdefault(rank, []).append(number)
+            of_rank.setdefault(rank, []).append(number)
         found: list[PlanLayout] = []
         for _ in range(4 * count):
-            changed = self._step(layout, of_rank, table_of)
-            found += [] if changed is None else [changed]
+            changed, places = self._step(layout, of_rank, table_of)
+            if places and all(self._book.allows(changed, place) for place in places):
+                found.append(changed)
             if len(found) >= count:
                 break
         return found
 
     def copy_steps(self, layout: PlanLayout) -> list[PlanLayout]:
         """Copy one more small table to every rank, one less, or replace one."""
+        kinds_of = self._book.task.kinds_of
         small = [
             place
             for place, table in enumerate(self._tables)
             if table.size_bytes <= COPIED_BYTES and layout.cuts[place] != COPIED
-            if not table.is_constrained
+            if not table.ranks and ShardingKind.DATA_PARALLEL in kinds_of(table)
         ]
         removed = layout
-        copied = [one for one in layout.copied if not self._tables[one].is_constrained]
-        if copied and (not small or self._random.random() < 0.5):
-            place = self._random.choice(copied)
+        if layout.copied and (not small or self._random.random() < 0.5):
+            place = self._random.choice(layout.copied)
             removed = self._book.recut(layout, place, WHOLE, [self._random.choice(self._least)])
+            if not self._book.allows(removed, place):
+                return []
             if self._random.random() < 0.5 or not small:
                 return [removed]
         if not small:
@@ -140,30 +133,33 @@ class Neighbourhood:
 
     def _step(
         self, layout: PlanLayout, of_rank: dict[int, list[int]], table_of: list[int]
-    ) -> PlanLayout | None:
+    ) -> tuple[PlanLayout, set[int]]:
+        """A step from *layout*, and the tables that it changes; none if it leads nowhere."""
         source = self._random.choice(self._busiest)
         target = self._random.choice(self._least)
         mine, others = of_rank.get(source), of_rank.get(target)
         if source == target or not mine:
-            return None
+            return layout, set()
         number = self._random.choice(mine)
         draw = self._random.random()
         if draw >= TRADE:
             return self._recut(layout, table_of[number])
-        rank = layout.rank.copy()
+        rank, moved = layout.rank.copy(), [number]
         rank[number] = target
         if draw >= MOVE:
             if not others:
-                return None
-            rank[self._random.choice(others)] = source
+                return layout, set()
+            moved.append(self._random.choice(others))
+            rank[moved[-1]] = source
             if draw >= SWAP and len(mine) > 1:
-                rank[self._random.choice(mine)] = target
-        return replace(layout, rank=rank)
+                moved.append(self._random.choice(mine))
+                rank[moved[-1]] = target
+        return replace(layout, rank=rank), {table_of[one] for one in moved}
 
-    def _recut(self, layout: PlanLayout, place: int) -> PlanLayout | None:
+    def _recut(self, layout: PlanLayout, place: int) -> tuple[PlanLayout, set[int]]:
         """More or fewer pieces by rows or columns, on the least busy ranks."""
         table, cut = self._tables[place], layout.cuts[place]
-        most = self._book.task.rank_count
+        most, narrowest = self._book.task.rank_count, self._book.task.min_width
         options = [
             Cut(cut.columns, cut.rows + 1),
             Cut(cut.columns, cut.rows - 1),
@@ -175,18 +171,18 @@ class Neighbourhood:
         ]
         chosen = self._random.choice(options)
         if chosen == cut or not 1 <= chosen.count <= most or chosen.rows > table.rows:
-            return None
+            return layout, set()
         if chosen.columns > 1 and (
-            table.width % (4 * chosen.columns) or table.width // chosen.columns < MIN_WIDTH
+            table.width % (4 * chosen.columns) or table.width // chosen.columns < narrowest
         ):
-            return None
+            return layout, set()
         kept = list(dict.fromkeys(layout.ranks_of(place)))
         fresh = [rank for rank in self._least if rank not in kept]
         self._random.shuffle(fresh)
-        placed = (kept + fresh)[: chosen.count]
+        placed = (kept + fresh)[: chosen.count] if chosen.rows < most else list(range(most))
         if len(placed) < chosen.count:
-            return None
-        return self._book.recut(layout, place, chosen, placed)
+            return layout, set()
+        return self._book.recut(layout, place, chosen, placed), {place}
 
 
 class PlanSearch:
@@ -200,14 +196,16 @@ class PlanSearch:
         self._mode = mode
         self._random = random.Random(seed)
         self._book = LayoutBook(task, evaluator.catalog)
-        self._judged = 0
+        self._judged = self._work = 0
         self._frames = 0
 
-    def run(self, starts: Sequence[ShardingPlan], limit: SearchLimit) -> SearchOutcome:
-        """The best plan found from *starts* and from the search's own start layouts."""
-        begin = time.monotonic()
+    def run(self, starts: Sequence[ShardingPlan], most: int) -> SearchOutcome:
+        """The best plan found from *starts* and from the search's own start layouts.
+
+        It takes the work of judging *most* plans, so it gives the same plan on a busy machine.
+        """
         first = SearchStarts(self._evaluator, self._book)
-        made = first.build(START_SHARE * limit.seconds)
+        made = first.build(START_SHARE * most * len(self._task.tables))
         best = self._best(made) if made else None
         # Plans with irregular pieces or steps inside hosts compete, but no walk starts from them.
         apart: list[SearchOutcome] = []
@@ -222,15 +220,17 @@ class PlanSearch:
                 judged = self._best([layout])
                 best = judged if best is None or judged.score < best.score else best
         stepped = first.iter_stepped()
-        while self._share_done(begin, limit) < STEPPED_SHARE and (candidate := next(stepped, None)):
+        while self._work < STEPPED_SHARE * most and (candidate := next(stepped, None)):
             apart.append(self._judge(candidate))
-        best = None if best is None else self._anneal(best, begin, limit)
+            # Such a plan is replayed whole.
+            self._work += PLANS_A_FRAME
+        best = None if best is None else self._anneal(best, most)
         return self._outcome(best, apart)
 
-    def _anneal(self, best: Judged, begin: float, limit: SearchLimit) -> Judged:
+    def _anneal(self, best: Judged, most: int) -> Judged:
         """The best layout on a walk from *best* whose temperature falls."""
         current = best
-        while (done := self._share_done(begin, limit)) < 1:
+        while (done := self._work / max(most, 1)) < 1:
             warmth = WARMTH * (1 - (done * ANNEALINGS) % 1) ** 2 * (1 - done)
             found = self._next(current)
             if found is None:
@@ -247,7 +247,7 @@ class PlanSearch:
     def _outcome(self, best: Judged | None, apart: Sequence[SearchOutcome]) -> SearchOutcome:
         """The faster of the plan of *best* and those *apart*."""
         own = [] if best is None else [self._judge(self._book.to_plan(best.layout, "searched"))]
-        found = min([*own, *apart], key=lambda outcome: outcome.time_ns)
+        found = min([*own, *apart], key=lambda outcome: (outcome.time_ns, outcome.peak_bytes))
         if found.time_ns == ENDLESS:
             raise PlanError(
                 "search: no plan was found that fits in the memory of "
@@ -258,20 +258,15 @@ class PlanSearch:
     def _judge(self, plan: ShardingPlan) -> SearchOutcome:
         """Evaluate any plan; its time is ENDLESS if it does not fit."""
         self._judged += 1
+        self._work += 1
         found = self._evaluator.measure([plan])
         is_small = found.peak_bytes[0] <= self._evaluator.cluster.device.memory_bytes
         time_ns = int(found.time_ns(self._mode)[0]) if is_small else ENDLESS
-        return SearchOutcome(plan, time_ns, self._judged)
-
-    def _share_done(self, begin: float, limit: SearchLimit) -> float:
-        """Share of the limit that is used; counts plans if they are limited."""
-        used = (time.monotonic() - begin) / limit.seconds if limit.seconds > 0 else 1.0
-        if limit.plans is None or used >= 1:
-            return used
-        return self._judged / limit.plans
+        return SearchOutcome(plan, time_ns, int(found.peak_bytes[0]), self._judged)
 
     def _next(self, current: Judged) -> Judged | None:
         """The best of a round of neighbours."""
+        self._work += 1
         own_ns = self._evaluator.price([current.layout]).own_ns[0]
         neighbours = Neighbourhood(self._book, self._random, own_ns)
         options = neighbours.propose(current.layout, ROUND)
@@ -290,6 +285,7 @@ class PlanSearch:
     def _score(self, layouts: Sequence[PlanLayout]) -> Floats:
         """Iteration time plus the weighted longest parts; infinite if a layout does not fit."""
         self._judged += len(layouts)
+        self._work += len(layouts)
         found = self._evaluator.measure_columns(
             layouts, lambda place: self._book.to_plan(layouts[place], "layout")
         )

@@ -10,7 +10,6 @@ the result by the replayed time.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.balanced import iter_balanced_plans
-from embeddings.plan import ShardingPlan
+from embeddings.plan import ShardingKind, ShardingPlan
 from embeddings.sharding_task import NOWHERE, Placer, Rule
 from perfmodel.prediction.plans.evaluator import PlanEvaluator
 from perfmodel.prediction.plans.layout import COPIED, WHOLE, Cut, LayoutBook, PlanLayout
@@ -33,7 +32,6 @@ COPIED_SHARES = (0.25, 0.5, 0.75, 1.0)
 """Shares of the tables worth copying that are copied to every rank."""
 BALANCED_PLANS = 48
 """Plans of the balanced sharder to look at; some of them sum inside hosts."""
-MIN_WIDTH = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,8 +74,8 @@ class SearchStarts:
         self._balanced = iter_balanced_plans(book.task)
         self._stepped: list[ShardingPlan] = []
 
-    def build(self, seconds: float) -> list[PlanLayout]:
-        """All first layouts; looking at balanced ones may take *seconds*."""
+    def build(self, most_pieces: float) -> list[PlanLayout]:
+        """All first layouts; those of the balanced sharder may have *most_pieces* together."""
         found = [self._start(self._cuts(share)) for share in SPLIT_SHARES]
         worth = self.worth_copying()
         for share in COPIED_SHARES:
@@ -86,13 +84,14 @@ class SearchStarts:
                 cuts = self._cuts(1.0)
                 chosen = [COPIED if place in copied else cut for place, cut in enumerate(cuts)]
                 found.append(self._start(chosen))
-        end_s = time.monotonic() + seconds
+        pieces = 0
         for plan in islice(self._balanced, BALANCED_PLANS):
             if plan.summed_in_host:
                 self._stepped.append(plan)
             else:
                 found.append(self._book.from_plan(plan))
-            if time.monotonic() >= end_s:
+            pieces += len(plan.shards)
+            if pieces >= most_pieces:
                 break
         return [layout for layout in found if layout is not None]
 
@@ -107,7 +106,12 @@ class SearchStarts:
         widths = np.array([table.width for table in self._tables])
         spread = (self._alone.total_ns + pricer.width_ns * widths) / self._book.task.rank_count
         gains = spread - pricer.copied_ns(self._tables)
-        return [int(place) for place in np.argsort(-gains, kind="stable") if gains[place] > 0]
+        return [
+            int(place)
+            for place in np.argsort(-gains, kind="stable")
+            if gains[place] > 0
+            and ShardingKind.DATA_PARALLEL in self._book.task.kinds_of(self._tables[place])
+        ]
 
     def _cuts(self, share: float) -> list[Cut]:
         """Columns halved until no table exceeds *share* of a rank, rows until all fit."""
@@ -116,8 +120,10 @@ class SearchStarts:
         limit = share * float(costs.sum()) / task.rank_count
         found = []
         for place, table in enumerate(self._tables):
-            columns = 1
-            while costs[place] / columns > limit and table.width // (2 * columns) >= MIN_WIDTH:
+            columns, kinds = 1, task.kinds_of(table)
+            may_columns = ShardingKind.COLUMN_WISE in kinds
+            narrowest = task.min_width if may_columns else table.width
+            while costs[place] / columns > limit and table.width // (2 * columns) >= narrowest:
                 if table.width % (8 * columns) or 2 * columns > task.rank_count:
                     break
                 columns *= 2
@@ -125,7 +131,10 @@ class SearchStarts:
             size = int(self._bytes[place]) / columns
             while size / rows > task.room_bytes / 2 and rows < task.rank_count:
                 rows *= 2
-            found.append(Cut(columns, min(rows, table.rows)))
+            if rows > 1 and task.splits_evenly:
+                columns, rows = 1, task.rank_count
+            is_divided = (ShardingKind.GRID if columns > 1 else ShardingKind.ROW_WISE) in kinds
+            found.append(Cut(columns, min(rows, table.rows) if is_divided else 1))
         return found
 
     def _start(self, cuts: list[Cut]) -> PlanLayout | None:

@@ -16,13 +16,14 @@ from perfmodel.base.cautions import NO_CAUTIONS, Cautions, Warned
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.shown import Shown
-from perfmodel.graph.job import RankMemory
+from perfmodel.graph.job import RankMemory, fit_probability
 from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
 
 if TYPE_CHECKING:
     from perfmodel.prediction.explain import Evidence
-    from perfmodel.prediction.recording import Score
+    from perfmodel.prediction.recording import RecordedStep, Score
+    from perfmodel.workloads.family import TakenDefault
 
 
 class Part(Enum):
@@ -156,6 +157,34 @@ class MemoryFit:
         """Whether every rank has the memory it needs."""
         return self.peak_bytes <= self.capacity_bytes
 
+    @property
+    def probability(self) -> float:
+        """How likely it is that every rank has it."""
+        return fit_probability(self.peak_bytes, self.capacity_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenValue:
+    """A value of an open setting: its time, whether it fits, and how likely it is."""
+
+    value: str
+    iteration_ns: int
+    fits: bool
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSetting:
+    """A setting that nobody stated and that moves the answer; *values* are the *chosen* one first.
+
+    *state_with* is what to add to the command.
+    """
+
+    setting: str
+    chosen: str
+    values: tuple[OpenValue, ...]
+    state_with: str
+
 
 @dataclass(frozen=True, slots=True)
 class InterferenceLoss:
@@ -189,11 +218,12 @@ class Reasons:
 class Prediction(Shown):
     """How long one iteration takes and, unless only times were asked for, why.
 
-    *isolated_ns* is one iteration that starts at a barrier. A recording has none: *span_ns* is
-    its time from the first task to the last, and its period is the median of *periods_ns*.
-    *drawn_ns* has the times under drawn costs that make the *interval*. The *score* of a
-    recording says how well it replays itself. *scenario* is None where the question was not
-    asked by one. *cautions* are what the gate found (`perfmodel.prediction.gate`).
+    *isolated_ns* is one iteration that starts at a barrier. A recording has none: *span_ns* is its
+    time from the first task to the last. *recorded* is its step under the profiler. *drawn_ns* has
+    the times under drawn costs that make the *interval*. The *score* of a recording says how well
+    it replays itself. *scenario* is None where the question was not asked by one. *open_settings*
+    moved the answer and were not stated; *defaults_taken* are what the framework configures where
+    nothing is stated. *cautions* are what the gate found (`perfmodel.prediction.gate`).
     """
 
     mode: Mode = Mode.PERIOD
@@ -207,8 +237,11 @@ class Prediction(Shown):
     periods_ns: tuple[int, ...] = ()
     drawn_ns: tuple[float, ...] = ()
     score: Score | None = None
+    recorded: RecordedStep | None = None
     scenario: Scenario | JobScenario | None = None
     reasons: Reasons | None = None
+    open_settings: tuple[OpenSetting, ...] = ()
+    defaults_taken: tuple[TakenDefault, ...] = ()
     cautions: Cautions = NO_CAUTIONS
 
     @property

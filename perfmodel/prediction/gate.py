@@ -58,7 +58,9 @@ def check_machine(machine: Topology, costs: Iterable[CollectiveCost] = ()) -> Ca
     wires = [("wire", one.wire_ns / max(one.duration_ns, 1.0)) for one in priced]
     nouns = [machine, machine.device, machine.device.host_link, machine.fabric, *machine.links]
     found = (*beyond([max(wires, default=("wire", 0.0))], machine.name),)
-    return Cautions((*found, *_outside(machine.name, nouns)), machine.unknown_keys)
+    # Links that are alike are one warning.
+    found += (*dict.fromkeys(_outside(machine.name, nouns)),)
+    return Cautions(found, machine.unknown_keys)
 
 
 def check_op(op: Any, device: Device, duration_ns: float) -> Cautions:

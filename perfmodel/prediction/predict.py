@@ -29,8 +29,9 @@ from perfmodel.prediction.loops import (
     find_loop,
     replay_samples,
 )
+from perfmodel.prediction.open_settings import LEAST_CHANGE, spread_draws
 from perfmodel.prediction.phases import PhaseClock
-from perfmodel.prediction.question import Ends, Question
+from perfmodel.prediction.question import Ends, Question, build_question
 from perfmodel.prediction.scenario import Interference, Mode
 from perfmodel.prediction.time_parts import extrapolate_explanation
 
@@ -60,7 +61,7 @@ def predict(
             if recording is None:
                 loops.append(find_loop(replay, alone, settled))
             else:
-                loops.append(recording.find_loop(alone, settled))
+                loops.append(recording.find_loop(replay, alone, settled))
     with clock.phase("replaying samples", done=0.55):
         drawn_ns = _draw(question, loops, replay)
     reasons = None
@@ -68,6 +69,9 @@ def predict(
         with clock.phase("explaining", done=0.9):
             reasons = _explain(question, loops, replay)
     found = _conclude(question, loops, drawn_ns, reasons)
+    if question.open_questions:
+        with clock.phase("predicting what is not stated", done=0.95):
+            found = _span(found, question, executor)
     if question.ends is not None:
         found = _widen(found, question, question.ends, executor)
     return replace(found, run=Run(executor.description, dict(clock.phase_s)))
@@ -180,7 +184,9 @@ def _conclude(
         periods_ns=periods_ns,
         drawn_ns=drawn_ns,
         score=None if recording is None else recording.score,
+        recorded=None if recording is None else recording.recorded(question.job),
         scenario=question.scenario,
+        defaults_taken=question.defaults_taken,
         reasons=reasons,
         cautions=check_question(question, first.alone.priced),
         run=Run("", {}),
@@ -200,6 +206,37 @@ def _find_facts(question: Question, loop: Loop) -> Facts:
         task_count=question.extrapolate(job.task_count, question.jobs[-1].task_count),
         iterations_replayed=loop.replay.iteration_count if is_period else 1,
         work=question.work,
+    )
+
+
+def _span(found: Prediction, question: Question, executor: Executor) -> Prediction:
+    """*found* with an interval that spans the values of its open settings, and their times."""
+    answered = []
+    options = replace(question.options, is_explained=False, samples=0)
+    drawn_ns = found.drawn_ns
+    for one in question.open_questions:
+        times_ns = [found.iteration_ns]
+        for branch in one.branches[1:]:
+            other = build_question(replace(branch.setting, options=options))
+            alone = replace(other, open_questions=())
+            times_ns.append(predict(alone, executor=executor).iteration_ns)
+        furthest = max(abs(time_ns / times_ns[0] - 1.0) for time_ns in times_ns)
+        if furthest > LEAST_CHANGE:
+            answered.append(one.answered(times_ns))
+            drawn_ns = spread_draws(drawn_ns, found.iteration_ns, answered[-1])
+    if not answered:
+        return found
+    said = (
+        f"{one.setting} is not stated: {one.chosen} is the likelier value. State it with "
+        f"{one.state_with}."
+        for one in answered
+    )
+    return replace(
+        found,
+        interval=build_interval(np.array(drawn_ns), nominal_ns=found.iteration_ns),
+        drawn_ns=drawn_ns,
+        open_settings=tuple(answered),
+        assumptions=(*found.assumptions, *said),
     )
 
 

@@ -32,7 +32,7 @@ from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.families import family_of
-from perfmodel.workloads.family import Extrapolation
+from perfmodel.workloads.family import Extrapolation, TakenDefault
 from perfmodel.workloads.fields import Workload
 from perfmodel.workloads.jobs import apply_stack_defaults, build_workload, default_stack
 from topologies import Cluster, build_cluster, load_topology
@@ -42,6 +42,7 @@ UNKNOWN_PEERS = (
     "memory: a copy is assumed, and the interval covers faster and slower hosts."
 )
 if TYPE_CHECKING:
+    from perfmodel.prediction.open_settings import OpenQuestion
     from perfmodel.prediction.recording import Recording, Score
 
 
@@ -83,6 +84,7 @@ class Question:
     *recording* knows more of its tasks. With a *extrapolation* the job is a smaller one, see
     `perfmodel.workloads.jobs`. *ends* bound what a change may have made of the job. *chosen* says
     what was decided because the scenario leaves it open. *workload* is what the job was built of.
+    *open_questions* are what else could have been, *defaults_taken* what the framework decides.
     """
 
     job: JobGraph
@@ -99,6 +101,8 @@ class Question:
     ends: Ends | None = None
     chosen: tuple[str, ...] = ()
     workload: Workload | None = None
+    open_questions: tuple[OpenQuestion, ...] = ()
+    defaults_taken: tuple[TakenDefault, ...] = ()
 
     @property
     def jobs(self) -> tuple[JobGraph, ...]:
@@ -134,8 +138,9 @@ class Question:
 class Setting:
     """Everything that a question about a workload names, loaded once.
 
-    What *workload* leaves open is filled in by *stack*. *plan* is the one that was given, and
-    *tables* are those of a file, with what it knows of their indices.
+    What *workload* leaves open is filled in by *stack*; *defaults_taken* lists those of such runs.
+    *plan* is the one that was given, and *tables* are those of a file, with what it knows of their
+    indices.
     """
 
     workload: Workload
@@ -147,10 +152,14 @@ class Setting:
     scenario: Scenario | None = None
     assumptions: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
+    defaults_taken: tuple[TakenDefault, ...] = ()
 
     def __post_init__(self) -> None:
-        filled = apply_stack_defaults(self.workload, self.stack)
+        device = self.cluster.device
+        taken = family_of(self.workload).list_defaults(self.workload, self.stack, device)
+        filled = apply_stack_defaults(self.workload, self.stack, device)
         object.__setattr__(self, "workload", filled)
+        object.__setattr__(self, "defaults_taken", (*self.defaults_taken, *taken))
 
 
 def load_setting(scenario: Scenario) -> Setting:
@@ -201,7 +210,9 @@ def load_setting(scenario: Scenario) -> Setting:
 
 def build_question(setting: Setting, on_phase: OnPhase = ignore_phase) -> Question:
     """The question about the job of *setting*; what it leaves open is completed first."""
-    setting = _complete(setting, on_phase)
+    from perfmodel.prediction.open_settings import close_settings  # it replays branches
+
+    setting, open_questions = close_settings(_complete(setting, on_phase))
     workload, cluster = setting.workload, setting.cluster
     built = build_workload(
         workload,
@@ -225,6 +236,8 @@ def build_question(setting: Setting, on_phase: OnPhase = ignore_phase) -> Questi
         work=count_work(workload, device=cluster.device),
         scenario=setting.scenario,
         workload=workload,
+        open_questions=open_questions,
+        defaults_taken=setting.defaults_taken,
     )
 
 

@@ -6,9 +6,11 @@ steps end, so it brings its own rules, loop and interval; everything else is the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from perfmodel.engine.replay import Replayer
     from perfmodel.engine.settle import Rules
     from perfmodel.graph.job import JobGraph
     from perfmodel.prediction.answer import Interval
@@ -43,6 +45,14 @@ class Score(Protocol):
         """The score as plain values for JSON."""
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """How long a step takes under the profiler, and what the time without it rests on."""
+
+    iteration_ns: int
+    basis: str = ""
+
+
 class Recording(Protocol):
     """What a recording knows of its tasks, also after they were changed."""
 
@@ -50,11 +60,21 @@ class Recording(Protocol):
     def score(self) -> Score | None:
         """How well it replays itself."""
 
+    @property
+    def profiled(self) -> JobGraph:
+        """The same job as its hosts ran under the profiler."""
+
+    def changed_to(self, profiled: JobGraph) -> Recording:
+        """The same recording after a change of its *profiled* job."""
+
     def rules(self, job: JobGraph) -> Rules:
         """What overlapping tasks of *job* cost each other."""
 
-    def find_loop(self, alone: FoldedCosts, settled: FoldedCosts) -> Loop:
-        """The loop of a *settled* job, from the moments when its steps end."""
+    def find_loop(self, replay: Replayer, alone: FoldedCosts, settled: FoldedCosts) -> Loop:
+        """The loop of a *settled* job: the steps of the recording, again and again."""
+
+    def recorded(self, job: JobGraph) -> RecordedStep | None:
+        """The step of *job* under the profiler; None if *job* was changed."""
 
     def interval(self, iteration_ns: int) -> Interval:
         """The interval of an iteration of *iteration_ns*."""

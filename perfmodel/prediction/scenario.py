@@ -284,6 +284,13 @@ class RunQuestion:
             option = "--prices" if self.prices else "--epochs"
             raise ScenarioError(f"{option}: is about a whole run. Give --tokens COUNT too.")
 
+    def check(self) -> None:
+        """Refuse prices that cannot be read before the work, not after it."""
+        if self.prices is not None:
+            from perfmodel.prediction.whole_run import load_rates  # imports this module
+
+            load_rates(self.prices)
+
     @property
     def is_asked(self) -> bool:
         """Whether a whole run was asked for."""

@@ -6,6 +6,7 @@ scenarios give equal bytes.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import perfmodel
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from perfmodel.prediction.answer import (
         Explanation,
         Interval,
+        OpenSetting,
         PathShare,
         Prediction,
         RankClass,
@@ -42,8 +44,7 @@ def to_document(
     document = {
         "schema_version": SCHEMA_VERSION,
         "perfmodel_version": perfmodel.__version__,
-        "iteration_time_ms": to_ms(prediction.iteration_ns),
-        "interval_ms": interval_ms(prediction.interval),
+        **times_document(prediction),
         "mode": prediction.mode.value,
         "period_ms": to_ms(prediction.period_ns),
         "isolated_ms": None if prediction.isolated_ns is None else to_ms(prediction.isolated_ns),
@@ -70,6 +71,11 @@ def to_document(
         "memory_gib": _memory(prediction),
         "provenance": shares_by_provenance(why),
         "assumptions": list(prediction.assumptions),
+        "open_settings": [open_setting(one) for one in prediction.open_settings],
+        "defaults_taken": [
+            {"setting": one.setting, "value": to_word(one.value), "stack": one.stack}
+            for one in prediction.defaults_taken
+        ],
         **prediction.cautions.document(),
         "scenario": prediction.scenario and to_question_document(prediction.scenario),
         "facts": {
@@ -91,6 +97,21 @@ def to_document(
     return document
 
 
+def times_document(prediction: Prediction) -> dict[str, Any]:
+    """The iteration as it was recorded, if it was, and beside it the time without the profiler."""
+    recorded, interval = prediction.recorded, interval_ms(prediction.interval)
+    own = {"iteration_time_ms": to_ms(prediction.iteration_ns), "interval_ms": interval}
+    if recorded is None:
+        return own
+    step_ms = to_ms(recorded.iteration_ns)
+    both = interval and [min(interval[0], step_ms), max(interval[1], step_ms)]
+    return {
+        "iteration_time_ms": step_ms,
+        "interval_ms": both,
+        "unprofiled": {**own, "basis": recorded.basis},
+    }
+
+
 def interval_ms(interval: Interval) -> list[float] | None:
     """The ends of *interval*, where it is known."""
     return [to_ms(interval.low_ns), to_ms(interval.high_ns)] if interval.is_known else None
@@ -99,6 +120,26 @@ def interval_ms(interval: Interval) -> list[float] | None:
 def to_ms(duration_ns: int) -> float:
     """*duration_ns* in milliseconds."""
     return duration_ns / NS_PER_MS
+
+
+def open_setting(one: OpenSetting) -> dict[str, Any]:
+    """A setting that nobody stated, and the iteration time of each value."""
+    return {
+        **pick(one, "setting", "chosen", "state_with"),
+        "values": [
+            {
+                **pick(value, "value", "fits"),
+                "iteration_time_ms": to_ms(value.iteration_ns),
+                "weight": round(value.weight, 6),
+            }
+            for value in one.values
+        ],
+    }
+
+
+def to_word(value: Any) -> Any:
+    """*value* of a field as files state it."""
+    return value.value if isinstance(value, Enum) else value
 
 
 def _throughput(prediction: Prediction, price: float | None) -> dict[str, Any] | None:
@@ -158,6 +199,7 @@ def _memory(prediction: Prediction) -> dict[str, Any] | None:
     return {
         "capacity": _gib(memory.capacity_bytes),
         "fits": memory.fits,
+        "fits_probability": round(memory.probability, 6),
         "peak": _gib(memory.peak_bytes),
         "by_rank": [
             {

@@ -355,7 +355,7 @@ def report_installation(found: Mapping[str, Any], extras: Mapping[str, str]) -> 
     versions = found["versions"]
     rows = [(name, place or "NOT FOUND") for name, place in found["places"].items()]
     words = ", ".join(f"{name} {version or 'MISSING'}" for name, version in versions.items())
-    rows += [("versions", words), ("Ray", found["ray"])]
+    rows += [("versions", words), ("machine code", found["compile_cache"]), ("Ray", found["ray"])]
     missing = [
         f"without {name}: no {use}. Install it with: "
         f"pip install 'perfmodel[{'ui' if use == 'ui' else 'emulate'}]'"

@@ -175,8 +175,9 @@ def _utilisation(prediction: Prediction, price_per_gpu_hour: float | None) -> st
 def _other_time(prediction: Prediction) -> str:
     """Which of the two times the answer is, and the other one; of a recording, its score."""
     if prediction.score is not None:
-        error_pct = prediction.score.error_pct
-        return f"recorded; the recording replays itself with an error of {error_pct:+.2f} %"
+        error_pct, recorded = prediction.score.error_pct, prediction.recorded
+        own = "" if recorded is None else f"recorded {format_duration(recorded.iteration_ns)}, "
+        return f"{own}without the profiler; replays itself with an error of {error_pct:+.2f} %"
     assert prediction.isolated_ns is not None
     if prediction.mode is Mode.PERIOD:
         return (
@@ -212,7 +213,36 @@ def iter_sections(
         if ratio
     ]
     yield Section("How we know: shares of the critical path", [Bars([Bar(pieces)])])
+    if prediction.open_settings:
+        yield Section("Not stated", [Sentences(_not_stated(prediction))])
     yield Section("Assumptions", [Sentences(prediction.assumptions)])
+    yield Section("What to change next", [Sentences(_next_changes(prediction))])
+
+
+_MOST_CHANGES, _LESS = 3, 0.1
+
+
+def _next_changes(prediction: Prediction) -> list[str]:
+    """What a tenth less of each of the largest parts of the critical path saves at most."""
+    shares = sorted(prediction.explanation.critical_path.by_kind, key=lambda one: -one.duration_ns)
+    return [
+        f"{_LESS:.0%} less {share.name} saves up to {format_duration(_LESS * share.duration_ns)}"
+        for share in shares[:_MOST_CHANGES]
+        if share.duration_ns
+    ]
+
+
+def _not_stated(prediction: Prediction) -> list[str]:
+    """What each value of a setting that nobody stated would take."""
+    said = []
+    for one in prediction.open_settings:
+        times = ", ".join(
+            f"{value.value} {format_duration(value.iteration_ns)}"
+            f"{'' if value.fits else ' (does not fit)'}, {value.weight:.0%} likely"
+            for value in one.values
+        )
+        said.append(f"{one.setting}: {times}. State it with {one.state_with}.")
+    return said
 
 
 def _question(prediction: Prediction, command: str | None) -> list[Block]:

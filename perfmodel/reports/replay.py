@@ -11,7 +11,7 @@ from perfmodel.base.units import format_duration
 from perfmodel.graph.storage import is_recorded_job
 from perfmodel.prediction.answer import Prediction
 from perfmodel.reports.blocks import Headline, Report, Section, Sentences
-from perfmodel.reports.document import to_ms
+from perfmodel.reports.document import times_document, to_ms
 from perfmodel.reports.text import NEEDS_FORCE, describe_interval
 
 SCHEMA_VERSION = 1
@@ -33,13 +33,17 @@ def report_replay(found: Prediction, faults: Sequence[str] = ()) -> Report:
         why = iter_sections(found)
     has_width = found.interval.high_ns > found.interval.low_ns
     interval = f", {describe_interval(found.interval)}" if has_width else ""
+    under = ""
+    if found.recorded is not None:
+        recorded = format_duration(found.recorded.iteration_ns)
+        under = f", without the profiler; recorded {recorded}"
     return Report(
         title=facts.job,
         headline=Headline(
             verdict=NEEDS_FORCE if is_bad else "",
             is_good=score is None,
             answer=format_duration(found.iteration_ns),
-            caption=f"per step{interval}",
+            caption=f"per step{interval}{under}",
             facts=(
                 (
                     f"{facts.rank_count} ranks, {facts.task_count:,} tasks, "
@@ -83,6 +87,7 @@ def to_replay_document(found: Prediction, folder: Path) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "kind": "replay",
         **_answer(found),
+        **times_document(found),
         "span_ms": to_ms(found.span_ns),
     }
     if found.score is not None:

@@ -95,15 +95,12 @@ class FrameworkBehaviour(Enum):
     * ROTATES_IN_PLACE: rotary positions overwrite queries and keys.
     * DROPOUT: models without a gate are trained with dropout.
     * UNBIASED: layers have no biases.
-    * STAGES_BY_COST: a pipeline stage takes layers until it exceeds its share of the FLOPs.
-    * QKV_ADAPTERS: only the projections of queries, keys and values have adapters.
-    * ALTERNATE_RECOMPUTE: every second layer is recomputed.
     * ALL_LOGITS: a masked language model computes the logits of all tokens.
     * PARAMETER_BUCKETS: a bucket of gradients holds a million parameters per rank that reduces it,
       and at least 40 million.
     * COALESCED_GATHERS: updated weights are gathered in one call, even where reductions overlap.
-    * SPLIT_EXPERTS: a run that says nothing else divides the GEMMs of an expert over the tensor
-      group, as those of the rest of a layer, where the ranks suffice.
+    * NARROW_STORAGE: weights that are multiplied in eight bits are stored in them alone, and so are
+      inputs of activation functions between frozen weights.
     * EXPERTS_ONE_BY_ONE: the GEMMs of a rank's experts are launched one by one, not as a group.
     * COPIED_GATHERS: gathered weights are copied out of the buffer that they arrived in.
     """
@@ -124,13 +121,10 @@ class FrameworkBehaviour(Enum):
     ROTATES_IN_PLACE = "rotates_in_place"
     DROPOUT = "dropout"
     UNBIASED = "unbiased"
-    STAGES_BY_COST = "stages_by_cost"
-    QKV_ADAPTERS = "qkv_adapters"
-    ALTERNATE_RECOMPUTE = "alternate_recompute"
     ALL_LOGITS = "all_logits"
     PARAMETER_BUCKETS = "parameter_buckets"
     COALESCED_GATHERS = "coalesced_gathers"
-    SPLIT_EXPERTS = "split_experts"
+    NARROW_STORAGE = "narrow_storage"
     EXPERTS_ONE_BY_ONE = "experts_one_by_one"
     COPIED_GATHERS = "copied_gathers"
 

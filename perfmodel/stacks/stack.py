@@ -7,7 +7,7 @@ of a chip are not part of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Annotated
@@ -272,13 +272,14 @@ class SoftwareStack(Form):
     *family* is the family of models that it can run, None for all. *attention_kernels* maps an
     architecture (or `default`) to a kernel name. *collective_algorithm* overrides NCCL's own
     choice. *dispatchers* are those that it can take tokens to experts with; the first is its
-    default. *schedules* are the orders of micro-batches that its pipelines can run.
-    *kernel_time_ratio* maps a family of kernels and an architecture to how much longer they take in
-    this framework than alone on the chip, as fitted to runs. *kernel_operations* are instructions
-    per byte of traffic, by name of a memory-bound kernel that instructions limit and not the
-    memory. *evidence* is by architecture. *stands_for* lists frameworks that run with this stack.
-    *extends* names the stack that it inherits from, and *host_speed_ratio* is how much faster its
-    host is than that one's.
+    default. *schedules* are the orders of micro-batches that its pipelines can run. *defaults* are
+    the values of a workload's fields (`parallel.etp`) that it configures where nothing is stated,
+    by kind of run and chip. *kernel_time_ratio* maps a family of kernels and an architecture to how
+    much longer they take in this framework than alone on the chip, as fitted to runs.
+    *kernel_operations* are instructions per byte of traffic, by name of a memory-bound kernel that
+    instructions limit and not the memory. *evidence* is by architecture. *stands_for* lists
+    frameworks that run with this stack. *extends* names the stack that it inherits from, and
+    *host_speed_ratio* is how much faster its host is than that one's.
     """
 
     name: Line
@@ -299,6 +300,7 @@ class SoftwareStack(Form):
     habits: frozenset[FrameworkBehaviour] = frozenset()
     dispatchers: tuple[Dispatcher, ...] = (Dispatcher.ALL_TO_ALL,)
     schedules: tuple[ScheduleName, ...] = (DEFAULT_SCHEDULE,)
+    defaults: Mapping[Line, Mapping[Line, bool | int | float | str]] = field(default_factory=dict)
     tables: TableHandling = TableHandling()
     compiled: Compiled = Compiled()
     evidence: Mapping[_Chip, Evidence] = field(default_factory=dict)
@@ -319,6 +321,18 @@ class SoftwareStack(Form):
             family = "gemm"
         of_family = self.kernel_time_ratio.get(family, {})
         return of_family.get(architecture, of_family.get("default", 1.0))
+
+    def defaults_of(self, kind: str, chips: Sequence[str]) -> dict[str, bool | int | float | str]:
+        """What runs of *kind* on *chips*, a device and its generation, configure by default.
+
+        The most specific entry of a field counts: `experts on gb200`, `gb200`, `experts`, `any`.
+        """
+        scopes = (*(f"{kind} on {chip}" for chip in chips), *chips, kind, "any")
+        return {
+            setting: values[next(scope for scope in scopes if scope in values)]
+            for setting, values in self.defaults.items()
+            if not values.keys().isdisjoint(scopes)
+        }
 
     def fuses(self, fusion: Fusion) -> bool:
         """Whether this stack runs *fusion*, or a wider one that includes it, as one kernel."""

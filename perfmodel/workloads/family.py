@@ -20,6 +20,7 @@ from perfmodel.base.errors import PlanError
 from perfmodel.graph.job import JobGraph, RankMemory
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.fields import Workload
+from topologies import Device
 
 Spec = TypeVar("Spec", bound=Workload)
 
@@ -47,6 +48,15 @@ class BuiltWorkload:
     job: JobGraph
     memory_of_rank: tuple[RankMemory, ...]
     extrapolation: Extrapolation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TakenDefault:
+    """A *setting* that nobody stated, and the *value* that *stack* configures for such runs."""
+
+    setting: str
+    value: Any
+    stack: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +115,15 @@ class Family(ABC, Generic[Spec]):
     @abstractmethod
     def stack_defaults(self, spec: Spec, stack: SoftwareStack) -> dict[str, dict[str, Any]]:
         """By section, the fields that *stack* sets where *spec* leaves them open."""
+
+    def list_defaults(
+        self,
+        spec: Spec,  # noqa: ARG002  a default
+        stack: SoftwareStack,  # noqa: ARG002
+        device: Device | None,  # noqa: ARG002
+    ) -> tuple[TakenDefault, ...]:
+        """The fields that *spec* leaves open and the file of *stack* lists for such runs."""
+        return ()
 
     @abstractmethod
     def build(self, spec: Spec, request: JobRequest) -> BuiltWorkload:

@@ -19,6 +19,7 @@ from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.families import family_of
 from perfmodel.workloads.family import DEFAULT_MEMORY_BYTES, BuiltWorkload, JobRequest, Spec
 from perfmodel.workloads.fields import Section, Workload
+from topologies import Device
 
 AnySection = TypeVar("AnySection", bound=Section)
 
@@ -90,10 +91,11 @@ def default_stack(workload: Workload) -> tuple[str, tuple[str, ...]]:
     return name, (sentence,)
 
 
-def apply_stack_defaults(spec: Spec, stack: SoftwareStack) -> Spec:
+def apply_stack_defaults(spec: Spec, stack: SoftwareStack, device: Device | None = None) -> Spec:
     """*spec* with the fields that it leaves open filled in from *stack*.
 
-    These are: whether the host waits for every iteration, and what the family says.
+    These are: whether the host waits for every iteration, and what the family and the
+    stack's file say of such runs on *device*.
     """
     if stack.family is not None and stack.family != spec.family:
         raise WorkloadError(
@@ -103,7 +105,12 @@ def apply_stack_defaults(spec: Spec, stack: SoftwareStack) -> Spec:
     changes: dict[str, Any] = {}
     if stack.has(FrameworkBehaviour.READS_LOSS):
         changes["sync_each_iteration"] = True
-    for name, values in family_of(spec).stack_defaults(spec, stack).items():
+    family = family_of(spec)
+    sections = family.stack_defaults(spec, stack)
+    for one in family.list_defaults(spec, stack, device):
+        section, _, field = one.setting.partition(".")
+        sections.setdefault(section, {})[field] = one.value
+    for name, values in sections.items():
         changes[name] = fill(getattr(spec, name), **values)
     return fill(spec, **changes)
 

@@ -87,3 +87,34 @@ def test_without_home_and_with_a_read_only_install_it_still_runs(tmp_path, is_wr
     assert caches == str(is_writable)
     assert place == (str(temporary / f"perfmodel-kernels-{os.getuid()}") if is_writable else "")
     assert answered.stderr == ""
+
+
+@pytest.mark.parametrize("damage", ["code cut", "code changed", "index cut", "index replaced"])
+def test_damaged_machine_code_is_compiled_again(tmp_path, damage):
+    module = tmp_path / "adding.py"
+    module.write_text(
+        "from perfmodel.base.compiling import compiled\n"
+        "def plus(a, b):\n    return a + b\n"
+        "plus = compiled(plus)\n"
+        "print(plus(2, 3), sum(plus.stats.cache_misses.values()))\n"
+    )
+
+    def run():
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+        words = [sys.executable, str(module)]
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    assert run() == ["5", "1"]
+    assert run() == ["5", "0"]
+    what, how = damage.split()
+    ending = "*.nbc" if what == "code" else "*.nbi"
+    (file,) = (one for one in (tmp_path / "cache").rglob(ending) if "plus" in one.name)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(
+        {"cut": content[: len(content) // 2], "changed": content}.get(how, b"no index")
+    )
+    assert run() == ["5", "1"]
+    assert run() == ["5", "0"]

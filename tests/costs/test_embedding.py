@@ -155,15 +155,14 @@ def test_the_longest_of_bags_that_differ_as_much_as_they_are_long_is_exponential
 
 def test_sums_that_go_through_memory_cost_their_traffic_and_short_gradients_less():
     lookup = Lookup((replace(TABLE, pooling_factor=20.0),), 65536, optimizer="adagrad")
-    fused, apart, short = (
+    apart, short = (
         _time_us(one, Pass.BACKWARD, A100)
         for one in (
-            lookup,
             replace(lookup, kernel="two_step"),
             replace(lookup, kernel="two_step", gradient_dtype=DType.FP16),
         )
     )
-    assert fused < short < apart
+    assert short < apart
 
 
 @given(
@@ -236,7 +235,9 @@ def test_gathers_from_the_cache_are_slower_than_measured_streams_and_at_most_thr
 
     for kernel in ("table_batched", "fbgemm"):
         assert in_cache_gb_per_s / 3 < rate(8 * 2**20, kernel) < in_cache_gb_per_s
-        assert rate(2**32, kernel) == pytest.approx(in_memory_gb_per_s, rel=0.16)
+        # Few rows from memory are in flight at once, which limits fast memories most: FBGEMM
+        # reaches 65 % of 3.9 TB/s on one production workload.
+        assert 0.6 < rate(2**32, kernel) / in_memory_gb_per_s < 1.16
 
 
 def test_rows_with_many_updates_held_up_the_kernels_of_2022():
@@ -326,3 +327,19 @@ def test_copied_frequent_rows_are_summed_before_they_are_added():
     whole, copied, left = tables_terms([table, frequent, others], TermsSetting(100, "sgd", 2**20))
     assert copied[Term.HOT_NUMBERS] == 0
     assert 0 < left[Term.HOT_NUMBERS] < whole[Term.HOT_NUMBERS]
+
+
+def test_rows_from_a_fast_memory_are_limited_by_those_in_flight():
+    # A million uniform draws of 512 bytes from 20 GB, hardly any of them twice: each takes 25 ns
+    # on one of 148 multiprocessors, 3.0 TB/s, and the memory would give 8.
+    table = EmbeddingTable("t", 40_000_000, 128, pooling_factor=16.0)
+    b200 = load_device("b200_sxm")
+    alone_us = _time_us(Lookup((table,), 65536), Pass.FORWARD, b200)
+    assert alone_us == pytest.approx(6.3 + 65536 * 16 * 25e-3 / 148, rel=0.1)
+    # Rows of 1,024 bytes are two pieces, those of 256 bytes one.
+    narrow, wide = (
+        _time_us(Lookup((replace(table, width=width),), 65536), Pass.FORWARD, b200)
+        for width in (64, 256)
+    )
+    assert narrow == pytest.approx(alone_us, rel=0.1)
+    assert wide == pytest.approx(2 * alone_us, rel=0.1)

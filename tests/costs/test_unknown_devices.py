@@ -1,5 +1,6 @@
 """Chips that no constants were fitted on: priced by physics, with a wider interval."""
 
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.costs.models import price_ops
-from perfmodel.graph.ops import Gemm
+from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Pass
 from perfmodel.stacks.profiles import load_stack
 from topologies import load_device
 
@@ -17,8 +18,24 @@ GEMMS = [
 ]
 
 
+KERNELS = [
+    *GEMMS,
+    *(
+        Attention(2, length, length, 16, 16, 128, DType.BF16, is_causal, direction)
+        for length in (512, 4096)
+        for is_causal in (True, False)
+        for direction in Pass
+    ),
+    *(
+        MemoryBound(word, size, size, DType.FP32, row_length=1024)
+        for word in ("layer_norm", "adam", "relu")
+        for size in (2**12, 2**20, 2**28)
+    ),
+]
+
+
 def price(device):
-    return price_ops(GEMMS, device=device, stack=load_stack("megatron"))
+    return price_ops(KERNELS, device=device, stack=load_stack("megatron"))
 
 
 @pytest.mark.parametrize("name", ["a100_sxm_80gb", "h100_sxm", "b200_sxm", "gb200", "l40s"])
@@ -47,3 +64,35 @@ def test_a_chip_that_is_better_in_everything_is_never_slower(name, factor):
         power_w=shipped.power_w * factor,
     )
     assert np.all(price(better).duration_ns <= price(shipped).duration_ns * 1.0001)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_chip_that_equals_or_exceeds_a_shipped_one_is_never_slower(seed):
+    draw = random.Random(seed)
+    shipped = load_device(
+        draw.choice(["a100_pcie_80gb", "h100_sxm", "h200_sxm", "b200_sxm", "l40s"])
+    )
+
+    def factor():
+        return draw.choice([1, 1.03, 1.5, 4])
+
+    words = {"architecture": "newton", "compute_capability": "11.0"}
+    tensor = factor()
+    better = replace(
+        shipped,
+        name="better",
+        memory_bandwidth_bytes_per_s=shipped.memory_bandwidth_bytes_per_s * factor(),
+        l2_bytes=int(shipped.l2_bytes * factor()),
+        peak_flops={dtype: rate * tensor for dtype, rate in shipped.peak_flops.items()},
+        vector_flops=shipped.vector_flops * factor(),
+        power_w=shipped.power_w * factor(),
+        **draw.choice([{}, words, {**words, "kernel_class": None}]),
+    )
+    assert np.all(price(better).duration_ns <= price(shipped).duration_ns * 1.0001)
+
+
+def test_a_format_that_only_the_better_chip_has_is_priced_on_it():
+    shipped = load_device("h100_sxm")
+    better = replace(shipped, name="better", peak_flops={**shipped.peak_flops, DType.NVFP4: 4e15})
+    gemm = Gemm(4096, 4096, 4096, DType.NVFP4)
+    assert price_ops([gemm], device=better, stack=load_stack("megatron")).duration_ns[0] > 0

@@ -17,9 +17,10 @@ import psutil
 import pytest
 
 from perfmodel.base.errors import ExecutionError
-from perfmodel.base.identity import program_identity
+from perfmodel.base.identity import full_identity
 from perfmodel.engine.replay import replay
 from perfmodel.execution import open_executor
+from perfmodel.execution.on_ray import cluster as on_ray_cluster
 from perfmodel.execution.on_ray import joining
 from perfmodel.execution.on_ray.liveness import Reply, ask
 from tests.execution.comparison import assert_same
@@ -149,9 +150,18 @@ def test_who_has_no_token_for_a_cluster_is_told_so(guarded, mode, complaint, tmp
 
 def test_a_cluster_with_another_program_is_refused(cluster, monkeypatch):
     """One changed line is enough, whatever the version."""
-    monkeypatch.setattr(joining, "program_identity", lambda: "0123456789ab")
-    said = rf"program 0123456789ab .* its program is {program_identity()}\. Install"
+    monkeypatch.setattr(joining, "full_identity", lambda: "0123456789ab")
+    said = rf"program 0123456789ab .* its program is {re.escape(full_identity())}\. Install"
     assert_refused(cluster.address, said)
+
+
+def test_a_machine_with_another_program_that_joins_later_takes_no_work(cluster, monkeypatch):
+    """Every worker process compares its program when it is given work."""
+    with open_executor("ray", address=cluster.address) as executor:
+        monkeypatch.setattr(on_ray_cluster, "full_identity", lambda: "0123456789ab")
+        said = rf"has program {re.escape(full_identity())}, and this one 0123456789ab"
+        with pytest.raises(ExecutionError, match=said):
+            executor.map(multiply, 3, [1, 2])
 
 
 def test_a_process_that_is_connected_does_not_join_another_cluster(cluster):

@@ -1,4 +1,7 @@
-"""`make fuzz`: damaged files for every reader; each is refused in words, or understood."""
+"""`make fuzz`: damaged files for every reader; each is refused in words, or understood.
+
+Half of them go through whole commands, which must not answer differently without a word.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from tests.fuzz.cases import Outcome, run_batch
+from tests.fuzz.cases import Outcome, run_batch, run_doors
 
 BATCH = 250
 
@@ -19,15 +22,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--commands", type=int, help="how many are whole commands")
     parser.add_argument("--workers", type=int, default=2)
     asked = parser.parse_args()
     started = time.monotonic()
-    firsts = range(0, asked.count, BATCH)
+    commands = asked.count // 2 if asked.commands is None else asked.commands
+    parts = [(run_doors, commands), (run_batch, asked.count - commands)]
     outcomes: list[Outcome] = []
     with ProcessPoolExecutor(asked.workers, mp_context=get_context("spawn")) as pool:
         jobs = [
-            pool.submit(run_batch, asked.seed, first, min(BATCH, asked.count - first))
-            for first in firsts
+            pool.submit(run, asked.seed, first, min(BATCH, count - first))
+            for run, count in parts
+            for first in range(0, count, BATCH)
         ]
         for job in jobs:
             outcomes += job.result()

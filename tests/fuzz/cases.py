@@ -20,7 +20,7 @@ from pathlib import Path
 from perfmodel.base.errors import PerfModelError
 from tests.fuzz.readers import Reader, build_readers
 
-CASE_S = 20
+CASE_S, COMMAND_S = 20, 60
 MEMORY_BYTES = 2 * 2**30
 
 
@@ -59,6 +59,23 @@ def run_case(reader: Reader, seed: int, number: int) -> Outcome:
         signal.setitimer(signal.ITIMER_REAL, 0)
         shutil.rmtree(place, ignore_errors=True)
     return Outcome(number, reader.name, "read")
+
+
+def run_doors(seed: int, first: int, count: int) -> list[Outcome]:
+    """Whole commands over damaged files of other programs, *first* to *first* + *count*."""
+    from tests.fuzz.doors import run_door
+
+    signal.signal(signal.SIGALRM, _on_alarm)
+    outcomes = []
+    for number in range(first, first + count):
+        signal.setitimer(signal.ITIMER_REAL, COMMAND_S)
+        try:
+            outcomes.append(Outcome(number, *run_door(seed, number)))
+        except TookTooLongError:
+            outcomes.append(Outcome(number, "command", "DEFECT: hangs", _where()))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    return outcomes
 
 
 def run_batch(seed: int, first: int, count: int) -> list[Outcome]:

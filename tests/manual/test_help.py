@@ -23,7 +23,7 @@ CHECKED_ALONE = {
     **NOT_RUN,
     "perfmodel search": "seconds to minutes; the pages of the manual run it",
     "perfmodel emulate": "likewise",
-    "--search": "seconds",
+    "--search": "thousands of plans",
     "--cross-validate": "a minute",
     "--executor ray": "starts Ray; tests/execution does",
     "--limit": "made-up measurements are not within it",

@@ -8,7 +8,7 @@ import numpy as np
 
 from embeddings.plan import Shard
 from embeddings.sharders import SHARDERS, build_named_plan
-from perfmodel.planning.search import Neighbourhood, PlanSearch, SearchLimit
+from perfmodel.planning.search import Neighbourhood, PlanSearch
 from perfmodel.prediction.plans.evaluator import PlanEvaluator
 from perfmodel.prediction.plans.layout import COPIED, WHOLE, Cut, LayoutBook, split_table
 from perfmodel.prediction.scenario import Mode
@@ -38,7 +38,7 @@ def test_a_plan_with_uneven_pieces_is_no_layout_but_the_search_still_judges_it()
     plan = task.plan(shards, "uneven")
     assert book.from_plan(plan) is None
     search = PlanSearch(evaluator, task, mode=Mode.PERIOD, seed=0)
-    outcome = search.run([plan], SearchLimit(seconds=20, plans=64))
+    outcome = search.run([plan], 64)
     uneven_ns = int(evaluator.measure([plan]).time_ns(Mode.PERIOD)[0])
     assert outcome.time_ns <= uneven_ns
 

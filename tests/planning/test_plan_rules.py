@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embeddings.plan_document import list_unrunnable
 from embeddings.sharders import ShardingTask
-from embeddings.sharding_task import find_broken
+from embeddings.sharding_task import cut_table, find_broken
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import ScenarioError
 from perfmodel.planning.making import search_plans
 from perfmodel.planning.plan_work import PlanBound
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.ranking import Ranking
-from perfmodel.planning.search import Neighbourhood, PlanSearch, SearchLimit, SearchOutcome
+from perfmodel.planning.search import Neighbourhood, PlanSearch, SearchOutcome
 from perfmodel.prediction.plans.layout import COPIED, LayoutBook
 from perfmodel.prediction.scenario import Mode
 from tests.planning.settings import plan_setting
@@ -32,18 +33,18 @@ def task_of(count: int, ranks: int = 2, **changes: Any) -> ShardingTask:
 
 def test_of_several_searches_the_best_counts_and_all_plans_are_counted():
     plan: Any = None
-    outcomes = {5: SearchOutcome(plan, 30, 7), 6: SearchOutcome(plan, 20, 11)}
+    outcomes = {5: SearchOutcome(plan, 30, 9, 7), 6: SearchOutcome(plan, 20, 9, 11)}
     executor: Any = SimpleNamespace(
         map=lambda function, shared, seeds: list(map(outcomes.get, seeds))
     )
     question: Any = SimpleNamespace(seed=5, searches=2)
-    assert search_plans(question, executor, ()) == SearchOutcome(plan, 20, 18)
+    assert search_plans(question, executor, ()) == SearchOutcome(plan, 20, 9, 18)
 
 
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [({"samples": 1}, "samples"),
-     ({"searches": 0}, "searches must be at least 1"), ({"search_seconds": -0.1}, "search"),
+     ({"searches": 0}, "searches must be at least 1"), ({"search": -0.1}, "search"),
      ({"sharders": ()}, "nothing to compare"), ({"sharders": ("nobody",)}, "must be among")],
 )  # fmt: skip
 def test_a_question_that_cannot_be_answered_is_refused(changes, fault):
@@ -53,15 +54,21 @@ def test_a_question_that_cannot_be_answered_is_refused(changes, fault):
 
 def test_the_least_that_a_question_may_ask():
     assert RankQuestion("dgx_a100", samples=2, searches=1)
-    for changes in ({"search_seconds": 0.1}, {"plan_files": ("a",)}):
+    for changes in ({"search": 0.1}, {"plan_files": ("a",)}):
         assert RankQuestion("dgx_a100", sharders=(), **changes).sharders == ()
 
 
 def ranked(
-    name: str, time_ns: int, place: int, *, fits: bool = True, peak_bytes: int = 2**30
+    name: str,
+    time_ns: int,
+    place: int,
+    *,
+    fits: bool = True,
+    peak_bytes: int = 2**30,
+    shards: str = "",
 ) -> Any:
     return SimpleNamespace(
-        plan=SimpleNamespace(name=name),
+        plan=SimpleNamespace(name=name, shards=shards or name, data_parallel=()),
         answer=SimpleNamespace(iteration_ns=time_ns),
         place=place,
         fits=fits,
@@ -91,6 +98,8 @@ def test_the_verdict_says_what_to_take():
     assert verdict(ranked("a", 100, 1), ranked("b", 101, 1)).startswith(
         "The plan does not matter here: the 2 that fit take the same time, to 1 %."
     )
+    same = verdict(ranked("a", 100, 1, shards="s"), ranked("b", 100, 1, shards="s"))
+    assert same == "All 2 make the same plan: tables leave them no choice. Bound by lookup."
     none = verdict(
         ranked("a", 100, 1, fits=False, peak_bytes=3 * 2**30),
         ranked("b", 100, 1, fits=False, peak_bytes=2 * 2**30),
@@ -124,14 +133,40 @@ def test_tables_of_sixteen_mebibytes_may_stand_on_every_rank():
         assert [step.cuts[0] == COPIED for step in steps] == [True] * others
 
 
-def test_a_search_leaves_tables_where_their_constraints_put_them():
+def test_constraints_and_frameworks_are_the_space_that_is_searched():
     evaluator, task = plan_setting(5, batch=4096)
     tables = (
         replace(task.tables[0], sharding_types=("row_wise",)),
         replace(task.tables[1], ranks=(2,)),
-        *task.tables[2:],
+        *(replace(table, sharding_types=("table_wise",)) for table in task.tables[2:]),
     )
-    found = PlanSearch(evaluator, replace(task, tables=tables), mode=Mode.PERIOD, seed=0)
-    plan = found.run((), SearchLimit(30.0, plans=400)).plan
+    bound = replace(task, tables=tables)
+    book = LayoutBook(bound, evaluator.catalog)
+    layout = book.from_plan(bound.whole([0] * 5, "whole"))
+    assert layout is not None
+    seen = {layout.rank.tobytes()}
+    for seed in range(40):
+        near = Neighbourhood(book, random.Random(seed), np.ones((4, 4)))
+        for step in near.propose(layout, 4):
+            assert not find_broken(book.to_plan(step, "step"))
+            seen.add(step.rank.tobytes())
+        assert near.copy_steps(layout) == []
+    # Tables with constraints move too: the search does not leave them where a start put them.
+    assert len(seen) > 5
+    plan = PlanSearch(evaluator, bound, mode=Mode.PERIOD, seed=0).run((), 400).plan
     assert not find_broken(plan)
     assert [shard.rank for shard in plan.shards_of_table[1]] == [2]
+
+
+def test_a_search_for_a_framework_finds_plans_that_it_can_run():
+    evaluator, task = plan_setting(6, batch=4096)
+    for framework in ("torchrec", "hugectr"):
+        bound = replace(task, framework=framework)
+        found = PlanSearch(evaluator, bound, mode=Mode.PERIOD, seed=1).run((), 400)
+        assert list_unrunnable(found.plan, framework) == ()
+        # A table over half of the ranks is divided over all of them instead.
+        pieces = cut_table(0, bound.tables[0], columns=1, rows=2)
+        others = [shard for shard in bound.whole([0] * 6, "whole").shards if shard.table]
+        halves = [piece.on_rank(number) for number, piece in enumerate(pieces)]
+        half = bound.plan([*halves, *others], "half")
+        assert len(half.shards_of_table[0]) == (4 if framework == "torchrec" else 2)

@@ -16,7 +16,7 @@ from perfmodel.base.errors import OutputError, PlanError
 from perfmodel.cli import app
 from perfmodel.planning.making import load_task
 from perfmodel.planning.question import RankQuestion
-from perfmodel.planning.search import PlanSearch, SearchLimit
+from perfmodel.planning.search import PlanSearch
 from perfmodel.prediction.scenario import Mode
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.job import choose_plan
@@ -111,7 +111,7 @@ def test_a_ranking_saves_the_plan_that_the_command_line_writes(tables, tmp_path)
 
 
 def test_the_search_is_never_worse_than_what_it_starts_from(tables):
-    ranking = api.rank(_question(tables, search_seconds=0.5, seed=1))
+    ranking = api.rank(_question(tables, search=0.5, seed=1))
     searched = next(plan for plan in ranking.plans if plan.plan.name == "searched")
     # The search compares plans without contention, and the list counts it.
     assert searched.answer.period_ns <= 1.005 * min(plan.answer.period_ns for plan in ranking.plans)
@@ -136,7 +136,7 @@ def test_the_same_question_twice_has_the_same_answer_and_says_how_it_was_found(t
     for plan in first.plans:
         assert plan.gains_ns[plan.bound] == max(plan.gains_ns.values())
     two = {"topology": "dgx_h100", "hosts": 2, "ranks_per_host": 1, "mode": Mode.ISOLATED}
-    few = api.rank(_question(tables, search_seconds=0.2, sharders=("naive",), **two))
+    few = api.rank(_question(tables, search=0.2, sharders=("naive",), **two))
     assert few.facts[0] == "dgx_h100: 2 hosts, 2 ranks"
     assert "plans that the search tried" in few.assumptions[-1]
     assert {plan.answer.mode for plan in few.plans} == {Mode.ISOLATED}
@@ -153,7 +153,7 @@ def test_a_search_with_a_limit_of_plans_repeats_itself():
         evaluator, task = plan_setting(8)
         search = PlanSearch(evaluator, task, mode=Mode.PERIOD, seed=4)
         starts = [build_named_plan("naive", task)]
-        outcomes.append(search.run(starts, SearchLimit(seconds=60, plans=300)))
+        outcomes.append(search.run(starts, 300))
     assert outcomes[0] == outcomes[1]
 
 

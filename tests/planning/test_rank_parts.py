@@ -55,8 +55,9 @@ def test_places_are_counted_on_and_the_first_of_each_is_held_against_the_next():
     ]
     found = order_by_time(given)
     assert [one.answer.iteration_ns for one in found] == [100, 101, 200, 20, 30]
+    assert [one.loads.peak_bytes for one in found[:2]] == [5, 9]
     assert [one.place for one in found] == [1, 1, 3, 4, 5]
-    # Of a tie less memory stands first, then more even lookups.
+    # Of equal times less memory stands first, then more even lookups.
     large, uneven, even = (
         replace(ranked(7), loads=PlanLoads(lookups, (0, 0), memory))
         for lookups, memory in (((4.0, 4.0), (9, 1)), ((6.0, 2.0), (8, 8)), ((4.0, 4.0), (8, 8)))
@@ -64,8 +65,14 @@ def test_places_are_counted_on_and_the_first_of_each_is_held_against_the_next():
     ordered = order_by_time([large, uneven, even])
     assert [plan.loads for plan in ordered] == [even.loads, uneven.loads, large.loads]
     assert [(plan.place, plan.beats_next) for plan in ordered] == [(1, None)] * 3
-    # 1 against 2 is faster and 2 against 2 a tie; of those that do not fit 4 is not below 3, 1 is.
-    assert [one.beats_next for one in found] == [0.75, None, None, 0.5, None]
+    # 1 against 2 is far faster and 2 against 2 a tie; of those that do not fit 4 is not below 3.
+    assert [one.beats_next for one in found[1:3] + found[4:]] == [None] * 3
+    assert [found[place].beats_next for place in (0, 3)] == pytest.approx([0.75, 0.5])
+    # A lead of a hundredth is little beside what measured ratios are off by; one of a tenth is not.
+    near = order_by_time([ranked(1000, 1000.0), ranked(1012, 1012.0), ranked(1113, 1113.0)])
+    leads = [one.beats_next for one in near]
+    assert leads[0] == pytest.approx(0.6, abs=0.01)
+    assert leads[1] == pytest.approx(0.98, abs=0.01)
 
 
 @pytest.mark.parametrize("is_copied", [False, True])

@@ -53,7 +53,7 @@ def test_a_claim_for_releases_goes_before_one_for_the_whole_framework():
         choose_stack("nemo", release=release, family="transformer").stack.name
         for release in releases
     ]
-    assert names == ["nemo", "nemo_2024", "nemo_2024", "nemo"]
+    assert names == ["nemo", "nemo_2024", "nemo_2025", "nemo"]
 
 
 def test_a_framework_of_2020_exchanges_through_the_host():

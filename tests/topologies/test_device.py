@@ -2,10 +2,11 @@ import re
 
 import pytest
 
+from perfmodel import api
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import TopologyError
 from tests.topologies.machines import build_device
-from topologies import list_devices, load_device
+from topologies import list_devices, load_device, load_topology
 from topologies.device import DEVICES
 
 TERA = 1e12
@@ -141,3 +142,15 @@ def test_a_device_like_another_states_only_what_differs(tmp_path):
     device, base = load_device(tmp_path / "mine.yaml"), load_device("b200_sxm")
     assert device.memory_bandwidth_bytes_per_s == 9e12
     assert (device.name, device.memory_bytes) == ("mine", base.memory_bytes)
+
+
+def test_the_template_of_a_device_is_a_device_of_its_own(tmp_path):
+    file = tmp_path / "my_gpu.yaml"
+    api.init("device", file)
+    device, shipped = load_device(file), load_device("h100_sxm")
+    assert device.is_unseen
+    assert device.kernel_class is shipped.kernel_class
+    assert device.peak_flops == shipped.peak_flops
+    machine = tmp_path / "host.yaml"
+    machine.write_text(api.init("topology").replace("device: h100_sxm", "device: my_gpu"))
+    assert load_topology(machine).device == device

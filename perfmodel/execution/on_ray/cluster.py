@@ -29,6 +29,7 @@ from ray.exceptions import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from perfmodel.base.errors import ExecutionError
+from perfmodel.base.identity import full_identity
 from perfmodel.execution.on_ray.liveness import Reply, Watch, ask
 from perfmodel.execution.rank_block import Seat
 
@@ -116,9 +117,8 @@ class RayCluster:
             taken = Counter(self._place_of_seat.values())
             chosen = min(able, key=lambda one: (taken[one] / max(cores[one], 1.0), one))
             raylet, host = rows[chosen]["NodeID"], rows[chosen]["NodeManagerAddress"]
-            seats.append(
-                self._seat_class.options(scheduling_strategy=only_on(raylet)).remote(raylet, host)
-            )
+            made = self._seat_class.options(scheduling_strategy=only_on(raylet))
+            seats.append(made.remote(raylet, host, full_identity()))
             self._place_of_seat[seats[-1]] = chosen
         return seats
 

@@ -19,7 +19,7 @@ import ray
 from ray._private import ray_constants
 
 from perfmodel.base.errors import ExecutionError
-from perfmodel.base.identity import program_identity
+from perfmodel.base.identity import full_identity
 from perfmodel.execution.on_ray.cluster import (
     Call,
     Lost,
@@ -264,10 +264,10 @@ def _check_programs(cluster: RayCluster, address: str) -> None:
     # could not be looked up.
     def installed_program() -> str:
         try:
-            from perfmodel.base.identity import program_identity
+            from perfmodel.base.identity import full_identity
         except ImportError:
             return "missing or too old to report it"
-        return program_identity()
+        return full_identity()
 
     probe: Any = ray.remote(num_cpus=0, max_retries=0)(installed_program)
     rows = machines()
@@ -282,7 +282,7 @@ def _check_programs(cluster: RayCluster, address: str) -> None:
         host = row["NodeManagerAddress"]
         if isinstance(program, Lost):
             silent += [host] if row["NodeID"] in there else []
-        elif program != program_identity():
+        elif program != full_identity():
             wrong.append(f"{host}: its program is {program}")
     if silent:
         raise ExecutionError(
@@ -294,6 +294,6 @@ def _check_programs(cluster: RayCluster, address: str) -> None:
     if wrong:
         raise ExecutionError(
             f"ray: every machine of the cluster at {address!r} must have the same perfmodel "
-            f"installed as this one, program {program_identity()} (`perfmodel --version` prints "
+            f"installed as this one, program {full_identity()} (`perfmodel --version` prints "
             f"it). {'; '.join(wrong)}. Install it there."
         )

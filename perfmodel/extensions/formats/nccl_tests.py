@@ -145,7 +145,7 @@ def _printed_rows(lines: Iterable[str]) -> Iterator[Record]:
         if _SIZE.fullmatch(size) and _is_positive(time_us):
             row = _row(size, time_us, cells.get("type", ""), cells.get("count", ""))
             yield from _judged(row, cells.get("algbw", ""), cells.get("wrong", "0"))
-        elif not size or (_is_positive(time_us) and _is_row(list(cells.values()), 0)):
+        elif size != "0" and (not size or _is_row(list(cells.values()), 0)):
             yield BROKEN
 
 

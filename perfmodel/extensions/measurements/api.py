@@ -326,6 +326,17 @@ def validate(
     return replace(board, cautions=cautions)
 
 
+def validate_embeddings(cases: File, *, data: File = ".") -> Scoreboard:
+    """Compare predictions with measured lookups and updates, those that *cases* describe.
+
+    It is a file as `calibrate embedding` reads it; files that it names are in the folder *data*.
+    """
+    from perfmodel.extensions.measurements.calibration.embedding import compare_embedding
+    from perfmodel.extensions.measurements.calibration.embedding_cases import load_cases
+
+    return compare_embedding(load_cases(Path(cases), data=Path(data))[0])
+
+
 def validate_fits(tables: Files) -> FitBoard:
     """Compare the memory verdict with *tables* of runs; rows without a time failed."""
     from perfmodel.extensions.measurements.validation.fits import judge_fits

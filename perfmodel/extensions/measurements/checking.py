@@ -39,16 +39,21 @@ def check_tables(
         if not row.fault and row.ranks > 1:
             curves.setdefault((row.wiring(), row.kind, row.software, row.dtype), []).append(row)
     ratios: dict[str, list[Ratio]] = {}
-    scales = []
+    scales: dict[str, float] = {}
     for (wiring, kind, software, dtype), alike in curves.items():
         sizes = np.array([float(row.size_bytes) for row in alike])
         costs = price_sizes(kind, sizes, wiring=wiring, software=software, dtype=dtype)
         for row, cost in zip(alike, costs, strict=True):
             ratios[row.row] = [("wire", cost.wire_ns / row.duration_ns)]
-            scales.append(row.duration_ns / max(cost.duration_ns, 1.0))
-    _check_units(scales, [row.column_ratio for row in rows], where)
-    kept, cautions = _keep([(row, row.fault, ratios.get(row.row, ())) for row in rows], where)
-    return tuple(kept), cautions
+            scales[row.row] = row.duration_ns / max(cost.duration_ns, 1.0)
+    _check_units([*scales.values()], [row.column_ratio for row in rows], where)
+    judged = [
+        (row, row.fault or _disagrees(row.column_ratio), ratios.get(row.row, ())) for row in rows
+    ]
+    # Of a single row, too: no curve of a machine jumps so far.
+    odd = {one.where: one for one in doubt_scales(scales)}
+    kept, cautions = _keep([(row, fault or row.row in odd, of) for row, fault, of in judged], where)
+    return tuple(kept), Cautions((*odd.values(), *cautions.warnings))
 
 
 def check_kernels(kind: str, table: KernelTable, where: str) -> tuple[KernelTable, Cautions]:
@@ -67,7 +72,10 @@ def check_kernels(kind: str, table: KernelTable, where: str) -> tuple[KernelTabl
             # What becomes of rows of an unknown GPU is decided where they are used.
             rows += [(one, "", ()) for one in kernels]
             continue
-        rows += [(one, "", ratios_of(one.op, device, one.measured_ns)) for one in kernels]
+        rows += [
+            (one, _disagrees(one.column_ratio), ratios_of(one.op, device, one.measured_ns))
+            for one in kernels
+        ]
         predicted = zip(some, found.duration_ns.tolist(), strict=True)
         scales += [one.measured_ns / max(ns, 1.0) for one, ns in predicted]
     _check_units(scales, [one.column_ratio for one in table.kernels], where)
@@ -77,11 +85,15 @@ def check_kernels(kind: str, table: KernelTable, where: str) -> tuple[KernelTabl
     return KernelTable(left, table.unsupported), cautions
 
 
+def _disagrees(ratio: float) -> bool:
+    most = limits()["beyond"]["column"]
+    return not 1 / most <= ratio <= most
+
+
 def _check_units(scales: Sequence[float], columns: Sequence[float], where: str) -> None:
     """Refuse a table whose columns contradict each other, or whose unit cannot be the stated."""
-    most = limits()["beyond"]
-    wrong = [one for one in columns if not 1 / most["column"] <= one <= most["column"]]
-    if len(wrong) > most["rows"] * len(columns):
+    wrong = [*filter(_disagrees, columns)]
+    if len(wrong) > max(1, limits()["beyond"]["rows"] * len(columns)):
         raise MeasurementError(
             f"{where}: times and rates of a row must agree, and differ by {np.median(wrong):,.4g} "
             f"times in {len(wrong)} of {len(columns)} rows. Correct the unit of the column that is "
@@ -104,13 +116,13 @@ def doubt_scales(scales: Mapping[str, float]) -> Iterator[Warned]:
 
 
 def _keep(
-    rows: Sequence[tuple[Any, str, Iterable[Ratio]]], where: str
+    rows: Sequence[tuple[Any, object, Iterable[Ratio]]], where: str
 ) -> tuple[list[Any], Cautions]:
     """The rows without a fault that are not beyond physics; too many of the latter are refused."""
     broken = [[*beyond(ratios, where)] for _, _, ratios in rows]
     warned = [one for found in broken for one in found]
     count = sum(map(bool, broken))
-    if count > limits()["beyond"]["rows"] * len(rows):
+    if count > max(1, limits()["beyond"]["rows"] * len(rows)):
         worst = max(warned, key=lambda one: one.found)
         raise MeasurementError(
             f"{where}: {count} of {len(rows)} rows are faster than the hardware, at worst "

@@ -121,7 +121,7 @@ def _iter_run_sections(board: RunScoreboard) -> Iterator[Section]:
         for one in board.orders
     ]
     yield Section("Order of layouts", [Sentences(orders)])
-    counts = Counter(sentence for said in board.assumptions.values() for sentence in said)
+    counts = Counter(sentence for one in board.answers.values() for sentence in one.assumptions)
     common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     rows = [(str(count), sentence) for sentence, count in common]
     table = Table(("rows", "assumption"), rows, (0,), wraps=(1,), most=MOST_ASSUMPTIONS)

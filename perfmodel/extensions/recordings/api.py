@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.api.questions import File, Files
+from perfmodel.base.extensions import load_extension
 
 if TYPE_CHECKING:
     from traces.job_trace import OnFile
@@ -30,11 +31,12 @@ def trace_diff(before: File, after: File) -> dict[str, Any]:
 
 def trace_extract(paths: Files, out: File, *, topology: str = "unknown") -> tuple[Path, ...]:
     """Write the recorded GEMMs, collectives and host times of a job as tables into *out*."""
-    from perfmodel.extensions.recordings.extraction import extract_tables, write_tables
     from traces.job_trace import load_job_trace
 
-    tables = extract_tables(load_job_trace(paths), topology=topology)
-    return write_tables(tables, Path(out))
+    extraction = load_extension("measurements", "extraction")
+    tables = extraction.extract_tables(load_job_trace(paths), topology=topology)
+    written: tuple[Path, ...] = extraction.write_tables(tables, Path(out))
+    return written
 
 
 def trace_chakra(job: File, out: File) -> tuple[Path, ...]:

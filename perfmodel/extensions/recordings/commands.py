@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
+from perfmodel.base.extensions import load_extension
 from perfmodel.base.options import Option, Overwrite
 from perfmodel.cli.commands import command, command_group
 from perfmodel.cli.options import JobOut, Outputs, Quiet, argument
@@ -148,12 +149,11 @@ def extract(
 ) -> None:
     """Write tables for `calibrate` and `validate`: host overheads, GEMMs, collectives."""
     from perfmodel.base.writing import printable
-    from perfmodel.extensions.recordings.extraction import MISSING
 
     written = api.trace_extract(paths, out, topology=topology)
     for path in written:
         print(printable(str(path)))
-    for name, reason in MISSING.items():
+    for name, reason in load_extension("measurements", "extraction").MISSING.items():
         if name not in {path.stem for path in written}:
             print(f"no {name}.csv: {reason}")
 

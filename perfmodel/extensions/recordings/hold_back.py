@@ -123,11 +123,37 @@ class HoldRule:
                 found.delays[rank] = holds
 
 
-def recorded_rules(graph: JobGraph, hold: HoldRule) -> Rules:
+def recorded_rules(graph: JobGraph, hold: HoldRule, *, iterations: int = 1) -> Rules:
     """What tasks of a recording do to each other: *hold* back, and share the drivers of hosts."""
     rules: list[Rule] = [hold] if (hold.ratio > 0).any() else []
     rules += [SharedDriver(*calls) for calls in allocations_by_host(graph)]
-    return Rules(rules, rounds=MAX_ROUNDS, iterations=1, noticed_ns=_SETTLED_NS)
+    return Rules(rules, rounds=MAX_ROUNDS, iterations=iterations, noticed_ns=_SETTLED_NS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownEffects:
+    """What tasks of a settled job do to each other, in proportion for tasks of other lengths.
+
+    Which task holds back which stays as it is, so a shorter task never lengthens an iteration.
+    """
+
+    settled: Round
+    ratio: NDArray[np.float64]
+
+    def __call__(self, last: Round, found: Effects) -> None:
+        """Delay and lengthen the same tasks again."""
+        own_ns, was_ns = last.alone_ns, self.settled.alone_ns
+        found.lost_ns[:] += self.settled.lost_ns * (own_ns / np.maximum(was_ns, 1))
+        before = self.settled.undelayed.programs
+        for rank, (delayed, rows) in enumerate(rank_parts(self.settled.job)):
+            # Delays follow the dependencies of their task.
+            counts = np.diff(before[rank].dep_start)
+            place = np.arange(len(delayed.dep_task)) - delayed.dep_start[delayed.dep_owners()]
+            is_delay = place >= counts[delayed.dep_owners()]
+            tasks, sources = delayed.dep_owners()[is_delay], delayed.dep_task[is_delay]
+            held_ns = (own_ns[rows][sources] * self.ratio[rows][sources]).astype(np.int64)
+            if len(tasks):
+                found.delays[rank] = np.column_stack([tasks, sources, held_ns])
 
 
 def replay_held(graph: JobGraph, durations: DurationTable, hold: HoldRule) -> Round:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from perfmodel.extensions.recordings.rank_view import NO_OPERATOR, CallKind, RankView, plain
 from perfmodel.extensions.recordings.throttle import ALLOCATION, alone_ns, host_of
 from perfmodel.graph.program import Anchor, Int64s
-from traces.trace import Trace
+from traces.trace import Category, Trace
 
 _NO_STEP = -1
 _STEP_FIELDS = 7
@@ -45,6 +45,9 @@ _SHORT_CALL_NS = 50_000
 _SHORT_MARK_WAIT_NS = 20_000
 _RETURN_LIMIT_NS = 500_000
 _OWN_STREAM_LIMIT_NS = 200_000
+_OWNED_NS = 100_000
+"""Longer host work is named after what fills it, shorter after the call that it leads to."""
+_NO_OWNERS = ("ProfilerStep", "nccl:")
 # Without a recorded wait: a gap this long before an elapsed time is read is a wait.
 _HIDDEN_WAIT_NS = 200_000
 _HIDDEN_RETURN_NS = 300_000
@@ -76,6 +79,7 @@ class HostSteps:
 
     A step follows *previous* (or nothing: -1) and ends *duration_ns* after all that it *awaited*
     have ended; *kind* is a place in KINDS, *label* a name of the trace or one of the two above.
+    *chain* numbers the threads that never work at the same time.
     """
 
     kind: NDArray[np.uint8]
@@ -87,6 +91,7 @@ class HostSteps:
     previous: Int64s
     call: Int64s
     awaited: dict[int, tuple[int, ...]]
+    chain: Int64s
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -177,6 +182,7 @@ class _ChainWriter:
         self.names = plain(names[calls.row])
         operators = names[np.maximum(view.operators, 0)] if len(names) else view.operators
         self.operators = plain(np.where(view.operators == NO_OPERATOR, PYTHON_LABEL, operators))
+        self.owners, self.threads = _Owners(view), plain(view.calls.thread)
         self.last_step: dict[int, int] = {}
         self.reached_ns: dict[int, int] = {}
         self._rows, self._awaited = array("q"), dict[int, tuple[int, ...]]()
@@ -202,6 +208,7 @@ class _ChainWriter:
             previous=previous.copy(),
             call=call.copy(),
             awaited=self._awaited,
+            chain=np.array(self.chains, dtype=np.int64)[call],
         )
 
     def add(self, call: int) -> None:
@@ -297,10 +304,36 @@ class _ChainWriter:
             label = FIRST_LABEL
         elif kind is StepKind.WORK:
             label = self.operators[call]
+            if own_ns > _OWNED_NS:
+                label = self.owners.owner_of(self.threads[call], start_ns, end_ns, label)
         previous = self.last_step.get(chain, _NO_STEP)
         self.last_step[chain] = step
         self._rows.extend((_CODES[kind], label, own_ns, start_ns, end_ns, previous, call))
         return step
+
+
+class _Owners:
+    """Ranges and operators that may own long host work: loaders, compilation, code of the user."""
+
+    def __init__(self, view: RankView) -> None:
+        columns = view.trace.columns
+        is_own = np.array([not name.startswith(_NO_OWNERS) for name in view.trace.names], bool)
+        rows = columns.rows_in(Category.HOST_OPERATOR, Category.HOST_ANNOTATION)
+        rows = rows[is_own[columns.name[rows]] & (columns.duration_ns[rows] > _OWNED_NS // 2)]
+        calls = view.calls
+        shift_ns = calls.start_ns[:1] - columns.start_ns[calls.row[:1]]
+        self.name, self.thread = columns.name[rows], columns.thread[rows]
+        self.start_ns = columns.start_ns[rows] + (shift_ns if len(shift_ns) else 0)
+        self.end_ns = self.start_ns + columns.duration_ns[rows]
+
+    def owner_of(self, thread: int, since_ns: int, until_ns: int, nobody: int) -> int:
+        """The name of the innermost that fills half of a time of *thread*, or *nobody*."""
+        shared_ns = np.minimum(self.end_ns, until_ns) - np.maximum(self.start_ns, since_ns)
+        own = np.flatnonzero((self.thread == thread) & (2 * shared_ns > until_ns - since_ns))
+        if not len(own):
+            return nobody
+        lengths_ns = self.end_ns[own] - self.start_ns[own]
+        return int(self.name[own[np.argmin(lengths_ns)]])
 
 
 class _WaitFinder:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from perfmodel.base.errors import TraceError
+from perfmodel.base.units import NS_PER_MS
 from perfmodel.extensions.recordings.executed_jobs import ExecutedJob, build_executed_job
 from perfmodel.extensions.recordings.importing import import_job
 from perfmodel.extensions.recordings.linked_jobs import build_linked_job, is_linked
@@ -87,6 +88,8 @@ class ImportedJob:
             "per_rank": [asdict(rank) for rank in report.ranks],
             "assumptions": list(graph.facts.assumptions),
             "self_replay": self.score.document(),
+            "iteration_time_ms": self.score.iteration.recorded_ns / NS_PER_MS,
+            "unprofiled": self.job.unprofiled and self.job.unprofiled.document(),
             "folder": str(self.folder),
         }
 

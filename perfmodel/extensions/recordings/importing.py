@@ -275,7 +275,9 @@ def _with_lateness(
     prompt = with_programs(job.graph, on_time)
     late_ns, prompt_ns = (
         cycle_period_ns(
-            np.diff(job.step_moments_ns(replay_as_recorded(one).end_ns)), found.steps.cycle
+            np.diff(job.step_moments_ns(replay_as_recorded(one).end_ns)),
+            found.steps.cycle,
+            chosen=True,
         )
         for one in (job, replace(job, graph=prompt))
     )
@@ -304,6 +306,7 @@ def _build(found: _Analysed) -> tuple[RecordedJob, list[RankProgram]]:
         recorded_end_ns=np.concatenate([program.end_ns for program in programs]),
         hold_ratio=np.concatenate([program.hold_ratio for program in programs]),
         can_be_held=np.concatenate([program.can_be_held for program in programs]),
+        excess_ns=np.concatenate([program.excess_ns for program in programs]),
         step_ends=tuple(
             np.array([firsts[rank] + programs[rank].place[task] for rank, task in end])
             for end in found.steps.ends

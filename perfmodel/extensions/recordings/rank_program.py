@@ -27,6 +27,7 @@ from perfmodel.extensions.recordings.operators.calls import OperatorCall
 from perfmodel.extensions.recordings.rank_view import NO_OPERATOR, RankView
 from perfmodel.extensions.recordings.stream_edges import Edge
 from perfmodel.extensions.recordings.task_work import UNKNOWN, WorkReader
+from perfmodel.extensions.recordings.unprofiled import find_excess_ns
 from perfmodel.graph.builder import ProgramBuilder, TaskColumns
 from perfmodel.graph.issuing import Issuer
 from perfmodel.graph.job import Origin
@@ -100,6 +101,7 @@ class RankProgram:
     end_ns: Int64s
     hold_ratio: NDArray[np.float64]
     can_be_held: NDArray[np.bool_]
+    excess_ns: Int64s
     place: Int64s
     recorded_starts: dict[str, int]
 
@@ -119,6 +121,7 @@ class RankWriter(Issuer):
         self.hold_ratio, self.can_be_held = hold_ratios(view), can_be_held(view)
         self.ranges, self.modules = ranges_of_calls(view), modules_of_calls(view)
         window = self.add_lane("window", LaneKind.HOST)
+        self.excess_ns = find_excess_ns(view, self.chain)
         self.window = self.put(window, Fixed("window", 0), label="beginning of the window")
         self.first_step = self.window + 1
         self.first_device = self.first_step + len(self.chain.steps)
@@ -318,6 +321,8 @@ class RankWriter(Issuer):
         start_ns[place] = np.concatenate([[0], steps.start_ns, device.start_ns])
         end_ns[place] = np.concatenate([[0], steps.end_ns, device.end_ns])
         ratios, held = np.zeros(len(place)), np.zeros(len(place), dtype=bool)
+        excess_ns = np.zeros(len(place), dtype=np.int64)
+        excess_ns[place[self.first_step : self.first_device]] = self.excess_ns
         of_device: Int64s = place[self.first_device :]
         ratios[of_device] = self.hold_ratio
         held[of_device] = self.can_be_held
@@ -325,4 +330,4 @@ class RankWriter(Issuer):
         held[of_device[list(arrivals)]] = False
         program = self.finish()
         held &= ~exempt_tasks(program, start_ns, end_ns, HoldRule(ratios, held))
-        return RankProgram(program, start_ns, end_ns, ratios, held, of_device, starts)
+        return RankProgram(program, start_ns, end_ns, ratios, held, excess_ns, of_device, starts)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict
 
 from perfmodel.base.errors import TraceError
-from perfmodel.base.units import NS_PER_MS, NS_PER_US
+from perfmodel.base.units import NS_PER_MS
 from perfmodel.graph.audit import MOST_STATED
 from perfmodel.graph.durations import DurationTable, build_durations
 from perfmodel.graph.job import JobGraph
@@ -74,84 +74,44 @@ class Compared:
         }
 
 
-def cycle_period_ns(periods_ns: Any, cycle: int) -> int:
+def cycle_period_ns(periods_ns: Any, cycle: int, *, chosen: bool = False) -> int:
     """The time per step: the median over whole cycles, counted from the last period back.
 
-    Without a whole cycle it is the mean of what there is; 0 without periods.
+    Without a whole cycle it is the mean of what there is; 0 without periods. Of *chosen* periods,
+    none of which is cold, it is the mean, as if they repeated.
     """
     periods = np.asarray(periods_ns, dtype=np.float64)
     if not len(periods):
         return 0
     whole = len(periods) // cycle * cycle
-    if not whole:
+    if not whole or chosen:
         return round(float(periods.mean()))
     return round(float(np.median(periods[-whole:].reshape(-1, cycle).mean(axis=1))))
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
-    """Which share of the tasks and of the device time of a rank starts by what it waits for.
-
-    The other tasks, *recorded_starts* of them, start as recorded.
-    """
-
-    __pydantic_config__ = _ONLY_KNOWN_KEYS
-
-    rank: int
-    task_ratio: float
-    device_ratio: float
-    recorded_starts: int
-
-    def document(self) -> dict[str, Any]:
-        """The shares as plain values for JSON."""
-        return {
-            "rank": self.rank,
-            "retimed_tasks_pct": round(100 * self.task_ratio, 2),
-            "retimed_device_time_pct": round(100 * self.device_ratio, 2),
-            "recorded_starts": self.recorded_starts,
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class SelfReplay:
-    """How well a job replays itself, and how much of it that covers.
+    """How well a job replays itself.
 
-    *cycle* periods repeat together. *retimed_task_ratio* of the tasks and *retimed_device_ratio*
-    of the device time start by what they wait for; the rest as recorded. *step_error_ratio* is
-    the largest difference between what ranks say about a step and the step that is believed.
-    *host_path* names the calls that the host's part of the critical path consists of, with the
-    time in each, and *path_ranks* the ranks it runs through. *noise_ratio* of the time of a rank
-    is in doubt because stamps were noise. *coverage* says of every rank what was re-timed.
+    *cycle* periods repeat together. *step_error_ratio* is the largest difference between what
+    ranks say about a step and the step that is believed. *host_path* names the calls that the
+    host's part of the critical path consists of, with the time in each, and *path_ranks* the ranks
+    it runs through. *noise_ratio* of the time of a rank is in doubt because stamps were noise.
     """
 
     __pydantic_config__ = _ONLY_KNOWN_KEYS
 
     periods: tuple[Compared, ...]
     ranks: tuple[Compared, ...]
-    streams: tuple[Compared, ...]
-    collective_start_median_error_ns: float
-    unexplained_delay_ns: int
-    unexplained_delay_ratio: float
     host_path_ratio: float
     rounds: int
     unsettled: int
     faults: tuple[str, ...] = ()
     cycle: int = 1
-    retimed_task_ratio: float = 1.0
-    retimed_device_ratio: float = 1.0
     step_error_ratio: float = 0.0
     host_path: tuple[tuple[str, int], ...] = ()
     path_ranks: tuple[tuple[int, int], ...] = ()
     noise_ratio: float = 0.0
-    coverage: tuple[Coverage, ...] = ()
-
-    @property
-    def merit_pct(self) -> float:
-        """One figure: the worst of the error of the step and of what ranks say about it.
-
-        A wrong step may replay itself well; then ranks contradict it.
-        """
-        return max(abs(self.error_pct), 100.0 * self.step_error_ratio)
 
     @property
     def iteration(self) -> Compared:
@@ -159,7 +119,7 @@ class SelfReplay:
         recorded = [part.recorded_ns for part in self.periods or self.ranks]
         replayed = [part.replayed_ns for part in self.periods or self.ranks]
         if self.periods:
-            lengths = (cycle_period_ns(of, self.cycle) for of in (recorded, replayed))
+            lengths = (cycle_period_ns(of, self.cycle, chosen=True) for of in (recorded, replayed))
             return Compared("iteration", *lengths)
         return Compared("iteration", max(recorded), max(replayed))
 
@@ -194,24 +154,18 @@ class SelfReplay:
     def document(self) -> dict[str, Any]:
         """The score as plain values for JSON."""
         parts = {
-            name: [part.document() for part in getattr(self, name)]
-            for name in ("periods", "ranks", "streams", "coverage")
+            name: [part.document() for part in getattr(self, name)] for name in ("periods", "ranks")
         }
         return {
             "iteration_error_pct": round(self.error_pct, 4),
-            "merit_pct": round(self.merit_pct, 4),
             "cycle": self.cycle,
             "clock_noise_pct": round(100 * self.noise_ratio, 4),
-            "retimed_tasks_pct": round(100 * self.retimed_task_ratio, 2),
-            "retimed_device_time_pct": round(100 * self.retimed_device_ratio, 2),
             "worst_error_pct": round(self.worst_error_pct, 4),
             "is_trusted": self.is_trusted,
+            "reason": self.distrust,
             "faults": list(self.faults),
             "iteration": self.iteration.document(),
             **parts,
-            "collective_start_median_error_us": self.collective_start_median_error_ns / NS_PER_US,
-            "unexplained_delay_ms": self.unexplained_delay_ns / NS_PER_MS,
-            "unexplained_delay_pct": round(100 * self.unexplained_delay_ratio, 4),
             "critical_path_on_host_pct": round(100 * self.host_path_ratio, 2),
             "critical_path_host_calls": [
                 {"call": call, "time_ms": time_ns / NS_PER_MS} for call, time_ns in self.host_path
@@ -304,13 +258,35 @@ class ImportReport:
         return (*((self.missing,) if self.missing else ()), *self.grave_faults)
 
 
+@dataclass(frozen=True, slots=True)
+class Unprofiled:
+    """The time per step without the profiler, how far it may be off, and what that rests on."""
+
+    __pydantic_config__ = _ONLY_KNOWN_KEYS
+
+    iteration_ns: int
+    low_ns: int
+    high_ns: int
+    basis: str
+
+    def document(self) -> dict[str, Any]:
+        """The time as plain values for JSON."""
+        return {
+            "iteration_time_ms": self.iteration_ns / NS_PER_MS,
+            "interval_ms": [self.low_ns / NS_PER_MS, self.high_ns / NS_PER_MS],
+            "basis": self.basis,
+        }
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedJob:
     """A job graph made from traces.
 
     *hold_ratio* is the share of a task in which it holds back other streams, *can_be_held* which
     tasks can be held. *step_ends* has the tasks of every step end: the step ended when the last
-    of them did. *score* is None until the job was replayed.
+    of them did. *excess_ns* is how much less host tasks take without the profiler, and where they
+    do not wait for room in the launch queue. *score* and *unprofiled* are None until the job was
+    replayed.
     """
 
     graph: JobGraph
@@ -320,7 +296,9 @@ class RecordedJob:
     can_be_held: NDArray[np.bool_]
     step_ends: tuple[Int64s, ...]
     report: ImportReport
+    excess_ns: Int64s
     score: SelfReplay | None = None
+    unprofiled: Unprofiled | None = None
 
     def step_moments_ns(self, end_ns: Int64s) -> list[int]:
         """When each step ended, if tasks end at *end_ns*."""
@@ -328,7 +306,7 @@ class RecordedJob:
 
     def __post_init__(self) -> None:
         name, count = self.graph.facts.name, self.graph.task_count
-        times = (self.recorded_start_ns, self.recorded_end_ns)
+        times = (self.recorded_start_ns, self.recorded_end_ns, self.excess_ns)
         for column, kinds in (*((one, "i") for one in times), (self.hold_ratio, "f"),
                               (self.can_be_held, "b")):  # fmt: skip
             if len(column) != count:
@@ -346,6 +324,7 @@ class RecordedJob:
                 (np.abs(one.astype(np.float64)) <= MOST_STATED).all() for one in times
             ),
             "no task may end before it starts": (times[1] >= times[0]).all(),
+            "no task may take less than nothing without the profiler": (times[2] >= 0).all(),
             "shares must be 0 to 1": ((self.hold_ratio >= 0) & (self.hold_ratio <= 1)).all(),
             f"the ends of steps must be tasks 0 to {count - 1}": all(
                 len(rows) and rows.min() >= 0 and rows.max() < count for rows in self.step_ends

@@ -13,7 +13,7 @@ from perfmodel.base.units import NS_PER_MS, format_duration
 from perfmodel.extensions.recordings.recorded_job import SelfReplay
 from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table, plain_report
 from perfmodel.reports.pictures import as_written, build_figure, draw_stacks, save_picture
-from perfmodel.reports.text import NEEDS_FORCE
+from perfmodel.reports.text import NEEDS_FORCE, format_range
 
 if TYPE_CHECKING:
     pass
@@ -45,6 +45,7 @@ def report_import(document: Mapping[str, Any]) -> Report:
             answer=format_duration(score["iteration"]["recorded_ms"] * NS_PER_MS),
             caption=f"per iteration, recorded; replayed {score['iteration_error_pct']:+.2f} % "
             f"(worst {score['worst_error_pct']:.2f} %)",
+            facts=_without_profiler(document["unprofiled"]),
         )
     faults = [
         f"rank {rank['rank']}: {fault}"
@@ -63,7 +64,12 @@ def report_import(document: Mapping[str, Any]) -> Report:
             ),
             Section("Steps by rank", [_step_table(document)] if not is_shapes else []),
             Section("Starts taken from the recording", [Table((), rows, numeric=(1,))]),
-            Section("Assumptions", [Sentences(document["assumptions"])] if is_shapes else []),
+            Section(
+                "Assumptions",
+                [Sentences(document["assumptions"])]
+                if is_shapes
+                else [Sentences([document["unprofiled"]["basis"]])],
+            ),
             Section(
                 "Faults" if document["is_trusted"] else f"Faults: {distrust}",
                 [Sentences([*document["faults"], *faults])],
@@ -71,6 +77,14 @@ def report_import(document: Mapping[str, Any]) -> Report:
         ),
         columns=WIDTH,
     )
+
+
+def _without_profiler(known: Mapping[str, Any] | None) -> tuple[str, ...]:
+    if known is None:
+        return ()
+    low_ns, high_ns = (one * NS_PER_MS for one in known["interval_ms"])
+    step = format_duration(known["iteration_time_ms"] * NS_PER_MS)
+    return (f"without the profiler about {step} ({format_range(low_ns, high_ns)})",)
 
 
 def _trace_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -118,8 +132,7 @@ def _steps(document: Mapping[str, Any]) -> str:
 
 
 def _step_table(document: Mapping[str, Any]) -> Table:
-    """What every rank says about a step, a dash where it says nothing, and what was re-timed."""
-    covered = {one["rank"]: one for one in document["self_replay"]["coverage"]}
+    """What every rank says about a step, a dash where it says nothing."""
     rows = [
         (
             str(rank["rank"]),
@@ -128,34 +141,20 @@ def _step_table(document: Mapping[str, Any]) -> Table:
                 format_duration(rank[name]) if rank[name] else "-"
                 for name in ("marked_ns", "device_ns", "pattern_ns")
             ),
-            f"{covered[rank['rank']]['retimed_device_time_pct']:.1f} %",
-            f"{covered[rank['rank']]['recorded_starts']:,}",
         )
         for rank in document.get("step_evidence", ())
         if rank["device_ns"]
     ]
     headings = (
-        "rank", "marks", "between marks", "ends on the GPU", "kernels repeat", "re-timed", "starts"
+        "rank", "marks", "between marks", "ends on the GPU", "kernels repeat"
     )  # fmt: skip
     return Table(headings, rows, numeric=range(len(headings)), most=MOST_RANKS)
 
 
 def _score_facts(score: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
-        (
-            "figure of merit",
-            f"{score['merit_pct']:.2f} %: the worst of the replay's error and of what ranks say",
-        ),
-        ("collective starts", f"{score['collective_start_median_error_us']:.0f} us off (median)"),
+        ("trusted", "yes" if score["is_trusted"] else f"no: {score['reason']}"),
         ("critical path on the host", _host_path(score)),
-        (
-            "re-timed by dependencies",
-            (
-                f"{score['retimed_tasks_pct']:.1f} % of tasks, "
-                f"{score['retimed_device_time_pct']:.1f} % of device time"
-            ),
-        ),
-        ("unexplained device idle", f"{score['unexplained_delay_pct']:.2f} % of the time"),
     ]
 
 

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from perfmodel.engine.history import History
 from perfmodel.engine.reasons import critical_path
 from perfmodel.engine.settle import Round
-from perfmodel.extensions.recordings.hold_back import HoldRule, ready_ns_of, replay_held
+from perfmodel.extensions.recordings.hold_back import HoldRule, replay_held
 from perfmodel.extensions.recordings.recorded_job import (
     Compared,
-    Coverage,
     RecordedJob,
     SelfReplay,
     rank_parts,
 )
+from perfmodel.extensions.recordings.unprofiled import with_estimate
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import PLAIN, Anchor
 
 _MOST_CALLS = 8
 _WINDOW = 0
@@ -42,33 +40,20 @@ def replay_as_recorded(job: RecordedJob) -> Round:
 
 
 def with_score(job: RecordedJob) -> RecordedJob:
-    """*job* with the score of its self-replay."""
-    return replace(job, score=self_replay(job))
+    """*job* with the score of its self-replay, and its time without the profiler."""
+    return with_estimate(replace(job, score=self_replay(job)))
 
 
 def compare(job: RecordedJob, held: Round) -> SelfReplay:
     """Compare the replay *held* with the recording of *job*."""
     lengths = (np.diff(job.step_moments_ns(ends)) for ends in (job.recorded_end_ns, held.end_ns))
-    durations, parts = job.durations(), rank_parts(held.job)
     ranks: list[Compared] = []
-    streams: list[Compared] = []
-    unexplained_ns = 0
-    for rank, of_rank in enumerate(job.report.ranks):
-        name, (program, part) = f"rank {of_rank.rank}", parts[rank]
-        start_ns, end_ns = job.recorded_start_ns[part], job.recorded_end_ns[part]
+    for of_rank, (_, part) in zip(job.report.ranks, rank_parts(held.job), strict=True):
         # The first task is the beginning of the window.
-        first_ns = int(start_ns[1:].min())
-        ends = (end_ns[1:], held.end_ns[part][1:])
-        ranks.append(Compared(name, *(int(of.max()) - first_ns for of in ends)))
-        # Busy time of each stream: recorded, and without waiting inside collectives.
-        lanes, kept_ns = program.task_lanes(), durations.of_rank(job.graph, rank)[:, 0]
-        for number, lane in enumerate(program.lanes):
-            if lane.kind.is_device:
-                busy = (int(of[lanes == number].sum()) for of in (end_ns - start_ns, kept_ns))
-                streams.append(Compared(f"{name} {lane.name}", *busy))
-        # Device tasks that started later than everything they waited for.
-        late_ns = np.maximum(start_ns - ready_ns_of(program, start_ns, end_ns), 0)
-        unexplained_ns += int(late_ns[program.is_on_device()].sum())
+        first_ns = int(job.recorded_start_ns[part][1:].min())
+        ends = (job.recorded_end_ns[part][1:], held.end_ns[part][1:])
+        spans_ns = (int(of.max()) - first_ns for of in ends)
+        ranks.append(Compared(f"rank {of_rank.rank}", *spans_ns))
     path = _walk_path(job, held)
     return SelfReplay(
         periods=tuple(
@@ -76,16 +61,11 @@ def compare(job: RecordedJob, held: Round) -> SelfReplay:
             for number, (then, now) in enumerate(zip(*lengths, strict=True))
         ),
         ranks=tuple(ranks),
-        streams=tuple(streams),
-        collective_start_median_error_ns=_collective_error_ns(job, held),
-        unexplained_delay_ns=unexplained_ns,
-        unexplained_delay_ratio=unexplained_ns / max(sum(rank.recorded_ns for rank in ranks), 1),
         host_path_ratio=path.host_ns / max(path.total_ns, 1),
         rounds=held.count,
         unsettled=held.unsettled,
         faults=job.report.grave_faults,
         cycle=job.report.cycle,
-        **_coverage(job),
         step_error_ratio=max((rank.error_ratio for rank in job.report.evidence), default=0.0),
         host_path=tuple(path.by_call.most_common(_MOST_CALLS)),
         path_ranks=tuple(path.by_rank.most_common()),
@@ -94,48 +74,6 @@ def compare(job: RecordedJob, held: Round) -> SelfReplay:
             for of_rank, span in zip(job.report.ranks, ranks, strict=True)
         ),
     )
-
-
-def _collective_error_ns(job: RecordedJob, held: Round) -> float:
-    """Median error of the arrival of the last member of a rendezvous."""
-    came: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for rank, (program, rows) in enumerate(rank_parts(job.graph)):
-        for task in np.flatnonzero(program.slot != PLAIN).tolist():
-            group = int(job.graph.rank_group[rank, program.slot[task]])
-            row = rows.start + task
-            moment = (int(job.recorded_start_ns[row]), int(held.start_ns[row]))
-            came.setdefault((group, int(program.sequence[task])), []).append(moment)
-    errors = [
-        abs(max(now for _, now in moments) - max(then for then, _ in moments))
-        for moments in came.values()
-    ]
-    return float(np.median(errors)) if errors else 0.0
-
-
-def _coverage(job: RecordedJob) -> dict[str, Any]:
-    """How much of *job* and of each rank starts by what it waits for, and not as recorded."""
-    counts = []
-    for program, part in rank_parts(job.graph):
-        length_ns = (job.recorded_end_ns - job.recorded_start_ns)[part]
-        length_ns = np.where(program.is_on_device(), length_ns, 0)
-        # Whatever starts as recorded follows the beginning of the window.
-        is_pin = (program.dep_task == _WINDOW) & (program.dep_anchor == int(Anchor.START))
-        owners = program.dep_owners()
-        pins = np.unique(owners[is_pin])
-        counts.append((program.task_count, len(pins), length_ns.sum(), length_ns[pins].sum()))
-
-    def shares(tasks: int, pinned: int, device_ns: int, pinned_ns: int) -> tuple[float, float]:
-        return 1 - pinned / max(tasks, 1), float(1 - pinned_ns / max(device_ns, 1))
-
-    task_ratio, device_ratio = shares(*np.sum(counts, axis=0).tolist())
-    return {
-        "retimed_task_ratio": task_ratio,
-        "retimed_device_ratio": device_ratio,
-        "coverage": tuple(
-            Coverage(of_rank.rank, *shares(*own), own[1])
-            for of_rank, own in zip(job.report.ranks, counts, strict=True)
-        ),
-    }
 
 
 @dataclass(slots=True)

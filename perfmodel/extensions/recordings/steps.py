@@ -6,8 +6,7 @@ ranks, or without collectives with its last task. Without marks, calls of the op
 recording, and without those a sequence of collectives or kernels that repeats.
 
 Steps may differ in turn (an optimizer that runs in every second one): then a cycle of them
-repeats. Work launched before the window has no mark; where it repeats the marked work, it gives
-one more end. Every rank shows a period by its marks, its ends and its repeated kernels: what does
+repeats. Every rank shows a period by its marks, its ends and its repeated kernels: what does
 not agree is a fault.
 """
 
@@ -45,6 +44,8 @@ _MOST_SHIFTED = 0.1
 """The same by time of the device, where kernels of other streams end before or after by chance."""
 _FEWEST_WITH_OTHER = 8
 """Of so many steps one may be unlike the others."""
+_MOST_COLD = 1.25
+"""A step that takes longer than so many usual ones allocates, compiles, validates or pauses."""
 _CLEARLY = 0.25
 """Steps of a cycle differ by at most this share of what neighbours differ by."""
 _MOST_APART = {"device": 0.05, "marks": MOST_MARKS_APART, "pattern": 0.05}
@@ -55,8 +56,7 @@ _MOST_APART = {"device": 0.05, "marks": MOST_MARKS_APART, "pattern": 0.05}
 class FoundSteps:
     """The steps of all ranks: device tasks, as rank and task, whose last end ends each step.
 
-    *count* is how many steps were found, *cycle* how many of them repeat together; *ends* may
-    hold one more, before the first.
+    *count* is how many steps were found, *cycle* how many of them repeat together.
     """
 
     rule: StepRule
@@ -85,8 +85,6 @@ def find_steps(
             # Some step has no collective of the chosen group.
             line = _kernel_line(views[0])
             places = _last_places(line, views[0], marks[0])
-        is_marked = mark_of_tasks(views[line.rank], marks[line.rank])[line.tasks] >= 0
-        places = _with_earlier(places, line.words, cycle, first=int(np.argmax(is_marked)))
     else:
         places = _repeated_places(line, views[line.rank])
         if not places and line.fewest < _FEWEST_NAMES:
@@ -101,8 +99,31 @@ def find_steps(
     if marks is not None and rule is not StepRule.REPEATED:
         rule, count = marks[0].rule, len(marks[0].number)
     ends = tuple(tuple(line.tasks_at(place)) for place in places) if len(places) > 1 else ()
-    found = FoundSteps(rule, max(count, 1), min(cycle, max(len(ends) - 1, 1)), ends)
+    cycle = min(cycle, max(len(ends) - 1, 1))
+    found = FoundSteps(rule, max(count, 1), cycle, _choose(views, ends, cycle))
     return _checked(replace(found, faults=faults), views, marks)
+
+
+def _choose(
+    views: Sequence[RankView], ends: tuple[tuple[tuple[int, int], ...], ...], cycle: int
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Of *ends* the longest run of whole cycles that were launched in the window and are warm."""
+    device = [view.device for view in views]
+    ends = tuple(end for end in ends if all(device[rank].call[task] >= 0 for rank, task in end))
+    if len(ends) < 3:
+        return ends
+    moments_ns = [max(int(device[rank].end_ns[task]) for rank, task in end) for end in ends]
+    lengths_ns = np.diff(moments_ns)
+    usual_ns = np.sort(lengths_ns)[(len(lengths_ns) - 1) // 2]
+    runs, first = [], 0
+    for place, length_ns in enumerate([*lengths_ns.tolist(), np.inf]):
+        if length_ns > _MOST_COLD * usual_ns:
+            runs.append((first, place))
+            first = place + 1
+    # Of several runs the last one: what comes later is warmer.
+    first, stop = max(runs, key=lambda run: ((run[1] - run[0]) // cycle, run[1]))
+    whole = (stop - first) // cycle * cycle
+    return ends[stop - whole if whole else first : stop + 1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,22 +203,6 @@ def _find_cycle(view: RankView, marks: Marks) -> int:
     return next((cycle for cycle, apart in differences.items() if apart <= most), 1)
 
 
-def _with_earlier(
-    places: list[int], words: Sequence[Hashable], cycle: int, *, first: int
-) -> list[int]:
-    """*places* and those before the *first* marked one where a cycle repeats what comes later."""
-    found = list(places)
-    while len(found) >= 2 * cycle:
-        last, later = found[cycle - 1], found[2 * cycle - 1]
-        earlier = last - (later - last)
-        if earlier < 0 or list(words[earlier + 1 : last + 1]) != list(words[last + 1 : later + 1]):
-            break
-        if words[earlier] != words[last] or earlier >= min(found[0], first):
-            break
-        found.insert(0, earlier)
-    return found
-
-
 def repeats_from_end(words: Sequence[Hashable]) -> list[int]:
     """By distance, how many words, counted from the end, are like the one that much earlier.
 
@@ -272,7 +277,7 @@ def _checked(
                 rank=view.trace.rank,
                 marked=len(marks[rank].number) if marks is not None else 0,
                 marked_ns=marks[rank].spacing_ns(found.cycle) if marks is not None else 0,
-                device_ns=cycle_period_ns(periods_ns, found.cycle),
+                device_ns=cycle_period_ns(periods_ns, found.cycle, chosen=True),
                 pattern_ns=cycle_period_ns(pattern_ns, 1),
             )
         )

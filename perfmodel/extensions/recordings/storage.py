@@ -26,6 +26,7 @@ from perfmodel.extensions.recordings.recorded_job import (
     ImportReport,
     RecordedJob,
     SelfReplay,
+    Unprofiled,
     deps_of,
 )
 from perfmodel.extensions.recordings.self_replay import with_score
@@ -42,10 +43,11 @@ from perfmodel.graph.storage import (
 from perfmodel.graph.stored_programs import read_columns, values_of, write_columns
 from traces.chakra import SCHEMA_VERSION, ChakraKind, ChakraOperation, ChakraTrace, write_chakra
 
-_FOLDER_VERSION = 1
+_FOLDER_VERSION = 2
 _COLUMNS_FILE = "recording.parquet"
-_COLUMNS = ("recorded_start_ns", "recorded_end_ns", "hold_ratio", "can_be_held")
+_COLUMNS = ("recorded_start_ns", "recorded_end_ns", "hold_ratio", "can_be_held", "excess_ns")
 _REPORT, _SCORE = TypeAdapter(ImportReport), TypeAdapter(SelfReplay | None)
+_UNPROFILED = TypeAdapter(Unprofiled | None)
 COMM_TYPES = {
     CollectiveKind.ALL_REDUCE: 0,
     CollectiveKind.REDUCE: 1,
@@ -70,6 +72,7 @@ def save_recorded_job(job: RecordedJob, folder: Path, *, is_overwriting: bool = 
             "step_ends": [rows.tolist() for rows in job.step_ends],
             "report": asdict(job.report),
             "self_replay": None if job.score is None else asdict(job.score),
+            "unprofiled": None if job.unprofiled is None else asdict(job.unprofiled),
         }
         (draft / RECORDING_HEADER).write_bytes(orjson.dumps(header, option=orjson.OPT_INDENT_2))
 
@@ -101,6 +104,7 @@ def load_recorded_job(folder: Path) -> RecordedJob:
             step_ends=tuple(np.array(rows, dtype=np.int64) for rows in header["step_ends"]),
             report=_REPORT.validate_python(header["report"]),
             score=_SCORE.validate_python(header.get("self_replay")),
+            unprofiled=_UNPROFILED.validate_python(header.get("unprofiled")),
         )
     except (
         ValueError,

@@ -24,7 +24,7 @@ from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.predict import predict, price
 from perfmodel.prediction.question import Ends, Question
-from perfmodel.prediction.recording import Score
+from perfmodel.prediction.recording import RecordedStep, Score
 from perfmodel.prediction.saved_jobs import (
     DEFAULT_STACK,
     PricingMachine,
@@ -151,9 +151,16 @@ def _apply_step(
         question, transformation, name=text, force=force, may_touch_nothing=may_touch_nothing
     )
     ranks_ns = before.span_ns * question.job.rank_count
+    outcome = predict(changed, executor=place)
+    if changed.recording is not None:
+        times = replace(changed.options, is_explained=False)
+        under = replace(changed, options=times, ends=None).changed_to(changed.recording.profiled)
+        outcome = replace(
+            outcome, recorded=RecordedStep(predict(under, executor=place).iteration_ns)
+        )
     step = ChangeStep(
         text=text,
-        outcome=predict(changed, executor=place),
+        outcome=outcome,
         assumptions=(*transformation.assumptions, *applied.sentences),
         touched=applied.touched,
         share=applied.touched.before.duration_ns / max(ranks_ns, 1),
@@ -194,7 +201,10 @@ def apply_change(
             wish.at_end(Doubt.SLOWEST.value).apply(before.slowest),
             DOUBT,
         )
-    return replace(question.changed_to(applied.job), ends=ends), applied
+    recording = question.recording
+    if recording is not None:
+        recording = recording.changed_to(wish.apply(recording.profiled))
+    return replace(question.changed_to(applied.job), ends=ends, recording=recording), applied
 
 
 def check_trust(question: Question, *, force: bool) -> None:

@@ -4,11 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from perfmodel.api.questions import File, as_scenario, open_place
 from perfmodel.extensions.whatif.answering import WhatIf
 from perfmodel.prediction.phases import OnPhase, ignore_phase
-from perfmodel.prediction.scenario import JobScenario
+from perfmodel.prediction.scenario import JobScenario, Scenario
+
+if TYPE_CHECKING:
+    from perfmodel.extensions.whatif.advising import Advice
+
+
+def advise(scenario: JobScenario | Scenario | File, *, force: bool = False) -> Advice:
+    """What to do first about a job (a folder), or about a scenario (its file)."""
+    from perfmodel.api.questions import build_scenario, load_question
+    from perfmodel.execution.executor import SerialExecutor
+    from perfmodel.extensions.whatif.advising import advise as find_advice
+    from perfmodel.extensions.whatif.answering import prepare_changes
+    from perfmodel.prediction.saved_jobs import open_job
+
+    asked = load_question(scenario)
+    is_job = isinstance(asked, JobScenario)
+    opened = open_job(asked) if isinstance(asked, JobScenario) else build_scenario(asked)
+    if not is_job and len(opened.jobs) > 1:
+        # Advice is about the smaller of the two jobs that an iteration is extrapolated from.
+        opened = replace(opened, extrapolation=None)
+    return find_advice(prepare_changes(opened, force=force), SerialExecutor())
 
 
 def whatif(

@@ -25,6 +25,13 @@ NAME:key=value,key=value. Patterns are found anywhere in a label, `*` is anythin
 """
 
 
+ADVISE_EPILOG = """\b
+Examples:
+  perfmodel advise job/
+  perfmodel advise scenario.yaml --report advice.html
+"""
+
+
 @command(epilog=EPILOG)
 def whatif(
     *,
@@ -57,6 +64,20 @@ def whatif(
     with run.open() as where:
         answer = api.whatif(scenario, apply, sweep=sweep, force=force, **where)
     files.write(report_whatif(answer), answer.to_dict, answer.plot)
+
+
+@command(epilog=ADVISE_EPILOG)
+def advise(
+    *,
+    job: Annotated[str, argument("JOB", "Folder of a job, or a scenario file.")],
+    force: Annotated[bool, Option(help="Also answer for recordings that replay badly.")] = False,
+    files: Annotated[Outputs, "json_file", "csv_file", "report_file"],
+) -> None:
+    """Say what to do first: every what-if with a reason, ranked by what it saves."""
+    from perfmodel.extensions.whatif.advising import report_advice
+
+    answer = api.advise(job, force=force)
+    files.write(report_advice(answer), answer.to_dict)
 
 
 def _print_list() -> None:

@@ -56,13 +56,23 @@ def set_duration(op: Op, _: Ranks, *, to_ns: int) -> Op:
 
 
 def scale(
-    op: Op, _: Ranks, *, factor: float, beyond_ns: int = -1, scales_traffic: bool = False
+    op: Op,
+    _: Ranks,
+    *,
+    factor: float,
+    beyond_ns: int = -1,
+    up_to_ns: int = -1,
+    scales_traffic: bool = False,
 ) -> Op:
     """The tasks take *factor* times as long, or that of the time beyond *beyond*.
+
+    Tasks that take longer than *up_to* stay.
 
     With *scales_traffic* they also read and write that much.
     """
     duration_ns = duration_of(op)
+    if 0 <= up_to_ns < duration_ns:
+        return op
     if beyond_ns >= 0:
         return retime(op, duration_ns + max(duration_ns - beyond_ns, 0) * (factor - 1))
     work = op.work if isinstance(op, Fixed) else None

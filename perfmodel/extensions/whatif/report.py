@@ -87,6 +87,7 @@ def _outcome(outcome: Prediction) -> dict[str, Any]:
     why = outcome.explanation
     return {
         "iteration_time_ms": to_ms(outcome.iteration_ns),
+        "recorded_ms": outcome.recorded and to_ms(outcome.recorded.iteration_ns),
         "span_ms": to_ms(outcome.span_ns),
         "periods_ms": [to_ms(period_ns) for period_ns in outcome.periods_ns],
         "breakdown_ms": parts_ms(why.time),
@@ -192,9 +193,14 @@ def _headline(whatif: WhatIf) -> Headline:
     facts = [f"bound by {after.bound.name}, {after.bound_ratio:.0%} of the critical path"]
     if interval.is_known and interval.high_ns > interval.low_ns:
         facts.insert(0, describe_interval(interval))
-    if score is not None:
-        error_pct = score.error_pct
-        facts.append(f"the recording replays itself with an error of {error_pct:+.2f} %")
+    if score is not None and before.recorded is not None:
+        under = " -> ".join(
+            format_duration(one.recorded.iteration_ns)
+            for one in (before, *([after] if whatif.steps else []))
+            if one.recorded is not None
+        )
+        facts.append(f"without the profiler; under it {under}")
+        facts.append(f"the recording replays itself with an error of {score.error_pct:+.2f} %")
     return Headline(
         verdict=verdict,
         is_good=change <= 0,

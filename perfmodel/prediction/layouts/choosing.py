@@ -38,12 +38,10 @@ def complete_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Se
 
     Fields of the layout that the file or the user states keep their values.
     """
-    if setting.cluster.rank_count == 1:
+    if not is_open(setting):
         return setting
     spec = spec_of_layouts(setting.workload)
     stated = stated_fields(spec)
-    if stated & set(_SPLIT):
-        return setting
     on_phase("choosing a layout", 0.0)
     try:
         best = find_fast(spec, setting.cluster, setting.stack, stated=stated)
@@ -62,6 +60,13 @@ def complete_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Se
     return replace(
         setting, workload=best.spec, scenario=scenario, chosen=(*setting.chosen, sentence)
     )
+
+
+def is_open(setting: Setting) -> bool:
+    """Whether the split of several ranks is left open, in a family that has layouts."""
+    if not family_of(setting.workload).has_layouts or setting.cluster.rank_count == 1:
+        return False
+    return not stated_fields(spec_of_layouts(setting.workload)) & set(_SPLIT)
 
 
 def spec_of_layouts(workload: Workload) -> TransformerSpec:

@@ -192,8 +192,13 @@ class _Search:
         for one in flat:
             cut_of = {place: Cut(*cut) for place, *cut in one.cuts}
             columns = book.build([cut_of.get(t, COPIED) for t in tables], one.places.tolist())
+            if not all(book.allows(columns, place) for place in tables):
+                # As the plan that keeps all constraints.
+                kept = book.from_plan(one.to_plan(task))
+                assert kept is not None
+                columns = kept
             self._flat.setdefault(columns.frame_key, []).append((one, columns))
-        self._fewest = min((one.copied for one in flat), key=len, default=())
+        self._fewest = min((frame[0] for frame in self._flat), key=len, default=())
         self._rest_ns = 0
         self.replayed = 0
 

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from embeddings.plan import Shard, ShardingPlan
+from embeddings.plan import Shard, ShardingKind, ShardingPlan
 from embeddings.sharding_task import ShardingTask, cut_table
 from embeddings.table import EmbeddingTable
 from perfmodel.prediction.plans.placements import Int32s, PieceCatalog, PlanColumns
@@ -121,6 +121,20 @@ class LayoutBook:
         placed = zip(self.split(layout.cuts), layout.rank.tolist(), strict=True)
         shards = [shard.on_rank(rank) for shard, rank in placed]
         return self.task.plan(shards, name, data_parallel=layout.copied)
+
+    def allows(self, layout: PlanLayout, place: int) -> bool:
+        """Whether the table at *place* may be where *layout* has it."""
+        task, cut, ranks = self.task, layout.cuts[place], layout.ranks_of(place)
+        kind = ShardingKind.COLUMN_WISE if cut.columns > 1 else ShardingKind.TABLE_WISE
+        if cut == COPIED:
+            kind = ShardingKind.DATA_PARALLEL
+        elif cut.rows > 1 and cut.columns > 1:
+            kind = ShardingKind.GRID
+        elif cut.rows > 1:
+            per_host = task.ranks_per_host or task.rank_count
+            is_inside = task.host_count > 1 and len({rank // per_host for rank in ranks}) == 1
+            kind = ShardingKind.TABLE_ROW_WISE if is_inside else ShardingKind.ROW_WISE
+        return task.allows(task.tables[place], kind, ranks)
 
     def _layout(
         self, cuts: tuple[Cut, ...], pieces: Sequence[Int32s], ranks: Sequence[Int32s]

@@ -76,7 +76,14 @@ class DlrmFamily(Family[DlrmSpec]):
         }
         sharding = spec.sharding.model_copy(update={"sharder": spec.sharding.sharder})
         section = EmbeddingSection.model_validate(embedding)
-        found = spec.model_copy(update={"embedding": section, "sharding": sharding})
+        dense = f"The tables are those of {file}, the dense part is that of {spec.name}."
+        found = spec.model_copy(
+            update={
+                "embedding": section,
+                "sharding": sharding,
+                "assumed": (*spec.assumed, dense),
+            }
+        )
         try:
             return found.check_interaction()
         except ValueError as error:

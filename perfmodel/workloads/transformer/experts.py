@@ -173,7 +173,8 @@ class ExpertSteps:
         if self._linears.run.groups_experts:
             return [Step("grouped_mm", name, (*casts, self._grouped(rows, *shape)))]
         each = self._linears.cast(rows * linear.inputs)
-        return repeat(Step("linear", name, (*each, *self._scaled(rows, *shape))), self.held)
+        operator = "looped_linear" if self._is_loop else "linear"
+        return repeat(Step(operator, name, (*each, *self._scaled(rows, *shape))), self.held)
 
     def _products_backward(self, linear: Linear, label: str) -> list[Step]:
         name, rows, held = f"{label} backward", self._rows_per_expert, self.held
@@ -186,9 +187,15 @@ class ExpertSteps:
             casts = self._linears.cast(rows * linear.outputs)
             of_input, of_weight = (self._scaled(*shape) for shape in shapes)
             kernels, behind = (*casts, *of_input, *of_weight), len(of_weight)
-            steps = repeat(Step("AddmmBackward", name, kernels, weight_kernels=behind), held)
+            operator = "LoopedLinearBackward" if self._is_loop else "AddmmBackward"
+            steps = repeat(Step(operator, name, kernels, weight_kernels=behind), held)
         added = self._linears.accumulate(held * linear.parameters, name)
         return [*steps, *(replace(step, is_expert=True, is_weight=True) for step in added)]
+
+    @property
+    def _is_loop(self) -> bool:
+        """Whether GEMMs one by one are a loop in native code, and not modules of the framework."""
+        return self._linears.training.grouped_experts is None
 
     @property
     def held(self) -> int:

@@ -16,14 +16,16 @@ from perfmodel.workloads.family import (
     Family,
     IterationFlops,
     JobRequest,
+    TakenDefault,
 )
 from perfmodel.workloads.reduction import bucket_defaults
-from perfmodel.workloads.transformer.axes import OF_MODEL, group_size
+from perfmodel.workloads.transformer.axes import AXES, OF_MODEL, group_size
 from perfmodel.workloads.transformer.spec import TransformerSpec
-from perfmodel.workloads.transformer.words import AdapterPlaces, Head, StageSplit
+from perfmodel.workloads.transformer.words import Head
 
 if TYPE_CHECKING:
     from perfmodel.workloads.transformer.layout import Layout
+    from topologies import Device
 
 _FILL = 2
 _STRIDE = 2
@@ -65,7 +67,7 @@ class TransformerFamily(Family[TransformerSpec]):
     def stack_defaults(
         self, spec: TransformerSpec, stack: SoftwareStack
     ) -> dict[str, dict[str, Any]]:
-        """Gradients, the share of recomputed layers, places of adapters, and how stages divide."""
+        """The format and the buckets of gradients."""
         precision = spec.training.precision
         is_short = stack.has(FrameworkBehaviour.SHORT_GRADIENTS) or (
             stack.has(FrameworkBehaviour.FP16_GRADIENTS) and precision is DType.FP16
@@ -75,14 +77,25 @@ class TransformerFamily(Family[TransformerSpec]):
             gradient = values.get("gradient_dtype", spec.training.gradient_dtype)
             ratio = gradient.size_bytes / spec.training.weight_dtype.size_bytes
             values["bucket_size"] = round(spec.training.bucket_size * ratio)
-        if stack.has(FrameworkBehaviour.QKV_ADAPTERS):
-            values["adapter_places"] = AdapterPlaces.QKV
-        if stack.has(FrameworkBehaviour.ALTERNATE_RECOMPUTE):
-            values["recompute_fraction"] = 0.5
-        sections = {"training": values | bucket_defaults(stack)}
-        if stack.has(FrameworkBehaviour.STAGES_BY_COST):
-            sections["parallel"] = {"stages": StageSplit.BY_COST}
-        return sections
+        return {"training": values | bucket_defaults(stack)}
+
+    def list_defaults(
+        self, spec: TransformerSpec, stack: SoftwareStack, device: Device | None
+    ) -> tuple[TakenDefault, ...]:
+        """Those of dense models, of experts, or of runs that train adapters only."""
+        kind = "experts" if spec.model.has_experts else "dense"
+        kind = "adapters" if spec.training.adapters_only else kind
+        chips = () if device is None else (device.name, device.generation)
+        found = []
+        for setting, value in stack.defaults_of(kind, chips).items():
+            name, _, field = setting.partition(".")
+            section = getattr(spec, name)
+            if field not in section.model_fields_set:
+                # A default may be as many ranks as another degree of the layout has.
+                meant = (getattr(spec.parallel, str(value)) or 1) if value in AXES else value
+                read = type(section).model_validate({field: meant})
+                found.append(TakenDefault(setting, getattr(read, field), stack.name))
+        return tuple(found)
 
     def build(self, spec: TransformerSpec, request: JobRequest) -> BuiltWorkload:
         """The job in the layout that *spec* states, completed; two smaller ones if it is long."""

@@ -37,12 +37,16 @@ _ENDS = 2
 
 @dataclass(frozen=True, slots=True)
 class ChosenLayout:
-    """A layout, whether it fits in the memory it was chosen for, and the peak of its ranks."""
+    """A layout, whether it fits in the memory it was chosen for, and the peak of its ranks.
+
+    One that fits *is_safe* if it leaves a tenth of the memory: predicted peaks are not exact.
+    """
 
     layout: Layout
     fits: bool
     sentence: str
     peak_bytes: int
+    is_safe: bool
 
 
 def choose_layout(
@@ -67,9 +71,9 @@ def choose_layout(
         if needed[-1] <= usable_bytes:
             grown = _grow_micro_batch(spec, layout, stack, usable_bytes)
             most = needed[-1] if grown is layout else peak_bytes(spec, grown, stack)
-            return _described(spec, grown, most, usable_bytes)
+            return _described(spec, grown, most, memory_bytes)
     least = min(needed)
-    return _described(spec, candidates[needed.index(least)], least, usable_bytes)
+    return _described(spec, candidates[needed.index(least)], least, memory_bytes)
 
 
 def peak_bytes(spec: TransformerSpec, layout: Layout, stack: SoftwareStack) -> int:
@@ -271,9 +275,9 @@ def _grow_micro_batch(
 
 
 def _described(
-    spec: TransformerSpec, layout: Layout, needed_bytes: int, usable_bytes: int
+    spec: TransformerSpec, layout: Layout, needed_bytes: int, memory_bytes: int
 ) -> ChosenLayout:
-    fits = needed_bytes <= usable_bytes
+    fits = needed_bytes <= memory_bytes
     split = []
     for axis in AXES.values():
         if axis.is_told(size := getattr(layout, axis.name)):
@@ -285,7 +289,8 @@ def _described(
     )
     if not fits:
         sentence += (
-            f"; no layout fits in {format_size(usable_bytes)}, this one needs "
+            f"; no layout fits in {format_size(memory_bytes)}, this one needs "
             f"{format_size(needed_bytes)}"
         )
-    return ChosenLayout(layout, fits, sentence + ".", needed_bytes)
+    is_safe = needed_bytes <= int(memory_bytes * USABLE_SHARE)
+    return ChosenLayout(layout, fits, sentence + ".", needed_bytes, is_safe)

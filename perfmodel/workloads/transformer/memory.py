@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from itertools import chain
 
+from perfmodel.base.dtypes import BITS_PER_BYTE
 from perfmodel.graph.job import RUNTIME_BYTES, KeptBytes, MemoryPart, RankMemory
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.optimizers import NO_OPTIMIZER, load_optimizers
@@ -44,7 +45,7 @@ _ADVICE = dict.fromkeys(
     _KEPT, "Try --set training.recompute=full, a smaller parallel.micro_batch or more tp."
 ) | dict.fromkeys(("weights", "gradients", "optimizer state"), _SPLIT)
 _GATHERED_LAYERS = 2
-_FRAGMENTED_RATIO = 0.2
+_FRAGMENTED_RATIO = 0.1
 """Fragmentation between activations, and short-lived tensors of a backward pass: from runs that
 state their peak and from runs that ran out of memory (`validate fits`)."""
 _GATHERED_ACTIVATIONS = 3
@@ -119,10 +120,10 @@ def _stage_memory(run: TransformerRun, stage: int, sizes: _LayerSizes) -> RankMe
     expert_bytes += sum(_trained_bytes(run, experts, layout.expert_copies))
     activation_bytes = _activation_bytes(run, stage, sizes)
     fragment_bytes = round(activation_bytes * _FRAGMENTED_RATIO)
-    # Frozen weights that are only multiplied in a narrow format are stored only in that format.
+    # Weights that are only multiplied in a narrow format may be stored only in that format.
     cast_bytes = _cast_bytes(run, stage)
     weight_bytes = held * weight_size
-    if training.adapters_only and training.gemm_dtype.is_quantised:
+    if _stores_narrow(run) or (training.adapters_only and training.gemm_dtype.is_quantised):
         weight_bytes = max(weight_bytes - _multiplied(run, stage) * weight_size, 0)
     parts = {
         "weights": weight_bytes // (layout.shard_ranks if is_sharded else 1),
@@ -143,6 +144,12 @@ def _stage_memory(run: TransformerRun, stage: int, sizes: _LayerSizes) -> RankMe
             for name, size in parts.items()
         )
     )
+
+
+def _stores_narrow(run: TransformerRun) -> bool:
+    """Whether the stack stores what is multiplied in eight bits in them alone."""
+    is_narrow = run.spec.training.gemm_dtype.size_bits == BITS_PER_BYTE
+    return is_narrow and run.stack.has(FrameworkBehaviour.NARROW_STORAGE)
 
 
 def _trained_bytes(run: TransformerRun, elements: int, shares: int) -> tuple[int, int]:
@@ -200,7 +207,9 @@ def _gathered_bytes(run: TransformerRun, held: int) -> int:
 def _activation_bytes(run: TransformerRun, stage: int, sizes: _LayerSizes) -> int:
     training, model, layout = run.spec.training, run.spec.model, run.layout
     runs = layout.interleaving
-    in_flight = min(turns_ahead(layout, stage) + 1, layout.micro_batches * runs)
+    # Of two turns that a stage works on together, one frees what the other keeps.
+    turns = turns_ahead(layout, stage) + (not layout.runs_beside)
+    in_flight = min(max(turns, 1), layout.micro_batches * runs)
     of_runs = layout.layer_runs(model.layers, stage=stage)
     ways = {True: training.recompute, False: Recompute.NONE}
     offloaded = set([*chain.from_iterable(of_runs)][: training.offload_layers])
@@ -247,7 +256,8 @@ def layer_activation_bytes(
         whole += 2 * numbers  # masks, one byte per number
     # Outputs of qkv and up, inputs of the projection and of the down GEMM.
     up, down = (shape.up.outputs, shape.down.inputs) if shape.up and shape.down else (0, 0)
-    split = size * tokens * (shape.attention_outputs + up + _copied_widths(run, shape))
+    split = size * tokens * (shape.attention_outputs + _copied_widths(run, shape))
+    split += (1 if not is_trained and _stores_narrow(run) else size) * tokens * up
     split += dtype.bytes_of(tokens * (shape.projection.inputs + is_kept * down))
     if shape.experts is not None:
         split += _routed_bytes(run, shape.experts)

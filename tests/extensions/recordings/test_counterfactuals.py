@@ -67,10 +67,8 @@ def test_the_long_sleep_made_two_short_ones_gives_the_other_run(jobs):
     durations.values_ns[gap_before_backward_all_to_all(job), 0] += round(20.55 * MS)
 
     # Measured in n2: 158.8 and 159.9 ms.
-    for period_ms in replay_ms(job, durations)[1:]:
+    for period_ms in replay_ms(job, durations):
         assert period_ms == pytest.approx(159.3, rel=0.015)
-    # And the step in which the allocator frees its cache: 335.3 ms.
-    assert replay_ms(job, durations)[0] == pytest.approx(335.3, rel=0.01)
 
 
 def test_the_short_sleeps_made_one_long_give_the_first_run(jobs):
@@ -83,9 +81,8 @@ def test_the_short_sleeps_made_one_long_give_the_first_run(jobs):
     durations.values_ns[backward, 0] -= round(20.5 * MS)
 
     # Measured in s2: 1134.9 and 1135.3 ms.
-    for period_ms in replay_ms(job, durations)[1:]:
+    for period_ms in replay_ms(job, durations):
         assert period_ms == pytest.approx(1135.1, rel=0.002)
-    assert replay_ms(job, durations)[0] == pytest.approx(1318.1, rel=0.005)
 
 
 def ask(job, *wishes):
@@ -95,31 +92,11 @@ def ask(job, *wishes):
     return predict(question.changed_to(changed), executor=SerialExecutor())
 
 
-def periods_ms(job, wish):
-    return [period / MS for period in ask(job, wish).periods_ns]
-
-
-# The allocator frees its cache and fills it again; three allocations are made in every step.
-CACHE = (
-    "no_stalls:match=cudaFree|cudaMalloc&range:dense_arch|cudaMalloc&range:interaction arch cat"
-    "|cudaMalloc&range:backward"
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "others_ms"), [("n2", (158.75, 159.87)), ("n3", (152.64, 156.99))]
-)
-def test_without_the_allocation_stall_the_slow_step_is_like_the_others(jobs, name, others_ms):
-    assert replay_ms(jobs[name])[0] > 300
-
-    assert periods_ms(jobs[name], CACHE)[0] == pytest.approx(np.mean(others_ms), rel=0.035)
-
-
-@pytest.mark.parametrize("name", ["n2", "n3"])
-def test_without_any_allocation_all_steps_are_alike(jobs, name):
-    slow_ms, *others_ms = periods_ms(jobs[name], "no_stalls")
-
-    assert slow_ms == pytest.approx(np.mean(others_ms), rel=0.02)
+def test_a_cold_step_is_left_out(recorded):
+    # 335.3, 158.75 and 159.87 ms.
+    job = recorded("dlrm_torchrec_v100x4/n2_a2a_opt_2_runB")
+    assert job.report.steps == 3
+    assert with_score(job).score.iteration.recorded_ns / MS == pytest.approx(159.31, rel=0.001)
 
 
 def test_a_slower_kernel_on_one_rank_makes_all_ranks_later(jobs):
@@ -144,7 +121,7 @@ def test_a_straggler_removed_makes_the_step_shorter_by_no_more_than_it_slept(job
     sleeps = gaps_of_rank_2(job, durations, 19, 23)
     durations.values_ns[sleeps, 0] = 0
 
-    for before_ms, after_ms in zip(replay_ms(job)[1:], replay_ms(job, durations)[1:], strict=True):
+    for before_ms, after_ms in zip(replay_ms(job), replay_ms(job, durations), strict=True):
         # It slept 41 ms a step, most of which the others spend allocating memory meanwhile.
         assert 5 < before_ms - after_ms < 41.2
 
@@ -164,7 +141,7 @@ def test_collectives_by_priority_let_the_next_step_of_a_recording_begin_earlier(
     job = recorded("resnet_ddp_mi300x4")
 
     # Three steps in one recording: the forward pass of a step waits for pieces of the one before.
-    assert 44.0 < asked(job, "priority") < asked(job)
+    assert 0.9 * asked(job) < asked(job, "priority") < asked(job)
 
 
 def test_a_job_under_autocast_is_not_asked_what_16_bits_would_bring(recorded):
@@ -173,19 +150,21 @@ def test_a_job_under_autocast_is_not_asked_what_16_bits_would_bring(recorded):
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "topology", "recorded_ms"),
+    ("name", "whole", "ranks", "topology"),
     [
-        ("resnet_ddp_mi300x4/rank0.json.gz", 4, "mi300x_platform", 44.99),
-        ("single_rank/hta_nccl_parser_config__nccl_data.json.gz", 2, "dgx_a100", 222.81),
+        ("resnet_ddp_mi300x4/rank0.json.gz", "resnet_ddp_mi300x4", 4, "mi300x_platform"),
+        ("single_rank/hta_nccl_parser_config__nccl_data.json.gz", "", 2, "dgx_a100"),
     ],
 )
-def test_one_gpu_made_data_parallel_takes_what_the_job_took(
-    recorded, name, ranks, topology, recorded_ms
+def test_one_gpu_made_data_parallel_takes_what_the_job_takes(
+    recorded, name, whole, ranks, topology
 ):
     # 25.56 million parameters in fp32.
     wish = f"data_parallel:count={ranks},gradients=102.2MB,topology={topology}"
 
-    assert asked(recorded(name), ALONE, wish) == pytest.approx(recorded_ms, rel=0.05)
+    job = recorded(name)
+    all_ms = asked(recorded(whole or name))
+    assert asked(job, ALONE, wish) == pytest.approx(all_ms, rel=0.05)
 
 
 def test_a_period_stays_a_period_when_what_ended_it_is_taken_out(tmp_path):

@@ -119,7 +119,6 @@ def test_a_device_gap_is_not_kept(tmp_path):
     )
     # Nothing explains why the second kernel started at 500: 2 us after its launch it could.
     assert end_us(job, 0, "gemm") == 27 + 10
-    assert self_replay(job).unexplained_delay_ns == (500 - 27) * US
 
 
 def test_a_copy_begins_while_its_call_still_fills_the_buffer(tmp_path):

@@ -1,4 +1,4 @@
-"""What a recording knows of its tasks: where steps end, and what holds back what."""
+"""What a recording knows of its tasks: how long they took together, and what holds back what."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 
-from perfmodel.base.errors import ScenarioError
-from perfmodel.extensions.recordings import recording_info
+from perfmodel.engine.reasons import Window
+from perfmodel.engine.replay import replay
+from perfmodel.engine.settle import Rules, settle
+from perfmodel.extensions.recordings.hold_back import KnownEffects
 from perfmodel.extensions.recordings.recorded_job import ImportReport, RecordedJob
-from perfmodel.extensions.recordings.recording_info import (
-    RecordingInfo,
-    describe_recording,
-    list_substitutes,
-)
+from perfmodel.extensions.recordings.recording_info import RecordingInfo, describe_recording
+from perfmodel.extensions.recordings.steady import SteadyJob
 from perfmodel.graph.builder import JobBuilder
+from perfmodel.graph.durations import build_durations
 from perfmodel.graph.job import JobFacts, JobGraph, with_own_origins
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import NO_ORIGIN, LaneKind
@@ -46,13 +45,21 @@ START = np.array([0, 10, 20, 30, 130, 2, 11, 22, 33, 133])
 END = np.array([10, 20, 30, 130, 180, 12, 22, 33, 133, 200])
 
 
-def notes(step_ends=((3, 8), (4, 9)), starts=()) -> RecordingInfo:
+def notes(starts=(), steps: int = 0, **known: Any) -> RecordingInfo:
+    """What a recording of JOB knows: of one window, or of *steps* that repeat."""
+    durations = build_durations(JOB, [np.array([op.duration_ns for op in JOB.ops])[one.op]
+                                      for one in JOB.programs])  # fmt: skip
+    ratio = np.arange(10) / 10
+    alone_ns = durations.values_ns[:, 0].astype(float)
+    settled = settle(replay, JOB, alone_ns, Rules([], rounds=1, iterations=1))
     return RecordingInfo(
-        hold_ratio=np.arange(10) / 10,
+        hold_ratio=ratio,
         can_be_held=np.arange(10) % 2 == 0,
         window_starts=np.array(starts, dtype=np.int64),
-        step_ends=tuple(np.array(ends) for ends in step_ends),
-        recorded=JOB,
+        steady=SteadyJob(JOB, max(steps, 1), repeats=steps > 0),
+        profiled=JOB,
+        effects=KnownEffects(settled, ratio),
+        **known,
     )
 
 
@@ -67,38 +74,22 @@ def without(*tasks: int) -> JobGraph:
     )
 
 
-def test_a_step_ends_with_the_last_of_its_tasks():
-    assert notes().step_moments_ns(JOB, START, END) == [133, 200]
-
-
 def test_a_single_step_is_the_longest_pass_of_a_rank_but_for_where_the_recording_begins():
+    def span(*starts: int) -> Window:
+        return notes(starts)._longest_span(JOB, START, END)
+
     # Rank 1 takes from 2 to 200, rank 0 from 0 to 180.
-    assert notes(step_ends=((4, 9),)).step_moments_ns(JOB, START, END) == [2, 200]
+    assert span() == Window(2, 200)
     # Without their first tasks: 10 to 180, and 22 to 200 if two are left out.
-    assert notes(((4, 9),), starts=(0, 5, 6)).step_moments_ns(JOB, START, END) == [22, 200]
+    assert span(0, 5, 6) == Window(22, 200)
     # The rank that ends last is not the one that takes longest: 133 to 200, and 0 to 180.
-    assert notes(((4, 9),), starts=range(5, 9)).step_moments_ns(JOB, START, END) == [0, 180]
-    assert notes(starts=(0, 5)).span_ns(JOB, START, END) == 189
-    assert notes(starts=range(5)).span_ns(JOB, START, END) == 198
+    assert span(*range(5, 9)) == Window(0, 180)
 
 
-def test_removed_tasks_are_replaced_by_their_launch_and_what_came_before():
-    # The second kernel was launched by task 2; before it came 1 and 0.
-    assert list_substitutes(JOB, 4) == [4, 2, 1, 0]
-    assert list_substitutes(JOB, 8) == [8, 5]
-    assert list_substitutes(JOB, 6) == [6, 6, 5]
-    # Of the second step nothing is left, so the launches of both steps are used instead.
-    moments = notes().step_moments_ns(without(4, 9), START, END)
-    assert moments == [12, 33]
-    # One rank of each step is enough.
-    assert notes().step_moments_ns(without(4), START, END) == [133, 200]
-    with pytest.raises(ScenarioError, match="Remove less"):
-        notes().step_moments_ns(without(4, 9, 0, 5, 2, 7), START, END)
-
-
-def test_substitutes_end_somewhere(monkeypatch):
-    monkeypatch.setattr(recording_info, "MOST_SUBSTITUTES", 1)
-    assert list_substitutes(JOB, 4) == [4, 2, 1]
+def test_of_a_job_that_was_only_retimed_the_same_tasks_hold_back_others():
+    own = notes()
+    assert own.rules(JOB).rules == [own.effects]
+    assert own.effects not in own.rules(without(4)).rules
 
 
 def test_new_tasks_neither_hold_nor_are_held():
@@ -114,8 +105,8 @@ def test_a_recording_begins_with_the_first_task_of_every_rank():
     report = ImportReport(ranks, rendezvous=0, steps=1, recorded_starts={})
     column = np.zeros(10, dtype=np.int64)
     recorded = RecordedJob(
-        build_job(), column, column, column / 1.0, column == 1, (column[:1],), report
+        build_job(), column, column, column / 1.0, column == 1, (column[:1],), report, column
     )
     found = describe_recording(recorded)
     assert found.window_starts.tolist() == [0, 5]
-    assert found.recorded.programs[1].origin.tolist() == [5, 6, 7, 8, 9]
+    assert found.profiled.programs[1].origin.tolist() == [5, 6, 7, 8, 9]

@@ -6,13 +6,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PerfModelError, ScenarioError
-from perfmodel.engine.reasons import Window
 from perfmodel.execution.executor import SerialExecutor
+from perfmodel.extensions.recordings.recorded_job import Unprofiled
 from perfmodel.extensions.whatif import parse_transformation
 from perfmodel.extensions.whatif.answering import apply_change, check_trust, prepare_changes
 from perfmodel.graph.job import JobGraph
@@ -35,10 +34,10 @@ from perfmodel.workloads.kernels import elementwise
 from tests.extensions.recordings.test_recording_info import JOB, build_job, notes
 
 
-def score(*periods_ns: int, replayed_ns: int = 100, distrust: str = "", noise_ratio: float = 0):
+def score(*periods_ns: int, recorded_ns: int = 100, distrust: str = "", noise_ratio: float = 0):
     return SimpleNamespace(
         periods=[SimpleNamespace(recorded_ns=one) for one in periods_ns],
-        iteration=SimpleNamespace(replayed_ns=replayed_ns),
+        iteration=SimpleNamespace(recorded_ns=recorded_ns),
         cycle=1,
         noise_ratio=noise_ratio,
         is_trusted=not distrust,
@@ -46,27 +45,32 @@ def score(*periods_ns: int, replayed_ns: int = 100, distrust: str = "", noise_ra
     )
 
 
-def test_the_interval_of_a_recording_is_the_spread_of_its_periods_in_proportion():
-    interval = replace(notes(), score=score(90, 110)).interval(200)
+SURE = Unprofiled(80, 80, 80, "why")
+
+
+def test_the_interval_of_a_recording_is_the_spread_of_its_periods_and_the_doubt_in_proportion():
+    def asked(of: Any, unprofiled: Any = SURE) -> Any:
+        return replace(notes(), score=of, unprofiled=unprofiled).interval(200)
+
+    interval = asked(score(90, 110))
     assert (interval.low_ns, interval.high_ns) == pytest.approx((182, 218), abs=1)
     assert interval.is_known
-    noisy = replace(notes(), score=score(90, 110, noise_ratio=0.1)).interval(200)
+    noisy = asked(score(90, 110, noise_ratio=0.1))
     assert (noisy.low_ns, noisy.high_ns) == pytest.approx((182 * 0.9, 218 * 1.1), abs=1)
-    for few in (None, score(90)):
-        interval = replace(notes(), score=few).interval(200)
-        assert (interval.low_ns, interval.high_ns, interval.is_known) == (200, 200, False)
-    for replayed_ns in (0, 1):
-        interval = replace(notes(), score=score(1, 1, replayed_ns=replayed_ns)).interval(7)
-        assert (interval.low_ns, interval.high_ns) == (7, 7)
+    # 72 to 100 around 80 is wider than 91 to 109 around 100.
+    wide = asked(score(90, 110), replace(SURE, low_ns=60, high_ns=100))
+    assert (wide.low_ns, wide.high_ns) == (150, 250)
+    assert not asked(None).is_known
 
 
 def test_a_recording_says_what_its_interval_is_and_whether_it_can_be_trusted():
     def said(of: Any) -> list[str]:
-        return replace(notes(), score=of).sentences()
+        return replace(notes(), score=of, unprofiled=SURE).sentences()
 
-    assert "the 2 recorded periods" in said(score(90, 110))[0]
-    assert "unknown from one step" in said(score(90))[0]
-    assert said(score(90, 110, distrust="it is off"))[1:] == ["It is off."]
+    assert said(score(90, 110))[0].endswith("why")
+    assert "the 2 recorded periods" in said(score(90, 110))[1]
+    assert "spread is unknown" in said(score(90))[1]
+    assert said(score(90, 110, distrust="it is off"))[2:] == ["It is off."]
 
 
 def test_a_recording_that_is_not_trusted_is_refused():
@@ -115,20 +119,17 @@ def test_a_question_is_explained_if_it_asks_for_that():
     assert evidence.provenance_of(0, 4) is not None
 
 
-def test_a_recording_takes_as_long_as_its_steps_are_apart():
+def test_a_recording_takes_as_long_as_its_steps_repeated_or_its_span():
     # Kernels of rank 0 end at 110 and 160, those of rank 1, whose launches take 11, at 111 and 162.
-    unheld = replace(notes(), hold_ratio=np.zeros(10), can_be_held=np.zeros(10, dtype=bool))
-    found = answer(JOB, recording=unheld)
+    found = answer(JOB, recording=notes())
     assert found.reasons is None
-    assert (found.iteration_ns, found.periods_ns, found.isolated_ns) == (51, (51,), None)
-    assert found.span_ns == 162
-    assert found.facts.iterations_replayed == 1
-    full = answer(JOB, is_explained=True, recording=unheld)
-    assert (full.evidence.window, full.evidence.iteration) == (Window(111, 162), 0)
-    # From 111 on rank 0 computes for 49 and idles for 2.
-    compute = [one.time.of_part_ns[Part.COMPUTE] for one in full.explanation.rank_classes]
-    assert compute == [49, 51]
-    assert full.explanation.critical_path.length_ns == 51
+    assert (found.iteration_ns, found.periods_ns, found.isolated_ns) == (162, (162,), None)
+    # Two steps that repeat: the kernels of rank 1 take 151 together, launched while others run.
+    found = answer(JOB, is_explained=True, recording=notes(steps=2))
+    assert (found.iteration_ns, found.isolated_ns) == (76, None)
+    compute = [one.time.of_part_ns[Part.COMPUTE] for one in found.explanation.rank_classes]
+    assert compute == [76, 76]
+    assert found.explanation.critical_path.length_ns == 76
 
 
 def test_of_a_recording_no_isolated_iteration_is_known(tmp_path):

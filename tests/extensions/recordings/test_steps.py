@@ -143,7 +143,7 @@ def test_a_step_that_its_own_kernels_contradict_is_not_trusted(tmp_path):
     assert any("shows a different step" in fault for fault in job.report.faults)
     assert not score.is_trusted
     # It replays itself all the same; the one figure says what that is worth.
-    assert abs(score.iteration.error_pct) < 10 < score.merit_pct
+    assert abs(score.iteration.error_pct) < 10 < 100 * score.step_error_ratio
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_marked_steps_that_alternate_are_found_on_any_ranks(recorded_ranks, rank
     assert (job.report.steps, job.report.cycle) == (4, 2)
     assert score.iteration.recorded_ns / 1e6 == pytest.approx((83.7 + 84.5) / 4, rel=0.02)
     assert score.is_trusted, score.distrust
-    assert score.merit_pct < 0.7
+    assert max(abs(score.error_pct), 100 * score.step_error_ratio) < 0.7
 
 
 def test_a_host_that_runs_ahead_is_no_skew_of_clocks(recorded_ranks):

@@ -103,7 +103,7 @@ def test_an_answer_for_a_recording_shows_how_well_it_replays(recording, tmp_path
     save_recorded_job(recording, tmp_path / "recorded")
     shown = typed(f"whatif --apply {HALF}", tmp_path / "recorded").out
     assert "replays itself with an error of +0.00 %" in shown
-    assert "106 us per iteration, before 156 us" in shown
+    assert "104.5 us per iteration, before 154.5 us" in shown
 
 
 def test_a_recording_that_replays_badly_is_answered_only_by_force(recording, tmp_path, typed):

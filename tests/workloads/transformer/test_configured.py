@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound
+from perfmodel.stacks.capabilities import Dispatcher, FrameworkBehaviour
+from perfmodel.stacks.profiles import list_stacks, load_stack
 from perfmodel.workloads import load_workload
+from perfmodel.workloads.jobs import apply_stack_defaults
+from perfmodel.workloads.transformer.axes import AXES
 from perfmodel.workloads.transformer.layers import LayerKind, build_layer_steps
 from perfmodel.workloads.transformer.layout_choice import choose_layout
-from perfmodel.workloads.transformer.memory import layer_activation_bytes
+from perfmodel.workloads.transformer.memory import layer_activation_bytes, memory_of_stages
+from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import Recompute
 from tests.workloads.transformer.test_memory import FUSED, run_of
+from topologies import load_device
 
 # Llama 3 8B: hidden 4096, 32 heads and 8 key heads of 128, FFN 14336, sequences of 8192 tokens.
 TOKENS, HIDDEN, QKV, UP = 8192, 4096, (32 + 2 * 8) * 128, 2 * 14336
@@ -85,3 +93,56 @@ def test_stages_may_be_stated():
     for wrong, said in (("[3, 3]", "2 virtual stages, not"), ("[1, 2, 2, 2]", "7 layers, not 6")):
         with pytest.raises(WorkloadError, match=said):
             chosen(wrong)
+
+
+def test_weights_multiplied_in_eight_bits_are_stored_in_them_alone_where_the_stack_says_so():
+    narrow = replace(FUSED, habits=FUSED.habits | {FrameworkBehaviour.NARROW_STORAGE})
+    run = run_of("llama3_8b", "training.compute=fp8", "training.recompute=none")
+    weights = [
+        next(part.size_bytes for part in memory.parts if part.name == "weights")
+        for stack in (FUSED, narrow)
+        for memory in memory_of_stages(replace(run, stack=stack))
+    ]
+    # A layer multiplies by qkv, projection, up and down; two bytes of each are not stored.
+    of_layer = HIDDEN * (QKV + HIDDEN) + HIDDEN * (UP + UP // 2)
+    assert weights[0] - weights[1] == 32 * of_layer * 2
+
+
+def test_frozen_weights_in_eight_bits_keep_inputs_of_activations_in_them():
+    narrow = replace(FUSED, habits=FUSED.habits | {FrameworkBehaviour.NARROW_STORAGE})
+    lora = ("training.adapters_only=true", "training.compute=fp8", "training.recompute=none")
+    run = run_of("llama3_8b", *lora)
+    # One byte instead of two of every output of the up GEMM.
+    kept = [layer_activation_bytes(replace(run, stack=stack)) for stack in (FUSED, narrow)]
+    assert kept[0] - kept[1] == TOKENS * UP
+
+
+def test_a_default_counts_where_nothing_is_stated_for_the_most_specific_kind_of_run():
+    defaults = {
+        "parallel.dispatcher": {"any": "alltoall", "experts on gb200": "hybridep"},
+        "parallel.etp": {"experts": "tp"},
+    }
+    stack = replace(load_stack("nemo"), defaults=defaults)
+    experts = load_workload("qwen3_30b_a3b", ("parallel.tp=2",))
+    filled = apply_stack_defaults(experts, stack, load_device("gb200")).parallel
+    assert (filled.dispatcher, filled.etp) == (Dispatcher.HYBRIDEP, 2)
+    filled = apply_stack_defaults(experts, stack, load_device("h100_sxm")).parallel
+    assert filled.dispatcher is Dispatcher.ALL_TO_ALL
+    stated = load_workload("qwen3_30b_a3b", ("parallel.tp=2", "parallel.etp=1"))
+    assert apply_stack_defaults(stated, stack).parallel.etp == 1
+
+
+@pytest.mark.parametrize("name", list_stacks())
+def test_every_default_of_a_stack_is_a_value_of_a_field(name):
+    for setting, values in load_stack(name).defaults.items():
+        section, _, field = setting.partition(".")
+        kind = TransformerSpec.model_fields[section].annotation
+        for value in values.values():
+            kind.model_validate({field: 1 if value in AXES else value})
+
+
+def test_later_releases_take_over_defaults():
+    names = ("nemo_2024", "nemo_2025", "nemo_2026")
+    of_release = [load_stack(name).defaults_of("experts", ("gb200", "blackwell")) for name in names]
+    assert [one["parallel.etp"] for one in of_release] == ["tp", 1, 1]
+    assert [one["training.cuda_graph"] for one in of_release] == ["none", "partial", "full"]

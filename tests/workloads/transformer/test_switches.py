@@ -294,7 +294,10 @@ def test_adapters_stand_where_the_stack_puts_them():
     spec = small(training={"adapters_only": True, "adapter_rank": 2})
     narrow = [
         [name for name, op in iter_ops(job) if isinstance(op, Gemm) and 2 in (op.m, op.n, op.k)]
-        for job in (under(spec), under(spec, habits={FrameworkBehaviour.QKV_ADAPTERS}))
+        for job in (
+            under(spec),
+            under(spec, defaults={"training.adapter_places": {"adapters": "qkv"}}),
+        )
     ]
     # Forward two products and backward four beside each of four products, or beside one.
     assert [len(names) for names in narrow] == [24, 6]

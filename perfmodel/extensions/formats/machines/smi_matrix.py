@@ -63,6 +63,8 @@ def parse_matrix(text: str, document: str) -> Matrix:
                 f"{document}: line {name} must have one of X, NV#, PIX, PXB, PHB, NODE or SYS for "
                 f"each of {len(names)} columns, got {' '.join(found)}."
             )
+        if (name, name) in relation:
+            raise TopologyError(f"{document}: has two lines for {name}.")
         relation |= {(name, other): word for other, word in zip(names, found, strict=True)}
         rest = cells[len(names) :]
         if rest:
@@ -70,6 +72,12 @@ def parse_matrix(text: str, document: str) -> Matrix:
     missing = [name for name in names if (name, name) not in relation]
     if missing:
         raise TopologyError(f"{document}: has no line for {', '.join(missing)}.")
+    for (one, other), word in relation.items():
+        if relation[other, one] != word or (word == "X") != (one == other):
+            raise TopologyError(
+                f"{document}: {one} is joined to {other} by {word}, and back by "
+                f"{relation[other, one]}. Both must be the same."
+            )
     return Matrix(tuple(names), relation, numa)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from perfmodel.base.documents import MAX_DOCUMENT_BYTES, load_yaml, parse_value, parse_yaml
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.reading import parse_json, read_text
+from perfmodel.extensions.formats.models import torchrec_benchmark
 from perfmodel.extensions.formats.models.fields import REPEATED, FieldUse
 
 HUGGING_FACE = "Hugging Face config.json"
@@ -77,6 +78,11 @@ def read_foreign(path: Path, given: Collection[str] = ()) -> ForeignFile | None:
             found.content, document=str(path), name=found.name, given=given
         )
         return ForeignFile(HUGGING_FACE, workload, uses)
+    if found.program == torchrec_benchmark.KIND:
+        workload, uses = torchrec_benchmark.read_benchmark(
+            found.content, document=str(path), name=found.name, given=given
+        )
+        return ForeignFile(found.program, workload, uses)
     return _read_settings(found, str(path), given, is_layout=False)
 
 
@@ -86,9 +92,9 @@ def read_layout(path: Path) -> ForeignFile:
     if found is None:
         content = load_yaml(path, error_type=WorkloadError)
         return ForeignFile("workload", {**content, "assumed": []}, ())
-    if found.program == HUGGING_FACE:
+    if found.program in (HUGGING_FACE, torchrec_benchmark.KIND):
         raise WorkloadError(
-            f"{path}: is a {HUGGING_FACE}, which states no layout. Give it with --workload."
+            f"{path}: is a {found.program}, which states no layout. Give it with --workload."
         )
     return _read_settings(found, str(path), (), is_layout=True)
 
@@ -160,6 +166,8 @@ def _recognise(content: dict[str, Any]) -> str | None:
     """The program that *content* is for, by its keys."""
     if {"model_type", "architectures", "num_hidden_layers", "n_embd"} & content.keys():
         return HUGGING_FACE
+    if len(torchrec_benchmark.SECTIONS & content.keys()) > 1:
+        return torchrec_benchmark.KIND
     if _DEEPSPEED & content.keys():
         return "deepspeed"
     model = content.get("model")

@@ -17,6 +17,7 @@ from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.faults import iter_misspelt
 from perfmodel.base.forms import Form, read_mapping
+from perfmodel.base.reading import quote
 from perfmodel.extensions.formats.models.fields import (
     SPELLING_CUTOFF,
     FieldReader,
@@ -81,6 +82,10 @@ def find_table(content: Mapping[str, Any], document: str) -> tuple[str, Architec
     """The `model_type` that *content* states and its table; an unknown one is refused."""
     tables, name = load_tables(), content.get("model_type")
     stated = content.get("architectures") or ()
+    if not isinstance(stated, list | tuple) or not all(isinstance(one, str) for one in stated):
+        raise WorkloadError(
+            f"{document}: architectures must be a list of names, got {quote(stated)}."
+        )
     if name is None:
         by_class = {one: key for key, table in tables.items() for one in table.architectures}
         name = next((by_class[one] for one in stated if one in by_class), None)
@@ -252,7 +257,9 @@ def _assume_batch(
     model: Mapping[str, Any], table: ArchitectureTable
 ) -> tuple[dict[str, int], list[str]]:
     """Sequence length and batch, which no config.json states, and sentences about them."""
-    longest = int(model.get("max_positions") or LONGEST_ASSUMED)
+    stated = model.get("max_positions") or LONGEST_ASSUMED
+    # What is no whole number is refused with the rest of the workload.
+    longest = stated if isinstance(stated, int) and stated > 0 else LONGEST_ASSUMED
     length = min(longest, LONGEST_ASSUMED)
     shape = {"batch": max(1, TOKENS_PER_BATCH // length), "sequence_length": length}
     sentences = list(_sentences(shape, longest))

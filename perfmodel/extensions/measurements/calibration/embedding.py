@@ -16,13 +16,16 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.base.errors import MeasurementError
+from perfmodel.base.units import NS_PER_MS
 from perfmodel.costs.calibration_files import HEADER_KEYS
 from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.embedding import LookupPricer, lookups_terms
-from perfmodel.costs.embedding_constants import EmbeddingConstants
+from perfmodel.costs.embedding_constants import EmbeddingConstants, constants_for
 from perfmodel.costs.embedding_terms import Int64s
+from perfmodel.costs.estimates import interval_of
 from perfmodel.extensions.measurements.calibration.bounded_fit import load_limits, minimise
 from perfmodel.extensions.measurements.calibration.embedding_cases import EmbeddingCase
+from perfmodel.extensions.measurements.validation.scoreboard import Deviation, Scoreboard
 from perfmodel.graph.ops import Pass
 
 _HEADING = """\
@@ -60,7 +63,9 @@ def _line(generation: str, constants: EmbeddingConstants, name: str) -> str:
         key = key if key == "floor" else f"{key}_time"
     origins = {
         "tail_row_ns": "  # latency of the L2, not fitted",
+        "fetched_ns": "  # latency of memory over 16 rows in flight, not fitted",
         "row_updates_per_clock": "  # atomics to one row on a B200, not fitted",
+        "update_ratio": "  # HugeCTR's update on a B200, not fitted",
         "relative_sigma": "  # from held-out errors",
     }
     borrowed = "" if name in load_limits()[generation] else f"  # that of {LENDERS[generation]}"
@@ -76,10 +81,20 @@ DIGITS = 4
 TAIL_ROW_NS = {"volta": 154.0, "ampere": 146.0}
 """Constants without a case: the latency of the L2, 212 clocks of 1,380 MHz on a V100 and 206
 of 1,410 MHz on an A100 (RRZE-HPC/gpu-benches, 2026-11-16; figures quoted as facts)."""
+IN_FLIGHT = 16
+FETCHED_NS = {"volta": 308 / IN_FLIGHT, "ampere": 400 / IN_FLIGHT}
+"""The latency of memory (as above; an A100's between 80 and 140 MB) over rows that a
+multiprocessor has in flight: with 15 of 512 bytes FBGEMM's forward kernel reaches the 2.525 TB/s,
+65 % of peak, of one published production workload (meta-pytorch/torchrec 4757)."""
 ROW_UPDATES_PER_CLOCK = 17.0
 """Numbers added to one row by atomics. `index_add` of fp32 on a B200 with half of 7.77 million
 indices on one row takes 19.8, 36.8, 46.0 and 98.9 ms for rows of 128 to 1,024 numbers (PyTorch pull
 request 182818): 12.8, 13.7, 22.0 and 20.5 per clock of 1,965 MHz, in the geometric mean 17."""
+UPDATE_RATIO = 0.65
+"""Of memory bandwidth for rows that a sorted update reads and writes back. `embedding update4` of
+HugeCTR, Adagrad on fp32 rows of 128, takes 136 and 226 us per iteration and GPU under two plans on
+8 x B200 (profiles of 2026), of which 127 and 126 us are rows and state at 0.90 of the bandwidth:
+in the geometric mean 1.39 times as long."""
 LENDERS = {"volta": "ampere", "ampere": "volta"}
 """The generation that lends constants without a case."""
 
@@ -143,6 +158,27 @@ def _predict_ns(case: EmbeddingCase, constants: EmbeddingConstants) -> dict[str,
     return {**found, **{part: float(times_ns[0]) for part, times_ns in parts.items()}}
 
 
+def compare_embedding(cases: Sequence[EmbeddingCase]) -> Scoreboard:
+    """Each time of *cases* beside the prediction with the constants that ship, in milliseconds."""
+    rows = []
+    for case in cases:
+        constants = constants_for(case.device)
+        predicted_ns = _predict_ns(case, constants)
+        for part, measured_ns in case.measured_ns.items():
+            low_ns, high_ns = interval_of(predicted_ns[part], constants.relative_sigma)
+            rows.append(
+                Deviation(
+                    row=f"{case.name} {part}",
+                    group=f"{case.device.name} {part}",
+                    measured=measured_ns / NS_PER_MS,
+                    predicted=predicted_ns[part] / NS_PER_MS,
+                    low=low_ns / NS_PER_MS,
+                    high=high_ns / NS_PER_MS,
+                )
+            )
+    return Scoreboard("embeddings", tuple(rows))
+
+
 def fit_embedding(cases: Sequence[EmbeddingCase]) -> EmbeddingFit:
     """Fit all generations, and each once more without each of its cases."""
     fitted = _fit_all(cases)
@@ -186,7 +222,9 @@ def _fit_all(cases: Sequence[EmbeddingCase]) -> dict[str, EmbeddingConstants]:
 def _fit_generation(generation: str, cases: Sequence[EmbeddingCase]) -> dict[str, float]:
     stated = {
         "tail_row_ns": TAIL_ROW_NS[generation],
+        "fetched_ns": FETCHED_NS[generation],
         "row_updates_per_clock": ROW_UPDATES_PER_CLOCK,
+        "update_ratio": UPDATE_RATIO,
     }
     # Borrowed constants do not affect the times that are fitted here.
     known = load_limits()

@@ -86,6 +86,25 @@ for _kind, _what in KERNELS.items():
 
 
 @dataclass(frozen=True)
+class LookupScores:
+    """Measured lookups and updates to compare with, and the limit on the error."""
+
+    cases: Annotated[str, argument("CASES.yaml", "Cases as `calibrate embedding` reads them.")]
+    data: Annotated[str, Option(metavar="FOLDER", help="Folder of the files that cases name.")] = (
+        "."
+    )
+    limit: Limit = None
+
+
+@command(validate)
+def embeddings(question: LookupScores, files: ScoreFiles, run: QuietRun) -> None:
+    """Compare predicted with measured lookups in embedding tables and their updates."""
+    with run.open("predicting"):
+        board = api.validate_embeddings(question.cases, data=question.data)
+    show_scores(board, files, question.limit)
+
+
+@dataclass(frozen=True)
 class RunScores:
     """Measured training runs to compare with, and the limit on the error."""
 

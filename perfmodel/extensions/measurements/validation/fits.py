@@ -25,7 +25,7 @@ from perfmodel.extensions.measurements.validation.scoreboard import (
     Deviation,
     Scoreboard,
 )
-from perfmodel.workloads.transformer.layout_choice import ChosenLayout
+from perfmodel.workloads.transformer.layout_choice import USABLE_SHARE, ChosenLayout
 
 _BYTES_PER_GB = 1e9
 _NOTHING_MEASURED = Scoreboard("memory", ())
@@ -131,8 +131,8 @@ def _judge(row: RunRow) -> FitVerdict:
     group = f"{row.text('framework') or 'not stated'}, pp {row.value('pp') or 1}"
     try:
         found = _layout(row)
-        needs = f"needs {format_size(found.peak_bytes)}, more than the GPU has"
-        reason = "" if found.fits else needs
+        needs = f"needs {format_size(found.peak_bytes)}, more than {USABLE_SHARE:.0%} of a GPU"
+        reason = "" if found.is_safe else needs
     except InputError as fault:
         # Without a valid layout it cannot run.
         reason = " ".join(str(fault).split())

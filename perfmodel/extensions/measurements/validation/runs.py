@@ -20,9 +20,11 @@ from perfmodel.extensions.measurements.measured_kernels import Unsupported
 from perfmodel.extensions.measurements.validation.runs_question import read_setting
 from perfmodel.extensions.measurements.validation.runs_table import RunRow, RunTable
 from perfmodel.extensions.measurements.validation.scoreboard import Deviation, Scoreboard
+from perfmodel.prediction.answer import OpenSetting
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Question, build_question
+from perfmodel.reports.document import open_setting
 from perfmodel.workloads.families import FAMILIES
 
 KIND = "runs"
@@ -43,6 +45,8 @@ class RunAnswer:
     high_ns: float = 0.0
     reason: str = ""
     assumptions: tuple[str, ...] = ()
+    fits: bool = True
+    open_settings: tuple[OpenSetting, ...] = ()
 
 
 def predict_run(
@@ -69,6 +73,8 @@ def answer_run(question: Question) -> RunAnswer:
         low_ns=float(found.interval.low_ns),
         high_ns=float(found.interval.high_ns),
         assumptions=found.assumptions,
+        fits=question.memory_fit is None or question.memory_fit.fits,
+        open_settings=found.open_settings,
     )
 
 
@@ -112,19 +118,22 @@ def score_order(table: RunTable, deviations: Sequence[Deviation]) -> tuple[Order
 
 @dataclass(frozen=True, slots=True)
 class RunScoreboard(Scoreboard):
-    """A scoreboard with the assumptions of each prediction, and how well layouts are ranked."""
+    """A scoreboard with the answer to each row, and how well layouts are ranked."""
 
-    assumptions: Mapping[str | int, tuple[str, ...]] = field(default_factory=dict)
+    answers: Mapping[str | int, RunAnswer] = field(default_factory=dict)
     orders: tuple[OrderScore, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The machine-readable answer, each row with its assumptions."""
+        """The machine-readable answer, each row with its assumptions and open settings."""
         document = Scoreboard.to_json(self)
         document["order_of_layouts"] = [
             {**asdict(one), "right_pct": one.right_pct} for one in self.orders
         ]
         for row in document["rows"]:
-            row["assumptions"] = list(self.assumptions.get(row["row"], ()))
+            answer = self.answers[row["row"]]
+            row["assumptions"] = list(answer.assumptions)
+            row["fits"] = answer.fits
+            row["open_settings"] = [open_setting(one) for one in answer.open_settings]
         return document
 
 
@@ -151,7 +160,7 @@ def validate_tables(
         ),
         tuple(one for board in boards for one in board.unsupported),
         join_cautions(board.cautions for board in boards),
-        {row: said for board in boards for row, said in board.assumptions.items()},
+        {row: answer for board in boards for row, answer in board.answers.items()},
         tuple(one for board in boards for one in board.orders),
     )
 
@@ -179,7 +188,7 @@ def validate_runs(
         deviations,
         tuple(Unsupported(row.name, answer.reason) for row, answer in pairs if answer.reason),
         Cautions((*doubt_scales({f"row {d.row}": d.measured / d.predicted for d in deviations}),)),
-        {row.name: answer.assumptions for row, answer in pairs if not answer.reason},
+        {row.name: answer for row, answer in pairs if not answer.reason},
         score_order(table, deviations) if FAMILIES[table.family].has_layouts else (),
     )
 

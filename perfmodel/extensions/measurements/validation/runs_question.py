@@ -19,12 +19,12 @@ from perfmodel.prediction.question import PredictOptions, Setting
 from perfmodel.stacks.capabilities import Fusion
 from perfmodel.stacks.profiles import choose_stack
 from perfmodel.workloads.families import family_of
-from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout, peak_bytes
+from perfmodel.workloads.jobs import fill
+from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.words import Recompute
 from topologies import (
     Cluster,
     Device,
-    HostLinkKind,
     LinkKind,
     Topology,
     VertexKind,
@@ -74,45 +74,13 @@ def read_setting(
     is_tf32 = row.text("compute_precision") == DType.TF32.value
     stack = replace(stack, matmul_dtypes={DType.FP32: DType.TF32 if is_tf32 else DType.FP32})
     workload = WORKLOADS[row.family](row, stack, sentences)
-    setting = Setting(workload, cluster, stack, asked or PredictOptions())
-    if family_of(workload).has_layouts and not any(map(row.text, _STATES_RECOMPUTE)):
-        setting = _with_recompute(setting, sentences)
-    return replace(setting, assumptions=tuple(sentences))
-
-
-def _with_recompute(setting: Setting, sentences: list[str]) -> Setting:
-    """*setting* with as many quarters of its layers recomputed as it needs to fit.
-
-    A measured run did fit. If recomputation is not stated and the activations far exceed the
-    memory, some layers must have been recomputed; where host memory is near, their activations
-    wait there instead.
-    """
-    spec, device = spec_of_layouts(setting.workload), setting.cluster.device
-    if _needed_bytes(setting) <= device.memory_bytes * MEMORY_KNOWN_WITHIN:
-        return setting
-    is_near = device.host_link.kind is HostLinkKind.NVLINK_C2C
-    for share in (0.25, 0.5, 0.75, 1.0):
-        changes: dict[str, object] = {
-            "recompute": Recompute.FULL,
-            "recompute_fraction": share,
-        }
-        words = "run does not fit without it; assumed in"
-        if is_near:
-            changes = {"offload_layers": round(share * spec.model.layers)}
-            words = "run does not fit; activations are assumed to wait in host memory in"
-        training = spec.training.model_copy(update=changes)
-        tried = replace(setting, workload=spec.model_copy(update={"training": training}))
-        if _needed_bytes(tried) <= device.memory_bytes:
-            sentences.append(
-                f"Recomputation is not stated, but the {words} {share:.0%} of the layers."
-            )
-            return tried
-    return setting
-
-
-def _needed_bytes(setting: Setting) -> int:
-    spec = spec_of_layouts(setting.workload)
-    return peak_bytes(spec, layout_of(setting).layout, setting.stack)
+    if family_of(workload).has_layouts and any(map(row.text, _STATES_RECOMPUTE)):
+        spec = spec_of_layouts(workload)
+        training = fill(spec.training, recompute=Recompute.NONE)
+        workload = spec.model_copy(update={"training": training})
+    return Setting(
+        workload, cluster, stack, asked or PredictOptions(), assumptions=tuple(sentences)
+    )
 
 
 def layout_of(setting: Setting) -> ChosenLayout:

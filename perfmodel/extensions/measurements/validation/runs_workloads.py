@@ -69,7 +69,7 @@ def build_transformer_spec(row: RunRow, stack: SoftwareStack, sentences: list[st
         "batch": _batch(row, sentences),
         "sequence_length": _length(row, sentences),
         "model": _model(row, stack, sentences),
-        "parallel": _parallel(row, stack, sentences),
+        "parallel": _parallel(row, sentences),
         "training": _training(row, sentences),
     }
     if content["model"].get("head") == _MASKED:
@@ -178,7 +178,7 @@ def _experts(row: RunRow) -> dict[str, Any]:
     return row.section("experts")
 
 
-def _parallel(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str, Any]:
+def _parallel(row: RunRow, sentences: list[str]) -> dict[str, Any]:
     parallel = row.section("parallel")
     of_model = [axis.name for axis in AXES.values() if axis.divided in OF_MODEL]
     if not any(row.value(name) for name in (*of_model, "mbs")):
@@ -187,7 +187,7 @@ def _parallel(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[s
         kept = ("sharding", "shard_group", *experts)
         return {name: parallel[name] for name in kept if name in parallel}
     if (row.value("experts") or 0) > 1 and parallel["tp"] > 1:
-        parallel |= {"sequence_parallel": True, **_expert_split(row, parallel, stack, sentences)}
+        parallel["sequence_parallel"] = True
         sentences.append("Experts with tensor parallelism: sequence parallelism is assumed.")
     if stages := row.text("stage_layers"):
         lengths = [one.removesuffix("mtp") or "0" for one in stages.split("+")]
@@ -197,21 +197,6 @@ def _parallel(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[s
     if "micro_batch" not in parallel:
         sentences.append("The micro-batch is not stated; assumed the largest that fits.")
     return parallel
-
-
-def _expert_split(
-    row: RunRow, parallel: Mapping[str, Any], stack: SoftwareStack, sentences: list[str]
-) -> dict[str, int]:
-    """How many ranks share an expert, where the run does not say: by default the tensor group."""
-    split: int = parallel["tp"]
-    of_stage = (row.value("n_gpus") or 1) // parallel["pp"]
-    is_enough = of_stage % (split * (parallel.get("ep") or 1)) == 0
-    if "etp" in parallel or not (stack.has(FrameworkBehaviour.SPLIT_EXPERTS) and is_enough):
-        return {}
-    sentences.append(
-        f"How many ranks share an expert is not stated; assumed those of the tensor group, {split}."
-    )
-    return {"etp": split}
 
 
 def _training(row: RunRow, sentences: list[str]) -> dict[str, Any]:
@@ -229,10 +214,8 @@ def _training(row: RunRow, sentences: list[str]) -> dict[str, Any]:
         sentences.append(
             f"Sequences are packed of samples of unstated length; assumed {_PACKED_TOKENS} tokens."
         )
-    for name, word in (("recompute", "Recomputation"), ("optimizer_kind", "The optimizer")):
-        if not (row.text(name) or (name == "recompute" and row.text("remat_policy"))):
-            assumed = training[name.removesuffix("_kind")]
-            sentences.append(f"{word} is not stated; assumed {assumed}.")
+    if not row.text("optimizer_kind"):
+        sentences.append(f"The optimizer is not stated; assumed {training['optimizer']}.")
     return training
 
 

@@ -70,7 +70,9 @@ def test_the_gpu_must_be_named(file):
 @pytest.mark.parametrize(
     ("text", "gpu", "said"),
     [
-        (SWITCHED.replace("NV18", "NV12", 1), "h100_sxm", "Name the right one with --gpu"),
+        (SWITCHED, "rtx_a5000", "Name the right GPU with --gpu"),
+        (SWITCHED.replace("NV18", "NV12", 1), "h100_sxm", "by NV12, and back by NV18"),
+        (CARDS + CARDS.splitlines()[1], "rtx_a5000", "two lines for GPU0"),
         (CARDS.replace("NV4     SYS", "NVX     SYS"), "rtx_a5000", "line GPU0 must have one of"),
         (CARDS.rpartition("mlx5_0")[0], "rtx_a5000", "has no line for mlx5_0"),
     ],

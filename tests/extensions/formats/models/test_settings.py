@@ -349,3 +349,32 @@ def test_an_unknown_argument_is_said_and_a_path_is_not(tmp_path):
     path = tmp_path / "pretrain.sh"
     path.write_text(SCRIPT.replace("--bf16", "--bf16 --quantum-mode 3"), encoding="utf-8")
     assert load_workload(str(path)).unknown_keys == ("quantum_mode",)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--spec megatron.core.models.mamba.mamba_layer_specs", "spec says that it builds"),
+        ("--experimental-attention-variant gated_delta_net", "linear attention"),
+    ],
+)
+def test_layers_of_another_kind_are_refused(tmp_path, words, told):
+    path = tmp_path / "pretrain.sh"
+    path.write_text(SCRIPT.replace("--bf16", f"--bf16 {words}"), encoding="utf-8")
+    with pytest.raises(WorkloadError, match=told):
+        load_workload(str(path))
+
+
+def test_defaults_and_repeated_arguments_are_named(tmp_path):
+    path = tmp_path / "pretrain.sh"
+    path.write_text(SCRIPT.replace("--bf16", "--bf16 --lr 2e-4 --lr 3e-4"), encoding="utf-8")
+    said = " ".join(load_workload(str(path)).assumed)
+    assert "context_parallel_size (1)" in said
+    assert "Stated more than once, the last counts: lr." in said
+
+
+def test_a_switch_is_true_or_false(tmp_path):
+    path = tmp_path / "nemo.yaml"
+    path.write_text(NEMO + "  tp_comm_overlap: 'yes'\n", encoding="utf-8")
+    with pytest.raises(WorkloadError, match="tp_comm_overlap: must be true or false"):
+        load_workload(str(path))

@@ -1,6 +1,6 @@
 """Tables out of recordings."""
 
-from perfmodel.extensions.recordings.extraction import (
+from perfmodel.extensions.measurements.extraction import (
     extract_host_overheads,
     extract_tables,
     write_tables,

@@ -1,0 +1,207 @@
+"""Unprofiled: what the profiler costs the host, and the job without it.
+
+The profiler notes every operator, range and call while it happens, on the thread that made it, so
+a host that issues small operators is slowed down and a GPU is not. A host that led its GPU when
+the window opened kept pace before it was profiled: then the cost is as high as that takes.
+
+Source: calls of small operators under torch.profiler on a CPU, with and without shapes and stacks,
+against the same calls without it; a callback for a call of the CUDA runtime is assumed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfmodel.base.units import format_duration
+from perfmodel.engine.replay import find_period, replay
+from perfmodel.engine.settle import Round, settle
+from perfmodel.extensions.recordings.hold_back import HoldRule, recorded_rules
+from perfmodel.extensions.recordings.host_chain import HostChain, StepKind
+from perfmodel.extensions.recordings.rank_view import RankView
+from perfmodel.extensions.recordings.recorded_job import RecordedJob, Unprofiled, rank_parts
+from perfmodel.extensions.recordings.steady import QUEUE, SteadyJob, build_steady, lengths_ns
+from perfmodel.graph.program import Int64s
+from traces.trace import Category
+
+_OPERATOR_NS, _SHAPES_NS, _STACK_NS, _CALL_NS = 700, 1_400, 1_500, 1_500
+_LEAST_LEFT = 0.25
+"""At least this share of the time of a host task is its own."""
+_FULL = QUEUE - 32
+"""A stream with so many launches that have not begun is full, as far as stamps show."""
+_USUAL_LAUNCH_NS = 4_000
+_RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
+_FIRST_LAUNCHES = 9
+_LEAST_LEAD, _SAME_LEAD = 0.05, 0.9
+"""A shorter lead, by share of a step, says nothing; leads are as long within this share."""
+_HARDLY, _REPLAY_DOUBT = 0.02, 0.02
+_KNOWN = (
+    "Without the profiler: what it costs per operator and call is taken from its hosts' work; "
+    "nothing in the recording confirms it."
+)
+_KEPT = (
+    "Without the profiler: what it costs per operator and call is taken from its hosts' work, and "
+    "then they lead their GPUs as when the window opened, by {lead}."
+)
+_LED = (
+    "Without the profiler: the hosts led their GPUs by {lead} when the window opened, and lose "
+    "that while they are profiled, so their work takes as little as keeps the lead."
+)
+_AHEAD = "Without the profiler: the same, because the hosts run ahead of their GPUs."
+
+
+def find_excess_ns(view: RankView, chain: HostChain) -> Int64s:
+    """How much less each step of *chain* takes without the profiler and with room to launch."""
+    steps, columns = chain.steps, view.trace.columns
+    length_ns = steps.end_ns - steps.start_ns
+    if not len(steps):
+        return length_ns
+    offset_ns = int(view.calls.start_ns[0] - columns.start_ns[view.calls.row[0]])
+    cost_ns = np.zeros(len(steps))
+    operators = columns.is_in(Category.HOST_OPERATOR, Category.HOST_ANNOTATION)
+    for categories, each_ns in (
+        (operators, _operator_ns(view)),
+        (columns.is_in(Category.RUNTIME_CALL), _CALL_NS),
+    ):
+        for number in np.unique(steps.chain).tolist():
+            own = np.flatnonzero(steps.chain == number)
+            threads = np.unique(steps.thread[own])
+            rows = categories & np.isin(columns.thread, threads)
+            starts_ns = np.sort(columns.start_ns[rows] + offset_ns)
+            first, stop = (
+                np.searchsorted(starts_ns, of[own]) for of in (steps.start_ns, steps.end_ns)
+            )
+            cost_ns[own] += each_ns * (stop - first)
+    waits = steps.places_of(StepKind.WAIT, StepKind.FIRST, StepKind.ALLOCATION)
+    cost_ns[waits] = 0
+    excess_ns = np.minimum(cost_ns, (1 - _LEAST_LEFT) * length_ns)
+    _add_queue_waits(view, chain, excess_ns)
+    found: Int64s = np.minimum(np.rint(excess_ns).astype(np.int64), steps.duration_ns)
+    return found
+
+
+def _operator_ns(view: RankView) -> int:
+    """What the profiler takes for an operator: more with its shapes, and with the stack."""
+    stated, columns = view.trace.properties, view.trace.columns
+    has_shapes = bool(stated.get("record_shapes")) or bool(
+        (columns.detail[columns.is_in(Category.HOST_OPERATOR)] >= 0).any()
+    )
+    has_stack = bool(stated.get("with_stack")) or bool(columns.is_in(Category.MODULE).any())
+    return _OPERATOR_NS + _SHAPES_NS * has_shapes + _STACK_NS * has_stack
+
+
+def _add_queue_waits(
+    view: RankView, chain: HostChain, excess_ns: np.ndarray[tuple[int], np.dtype[np.float64]]
+) -> None:
+    """Launches into a full stream take as long as others of their name."""
+    device, steps, released = view.device, chain.steps, chain.releases.step
+    is_full = np.zeros(len(steps), dtype=bool)
+    for stream in np.unique(device.stream).tolist():
+        own = np.flatnonzero(device.stream == stream)
+        launched = own[released[own] >= 0]
+        moments_ns = steps.start_ns[released[launched]]
+        order = np.argsort(moments_ns, kind="stable")
+        earlier = len(own) - len(launched) + np.arange(1, len(launched) + 1)
+        begun = np.searchsorted(np.sort(device.start_ns[own]), moments_ns[order], side="right")
+        is_full[released[launched[order]][earlier - begun >= _FULL]] = True
+    length_ns = steps.duration_ns - excess_ns
+    for label in np.unique(steps.label[is_full]).tolist():
+        alike = (steps.label == label) & (steps.kind == steps.kind[is_full][0])
+        free_ns = length_ns[alike & ~is_full]
+        usual_ns = np.median(free_ns) if len(free_ns) else _USUAL_LAUNCH_NS
+        late = np.flatnonzero(alike & is_full)
+        excess_ns[late] += np.maximum(length_ns[late] - usual_ns, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """The time of a step, and by how much the host of each rank leads when one ends."""
+
+    step_ns: int
+    lead_ns: Int64s
+
+
+def with_estimate(job: RecordedJob) -> RecordedJob:
+    """*job* with its time without the profiler, and with all that its host lost to it."""
+    assert job.score is not None
+    recorded_ns = job.score.iteration.recorded_ns
+    steady, led_ns = build_steady(job), _leads_ns(job)
+
+    def ask(host_ratio: float, cost: float = 1.0) -> _Settled:
+        return _replayed(job, steady, lengths_ns(job, host_ratio=host_ratio, cost=cost))
+
+    usual, free = ask(1.0), ask(0.0)
+    ratio, basis = 1.0, _KNOWN
+    low_ns, high_ns = ask(1.0, cost=2.0).step_ns, recorded_ns
+    if steady.repeats and (led_ns > _LEAST_LEAD * recorded_ns).any():
+        lead = format_duration(int(np.median(led_ns)))
+        if _leads(usual, led_ns):
+            basis = _KEPT.format(lead=lead)
+        elif _leads(free, led_ns):
+            # A host that is faster leads by more, so the slowest that kept the lead is sought.
+            place = bisect_left(_RATIOS, True, key=lambda one: _leads(ask(one), led_ns))
+            kept = _RATIOS[min(place, len(_RATIOS) - 1)]
+            # Any shorter time of the host explains the lead as well.
+            ratio, basis = kept / 2, _LED.format(lead=lead)
+            low_ns, high_ns = free.step_ns, ask(kept).step_ns
+    step_ns = usual.step_ns if ratio == 1.0 else ask(ratio).step_ns
+    if recorded_ns - free.step_ns < _HARDLY * recorded_ns:
+        basis = _AHEAD
+    excess_ns = job.durations().values_ns[:, 0] - lengths_ns(job, host_ratio=ratio)
+    found = Unprofiled(
+        step_ns,
+        round(min(low_ns, step_ns) * (1 - _REPLAY_DOUBT)),
+        round(max(high_ns, step_ns) * (1 + _REPLAY_DOUBT)),
+        basis,
+    )
+    return replace(job, excess_ns=excess_ns, unprofiled=found)
+
+
+def _leads(settled: _Settled, led_ns: Int64s) -> bool:
+    """Whether every host that led its GPU when the window opened leads it by about as much."""
+    is_ahead = led_ns > 0
+    return bool((settled.lead_ns[is_ahead] >= _SAME_LEAD * led_ns[is_ahead]).all())
+
+
+def _leads_ns(job: RecordedJob) -> Int64s:
+    """By rank, how long after its call the first work launched in the window began, at least."""
+    leads = []
+    for program, rows in rank_parts(job.graph):
+        is_device, owners = program.is_on_device(), program.dep_owners()
+        is_launch = is_device[owners] & ~is_device[program.dep_task] & (program.dep_task > 0)
+        tasks, calls = owners[is_launch], program.dep_task[is_launch]
+        called_ns = job.recorded_start_ns[rows][calls]
+        first = np.argsort(called_ns, kind="stable")[:_FIRST_LAUNCHES]
+        lead_ns = job.recorded_start_ns[rows][tasks[first]] - called_ns[first]
+        leads.append(max(int(lead_ns.min()), 0) if len(first) else 0)
+    return np.array(leads, dtype=np.int64)
+
+
+def settle_steady(job: RecordedJob, steady: SteadyJob, lengths_by_row: Int64s) -> Round:
+    """The *steady* job of *job* with what its tasks do to each other, lengths by recorded row."""
+    graph = steady.graph
+    origins = np.concatenate([program.origin for program, _ in rank_parts(graph)])
+    hold = HoldRule(job.hold_ratio[origins], job.can_be_held[origins])
+    rules = recorded_rules(graph, hold, iterations=2 if steady.repeats else 1)
+    return settle(replay, graph, lengths_by_row[origins].astype(np.float64), rules)
+
+
+def _replayed(job: RecordedJob, steady: SteadyJob, lengths_by_row: Int64s) -> _Settled:
+    """The *steady* job of *job* if tasks take *lengths_by_row* of the recording."""
+    graph, settled = steady.graph, settle_steady(job, steady, lengths_by_row)
+    if not steady.repeats:
+        origins = np.concatenate([program.origin for program, _ in rank_parts(graph)])
+        is_task = ~np.isin(origins, job.graph.rank_rows()[:-1])
+        spans = [
+            int(np.ptp([of[rows][is_task[rows]] for of in (settled.start_ns, settled.end_ns)]))
+            for _, rows in rank_parts(graph)
+        ]
+        return _Settled(max(spans), np.zeros(graph.rank_count, dtype=np.int64))
+    found = find_period(replay, settled.job, settled.durations)
+    leads = []
+    for program, rows in rank_parts(graph):
+        end_ns, is_device = found.replay.last.end_ns[rows, 0], program.is_on_device()
+        leads.append(int(end_ns[is_device].max() - end_ns[~is_device].max()))
+    return _Settled(round(int(found.period_ns[0]) / steady.steps), np.array(leads))

@@ -1,0 +1,96 @@
+"""TorchRec's benchmark files as workloads."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.base.errors import WorkloadError
+from perfmodel.extensions.formats.models import Use, read_foreign, read_layout
+from perfmodel.workloads.catalog import load_workload
+
+BENCHMARK = """
+RunOptions: {world_size: 4, batch_size: 1024, sparse_optimizer: EXACT_ROWWISE_ADAGRAD, name: b}
+PipelineConfig: {pipeline: sparse}
+ModelInputConfig: {num_float_features: 100, feature_pooling_avg: 30}
+ModelSelectionConfig:
+  model_name: test_sparse_nn
+  model_config:
+    num_float_features: 100
+    submodule_kwargs: {dense_arch_out_size: 128, dense_arch_hidden_sizes: [64],
+                       over_arch_out_size: 1024, over_arch_hidden_layers: 2}
+EmbeddingTablesConfig:
+  num_unweighted_features: 101
+  num_weighted_features: 1
+  embedding_feature_dim: 256
+  additional_tables:
+    - - {name: half, embedding_dim: 512, num_embeddings: 7, data_type: FP16}
+    - []
+    - - {name: skipped, embedding_dim: 128, num_embeddings: 9}
+"""
+
+
+def _read(tmp_path, text):
+    file = tmp_path / "bench.yml"
+    file.write_text(text)
+    return file, read_foreign(file)
+
+
+def test_a_benchmark_is_a_workload_with_its_tables_and_layers(tmp_path):
+    file, found = _read(tmp_path, BENCHMARK)
+    assert found.kind == "TorchRec benchmark"
+    spec = load_workload(file)
+    assert (spec.name, spec.batch, spec.stack) == ("bench", 4096, "torchrec")
+    tables = spec.embedding.tables()
+    # 101 tables and the one of half precision, then one with weights; the third list is skipped.
+    assert len(tables) == 103
+    assert [table.rows for table in (tables[0], tables[99], tables[100])] == [100_000] * 2 + [
+        101_000
+    ]
+    assert (tables[101].rows, tables[101].width, tables[101].dtype.value) == (7, 512, "fp16")
+    assert (tables[102].rows, tables[102].width) == (100_000, 256)
+    assert {table.pooling_factor for table in tables} == {30.0}
+    assert spec.dense.bottom_mlp == (64, 128)
+    assert spec.dense.top_mlp == (1024, 1024, 1024)
+    assert (spec.embedding.optimizer, spec.training.optimizer) == ("rowwise_adagrad", "sgd")
+    assert spec.input.prefetch
+    assert spec.training.distribute_ahead
+    assert any("weights of 1 features" in sentence for sentence in spec.assumed)
+
+
+def test_a_short_benchmark_has_the_defaults_of_its_program(tmp_path):
+    file, found = _read(tmp_path, "RunOptions: {}\nPipelineConfig: {pipeline: base}\n")
+    spec = load_workload(file)
+    assert len(spec.embedding.rows) == 200
+    assert (spec.batch, spec.embedding.optimizer, spec.dense.top_mlp) == (
+        65536,
+        "adagrad",
+        (16,) * 6,
+    )
+    # The base pipeline does nothing ahead.
+    assert not spec.input.prefetch
+    assert not spec.training.distribute_ahead
+    assert any(use.use is Use.DEFAULTED for use in found.uses)
+
+
+CACHED = "PlannerConfig: {additional_constraints: {half: {compute_kernels: [fused_uvm_caching]}}}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        ("pipeline: sparse", "pipeline: eval-sdd", "can only be base, sparse, prefetch"),
+        ("test_sparse_nn", "deepfm", "can only be test_sparse_nn, got 'deepfm'"),
+        ("EXACT_ROWWISE_ADAGRAD", "LION", "sparse_optimizer.*can only be EXACT_ADAGRAD"),
+        ("data_type: FP16", "data_type: FP6", "data_type.*can only be FP32"),
+        ("ModelInput", f"{CACHED}\nModelInput", "constraints.half.*keeps rows in host memory"),
+    ],
+)
+def test_what_cannot_be_modelled_is_refused(tmp_path, before, after, fault):
+    with pytest.raises(WorkloadError, match=fault):
+        _read(tmp_path, BENCHMARK.replace(before, after, 1))
+
+
+def test_a_benchmark_is_no_layout(tmp_path):
+    file, _ = _read(tmp_path, BENCHMARK)
+    with pytest.raises(WorkloadError, match="TorchRec benchmark, which states no layout"):
+        read_layout(file)

@@ -1,0 +1,95 @@
+"""Tables of measurements that cannot be true are refused, or their rows left out and counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel import api
+from perfmodel.base.errors import InputError, MeasurementError
+from perfmodel.extensions.measurements.checking import check_tables
+from tests.fuzz.doors import _csv, _gemms, _log, _log_rows
+
+PLACE = api.RunPlace("dgx_h100")
+
+
+@pytest.fixture
+def log(tmp_path):
+    def write(change):
+        path = tmp_path / "all_reduce.log"
+        rows = _log_rows()
+        change(rows)
+        path.write_text(_log(rows))
+        return path
+
+    return write
+
+
+def scale(key, factor):
+    def change(rows):
+        for row in rows:
+            row[key] = float(row[key]) * factor
+
+    return change
+
+
+def test_a_sound_log_has_no_cautions(log):
+    rows, cautions = check_tables([log(lambda rows: None)], PLACE)
+    assert (len(rows), cautions.document()["warnings"]) == (9, [])
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_times_that_contradict_the_rates_of_their_rows_are_refused(log, factor):
+    with pytest.raises(MeasurementError, match="times and rates of a row must agree"):
+        check_tables([log(scale("time", factor))], PLACE)
+
+
+def test_without_rates_the_unit_is_told_by_what_such_a_machine_takes(log):
+    def change(rows):
+        scale("time", 1e-3)(rows)
+        for row in rows:
+            row["algbw"] = 0
+
+    with pytest.raises(MeasurementError, match="unit of their column"):
+        check_tables([log(change)], PLACE)
+
+
+def test_rows_that_fail_their_check_or_lack_a_size_are_left_out_and_counted(log, tmp_path):
+    def change(rows):
+        rows[2]["#wrong"] = 57
+        del rows[4]["size"]
+        rows[6]["time"] *= 1000
+
+    path = log(change)
+    rows, cautions = check_tables([path], PLACE)
+    assert len(rows) == 6
+    assert ("rows left out", 3) in {(one.rule, one.found) for one in cautions.warnings}
+    with pytest.raises(InputError, match="--strict"):
+        api.calibrate_collectives([path], tmp_path / "x.yaml", place=PLACE, is_strict=True)
+    assert not (tmp_path / "x.yaml").exists()
+
+
+@pytest.mark.parametrize("key", ["latency_ms", "tflops"])
+def test_gemms_whose_rate_contradicts_their_time_are_refused(tmp_path, key):
+    rows = _gemms()
+    scale(key, 1e3)(rows)
+    table = tmp_path / "gemm.csv"
+    table.write_text(_csv(rows))
+    with pytest.raises(MeasurementError, match="must agree"):
+        api.validate("gemm", [table])
+
+
+@pytest.mark.parametrize(("factor", "words"), [(1e-3, "unit"), (1e3, "unit")])
+def test_gemms_in_another_unit_are_refused(tmp_path, factor, words):
+    rows = [{key: one for key, one in row.items() if key != "tflops"} for row in _gemms()]
+    scale("latency_ms", factor)(rows)
+    table = tmp_path / "gemm.csv"
+    table.write_text(_csv(rows))
+    with pytest.raises(MeasurementError, match=words):
+        api.calibrate_kernels("gemm", [table], tmp_path / "out.json")
+
+
+def test_a_misspelt_column_is_refused(tmp_path):
+    table = tmp_path / "gemm.csv"
+    table.write_text(_csv(_gemms()).replace("dtype", "dtpye"))
+    with pytest.raises(MeasurementError, match="dtpye is not known; dtype is"):
+        api.validate("gemm", [table])

@@ -1,0 +1,94 @@
+"""The gate: what no machine can do is a warning of the answer, and an error under --strict."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfmodel import api
+from perfmodel.base.cautions import Cautions, Warned, join_cautions
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import InputError, ScenarioError
+from perfmodel.cli import main
+from perfmodel.graph.ops import Gemm, MemoryBound
+from perfmodel.prediction.gate import check_machine, check_op
+from topologies import load_device, load_topology
+from topologies.recognising import CATALOG
+
+GEMM = Gemm(8192, 8192, 8192, DType.BF16)
+
+
+def test_a_kernel_beyond_the_peak_of_its_chip_is_a_warning():
+    device = load_device("h100_sxm")
+    # 2 x 8192^3 = 1.1 PFLOP, at 989 TFLOP/s 1.11 ms.
+    assert not check_op(GEMM, device, 1.2e6)
+    [warned] = check_op(GEMM, device, 1.11e4).warnings
+    assert warned.rule == "beyond the peak"
+    assert warned.found == pytest.approx(100, rel=0.01)
+    assert warned.limit == 1.05
+
+
+def test_copies_that_a_cache_may_hold_are_exempt():
+    device = load_device("h100_sxm")
+    small, large = (MemoryBound("copy", size, size, DType.BF16) for size in (2**20, 2**32))
+    assert not check_op(small, device, 1.0)
+    assert check_op(large, device, 1e3).warnings[0].rule == "beyond the memory"
+
+
+@pytest.mark.parametrize("factor", [1000, 1e-3])
+@pytest.mark.parametrize(
+    "field", ["clock_hz", "memory_bytes", "l2_bytes", "power_w", "memory_bandwidth_bytes_per_s"]
+)
+def test_a_value_that_is_a_thousandfold_wrong_is_implausible(field, factor):
+    device = load_device("h100_sxm")
+    wrong = replace(device, **{field: getattr(device, field) * factor})
+    assert check_machine(replace(load_topology("dgx_h100"), device=wrong)).warnings
+    assert not check_machine(load_topology("dgx_h100"))
+
+
+def test_a_price_that_is_no_number_is_refused():
+    machine = load_topology("dgx_h100")
+    cost = api.price_collective("all_reduce", "1MiB", topology="dgx_h100")
+    with pytest.raises(ScenarioError, match="not a finite number"):
+        check_machine(machine, [replace(cost, duration_ns=np.nan)])
+    with pytest.raises(ScenarioError, match="not a finite number"):
+        check_machine(machine, [replace(cost, duration_ns=np.inf)])
+
+
+def test_cautions_are_counted_in_the_headline_and_refused_when_asked():
+    found = Cautions((Warned("beyond the wire", "x", 1037.0, 1.1),), ("tpye",))
+    assert list(join_cautions([found, found]).count()) == [
+        "1 warning: beyond the wire: 1,037 times",
+        "1 unknown key, without effect: tpye",
+    ]
+    with pytest.raises(InputError, match="--strict"):
+        found.refuse()
+    Cautions().refuse()
+
+
+def test_a_machine_file_beyond_physics_answers_with_a_warning_and_not_under_strict(
+    tmp_path, monkeypatch, capsys
+):
+    text = (CATALOG / "dgx_h100.yaml").read_text(encoding="utf-8")
+    path = tmp_path / "mine.yaml"
+    links = text.replace("bandwidth: 25 GB/s", "bandwidth: 25 TB/s")
+    path.write_text(links.replace("name: dgx_h100", "name: mine"))
+    asked = ["collective", "--topology", str(path), "--kind", "all_reduce", "--size", "64MiB"]
+
+    def ask(*words):
+        monkeypatch.setattr("sys.argv", ["perfmodel", *asked, *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return stop.value.code, capsys.readouterr()
+
+    code, said = ask("--json", "-")
+    assert code == 0
+    [warned] = json.loads(said.out)["warnings"]
+    # 18 links of 25 TB/s.
+    assert (warned["rule"], warned["found"]) == ("implausible bandwidth_bytes_per_s", 4.5e14)
+    code, said = ask("--strict")
+    assert code == 1
+    assert "--strict" in said.err
