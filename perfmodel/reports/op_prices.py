@@ -295,7 +295,9 @@ def report_collective(answer: CollectiveAnswer) -> Report:
 
 
 def _name(call: CollectiveCall) -> str:
-    size = format_size(call.collective.size_bytes)
+    matrix = call.collective.byte_matrix
+    sent = call.collective.size_bytes if matrix is None else max(map(sum, matrix))
+    size = format_size(sent) + ("" if matrix is None else " at most")
     return f"{call.collective.kind.value} of {size} over {len(call.ranks)} ranks"
 
 
