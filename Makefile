@@ -81,7 +81,7 @@ $(PROGRAM): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "perfmodel needs Python 3.11 or newer. Try: make PYTHON=python3.11 predict" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(PIP) --editable .
+	@$(PIP) --editable '.[ui]'
 	@touch $@
 
 $(TOOLS): $(PROGRAM)

@@ -29,6 +29,7 @@ from collectives.calibration import (
 from collectives.collective import (
     FREE,
     Collective,
+    CollectiveAlgorithm,
     CollectiveCost,
     CollectiveKind,
     CollectiveSoftware,
@@ -185,6 +186,7 @@ def _price_choice(
     )
     durations_ns = predict_call_ns(call, moved, choice, wiring, constants)
     at_least_ns = float(predict_call_ns(call, nothing, choice, wiring, constants)[0])
+    is_pairwise = choice[0] is CollectiveAlgorithm.PAIRWISE
     # How long the busiest GPU's links and NIC would be busy at datasheet speed.
     gpus_ns = moved.gpu_bytes * NS_PER_S / wiring.ring_bandwidth_bytes_per_s
     nics_ns = moved.nic_bytes * NS_PER_S / (wiring.nic_bandwidth_bytes_per_s or np.inf)
@@ -202,7 +204,7 @@ def _price_choice(
             provenance=calibration.provenance(wiring, call.kind, size),
             algorithm=choice[0].value,
             protocol=choice[1].value,
-            busiest_link=wiring.nic_link if nic_ns > gpu_ns else wiring.host_link,
+            busiest_link=wiring.busiest_link(gpu_ns, nic_ns, is_pairwise=is_pairwise),
             latency_ns=latency_ns,
             bus_bandwidth_bytes_per_s=bus_bandwidth(
                 call.kind,

@@ -169,6 +169,15 @@ class Wiring:
     nic_link: str = ""
     sound: Wiring | None = None
 
+    def busiest_link(self, gpu_ns: float, nic_ns: float, *, is_pairwise: bool) -> str:
+        """The link that decides, given how long those of a GPU and the NICs are busy.
+
+        Rings and trees run between neighbours; exchanges of all pairs cross the spine.
+        """
+        if is_pairwise and nic_ns * self.pair_oversubscription > max(gpu_ns, nic_ns):
+            return "leaf -> spine"
+        return self.nic_link if nic_ns > gpu_ns else self.host_link
+
     def __post_init__(self) -> None:
         if not 1 <= self.host_count <= self.rank_count:
             raise InputError(

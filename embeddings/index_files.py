@@ -219,7 +219,7 @@ def _load_torch(path: Path) -> IndexData:
         import torch
     except ImportError:
         raise InputError(
-            f"{path}: reading torch files needs torch. Install perfmodel[emulate]."
+            f"{path}: reading torch files needs torch. Run `pip install torch==2.13.0`."
         ) from None
     try:
         if zipfile.is_zipfile(path):

@@ -140,12 +140,11 @@ def parse_yaml(
     except (RecursionError, ValueError) as fault:
         raise error_type(f"{document}: not readable as YAML ({type(fault).__name__}).") from None
     if content is None:
-        raise error_type(f"{document}: must hold a mapping of keys, but it is empty.")
+        raise error_type(f"{document}: is empty; must be lines of `key: value`.")
     if not isinstance(content, dict):
         _check_no_other_format(text, document, error_type)
         raise error_type(
-            f"{document}: must hold a mapping of keys, got a {type(content).__name__}. "
-            "Write `key: value` lines."
+            f"{document}: must be lines of `key: value`, or a file of a program that is known here."
         )
     return content
 
@@ -262,15 +261,12 @@ def find_document(
     near.sort(key=lambda name: models.isdisjoint(name.split("_")))
     hint = f"Near: {', '.join(near)}." if near else f"Known: {', '.join(known)}."
     if path.name != str(name_or_path):
-        hub = (
-            " Of a model on a hub, give the config.json that it has." if what == "workload" else ""
-        )
-        hint = f"Check the path.{hub}"
+        hint = f"Check the path; nothing is downloaded from a hub. {hint if near else ''}".rstrip()
     others = {kind: option for kind, option in _CATALOGS.items() if folder != kind}
     if found := next((one for kind, one in others.items() if stem in list_documents(kind)), ""):
         hint = f"It is the name of another thing. Give it with {found}."
     raise error_type(
-        f"{what} {str(name_or_path)!r}: must be a file or a known name, but is neither. {hint}"
+        f"{what} {str(name_or_path)!r}: no such file, and nothing shipped has that name. {hint}"
     )
 
 

@@ -39,7 +39,8 @@ class DType(Enum):
         if size_bytes is None:
             raise InputError(
                 f"number format {self.value}: its values take less than a byte, so they have no "
-                "whole number of bytes each. Count many at once, or store in a wider format."
+                "whole number of bytes each. Store in a wider format; a model computes in it with "
+                f"training.compute={self.value}."
             )
         return size_bytes
 

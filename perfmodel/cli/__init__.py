@@ -197,7 +197,7 @@ def _sentence(fault: Exception) -> str | None:
         ]
         return "\n".join(lines)
     if isinstance(fault, ModuleNotFoundError) and fault.name == "torch":
-        return "this needs torch, which is not installed. pip install 'perfmodel[emulate]' adds it."
+        return "this needs torch, which is not installed. pip install torch==2.13.0 adds it."
     if isinstance(fault, OSError):
         where = f"{fault.filename}: " if fault.filename else ""
         said = f"{where}the system refused ({fault.strerror or type(fault).__name__})."

@@ -157,7 +157,7 @@ class Ranking(Shown):
         words = f"{best.plan.name} is fastest"
         if len(ties) > 1:
             words = f"{', '.join(ties)} are tied and fastest"
-        return f"{words}, {100 * ahead:.0f} % ahead of {after.plan.name}; bound by {bound}."
+        return f"{words}, {100 * ahead:.0f} % ahead of {after.plan.name}; limited by {bound}."
 
 
 def number_ties(times_ns: Sequence[float]) -> list[int]:

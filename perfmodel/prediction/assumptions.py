@@ -95,11 +95,10 @@ def _about_kernels(slowdowns: GenerationSlowdowns) -> str:
     if not slowdowns.of:
         return "."
     gemms, passes = (slowdowns.factor(family, Phase.MOVING) for family in ("gemm", "memory"))
-    origin = "as recorded on" if slowdowns.is_own else "assumed as on"
+    origin = "measured on" if slowdowns.is_own else "assumed as on"
     return (
         f", and while one runs GEMMs take {gemms:.2f} and memory-bound kernels {passes:.2f} times "
-        f"as long, {origin} {slowdowns.architecture} and shrunk towards the mean of all "
-        "generations."
+        f"as long, {origin} {slowdowns.architecture}."
     )
 
 

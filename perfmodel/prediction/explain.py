@@ -61,7 +61,7 @@ def merge_numbers(label: str) -> str:
 
 
 _WORDS: dict[type[object], str] = {
-    Gemm: "matrix products",
+    Gemm: "matrix multiplies",
     Convolution: "convolutions",
     Attention: "attention",
     MemoryBound: "memory-bound kernels",

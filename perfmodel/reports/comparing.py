@@ -209,12 +209,12 @@ def _table(comparison: Comparison) -> Table:
                 for part, ns in _parts(found).items()
             },
             "memory": size if memory is None or memory.fits else f"{size} TOO MUCH",
-            "bound by": f"{found.bound.name} {found.bound_ratio:.0%}",
+            "limited by": f"{found.bound.name} {found.bound_ratio:.0%}",
         }
         for heading, cell in cells.items():
             columns.setdefault(heading, []).append(cell)
     shown = [heading for heading, cells in columns.items() if any(cells)]
-    optional = ["90 % interval", "MFU", "energy", "goodput", "bound by", *_SHORT.values()]
+    optional = ["90 % interval", "MFU", "energy", "goodput", "limited by", *_SHORT.values()]
     return Table(
         shown,
         list(zip(*(columns[heading] for heading in shown), strict=True)),

@@ -29,7 +29,7 @@ from perfmodel.reports.blocks import (
     Sentences,
     Table,
 )
-from perfmodel.reports.text import name_ranks
+from perfmodel.reports.text import count_of, name_ranks
 from topologies import (
     Cluster,
     Device,
@@ -120,7 +120,7 @@ def _nvlink_line(topology: Topology) -> str:
 
 def _fabric_line(topology: Topology, fabric: Fabric) -> str:
     kind = "rail-optimised" if fabric.kind is FabricKind.RAIL_OPTIMISED else "flat"
-    nics = "1 NIC" if topology.nics_per_host == 1 else f"{topology.nics_per_host} NICs"
+    nics = count_of(topology.nics_per_host, "NIC")
     return (
         f"{nics} of {format_nic(fabric)}, {kind}, "
         f"{fabric.hosts_per_leaf} hosts per leaf, spine {fabric.oversubscription:g} to 1"
@@ -358,7 +358,7 @@ def report_installation(found: Mapping[str, Any], extras: Mapping[str, str]) -> 
     rows += [("versions", words), ("machine code", found["compile_cache"]), ("Ray", found["ray"])]
     missing = [
         f"without {name}: no {use}. Install it with: "
-        f"pip install 'perfmodel[{'ui' if use == 'ui' else 'emulate'}]'"
+        f"pip install {'torch==2.13.0' if name == 'torch' else name}"
         for name, use in extras.items()
         if versions[name] is None
     ]

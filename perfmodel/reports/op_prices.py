@@ -186,7 +186,7 @@ def report_kernel(answer: KernelAnswer) -> Report:
     rows = [
         ("time", f"{format_duration(answer.time_ms * NS_PER_MS)}  (90 %: {interval})"),
         ("rate", f"{rate}{answer.gigabytes_per_s:.4g} GB/s"),
-        ("bound by", answer.bound),
+        ("limited by", answer.bound),
         ("provenance", answer.provenance),
         ("priced as", answer.priced_as or ""),
         ("constants", answer.constants or ""),
@@ -295,7 +295,9 @@ def report_collective(answer: CollectiveAnswer) -> Report:
 
 
 def _name(call: CollectiveCall) -> str:
-    size = format_size(call.collective.size_bytes)
+    matrix = call.collective.byte_matrix
+    sent = call.collective.size_bytes if matrix is None else max(map(sum, matrix))
+    size = format_size(sent) + ("" if matrix is None else " at most")
     return f"{call.collective.kind.value} of {size} over {len(call.ranks)} ranks"
 
 

@@ -124,7 +124,9 @@ def describe_title(prediction: Prediction) -> str:
 def _headline(prediction: Prediction, price_per_gpu_hour: float | None) -> Headline:
     memory = prediction.memory
     verdict = "" if memory is None else describe_fit(memory)
-    bound = f"bound by {prediction.bound.name}, {prediction.bound_ratio:.0%} of the critical path"
+    bound = (
+        f"limited by {prediction.bound.name} ({prediction.bound_ratio:.0%} of the critical path)"
+    )
     facts = (
         _speed(prediction),
         _utilisation(prediction, price_per_gpu_hour),
@@ -180,10 +182,8 @@ def _other_time(prediction: Prediction) -> str:
         return f"{own}without the profiler; replays itself with an error of {error_pct:+.2f} %"
     assert prediction.isolated_ns is not None
     if prediction.mode is Mode.PERIOD:
-        return (
-            f"steady state; an isolated iteration takes {format_duration(prediction.isolated_ns)}"
-        )
-    return f"isolated iteration; in steady state one takes {format_duration(prediction.period_ns)}"
+        return f"in a running loop; a single step takes {format_duration(prediction.isolated_ns)}"
+    return f"a single step; in a running loop it takes {format_duration(prediction.period_ns)}"
 
 
 def iter_sections(
@@ -212,7 +212,7 @@ def iter_sections(
         for kind, ratio in why.provenance_ratio.items()
         if ratio
     ]
-    yield Section("How we know: shares of the critical path", [Bars([Bar(pieces)])])
+    yield Section("How sure we are of each part of the critical path", [Bars([Bar(pieces)])])
     if prediction.open_settings:
         yield Section("Not stated", [Sentences(_not_stated(prediction))])
     yield Section("Assumptions", [Sentences(prediction.assumptions)])

@@ -44,8 +44,10 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 HEADINGS = (
-    "", "plan", "time ms", "90 % interval ms", "beats next", "bound by", "straggler", "memory GiB",
+    "", "plan", "time ms", "90 % interval ms", "beats next", "limited by", "straggler",
+    "memory GiB",
 )  # fmt: skip
+_TIMES = {"period": "steady-state step time", "isolated": "time of a single step"}
 SHOWN_TABLES = 20
 MOST_NAMED = 3
 
@@ -145,7 +147,7 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             facts=(
                 ranking.verdict,
                 *ranking.loader,
-                f"{count_of(ranking.plans_judged, 'plan')} compared by their {ranking.mode.value}",
+                f"{count_of(ranking.plans_judged, 'plan')} ranked by {_TIMES[ranking.mode.value]}",
             ),
         ),
         sections=(
@@ -161,7 +163,7 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
                 f"Load per rank under {name}", more=lambda: [load_matrix(best), host_loads(best)]
             ),
             Section(f"Where {name} puts the tables", more=lambda: [table_matrix(best)]),
-            Section(f"Who sends whom under {name}", more=lambda: [sent_matrix(best)]),
+            Section(f"Traffic between ranks under {name}", more=lambda: [sent_matrix(best)]),
             Section("Part by part", more=lambda: [parts_of_plans(ranking)]),
             Section(f"Why {name} is first", [Sentences(ranking.comparison)]),
             Section(f"What would make {name} faster", [Sentences(advice)]),

@@ -205,9 +205,10 @@ def report_search(rankings: Sequence[LayoutRanking]) -> Report:
             *_whole_run(best),
             *(section for one in rankings for section in (_layouts(one), _parts(one))),
             Section(
-                "More GPUs that pay", [Sentences(_front(rankings))] if len(rankings) > 1 else []
+                "Time by number of GPUs",
+                [Sentences(_front(rankings))] if len(rankings) > 1 else [],
+                more=lambda: [_scaling(rankings)],
             ),
-            Section("Time over GPUs", more=lambda: [_scaling(rankings)]),
             Section("Time and money of whole runs", _money_front(rankings)),
             Section("To run the fastest", [Command(text, trainer) for trainer, text in flags]),
             Section("To predict the fastest again", [Command(predict_again(best))]),
@@ -369,7 +370,7 @@ def _cells(ranking: LayoutRanking, layout: RankedLayout, place: int) -> dict[str
         "recompute": spec.training.recompute.value,
         **({"tokens by": _exchange_words(layout)} if spec.model.has_experts else {}),
         "memory": format_size(layout.candidate.peak_bytes),
-        "beats next": f"{beats} tie" if layout.is_tied_with_next else beats,
+        "beats next": f"{beats}, a tie" if layout.is_tied_with_next else beats,
     }
     cost = ranking.cost_per_million_tokens(layout)
     return cells if cost is None else {**cells, "per M tokens": f"{cost:.3f}"}

@@ -111,27 +111,27 @@ def find_spread(
         lack = "" if is_covered else f"; none ran on {architecture}: errors of kernels are added"
         return Spread(
             sigma,
-            f"The interval has a spread of {sigma:.0%} for all costs, from {scripts.rows} "
+            f"Interval: {sigma:.0%} (1 sigma) on every cost, from {scripts.rows} "
             f"scripts of {scripts.sources} repositories with published times{lack}.",
             includes_kernels=is_covered,
         )
     own = stack.evidence.get(architecture)
     if own is not None:
-        base, words = own.spread, f"{_count(own)} on {architecture} GPUs under stack {stack.name!r}"
+        base, words = own.spread, f"{_count(own)} with {stack.name} on {architecture}"
     elif stack.evidence:
         chips = ", ".join(stack.evidence)
         base = max(family.other_chip, *(one.spread for one in stack.evidence.values()))
-        words = f"runs under stack {stack.name!r} on other GPUs ({chips}), none on {architecture}"
+        words = f"runs with {stack.name} on other GPUs ({chips}), none on {architecture}"
     else:
         base = family.no_runs
         words = (
-            f"{family.rows} runs under other stacks, each left out of the fit; "
-            f"none under {stack.name!r}"
+            f"{family.rows} runs with other stacks, each left out of the fit; "
+            f"none with {stack.name}"
         )
     if has_four_bits and family.other_chip > base:
-        base, words = family.other_chip, "runs on other GPUs: no run in four bits was published"
+        base, words = family.other_chip, "runs on other GPUs: nobody published one in four bits"
     if has_experts and family.experts > base:
-        base, words = family.experts, "runs of models with experts, whose errors are larger"
+        base, words = family.experts, "runs of models with experts, which are harder to predict"
     most = max((one.hosts for one in stack.evidence.values()), default=1)
     further = family.per_doubling * max(math.log2(max(hosts, 1) / most), 0.0)
     if further:
@@ -141,11 +141,11 @@ def find_spread(
     if fewer:
         words += f"; {samples:,.0f} samples per rank are fewer than the {least:,} that it covers"
     sigma = math.hypot(base, further, fewer)
-    return Spread(sigma, f"The interval has a spread of {sigma:.0%} for all costs, from {words}.")
+    return Spread(sigma, f"Interval: {sigma:.0%} (1 sigma) on every cost, from {words}.")
 
 
 def _count(evidence: Evidence) -> str:
-    sources = f"{evidence.sources} source{'s' if evidence.sources > 1 else ''}"
+    sources = f"{evidence.sources} publisher{'s' if evidence.sources > 1 else ''}"
     return f"{evidence.rows} runs of {sources}"
 
 

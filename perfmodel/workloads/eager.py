@@ -144,7 +144,7 @@ def feed_batch(
 def host_assumptions(section: InputSection) -> list[str]:
     """Sentences on what is assumed of the input and of the host."""
     return [
-        "Input batches are ready in pinned host memory when they are requested."
+        "Data loading costs nothing: batches wait in pinned host memory."
         if section.load_time is None
         else f"Loading a batch takes {section.load_time / 1e6:g} ms.",
         _NO_QUEUE,

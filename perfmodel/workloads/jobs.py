@@ -85,8 +85,8 @@ def default_stack(workload: Workload) -> tuple[str, tuple[str, ...]]:
     if name == workload.stack or "stack" in workload.model_fields_set:
         return workload.stack, ()
     sentence = (
-        f"No stack is stated: {name} is used, because it was compared with public runs of such "
-        f"models. Name yours with --stack."
+        f"You gave no stack: {name} is assumed, for which public runs of such models exist. "
+        "Set yours with --stack."
     )
     return name, (sentence,)
 

@@ -37,7 +37,7 @@ def test_the_options_are_the_shape_of_the_kernel(typed, monkeypatch, words, op):
 
 def test_people_get_sentences(typed):
     told = typed("kernel --device a100_sxm_80gb attention --length 2048 --heads 16 --causal").out
-    assert "bound by" in told
+    assert "limited by" in told
     assert "90 %" in told
 
 

@@ -239,3 +239,64 @@ def test_send_recv_between_two_ranks_is_priced():
     near, far = (price(CollectiveKind.SEND_RECV, 1 << 20, h100(2), (0, rank)) for rank in (1, 8))
     assert 0 < near.duration_ns < far.duration_ns
     assert far.busiest_link.startswith("nic:")
+
+
+def test_an_exchange_over_a_thin_spine_names_it():
+    plain = load_topology("dgx_h100")
+    fabric = replace(plain.fabric, hosts_per_leaf=2, oversubscription=8.0)
+    cluster = build_cluster(replace(plain, fabric=fabric), hosts=4)
+    # Half of what two blocks exchange crosses a spine of an eighth: four times as long as a NIC.
+    exchange = price(CollectiveKind.ALL_TO_ALL, 1 << 30, cluster, range(32))
+    assert exchange.busiest_link == "leaf -> spine"
+    wide = build_cluster(plain, hosts=4)
+    plain_ns = time_ns(CollectiveKind.ALL_TO_ALL, 1 << 30, wide, range(32))
+    assert exchange.duration_ns / plain_ns == pytest.approx(4.0, rel=0.05)
+    # Neighbours in a ring seldom cross it, and two hosts of a block never.
+    for kind, ranks in ((CollectiveKind.ALL_GATHER, 32), (CollectiveKind.ALL_TO_ALL, 16)):
+        near = price(kind, 1 << 30, cluster, range(ranks))
+        assert near.busiest_link.startswith("nic:")
+
+
+BETWEEN = [
+    (CollectiveAlgorithm.RING, Protocol.LL),
+    (CollectiveAlgorithm.RING, Protocol.SIMPLE),
+    (CollectiveAlgorithm.TREE, Protocol.LL128),
+    (CollectiveAlgorithm.NVLS_TREE, Protocol.SIMPLE),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "protocol"), BETWEEN)
+def test_more_hosts_slower_nics_and_larger_messages_never_shorten_a_forced_call(
+    algorithm, protocol
+):
+    machine = load_topology("dgx_h100")
+    fabric = machine.fabric
+    slow = replace(fabric, nic_bandwidth_bytes_per_s=fabric.nic_bandwidth_bytes_per_s / 2)
+    forced = CollectiveSoftware(algorithm=algorithm, protocol=protocol)
+    sizes = 2.0 ** np.arange(10, 32)
+
+    def curve(topology, hosts):
+        wiring = wiring_of(range(8 * hosts), build_cluster(topology, hosts=hosts))
+        kind = CollectiveKind.ALL_REDUCE
+        costs = price_sizes(kind, sizes, wiring=wiring, software=forced)
+        assert {cost.algorithm for cost in costs} == {algorithm.value}
+        return np.array([cost.duration_ns for cost in costs])
+
+    few, many, thin = curve(machine, 4), curve(machine, 32), curve(replace(machine, fabric=slow), 4)
+    assert (np.diff(few) > 0).all()
+    assert (many >= few).all()
+    assert (thin >= few).all()
+
+
+def test_what_can_be_forced_bounds_what_nccl_chooses():
+    cluster, sizes = h100(4), [1 << power for power in range(10, 32, 3)]
+    for size in sizes:
+        call = (CollectiveKind.ALL_REDUCE, size, cluster, range(32))
+        found = [
+            time_ns(*call, software=CollectiveSoftware(algorithm=algorithm, protocol=protocol))
+            for algorithm in (
+                CollectiveAlgorithm.RING, CollectiveAlgorithm.TREE, CollectiveAlgorithm.NVLS_TREE,
+            )
+            for protocol in Protocol
+        ]  # fmt: skip
+        assert min(found) <= time_ns(*call) <= max(found)

@@ -89,11 +89,11 @@ def test_the_verdict_says_what_to_take():
         "a is the only plan that fits."
     )
     assert verdict(ranked("a", 100, 1), ranked("b", 125, 2), ranked("c", 150, 3)) == (
-        "a is fastest, 25 % ahead of b; bound by lookup."
+        "a is fastest, 25 % ahead of b; limited by lookup."
     )
     # Of a tie the smaller one stands first, but the fastest of it is ahead.
     assert verdict(ranked("a", 101, 1), ranked("b", 100, 1), ranked("c", 150, 3)) == (
-        "a, b are tied and fastest, 50 % ahead of c; bound by lookup."
+        "a, b are tied and fastest, 50 % ahead of c; limited by lookup."
     )
     assert verdict(ranked("a", 100, 1), ranked("b", 101, 1)).startswith(
         "The plan does not matter here: the 2 that fit take the same time, to 1 %."

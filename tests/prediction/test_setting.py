@@ -67,7 +67,7 @@ def test_a_transformer_that_names_no_stack_gets_one_that_public_runs_back(tmp_pa
     found = load_setting(Scenario("dgx_h100", str(path), overrides))
     assert found.stack.name == found.scenario.stack == stack
     assert found.stack.evidence
-    assert found.chosen[0].startswith(f"No stack is stated: {stack} is used")
+    assert found.chosen[0].startswith(f"You gave no stack: {stack} is assumed")
     named = load_setting(Scenario("dgx_h100", str(path), overrides, stack="megatron"))
     assert (named.stack.name, named.chosen) == ("megatron", ())
     path.write_text(json.dumps({**content, "stack": "fsdp"}))

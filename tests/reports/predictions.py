@@ -91,7 +91,7 @@ def build_prediction(*, label: str = "matmul", peak_bytes: int = 40 * 2**30) -> 
         ),
         critical_path=CriticalPath(
             by_kind=(
-                PathShare("matrix products", 30_000, 1),
+                PathShare("matrix multiplies", 30_000, 1),
                 PathShare("all-reduce", 5_000, 1),
                 PathShare("host work", 1_000, 1),
             ),

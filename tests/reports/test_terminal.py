@@ -21,7 +21,7 @@ def show(**changes: Any) -> str:
     [
         "36 us per iteration",
         "90 % interval 30 us to 45 us",
-        "an isolated iteration takes 36.5 us",
+        "a single step takes 36.5 us",
         "compute                  25.00 us  69.4%",
         "crosses to another rank once",
         "rank 0  rank 1  all_reduce",

@@ -27,9 +27,9 @@ def test_runs_on_the_same_chip_make_the_narrowest_interval_and_none_the_widest()
     none = spread(PLAIN)
     assert own.relative_sigma == 0.08
     assert own.relative_sigma < other.relative_sigma <= none.relative_sigma
-    assert "40 runs of 2 sources on hopper GPUs" in own.sentence
+    assert "40 runs of 2 publishers with" in own.sentence
     assert "none on ampere" in other.sentence
-    assert "none under 'generic'" in none.sentence
+    assert "none with generic" in none.sentence
 
 
 def test_hosts_beyond_the_evidence_widen_the_interval():
@@ -75,7 +75,7 @@ def test_another_chip_is_no_surer_than_the_chips_that_are_known():
     assert spread(wide, "ampere").relative_sigma == 5.0
     other = spread(KNOWN, "ampere")
     assert other.relative_sigma == max(0.08, load_spread().families["transformer"].other_chip)
-    assert "4 runs of 1 source on hopper" in spread(wide).sentence
+    assert "4 runs of 1 publisher with" in spread(wide).sentence
 
 
 def test_hosts_are_counted_against_the_most_that_any_evidence_has():
@@ -127,7 +127,7 @@ def test_a_model_with_experts_has_at_least_their_spread():
 
 def test_one_source_is_told_as_one():
     lone = replace(KNOWN, evidence={"hopper": replace(KNOWN.evidence["hopper"], sources=1)})
-    assert "40 runs of 1 source on" in spread(lone).sentence
+    assert "40 runs of 1 publisher with" in spread(lone).sentence
 
 
 def test_the_spread_of_scripts_includes_kernels_where_scripts_ran_on_such_chips():
@@ -156,4 +156,4 @@ def test_four_bits_without_published_runs_are_no_surer_than_another_chip():
     known = load_spread().families["transformer"]
     narrow = spread(KNOWN, has_four_bits=True)
     assert narrow.relative_sigma == max(0.08, known.other_chip)
-    assert "no run in four bits was published" in narrow.sentence
+    assert "nobody published one in four bits" in narrow.sentence

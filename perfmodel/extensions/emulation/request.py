@@ -164,13 +164,13 @@ def check_platform() -> None:
     except PackageNotFoundError:
         raise EmulationError(
             f"emulation: needs torch {TORCH_VERSION}, which is not installed. "
-            "Run `pip install perfmodel[emulate]`."
+            f"Run `pip install torch=={TORCH_VERSION}`."
         ) from None
     number, _, build = installed.partition("+")
     if number != TORCH_VERSION:
         raise EmulationError(
             f"emulation: needs torch {TORCH_VERSION}, and {installed} is installed. The virtual "
-            "device replaces internals of that version; run `pip install perfmodel[emulate]`."
+            f"device replaces internals of that version; run `pip install torch=={TORCH_VERSION}`."
         )
     if build.startswith(("cu", "rocm", "xpu")):
         raise EmulationError(

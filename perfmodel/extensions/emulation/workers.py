@@ -109,7 +109,7 @@ def run_worker(task: WorkerTask, ranks: tuple[int, ...]) -> WorkerOutcome:
             raise EmulationError(
                 "the virtual device does not work with this build of torch on this machine: "
                 "its self-test failed. It needs torch 2.13.0, the CPU build, on Linux x86-64; "
-                "install it with `pip install perfmodel[emulate]` in a fresh environment."
+                "install it with `pip install torch==2.13.0` in a fresh environment."
             )
         if not (folder / CODES).exists():
             raise EmulationError("the emulation was ended from outside before its ranks were done.")

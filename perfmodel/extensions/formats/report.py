@@ -8,6 +8,7 @@ from typing import Any
 from perfmodel.base.reading import quote
 from perfmodel.extensions.formats.models import FieldUse, Use
 from perfmodel.reports.blocks import Report, Section, Sentences, Table
+from perfmodel.reports.text import count_of
 from perfmodel.workloads.families import family_of
 from perfmodel.workloads.fields import Workload
 from topologies import Topology
@@ -33,7 +34,7 @@ def report_import(workload: Workload, kind: str, uses: Collection[FieldUse]) -> 
 
 def report_machine_import(topology: Topology, kind: str) -> Report:
     """The machine, and what its file does not say."""
-    nics = f"{topology.nics_per_host} NICs" if topology.nics_per_host else "no NIC"
+    nics = count_of(topology.nics_per_host, "NIC") if topology.nics_per_host else "no NIC"
     size = f"{topology.gpus_per_host} x {topology.device.description}, {nics}"
     return Report(
         f"{topology.name}: {kind}, {size}",

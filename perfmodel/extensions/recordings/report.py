@@ -53,7 +53,7 @@ def report_import(document: Mapping[str, Any]) -> Report:
         for fault in rank["faults"]
     ]
     rows = [(reason, f"{count:,}") for reason, count in starts.items() if count]
-    distrust = "not trusted, because of these faults; --strict refuses them"
+    distrust = "less reliable, because of what follows; --strict refuses it"
     return Report(
         title=f"{document['job']}  ->  {document['folder']}",
         headline=headline,
@@ -63,7 +63,7 @@ def report_import(document: Mapping[str, Any]) -> Report:
                 [Table((), (_shape_facts if is_shapes else _trace_facts)(document), wraps=(1,))],
             ),
             Section("Steps by rank", [_step_table(document)] if not is_shapes else []),
-            Section("Starts taken from the recording", [Table((), rows, numeric=(1,))]),
+            Section("Tasks that keep their recorded start", [Table((), rows, numeric=(1,))]),
             Section(
                 "Assumptions",
                 [Sentences(document["assumptions"])]
@@ -94,10 +94,10 @@ def _trace_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("events read", f"{document['events_read']:,}"),
         ("launches linked", f"{document['launches_linked']:,} of {document['device_tasks']:,}"),
         (
-            "collective kernels matched",
+            "collectives matched across ranks",
             (
                 f"{document['collectives_matched']} of {document['collectives']} "
-                f"in {document['rendezvous']} rendezvous"
+                f"in {document['rendezvous']} calls"
             ),
         ),
         *_score_facts(document["self_replay"]),
@@ -173,11 +173,10 @@ def _shape_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _known_work(known: Mapping[str, Any]) -> tuple[str, str]:
     """How much of the device time can be priced on another machine."""
     return (
-        "device time with known work",
+        "FLOPs and bytes known",
         (
-            f"{known['known_pct']:.1f} % ({known['counted_pct']:.1f} % counted from shapes and "
-            f"sizes, {known['estimated_pct']:.1f} % estimated from launches; estimates scale with "
-            "their family)"
+            f"{known['known_pct']:.1f} % of GPU time ({known['counted_pct']:.1f} % counted from "
+            f"shapes, {known['estimated_pct']:.1f} % estimated from launches)"
         ),
     )
 

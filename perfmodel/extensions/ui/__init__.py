@@ -43,6 +43,6 @@ def ui(
             raise
         raise InputError(
             f"ui: needs the package {fault.name}, which is not installed. "
-            "pip install 'perfmodel[ui]' adds it."
+            "`make predict` brings it to a clone; else: pip install starlette uvicorn"
         ) from None
     serve(workloads=workload, topologies=topology, port=port, opens_browser=not no_browser)

@@ -186,11 +186,11 @@ def _headline(whatif: WhatIf) -> Headline:
     if not whatif.steps:
         verdict = ""
     elif before.iteration_ns == after.iteration_ns:
-        verdict = "no change: what was touched is not on the critical path"
+        verdict = "no gain: nothing of what was changed is on the critical path"
     elif abs(change) < SMALLEST_PCT:
-        verdict = "hardly a change: little of what was touched is on the critical path"
+        verdict = "almost no gain: little of what was changed is on the critical path"
     changed = format_duration(before.iteration_ns) if whatif.steps else "the sweep"
-    facts = [f"bound by {after.bound.name}, {after.bound_ratio:.0%} of the critical path"]
+    facts = [f"limited by {after.bound.name} ({after.bound_ratio:.0%} of the critical path)"]
     if interval.is_known and interval.high_ns > interval.low_ns:
         facts.insert(0, describe_interval(interval))
     if score is not None and before.recorded is not None:

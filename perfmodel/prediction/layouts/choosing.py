@@ -51,8 +51,8 @@ def complete_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Se
     chosen = {key: value for key, value in best.overrides.items() if key not in stated}
     changes = tuple(f"{key}={value}" for key, value in chosen.items())
     sentence = (
-        f"No layout is stated: {', '.join(changes)} is the fastest of {MOST_REPLAYED} replayed "
-        "with the lowest bounds. `perfmodel search` goes on until the best is proven."
+        f"You gave no layout: {', '.join(changes)} was the fastest of {MOST_REPLAYED} promising "
+        "ones. `perfmodel search` compares them all."
     )
     scenario = setting.scenario
     if scenario is not None:

@@ -126,11 +126,11 @@ def _iter_offload_assumptions(training: TrainingSection) -> Iterator[str]:
 def _iter_expert_assumptions(run: TransformerRun) -> Iterator[str]:
     spec, layout, training = run.spec, run.layout, run.spec.training
     if spec.model.has_experts:
-        how = "evenly" if training.routing is Routing.BALANCED else "by a power law"
-        kept = "none is dropped"
+        how = "is balanced" if training.routing is Routing.BALANCED else "follows a power law"
+        kept = "no tokens are dropped"
         if training.capacity_factor is not None:
             kept = f"tokens beyond {training.capacity_factor:g} times the mean are dropped"
-        yield f"Tokens choose experts {how}; {kept}; every rank waits for the most loaded one."
+        yield f"Routing {how}; {kept}; ranks wait for the most loaded one."
         if layout.ep > 1:
             beside = ", while another micro-batch computes" if layout.runs_beside else ""
             yield f"Tokens are exchanged by {run.dispatcher.value}{beside}."

@@ -44,7 +44,7 @@ def test_a_layout_that_was_left_open_is_chosen_and_said(asked):
     changes = tuple(one for one in BEST if one.partition("=")[0] not in stated)
     assert found.scenario is not None
     assert found.scenario.overrides == ("batch=8", *changes)
-    assert found.chosen[-1].startswith(f"No layout is stated: {', '.join(changes)} is")
+    assert found.chosen[-1].startswith(f"You gave no layout: {', '.join(changes)} was")
     assert phases == [("choosing a layout", 0.0)]
     assert asked == [(4, setting.stack.name, stated)]
 

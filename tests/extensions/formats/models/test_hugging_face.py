@@ -134,7 +134,7 @@ def test_infinity_in_a_file_is_no_obstacle(tmp_path):
         ({"model_type": "llama5"}, "that are known (such as llama, "),
         ({"model_type": None}, "got nothing."),
         ({"model_type": "deepseek_v32"}, "an indexer chooses what a token sees"),
-        ({"model_type": "mamba2"}, "which no workload has. `perfmodel emulate` predicts the"),
+        ({"model_type": "mamba2"}, "cannot model yet. `perfmodel emulate` predicts the"),
         ({"model_type": "t5"}, "model_type t5 is an encoder and a decoder"),
         ({"model_type": "llama4_text", "interleave_moe_layer_step": 2},
          "interleave_moe_layer_step: can only be"),

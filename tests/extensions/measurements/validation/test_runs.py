@@ -275,7 +275,7 @@ def test_core_transformers_stay_within_their_error(shared_data, source, limit_pc
 def test_the_interval_says_which_evidence_it_rests_on(tmp_path):
     board = board_of(tmp_path, TRANSFORMER, TRANSFORMER | {"id": "b", "framework": "abacus"})
     known, unknown = (one.high / one.predicted for one in board.deviations)
-    assert any("spread of" in sentence for sentence in board.assumptions["a"])
+    assert any("1 sigma" in sentence for sentence in board.assumptions["a"])
     assert unknown > known > 1.05
 
 
