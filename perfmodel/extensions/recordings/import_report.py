@@ -26,7 +26,8 @@ from perfmodel.graph.program import Int64s
 from traces.job_trace import JobTrace
 from traces.trace import Category
 
-_LEAST_RANK_RATIO = 0.3
+_LEAST_RANK_RATIO = 0.6
+_MOST_MISSING = 0.05
 _MOST_LONE_RATIO = 0.25
 _PAUSE_RATIO = 0.5
 _PAUSE_NS = 100_000_000
@@ -52,6 +53,8 @@ def report_rank(of_rank: RankFindings, offset_ns: int) -> RankReport:
         faults.append(
             f"{lost} device tasks have no launching call; only stream order constrains them"
         )
+    if (missing := _missing_ratio(view)) > _MOST_MISSING:
+        faults.append(f"{missing:.0%} of its launches have no device work: kernels are missing")
     return RankReport(
         rank=trace.rank,
         objects=trace.report.objects,
@@ -70,6 +73,15 @@ def report_rank(of_rank: RankFindings, offset_ns: int) -> RankReport:
         mended_ns=view.mended_ns,
         faults=tuple(faults),
     )
+
+
+def _missing_ratio(view: RankView) -> float:
+    """The share of launches without device work, before the last that has some."""
+    has_task = view.tasks_by_call().has_any()
+    names = np.array(["Launch" in name for name in view.trace.names], dtype=bool)
+    launches = names[view.trace.columns.name[view.calls.row]]
+    done = has_task[launches]
+    return 1 - float(done[: np.flatnonzero(done).max(initial=0) + 1].mean()) if done.any() else 0.0
 
 
 def _lost_launches(view: RankView) -> int:
@@ -116,6 +128,9 @@ def find_job_faults(
                 f"{lone} of {len(own)} collectives of rank {rank} have no partner on another "
                 "recorded rank: the traces are of different steps or of different jobs"
             )
+    gpus = {name for of_rank in findings for name in of_rank.view.trace.device_names}
+    if len(gpus) > 1:
+        sentences.append(f"GPUs differ ({', '.join(sorted(gpus))}): all wait for the slowest")
     sentences += _find_pause([of_rank.view for of_rank in findings])
     return tuple(sentences)
 

@@ -201,3 +201,13 @@ def test_a_kernel_inside_the_one_ahead_of_it_is_cut_to_its_end(tmp_path):
     job = import_spans(tmp_path, sound, some_steps(count=200))
     assert [rank.mended for rank in job.report.ranks] == [1, 0]
     assert told_of(job)["is_trusted"]
+
+
+def test_missing_kernels_and_unlike_gpus_are_faults(tmp_path):
+    spans = some_steps()
+    kernels = [one for one in spans if one["cat"] == "kernel"]
+    fewer = [one for one in spans if one["cat"] != "kernel" or one in kernels[::2]]
+    whole, half = (import_spans(tmp_path / str(len(of)), of) for of in (spans, fewer))
+
+    assert not any("kernels are missing" in fault for fault in whole.report.all_faults)
+    assert any("kernels are missing" in fault for fault in half.report.all_faults)
