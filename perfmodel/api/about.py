@@ -196,6 +196,16 @@ _FORMS = {
 """What a document of each kind is read as."""
 
 
+def _let_drop(schema: dict[str, Any]) -> None:
+    """Let any key below *schema* have no value: it drops what it would inherit."""
+    below = schema.get("properties", {})
+    for key, value in below.items():
+        _let_drop(value)
+        below[key] = {"anyOf": [value, {"type": "null"}]}
+    if isinstance(more := schema.get("additionalProperties"), dict):
+        schema["additionalProperties"] = {"anyOf": [more, {"type": "null"}]}
+
+
 def json_schema(kind: SchemaKind | str) -> dict[str, Any]:
     """The JSON Schema of a kind of document; of a table, that of its rows as mappings."""
     from perfmodel.base import forms
@@ -209,6 +219,7 @@ def json_schema(kind: SchemaKind | str) -> dict[str, Any]:
             # A file that extends another states only what it changes.
             schema["required"] = ["name"]
             del schema["properties"]["host"]["required"]
+            _let_drop(schema)
         return schema
     if kind is SchemaKind.WORKLOAD:
         from perfmodel.workloads.families import FAMILIES

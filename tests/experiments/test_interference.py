@@ -112,7 +112,9 @@ def test_attention_takes_over_from_products_and_lookups_from_memory_passes():
 
 def test_a_written_fit_can_be_read(tmp_path):
     fitted = fit_interference([write_job(tmp_path / "job")], device=None)
-    read = parse_slowdowns(to_text(fitted, {"source": "made"}), document="made")["hopper"]
+    words = ("source", "hardware", "software", "date", "licence", "command")
+    about = dict.fromkeys(words, "made") | {"date": "2026-01-01"}
+    read = parse_slowdowns(to_text(fitted, about), document="made")["hopper"]
     # Only one generation: nothing to draw it to. 1 / (1 - 25/125) = 1.25.
     assert read.factor("gemm", Phase.MOVING) == pytest.approx(1.25)
     assert read.factor("gemm", Phase.WAITING) == pytest.approx(1.1)
