@@ -70,7 +70,7 @@ def test_a_built_job_is_replayed_without_a_score(tmp_path):
 
 def test_a_calibration_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path):
     with pytest.raises(OutputError, match="--out"):
-        api.calibrate_interference([tmp_path / "no traces"], out=tmp_path / "nowhere" / "fit.yaml")
+        api.calibrate_embedding(tmp_path / "no cases", out=tmp_path / "nowhere" / "fit.yaml")
 
 
 def test_tables_are_validated(tmp_path):

@@ -15,6 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from collectives.measurements import load_measurements
+from experiments.fitting.interference import (
+    about_traces,
+    fit_interference,
+    to_text,
+)
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.fields import Line
@@ -27,11 +32,6 @@ from perfmodel.extensions.measurements.calibration.collectives import (
 )
 from perfmodel.extensions.measurements.calibration.embedding import fit_embedding, write_constants
 from perfmodel.extensions.measurements.calibration.embedding_cases import load_cases
-from perfmodel.extensions.measurements.calibration.interference import (
-    about_traces,
-    fit_interference,
-    to_text,
-)
 from perfmodel.extensions.measurements.calibration.kernels import (
     HARDWARE,
     fit_entries,

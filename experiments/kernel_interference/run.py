@@ -19,14 +19,14 @@ from experiments.figures import (
     read_measured,
     read_wishes,
 )
-from perfmodel.costs.interference import Phase
-from perfmodel.extensions.measurements.calibration.interference import (
+from experiments.fitting.interference import (
     Cell,
     FittedLoss,
     fit_losses,
     slowdown_of,
 )
-from perfmodel.extensions.measurements.calibration.interference_samples import KernelLoss
+from experiments.fitting.interference_samples import KernelLoss
+from perfmodel.costs.interference import Phase
 
 
 def main() -> None:

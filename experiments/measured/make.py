@@ -23,9 +23,9 @@ import pandas as pd
 import yaml
 
 from experiments.figures import EXPERIMENTS, MEASURED
+from experiments.fitting.interference import fit_interference
+from experiments.fitting.interference_samples import KernelLoss
 from perfmodel.extensions.measurements.calibration.embedding_cases import load_cases
-from perfmodel.extensions.measurements.calibration.interference import fit_interference
-from perfmodel.extensions.measurements.calibration.interference_samples import KernelLoss
 from perfmodel.extensions.recordings.importing import import_job
 from perfmodel.extensions.recordings.operators.calls import dtype_of
 from perfmodel.extensions.recordings.storage import save_recorded_job

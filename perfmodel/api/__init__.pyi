@@ -35,7 +35,6 @@ from perfmodel.extensions.formats.replay_planner import ReplayPlanner as ReplayP
 from perfmodel.extensions.measurements.api import calibrate_collectives as calibrate_collectives
 from perfmodel.extensions.measurements.api import calibrate_embedding as calibrate_embedding
 from perfmodel.extensions.measurements.api import calibrate_host as calibrate_host
-from perfmodel.extensions.measurements.api import calibrate_interference as calibrate_interference
 from perfmodel.extensions.measurements.api import calibrate_kernels as calibrate_kernels
 from perfmodel.extensions.measurements.api import cross_validate as cross_validate
 from perfmodel.extensions.measurements.api import leave_out_collectives as leave_out_collectives
@@ -45,9 +44,6 @@ from perfmodel.extensions.measurements.api import validate_embeddings as validat
 from perfmodel.extensions.measurements.api import validate_fits as validate_fits
 from perfmodel.extensions.measurements.api import validate_runs as validate_runs
 from perfmodel.extensions.measurements.calibration.embedding import EmbeddingFit as EmbeddingFit
-from perfmodel.extensions.measurements.calibration.interference import (
-    FittedInterference as FittedInterference,
-)
 from perfmodel.extensions.measurements.calibration.measure.machine import (
     MeasuredMachine as MeasuredMachine,
 )

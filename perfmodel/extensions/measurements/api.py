@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collectives.measurements import RunPlace
     from perfmodel.extensions.measurements.calibration.collective_fit import HeldOut
     from perfmodel.extensions.measurements.calibration.embedding import EmbeddingFit
-    from perfmodel.extensions.measurements.calibration.interference import FittedInterference
     from perfmodel.extensions.measurements.calibration.measure.machine import MeasuredMachine
     from perfmodel.extensions.measurements.validation.fits import FitBoard
     from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
@@ -172,34 +171,6 @@ def calibrate_embedding(cases: File, *, data: File, out: File | None = None) -> 
         made = _made(about["licence"], f"perfmodel calibrate embedding {cases} --data {data}")
         write_constants(fit, {**about, **made}, Path(out))
     return fit
-
-
-def calibrate_interference(
-    traces: Files,
-    *,
-    device: str | None = None,
-    out: File | None = None,
-    licence: str = RECORDED_LICENCE,
-) -> FittedInterference:
-    """Fit how much kernels slow down while collectives run, from recorded jobs.
-
-    *device* is the GPU of traces that name none. The constants are written to *out* if it is given.
-    """
-    from perfmodel.extensions.measurements.calibration.interference import (
-        about_traces,
-        fit_interference,
-        to_text,
-    )
-
-    if out is not None:
-        check_writable("--out", Path(out))
-    fitted = fit_interference([Path(path) for path in traces], device=device)
-    if out is not None:
-        named = f" --device {device}" if device else ""
-        command = f"perfmodel calibrate interference {' '.join(map(str, traces))}{named}"
-        about = {**about_traces(fitted), **_made(licence, command)}
-        write_file(Path(out), to_text(fitted, about))
-    return fitted
 
 
 def calibrate_host(table: File, out: File, *, extends: str = "pytorch_eager") -> SoftwareStack:

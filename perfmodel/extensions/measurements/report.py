@@ -25,7 +25,6 @@ from perfmodel.reports.text import shorten
 
 if TYPE_CHECKING:
     from perfmodel.extensions.measurements.calibration.embedding import CaseError
-    from perfmodel.extensions.measurements.calibration.interference import FittedInterference
     from perfmodel.extensions.measurements.calibration.measure.machine import MeasuredMachine
     from perfmodel.stacks.stack import SoftwareStack
 
@@ -196,25 +195,6 @@ def report_embedding_fit(errors: Sequence[CaseError]) -> Report:
     ]
     table = Table(headings, rows, numeric=range(2, 7))
     return plain_report("Embedding constants, fitted", table, columns=120)
-
-
-def report_interference(fitted: FittedInterference) -> Report:
-    """How many times longer kernels take while collectives run."""
-    from perfmodel.extensions.measurements.calibration.interference import slowdown_of
-
-    headings = ("generation", "family", "phase", "kernels", "measured (90 %)", "used")
-    rows = []
-    for architecture, cells in sorted(fitted.of_architecture.items()):
-        for (family, phase), cell in cells.items():
-            seen, words = cell.seen, "assumed"
-            if seen is not None:
-                low, high = slowdown_of(seen.low_ratio), slowdown_of(seen.high_ratio)
-                words = f"{slowdown_of(seen.mean_ratio):.3f} ({low:.3f} to {high:.3f})"
-            count = 0 if seen is None else seen.kernels
-            row = (architecture, family, phase.word, str(count), words, f"{cell.slowdown:.3f}")
-            rows.append(row)
-    table = Table(headings, rows, numeric=(3, 5))
-    return plain_report("Slowdown during collectives, fitted", table)
 
 
 def report_measured_machine(found: MeasuredMachine) -> Report:

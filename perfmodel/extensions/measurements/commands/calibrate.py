@@ -228,31 +228,6 @@ def embedding(
 
 
 @command(calibrate)
-def interference(
-    *,
-    traces: Annotated[
-        tuple[str, ...],
-        argument("TRACES...", "Kineto traces: files, or folders of jobs."),
-    ],
-    device: Annotated[
-        str | None, Option(metavar="NAME", help="GPU of traces that name none: mi300x.")
-    ] = None,
-    licence: Annotated[
-        str | None, Option(metavar="TEXT", help="Licence of the recorded figures.")
-    ] = None,
-    out: ConstantsOut = None,
-) -> None:
-    """Fit how much kernels slow down while collectives run, from recorded jobs."""
-    from perfmodel.extensions.measurements.report import report_interference
-
-    said = {} if licence is None else {"licence": licence}
-    fitted = api.calibrate_interference(traces, device=device, out=out, **said)
-    Outputs().write(report_interference(fitted), dict)
-    if out is not None:
-        print(f"Wrote {out}")
-
-
-@command(calibrate)
 def host(
     table: Annotated[
         str,

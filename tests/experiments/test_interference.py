@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from experiments.fitting.fit import load_choices
-from perfmodel.base.errors import CalibrationError
-from perfmodel.cli import main
-from perfmodel.costs.interference import Phase, load_slowdowns, parse_slowdowns
-from perfmodel.extensions.measurements.calibration.interference import fit_interference, fit_losses
-from perfmodel.extensions.measurements.calibration.interference_samples import (
+from experiments.fitting.interference import fit_interference, fit_losses, to_text
+from experiments.fitting.interference_samples import (
     KernelLoss,
     collect_losses,
     family_of_kernel,
 )
+from perfmodel.base.errors import CalibrationError
+from perfmodel.costs.interference import Phase, load_slowdowns, parse_slowdowns
 from tests.traces.builders import kernel, write_trace
 from traces.job_trace import load_job_trace
 
@@ -111,14 +110,9 @@ def test_attention_takes_over_from_products_and_lookups_from_memory_passes():
         assert fitted["volta"][family, Phase.MOVING].seen is None
 
 
-def test_the_command_writes_a_file_that_can_be_read(tmp_path, capsys):
-    job, out = write_job(tmp_path / "job"), tmp_path / "interference.yaml"
-    with pytest.raises(SystemExit) as ended:
-        main(["calibrate", "interference", str(job), "--out", str(out)])
-
-    assert ended.value.code in (0, None)
-    assert "hopper" in capsys.readouterr().out
-    read = parse_slowdowns(out.read_text(), document="made")["hopper"]
+def test_a_written_fit_can_be_read(tmp_path):
+    fitted = fit_interference([write_job(tmp_path / "job")], device=None)
+    read = parse_slowdowns(to_text(fitted, {"source": "made"}), document="made")["hopper"]
     # Only one generation: nothing to draw it to. 1 / (1 - 25/125) = 1.25.
     assert read.factor("gemm", Phase.MOVING) == pytest.approx(1.25)
     assert read.factor("gemm", Phase.WAITING) == pytest.approx(1.1)

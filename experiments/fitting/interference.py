@@ -16,12 +16,12 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from perfmodel.base.errors import CalibrationError
-from perfmodel.costs.interference import OVERLAPPING, SLOWED_FAMILIES, Phase
-from perfmodel.extensions.measurements.calibration.interference_samples import (
+from experiments.fitting.interference_samples import (
     KernelLoss,
     collect_losses,
 )
+from perfmodel.base.errors import CalibrationError
+from perfmodel.costs.interference import OVERLAPPING, SLOWED_FAMILIES, Phase
 from topologies import list_devices, load_device, name_devices
 from traces.job_trace import JobTrace, load_job_traces
 
