@@ -26,7 +26,7 @@ EXAMPLES = {
     "scale": "match=gemm,factor=0.5", "set": "match=gemm,to=1us", "remove": "match=norm",
     "delete_layers": "match=layer 0/", "fuse": "match=norm|gelu", "optimizer": "",
     "dtype": "to=fp16", "batch": "factor=2", "recompute": "",
-    "host_overhead": "", "cuda_graphs": "", "gap": "before=bucket,to=1us",
+    "host_overhead": "", "cuda_graphs": "", "launches": "", "gap": "before=bucket,to=1us",
     "no_stalls": "match=load", "no_straggler": "rank=1", "prefetch": "match=load",
     "bucket": "size=1kB", "overlap": "", "compress": "ratio=0.5",
     "insert": "takes=5ns,after=norm", "move": "match=gelu,before=up backward", "amp": "",
