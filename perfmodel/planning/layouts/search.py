@@ -178,7 +178,9 @@ class LayoutPool:
         new = [one for one in layers if not self._bounds.has(one)]
         while new:
             self._on_phase(f"bounding layouts, {len(new)} kinds of layer left", 0.1)
-            part = new[: self._budget.take(min(MEASURED_AT_ONCE, len(new)), is_bounding=True)]
+            count = self._budget.take(min(MEASURED_AT_ONCE, len(new)), is_bounding=True)
+            # One kind is always measured, so that something is replayed.
+            part = new[: count or int(not self._bounds.is_begun)]
             if not part:
                 break
             self._bounds.take(part, self._executor.map(measure_layer, self._machine, part))

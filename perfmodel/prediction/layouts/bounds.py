@@ -70,6 +70,11 @@ class Bounds:
         """Store *times* that were measured elsewhere."""
         self._times_of.update(zip(layers, times, strict=True))
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether any layer was measured."""
+        return bool(self._times_of)
+
     def has(self, layer: Layer) -> bool:
         """Whether *layer* was measured."""
         return layer in self._times_of
