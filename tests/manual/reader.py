@@ -67,10 +67,12 @@ def sizes() -> list[int]:
 
 def nccl_log(kind: str, passes: float) -> str:
     """What nccl-tests prints on two hosts at 300 GB/s and 50 us."""
-    lines = [
-        f"{size} {size // 2} half sum -1 {50 + passes * size / 3e5:.2f} 1.0 1.0 0\n"
-        for size in sizes()
-    ]
+    lines = []
+    for size in sizes():
+        time_us = 50 + passes * size / 3e5
+        rate = size / time_us / 1e3
+        bus = passes * rate * 15 / 16
+        lines.append(f"{size} {size // 2} half sum -1 {time_us:.2f} {rate:.2f} {bus:.2f} 0\n")
     heading = HEADING.replace("alltoall", kind).replace("maxBytes 4096", f"maxBytes {sizes()[-1]}")
     return heading + ranks(16).replace("A100-SXM4-80GB", "H100") + COLUMNS + "".join(lines)
 
