@@ -59,7 +59,7 @@ def test_check_praises_a_good_file(typed):
 
 BAD = {
     "unknown_key.yaml": ("name: a\ncolour: red\n", "colour (line 2): unknown key"),
-    "empty.yaml": ("", "it is empty"),
+    "empty.yaml": ("", "is empty; must be lines"),
     "junk.yaml": ("\x00\x01\x02", "not valid YAML"),
     "bomb.yaml": ("a: &a [1]\nb: [*a, *a]\n", "aliases"),
 }

@@ -76,7 +76,7 @@ def test_a_byte_matrix_that_is_no_table_of_numbers_is_refused(typed, tmp_path):
 
 
 def test_validate_exits_1_beyond_the_limit(typed, table):
-    shown = typed("validate collectives --limit 10", table(1.0), code=1)
+    shown = typed("validate collectives --limit 10", table(12.0), code=1)
     assert "dgx_a100 one host all_gather" in shown.out
     assert "beyond the limit" in shown.err
 

@@ -71,8 +71,9 @@ def test_a_recording_is_answered_with_the_keys_of_a_workload_and_its_score(recor
     answer = ask("predict --job", recorded)
 
     assert answer.keys() >= KEYS
-    # Steps end 1000, 1100 and 1000 us after one another: the median is 1 ms.
-    assert answer["iteration_time_ms"] == pytest.approx(1.0, rel=0.01)
+    # Steps end 1000, 1100 and 1000 us after one another. Two launches a step cost the profiler 3 us.
+    assert answer["iteration_time_ms"] == pytest.approx(3.1 / 3, rel=0.001)
+    assert answer["unprofiled"]["iteration_time_ms"] == pytest.approx(3.1 / 3 - 0.003, rel=0.001)
     assert answer["self_replay"]["iteration_error_pct"] == pytest.approx(0, abs=1)
     assert answer["scenario"]["job"] == str(recorded)
     assert answer["memory_gib"] is answer["isolated_ms"] is None
@@ -81,18 +82,18 @@ def test_a_recording_is_answered_with_the_keys_of_a_workload_and_its_score(recor
     assert answer["interval_ms"] == [pytest.approx(1.0, rel=0.01), pytest.approx(1.09, rel=0.01)]
     assert any("spread of the 3 recorded periods" in line for line in answer["assumptions"])
     # Breakdown, path and waits add up.
-    whole = pytest.approx(answer["iteration_time_ms"], abs=1e-5)
+    whole = pytest.approx(answer["unprofiled"]["iteration_time_ms"], abs=1e-5)
     assert sum(answer["breakdown_ms"].values()) == whole
     assert sum(share["ms"] for share in answer["critical_path"]["by_kind"]) == whole
-    waiting = next(entry for entry in answer["ranks"] if entry["ranks"] == "0")
-    lost = sum(wait["ms"] for wait in answer["waits"] if wait["waiting_ranks"] == "0")
-    assert lost == pytest.approx(waiting["breakdown_ms"]["waiting_for_other_ranks"], abs=1e-5)
-    assert lost == pytest.approx(0.3, rel=0.1)
+    # Rank 1 began late once; repeated steps begin together, and nobody waits in them.
+    assert answer["waits"] == []
+    assert {one["breakdown_ms"]["waiting_for_other_ranks"] for one in answer["ranks"]} == {0.0}
 
 
-def test_a_recording_of_one_step_has_an_empty_interval_and_says_so(record, ask):
+def test_the_interval_of_a_recording_of_one_step_is_the_doubt_about_the_profiler(record, ask):
     answer = ask("predict --job", record(0))
-    assert answer["interval_ms"] is None
+    low, high = answer["interval_ms"]
+    assert low < answer["unprofiled"]["iteration_time_ms"] < high
     assert any("fewer than two periods" in line for line in answer["assumptions"])
 
 
@@ -162,8 +163,8 @@ def test_a_recording_moves_to_another_machine_as_its_what_if_does(recorded, ask)
 
     assert moved["iteration_time_ms"] == changed["iteration_time_ms"]
     assert moved["interval_ms"] == changed["interval_ms"]
-    # The step is host time, 1 ms of it, and a thread there does 3.8 x 1.57 / 3.6 times as much.
-    assert moved["iteration_time_ms"] == pytest.approx(3.6 / (3.8 * 1.57), rel=0.02)
+    # The step is host time, 1.03 ms of it, and a thread there does 3.8 x 1.57 / 3.6 times as much.
+    assert moved["iteration_time_ms"] == pytest.approx(1.03 * 3.6 / (3.8 * 1.57), rel=0.02)
     assert moved["interval_ms"][0] < moved["iteration_time_ms"] / 1.1
     assert moved["scenario"]["was"] == "dgx1_v100"
     assert any("could be priced again" in one for one in moved["assumptions"])
@@ -172,7 +173,7 @@ def test_a_recording_moves_to_another_machine_as_its_what_if_does(recorded, ask)
 def test_on_its_own_machine_a_recording_takes_what_it_took(recorded, ask):
     here = ask("predict --job", recorded)
     moved = ask("predict --topology dgx_a100 --was dgx_a100 --job", recorded)
-    assert moved["iteration_time_ms"] == here["iteration_time_ms"]
+    assert moved["iteration_time_ms"] == here["unprofiled"]["iteration_time_ms"]
 
 
 def test_a_thread_that_sleeps_does_not_wake_up_earlier_on_a_faster_host(record, ask):
@@ -255,6 +256,7 @@ def test_tables_of_a_recording_are_accepted_by_validate(tmp_path, typed, ask):
 
     # The GPU of the trace is called V100, which could be any of several.
     assert [row["reason"][:12] for row in products["unsupported"]] == ["gemm on V100"]
+    # 90 us for 4 MB at both ranks is a time that these links can take.
     assert [row["measured"] for row in collectives["rows"]] == [90.0]
     table = tables / "gemm.csv"
     table.write_text(table.read_text().replace("V100", "Tesla V100-SXM2-32GB"))

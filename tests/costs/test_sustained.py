@@ -66,8 +66,9 @@ def test_vector_arithmetic_and_memory_are_not_slowed(op):
 def test_experts_and_convolutions_are_slowed_as_other_products():
     grouped = GroupedGemm(8, 8192, 8192, 8192, DType.BF16)
     wide = Convolution(1 << 20, 4096, 9 * 4096, DType.BF16, read_bytes=1 << 30, write_bytes=1 << 30)
-    for op in (grouped, wide):
-        assert factor(op) == pytest.approx(factor(LARGE), rel=0.05)
+    assert factor(wide) == pytest.approx(factor(LARGE), rel=0.05)
+    # Grouped kernels of training take 1.2 of their bursts on top.
+    assert factor(grouped) == pytest.approx(1.2 * factor(LARGE), rel=0.05)
 
 
 def test_a_lower_bandwidth_does_not_make_a_product_faster():
