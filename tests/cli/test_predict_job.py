@@ -245,7 +245,7 @@ def test_tables_of_a_recording_are_accepted_by_validate(tmp_path, typed, ask):
         call("cudaLaunchKernel", 20, 5, 1),
         kernel(1, 30, 70, name="volta_sgemm_128x64"),
         call("cudaLaunchKernel", 70, 5, 2),
-        kernel(2, 110, 90, 20, name="ncclDevKernel_AllReduce_Sum_f32", **reduced),
+        kernel(2, 110, 190, 20, name="ncclDevKernel_AllReduce_Sum_f32", **reduced),
     ]
     import_spans(tmp_path / "traces", spans, spans)
     tables = tmp_path / "tables"
@@ -256,8 +256,8 @@ def test_tables_of_a_recording_are_accepted_by_validate(tmp_path, typed, ask):
 
     # The GPU of the trace is called V100, which could be any of several.
     assert [row["reason"][:12] for row in products["unsupported"]] == ["gemm on V100"]
-    # 90 us for 4 MB at both ranks is a time that these links can take.
-    assert [row["measured"] for row in collectives["rows"]] == [90.0]
+    # The link between these GPUs takes 4 MB in 160 us at least.
+    assert [row["measured"] for row in collectives["rows"]] == [190.0]
     table = tables / "gemm.csv"
     table.write_text(table.read_text().replace("V100", "Tesla V100-SXM2-32GB"))
     [row] = ask("validate gemm", table)["rows"]
