@@ -31,20 +31,22 @@ def test_an_imported_job_is_in_its_folder_with_a_score(imported):
 
 
 def test_a_recording_is_replayed_predicted_and_changed_alike(imported):
-    # From the first call to the end of the second kernel: 60 + 30 us.
-    assert api.replay(imported.folder).iteration_ns == 90_000
-    assert api.predict(api.JobScenario(str(imported.folder))).iteration_ns == 90_000
+    # From the first call to the end of the second kernel: 60 + 30 us, of which the profiler took
+    # 1.5 us in the launch that the first kernel waits for.
+    assert api.replay(imported.folder).iteration_ns == 88_500
+    assert api.predict(api.JobScenario(str(imported.folder))).iteration_ns == 88_500
     changed = api.whatif(imported.folder, ["scale:match=sgemm,factor=0.5"])
-    assert changed.before.iteration_ns == 90_000
-    # The first kernel ends at 35 us: the second follows at once.
-    assert changed.after.iteration_ns == 65_000
+    assert changed.before.iteration_ns == 88_500
+    # The first kernel takes 25 us less, and the second follows at once.
+    assert changed.after.iteration_ns == 63_500
     assert changed.score == imported.score
 
 
 @pytest.mark.parametrize(("batch", "is_noted"), [(76, False), (84, False), (104, True)])
 def test_what_is_far_too_large_is_noted_before_the_replay(batch, is_noted):
     # Activations and logits decide: 0.95, 1.04 and 1.28 times the memory.
-    changes = (f"batch={batch}", f"parallel.micro_batch={batch}", "model.layers=12")
+    changes = (f"batch={batch}", f"parallel.micro_batch={batch}", "model.layers=12",
+               "training.recompute=none")  # fmt: skip
     scenario = api.Scenario(
         "dgx_a100", "gpt2_124m", ranks_per_host=1, overrides=changes, stack="pytorch_fused",
         samples=0,

@@ -107,7 +107,7 @@ def test_interference_is_told_where_it_was_left_out_or_costs_something():
     longer = "GEMMs take 1.25 and memory-bound kernels 1.50 times as long, "
     for slowed, is_own, words in (
         ({}, True, f"{begin}."),
-        (SLOWED, True, f"{longer}as recorded on"),
+        (SLOWED, True, f"{longer}measured on"),
         (SLOWED, False, f"{longer}assumed as on hopper"),
     ):
         slowdowns = GenerationSlowdowns("hopper", slowed, is_own=is_own)
@@ -127,7 +127,7 @@ def test_what_came_from_elsewhere_is_named():
     for files, sentences in (((), ()), (("a", "b"), ("a, b override the shipped constants.",))):
         cluster = SimpleNamespace(
             device=SimpleNamespace(calibrations=files),
-            topology=SimpleNamespace(lost_constants="", assumed=()),
+            topology=SimpleNamespace(lost_constants="", assumed=(), faults=()),
         )
         assert said(of, cluster=cluster) == sentences
     [said_of_many] = said(of, extrapolation=SimpleNamespace(micro_batches=64))

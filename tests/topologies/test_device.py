@@ -26,8 +26,8 @@ def test_every_device_states_rates_that_agree(name):
     if DType.BF16 in peaks:
         assert peaks[DType.FP16] == peaks[DType.BF16]
     # FP32 lanes in a multiprocessor: 64 on Volta, GP100 and GA100, 128 on later and consumer chips
-    # (6.1 and 8.6). CDNA 3 has 64 lanes that issue twice: 128.
-    wide = ("ada", "hopper", "blackwell", "cdna3")
+    # (6.1 and 8.6). CDNA 3 and 4 have 64 lanes that issue twice: 128.
+    wide = ("ada", "hopper", "blackwell", "cdna3", "cdna4")
     is_wide = device.architecture in wide or device.compute_capability in ("6.1", "8.6")
     by_hand = device.sm_count * (128 if is_wide else 64) * 2 * device.clock_hz
     assert device.vector_flops == pytest.approx(by_hand, rel=0.05)
@@ -69,7 +69,7 @@ def test_devices_state_the_power_limit_of_their_board(name):
 
 
 def test_four_bits_are_multiplied_from_blackwell_on_and_eight_bit_floats_from_ada_and_hopper_on():
-    eight = {"ada", "hopper", "blackwell", "cdna3"}
+    eight = {"ada", "hopper", "blackwell", "cdna3", "cdna4"}
     for name in list_devices():
         device = load_device(name)
         assert device.supports(DType.FP8) == (device.architecture in eight)

@@ -135,7 +135,11 @@ FAULTS = [
     ("gpu: 2", "gpu: true", "vertices.gpu: must be a whole number or must be a mapping of keys"),
     ("gpu: 2", "gpu: 99999", "vertices.gpu: must be at most 1024, got 99999"),
     ("cpu: 1", "cpu: {reduces: true}", "vertices.cpu.reduces: only an nvswitch can reduce"),
-    ("device: a100_sxm_40gb", "device: a100", "device: device 'a100': must be a file or a known"),
+    (
+        "device: a100_sxm_40gb",
+        "device: a100",
+        "device: device 'a100': no such file, and nothing shipped",
+    ),
     ("device: a100_sxm_40gb", "", "device: must be given, but is missing"),
     ("source: made up", "source: ''", "source: must be text"),
     ("kind: flat", "kind: round", "fabric.kind: must be one of rail_optimised, flat"),
@@ -167,7 +171,7 @@ def test_gpus_out_of_reach_are_named_with_the_file(write):
 
 @pytest.mark.parametrize("name", ["nowhere", "no/such/file.yaml", "", "x" * 5000, "a\0b"])
 def test_a_name_that_means_nothing_is_refused(name):
-    assert "must be a file or a known name" in refusal(name)
+    assert "no such file, and nothing shipped has that name" in refusal(name)
 
 
 def test_a_directory_is_refused_and_a_near_name_suggested(tmp_path):
