@@ -71,7 +71,7 @@ def test_a_recording_is_answered_with_the_keys_of_a_workload_and_its_score(recor
     answer = ask("predict --job", recorded)
 
     assert answer.keys() >= KEYS
-    # Steps end 1000, 1100 and 1000 us after one another. Two launches a step cost the profiler 3 us.
+    # Steps end 1000, 1100 and 1000 us after one another. Their launches cost the profiler 3 us.
     assert answer["iteration_time_ms"] == pytest.approx(3.1 / 3, rel=0.001)
     assert answer["unprofiled"]["iteration_time_ms"] == pytest.approx(3.1 / 3 - 0.003, rel=0.001)
     assert answer["self_replay"]["iteration_error_pct"] == pytest.approx(0, abs=1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from embeddings.plan_document import list_refused
+from embeddings.plan_document import list_unrunnable
 from perfmodel import api
 from perfmodel.base.errors import ScenarioError
 from perfmodel.planning.plan_work import PlanWork, RankWork, compare_works
@@ -71,4 +71,4 @@ def test_plans_leave_memory_free_and_can_be_run(tmp_path):
     # Sharders keep to what the framework can run.
     only = api.rank(replace(asked, runnable_by="torchrec"))
     assert [one.plan.name for one in only.plans] == ["naive", "hugectr_auto"]
-    assert [list_refused(one.plan, "torchrec") for one in only.plans] == [[], []]
+    assert [list_unrunnable(one.plan) for one in only.plans] == [(), ()]

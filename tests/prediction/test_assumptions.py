@@ -127,7 +127,8 @@ def test_what_came_from_elsewhere_is_named():
     for files, sentences in (((), ()), (("a", "b"), ("a, b override the shipped constants.",))):
         cluster = SimpleNamespace(
             device=SimpleNamespace(calibrations=files),
-            topology=SimpleNamespace(lost_constants="", assumed=(), faults=()),
+            topology=SimpleNamespace(lost_constants="", assumed=()),
+            faults=(),
         )
         assert said(of, cluster=cluster) == sentences
     [said_of_many] = said(of, extrapolation=SimpleNamespace(micro_batches=64))
