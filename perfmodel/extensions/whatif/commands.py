@@ -28,7 +28,7 @@ NAME:key=value,key=value. Patterns are found anywhere in a label, `*` is anythin
 ADVISE_EPILOG = """\b
 Examples:
   perfmodel advise job/
-  perfmodel advise scenario.yaml --report advice.html
+  perfmodel advise question.yaml --report advice.html
 """
 
 

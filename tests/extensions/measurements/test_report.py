@@ -26,7 +26,10 @@ def test_assumptions_are_listed_by_how_many_rows_rest_on_them():
     rows = [
         Deviation(row=n, group="dgx", measured=10, predicted=11, low=9, high=12) for n in (1, 2)
     ]
-    said = {1: ("a rare one", "b common"), 2: ("b common",)}
-    text = to_text(report_scores(RunScoreboard("runs", tuple(rows), assumptions=said)))
+    said = {
+        1: RunAnswer(10, 9, 12, assumptions=("a rare one", "b common")),
+        2: RunAnswer(10, 9, 12, assumptions=("b common",)),
+    }
+    text = to_text(report_scores(RunScoreboard("runs", tuple(rows), answers=said)))
 
     assert text.index("2  b common") < text.index("1  a rare one")
