@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.extensions.measurements.report import report_scores
-from perfmodel.extensions.measurements.validation.runs import RunScoreboard
+from perfmodel.extensions.measurements.validation.runs import RunAnswer, RunScoreboard
 from perfmodel.extensions.measurements.validation.scoreboard import (
     Deviation,
     Scoreboard,

@@ -49,7 +49,8 @@ def test_a_known_configuration_recomputes_what_it_says():
 
 @pytest.mark.parametrize(
     ("release", "stack"),
-    [("24.01", "nemo"), ("25.07", "nemo_2024"), ("25.09", "nemo_2025"), ("26.04.01", "nemo_2025"), ("26.06", "nemo_2026"),
+    [("24.01", "nemo"), ("25.07", "nemo_2024"), ("25.09", "nemo_2025"), ("26.04.01", "nemo_2025"),
+     ("26.06", "nemo_2026"),
      ("26.08", "nemo_2026"), ("dev 2025-01", "nemo_2024")],
 )  # fmt: skip
 def test_releases_of_nemo_choose_the_stack(release, stack):
