@@ -66,10 +66,10 @@ def sizes() -> list[int]:
 
 
 def nccl_log(kind: str, passes: float) -> str:
-    """What nccl-tests prints on two hosts at 300 GB/s and 50 us."""
+    """What nccl-tests prints on two hosts at 200 GB/s and 50 us."""
     lines = []
     for size in sizes():
-        time_us = 50 + passes * size / 3e5
+        time_us = 50 + passes * size / 2e5
         rate = size / time_us / 1e3
         bus = passes * rate * 15 / 16
         lines.append(f"{size} {size // 2} half sum -1 {time_us:.2f} {rate:.2f} {bus:.2f} 0\n")
