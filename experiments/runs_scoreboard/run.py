@@ -107,7 +107,7 @@ def draw_runs(wishes: Wishes, pairs: Pairs) -> None:
     for number, (family, name) in enumerate(FAMILIES.items()):
         for is_inside, word in ((True, "inside"), (False, "outside")):
             mine = [
-                one for row, one in pairs if row.family is family and one.is_inside == is_inside
+                one for row, one in pairs if row.family == family and one.is_inside == is_inside
             ]
             axes.plot(
                 [one.measured for one in mine],
