@@ -144,4 +144,7 @@ class Family(ABC, Generic[Spec]):
 
     def with_tables(self, spec: Spec, tables: tuple[EmbeddingTable, ...], *, file: str) -> Spec:
         """*spec* with *tables* of *file* instead of its own."""
-        raise NotImplementedError(f"{self.title} with tables of {file}")
+        raise PlanError(
+            f"{file}: has {len(tables)} tables, but {spec.name} has none to replace. "
+            "Leave the file out, or use a dlrm workload."
+        )
