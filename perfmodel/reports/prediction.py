@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S, format_duration, format_size
 from perfmodel.prediction.answer import Part, PathShare, Prediction, RankWait, TimeParts
-from perfmodel.prediction.memory_timeline import memory_over_time
 from perfmodel.prediction.scenario import Mode, Scenario
 from perfmodel.reports.blocks import (
     Bar,
@@ -17,7 +16,6 @@ from perfmodel.reports.blocks import (
     Block,
     Headline,
     Look,
-    MemoryTimeline,
     Piece,
     Report,
     Section,
@@ -44,12 +42,6 @@ if TYPE_CHECKING:
 TERA = 1e12
 MOST_ROWS = 20
 MOST_COLUMNS = 12
-MOST_CURVES = 6
-MEMORY_NOTE = (
-    "Memory: activations and logits are allocated when the forward pass of their layer starts and "
-    "freed when its backward pass ends. All else is drawn at its peak throughout. A dashed line "
-    "is what the GPU has."
-)
 FEWER_DRAWN = "Drawn is an iteration with fewer micro-batches; the whole has more of the same."
 _DRAWN_WHOLE = 0.98
 """Share of the iteration that the timeline of a whole one covers, at least."""
@@ -280,38 +272,13 @@ def compare_parts(answers: Iterable[tuple[str, Prediction]]) -> Bars:
 
 
 def draw_timelines(answers: Iterable[tuple[str, Prediction]]) -> list[Block]:
-    """What happens when, and what is in memory then, in one or several *answers*."""
+    """What happens when in one or several *answers*."""
     blocks: list[Block] = []
     for name, found in answers:
-        blocks += [Timeline(found.evidence, name), *_memory_timeline(found)]
+        blocks.append(Timeline(found.evidence, name))
         if found.evidence.window.length_ns < _DRAWN_WHOLE * found.iteration_ns:
             blocks.append(Sentences([FEWER_DRAWN]))
     return blocks
-
-
-def _memory_timeline(prediction: Prediction) -> list[MemoryTimeline]:
-    """What comes and goes in memory, of the classes of ranks with the highest peaks."""
-    evidence, capacity_bytes = prediction.evidence, prediction.facts.device_memory_bytes
-    memory_of = {
-        rank: one.memory for one in prediction.explanation.rank_classes for rank in one.ranks
-    }
-    classes = [
-        (rank, memory_of[ranks[0]])
-        for rank, ranks in enumerate(evidence.class_ranks)
-        if ranks[0] in memory_of
-    ]
-    classes.sort(key=lambda one: (-one[1].total_bytes, one[0]))
-    found = {
-        f"rank {evidence.class_ranks[rank][0]}": curve
-        for rank, memory in sorted(classes[:MOST_CURVES], key=lambda one: one[0])
-        if (curve := memory_over_time(evidence, rank, memory)) is not None
-    }
-    if capacity_bytes is None or not found:
-        return []
-    note = MEMORY_NOTE
-    if len(classes) > MOST_CURVES:
-        note += f" Of {len(classes)} classes of ranks, the {MOST_CURVES} fullest are drawn."
-    return [MemoryTimeline(found, capacity_bytes, evidence.window.length_ns, note)]
 
 
 def _classes(prediction: Prediction) -> list[Block]:
