@@ -55,8 +55,8 @@ class Network:
             self._answer_rows(rows[start : start + CHUNK_ROWS])
             for start in range(0, len(rows), CHUNK_ROWS)
         ]
-        together = np.concatenate(parts or [np.empty(0, dtype=np.float32)])
-        return np.round(together.astype(np.float64), DECIMALS)
+        together: Matrix = np.concatenate([np.empty(0), *parts])
+        return together.round(DECIMALS)
 
     def _answer_rows(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         for place, (weight, bias) in enumerate(self.layers):
