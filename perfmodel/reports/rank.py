@@ -22,11 +22,9 @@ from perfmodel.reports.blocks import (
 )
 from perfmodel.reports.document import interval_ms
 from perfmodel.reports.rank_tables import (
-    host_loads,
     load_matrix,
     memory_front,
     parts_of_plans,
-    sent_matrix,
     table_matrix,
 )
 from perfmodel.reports.text import (
@@ -155,11 +153,8 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             Section("Times", more=lambda: [time_bars(times, best_ns)]),
             Section("Plans", [_table(ranking)]),
             Section("Time against memory", more=lambda: [memory_front(ranking)]),
-            Section(
-                f"Load per rank under {name}", more=lambda: [load_matrix(best), host_loads(best)]
-            ),
+            Section(f"Load per rank under {name}", more=lambda: [load_matrix(best)]),
             Section(f"Where {name} puts the tables", more=lambda: [table_matrix(best)]),
-            Section(f"Traffic between ranks under {name}", more=lambda: [sent_matrix(best)]),
             Section("Part by part", more=lambda: [parts_of_plans(ranking)]),
             Section(f"Why {name} is first", [Sentences(ranking.comparison)]),
             Section(f"What would make {name} faster", [Sentences(advice)]),
