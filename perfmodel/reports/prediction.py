@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S, format_duration, format_size
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from perfmodel.prediction.whole_run import TrainingRun
 
 TERA = 1e12
-MOST_ROWS = 20
-MOST_COLUMNS = 12
 FEWER_DRAWN = "Drawn is an iteration with fewer micro-batches; the whole has more of the same."
 _DRAWN_WHOLE = 0.98
 """Share of the iteration that the timeline of a whole one covers, at least."""
@@ -192,11 +189,7 @@ def iter_sections(
     yield Section("Where the time goes", [Bars([parts_bar(why.time)]), *_classes(prediction)])
     yield Section("Timeline", more=lambda: draw_timelines(named))
     yield Section("What decides it: the critical path", _path(prediction))
-    yield Section(
-        "Who waits for whom",
-        [_waits(prediction)],
-        more=lambda: [_wait_matrix(prediction)] if why.waits else [],
-    )
+    yield Section("Who waits for whom", [_waits(prediction)])
     yield Section("Memory", _memory(prediction))
     yield Section("The machine and its busiest links", more=lambda: build_links(prediction))
     pieces = [
@@ -349,31 +342,6 @@ def _waits(prediction: Prediction) -> Block:
         rows.append((name_ranks(ranks), f"rank {awaited}{because}", label, mean, most))
     headings = ("who", "for", "in", "each loses", "at most")
     return Table(headings, rows, numeric=(3, 4), finds=(2,), wraps=(0, 1, 2), most=4)
-
-
-def _wait_matrix(prediction: Prediction) -> Table:
-    """Who waits (rows) for whom (columns); those who lose and cost most come first."""
-    lost_ns: Counter[tuple[tuple[int, ...], int]] = Counter()
-    for wait in prediction.explanation.waits:
-        lost_ns[wait.waiting_ranks, wait.awaited_rank] += wait.duration_ns
-    waiting, awaited = _by_total(lost_ns, 0), _by_total(lost_ns, 1)
-    most_ns, scale = max(*lost_ns.values(), 1), build_scale(prediction.iteration_ns)
-    rows, shades = [], []
-    for who in waiting[:MOST_ROWS]:
-        times_ns = [lost_ns[who, whom] for whom in awaited[:MOST_COLUMNS]]
-        rows.append([name_ranks(who), *(scale(ns) if ns else "" for ns in times_ns)])
-        shades.append([ns / most_ns for ns in times_ns])
-    left_out = max(len(waiting) - MOST_ROWS, 0) + max(len(awaited) - MOST_COLUMNS, 0)
-    note = f"{left_out} more rows and columns are in the JSON." if left_out else ""
-    headings = ["who \\ for whom", *(f"rank {whom}" for whom in awaited[:MOST_COLUMNS])]
-    return Table(headings, rows, range(1, len(headings)), note=note, shades=shades)
-
-
-def _by_total(lost_ns: Mapping[tuple[tuple[int, ...], int], int], side: int) -> list[Any]:
-    totals: Counter[Any] = Counter()
-    for key, duration_ns in lost_ns.items():
-        totals[key[side]] += duration_ns
-    return sorted(totals, key=lambda name: (-totals[name], str(name)))
 
 
 def _memory(prediction: Prediction) -> list[Block]:
