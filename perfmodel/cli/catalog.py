@@ -188,10 +188,9 @@ def describe(
     *,
     file: Annotated[str, argument("FILE", "npz, npy, parquet, pt or pth.")],
     batch: Annotated[int, Option(metavar="N", min=1, help="Samples per batch.")] = 4096,
-    files: Annotated[Outputs, "json_file", "plot_file"],
+    files: Annotated[Outputs, "json_file"],
 ) -> None:
     """Show pooling and reuse of the indices in FILE, over the whole set and within batches."""
-    from perfmodel.reports.pictures import draw_statistics
     from perfmodel.reports.rank import report_statistics
 
     found = api.describe_indices(file, batch=batch)
@@ -204,8 +203,4 @@ def describe(
         "set_reuse_lookup_shares": found.set_reuse.of_lookups.tolist(),
         "batch_reuse_lookup_shares": found.batch_reuse.of_lookups.tolist(),
     }
-    files.write(
-        report_statistics(found),
-        lambda: document,
-        lambda path: write_file(path, draw_statistics(found)),
-    )
+    files.write(report_statistics(found), lambda: document)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import (
     NS_PER_MS,
     NS_PER_S,
+    NS_PER_US,
     format_bandwidth,
     format_duration,
     format_size,
@@ -41,8 +41,7 @@ from perfmodel.costs.gemm_physics import TINY_WORK
 from perfmodel.costs.models import price_ops
 from perfmodel.graph.ops import Attention, EmbeddingOp, Gemm, MemoryBound, Op, Pass
 from perfmodel.prediction.gate import check_machine, check_op
-from perfmodel.reports.blocks import Report, Table, plain_report
-from perfmodel.reports.pictures import draw_sizes
+from perfmodel.reports.blocks import Plot, Point, Report, Section, Table, plain_report
 from perfmodel.reports.text import format_range, pick
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Cluster, Device
@@ -332,10 +331,6 @@ class SizeSweep:
             **self.cautions.document(),
         }
 
-    def plot(self, path: Path) -> None:
-        """Draw time and bus bandwidth over sizes, also between those of the table."""
-        draw_sizes(self, *_price_sizes(self.group, self.kind, step=0.125), path)
-
 
 def answer_sizes(
     group: CollectiveGroup,
@@ -349,16 +344,16 @@ def answer_sizes(
         for row in measurements
         if (row.topology, row.hosts, row.ranks) == asked and row.kind is kind
     )
-    sizes, costs = _price_sizes(group, kind, step=1.0)
+    sizes, costs = _price_sizes(group, kind)
     cautions = check_machine(group.cluster.topology, costs)
     return SizeSweep(group, kind, tuple(map(int, sizes)), tuple(costs), alike, cautions)
 
 
 def _price_sizes(
-    group: CollectiveGroup, kind: CollectiveKind, *, step: float
+    group: CollectiveGroup, kind: CollectiveKind
 ) -> tuple[FloatArray, list[CollectiveCost]]:
-    """Sizes whose binary logarithms are *step* apart, and what each costs."""
-    sizes = np.exp2(np.arange(SMALLEST_POWER, LARGEST_POWER + step / 2, step))
+    """Powers of two, and what each costs."""
+    sizes = np.exp2(np.arange(SMALLEST_POWER, LARGEST_POWER + 1))
     wiring = wiring_of(group.ranks, group.cluster)
     if wiring.rank_count == 1:
         raise InputError("sweep: a group of one rank moves nothing. Ask for two ranks or more.")
@@ -398,4 +393,14 @@ def report_sizes(sweep: SizeSweep) -> Report:
     name = sweep.group.cluster.topology.name
     title = f"{sweep.kind.value} over {len(sweep.group.ranks)} ranks on {name}"
     table = Table(headings, rows, numeric=range(6))
-    return plain_report(title, table, columns=100).warned(sweep.cautions)
+    points = [
+        Point(
+            size,
+            cost.duration_ns / NS_PER_US,
+            f"{format_size(size)}: {format_duration(cost.duration_ns)}, {cost.algorithm_word}",
+        )
+        for size, cost in zip(sweep.sizes_bytes, sweep.costs, strict=True)
+    ]
+    curve = Plot(points, "bytes", "microseconds", are_log=True, are_joined=True)
+    section = Section("", [table], more=lambda: [curve])
+    return Report(title, sections=[section], columns=100).warned(sweep.cautions)

@@ -12,7 +12,6 @@ const durationWords = (ns) => {
   return (ns / 1e3).toPrecision(4) + " us";
 };
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
-const gutter = (canvas) => Math.min(170, canvas.clientWidth * 0.32);
 const clear = (canvas, pen, height) => {
   const width = canvas.clientWidth, ratio = devicePixelRatio || 1;
   canvas.width = width * ratio; canvas.height = height * ratio;
@@ -43,7 +42,7 @@ for (const box of document.querySelectorAll(".timeline")) {
     for (let i = 0; i < row.start.length; i++) if (row.label[i] >= PATH) steps.push([number, i]);
   });
   steps.sort((a, b) => rows[a[0]].start[a[1]] - rows[b[0]].start[b[1]]);
-  const left = () => gutter(canvas);
+  const left = () => Math.min(170, canvas.clientWidth * 0.32);
 
   const words = (units) => durationWords(units * data.unit_ns);
 

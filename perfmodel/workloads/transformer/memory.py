@@ -11,13 +11,12 @@ from __future__ import annotations
 from itertools import chain
 
 from perfmodel.base.dtypes import BITS_PER_BYTE
-from perfmodel.graph.job import RUNTIME_BYTES, KeptBytes, MemoryPart, RankMemory
+from perfmodel.graph.job import RUNTIME_BYTES, MemoryPart, RankMemory
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.optimizers import NO_OPTIMIZER, load_optimizers
 from perfmodel.stacks.schedules import DEFAULT_SCHEDULE
 from perfmodel.workloads.kernels import FP32_BYTES
 from perfmodel.workloads.transformer.experts import routed_rows
-from perfmodel.workloads.transformer.layers import LAYER
 from perfmodel.workloads.transformer.linears import LinearSteps
 from perfmodel.workloads.transformer.mixers.mixer import LATENT, Mixing
 from perfmodel.workloads.transformer.mixers.table import MIXERS
@@ -39,12 +38,11 @@ from perfmodel.workloads.transformer.words import (
     SavedOutput,
 )
 
-_KEPT = ("activations", "logits")
-"""Parts that a forward pass makes and its backward pass frees."""
 _SPLIT = "Try --set parallel.sharding=zero3, more tp or pp, or more hosts: `perfmodel search`."
 _SEARCH = "Use more hosts, or ask `perfmodel search` for layouts that fit."
 _ADVICE = dict.fromkeys(
-    _KEPT, "Try --set training.recompute=full, a smaller parallel.micro_batch or more tp."
+    ("activations", "logits"),
+    "Try --set training.recompute=full, a smaller parallel.micro_batch or more tp.",
 ) | dict.fromkeys(("weights", "gradients", "optimizer state"), _SPLIT)
 _GATHERED_LAYERS = 2
 _FRAGMENTED_RATIO = 0.1
@@ -62,29 +60,6 @@ def memory_of_stages(run: TransformerRun) -> tuple[RankMemory, ...]:
     """The peak of a rank of every stage."""
     sizes = _layer_sizes(run)
     return tuple(_stage_memory(run, stage, sizes) for stage in range(run.layout.pp))
-
-
-def kept_of_stages(run: TransformerRun) -> tuple[tuple[KeptBytes, ...], ...]:
-    """What a forward pass of each layer, and of the loss, keeps for its backward pass, by stage.
-
-    Empty for schedules that defer gradients of weights: their passes look alike.
-    """
-    if run.layout.order.splits_backward:
-        return ((),) * run.layout.pp
-    training, sizes, last = run.spec.training, _layer_sizes(run), run.layout.last_stage
-    found = []
-    for stage in range(run.layout.pp):
-        kept = [KeptBytes("head/logits", _logit_bytes(run))] if stage == last else []
-        runs = run.layout.layer_runs(run.spec.model.layers, stage=stage)
-        # Layers in host memory are copied in when they are needed: not counted.
-        for number in [*chain.from_iterable(runs)][training.offload_layers :]:
-            block = blocks_of(run.spec.model)[number]
-            way = training.recompute if training.recomputes(number) else Recompute.NONE
-            size = sizes[block, way]
-            more = sizes[block, Recompute.NONE] - size
-            kept.append(KeptBytes(f"{LAYER}{number}", size, more))
-        found.append(tuple(kept))
-    return tuple(found)
 
 
 _LayerSizes = dict[tuple[Block, Recompute], int]
@@ -141,10 +116,7 @@ def _stage_memory(run: TransformerRun, stage: int, sizes: _LayerSizes) -> RankMe
         "runtime and buffers": RUNTIME_BYTES,
     }
     return RankMemory(
-        tuple(
-            MemoryPart(name, size, name in _KEPT, _ADVICE.get(name, _SEARCH))
-            for name, size in parts.items()
-        )
+        tuple(MemoryPart(name, size, _ADVICE.get(name, _SEARCH)) for name, size in parts.items())
     )
 
 
