@@ -88,7 +88,8 @@ def _values(how: str, stated: Any, layers: int | None) -> list[str] | None:
     """What a key says of every layer; None if it is not what *how* takes."""
     if how == "each":
         return [str(one) for one in stated] if isinstance(stated, list | str) else None
-    if layers is None or not isinstance(stated, list if how == "listed" else int):
+    kind: Any = list if how == "listed" else int
+    if layers is None or not isinstance(stated, kind):
         return None
     picked = stated if how == "listed" else range(1, stated + 1)
     if how == "every":
