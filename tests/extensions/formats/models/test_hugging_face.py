@@ -12,6 +12,7 @@ from perfmodel.base.errors import WorkloadError
 from perfmodel.extensions.formats.models import read_foreign
 from perfmodel.extensions.formats.models.hugging_face import load_tables
 from perfmodel.workloads import load_workload
+from perfmodel.workloads.transformer.model import blocks_of
 from perfmodel.workloads.transformer.shapes import count_parameters
 
 PUBLISHED_WITHIN = 1e-3
@@ -95,7 +96,10 @@ def test_every_field_is_read_defaulted_ignored_or_unknown(tmp_path):
 def test_windows_are_in_the_layers_that_the_file_says(tmp_path):
     _, fields = PUBLISHED["gemma3_text"]
     model = load_workload(write(tmp_path, {"model_type": "gemma3_text", **fields})).model
-    assert [model.has_window(layer) for layer in range(7)] == [True] * 5 + [False, True]
+    assert [block.window is not None for block in blocks_of(model)[:7]] == [True] * 5 + [
+        False,
+        True,
+    ]
 
 
 def test_the_head_of_a_model_of_several_parts_belongs_to_the_whole(tmp_path):
