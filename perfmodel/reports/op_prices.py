@@ -289,8 +289,9 @@ def report_collective(answer: CollectiveAnswer) -> Report:
         together.append((_name(one), *times, f"{ratio:.2f}x"))
     table = Table(("at the same time", "together", "alone", ""), together, numeric=(1, 2, 3))
     machine = answer.group.cluster.topology
-    blocks = [Table((), rows), *([table] if len(together) > 1 else []), Sentences(machine.assumed)]
-    return plain_report(f"{_name(call)} on {machine.name}", *blocks).warned(answer.cautions)
+    beside = [table] if len(together) > 1 else []
+    title, said = f"{_name(call)} on {machine.name}", Sentences(machine.assumed)
+    return plain_report(title, Table((), rows), *beside, said).warned(answer.cautions)
 
 
 def _name(call: CollectiveCall) -> str:
