@@ -204,7 +204,5 @@ def describe(
         "samples": found.sample_count,
         "batch": found.batch_size,
         "tables": [asdict(table) for table in found.tables],
-        "set_reuse_lookup_shares": found.set_reuse.of_lookups.tolist(),
-        "batch_reuse_lookup_shares": found.batch_reuse.of_lookups.tolist(),
     }
     files.write(report_statistics(found), lambda: document)
