@@ -169,6 +169,8 @@ def check(
 
     Example: perfmodel topology check my_cluster.yaml
     """
+    from perfmodel.prediction.gate import check_machine
+
     machine = api.load_topology(file)
     print(
         f"{file}: valid. {machine.name} has {machine.gpus_per_host} GPUs "
@@ -176,6 +178,8 @@ def check(
         f"{len(machine.links)} one-way links, "
         f"{'a fabric' if machine.fabric else 'no fabric'}."
     )
+    for said in (*machine.assumed, *map(str, check_machine(machine).warnings)):
+        print(f"  {said}")
 
 
 @embeddings.callback()

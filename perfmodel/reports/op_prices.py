@@ -39,7 +39,7 @@ from perfmodel.costs.gemm_physics import TINY_WORK
 from perfmodel.costs.models import price_ops
 from perfmodel.graph.ops import Attention, EmbeddingOp, Gemm, MemoryBound, Op, Pass
 from perfmodel.prediction.gate import check_machine, check_op
-from perfmodel.reports.blocks import Plot, Point, Report, Section, Table, plain_report
+from perfmodel.reports.blocks import Plot, Point, Report, Section, Sentences, Table, plain_report
 from perfmodel.reports.text import format_range, pick
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Cluster, Device
@@ -286,9 +286,10 @@ def report_collective(answer: CollectiveAnswer) -> Report:
         times = format_duration(shared.duration_ns), format_duration(alone.duration_ns)
         together.append((_name(one), *times, f"{ratio:.2f}x"))
     table = Table(("at the same time", "together", "alone", ""), together, numeric=(1, 2, 3))
-    title = f"{_name(call)} on {answer.group.cluster.topology.name}"
-    blocks = [Table((), rows), *([table] if len(together) > 1 else [])]
-    return plain_report(title, *blocks).warned(answer.cautions)
+    machine = answer.group.cluster.topology
+    beside = [table] if len(together) > 1 else []
+    title, said = f"{_name(call)} on {machine.name}", Sentences(machine.assumed)
+    return plain_report(title, Table((), rows), *beside, said).warned(answer.cautions)
 
 
 def _name(call: CollectiveCall) -> str:
