@@ -86,10 +86,6 @@ class CollectiveQuestion:
         ),
     ] = None
     sweep: Annotated[bool, Option(help="All sizes from 512 B to 1 GiB instead of one.")] = False
-    measured: Annotated[
-        tuple[str, ...],
-        Option(metavar="TABLE", help="Measured points to show in the sweep; repeatable."),
-    ] = ()
     algorithm: Annotated[
         str | None,
         Option(name="--collective-algorithm", metavar="NAME", help="Force ring, tree, nvls ..."),
@@ -126,11 +122,9 @@ def collective(
 
     kind, group = parse_kind(question.kind).value, question.group
     if question.sweep:
-        found = api.sweep_collective(kind, measured=question.measured, **group)
+        found = api.sweep_collective(kind, **group)
         files.write(report_sizes(found), found.to_dict)
         return
-    if question.measured:
-        raise InputError("collective: --measured needs --sweep. Add --sweep.")
     if question.size is None and kind != "barrier" and question.byte_matrix is None:
         raise InputError(f"{kind}: needs --size, such as 64MiB, or --sweep.")
     answer = api.ask_collective(

@@ -191,7 +191,7 @@ def iter_sections(
     yield Section("What decides it: the critical path", _path(prediction))
     yield Section("Who waits for whom", [_waits(prediction)])
     yield Section("Memory", _memory(prediction))
-    yield Section("The machine and its busiest links", more=lambda: build_links(prediction))
+    yield Section("The busiest links", more=lambda: build_links(prediction))
     pieces = [
         Piece(kind.word, PROVENANCE_LOOKS[kind], "", ratio)
         for kind, ratio in why.provenance_ratio.items()

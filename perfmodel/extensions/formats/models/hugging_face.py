@@ -93,7 +93,8 @@ def _extended(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
 def find_table(content: Mapping[str, Any], document: str) -> tuple[str, ArchitectureTable]:
     """The `model_type` that *content* states and its table; an unknown one is refused."""
     tables, name = load_tables(), content.get("model_type")
-    stated = content.get("architectures") or ()
+    stated = content.get("architectures")
+    stated = () if stated is None else stated
     if not isinstance(stated, list | tuple) or not all(isinstance(one, str) for one in stated):
         raise WorkloadError(
             f"{document}: architectures must be a list of names, got {quote(stated)}."
