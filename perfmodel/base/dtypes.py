@@ -2,7 +2,7 @@
 
 TF32 is a way to multiply, not to store: its values take four bytes. The 8-bit formats differ in
 their scales: FP8 has one a tensor, FP8_BLOCK one a block of 128 values, MXFP8 one of a byte for 32
-values. Two values of NVFP4 share a byte, with a scale of a byte for 16.
+values. Two values of NVFP4 and MXFP4 share a byte, with a scale of a byte for 16 and 32.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class DType(Enum):
     FP8_BLOCK = "fp8_block"
     MXFP8 = "mxfp8"
     NVFP4 = "nvfp4"
+    MXFP4 = "mxfp4"
     INT64 = "int64"
     INT32 = "int32"
     INT8 = "int8"
@@ -71,6 +72,7 @@ _SIZE_BITS = {
     DType.FP8_BLOCK: 8,
     DType.MXFP8: 8,
     DType.NVFP4: 4,
+    DType.MXFP4: 4,
     DType.INT64: 64,
     DType.INT32: 32,
     DType.INT8: 8,
@@ -84,6 +86,7 @@ _SCALE_BITS = {
     DType.FP8_BLOCK: 32 / 128,
     DType.MXFP8: 8 / 32,
     DType.NVFP4: 8 / 16,
+    DType.MXFP4: 8 / 32,
 }
 """Bits of scales that one value carries; binary fractions, so counting is exact."""
 

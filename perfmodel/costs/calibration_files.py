@@ -37,6 +37,7 @@ from topologies.device import ChipClass, find_twin
 T = TypeVar("T")
 GENERATIONS = {
     "pascal": 1, "volta": 2, "ampere": 3, "ada": 4, "hopper": 4, "cdna3": 4, "blackwell": 5,
+    "cdna4": 5,
 }  # fmt: skip
 """Order of architectures: constants are borrowed from the nearest generation."""
 FAMILY_SIGMA = 0.04

@@ -59,11 +59,11 @@ VECTOR = "vector"
 _TENSOR_DTYPES = frozenset({DType.BF16, DType.FP16, DType.TF32, DType.INT8})
 _FITTED_DTYPES = frozenset({DType.BF16, DType.FP16, DType.FP32})
 _NEEDED = {
-    DType.FP8: DType.FP8, DType.FP8_BLOCK: DType.FP8, DType.NVFP4: DType.NVFP4,
-    DType.MXFP8: DType.NVFP4,
+    DType.FP8: (DType.FP8,), DType.FP8_BLOCK: (DType.FP8,), DType.NVFP4: (DType.NVFP4,),
+    DType.MXFP4: (DType.MXFP4, DType.NVFP4), DType.MXFP8: (DType.NVFP4, DType.MXFP4),
 }  # fmt: skip
-"""The rate that a chip must state to multiply a quantised format. Tensor cores got scales of 32
-values together with those of 16, so a chip that states nvfp4 multiplies mxfp8 too."""
+"""The rates of which a chip must state one to multiply a quantised format. Tensor cores got scales
+of 32 values together with four bits, so a chip that states either rate multiplies both formats."""
 _QUANTISED = frozenset(dtype.value for dtype in _NEEDED)
 SINGLE_LOAD_CLOCKS = 40
 """Clocks per element of k of a tile of 128 x 128 whose 256 elements are loaded one at a time: 8
@@ -153,7 +153,7 @@ class GemmModel(CalibratedModel):
                 "Make them with `perfmodel calibrate gemm`."
             )
         match, sigma = min(found, key=lambda pair: pair[0].borrowed_sigma + pair[1])
-        is_assumed = sigma == 0.0 and not device.supports(_NEEDED.get(dtype, dtype))
+        is_assumed = sigma == 0.0 and not any(map(device.supports, _NEEDED.get(dtype, (dtype,))))
         return gemm_calibration(match, device, stand_in_sigma=sigma, is_assumed=is_assumed)
 
 
@@ -176,7 +176,7 @@ def stand_ins(dtype: DType) -> tuple[tuple[str, float], ...]:
 def check_multiplies(device: Device, dtype: DType) -> None:
     """Refuse a quantised *dtype* that *device* has no arithmetic for."""
     needed = _NEEDED.get(dtype)
-    if needed is not None and not device.supports(needed):
+    if needed is not None and not any(map(device.supports, needed)):
         known = ", ".join(one.value for one in device.peak_flops)
         raise TopologyError(
             f"device {device.name}: cannot multiply {dtype.value}; it states rates for {known}. "

@@ -47,6 +47,7 @@ TILE_START_K = 128.0
 _WIDER = {
     DType.FP8_BLOCK: (DType.FP8,),
     DType.MXFP8: (DType.FP8,),
+    DType.MXFP4: (DType.NVFP4,),
     DType.INT8: (DType.BF16, DType.FP16),
     DType.BF16: (DType.FP32,),
     DType.TF32: (DType.FP32,),

@@ -128,7 +128,9 @@ def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> Price
             hosts=cluster.host_count,
             samples=job.facts.samples / job.rank_count,
             has_experts=any(isinstance(op, GroupedGemm) for op in job.ops),
-            has_four_bits=any(getattr(op, "dtype", None) is DType.NVFP4 for op in job.ops),
+            has_four_bits=any(
+                getattr(op, "dtype", None) in (DType.NVFP4, DType.MXFP4) for op in job.ops
+            ),
             is_emulated=job.facts.is_emulated,
         ),
     )

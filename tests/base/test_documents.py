@@ -103,7 +103,7 @@ def test_a_number_format_below_a_byte_has_no_size():
     assert parse_dtype("nvfp4") is DType.NVFP4
     with pytest.raises(InputError, match="nvfp4: its values take less than a byte"):
         _ = DType.NVFP4.size_bytes
-    assert all(dtype.size_bytes > 0 for dtype in DType if dtype is not DType.NVFP4)
+    assert all(dtype.size_bytes > 0 for dtype in DType if dtype.size_bits >= 8)
 
 
 def test_many_values_take_their_bits_and_those_of_their_scales():
@@ -113,11 +113,12 @@ def test_many_values_take_their_bits_and_those_of_their_scales():
     assert DType.FP8_BLOCK.bytes_of(1024) == 1024 + 8 * 4
     assert DType.MXFP8.bytes_of(1024) == 1024 + 32
     assert DType.NVFP4.bytes_of(1024) == 512 + 64
+    assert DType.MXFP4.bytes_of(1024) == 512 + 32
     assert DType.NVFP4.bytes_of(1) == 1
 
 
 def test_formats_with_scales_are_quantised():
-    quantised = {"fp8", "fp8_block", "mxfp8", "nvfp4"}
+    quantised = {"fp8", "fp8_block", "mxfp8", "nvfp4", "mxfp4"}
     assert {dtype.value for dtype in DType if dtype.is_quantised} == quantised
 
 

@@ -221,13 +221,16 @@ def layer_of(candidate: Candidate) -> Layer:
         "sequence_parallel": layout.is_sequence_parallel,
     }  # fmt: skip
     training = {"optimizer": "none", "clip_gradients": False}
+    block = commonest_block(spec.model)
+    if not block.has_experts:
+        parallel |= {"ep": 1, "etp": 1}
     split = spec.model_copy(update={"parallel": spec.parallel.model_copy(update=parallel)})
     copies = fewest_ranks(split) // layout.ranks_of(*_OF_LAYER)
     return Layer(
         split.model_copy(
             update={
                 "batch": layout.micro_batch * copies,
-                "model": one_layer_of(commonest_block(spec.model)),
+                "model": one_layer_of(block),
                 "training": spec.training.model_copy(update=training),
             }
         )

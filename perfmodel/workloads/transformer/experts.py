@@ -35,7 +35,7 @@ _MULTIPROCESSORS = {TokenLibrary.DEEPEP: 20, TokenLibrary.HYBRIDEP: 16}
 """That frameworks give to the exchange by default."""
 
 
-_BLOCK_SCALED, _BLOCK = (DType.MXFP8, DType.NVFP4), 32
+_BLOCK_SCALED, _BLOCK = (DType.MXFP8, DType.NVFP4, DType.MXFP4), 32
 """Formats with a scale of one byte for so many numbers (nvfp4: for half as many)."""
 
 

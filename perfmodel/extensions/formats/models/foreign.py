@@ -1,14 +1,15 @@
 """Foreign files: which program wrote a file, and what it says as a workload or as a layout.
 
 A file is recognised by its content, not by its ending. Of a command line or a shell script the
-`--key value` pairs are read: variables that the script sets to plain values, and lists of
-arguments, are resolved; what stays unresolved keeps its dollar sign, and is refused where it is
-needed.
+`--key value` pairs are read: variables that the script sets to plain values, sums and products,
+lists of arguments, and scripts that it sources from its own folder are resolved; what stays
+unresolved keeps its dollar sign, and is refused where it is needed.
 """
 
 from __future__ import annotations
 
-import math
+import ast
+import operator
 import re
 import tomllib
 from collections.abc import Collection
@@ -36,7 +37,20 @@ _ASSIGNMENT = re.compile(
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|(\w+))")
 _ARGUMENTS = re.compile(r"--(?:num-layers|tensor-model-parallel-size|micro-batch-size)\b(?!:)")
 _PROGRAM = re.compile(r"\b(?:pre)?train_\w+\.py$")
-_PRODUCT = re.compile(r"\$\(\((\s*\d+(?:\s*\*\s*\d+)*\s*)\)\)")
+_ARITHMETIC = re.compile(r"\$\(\(((?:[^()\n]|\([^()\n]*\))*)\)\)")
+_OPERATORS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+}  # fmt: skip
+_SOURCED = re.compile(
+    r"^[ \t]*(?:source|\.)[ \t]+\"?(?:\$\{?\w+\}?/)?([\w./-]+\.sh)\"?", re.MULTILINE
+)
+_FILLED = re.compile(
+    r"i *< *(\w+); *i\+\+.*?i *< *(\w+) *\)\).*?\+=\((\d)\).*?else.*?\+=\((\d)\)"
+    r".*?printf -v (\w+)",
+    re.DOTALL,
+)
+"""A loop that fills a list with one number for the first layers and another for the rest."""
 _MOST_ROUNDS = 8
 
 
@@ -140,7 +154,7 @@ def _open(path: Path) -> _Opened | None:
     elif _TOML.search(text):
         content = _parse_toml(text, path)
     elif _ARGUMENTS.search(text):
-        return _Opened("megatron", _parse_arguments(text), name_of(path, {}))
+        return _Opened("megatron", _parse_arguments(_with_sources(text, path)), name_of(path, {}))
     elif _NATIVE.search(text):
         return None
     else:
@@ -191,6 +205,18 @@ def name_of(path: Path, content: dict[str, Any]) -> str:
     return name.removesuffix("_config") or "model"
 
 
+def _with_sources(text: str, path: Path) -> str:
+    """*text* with the scripts in place that it sources from its own folder or below."""
+
+    def read(match: re.Match[str]) -> str:
+        script = (path.parent / match[1]).resolve()
+        if not script.is_relative_to(path.parent.resolve()) or not script.is_file():
+            return match[0]
+        return read_text(script, WorkloadError, MAX_DOCUMENT_BYTES)
+
+    return _SOURCED.sub(read, text)
+
+
 def _parse_arguments(text: str) -> dict[str, Any]:
     """The arguments in *text* by their names, with underscores; a flag is true.
 
@@ -203,6 +229,8 @@ def _parse_arguments(text: str) -> dict[str, Any]:
         name: re.sub(rf"^\$\{{{name}:?-(.*)\}}$", r"\1", (value or "").strip("\"'"))
         for name, value in _ASSIGNMENT.findall(text)
     }
+    for layers, count, first, rest, name in _FILLED.findall(text):
+        variables[name] = f"[{first}]*${{{count}}}+[{rest}]*$(({layers}-{count}))"
     found: dict[str, Any] = {}
     repeated: dict[str, bool] = {}
     for line in text.splitlines():
@@ -228,13 +256,27 @@ def _resolve(line: str, variables: dict[str, str]) -> str:
         name = match[1] or match[3]
         return variables.get(name, match[2] if match[2] is not None else match[0])
 
+    def calculate(match: re.Match[str]) -> str:
+        words = re.sub(r"\$?\b([A-Za-z_]\w*)", lambda one: variables.get(one[1], one[0]), match[1])
+        words = _VARIABLE.sub(replace, words)
+        try:
+            return str(_number(ast.parse(words.strip(), mode="eval").body))
+        except (SyntaxError, ValueError, KeyError, ZeroDivisionError):
+            return match[0]
+
     for _ in range(_MOST_ROUNDS):
-        following = _PRODUCT.sub(lambda match: str(math.prod(map(int, match[1].split("*")))), line)
-        following = _VARIABLE.sub(replace, following)
+        following = _VARIABLE.sub(replace, _ARITHMETIC.sub(calculate, line))
         if following == line:
             break
         line = following
     return line
+
+
+def _number(node: ast.expr) -> int:
+    """What a sum or product of whole numbers is."""
+    if isinstance(node, ast.BinOp):
+        return int(_OPERATORS[type(node.op)](_number(node.left), _number(node.right)))
+    return int(ast.literal_eval(node))
 
 
 def _value(word: str) -> Any:

@@ -32,7 +32,7 @@ def layer_words(
         if word is None and layers is not None:
             key = next(rule[one] for one in _HOWS if one in rule)
             reader.faults.add(key, "must be given, but is missing")
-        return None if word is None or layers is None else [word] * layers
+        return None if word is None or layers is None else _filled(reader, [word] * layers)
     key = rule[how]
     reader.uses.append(FieldUse(key.partition(".")[0], Use.READ, "model.pattern"))
     values = _values(how, _find(reader, key), layers)

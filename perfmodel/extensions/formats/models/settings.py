@@ -28,6 +28,7 @@ from perfmodel.extensions.formats.models.fields import (
     default_sentence,
     unknown_keys,
 )
+from perfmodel.extensions.formats.models.layer_kinds import layer_words, pattern_of
 from perfmodel.workloads.catalog import SPEC_FOLDER
 
 TABLE = Path(__file__).with_name("settings.yaml")
@@ -62,6 +63,8 @@ class SettingsTable(Form):
     refused: tuple[Mapping[str, Any], ...] = ()
     ignored: tuple[str, ...] = ()
     tokenizers: Mapping[str, int] = field(default_factory=dict)
+    mixers: tuple[Mapping[str, Any], ...] = ()
+    implied: tuple[Mapping[str, Any], ...] = ()
     left_out_if: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     flavors: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
@@ -191,6 +194,7 @@ def read_settings(
     flat = flatten(content, table.merged, repeated)
     _refuse_others(table, flat, document, is_layout=is_layout)
     assumed = [] if is_layout else list(_add_vocabulary(table, flat))
+    assumed += _imply(table, flat)
     assumed += [said[flat[key]] for key, said in table.left_out_if.items() if flat.get(key) in said]
     unstated = [key for key, value in flat.items() if value in table.unstated]
     stated = {key: value for key, value in flat.items() if key not in unstated}
@@ -202,7 +206,7 @@ def read_settings(
         if not is_layout:
             base = _find_flavor(table, reader.fields)
     elif program != "deepspeed":
-        _finish_megatron(values, reader.fields)
+        _finish_megatron(values, reader.fields, table)
     _finish_batch(values, reader.fields, table)
     _check_spelling(table, reader.fields)
     uses = reader.fields.finish([key for key in stated if _matches(table.ignored, key)])
@@ -229,6 +233,18 @@ def read_settings(
     return workload, uses
 
 
+def _imply(table: SettingsTable, flat: dict[str, Any]) -> list[str]:
+    """Put into *flat* what other keys imply, where it is not stated; what is assumed by it."""
+    found = []
+    for entry in table.implied:
+        stated = flat.get(entry["key"])
+        if stated is not None and re.search(entry.get("like", ""), str(stated)):
+            added = {key: value for key, value in entry["sets"].items() if key not in flat}
+            flat |= added
+            found += [entry["says"]] if added else []
+    return found
+
+
 def _matches(patterns: Sequence[str], key: str) -> bool:
     return any(re.search(pattern, key) for pattern in patterns)
 
@@ -253,6 +269,8 @@ def _refuse_others(
     """Raise where *flat* has a key that says what no workload, or no layout, can say."""
     for entry in table.refused:
         if is_layout and entry["part"] == "model":
+            continue
+        if flat.get(entry.get("but", "")):
             continue
         meant, allowed = entry.get("values"), entry.get("unless")
         key = next(
@@ -295,6 +313,14 @@ def _names(word: str, known: str) -> bool:
 
 def _finish_batch(values: dict[str, Any], fields: FieldReader, table: SettingsTable) -> None:
     """Keep the batch of a data-parallel rank only where the file states none of the whole job."""
+    packed = fields.content.get("max_tokens_per_gpu")
+    if packed and packed == values.get("sequence_length"):
+        values["sequence_length"] = packed * values.get("parallel.cp", 1)
+    if "batch" not in values and (rollouts := values.get("batch:prompts")):
+        samples = rollouts * values.get("batch:samples", 1)
+        values["batch"] = samples // values.get("batch:steps", 1)
+    for part in ("prompts", "samples", "steps"):
+        values.pop(f"batch:{part}", None)
     of_replica, times = values.pop("replica_batch", None), values.pop("replica_batch:times", 1)
     if "batch" in values or "batch" in fields.given or of_replica is None:
         return
@@ -303,7 +329,7 @@ def _finish_batch(values: dict[str, Any], fields: FieldReader, table: SettingsTa
     fields.uses.append(FieldUse(key, Use.DEFAULTED, "batch", f"{of_replica * times} per replica"))
 
 
-def _finish_megatron(values: dict[str, Any], fields: FieldReader) -> None:
+def _finish_megatron(values: dict[str, Any], fields: FieldReader, table: SettingsTable) -> None:
     """What several of Megatron's arguments decide together."""
     if str(fields.content.get("optim.name", "")).startswith(("distributed", "mcore_dist")):
         values["parallel.sharding"] = "zero1"
@@ -322,12 +348,12 @@ def _finish_megatron(values: dict[str, Any], fields: FieldReader) -> None:
     if values.get("parallel.tp", 1) == 1:
         values["parallel.sequence_parallel"] = False
     if any(key.startswith("model.") for key in values):
-        _finish_model(values, fields)
+        _finish_model(values, fields, table)
     for key in ("group_query", "latent", "gate_word"):
         values.pop(key, None)
 
 
-def _finish_model(values: dict[str, Any], fields: FieldReader) -> None:
+def _finish_model(values: dict[str, Any], fields: FieldReader, table: SettingsTable) -> None:
     if "gate_word" in values:
         values["model.gated_ffn"] = any(gate in str(values["gate_word"]) for gate in _GATES)
     hidden, is_gated = values.get("model.hidden"), values.get("model.gated_ffn")
@@ -340,24 +366,32 @@ def _finish_model(values: dict[str, Any], fields: FieldReader) -> None:
     elif is_arguments:
         values.pop("model.kv_heads", None)
     values["model.dropout"] = bool(values.get("model.dropout"))
+    _finish_latents(values)
+    if "model.window" in values:
+        values["model.window"] = _first_number(values["model.window"])
+    layers = values.get("model.layers")
+    networks = ["dense"] * (layers if isinstance(layers, int) else 0)
+    if values.get("model.experts", 1) == 1:
+        for key in ("experts", "top_k", "moe_ffn", "shared_experts:width", "dense_layers:pattern"):
+            values.pop(f"model.{key}", None)
+    else:
+        networks = _finish_experts(values, fields, len(networks))
+    if networks:
+        _finish_layers(values, networks, fields, table)
+
+
+def _finish_latents(values: dict[str, Any]) -> None:
     if not values.get("latent"):
-        for key in ("kv_lora_rank", "q_lora_rank", "rope_dim"):
+        for key in ("kv_lora_rank", "q_lora_rank", "rope_dim", "value_dim"):
             values.pop(f"model.{key}", None)
     else:
         values["model.head_dim"] = values.get("model.head_dim:latent", 128)
         values.setdefault("model.kv_lora_rank", 512)
         values.setdefault("model.rope_dim", 64)
     values.pop("model.head_dim:latent", None)
-    if "model.window" in values:
-        values["model.window"] = _first_number(values["model.window"])
-    if values.get("model.experts", 1) == 1:
-        for key in ("experts", "top_k", "moe_ffn", "shared_experts:width", "dense_layers:pattern"):
-            values.pop(f"model.{key}", None)
-        return
-    _finish_experts(values, fields)
 
 
-def _finish_experts(values: dict[str, Any], fields: FieldReader) -> None:
+def _finish_experts(values: dict[str, Any], fields: FieldReader, layers: int) -> list[str]:
     width = values.get("model.moe_ffn") or values.get("model.ffn")
     shared = values.pop("model.shared_experts:width", None)
     if shared and width:
@@ -367,16 +401,46 @@ def _finish_experts(values: dict[str, Any], fields: FieldReader) -> None:
                 f"must be a multiple of the width of an expert {width}, got {shared}",
             )
         values["model.shared_experts"] = shared // width
-    pattern = values.pop("model.dense_layers:pattern")
-    if pattern != 1:
-        parts = re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?", str(pattern).replace(" ", ""))
-        if parts is None:
-            fields.faults.add(
-                "moe_layer_freq",
-                f"must be 1 or like ([0]*3+[1]*58): dense layers first, got {quote(pattern)}",
-            )
-        else:
-            values["model.dense_layers"] = int(parts[1])
+    return _expert_layers(values.pop("model.dense_layers:pattern", 1), layers, fields)
+
+
+def _expert_layers(stated: Any, layers: int, fields: FieldReader) -> list[str]:
+    """The network of each of so many *layers*, where *stated* says which have experts.
+
+    It is a number, one layer in so many, or a list such as `[0]*3+[1]*58`.
+    """
+    terms = re.sub(r"[\s()]", "", str(stated))
+    if isinstance(stated, int):
+        is_expert = ["1" if stated and layer % stated == 0 else "0" for layer in range(layers)]
+    elif re.fullmatch(r"(\[[01](,[01])*\](\*\d+)?\+?)+", terms):
+        parts = re.findall(r"\[([01,]+)\](?:\*(\d+))?", terms)
+        is_expert = [one for ones, times in parts for one in ones.split(",") * int(times or 1)]
+    else:
+        fields.faults.add(
+            "moe_layer_freq", f"must be a number or like ([0]*3+[1]*58), got {quote(stated)}"
+        )
+        return []
+    return ["experts" if one == "1" else "dense" for one in is_expert[:layers]]
+
+
+def _finish_layers(
+    values: dict[str, Any], networks: list[str], fields: FieldReader, table: SettingsTable
+) -> None:
+    """What layers are where they differ: dense ones first, or a pattern."""
+    latent, window = values.get("model.kv_lora_rank"), values.get("model.window")
+    usual = "latent" if latent else "windowed" if window else "full"
+    rule = next((one for one in table.mixers if fields.content.get(one["when"])), None)
+    mixers = [usual] * len(networks)
+    if rule is not None:
+        mixers = layer_words(fields, rule, len(networks), {}) or mixers
+    dense = networks.index("experts") if "experts" in networks else len(networks)
+    if rule is not None and values.get("parallel.cp", 1) > 1:
+        # States pass over whole sequences of some heads.
+        values["parallel.cp_kind"] = "all_to_all"
+    if mixers != [usual] * len(networks) or "dense" in networks[dense:]:
+        values["model.pattern"] = pattern_of(mixers, networks)
+    elif 0 < dense < len(networks):
+        values["model.dense_layers"] = dense
 
 
 def _first_number(value: Any) -> int | None:

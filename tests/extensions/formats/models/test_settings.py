@@ -355,7 +355,7 @@ def test_an_unknown_argument_is_said_and_a_path_is_not(tmp_path):
     ("words", "told"),
     [
         ("--spec megatron.core.models.mamba.mamba_layer_specs", "spec says that it builds"),
-        ("--experimental-attention-variant gated_delta_net", "linear attention"),
+        ("--experimental-attention-variant gated_delta_net", "linear_num_value_heads: must be"),
     ],
 )
 def test_layers_of_another_kind_are_refused(tmp_path, words, told):
@@ -378,3 +378,85 @@ def test_a_switch_is_true_or_false(tmp_path):
     path.write_text(NEMO + "  tp_comm_overlap: 'yes'\n", encoding="utf-8")
     with pytest.raises(WorkloadError, match="tp_comm_overlap: must be true or false"):
         load_workload(str(path))
+
+
+MODEL = """
+ROUTED=4
+LAYERS="${DEPTH:-6}"
+FIRST=2
+arr=()
+for ((i=0; i<LAYERS; i++)); do
+  if (( i < FIRST )); then
+    arr+=(0)
+  else
+    arr+=(1)
+  fi
+done
+printf -v WHERE "[%s]" "$(IFS=', '; echo "${arr[*]}")"
+MODEL_ARGS=(
+  --num-layers $LAYERS --hidden-size 64 --num-attention-heads 4 --ffn-hidden-size 96
+  --vocab-size 100 --swiglu --disable-bias-linear --use-rotary-position-embeddings
+  --num-experts $((ROUTED * 2 + (FIRST - 2))) --moe-ffn-hidden-size 32
+  --moe-layer-freq "$WHERE"
+)
+"""
+RUN = """
+DIR="$(dirname "$0")"
+source "${DIR}/models/small.sh"
+PERF_ARGS=(--tensor-model-parallel-size 1 --use-dynamic-batch-size --max-tokens-per-gpu 512)
+ROLLOUT_ARGS=(--rollout-batch-size 8 --n-samples-per-prompt 4 --num-steps-per-rollout 2)
+ray job submit -- python3 train.py ${MODEL_ARGS[@]} ${PERF_ARGS[@]} ${ROLLOUT_ARGS[@]} --bf16
+"""
+
+
+def scripts(folder, model=MODEL, run=RUN):
+    (folder / "models").mkdir(exist_ok=True)
+    (folder / "models" / "small.sh").write_text(model, encoding="utf-8")
+    path = folder / "run.sh"
+    path.write_text(run, encoding="utf-8")
+    return path
+
+
+def test_a_script_that_sources_its_model_computes_and_fills_lists(tmp_path):
+    spec = load_workload(scripts(tmp_path))
+    assert (spec.model.layers, spec.model.experts, spec.model.dense_layers) == (6, 8, 2)
+    # 8 prompts with 4 samples each, in two steps, packed to 512 tokens.
+    assert (spec.batch, spec.sequence_length, spec.parallel.micro_batch) == (16, 512, 1)
+    assert any("packed to max_tokens_per_gpu" in said for said in spec.assumed)
+
+
+def test_a_script_sources_nothing_outside_its_folder(tmp_path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    path = scripts(inner, run=RUN.replace("/models/small.sh", "/../small.sh"))
+    (tmp_path / "small.sh").write_text(MODEL, encoding="utf-8")
+    with pytest.raises(WorkloadError, match="num_layers: must be given"):
+        load_workload(path)
+
+
+@pytest.mark.parametrize(
+    ("stated", "pattern", "dense"),
+    [
+        ("[1]*6", None, 0),
+        ("([0]*1+[1]*5)", None, 1),
+        ("2", "full/experts + full/dense", 0),
+        ("[0,1,1,0,1,1]", "full/dense + 2 x full/experts", 0),
+    ],
+)
+def test_where_experts_are_may_be_a_list_a_product_or_a_number(tmp_path, stated, pattern, dense):
+    path = scripts(tmp_path, MODEL.replace('"$WHERE"', f'"{stated}"'))
+    model = load_workload(path).model
+    assert (model.pattern, model.dense_layers) == (pattern, dense)
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        ('--spec "slime_plugins.models.qwen3_next" "get_qwen3_next_spec"', "2 x linear("),
+        ('--spec "slime_plugins.models.glm5.glm5" "get_glm5_spec"', "2 x sparse(index_heads=32"),
+        ("--hybrid-override-pattern M*M-EE --mamba-num-heads 8", "state_space(heads=8"),
+    ],
+)
+def test_layers_of_known_specs_become_a_pattern(tmp_path, words, pattern):
+    path = scripts(tmp_path, MODEL.replace("--swiglu", f"--swiglu {words}"))
+    assert load_workload(path).model.pattern.startswith(pattern)
