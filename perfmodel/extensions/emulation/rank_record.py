@@ -6,11 +6,10 @@ neither torch nor ops. A call is five numbers: type, what, thread, stream, opera
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any
-
-import orjson
 
 Call = tuple[int, int, int, int, int]
 DEVICE_SHIFT = 32
@@ -102,7 +101,8 @@ class RankRecord:
 
 def to_bytes(record: RankRecord) -> bytes:
     """*record* as it is stored."""
-    return orjson.dumps(asdict(record), option=orjson.OPT_SERIALIZE_NUMPY)
+    words = json.dumps(asdict(record), separators=(",", ":"), default=lambda one: one.tolist())
+    return words.encode()
 
 
 def from_bytes(content: bytes) -> RankRecord:

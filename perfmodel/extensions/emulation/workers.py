@@ -9,6 +9,7 @@ the host before they move them, and eight ranks that do so at once need eight ti
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import signal
@@ -21,8 +22,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-
-import orjson
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.extensions.emulation.request import DeviceFacts, Emulation
@@ -68,13 +67,17 @@ class WorkerTask:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
-    """Run *ranks* of *request* at the same time, results in *folder*, compiled code in *code*."""
+    """Run *ranks* of *request* at the same time, results in *folder*, compiled code in *code*.
+
+    *formats* are our names of torch's number formats.
+    """
 
     request: Emulation
     device: DeviceFacts
     ranks: tuple[int, ...]
     folder: str
     code: str
+    formats: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +92,24 @@ class WorkerOutcome:
 
 def read_order(path: Path) -> WorkerOrder:
     """The order in *path*."""
-    fields = orjson.loads(path.read_bytes())
+    fields = json.loads(path.read_bytes())
     request, device = fields["request"], fields["device"]
     request["words"], device["capability"] = tuple(request["words"]), tuple(device["capability"])
     made = (Emulation(**request), DeviceFacts(**device))
-    return WorkerOrder(*made, tuple(fields["ranks"]), fields["folder"], fields["code"])
+    rest = (fields[name] for name in ("folder", "code", "formats"))
+    return WorkerOrder(*made, tuple(fields["ranks"]), *rest)
 
 
 def run_worker(task: WorkerTask, ranks: tuple[int, ...]) -> WorkerOutcome:
     """Run *ranks* at the same time."""
     with tempfile.TemporaryDirectory(prefix="perfmodel-emulate-") as name:
+        from perfmodel.extensions.recordings.operators.calls import listed
+
         folder = Path(name)
         code = task.code if task.code and Path(task.code).is_dir() else name
-        order = WorkerOrder(task.request, task.device, ranks, name, code)
+        order = WorkerOrder(task.request, task.device, ranks, name, code, listed("dtypes"))
         path = folder / "order.json"
-        path.write_bytes(orjson.dumps(asdict(order)))
+        path.write_text(json.dumps(asdict(order)), encoding="utf-8")
         _run_process(task, path)
         if not (folder / READY).exists():
             raise EmulationError(
@@ -114,7 +120,7 @@ def run_worker(task: WorkerTask, ranks: tuple[int, ...]) -> WorkerOutcome:
         if not (folder / CODES).exists():
             raise EmulationError("the emulation was ended from outside before its ranks were done.")
         codes = {
-            int(rank): code for rank, code in orjson.loads((folder / CODES).read_bytes()).items()
+            int(rank): code for rank, code in json.loads((folder / CODES).read_bytes()).items()
         }
         records = {
             rank: path.read_bytes()
