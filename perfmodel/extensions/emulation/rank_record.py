@@ -71,6 +71,7 @@ class RankRecord:
     *first_steady* on are steady. *main_thread* is the thread that the script started on.
     *most_aside* is the most that any iteration launches without gradients, recorded or not.
     *pieces* are parts of batches that this rank uses, of those it moved whole: checksum and offset.
+    *reserved_memory_bytes* are what torch's own allocator took, 0 where it does not run.
     *fallbacks* are regions of compiled code that ran as eager code, and why.
     """
 
@@ -97,6 +98,7 @@ class RankRecord:
     step_cpu_s: tuple[float, ...]
     most_aside: int = 0
     pieces: tuple[tuple[int, int], ...] = ()
+    reserved_memory_bytes: int = 0
 
 
 def to_bytes(record: RankRecord) -> bytes:

@@ -180,6 +180,7 @@ class RankRun(ABC):
     def _record(self) -> RankRecord:
         recorder, steps = self._recorder, self._steps
         steps.finish()
+        observed = self.observed()
         return RankRecord(
             rank=self._rank,
             kinds=tuple(recorder.kinds),
@@ -197,7 +198,7 @@ class RankRun(ABC):
             torch_version=str(torch.__version__),
             step_cpu_s=tuple(steps.step_cpu_s),
             most_aside=steps.most_aside,
-            **self.observed(),
+            **observed,
         )
 
 

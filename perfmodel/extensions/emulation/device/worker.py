@@ -39,13 +39,13 @@ from perfmodel.extensions.emulation.workers import (
     READY,
     Throttle,
     WorkerOrder,
+    end_with,
     read_order,
 )
 
 _GRACE_S = 3.0
 """How long other ranks may continue after one has failed."""
 _M_MMAP_THRESHOLD = -3
-_PR_SET_PDEATHSIG = 1
 _RETURNED_BYTES = 1 << 20
 """Larger blocks of host memory are returned as soon as they are free."""
 
@@ -91,7 +91,7 @@ class VirtualRun(RankRun):
 
 def main() -> NoReturn:
     """Carry out the order that is named on the command line."""
-    _end_with(os.getppid())
+    end_with(os.getppid())
     order = read_order(Path(sys.argv[1]))
     DTYPE_WORDS.update(order.formats)
     gpu = _make_gpu(order)
@@ -112,20 +112,13 @@ def main() -> NoReturn:
         sys.stderr.flush()
         child = os.fork()
         if child == 0:
-            _end_with(worker)
+            end_with(worker)
             sys.exit(VirtualRun(gpu, order, rank).run())
         children[child] = rank
     codes = _wait(children)
     (folder / CODES).write_text(json.dumps(codes), encoding="utf-8")
     # The interpreter has nothing to clean up, and the device must not be touched again.
     os._exit(0)
-
-
-def _end_with(parent: int) -> None:
-    """Have the system end this process when *parent* ends, even if it is killed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _make_gpu(order: WorkerOrder) -> VirtualGpu:

@@ -46,6 +46,10 @@ _ALWAYS = ("libcuda.so.1", "libnvidia-ml.so.1")
 _UNDEFINED = re.compile(r"\*UND\*\s+\S+\s+(?:\((?P<version>[^)]*)\)|Base)?\s*(?P<name>\w+)$", re.M)
 _LOOKED_UP = re.compile(rb"(?<=\0)(?:cu(?!File)|nvml)[A-Z][a-z]\w{3,60}(?=\0)")
 _CALLED = re.compile(r"\bcu[A-Z]\w+(?=\()")
+_STUB = """void virtual_miss(const char *);
+#define STUB(n) __attribute__((weak)) long n(void) { \\
+  static int told; if (!told++) virtual_miss(#n); return 0; }
+"""
 _SMALL_BYTES = 1 << 25
 
 Names = dict[str, dict[str, set[str]]]
@@ -69,6 +73,7 @@ def build_libraries(torch: Path, cuda: str) -> Path:
     triton = torch.parent / "triton" / "backends" / "nvidia" / "driver.c"
     names = _names_of(files, triton)
     with draft_folder_of(folder) as draft:
+        (draft / "stubs").mkdir()
         flags = [f"-DCUDA={major * 1000 + minor * 10}", f"-I{_SOURCES}"]
         _compile(draft / _CORE, [_SOURCES / "core.c"], [*flags, "-pthread"])
         for library, versions in names.items():
@@ -111,15 +116,14 @@ def _owners(version: str, name: str, libraries: set[str]) -> Iterator[str]:
 def _build(folder: Path, library: str, versions: dict[str, set[str]], flags: list[str]) -> None:
     source = _LIBRARIES[library.split(".so")[0]][0]
     names = sorted(set().union(*versions.values()))
-    stubs = folder / f"{library}.c"
+    stubs = folder / "stubs" / f"{library}.c"
     # A body in our source is not weak, and wins.
-    lines = ['void virtual_miss(const char *);\n#define STUB(n) __attribute__((weak)) long n(void) '
-             '{ static int told; if (!told++) virtual_miss(#n); return 0; }\n']
-    stubs.write_text("".join(lines + [f"STUB({name})\n" for name in names]), encoding="utf-8")
+    lines = [_STUB, *(f"STUB({name})\n" for name in names)]
+    stubs.write_text("".join(lines), encoding="utf-8")
     options = [f"-L{folder}", f"-l{_CORE[3:-3]}", "-Wl,-rpath,$ORIGIN", "-ldl"]
     stated = sorted(filter(None, versions))
     if stated:
-        script = folder / f"{library}.map"
+        script = stubs.with_suffix(".map")
         script.write_text(f"{stated[0]} {{ global: *; }};\n", encoding="utf-8")
         options.append(f"-Wl,--version-script={script}")
     _compile(folder / library, [stubs, *([_SOURCES / source] if source else [])], flags, options)

@@ -7,6 +7,8 @@ static __thread struct {
 } context; /* torch keeps one per thread and device */
 
 ANSWER(cublasCreate_v2, Handle, &context)
+NOTHING(cublasDestroy_v2)
+NOTHING(cublasSetWorkspace_v2)
 
 Status cublasSetStream_v2(Handle c, Handle stream) {
   context.stream = stream;

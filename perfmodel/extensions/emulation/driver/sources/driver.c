@@ -10,6 +10,7 @@
 
 /* ------------------------------------------------------- devices and contexts */
 NOTHING(cuInit)
+NOTHING(cuLogsRegisterCallback)
 ANSWER(cuDriverGetVersion, int, CUDA)
 ANSWER(cuDeviceGetCount, int, virtual_device.count)
 ANSWER(cuCtxGetDevice, int, virtual_current())

@@ -89,6 +89,10 @@ Status cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, const void
   return cudaOccupancyMaxActiveBlocksPerMultiprocessor(n, f, block, 0);
 }
 
+NOTHING(__cudaRegisterFatBinaryEnd)
+NOTHING(__cudaUnregisterFatBinary)
+NOTHING(__cudaRegisterVar)
+
 /* ------------------------------------------------------------------- devices */
 ANSWER(cudaGetDeviceCount, int, virtual_device.count)
 ANSWER(cudaGetDevice, int, virtual_current())
@@ -137,6 +141,8 @@ Status cudaDeviceGetPCIBusId(char *text, int size, int index) {
   return 0;
 }
 
+NOTHING(cudaGetLastError)
+NOTHING(cudaPeekAtLastError)
 const char *cudaGetErrorString(Status s) {
   return s == OUT_OF_MEMORY ? "out of memory" : s ? "error of the virtual device" : "no error";
 }
@@ -244,7 +250,12 @@ Status cudaPointerGetAttributes(PointerAttributes *a, const void *p) {
 
 ANSWER(cudaGetSymbolAddress, void *, virtual_reserve(4096))
 
-/* --------------------------------------------------------- streams and events */
+/* --------------------------------------------------------- streams and events
+ * All work is done at once, so that every query is answered by success. */
+NOTHING(cudaStreamQuery)
+NOTHING(cudaStreamDestroy)
+NOTHING(cudaEventQuery)
+NOTHING(cudaEventDestroy)
 ANSWER(cudaStreamCreate, Handle, virtual_number())
 ANSWER(cudaStreamCreateWithFlags, Handle, virtual_number())
 ANSWER(cudaStreamCreateWithPriority, Handle, virtual_number())
@@ -296,6 +307,8 @@ Status cudaStreamAddCallback(Handle stream, void (*function)(Handle, Status, voi
   function(stream, 0, data);
   return 0;
 }
+
+NOTHING(cudaThreadExchangeStreamCaptureMode)
 
 /* -------------------------------------------------------------------- graphs
  * A graph is the number of its capture; what it launches is known to the recorder. */
