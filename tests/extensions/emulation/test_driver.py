@@ -45,7 +45,7 @@ def test_both_devices_see_the_same_products_and_collectives(pair):
 def test_torchs_allocator_counts_the_same_bytes_and_a_workspace_for_products(pair):
     virtual, driven = (run.job.facts.peak_memory_bytes[0] for run in pair)
     # 32 MiB for cuBLAS on Hopper, of which the virtual device knows nothing.
-    assert 0 <= driven - virtual - 32 * 2**20 < 2**16
+    assert abs(driven - virtual - 32 * 2**20) < 100_000
 
 
 @needs_wheel
