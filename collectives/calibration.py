@@ -234,7 +234,7 @@ def calibration_for(device: Device) -> Calibration:
 
 def holds_anchors(path: Path) -> bool:
     """Whether the constants in the file at *path* are measured runs."""
-    return _load_own(path, _changed_ns(path)) is _Other.ANCHORS
+    return path.is_file() and _load_own(path, _changed_ns(path)) is _Other.ANCHORS
 
 
 class _Other(Enum):
