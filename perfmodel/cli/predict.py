@@ -26,7 +26,7 @@ Examples:
   perfmodel predict my_model.yaml --topology my_machine.yaml
   perfmodel predict --topology dgx_a100 --set batch=16384 --report report.html
   perfmodel predict --topology quad_a100 --tables tables.yaml --plan plan.json
-  perfmodel predict --topology dgx_a100 --sweep batch=4096:65536:x2 --plot batches.png
+  perfmodel predict --topology dgx_a100 --sweep batch=4096:65536:x2 --report batches.html
   perfmodel predict llama3_8b --sweep topology=dgx_a100,dgx_h100
   perfmodel predict llama3_70b --topology dgx_h100 --hosts 64 --tokens 300B
   perfmodel predict --scenario question.yaml --require-fit
@@ -42,7 +42,7 @@ Examples:
   perfmodel compare job_before/ job_after/ --csv jobs.csv
   perfmodel compare jobs/*/ --topology dgx_h100 --price 2.5
   perfmodel compare --topology dgx_a100,dgx_h100 --workload llama3_8b --hosts 2
-  perfmodel compare --topology dgx_h100 --workload llama3_8b,gpt2_xl --plot models.png
+  perfmodel compare --topology dgx_h100 --workload llama3_8b,gpt2_xl --report models.html
   perfmodel compare --topology dgx_a100,dgx_h100 --workload llama3_70b --hosts 16 --tokens 300B
   perfmodel compare --topology dgx_h100 --hosts 4 --fault "host:1 gpu:3 nvlink"
 \b
@@ -88,7 +88,6 @@ def predict(
         "trace_ranks",
         "report_file",
         "csv_file",
-        "plot_file",
         "price_per_gpu_hour",
         "is_brief",
         "is_strict",
@@ -205,7 +204,7 @@ def compare(
     asked: Annotated[dict[str, Any], Scenario, "overrides", "calibration", "faults"],
     whole: RunQuestion,
     run: Run,
-    outputs: Annotated[Outputs, "json_file", "csv_file", "plot_file", "report_file", "is_strict"],
+    outputs: Annotated[Outputs, "json_file", "csv_file", "report_file", "is_strict"],
 ) -> None:
     """Compare scenarios: time, throughput, memory, what bounds them."""
     named = {"topology": topology, "workload": workload, "hosts": hosts, "stack": stack}

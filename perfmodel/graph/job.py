@@ -210,39 +210,18 @@ USUAL_ADVICE = "Use a smaller batch or more hosts."
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """The memory of one purpose; what *is_kept* is listed in `RankMemory.kept`, pass by pass.
-
-    *advice* says what to change where it takes most of a memory that is too small.
-    """
+    """The memory of one purpose; *advice* says what to change where it is too much."""
 
     name: str
     size_bytes: int
-    is_kept: bool = False
     advice: str = USUAL_ADVICE
 
 
 @dataclass(frozen=True, slots=True)
-class KeptBytes:
-    """What one forward pass of a *part* of the model keeps until its backward pass ends.
-
-    Its operators have that name, or begin with it and a slash. During its backward pass there
-    are *recomputed_bytes* more.
-    """
-
-    part: str
-    size_bytes: int
-    recomputed_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class RankMemory:
-    """The parts of one rank's peak, in a fixed order; parts may be zero.
-
-    *kept* is empty where it is not known what comes and goes during an iteration.
-    """
+    """The parts of one rank's peak, in a fixed order; parts may be zero."""
 
     parts: tuple[MemoryPart, ...]
-    kept: tuple[KeptBytes, ...] = ()
 
     @property
     def total_bytes(self) -> int:

@@ -392,7 +392,7 @@ def validate_runs(
 
     paths = [Path(table)] if table is not None else find_core_tables()
     tables = of_source([load_runs(path) for path in paths], source)
-    with open_place(executor, workers, ray_address) as place:
+    with open_place(executor, workers, ray_address, on_phase) as place:
         return runs.validate_tables(
             tables, executor=place, calibration=tuple(calibration), on_phase=on_phase
         )
