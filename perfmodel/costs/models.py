@@ -85,7 +85,9 @@ def price_convolutions(
         shapes = gemm_shapes([gemms[row] for row in rows])
         rates = machine_rates(device, dtype)
         arithmetic_ns[list(rows)] = predict_arithmetic_ns(shapes, rates, constants)
-    vector_ns = FLOOR_NS + np.array([op.flops for op in ops]) * NS_PER_S / device.vector_flops
+    vector_ns = (
+        FLOOR_NS + np.array([float(op.flops) for op in ops]) * NS_PER_S / device.vector_flops
+    )
     is_thin = np.array([op.n < LEAST_TENSOR_COLUMNS for op in ops])
     arithmetic_ns = np.where(is_thin, vector_ns, arithmetic_ns)
     is_direct = np.array([op.is_depthwise or op.is_serial for op in ops])
@@ -220,7 +222,7 @@ def price_unmeasured(ops: Sequence[Unmeasured], device: Device, stack: SoftwareS
     """
     rates = [machine_rates(device, stack.matmul_dtypes.get(op.dtype, op.dtype)) for op in ops]
     peaks = UNMEASURED_SHARE * np.array([one.peak_flops for one in rates])
-    compute_ns = np.array([op.flops for op in ops]) * NS_PER_S / peaks
+    compute_ns = np.array([op.flops for op in ops], dtype=np.float64) * NS_PER_S / peaks
     moved_bytes = np.array([op.read_bytes + op.write_bytes for op in ops], dtype=np.float64)
     memory_ns = moved_bytes * NS_PER_S / (MEMORY_RATIO * device.memory_bandwidth_bytes_per_s)
     chain_ns = np.array([op.steps for op in ops]) * CHAIN_STEP_NS

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError, model_validator
 
+from perfmodel.base.documents import parse_value
 from perfmodel.base.fields import Count, Degree, LayerCount, NaturalNumber, Switch, Width, Words
 from perfmodel.workloads.fields import Section
 from perfmodel.workloads.transformer.words import (
@@ -51,7 +52,8 @@ class ModelSection(Section):
     addition to *head_dim*. With *clamped_ffn* both halves of a gated activation are clamped first,
     with *output_gate* what a head of attention writes has a gate.
 
-    Sparse attention sees *index_top_k* tokens that *index_heads* heads of *index_dim* chose. A
+    Sparse attention sees *index_top_k* tokens that *index_heads* heads of *index_dim* chose; with
+    none, those that a layer before chose. A
     linear or state-space mixer keeps a state of *state_size* (left out, *head_dim*) times
     *value_dim* numbers per head after a convolution over *convolution* tokens, and works on
     *chunk* tokens at a time; *channel_gates* let each channel forget at its own pace.
@@ -92,7 +94,7 @@ class ModelSection(Section):
     q_lora_rank: Width | None = None
     rope_dim: NaturalNumber = 0
     output_gate: Switch = False
-    index_heads: Degree | None = None
+    index_heads: NaturalNumber | None = None
     index_dim: Width = 128
     index_top_k: Count | None = None
     state_size: Width | None = None
@@ -295,15 +297,13 @@ def _known(kind: type[_Word], word: str) -> _Word:
         raise ValueError(f"pattern must be made of {known}, got {word!r}") from None
 
 
-def _fields(text: str | None) -> dict[str, int]:
-    """The fields that a word has of its own: `kv_heads=8, head_dim=64`."""
+def _fields(text: str | None) -> dict[str, Any]:
+    """The fields that a word has of its own: `kv_heads=8, output_gate=true`."""
     pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
-    if faulty := [name for name, _, value in pairs if not value.strip().isdecimal()]:
-        raise ValueError(f"a field in pattern must have a whole number, got {faulty[0].strip()!r}")
-    return {name.strip(): int(value) for name, _, value in pairs}
+    return {name.strip(): parse_value(value) for name, _, value in pairs}
 
 
-def _block(model: ModelSection, mixer: Mixer, ffn: FeedForward, own: dict[str, int]) -> Block:
+def _block(model: ModelSection, mixer: Mixer, ffn: FeedForward, own: dict[str, Any]) -> Block:
     """The block with *own* fields, without what its mixer does not have."""
     fields = ModelSection.model_fields
     unused = {name: fields[name].default for name, owners in OWNERS.items() if mixer not in owners}

@@ -76,7 +76,7 @@ def test_a_word_has_fields_of_its_own_and_leaves_those_of_the_others():
         ("foo/dense", "must be made of full, windowed"),
         ("windowed/dense", "needs window"),
         ("full(kv_heads=5)/dense", "heads must be divisible by kv_heads"),
-        ("full(kv_heads=many)/dense", "must have a whole number, got 'kv_heads'"),
+        ("full(kv_heads=many)/dense", "kv_heads Input should be a valid integer"),
         ("full(colour=5)/dense", "colour Extra inputs are not permitted"),
         ("full/experts", "must have layers of experts if there are several"),
     ],

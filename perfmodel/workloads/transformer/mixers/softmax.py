@@ -117,7 +117,9 @@ class SparseAttention(SoftmaxAttention):
 
     def shape(self, model: ModelSection, *, tp: int) -> MixerShape:
         """Queries of the indexer come from the latent query where there is one."""
-        plain, heads = _plain(model).shape(model, tp=tp), model.index_heads or 1
+        plain, heads = _plain(model).shape(model, tp=tp), model.index_heads
+        if not heads:
+            return plain
         queries = Linear(model.q_lora_rank or model.hidden, heads * model.index_dim)
         # One key, and a weight for each head.
         keys = Linear(model.hidden, model.index_dim + heads)
@@ -135,8 +137,10 @@ class SparseAttention(SoftmaxAttention):
         """The rotation, and the indexer: scores of all pairs, and the largest of each token."""
         model, run, dtype = one.model, one.run, one.linears.dtype
         plain = _plain(model).before_core(one, direction)
+        if not model.index_heads:
+            return plain
         length, tokens, label = run.spec.sequence_length, run.tokens, "attention/index"
-        heads, top_k = model.index_heads or 1, min(model.index_top_k or length, length)
+        heads, top_k = model.index_heads, min(model.index_top_k or length, length)
         read_bytes = tokens * (heads + 1) * model.index_dim * dtype.size_bytes
         if direction is Pass.BACKWARD:
             # Queries and keys of the chosen pairs.
@@ -179,7 +183,7 @@ class SparseAttention(SoftmaxAttention):
         return super().copied_width(one) + chosen * FP32_BYTES // one.run.dtype.size_bytes
 
     def _pair_flops(self, model: ModelSection, pairs: int) -> int:
-        return 2 * pairs * (model.index_heads or 1) * model.index_dim
+        return 2 * pairs * (model.index_heads or 0) * model.index_dim
 
 
 def _plain(model: ModelSection) -> SoftmaxAttention:
