@@ -235,11 +235,8 @@ def _index_readers() -> list[Reader]:
 
     packed = io.BytesIO()
     np.savez(packed, indices=np.arange(32), lengths=np.full((2, 4), 4), tables=np.array(2))
-    flat = io.BytesIO()
-    np.save(flat, np.arange(64))
     return [
         bytes_reader("npz", packed.getvalue(), ".npz", load_index_data),
-        bytes_reader("npy", flat.getvalue(), ".npy", load_index_data),
         bytes_reader("torch file", _torch_bytes(), ".pt", load_index_data),
     ]
 
