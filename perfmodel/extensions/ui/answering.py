@@ -140,18 +140,21 @@ class Answers:
         asked = read_state(state, self.files)
         question, signature = self.questions.get(asked.scenario, lambda: _ask(asked, phase))
 
-        def show(*facts: str) -> dict[str, str]:
+        def show(facts: Sequence[str], run: TrainingRun | None) -> dict[str, str]:
             machine = Path(asked.scenario.topology).name
             made = machine if machine in self.files.made else ""
-            return {"#facts": render("facts", (*facts, *question.chosen), made)}
+            days = run and format_days(run.expected_days)
+            return {"#facts": render("facts", (*facts, *question.chosen), made, run, days)}
 
         figures = self._measure(asked, lambda: (question, signature), phase)
         one = self._note(Near("answer", "this setting", {}), state, figures)
         memory = question.memory_fit
         verdict = "" if memory is None else describe_fit(memory)
-        versus = self._compare(one, against)
+        alike = (other for other in self.history if other.figures.unit == figures.unit)
+        other = next((other for other in alike if other.address == against), None)
+        gain = figures.gain_over(other.figures) if other else 1.0
         parts = {
-            "#headline": render("headline", verdict, figures.fits, figures.time, versus),
+            "#headline": render("headline", verdict, figures, other, gain),
             "#history": render("history", self._remember(one)),
             "#next": "",
             "#settings": "",
@@ -159,7 +162,7 @@ class Answers:
         values = {} if question.workload is None else now(question.workload)
         stack = {"stack": question.stack.name} if question.stack else {}
         words = {"command": self._named(asked.command), "python": self._named(asked.python)}
-        tell("point", {"parts": parts | show(), "now": values | stack, "copy": words})
+        tell("point", {"parts": parts | show((), None), "now": values | stack, "copy": words})
         phase("finding the interval and the reasons", 0.5)
         whole = self.wholes.get(
             asked.scenario, lambda: self._replay(question, question.options, signature, phase)
@@ -169,7 +172,7 @@ class Answers:
         page = hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
         self.pages.get(page, lambda: self.files.save(self._named(to_page(report)), state))
         said = (report.headline.caption, *report.headline.facts) if report.headline else ()
-        tell("answer", {"parts": show(*said, *_say(run)), "page": page})
+        tell("answer", {"parts": show(said, run), "page": page})
         groups: dict[str, list[Tried]] = {}
         for near in iter_near(state, values, knobs):
             phase(f"trying {near.label}", 0.9)
@@ -183,15 +186,6 @@ class Answers:
         if near.group != "next":
             self.tried.setdefault(state["workload"], {})[one.address] = one
         return one
-
-    def _compare(self, one: Tried, against: str) -> str:
-        """How *one* compares with the setting that others are compared with."""
-        found = [other for other in self.history if other.address == against]
-        if not found or against == one.address:
-            return ""
-        gain, time = one.figures.gain_over(found[0].figures), found[0].figures.time
-        ratio, word = (gain, "fast") if gain >= 1 else (1 / gain, "slow")
-        return f"{ratio:.3g} times as {word} as the one compared with ({time})"
 
     def _remember(self, one: Tried) -> list[Tried]:
         """The settings that were asked for, the last one first, with what changed in each."""
@@ -281,7 +275,7 @@ def iter_near(state: State, values: State, knobs: Sequence[Knob]) -> Iterator[Ne
     hosts, batch = int(state.get("hosts") or 1), int(values.get("batch", 0))
     for part, words in SCALES.items():
         ratio = float(state.get(part) or 1) * FASTER
-        yield Near("next", f"+10 % {words}", {part: f"{ratio:.4g}"})
+        yield Near("next", f"+10 % {words}", {part: str(round(ratio, 4))})
     for words, count in (("half the hosts", hosts // 2), ("twice the hosts", 2 * hosts)):
         if count:
             yield Near("next", words, {"hosts": str(count)})
@@ -320,11 +314,3 @@ def _plan(asked: Asked, found: Prediction) -> TrainingRun | None:
     return plan_run(
         found, asked.run, price_per_gpu_hour=asked.price, machine=asked.scenario.topology
     )
-
-
-def _say(run: TrainingRun | None) -> list[str]:
-    """A whole run in a line, where one was asked for."""
-    if run is None:
-        return []
-    money = "" if run.cost is None else f", {run.cost:,.0f} {run.currency}"
-    return [f"whole run: {format_days(run.expected_days)}{money}"]

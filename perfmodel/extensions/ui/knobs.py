@@ -143,7 +143,7 @@ def read_state(state: Mapping[str, str], files: Files) -> Asked:
         scales = {part: float(given[part]) for part in SCALES if part in given}
     except ValueError as fault:
         raise InputError(f"hosts, price and tokens must be numbers ({fault}).") from None
-    if not 1 <= hosts <= MOST_HOSTS or (price is not None and not 0 <= price < 1e6):
+    if not 1 <= hosts <= MOST_HOSTS or (price or 0) < 0:
         raise InputError(f"hosts must be 1 to {MOST_HOSTS}, and a price 0 or more.")
     machine = change_machine(files.find("topology", state.get("topology", "")), scales, files)
     overrides = tuple(f"{key}={given[key]}" for key in knobs if key in given)
@@ -163,7 +163,7 @@ def change_machine(name: str, scales: Mapping[str, float], files: Files) -> str:
     if any(not 0.01 <= ratio <= 100 for ratio in scales.values()):
         raise InputError("A part of a machine must be 0.01 to 100 times as fast.")
     path = find_document(name, folder=CATALOG, what="topology", error_type=TopologyError)
-    ending = "".join(f"_{part}_{ratio:g}" for part, ratio in scales.items())
+    ending = "".join(f"_{part}_{ratio}" for part, ratio in scales.items())
     content = load_yaml(path)
     beside = path.parent / f"{content['device'].removesuffix('.yaml')}.yaml"
     device = load_device_document(beside if beside.is_file() else beside.stem).content
@@ -187,4 +187,4 @@ def change_machine(name: str, scales: Mapping[str, float], files: Files) -> str:
 
 def _times(quantity: str, ratio: float) -> str:
     number, unit = quantity.split(maxsplit=1)
-    return f"{float(number) * ratio:.12g} {unit}"
+    return f"{round(float(number) * ratio, 9)} {unit}"

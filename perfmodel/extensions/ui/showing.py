@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from perfmodel.base.units import format_duration
 from perfmodel.prediction.answer import MemoryFit
 from perfmodel.prediction.yardsticks import Yardsticks
 from perfmodel.reports.blocks import Plot, Point
@@ -35,11 +34,6 @@ class Figures(NamedTuple):
     yardsticks: Yardsticks | None
     memory_percent: float | None
     price: float | None
-
-    @property
-    def time(self) -> str:
-        """The iteration in words."""
-        return format_duration(self.time_ns)
 
     @property
     def fits(self) -> bool:
@@ -68,10 +62,8 @@ class Figures(NamedTuple):
         return self if price is None else self._replace(price=price)
 
     def gain_over(self, other: Figures) -> float:
-        """How many times as fast it is, by what both train where they count the same."""
-        if self.unit == other.unit:
-            return self.rate / other.rate
-        return other.time_ns / self.time_ns
+        """How many times as fast it is, by what both train: batches may differ."""
+        return self.rate / other.rate
 
 
 def percent_of(memory: MemoryFit | None) -> float | None:
@@ -108,16 +100,6 @@ class Tried:
         """The state as a link."""
         return address(self.state)
 
-    @property
-    def words(self) -> str:
-        """What it saves of the time for the same work."""
-        if not self.figures.fits:
-            return "does not fit"
-        share = 1 - 1 / self.gain
-        return (
-            f"{'saves' if share > 0 else 'costs'} {abs(share):.1%}" if abs(share) > SAME else "same"
-        )
-
 
 @cache
 def _macros() -> Any:
@@ -136,14 +118,10 @@ def draw(
     known = [(one, x) for one in tried if not one.fault and (x := x_of(one)) is not None]
     if len(known) < 2:
         return ""
-    points = [
-        Point(x, one.figures.rate, f"{one.near.label}: {one.figures.time}, "
-              f"{one.figures.rate:,.4g} {one.figures.unit}/s")
-        for one, x in known
-    ]  # fmt: skip
+    points = [Point(x, one.figures.rate, "") for one, x in known]
     is_curve = x_words in ("hosts", "batch")
     unit = known[0][0].figures.unit
-    plot = Plot(points, x_words, f"{unit}/s", are_log=is_curve, are_joined=is_curve)
+    plot = Plot(points, x_words, f"{unit}/s", are_log=x_words == "hosts", are_joined=is_curve)
     fitting = [
         point for point, (one, _) in zip(points, known, strict=True) if one.figures.fits
     ]  # fmt: skip

@@ -6,8 +6,13 @@ let copied = {};
 let against = "";
 let stream = null;
 let timer = null;
+let pending = {};
 
-const state = () => new URLSearchParams(location.hash.slice(1) || document.body.dataset.start);
+const state = () => {
+  const query = new URLSearchParams(location.hash.slice(1) || document.body.dataset.start);
+  query.sort();
+  return query;
+};
 
 // Another model leaves the settings of the last one behind.
 function move(changes) {
@@ -20,7 +25,6 @@ function move(changes) {
   }
   for (const [key, value] of Object.entries(changes)) next.set(key, value);
   for (const [key, value] of [...next]) if (!value) next.delete(key);
-  next.sort();
   location.hash = next;
 }
 
@@ -100,15 +104,18 @@ async function send(file) {
 form.addEventListener("input", ({ target }) => {
   if (!target.name) return;
   clearTimeout(timer);
-  timer = setTimeout(() => move({ [target.name]: target.value.trim() }), target.options ? 0 : 350);
+  pending[target.name] = target.value.trim();
+  timer = setTimeout(() => {
+    move(pending);
+    pending = {};
+  }, target.options ? 0 : 350);
 });
 form.addEventListener("submit", (event) => event.preventDefault());
 $("#path").addEventListener("change", ({ target }) => move({ workload: target.value.trim() }));
 $("#file").addEventListener("change", ({ target }) => send(target.files[0]));
-for (const kind of ["dragover", "dragleave", "drop"]) {
+for (const kind of ["dragover", "drop"]) {
   document.addEventListener(kind, (event) => {
     event.preventDefault();
-    document.body.classList.toggle("dropping", kind === "dragover");
     if (kind === "drop") send(event.dataTransfer.files[0]);
   });
 }
@@ -116,10 +123,8 @@ document.addEventListener("click", async ({ target }) => {
   const { copy, ...changes } = target.dataset;
   if (target.closest(".presets") && target.type === "button") move(changes);
   if (!copy) return;
-  const words = target.textContent;
   await navigator.clipboard.writeText({ ...copied, address: location.href }[copy] ?? "");
-  target.textContent = "Copied";
-  setTimeout(() => { target.textContent = words; }, 1200);
+  $(".phase").innerText = "Copied.";
 });
 const click = (place, act) => $(place).addEventListener("click", act);
 click("#undo", () => history.back());

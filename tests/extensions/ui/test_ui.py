@@ -313,18 +313,19 @@ def test_every_preset_is_in_the_catalogs(site):
     assert min(len(models), len(machines)) > 3
 
 
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as play:
+        launched = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 class TestInABrowser:
     """Ten tasks, as a user does them."""
-
-    @pytest.fixture(scope="class")
-    def browser(self):
-        playwright = pytest.importorskip("playwright.sync_api")
-        with playwright.sync_playwright() as play:
-            launched = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-            yield launched
-            launched.close()
 
     @pytest.fixture
     def page(self, browser, site):
@@ -337,7 +338,8 @@ class TestInABrowser:
         self.open(page, site, SMALL)
         yield page
         context.close()
-        assert faults == []
+        refused = [one for one in faults if "400 (Bad Request)" in one]
+        assert faults == (refused if hasattr(page, "refused") else [])
 
     def open(self, page, site, state):
         page.goto(f"http://127.0.0.1:{site.port}/#{urllib.parse.urlencode(state)}")
@@ -351,6 +353,7 @@ class TestInABrowser:
 
     def test_change_undo_and_history(self, page):
         page.fill("[name=batch]", "512")
+        page.wait_for_url("**batch=512**")
         self.shows(page, "#history", "batch 256 to 512")
         page.select_option("[name='parallel.sharding']", "zero1")
         self.shows(page, "#history", "sharding open to zero1")
@@ -406,6 +409,8 @@ class TestInABrowser:
         page.set_input_files("#file", str(tmp_path / "bad.txt"))
         page.wait_for_selector("body[data-state=fault]")
         assert "bad.txt" in page.inner_text("#refusal")
+        # The browser itself notes that the file was refused.
+        page.refused = True
 
     def test_an_impossible_setting_greys_what_is_below_and_says_why(self, page):
         self.ends(page)
