@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.distribution import ObservedRows, observe
-from embeddings.popularity import Floats, Int64s
+from embeddings.popularity import Int64s
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import InputError
 
@@ -173,23 +173,13 @@ class TableStatistics:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReuseShares:
-    """Shares of distinct rows and of lookups by reuse bin, of all tables together."""
-
-    of_rows: Floats
-    of_lookups: Floats
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class DataStatistics:
-    """A data set: its tables, and reuse over the whole set and within batches."""
+    """A data set and its tables; *batch_size* is that of ratios within batches."""
 
     source: str
     sample_count: int
     batch_size: int
     tables: tuple[TableStatistics, ...]
-    set_reuse: ReuseShares
-    batch_reuse: ReuseShares
 
 
 def describe_data(data: IndexData, *, batch_size: int, batches: int = 8) -> DataStatistics:
@@ -197,33 +187,13 @@ def describe_data(data: IndexData, *, batch_size: int, batches: int = 8) -> Data
     batch_size = min(batch_size, data.sample_count)
     last = data.sample_count - batch_size
     firsts = np.unique(np.linspace(0, last, min(batches, last + 1)).astype(np.int64)).tolist()
-    set_counts, batch_counts, tables = [], [], []
+    tables = []
     for place in range(len(data.names)):
-        counts = _counts(data.indices_of(place))
         of_batches = [
             _counts(data.indices_of(place, first=first, count=batch_size)) for first in firsts
         ]
-        set_counts.append(counts)
-        batch_counts += of_batches
-        tables.append(_describe_table(data, place, counts, of_batches))
-    return DataStatistics(
-        source=data.source,
-        sample_count=data.sample_count,
-        batch_size=batch_size,
-        tables=tuple(tables),
-        set_reuse=bin_reuse(np.concatenate(set_counts)),
-        batch_reuse=bin_reuse(np.concatenate(batch_counts)),
-    )
-
-
-def bin_reuse(counts: NDArray[np.int64]) -> ReuseShares:
-    """Shares by power-of-two bin of rows that occurred *counts* times."""
-    if len(counts) == 0:
-        return ReuseShares(np.zeros(BIN_COUNT), np.zeros(BIN_COUNT))
-    places = np.minimum(np.ceil(np.log2(counts)).astype(np.int64), BIN_COUNT - 1)
-    rows = np.bincount(places, minlength=BIN_COUNT)
-    lookups = np.bincount(places, weights=counts, minlength=BIN_COUNT)
-    return ReuseShares(rows / rows.sum(), lookups / lookups.sum())
+        tables.append(_describe_table(data, place, of_batches))
+    return DataStatistics(data.source, data.sample_count, batch_size, tuple(tables))
 
 
 def _counts(indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -231,13 +201,10 @@ def _counts(indices: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _describe_table(
-    data: IndexData,
-    place: int,
-    counts: NDArray[np.int64],
-    of_batches: list[NDArray[np.int64]],
+    data: IndexData, place: int, of_batches: list[NDArray[np.int64]]
 ) -> TableStatistics:
-    lengths = data.lengths[place]
-    indices = data.indices_of(place)
+    lengths, indices = data.lengths[place], data.indices_of(place)
+    counts = _counts(indices)
     lookups = int(counts.sum())
     ratios = [len(batch) / batch.sum() for batch in of_batches if len(batch)]
     return TableStatistics(

@@ -315,6 +315,12 @@ class Device(Sourced):
         return self.multiprocessors.count
 
     @property
+    def half_precision_flops(self) -> float | None:
+        """The better rate of the two formats of 16 bits, where it has one."""
+        rates = (self.peak_flops.get(one) for one in (DType.BF16, DType.FP16))
+        return max((rate for rate in rates if rate), default=None)
+
+    @property
     def pcie_bandwidth_bytes_per_s(self) -> float:
         """What a large copy between pinned host memory and the GPU reaches, one way."""
         return self.host_link.effective_bytes_per_s

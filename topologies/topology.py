@@ -303,7 +303,7 @@ def _lost_nvlinks(topology: Topology) -> tuple[str, ...]:
     if not joined or not lost:
         return ()
     said = (
-        f"{', '.join(lost)} of {topology.name} has no NVLink: groups with it go over PCIe, and "
+        f"No NVLink at {', '.join(lost)} of {topology.name}: their groups go over PCIe, and "
         "no switch reduces for them."
     )
     return () if said in topology.assumed else (said,)

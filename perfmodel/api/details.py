@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from perfmodel.api.questions import File, Files
+from perfmodel.api.questions import File
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.reading import is_json
 
 if TYPE_CHECKING:
     from collectives.collective import CollectiveCost, CollectiveSoftware
-    from collectives.measurements import CollectiveMeasurement, RunPlace
     from embeddings.index_data import DataStatistics
     from perfmodel.graph.ops import Op
     from perfmodel.reports.op_prices import (
@@ -118,19 +117,17 @@ def sweep_collective(
     topology: str,
     hosts: int = 1,
     ranks: int | Sequence[int] | None = None,
-    measured: Files = (),
     dtype: str = "fp32",
     software: CollectiveSoftware | None = None,
     calibration: Sequence[str] = (),
     faults: Sequence[str] = (),
 ) -> SizeSweep:
-    """A collective over sizes from 512 B to 1 GiB, with the tables *measured* to compare with."""
+    """A collective over sizes from 512 B to 1 GiB, one power of two after the other."""
     from collectives.collective import parse_kind
     from perfmodel.reports.op_prices import answer_sizes
 
     group = _group(topology, hosts, ranks, dtype, software, calibration, faults)
-    rows = load_collectives(measured) if measured else ()
-    return answer_sizes(group, parse_kind(kind), rows)
+    return answer_sizes(group, parse_kind(kind))
 
 
 def _group(
@@ -166,13 +163,3 @@ def describe_indices(file: File, *, batch: int = 4096) -> DataStatistics:
     from embeddings.index_files import load_index_data
 
     return describe_data(load_index_data(Path(file)), batch_size=batch)
-
-
-def load_collectives(
-    tables: Files, place: RunPlace | None = None
-) -> tuple[CollectiveMeasurement, ...]:
-    """The valid rows of *tables*; *place* says what output of nccl-tests does not."""
-    from collectives.measurements import load_measurements
-
-    rows = load_measurements([Path(table) for table in tables], place=place)
-    return tuple(row for row in rows if not row.fault)

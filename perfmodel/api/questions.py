@@ -28,14 +28,25 @@ AnyScenario = Scenario | JobScenario
 
 
 def open_place(
-    executor: str | None, workers: int | None, ray_address: str | None
+    executor: str | None,
+    workers: int | None,
+    ray_address: str | None,
+    on_phase: OnPhase = ignore_phase,
 ) -> AbstractContextManager[Executor]:
-    """The named *executor*; by default Ray if an address or workers are given, else serial."""
+    """The named *executor*; by default Ray if an address or workers are given, else serial.
+
+    *on_phase* hears of workers that do not answer for long.
+    """
     from perfmodel.execution import open_executor
 
     is_remote = ray_address is not None or (workers or 1) > 1
     name = executor or ("ray" if is_remote else "serial")
-    return open_executor(name, workers=workers, address=ray_address)
+    return open_executor(
+        name,
+        workers=workers,
+        address=ray_address,
+        on_wait=lambda sentence: on_phase(f"note: {sentence}", 0.0),
+    )
 
 
 def predict(
@@ -62,7 +73,7 @@ def predict(
         with clock.phase("building the job", done=0.0):
             question = build_scenario(asked, on_phase)
         _check_memory(asked, question, on_phase, require_fit=require_fit)
-    with open_place(executor, workers, ray_address) as place:
+    with open_place(executor, workers, ray_address, on_phase) as place:
         if isinstance(asked, JobScenario):
             from perfmodel.prediction.saved_jobs import job_question
 
@@ -122,7 +133,7 @@ def compare(
     else:
         named = [(_name(one), load_question(one)) for one in scenarios]
     _check_machines(named)
-    with open_place(executor, workers, ray_address) as place:
+    with open_place(executor, workers, ray_address, on_phase) as place:
         return compare_scenarios(named, build=build_scenario, executor=place, on_phase=on_phase)
 
 
@@ -171,7 +182,7 @@ def sweep(
         axes = [parse_axis(text) for text in ([over] if isinstance(over, str) else over)]
     asked = sweep_scenario(load_question(scenario), axes)
     _check_machines(asked)
-    with open_place(executor, workers, ray_address) as place:
+    with open_place(executor, workers, ray_address, on_phase) as place:
         return compare_scenarios(
             asked, build=build_scenario, axes=axes, executor=place, on_phase=on_phase
         )
@@ -206,7 +217,7 @@ def rank(
     """Rank the sharding plans that *question* asks about, fastest first."""
     from perfmodel.planning.rank_plans import rank_plans
 
-    with open_place(executor, workers, ray_address) as place:
+    with open_place(executor, workers, ray_address, on_phase) as place:
         return rank_plans(question, executor=place, on_phase=on_phase)
 
 
@@ -221,7 +232,7 @@ def search(
     """The fastest layouts that *question* asks about, for every number of hosts."""
     from perfmodel.planning.layouts.search import search_layouts
 
-    with open_place(executor, workers, ray_address) as place:
+    with open_place(executor, workers, ray_address, on_phase) as place:
         return search_layouts(question, executor=place, on_phase=on_phase)
 
 
@@ -250,7 +261,7 @@ def replay(
 
     question = replay_question(as_scenario(job))
     asked = replace(question, options=replace(question.options, is_explained=is_explained))
-    with open_place(executor, workers, ray_address) as place:
+    with open_place(executor, workers, ray_address, on_phase) as place:
         return prediction.predict(asked, executor=place, clock=PhaseClock(on_phase))
 
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
 
 
 class Shown:
-    """An answer that shows itself: as text, table, picture, page, or plain values."""
+    """An answer that shows itself: as text, table, page, or plain values."""
 
     __slots__ = ()
 
@@ -36,11 +35,6 @@ class Shown:
         """A table: one row per class of ranks, plan, layout, scenario or change."""
         frame: pandas.DataFrame = _view().to_frame(self)
         return frame
-
-    def plot(self, path: str | Path | None = None) -> Figure:
-        """A picture, written to *path* if there is one (png, svg or pdf)."""
-        figure: Figure = _view().plot(self, None if path is None else Path(path))
-        return figure
 
     def save_report(self, path: str | Path) -> Path:
         """Write the page that `--report` writes, and return *path*."""

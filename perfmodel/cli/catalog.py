@@ -169,6 +169,8 @@ def check(
 
     Example: perfmodel topology check my_cluster.yaml
     """
+    from perfmodel.prediction.gate import check_machine
+
     machine = api.load_topology(file)
     print(
         f"{file}: valid. {machine.name} has {machine.gpus_per_host} GPUs "
@@ -176,6 +178,8 @@ def check(
         f"{len(machine.links)} one-way links, "
         f"{'a fabric' if machine.fabric else 'no fabric'}."
     )
+    for said in (*machine.assumed, *map(str, check_machine(machine).warnings)):
+        print(f"  {said}")
 
 
 @embeddings.callback()
@@ -188,10 +192,9 @@ def describe(
     *,
     file: Annotated[str, argument("FILE", "npz, npy, parquet, pt or pth.")],
     batch: Annotated[int, Option(metavar="N", min=1, help="Samples per batch.")] = 4096,
-    files: Annotated[Outputs, "json_file", "plot_file"],
+    files: Annotated[Outputs, "json_file"],
 ) -> None:
     """Show pooling and reuse of the indices in FILE, over the whole set and within batches."""
-    from perfmodel.reports.pictures import draw_statistics
     from perfmodel.reports.rank import report_statistics
 
     found = api.describe_indices(file, batch=batch)
@@ -201,11 +204,5 @@ def describe(
         "samples": found.sample_count,
         "batch": found.batch_size,
         "tables": [asdict(table) for table in found.tables],
-        "set_reuse_lookup_shares": found.set_reuse.of_lookups.tolist(),
-        "batch_reuse_lookup_shares": found.batch_reuse.of_lookups.tolist(),
     }
-    files.write(
-        report_statistics(found),
-        lambda: document,
-        lambda path: write_file(path, draw_statistics(found)),
-    )
+    files.write(report_statistics(found), lambda: document)

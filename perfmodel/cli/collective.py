@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ EPILOG = """\b
 Examples:
   perfmodel collective --topology dgx_h100 --kind all_reduce --size 64MiB
   perfmodel collective --topology dgx_h100 --hosts 4 --kind all_to_all --size 256MiB
-  perfmodel collective --topology dgx_a100 --kind all_gather --ranks 4 --sweep --plot sweep.png
+  perfmodel collective --topology dgx_a100 --kind all_gather --ranks 4 --sweep --report sweep.html
   perfmodel collective --topology dgx_h100 --hosts 2 --kind all_reduce --size 1GiB \\
       --ranks 0,8 --with all_reduce:1GiB:1,9
   perfmodel collective --topology dgx_h100 --kind all_reduce --size 1GiB --fault "gpu:3 nvlink"
@@ -86,13 +86,6 @@ class CollectiveQuestion:
         ),
     ] = None
     sweep: Annotated[bool, Option(help="All sizes from 512 B to 1 GiB instead of one.")] = False
-    plot: Annotated[
-        Path | None, Option(metavar="FILE", help="Picture of the sweep, e.g. sweep.png.")
-    ] = None
-    measured: Annotated[
-        tuple[str, ...],
-        Option(metavar="TABLE", help="Measured points to show in the sweep; repeatable."),
-    ] = ()
     algorithm: Annotated[
         str | None,
         Option(name="--collective-algorithm", metavar="NAME", help="Force ring, tree, nvls ..."),
@@ -121,20 +114,17 @@ class CollectiveQuestion:
 
 @command(epilog=EPILOG)
 def collective(
-    question: CollectiveQuestion, files: Annotated[Outputs, "json_file", "is_strict"]
+    question: CollectiveQuestion, files: Annotated[Outputs, "json_file", "report_file", "is_strict"]
 ) -> None:
     """Price a collective: time, bus bandwidth, algorithm, busiest link, share of latency."""
     from collectives.collective import parse_kind
     from perfmodel.reports.op_prices import report_collective, report_sizes
 
     kind, group = parse_kind(question.kind).value, question.group
-    files = replace(files, plot_file=question.plot)
     if question.sweep:
-        found = api.sweep_collective(kind, measured=question.measured, **group)
-        files.write(report_sizes(found), found.to_dict, found.plot)
+        found = api.sweep_collective(kind, **group)
+        files.write(report_sizes(found), found.to_dict)
         return
-    if question.plot is not None or question.measured:
-        raise InputError("collective: --plot and --measured need --sweep. Add --sweep.")
     if question.size is None and kind != "barrier" and question.byte_matrix is None:
         raise InputError(f"{kind}: needs --size, such as 64MiB, or --sweep.")
     answer = api.ask_collective(

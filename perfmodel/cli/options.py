@@ -255,13 +255,12 @@ class Outputs:
         self.write(
             report_prediction(prediction, price, whole),
             lambda: to_document(prediction, price, whole),
-            prediction.plot,
         )
 
     def write_comparison(self, comparison: Comparison) -> None:
         """Write *comparison*; an error if fewer than two scenarios have an answer."""
         from perfmodel.reports.comparing import report_comparison
 
-        self.write(report_comparison(comparison), comparison.to_dict, comparison.plot)
+        self.write(report_comparison(comparison), comparison.to_dict)
         if len(comparison.answered) < FEWEST_COMPARED:
             raise ScenarioError("compare: fewer than two scenarios have an answer.")

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel import api
+from perfmodel.base.extensions import load_extension
 from perfmodel.base.options import Option, options_of
+from perfmodel.base.units import parse_duration_ns
 from perfmodel.cli.commands import command
 from perfmodel.cli.options import Outputs, Run, argument
 from perfmodel.prediction.scenario import JobScenario, RunQuestion, Scenario
@@ -24,7 +26,7 @@ Examples:
   perfmodel predict my_model.yaml --topology my_machine.yaml
   perfmodel predict --topology dgx_a100 --set batch=16384 --report report.html
   perfmodel predict --topology quad_a100 --tables tables.yaml --plan plan.json
-  perfmodel predict --topology dgx_a100 --sweep batch=4096:65536:x2 --plot batches.png
+  perfmodel predict --topology dgx_a100 --sweep batch=4096:65536:x2 --report batches.html
   perfmodel predict llama3_8b --sweep topology=dgx_a100,dgx_h100
   perfmodel predict llama3_70b --topology dgx_h100 --hosts 64 --tokens 300B
   perfmodel predict --scenario question.yaml --require-fit
@@ -40,7 +42,7 @@ Examples:
   perfmodel compare job_before/ job_after/ --csv jobs.csv
   perfmodel compare jobs/*/ --topology dgx_h100 --price 2.5
   perfmodel compare --topology dgx_a100,dgx_h100 --workload llama3_8b --hosts 2
-  perfmodel compare --topology dgx_h100 --workload llama3_8b,gpt2_xl --plot models.png
+  perfmodel compare --topology dgx_h100 --workload llama3_8b,gpt2_xl --report models.html
   perfmodel compare --topology dgx_a100,dgx_h100 --workload llama3_70b --hosts 16 --tokens 300B
   perfmodel compare --topology dgx_h100 --hosts 4 --fault "host:1 gpu:3 nvlink"
 \b
@@ -71,6 +73,12 @@ def predict(
         bool, Option(name="--list", help="List the shipped workloads and stacks.")
     ] = False,
     require_fit: Annotated[bool, Option(help="Exit 1 if it does not fit in memory.")] = False,
+    measured: Annotated[
+        str | None, Option(metavar="TIME", help="What an iteration took, e.g. 5.2s.")
+    ] = None,
+    anchor_out: Annotated[
+        str | None, Option(metavar="FILE", help="Write what --measured says as a calibration.")
+    ] = None,
     whole: RunQuestion,
     run: Run,
     files: Annotated[
@@ -80,7 +88,6 @@ def predict(
         "trace_ranks",
         "report_file",
         "csv_file",
-        "plot_file",
         "price_per_gpu_hour",
         "is_brief",
         "is_strict",
@@ -97,6 +104,8 @@ def predict(
             f"{model} and --workload {asked['workload']} are different. Leave one of them out",
             param_hint="WORKLOAD",
         )
+    if (measured is None) != (anchor_out is None):
+        raise typer.BadParameter("give --measured TIME and --anchor-out FILE together")
     scenario = _read_scenario(asked, scenario_file, sweep)
     whole.check()
     if sweep:
@@ -112,6 +121,9 @@ def predict(
             scenario, require_fit=require_fit, keep_timelines=files.has_timelines, **where
         )
     files.write_prediction(prediction, whole)
+    if measured is not None and anchor_out is not None:
+        anchor_run = load_extension("measurements", "api").anchor_run
+        anchor_run(scenario, parse_duration_ns(measured), anchor_out)
     if require_fit and prediction.memory is not None and not prediction.memory.fits:
         raise typer.Exit(1)
 
@@ -192,7 +204,7 @@ def compare(
     asked: Annotated[dict[str, Any], Scenario, "overrides", "calibration", "faults"],
     whole: RunQuestion,
     run: Run,
-    outputs: Annotated[Outputs, "json_file", "csv_file", "plot_file", "report_file", "is_strict"],
+    outputs: Annotated[Outputs, "json_file", "csv_file", "report_file", "is_strict"],
 ) -> None:
     """Compare scenarios: time, throughput, memory, what bounds them."""
     named = {"topology": topology, "workload": workload, "hosts": hosts, "stack": stack}

@@ -36,6 +36,8 @@ SMALLEST_SIGMA = 0.005
 LARGEST_SIGMA = 0.5
 ROUNDING = 1e-3
 """Files hold six digits of logarithms: nearer than this to the range counts as inside."""
+DECIMALS = 5
+"""Of a network's answer. Single precision rounds as the CPU adds; equal questions must not."""
 LARGE_MATRIX = 1000
 TINY_WEIGHT = 1e-4
 
@@ -53,7 +55,8 @@ class Network:
             self._answer_rows(rows[start : start + CHUNK_ROWS])
             for start in range(0, len(rows), CHUNK_ROWS)
         ]
-        return np.concatenate(parts or [np.empty(0, dtype=np.float32)]).astype(np.float64)
+        together: Matrix = np.concatenate([np.empty(0), *parts])
+        return together.round(DECIMALS)
 
     def _answer_rows(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         for place, (weight, bias) in enumerate(self.layers):

@@ -43,6 +43,7 @@ from perfmodel.graph.ops import (
     MemoryBound,
     Op,
     Pass,
+    Unmeasured,
 )
 from perfmodel.stacks.capabilities import Execution
 from perfmodel.stacks.stack import PLAIN_GEMM, SoftwareStack
@@ -84,7 +85,9 @@ def price_convolutions(
         shapes = gemm_shapes([gemms[row] for row in rows])
         rates = machine_rates(device, dtype)
         arithmetic_ns[list(rows)] = predict_arithmetic_ns(shapes, rates, constants)
-    vector_ns = FLOOR_NS + np.array([op.flops for op in ops]) * NS_PER_S / device.vector_flops
+    vector_ns = (
+        FLOOR_NS + np.array([float(op.flops) for op in ops]) * NS_PER_S / device.vector_flops
+    )
     is_thin = np.array([op.n < LEAST_TENSOR_COLUMNS for op in ops])
     arithmetic_ns = np.where(is_thin, vector_ns, arithmetic_ns)
     is_direct = np.array([op.is_depthwise or op.is_serial for op in ops])
@@ -204,12 +207,40 @@ def price_experts(ops: Sequence[GroupedGemm], device: Device, stack: SoftwareSta
     return price_grouped_gemms(ops, device, stack)
 
 
+UNMEASURED_SHARE, UNMEASURED_SIGMA = 0.3, 0.4
+"""Of the peak that tensor cores reach in small products between loads. Assumed: a third of what
+large GEMMs reach, because operands are tiles of a chunk."""
+CHAIN_STEP_NS = 1_500.0
+"""One step of a chain: three tiles loaded, two products and a store by one multiprocessor. Assumed:
+0.5 us each for loads that wait for memory, for the products, and for the store."""
+
+
+def price_unmeasured(ops: Sequence[Unmeasured], device: Device, stack: SoftwareStack) -> Estimates:
+    """Predict kernels by physics alone: arithmetic, traffic or a chain of steps, on top of a floor.
+
+    Leaves out: what a kernel of its own would reach. The uncertainty is that of a guess.
+    """
+    rates = [machine_rates(device, stack.matmul_dtypes.get(op.dtype, op.dtype)) for op in ops]
+    peaks = UNMEASURED_SHARE * np.array([one.peak_flops for one in rates])
+    compute_ns = np.array([op.flops for op in ops], dtype=np.float64) * NS_PER_S / peaks
+    moved_bytes = np.array([op.read_bytes + op.write_bytes for op in ops], dtype=np.float64)
+    memory_ns = moved_bytes * NS_PER_S / (MEMORY_RATIO * device.memory_bandwidth_bytes_per_s)
+    chain_ns = np.array([op.steps for op in ops]) * CHAIN_STEP_NS
+    return build_estimates(
+        FLOOR_NS + soft_maximum(compute_ns, memory_ns, chain_ns),
+        relative_sigma=UNMEASURED_SIGMA,
+        provenance=Provenance.ASSUMED,
+        bound=np.where(memory_ns > compute_ns, Bound.MEMORY, Bound.COMPUTE),
+    )
+
+
 MODELS: dict[type[object], KernelModel] = {
     Gemm: GemmModel(),
     Convolution: PlainModel("gemm", price_convolutions),
     GroupedGemm: PlainModel("gemm", price_experts),
     Attention: PlainModel("attention", price_attention),
     MemoryBound: MemoryModel(),
+    Unmeasured: PlainModel("attention", price_unmeasured),
     EmbeddingOp: PlainModel("embedding", price_embeddings),
     Copy: PlainModel("copy", price_copies),
     HostWork: PlainModel("host", price_host),

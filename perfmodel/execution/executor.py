@@ -106,6 +106,22 @@ def ignore_round(status: RoundStatus) -> None:
     """The observer that does nothing."""
 
 
+OnWait = Callable[[str], None]
+"""Hears a sentence about workers that have not answered for long."""
+
+
+def ignore_wait(sentence: str) -> None:
+    """The listener that does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """Who hears of rounds, and of waits for workers."""
+
+    on_round: OnRound = ignore_round
+    on_wait: OnWait = ignore_wait
+
+
 class SerialExecutor:
     """Runs everything in this process, one after the other. It keeps the layout of the last job."""
 
@@ -214,22 +230,24 @@ def open_executor(
     workers: int | None = None,
     address: str | None = None,
     on_round: OnRound = ignore_round,
+    on_wait: OnWait = ignore_wait,
 ) -> AbstractContextManager[Executor]:
     """The executor of that *kind*, closed at the end of the `with` block.
 
     *workers* defaults to the cores of this machine or of the cluster at
-    *address*. *on_round* hears of every round of a replay on Ray.
+    *address*. *on_round* hears of every round of a replay on Ray, *on_wait* of
+    workers that do not answer for long.
     """
     words = [known.value for known in ExecutorKind]
     if kind not in words and not isinstance(kind, ExecutorKind):
         raise InputError(f"executor: must be one of {', '.join(words)}, got {kind!r}.")
     if workers is not None and workers < 1:
         raise InputError(f"workers: must be 1 or more, got {workers}.")
-    return OPENERS[ExecutorKind(kind)](workers, address, on_round)
+    return OPENERS[ExecutorKind(kind)](workers, address, Observers(on_round, on_wait))
 
 
 @contextmanager
-def _open_serial(workers: int | None, address: str | None, _: OnRound) -> Iterator[Executor]:
+def _open_serial(workers: int | None, address: str | None, _: Observers) -> Iterator[Executor]:
     if address is not None or (workers or 1) > 1:
         raise InputError(
             "executor serial: works in this process alone, and takes neither several workers nor "
@@ -239,7 +257,7 @@ def _open_serial(workers: int | None, address: str | None, _: OnRound) -> Iterat
 
 
 @contextmanager
-def _open_ray(workers: int | None, address: str | None, on_round: OnRound) -> Iterator[Executor]:
+def _open_ray(workers: int | None, address: str | None, observers: Observers) -> Iterator[Executor]:
     with environment(quiet()):
         # Ray reads its environment when it is imported, so this comes before. Imported here: it
         # takes half a second, and most questions never need it.
@@ -248,17 +266,19 @@ def _open_ray(workers: int | None, address: str | None, on_round: OnRound) -> It
 
         with (
             open_cluster(workers=workers, address=address) as cluster,
-            closing(RayExecutor(cluster, on_round=on_round)) as executor,
+            closing(RayExecutor(cluster, observers)) as executor,
         ):
             yield executor
 
 
 @contextmanager
-def _open_auto(workers: int | None, address: str | None, on_round: OnRound) -> Iterator[Executor]:
+def _open_auto(
+    workers: int | None, address: str | None, observers: Observers
+) -> Iterator[Executor]:
     with ExitStack() as opened:
 
         def open_ray() -> Executor:
-            return opened.enter_context(_open_ray(workers, address, on_round))
+            return opened.enter_context(_open_ray(workers, address, observers))
 
         yield (
             AutoExecutor(open_ray, workers=workers or core_count())
@@ -269,13 +289,13 @@ def _open_auto(workers: int | None, address: str | None, on_round: OnRound) -> I
 
 OPENERS: dict[
     ExecutorKind,
-    Callable[[int | None, str | None, OnRound], AbstractContextManager[Executor]],
+    Callable[[int | None, str | None, Observers], AbstractContextManager[Executor]],
 ] = {
     ExecutorKind.AUTO: _open_auto,
     ExecutorKind.SERIAL: _open_serial,
     ExecutorKind.RAY: _open_ray,
 }
-"""Every kind of executor and how it is opened, with workers, address and observer."""
+"""Every kind of executor and how it is opened, with workers, address and observers."""
 
 
 KEPT_MEMORY = {-1: 2**31 - 1, -4: 0}

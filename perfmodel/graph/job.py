@@ -71,7 +71,8 @@ class JobFacts:
     empty. A recording states its *device* (the driver's name) and *gpus_per_host*, if known, and by
     how much steps were longer because of ranks that were not recorded (*others_late_ns*). An
     iteration of all ranks trains so many *samples* and *tokens*; 0 if that is not known. A job that
-    *is_emulated* was made by running a script.
+    *is_emulated* was made by running a script. *model* names the widths of a layer or the tables:
+    jobs that train one model have the same, however it is split.
     """
 
     name: str
@@ -85,6 +86,7 @@ class JobFacts:
     samples: int = 0
     tokens: int = 0
     is_emulated: bool = False
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,39 +210,18 @@ USUAL_ADVICE = "Use a smaller batch or more hosts."
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """The memory of one purpose; what *is_kept* is listed in `RankMemory.kept`, pass by pass.
-
-    *advice* says what to change where it takes most of a memory that is too small.
-    """
+    """The memory of one purpose; *advice* says what to change where it is too much."""
 
     name: str
     size_bytes: int
-    is_kept: bool = False
     advice: str = USUAL_ADVICE
 
 
 @dataclass(frozen=True, slots=True)
-class KeptBytes:
-    """What one forward pass of a *part* of the model keeps until its backward pass ends.
-
-    Its operators have that name, or begin with it and a slash. During its backward pass there
-    are *recomputed_bytes* more.
-    """
-
-    part: str
-    size_bytes: int
-    recomputed_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class RankMemory:
-    """The parts of one rank's peak, in a fixed order; parts may be zero.
-
-    *kept* is empty where it is not known what comes and goes during an iteration.
-    """
+    """The parts of one rank's peak, in a fixed order; parts may be zero."""
 
     parts: tuple[MemoryPart, ...]
-    kept: tuple[KeptBytes, ...] = ()
 
     @property
     def total_bytes(self) -> int:

@@ -168,6 +168,21 @@ class MemoryBound:
 
 
 @dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """Kernels that nobody measured, by their physics: operations on tensor cores, and traffic.
+
+    Of a chain of *steps* each waits for the one before, as chunks of a sequence do.
+    """
+
+    operator: str
+    flops: int
+    read_bytes: int
+    write_bytes: int
+    dtype: DType
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EmbeddingOp:
     """The fused lookup of all tables of a rank, or its backward pass with the update."""
 
@@ -228,6 +243,7 @@ Work = (
     | GroupedGemm
     | Attention
     | MemoryBound
+    | Unmeasured
     | EmbeddingOp
     | Copy
     | HostWork

@@ -17,7 +17,7 @@ from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction.answer import Explanation
 from perfmodel.prediction.plans.evaluator import EMBEDDING_FAMILY, PlanEvaluator
 from perfmodel.prediction.scenario import Mode
-from perfmodel.workloads.dlrm.exchange import Exchanges, sent_by_members
+from perfmodel.workloads.dlrm.exchange import sent_by_members
 from perfmodel.workloads.dlrm.job import exchanges_of
 from perfmodel.workloads.dlrm.run import DlrmRun
 
@@ -58,16 +58,11 @@ _FAMILIES = {
 
 @dataclass(frozen=True, slots=True)
 class PlanLoads:
-    """Per rank: rows looked up and vector bytes sent per iteration, and memory.
-
-    *sent_to_bytes* is what each host sends each other one forward, each rank where there is only
-    one host; the diagonal is what stays inside.
-    """
+    """Per rank: rows looked up and vector bytes sent per iteration, and memory."""
 
     lookups: tuple[float, ...]
     sent_bytes: tuple[int, ...]
     memory_bytes: tuple[int, ...]
-    sent_to_bytes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -134,28 +129,7 @@ def find_loads(run: DlrmRun, plan: ShardingPlan, memory_bytes: tuple[int, ...]) 
         members = slice(host * per_host, (host + 1) * per_host)
         sent[members] += sent_by_members(steps.inside, per_host)
         sent[members] += int(np.array(steps.across.byte_matrix, dtype=np.int64)[host].sum())
-    return PlanLoads(
-        tuple(lookups.tolist()), tuple(sent.tolist()), memory_bytes, _sent_between(plan, exchanges)
-    )
-
-
-def _sent_between(plan: ShardingPlan, exchanges: Exchanges) -> tuple[tuple[int, ...], ...]:
-    """Vector bytes between hosts, or between ranks of the only host."""
-    per_host = plan.ranks_per_host or plan.rank_count
-    hosts = plan.rank_count // per_host
-    size, count = (per_host, hosts) if hosts > 1 else (1, plan.rank_count)
-    between = np.zeros((count, count), dtype=np.int64)
-    if exchanges.pooled.byte_matrix is not None:
-        matrix = np.array(exchanges.pooled.byte_matrix, dtype=np.int64)
-        between += matrix.reshape(count, size, count, size).sum(axis=(1, 3))
-    if exchanges.by_rows is not None:
-        # Every rank hands each other one its share of the sums.
-        share = exchanges.by_rows.sums.size_bytes // plan.rank_count
-        between += share * size * size - np.diag(np.full(count, share * size))
-    for host, steps in enumerate(exchanges.of_hosts if hosts > 1 else ()):
-        between[host] += per_host * np.array(steps.across.byte_matrix, dtype=np.int64)[host]
-        between[host, host] += int(sent_by_members(steps.inside, per_host).sum())
-    return tuple(tuple(row) for row in between.tolist())
+    return PlanLoads(tuple(lookups.tolist()), tuple(sent.tolist()), memory_bytes)
 
 
 def find_straggler(

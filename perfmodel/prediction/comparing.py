@@ -6,10 +6,9 @@ the reason, so one wrong batch does not lose the rest.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import groupby, pairwise, product
+from itertools import pairwise, product
 from typing import Any
 
 from perfmodel.base.cautions import Cautions, join_cautions
@@ -24,10 +23,6 @@ from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import Question
 from perfmodel.prediction.scenario import JobScenario, RunQuestion, Scenario
 from perfmodel.prediction.whole_run import TrainingRun, plan_run
-
-FLAT = 0.15
-STEEP = 0.85
-"""By how much the time follows what is swept: below and above these it does not, or fully does."""
 
 AnyScenario = Scenario | JobScenario
 NamedScenario = tuple[str, AnyScenario]
@@ -119,7 +114,7 @@ class Comparison(Shown):
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What was assumed to ask, where the curve of a sweep bends, and what decides there."""
+        """What was assumed to ask, where a sweep has knees, and what faults cost."""
         names: dict[str, list[str]] = {}
         for one in self.answered:
             for said in one.assumed:
@@ -236,58 +231,17 @@ def answer_one(build: Build, named: NamedScenario) -> Compared:
     return Compared(name, scenario, prediction, assumed=question.chosen)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Neighbouring points between which the time follows the swept value by *slope*."""
-
-    first: tuple[float, Prediction]
-    last: tuple[float, Prediction]
-
-    @property
-    def slope(self) -> float:
-        """How many percent the time grows by when the value grows by one percent."""
-        (low, before), (high, after) = self.first, self.last
-        ratio = after.iteration_ns / max(before.iteration_ns, 1)
-        return math.log(max(ratio, 1e-12)) / math.log(high / low)
-
-    @property
-    def word(self) -> str:
-        """What the time does over the stretch."""
-        if abs(self.slope) < FLAT:
-            return "hardly changes"
-        if self.slope < 0:
-            return "falls"
-        return "grows in proportion" if self.slope > STEEP else "grows, but less than in proportion"
-
-
 def find_knees(comparison: Comparison) -> tuple[str, ...]:
-    """What the time does over a sweep of numbers, why, and where what decides changes."""
-    points = _points(comparison)
-    if len(comparison.axes) != 1 or len(points) < 2:
+    """Where in a sweep of numbers the kind of work that decides changes."""
+    if len(comparison.axes) != 1:
         return ()
     key = comparison.axes[0].key
-    steps = [_Stretch(first, last) for first, last in pairwise(points)]
-    groups = [list(group) for _, group in groupby(steps, key=lambda step: step.word)]
-    sentences = []
-    for group in groups:
-        whole = _Stretch(group[0].first, group[-1].last)
-        (low, before), (high, after) = whole.first, whole.last
-        sentences.append(
-            f"From {key}={low:,.12g} to {high:,.12g} the time {group[0].word} "
-            f"({format_duration(before.iteration_ns)} to {format_duration(after.iteration_ns)}): "
-            f"{_why(whole)}."
-        )
-    bends = {group[0].first[0] for group in groups[1:]}
-    for step in steps:
-        (low, before), (high, after) = step.first, step.last
-        if before.bound.name != after.bound.name:
-            sentences.append(
-                f"Knee between {key}={low:,.12g} and {high:,.12g}: up to there mostly "
-                f"{_bound_words(before)}, beyond it {_bound_words(after)}."
-            )
-            bends -= {low, high}
-    sentences += [f"The curve bends at {key}={place:,.12g}." for place in sorted(bends)]
-    return tuple(sentences)
+    return tuple(
+        f"Knee between {key}={low:,.12g} and {high:,.12g}: up to there mostly "
+        f"{_bound_words(before)}, beyond it {_bound_words(after)}."
+        for (low, before), (high, after) in pairwise(_points(comparison))
+        if before.bound.name != after.bound.name
+    )
 
 
 def _points(comparison: Comparison) -> list[tuple[float, Prediction]]:
@@ -305,21 +259,3 @@ def _points(comparison: Comparison) -> list[tuple[float, Prediction]]:
 
 def _bound_words(found: Prediction) -> str:
     return f"{found.bound.name} ({found.bound_ratio:.0%} of the critical path)"
-
-
-def _why(stretch: _Stretch) -> str:
-    """What fills the path of a flat stretch, or what on it changes most."""
-    before, after = stretch.first[1], stretch.last[1]
-    then, now = before.path_by_kind_ns(), after.path_by_kind_ns()
-    first, last = before.bound.name, after.bound.name
-    if abs(stretch.slope) < FLAT and first == last:
-        times = f"{format_duration(then[first])} and {format_duration(now[first])} of it"
-        return f"mostly {first}, {times}, whatever the value"
-    if abs(stretch.slope) < FLAT:
-        return f"less of it is {first} and more {last}"
-    furthest = max if after.iteration_ns > before.iteration_ns else min
-    most = furthest(sorted({*then, *now}), key=lambda name: now.get(name, 0) - then.get(name, 0))
-    return (
-        f"on the critical path, {most}: {format_duration(then.get(most, 0))} to "
-        f"{format_duration(now.get(most, 0))}"
-    )

@@ -31,6 +31,7 @@ from perfmodel.graph.ops import (
     HostPart,
     HostWork,
     MemoryBound,
+    Unmeasured,
     work_of,
 )
 from perfmodel.prediction.answer import (
@@ -65,6 +66,7 @@ _WORDS: dict[type[object], str] = {
     Convolution: "convolutions",
     Attention: "attention",
     MemoryBound: "memory-bound kernels",
+    Unmeasured: "kernels by physics alone",
     EmbeddingOp: "embedding lookups and updates",
     Copy: "copies",
 }

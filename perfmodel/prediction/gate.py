@@ -24,7 +24,7 @@ from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.ops import Attention, Gemm, GroupedGemm, MemoryBound
 from perfmodel.prediction.question import Question
-from topologies import Device, Topology
+from topologies import Device, LinkKind, Topology
 
 Ratio = tuple[str, float]
 """What a kind of limit is about, and how many times faster than it something is."""
@@ -57,7 +57,7 @@ def check_machine(machine: Topology, costs: Iterable[CollectiveCost] = ()) -> Ca
     _check_finite([one.duration_ns for one in priced], machine.name)
     wires = [("wire", one.wire_ns / max(one.duration_ns, 1.0)) for one in priced]
     nouns = [machine, machine.device, machine.device.host_link, machine.fabric, *machine.links]
-    found = (*beyond([max(wires, default=("wire", 0.0))], machine.name),)
+    found = (*beyond([max(wires, default=("wire", 0.0))], machine.name), *_beyond_pcie(machine))
     # Links that are alike are one warning.
     found += (*dict.fromkeys(_outside(machine.name, nouns)),)
     return Cautions(found, machine.unknown_keys)
@@ -123,10 +123,29 @@ def _outside(where: str, nouns: Iterable[Any]) -> Iterator[Warned]:
     """What *nouns* state outside of the ranges."""
     for noun in dict.fromkeys(nouns):
         for name, (low, high) in limits()["ranges"].get(type(noun).__name__, {}).items():
-            attribute, is_rate, _ = name.partition("/")
-            value = getattr(noun, attribute)
+            attribute, _, divisor = name.partition("/")
+            value, by = getattr(noun, attribute), _divisor(noun, divisor)
             several = value.values() if isinstance(value, Mapping) else value
             for one in several if isinstance(value, Mapping | tuple) else (value,):
-                amount = one and one / (noun.sm_count * noun.clock_hz if is_rate else 1)
+                amount = one and one / by
                 if amount is not None and not low <= amount <= high:
-                    yield Warned(f"implausible {name}", where, amount, min(max(amount, low), high))
+                    said = name.replace("_", " ").replace("/", " per ")
+                    yield Warned(f"implausible {said}", where, amount, min(max(amount, low), high))
+
+
+def _divisor(noun: Any, name: str) -> float:
+    """What a range called `attribute/name` divides by."""
+    if not name:
+        return 1
+    if name == "byte":
+        return float(noun.memory_bandwidth_bytes_per_s)
+    return float(noun.sm_count * noun.clock_hz)
+
+
+def _beyond_pcie(machine: Topology) -> Iterator[Warned]:
+    """NICs of the fabric that are faster than what joins them to their host."""
+    joins = [link for link in machine.links if link.kind is LinkKind.PCIE and "nic:" in link.source]
+    if machine.fabric is not None and joins:
+        most = max(link.bandwidth_bytes_per_s for link in joins)
+        ratio = machine.fabric.nic_bandwidth_bytes_per_s / most
+        yield from beyond([("wire", ratio)], f"NIC of {machine.name}")

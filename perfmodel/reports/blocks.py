@@ -18,7 +18,6 @@ from perfmodel.base.units import format_duration
 if TYPE_CHECKING:
     from perfmodel.prediction.answer import Interval
     from perfmodel.prediction.explain import Evidence
-    from perfmodel.prediction.memory_timeline import MemoryCurve
 
 ALL = 10**9
 """No limit on the rows that a terminal shows."""
@@ -163,23 +162,6 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryTimeline:
-    """Memory over the time that the timelines of a page show, by name of a class of ranks.
-
-    *capacity_bytes* is what a GPU has, *window_ns* how long the curves last.
-    """
-
-    kind: ClassVar[str] = "memory"
-    curves: Mapping[str, MemoryCurve]
-    capacity_bytes: int
-    window_ns: int
-    note: str
-
-    def __len__(self) -> int:
-        return len(self.curves)
-
-
-@dataclass(frozen=True, slots=True)
 class Point:
     """A point of a plot with *words* to read when pointed at; *ends* are an interval of y."""
 
@@ -288,7 +270,7 @@ class Command:
     label: str = ""
 
 
-Block = Table | Sentences | Bars | Timeline | MemoryTimeline | Plot | Command
+Block = Table | Sentences | Bars | Timeline | Plot | Command
 
 
 @dataclass(frozen=True, slots=True)

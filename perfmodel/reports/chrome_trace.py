@@ -24,7 +24,6 @@ from perfmodel.graph.ops import Communication, Fixed
 from perfmodel.graph.program import Anchor, LaneKind
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.explain import Evidence, find_path
-from perfmodel.prediction.memory_timeline import memory_over_time
 from perfmodel.reports.text import format_ranks
 
 MAX_TASKS = 400_000
@@ -146,7 +145,7 @@ def _names(evidence: Evidence, rank: int) -> Iterator[Record]:
 
 
 def _counters(prediction: Prediction, ranks: tuple[int, ...], origin_ns: int) -> Iterator[Record]:
-    """Memory over time where it is known and at its peak, and exposed communication, by rank."""
+    """Memory at its peak, and exposed communication, by rank."""
     evidence, why = prediction.evidence, prediction.explanation
     memory_of = {rank: one.memory for one in why.rank_classes for rank in one.ranks}
     for rank in ranks:
@@ -158,11 +157,6 @@ def _counters(prediction: Prediction, ranks: tuple[int, ...], origin_ns: int) ->
             for moment_us in (0.0, last_us):
                 peak = {"name": "memory at its peak, bytes", "args": sizes}
                 yield {**counter, **peak, "ts": moment_us}
-            curve = memory_over_time(evidence, rank, memory)
-            start_ns = evidence.window.from_ns - origin_ns
-            for moment_ns, size in zip(*map(np.ndarray.tolist, curve or ()), strict=True):
-                held = {"name": "memory, bytes", "args": {"held": size}}
-                yield {**counter, **held, "ts": _us(start_ns + moment_ns)}
         for moment_ns, is_exposed in _exposed_changes(evidence, rank):
             exposed = {"name": "exposed communication", "args": {"exposed": is_exposed}}
             yield {**counter, **exposed, "ts": _us(moment_ns - origin_ns)}

@@ -1,8 +1,8 @@
-"""The report of a comparison, its JSON, and its picture: one line per scenario."""
+"""The report of a comparison and its JSON: one line per scenario."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import perfmodel
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration, format_size
@@ -19,8 +19,7 @@ from perfmodel.reports.blocks import (
     Table,
     time_bars,
 )
-from perfmodel.reports.pictures import as_written, build_figure, draw_stacks
-from perfmodel.reports.prediction import PART_LOOKS, compare_parts, draw_timelines
+from perfmodel.reports.prediction import compare_parts, draw_timelines
 from perfmodel.reports.runs import missing_price, run_cells, run_row
 from perfmodel.reports.text import (
     describe_interval,
@@ -28,9 +27,6 @@ from perfmodel.reports.text import (
     to_command,
     to_question_document,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SCHEMA_VERSION = 1
 SAME = 0.01
@@ -259,29 +255,3 @@ def _cautions(comparison: Comparison) -> list[str]:
         if run is not None:
             cautions += missing_price(run, entry.name)
     return cautions
-
-
-def draw_comparison(comparison: Comparison) -> Figure:
-    """Times with intervals, split into parts; with throughput if it is known."""
-    entries = comparison.answered
-    names = [_name(entry, comparison) for entry in entries]
-    rows = [_row(entry) for entry in entries]
-    figure = build_figure(11, 1.8 + 0.42 * len(entries))
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    parts = {
-        words: (look.colour, [row[f"{part.value}_ms"] for row in rows])
-        for part, (look, words) in PART_LOOKS.items()
-    }
-    ends = [(row["low_ms"], row["high_ms"]) for row in rows]
-    draw_stacks(left, names, parts, label="iteration ms, with 90 % interval", ends=ends)
-    left.set_ylabel(_axis_names(comparison))
-    rates = [row["per_s"] for row in rows]
-    if None in rates:
-        right.set_axis_off()
-        return figure
-    right.plot(range(len(rates)), rates, marker="o", color="#3b74c4")
-    right.set_xticks(range(len(rates)), map(as_written, names), rotation=30, ha="right", fontsize=8)
-    right.set_ylim(0, 1.08 * max(rates))
-    right.set(xlabel=_axis_names(comparison), ylabel=f"{rows[0]['per_s_unit']} per second")
-    right.yaxis.set_major_formatter("{x:,.0f}")
-    return figure

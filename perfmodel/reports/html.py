@@ -20,12 +20,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 import perfmodel
-from perfmodel.base.units import BYTES_PER_KIB, format_duration
+from perfmodel.base.units import format_duration
 from perfmodel.base.writing import printable_lines
 from perfmodel.engine.layout import Int64s
 from perfmodel.graph.program import LaneKind
 from perfmodel.prediction.explain import Evidence, find_path
-from perfmodel.reports.blocks import MemoryTimeline, Report, Timeline, plain_report
+from perfmodel.reports.blocks import Report, Timeline, plain_report
 from perfmodel.reports.chrome_trace import choose_ranks
 from perfmodel.reports.terminal import to_text
 from perfmodel.reports.text import format_ranks
@@ -76,7 +76,6 @@ def to_page(report: Report) -> str:
         rules=lambda: Markup("\n".join(f".{name} {{ {rule} }}" for rule, name in rules.items())),  # noqa: S704 - numbers and our own colours
         sha256=_sha256,
         as_text=lambda block: to_text(plain_report("", block)),
-        memory_json=_memory_json,
         timeline_json=lambda one: _timeline_json(one, MAX_TASKS // len(timelines)),
         timeline_note=lambda one: _timeline_note(one, MAX_TASKS // len(timelines)),
     )
@@ -155,23 +154,6 @@ def _packed(**numbers: Int64s) -> dict[str, str]:
         key: base64.b64encode(values.astype("<u4").tobytes()).decode("ascii")
         for key, values in numbers.items()
     }
-
-
-def _memory_json(block: MemoryTimeline) -> Markup:
-    """The curves of a *block* in KiB, safe in a script."""
-    unit_ns = _unit_ns(block.window_ns)
-    curves = [
-        {"name": name, **_packed(at=at_ns // unit_ns, kib=sizes // BYTES_PER_KIB)}
-        for name, (at_ns, sizes) in block.curves.items()
-    ]
-    return _as_json(
-        {
-            "unit_ns": unit_ns,
-            "span": block.window_ns // unit_ns,
-            "capacity": block.capacity_bytes // BYTES_PER_KIB,
-            "curves": curves,
-        }
-    )
 
 
 def _unit_ns(span_ns: int) -> int:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from perfmodel.base.dtypes import DType
-from perfmodel.base.errors import PerfModelError
 from perfmodel.base.units import format_bandwidth, format_duration, format_size
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.explain import Evidence, merge_numbers
@@ -221,27 +220,17 @@ def _route_table(routes: Iterable[tuple[str, Route]]) -> Table:
 
 
 def build_links(prediction: Prediction) -> list[Block]:
-    """The machine, how long each class of ranks keeps its links busy, and with what."""
-    scenario = prediction.scenario
-    if scenario is None or scenario.topology is None:
-        return []
-    try:
-        topology = load_topology(scenario.topology)
-    except PerfModelError:
-        # The file of the machine may be missing where the page is made.
-        return []
-    hosts = ("hosts", f"{scenario.hosts or 1} x {topology.name}")
-    blocks: list[Block] = [Table((), [hosts, *_facts(topology)])]
+    """How long each class of ranks keeps its links busy, and with what."""
     busy = _busy(prediction)
     if not busy:
-        return [*blocks, Sentences(["No collective keeps a link busy."])]
+        return []
     window = format_duration(prediction.evidence.window.length_ns)
     note = (
         f"Time that collectives keep the links of a rank busy, in the {window} of the timeline, "
         "at the bandwidth that software reaches."
     )
     bars = Bars(busy[:MOST_LINES], "none", note=note)
-    return [*blocks, bars, _by_label(prediction)]
+    return [bars, _by_label(prediction)]
 
 
 def _busy(prediction: Prediction) -> list[Bar]:

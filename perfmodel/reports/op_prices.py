@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,6 @@ from collectives.collective import (
     CollectiveSoftware,
 )
 from collectives.group import wiring_of
-from collectives.measurements import CollectiveMeasurement
-from collectives.movement import FloatArray
 from collectives.pricing import CollectiveCall, price_collective, price_sizes, share_links
 from perfmodel.base.cautions import NO_CAUTIONS, Cautions
 from perfmodel.base.dtypes import BITS_PER_BYTE, DType
@@ -30,6 +27,7 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import (
     NS_PER_MS,
     NS_PER_S,
+    NS_PER_US,
     format_bandwidth,
     format_duration,
     format_size,
@@ -41,8 +39,7 @@ from perfmodel.costs.gemm_physics import TINY_WORK
 from perfmodel.costs.models import price_ops
 from perfmodel.graph.ops import Attention, EmbeddingOp, Gemm, MemoryBound, Op, Pass
 from perfmodel.prediction.gate import check_machine, check_op
-from perfmodel.reports.blocks import Report, Table, plain_report
-from perfmodel.reports.pictures import draw_sizes
+from perfmodel.reports.blocks import Plot, Point, Report, Section, Sentences, Table, plain_report
 from perfmodel.reports.text import format_range, pick
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Cluster, Device
@@ -289,9 +286,10 @@ def report_collective(answer: CollectiveAnswer) -> Report:
         times = format_duration(shared.duration_ns), format_duration(alone.duration_ns)
         together.append((_name(one), *times, f"{ratio:.2f}x"))
     table = Table(("at the same time", "together", "alone", ""), together, numeric=(1, 2, 3))
-    title = f"{_name(call)} on {answer.group.cluster.topology.name}"
-    blocks = [Table((), rows), *([table] if len(together) > 1 else [])]
-    return plain_report(title, *blocks).warned(answer.cautions)
+    machine = answer.group.cluster.topology
+    beside = [table] if len(together) > 1 else []
+    title, said = f"{_name(call)} on {machine.name}", Sentences(machine.assumed)
+    return plain_report(title, Table((), rows), *beside, said).warned(answer.cautions)
 
 
 def _name(call: CollectiveCall) -> str:
@@ -303,13 +301,12 @@ def _name(call: CollectiveCall) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SizeSweep:
-    """A collective over sizes from 512 B to 1 GiB, and what was *measured* of the same group."""
+    """A collective over sizes from 512 B to 1 GiB."""
 
     group: CollectiveGroup
     kind: CollectiveKind
     sizes_bytes: tuple[int, ...]
     costs: tuple[CollectiveCost, ...]
-    measured: tuple[CollectiveMeasurement, ...]
     cautions: Cautions
 
     def to_dict(self) -> dict[str, object]:
@@ -328,43 +325,19 @@ class SizeSweep:
             "kind": self.kind.value,
             "ranks": len(self.group.ranks),
             "sweep": rows,
-            "measured": [[point.size_bytes, point.duration_ns / 1e3] for point in self.measured],
             **self.cautions.document(),
         }
 
-    def plot(self, path: Path) -> None:
-        """Draw time and bus bandwidth over sizes, also between those of the table."""
-        draw_sizes(self, *_price_sizes(self.group, self.kind, step=0.125), path)
 
-
-def answer_sizes(
-    group: CollectiveGroup,
-    kind: CollectiveKind,
-    measurements: Sequence[CollectiveMeasurement] = (),
-) -> SizeSweep:
-    """Price sizes from 512 B to 1 GiB, with the *measurements* of the same group."""
-    asked = (group.cluster.topology.name, group.cluster.block_count, len(group.ranks))
-    alike = tuple(
-        row
-        for row in measurements
-        if (row.topology, row.hosts, row.ranks) == asked and row.kind is kind
-    )
-    sizes, costs = _price_sizes(group, kind, step=1.0)
-    cautions = check_machine(group.cluster.topology, costs)
-    return SizeSweep(group, kind, tuple(map(int, sizes)), tuple(costs), alike, cautions)
-
-
-def _price_sizes(
-    group: CollectiveGroup, kind: CollectiveKind, *, step: float
-) -> tuple[FloatArray, list[CollectiveCost]]:
-    """Sizes whose binary logarithms are *step* apart, and what each costs."""
-    sizes = np.exp2(np.arange(SMALLEST_POWER, LARGEST_POWER + step / 2, step))
+def answer_sizes(group: CollectiveGroup, kind: CollectiveKind) -> SizeSweep:
+    """Price powers of two from 512 B to 1 GiB."""
+    sizes = np.exp2(np.arange(SMALLEST_POWER, LARGEST_POWER + 1))
     wiring = wiring_of(group.ranks, group.cluster)
     if wiring.rank_count == 1:
         raise InputError("sweep: a group of one rank moves nothing. Ask for two ranks or more.")
     if kind is CollectiveKind.SEND_RECV and wiring.rank_count != 2:
         raise InputError("sweep: send_recv is between two ranks. Give --ranks with two of them.")
-    return sizes, price_sizes(
+    costs = price_sizes(
         kind,
         sizes,
         wiring=wiring,
@@ -372,16 +345,15 @@ def _price_sizes(
         calibration=calibration_for(group.cluster.device),
         dtype=group.dtype,
     )
+    cautions = check_machine(group.cluster.topology, costs)
+    return SizeSweep(group, kind, tuple(map(int, sizes)), tuple(costs), cautions)
 
 
 def report_sizes(sweep: SizeSweep) -> Report:
-    """Every size with its time and choice, and the median of what was measured."""
-    measured: dict[int, list[float]] = {}
-    for point in sweep.measured:
-        measured.setdefault(point.size_bytes, []).append(point.duration_ns)
+    """Every size with its time and choice."""
     rows, before = [], ""
     for size, cost in zip(sweep.sizes_bytes, sweep.costs, strict=True):
-        word, found = cost.algorithm_word, measured.get(size)
+        word = cost.algorithm_word
         rows.append(
             (
                 format_size(size),
@@ -389,13 +361,22 @@ def report_sizes(sweep: SizeSweep) -> Report:
                 format_bandwidth(cost.bus_bandwidth_bytes_per_s),
                 word,
                 f"{100 * cost.latency_ratio:.0f} %",
-                "" if found is None else format_duration(float(np.median(found))),
                 "<- NCCL switches here" if before and word != before else "",
             )
         )
         before = word
-    headings = ("size", "time", "bus bandwidth", "choice", "latency", "measured", "")
+    headings = ("size", "time", "bus bandwidth", "choice", "latency", "")
     name = sweep.group.cluster.topology.name
     title = f"{sweep.kind.value} over {len(sweep.group.ranks)} ranks on {name}"
-    table = Table(headings, rows, numeric=range(6))
-    return plain_report(title, table, columns=100).warned(sweep.cautions)
+    table = Table(headings, rows, numeric=range(5))
+    points = [
+        Point(
+            size,
+            cost.duration_ns / NS_PER_US,
+            f"{format_size(size)}: {format_duration(cost.duration_ns)}, {cost.algorithm_word}",
+        )
+        for size, cost in zip(sweep.sizes_bytes, sweep.costs, strict=True)
+    ]
+    curve = Plot(points, "bytes", "microseconds", are_log=True, are_joined=True)
+    section = Section("", [table], more=lambda: [curve])
+    return Report(title, sections=[section], columns=100).warned(sweep.cautions)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S, format_duration, format_size
 from perfmodel.prediction.answer import Part, PathShare, Prediction, RankWait, TimeParts
-from perfmodel.prediction.memory_timeline import memory_over_time
 from perfmodel.prediction.scenario import Mode, Scenario
 from perfmodel.reports.blocks import (
     Bar,
@@ -17,7 +15,6 @@ from perfmodel.reports.blocks import (
     Block,
     Headline,
     Look,
-    MemoryTimeline,
     Piece,
     Report,
     Section,
@@ -42,14 +39,6 @@ if TYPE_CHECKING:
     from perfmodel.prediction.whole_run import TrainingRun
 
 TERA = 1e12
-MOST_ROWS = 20
-MOST_COLUMNS = 12
-MOST_CURVES = 6
-MEMORY_NOTE = (
-    "Memory: activations and logits are allocated when the forward pass of their layer starts and "
-    "freed when its backward pass ends. All else is drawn at its peak throughout. A dashed line "
-    "is what the GPU has."
-)
 FEWER_DRAWN = "Drawn is an iteration with fewer micro-batches; the whole has more of the same."
 _DRAWN_WHOLE = 0.98
 """Share of the iteration that the timeline of a whole one covers, at least."""
@@ -200,13 +189,9 @@ def iter_sections(
     yield Section("Where the time goes", [Bars([parts_bar(why.time)]), *_classes(prediction)])
     yield Section("Timeline", more=lambda: draw_timelines(named))
     yield Section("What decides it: the critical path", _path(prediction))
-    yield Section(
-        "Who waits for whom",
-        [_waits(prediction)],
-        more=lambda: [_wait_matrix(prediction)] if why.waits else [],
-    )
+    yield Section("Who waits for whom", [_waits(prediction)])
     yield Section("Memory", _memory(prediction))
-    yield Section("The machine and its busiest links", more=lambda: build_links(prediction))
+    yield Section("The busiest links", more=lambda: build_links(prediction))
     pieces = [
         Piece(kind.word, PROVENANCE_LOOKS[kind], "", ratio)
         for kind, ratio in why.provenance_ratio.items()
@@ -280,38 +265,13 @@ def compare_parts(answers: Iterable[tuple[str, Prediction]]) -> Bars:
 
 
 def draw_timelines(answers: Iterable[tuple[str, Prediction]]) -> list[Block]:
-    """What happens when, and what is in memory then, in one or several *answers*."""
+    """What happens when in one or several *answers*."""
     blocks: list[Block] = []
     for name, found in answers:
-        blocks += [Timeline(found.evidence, name), *_memory_timeline(found)]
+        blocks.append(Timeline(found.evidence, name))
         if found.evidence.window.length_ns < _DRAWN_WHOLE * found.iteration_ns:
             blocks.append(Sentences([FEWER_DRAWN]))
     return blocks
-
-
-def _memory_timeline(prediction: Prediction) -> list[MemoryTimeline]:
-    """What comes and goes in memory, of the classes of ranks with the highest peaks."""
-    evidence, capacity_bytes = prediction.evidence, prediction.facts.device_memory_bytes
-    memory_of = {
-        rank: one.memory for one in prediction.explanation.rank_classes for rank in one.ranks
-    }
-    classes = [
-        (rank, memory_of[ranks[0]])
-        for rank, ranks in enumerate(evidence.class_ranks)
-        if ranks[0] in memory_of
-    ]
-    classes.sort(key=lambda one: (-one[1].total_bytes, one[0]))
-    found = {
-        f"rank {evidence.class_ranks[rank][0]}": curve
-        for rank, memory in sorted(classes[:MOST_CURVES], key=lambda one: one[0])
-        if (curve := memory_over_time(evidence, rank, memory)) is not None
-    }
-    if capacity_bytes is None or not found:
-        return []
-    note = MEMORY_NOTE
-    if len(classes) > MOST_CURVES:
-        note += f" Of {len(classes)} classes of ranks, the {MOST_CURVES} fullest are drawn."
-    return [MemoryTimeline(found, capacity_bytes, evidence.window.length_ns, note)]
 
 
 def _classes(prediction: Prediction) -> list[Block]:
@@ -382,31 +342,6 @@ def _waits(prediction: Prediction) -> Block:
         rows.append((name_ranks(ranks), f"rank {awaited}{because}", label, mean, most))
     headings = ("who", "for", "in", "each loses", "at most")
     return Table(headings, rows, numeric=(3, 4), finds=(2,), wraps=(0, 1, 2), most=4)
-
-
-def _wait_matrix(prediction: Prediction) -> Table:
-    """Who waits (rows) for whom (columns); those who lose and cost most come first."""
-    lost_ns: Counter[tuple[tuple[int, ...], int]] = Counter()
-    for wait in prediction.explanation.waits:
-        lost_ns[wait.waiting_ranks, wait.awaited_rank] += wait.duration_ns
-    waiting, awaited = _by_total(lost_ns, 0), _by_total(lost_ns, 1)
-    most_ns, scale = max(*lost_ns.values(), 1), build_scale(prediction.iteration_ns)
-    rows, shades = [], []
-    for who in waiting[:MOST_ROWS]:
-        times_ns = [lost_ns[who, whom] for whom in awaited[:MOST_COLUMNS]]
-        rows.append([name_ranks(who), *(scale(ns) if ns else "" for ns in times_ns)])
-        shades.append([ns / most_ns for ns in times_ns])
-    left_out = max(len(waiting) - MOST_ROWS, 0) + max(len(awaited) - MOST_COLUMNS, 0)
-    note = f"{left_out} more rows and columns are in the JSON." if left_out else ""
-    headings = ["who \\ for whom", *(f"rank {whom}" for whom in awaited[:MOST_COLUMNS])]
-    return Table(headings, rows, range(1, len(headings)), note=note, shades=shades)
-
-
-def _by_total(lost_ns: Mapping[tuple[tuple[int, ...], int], int], side: int) -> list[Any]:
-    totals: Counter[Any] = Counter()
-    for key, duration_ns in lost_ns.items():
-        totals[key[side]] += duration_ns
-    return sorted(totals, key=lambda name: (-totals[name], str(name)))
 
 
 def _memory(prediction: Prediction) -> list[Block]:

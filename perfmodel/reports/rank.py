@@ -1,10 +1,10 @@
-"""Reports of embedding tables: a ranking of sharding plans, with JSON and picture; index files."""
+"""Reports of embedding tables: a ranking of sharding plans, with JSON; index files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embeddings.index_data import DataStatistics
 from embeddings.plan_document import list_unrunnable, to_plan_document
@@ -21,13 +21,10 @@ from perfmodel.reports.blocks import (
     time_bars,
 )
 from perfmodel.reports.document import interval_ms
-from perfmodel.reports.pictures import build_figure, draw_stacks
 from perfmodel.reports.rank_tables import (
-    host_loads,
     load_matrix,
     memory_front,
     parts_of_plans,
-    sent_matrix,
     table_matrix,
 )
 from perfmodel.reports.text import (
@@ -38,9 +35,6 @@ from perfmodel.reports.text import (
     shorten,
     to_question_document,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SCHEMA_VERSION = 1
 HEADINGS = (
@@ -159,11 +153,8 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             Section("Times", more=lambda: [time_bars(times, best_ns)]),
             Section("Plans", [_table(ranking)]),
             Section("Time against memory", more=lambda: [memory_front(ranking)]),
-            Section(
-                f"Load per rank under {name}", more=lambda: [load_matrix(best), host_loads(best)]
-            ),
+            Section(f"Load per rank under {name}", more=lambda: [load_matrix(best)]),
             Section(f"Where {name} puts the tables", more=lambda: [table_matrix(best)]),
-            Section(f"Traffic between ranks under {name}", more=lambda: [sent_matrix(best)]),
             Section("Part by part", more=lambda: [parts_of_plans(ranking)]),
             Section(f"Why {name} is first", [Sentences(ranking.comparison)]),
             Section(f"What would make {name} faster", [Sentences(advice)]),
@@ -224,25 +215,6 @@ def _limits(tables: Sequence[str]) -> str:
         "placed: "
         f"{shorten(tables, MOST_NAMED)}"
     )
-
-
-def draw_ranking(ranking: Ranking) -> Figure:
-    """Times with intervals, and what 10 % less of each part would save."""
-    plans = ranking.plans
-    names = [plan.plan.name for plan in plans]
-    figure = build_figure(11, 0.42 * len(names) + 1.8)
-    left, right = figure.subplots(1, 2, sharey=True)
-    gains = {
-        bound.value: (None, [max(plan.gains_ns[bound], 0.0) / NS_PER_MS for plan in plans])
-        for bound in plans[0].gains_ns
-    }
-    draw_stacks(right, names, gains, label="saved by reducing each by 10 %, ms")
-    times = {"": ("#7aa6c2", [plan.answer.iteration_ns / NS_PER_MS for plan in plans])}
-    intervals = [plan.answer.interval for plan in plans]
-    ends = [(one.low_ns / NS_PER_MS, one.high_ns / NS_PER_MS) for one in intervals]
-    draw_stacks(left, names, times, label="iteration ms, with 90 % interval", ends=ends)
-    left.set_ylim(len(names) - 0.5, -0.5)
-    return figure
 
 
 def report_statistics(found: DataStatistics) -> Report:

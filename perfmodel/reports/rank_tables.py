@@ -29,47 +29,6 @@ def load_matrix(ranked: RankedPlan) -> Table:
     return _rank_table("", rows, shades, ranked)
 
 
-def host_loads(ranked: RankedPlan) -> Table:
-    """The same by host, where there are several: sums, and memory of the fullest rank."""
-    loads, per_host = ranked.loads, ranked.plan.ranks_per_host or ranked.plan.rank_count
-    hosts = ranked.plan.rank_count // per_host
-    rows, shades = [], []
-    for words, values, unit, form in (
-        ("rows looked up, thousand", loads.lookups, 1e3, ",.0f"),
-        ("vectors sent, MB", loads.sent_bytes, 1e6, ",.1f"),
-        ("memory of the fullest rank, GiB", loads.memory_bytes, BYTES_PER_GIB, ".1f"),
-    ):
-        grid = np.array(values, dtype=float).reshape(hosts, per_host)
-        of_hosts = grid.max(axis=1) if values is loads.memory_bytes else grid.sum(axis=1)
-        rows.append([words, *(format(value / unit, form) for value in of_hosts[:MOST_RANKS])])
-        shades.append((of_hosts[:MOST_RANKS] / max(of_hosts.max(), 1)).tolist())
-    headings = ["host", *map(str, range(min(hosts, MOST_RANKS)))]
-    shown = rows if hosts > 1 else []
-    return Table(headings, shown, range(1, len(headings)), shades=shades)
-
-
-def sent_matrix(ranked: RankedPlan) -> Table:
-    """Vector bytes from each host, or rank of the only one, to each other on the way forward."""
-    matrix = np.array(ranked.loads.sent_to_bytes, dtype=float)
-    shown = matrix[:MOST_RANKS, :MOST_RANKS]
-    is_hosts = len(matrix) < ranked.plan.rank_count
-    rows = [
-        [str(place), *(f"{value / 1e6:,.1f}" for value in row)] for place, row in enumerate(shown)
-    ]
-    headings = [f"{'host' if is_hosts else 'rank'}, MB to", *map(str, range(len(shown)))]
-    notes = ["Gradients take the same way back."]
-    notes += ["The diagonal stays inside the host."] if is_hosts else []
-    if len(matrix) > MOST_RANKS:
-        notes.append(f"{len(matrix) - MOST_RANKS} more are left out.")
-    return Table(
-        headings,
-        rows if matrix.any() else [],
-        range(1, len(headings)),
-        note=" ".join(notes),
-        shades=(shown / max(shown.max(initial=0.0), 1)).tolist(),
-    )
-
-
 def memory_front(ranking: Ranking) -> Table:
     """Plans that no other beats in both time and memory, and those that need least of one."""
     rows, least = [], float("inf")

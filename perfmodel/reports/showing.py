@@ -17,32 +17,28 @@ from perfmodel.base.writing import check_writable, write_file
 from perfmodel.planning.layouts.ranking import LayoutRanking, Search
 from perfmodel.planning.ranking import Ranking
 from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.comparing import Compared, Comparison
-from perfmodel.prediction.scenario import JobScenario
+from perfmodel.prediction.comparing import Comparison
 from perfmodel.reports.blocks import Report
-from perfmodel.reports.comparing import draw_comparison, report_comparison, to_comparison_document
-from perfmodel.reports.document import to_document, to_ms
+from perfmodel.reports.comparing import report_comparison, to_comparison_document
+from perfmodel.reports.document import to_document
 from perfmodel.reports.html import to_page
-from perfmodel.reports.pictures import draw_times, save_picture
-from perfmodel.reports.prediction import describe_title, report_prediction
-from perfmodel.reports.rank import draw_ranking, report_ranking, to_ranking_document
+from perfmodel.reports.prediction import report_prediction
+from perfmodel.reports.rank import report_ranking, to_ranking_document
 from perfmodel.reports.replay import report_replay, to_answer_document
 from perfmodel.reports.search import report_search, to_search_document
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
 
 LONGEST = 590
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How answers of one type are shown: blocks, plain values, a picture."""
+    """How answers of one type are shown: blocks, and plain values."""
 
     report: Callable[[Any], Report]
     document: Callable[[Any], dict[str, Any]]
-    draw: Callable[[Any], Figure]
 
 
 def describe(shown: object) -> str:
@@ -75,14 +71,6 @@ def to_frame(shown: object) -> pandas.DataFrame:
     return pandas.DataFrame(_view(shown).report(shown).rows)
 
 
-def plot(shown: object, path: Path | None) -> Figure:
-    """The picture, written to *path* if there is one."""
-    figure = _view(shown).draw(shown)
-    if path is not None:
-        save_picture(figure, path, dpi=150)
-    return figure
-
-
 def save_report(shown: object, path: Path) -> Path:
     """Write the page to *path*."""
     check_writable("report", path)
@@ -103,31 +91,16 @@ def _view(shown: object) -> View:
     raise InputError(f"{type(shown).__name__}: cannot be shown.")
 
 
-def _draw_prediction(prediction: Prediction) -> Figure:
-    scenario = prediction.scenario or JobScenario(prediction.facts.job)
-    entry = Compared(describe_title(prediction), scenario, prediction)
-    return draw_comparison(Comparison((entry,)))
-
-
-def _draw_layouts(ranking: LayoutRanking) -> Figure:
-    return draw_times([(one.name, to_ms(one.time_ns)) for one in ranking.layouts])
-
-
 VIEWS: dict[type[object], View] = {
-    Prediction: View(report_prediction, to_document, _draw_prediction),
-    Ranking: View(report_ranking, lambda ranking: to_ranking_document(ranking, None), draw_ranking),
+    Prediction: View(report_prediction, to_document),
+    Ranking: View(report_ranking, lambda ranking: to_ranking_document(ranking, None)),
     LayoutRanking: View(
         lambda ranking: report_search([ranking]),
         lambda ranking: to_search_document([ranking]),
-        _draw_layouts,
     ),
-    Search: View(report_search, to_search_document, lambda found: _draw_layouts(found.best)),
-    Comparison: View(report_comparison, to_comparison_document, draw_comparison),
+    Search: View(report_search, to_search_document),
+    Comparison: View(report_comparison, to_comparison_document),
 }
 """Every kind of answer of the core."""
-_TIMES_ALONE = View(
-    report_replay,
-    to_answer_document,
-    lambda found: draw_times([(found.facts.job, to_ms(found.iteration_ns))]),
-)
+_TIMES_ALONE = View(report_replay, to_answer_document)
 """A prediction without an explanation."""

@@ -28,7 +28,6 @@ from perfmodel.reports.blocks import (
     Command,
     Headline,
     Look,
-    MemoryTimeline,
     Report,
     Sentences,
     Table,
@@ -115,7 +114,7 @@ def _rows(block: Block, width: int) -> Iterator[RenderableType]:
         case Command():
             label = f"{block.label}: " if block.label else ""
             yield Text(f"{' ' * INDENT}{label}").append(printable(block.text), "cyan")
-        case Timeline() | MemoryTimeline():
+        case Timeline():
             return
 
 

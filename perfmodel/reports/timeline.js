@@ -12,7 +12,6 @@ const durationWords = (ns) => {
   return (ns / 1e3).toPrecision(4) + " us";
 };
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
-const gutter = (canvas) => Math.min(170, canvas.clientWidth * 0.32);
 const clear = (canvas, pen, height) => {
   const width = canvas.clientWidth, ratio = devicePixelRatio || 1;
   canvas.width = width * ratio; canvas.height = height * ratio;
@@ -37,13 +36,7 @@ for (const box of document.querySelectorAll(".timeline")) {
   let scroll = 0;
   const total = rows.length * ROW;
   const shown = Math.min(total, 30 * ROW);
-  // The critical path, step by step: tasks of all lanes in the order of their starts.
-  const steps = [];
-  rows.forEach((row, number) => {
-    for (let i = 0; i < row.start.length; i++) if (row.label[i] >= PATH) steps.push([number, i]);
-  });
-  steps.sort((a, b) => rows[a[0]].start[a[1]] - rows[b[0]].start[b[1]]);
-  const left = () => gutter(canvas);
+  const left = () => Math.min(170, canvas.clientWidth * 0.32);
 
   const words = (units) => durationWords(units * data.unit_ns);
 
@@ -88,28 +81,6 @@ for (const box of document.querySelectorAll(".timeline")) {
     pen.globalAlpha = 1;
   };
 
-  // Where the path crosses to another lane, a line leads from one task to the next.
-  const drawSteps = (width, mark) => {
-    const scale = (width - left()) / (to - from);
-    const at = (moment) => Math.min(Math.max(left() + (moment - from) * scale, left()), width);
-    pen.strokeStyle = mark; pen.lineWidth = 1.2;
-    pen.save();
-    pen.beginPath(); pen.rect(left(), 0, width - left(), shown); pen.clip();
-    pen.beginPath();
-    const seen = steps.filter(([lane, i]) => rows[lane].start[i] >= from && rows[lane].start[i] <= to);
-    // More of them than that would be a wall.
-    for (let n = 1; n < seen.length && seen.length < 300; n++) {
-      const [one, i] = seen[n - 1], [next, j] = seen[n];
-      const begin = rows[next].start[j];
-      if (one === next) continue;
-      pen.moveTo(at(rows[one].start[i] + rows[one].length[i]), one * ROW - scroll + ROW / 2);
-      pen.lineTo(at(begin), next * ROW - scroll + ROW / 2);
-    }
-    pen.stroke();
-    pen.restore();
-    pen.lineWidth = 1;
-  };
-
   const drawScrollbar = (width, ink) => {
     if (total <= shown) return;
     pen.fillStyle = ink.line;
@@ -143,7 +114,6 @@ for (const box of document.querySelectorAll(".timeline")) {
       pen.fillText(row.name, 0, top + 12, left() - 6);
       drawRow(row, top, width, ink, colour("--mark"), onPath, hits);
     });
-    if (onPath) drawSteps(width, colour("--mark"));
     drawScrollbar(width, ink);
     drawAxis(width, height, ink);
     canvas.dataset.from = from; canvas.dataset.to = to; canvas.dataset.matches = matches.length;
@@ -191,14 +161,6 @@ for (const box of document.querySelectorAll(".timeline")) {
     current = (current + by + matches.length) % matches.length;
     part("found").textContent = current + 1 + " of " + matches.length;
     show(...matches[current]);
-  };
-  let step = -1;
-  const walk = (by) => {
-    if (!steps.length) return;
-    step = (Math.max(step, by < 0 ? 0 : -1) + by + steps.length) % steps.length;
-    part("found").textContent = "step " + (step + 1) + " of " + steps.length + " of the path";
-    canvas.dataset.step = step;
-    show(...steps[step]);
   };
   const show = (number, i) => {
     const row = rows[number];
@@ -254,8 +216,6 @@ for (const box of document.querySelectorAll(".timeline")) {
   part("search").addEventListener("keydown", (e) => { if (e.key === "Enter") jump(e.shiftKey ? -1 : 1); });
   part("next").addEventListener("click", () => jump(1));
   part("previous").addEventListener("click", () => jump(-1));
-  part("forth").addEventListener("click", () => walk(1));
-  part("back").addEventListener("click", () => walk(-1));
   // Names in tables are those of the answer, whose timeline is the last.
   document.querySelectorAll("[data-find]").forEach((link) => link.addEventListener("click", (e) => {
     e.preventDefault();

@@ -36,12 +36,11 @@ def test_a_sweep_says_where_nccl_switches(typed):
     assert shown.out.count("NCCL switches here") == 1
 
 
-def test_a_sweep_draws_measured_points(ask, table, tmp_path):
-    picture = tmp_path / "sweep.png"
+def test_a_sweep_has_a_page(ask, tmp_path):
+    page = tmp_path / "sweep.html"
     words = "collective --topology dgx_a100 --kind all_gather --sweep"
-    answer = ask(words, "--plot", picture, "--measured", table())
-    assert picture.stat().st_size > 10_000
-    assert answer["measured"] == [[1048576, 26.8]]
+    assert len(ask(words, "--report", page)["sweep"]) == 22
+    assert "<polyline" in page.read_text()
 
 
 def test_an_uneven_exchange_gives_one_end_a_rank(ask, tmp_path):
@@ -58,7 +57,6 @@ def test_an_uneven_exchange_gives_one_end_a_rank(ask, tmp_path):
         ("--size 1MiB --ranks 0,99", "got rank 99"),
         ("--size 1MiB --ranks 0,0", "occurs twice"),
         ("--size 12", "unit"),
-        ("--size 1MiB --plot x.png", "--sweep"),
         ("--size 1MiB --with nonsense", "KIND:SIZE:LIST"),
         ("--size 1MiB --collective-algorithm nvls", "needs a switch that reduces"),
     ],

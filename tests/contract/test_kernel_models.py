@@ -30,6 +30,7 @@ from perfmodel.graph.ops import (
     HostWork,
     MemoryBound,
     Pass,
+    Unmeasured,
 )
 from perfmodel.stacks.profiles import load_stack
 from tests.costs.devices import load_device
@@ -71,6 +72,8 @@ ROLES = (
         read_bytes=100_000 * scale, write_bytes=128_000 * scale),
         slack=1.06),
     Role("experts", lambda scale: GroupedGemm(8, 16 * scale, 1024, 1024, DType.BF16), slack=1.06),
+    Role("unmeasured", lambda scale: Unmeasured(
+        "scan", 10**9 * scale, 10**6 * scale, 10**6 * scale, DType.BF16, steps=scale)),
     Role("lookup", lookup),
     Role("copy", lambda scale: Copy(CopyRoute.HOST_TO_DEVICE, 10_000 * scale)),
     Role("host span", lambda scale: HostSpan((HostWork("add", HostPart.LAUNCH),) * scale)),

@@ -7,10 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from perfmodel.prediction.memory_timeline import MemoryCurve
 from perfmodel.reports import blocks
 from perfmodel.reports.html import to_page
 from perfmodel.reports.showing import VIEWS
@@ -95,15 +93,12 @@ SAMPLES = {
         [blocks.Bar([blocks.Piece("here it is", blocks.Look.GREEN, "1 ms", 1.0)])]
     ),
     blocks.Timeline: lambda: blocks.Timeline(build_evidence(label="here it is")),
-    blocks.MemoryTimeline: lambda: blocks.MemoryTimeline(
-        {"rank 0": MemoryCurve(np.array([0]), np.array([2**30]))}, 2**31, 100, "here it is"
-    ),
     blocks.Plot: lambda: blocks.Plot(
         [blocks.Point(1.0, 1.0, "here it is"), blocks.Point(2.0, 2.0, "")], "x", "y"
     ),
     blocks.Command: lambda: blocks.Command("here it is"),
 }
-ON_PAGES_ONLY = (blocks.Timeline, blocks.MemoryTimeline, blocks.Plot)
+ON_PAGES_ONLY = (blocks.Timeline, blocks.Plot)
 
 
 def test_there_is_a_sample_of_every_block():

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from embeddings import index_files
-from embeddings.index_data import bin_reuse, build_index_data, describe_data, lengths_from_offsets
+from embeddings.index_data import build_index_data, describe_data, lengths_from_offsets
 from embeddings.index_files import load_index_data
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import InputError
@@ -121,7 +121,6 @@ def test_statistics_count_reuse_in_the_set_and_in_batches():
     assert found.tables[0].distinct_rows == 2
     assert found.tables[0].set_distinct_ratio == 0.5
     assert found.tables[0].batch_distinct_ratio == pytest.approx((0.5 + 1 + 1) / 3)
-    assert found.set_reuse.of_lookups[:3].tolist() == [0.25, 0.0, 0.75]
 
 
 def test_a_plain_array_has_one_index_a_sample_and_table(tmp_path):
@@ -266,14 +265,3 @@ def test_columns_of_a_parquet_file_are_whole_numbers_or_lists_of_them(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({}), path)
     with pytest.raises(InputError):
         load_index_data(path)
-
-
-def test_reuse_is_counted_in_powers_of_two():
-    # 1; 2; 3 and 4; 5; 200,000 is far beyond the last edge of 32,768.
-    shares = bin_reuse(np.array([1, 2, 3, 4, 5, 200_000]))
-    assert (shares.of_rows * 6).tolist() == pytest.approx([1, 1, 2, 1, *[0] * 12, 1])
-    assert (shares.of_lookups * 200_015).tolist() == pytest.approx([1, 2, 7, 5, *[0] * 12, 200_000])
-    assert bin_reuse(np.array([1])).of_rows[0] == 1
-    nothing = bin_reuse(np.array([], dtype=np.int64))
-    assert len(nothing.of_rows) == len(nothing.of_lookups) == 17
-    assert nothing.of_rows.sum() == nothing.of_lookups.sum() == 0

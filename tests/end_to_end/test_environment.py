@@ -84,7 +84,6 @@ def test_a_disk_that_fills_up_leaves_neither_half_an_answer_nor_half_a_job(tmp_p
         ("--json", "folder", "folder"),
         ("--trace-out", "file/a.json", "file"),
         ("--report", "folder/missing/a.html", "missing"),
-        ("--plot", "a.unknown", ".png"),
     ],
 )
 def test_an_output_that_cannot_be_is_refused_before_the_work(

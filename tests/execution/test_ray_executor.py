@@ -19,7 +19,7 @@ from perfmodel.base.writing import is_private
 from perfmodel.engine.replay import replay
 from perfmodel.execution import open_executor
 from perfmodel.execution.executor import SerialExecutor
-from perfmodel.execution.on_ray import watchdog, workers
+from perfmodel.execution.on_ray import cluster, watchdog, workers
 from perfmodel.execution.on_ray.surroundings import FOLDER_PREFIX
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import build_question, load_setting
@@ -144,6 +144,29 @@ def test_a_worker_that_is_killed_half_way_costs_time_but_not_the_answer(three_wo
         assert executor.description.endswith("2 blocks, 21 rounds, 1 lost block rebuilt")
     assert len(killed) == 1
     assert_same(found, replay(job, durations, iterations=2))
+
+
+def test_a_worker_that_is_stopped_is_named_and_waited_for(three_workers, monkeypatch):
+    job, durations = alternating_job(ranks=6, members=3)
+    monkeypatch.setattr(cluster, "SILENCE_S", 0.5)
+    stopped, heard = [], []
+
+    def stop_first(status):
+        if not stopped:
+            stopped.append(status.places[0])
+            os.kill(stopped[0].pid, signal.SIGSTOP)
+
+    def go_on(sentence):
+        # Workers that are still starting are waited for as well.
+        if stopped:
+            heard.append(sentence)
+            os.kill(stopped[0].pid, signal.SIGCONT)
+
+    with open_executor("ray", workers=2, on_round=stop_first, on_wait=go_on) as executor:
+        assert_same(executor.replay(job, durations), replay(job, durations))
+
+    assert stopped[0].host in heard[0]
+    assert heard[0].startswith("ray: waiting for ")
 
 
 def test_a_worker_that_is_killed_between_two_replays_costs_time_but_not_the_answer(three_workers):

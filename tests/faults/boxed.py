@@ -49,7 +49,8 @@ IMPORT = ("import", str(FILES / "traces"), "--out", "/tmp/job")
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "predict": (*PREDICT, "--executor", "serial", "--json", "-"),
     "predict on Ray": (*PREDICT, "--executor", "ray", "--workers", "2", "--json", "-"),
-    "page and picture": (*PREDICT, "--report", "/tmp/page.html", "--plot", "/tmp/picture.png"),
+    "page": (*PREDICT, "--report", "/tmp/page.html"),
+    "picture": ("topology", "show", "dgx_a100", "--plot", "/tmp/picture.png"),
     "rank": (*RANK, "--quiet"),
     "import": (*IMPORT, "--quiet"),
     "predict a job": ("predict", "--job", "/tmp/job", "--force", "--quiet"),

@@ -43,12 +43,11 @@ def test_a_job_cannot_be_swept_over_fields_of_a_model():
         sweep_scenario(JobScenario("job"), [parse_axis("batch=8,16")])
 
 
-def test_a_curve_that_the_host_holds_flat_bends_where_the_gpu_takes_over():
+def test_a_curve_that_the_host_holds_flat_has_a_knee_where_the_gpu_takes_over():
     axis = parse_axis("batch=2048,4096,65536,131072")
     found = compare_scenarios(
         sweep_scenario(SMALL, [axis]), build=build, axes=[axis], executor=SerialExecutor()
     )
-    assert any("hardly changes" in sentence and "host" in sentence for sentence in found.findings)
     assert any(
         sentence.startswith("Knee between batch=4,096 and 65,536: up to there mostly host")
         for sentence in found.findings
@@ -140,61 +139,20 @@ def told(*points, keys=("batch",)):
     return find_knees(Comparison(tuple(found), tuple(SweepAxis(key, ()) for key in keys)))
 
 
-TEN = (10, 10.0, {"gemm": 8, "host": 2})
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "words"),
-    [
-        (TEN, (20, 20.0, {"gemm": 17, "host": 3}),
-         ("From batch=10 to 20 the time grows in proportion (10 ms to 20 ms): on the critical path",
-          "path, gemm: 8 ms to 17 ms.")),
-        (TEN, (20, 14.0, {"gemm": 9, "host": 5}),
-         ("grows, but less than in proportion", "host: 2 ms to 5 ms")),
-        (TEN, (20, 6.0, {"gemm": 5, "copy": 1}), ("the time falls", "gemm: 8 ms to 5 ms")),
-        ((10, 10.0, {"gemm": 8}), (20, 10.5, {"gemm": 9}),
-         ("hardly changes", "mostly gemm, 8 ms and 9 ms of it, whatever the value")),
-        ((10, 10.0, {"host": 9}), (20, 10.1, {"gemm": 9}), ("less of it is host and more gemm",)),
-        # Of equal changes on the path the first by name is told.
-        ((10, 10.0, {"gemm": 8}), (20, 20.0, {"gemm": 8.000001, "copy": 1e-6}),
-         ("on the critical path, copy: ",)),
-        ((10, 20.0, {"gemm": 8.000001, "copy": 1e-6}), (20, 10.0, {"gemm": 8}),
-         ("on the critical path, copy: ",)),
-        # A slope of exactly the border: by 2 ** 3, or 2 ** 17, while the value grows by 2 ** 20.
-        *(((1, 1e-6 * 2**4, {"gemm": 1}), (2**20, 1e-6 * 2 ** (4 + power), {"gemm": 2}),
-           ("From batch=1 to 1,048,576 the time grows, but less than in",
-            "on the critical path, gemm: 1 ms to 2 ms.")) for power in (3, 17)),
-        ((1, 1e-6 * 2**4, {"gemm": 1}), (2**20, 2e-6, {"gemm": 2}), ("the time falls",)),
-        # An iteration of one nanosecond doubles, and none at all counts as one.
-        ((10, 0.0, {}), (20, 2e-6, {}), ("grows in proportion",)),
-        ((10, 1e-6, {}), (20, 2e-6, {}), ("grows in proportion",)),
-    ],
-)  # fmt: skip
-def test_a_stretch_is_told_with_what_it_does_and_what_on_the_path_does_it(first, second, words):
-    sentence, *knees = told(first, second)
-    assert all(word in sentence for word in words)
-    assert len(knees) == ("more gemm" in sentence)
-
-
-def test_a_knee_is_where_what_decides_changes_and_a_bend_where_only_the_slope_does():
-    sentences = told(
+def test_a_knee_is_where_what_decides_changes():
+    [sentence] = told(
         (40, 40.0, {"gemm": 30, "host": 10}), (10, 10.0, {"host": 9}),
         (20, 10.2, {"host": 9, "gemm": 1}), (80, 80.0, {"gemm": 70, "host": 10}), (0, 1.0, {}),
     )  # fmt: skip
-    assert sentences[0].startswith("From batch=10 to 20 the time hardly changes")
-    assert sentences[1].startswith("From batch=20 to 80 the time grows in proportion")
-    [knee] = sentences[2:]
-    assert knee == (
+    assert sentence == (
         "Knee between batch=20 and 40: up to there mostly host (75% of the critical path), beyond "
         "it gemm (75% of the critical path)."
     )
-    bend = told((10, 10.0, {"host": 9}), (20, 10.2, {"host": 9}), (40, 20.4, {"host": 19}))
-    assert bend[2:] == ("The curve bends at batch=20.",)
 
 
-def test_knees_are_told_of_one_axis_of_two_numbers_or_more():
-    two = (answered("batch=10", 10.0), answered("batch=20", 20.0))
+def test_knees_are_told_of_one_axis_of_numbers():
+    two = ((10, 10.0, {"host": 9}), (20, 20.0, {"gemm": 19}))
+    assert len(told(*two)) == 1
     assert told(*two, keys=("batch", "hosts")) == ()
     assert told(two[0]) == ()
     assert told(*two, answered("batch=many", 3.0)) == ()
-    assert len(told(*two)) == 1

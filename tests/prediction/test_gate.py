@@ -49,6 +49,18 @@ def test_a_value_that_is_a_thousandfold_wrong_is_implausible(field, factor):
     assert not check_machine(load_topology("dgx_h100"))
 
 
+def test_bits_for_bytes_are_implausible_beside_the_rest_of_a_file():
+    device, machine = load_device("a100_sxm_80gb"), load_topology("dgx_h100")
+    # 312 TFLOP/s over 2,039 / 8 GB/s is 1,224 FLOP per byte.
+    slow = replace(device, memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s / 8)
+    [warned] = check_machine(replace(machine, device=slow)).warnings
+    assert warned.rule == "implausible half precision flops per byte"
+    # A NIC of 400 GB/s behind a PCIe link of 63 GB/s.
+    fast = replace(machine.fabric, nic_bandwidth_bytes_per_s=400e9)
+    [warned] = check_machine(replace(machine, fabric=fast)).warnings
+    assert (warned.rule, round(warned.found, 2)) == ("beyond the wire", 6.35)
+
+
 def test_a_price_that_is_no_number_is_refused():
     machine = load_topology("dgx_h100")
     cost = api.price_collective("all_reduce", "1MiB", topology="dgx_h100")
@@ -88,7 +100,7 @@ def test_a_machine_file_beyond_physics_answers_with_a_warning_and_not_under_stri
     assert code == 0
     [warned] = json.loads(said.out)["warnings"]
     # 18 links of 25 TB/s.
-    assert (warned["rule"], warned["found"]) == ("implausible bandwidth_bytes_per_s", 4.5e14)
+    assert (warned["rule"], warned["found"]) == ("implausible bandwidth bytes per s", 4.5e14)
     code, said = ask("--strict")
     assert code == 1
     assert "--strict" in said.err

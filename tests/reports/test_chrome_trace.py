@@ -134,7 +134,6 @@ def test_the_file_keeps_to_the_format_with_arguments_and_counters(tmp_path):
 
     assert check_format(document) == {
         "memory at its peak, bytes",
-        "memory, bytes",
         "exposed communication",
     }
     assert {record["pid"] for record in document["traceEvents"]} == shown

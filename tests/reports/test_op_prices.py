@@ -1,19 +1,18 @@
 import pytest
 
 from perfmodel.api import DType, Gemm, price_kernel, sweep_collective
+from perfmodel.reports.html import to_page
 from perfmodel.reports.op_prices import report_sizes
 from perfmodel.reports.terminal import to_text
 
 
-def test_a_sweep_is_a_table_with_switches_and_a_picture(tmp_path):
+def test_a_sweep_is_a_table_with_switches_and_a_curve_on_a_page():
     found = sweep_collective("all_reduce", topology="dgx_h100")
-    path = tmp_path / "sizes.png"
-    found.plot(path)
-
-    assert path.read_bytes()[:4] == b"\x89PNG"
     text = to_text(report_sizes(found))
     assert "512 B" in text
     assert "<- NCCL switches here" in text
+    # One point for each power of two from 512 B to 1 GiB.
+    assert to_page(report_sizes(found)).count("<circle") == 22
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import Workload, build_job, build_workload, parse_workload
 from perfmodel.workloads.jobs import apply_stack_defaults
 from perfmodel.workloads.transformer.layout import Layout
+from perfmodel.workloads.transformer.model import ModelSection, counted_blocks
 from perfmodel.workloads.transformer.shapes import (
     layer_shape,
     stage_expert_parameters,
     stage_parameters,
 )
-from perfmodel.workloads.transformer.spec import ModelSection
 
 STACK = replace(
     load_stack("pytorch_fused"),
@@ -65,9 +65,10 @@ def active_parameter_count(model: ModelSection) -> int:
         count -= model.vocab * model.hidden
     if not model.has_experts:
         return count
-    shape = layer_shape(model, tp=1, is_expert=True)
-    idle = sum(shape.expert_tensors) * (model.experts - model.top_k) // model.experts
-    return count - (model.layers - model.dense_layers) * idle
+    for block, layers in counted_blocks(model):
+        held = sum(layer_shape(block, tp=1).expert_tensors)
+        count -= layers * held * (model.experts - model.top_k) // model.experts
+    return count
 
 
 def tiny(*, parallel=None, training=None, batch=4, **model):

@@ -30,6 +30,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from perfmodel.base.errors import ExecutionError
 from perfmodel.base.identity import full_identity
+from perfmodel.execution.executor import OnWait, ignore_wait
 from perfmodel.execution.on_ray.liveness import Reply, Watch, ask
 from perfmodel.execution.rank_block import Seat
 
@@ -45,6 +46,8 @@ LOST = (
 """What Ray raises if a process or a machine is gone, not if work failed."""
 SEAT_TIMEOUT_S = 120.0
 """How long a machine may take to start a worker process before others get its ranks."""
+SILENCE_S = 30.0
+"""How long no worker may answer before those that are waited for are named."""
 WATCH_S = 0.5
 """How long to wait for Ray before looking whether it is still there."""
 GET_TIMEOUT_S = 10.0
@@ -67,7 +70,11 @@ class Call:
 
 
 class RayCluster:
-    """A connection to Ray. *watch* knows what of the cluster is gone."""
+    """A connection to Ray. *watch* knows what of the cluster is gone.
+
+    *on_wait* hears a sentence when no worker has answered for a while. A stopped process looks
+    like a busy one from outside, so this names the machines and goes on waiting.
+    """
 
     def __init__(self, watch: Watch, *, workers: int | None, is_local: bool) -> None:
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray's
@@ -76,6 +83,7 @@ class RayCluster:
         self.check = watch.check
         self.notes: list[str] = []
         self._watch = watch
+        self.on_wait: OnWait = ignore_wait
         # A seat works while its driver waits, and the other way round: it needs no CPU of its
         # own, so it can always be placed. The driver rebuilds lost ones itself, since only it
         # has the log.
@@ -122,16 +130,19 @@ class RayCluster:
             self._place_of_seat[seats[-1]] = chosen
         return seats
 
-    def settle(self, seats: list[Any]) -> None:
-        """Wait until all *seats* are started; machines that start none are avoided from then on.
+    def settle(self, seats: list[Any], places: Sequence[int] | None = None) -> None:
+        """Wait until *seats*, or those at *places*, are started; avoid machines that start none.
 
-        As long as none is started all are slow, and none is avoided.
+        As long as none is started all are slow, and none is avoided. A rebuilt seat is slow by
+        itself if other machines have seats.
         """
-        asked = [self.call(seat, "is_started") for seat in seats]
+        places = range(len(seats)) if places is None else places
+        asked = [self.call(seats[place], "is_started") for place in places]
         late, began_s = list(asked), time.monotonic()
         while late:
             waited_s = time.monotonic() - began_s
-            if waited_s > SEAT_TIMEOUT_S and len(late) < len(asked):
+            elsewhere = set(self._place_of_seat.values()) - {call.place for call in late}
+            if waited_s > SEAT_TIMEOUT_S and (len(late) < len(asked) or elsewhere):
                 break
             if waited_s > 5 * SEAT_TIMEOUT_S:
                 raise ExecutionError(
@@ -145,9 +156,8 @@ class RayCluster:
             self._avoided.add(call.place)
             host = call.place.rpartition(":")[0]
             self.notes.append(f"no worker could start on {host}")
-            self.replace(seats, asked.index(call))
-        if late:
-            self.settle(seats)
+        for call in late:
+            self.replace(seats, places[asked.index(call)])
 
     def give_up(self, seat: Any) -> None:
         """End a worker process, if it is still there."""
@@ -157,9 +167,10 @@ class RayCluster:
             ray.kill(seat)
 
     def replace(self, seats: list[Any], place: int) -> None:
-        """Put a new worker process at *place* of *seats*."""
+        """Put a new worker process at *place* of *seats*, started within the same limits."""
         self.give_up(seats[place])
         seats[place : place + 1] = self.new_seats(1)
+        self.settle(seats, [place])
 
     def call(self, seat: Any, method: str, *words: Any) -> Call:
         """Ask the worker process *seat*, without waiting for the answer."""
@@ -183,7 +194,14 @@ class RayCluster:
         """Those of *calls* that are answered or lost, once one is, or none at *until_s*."""
         by_reference = {call.reference: call for call in calls}
         self._watch.follow(call.place for call in calls if call.place)
+        named_s = time.monotonic() + SILENCE_S
         while time.monotonic() < until_s:
+            if time.monotonic() > named_s:
+                hosts = sorted({call.place.rpartition(":")[0] for call in calls})
+                self.on_wait(
+                    f"ray: waiting for {', '.join(hosts)}, no answer for {SILENCE_S:.0f} s"
+                )
+                named_s = math.inf
             # Workers go on for a while without a head, and then Ray ends this process.
             self.check()
             lost = [call for call in calls if self._watch.is_lost(call.place)]

@@ -18,7 +18,7 @@ from typing import Any
 from perfmodel.base.errors import ExecutionError
 from perfmodel.engine.layout import max_distance
 from perfmodel.engine.replay import Replay, kept_of_reach
-from perfmodel.execution.executor import Item, OnRound, Result, Shared, ignore_round
+from perfmodel.execution.executor import Item, Observers, Result, Shared
 from perfmodel.execution.on_ray.cluster import Call, Lost, RayCluster
 from perfmodel.execution.on_ray.workers import RayWorkers
 from perfmodel.execution.parts import Division, divide_job, take_durations, take_part
@@ -53,9 +53,10 @@ class RayExecutor:
     # The workers together may have more memory than this machine.
     reads_jobs = True
 
-    def __init__(self, cluster: RayCluster, *, on_round: OnRound = ignore_round) -> None:
+    def __init__(self, cluster: RayCluster, observers: Observers) -> None:
         self._cluster = cluster
-        self._on_round = on_round
+        cluster.on_wait = observers.on_wait
+        self._on_round = observers.on_round
         self._seats: list[Any] = []
         self._sent: _Sent | None = None
         # Replays whose timelines may still be read.

@@ -25,7 +25,6 @@ from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import Question
 from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table
 from perfmodel.reports.document import interval_ms, parts_ms, times_document, to_ms
-from perfmodel.reports.pictures import draw_times
 from perfmodel.reports.prediction import iter_sections
 from perfmodel.reports.showing import View
 from perfmodel.reports.text import describe_interval, format_range
@@ -215,9 +214,5 @@ def report_advice(advice: Advice) -> Report:
     )  # fmt: skip
 
 
-VIEW = View(
-    report_advice,
-    to_advice_document,
-    lambda advice: draw_times([(one.cause.name, to_ms(one.gain_ns)) for one in advice.steps]),
-)
+VIEW = View(report_advice, to_advice_document)
 """How advice shows itself in Python and in a notebook."""

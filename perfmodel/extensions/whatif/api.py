@@ -61,7 +61,7 @@ def whatif(
     named = [(text, parse_transformation(text, topology=topology)) for text in changes]
     swept = None if sweep is None else parse_sweep(sweep, topology=topology)
     question = prepare_changes(opened, force=force)
-    with open_place(executor, workers, ray_address) as place:
+    with open_place(executor, workers, ray_address, on_phase) as place:
         answer = answer_changes(
             question, named, sweep=swept, executor=place, on_phase=on_phase, force=force
         )

@@ -17,7 +17,7 @@ Examples:
   perfmodel whatif --list
   perfmodel whatif job/ --apply scale:match=gemm,factor=0.5
   perfmodel whatif job/ --apply "gap:before=SendRecv,rank=2,to=20.5ms" --apply host_overhead
-  perfmodel whatif job/ --apply overlap --sweep compress:ratio=0.25:1:x2 --plot ratios.png
+  perfmodel whatif job/ --apply overlap --sweep compress:ratio=0.25:1:x2 --report ratios.html
   perfmodel whatif built_job/ --topology dgx_h100 --apply bucket:size=100MB
 \b
 JOB is a folder that `perfmodel import` or `save_job` wrote. A what-if is NAME, or
@@ -50,7 +50,7 @@ def whatif(
     asked: Annotated[dict[str, Any], JobScenario, "topology", "hosts", "stack", "mode"],
     force: Annotated[bool, Option(help="Also answer for recordings that replay badly.")] = False,
     run: LocalRun,
-    files: Annotated[Outputs, "json_file", "csv_file", "plot_file", "report_file", "is_strict"],
+    files: Annotated[Outputs, "json_file", "csv_file", "report_file", "is_strict"],
 ) -> None:
     """Change a job and compare: time, critical path, stragglers."""
     if list_names:
@@ -63,7 +63,7 @@ def whatif(
     scenario = JobScenario(job, samples=0, **asked)
     with run.open() as where:
         answer = api.whatif(scenario, apply, sweep=sweep, force=force, **where)
-    files.write(report_whatif(answer), answer.to_dict, answer.plot)
+    files.write(report_whatif(answer), answer.to_dict)
 
 
 @command(epilog=ADVISE_EPILOG)

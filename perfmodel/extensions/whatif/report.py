@@ -27,7 +27,6 @@ from perfmodel.reports.blocks import (
     time_bars,
 )
 from perfmodel.reports.document import interval_ms, parts_ms, shares_by_provenance, to_ms, wait_ms
-from perfmodel.reports.pictures import draw_times
 from perfmodel.reports.prediction import PART_LOOKS, compare_parts, iter_sections
 from perfmodel.reports.showing import View
 from perfmodel.reports.text import (
@@ -256,11 +255,5 @@ def _command(whatif: WhatIf) -> str | None:
     return " ".join([*words, *whatif.options])
 
 
-VIEW = View(
-    report_whatif,
-    to_whatif_document,
-    lambda whatif: draw_times(
-        [(row["apply"], row["iteration_time_ms"]) for row in report_whatif(whatif).rows]
-    ),
-)
+VIEW = View(report_whatif, to_whatif_document)
 """How a what-if shows itself in Python and in a notebook."""

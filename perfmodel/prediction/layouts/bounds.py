@@ -31,6 +31,7 @@ from perfmodel.stacks.schedules import DEFAULT_SCHEDULE
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.jobs import build_job
 from perfmodel.workloads.transformer.axes import OF_EXPERTS, Divided, group_size
+from perfmodel.workloads.transformer.model import blocks_of, commonest_block, one_layer_of
 from perfmodel.workloads.transformer.shapes import LayerShapes
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import Recompute, StateSharding
@@ -86,11 +87,12 @@ class Bounds:
         if layer not in self._times_of:
             self._times_of[layer] = measure_layer((self._cluster, self._stack), layer)
         times, model = self._times_of[layer], spec.model
-        # Few dense layers come before those of experts; leaving them out keeps the bound low.
+        # Layers of other kinds are left out, which keeps the bound low; a window costs less.
+        counted, blocks = commonest_block(model), blocks_of(model)
         stages = [
             float(times.layer_ns)
             * sum(
-                not model.has_experts or model.is_expert_layer(number)
+                blocks[number].costs_no_less(counted)
                 for run in layout.layer_runs(model.layers, stage=stage)
                 for number in run
             )
@@ -219,15 +221,13 @@ def layer_of(candidate: Candidate) -> Layer:
         "sequence_parallel": layout.is_sequence_parallel,
     }  # fmt: skip
     training = {"optimizer": "none", "clip_gradients": False}
-    # The counted layer has windowed attention and experts.
-    model = {"layers": 1, "dense_layers": 0, "window_every": 1}
     split = spec.model_copy(update={"parallel": spec.parallel.model_copy(update=parallel)})
     copies = fewest_ranks(split) // layout.ranks_of(*_OF_LAYER)
     return Layer(
         split.model_copy(
             update={
                 "batch": layout.micro_batch * copies,
-                "model": spec.model.model_copy(update=model),
+                "model": one_layer_of(commonest_block(spec.model)),
                 "training": spec.training.model_copy(update=training),
             }
         )

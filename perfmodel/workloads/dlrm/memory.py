@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from embeddings.plan import ShardingPlan
 from embeddings.table import EmbeddingTable
-from perfmodel.graph.job import RUNTIME_BYTES, USUAL_ADVICE, KeptBytes, MemoryPart, RankMemory
+from perfmodel.graph.job import RUNTIME_BYTES, USUAL_ADVICE, MemoryPart, RankMemory
 from perfmodel.stacks.optimizers import load_optimizers
 from perfmodel.workloads.dlrm.dense import (
     DenseLayer,
@@ -33,21 +32,7 @@ def dlrm_memory(spec: DlrmSpec, *, rank_count: int, plan: ShardingPlan) -> tuple
     samples = local_batch(spec, rank_count=rank_count)
     held = np.column_stack([plan.by_rank(column) for column in _columns(spec, plan.pieces.tables)])
     copied = _totals(spec, plan.copied_tables)
-    kept = _kept(spec, samples)
-    return tuple(
-        replace(_rank_memory(spec, of_rank, copied, samples), kept=kept)
-        for of_rank in held.tolist()
-    )
-
-
-def _kept(spec: DlrmSpec, samples: int) -> tuple[KeptBytes, ...]:
-    """What the forward pass of each layer keeps; not known of sequences and several outputs."""
-    if spec.sequence is not None or spec.outputs > 1:
-        return ()
-    widths = {layer.label: layer.inputs + layer.outputs for layer in dense_layers(spec)}
-    widths["interaction"] = 2 * spec.interaction_inputs
-    size = samples * spec.training.precision.size_bytes
-    return tuple(KeptBytes(part, size * width) for part, width in widths.items())
+    return tuple(_rank_memory(spec, of_rank, copied, samples) for of_rank in held.tolist())
 
 
 def _columns(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> tuple[list[float], ...]:
@@ -103,8 +88,7 @@ def _rank_memory(
     }
     return RankMemory(
         tuple(
-            MemoryPart(name, part, name == "activations", _ADVICE.get(name, USUAL_ADVICE))
-            for name, part in parts.items()
+            MemoryPart(name, part, _ADVICE.get(name, USUAL_ADVICE)) for name, part in parts.items()
         )
     )
 

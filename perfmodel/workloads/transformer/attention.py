@@ -12,6 +12,7 @@ of the queries see all. Both are the same number of pairs.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from collectives.collective import CollectiveKind
 from perfmodel.base.errors import WorkloadError
@@ -20,27 +21,27 @@ from perfmodel.stacks.capabilities import Fusion
 from perfmodel.workloads.eager import Joining, Step, communication, pointwise
 from perfmodel.workloads.kernels import cast, dropout, elementwise
 from perfmodel.workloads.transformer.layout import Slot
-from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.words import AttentionKernel, ContextKind
+
+if TYPE_CHECKING:
+    from perfmodel.workloads.transformer.mixers.mixer import Mixing
 
 _KERNELS = {AttentionKernel.FMHA: "flash1"}
 """Kernels by the generation that they are priced as: the fused one of 2020 is no better."""
-_TILE = 128
+TILE = 128
 """Queries that a kernel works on at once; under a window they see it and each other."""
 
 
-def attention_steps(
-    run: TransformerRun, direction: Pass, *, has_window: bool = False
-) -> list[Step]:
-    """The steps between the qkv GEMM and the projection."""
+def attention_steps(one: Mixing, direction: Pass, seen: int | None) -> list[Step]:
+    """The steps between the qkv GEMM and the projection, if a token sees so many others, or all."""
+    run = one.run
     spec, cp = run.spec, run.layout.cp
-    length = seen = spec.sequence_length
-    if has_window:
-        seen = (spec.model.window or length) + _TILE
+    length = spec.sequence_length
+    seen = seen or length
     packed = spec.packed_length
     if packed < length and cp > 1:
         # The keys travel as ever; a token sees half of its sample before it on average.
-        seen = min(seen, packed // 2 + _TILE)
+        seen = min(seen, packed // 2 + TILE)
     if cp > 1:
         if run.has_unfused_attention:
             raise WorkloadError(
@@ -48,8 +49,8 @@ def attention_steps(
                 "keys, and this one is unfused. Set training.attention=flash, or cp=1."
             )
         most = length // 2 if spec.model.causal else length
-        context = _ContextAttention(run, direction, seen if seen < most else None)
-        casts = _casts(run, direction)
+        context = _ContextAttention(one, direction, seen if seen < most else None)
+        casts = _casts(one, direction)
         if spec.parallel.cp_kind is ContextKind.ALL_GATHER:
             return casts + context.gathered(most)
         if spec.parallel.cp_kind is ContextKind.ALL_TO_ALL:
@@ -57,33 +58,33 @@ def attention_steps(
             return casts + context.exchanged(keys, is_causal=spec.model.causal)
         return casts + context.ring()
     if run.has_unfused_attention:
-        return _unfused_steps(run, direction)
+        return _unfused_steps(one, direction)
     is_causal = spec.model.causal and seen >= packed
-    core = _fused_step(run, direction, packed, min(packed, seen), is_causal=is_causal)
-    return [*_casts(run, direction), core]
+    core = _fused_step(one, direction, packed, min(packed, seen), is_causal=is_causal)
+    return [*_casts(one, direction), core]
 
 
-def _casts(run: TransformerRun, direction: Pass) -> list[Step]:
+def _casts(one: Mixing, direction: Pass) -> list[Step]:
     """The cast of queries, keys and values, or of the gradient of the output, to fewer bits."""
-    target, model, shape = run.spec.training.attention_precision, run.spec.model, run.shape
+    run, model, shape = one.run, one.model, one.shape
+    target = run.spec.training.attention_precision
     if target is None or target.size_bytes >= run.dtype.size_bytes:
         return []
-    width = shape.heads * model.head_width
+    width = shape.heads * model.value_width
     if direction is Pass.FORWARD:
-        inputs = shape.kv_heads * (model.query_width + model.head_width)
+        inputs = shape.kv_heads * (model.query_width + model.value_width)
         width = shape.heads * model.query_width + inputs
     kernel = cast(run.tokens * width, run.dtype, target)
     return [Step("to", f"attention/core cast {direction.value}", (kernel,))]
 
 
-def _fused_step(
-    run: TransformerRun, direction: Pass, queries: int, keys: int, *, is_causal: bool
-) -> Step:
+def _fused_step(one: Mixing, direction: Pass, queries: int, keys: int, *, is_causal: bool) -> Step:
     """One fused kernel over *queries* and *keys* tokens of every sequence or packed sample.
 
     In latent attention heads are wider in scores than in values; the mean of both widths counts
     the same operations.
     """
+    run, model = one.run, one.model
     spec, layout = run.spec, run.layout
     chosen = spec.training.attention
     kernel = _KERNELS.get(chosen) or str(chosen.value)
@@ -95,9 +96,9 @@ def _fused_step(
         batch=layout.micro_batch * samples,
         query_length=queries,
         key_length=keys,
-        heads=run.shape.heads,
-        kv_heads=run.shape.kv_heads,
-        head_dim=(spec.model.query_width + spec.model.head_width) // 2,
+        heads=one.shape.heads,
+        kv_heads=one.shape.kv_heads,
+        head_dim=(model.query_width + model.value_width) // 2,
         dtype=spec.training.attention_precision or run.dtype,
         is_causal=is_causal,
         direction=direction,
@@ -109,10 +110,11 @@ def _fused_step(
     return Step(operator, f"attention/core {direction.value}", (op,))
 
 
-def _unfused_steps(run: TransformerRun, direction: Pass) -> list[Step]:
+def _unfused_steps(one: Mixing, direction: Pass) -> list[Step]:
     """GEMMs for scores and their mixture, with passes over all scores between them."""
-    model, dtype, length = run.spec.model, run.dtype, run.spec.sequence_length
-    pairs = run.layout.micro_batch * run.shape.heads
+    run, model = one.run, one.model
+    dtype, length = run.dtype, run.spec.sequence_length
+    pairs = run.layout.micro_batch * one.shape.heads
     width, scores = model.head_width, pairs * length**2
     is_masked_in_softmax = run.stack.fuses(Fusion.SOFTMAX_MASK)
     is_backward = direction is Pass.BACKWARD
@@ -150,19 +152,19 @@ class _ContextAttention:
     *windowed_keys* are the keys that a query sees under a window, where a window limits them.
     """
 
-    def __init__(self, run: TransformerRun, direction: Pass, windowed_keys: int | None) -> None:
-        model = run.spec.model
+    def __init__(self, one: Mixing, direction: Pass, windowed_keys: int | None) -> None:
+        run, model, self._one = one.run, one.model, one
         self._run, self._direction, self._windowed_keys = run, direction, windowed_keys
         self._cp, self._label = run.layout.cp, f"attention/core {direction.value}"
         # Tokens of a sequence on one rank, and numbers in keys and values of its own tokens.
         self._own = run.spec.sequence_length // run.layout.cp
-        width = model.query_width + model.head_width
-        self._kv_elements = run.tokens * run.shape.kv_heads * width
+        width = model.query_width + model.value_width
+        self._kv_elements = run.tokens * one.shape.kv_heads * width
 
     def gathered(self, most_keys: int) -> list[Step]:
         """Attention after a gather of all keys and values; gradients are scattered again."""
         keys = self._windowed_keys or most_keys
-        core = _fused_step(self._run, self._direction, self._own, keys, is_causal=False)
+        core = _fused_step(self._one, self._direction, self._own, keys, is_causal=False)
         gather = self._collective(CollectiveKind.ALL_GATHER, "keys and values", self._cp)
         if self._direction is Pass.FORWARD:
             return [gather, core]
@@ -174,16 +176,16 @@ class _ContextAttention:
 
         Heads of keys that are fewer than the ranks are sent to several of them.
         """
-        model, shape, cp = self._run.spec.model, self._run.shape, self._cp
+        model, shape, cp = self._one.model, self._one.shape, self._cp
         length = self._run.spec.sequence_length
         is_masked = is_causal and keys >= length
-        core = _fused_step(self._run, self._direction, length, keys, is_causal=is_masked)
+        core = _fused_step(self._one, self._direction, length, keys, is_causal=is_masked)
         [op] = core.kernels
         assert isinstance(op, Attention)
         part = replace(op, heads=shape.heads // cp, kv_heads=max(1, shape.kv_heads // cp))
-        width = model.query_width + model.head_width
+        width = model.query_width + model.value_width
         inputs = shape.heads * model.query_width + max(shape.kv_heads, cp) * width
-        outputs = shape.heads * model.head_width
+        outputs = shape.heads * model.value_width
         sizes = {"queries, keys and values": inputs, "outputs": outputs}
         first, last = (
             communication(
@@ -204,7 +206,7 @@ class _ContextAttention:
         Backward, keys and values go round again, followed by their gradients back to their rank.
         """
         is_backward = self._direction is Pass.BACKWARD
-        outputs = self._run.tokens * self._run.shape.projection.inputs
+        outputs = self._run.tokens * self._one.shape.core_outputs
         steps = []
         for turn in range(self._cp):
             block = self._block(turn)
@@ -232,7 +234,7 @@ class _ContextAttention:
             keys, is_masked = self._windowed_keys, False
         elif is_causal and turn:
             keys //= 2
-        return [_fused_step(self._run, self._direction, self._own, keys, is_causal=is_masked)]
+        return [_fused_step(self._one, self._direction, self._own, keys, is_causal=is_masked)]
 
     def _wait(self, joining: Joining) -> Step:
         return Step("wait", f"{self._label} wait", joins=(joining,))

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.workloads.transformer.words import ContextKind
+from perfmodel.workloads.transformer.model import counted_blocks
+from perfmodel.workloads.transformer.words import RECURRENT, ContextKind, FeedForward, Mixer
 
 if TYPE_CHECKING:
     from perfmodel.workloads.transformer.layout import Layout
-    from perfmodel.workloads.transformer.spec import ModelSection, TransformerSpec
+    from perfmodel.workloads.transformer.model import ModelSection
+    from perfmodel.workloads.transformer.spec import TransformerSpec
 
 MOST_STAGES = 64
 SHORTEST_SHARE = 8192
@@ -117,7 +119,7 @@ def powers_to(most: int) -> list[int]:
 
 def _tensor_sizes(room: Room) -> list[int]:
     """They divide ranks and heads, on two hosts at most."""
-    heads = room.spec.model.heads
+    heads = math.gcd(*(block.model.heads for block, _ in counted_blocks(room.spec.model)))
     most = min(room.ranks_per_host * 2, room.ranks, heads)
     return [tp for tp in powers_to(most) if heads % tp == 0]
 
@@ -151,13 +153,16 @@ def _expert_divisions(room: Room) -> list[int]:
 
 
 def _tensor_faults(spec: TransformerSpec, layout: Layout) -> Iterator[str]:
-    model, key_heads, tp = spec.model, spec.model.key_heads, layout.tp
-    if model.heads % tp:
-        yield f"heads ({model.heads}) are not divisible by tp={tp}"
-    if key_heads % tp and tp % key_heads:
-        yield f"kv_heads ({key_heads}) are neither a multiple nor a divisor of tp={tp}"
-    if model.ffn % tp:
-        yield f"ffn ({model.ffn}) is not divisible by tp={tp}"
+    tp, faults = layout.tp, dict[str, None]()
+    for block, _ in counted_blocks(spec.model):
+        model, key_heads = block.model, block.model.key_heads
+        if model.heads % tp and block.mixer is not Mixer.NONE:
+            faults[f"heads ({model.heads}) are not divisible by tp={tp}"] = None
+        if key_heads % tp and tp % key_heads and block.mixer is not Mixer.NONE:
+            faults[f"kv_heads ({key_heads}) are neither a multiple nor a divisor of tp={tp}"] = None
+        if model.ffn % tp and block.ffn is FeedForward.DENSE:
+            faults[f"ffn ({model.ffn}) is not divisible by tp={tp}"] = None
+    yield from faults
     if tp > 1 and spec.parallel.sequence_parallel is not False and spec.sequence_length % tp:
         yield f"sequence_length ({spec.sequence_length}) is not divisible by tp={tp}"
 
@@ -171,6 +176,9 @@ def _context_faults(spec: TransformerSpec, layout: Layout) -> Iterator[str]:
         yield f"sequence_length ({length}) is not divisible by 2 x cp x tp = {parts}"
     if spec.parallel.cp_kind is ContextKind.ALL_TO_ALL and spec.model.heads % (tp * cp):
         yield f"heads ({spec.model.heads}) are not divisible by tp x cp = {tp} x {cp}"
+    is_recurrent = any(block.mixer in RECURRENT for block, _ in counted_blocks(spec.model))
+    if cp > 1 and is_recurrent and spec.parallel.cp_kind is not ContextKind.ALL_TO_ALL:
+        yield f"a state passes over whole sequences: cp={cp} needs cp_kind all_to_all"
     if spec.predicted_tokens % cp:
         yield f"predicted tokens ({spec.predicted_tokens}) are not divisible by cp={cp}"
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.dtypes import DType
@@ -21,8 +22,10 @@ from perfmodel.graph.ops import MemoryBound, Pass
 from perfmodel.stacks.capabilities import Fusion
 from perfmodel.workloads.eager import Joining, Step, pointwise
 from perfmodel.workloads.kernels import FP32_BYTES, cast, elementwise
-from perfmodel.workloads.transformer.linears import LinearSteps
 from perfmodel.workloads.transformer.words import Norm
+
+if TYPE_CHECKING:
+    from perfmodel.workloads.transformer.linears import LinearSteps
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ class ExpertSteps:
     def __init__(self, linears: LinearSteps, shape: ExpertShape) -> None:
         self._linears, self._shape, self._layout = linears, shape, linears.layout
         self._model, self._dtype = linears.run.spec.model, linears.dtype
+        self._width = self._model.expert_width
         self._tokens = linears.split_tokens
         self._dispatcher = linears.run.dispatcher
         # Rows that a rank sends, each token once per chosen expert, that the most loaded rank
@@ -77,6 +78,7 @@ class ExpertSteps:
             *self._biased(Pass.FORWARD),
             *reversed(self._routed("combine", "unsort forward", is_back=True)),
             *self._combined(Pass.FORWARD),
+            *self._resized(self._shape.lengthen, "lengthen", Pass.FORWARD),
         ]
 
     def without_down(self) -> list[Step]:
@@ -84,6 +86,7 @@ class ExpertSteps:
         return [
             *self._linears.replicated(self._shape.router, _ROUTER),
             self._chosen(Pass.FORWARD),
+            *self._resized(self._shape.shorten, "shorten", Pass.FORWARD),
             *self._permuted("permute forward"),
             *self._routed("dispatch", "sort forward", is_back=False),
             *self._products(self._shape.up, _UP),
@@ -93,6 +96,7 @@ class ExpertSteps:
     def backward(self) -> list[Step]:
         """The same way back, with GEMMs for inputs and weights."""
         return [
+            *self._resized(self._shape.lengthen, "lengthen", Pass.BACKWARD),
             *self._combined(Pass.BACKWARD),
             *self._routed("combine gradient", "sort backward", is_back=False),
             *self._biased(Pass.BACKWARD),
@@ -101,6 +105,7 @@ class ExpertSteps:
             *self._products_backward(self._shape.up, _UP),
             *reversed(self._routed("dispatch gradient", "unsort backward", is_back=True)),
             *self._permuted("permute backward"),
+            *self._resized(self._shape.shorten, "shorten", Pass.BACKWARD),
             self._chosen(Pass.BACKWARD),
             *self._linears.replicated_backward(self._shape.router, _ROUTER),
         ]
@@ -112,6 +117,14 @@ class ExpertSteps:
             stacked = Linear(linear.inputs, linear.outputs * self._shape.held)
             steps += self._linears.weight_casts(stacked, label)
         return steps
+
+    def _resized(self, linear: Linear | None, word: str, direction: Pass) -> list[Step]:
+        """Tokens made as short as experts take them, or their results as long as tokens."""
+        if linear is None:
+            return []
+        linears, label = self._linears, f"ffn/{word}"
+        is_forward = direction is Pass.FORWARD
+        return (linears.replicated if is_forward else linears.replicated_backward)(linear, label)
 
     @property
     def _library(self) -> TokenLibrary | None:
@@ -150,14 +163,14 @@ class ExpertSteps:
         model = self._model
         sms = _MULTIPROCESSORS[library]
         routing = TokenRouting(library, tokens, model.top_k, model.experts, is_back, sms)
-        size_bytes = tokens * model.hidden * self._dtype.size_bytes
+        size_bytes = tokens * self._width * self._dtype.size_bytes
         kind = CollectiveKind.ALL_TO_ALL
         collective = Collective(kind, size_bytes, self._dtype, routing=routing)
         name = f"ffn/{what} {library.value}"
         return Step(kind.value, name, collective=collective, slot=Slot.EXPERTS)
 
     def _communication(self, kind: CollectiveKind, what: str, rows: int, slot: Slot) -> Step:
-        size_bytes = rows * self._model.hidden * self._dtype.size_bytes
+        size_bytes = rows * self._width * self._dtype.size_bytes
         return communication(kind, f"ffn/{what}", size_bytes, self._dtype, slot)
 
     def _permuted(self, what: str) -> list[Step]:
@@ -232,7 +245,7 @@ class ExpertSteps:
         """The bias of the second GEMM times the score of each row, added expert by expert."""
         if not self._model.bias or self._linears.run.fuses_expert_bias:
             return []
-        label, elements = f"ffn/experts bias {direction.value}", self._rows * self._model.hidden
+        label, elements = f"ffn/experts bias {direction.value}", self._rows * self._width
         each, joined = (
             chain_steps(chain_name(name, direction), label, size, self._dtype)
             for name, size in (
@@ -262,7 +275,7 @@ class ExpertSteps:
         return direction is Pass.FORWARD and is_open and is_sent
 
     def _moved(self, what: str, rows: int) -> Step:
-        elements = rows * self._model.hidden
+        elements = rows * self._width
         return pointwise("index_select", f"ffn/{what}", "embedding", elements, self._dtype)
 
     def _combined(self, direction: Pass) -> list[Step]:
@@ -272,7 +285,7 @@ class ExpertSteps:
         """
         if self._library is not None:
             return []
-        row_bytes = self._model.hidden * self._dtype.size_bytes
+        row_bytes = self._width * self._dtype.size_bytes
         many, few = self._sent_rows * row_bytes, self._tokens * row_bytes
         read, write = (many, few) if direction is Pass.FORWARD else (many + few, many)
         op = MemoryBound("embedding", read, write, self._dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -101,7 +100,7 @@ class TransformerFamily(Family[TransformerSpec]):
         """The job in the layout that *spec* states, completed; two smaller ones if it is long."""
         from perfmodel.workloads.transformer.job import build_shorter_jobs, build_transformer_job
         from perfmodel.workloads.transformer.layout_choice import choose_layout
-        from perfmodel.workloads.transformer.memory import kept_of_stages, memory_of_stages
+        from perfmodel.workloads.transformer.memory import memory_of_stages
         from perfmodel.workloads.transformer.run import TransformerRun
 
         chosen = choose_layout(
@@ -113,9 +112,8 @@ class TransformerFamily(Family[TransformerSpec]):
         )
         layout, stack = chosen.layout, request.stack
         run = TransformerRun(spec, layout, stack)
-        of_stage = zip(memory_of_stages(run), kept_of_stages(run), strict=True)
-        of_rank = [replace(one, kept=kept) for one, kept in of_stage]
-        memory = tuple(one for one in of_rank for _ in range(layout.ranks_of_stage))
+        of_stage = memory_of_stages(run)
+        memory = tuple(one for one in of_stage for _ in range(layout.ranks_of_stage))
         count = layout.micro_batches
         fewer, stride = _shorter_counts(layout)
         more = fewer + stride

@@ -14,20 +14,17 @@ from perfmodel.graph.ops import MemoryBound, Pass
 from perfmodel.stacks.capabilities import Fusion
 from perfmodel.workloads.eager import Step, pointwise
 from perfmodel.workloads.kernels import dropout
-from perfmodel.workloads.transformer.attention import attention_steps
-from perfmodel.workloads.transformer.chains import (
-    activation_steps,
-    chain_name,
-    chain_steps,
-    norm_steps,
-)
+from perfmodel.workloads.transformer.chains import activation_steps, norm_steps
 from perfmodel.workloads.transformer.experts import ExpertSteps
 from perfmodel.workloads.transformer.linears import LinearSteps
+from perfmodel.workloads.transformer.mixers.mixer import LATENT, QKV, Mixing
+from perfmodel.workloads.transformer.mixers.table import MIXERS
+from perfmodel.workloads.transformer.model import Block
 from perfmodel.workloads.transformer.run import TransformerRun
-from perfmodel.workloads.transformer.shapes import QKV, LayerShapes
-from perfmodel.workloads.transformer.words import Positions, Recompute, RecomputedPart, SavedOutput
+from perfmodel.workloads.transformer.shapes import LayerShapes
+from perfmodel.workloads.transformer.words import Recompute, RecomputedPart, SavedOutput
 
-_JOINING = "further/joining"
+_JOINING, _PROJECTION = "further/joining", "attention/projection"
 LAYER = "layer "
 """What labels of a layer begin with, before its number and a slash."""
 
@@ -67,9 +64,8 @@ class PartSteps:
 class LayerKind:
     """What distinguishes the layers of a model; layers of one kind have equal steps."""
 
-    has_window: bool
-    is_recomputed: bool
-    is_expert: bool
+    block: Block
+    is_recomputed: bool = False
     is_further: bool = False
 
 
@@ -81,7 +77,7 @@ def build_layer_steps(run: TransformerRun, kind: LayerKind) -> PartSteps:
     if kind.is_recomputed and way is Recompute.FULL:
         recompute = maker.forward(run.spec.training.saved_outputs)
     elif kind.is_recomputed and way is Recompute.ATTENTION:
-        recompute = maker.attention(Pass.FORWARD)
+        recompute = maker.core(Pass.FORWARD)
     elif kind.is_recomputed and way is Recompute.OPS:
         recompute = maker.without_every_second_gemm()
     if way is not Recompute.FULL or not kind.is_recomputed:
@@ -94,12 +90,13 @@ class _LayerMaker:
     """Makes the steps of a layer of *kind*."""
 
     def __init__(self, run: TransformerRun, kind: LayerKind) -> None:
-        self._run, self._model, self._has_window = run, run.spec.model, kind.has_window
+        self._run, self._model = run, kind.block.model
         shapes = LayerShapes(run.spec.model, run.layout)
-        self._shape = shapes.of_experts if kind.is_expert else shapes.dense
-        self._shape = shapes.further if kind.is_further else self._shape
+        self._shape = shapes.shape(kind.block, is_further=kind.is_further)
         self._linears = LinearSteps(run, run.tokens)
         self._elements = self._linears.split_tokens * self._model.hidden
+        self._mixer = MIXERS[kind.block.mixer]
+        self._mixing = Mixing(self._linears, self._model, self._shape.mixer)
         shape = self._shape.experts
         self._experts = None if shape is None else ExpertSteps(self._linears, shape)
 
@@ -113,22 +110,26 @@ class _LayerMaker:
     def forward(self, saved: Collection[SavedOutput] = ()) -> list[Step]:
         """The forward pass, without what makes *saved* outputs of attention and a dense FFN."""
         linears, shape = self._linears, self._shape
-        steps = [
-            *(linears.replicated(shape.joining, _JOINING) if shape.joining else ()),
-            *self._until_core(is_saved=SavedOutput.QKV in saved),
-            *(() if SavedOutput.CORE in saved else self.attention(Pass.FORWARD)),
-            *(
-                ()
-                if SavedOutput.PROJECTION in saved
-                else linears.row_parallel(shape.projection, "attention/projection")
-            ),
-            *self._residual("attention"),
-            *norm_steps(linears, "ffn", Pass.FORWARD),
-            *(self._experts.forward() if self._experts else ()),
-        ]
+        steps = linears.replicated(shape.joining, _JOINING) if shape.joining else []
+        if (projection := shape.mixer.projection) is not None:
+            steps += self._until_core(is_saved=SavedOutput.QKV in saved)
+            if SavedOutput.CORE not in saved:
+                steps += self.core(Pass.FORWARD)
+            if SavedOutput.PROJECTION not in saved:
+                steps += linears.row_parallel(projection, _PROJECTION)
+            steps += self._residual("attention")
+        if not self._has_network:
+            return steps
+        steps += norm_steps(linears, "ffn", Pass.FORWARD)
+        steps += self._experts.forward() if self._experts else ()
         if shape.up is not None:
             steps += [*self._feed_forward(saved), *self._add_shared(Pass.FORWARD)]
         return steps + self._residual("ffn")
+
+    @property
+    def _has_network(self) -> bool:
+        """Whether there is a feed-forward network."""
+        return self._experts is not None or self._shape.up is not None
 
     def _feed_forward(self, saved: Collection[SavedOutput] = ()) -> list[Step]:
         """The GEMMs of a dense layer or of shared experts, with their activation."""
@@ -143,18 +144,22 @@ class _LayerMaker:
         """The forward pass until the down GEMM, without every second GEMM and the core."""
         linears, shape = self._linears, self._shape
         again = shape.every_second(is_gated=self._model.gated_ffn)
-        if shape.latent:
-            steps = self._until_core()
-        else:
+        steps: list[Step] = []
+        if not shape.issues_queries:
+            steps = self._until_core() if shape.mixer.projection else []
+        elif (projection := shape.mixer.projection) is not None:
             steps = [
                 *norm_steps(linears, "attention", Pass.FORWARD),
                 *(linears.column_parallel(again[QKV], QKV) if QKV in again else ()),
-                *self._rotary(Pass.FORWARD),
-                *linears.row_parallel(shape.projection, "attention/projection"),
+                *self._before_core(Pass.FORWARD),
+                *linears.row_parallel(projection, _PROJECTION),
             ]
+        if shape.mixer.projection is not None:
+            steps += self._residual("attention")
+        if not self._has_network:
+            return steps
         return [
             *steps,
-            *self._residual("attention"),
             *norm_steps(linears, "ffn", Pass.FORWARD),
             *(self._experts.without_down() if self._experts else ()),
             *(linears.column_parallel(again["ffn/up"], "ffn/up") if "ffn/up" in again else ()),
@@ -163,18 +168,15 @@ class _LayerMaker:
 
     def recomputed_parts(self) -> list[Step]:
         """The parts of every layer that are recomputed, as far as this one has them."""
-        linears, shape, experts = self._linears, self._shape, self._experts
+        shape, experts = self._shape, self._experts
         steps: list[Step] = []
         for part in self._run.spec.training.recompute_modules:
             if part is RecomputedPart.NORMS:
-                for where in ("attention", "ffn"):
-                    steps += norm_steps(linears, where, Pass.FORWARD)
+                steps += self._norms()
             elif part is RecomputedPart.CORE:
-                steps += self.attention(Pass.FORWARD)
-            elif part is RecomputedPart.LATENT and shape.keys is not None:
-                steps += linears.column_parallel(shape.qkv, QKV)
-                steps += linears.column_parallel(shape.keys, "attention/keys")
-                steps += self._rotary(Pass.FORWARD)
+                steps += self.core(Pass.FORWARD)
+            elif part is RecomputedPart.LATENT and LATENT in shape.mixer.whole:
+                steps += self._until_core(is_split_only=True)
             elif part is RecomputedPart.EXPERT_ACTIVATION and experts:
                 steps += experts.activation(Pass.FORWARD)
             elif part is RecomputedPart.EXPERTS and experts:
@@ -183,71 +185,77 @@ class _LayerMaker:
                 steps += self._feed_forward()
         return steps
 
+    def _norms(self) -> list[Step]:
+        """The norms before the mixer and before the feed-forward network."""
+        parts = {"attention": self._shape.mixer.projection is not None, "ffn": self._has_network}
+        return [
+            step
+            for where, is_there in parts.items()
+            if is_there
+            for step in norm_steps(self._linears, where, Pass.FORWARD)
+        ]
+
     def backward(self) -> list[Step]:
         """The backward pass."""
         linears, shape = self._linears, self._shape
-        steps = self._dropout("ffn", Pass.BACKWARD)
-        if shape.up is not None and shape.down is not None:
+        steps: list[Step] = []
+        if self._has_network:
+            steps += self._dropout("ffn", Pass.BACKWARD)
+            if shape.up is not None and shape.down is not None:
+                steps += [
+                    *linears.row_parallel_backward(shape.down, "ffn/down"),
+                    *self._activation(Pass.BACKWARD),
+                    *linears.column_parallel_backward(shape.up, "ffn/up"),
+                    *self._add_shared(Pass.BACKWARD),
+                ]
+            steps += self._experts.backward() if self._experts else ()
+            steps += self._norm_backward("ffn")
+        if (projection := shape.mixer.projection) is not None:
             steps += [
-                *linears.row_parallel_backward(shape.down, "ffn/down"),
-                *self._activation(Pass.BACKWARD),
-                *linears.column_parallel_backward(shape.up, "ffn/up"),
-                *self._add_shared(Pass.BACKWARD),
+                *self._dropout("attention", Pass.BACKWARD),
+                *linears.row_parallel_backward(projection, _PROJECTION),
+                *self.core(Pass.BACKWARD),
+                *self._before_core(Pass.BACKWARD),
+                *self._inputs_backward(),
+                *self._norm_backward("attention"),
             ]
-        steps += [
-            *(self._experts.backward() if self._experts else ()),
-            *self._norm_backward("ffn"),
-            *self._dropout("attention", Pass.BACKWARD),
-            *linears.row_parallel_backward(shape.projection, "attention/projection"),
-            *self.attention(Pass.BACKWARD),
-            *self._rotary(Pass.BACKWARD),
-        ]
-        if shape.keys is not None:
-            steps += linears.column_parallel_backward(shape.keys, "attention/keys")
-        steps += linears.column_parallel_backward(shape.qkv, QKV)
-        if shape.latent is not None:
-            steps += [
-                *linears.accumulate(shape.latent_norms, "attention/latent norms backward"),
-                *linears.replicated_backward(shape.latent, "attention/latent"),
-            ]
-        steps += self._norm_backward("attention")
         if shape.joining is not None:
             steps += linears.replicated_backward(shape.joining, _JOINING)
         return steps
 
-    def attention(self, direction: Pass) -> list[Step]:
-        """The attention core."""
-        return attention_steps(self._run, direction, has_window=self._has_window)
+    def core(self, direction: Pass) -> list[Step]:
+        """The core of the mixer."""
+        return self._mixer.core(self._mixing, direction)
 
-    def _until_core(self, *, is_saved: bool = False) -> list[Step]:
-        """From the input to queries, keys and values; only the norm if these are saved."""
-        linears, shape = self._linears, self._shape
-        steps = norm_steps(linears, "attention", Pass.FORWARD)
+    def _before_core(self, direction: Pass) -> list[Step]:
+        return self._mixer.before_core(self._mixing, direction)
+
+    def _until_core(self, *, is_saved: bool = False, is_split_only: bool = False) -> list[Step]:
+        """From the input to what the core takes; only the norm if this is saved.
+
+        With *is_split_only* the norm and what is whole on every rank are left out.
+        """
+        steps = [] if is_split_only else norm_steps(self._linears, "attention", Pass.FORWARD)
         if is_saved:
             return steps
-        if shape.latent is not None:
-            steps += linears.replicated(shape.latent, "attention/latent")
-        steps += linears.column_parallel(shape.qkv, QKV)
-        if shape.keys is not None:
-            steps += linears.column_parallel(shape.keys, "attention/keys")
-        return steps + self._rotary(Pass.FORWARD)
+        for label, linear in self._shape.mixer.inputs.items():
+            if label not in self._shape.mixer.whole:
+                steps += self._linears.column_parallel(linear, label)
+            elif not is_split_only:
+                steps += self._linears.replicated(linear, label)
+        return steps + self._before_core(Pass.FORWARD)
 
-    def _rotary(self, direction: Pass) -> list[Step]:
-        if self._model.positions is Positions.LEARNED:
-            return []
-        linears, shape, label = self._linears, self._shape, f"attention/rotary {direction.value}"
-        width, key_heads = self._model.head_width, shape.kv_heads
-        if shape.latent is not None:
-            # Only the part beside each head is rotated, and all keys share one.
-            width, key_heads = self._model.rope_dim, 1
-        sizes = [linears.tokens * heads * width for heads in (shape.heads, key_heads)]
-        is_known = self._model.positions is Positions.ROTARY or self._run.fuses_pointwise
-        if is_known and self._run.stack.fuses(Fusion.ROTARY):
-            operator = "rotary" if direction is Pass.FORWARD else "RotaryBackward"
-            return [pointwise(operator, label, "rotary", sum(sizes), linears.dtype)]
-        name = chain_name("rotary", direction)
-        of_queries, of_keys = (chain_steps(name, label, size, linears.dtype) for size in sizes)
-        return of_queries + of_keys
+    def _inputs_backward(self) -> list[Step]:
+        """The GEMMs before the core; gradients of other weights come before those of the first."""
+        linears, mixer, steps = self._linears, self._shape.mixer, list[Step]()
+        for label, linear in reversed([*mixer.inputs.items()]):
+            if mixer.extra and label == next(iter(mixer.inputs)):
+                steps += linears.accumulate(mixer.extra, f"{label} norms backward")
+            if label in mixer.whole:
+                steps += linears.replicated_backward(linear, label)
+            else:
+                steps += linears.column_parallel_backward(linear, label)
+        return steps
 
     def _activation(self, direction: Pass) -> list[Step]:
         if self._shape.down is None:

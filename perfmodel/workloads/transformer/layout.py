@@ -150,19 +150,19 @@ def split_layers(layers: int, runs: int, *, further: int = 0) -> tuple[int, ...]
 
 
 def split_layers_by_cost(
-    layers: int, runs: int, *, layer_cost: int, head_cost: int
+    runs: int, *, layer_costs: Sequence[int], head_cost: int
 ) -> tuple[int, ...]:
     """Layers of each of *runs* parts if a part takes blocks until it exceeds its share of cost.
 
     Embedding, last norm and two loss blocks cost nothing. A part without blocks has -1 layers.
     """
-    costs = [0, *[layer_cost] * layers, 0, head_cost, 0, 0]
+    costs = [0, *layer_costs, 0, head_cost, 0, 0]
     total, part, part_of = sum(costs), 0, list[int]()
     for so_far in accumulate(costs):
         part_of.append(part)
         if so_far * runs > total * (part + 1) and part < runs - 1:
             part += 1
-    counts = Counter(part_of[1 : layers + 1])
+    counts = Counter(part_of[1 : len(layer_costs) + 1])
     return tuple(counts[number] if number in part_of else -1 for number in range(runs))
 
 

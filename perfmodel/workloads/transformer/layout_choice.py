@@ -24,6 +24,7 @@ from perfmodel.workloads.transformer.axes import (
 )
 from perfmodel.workloads.transformer.layout import Layout, split_layers_by_cost
 from perfmodel.workloads.transformer.memory import memory_of_stages
+from perfmodel.workloads.transformer.model import blocks_of
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.shapes import multiplied_parameters
 from perfmodel.workloads.transformer.spec import TransformerSpec
@@ -239,9 +240,8 @@ def _lengths(spec: TransformerSpec, pp: int) -> tuple[int, ...] | None:
     if parallel.stages is StageSplit.EQUAL or pp == 1:
         return None
     return split_layers_by_cost(
-        model.layers,
         pp * parallel.interleaving,
-        layer_cost=multiplied_parameters(model),
+        layer_costs=[*map(multiplied_parameters, blocks_of(model)[: model.layers])],
         head_cost=model.vocab * model.hidden,
     )
 

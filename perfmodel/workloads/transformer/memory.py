@@ -11,13 +11,16 @@ from __future__ import annotations
 from itertools import chain
 
 from perfmodel.base.dtypes import BITS_PER_BYTE
-from perfmodel.graph.job import RUNTIME_BYTES, KeptBytes, MemoryPart, RankMemory
+from perfmodel.graph.job import RUNTIME_BYTES, MemoryPart, RankMemory
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.optimizers import NO_OPTIMIZER, load_optimizers
 from perfmodel.stacks.schedules import DEFAULT_SCHEDULE
 from perfmodel.workloads.kernels import FP32_BYTES
 from perfmodel.workloads.transformer.experts import routed_rows
-from perfmodel.workloads.transformer.layers import LAYER
+from perfmodel.workloads.transformer.linears import LinearSteps
+from perfmodel.workloads.transformer.mixers.mixer import LATENT, Mixing
+from perfmodel.workloads.transformer.mixers.table import MIXERS
+from perfmodel.workloads.transformer.model import Block, blocks_of, counted_blocks
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.schedules import most_kept, turns_ahead
 from perfmodel.workloads.transformer.shapes import (
@@ -30,19 +33,16 @@ from perfmodel.workloads.transformer.shapes import (
 )
 from perfmodel.workloads.transformer.words import (
     AdapterPlaces,
-    AttentionKernel,
-    Positions,
     Recompute,
     RecomputedPart,
     SavedOutput,
 )
 
-_KEPT = ("activations", "logits")
-"""Parts that a forward pass makes and its backward pass frees."""
 _SPLIT = "Try --set parallel.sharding=zero3, more tp or pp, or more hosts: `perfmodel search`."
 _SEARCH = "Use more hosts, or ask `perfmodel search` for layouts that fit."
 _ADVICE = dict.fromkeys(
-    _KEPT, "Try --set training.recompute=full, a smaller parallel.micro_batch or more tp."
+    ("activations", "logits"),
+    "Try --set training.recompute=full, a smaller parallel.micro_batch or more tp.",
 ) | dict.fromkeys(("weights", "gradients", "optimizer state"), _SPLIT)
 _GATHERED_LAYERS = 2
 _FRAGMENTED_RATIO = 0.1
@@ -62,37 +62,14 @@ def memory_of_stages(run: TransformerRun) -> tuple[RankMemory, ...]:
     return tuple(_stage_memory(run, stage, sizes) for stage in range(run.layout.pp))
 
 
-def kept_of_stages(run: TransformerRun) -> tuple[tuple[KeptBytes, ...], ...]:
-    """What a forward pass of each layer, and of the loss, keeps for its backward pass, by stage.
-
-    Empty for schedules that defer gradients of weights: their passes look alike.
-    """
-    if run.layout.order.splits_backward:
-        return ((),) * run.layout.pp
-    training, sizes, last = run.spec.training, _layer_sizes(run), run.layout.last_stage
-    found = []
-    for stage in range(run.layout.pp):
-        kept = [KeptBytes("head/logits", _logit_bytes(run))] if stage == last else []
-        runs = run.layout.layer_runs(run.spec.model.layers, stage=stage)
-        # Layers in host memory are copied in when they are needed: not counted.
-        for number in [*chain.from_iterable(runs)][training.offload_layers :]:
-            is_expert = run.spec.model.is_expert_layer(number)
-            way = training.recompute if training.recomputes(number) else Recompute.NONE
-            size = sizes[is_expert, way]
-            more = sizes[is_expert, Recompute.NONE] - size
-            kept.append(KeptBytes(f"{LAYER}{number}", size, more))
-        found.append(tuple(kept))
-    return tuple(found)
-
-
-_LayerSizes = dict[tuple[bool, Recompute], int]
-"""Bytes that a layer keeps for its backward pass, by whether it has experts and by recompute."""
+_LayerSizes = dict[tuple[Block, Recompute], int]
+"""Bytes that a layer keeps for its backward pass, by what it is made of and by recompute."""
 
 
 def _layer_sizes(run: TransformerRun) -> _LayerSizes:
     return {
-        (is_expert, way): layer_activation_bytes(run, recompute=way, is_expert=is_expert)
-        for is_expert in {False, run.spec.model.has_experts}
+        (block, way): layer_activation_bytes(run, block, recompute=way)
+        for block in dict.fromkeys(blocks_of(run.spec.model))
         for way in {Recompute.NONE, run.spec.training.recompute}
     }
 
@@ -106,8 +83,8 @@ def _stage_memory(run: TransformerRun, stage: int, sizes: _LayerSizes) -> RankMe
         held, experts = held + experts, 0
     trained = held
     if training.adapters_only:
-        layers = layout.layer_count(spec.model.layers, stage=stage)
-        trained = sum(run.shape.adapter_tensors(training)) * layers
+        shapes = LayerShapes(spec.model, layout)
+        trained = shapes.total(stage, lambda shape: sum(shape.adapter_tensors(training)))
     is_sharded = spec.parallel.sharding.divides_weights
     gradient_bytes, state_bytes = _trained_bytes(run, trained, layout.shard_ranks)
     optimizer = load_optimizers().get(training.optimizer)
@@ -139,10 +116,7 @@ def _stage_memory(run: TransformerRun, stage: int, sizes: _LayerSizes) -> RankMe
         "runtime and buffers": RUNTIME_BYTES,
     }
     return RankMemory(
-        tuple(
-            MemoryPart(name, size, name in _KEPT, _ADVICE.get(name, _SEARCH))
-            for name, size in parts.items()
-        )
+        tuple(MemoryPart(name, size, _ADVICE.get(name, _SEARCH)) for name, size in parts.items())
     )
 
 
@@ -199,7 +173,8 @@ def _gathered_bytes(run: TransformerRun, held: int) -> int:
     training, size = run.spec.training, run.dtype.size_bytes
     if run.layout.pp > 1:
         return held * size
-    layer = LayerShapes(run.spec.model, run.layout).of_experts.all_parameters
+    shapes = LayerShapes(run.spec.model, run.layout)
+    layer = max(shapes.shape(one).all_parameters for one, _ in counted_blocks(run.spec.model))
     gradient = 0 if training.adapters_only else training.gradient_dtype.size_bytes
     return layer * (_GATHERED_LAYERS * size + gradient)
 
@@ -213,12 +188,9 @@ def _activation_bytes(run: TransformerRun, stage: int, sizes: _LayerSizes) -> in
     of_runs = layout.layer_runs(model.layers, stage=stage)
     ways = {True: training.recompute, False: Recompute.NONE}
     offloaded = set([*chain.from_iterable(of_runs)][: training.offload_layers])
+    blocks = blocks_of(model)
     of_run = [
-        sum(
-            sizes[model.is_expert_layer(n), ways[training.recomputes(n)]]
-            for n in layers
-            if n not in offloaded
-        )
+        sum(sizes[blocks[n], ways[training.recomputes(n)]] for n in layers if n not in offloaded)
         for layers in of_runs
     ]
     if layout.schedule != DEFAULT_SCHEDULE:
@@ -232,51 +204,58 @@ def _activation_bytes(run: TransformerRun, stage: int, sizes: _LayerSizes) -> in
     every = [*chain.from_iterable(of_runs)]
     if not any(map(training.recomputes, every)):
         return total
-    is_expert = any(map(model.is_expert_layer, every))
-    return total + sizes[is_expert, Recompute.NONE] - sizes[is_expert, training.recompute]
+    # One layer at a time is computed again: the one that this costs most.
+    return total + max(
+        sizes[blocks[n], Recompute.NONE] - sizes[blocks[n], training.recompute] for n in every
+    )
 
 
 def layer_activation_bytes(
-    run: TransformerRun, *, recompute: Recompute = Recompute.NONE, is_expert: bool = False
+    run: TransformerRun, block: Block | None = None, *, recompute: Recompute = Recompute.NONE
 ) -> int:
-    """Bytes that one layer keeps per micro-batch for its backward pass under *recompute*."""
-    model, size, tokens, share = run.spec.model, run.dtype.size_bytes, run.tokens, run.split_ranks
-    shapes = LayerShapes(model, run.layout)
-    shape = shapes.of_experts if is_expert else shapes.dense
+    """Bytes that a layer keeps per micro-batch for its backward pass under *recompute*.
+
+    Left out, *block* is that of the first layer.
+    """
+    block = block or blocks_of(run.spec.model)[0]
+    model, size, tokens, share = block.model, run.dtype.size_bytes, run.tokens, run.split_ranks
+    shape, mixer = LayerShapes(run.spec.model, run.layout).shape(block), MIXERS[block.mixer]
+    mixing = Mixing(LinearSteps(run, tokens), model, shape.mixer)
     residual, numbers = run.residual_dtype.size_bytes, tokens * model.hidden
     if recompute is Recompute.FULL:
         return numbers * residual // share + _saved_bytes(run, shape)
     # The input of a GEMM is kept in its format, the output in that of activations.
     dtype = run.spec.training.gemm_dtype
     # Inputs of both norms, of the qkv and of the up GEMM. A frozen GEMM needs no input backward.
-    is_trained = not run.spec.training.adapters_only
+    is_trained, parts = not run.spec.training.adapters_only, len(shape.norms)
     is_kept = is_trained or run.spec.training.adapter_places is AdapterPlaces.ALL
-    whole = 2 * residual * numbers + (1 + is_kept) * dtype.bytes_of(numbers)
+    whole = parts * residual * numbers + (parts - 1 + is_kept) * dtype.bytes_of(numbers)
     if model.dropout:
-        whole += 2 * numbers  # masks, one byte per number
+        whole += parts * numbers  # masks, one byte per number
     # Outputs of qkv and up, inputs of the projection and of the down GEMM.
     up, down = (shape.up.outputs, shape.down.inputs) if shape.up and shape.down else (0, 0)
-    split = size * tokens * (shape.attention_outputs + _copied_widths(run, shape))
+    split = size * tokens * (shape.mixer.outputs + mixer.copied_width(mixing))
+    split += size * tokens * _gated_width(run, shape)
     split += (1 if not is_trained and _stores_narrow(run) else size) * tokens * up
-    split += dtype.bytes_of(tokens * (shape.projection.inputs + is_kept * down))
+    split += dtype.bytes_of(tokens * (shape.mixer.core_outputs + is_kept * down))
     if shape.experts is not None:
         split += _routed_bytes(run, shape.experts)
     if recompute is Recompute.OPS:
         # The outputs of the core and of every second GEMM; the rest is recomputed from them.
         again = shape.every_second(is_gated=model.gated_ffn)
         lost = sum(one.outputs for name, one in again.items() if name != "attention/projection")
-        whole = residual * numbers * 2
-        split = size * tokens * (shape.projection.inputs + shape.attention_outputs + up - lost)
+        whole = residual * numbers * parts
+        split = size * tokens * (shape.mixer.core_outputs + shape.mixer.outputs + up - lost)
     else:
         split -= _dropped_bytes(run, shape)
-    return whole // share + split + _score_bytes(run, recompute)
+    return whole // share + split + mixer.score_bytes(mixing, recompute)
 
 
 def _saved_bytes(run: TransformerRun, shape: LayerShape) -> int:
     """Outputs that a recomputed layer keeps."""
     widths = {
-        SavedOutput.QKV: shape.attention_outputs,
-        SavedOutput.CORE: shape.projection.inputs,
+        SavedOutput.QKV: shape.mixer.outputs,
+        SavedOutput.CORE: shape.mixer.core_outputs,
         SavedOutput.PROJECTION: run.spec.model.hidden,
         SavedOutput.UP: shape.up.outputs if shape.up else 0,
     }
@@ -291,10 +270,17 @@ def _dropped_bytes(run: TransformerRun, shape: LayerShape) -> int:
     is_again = RecomputedPart.SHARED_EXPERTS if shape.experts else RecomputedPart.DENSE_FFN
     if is_again in parts and shape.up and shape.down:
         dropped += size * tokens * shape.up.outputs + dtype.bytes_of(tokens * shape.down.inputs)
-    if RecomputedPart.LATENT in parts and shape.keys is not None:
-        dropped += size * tokens * (shape.qkv.outputs + shape.keys.outputs)
+    if RecomputedPart.LATENT in parts and LATENT in shape.mixer.whole:
+        inputs = shape.mixer.inputs.items()
+        dropped += (
+            size
+            * tokens
+            * sum(one.outputs for name, one in inputs if name not in shape.mixer.whole)
+        )
     if RecomputedPart.NORMS in parts:
-        dropped += 2 * dtype.bytes_of(tokens * run.spec.model.hidden) // run.split_ranks
+        dropped += (
+            len(shape.norms) * dtype.bytes_of(tokens * run.spec.model.hidden) // run.split_ranks
+        )
     if shape.experts is not None and RecomputedPart.EXPERTS in parts:
         dropped += _routed_bytes(run, shape.experts)
     elif shape.experts is not None and RecomputedPart.EXPERT_ACTIVATION in parts:
@@ -316,31 +302,10 @@ def _routed_bytes(run: TransformerRun, shape: ExpertShape) -> int:
     return kept + rows * shape.up.outputs * run.dtype.size_bytes
 
 
-def _copied_widths(run: TransformerRun, shape: LayerShape) -> int:
-    """Numbers per token that are kept twice.
-
-    Rotated queries and keys are kept besides the output of the qkv GEMM, which the values still
-    need; a gate that is not fused is also kept after its activation.
-    """
-    model, width = run.spec.model, 0
-    if run.fuses_pointwise:
-        return 0
-    is_kept = not run.stack.has(FrameworkBehaviour.ROTATES_IN_PLACE)
-    if model.positions is not Positions.LEARNED and is_kept:
-        width = (shape.heads + shape.kv_heads) * model.head_width
-    if model.gated_ffn and not run.fuses_activation and shape.down:
-        width += shape.down.inputs
-    return width
-
-
-def _score_bytes(run: TransformerRun, recompute: Recompute) -> int:
-    """Bytes of attention scores: none per pair in a flash kernel or if recomputed."""
-    length, size = run.spec.sequence_length, run.dtype.size_bytes
-    sequences = run.layout.micro_batch * (run.spec.model.heads // run.layout.tp)
-    is_unfused = run.spec.training.attention is AttentionKernel.UNFUSED
-    if not is_unfused or recompute is not Recompute.NONE:
-        return FP32_BYTES * sequences * length // run.layout.cp
-    return (size + (size + 1 if run.spec.model.dropout else 0)) * sequences * length**2
+def _gated_width(run: TransformerRun, shape: LayerShape) -> int:
+    """Numbers per token of a gate that is not fused: it is also kept after its activation."""
+    is_copied = run.spec.model.gated_ffn and not (run.fuses_pointwise or run.fuses_activation)
+    return shape.down.inputs if shape.down and is_copied else 0
 
 
 def _split_bytes(run: TransformerRun) -> int:

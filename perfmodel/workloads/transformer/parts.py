@@ -22,6 +22,7 @@ from perfmodel.workloads.repetition import KnownStretches
 from perfmodel.workloads.transformer.chains import chain_name, chain_steps, norm_steps
 from perfmodel.workloads.transformer.layers import LayerKind, PartSteps, build_layer_steps
 from perfmodel.workloads.transformer.linears import LinearSteps
+from perfmodel.workloads.transformer.model import blocks_of
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.schedules import Gradients
 from perfmodel.workloads.transformer.shapes import embedding_parameters, head_parameters
@@ -59,12 +60,8 @@ class StageParts:
     def kind(self, layer: int) -> LayerKind:
         """What *layer* has in common with others of equal steps."""
         model, training = self._spec.model, self._spec.training
-        return LayerKind(
-            model.has_window(layer),
-            training.recomputes(layer),
-            model.is_expert_layer(layer),
-            layer >= model.layers,
-        )
+        is_further = layer >= model.layers
+        return LayerKind(blocks_of(model)[layer], training.recomputes(layer), is_further)
 
     def _build_backward(self, kind: LayerKind | None, gradients: Gradients) -> tuple[Step, ...]:
         """The backward steps for *gradients* of a layer of *kind*, or of the head for None."""

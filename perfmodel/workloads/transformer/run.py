@@ -13,7 +13,6 @@ from perfmodel.base.dtypes import DType
 from perfmodel.stacks.capabilities import Dispatcher, FrameworkBehaviour, Fusion, Overlap
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.layout import Layout, has_separate_experts
-from perfmodel.workloads.transformer.shapes import LayerShape, layer_shape
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import (
     AttentionKernel,
@@ -123,11 +122,6 @@ class TransformerRun:
     def split_ranks(self) -> int:
         """Ranks that divide the tokens of norms and residuals among themselves."""
         return self.layout.tp if self.layout.is_sequence_parallel else 1
-
-    @property
-    def shape(self) -> LayerShape:
-        """A dense layer as one rank has it."""
-        return layer_shape(self.spec.model, tp=self.layout.tp)
 
     @property
     def dtype(self) -> DType:

@@ -9,28 +9,41 @@ Source of the counting: Chowdhery et al., arXiv 2204.02311, appendix B.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from perfmodel.workloads.family import IterationFlops
 from perfmodel.workloads.kernels import Linear
 from perfmodel.workloads.transformer.layout import Layout
-from perfmodel.workloads.transformer.spec import ModelSection, TrainingSection, TransformerSpec
-from perfmodel.workloads.transformer.words import AdapterPlaces, Head, Norm, Positions, Recompute
-
-QKV = "attention/qkv"
-_BEFORE_CORE = ("attention/latent", QKV, "attention/keys")
+from perfmodel.workloads.transformer.mixers.mixer import QKV, MixerShape
+from perfmodel.workloads.transformer.mixers.table import MIXERS
+from perfmodel.workloads.transformer.model import Block, ModelSection, blocks_of, counted_blocks
+from perfmodel.workloads.transformer.spec import TrainingSection, TransformerSpec
+from perfmodel.workloads.transformer.words import (
+    AdapterPlaces,
+    FeedForward,
+    Head,
+    Norm,
+    Positions,
+    Recompute,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """The router, whole on every rank, and both GEMMs of each of the *held* experts."""
+    """The router, whole on every rank, and both GEMMs of each of the *held* experts.
+
+    Where experts see shorter tokens, *shorten* and *lengthen* are whole on every rank.
+    """
 
     router: Linear
     up: Linear
     down: Linear
     held: int
+    shorten: Linear | None = None
+    lengthen: Linear | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +52,29 @@ class LayerShape:
 
     The first of each pair of GEMMs is split by outputs, the second by inputs, so that a bias of
     the second is whole on every rank. In a layer of experts *up* and *down* are those of the
-    shared experts, if there are any. In latent attention *latent* makes the latent vectors, whole
-    on every rank, and *keys* makes keys and values from them. A layer that predicts further tokens
-    joins its input with the next embedding by *joining*, whole on every rank.
+    shared experts, if there are any. A layer has a *norm* before its mixer and one before its
+    feed-forward network. One that predicts further tokens joins its input with the next embedding
+    by *joining*, whole on every rank.
     """
 
-    qkv: Linear
-    projection: Linear
+    mixer: MixerShape
     up: Linear | None
     down: Linear | None
     norm: int
-    heads: int
-    kv_heads: int
-    latent: Linear | None = None
-    keys: Linear | None = None
-    latent_norms: int = 0
     experts: ExpertShape | None = None
     joining: Linear | None = None
 
     @property
     def linears(self) -> dict[str, Linear]:
         """The GEMMs that a tensor group shares or repeats, by label, without those of experts."""
+        experts = self.experts
         named = {
             "further/joining": self.joining,
-            "attention/latent": self.latent,
-            QKV: self.qkv,
-            "attention/keys": self.keys,
-            "attention/projection": self.projection,
-            "ffn/router": self.experts.router if self.experts else None,
+            **self.mixer.inputs,
+            "attention/projection": self.mixer.projection,
+            "ffn/router": experts.router if experts else None,
+            "ffn/shorten": experts.shorten if experts else None,
+            "ffn/lengthen": experts.lengthen if experts else None,
             "ffn/up": self.up,
             "ffn/down": self.down,
         }
@@ -76,23 +84,29 @@ class LayerShape:
         """GEMMs that are recomputed where every second one is kept, without those of experts.
 
         Models with a gate issue queries, keys, values, projection, gate, up and down one by one.
-        Others issue the first three as one, and their last one is never needed again. Latent
-        attention recomputes everything before its core.
+        Others issue the first three as one, and their last one is never needed again. Mixers with
+        other GEMMs recompute everything before their core.
         """
-        if self.latent is not None:
-            again = {name: one for name, one in self.linears.items() if name in _BEFORE_CORE}
-        else:
-            again = {"attention/projection": self.projection}
-        if is_gated and self.latent is None:
-            again[QKV] = _part(self.qkv, (self.qkv.outputs - self.projection.inputs) // 2)
+        again, projection = dict(self.mixer.inputs), self.mixer.projection
+        if self.issues_queries and projection is not None:
+            qkv = again.pop(QKV)
+            again["attention/projection"] = projection
+            if is_gated:
+                again[QKV] = _part(qkv, (qkv.outputs - projection.inputs) // 2)
         if is_gated and self.up is not None:
             again["ffn/up"] = _part(self.up, self.up.outputs // 2)
         return again
 
     @property
-    def attention_outputs(self) -> int:
-        """Numbers per token that the GEMMs of attention write before its core."""
-        return sum(one.outputs for one in (self.latent, self.qkv, self.keys) if one is not None)
+    def issues_queries(self) -> bool:
+        """Whether queries, keys and values come from the input, and nothing else does."""
+        return tuple(self.mixer.inputs) == (QKV,)
+
+    @property
+    def norms(self) -> tuple[int, ...]:
+        """Elements of the norms before the mixer and the feed-forward network."""
+        has_network = self.experts is not None or self.up is not None
+        return (self.norm,) * ((self.mixer.projection is not None) + has_network)
 
     @property
     def tensors(self) -> tuple[int, ...]:
@@ -100,8 +114,8 @@ class LayerShape:
         linears = self.linears.values()
         weights = [linear.weight for linear in linears]
         biases = [linear.bias for linear in linears if linear.bias]
-        latent = (self.latent_norms,) if self.latent else ()
-        return (*weights, *biases, *latent, self.norm, self.norm)
+        extra = (self.mixer.extra,) if self.mixer.extra else ()
+        return (*weights, *biases, *extra, *self.norms)
 
     @property
     def expert_tensors(self) -> tuple[int, ...]:
@@ -138,80 +152,68 @@ def has_adapter(training: TrainingSection, label: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def layer_shape(
-    model: ModelSection,
-    *,
-    tp: int,
-    ep: int = 1,
-    etp: int = 1,
-    is_expert: bool = False,
-    is_further: bool = False,
+    block: Block, *, tp: int, ep: int = 1, etp: int = 1, is_further: bool = False
 ) -> LayerShape:
-    """The shape of one layer, of experts or dense, on one of *tp* ranks."""
-    hidden, heads = model.hidden, model.heads // tp
-    kv_rank, q_rank = model.kv_lora_rank or 0, model.q_lora_rank or 0
-    kv_heads = heads if kv_rank else max(1, model.key_heads // tp)
-    ffn = (model.shared_experts * model.expert_ffn if is_expert else model.ffn) // tp
+    """The shape of a layer that is *block* on one of *tp* ranks."""
+    model, hidden = block.model, block.model.hidden
+    width = {
+        FeedForward.DENSE: model.ffn,
+        FeedForward.EXPERTS: model.shared_experts * model.expert_ffn,
+        FeedForward.NONE: 0,
+    }[block.ffn] // tp
 
     def linear(inputs: int, outputs: int) -> Linear:
         return Linear(inputs, outputs, outputs if model.bias else 0)
 
-    def feed_forward(width: int) -> tuple[Linear, Linear]:
-        return linear(hidden, 2 * width if model.gated_ffn else width), linear(width, hidden)
+    def feed_forward(size: int, inner: int) -> tuple[Linear, Linear]:
+        return linear(size, 2 * inner if model.gated_ffn else inner), linear(inner, size)
 
-    qkv = linear(hidden, (heads + 2 * kv_heads) * model.head_width)
-    if kv_rank:
-        qkv = linear(q_rank or hidden, heads * model.query_width)
-    up, down = feed_forward(ffn)
-    router = linear(hidden, model.experts)
-    experts = ExpertShape(router, *feed_forward(model.expert_ffn // etp), model.experts // ep)
+    up, down = feed_forward(hidden, width) if width else (None, None)
+    experts = None
+    if block.has_experts:
+        inside, router = model.expert_width, linear(hidden, model.experts)
+        gemms = feed_forward(inside, model.expert_ffn // etp)
+        experts = ExpertShape(router, *gemms, model.experts // ep)
+        if inside != hidden:
+            pair = Linear(hidden, inside), Linear(inside, hidden)
+            experts = ExpertShape(router, *gemms, model.experts // ep, *pair)
     return LayerShape(
-        qkv=qkv,
-        projection=linear(heads * model.head_width, hidden),
-        up=up if ffn else None,
-        down=down if ffn else None,
+        mixer=MIXERS[block.mixer].shape(model, tp=tp),
+        up=up,
+        down=down,
         norm=norm_parameters(model),
-        heads=heads,
-        kv_heads=kv_heads,
-        latent=linear(hidden, q_rank + kv_rank + model.rope_dim) if kv_rank else None,
-        keys=linear(kv_rank, 2 * heads * model.head_width) if kv_rank else None,
-        latent_norms=q_rank + kv_rank,
-        experts=experts if is_expert else None,
+        experts=experts,
         joining=linear(2 * hidden, hidden) if is_further else None,
     )
 
 
 class LayerShapes:
-    """The shapes of dense layers and of layers of experts on a rank of *layout*."""
+    """The shapes of all kinds of layers on a rank of *layout*."""
 
     def __init__(self, model: ModelSection, layout: Layout) -> None:
-        self._model, self._layout = model, layout
-        self.dense = layer_shape(model, tp=layout.tp)
-        self.of_experts = self.dense
-        if model.has_experts:
-            split = {"ep": layout.ep, "etp": layout.etp}
-            self.of_experts = layer_shape(model, tp=layout.tp, is_expert=True, **split)
-        self.further = replace(
-            self.of_experts, joining=layer_shape(model, tp=layout.tp, is_further=True).joining
-        )
+        self._layers, self._layout, self._blocks = model.layers, layout, blocks_of(model)
+
+    def shape(self, block: Block, *, is_further: bool = False) -> LayerShape:
+        """The shape of a layer that is *block*."""
+        split = {"tp": self._layout.tp, "ep": self._layout.ep, "etp": self._layout.etp}
+        return layer_shape(block, **split, is_further=is_further)
 
     def of(self, layer: int) -> LayerShape:
         """The shape of *layer*."""
-        if layer >= self._model.layers:
-            return self.further
-        return self.of_experts if self._model.is_expert_layer(layer) else self.dense
+        return self.shape(self._blocks[layer], is_further=layer >= self._layers)
 
     def of_stage(self, stage: int) -> list[LayerShape]:
         """The shapes of all layers of *stage*."""
-        runs = self._layout.layer_runs(self._model.layers, stage=stage)
+        runs = self._layout.layer_runs(self._layers, stage=stage)
         return [self.of(layer) for run in runs for layer in run]
 
     def total(self, stage: int, count: Callable[[LayerShape], int]) -> int:
         """The sum of *count* over all layers of *stage*; equal layers are counted once."""
-        times: dict[int, int] = {}
-        shapes = {id(shape): shape for shape in (self.dense, self.of_experts, self.further)}
-        for shape in self.of_stage(stage):
-            times[id(shape)] = times.get(id(shape), 0) + 1
-        return sum(count(shapes[key]) * number for key, number in times.items())
+        shapes = self.of_stage(stage)
+        times = Counter(map(id, shapes))
+        return sum(
+            count(shape) * times[key] for key, shape in {id(one): one for one in shapes}.items()
+        )
 
 
 def norm_parameters(model: ModelSection) -> int:
@@ -246,19 +248,18 @@ def head_parameters(model: ModelSection, *, tp: int) -> int:
 def count_parameters(model: ModelSection) -> int:
     """Elements of all weights, biases and norms of *model*; a tied weight counts once."""
     layers = sum(
-        layer_shape(model, tp=1, is_expert=model.is_expert_layer(layer)).all_parameters
-        for layer in range(model.layers)
+        number * layer_shape(block, tp=1).all_parameters for block, number in counted_blocks(model)
     )
     return layers + embedding_parameters(model, tp=1) + head_parameters(model, tp=1)
 
 
-def multiplied_parameters(model: ModelSection) -> int:
-    """Weights of one layer that multiply a token; of experts the chosen ones."""
-    shape = layer_shape(model, tp=1, is_expert=model.has_experts)
+def multiplied_parameters(block: Block) -> int:
+    """Weights of a layer that multiply a token; of experts the chosen ones."""
+    shape = layer_shape(block, tp=1)
     weights = sum(linear.weight for linear in shape.linears.values())
     if shape.experts is None:
         return weights
-    return weights + model.top_k * (shape.experts.up.weight + shape.experts.down.weight)
+    return weights + block.model.top_k * (shape.experts.up.weight + shape.experts.down.weight)
 
 
 def end_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
@@ -305,24 +306,16 @@ def count_flops(spec: TransformerSpec) -> IterationFlops:
 
 def _layer_flops(spec: TransformerSpec, layer: int) -> tuple[int, int]:
     """Operations of one layer over one sequence, and those that the backward pass repeats."""
-    model, training, length = spec.model, spec.training, spec.sequence_length
-    shape = layer_shape(
-        model,
-        tp=1,
-        is_expert=model.is_expert_layer(layer),
-        is_further=layer >= model.layers,
-    )
+    block, training, length = blocks_of(spec.model)[layer], spec.training, spec.sequence_length
+    model = block.model
+    shape = layer_shape(block, tp=1, is_further=layer >= spec.model.layers)
     weights = {label: linear.weight for label, linear in shape.linears.items()}
     if shape.experts is not None:
         weights["ffn/experts up"] = model.top_k * shape.experts.up.weight
         weights["ffn/experts down"] = model.top_k * shape.experts.down.weight
     gemms = 2 * length * sum(weights.values())
     adapters = 2 * length * sum(shape.adapter_tensors(training))
-    seen = spec.packed_length
-    if model.window is not None and model.has_window(layer):
-        seen = min(seen, model.window)
-    # Scores, and the mixture of values: two operations each per pair and number.
-    core = 2 * length * seen * model.heads * (model.query_width + model.head_width)
+    core = MIXERS[block.mixer].core_flops(model, length=length, together=spec.packed_length)
     forward = gemms + adapters + core
     backward = gemms * (1 if training.adapters_only else 2) + 2 * (adapters + core)
     again = 0

@@ -16,7 +16,6 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.fields import (
     Count,
     Degree,
-    LayerCount,
     NaturalNumber,
     Number,
     NumberFormat,
@@ -29,6 +28,7 @@ from perfmodel.stacks.capabilities import Dispatcher
 from perfmodel.stacks.optimizers import OptimizerName, load_optimizers
 from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, ScheduleName
 from perfmodel.workloads.fields import Section, Workload
+from perfmodel.workloads.transformer.model import ModelSection
 from perfmodel.workloads.transformer.words import (
     AdapterPlaces,
     AttentionKernel,
@@ -37,8 +37,6 @@ from perfmodel.workloads.transformer.words import (
     DataOverlap,
     Head,
     Master,
-    Norm,
-    Positions,
     Recompute,
     RecomputedPart,
     Routing,
@@ -49,125 +47,6 @@ from perfmodel.workloads.transformer.words import (
 )
 
 _FP32_BYTES = DType.FP32.size_bytes
-
-
-class ModelSection(Section):
-    """The shape of the model. Left out, *kv_heads* is *heads*, *head_dim* is hidden / heads.
-
-    Where *window* is given, the first of every *window_every* layers lets a token see only that
-    many before it; with *full_every*, all but the last of so many layers do. Behind the first
-    *dense_layers*, a token passes through *top_k* of *experts* feed-forward networks of width
-    *moe_ffn*, and through *shared_experts* that all tokens pass. *mtp_layers* more layers after
-    the last predict further tokens, each with logits of its own. With *kv_lora_rank*, keys and
-    values are made from a latent vector of that length, queries from one of *q_lora_rank*, and
-    *rope_dim* numbers per head carry the positions, in addition to *head_dim*. With *clamped_ffn*
-    both halves of a gated activation are clamped first.
-    """
-
-    layers: LayerCount
-    hidden: Width
-    heads: Degree
-    kv_heads: Degree | None = None
-    head_dim: Width | None = None
-    ffn: Width
-    gated_ffn: Switch = False
-    clamped_ffn: Switch = False
-    vocab: Count
-    positions: Positions = Positions.LEARNED
-    max_positions: Count | None = None
-    token_types: Degree | None = None
-    norm: Norm = Norm.LAYER
-    bias: Switch = True
-    dropout: Switch = False
-    tied_embeddings: Switch = True
-    causal: Switch = True
-    head: Head = Head.ALL_TOKENS
-    pooler: Switch = False
-    window: Count | None = None
-    window_every: Degree = 1
-    full_every: Degree | None = None
-    experts: Degree = 1
-    top_k: Degree = 1
-    moe_ffn: Width | None = None
-    shared_experts: NaturalNumber = 0
-    dense_layers: NaturalNumber = 0
-    mtp_layers: NaturalNumber = 0
-    kv_lora_rank: Width | None = None
-    q_lora_rank: Width | None = None
-    rope_dim: NaturalNumber = 0
-
-    @model_validator(mode="after")
-    def _check_experts(self) -> Self:
-        if self.top_k > self.experts:
-            raise ValueError(f"top_k must be at most experts {self.experts}, got {self.top_k}")
-        if self.dense_layers > self.layers:
-            raise ValueError(
-                f"dense_layers must be at most layers {self.layers}, got {self.dense_layers}"
-            )
-        if not self.has_experts and (self.moe_ffn or self.ffn) != self.ffn:
-            raise ValueError(
-                f"one expert is a dense layer of width ffn: moe_ffn must be {self.ffn}, "
-                f"got {self.moe_ffn}"
-            )
-        if self.kv_lora_rank is None and (self.q_lora_rank is not None or self.rope_dim):
-            raise ValueError(
-                "q_lora_rank and rope_dim belong to latent attention: needs kv_lora_rank"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_heads(self) -> Self:
-        if self.head_dim is None and self.hidden % self.heads:
-            raise ValueError(
-                f"hidden must be divisible by heads, got {self.hidden} and {self.heads}; "
-                "or state head_dim"
-            )
-        if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(
-                f"heads must be divisible by kv_heads, got {self.heads} and {self.kv_heads}"
-            )
-        if self.positions is Positions.LEARNED and self.max_positions is None:
-            raise ValueError(
-                "learned positions need max_positions: say how many, or positions: rotary"
-            )
-        return self
-
-    def has_window(self, layer: int) -> bool:
-        """Whether tokens of *layer* see only a window of the tokens before them."""
-        if self.window is None:
-            return False
-        if self.full_every is not None:
-            return (layer + 1) % self.full_every != 0
-        return layer % self.window_every == 0
-
-    @property
-    def has_experts(self) -> bool:
-        """Whether there are experts to choose from."""
-        return self.experts > 1
-
-    def is_expert_layer(self, layer: int) -> bool:
-        """Whether tokens of *layer* choose among experts."""
-        return self.has_experts and layer >= self.dense_layers
-
-    @property
-    def expert_ffn(self) -> int:
-        """Width of one expert."""
-        return self.moe_ffn or self.ffn
-
-    @property
-    def query_width(self) -> int:
-        """Numbers of a head that queries and keys are compared by."""
-        return self.head_width + self.rope_dim
-
-    @property
-    def key_heads(self) -> int:
-        """Heads of keys and values."""
-        return self.kv_heads or self.heads
-
-    @property
-    def head_width(self) -> int:
-        """Numbers in one head."""
-        return self.head_dim or self.hidden // self.heads
 
 
 class ParallelSection(Section):

@@ -23,6 +23,43 @@ class Positions(Enum):
     YARN = "yarn"
 
 
+class Mixer(Enum):
+    """What mixes the tokens of a sequence in a layer; `mixers/table.py` says how each does it."""
+
+    FULL = "full"
+    WINDOWED = "windowed"
+    LATENT = "latent"
+    SPARSE = "sparse"
+    LINEAR = "linear"
+    STATE_SPACE = "state_space"
+    NONE = "none"
+
+
+RECURRENT = (Mixer.LINEAR, Mixer.STATE_SPACE)
+_LATENTS = (Mixer.LATENT, Mixer.SPARSE)
+OWNERS: dict[str, tuple[Mixer, ...]] = {
+    "window": (Mixer.WINDOWED,),
+    "kv_lora_rank": _LATENTS,
+    "q_lora_rank": _LATENTS,
+    "rope_dim": _LATENTS,
+}
+"""Fields of the model that other mixers do not have."""
+NEEDS: dict[Mixer, tuple[str, ...]] = {
+    Mixer.WINDOWED: ("window",),
+    Mixer.LATENT: ("kv_lora_rank",),
+    Mixer.SPARSE: ("index_heads", "index_top_k"),
+}
+"""Fields of a model without which it cannot have a mixer."""
+
+
+class FeedForward(Enum):
+    """The feed-forward network of a layer: gated where the model's are."""
+
+    DENSE = "dense"
+    EXPERTS = "experts"
+    NONE = "none"
+
+
 class Head(Enum):
     """What is predicted: every token, or the masked ones."""
 

@@ -1,10 +1,14 @@
-"""Scripts that several tests look at are emulated once."""
+"""Scripts that several tests look at are emulated once per session."""
 
 from __future__ import annotations
 
-import pytest
+import json
+import os
 
-from tests.extensions.emulation.emulating import SCRIPTS, emulate
+import pytest
+from filelock import FileLock
+
+from tests.extensions.emulation.emulating import SCRIPTS, Run, emulate
 
 OPTIONS = {
     "ddp": ("--ranks", "8", "--iterations", "2"),
@@ -27,13 +31,22 @@ OPTIONS = {
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    """A function from the name of a script to its run."""
+    """A function from the name of a script to its run, which all workers of a session share."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     runs = {}
 
     def run(name):
         if name not in runs:
-            folder = tmp_path_factory.mktemp(name)
-            runs[name] = emulate(SCRIPTS / f"{name}.py", folder, *OPTIONS[name])
+            folder = shared / f"emulated-{name}"
+            with FileLock(f"{folder}.lock"):
+                said = folder / "run.json"
+                if not said.exists():
+                    folder.mkdir()
+                    made = emulate(SCRIPTS / f"{name}.py", folder, *OPTIONS[name])
+                    said.write_text(json.dumps((made.code, made.stdout, made.stderr)), "utf-8")
+                folder_of_job = folder / f"job-{name}"
+                runs[name] = Run(*json.loads(said.read_text("utf-8")), folder_of_job)
         return runs[name]
 
     return run

@@ -11,6 +11,7 @@ from perfmodel.prediction.layouts.bounds import Bounds, Layer, LayerTimes, layer
 from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
+from perfmodel.workloads.transformer.model import blocks_of
 from perfmodel.workloads.transformer.words import StateSharding
 from topologies import build_cluster, load_topology
 
@@ -131,7 +132,7 @@ def test_a_layer_is_measured_in_as_few_ranks_as_share_it_and_on_as_few_hosts():
     assert bounding.fewest_ranks(experts) == 8
     assert experts.batch == 8 * 2
     assert experts.model.dense_layers == 0
-    assert experts.model.is_expert_layer(0)
+    assert blocks_of(experts.model)[0].has_experts
 
 
 def test_what_is_measured_of_a_layer_is_a_job_on_whole_hosts(monkeypatch):

@@ -11,8 +11,8 @@ from perfmodel.prediction.layouts import candidates
 from perfmodel.prediction.layouts.candidates import LayoutOptions, searched_fields
 from perfmodel.workloads.transformer.axes import AXES
 from perfmodel.workloads.transformer.words import Recompute, StateSharding
+from tests.workloads.reading import tiny
 
-MODEL = {"layers": 8, "heads": 16, "experts": 0, "has_experts": False}
 PARALLEL = {
     "tp": None, "pp": None, "cp": 1, "ep": 1, "micro_batch": None, "interleaving": 1,
     "sharding": StateSharding.ZERO2, "sequence_parallel": None,
@@ -24,10 +24,12 @@ def options(
     *fixed: str, ranks: int = 64, per_host: int = 8, recompute: Any = Recompute.NONE, **more: Any
 ) -> LayoutOptions:
     """Those of a workload of which only what is asked for is there; *fixed* fields are stated."""
-    model, parallel = (
-        SimpleNamespace(**{key: more.get(key, value) for key, value in part.items()})
-        for part in (MODEL, PARALLEL)
-    )
+    parallel = SimpleNamespace(**{key: more.get(key, value) for key, value in PARALLEL.items()})
+    heads, experts = more.get("heads", 16), more.get("experts", 1)
+    model = tiny(
+        layers=more.get("layers", 8), heads=heads, kv_heads=heads, hidden=2 * heads,
+        experts=experts if more.get("has_experts") else 1,
+    ).model  # fmt: skip
     spec: Any = SimpleNamespace(
         batch=more.get("batch", 64),
         sequence_length=more.get("sequence_length", 1024),

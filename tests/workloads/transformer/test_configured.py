@@ -17,6 +17,7 @@ from perfmodel.workloads.transformer.axes import AXES
 from perfmodel.workloads.transformer.layers import LayerKind, build_layer_steps
 from perfmodel.workloads.transformer.layout_choice import choose_layout
 from perfmodel.workloads.transformer.memory import layer_activation_bytes, memory_of_stages
+from perfmodel.workloads.transformer.model import commonest_block
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.words import Recompute
 from tests.workloads.transformer.test_memory import FUSED, run_of
@@ -24,7 +25,7 @@ from topologies import load_device
 
 # Llama 3 8B: hidden 4096, 32 heads and 8 key heads of 128, FFN 14336, sequences of 8192 tokens.
 TOKENS, HIDDEN, QKV, UP = 8192, 4096, (32 + 2 * 8) * 128, 2 * 14336
-PLAIN = LayerKind(has_window=False, is_recomputed=True, is_expert=False)
+PLAIN = LayerKind(commonest_block(load_workload("llama3_8b").model), is_recomputed=True)
 
 
 def again(*overrides):

@@ -13,6 +13,7 @@ from collectives.collective import CollectiveKind
 from perfmodel.base.errors import PerfModelError, WorkloadError
 from perfmodel.graph.ops import GroupedGemm, MemoryBound
 from perfmodel.workloads import build_job, load_workload
+from perfmodel.workloads.transformer.model import blocks_of
 from perfmodel.workloads.transformer.shapes import count_flops, layer_shape
 from tests.workloads.reading import (
     STACK,
@@ -135,7 +136,7 @@ def test_shipped_models_have_the_parameters_they_are_known_for(
 
 
 def test_latent_attention_of_deepseek_v3_has_the_weights_of_its_report():
-    shape = layer_shape(load_workload("deepseek_v3").model, tp=1)
+    shape = layer_shape(blocks_of(load_workload("deepseek_v3").model)[0], tp=1)
 
     # Down to 1536 + 512 + 64, up to 128 heads of 192, keys and values of 128 each, and back.
     weights = 7168 * 2112 + 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168
@@ -143,7 +144,7 @@ def test_latent_attention_of_deepseek_v3_has_the_weights_of_its_report():
         sum(linear.parameters for label, linear in shape.linears.items() if "attention" in label)
         == weights
     )
-    assert shape.latent_norms == 2048
+    assert shape.mixer.extra == 2048
 
 
 def test_latent_attention_counts_scores_over_the_rotary_part_too():

@@ -119,9 +119,9 @@ def test_a_batch_beyond_bounds_is_refused():
 def test_stages_dealt_by_cost_leave_more_to_the_first_and_the_head_to_the_last():
     # 8 layers of 1 and a head of 2: shares of 2.5. The first stage takes 3 (2 is not more than
     # its share), the second up to 6, the third 7 and 8, then the last norm and the head.
-    assert split_layers_by_cost(8, 4, layer_cost=1, head_cost=2) == (3, 3, 2, 0)
+    assert split_layers_by_cost(4, layer_costs=[1] * 8, head_cost=2) == (3, 3, 2, 0)
     # Twelve shares of less than a layer each: after the loss nothing is left for the last two.
-    assert split_layers_by_cost(2, 12, layer_cost=1, head_cost=1)[-2:] == (-1, -1)
+    assert split_layers_by_cost(12, layer_costs=[1] * 2, head_cost=1)[-2:] == (-1, -1)
 
 
 def test_a_stage_with_nothing_to_do_is_named():

@@ -11,6 +11,7 @@ from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import load_workload
 from perfmodel.workloads.transformer.layout import Layout
 from perfmodel.workloads.transformer.memory import layer_activation_bytes, memory_of_stages
+from perfmodel.workloads.transformer.model import counted_blocks
 from perfmodel.workloads.transformer.run import TransformerRun
 from tests.workloads.reading import memory_of, parameter_count, tiny
 
@@ -147,8 +148,9 @@ def test_state_that_is_on_the_host_takes_none_of_the_gpu():
 
 
 def test_parts_that_are_recomputed_are_not_kept():
+    block, _ = zip(*counted_blocks(load_workload("deepseek_v3").model), strict=True)
     layer = {
-        part: layer_activation_bytes(run_of("deepseek_v3", *words), is_expert=part != "mlp")
+        part: layer_activation_bytes(run_of("deepseek_v3", *words), block[part != "mlp"])
         for part, words in {
             "none": (), **{one: (f"training.recompute_modules=[{one}]",) for one in
                            ("mla_up_proj", "moe_act", "moe", "layernorm", "mlp")},

@@ -7,6 +7,7 @@ import pytest
 from perfmodel.graph.ops import Gemm
 from perfmodel.workloads import build_job, load_workload
 from perfmodel.workloads.transformer.layout import Layout
+from perfmodel.workloads.transformer.model import blocks_of
 from perfmodel.workloads.transformer.shapes import count_flops, layer_shape, stage_parameters
 from tests.workloads.reading import iter_ops, parameter_count
 
@@ -26,17 +27,18 @@ def test_parameters_are_as_published(name, published):
 
 
 def test_a_layer_of_llama_by_hand():
-    shape = layer_shape(load_workload("llama3_8b").model, tp=2)
+    shape = layer_shape(blocks_of(load_workload("llama3_8b").model)[0], tp=2)
+    [qkv] = shape.mixer.inputs.values()
     # 32 heads and 8 key heads of 128 over 2 ranks: (16 + 2 * 4) * 128 = 3072.
-    assert (shape.qkv.inputs, shape.qkv.outputs) == (4096, 3072)
-    assert (shape.projection.inputs, shape.projection.outputs) == (2048, 4096)
+    assert (qkv.inputs, qkv.outputs) == (4096, 3072)
+    assert (shape.mixer.projection.inputs, shape.mixer.projection.outputs) == (2048, 4096)
     # Gate and up, each 14336 / 2 wide.
     assert (shape.up.outputs, shape.down.inputs) == (14336, 7168)
 
 
 def test_key_heads_are_copied_when_there_are_fewer_than_ranks():
     model = load_workload("llama3_8b", ["model.kv_heads=2"]).model
-    assert layer_shape(model, tp=8).kv_heads == 1
+    assert layer_shape(blocks_of(model)[0], tp=8).mixer.kv_heads == 1
 
 
 @pytest.mark.parametrize("name", ["llama3_8b", "gpt3_175b", "bert_large"])

@@ -9,6 +9,7 @@ import pytest
 from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound
+from perfmodel.workloads.transformer.model import blocks_of
 from perfmodel.workloads.transformer.shapes import layer_shape
 from perfmodel.workloads.transformer.words import Recompute, StateSharding
 from tests.workloads.reading import (
@@ -133,7 +134,7 @@ def test_weights_are_cast_once_for_all_micro_batches():
     assert Counter(casts) == Counter(
         f"layer {layer}/{product} weight cast"
         for layer in range(4)
-        for product in layer_shape(tiny().model, tp=1).linears
+        for product in layer_shape(blocks_of(tiny().model)[0], tp=1).linears
     )
 
 

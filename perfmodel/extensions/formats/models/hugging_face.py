@@ -27,12 +27,21 @@ from perfmodel.extensions.formats.models.fields import (
     default_sentence,
     unknown_keys,
 )
+from perfmodel.extensions.formats.models.layer_kinds import (
+    Rule,
+    layer_words,
+    pattern_of,
+    searched_blocks,
+)
 
 TABLE = Path(__file__).with_name("hugging_face.yaml")
 LONGEST_ASSUMED = 4096
 TOKENS_PER_BATCH = 2**20
 """What is assumed where a file says nothing: tokens of a sequence, and of a batch."""
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+_WINDOWS = {
+    "each": "layer_types",
+    "is": {"sliding_attention": "windowed", "full_attention": "full"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,9 @@ class ArchitectureTable(Form):
     equal: tuple[str, ...] = ()
     dropout: tuple[str, ...] = ()
     windows: str | None = None
+    mixers: Mapping[str, Any] | None = None
+    networks: Mapping[str, Any] | None = None
+    searches_blocks: bool = False
     left_out: tuple[str, ...] = ()
     left_out_if: Mapping[str, str] = field(default_factory=dict)
     also_read: tuple[str, ...] = ()
@@ -81,7 +93,8 @@ def _extended(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
 def find_table(content: Mapping[str, Any], document: str) -> tuple[str, ArchitectureTable]:
     """The `model_type` that *content* states and its table; an unknown one is refused."""
     tables, name = load_tables(), content.get("model_type")
-    stated = content.get("architectures") or ()
+    stated = content.get("architectures")
+    stated = () if stated is None else stated
     if not isinstance(stated, list | tuple) or not all(isinstance(one, str) for one in stated):
         raise WorkloadError(
             f"{document}: architectures must be a list of names, got {quote(stated)}."
@@ -189,10 +202,9 @@ def _read_model(reader: FieldReader, table: ArchitectureTable) -> dict[str, Any]
     if read.get("ffn") is None and table.ffn_ratio and read.get("hidden"):
         read["ffn"] = table.ffn_ratio * read["hidden"]
     _count_shared(reader, read)
-    full_every = read.pop("full_every", None)
-    window = _read_window(reader, table, read, full_every)
+    kinds = _read_kinds(reader, table, read)
     odds = [reader.read("model.dropout", Source.parse(key)) for key in table.dropout]
-    model = {**table.sets, **read, **_decided(reader, table), **window, "dropout": any(odds)}
+    model = {**table.sets, **read, **_decided(reader, table), **kinds, "dropout": any(odds)}
     return {key: value for key, value in model.items() if value is not None}
 
 
@@ -220,37 +232,41 @@ def _count_shared(reader: FieldReader, read: dict[str, Any]) -> None:
     read["shared_experts"] = width // one
 
 
-def _read_window(
-    reader: FieldReader, table: ArchitectureTable, read: dict[str, Any], full_every: int | None
+def _read_kinds(
+    reader: FieldReader, table: ArchitectureTable, read: dict[str, Any]
 ) -> dict[str, Any]:
-    """Which layers see only a window, as fields of a workload."""
-    kinds = reader.content.get("layer_types")
-    if kinds is not None:
-        reader.uses.append(FieldUse("layer_types", Use.READ, "model.full_every", kinds))
-    window = read.pop("window", None)
+    """What layers are where they differ, as fields of a workload."""
+    full_every, window = read.pop("full_every", None), read.pop("window", None)
+    if table.searches_blocks:
+        return {"pattern": searched_blocks(reader, read["heads"] or 1, read["hidden"] or 1)}
     if table.windows is not None and window is None:
         window = reader.read("model.window", Source(("sliding_window",), None))
-    if not window or (kinds is not None and set(kinds) <= {_FULL}):
+    rule = table.mixers
+    if rule is None and window and "layer_types" in reader.content:
+        rule = _WINDOWS
+    if rule is not None:
+        of_window = {} if window is None else {"window": window}
+        return of_window | _read_pattern(reader, rule, table.networks, read)
+    if not window:
         return {}
-    if kinds is not None:
-        full_every = _period(kinds)
-        if full_every is None:
-            reader.faults.add(
-                "layer_types",
-                f"must repeat so many {_SLIDING} and one {_FULL}, or be all of one kind",
-            )
-    elif table.windows == "alternate":
-        full_every = 2
+    full_every = 2 if table.windows == "alternate" else full_every
     return {"window": window} | ({"full_every": full_every} if full_every else {})
 
 
-def _period(kinds: Sequence[str]) -> int | None:
-    """Every how many layers one sees all tokens; 0 for never, None if that is not regular."""
-    if set(kinds) == {_SLIDING}:
-        return 0
-    first = kinds.index(_FULL) + 1 if _FULL in kinds else 0
-    wanted = [_FULL if (layer + 1) % first == 0 else _SLIDING for layer in range(len(kinds))]
-    return first if first and list(kinds) == wanted else None
+def _read_pattern(
+    reader: FieldReader, mixing: Rule, networking: Rule | None, read: dict[str, Any]
+) -> dict[str, Any]:
+    """A pattern, and the number of layers where only this states it."""
+    blocks = load_yaml(TABLE)["blocks"]
+    mixers = layer_words(reader, mixing, read.get("layers"), blocks)
+    if mixers is None:
+        return {}
+    networks = ["experts" if (read.get("experts") or 1) > 1 else "dense"] * len(mixers)
+    if networking is not None:
+        networks = layer_words(reader, networking, len(mixers), blocks) or networks
+    elif first := read.pop("dense_layers", 0):
+        networks[:first] = ["dense"] * first
+    return {"layers": len(mixers), "pattern": pattern_of(mixers, networks)}
 
 
 def _assume_batch(

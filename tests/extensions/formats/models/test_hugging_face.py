@@ -12,6 +12,7 @@ from perfmodel.base.errors import WorkloadError
 from perfmodel.extensions.formats.models import read_foreign
 from perfmodel.extensions.formats.models.hugging_face import load_tables
 from perfmodel.workloads import load_workload
+from perfmodel.workloads.transformer.model import blocks_of
 from perfmodel.workloads.transformer.shapes import count_parameters
 
 PUBLISHED_WITHIN = 1e-3
@@ -26,6 +27,7 @@ def shape(layers, hidden, heads, ffn, vocab, **more):
 
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
 LLAMA = PUBLISHED["llama"][1]
+KINDS = yaml.safe_load(Path(__file__).with_name("published_kinds.yaml").read_text(encoding="utf-8"))
 
 
 def write(folder, content):
@@ -36,7 +38,36 @@ def write(folder, content):
 
 def test_every_table_but_those_of_wrappers_is_checked_against_a_known_size():
     wrappers = {name for name, table in load_tables().items() if table.part}
-    assert set(load_tables()) - set(PUBLISHED) - wrappers == {"kimi_k2"}
+    assert set(load_tables()) - set(PUBLISHED) - set(KINDS) - wrappers == {
+        "kimi_k2", "minimax_m3",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", KINDS)
+def test_a_model_whose_layers_differ_has_as_many_parameters_as_its_publisher_says(
+    tmp_path, model_type
+):
+    published, fields = KINDS[model_type]
+    workload = load_workload(write(tmp_path, {"model_type": model_type, **fields}))
+    assert count_parameters(workload.model) == pytest.approx(published, rel=0.01)
+    assert not workload.unknown_keys
+
+
+def test_what_every_layer_is_becomes_the_shortest_pattern(tmp_path):
+    def pattern(model_type, **changed):
+        fields = {**KINDS[model_type][1], "model_type": model_type, **changed}
+        return load_workload(write(tmp_path, fields)).model.pattern
+
+    assert pattern("step3p7", num_hidden_layers=6) == (
+        "full/dense + 2 x windowed/dense + windowed/experts + full/experts + windowed/experts"
+    )
+    assert pattern("deepseek_v32", num_hidden_layers=5) == "3 x sparse/dense + 2 x sparse/experts"
+    assert pattern("llama4_text") == "full/dense(ffn=16384) + full/experts"
+    mixed = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    fields = {"model_type": "gpt_oss", **LLAMA, "layer_types": mixed, "num_hidden_layers": 4}
+    assert load_workload(write(tmp_path, fields)).model.pattern == (
+        "full/experts + 2 x windowed/experts"
+    )
 
 
 @pytest.mark.parametrize("model_type", PUBLISHED)
@@ -95,7 +126,10 @@ def test_every_field_is_read_defaulted_ignored_or_unknown(tmp_path):
 def test_windows_are_in_the_layers_that_the_file_says(tmp_path):
     _, fields = PUBLISHED["gemma3_text"]
     model = load_workload(write(tmp_path, {"model_type": "gemma3_text", **fields})).model
-    assert [model.has_window(layer) for layer in range(7)] == [True] * 5 + [False, True]
+    assert [block.window is not None for block in blocks_of(model)[:7]] == [True] * 5 + [
+        False,
+        True,
+    ]
 
 
 def test_the_head_of_a_model_of_several_parts_belongs_to_the_whole(tmp_path):
@@ -133,11 +167,16 @@ def test_infinity_in_a_file_is_no_obstacle(tmp_path):
     [
         ({"model_type": "llama5"}, "that are known (such as llama, "),
         ({"model_type": None}, "got nothing."),
-        ({"model_type": "deepseek_v32"}, "an indexer chooses what a token sees"),
-        ({"model_type": "mamba2"}, "cannot model yet. `perfmodel emulate` predicts the"),
+        ({"model_type": "deepseek_v4"}, "keys that several tokens share"),
+        ({"model_type": "mamba"}, "cannot model yet. `perfmodel emulate` predicts the"),
         ({"model_type": "t5"}, "model_type t5 is an encoder and a decoder"),
         ({"model_type": "llama4_text", "interleave_moe_layer_step": 2},
-         "interleave_moe_layer_step: can only be"),
+         "intermediate_size_mlp: must be given for"),
+        ({"model_type": "mimo_v2_flash", "hybrid_layer_pattern": [0, 2] * 16},
+         "hybrid_layer_pattern: can only be modelled as 0, 1, got '2'"),
+        ({"model_type": "mimo_v2_flash", "hybrid_layer_pattern": [0]}, "each of 32 layers"),
+        ({"model_type": "nemotron-nas", "block_configs": [{"attention": {"no_op": True},
+          "ffn": {"no_op": True, "replace_with_linear": True}}]}, "without replace_with_linear"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "must name one of LlamaFor"),
         ({"hidden_size": None}, "hidden_size: must be given, but is missing"),
         ({"hidden_size": "${width}"}, "hidden_size: is the reference '${width}'"),
@@ -145,8 +184,8 @@ def test_infinity_in_a_file_is_no_obstacle(tmp_path):
         ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window: can only be"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "mlp_only_layers: can only be"),
         ({"model_type": "deepseek_v3", "v_head_dim": 64, "qk_nope_head_dim": 128}, "must be equal"),
-        ({"model_type": "gpt_oss", "layer_types": ["full_attention", "sliding_attention"] * 16},
-         "layer_types: must repeat"),
+        ({"model_type": "gpt_oss", "layer_types": ["full_attention", "chunked_attention"] * 16},
+         "layer_types: can only be modelled as sliding_attention, full_attention"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, changed, said):
