@@ -8,13 +8,25 @@ MANUAL := .venv/manual.stamp
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 TEST_WORKERS ?= 2
 
-.PHONY: predict test lint core check bench mutants fuzz laws faults docs manual scoreboard figures release clean
+CUDA_TORCH ?= 2.15.0
+CUDA := .venv/cuda-$(CUDA_TORCH).stamp
+
+.PHONY: predict emulate test lint core check bench mutants fuzz laws faults docs manual scoreboard figures release clean
 
 predict: $(PROGRAM)
 	@$(BIN)/perfmodel predict --topology dgx_h100.yaml
 
 test: $(TOOLS)
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal
+
+# An environment with the CUDA build of torch, as published and without NVIDIA's packages, for `emulate --python`.
+emulate: $(CUDA)
+
+$(CUDA):
+	$(PYTHON) -m venv .venv/cuda
+	.venv/cuda/bin/python -m pip install -qq --disable-pip-version-check --no-deps torch==$(CUDA_TORCH)
+	.venv/cuda/bin/python -m pip install -qq --disable-pip-version-check numpy sympy networkx jinja2 filelock typing_extensions fsspec setuptools
+	@touch $@
 
 lint: $(TOOLS)
 	$(BIN)/ruff format --check .

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -223,14 +224,28 @@ def load_default_calibration() -> Calibration:
 def calibration_for(device: Device) -> Calibration:
     """The constants measured on machines of *device*, or those that ship with the package.
 
-    Of its files those of kernels are JSON and those of collectives YAML, whatever they are called.
-    Of several files of collectives the last one that has constants of a machine counts there.
+    Of its files those of kernels are JSON; of YAML files those of runs have `anchors`. Of several
+    files of collectives the last one that has constants of a machine counts there.
     """
-    paths = [Path(file) for file in device.calibrations if not is_json(Path(file))]
-    if not paths:
-        return load_default_calibration()
-    files = [_load_own(one, one.stat().st_mtime_ns if one.is_file() else 0) for one in paths]
-    return reduce(_merge, files)
+    own = [_load_own(path, _changed_ns(path)) for path in map(Path, device.calibrations)]
+    files = [one for one in own if isinstance(one, Calibration)]
+    return reduce(_merge, files) if files else load_default_calibration()
+
+
+def holds_anchors(path: Path) -> bool:
+    """Whether the constants in the file at *path* are measured runs."""
+    return path.is_file() and _load_own(path, _changed_ns(path)) is _Other.ANCHORS
+
+
+class _Other(Enum):
+    """Files of constants that are not of collectives."""
+
+    KERNELS = "kernels"
+    ANCHORS = "anchors"
+
+
+def _changed_ns(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.is_file() else 0
 
 
 def _merge(first: Calibration, second: Calibration) -> Calibration:
@@ -261,9 +276,13 @@ def _own_first(last: Sequence[Any], first: Sequence[Any], shipped: Sequence[Any]
 
 
 @lru_cache(maxsize=8)
-def _load_own(path: Path, changed_ns: int) -> Calibration:
+def _load_own(path: Path, changed_ns: int) -> Calibration | _Other:
     """A file is read again when it was written again at *changed_ns*."""
     del changed_ns
+    if is_json(path):
+        return _Other.KERNELS
+    if "anchors" in load_document(path, CalibrationError).content:
+        return _Other.ANCHORS
     return load_calibration(path)
 
 

@@ -37,11 +37,8 @@ _UNREADABLE = (
 _KEYS = {"indices", "offsets", "lengths", "tables", "names"}
 
 
-def load_index_data(path: str | Path, *, table_count: int | None = None) -> IndexData:
-    """Read the indices in *path*: `.npz`, `.npy`, `.parquet`, `.pt` or `.pth`.
-
-    *table_count* decides which axis of a bare array counts tables.
-    """
+def load_index_data(path: str | Path) -> IndexData:
+    """Read the indices in *path*: `.npz`, `.parquet`, `.pt` or `.pth`."""
     path = Path(path)
     check_plain_file(path, InputError)
     reader = READERS.get(path.suffix.lower())
@@ -51,7 +48,7 @@ def load_index_data(path: str | Path, *, table_count: int | None = None) -> Inde
         )
     if path.stat().st_size == 0:
         raise InputError(f"{path}: holds nothing.")
-    return _load_npy(path, table_count) if reader is _load_npy else reader(path)
+    return reader(path)
 
 
 def _load_npz(path: Path) -> IndexData:
@@ -146,27 +143,6 @@ def _unreadable(path: Path, what: str, fault: BaseException) -> InputError:
     return InputError(f"{path}: not {what} ({reason}).")
 
 
-def _load_npy(path: Path, table_count: int | None = None) -> IndexData:
-    """One index a sample: a row for one table, tables x samples, or samples x tables.
-
-    Where the number of tables is not known, there are no more tables than samples.
-    """
-    try:
-        values = np.load(path, allow_pickle=False, mmap_mode="r")
-    except _UNREADABLE as fault:
-        raise _unreadable(path, "a readable NumPy array", fault) from None
-    if values.ndim not in (1, 2):
-        raise InputError(f"{path}: must be samples, or tables x samples, got {values.ndim} axes.")
-    table_rows = np.atleast_2d(np.asarray(values))
-    rows, columns = table_rows.shape
-    is_by_sample = rows > columns if table_count is None else rows != table_count == columns
-    if values.ndim > 1 and is_by_sample:
-        table_rows = table_rows.T
-    return build_index_data(
-        str(path), indices=table_rows.ravel(), lengths=np.ones(table_rows.shape, np.int64)
-    )
-
-
 def _load_parquet(path: Path) -> IndexData:
     """One column per table, one row per sample: an index or a list of indices."""
     import pyarrow
@@ -252,7 +228,6 @@ def _load_torch(path: Path) -> IndexData:
 
 READERS: dict[str, Callable[[Path], IndexData]] = {
     ".npz": _load_npz,
-    ".npy": _load_npy,
     ".parquet": _load_parquet,
     ".pt": _load_torch,
     ".pth": _load_torch,

@@ -209,7 +209,7 @@ def _in_table(path: str) -> str:
 def _with_indices(
     tables: Sequence[EmbeddingTable], indices: str | Path
 ) -> tuple[EmbeddingTable, ...]:
-    data = load_index_data(indices, table_count=len(tables))
+    data = load_index_data(indices)
     if len(data.names) != len(tables):
         raise PlanError(
             f"{indices}: must hold indices of {len(tables)} tables, got {len(data.names)}."

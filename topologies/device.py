@@ -51,19 +51,24 @@ def list_generations() -> tuple[str, ...]:
 
 def load_device(name_or_path: str | Path) -> Device:
     """The device in a file, or of a name that comes with the package."""
-    path = find_document(name_or_path, folder=DEVICES, what="device", error_type=TopologyError)
-    content = load_document(path, TopologyError, what="device").content
-    if "like" not in content:
-        return load_document(path, TopologyError, what="device").read(Device)
+    return load_device_document(name_or_path).read(Device)
 
-    def find(name: str) -> Path:
+
+def load_device_document(name_or_path: str | Path) -> Document:
+    """What the file of a device says, over what the device says that it is `like`."""
+
+    def find(name: str | Path) -> Path:
         return find_document(name, folder=DEVICES, what="device", error_type=TopologyError)
 
-    base = load_yaml(find(str(content["like"])), error_type=TopologyError)
-    for key, value in content.items():
+    path = find(name_or_path)
+    document = load_document(path, TopologyError, what="device")
+    if "like" not in document.content:
+        return document
+    base = load_yaml(find(str(document.content["like"])), error_type=TopologyError)
+    for key, value in document.content.items():
         is_section = isinstance(value, dict) and isinstance(base.get(key), dict)
         base[key] = {**base[key], **value} if is_section else value
-    return Document(str(path), base, TopologyError).read(Device)
+    return Document(str(path), base, TopologyError)
 
 
 def _iter_catalog() -> Iterator[Device]:

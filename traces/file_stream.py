@@ -54,6 +54,14 @@ class Limits:
             round(self.most_objects * factor),
         )
 
+    def check_size(self, path: Path, size_bytes: int) -> None:
+        """Refuse a file that is, or unpacks to, more than is allowed."""
+        if size_bytes > self.most_bytes:
+            raise TraceError(
+                f"{path}: must hold no more than {format_size(self.most_bytes)}, holds more. "
+                "Cut the recording, or raise the limits with --limits-factor."
+            )
+
     def check_count(self, path: Path, count: int, word: str) -> None:
         """Refuse more than the allowed number of objects, which *word* names."""
         if count > self.most_objects:
@@ -90,11 +98,7 @@ class Chunks:
             return b""
         self.unpacked_bytes += len(piece)
         most = self.limits
-        if self.unpacked_bytes > most.most_bytes:
-            raise TraceError(
-                f"{self.path}: must hold no more than {format_size(most.most_bytes)}, holds more. "
-                "Cut the recording, or raise the limits with --limits-factor."
-            )
+        most.check_size(self.path, self.unpacked_bytes)
         most_bytes = max(most.most_ratio * max(self.packed_bytes, 1), _SMALL_BYTES)
         if self.unpacker is not None and self.unpacked_bytes > most_bytes:
             raise TraceError(

@@ -19,16 +19,19 @@ from traces.chakra import is_chakra
 from traces.execution_trace import ExecutionTrace, load_execution_trace
 from traces.file_stream import DEFAULT_LIMITS, Limits, read_head
 from traces.kineto import load_kineto
+from traces.nsys import is_nsys, load_nsys
 from traces.trace import Trace
 
 _HEAD_BYTES = 1 << 20
 _NAMED_RANKS = 8
+_LOOKED_AT = 1_000
 
 
 class TraceFormat(Enum):
     """The format of a file, by its content."""
 
     KINETO = "kineto"
+    NSYS = "nsight systems"
     EXECUTION_TRACE = "pytorch execution trace"
     CHAKRA = "chakra"
     OTHER = "other"
@@ -176,12 +179,45 @@ def _is_executed(head: bytes) -> bool:
 
 FORMATS: Mapping[TraceFormat, Callable[[bytes], bool]] = {
     TraceFormat.KINETO: _is_kineto,
+    TraceFormat.NSYS: is_nsys,
     TraceFormat.EXECUTION_TRACE: _is_executed,
     TraceFormat.CHAKRA: is_chakra,
 }
 """Whether a file that begins with some bytes is of a format; the first that holds is taken."""
-TIMED: Mapping[TraceFormat, Callable[[Path, Limits], Trace]] = {TraceFormat.KINETO: load_kineto}
-"""Readers of the formats that say when everything ran, one file per rank."""
+TIMED: Mapping[TraceFormat, Callable[[Path, Limits], Sequence[Trace]]] = {
+    TraceFormat.KINETO: lambda path, limits: (load_kineto(path, limits),),
+    TraceFormat.NSYS: load_nsys,
+}
+"""Readers of the formats that say when everything ran; a file holds one rank or several."""
+_AGAIN = "record with torch.profiler, or with nsys profile --trace=cuda,nvtx"
+_NSYS = ("a report of Nsight Systems", "nsys export --type sqlite --output rank0.sqlite FILE")
+_PERFETTO = ("a binary trace of Perfetto", "traceconv json FILE rank0.json, if PyTorch wrote it")
+_ASCEND = ("a profile of Ascend NPUs", "torch.profiler.ExecutionTraceObserver: a job of shapes")
+REFUSED: Mapping[str, tuple[str, str]] = {
+    "*.nsys-rep": _NSYS,
+    "*.qdrep": _NSYS,
+    "*.ncu-rep": ("a report of Nsight Compute, without a timeline", _AGAIN),
+    "*.xplane.pb": ("a profile of XLA, which does not say what launched what", _AGAIN),
+    "*.rpd": ("a database of ROCm's profiler", _AGAIN),
+    "*.pftrace": _PERFETTO,
+    "*.perfetto-trace": _PERFETTO,
+    "*_ascend_pt": _ASCEND,
+    "trace_view.json": _ASCEND,
+    "*.pickle": ("a snapshot of memory, without times", _AGAIN),
+}
+"""Files and folders of other programs, by name: what they are, and what can be read instead."""
+
+
+def _refuse(paths: Sequence[Path]) -> None:
+    """Raise if one of *paths* is a file of another program."""
+    for path in paths:
+        for name, (what, instead) in REFUSED.items():
+            if any(part.match(name) for part in (path, *path.parents)):
+                raise TraceError(
+                    f"{path}: must be a trace of torch.profiler, an SQLite export of Nsight "
+                    f"Systems, an execution trace or a Chakra trace, but is {what}. "
+                    f"Instead: {instead.replace('FILE', path.name)}."
+                )
 
 
 def _recordings_in(folder: Path) -> list[Recording]:
@@ -195,9 +231,10 @@ def _recordings_in(folder: Path) -> list[Recording]:
     ]
     inner = [found for found in inner if found.has_files]
     if not inner:
+        _refuse([path for path in sorted(folder.rglob("*"))[:_LOOKED_AT] if path.is_file()])
         raise TraceError(
-            f"{folder}: must hold Kineto traces, execution traces or Chakra traces, one file "
-            "per rank, or folders of such; holds none."
+            f"{folder}: must hold Kineto traces, exports of Nsight Systems, execution traces or "
+            "Chakra traces, one file per rank, or folders of such; holds none."
         )
     joined = _joined(inner, folder.name)
     jobs = [found for found in joined if found.timed] or joined
@@ -215,6 +252,8 @@ def _joined(found: list[Recording], name: str) -> list[Recording]:
 
 def _recording_of(name: str, files: Sequence[Path], *, is_asked_for: bool = False) -> Recording:
     by_format: dict[TraceFormat, list[Path]] = {kind: [] for kind in TraceFormat}
+    if is_asked_for:
+        _refuse(files)
     for path in files if is_asked_for else sorted(files):
         by_format[detect_format(path)].append(path)
     # A file that was named must be read; if it is not a trace, the Kineto reader says why.
@@ -231,13 +270,13 @@ def load_recording(
     recording: Recording, limits: Limits = DEFAULT_LIMITS, on_file: OnFile = ignore_file
 ) -> JobTrace:
     """Read the timed traces of *recording*, and its execution traces."""
-    traces, faults = [], FaultList(f"job {recording.name!r}")
+    traces, faults = list[Trace](), FaultList(f"job {recording.name!r}")
     count = len(recording.timed) + len(recording.executed)
     for place, path in enumerate(recording.timed):
         on_file(path, place, count)
         try:
-            load = TIMED.get(detect_format(path), load_kineto)
-            traces.append(load(path, limits))
+            kind = detect_format(path)
+            traces += TIMED[kind if kind in TIMED else TraceFormat.KINETO](path, limits)
         except TraceError as fault:
             faults.add(path.name, str(fault))
     faults.check(TraceError)

@@ -32,7 +32,7 @@ def load_kineto(path: Path | str, limits: Limits = DEFAULT_LIMITS) -> Trace:
     """Read the Kineto trace at *path*, plain or gzip, as far as *limits* allow."""
     path = Path(path)
     stream = ObjectStream(path, "traceEvents", mark=b'"ph"', limits=limits)
-    reader = _Reader(stream)
+    reader = TraceReader(stream)
     with _collector_paused():
         for batch in stream.batches():
             reader.add(batch)
@@ -51,8 +51,8 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-class _Reader:
-    """Collects the columns of one trace."""
+class TraceReader:
+    """Collects the columns of one trace from its objects."""
 
     def __init__(self, stream: ObjectStream) -> None:
         self.stream = stream

@@ -8,33 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.base.errors import InputError
 from perfmodel.costs.attention import is_fused
-from perfmodel.costs.models import FAMILIES
-from perfmodel.costs.pricing import price_job
 from perfmodel.costs.sustained import ARITHMETIC, chip_factor, hot_shares
-from perfmodel.engine.replay import find_period
-from perfmodel.execution.executor import SerialExecutor
+from perfmodel.extensions.measurements.calibration.anchors import Kind
+from perfmodel.extensions.measurements.calibration.observing import observe
 from perfmodel.extensions.measurements.validation.runs_question import read_setting
 from perfmodel.extensions.measurements.validation.runs_table import RunRow
-from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Attention, Gemm, GroupedGemm
-from perfmodel.prediction.interference import contention_rules, fold_costs, settle_costs
-from perfmodel.prediction.loops import replay_samples
-from perfmodel.prediction.question import PredictOptions, Question, build_question
-from perfmodel.stacks.spread import NO_SPREAD
+from perfmodel.prediction.question import PredictOptions, build_question
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
 
 DRAWS = 16
-STEP = 0.15
-"""How much longer each family is made, as a logarithm, to see what it carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +35,7 @@ class Case:
     *error* is the logarithm of predicted over measured; *shares* the derivative of the logarithm
     of the prediction by that of a family's times; *hot* the derivative of the logarithm of its
     products' times by that of the chip's factor, *fused* the share of attention in kernels of its
-    own; *kernel_sigma* what kernels alone make unsure.
+    own; *kernel_sigma* what kernels alone make unsure, *kind* how much it says of other runs.
     """
 
     row: RunRow
@@ -58,6 +49,7 @@ class Case:
     hot: float
     fused: float
     kernel_sigma: float
+    kind: Kind
 
     @property
     def publisher(self) -> str:
@@ -92,13 +84,8 @@ def build_case(asked: PredictOptions, row: RunRow) -> Case | None:
         question = build_question(setting)
     except InputError:
         return None
-    times_ns = _times_ns(question, question.job)
-    device = setting.cluster.device
-    if question.extrapolation is not None:
-        larger_ns = _times_ns(question, question.extrapolation.larger)
-        times_ns = times_ns + float(question.extrapolation.steps) * (larger_ns - times_ns)
+    device, found = setting.cluster.device, observe(question, draws=DRAWS)
     assert row.measured_s is not None
-    logs = np.log(times_ns / times_ns[0])
     return Case(
         row=row,
         stack=setting.stack.name,
@@ -106,32 +93,13 @@ def build_case(asked: PredictOptions, row: RunRow) -> Case | None:
         device=device.name,
         hosts=setting.cluster.host_count,
         is_tensor=row.text("compute_precision") != "fp32",
-        error=float(np.log(times_ns[0] / 1e9 / row.measured_s)),
-        shares=tuple((logs[1 : 1 + len(FAMILIES)] / STEP).tolist()),
+        error=float(np.log(found.period_ns / 1e9 / row.measured_s)),
+        shares=tuple(found.shares.tolist()),
         hot=_hotness(question.job, device, setting.stack),
         fused=_fused_share(question.job, device, setting.stack),
-        kernel_sigma=float(np.std(logs[1 + len(FAMILIES) :])),
+        kernel_sigma=found.kernel_sigma,
+        kind=found.kind,
     )
-
-
-def _times_ns(question: Question, job: JobGraph) -> NDArray[np.float64]:
-    """The period of *job*, then with each family a step longer, then with kernels drawn."""
-    assert question.cluster is not None
-    assert question.stack is not None
-    replay = SerialExecutor().replay
-    priced = price_job(job, cluster=question.cluster, stack=question.stack)
-    alone = fold_costs(priced)
-    settled = settle_costs(replay, alone, contention_rules(alone.priced)).priced
-    steady = find_period(replay, settled.job, settled.durations)
-    longer = [np.where(settled.family == code, STEP, 0.0) for code in range(len(FAMILIES))]
-    factors = np.exp(np.column_stack([np.zeros(len(settled.float_ns)), *longer]))
-    stretched = np.rint(settled.float_ns[:, None] * factors).astype(np.int64)
-    samples = replace(settled, spread=NO_SPREAD).sample(DRAWS, seed=0)
-    drawn = samples.vectors(0, DRAWS).values_ns
-    values_ns = np.ascontiguousarray(np.concatenate([stretched, drawn], axis=1))
-    table = DurationTable(values_ns, settled.durations.rank_offset)
-    iterations = steady.replay.iteration_count
-    return replay_samples(replay, settled.job, table, iterations=iterations)
 
 
 def _hotness(job: JobGraph, device: Device, stack: SoftwareStack) -> float:

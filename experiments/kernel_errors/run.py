@@ -24,7 +24,7 @@ from experiments.figures import (
     read_wishes,
 )
 from perfmodel.api import validate
-from perfmodel.extensions.measurements.kernel_tables import load_gemm_table
+from perfmodel.extensions.measurements.kernel_tables import load_table
 from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
 
 
@@ -63,7 +63,7 @@ def draw_plane(wishes: Wishes, names: list[str], boards: dict[str, Scoreboard]) 
         error = {str(one.row): abs(one.error_pct) for one in boards[name].deviations}
         kernels = [
             kernel
-            for kernel in load_gemm_table(Path(MEASURED / "kernels" / f"{name}.csv.gz")).kernels
+            for kernel in load_table("gemm", Path(MEASURED / "kernels" / f"{name}.csv.gz")).kernels
             if str(kernel.row) in error
         ]
         shape = np.array([(one.op.m, one.op.n, one.op.k) for one in kernels], dtype=float)

@@ -30,14 +30,14 @@ def steps_of(place: Path) -> dict[str, Any]:
         except PerfModelError as fault:
             return {"refused": str(fault).splitlines()[0]}
         told = found.document()
-    score, marks = told["self_replay"], [one["marked_ns"] for one in told["step_evidence"]]
+    score, hosts = told["self_replay"], [one["host_ns"] for one in told["step_table"]]
     return {
         "ranks": told["ranks"],
         "steps": told["steps"],
         "rule": told["step_rule"],
         "cycle": told["cycle"],
         "step_ms": round(score["iteration"]["recorded_ms"], 3),
-        "between_marks_ms": round(sum(marks) / max(len(marks), 1) / 1e6, 3),
+        "host_ms": round(sum(hosts) / max(len(hosts), 1) / 1e6, 3),
         "error_pct": score["iteration_error_pct"],
         "is_trusted": told["is_trusted"],
     }

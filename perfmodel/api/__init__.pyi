@@ -32,10 +32,12 @@ from perfmodel.extensions.formats.api import ImportedWorkload as ImportedWorkloa
 from perfmodel.extensions.formats.api import import_topology as import_topology
 from perfmodel.extensions.formats.api import import_workload as import_workload
 from perfmodel.extensions.formats.replay_planner import ReplayPlanner as ReplayPlanner
+from perfmodel.extensions.measurements.api import anchor_run as anchor_run
 from perfmodel.extensions.measurements.api import calibrate_collectives as calibrate_collectives
 from perfmodel.extensions.measurements.api import calibrate_embedding as calibrate_embedding
 from perfmodel.extensions.measurements.api import calibrate_host as calibrate_host
 from perfmodel.extensions.measurements.api import calibrate_kernels as calibrate_kernels
+from perfmodel.extensions.measurements.api import calibrate_runs as calibrate_runs
 from perfmodel.extensions.measurements.api import cross_validate as cross_validate
 from perfmodel.extensions.measurements.api import leave_out_collectives as leave_out_collectives
 from perfmodel.extensions.measurements.api import measure_machine as measure_machine

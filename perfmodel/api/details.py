@@ -74,7 +74,7 @@ def price_collective(
         software=software,
         calibration=calibration,
         faults=faults,
-    ).alone[0]
+    ).cost
 
 
 def ask_collective(
@@ -84,31 +84,26 @@ def ask_collective(
     topology: str,
     hosts: int = 1,
     ranks: int | Sequence[int] | None = None,
-    beside: Sequence[tuple[str, int | str, Sequence[int]]] = (),
     byte_matrix: Sequence[Sequence[int]] | None = None,
     dtype: str = "fp32",
     software: CollectiveSoftware | None = None,
     calibration: Sequence[str] = (),
     faults: Sequence[str] = (),
 ) -> CollectiveAnswer:
-    """A collective alone, and with others at the same time (*beside*: kind, size, ranks).
+    """The price of a collective with everything about it.
 
     *ranks* are how many, or which; *byte_matrix* is what each rank of an uneven all-to-all sends
     to each.
     """
     from collectives.collective import Collective, parse_kind
     from perfmodel.base.units import parse_size
-    from perfmodel.reports.op_prices import answer_calls
+    from perfmodel.reports.op_prices import answer_call
 
     group = _group(topology, hosts, ranks, dtype, software, calibration, faults)
-
-    def build(kind: str, size: int | str, matrix: Sequence[Sequence[int]] | None) -> Collective:
-        size_bytes = size if isinstance(size, int) else parse_size(size)
-        rows = None if matrix is None else tuple(tuple(row) for row in matrix)
-        return Collective(parse_kind(kind), size_bytes, group.dtype, byte_matrix=rows)
-
-    others = [(build(word, amount, None), whose) for word, amount, whose in beside]
-    return answer_calls(group, build(kind, size, byte_matrix), others)
+    size_bytes = size if isinstance(size, int) else parse_size(size)
+    rows = None if byte_matrix is None else tuple(tuple(row) for row in byte_matrix)
+    collective = Collective(parse_kind(kind), size_bytes, group.dtype, byte_matrix=rows)
+    return answer_call(group, collective)
 
 
 def sweep_collective(

@@ -190,7 +190,7 @@ def _embeddings() -> None:
 @command(embeddings)
 def describe(
     *,
-    file: Annotated[str, argument("FILE", "npz, npy, parquet, pt or pth.")],
+    file: Annotated[str, argument("FILE", "npz, parquet, pt or pth.")],
     batch: Annotated[int, Option(metavar="N", min=1, help="Samples per batch.")] = 4096,
     files: Annotated[Outputs, "json_file"],
 ) -> None:

@@ -1,4 +1,4 @@
-"""`perfmodel collective`: one collective, a sweep over sizes, or several at the same time."""
+"""`perfmodel collective`: one collective, or a sweep over sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
-from perfmodel.base.units import parse_size
 from perfmodel.cli.commands import command
 from perfmodel.cli.options import Outputs, parse_ranks
 from perfmodel.prediction.scenario import CalibrationFiles, Faults, Hosts, Machine
@@ -22,7 +21,7 @@ Examples:
   perfmodel collective --topology dgx_h100 --hosts 4 --kind all_to_all --size 256MiB
   perfmodel collective --topology dgx_a100 --kind all_gather --ranks 4 --sweep --report sweep.html
   perfmodel collective --topology dgx_h100 --hosts 2 --kind all_reduce --size 1GiB \\
-      --ranks 0,8 --with all_reduce:1GiB:1,9
+      --ranks 0,8
   perfmodel collective --topology dgx_h100 --kind all_reduce --size 1GiB --fault "gpu:3 nvlink"
 """
 
@@ -49,7 +48,7 @@ def load_byte_matrix(path: str) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True)
 class CollectiveQuestion:
-    """One collective on a machine, alone or with others, or a sweep over its sizes."""
+    """One collective on a machine, or a sweep over its sizes."""
 
     topology: Machine
     kind: Annotated[
@@ -69,14 +68,6 @@ class CollectiveQuestion:
             metavar="N|LIST", parse=_parse_members, help="How many ranks, or which: 8, or 0-3,8-11."
         ),
     ] = None
-    concurrent: Annotated[
-        tuple[str, ...],
-        Option(
-            name="--with",
-            metavar="KIND:SIZE:LIST",
-            help="Another collective at the same time, e.g. all_reduce:1GiB:1,9; repeatable.",
-        ),
-    ] = ()
     byte_matrix: Annotated[
         tuple[tuple[int, ...], ...] | None,
         Option(
@@ -127,21 +118,5 @@ def collective(
         return
     if question.size is None and kind != "barrier" and question.byte_matrix is None:
         raise InputError(f"{kind}: needs --size, such as 64MiB, or --sweep.")
-    answer = api.ask_collective(
-        kind,
-        question.size or 0,
-        beside=[_parse_concurrent(text) for text in question.concurrent],
-        byte_matrix=question.byte_matrix,
-        **group,
-    )
+    answer = api.ask_collective(kind, question.size or 0, byte_matrix=question.byte_matrix, **group)
     files.write(report_collective(answer), answer.to_dict)
-
-
-def _parse_concurrent(text: str) -> tuple[str, int, tuple[int, ...]]:
-    """`KIND:SIZE:LIST`, another collective at the same time."""
-    parts = text.split(":")
-    if len(parts) != 3:
-        raise InputError(
-            f"--with: must be KIND:SIZE:LIST such as all_reduce:1GiB:1,9, got {text!r}."
-        )
-    return parts[0], parse_size(parts[1]), parse_ranks(parts[2])

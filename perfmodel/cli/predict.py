@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel import api
+from perfmodel.base.extensions import load_extension
 from perfmodel.base.options import Option, options_of
+from perfmodel.base.units import parse_duration_ns
 from perfmodel.cli.commands import command
 from perfmodel.cli.options import Outputs, Run, argument
 from perfmodel.prediction.scenario import JobScenario, RunQuestion, Scenario
@@ -71,6 +73,12 @@ def predict(
         bool, Option(name="--list", help="List the shipped workloads and stacks.")
     ] = False,
     require_fit: Annotated[bool, Option(help="Exit 1 if it does not fit in memory.")] = False,
+    measured: Annotated[
+        str | None, Option(metavar="TIME", help="What an iteration took, e.g. 5.2s.")
+    ] = None,
+    anchor_out: Annotated[
+        str | None, Option(metavar="FILE", help="Write what --measured says as a calibration.")
+    ] = None,
     whole: RunQuestion,
     run: Run,
     files: Annotated[
@@ -96,6 +104,8 @@ def predict(
             f"{model} and --workload {asked['workload']} are different. Leave one of them out",
             param_hint="WORKLOAD",
         )
+    if (measured is None) != (anchor_out is None):
+        raise typer.BadParameter("give --measured TIME and --anchor-out FILE together")
     scenario = _read_scenario(asked, scenario_file, sweep)
     whole.check()
     if sweep:
@@ -111,6 +121,9 @@ def predict(
             scenario, require_fit=require_fit, keep_timelines=files.has_timelines, **where
         )
     files.write_prediction(prediction, whole)
+    if measured is not None and anchor_out is not None:
+        anchor_run = load_extension("measurements", "api").anchor_run
+        anchor_run(scenario, parse_duration_ns(measured), anchor_out)
     if require_fit and prediction.memory is not None and not prediction.memory.fits:
         raise typer.Exit(1)
 

@@ -27,6 +27,7 @@ from collectives.uneven import price_lean
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
+from perfmodel.costs.anchoring import anchor
 from perfmodel.costs.estimates import (
     Bound,
     Estimates,
@@ -109,7 +110,7 @@ def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> Price
     starts, programs, columns, link_use = _price_kinds(
         job, [(rank, plain_at[speeds[rank]]) for rank in representatives.tolist()], calls
     )
-    return PricedJob(
+    priced = PricedJob(
         job=job,
         durations=DurationTable(
             np.rint(columns.duration_ns).astype(np.int64)[:, None],
@@ -134,6 +135,7 @@ def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> Price
             is_emulated=job.facts.is_emulated,
         ),
     )
+    return anchor(priced, cluster, stack)
 
 
 _KERNELS = [FAMILIES.index(name) for name in ("attention", "embedding", "gemm", "memory")]

@@ -71,7 +71,8 @@ class JobFacts:
     empty. A recording states its *device* (the driver's name) and *gpus_per_host*, if known, and by
     how much steps were longer because of ranks that were not recorded (*others_late_ns*). An
     iteration of all ranks trains so many *samples* and *tokens*; 0 if that is not known. A job that
-    *is_emulated* was made by running a script.
+    *is_emulated* was made by running a script. *model* names the widths of a layer or the tables:
+    jobs that train one model have the same, however it is split.
     """
 
     name: str
@@ -85,6 +86,7 @@ class JobFacts:
     samples: int = 0
     tokens: int = 0
     is_emulated: bool = False
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

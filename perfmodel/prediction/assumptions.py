@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
+from collectives.calibration import holds_anchors
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_duration
 from perfmodel.costs.interference import GenerationSlowdowns, Phase
@@ -45,8 +48,8 @@ def list_assumptions(
         sentences.append(question.cluster.topology.lost_constants)
     if question.cluster is not None:
         sentences += [*question.cluster.topology.assumed, *question.cluster.faults]
-    if question.cluster is not None and question.cluster.device.calibrations:
-        files = question.cluster.device.calibrations
+    files = [] if question.cluster is None else question.cluster.device.calibrations
+    if files := [file for file in files if not holds_anchors(Path(file))]:
         verb = "overrides" if len(files) == 1 else "override"
         sentences.append(f"{', '.join(files)} {verb} the shipped constants.")
     return tuple(dict.fromkeys((*sentences, *question.assumptions, *question.chosen)))

@@ -20,6 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 import perfmodel
+from perfmodel.base.units import format_duration
 from perfmodel.base.writing import printable_lines
 from perfmodel.engine.layout import Int64s
 from perfmodel.graph.program import LaneKind
@@ -56,7 +57,7 @@ def load_template(folder: Path) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["marked"] = _marked
+    templates.filters |= {"marked": _marked, "duration": format_duration}
     return templates.get_template("page.html.j2")
 
 

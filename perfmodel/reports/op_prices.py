@@ -1,11 +1,11 @@
-"""Prices of one op: a kernel, a collective alone and with others, or a collective over all sizes.
+"""Prices of one op: a kernel, a collective, or a collective over all sizes.
 
 Each has an answer, its JSON, and its report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from collectives.collective import (
     CollectiveSoftware,
 )
 from collectives.group import wiring_of
-from collectives.pricing import CollectiveCall, price_collective, price_sizes, share_links
+from collectives.pricing import price_collective, price_sizes
 from perfmodel.base.cautions import NO_CAUTIONS, Cautions
 from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.errors import InputError
@@ -206,68 +206,45 @@ class CollectiveGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CollectiveAnswer:
-    """Calls of one moment: what each takes *alone*, and *together* with the others."""
+    """What a *collective* of a *group* costs."""
 
     group: CollectiveGroup
-    calls: tuple[CollectiveCall, ...]
-    alone: tuple[CollectiveCost, ...]
-    together: tuple[CollectiveCost, ...]
+    collective: Collective
+    cost: CollectiveCost
     cautions: Cautions
 
     def to_dict(self) -> dict[str, object]:
-        """The first call as plain values, and all of them at once where there are others."""
-        document: dict[str, object] = {
+        """Plain values."""
+        collective, cost = self.collective, self.cost
+        low, high = interval_of(cost.duration_ns, cost.relative_sigma)
+        each = cost.per_rank_ns
+        return {
             "schema_version": SCHEMA_VERSION,
-            **_document(self.calls[0], self.alone[0]),
+            "kind": collective.kind.value,
+            "size_bytes": collective.size_bytes,
+            "ranks": len(self.group.ranks),
+            "time_us": cost.duration_ns / 1e3,
+            "interval_us": [low / 1e3, high / 1e3],
+            "bus_bandwidth_bytes_per_s": cost.bus_bandwidth_bytes_per_s,
+            **pick(cost, "algorithm", "protocol", "busiest_link", "latency_ratio"),
+            "provenance": cost.provenance.word,
+            **({} if each is None else {"per_rank_us": [float(ns) / 1e3 for ns in each]}),
             **self.cautions.document(),
         }
-        if len(self.calls) > 1:
-            pairs = zip(self.calls, self.together, strict=True)
-            document["together"] = [_document(call, cost) for call, cost in pairs]
-        return document
 
 
-def answer_calls(
-    group: CollectiveGroup,
-    collective: Collective,
-    beside: Sequence[tuple[Collective, Sequence[int]]] = (),
-) -> CollectiveAnswer:
-    """Price *collective* of the *group*, and again with the calls *beside* it at the same time."""
-    others = (CollectiveCall(one, tuple(ranks)) for one, ranks in beside)
-    calls = (CollectiveCall(collective, group.ranks), *others)
-    alone = tuple(
-        price_collective(
-            one.collective, cluster=group.cluster, ranks=one.ranks, software=group.software
-        )
-        for one in calls
+def answer_call(group: CollectiveGroup, collective: Collective) -> CollectiveAnswer:
+    """Price *collective* of the *group*."""
+    cost = price_collective(
+        collective, cluster=group.cluster, ranks=group.ranks, software=group.software
     )
-    together = alone
-    if beside:
-        together = tuple(share_links(calls, alone, cluster=group.cluster))
-    cautions = check_machine(group.cluster.topology, alone)
-    return CollectiveAnswer(group, calls, alone, together, cautions)
-
-
-def _document(call: CollectiveCall, cost: CollectiveCost) -> dict[str, object]:
-    low, high = interval_of(cost.duration_ns, cost.relative_sigma)
-    document: dict[str, object] = {
-        "kind": call.collective.kind.value,
-        "size_bytes": call.collective.size_bytes,
-        "ranks": len(call.ranks),
-        "time_us": cost.duration_ns / 1e3,
-        "interval_us": [low / 1e3, high / 1e3],
-        "bus_bandwidth_bytes_per_s": cost.bus_bandwidth_bytes_per_s,
-        **pick(cost, "algorithm", "protocol", "busiest_link", "latency_ratio"),
-        "provenance": cost.provenance.word,
-    }
-    if cost.per_rank_ns is not None:
-        document["per_rank_us"] = [float(value) / 1e3 for value in cost.per_rank_ns]
-    return document
+    cautions = check_machine(group.cluster.topology, [cost])
+    return CollectiveAnswer(group, collective, cost, cautions)
 
 
 def report_collective(answer: CollectiveAnswer) -> Report:
-    """The first call alone, and all calls together where there are several."""
-    call, cost = answer.calls[0], answer.alone[0]
+    """Time, choice and busiest link of a collective."""
+    cost, matrix = answer.cost, answer.collective.byte_matrix
     interval = f"90 %: {format_range(*interval_of(cost.duration_ns, cost.relative_sigma))}"
     share = 100 * cost.latency_ratio
     rows = [
@@ -280,23 +257,11 @@ def report_collective(answer: CollectiveAnswer) -> Report:
     if cost.per_rank_ns is not None:
         ends = format_range(float(cost.per_rank_ns.min()), float(cost.per_rank_ns.max()))
         rows.append(("ranks end", ends))
-    together = []
-    for one, alone, shared in zip(answer.calls, answer.alone, answer.together, strict=True):
-        ratio = shared.duration_ns / alone.duration_ns if alone.duration_ns else 1.0
-        times = format_duration(shared.duration_ns), format_duration(alone.duration_ns)
-        together.append((_name(one), *times, f"{ratio:.2f}x"))
-    table = Table(("at the same time", "together", "alone", ""), together, numeric=(1, 2, 3))
-    machine = answer.group.cluster.topology
-    beside = [table] if len(together) > 1 else []
-    title, said = f"{_name(call)} on {machine.name}", Sentences(machine.assumed)
-    return plain_report(title, Table((), rows), *beside, said).warned(answer.cautions)
-
-
-def _name(call: CollectiveCall) -> str:
-    matrix = call.collective.byte_matrix
-    sent = call.collective.size_bytes if matrix is None else max(map(sum, matrix))
+    sent = answer.collective.size_bytes if matrix is None else max(map(sum, matrix))
     size = format_size(sent) + ("" if matrix is None else " at most")
-    return f"{call.collective.kind.value} of {size} over {len(call.ranks)} ranks"
+    machine, kind = answer.group.cluster.topology, answer.collective.kind.value
+    title = f"{kind} of {size} over {len(answer.group.ranks)} ranks on {machine.name}"
+    return plain_report(title, Table((), rows), Sentences(machine.assumed)).warned(answer.cautions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

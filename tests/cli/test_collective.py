@@ -22,15 +22,6 @@ def test_one_collective_is_answered_with_time_choice_and_link(typed):
         assert word in out
 
 
-def test_disjoint_rails_do_not_slow_each_other_and_one_nic_does(ask):
-    words = "collective --topology dgx_h100 --hosts 2 --kind all_reduce --size 1GiB --ranks 0,8"
-    alone = ask(words)["time_us"]
-    rails = ask(f"{words} --with all_reduce:1GiB:1,9")["together"]
-    nic = ask(f"{words} --with all_reduce:1GiB:0,8")["together"]
-    assert [one["time_us"] for one in rails] == [alone, alone]
-    assert nic[0]["time_us"] == pytest.approx(2 * alone, rel=0.01)
-
-
 def test_a_sweep_says_where_nccl_switches(typed):
     shown = typed("collective --topology dgx_a100 --kind all_reduce --ranks 2 --sweep")
     assert shown.out.count("NCCL switches here") == 1
@@ -57,7 +48,6 @@ def test_an_uneven_exchange_gives_one_end_a_rank(ask, tmp_path):
         ("--size 1MiB --ranks 0,99", "got rank 99"),
         ("--size 1MiB --ranks 0,0", "occurs twice"),
         ("--size 12", "unit"),
-        ("--size 1MiB --with nonsense", "KIND:SIZE:LIST"),
         ("--size 1MiB --collective-algorithm nvls", "needs a switch that reduces"),
     ],
 )

@@ -21,7 +21,7 @@ from perfmodel.costs.gemm_features import machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
 from perfmodel.extensions.measurements.calibration.gemm import FEWEST_SHAPES, fit_expert_entry
 from perfmodel.extensions.measurements.calibration.kernels import cross_validate
-from perfmodel.extensions.measurements.kernel_tables import load_expert_table
+from perfmodel.extensions.measurements.kernel_tables import load_table
 from perfmodel.extensions.measurements.measured_kernels import KernelTable
 from perfmodel.graph.ops import GroupedGemm
 from perfmodel.stacks.profiles import load_stack
@@ -46,7 +46,7 @@ def row(kernel="cutlass", *, tokens=1024, hidden=1024, ffn=512, experts=8, laten
 def table_of(tmp_path, *rows):
     file = tmp_path / "layers.csv"
     file.write_text(HEADER + "".join(rows))
-    return load_expert_table(file)
+    return load_table("experts", file)
 
 
 def test_a_grouped_product_takes_its_tiles_its_floor_and_no_more():

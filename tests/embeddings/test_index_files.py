@@ -72,8 +72,7 @@ def test_pickled_objects_are_not_loaded(tmp_path):
     torch.save({"a": object}, tmp_path / "x.pt")
     (tmp_path / "y.pt").write_bytes(b"\x80\x04junk")
     (tmp_path / "y.parquet").write_bytes(b"junk")
-    (tmp_path / "y.npy").write_bytes(b"junk")
-    for name in ("x.npz", "x.pt", "y.pt", "y.parquet", "y.npy"):
+    for name in ("x.npz", "x.pt", "y.pt", "y.parquet"):
         with pytest.raises(InputError, match=name) as told:
             load_index_data(tmp_path / name)
         # Torch and NumPy say how to allow it.
@@ -121,18 +120,6 @@ def test_statistics_count_reuse_in_the_set_and_in_batches():
     assert found.tables[0].distinct_rows == 2
     assert found.tables[0].set_distinct_ratio == 0.5
     assert found.tables[0].batch_distinct_ratio == pytest.approx((0.5 + 1 + 1) / 3)
-
-
-def test_a_plain_array_has_one_index_a_sample_and_table(tmp_path):
-    np.save(tmp_path / "x.npy", [4, 5, 6])
-    data = load_index_data(tmp_path / "x.npy")
-    assert (data.indices.tolist(), data.lengths.tolist()) == ([4, 5, 6], [[1, 1, 1]])
-    np.save(tmp_path / "x.npy", [[4, 5], [6, 7]])
-    assert load_index_data(tmp_path / "x.npy").lengths.tolist() == [[1, 1], [1, 1]]
-    for shape in ((), (1, 1, 1)):
-        np.save(tmp_path / "x.npy", np.zeros(shape, dtype=np.int64))
-        with pytest.raises(InputError, match=f"got {len(shape)} axes"):
-            load_index_data(tmp_path / "x.npy")
 
 
 def test_a_torch_file_that_says_its_bags_twice_must_say_the_same(tmp_path):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from embeddings.distribution import Zipf
-from embeddings.index_files import load_index_data
 from embeddings.table_files import load_tables
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError, PlanError
@@ -141,20 +140,6 @@ def test_the_most_tables_are_read_and_what_else_is_in_a_file_is_refused(tmp_path
     (tmp_path / "y.yaml").write_text(YAML)
     with pytest.raises(PlanError, match="must hold indices of 2 tables, got 1"):
         load_tables(tmp_path / "y.yaml", indices=tmp_path / "i.npz")
-
-
-def test_a_bare_array_of_samples_by_tables_is_told_from_tables_by_samples(tmp_path):
-    tables = tmp_path / "tables.csv"
-    tables.write_text("name,rows,width\na,100,4\nb,100,4\nc,100,4\n")
-    # Table b is asked for one row only, by five samples.
-    by_table = np.array([[1, 2, 3, 4, 5], [7, 7, 7, 7, 7], [1, 2, 1, 2, 1]])
-    for name, values in (("tables.npy", by_table), ("samples.npy", by_table.T)):
-        np.save(tmp_path / name, values)
-        found = load_tables(tables, indices=tmp_path / name)
-        assert [round(float(table.popularity.distinct_rows(1000))) for table in found][1] == 1
-    # Without the tables, there are fewer of them than samples.
-    assert load_index_data(tmp_path / "samples.npy").sample_count == 5
-    assert load_index_data(tmp_path / "tables.npy").sample_count == 5
 
 
 def test_indices_with_names_of_tables_are_matched_by_name(tmp_path):

@@ -61,10 +61,6 @@ QUESTIONS: dict[str, str] = {
     "calibrate memory": "calibrate memory memory.csv --out memory.json",
     "calibrate collectives": ("calibrate collectives collectives.csv --out collectives.yaml"),
     "collective": ("collective --kind all_reduce --topology dgx_h100 --hosts 2 --size 64MiB"),
-    "collectives together": (
-        "collective --topology dgx_h100 --hosts 2 --kind all_reduce --size 1GiB --ranks 0,8 "
-        "--with all_reduce:1GiB:1,9"
-    ),
     "schema runs": "schema runs --json",
     "trace stats": "trace stats traces",
     "trace diff": "trace diff traces/rank0.json traces/rank1.json",

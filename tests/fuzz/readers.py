@@ -185,16 +185,12 @@ RUNS = (
 
 def _table_readers() -> list[Reader]:
     from collectives.measurements import load_measurements
-    from perfmodel.extensions.measurements.kernel_tables import (
-        load_attention_table,
-        load_gemm_table,
-        load_memory_table,
-    )
+    from perfmodel.extensions.measurements.kernel_tables import KERNEL_KINDS
 
     return [
-        _csv_reader("gemm", GEMM, load_gemm_table),
-        _csv_reader("attention", ATTENTION, load_attention_table),
-        _csv_reader("memory", MEMORY, load_memory_table),
+        _csv_reader("gemm", GEMM, KERNEL_KINDS["gemm"].load),
+        _csv_reader("attention", ATTENTION, KERNEL_KINDS["attention"].load),
+        _csv_reader("memory", MEMORY, KERNEL_KINDS["memory"].load),
         _csv_reader("collectives", COLLECTIVES, lambda path: load_measurements([path])),
         _csv_reader("runs", RUNS, _read_runs),
     ]
@@ -239,11 +235,8 @@ def _index_readers() -> list[Reader]:
 
     packed = io.BytesIO()
     np.savez(packed, indices=np.arange(32), lengths=np.full((2, 4), 4), tables=np.array(2))
-    flat = io.BytesIO()
-    np.save(flat, np.arange(64))
     return [
         bytes_reader("npz", packed.getvalue(), ".npz", load_index_data),
-        bytes_reader("npy", flat.getvalue(), ".npy", load_index_data),
         bytes_reader("torch file", _torch_bytes(), ".pt", load_index_data),
     ]
 

@@ -39,6 +39,7 @@ DEEPSPEED = {
 def prepare(folder: Path) -> None:
     """Put all of it into *folder*."""
     spans = [
+        span("user_annotation", "ProfilerStep#1", 0, 90),
         span("cpu_op", "aten::mm", 0, 15), launch(1, 0), kernel(1, 10, 50, name="sgemm"),
         span("cpu_op", "aten::add", 20, 15), launch(2, 20), kernel(2, 60, 30),
     ]  # fmt: skip

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.extensions.emulation.communicators import build_job
+from perfmodel.extensions.emulation.driver.launch import run_ranks
 from perfmodel.extensions.emulation.rank_record import RankRecord, from_bytes
 from perfmodel.extensions.emulation.request import (
     Emulation,
@@ -71,7 +72,7 @@ class ScriptFailedError(EmulationError):
 
 def emulate(request: Emulation, out: Path, *, place: Place) -> EmulatedJob:
     """Run the script of *request* on *place* and write its job to the folder *out*."""
-    check_platform()
+    check_platform(request)
     check_job_place(out, is_overwriting=request.is_overwriting)
     device = load_gpu(request.device)
     facts = device_facts(device)
@@ -132,7 +133,8 @@ def _run_all(request: Emulation, start: Start) -> dict[int, RankRecord]:
 
 def _start(place: Place, task: WorkerTask, parts: Sequence[tuple[int, ...]]) -> WorkerOutcome:
     """Run one worker for each of *parts*."""
-    outcomes = place.map(run_worker, task, list(parts))
+    run = run_worker if task.request.python is None else run_ranks
+    outcomes = place.map(run, task, list(parts))
     return WorkerOutcome(
         codes={rank: code for one in outcomes for rank, code in one.codes.items()},
         records={rank: found for one in outcomes for rank, found in one.records.items()},

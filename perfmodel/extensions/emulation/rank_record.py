@@ -6,11 +6,10 @@ neither torch nor ops. A call is five numbers: type, what, thread, stream, opera
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any
-
-import orjson
 
 Call = tuple[int, int, int, int, int]
 DEVICE_SHIFT = 32
@@ -72,6 +71,7 @@ class RankRecord:
     *first_steady* on are steady. *main_thread* is the thread that the script started on.
     *most_aside* is the most that any iteration launches without gradients, recorded or not.
     *pieces* are parts of batches that this rank uses, of those it moved whole: checksum and offset.
+    *reserved_memory_bytes* are what torch's own allocator took, 0 where it does not run.
     *fallbacks* are regions of compiled code that ran as eager code, and why.
     """
 
@@ -98,11 +98,13 @@ class RankRecord:
     step_cpu_s: tuple[float, ...]
     most_aside: int = 0
     pieces: tuple[tuple[int, int], ...] = ()
+    reserved_memory_bytes: int = 0
 
 
 def to_bytes(record: RankRecord) -> bytes:
     """*record* as it is stored."""
-    return orjson.dumps(asdict(record), option=orjson.OPT_SERIALIZE_NUMPY)
+    words = json.dumps(asdict(record), separators=(",", ":"), default=lambda one: one.tolist())
+    return words.encode()
 
 
 def from_bytes(content: bytes) -> RankRecord:

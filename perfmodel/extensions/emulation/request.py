@@ -49,7 +49,8 @@ class Emulation:
     others equal. With *is_plain* the script runs without the environment of torchrun. Hosts have
     *ranks_per_host* GPUs: by default eight, or as many as there are ranks. Kernels are chosen as
     *torch_release* does, by default the one that runs. *samples_per_iteration* of all ranks are
-    counted from what the script moves to the device, unless they are stated. An existing job is
+    counted from what the script moves to the device, unless they are stated. With *python*, the
+    script runs in that interpreter's environment, on the virtual driver. An existing job is
     replaced only if *is_overwriting*.
     """
 
@@ -111,6 +112,14 @@ class Emulation:
             name="--timeout", metavar="S", min=0.1, help="Stop a script after this many seconds."
         ),
     ] = None
+    python: Annotated[
+        str | None,
+        Option(
+            metavar="PATH",
+            help="Experimental: run in the environment of this python, on its own CUDA build of "
+            "torch.",
+        ),
+    ] = None
     is_overwriting: Overwrite = False
 
     def __post_init__(self) -> None:
@@ -152,13 +161,15 @@ def parse_release(text: str) -> tuple[int, ...]:
     return tuple(int(number or 0) for number in match.groups())
 
 
-def check_platform() -> None:
+def check_platform(request: Emulation) -> None:
     """Refuse a machine or a build of torch on which the device cannot be made."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise EmulationError(
             f"emulation: needs Linux on x86-64, this is {sys.platform} on {platform.machine()}. "
             "Emulate there and predict from the job here."
         )
+    if request.python is not None:
+        return
     try:
         installed = version("torch")
     except PackageNotFoundError:

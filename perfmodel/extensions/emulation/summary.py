@@ -73,7 +73,7 @@ def describe_job(
 
 
 def _release(request: Emulation) -> str:
-    if request.torch_release is None:
+    if request.torch_release is None or request.python is not None:
         return ""
     return f"kernels as torch {request.torch_release} chooses them, "
 

@@ -8,7 +8,9 @@ the host before they move them, and eight ranks that do so at once need eight ti
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import json
 import os
 import re
 import signal
@@ -21,8 +23,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-
-import orjson
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.extensions.emulation.request import DeviceFacts, Emulation
@@ -45,6 +45,7 @@ script's folder comes back afterwards: torch must not take a folder `triton` the
 MOST_WORKING = 2
 """Ranks of a worker that work at once."""
 _LOOK_S = 0.02
+_PR_SET_PDEATHSIG = 1
 STANDSTILL_S = 3.0
 """Working ranks that use no processor time for this long are assumed to wait for others."""
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
@@ -68,13 +69,25 @@ class WorkerTask:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
-    """Run *ranks* of *request* at the same time, results in *folder*, compiled code in *code*."""
+    """Run *ranks* of *request* at the same time, results in *folder*, compiled code in *code*.
+
+    *formats* are our names of torch's number formats.
+    """
 
     request: Emulation
     device: DeviceFacts
     ranks: tuple[int, ...]
     folder: str
     code: str
+    formats: Mapping[str, str]
+
+    @classmethod
+    def of(cls, task: WorkerTask, ranks: tuple[int, ...], folder: str) -> WorkerOrder:
+        """The order to run *ranks* of *task* with results in *folder*."""
+        from perfmodel.extensions.recordings.operators.calls import listed
+
+        code = task.code if task.code and Path(task.code).is_dir() else folder
+        return cls(task.request, task.device, ranks, folder, code, listed("dtypes"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +102,21 @@ class WorkerOutcome:
 
 def read_order(path: Path) -> WorkerOrder:
     """The order in *path*."""
-    fields = orjson.loads(path.read_bytes())
+    fields = json.loads(path.read_bytes())
     request, device = fields["request"], fields["device"]
     request["words"], device["capability"] = tuple(request["words"]), tuple(device["capability"])
     made = (Emulation(**request), DeviceFacts(**device))
-    return WorkerOrder(*made, tuple(fields["ranks"]), fields["folder"], fields["code"])
+    rest = (fields[name] for name in ("folder", "code", "formats"))
+    return WorkerOrder(*made, tuple(fields["ranks"]), *rest)
 
 
 def run_worker(task: WorkerTask, ranks: tuple[int, ...]) -> WorkerOutcome:
     """Run *ranks* at the same time."""
     with tempfile.TemporaryDirectory(prefix="perfmodel-emulate-") as name:
         folder = Path(name)
-        code = task.code if task.code and Path(task.code).is_dir() else name
-        order = WorkerOrder(task.request, task.device, ranks, name, code)
+        order = WorkerOrder.of(task, ranks, name)
         path = folder / "order.json"
-        path.write_bytes(orjson.dumps(asdict(order)))
+        path.write_text(json.dumps(asdict(order)), encoding="utf-8")
         _run_process(task, path)
         if not (folder / READY).exists():
             raise EmulationError(
@@ -113,20 +126,24 @@ def run_worker(task: WorkerTask, ranks: tuple[int, ...]) -> WorkerOutcome:
             )
         if not (folder / CODES).exists():
             raise EmulationError("the emulation was ended from outside before its ranks were done.")
-        codes = {
-            int(rank): code for rank, code in orjson.loads((folder / CODES).read_bytes()).items()
-        }
-        records = {
-            rank: path.read_bytes()
-            for rank in ranks
-            if (path := folder / f"rank_{rank}.json").exists()
-        }
-        faults = {
-            rank: path.read_text(encoding="utf-8")
-            for rank in ranks
-            if (path := folder / f"{FAULT}{rank}").exists()
-        }
-        return WorkerOutcome(codes, records, _find_hangs(folder, order), faults)
+        codes = json.loads((folder / CODES).read_bytes())
+        return read_outcome(order, {int(rank): code for rank, code in codes.items()})
+
+
+def read_outcome(order: WorkerOrder, codes: Mapping[int, int]) -> WorkerOutcome:
+    """What the ranks of *order*, which ended with *codes*, left in its folder."""
+    folder = Path(order.folder)
+    records = {
+        rank: path.read_bytes()
+        for rank in order.ranks
+        if (path := folder / f"rank_{rank}.json").exists()
+    }
+    faults = {
+        rank: path.read_text(encoding="utf-8")
+        for rank in order.ranks
+        if (path := folder / f"{FAULT}{rank}").exists()
+    }
+    return WorkerOutcome(codes, records, _find_hangs(folder, order), faults)
 
 
 def _run_process(task: WorkerTask, order: Path) -> None:
@@ -178,6 +195,13 @@ def _line(text: str) -> str:
         return "an unknown line"
     chosen = (own or frames)[0]
     return f"{chosen['file']}:{chosen['line']} in {chosen['name']}"
+
+
+def end_with(parent: int) -> None:
+    """Have the system end this process when *parent* ends, even if it is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 class Throttle:

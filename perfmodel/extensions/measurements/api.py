@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from perfmodel.api.details import KernelKind
-from perfmodel.api.questions import File, Files, open_place
+from perfmodel.api.questions import File, Files, build_scenario, open_place
 from perfmodel.base.cautions import Cautions
 from perfmodel.base.errors import MeasurementError
+from perfmodel.base.units import NS_PER_S
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.extensions.measurements.checking import check_kernels, check_tables, doubt_scales
 from perfmodel.prediction.phases import OnPhase, ignore_phase
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from perfmodel.extensions.measurements.calibration.collective_fit import HeldOut
     from perfmodel.extensions.measurements.calibration.embedding import EmbeddingFit
     from perfmodel.extensions.measurements.calibration.measure.machine import MeasuredMachine
+    from perfmodel.extensions.measurements.calibration.run_anchors import AnchoredRuns
     from perfmodel.extensions.measurements.validation.fits import FitBoard
     from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
+    from perfmodel.prediction.scenario import JobScenario, Scenario
     from perfmodel.stacks.stack import SoftwareStack
 
 FOLDS = 5
@@ -140,6 +143,55 @@ def calibrate_kernels(
         )
     write_entries(entries, target, {**about, **made})
     return Calibrated(len(entries), (f"Fitted {len(entries)} sets of constants.",), cautions)
+
+
+def calibrate_runs(
+    tables: Files,
+    out: File,
+    *,
+    calibration: Sequence[str] = (),
+    is_strict: bool = False,
+    on_phase: OnPhase = ignore_phase,
+) -> Calibrated:
+    """Learn from measured runs in *tables* what they say of other runs on the same GPUs.
+
+    Tables are those of `validate_runs`, or files that this function or `anchor_run` wrote. Runs
+    are predicted with the constants in the files *calibration*: give those to predictions too.
+    The file *out* is a `calibration` of scenarios.
+    """
+    from perfmodel.extensions.measurements.calibration.run_anchors import anchor_tables
+
+    check_writable("--out", Path(out))
+    found = anchor_tables(
+        [Path(one) for one in tables],
+        out=Path(out),
+        calibration=tuple(calibration),
+        on_phase=on_phase,
+    )
+    return _write_anchors(found, out, is_strict=is_strict)
+
+
+def anchor_run(scenario: Scenario | JobScenario, measured_ns: float, out: File) -> Calibrated:
+    """Learn from one run, that of *scenario*, which took *measured_ns* per iteration."""
+    from perfmodel.extensions.measurements.calibration.observing import observe_run
+    from perfmodel.extensions.measurements.calibration.run_anchors import judge_anchors
+
+    check_writable("--anchor-out", Path(out))
+    question = build_scenario(scenario)
+    anchor = observe_run(question, run=question.job.facts.name, measured_ns=measured_ns)
+    command = f"perfmodel predict ... --measured {measured_ns / NS_PER_S:.6g}s --anchor-out {out}"
+    found = judge_anchors([anchor], command=command, beside=tuple(scenario.calibration))
+    return _write_anchors(found, out, is_strict=False)
+
+
+def _write_anchors(found: AnchoredRuns, out: File, *, is_strict: bool) -> Calibrated:
+    from perfmodel.extensions.measurements.calibration.run_anchors import anchors_text
+
+    if is_strict:
+        found.cautions.refuse()
+    write_file(Path(out), anchors_text(found.file))
+    count = len(found.file.anchors)
+    return Calibrated(count, found.lines, found.cautions)
 
 
 def calibrate_embedding(cases: File, *, data: File, out: File | None = None) -> EmbeddingFit:

@@ -23,12 +23,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
+from perfmodel.base.forms import Form, load_document
 from perfmodel.base.reading import quote
 from perfmodel.costs.attention import AttentionModel
 from perfmodel.costs.attention_kernels import variant_of as attention_variant
@@ -47,144 +49,163 @@ from perfmodel.extensions.measurements.measured_kernels import (
     parse_rate,
     parse_size,
     read_rows,
-    require_columns,
 )
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Pass
 from perfmodel.graph.routing import hottest_loads
 from perfmodel.stacks.capabilities import Residency
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Row = Mapping[Any, Any]
+Sizes = Mapping[str, int]
+FORMATS_FILE = Path(__file__).parent / "kernel_tables.yaml"
+ONCE = "once"
 
 
 @dataclass(frozen=True, slots=True)
-class KernelKind:
-    """A kind of measured kernel: the reader of its tables, its cost model, and its variants."""
+class Format(Form):
+    """The columns of one format; the file explains the fields."""
 
-    load: Callable[[Path, str | None], KernelTable]
-    model: Callable[[Sequence[Entry] | None], KernelModel]
-    variant: Callable[[Any], str]
+    sizes: Mapping[str, str]
+    times: Mapping[str, str]
+    needs: tuple[str, ...] = ()
+    device: str = "device"
+
+    @property
+    def columns(self) -> set[str]:
+        """All that a table must have."""
+        return {self.device, *self.needs, *self.sizes.values(), *self.times.values()}
 
 
-def load_gemm_table(path: Path, device: str | None = None) -> KernelTable:
-    """The GEMMs measured in the file at *path*."""
+@dataclass(frozen=True, slots=True)
+class FormatsFile(Form):
+    """`kernel_tables.yaml`: formats by kind of kernel and name."""
+
+    gemm: Mapping[str, Format]
+    attention: Mapping[str, Format]
+    experts: Mapping[str, Format]
+    memory: Mapping[str, Format]
+
+
+@lru_cache(maxsize=1)
+def load_formats() -> FormatsFile:
+    """The file that comes with perfmodel."""
+    return load_document(FORMATS_FILE, MeasurementError).read(FormatsFile)
+
+
+class Kernel(NamedTuple):
+    """What a row measured: *source* and *kind* group it in reports, *columns* in folds."""
+
+    source: str
+    kind: str
+    op: Any
+    columns: Mapping[str, object]
+    residency: Residency | None = None
+    rate: float = 0.0
+
+
+def load_table(kind: str, path: Path, device: str | None = None) -> KernelTable:
+    """The kernels of a *kind* that were measured in the file at *path*."""
     frame = load_frame(path, device)
-    require_columns(frame, path, ("device", "latency_ms"))
-    columns = set(frame.columns)
-    if not ({"m", "n", "k"} <= columns or {"op", "B", "M", "N", "K"} <= columns):
+    formats: Mapping[str, Format] = getattr(load_formats(), kind)
+    present = set(frame.columns)
+    name = next((name for name, one in formats.items() if one.columns <= present), None)
+    if name is None:
+        # What most of a table is like is what it is taken for.
+        missing = min((one.columns - present for one in formats.values()), key=len)
+        advice = " Name the GPU with --device." if "device" in missing else ""
+        known = " or ".join(", ".join(sorted(one.columns)) for one in formats.values())
         raise MeasurementError(
-            f"{path}: a table of GEMMs has columns m, n, k or op, B, M, N, K; "
-            f"got {', '.join(frame.columns)}."
+            f"{path}: a table of {kind} must have the columns {known}; missing "
+            f"{', '.join(sorted(missing))}.{advice}"
         )
-    known = {residency.value for residency in Residency}
-    strange = sorted({str(word) for word in frame.get("residency", ())} - known)
-    if strange:
-        raise MeasurementError(
-            f"column residency: must be one of {', '.join(sorted(known))}, got {strange[0]!r}."
-        )
-    return read_rows(frame, _read_gemm)
+    own, read_kernel = formats[name], READERS[kind, name]
+    if kind == "experts":
+        frame = _mark_gated(frame)
+
+    def read(row_name: str, row: Row) -> Iterator[MeasuredKernel]:
+        sizes = {size: parse_size(column, row[column]) for size, column in own.sizes.items()}
+        for word, column in own.times.items():
+            direction = Pass.FORWARD if word == ONCE else Pass(word)
+            found = read_kernel(row, sizes, direction)
+            yield build_measured(
+                row_name if word == ONCE else f"{row_name} {word}",
+                (found.source, str(row[own.device]), found.kind),
+                found.op,
+                row[column],
+                found.columns,
+                residency=found.residency,
+                rate=found.rate,
+            )
+
+    return read_rows(frame, read)
 
 
-def _read_gemm(name: str, row: Row) -> Iterator[MeasuredKernel]:
-    if {"m", "n", "k"} <= row.keys():
-        source, dtype = str(row.get("collector", "gemm")), row.get("dtype", "bf16")
-        sizes = {"batch": row.get("batch", 1), **{key: row[key] for key in ("m", "n", "k")}}
-    else:
-        source, dtype = row["op"], "fp32"
-        sizes = {"batch": row["B"], "m": row["M"], "n": row["K"], "k": row["N"]}
-        if source not in ("linear", "bmm"):
-            raise InputError(f"operator {source!r} is not a GEMM")
-    try:
-        counts = {key: parse_size(key, value) for key, value in sizes.items()}
-        op = Gemm(counts["m"], counts["n"], counts["k"], parse_dtype(str(dtype)), counts["batch"])
-    except InputError as fault:
-        raise InputError(f"shape or dtype not readable ({fault})") from None
+def _read_gemm(row: Row, sizes: Sizes, _: Pass) -> Kernel:
+    batch = parse_size("batch", row.get("batch", 1))
+    return _gemm(row, {"batch": batch, **sizes}, str(row.get("collector", "gemm")))
+
+
+def _read_fp32_gemm(row: Row, sizes: Sizes, _: Pass) -> Kernel:
+    source = row["op"]
+    if source not in ("linear", "bmm"):
+        raise InputError(f"operator {source!r} is not a GEMM")
     if source == "linear":
-        op = replace(op, m=op.batch * op.m, batch=1)
+        sizes = {**sizes, "m": sizes["batch"] * sizes["m"], "batch": 1}
+    return _gemm({**row, "dtype": "fp32"}, sizes, source)
+
+
+def _gemm(row: Row, sizes: Sizes, source: str) -> Kernel:
+    dtype = parse_dtype(str(row.get("dtype", "bf16")))
+    op = Gemm(sizes["m"], sizes["n"], sizes["k"], dtype, sizes["batch"])
+    residency = row.get("residency")
+    known = [one.value for one in Residency]
+    if residency is not None and residency not in known:
+        raise InputError(f"residency must be one of {', '.join(known)}, got {quote(residency)}")
     # Quantised layers include a cast, so reports show them separately.
     kind = f"{op.dtype.value} layer" if op.dtype.is_quantised else "gemm"
-    yield build_measured(
-        name,
-        (source, str(row["device"]), kind),
-        op,
-        row["latency_ms"],
-        {"batch": op.batch, "m": op.m, "n": op.n, "k": op.k},
-        residency=Residency(row["residency"]) if "residency" in row else None,
-        rate=parse_rate(row.get("tflops")),
-    )
+    where = None if residency is None else Residency(residency)
+    return Kernel(source, kind, op, sizes, where, parse_rate(row.get("tflops")))
 
 
 SHORT_LENGTH = 512
 """Shorter sequences are reported separately: they are mostly launch, and rare in training."""
 _MASKS = {"top_left": True, "bottom_right": True, "no_mask": False}
-_FORWARD_COLUMNS = (
-    "device", "kernel_source", "batch_size", "isl", "num_heads", "head_dim", "latency_ms",
-)  # fmt: skip
-_BOTH_COLUMNS = (
-    "bwd_time_ms", "data_type", "attn_mask", "gpu_name", "q_seqlen", "kv_seqlen", "num_q_heads",
-    "num_kv_heads", "head_dim_qk",
-)  # fmt: skip
 
 
-def load_attention_table(path: Path, device: str | None = None) -> KernelTable:
-    """The attention calls measured in the file at *path*."""
-    frame = load_frame(path, device)
-    has_both = "fwd_time_ms" in frame.columns
-    require_columns(frame, path, _BOTH_COLUMNS if has_both else _FORWARD_COLUMNS)
-    return read_rows(frame, _read_both_passes if has_both else _read_forward)
-
-
-def _read_forward(name: str, row: Row) -> Iterator[MeasuredKernel]:
-    is_causal = "num_key_value_heads" in row
+def _read_forward(row: Row, sizes: Sizes, direction: Pass) -> Kernel:
+    is_causal, kv_heads = "num_key_value_heads" in row, sizes["heads"]
+    if is_causal:
+        kv_heads = parse_size("num_key_value_heads", row["num_key_value_heads"])
     op = Attention(
-        **_attention_sizes(
-            row,
-            query_length="isl",
-            key_length="isl",
-            heads="num_heads",
-            kv_heads="num_key_value_heads" if is_causal else "num_heads",
-            head_dim="head_dim",
-        ),
+        **sizes,
+        kv_heads=kv_heads,
         dtype=DType.BF16,
         is_causal=is_causal,
         kernel=str(row["kernel_source"]),
+        direction=direction,
     )
-    source, gpu = str(row.get("collector", "")), str(row["device"])
-    yield _measured_attention(name, source, gpu, op, row["latency_ms"])
+    return _attention(op, str(row.get("collector", "")))
 
 
-def _read_both_passes(name: str, row: Row) -> Iterator[MeasuredKernel]:
+def _read_pass(row: Row, sizes: Sizes, direction: Pass) -> Kernel:
     window = row.get("sliding_window_size")
     if window == window and window:  # noqa: PLR0124  an empty cell is NaN, unequal to itself
         raise InputError(f"sliding window of {quote(window)} keys: windows are not modelled")
     if row["attn_mask"] not in _MASKS:
         raise InputError(f"mask {row['attn_mask']!r}: must be one of {', '.join(_MASKS)}")
-    forward = Attention(
-        **_attention_sizes(
-            row,
-            query_length="q_seqlen",
-            key_length="kv_seqlen",
-            heads="num_q_heads",
-            kv_heads="num_kv_heads",
-            head_dim="head_dim_qk",
-        ),
+    op = Attention(
+        **sizes,
         dtype=parse_dtype(str(row["data_type"])),
         is_causal=_MASKS[row["attn_mask"]],
         kernel=str(row.get("backend", "cudnn")),
+        direction=direction,
     )
-    source, gpu = forward.dtype.value, str(row["gpu_name"])
-    for direction, column in ((Pass.FORWARD, "fwd_time_ms"), (Pass.BACKWARD, "bwd_time_ms")):
-        op = replace(forward, direction=direction)
-        yield _measured_attention(f"{name} {direction.value}", source, gpu, op, row[column])
+    return _attention(op, op.dtype.value)
 
 
-def _attention_sizes(row: Row, **column_of: str) -> dict[str, Any]:
-    sizes = {"batch": "batch_size", **column_of}
-    return {size: parse_size(column, row[column]) for size, column in sizes.items()}
-
-
-def _measured_attention(
-    name: str, source: str, gpu: str, op: Attention, time_ms: Any
-) -> MeasuredKernel:
+def _attention(op: Attention, source: str) -> Kernel:
     if op.query_length == 1:
         raise InputError("a single query is decoding, which training does not do")
     mask = "causal" if op.is_causal else "full"
@@ -196,8 +217,7 @@ def _measured_attention(
         "num_key_value_heads": op.kv_heads,
         "head_dim": op.head_dim,
     }
-    kind = f"{op.kernel}/{op.direction.value}/{mask}{short}"
-    return build_measured(name, (source, gpu, kind), op, time_ms, columns)
+    return Kernel(source, f"{op.kernel}/{op.direction.value}/{mask}{short}", op, columns)
 
 
 _FP32_WORDS = {"ln": "layer_norm"}
@@ -207,46 +227,19 @@ _WIDTH_KEYS = ("V", "intermediate_size", "intermediate_dim", "ffn_local", "H", "
                "D")  # fmt: skip
 
 
-_MOST_BYTES = 1 << 40
+def _memory(op: MemoryBound, columns: Mapping[str, object]) -> Kernel:
+    return Kernel(op.dtype.value, op.operator, op, columns)
 
 
-def load_memory_table(path: Path, device: str | None = None) -> KernelTable:
-    """The memory-bound kernels measured in the file at *path*."""
-    frame = load_frame(path, device)
-    columns = set(frame.columns)
-    if {"op", "device", "latency_ms", "B", "H"} <= columns:
-        return read_rows(frame, _read_fp32_operator)
-    if {"norm_type", "backend", "N", "C", "fwd_time_ms", "bwd_time_ms"} <= columns:
-        return read_rows(frame, _read_norm)
-    if {"kernel_name", "kernel_provider", "x_name", "y_value_50"} <= columns:
-        return read_rows(frame, _read_training_kernel)
-    if {"fused_kind", "device", "size_bytes", "latency_ms"} <= columns:
-        return read_rows(frame, _read_fused)
-    raise MeasurementError(
-        f"{path}: a table of memory-bound kernels has columns op, B, H (fp32), norm_type, N, C "
-        f"(norms), kernel_name, x_name, y_value_50 or fused_kind, size_bytes; got "
-        f"{', '.join(frame.columns)}."
-    )
-
-
-def _read_fused(name: str, row: Row) -> Iterator[MeasuredKernel]:
+def _read_fused(row: Row, sizes: Sizes, _: Pass) -> Kernel:
     """A kernel that a compiler made, as recorded in training: all bytes that it touches."""
-    size_bytes = parse_size("size_bytes", row["size_bytes"], most=_MOST_BYTES)
-    op = MemoryBound(f"fused_{row['fused_kind']}", size_bytes, 0, DType.BF16)
-    columns: dict[str, object] = {"size_bytes": size_bytes}
-    yield _measured_memory(name, row["device"], op, row["latency_ms"], columns)
+    op = MemoryBound(f"fused_{row['fused_kind']}", sizes["size_bytes"], 0, DType.BF16)
+    return _memory(op, sizes)
 
 
-def _measured_memory(
-    name: str, gpu: Any, op: MemoryBound, time_ms: Any, columns: dict[str, object]
-) -> MeasuredKernel:
-    return build_measured(name, (op.dtype.value, str(gpu), op.operator), op, time_ms, columns)
-
-
-def _read_fp32_operator(name: str, row: Row) -> Iterator[MeasuredKernel]:
-    word = str(row["op"])
-    rows, length = parse_size("B", row["B"]), parse_size("H", row["H"])
-    tensor_bytes = rows * length * DType.FP32.size_bytes
+def _read_fp32_operator(row: Row, sizes: Sizes, _: Pass) -> Kernel:
+    word, length = str(row["op"]), sizes["length"]
+    tensor_bytes = sizes["rows"] * length * DType.FP32.size_bytes
     operator = _FP32_WORDS.get(word, word)
     if word.endswith("u") and word.removesuffix("u") in _BINARY:
         operator = f"{word.removesuffix('u')}_scalar"
@@ -257,26 +250,23 @@ def _read_fp32_operator(name: str, row: Row) -> Iterator[MeasuredKernel]:
         dtype=DType.FP32,
         row_length=length if operator in ("layer_norm", "softmax") else 0,
     )
-    yield _measured_memory(name, row["device"], op, row["latency_ms"], {"B": rows, "H": length})
+    return _memory(op, {"B": sizes["rows"], "H": length})
 
 
-def _read_norm(name: str, row: Row) -> Iterator[MeasuredKernel]:
-    dtype = parse_dtype(str(row["data_type"]))
-    rows, length = parse_size("N", row["N"]), parse_size("C", row["C"])
-    tensor_bytes = rows * length * dtype.size_bytes
-    for direction, reads, column in (("forward", 1, "fwd_time_ms"), ("backward", 2, "bwd_time_ms")):
-        op = MemoryBound(
-            operator=f"{row['norm_type']}/{row['backend']}/{direction}",
-            read_bytes=reads * tensor_bytes,
-            write_bytes=tensor_bytes,
-            dtype=dtype,
-            row_length=length,
-        )
-        columns: dict[str, object] = {"N": rows, "C": length}
-        yield _measured_memory(f"{name} {direction}", row["gpu_name"], op, row[column], columns)
+def _read_norm(row: Row, sizes: Sizes, direction: Pass) -> Kernel:
+    dtype, length = parse_dtype(str(row["data_type"])), sizes["length"]
+    tensor_bytes = sizes["rows"] * length * dtype.size_bytes
+    op = MemoryBound(
+        operator=f"{row['norm_type']}/{row['backend']}/{direction.value}",
+        read_bytes=tensor_bytes * (2 if direction is Pass.BACKWARD else 1),
+        write_bytes=tensor_bytes,
+        dtype=dtype,
+        row_length=length,
+    )
+    return _memory(op, {"N": sizes["rows"], "C": length})
 
 
-def _read_training_kernel(name: str, row: Row) -> Iterator[MeasuredKernel]:
+def _read_training_kernel(row: Row, _: Sizes, __: Pass) -> Kernel:
     sizes = {**_configuration(row), str(row["x_name"]): row["x_value"]}
     dtype = parse_dtype(str(sizes.get("dtype", "float32")))
     tokens = 1
@@ -305,8 +295,7 @@ def _read_training_kernel(name: str, row: Row) -> Iterator[MeasuredKernel]:
         dtype=dtype,
         row_length=0,
     )
-    columns: dict[str, object] = {"x_value": row["x_value"], "x_name": row["x_name"]}
-    yield _measured_memory(name, row["gpu_name"], op, row["y_value_50"], columns)
+    return _memory(op, {"x_value": row["x_value"], "x_name": row["x_name"]})
 
 
 def _configuration(row: Row) -> dict[str, Any]:
@@ -325,38 +314,16 @@ _MOST_EXPERTS = 65_536
 _MOST_EXPONENT = 10.0
 
 
-def load_expert_table(path: Path, device: str | None = None) -> KernelTable:
-    """The layers of experts measured in the file at *path*."""
-    frame = load_frame(path, device)
-    needed = ("device", "kernel_source", "dtype", "tokens", *_MODEL, "tp", "ep", "distribution")
-    require_columns(frame, path, (*needed, "latency_ms"))
-
-    def model(row: Row) -> tuple[Any, ...]:
-        return tuple(row[key] for key in _MODEL)
-
-    plain = {
-        model(row)
-        for row in frame.to_dict("records")
-        if str(row["kernel_source"]).endswith("nongated")
-    }
-
-    def read(name: str, row: Row) -> Iterator[MeasuredKernel]:
-        layer = _read_layer(row, is_gated=model(row) not in plain)
-        yield build_measured(
-            name,
-            (str(row.get("collector", "")), str(row["device"]), f"{layer.dtype.value} experts"),
-            layer,
-            row["latency_ms"],
-            dict(zip(_MODEL, model(row), strict=True)),
-        )
-
-    return read_rows(frame, read)
+def _mark_gated(frame: pd.DataFrame) -> pd.DataFrame:
+    """*frame* with a column that says which layers are gated: no kernel of their model is not."""
+    models = list(frame[list(_MODEL)].itertuples(index=False, name=None))
+    is_plain = frame["kernel_source"].astype(str).str.endswith("nongated")
+    plain = {model for model, one in zip(models, is_plain, strict=True) if one}
+    return frame.assign(is_gated=[model not in plain for model in models])
 
 
-def _read_layer(row: Row, *, is_gated: bool) -> ExpertLayer:
+def _read_layer(row: Row, sizes: Sizes, _: Pass) -> Kernel:
     dtype, exponent = parse_dtype(str(row["dtype"])), _read_exponent(str(row["distribution"]))
-    names = ("tokens", "top_k", "experts", "ep", "tp", "ffn")
-    sizes = {name: parse_size(name, row[name]) for name in names}
     if sizes["experts"] % sizes["ep"] or sizes["ffn"] % sizes["tp"]:
         raise InputError(f"experts must be divisible by ep and ffn by tp, got {sizes}")
     if not sizes["top_k"] <= sizes["experts"] <= _MOST_EXPERTS:
@@ -365,16 +332,18 @@ def _read_layer(row: Row, *, is_gated: bool) -> ExpertLayer:
         tokens=sizes["tokens"], top_k=sizes["top_k"], experts=sizes["experts"],
         ranks=sizes["ep"], exponent=exponent,
     )  # fmt: skip
-    return ExpertLayer(
+    layer = ExpertLayer(
         kernel=str(row["kernel_source"]),
         tokens=sizes["tokens"],
         rows=loads.rows,
         active=loads.active,
-        hidden=parse_size("hidden", row["hidden"]),
+        hidden=sizes["hidden"],
         ffn=sizes["ffn"] // sizes["tp"],
-        is_gated=is_gated,
+        is_gated=bool(row["is_gated"]),
         dtype=dtype,
     )
+    model = {key: row[key] for key in _MODEL}
+    return Kernel(str(row.get("collector", "")), f"{dtype.value} experts", layer, model)
 
 
 def _read_exponent(word: str) -> float | None:
@@ -392,9 +361,34 @@ def _read_exponent(word: str) -> float | None:
     return exponent
 
 
+READERS: Mapping[tuple[str, str], Callable[[Row, Sizes, Pass], Kernel]] = {
+    ("gemm", "shapes"): _read_gemm,
+    ("gemm", "fp32"): _read_fp32_gemm,
+    ("attention", "both_passes"): _read_pass,
+    ("attention", "forward"): _read_forward,
+    ("experts", "layers"): _read_layer,
+    ("memory", "fp32"): _read_fp32_operator,
+    ("memory", "norms"): _read_norm,
+    ("memory", "training"): _read_training_kernel,
+    ("memory", "fused"): _read_fused,
+}
+"""What makes a kernel of a row, by kind and format."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelKind:
+    """A kind of measured kernel: what reads its tables, its cost model, and its variants."""
+
+    load: Callable[[Path, str | None], KernelTable]
+    model: Callable[[Sequence[Entry] | None], KernelModel]
+    variant: Callable[[Any], str]
+
+
 KERNEL_KINDS: Mapping[str, KernelKind] = {
-    "gemm": KernelKind(load_gemm_table, GemmModel, lambda op: gemm_variant(op.dtype)),
-    "attention": KernelKind(load_attention_table, AttentionModel, attention_variant),
-    "experts": KernelKind(load_expert_table, ExpertLayerModel, lambda layer: layer.variant),
-    "memory": KernelKind(load_memory_table, MemoryModel, lambda op: str(op.operator)),
+    "gemm": KernelKind(partial(load_table, "gemm"), GemmModel, lambda op: gemm_variant(op.dtype)),
+    "attention": KernelKind(partial(load_table, "attention"), AttentionModel, attention_variant),
+    "experts": KernelKind(
+        partial(load_table, "experts"), ExpertLayerModel, lambda one: one.variant
+    ),
+    "memory": KernelKind(partial(load_table, "memory"), MemoryModel, lambda op: str(op.operator)),
 }

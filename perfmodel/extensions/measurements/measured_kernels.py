@@ -38,7 +38,7 @@ from topologies import list_devices, load_device, name_devices
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_SIZE = 2**31
+MOST_SIZE, MOST_BYTES = 2**31, 2**40
 _LEAST_MS, _MOST_MS = 1e-6, 1e9
 
 
@@ -166,17 +166,6 @@ def load_frame(path: Path, device: str | None = None) -> pd.DataFrame:
     return frame
 
 
-def require_columns(frame: pd.DataFrame, path: Path, needed: Sequence[str]) -> None:
-    """Raise unless *frame*, read from *path*, has the columns *needed*."""
-    missing = [column for column in needed if column not in frame.columns]
-    if missing:
-        advice = " Name the GPU with --device." if "device" in missing else ""
-        raise MeasurementError(
-            f"{path}: must have the columns {', '.join(needed)}; missing {', '.join(missing)}."
-            f"{advice}"
-        )
-
-
 def read_rows(
     frame: pd.DataFrame, read: Callable[[str, Mapping[Any, Any]], Iterable[MeasuredKernel]]
 ) -> KernelTable:
@@ -218,9 +207,9 @@ def build_measured(
     return MeasuredKernel(name, group, columns, op, device, measured_ns, residency, ratio)
 
 
-def parse_size(name: str, value: Any, *, most: int = MOST_SIZE) -> int:
+def parse_size(name: str, value: Any) -> int:
     """The size in a cell of column *name*: a whole number within bounds."""
-    number = _number(value)
+    number, most = _number(value), MOST_BYTES if name.endswith("_bytes") else MOST_SIZE
     if not 1 <= number <= most or number != int(number):
         raise InputError(f"{name} must be a whole number, 1 to {most}, got {quote(value)}")
     return int(number)

@@ -59,8 +59,8 @@ class ImportQuestion:
         tuple[str, ...],
         argument(
             "PATH...",
-            "Kineto, PyTorch execution trace or Chakra files of one job, a folder of them, or "
-            "a folder of such folders. The format is detected from the content.",
+            "Kineto, Nsight Systems (SQLite), PyTorch execution trace or Chakra files of one job, "
+            "a folder of them, or a folder of such folders. The format is detected by content.",
         ),
     ]
     out: JobOut

@@ -4,8 +4,7 @@ The main thread and the autograd thread alternate and never work at the same tim
 so their calls form one chain; a thread whose calls overlap others has a chain of its own. Time
 between two calls is host work. A blocking call keeps only its floor: from the end of the work it
 waited for to its return. The trace does not say what that was. A call can only have waited for
-work that was launched before it and had ended when it returned; among that, the kind of the call
-and the distance between the two ends decide.
+work that was launched before it and had ended when it returned; the kind of the call decides.
 """
 
 from __future__ import annotations
@@ -28,29 +27,19 @@ _NO_STEP = -1
 _STEP_FIELDS = 7
 _IDLE_KINDS = (CallKind.OTHER, CallKind.STREAM_WAIT, CallKind.MARK_RECORD)
 """Calls that matter only if they launch something."""
-# Calls of threads that alternate do not overlap, but stamps are rounded.
-_MAX_OVERLAP_RATIO = 0.02
 _IDLE_DELAY_LIMIT_NS = 100_000
-# Launched so long before the task ahead has ended, a task waits for nothing else; a longer gap was
-# a wait for another stream.
-_QUEUED_NS = 20_000
+"""What starts later after its launch to an idle device was held by something else."""
 _LONGEST_GAP_NS = 5_000
+"""A longer gap between queued tasks was a wait for another stream."""
 _TYPICAL_LAG_NS = 2_000
 _TYPICAL_DELAY_NS = 7_000
 _COPY_ROUNDING_NS = 5_000
-_LONGEST_RETURN_NS = 500_000
-# Remaining error of the skew between the clocks of host and device.
-_CLOCK_TOLERANCE_NS = 50_000
-_SHORT_CALL_NS = 50_000
-_SHORT_MARK_WAIT_NS = 20_000
-_RETURN_LIMIT_NS = 500_000
-_OWN_STREAM_LIMIT_NS = 200_000
+"""A blocking copy returns when it has ended, on clocks that differ by so much."""
 _OWNED_NS = 100_000
 """Longer host work is named after what fills it, shorter after the call that it leads to."""
 _NO_OWNERS = ("ProfilerStep", "nccl:")
 # Without a recorded wait: a gap this long before an elapsed time is read is a wait.
 _HIDDEN_WAIT_NS = 200_000
-_HIDDEN_RETURN_NS = 300_000
 _HIDDEN_AHEAD_NS = 20_000
 
 
@@ -121,15 +110,11 @@ class Releases:
 
 @dataclass(frozen=True, slots=True)
 class HostChain:
-    """The steps of all threads of a rank, and the dependency of device tasks on steps.
-
-    *cut_ns* is how long the profiler's own last wait lasted after all device work.
-    """
+    """The steps of all threads of a rank, and the dependency of device tasks on steps."""
 
     steps: HostSteps
     releases: Releases
     hidden_waits: int
-    cut_ns: int = 0
 
 
 def build_host_chain(view: RankView) -> HostChain:
@@ -137,8 +122,7 @@ def build_host_chain(view: RankView) -> HostChain:
     writer = _ChainWriter(view)
     for call in writer.relevant:
         writer.add(call)
-    cut_ns = writer.cut_last_wait()
-    return HostChain(writer.steps(), writer.releases, writer.waits.hidden_waits, cut_ns)
+    return HostChain(writer.steps(), writer.releases, writer.waits.hidden_waits)
 
 
 def with_unshared_allocations(chains: Sequence[HostChain], gpus_per_host: int) -> list[HostChain]:
@@ -228,20 +212,6 @@ class _ChainWriter:
         chain = self.chains[call]
         self.reached_ns[chain] = max(self.reached_ns[chain], end_ns)
 
-    def cut_last_wait(self) -> int:
-        """Shorten a last wait that outlasts all device work: the profiler stops inside it."""
-        if not self._rows:
-            return 0
-        last = len(self._rows) - _STEP_FIELDS
-        kind, _, duration_ns, _, end_ns, _, call = self._rows[last:]
-        if kind != _CODES[StepKind.WAIT] or duration_ns <= _LONGEST_RETURN_NS:
-            return 0
-        if self.kinds[call] != CallKind.DEVICE_SYNCHRONISE:
-            return 0
-        cut_ns = duration_ns - _LONGEST_RETURN_NS
-        self._rows[last + 2], self._rows[last + 4] = _LONGEST_RETURN_NS, end_ns - cut_ns
-        return cut_ns
-
     def _reach(self, call: int, start_ns: int, *, is_hidden_wait: bool) -> None:
         """Fill the time since the last step of the chain."""
         chain = self.chains[call]
@@ -320,10 +290,8 @@ class _Owners:
         is_own = np.array([not name.startswith(_NO_OWNERS) for name in view.trace.names], bool)
         rows = columns.rows_in(Category.HOST_OPERATOR, Category.HOST_ANNOTATION)
         rows = rows[is_own[columns.name[rows]] & (columns.duration_ns[rows] > _OWNED_NS // 2)]
-        calls = view.calls
-        shift_ns = calls.start_ns[:1] - columns.start_ns[calls.row[:1]]
         self.name, self.thread = columns.name[rows], columns.thread[rows]
-        self.start_ns = columns.start_ns[rows] + (shift_ns if len(shift_ns) else 0)
+        self.start_ns = columns.start_ns[rows] + view.host_offset_ns
         self.end_ns = self.start_ns + columns.duration_ns[rows]
 
     def owner_of(self, thread: int, since_ns: int, until_ns: int, nobody: int) -> int:
@@ -363,9 +331,7 @@ class _WaitFinder:
     def awaited_by(self, call: int, kind: CallKind, start_ns: int, end_ns: int) -> list[int]:
         """The tasks that *call* waited for."""
         ended = {
-            stream: task
-            for stream, task in self.last_on.items()
-            if self.end_ns[task] <= end_ns + _CLOCK_TOLERANCE_NS
+            stream: task for stream, task in self.last_on.items() if self.end_ns[task] <= end_ns
         }
         if kind in (CallKind.DEVICE_SYNCHRONISE, CallKind.FREE):
             return list(ended.values())
@@ -374,32 +340,17 @@ class _WaitFinder:
             is_whole = len(ended) == len(self.last_on)
             return [task for task in ended.values() if is_whole and self.end_ns[task] > start_ns]
         if kind is CallKind.MARK_SYNCHRONISE:
-            if end_ns - start_ns <= _SHORT_MARK_WAIT_NS:
-                return []
-            return self._last_ended(start_ns - _CLOCK_TOLERANCE_NS, end_ns + _CLOCK_TOLERANCE_NS)
-        stream = self.stream_of_thread.get(self.threads[call])
-        own = None if stream is None else ended.get(stream)
-        return self._awaited_on_stream(ended, own, start_ns, end_ns)
+            return self._last_ended(start_ns, end_ns)
+        own = ended.get(self.stream_of_thread.get(self.threads[call], -1))
+        return [] if own is None else [own]
 
     def hidden_wait(self, since_ns: int, until_ns: int) -> list[int]:
         """The same for a gap before an elapsed time is read; nothing if it was no wait."""
         if until_ns - since_ns <= _HIDDEN_WAIT_NS:
             return []
-        tasks = self._last_ended(until_ns - _HIDDEN_RETURN_NS, until_ns + _HIDDEN_AHEAD_NS)
+        tasks = self._last_ended(until_ns - _HIDDEN_WAIT_NS, until_ns + _HIDDEN_AHEAD_NS)
         self.hidden_waits += len(tasks)
         return tasks
-
-    def _awaited_on_stream(
-        self, ended: dict[int, int], own: int | None, start_ns: int, end_ns: int
-    ) -> list[int]:
-        """Of the last tasks of all streams, the nearest; *own* is that of the thread's stream."""
-        if end_ns - start_ns > _SHORT_CALL_NS and ended:
-            nearest = min(ended.values(), key=lambda task: abs(end_ns - self.end_ns[task]))
-            if own is not None and abs(end_ns - self.end_ns[own]) < _OWN_STREAM_LIMIT_NS:
-                nearest = own
-            if abs(end_ns - self.end_ns[nearest]) < _RETURN_LIMIT_NS:
-                return [nearest]
-        return [] if own is None else [own]
 
     def _last_ended(self, low_ns: int, high_ns: int) -> list[int]:
         """Of the launched tasks that ended between two moments, the one that ended last."""
@@ -434,7 +385,7 @@ def _stream_gaps_ns(view: RankView) -> Int64s:
     reached_ns = device.reached_ns()
     gap_ns = device.start_ns - reached_ns
     launched_ns = np.append(view.calls.end_ns, 0)[device.call]
-    is_queued = (launched_ns + _QUEUED_NS < reached_ns) & (gap_ns <= _LONGEST_GAP_NS)
+    is_queued = (launched_ns < reached_ns) & (gap_ns <= _LONGEST_GAP_NS)
     is_queued &= ~device.is_collective
     if not is_queued.any():
         return np.zeros_like(gap_ns)
@@ -460,7 +411,7 @@ def _chains(view: RankView, relevant: Iterable[int]) -> dict[int, int]:
     counts = Counter(threads)
     main = max(counts, key=lambda thread: counts[thread], default=0)
     chain_of = {int(thread): 0 for thread in np.unique(calls.thread)}
-    for thread, count in counts.items():
-        if thread != main and overlaps[thread] > _MAX_OVERLAP_RATIO * count:
+    for thread in counts:
+        if thread != main and overlaps[thread]:
             chain_of[thread] = 1 + sorted(counts).index(thread)
     return chain_of

@@ -80,7 +80,7 @@ class ImportedJob:
             "steps": report.steps,
             "step_rule": report.rule,
             "cycle": report.cycle,
-            "step_evidence": [asdict(rank) for rank in report.evidence],
+            "step_table": [asdict(row) for row in report.table],
             "recorded_starts": report.recorded_starts,
             "faults": [*([report.missing] if report.missing else []), *report.faults],
             "is_trusted": self.score.is_trusted and not report.all_faults,

@@ -168,12 +168,6 @@ def list_assumptions(findings: Sequence[RankFindings]) -> tuple[str, ...]:
     lost = sum(map(_lost_launches, views))
     if lost:
         sentences.append(f"{lost} device tasks have no launching call: they follow their stream")
-    cut_ns = max(of_rank.chain.cut_ns for of_rank in findings)
-    if cut_ns:
-        sentences.append(
-            f"the last synchronisation belongs to the profiler: up to {format_duration(cut_ns)} "
-            "of it, after the last device work, is left out"
-        )
     arrivals = sum(len(of_rank.arrivals) for of_rank in findings)
     if arrivals:
         sentences.append(
@@ -256,9 +250,7 @@ def _find_pause(views: Sequence[RankView]) -> list[str]:
 def _is_in_range(views: Sequence[RankView], moment_ns: int) -> bool:
     """Whether a host operator or a range of some rank is under way."""
     for view in views:
-        columns, calls = view.trace.columns, view.calls
-        # Views are on a clock of all ranks, their traces are not.
-        own_ns = moment_ns - (int(calls.start_ns[0]) - int(columns.start_ns[calls.row[0]]))
+        columns, own_ns = view.trace.columns, moment_ns - view.host_offset_ns
         rows = columns.rows_in(Category.HOST_OPERATOR, Category.HOST_ANNOTATION, Category.MODULE)
         if ((columns.start_ns[rows] <= own_ns) & (columns.end_ns[rows] > own_ns)).any():
             return True

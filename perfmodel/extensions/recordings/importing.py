@@ -131,7 +131,7 @@ def _analyse(traces: JobTrace) -> _Analysed:
         missing=describe_missing(traces),
         rule=steps.rule.value,
         cycle=steps.cycle,
-        evidence=steps.evidence,
+        table=steps.table,
     )
     facts = JobFacts(
         traces.name,

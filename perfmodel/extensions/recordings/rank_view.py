@@ -166,6 +166,16 @@ class RankView:
         return replace(self, calls=calls, device=device)
 
     @property
+    def host_offset_ns(self) -> int:
+        """How much later the clock of the view is than that of the trace, for rows of the host."""
+        of_trace_ns = self.trace.columns.start_ns[self.calls.row[:1]]
+        return int((self.calls.start_ns[:1] - of_trace_ns).sum())
+
+    def launched_ns(self) -> Int64s:
+        """When the call began that launched each device task; long ago without a call."""
+        return np.append(self.calls.start_ns, _NEVER_NS)[self.device.call]
+
+    @property
     def linked_count(self) -> int:
         """Device tasks whose launching call is in the trace."""
         return int((self.device.call != _NOT_LAUNCHED).sum())

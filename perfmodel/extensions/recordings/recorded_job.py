@@ -93,10 +93,9 @@ def cycle_period_ns(periods_ns: Any, cycle: int, *, chosen: bool = False) -> int
 class SelfReplay:
     """How well a job replays itself.
 
-    *cycle* periods repeat together. *step_error_ratio* is the largest difference between what
-    ranks say about a step and the step that is believed. *host_path* names the calls that the
-    host's part of the critical path consists of, with the time in each, and *path_ranks* the ranks
-    it runs through. *noise_ratio* of the time of a rank is in doubt because stamps were noise.
+    *cycle* periods repeat together. *host_path* names the calls that the host's part of the
+    critical path consists of, with the time in each, and *path_ranks* the ranks it runs through.
+    *noise_ratio* of the time of a rank is in doubt because stamps were noise.
     """
 
     __pydantic_config__ = _ONLY_KNOWN_KEYS
@@ -108,7 +107,6 @@ class SelfReplay:
     unsettled: int
     faults: tuple[str, ...] = ()
     cycle: int = 1
-    step_error_ratio: float = 0.0
     host_path: tuple[tuple[str, int], ...] = ()
     path_ranks: tuple[tuple[int, int], ...] = ()
     noise_ratio: float = 0.0
@@ -207,23 +205,23 @@ class RankReport:
 
 
 @dataclass(frozen=True, slots=True)
-class RankSteps:
-    """What one rank shows about steps; 0 if it shows nothing.
+class StepRow:
+    """A *step* of a rank, named by its mark or by its place.
 
-    *marked* steps with *marked_ns* between the marks of its host, *device_ns* per step between
-    their ends on the device, and *pattern_ns* after which its kernels repeat: one step or several.
-    *error_ratio* is how far its device, its kernels, and marks that are off by more than a host
-    runs ahead, are from the step that is believed.
+    Its host launched it in *host_ns* (from the step before, or between its marks), and its device
+    had done it at *end_ns*. It was launched inside the window, and is warm, if all ranks were.
     """
 
     __pydantic_config__ = _ONLY_KNOWN_KEYS
 
+    step: int
     rank: int
-    marked: int
-    marked_ns: int
-    device_ns: int
-    pattern_ns: int
-    error_ratio: float = 0.0
+    host_ns: int
+    end_ns: int
+    kernels: int
+    is_inside: bool
+    is_warm: bool
+    is_chosen: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +229,7 @@ class ImportReport:
     """The reports of all traces, and which recorded starts entered the graph.
 
     *rule* names what the *steps* were found by, *cycle* how many of them repeat together, and
-    *evidence* what every rank says about them.
+    *table* has all of them.
     """
 
     __pydantic_config__ = _ONLY_KNOWN_KEYS
@@ -244,7 +242,7 @@ class ImportReport:
     missing: str = ""
     rule: str = ""
     cycle: int = 1
-    evidence: tuple[RankSteps, ...] = ()
+    table: tuple[StepRow, ...] = ()
 
     @property
     def grave_faults(self) -> tuple[str, ...]:

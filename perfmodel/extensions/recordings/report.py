@@ -62,7 +62,7 @@ def report_import(document: Mapping[str, Any]) -> Report:
                 "",
                 [Table((), (_shape_facts if is_shapes else _trace_facts)(document), wraps=(1,))],
             ),
-            Section("Steps by rank", [_step_table(document)] if not is_shapes else []),
+            Section("Steps", [_step_table(document)] if not is_shapes else []),
             Section("Tasks that keep their recorded start", [Table((), rows, numeric=(1,))]),
             Section(
                 "Assumptions",
@@ -132,23 +132,26 @@ def _steps(document: Mapping[str, Any]) -> str:
 
 
 def _step_table(document: Mapping[str, Any]) -> Table:
-    """What every rank says about a step, a dash where it says nothing."""
+    """Every step of every rank, and which were chosen."""
+    table = document.get("step_table", ())
+    first_ns = min((row["end_ns"] for row in table), default=0)
     rows = [
         (
-            str(rank["rank"]),
-            str(rank["marked"] or "-"),
-            *(
-                format_duration(rank[name]) if rank[name] else "-"
-                for name in ("marked_ns", "device_ns", "pattern_ns")
-            ),
+            str(row["step"]),
+            str(row["rank"]),
+            format_duration(row["host_ns"]),
+            format_duration(row["end_ns"] - first_ns),
+            f"{row['kernels']:,}",
+            "inside" if row["is_inside"] else "before",
+            "warm" if row["is_warm"] else "cold",
+            "yes" if row["is_chosen"] else "",
         )
-        for rank in document.get("step_evidence", ())
-        if rank["device_ns"]
+        for row in table
     ]
     headings = (
-        "rank", "marks", "between marks", "ends on the GPU", "kernels repeat"
+        "step", "rank", "host", "GPU ends after", "kernels", "launched", "", "used"
     )  # fmt: skip
-    return Table(headings, rows, numeric=range(len(headings)), most=MOST_RANKS)
+    return Table(headings, rows, numeric=range(5), most=MOST_RANKS)
 
 
 def _score_facts(score: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -66,7 +66,6 @@ def compare(job: RecordedJob, held: Round) -> SelfReplay:
         unsettled=held.unsettled,
         faults=job.report.grave_faults,
         cycle=job.report.cycle,
-        step_error_ratio=max((rank.error_ratio for rank in job.report.evidence), default=0.0),
         host_path=tuple(path.by_call.most_common(_MOST_CALLS)),
         path_ranks=tuple(path.by_rank.most_common()),
         noise_ratio=max(

@@ -97,6 +97,9 @@ def load_recorded_job(folder: Path) -> RecordedJob:
                 raise TraceError(
                     f"{folder}: {name} was changed after the import. Import the traces again."
                 )
+        for part, key in (("report", "evidence"), ("self_replay", "step_error_ratio")):
+            # Folders from before there was one table of steps.
+            (header.get(part) or {}).pop(key, None)
         table = read_columns(folder / _COLUMNS_FILE)
         recorded = RecordedJob(
             graph=graph,

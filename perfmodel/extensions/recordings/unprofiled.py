@@ -58,7 +58,6 @@ def find_excess_ns(view: RankView, chain: HostChain) -> Int64s:
     length_ns = steps.end_ns - steps.start_ns
     if not len(steps):
         return length_ns
-    offset_ns = int(view.calls.start_ns[0] - columns.start_ns[view.calls.row[0]])
     cost_ns = np.zeros(len(steps))
     operators = columns.is_in(Category.HOST_OPERATOR, Category.HOST_ANNOTATION)
     for categories, each_ns in (
@@ -69,7 +68,7 @@ def find_excess_ns(view: RankView, chain: HostChain) -> Int64s:
             own = np.flatnonzero(steps.chain == number)
             threads = np.unique(steps.thread[own])
             rows = categories & np.isin(columns.thread, threads)
-            starts_ns = np.sort(columns.start_ns[rows] + offset_ns)
+            starts_ns = np.sort(columns.start_ns[rows] + view.host_offset_ns)
             first, stop = (
                 np.searchsorted(starts_ns, of[own]) for of in (steps.start_ns, steps.end_ns)
             )

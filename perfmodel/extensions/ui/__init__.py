@@ -11,6 +11,7 @@ from perfmodel.cli.commands import command
 EPILOG = """\b
 Examples:
   perfmodel ui
+  perfmodel ui saved.html
   perfmodel ui --workload Llama-3.1-8B/config.json --topology my_machine.yaml
 """
 
@@ -18,6 +19,14 @@ Examples:
 @command(epilog=EPILOG)
 def ui(
     *,
+    opened: Annotated[
+        str | None,
+        Option(
+            is_argument=True,
+            metavar="[SAVED.html|ADDRESS]",
+            help="A page that was saved there, or its address, to go on from.",
+        ),
+    ] = None,
     workload: Annotated[
         tuple[str, ...],
         Option(metavar="FILE", help="Your own model to choose from; repeatable."),
@@ -31,7 +40,7 @@ def ui(
     ] = 0,
     no_browser: Annotated[bool, Option(help="Print the address and open no browser.")] = False,
 ) -> None:
-    """Open a page that predicts while you choose machine, model, layout, batch and stack.
+    """Open a page that predicts while you choose machine, model, layout and all settings.
 
     It listens on this machine only, and the address that it prints holds a secret: no one else can
     ask it. Ctrl-C ends it.
@@ -45,4 +54,10 @@ def ui(
             f"ui: needs the package {fault.name}, which is not installed. "
             "`make predict` brings it to a clone; else: pip install starlette uvicorn"
         ) from None
-    serve(workloads=workload, topologies=topology, port=port, opens_browser=not no_browser)
+    serve(
+        opened=opened,
+        workloads=workload,
+        topologies=topology,
+        port=port,
+        opens_browser=not no_browser,
+    )

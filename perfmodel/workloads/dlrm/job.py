@@ -248,7 +248,11 @@ def _build(
             job.add_group(f"rail {place}", ranks[place::per_host], slot=RAIL_SLOT)
     assumptions = tuple(_iter_assumptions(run, plan, exchanges))
     source = f"specification: {run.spec.source}"
-    return job.build(JobFacts(run.spec.name, source, assumptions, samples=run.spec.batch))
+    widths = f"{len(plan.tables)} tables, {sum(table.rows * table.width for table in plan.tables)}"
+    facts = JobFacts(
+        run.spec.name, source, assumptions, samples=run.spec.batch, model=f"{widths} weights"
+    )
+    return job.build(facts)
 
 
 def _iter_assumptions(

@@ -70,7 +70,10 @@ def _iter_jobs(
         add_groups(job, spec, layout)
         source = f"specification: {spec.source}"
         assumptions = tuple(_iter_assumptions(run, chosen))
-        yield job.build(JobFacts(name=spec.name, source=source, assumptions=assumptions))
+        model = spec.model
+        widths = f"{model.hidden}x{model.ffn}, {model.heads} heads, {model.experts} experts"
+        facts = JobFacts(spec.name, source=source, assumptions=assumptions, model=widths)
+        yield job.build(facts)
 
 
 def _iter_assumptions(run: TransformerRun, chosen: ChosenLayout) -> Iterator[str]:

@@ -6,12 +6,7 @@ import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError, MeasurementError
-from perfmodel.extensions.measurements.kernel_tables import (
-    load_attention_table,
-    load_expert_table,
-    load_gemm_table,
-    load_memory_table,
-)
+from perfmodel.extensions.measurements.kernel_tables import load_table
 from perfmodel.extensions.measurements.measured_kernels import MOST_SIZE, parse_ms, parse_size
 from perfmodel.graph.ops import Pass
 
@@ -26,27 +21,22 @@ EXPERTS = (
     "device,kernel_source,dtype,tokens,hidden,ffn,top_k,experts,tp,ep,distribution,latency_ms\n"
     "{gpu},k,fp8,{size},64,64,2,8,1,1,balanced,{time}\n{gpu},k,fp8,8,64,64,2,8,1,1,balanced,1\n"
 )
-TABLES = [
-    (load_gemm_table, GEMM),
-    (load_attention_table, ATTENTION),
-    (load_memory_table, MEMORY),
-    (load_expert_table, EXPERTS),
-]
+TABLES = [("gemm", GEMM), ("attention", ATTENTION), ("memory", MEMORY), ("experts", EXPERTS)]
 
 
-@pytest.mark.parametrize(("load", "text"), TABLES)
+@pytest.mark.parametrize(("kind", "text"), TABLES)
 @pytest.mark.parametrize("word", ["inf", "-inf", "nan", "soon", "-1", "0", "1e400", "", "True"])
-def test_a_time_or_a_size_that_is_none_costs_its_row_only(tmp_path, load, text, word):
+def test_a_time_or_a_size_that_is_none_costs_its_row_only(tmp_path, kind, text, word):
     for cells in ({"time": word, "size": 64}, {"time": 1, "size": word}):
-        read = load(table(tmp_path, text.format(gpu=GPU, **cells)))
+        read = load_table(kind, table(tmp_path, text.format(gpu=GPU, **cells)))
         assert len(read.kernels) == 1
         assert [row.row for row in read.unsupported] == ["0"]
 
 
-@pytest.mark.parametrize(("load", "text"), TABLES)
-def test_a_fraction_of_a_size_is_no_size(tmp_path, load, text):
+@pytest.mark.parametrize(("kind", "text"), TABLES)
+def test_a_fraction_of_a_size_is_no_size(tmp_path, kind, text):
     file = table(tmp_path, text.format(gpu=GPU, time=1, size="64.5"))
-    assert "whole number" in load(file).unsupported[0].reason
+    assert "whole number" in load_table(kind, file).unsupported[0].reason
 
 
 def test_sizes_and_times_have_bounds():
@@ -71,7 +61,7 @@ def table(tmp_path, text: str):
 
 def test_products_are_read_with_their_device(tmp_path):
     path = table(tmp_path, "collector,device,m,n,k,latency_ms\nt,NVIDIA H200,1,2,3,0.5\n")
-    [kernel] = load_gemm_table(path).kernels
+    [kernel] = load_table("gemm", path).kernels
     assert (kernel.op.m, kernel.op.n, kernel.op.k) == (1, 2, 3)
     assert kernel.device == "h200_sxm"
     assert kernel.measured_ns == 500_000
@@ -80,14 +70,14 @@ def test_products_are_read_with_their_device(tmp_path):
 def test_a_linear_layer_is_one_product_and_a_bmm_is_many(tmp_path):
     head = "op,device,latency_ms,B,M,N,K\n"
     path = table(tmp_path, head + "linear,x,1,4,8,16,32\nbmm,x,1,4,8,16,32\nconv,x,1,1,1,1,1\n")
-    read = load_gemm_table(path)
+    read = load_table("gemm", path)
     assert [(one.op.batch, one.op.m) for one in read.kernels] == [(1, 32), (4, 8)]
     assert "conv" in read.unsupported[0].reason
 
 
 def test_rows_that_cannot_be_priced_are_listed_with_their_reason(tmp_path):
     text = "device,m,n,k,latency_ms\nx,0,1,1,1\nx,1,1,1,-1\n"
-    read = load_gemm_table(table(tmp_path, text))
+    read = load_table("gemm", table(tmp_path, text))
     assert [row.row for row in read.unsupported] == ["0", "1"]
 
 
@@ -98,19 +88,19 @@ def test_forward_and_backward_of_one_row_are_two_kernels(tmp_path):
     )
     rows = "cudnn,bfloat16,top_left,1,512,512,8,2,64,1,3,,NVIDIA H200\n"
     rows += "cudnn,bfloat16,top_left,1,512,512,8,2,64,1,3,128,NVIDIA H200\n"
-    read = load_attention_table(table(tmp_path, head + rows))
+    read = load_table("attention", table(tmp_path, head + rows))
     assert [kernel.op.direction for kernel in read.kernels] == [Pass.FORWARD, Pass.BACKWARD]
     assert "window" in read.unsupported[0].reason
 
 
 def test_decoding_is_not_training(tmp_path):
     text = "device,kernel_source,batch_size,isl,num_heads,head_dim,latency_ms\nx,fa3,1,1,8,64,1\n"
-    assert "decoding" in load_attention_table(table(tmp_path, text)).unsupported[0].reason
+    assert "decoding" in load_table("attention", table(tmp_path, text)).unsupported[0].reason
 
 
 def test_operators_with_one_and_two_operands_read_different_bytes(tmp_path):
     text = "op,device,latency_ms,B,H\nadd,x,1,10,10\naddu,x,1,10,10\nln,x,1,10,20\n"
-    add, scalar, norm = load_memory_table(table(tmp_path, text)).kernels
+    add, scalar, norm = load_table("memory", table(tmp_path, text)).kernels
     assert (add.op.read_bytes, scalar.op.read_bytes) == (800, 400)
     assert (norm.op.operator, norm.op.row_length, norm.op.dtype) == ("layer_norm", 20, DType.FP32)
 
@@ -121,24 +111,24 @@ def test_a_table_of_norms_keeps_its_numbers_of_rows(tmp_path):
         "norm_type,backend,data_type,N,C,fwd_time_ms,bwd_time_ms,success,gpu_name\n"
         "rms_norm,cudnn,bfloat16,16384,4096,0.072,0.106,True,NVIDIA H200\n"
     )
-    forward, backward = load_memory_table(table(tmp_path, text)).kernels
+    forward, backward = load_table("memory", table(tmp_path, text)).kernels
     assert forward.op.read_bytes >= 16384 * 4096 * 2
     assert (forward.measured_ns, backward.measured_ns) == (72_000.0, 106_000.0)
 
 
-@pytest.mark.parametrize("load", [load_gemm_table, load_attention_table, load_memory_table])
-def test_a_table_of_something_else_is_refused(load, tmp_path):
+@pytest.mark.parametrize("kind", ["gemm", "attention", "memory", "experts"])
+def test_a_table_of_something_else_is_refused(kind, tmp_path):
     with pytest.raises(MeasurementError):
-        load(table(tmp_path, "colour\nred\n"))
+        load_table(kind, table(tmp_path, "colour\nred\n"))
     with pytest.raises(MeasurementError):
-        load(tmp_path / "missing.csv")
+        load_table(kind, tmp_path / "missing.csv")
 
 
 @pytest.mark.parametrize("heading", ["M,N,K,time_us", "m,n,k,latency_us", "M,N,K,duration_us"])
 def test_headings_that_people_write_are_known(tmp_path, heading):
     path = tmp_path / "mine.csv"
     path.write_text(f"{heading}\n64,128,256,10\n")
-    [one] = load_gemm_table(path, "h100_sxm").kernels
+    [one] = load_table("gemm", path, "h100_sxm").kernels
     assert (one.op.m, one.op.n, one.op.k, one.device) == (64, 128, 256, "h100_sxm")
     assert one.measured_ns == pytest.approx(10_000)
 
@@ -147,7 +137,7 @@ def test_a_table_that_names_no_gpu_asks_for_it(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("m,n,k,time_us\n64,128,256,10\n")
     with pytest.raises(MeasurementError, match="Name the GPU with --device"):
-        load_gemm_table(path)
+        load_table("gemm", path)
 
 
 def test_kernels_of_compiled_code_are_read_with_all_their_bytes(tmp_path):
@@ -156,7 +146,7 @@ def test_kernels_of_compiled_code_are_read_with_all_their_bytes(tmp_path):
         "pointwise,NVIDIA H100 80GB HBM3,6593445888,2.3,a\n"
         "reduction,NVIDIA H100 80GB HBM3,64,0.002,a\n"
     )
-    large, small = load_memory_table(table(tmp_path, text)).kernels
+    large, small = load_table("memory", table(tmp_path, text)).kernels
     assert (large.op.operator, large.op.read_bytes) == ("fused_pointwise", 6_593_445_888)
     assert (small.op.operator, small.op.read_bytes + small.op.write_bytes) == (
         "fused_reduction",

@@ -89,8 +89,9 @@ HALF = "scale:match=gemm,factor=0.5"
 
 @pytest.fixture
 def recording(tmp_path):
-    """Two launches and their kernels, recorded."""
+    """A step of two launches and their kernels, recorded."""
     spans = [
+        span("user_annotation", "ProfilerStep#1", -1, 21),
         call("cudaLaunchKernel", 0, 5, 1),
         span("kernel", "sgemm", 6, 100, correlation=1, stream=7),
         call("cudaLaunchKernel", 10, 5, 2),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 import threading
+import zlib
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -17,15 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfmodel.extensions.recordings.operators.calls import listed
-
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 """Positional and keyword arguments of a call."""
 
-DTYPE_WORDS = listed("dtypes")
-"""Our name of every number format, or that of the nearest one we have."""
+DTYPE_WORDS: dict[str, str] = {}
+"""Our name of every number format, or that of the nearest one we have; an order states them."""
 _PLAIN = (int, bool, str, type(None))
+_LOOKED_AT = 2**16
+"""Elements of a tensor from the host that its checksum is made of."""
+_FORWARD = "aten.convolution."
+_CONVOLUTIONS = (_FORWARD, "aten.convolution_backward.")
+_WITH_GROUPED_GRADIENTS = (2,)
+"""The first release of torch that is taken to have kernels for any groups. Between 1.13 and 2.1
+their forward kernels became up to 28 % faster; no later times of training are published."""
 _GENERATED = ["<"]
 """Prefixes of paths of generated code."""
 _LIBRARIES = tuple(
@@ -172,3 +178,68 @@ def _is_installed(path: str) -> bool:
         for folder in sys.path
         if folder
     )
+
+
+def checksum_of(values: Tensor) -> int:
+    """A checksum of *values*; of many, only some are read."""
+    flat = values.resolve_conj().resolve_neg().reshape(-1)
+    some = flat[:: flat.numel() // _LOOKED_AT + 1].contiguous()
+    return zlib.crc32(some.view(torch.uint8).numpy().data)
+
+
+def channels_last(name: str, args: Args) -> torch.memory_format | None:
+    """The layout of a convolution whose image or weight has its channels last."""
+    if not name.startswith(_CONVOLUTIONS):
+        return None
+    operands = args[_FORWARD not in name :][:2]
+    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(operands[0].dim())
+    is_last = wanted is not None and any(
+        one.is_contiguous(memory_format=wanted) and not one.is_contiguous() for one in operands
+    )
+    return wanted if is_last else None
+
+
+def describe_settings(
+    name: str, args: Args, release: tuple[int, ...], capability: tuple[int, int]
+) -> dict[str, bool]:
+    """What decides about a kernel but is not an argument of its operator.
+
+    That is whether fp32 runs in TF32, whether cuDNN converts images to the layout that tensor
+    cores need, whether it has a kernel for them that sums up gradients of grouped weights, and
+    whether a product must load the elements of an operand one at a time.
+    """
+    if "conv" in name:
+        found = {"allows_tf32": torch._C._get_cudnn_allow_tf32()}
+        if not name.startswith(_CONVOLUTIONS):
+            return found
+        if channels_last(name, args) is not None:
+            return found | {"sums_singly": _sums_singly(name, args, release)}
+        least = {torch.float16: 7, torch.bfloat16: 8, torch.float64: 99}
+        needed = least.get(args[0].dtype, 8 if found["allows_tf32"] else 99)
+        return found | {"converts_layout": capability[0] >= needed}
+    if any(word in name for word in ("mm", "mv", "dot")):
+        loads_singly = any(isinstance(one, Tensor) and _has_odd_rows(one) for one in args)
+        return {"allows_tf32": torch._C._get_cublas_allow_tf32(), "loads_singly": loads_singly}
+    return {}
+
+
+def _sums_singly(name: str, args: Args, release: tuple[int, ...]) -> bool:
+    """Whether the gradient of weights is that of groups for which cuDNN has one simple kernel.
+
+    The library of torch 1 packs groups into tiles of tensor cores: of up to 8 channels always, of
+    16 and 32 if there are 32, 64 ... of them (ResNeXt). Others have no such kernel.
+    """
+    if _FORWARD in name or release >= _WITH_GROUPED_GRADIENTS or args[9] == 1:
+        return False
+    width = args[2].shape[1]
+    return width > 8 and bool(32 % width or args[9] % 32)
+
+
+def _has_odd_rows(matrix: Tensor) -> bool:
+    """Whether rows, or columns if those are contiguous, begin at any two bytes.
+
+    The narrowest copy of more than one element at a time has four bytes.
+    """
+    if matrix.dim() < 2 or matrix.itemsize != 2 or min(matrix.shape) < 2:
+        return False
+    return max(matrix.stride()[-2:]) % 2 == 1

@@ -21,7 +21,9 @@ from perfmodel.extensions.emulation.device.descriptions import (
     Args,
     Kwargs,
     argument,
+    channels_last,
     describe_call,
+    describe_settings,
     is_inexact,
     schema_name,
     tensors_in,
@@ -37,11 +39,6 @@ _FLOATS_MATTER = ("arange", "linspace", "logspace", "range", "upsample", "histc"
 """Operators whose shapes depend on the value of a float."""
 _MOST_ON_HOST = 1 << 26
 """Elements up to which the CPU kernel determines shapes."""
-_FORWARD = "aten.convolution."
-_CONVOLUTIONS = (_FORWARD, "aten.convolution_backward.")
-_WITH_GROUPED_GRADIENTS = (2,)
-"""The first release of torch that is taken to have kernels for any groups. Between 1.13 and 2.1
-their forward kernels became up to 28 % faster; no later times of training are published."""
 _WITHOUT_KERNEL = ("aten.empty", "aten.new_empty")
 _TRUE, _FALSE, _NAMED_DEVICE, _HOST = object(), object(), object(), object()
 
@@ -170,7 +167,9 @@ class OperatorKernel:
         kind = None
         if not self._name.startswith(_WITHOUT_KERNEL):
             words = describe_call(self._op, args, kwargs, made)
-            settings = _settings(self._name, args, self._gpu)
+            settings = describe_settings(
+                self._name, args, self._gpu.release, self._gpu.model.capability
+            )
             kind = self._gpu.recorder.add_kind(words | settings)
         tensors = tensors_in([*args, *kwargs.values()])
         is_computed = self._has_integers_only(tensors, tensors_in(result))
@@ -304,7 +303,7 @@ def _tensor_plan(tensor: Tensor) -> TensorPlan:
 
 def _keep_channels_last(name: str, args: tuple[Any, ...], result: Any) -> Any:
     """Answer channels_last with channels_last as cuDNN does; meta kernels answer contiguous."""
-    wanted = _channels_last(name, args)
+    wanted = channels_last(name, args)
     if wanted is None:
         return result
 
@@ -314,59 +313,3 @@ def _keep_channels_last(name: str, args: tuple[Any, ...], result: Any) -> Any:
         return tensor
 
     return in_format(result) if isinstance(result, Tensor) else tuple(map(in_format, result))
-
-
-def _channels_last(name: str, args: Args) -> torch.memory_format | None:
-    """The layout of a convolution whose image or weight has its channels last."""
-    if not name.startswith(_CONVOLUTIONS):
-        return None
-    operands = args[_FORWARD not in name :][:2]
-    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(operands[0].dim())
-    is_last = wanted is not None and any(
-        one.is_contiguous(memory_format=wanted) and not one.is_contiguous() for one in operands
-    )
-    return wanted if is_last else None
-
-
-def _settings(name: str, args: Args, gpu: VirtualGpu) -> dict[str, bool]:
-    """What decides about a kernel but is not an argument of its operator.
-
-    That is whether fp32 runs in TF32, whether cuDNN converts images to the layout that tensor
-    cores need, whether it has a kernel for them that sums up gradients of grouped weights, and
-    whether a product must load the elements of an operand one at a time.
-    """
-    if "conv" in name:
-        found = {"allows_tf32": torch._C._get_cudnn_allow_tf32()}
-        if not name.startswith(_CONVOLUTIONS):
-            return found
-        if _channels_last(name, args) is not None:
-            return found | {"sums_singly": _sums_singly(name, args, gpu.release)}
-        least = {torch.float16: 7, torch.bfloat16: 8, torch.float64: 99}
-        needed = least.get(args[0].dtype, 8 if found["allows_tf32"] else 99)
-        return found | {"converts_layout": gpu.model.capability[0] >= needed}
-    if any(word in name for word in ("mm", "mv", "dot")):
-        loads_singly = any(isinstance(one, Tensor) and _has_odd_rows(one) for one in args)
-        return {"allows_tf32": torch._C._get_cublas_allow_tf32(), "loads_singly": loads_singly}
-    return {}
-
-
-def _sums_singly(name: str, args: Args, release: tuple[int, ...]) -> bool:
-    """Whether the gradient of weights is that of groups for which cuDNN has one simple kernel.
-
-    The library of torch 1 packs groups into tiles of tensor cores: of up to 8 channels always, of
-    16 and 32 if there are 32, 64 ... of them (ResNeXt). Others have no such kernel.
-    """
-    if _FORWARD in name or release >= _WITH_GROUPED_GRADIENTS or args[9] == 1:
-        return False
-    width = args[2].shape[1]
-    return width > 8 and bool(32 % width or args[9] % 32)
-
-
-def _has_odd_rows(matrix: Tensor) -> bool:
-    """Whether rows, or columns if those are contiguous, begin at any two bytes.
-
-    The narrowest copy of more than one element at a time has four bytes.
-    """
-    if matrix.dim() < 2 or matrix.itemsize != 2 or min(matrix.shape) < 2:
-        return False
-    return max(matrix.stride()[-2:]) % 2 == 1

@@ -17,15 +17,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident, main_thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import orjson
 import torch
 
 from perfmodel.extensions.emulation.device.descriptions import script_line
-from perfmodel.extensions.emulation.device.native import NativeDevice, ThreadState
-from perfmodel.extensions.emulation.device.native_code import LOG_ENTRIES
 from perfmodel.extensions.emulation.rank_record import DEVICE_SHIFT, CallType
+
+if TYPE_CHECKING:
+    from perfmodel.extensions.emulation.device.native import NativeDevice, ThreadState
 
 _LOGGED = {
     1: CallType.RECORD,
@@ -66,7 +66,7 @@ class Recorder:
         self.notes: dict[str, None] = {}
         self._native = native
         self._log_seen = 0
-        self._kind_of: dict[bytes, int] = {}
+        self._kind_of: dict[str, int] = {}
         self._states: dict[int, ThreadState] = {}
         self.main_thread = main_thread().ident or 0
         self._place: dict[int, tuple[object, int, int]] = {}
@@ -92,7 +92,7 @@ class Recorder:
 
     def intern_kind(self, description: dict[str, Any]) -> int:
         """The number of *description*, the same for equal ones."""
-        key = orjson.dumps(description)
+        key = repr(description)
         kind = self._kind_of.get(key)
         if kind is None:
             kind = self._kind_of[key] = self.add_kind(description)
@@ -233,8 +233,8 @@ class Recorder:
         count = self._native.log_count.value
         if count == self._log_seen:
             return
-        for number in range(max(self._log_seen, count - LOG_ENTRIES), count):
-            entry = self._native.log[number % LOG_ENTRIES]
+        for number in range(max(self._log_seen, count - len(self._native.log)), count):
+            entry = self._native.log[number % len(self._native.log)]
             kind, what, stream, thread = entry
             if not kind:
                 # Another thread has reserved the entry and not filled it yet.
@@ -242,7 +242,11 @@ class Recorder:
             entry[0] = 0
             self._log_seen = number + 1
             if self.is_on:
-                self.calls.append((_LOGGED[kind], what, thread, stream, _NO_OPERATOR))
+                self.add_logged(kind, what, thread, stream)
+
+    def add_logged(self, kind: int, what: int, thread: int, stream: int) -> None:
+        """A call of *kind* that native code logged."""
+        self.calls.append((_LOGGED[kind], what, thread, stream, _NO_OPERATOR))
 
     def _operator(self, thread: int, kind: int, depth: int) -> int:
         """The number of the operator that a call with *kind* belongs to."""

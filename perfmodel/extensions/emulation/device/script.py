@@ -8,6 +8,7 @@ import runpy
 import sys
 import threading
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,23 +17,14 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 import torch.utils.data.dataloader as loading
-from torch.distributed import FileStore
 
-from perfmodel.extensions.emulation.compiler.regions import Compiler
-from perfmodel.extensions.emulation.device.descriptions import script_line
-from perfmodel.extensions.emulation.device.distributed import Distributed
-from perfmodel.extensions.emulation.device.exchange import Exchange
-from perfmodel.extensions.emulation.device.gpu import VirtualGpu
-from perfmodel.extensions.emulation.device.nvml import install_nvidia_smi
-from perfmodel.extensions.emulation.device.packages import PackageFinder
-from perfmodel.extensions.emulation.device.recorder import ScriptStop
+from perfmodel.extensions.emulation.device.descriptions import DTYPE_WORDS, script_line
+from perfmodel.extensions.emulation.device.recorder import Recorder, ScriptStop
 from perfmodel.extensions.emulation.device.steps import StepWatch
 from perfmodel.extensions.emulation.rank_record import CallType, RankRecord, to_bytes
 from perfmodel.extensions.emulation.workers import (
     FAULT,
-    MOST_WORKING,
     NEEDS_ALL_RANKS,
-    Throttle,
     WorkerOrder,
 )
 
@@ -40,42 +32,47 @@ _MASTER_PORT = "29500"
 _OWN_PACKAGES = frozenset({"collectives", "embeddings", "topologies", "traces"})
 
 
-class RankRun:
-    """One rank of *order*, from its environment to its record."""
+class RankRun(ABC):
+    """One rank of *order*, from its environment to its record; devices add what is theirs."""
 
-    def __init__(self, gpu: VirtualGpu, order: WorkerOrder, rank: int) -> None:
-        self._gpu = gpu
+    def __init__(self, recorder: Recorder, order: WorkerOrder, rank: int) -> None:
+        self._recorder = recorder
+        self._order = order
         self._request = order.request
         self._folder = Path(order.folder)
         self._rank = rank
         self._was_stopped = False
         self._ending = threading.Lock()
-        running = frozenset(order.ranks)
-        store = FileStore(str(self._folder / "store"), -1)
-        self._throttle = Throttle(self._folder, is_needed=len(running) > MOST_WORKING)
-        self._exchange = Exchange(gpu, rank, running, store, self._throttle)
-        self._distributed = Distributed(self._exchange, world_size=order.request.ranks)
-        self._steps = StepWatch(gpu.recorder, order.request)
-        self._compiler = Compiler(gpu, Path(order.code), self._throttle)
+        self._steps = StepWatch(recorder, order.request)
+        DTYPE_WORDS.update(order.formats)
+
+    @abstractmethod
+    def install(self) -> None:
+        """Prepare the device, its groups and its compiler for the script."""
+
+    @abstractmethod
+    def observed(self) -> dict[str, Any]:
+        """Fields of the record that only the device knows."""
+
+    @property
+    @abstractmethod
+    def has_guessed(self) -> bool:
+        """Whether objects of ranks that do not run were taken to be those of this rank."""
 
     def run(self) -> int:
         """Run the script and write the record; its exit code."""
         self._set_environment()
-        self._distributed.install()
-        self._compiler.install()
         self._install_spawn()
         self._install_loading()
-        os.register_at_fork(after_in_child=lambda: setattr(self._gpu.recorder, "is_forked", True))
-        install_nvidia_smi(self._gpu.model, self._gpu.count, self._folder / f"bin_{self._rank}")
-        self._throttle.take()
+        os.register_at_fork(after_in_child=lambda: setattr(self._recorder, "is_forked", True))
+        self.install()
         self._watch_time()
         self._steps.install()
-        self._gpu.recorder.on_stop = self._end_process
+        self._recorder.on_stop = self._end_process
         for name in list(sys.modules):
             # The script may have modules with the names of our packages.
             if name.partition(".")[0] in _OWN_PACKAGES:
                 del sys.modules[name]
-        sys.meta_path.insert(0, PackageFinder(self._gpu))
         code = self._run_script()
         # Not released: a thread that is stopped now must not end the process.
         self._ending.acquire()
@@ -138,7 +135,7 @@ class RankRun:
     def _install_loading(self) -> None:
         """Note when a loader hands out a batch."""
         kind: Any = loading._BaseDataLoaderIter
-        original, recorder = kind.__next__, self._gpu.recorder
+        original, recorder = kind.__next__, self._recorder
 
         def take(iterator: Any) -> Any:
             batch = original(iterator)
@@ -167,7 +164,7 @@ class RankRun:
             code = 130
         except BaseException as fault:
             # The script's own fault, shown as python does, unless it may have been ours.
-            if self._exchange.has_guessed:
+            if self.has_guessed:
                 why = f"{type(fault).__name__}: {fault!s:.160}"
                 said = f"perfmodel: without the other ranks, rank {self._rank} fails ({why})."
                 print(said, file=sys.stderr)
@@ -177,36 +174,31 @@ class RankRun:
                 said = f"{type(fault).__name__}: {fault}"
                 (self._folder / f"{FAULT}{self._rank}").write_text(said, encoding="utf-8")
                 code = 1
-        self._gpu.recorder.flush()
+        self._recorder.flush()
         return code
 
     def _record(self) -> RankRecord:
-        recorder, steps = self._gpu.recorder, self._steps
+        recorder, steps = self._recorder, self._steps
         steps.finish()
+        observed = self.observed()
         return RankRecord(
             rank=self._rank,
             kinds=tuple(recorder.kinds),
             collectives=tuple(recorder.collectives),
-            groups=tuple(self._distributed.groups.values()),
             calls=tuple(recorder.calls[: steps.boundaries[-1] if steps.boundaries else 0]),
             operator_names=tuple(recorder.operator_names),
             boundaries=tuple(steps.boundaries),
             iterations=tuple(steps.iterations),
             first_steady=steps.first_steady,
             main_thread=recorder.main_thread,
-            peak_memory_bytes=self._gpu.memory.most_bytes,
-            peak_place=self._gpu.peak_place,
             placeholders=dict(recorder.placeholders),
             notes=tuple(recorder.notes),
-            compiled_regions=self._compiler.compiled_count,
-            fallbacks=self._compiler.fallbacks,
-            compile_cpu_s=self._compiler.cpu_s,
             was_stopped=self._was_stopped,
             step_count=steps.step_count,
             torch_version=str(torch.__version__),
             step_cpu_s=tuple(steps.step_cpu_s),
             most_aside=steps.most_aside,
-            pieces=tuple(self._gpu.pieces),
+            **observed,
         )
 
 

@@ -6,7 +6,6 @@ largest one possible, and the recorder counts it as a placeholder.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from math import prod
@@ -16,7 +15,13 @@ import torch
 from torch import Tensor, _meta_registrations
 from torch.utils._pytree import tree_map_only
 
-from perfmodel.extensions.emulation.device.descriptions import Args, Kwargs, is_inexact, schema_name
+from perfmodel.extensions.emulation.device.descriptions import (
+    Args,
+    Kwargs,
+    checksum_of,
+    is_inexact,
+    schema_name,
+)
 from perfmodel.extensions.emulation.device.gpu import VirtualGpu, address_of
 from perfmodel.extensions.emulation.device.memory import contiguous_stride
 from perfmodel.extensions.emulation.device.operators import CPU_KEYS, Kernel, OperatorKernel
@@ -31,8 +36,6 @@ COMPRESSED = {
     torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
 """Where a compressed matrix stores the counts of its rows or columns, and the indices in them."""
-_LOOKED_AT = 2**16
-"""Elements of a tensor from the host that its checksum is made of."""
 _WIDE = (torch.float16, torch.bfloat16)
 
 
@@ -73,7 +76,7 @@ def copy_(
         gpu.launch("copy", inputs=[source], outputs=[target])
     else:
         known, is_pinned = source.detach(), address_of(source) in gpu.pinned
-        checksum = _checksum(known) if gpu.recorder.is_on else 0
+        checksum = checksum_of(known) if gpu.recorder.is_on else 0
         if checksum:
             gpu.moved[storage_address(target)] = (checksum, target.numel())
         gpu.launch(
@@ -89,13 +92,6 @@ def copy_(
     else:
         gpu.values.set(target, known)
     return target
-
-
-def _checksum(values: Tensor) -> int:
-    """A checksum of *values*; of many, only some are read."""
-    flat = values.resolve_conj().resolve_neg().reshape(-1)
-    some = flat[:: flat.numel() // _LOOKED_AT + 1].contiguous()
-    return zlib.crc32(some.view(torch.uint8).numpy().data)
 
 
 def _copy_to_host(gpu: VirtualGpu, source: Tensor, *, is_awaited: bool = True) -> None:

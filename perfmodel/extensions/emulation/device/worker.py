@@ -8,38 +8,92 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import orjson
 import torch
+from torch.distributed import FileStore
 
 from perfmodel.extensions.emulation.compiler.front import keep_lists_of_torch
+from perfmodel.extensions.emulation.compiler.regions import Compiler
 from perfmodel.extensions.emulation.device.cuda_module import CudaModule
+from perfmodel.extensions.emulation.device.descriptions import DTYPE_WORDS
+from perfmodel.extensions.emulation.device.distributed import Distributed
+from perfmodel.extensions.emulation.device.exchange import Exchange
 from perfmodel.extensions.emulation.device.gpu import VirtualGpu, install_storages
+from perfmodel.extensions.emulation.device.nvml import install_nvidia_smi
+from perfmodel.extensions.emulation.device.packages import PackageFinder
 from perfmodel.extensions.emulation.device.registering import register_kernels
 from perfmodel.extensions.emulation.device.script import RankRun
 from perfmodel.extensions.emulation.device.user_kernels import install_nvrtc
 from perfmodel.extensions.emulation.request import TORCH_VERSION
-from perfmodel.extensions.emulation.workers import CODES, READY, WorkerOrder, read_order
+from perfmodel.extensions.emulation.workers import (
+    CODES,
+    MOST_WORKING,
+    READY,
+    Throttle,
+    WorkerOrder,
+    end_with,
+    read_order,
+)
 
 _GRACE_S = 3.0
 """How long other ranks may continue after one has failed."""
 _M_MMAP_THRESHOLD = -3
-_PR_SET_PDEATHSIG = 1
 _RETURNED_BYTES = 1 << 20
 """Larger blocks of host memory are returned as soon as they are free."""
 
 
+class VirtualRun(RankRun):
+    """A rank on a virtual device that replaces torch's own."""
+
+    def __init__(self, gpu: VirtualGpu, order: WorkerOrder, rank: int) -> None:
+        super().__init__(gpu.recorder, order, rank)
+        self._gpu = gpu
+        running = frozenset(order.ranks)
+        store = FileStore(str(self._folder / "store"), -1)
+        self._throttle = Throttle(self._folder, is_needed=len(running) > MOST_WORKING)
+        self._exchange = Exchange(gpu, rank, running, store, self._throttle)
+        self._distributed = Distributed(self._exchange, world_size=order.request.ranks)
+        self._compiler = Compiler(gpu, Path(order.code), self._throttle)
+
+    def install(self) -> None:
+        """Install groups, compiler, packages and tools, and wait until this rank may work."""
+        self._distributed.install()
+        self._compiler.install()
+        install_nvidia_smi(self._gpu.model, self._gpu.count, self._folder / f"bin_{self._rank}")
+        sys.meta_path.insert(0, PackageFinder(self._gpu))
+        self._throttle.take()
+
+    @property
+    def has_guessed(self) -> bool:
+        """Whether objects of ranks that do not run were taken to be those of this rank."""
+        return self._exchange.has_guessed
+
+    def observed(self) -> dict[str, Any]:
+        """What the device counted."""
+        return {
+            "groups": tuple(self._distributed.groups.values()),
+            "peak_memory_bytes": self._gpu.memory.most_bytes,
+            "peak_place": self._gpu.peak_place,
+            "compiled_regions": self._compiler.compiled_count,
+            "fallbacks": self._compiler.fallbacks,
+            "compile_cpu_s": self._compiler.cpu_s,
+            "pieces": tuple(self._gpu.pieces),
+        }
+
+
 def main() -> NoReturn:
     """Carry out the order that is named on the command line."""
-    _end_with(os.getppid())
+    end_with(os.getppid())
     order = read_order(Path(sys.argv[1]))
+    DTYPE_WORDS.update(order.formats)
     gpu = _make_gpu(order)
     if _fork_and_wait(lambda: _prove_device(gpu)) != 0:
         sys.exit(1)
@@ -58,20 +112,13 @@ def main() -> NoReturn:
         sys.stderr.flush()
         child = os.fork()
         if child == 0:
-            _end_with(worker)
-            sys.exit(RankRun(gpu, order, rank).run())
+            end_with(worker)
+            sys.exit(VirtualRun(gpu, order, rank).run())
         children[child] = rank
     codes = _wait(children)
-    (folder / CODES).write_bytes(orjson.dumps({str(rank): code for rank, code in codes.items()}))
+    (folder / CODES).write_text(json.dumps(codes), encoding="utf-8")
     # The interpreter has nothing to clean up, and the device must not be touched again.
     os._exit(0)
-
-
-def _end_with(parent: int) -> None:
-    """Have the system end this process when *parent* ends, even if it is killed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _make_gpu(order: WorkerOrder) -> VirtualGpu:

@@ -17,6 +17,7 @@ from perfmodel.base.writing import printable_lines, write_json
 from perfmodel.cli.commands import command, command_group
 from perfmodel.cli.options import MeasuredCollectives, Outputs, argument
 from perfmodel.extensions.measurements.commands.validate import Limit, QuietRun, show_scores
+from perfmodel.prediction.scenario import CalibrationFiles
 
 if TYPE_CHECKING:
     from perfmodel.api.details import KernelKind
@@ -201,6 +202,44 @@ def collectives(question: CollectiveFit, files: JsonOnly, run: QuietRun) -> None
             "calibrate collectives: nothing to do. Give --out FILE to write the constants, "
             "or --cross-validate or --leave-out to check a fit."
         )
+
+
+RUNS_EPILOG = """\b
+Examples:
+  perfmodel calibrate runs my_runs.csv --out my_cluster.yaml
+  perfmodel search llama3_70b --topology dgx_h100 --hosts 16 --calibration my_cluster.yaml
+  perfmodel predict llama3_8b --topology dgx_h100 --measured 5.2s --anchor-out one.yaml
+  perfmodel calibrate runs my_runs.csv one.yaml --out my_cluster.yaml
+\b
+Columns are those of `perfmodel validate runs --columns`.
+"""
+
+
+@dataclass(frozen=True)
+class RunFit:
+    """Measured runs to learn from."""
+
+    tables: Annotated[tuple[str, ...], argument("TABLE...", "Measured runs (CSV), or anchors.")]
+    out: Annotated[
+        str, Option(name="--out,-o", metavar="FILE", help="Write what they say here (YAML).")
+    ]
+    calibration: CalibrationFiles = ()
+
+
+@command(calibrate, epilog=RUNS_EPILOG)
+def runs(question: RunFit, files: JsonOnly, run: QuietRun) -> None:
+    """Learn from measured runs what they say of other runs on the same GPUs."""
+    with run.open() as where:
+        fit = api.calibrate_runs(
+            question.tables,
+            question.out,
+            calibration=question.calibration,
+            is_strict=files.is_strict,
+            on_phase=where["on_phase"],
+        )
+    count = f"{fit.sets} run{'s' * (fit.sets > 1)}"
+    use = f"Wrote {count} to {question.out}. Use it: --calibration {question.out}"
+    _show_written(files, replace(fit, lines=(*fit.lines, use)), question.out)
 
 
 @command(calibrate)

@@ -1,0 +1,170 @@
+"""Operators: what torch calls on the device, around torch's own kernels.
+
+Every kernel at the CUDA key is replaced by one that calls it and then describes the call, if the
+driver was asked for a launch meanwhile. Kernels that are called by kernels belong to the first.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library, get_kernel
+
+from perfmodel.extensions.emulation.device.descriptions import (
+    Args,
+    Kwargs,
+    checksum_of,
+    describe_call,
+    describe_kernel,
+    describe_settings,
+    script_line,
+    tensors_in,
+)
+from perfmodel.extensions.emulation.device.recorder import Recorder
+from perfmodel.extensions.emulation.driver.groups import Groups
+from perfmodel.extensions.emulation.driver.values import MOST_VALUES, ValueKernel, same_bytes
+
+_MADE_OF_OTHERS = (
+    "copy_", "convolution", "convolution_backward", "embedding", "embedding_dense_backward",
+)  # fmt: skip
+"""Operators without a CUDA kernel of their own that are kernels on a GPU."""
+_WITHOUT_WORK = ("aten.empty", "aten.set_", "aten.resize_", "aten.record_stream")
+Kernel = Callable[..., Any]
+
+
+class Operators:
+    """Describes the calls of one process; *peak_place* is the line that reached the most memory."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        groups: Groups,
+        release: tuple[int, ...],
+        capability: tuple[int, int],
+    ) -> None:
+        self.peak_place = "a line that runs before the recorded iterations"
+        self._recorder, self._groups = recorder, groups
+        self._facts = (release, capability)
+        self._most_bytes = 0
+        self._kept: list[Library] = []
+
+    def install(self) -> None:
+        """Replace all kernels that the device has."""
+        made: Any = Library
+        libraries = {name: made(name, "IMPL") for name in ("aten", "c10d")}
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for full in torch._C._dispatch_get_all_op_names():
+                space, _, name = full.partition("::")
+                if space in libraries and (name in _MADE_OF_OTHERS or has_kernel(full, "CUDA")):
+                    kernel = self._kernel_of(space, name)
+                    libraries[space].impl(name, kernel, "CUDA", with_keyset=True)
+        # Kernels live as long as their libraries.
+        self._kept += libraries.values()
+
+    def _kernel_of(self, space: str, name: str) -> Kernel:
+        base, _, overload = name.partition(".")
+        op = getattr(getattr(getattr(torch.ops, space), base), overload or "default")
+        kernel = get_kernel(op, "CUDA").call_boxed
+        if space == "c10d":
+            return partial(self._groups.call, base, kernel)
+        schemas = op._schema.arguments
+        places = [place for place, one in enumerate(schemas) if str(one.type) == "Tensor"]
+        return partial(self._call, op, ValueKernel.around(name, op, kernel), places)
+
+    def _call(
+        self, op: Any, kernel: Kernel, places: list[int], keys: Any, *given: Any, **kwargs: Any
+    ) -> Any:
+        recorder, args = self._recorder, list(given)
+        for place in places:
+            # torch hands over the plain number that a tensor was made of.
+            if place < len(args) and isinstance(args[place], int | float | complex):
+                args[place] = torch.tensor(args[place])
+        thread: Any = recorder.state()
+        if thread.is_inside:
+            return kernel(keys, *args, **kwargs)
+        recorder.check_running()
+        recorder.flush()
+        before = thread.launches
+        if before != thread.seen:
+            self._tell_unknown(thread)
+        thread.is_inside = True
+        try:
+            result = kernel(keys, *args, **kwargs)
+        finally:
+            thread.is_inside = False
+            thread.seen = thread.launches
+        if thread.seen != before:
+            kind = self._kind(op, tuple(args), kwargs, result) if recorder.is_on else 0
+            recorder.launch(kind, thread.device)
+        elif recorder.is_on and _returns_argument(op, is_written=False):
+            recorder.note(recorder.intern_kind({"operator": str(op)}))
+        return result
+
+    def _kind(self, op: Any, args: Args, kwargs: Kwargs, result: Any) -> int:
+        name = str(op)
+        self._watch_peak()
+        if name == "aten.copy_.default":
+            words = _describe_copy(args[0], args[1])
+        elif name == "aten._local_scalar_dense.default":
+            words = describe_kernel("device_to_host", inputs=[args[0]], outputs=[], pinned=False)
+        else:
+            made = [] if _returns_argument(op, is_written=True) else tensors_in(result)
+            words = describe_call(op, args, kwargs, made)
+            words |= describe_settings(name, args, *self._facts)
+            if "embedding" in name and (seen := _rows_seen(op, args)) is not None:
+                words["observed"] = seen
+        return self._recorder.intern_kind(words)
+
+    def _watch_peak(self) -> None:
+        most = torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["peak"]
+        if most > self._most_bytes:
+            if self._most_bytes:
+                self.peak_place = script_line()
+            self._most_bytes = most
+
+    def _tell_unknown(self, thread: Any) -> None:
+        """Name a kernel that was launched outside of any operator."""
+        if self._recorder.is_on:
+            self._recorder.placeholders[f"launches of {thread.kernel}, which are not priced"] += 1
+        thread.seen = thread.launches
+
+
+def _describe_copy(target: Tensor, source: Tensor) -> dict[str, Any]:
+    if not target.is_cuda:
+        is_pinned = target.is_pinned()
+        return describe_kernel("device_to_host", inputs=[source], outputs=[], pinned=is_pinned)
+    if source.is_cuda:
+        return describe_kernel("copy", inputs=[source], outputs=[target])
+    return describe_kernel(
+        "host_to_device",
+        inputs=[source],
+        outputs=[target],
+        pinned=source.is_pinned(),
+        checksum=checksum_of(source.detach()),
+    )
+
+
+def _rows_seen(op: Any, args: Args) -> dict[str, Any] | None:
+    """How many rows the indices of a lookup name how often; None of those that are not known."""
+    place = [one.name for one in op._schema.arguments].index("indices")
+    indices = args[place]
+    if not 0 < indices.numel() <= MOST_VALUES:
+        return None
+    values: Any = same_bytes(indices)
+    _, counts = values.unique(return_counts=True)
+    times, rows = counts.unique(return_counts=True)
+    return {"times": times.tolist(), "rows_seen": rows.tolist()}
+
+
+def _returns_argument(op: Any, *, is_written: bool) -> bool:
+    """Whether *op* returns one of its arguments, which it has changed, or a view of it."""
+    returns = op._schema.returns
+    alias = returns[0].alias_info if returns else None
+    return alias is not None and alias.is_write == is_written
