@@ -40,7 +40,7 @@ from perfmodel.workloads.reduction import GradientReduction, reduces_once
 REDUCTION_SLOT = 1
 
 
-class RankWriter:
+class DlrmRankWriter:
     """Writes the program of the ranks of *run* that hold *part*."""
 
     def __init__(self, program: ProgramBuilder, run: DlrmRun, part: SparsePart) -> None:

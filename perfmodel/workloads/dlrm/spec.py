@@ -25,7 +25,7 @@ from embeddings.table import (
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.fields import LayerCount, Number, NumberFormat, Size, Switch, Width, Words
-from perfmodel.workloads.fields import Section, Workload
+from perfmodel.workloads.fields import SpecSection, Workload
 
 Widths = Annotated[tuple[Width, ...], Field(min_length=1, max_length=MOST_TABLES)]
 Row = Annotated[int, Field(strict=True, ge=1, le=MOST_ROWS)]
@@ -52,7 +52,7 @@ class Interaction(Enum):
 _SKIPPING = (Interaction.WIDE_DEEP, Interaction.DEEP_FM)
 
 
-class CrossSection(Section):
+class CrossSection(SpecSection):
     """Low-rank cross layers: x <- x0 * (V (U x) + b) + x, with U of *rank* rows."""
 
     layers: LayerCount = 3
@@ -66,7 +66,7 @@ _PER_TABLE = (
 """Keys that are one value for all tables, or one per table."""
 
 
-class SequenceSection(Section):
+class SequenceSection(SpecSection):
     """HSTU layers over *length* tokens of *width* numbers per sample, on average.
 
     Looked-up vectors become tokens through two layers with *encoder_width* numbers between them; 0
@@ -85,7 +85,7 @@ class SequenceSection(Section):
     targets: Width = 1
 
 
-class EmbeddingSection(Section):
+class EmbeddingSection(SpecSection):
     """The tables. A single *width* or *pooling_factors* applies to all of them.
 
     *zipf_exponents* say how skewed the indices of each table are; 0 is uniform,
@@ -212,7 +212,7 @@ def _distribution(
     return Zipf(exponent, max(1, round(pooling)) if section.fixed_bags else 1, occurring)
 
 
-class ShardingSection(Section):
+class ShardingSection(SpecSection):
     """How tables are placed when no plan is given.
 
     *sharder* is one of those that `rank` knows, by name. The balanced one copies
@@ -235,7 +235,7 @@ class ShardingSection(Section):
         return self
 
 
-class DenseSection(Section):
+class DenseSection(SpecSection):
     """The dense part: two stacks of fully connected layers and what stands between them.
 
     *bottom_mlp* may be empty; the features then go to the interaction as they are.
@@ -249,7 +249,7 @@ class DenseSection(Section):
     sequence: SequenceSection = SequenceSection()
 
 
-class DlrmTraining(Section):
+class DlrmTraining(SpecSection):
     """How the model is trained. *optimizer* is that of the dense part.
 
     With *distribute_ahead* the indices of the next batch travel while this one is worked on. What
