@@ -78,7 +78,12 @@ def read_benchmark(
         (("table", of["unweighted"]), ("weighted_table", of["weighted"]))
     ):
         tables += [
-            (f"{prefix}_{number}", max(number + 1, 100) * of["rows"] // 100, of["width"], of["dtype"])
+            (
+                f"{prefix}_{number}",
+                max(number + 1, 100) * of["rows"] // 100,
+                of["width"],
+                of["dtype"],
+            )
             for number in range(count)
         ]
         further = lists[place] if place < len(lists) else ()
