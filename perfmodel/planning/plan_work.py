@@ -46,6 +46,11 @@ class Straggler:
     waited_ns: float
     tables: tuple[str, ...]
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether others wait for it at all."""
+        return self.waited_ns >= 1
+
 
 _FAMILIES = {
     PlanBound.LOOKUP: (EMBEDDING_FAMILY,),

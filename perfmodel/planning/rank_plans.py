@@ -54,7 +54,8 @@ def rank_plans(
     if not made.plans:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in made.refused)
         raise PlanError(f"rank: no plan could be made. {reasons}")
-    return order_plans(loaded.evaluator, question, made, executor=executor, on_phase=on_phase)
+    ranking = order_plans(loaded.evaluator, question, made, executor=executor, on_phase=on_phase)
+    return replace(ranking, facts=(*ranking.facts, *loaded.facts))
 
 
 def order_plans(
