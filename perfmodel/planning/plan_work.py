@@ -176,6 +176,13 @@ def find_gains(priced: PricedJob, mode: Mode) -> dict[PlanBound, float]:
     return {bound: float(times[0] - one) for bound, one in zip(_FAMILIES, times[1:], strict=True)}
 
 
+def difference(first: PlanWork, second: PlanWork) -> float:
+    """How unlike two plans are: what differs in parts and busiest lookups, over an iteration."""
+    unlike_ns = sum(abs(second.parts_ns[name] - own) for name, own in first.parts_ns.items())
+    unlike_ns += abs(second.lookup.amount - first.lookup.amount)
+    return 2 * unlike_ns / (first.iteration_ns + second.iteration_ns)
+
+
 def compare_works(first: PlanWork, second: PlanWork) -> tuple[str, ...]:
     """Sentences that say why *first* is faster than *second*, or is not."""
     apart_ns = second.iteration_ns - first.iteration_ns
