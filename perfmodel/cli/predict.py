@@ -13,7 +13,7 @@ from perfmodel.base.extensions import load_extension
 from perfmodel.base.options import Option, options_of
 from perfmodel.base.units import parse_duration_ns
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import Outputs, Run, argument
+from perfmodel.cli.options import Outputs, RunOptions, argument
 from perfmodel.prediction.scenario import JobScenario, RunQuestion, Scenario
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def predict(
         str | None, Option(metavar="FILE", help="Write what --measured says as a calibration.")
     ] = None,
     whole: RunQuestion,
-    run: Run,
+    run: RunOptions,
     files: Annotated[
         Outputs,
         "json_file",
@@ -203,7 +203,7 @@ def compare(
     ] = None,
     asked: Annotated[dict[str, Any], Scenario, "overrides", "calibration", "faults"],
     whole: RunQuestion,
-    run: Run,
+    run: RunOptions,
     outputs: Annotated[Outputs, "json_file", "csv_file", "report_file", "is_strict"],
 ) -> None:
     """Compare scenarios: time, throughput, memory, what bounds them."""

@@ -56,7 +56,7 @@ def check_machine(machine: Topology, costs: Iterable[CollectiveCost] = ()) -> Ca
     priced = tuple(costs)
     _check_finite([one.duration_ns for one in priced], machine.name)
     wires = [("wire", one.wire_ns / max(one.duration_ns, 1.0)) for one in priced]
-    nouns = [machine, machine.device, machine.device.host_link, machine.fabric, *machine.links]
+    nouns = [machine, *_parts(machine.device), machine.fabric, *machine.links]
     found = (*beyond([max(wires, default=("wire", 0.0))], machine.name), *_beyond_pcie(machine))
     # Links that are alike are one warning.
     found += (*dict.fromkeys(_outside(machine.name, nouns)),)
@@ -65,7 +65,7 @@ def check_machine(machine: Topology, costs: Iterable[CollectiveCost] = ()) -> Ca
 
 def check_op(op: Any, device: Device, duration_ns: float) -> Cautions:
     """What is implausible of a kernel that takes so long, and of its *device*."""
-    found = _outside(device.name, [device])
+    found = _outside(device.name, _parts(device))
     return Cautions((*beyond(ratios_of(op, device, duration_ns), device.name), *found))
 
 
@@ -131,6 +131,10 @@ def _outside(where: str, nouns: Iterable[Any]) -> Iterator[Warned]:
                 if amount is not None and not low <= amount <= high:
                     said = name.replace("_", " ").replace("/", " per ")
                     yield Warned(f"implausible {said}", where, amount, min(max(amount, low), high))
+
+
+def _parts(device: Device) -> tuple[Any, ...]:
+    return device, device.host_link, device.multiprocessors
 
 
 def _divisor(noun: Any, name: str) -> float:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perfmodel.prediction.loops import Loop
 
 
-class Score(Protocol):
+class ReplayScore(Protocol):
     """How well a recording replays itself."""
 
     @property
@@ -57,7 +57,7 @@ class Recording(Protocol):
     """What a recording knows of its tasks, also after they were changed."""
 
     @property
-    def score(self) -> Score | None:
+    def score(self) -> ReplayScore | None:
         """How well it replays itself."""
 
     @property

@@ -28,8 +28,9 @@ import yaml
 from perfmodel.cli import main
 from tests.extensions.formats.machines.test_smi_matrix import SWITCHED
 
-OWN = ("run", "perfmodel_version", "scenario", "warnings", "unknown_keys", "assumptions", "lines")
-"""Keys of an answer that say how it was found, or something about it."""
+OWN = ("run", "perfmodel_version", "scenario", "warnings", "unknown_keys", "assumptions", "lines",
+       "row")  # fmt: skip
+"""Keys of an answer that say how it was found, or something about it, or name a row."""
 FACTORS = (-1, 0, 1000, 0.001, float("nan"), float("inf"))
 RETYPED = ("soon", "8", 8.5, True, [1], {"a": 1}, "", "-5", "64mb", "0x10", 10**20)
 

@@ -104,3 +104,15 @@ def test_a_machine_file_beyond_physics_answers_with_a_warning_and_not_under_stri
     code, said = ask("--strict")
     assert code == 1
     assert "--strict" in said.err
+
+
+def test_a_narrower_format_that_is_slower_and_a_copy_beyond_its_wire_are_implausible():
+    device, machine = load_device("h100_sxm"), load_topology("dgx_h100")
+    # FP8 at a tenth of 1,979 TFLOP/s, below BF16 at 989.
+    slow = replace(device, peak_flops={**device.peak_flops, DType.FP8: 197.9e12})
+    [warned] = check_op(GEMM, slow, 1.2e6).warnings
+    assert (warned.rule, round(warned.found, 2)) == ("implausible format gains", 0.2)
+    link = replace(device.host_link, effective_bytes_per_s=128e9)
+    [warned] = check_machine(replace(machine, device=replace(device, host_link=link))).warnings
+    # 128 GB/s of copies over a wire of 64 GB/s.
+    assert (warned.rule, round(warned.found, 1)) == ("implausible efficiency", 2.0)

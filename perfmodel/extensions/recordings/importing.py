@@ -18,7 +18,7 @@ import numpy as np
 from perfmodel.base.errors import TraceError
 from perfmodel.base.faults import FaultList
 from perfmodel.engine.settle import Round
-from perfmodel.extensions.recordings.collective_calls import CollectiveCall, find_collective_calls
+from perfmodel.extensions.recordings.collective_calls import CollectiveKernel, find_collective_calls
 from perfmodel.extensions.recordings.hold_back import ready_ns_of
 from perfmodel.extensions.recordings.host_chain import build_host_chain, with_unshared_allocations
 from perfmodel.extensions.recordings.import_report import (
@@ -186,8 +186,8 @@ def _offsets_ns(views: Sequence[RankView], groups: Sequence[MatchedGroup]) -> li
 def _with_shared_sizes(
     views: Sequence[RankView],
     groups: Sequence[MatchedGroup],
-    calls: Sequence[Sequence[CollectiveCall]],
-) -> tuple[tuple[MatchedGroup, ...], list[tuple[CollectiveCall, ...]]]:
+    calls: Sequence[Sequence[CollectiveKernel]],
+) -> tuple[tuple[MatchedGroup, ...], list[tuple[CollectiveKernel, ...]]]:
     """*groups* and *calls* in which all members of a rendezvous describe it as the first does.
 
     A collective of unknown size has the size that fits its time.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.extensions.recordings.call_paths import modules_of_calls, ranges_of_calls
-from perfmodel.extensions.recordings.collective_calls import CollectiveCall
+from perfmodel.extensions.recordings.collective_calls import CollectiveKernel
 from perfmodel.extensions.recordings.hold_back import (
     HoldRule,
     can_be_held,
@@ -84,7 +84,7 @@ class RankFindings:
     view: RankView
     chain: HostChain
     edges: tuple[Edge, ...]
-    collectives: tuple[CollectiveCall, ...]
+    collectives: tuple[CollectiveKernel, ...]
     members: dict[int, Member] = field(default_factory=dict)
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     executed: Mapping[int, OperatorCall] = field(default_factory=dict)

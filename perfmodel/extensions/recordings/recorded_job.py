@@ -48,7 +48,7 @@ def deps_of(program: Program, task: int) -> slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ReplayedLength:
     """A recorded length and the replayed one."""
 
     __pydantic_config__ = _ONLY_KNOWN_KEYS
@@ -100,8 +100,8 @@ class SelfReplay:
 
     __pydantic_config__ = _ONLY_KNOWN_KEYS
 
-    periods: tuple[Compared, ...]
-    ranks: tuple[Compared, ...]
+    periods: tuple[ReplayedLength, ...]
+    ranks: tuple[ReplayedLength, ...]
     host_path_ratio: float
     rounds: int
     unsettled: int
@@ -112,14 +112,14 @@ class SelfReplay:
     noise_ratio: float = 0.0
 
     @property
-    def iteration(self) -> Compared:
+    def iteration(self) -> ReplayedLength:
         """The time per step, or the span of the slowest rank if there is no period."""
         recorded = [part.recorded_ns for part in self.periods or self.ranks]
         replayed = [part.replayed_ns for part in self.periods or self.ranks]
         if self.periods:
             lengths = (cycle_period_ns(of, self.cycle, chosen=True) for of in (recorded, replayed))
-            return Compared("iteration", *lengths)
-        return Compared("iteration", max(recorded), max(replayed))
+            return ReplayedLength("iteration", *lengths)
+        return ReplayedLength("iteration", max(recorded), max(replayed))
 
     @property
     def error_pct(self) -> float:

@@ -43,7 +43,7 @@ from perfmodel.graph.storage import (
 from perfmodel.graph.stored_programs import read_columns, values_of, write_columns
 from traces.chakra import SCHEMA_VERSION, ChakraKind, ChakraOperation, ChakraTrace, write_chakra
 
-_FOLDER_VERSION = 3
+_FOLDER_VERSION = 4
 _COLUMNS_FILE = "recording.parquet"
 _COLUMNS = ("recorded_start_ns", "recorded_end_ns", "can_be_held", "excess_ns")
 _REPORT, _SCORE = TypeAdapter(ImportReport), TypeAdapter(SelfReplay | None)

@@ -71,7 +71,7 @@ _CAUSES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AdvisedChange:
     """What the what-if about a *cause* saves, with an interval; *evidence* of its recipe."""
 
     cause: Cause
@@ -87,7 +87,7 @@ class Advice(Shown):
     SHOWN_BY: ClassVar[str] = "perfmodel.extensions.whatif.advising"
 
     before: Prediction
-    steps: tuple[Step, ...]
+    steps: tuple[AdvisedChange, ...]
 
 
 def advise(question: Question, executor: Executor, topology: str | None = None) -> Advice:
@@ -119,10 +119,12 @@ def advise(question: Question, executor: Executor, topology: str | None = None) 
         ends = [round(gains_ns[0] * low), round(gains_ns[0] * high), *gains_ns]
         if gains_ns[0] >= LEAST_GAIN * now_ns:
             evidence = load_recipes()[wish.name].evidence
-            found.append(Step(cause, gains_ns[0], Interval(min(ends), max(ends)), evidence))
+            found.append(
+                AdvisedChange(cause, gains_ns[0], Interval(min(ends), max(ends)), evidence)
+            )
     most_ns = max((one.gain_ns for one in found if not one.cause.is_general), default=0)
 
-    def rank(step: Step) -> tuple[bool, int]:
+    def rank(step: AdvisedChange) -> tuple[bool, int]:
         is_after = step.cause.is_general and most_ns >= _AS_MUCH * step.gain_ns
         return is_after, -step.gain_ns
 

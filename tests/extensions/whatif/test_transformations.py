@@ -17,7 +17,7 @@ from perfmodel.base.errors import GraphError, ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.extensions.whatif import apply_all, parse_transformation
 from perfmodel.extensions.whatif.durations import enlarge
-from perfmodel.extensions.whatif.patterns import Pattern
+from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.selection import LaneWord, Selection
 from perfmodel.extensions.whatif.transformation import apply_one
 from perfmodel.graph.job import Origin, with_own_origins
@@ -56,7 +56,7 @@ def test_tasks_are_chosen_by_where_their_name_stands(pattern, tasks):
         )
 
     named = replace(job, origins=tuple(placed(origin) for origin in job.origins))
-    mask = Selection(Pattern(pattern), LaneWord.DEVICE).mask(named, named.programs[0])
+    mask = Selection(LabelPattern(pattern), LaneWord.DEVICE).mask(named, named.programs[0])
 
     assert np.count_nonzero(mask) == tasks
 

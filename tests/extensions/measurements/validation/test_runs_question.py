@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from perfmodel.base.errors import WorkloadError
 from perfmodel.extensions.measurements.validation.runs_question import build_machine, count_joined
 from perfmodel.extensions.measurements.validation.runs_table import load_runs
 from tests.extensions.measurements.validation.test_runs import DLRM, write
@@ -52,3 +53,15 @@ def test_a_run_that_states_only_its_gpu_gets_a_machine_that_has_it(tmp_path):
     assert f"The machine is not stated; assumed {found.topology.name}, the largest" in " ".join(
         said
     )
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"device": "h100_sxm"}, "of a100_pcie must be of a100_pcie_80gb's generation"),
+        ({"n_gpus": "12", "n_nodes": "2", "gpus_per_node": "4"}, "2 hosts of 4 GPUs must have"),
+    ],
+)
+def test_a_row_that_contradicts_itself_is_refused(tmp_path, stated, words):
+    with pytest.raises(WorkloadError, match=words):
+        machine_of(tmp_path, **stated)
