@@ -37,7 +37,9 @@ def main() -> None:
     results = {}
     for axis, name in zip(np.atleast_1d(axes), names, strict=True):
         job = load_recorded_job(MEASURED / "recordings" / name)
-        held = replay_held(job.graph, job.durations(), HoldRule(hold_ratios(job.graph), job.can_be_held))
+        held = replay_held(
+            job.graph, job.durations(), HoldRule(hold_ratios(job.graph), job.can_be_held)
+        )
         document = compare(job, held).document()
         results[name] = {key: document[key] for key in KEPT} | {
             "period_errors_pct": [period["error_pct"] for period in document["periods"]]

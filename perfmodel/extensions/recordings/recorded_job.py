@@ -280,10 +280,10 @@ class Unprofiled:
 class RecordedJob:
     """A job graph made from traces.
 
-    *can_be_held* says which tasks kernels of other streams can hold back. *step_ends* has the tasks of every step end: the step ended when the last
-    of them did. *excess_ns* is how much less host tasks take without the profiler, and where they
-    do not wait for room in the launch queue. *score* and *unprofiled* are None until the job was
-    replayed.
+    *can_be_held* says which tasks kernels of other streams can hold back. *step_ends* has the tasks
+    of every step end: the step ended when the last of them did. *excess_ns* is how much less host
+    tasks take without the profiler, and where they do not wait for room in the launch queue.
+    *score* and *unprofiled* are None until the job was replayed.
     """
 
     graph: JobGraph

@@ -16,7 +16,12 @@ from perfmodel.base.units import format_duration
 from perfmodel.engine.reasons import Window
 from perfmodel.engine.replay import Replayer
 from perfmodel.engine.settle import Rules
-from perfmodel.extensions.recordings.hold_back import HoldRule, KnownEffects, hold_ratios, recorded_rules
+from perfmodel.extensions.recordings.hold_back import (
+    HoldRule,
+    KnownEffects,
+    hold_ratios,
+    recorded_rules,
+)
 from perfmodel.extensions.recordings.recorded_job import (
     RecordedJob,
     SelfReplay,

@@ -36,7 +36,9 @@ def self_replay(job: RecordedJob) -> SelfReplay:
 
 def replay_as_recorded(job: RecordedJob) -> Round:
     """*job* with its own durations."""
-    return replay_held(job.graph, job.durations(), HoldRule(hold_ratios(job.graph), job.can_be_held))
+    return replay_held(
+        job.graph, job.durations(), HoldRule(hold_ratios(job.graph), job.can_be_held)
+    )
 
 
 def with_score(job: RecordedJob) -> RecordedJob:

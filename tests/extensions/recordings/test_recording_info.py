@@ -102,9 +102,7 @@ def test_a_recording_begins_with_the_first_task_of_every_rank():
     ranks: Any = (None, None)
     report = ImportReport(ranks, rendezvous=0, steps=1, recorded_starts={})
     column = np.zeros(10, dtype=np.int64)
-    recorded = RecordedJob(
-        build_job(), column, column, column == 1, (column[:1],), report, column
-    )
+    recorded = RecordedJob(build_job(), column, column, column == 1, (column[:1],), report, column)
     found = describe_recording(recorded)
     assert found.window_starts.tolist() == [0, 5]
     assert found.profiled.programs[1].origin.tolist() == [5, 6, 7, 8, 9]
