@@ -76,6 +76,8 @@ class DlrmRankWriter:
         writer, layers = self._writer, dense_layers(self._spec)
         self._feed()
         self._forward()
+        if self._spec.training.forward_only:
+            return writer.finish(reads_loss=self._spec.sync_each_iteration)
         self._loss()
         if not self._part.bottom_samples:
             layers = layers[len(bottom_layers(self._spec)) :]

@@ -206,12 +206,12 @@ def collectives(question: CollectiveFit, files: JsonOnly, run: QuietRun) -> None
 
 RUNS_EPILOG = """\b
 Examples:
-  perfmodel calibrate runs my_runs.csv --out my_cluster.yaml
-  perfmodel search llama3_70b --topology dgx_h100 --hosts 16 --calibration my_cluster.yaml
+  perfmodel calibrate runs my_runs.csv --out my_anchors.yaml
+  perfmodel search llama3_70b --topology dgx_h100 --hosts 16 --calibration my_anchors.yaml
   perfmodel predict llama3_8b --topology dgx_h100 --measured 5.2s --anchor-out one.yaml
-  perfmodel calibrate runs my_runs.csv one.yaml --out my_cluster.yaml
+  perfmodel calibrate runs my_runs.csv one.yaml --out my_anchors.yaml
 \b
-Columns are those of `perfmodel validate runs --columns`.
+Columns are those of `perfmodel schema runs`.
 """
 
 
