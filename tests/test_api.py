@@ -101,7 +101,9 @@ def test_the_door_opens_without_what_is_heavy():
 
 def test_all_names_are_there_without_torch():
     program = "import sys; sys.modules['torch'] = None; from perfmodel.api import *; print(predict)"
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
 
     assert "function predict" in shown.stdout, shown.stderr
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import torch
 from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
-from perfmodel.extensions.measurements.calibration.measure import FamilyError, MeasuredMachine
+from perfmodel.extensions.measurements.calibration.measure import MeasuredMachine
 from perfmodel.extensions.measurements.calibration.measure.clock import stopwatch_for
 from perfmodel.extensions.measurements.calibration.measure.collectives import (
     BACKENDS,
