@@ -304,7 +304,6 @@ def _build(found: _Analysed) -> tuple[RecordedJob, list[RankProgram]]:
         graph=graph,
         recorded_start_ns=np.concatenate([program.start_ns for program in programs]),
         recorded_end_ns=np.concatenate([program.end_ns for program in programs]),
-        hold_ratio=np.concatenate([program.hold_ratio for program in programs]),
         can_be_held=np.concatenate([program.can_be_held for program in programs]),
         excess_ns=np.concatenate([program.excess_ns for program in programs]),
         step_ends=tuple(

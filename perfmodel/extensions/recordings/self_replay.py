@@ -14,7 +14,7 @@ import numpy as np
 from perfmodel.engine.history import History
 from perfmodel.engine.reasons import critical_path
 from perfmodel.engine.settle import Round
-from perfmodel.extensions.recordings.hold_back import HoldRule, replay_held
+from perfmodel.extensions.recordings.hold_back import HoldRule, hold_ratios, replay_held
 from perfmodel.extensions.recordings.recorded_job import (
     RecordedJob,
     ReplayedLength,
@@ -36,7 +36,9 @@ def self_replay(job: RecordedJob) -> SelfReplay:
 
 def replay_as_recorded(job: RecordedJob) -> Round:
     """*job* with its own durations."""
-    return replay_held(job.graph, job.durations(), HoldRule(job.hold_ratio, job.can_be_held))
+    return replay_held(
+        job.graph, job.durations(), HoldRule(hold_ratios(job.graph), job.can_be_held)
+    )
 
 
 def with_score(job: RecordedJob) -> RecordedJob:

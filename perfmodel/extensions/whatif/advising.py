@@ -90,8 +90,11 @@ class Advice(Shown):
     steps: tuple[AdvisedChange, ...]
 
 
-def advise(question: Question, executor: Executor) -> Advice:
-    """What to do first about the job of *question*, whose tasks state their durations."""
+def advise(question: Question, executor: Executor, topology: str | None = None) -> Advice:
+    """What to do first about the job of *question*, whose tasks state their durations.
+
+    *topology* is the machine that prices changed work, as for `whatif`.
+    """
     before = predict(question, executor=executor)
     times = replace(question.options, is_explained=False, samples=0)
     asked = replace(question, options=times)
@@ -102,7 +105,7 @@ def advise(question: Question, executor: Executor) -> Advice:
             # The format of a product that was guessed from its kernel is a guess.
             continue
         try:
-            wish = parse_transformation(cause.apply)
+            wish = parse_transformation(cause.apply, topology=topology)
             changed, _ = apply_change(asked, wish, name=cause.apply)
         except PerfModelError:
             # Not a cause: the job has no such tasks, or the change cannot be made of it.

@@ -16,9 +16,9 @@ from math import ceil
 from collectives import Collective
 from perfmodel.base.errors import GraphError
 from perfmodel.extensions.whatif.drafts import ProgramDraft, Ranks
-from perfmodel.extensions.whatif.durations import carry, collective_of
+from perfmodel.extensions.whatif.durations import collective_of
 from perfmodel.extensions.whatif.editing import Found
-from perfmodel.extensions.whatif.recosting import retime, time_ratio
+from perfmodel.extensions.whatif.recosting import carry, retime, time_ratio
 from perfmodel.graph.ops import Communication, MemoryBound, work_of
 from perfmodel.graph.program import Dependency, LaneKind, Program, read_dependencies, sources_of
 from perfmodel.prediction.saved_jobs import PricingMachine
