@@ -76,9 +76,7 @@ def scale_to_recording(
     )
 
 
-def _scaled(
-    stack: SoftwareStack, generation: str, ratios: Mapping[str, float]
-) -> SoftwareStack:
+def _scaled(stack: SoftwareStack, generation: str, ratios: Mapping[str, float]) -> SoftwareStack:
     changed = {
         name: {generation: stack.time_ratio(name, generation) * ratios.get(family, 1.0)}
         for family in ratios

@@ -8,16 +8,17 @@ from perfmodel.api import RankQuestion, rank
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.extensions.recordings.storage import save_recorded_job
 
-MODEL = """
+ROWS = ", ".join(["1024"] * 64)
+MODEL = f"""
 name: recorded
 family: dlrm
 description: 64 tables of 1024 x 1024, one lookup each, as the README of the recording says
 source: the recording
 stack: torchrec
 batch: 16384
-dense: {features: 1024, bottom_mlp: [2049, 2049, 2049, 2049, 2049, 2049, 1024], top_mlp: [512, 1]}
-embedding: {rows: [%s], width: 1024, optimizer: rowwise_adagrad}
-""" % ", ".join(["1024"] * 64)
+dense: {{features: 1024, bottom_mlp: [2049, 2049, 2049, 2049, 2049, 2049, 1024], top_mlp: [512, 1]}}
+embedding: {{rows: [{ROWS}], width: 1024, optimizer: rowwise_adagrad}}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def test_a_run_of_another_model_is_refused(folder):
     ran = folder / "small.json"
     batch = ("batch=256",)
     ranked(folder, sharders=("naive",), overrides=batch).save_plan(ran)
-    with pytest.raises(PlanError, match="is not a run of plan 'small': its .* take"):
+    with pytest.raises(PlanError, match=r"is not a run of plan 'small': its .* take"):
         ranked(folder, plan_files=(str(ran),), job=str(folder / "job"), overrides=batch)
     with pytest.raises(ScenarioError, match=r"is a run of a plan. Give it with --plan"):
         ranked(folder, job=str(folder / "job"))
