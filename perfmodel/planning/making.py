@@ -18,7 +18,7 @@ from embeddings.sharding_task import ShardingTask, find_broken
 from perfmodel.base.errors import PlanError
 from perfmodel.execution.executor import Executor
 from perfmodel.planning.question import RankQuestion, to_scenario
-from perfmodel.planning.recorded import scale_to_recording
+from perfmodel.planning.recorded import RecordedRates, scale_to_recording
 from perfmodel.planning.search import PlanSearch, SearchOutcome
 from perfmodel.prediction.phases import OnPhase
 from perfmodel.prediction.plans.default_plan import build_task, place_tables, spec_of_tables
@@ -51,7 +51,7 @@ def load_task(question: RankQuestion) -> RankTask:
             f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "
             "the dense part and its buffers need it all. Use a smaller batch or more ranks."
         )
-    stack, facts = loaded.stack, ()
+    stack, facts = RecordedRates(loaded.stack, ())
     if question.job is not None:
         ran = _load_plan(question.plan_files[0], task)
         stack, facts = scale_to_recording(question.job, spec, cluster, stack, ran)
