@@ -99,6 +99,15 @@ def test_the_door_opens_without_what_is_heavy():
     assert shown.stdout.strip() == "set()"
 
 
+def test_all_names_are_there_without_torch():
+    program = "import sys; sys.modules['torch'] = None; from perfmodel.api import *; print(predict)"
+    shown = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert "function predict" in shown.stdout, shown.stderr
+
+
 def test_own_measurements_become_a_calibration_of_a_scenario(tmp_path):
     table, out = tmp_path / "calls.csv", tmp_path / "my.yaml"
     rows = "".join(f"dgx_a100,2,16,all_reduce,{4**n},{100 + 4**n / 1e4}\n" for n in range(9, 15))

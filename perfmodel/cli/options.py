@@ -137,7 +137,7 @@ class Outputs:
     json_file: JsonFile = None
     trace_file: Annotated[
         Path | None,
-        Option(name="--trace-out", metavar="FILE", help="Write a timeline for Perfetto."),
+        Option(name="--trace-out", metavar="FILE", help="Write a timeline for Perfetto (or .gz)."),
     ] = None
     report_file: Annotated[
         Path | None, Option(name="--report", metavar="FILE.html", help="Write a web page.")

@@ -222,7 +222,9 @@ def compare(
             axes = _split(given, asked)
             found = api.sweep(Scenario(**asked), axes, **where)
     found = _of_whole_runs(found, whole)
-    outputs.write_comparison(found if price is None else found.priced(price))
+    # What is compared by name is ordered by the answer; a sweep over numbers keeps its order.
+    found = found if found.goes_over_numbers else found.ordered()
+    outputs.write_comparison(replace(found, price_per_gpu_hour=price))
 
 
 def _split(given: dict[str, str], asked: dict[str, Any]) -> dict[str, tuple[str, ...]]:

@@ -147,9 +147,17 @@ def _divisor(noun: Any, name: str) -> float:
 
 
 def _beyond_pcie(machine: Topology) -> Iterator[Warned]:
-    """NICs of the fabric that are faster than what joins them to their host."""
+    """NICs of the fabric that are faster than what joins them to their host, and slow NVLinks."""
+    rates = {
+        kind: [link.bandwidth_bytes_per_s for link in machine.links if link.kind is kind]
+        for kind in (LinkKind.PCIE, LinkKind.NVLINK)
+    }
     joins = [link for link in machine.links if link.kind is LinkKind.PCIE and "nic:" in link.source]
     if machine.fabric is not None and joins:
         most = max(link.bandwidth_bytes_per_s for link in joins)
         ratio = machine.fabric.nic_bandwidth_bytes_per_s / most
         yield from beyond([("wire", ratio)], f"NIC of {machine.name}")
+    if all(rates.values()):
+        gain = min(rates[LinkKind.NVLINK]) / max(rates[LinkKind.PCIE])
+        if gain < 1:
+            yield Warned("implausible NVLink over PCIe", machine.name, gain, 1)

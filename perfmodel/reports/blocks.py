@@ -325,8 +325,7 @@ class Report:
             return self
         head = self.headline or Headline(answer="", caption="")
         counted = replace(head, facts=(*cautions.count(), *head.facts))
-        words = (*map(str, cautions.warnings), *(f"unknown key {k}" for k in cautions.unknown_keys))
-        section = Section("Warnings", [Sentences(words)])
+        section = Section("Warnings", [Sentences(cautions.lines())])
         return replace(
             self, headline=counted, sections=(section, *self.sections), cautions=cautions
         )

@@ -7,12 +7,14 @@ file says so.
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 import orjson
@@ -41,7 +43,10 @@ def write_trace(
     max_tasks: int = MAX_TASKS,
     only_ranks: Sequence[int] | None = None,
 ) -> None:
-    """Write the iteration that *prediction* shows to *path*; *only_ranks* chooses them."""
+    """Write the iteration that *prediction* shows to *path*; *only_ranks* chooses them.
+
+    A name that ends in .gz is compressed; Perfetto reads both.
+    """
     evidence = prediction.evidence
     if only_ranks is None:
         ranks = choose_ranks(evidence, max_tasks=max_tasks)
@@ -51,7 +56,7 @@ def write_trace(
     note = "every class of ranks is shown"
     if len(ranks) < classes:
         note = f"{classes - len(ranks)} of {classes} classes of ranks are left out: too big"
-    with draft_of(path) as draft, draft.open("wb") as file:
+    with draft_of(path) as draft, _open(draft, is_packed=path.suffix == ".gz") as file:
         file.write(b'{"displayTimeUnit":"ns","otherData":')
         file.write(orjson.dumps({"job": evidence.job.facts.name, "shown": note}))
         file.write(b',"traceEvents":[\n')
@@ -59,6 +64,17 @@ def write_trace(
             file.write(b",\n" if number else b"")
             file.write(orjson.dumps(record))
         file.write(b"\n]}\n")
+
+
+@contextmanager
+def _open(path: Path, *, is_packed: bool) -> Iterator[IO[bytes]]:
+    with path.open("wb") as file:
+        if not is_packed:
+            yield file
+            return
+        # Without name and time of writing, so that equal answers are equal files.
+        with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+            yield cast(IO[bytes], packed)
 
 
 def find_classes(evidence: ExplainedReplay, ranks: Sequence[int]) -> tuple[int, ...]:

@@ -57,6 +57,21 @@ def test_check_praises_a_good_file(typed):
     assert "8 GPUs (h100_sxm)" in out
 
 
+def test_warnings_of_machines_and_keys_of_models_are_errors_when_asked(typed, tmp_path):
+    machine = tmp_path / "mine.yaml"
+    typed(f"init topology --out {machine}")
+    machine.write_text(machine.read_text().replace("25 GB/s", "25 TB/s"))
+    assert "implausible bandwidth" in typed(f"topology check {machine}").out
+    assert "--strict" in typed(f"topology check {machine} --strict", code=1).err
+    model = tmp_path / "config.json"
+    model.write_text(LLAMA)
+    out = tmp_path / "model.yaml"
+    said = typed(f"workload import {model} --out {out} --strict", code=1).err
+    assert "1 unknown key, without effect: surprise" in said
+    assert not out.exists()
+    assert "surprise" in typed(f"workload import {model} --out {out}").out
+
+
 BAD = {
     "unknown_key.yaml": ("name: a\ncolour: red\n", "colour (line 2): unknown key"),
     "empty.yaml": ("", "is empty; must be lines"),

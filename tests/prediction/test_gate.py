@@ -15,7 +15,7 @@ from perfmodel.base.errors import InputError, ScenarioError
 from perfmodel.cli import main
 from perfmodel.graph.ops import Gemm, MemoryBound
 from perfmodel.prediction.gate import check_machine, check_op
-from topologies import load_device, load_topology
+from topologies import LinkKind, load_device, load_topology
 from topologies.recognising import CATALOG
 
 GEMM = Gemm(8192, 8192, 8192, DType.BF16)
@@ -59,6 +59,19 @@ def test_bits_for_bytes_are_implausible_beside_the_rest_of_a_file():
     fast = replace(machine.fabric, nic_bandwidth_bytes_per_s=400e9)
     [warned] = check_machine(replace(machine, fabric=fast)).warnings
     assert (warned.rule, round(warned.found, 2)) == ("beyond the wire", 6.35)
+
+
+def test_an_nvlink_slower_than_pcie_is_implausible():
+    machine = load_topology("dgx_h100")
+    links = [
+        replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / 8)
+        if link.kind is LinkKind.NVLINK
+        else link
+        for link in machine.links
+    ]
+    # 18 x 25 Gbit/s are 56 GB/s, PCIe has 63.
+    [warned] = check_machine(replace(machine, links=tuple(links))).warnings
+    assert (warned.rule, round(warned.found, 2)) == ("implausible NVLink over PCIe", 0.89)
 
 
 def test_a_price_that_is_no_number_is_refused():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collectives.measurements import RunPlace
     from perfmodel.extensions.measurements.calibration.collective_fit import HeldOut
     from perfmodel.extensions.measurements.calibration.embedding import EmbeddingFit
-    from perfmodel.extensions.measurements.calibration.measure.machine import MeasuredMachine
+    from perfmodel.extensions.measurements.calibration.measure import MeasuredMachine
     from perfmodel.extensions.measurements.calibration.run_anchors import AnchoredRuns
     from perfmodel.extensions.measurements.validation.fits import FitBoard
     from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
