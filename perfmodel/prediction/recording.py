@@ -64,6 +64,10 @@ class Recording(Protocol):
     def profiled(self) -> JobGraph:
         """The same job as its hosts ran under the profiler."""
 
+    @property
+    def steps(self) -> int:
+        """Training steps in the job that questions are about."""
+
     def changed_to(self, profiled: JobGraph) -> Recording:
         """The same recording after a change of its *profiled* job."""
 

@@ -58,6 +58,11 @@ class RecordingInfo:
     unprofiled: Unprofiled | None = None
     cycle: int = 1
 
+    @property
+    def steps(self) -> int:
+        """Training steps in the steady job."""
+        return self.steady.steps
+
     def rules(self, job: JobGraph) -> Rules:
         """What overlapping tasks of *job* cost each other: the same as before, if nothing moved."""
         if self._is_only_retimed(job):
