@@ -83,8 +83,8 @@ def load_benchmark(path: Path, device: Device) -> tuple[EmbeddingCase, ...]:
     if not found:
         raise MeasurementError(
             f"{path}: has no line of FBGEMM's benchmark such as `Forward, B: 512, E: 100000, "
-            "T: 32, D: 128, L: 20, W: False, BW: ... GB/s, T: ...us`. Give what its commands device "
-            "or device-with-speclist print."
+            "T: 32, D: 128, L: 20, W: False, BW: ... GB/s, T: ...us`. Give what its command "
+            "device or device-with-speclist prints."
         )
     return tuple(found.values())
 
