@@ -85,6 +85,15 @@ def choose_rows(table: KernelTable, choice: Choice) -> KernelTable:
         for one in table.kernels
         if one.device in list_devices() and one.op.dtype.value in choice.dtypes
     )
+    if choice.kind == "experts":
+        # A time that several numbers of tokens share was measured with one of them.
+        sizes: dict[tuple[str, str, float], set[int]] = {}
+        for one in kept:
+            key = one.device, one.op.variant, one.measured_ns
+            sizes.setdefault(key, set()).add(one.op.tokens)
+        kept = tuple(
+            one for one in kept if len(sizes[one.device, one.op.variant, one.measured_ns]) == 1
+        )
     return KernelTable(kept, table.unsupported)
 
 
