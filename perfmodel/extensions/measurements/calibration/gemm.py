@@ -314,7 +314,9 @@ def tiny_k_ns(shapes: GemmShapes, measured: Matrix) -> float:
     return max(0.0, float(np.quantile(beyond_floor / shapes.k[rows], 0.1)))
 
 
-def fit_expert_entry(table: KernelTable, device_name: str, alike: KernelTable) -> Entry:
+def fit_expert_entry(
+    table: KernelTable, device_name: str, alike: KernelTable | None = None
+) -> Entry:
     """Constants from the rows of *table*, all of one device, kernel and format.
 
     Few rows of few models say too little: they are fitted together with those that are *alike*, of
@@ -325,7 +327,7 @@ def fit_expert_entry(table: KernelTable, device_name: str, alike: KernelTable) -
     is_small = len(table.kernels) < FEW_LAYERS
     is_few = is_small and len(models) < FEWEST_SHAPES
     parts = [_LayerRows.of(table)]
-    fitted = _layers_by_kind(alike) if is_few else parts
+    fitted = _layers_by_kind(alike) if is_few and alike is not None else parts
 
     def predict(values: Mapping[str, float]) -> Matrix:
         constants = ExpertConstants(**values)
