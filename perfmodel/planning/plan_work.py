@@ -46,6 +46,11 @@ class Straggler:
     waited_ns: float
     tables: tuple[str, ...]
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether others wait for it at all."""
+        return self.waited_ns >= 1
+
 
 _FAMILIES = {
     PlanBound.LOOKUP: (EMBEDDING_FAMILY,),
@@ -169,6 +174,13 @@ def find_gains(priced: PricedJob, mode: Mode) -> dict[PlanBound, float]:
     else:
         times = replay(job, durations, iterations=1).iteration_end_ns[0]
     return {bound: float(times[0] - one) for bound, one in zip(_FAMILIES, times[1:], strict=True)}
+
+
+def difference(first: PlanWork, second: PlanWork) -> float:
+    """How unlike two plans are: what differs in parts and busiest lookups, over an iteration."""
+    unlike_ns = sum(abs(second.parts_ns[name] - own) for name, own in first.parts_ns.items())
+    unlike_ns += abs(second.lookup.amount - first.lookup.amount)
+    return 2 * unlike_ns / (first.iteration_ns + second.iteration_ns)
 
 
 def compare_works(first: PlanWork, second: PlanWork) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import numpy as np
 from perfmodel.base.errors import TraceError
 from perfmodel.base.faults import FaultList
 from perfmodel.engine.settle import Round
-from perfmodel.extensions.recordings.collective_calls import CollectiveCall, find_collective_calls
+from perfmodel.extensions.recordings.collective_calls import CollectiveKernel, find_collective_calls
 from perfmodel.extensions.recordings.hold_back import ready_ns_of
 from perfmodel.extensions.recordings.host_chain import build_host_chain, with_unshared_allocations
 from perfmodel.extensions.recordings.import_report import (
@@ -186,8 +186,8 @@ def _offsets_ns(views: Sequence[RankView], groups: Sequence[MatchedGroup]) -> li
 def _with_shared_sizes(
     views: Sequence[RankView],
     groups: Sequence[MatchedGroup],
-    calls: Sequence[Sequence[CollectiveCall]],
-) -> tuple[tuple[MatchedGroup, ...], list[tuple[CollectiveCall, ...]]]:
+    calls: Sequence[Sequence[CollectiveKernel]],
+) -> tuple[tuple[MatchedGroup, ...], list[tuple[CollectiveKernel, ...]]]:
     """*groups* and *calls* in which all members of a rendezvous describe it as the first does.
 
     A collective of unknown size has the size that fits its time.
@@ -304,7 +304,6 @@ def _build(found: _Analysed) -> tuple[RecordedJob, list[RankProgram]]:
         graph=graph,
         recorded_start_ns=np.concatenate([program.start_ns for program in programs]),
         recorded_end_ns=np.concatenate([program.end_ns for program in programs]),
-        hold_ratio=np.concatenate([program.hold_ratio for program in programs]),
         can_be_held=np.concatenate([program.can_be_held for program in programs]),
         excess_ns=np.concatenate([program.excess_ns for program in programs]),
         step_ends=tuple(

@@ -18,7 +18,7 @@ import numpy as np
 from perfmodel.base.units import format_duration
 from perfmodel.engine.replay import find_period, replay
 from perfmodel.engine.settle import Round, settle
-from perfmodel.extensions.recordings.hold_back import HoldRule, recorded_rules
+from perfmodel.extensions.recordings.hold_back import HoldRule, hold_ratios, recorded_rules
 from perfmodel.extensions.recordings.host_chain import HostChain, StepKind
 from perfmodel.extensions.recordings.rank_view import RankView
 from perfmodel.extensions.recordings.recorded_job import RecordedJob, Unprofiled, rank_parts
@@ -182,7 +182,7 @@ def settle_steady(job: RecordedJob, steady: SteadyJob, lengths_by_row: Int64s) -
     """The *steady* job of *job* with what its tasks do to each other, lengths by recorded row."""
     graph = steady.graph
     origins = np.concatenate([program.origin for program, _ in rank_parts(graph)])
-    hold = HoldRule(job.hold_ratio[origins], job.can_be_held[origins])
+    hold = HoldRule(hold_ratios(graph), job.can_be_held[origins])
     rules = recorded_rules(graph, hold, iterations=2 if steady.repeats else 1)
     return settle(replay, graph, lengths_by_row[origins].astype(np.float64), rules)
 

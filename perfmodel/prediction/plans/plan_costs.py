@@ -113,6 +113,8 @@ class PlanPricer:
                 kernel = elementwise("reduce_sum", self._samples * plan.partial_width, dtype)
                 out[place, PARTIAL] = self._small(kernel)
         out[:, (LOOKUP, UPDATE, CAST_OUT, CAST_BACK, PARTIAL)] *= 1.0 / speeds
+        if self._spec.training.forward_only:
+            out[:, (UPDATE, GRADIENTS, CAST_BACK, ROW_GRADIENTS)] = 0.0
         return out
 
     def _price_loads(self, loads: RankLoads) -> Floats:

@@ -133,7 +133,7 @@ def _takes_cudnn_first(release: tuple[int, ...], major: int) -> bool:
     return major in (9, 10) and any(first <= release < end for first, end in _CUDNN_FIRST)
 
 
-class AttentionKernel(OperatorKernel):
+class AttentionOperator(OperatorKernel):
     """The kernel of an attention operator, recorded with its generation and the pairs it computes.
 
     A generation is recorded if the name of the operator does not show it.

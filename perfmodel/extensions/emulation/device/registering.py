@@ -25,7 +25,7 @@ from embeddings.distribution import observe
 from perfmodel.extensions.emulation.device.attention import (
     NAMESPACE,
     OPERATORS,
-    AttentionKernel,
+    AttentionOperator,
     install_attention,
 )
 from perfmodel.extensions.emulation.device.descriptions import Args, Kwargs, argument, schema_name
@@ -101,7 +101,7 @@ def _dense_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
         return view_kernel(gpu, op)
     name = schema_name(op)
     if name in OPERATORS and op.namespace in ("aten", NAMESPACE):
-        return AttentionKernel(gpu, op)
+        return AttentionOperator(gpu, op)
     return (LookupKernel if name in _LOOKUPS else OperatorKernel)(gpu, op)
 
 
