@@ -96,7 +96,8 @@ class LazyGroup(TyperGroup):
         name, found, rest = super().resolve_command(ctx, args)
         command = found and load_command(str(name))
         if command:
-            known = {option for one in command.params for option in one.opts}
+            places = (command, *getattr(command, "commands", {}).values())
+            known = {option for one in places for param in one.params for option in param.opts}
             for word in takewhile(lambda one: one != "--", rest):
                 option = word.partition("=")[0]
                 if option in MEANT and option not in known:

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from perfmodel.workloads import load_workload
+from tests.extensions.formats.machines.test_smi_matrix import SWITCHED
 from topologies import list_devices, list_topologies
 
 
@@ -70,6 +71,16 @@ def test_warnings_of_machines_and_keys_of_models_are_errors_when_asked(typed, tm
     assert "1 unknown key, without effect: surprise" in said
     assert not out.exists()
     assert "surprise" in typed(f"workload import {model} --out {out}").out
+
+
+def test_options_of_a_command_in_a_group_are_its_own(typed, tmp_path):
+    matrix = tmp_path / "topo.txt"
+    matrix.write_text(SWITCHED)
+    assert (
+        "4 x NVIDIA H100"
+        in typed(f"topology import {matrix} --gpu h100_sxm --out {tmp_path / 'machine.yaml'}").out
+    )
+    assert "Say --topology" in typed("predict --gpu h100_sxm", code=2).err
 
 
 BAD = {
