@@ -113,16 +113,16 @@ def test_what_the_file_says_does_not_change_under_a_question():
     assert "families.dlrm.other_chip: must be at most 2, got 2.1" in str(caught.value)
 
 
-def test_a_model_with_experts_has_at_least_their_spread():
-    known = load_spread().families["transformer"]
-    without, withal = (spread(KNOWN, has_experts=one) for one in (False, True))
-    assert known.experts > without.relative_sigma
-    assert withal.relative_sigma == known.experts
-    assert "runs of models with experts" in withal.sentence
-    for more in (0.0, 0.1):
-        evidence = {"hopper": replace(KNOWN.evidence["hopper"], spread=known.experts + more)}
-        wide = replace(KNOWN, evidence=evidence)
-        assert spread(wide, has_experts=True) == spread(wide)
+def test_what_a_job_has_of_a_feature_widens_its_interval_by_as_much():
+    known = load_spread().families["transformer"].features
+    features = {"experts": 1.0, "communication": 0.5}
+    wide = spread(KNOWN, features=features)
+    parts = known["experts"], 0.5 * known["communication"]
+    assert wide.relative_sigma == pytest.approx(math.hypot(0.08, *parts))
+    assert f"of it experts {known['experts']:.0%}" in wide.sentence
+    # Features of kernels are counted, so their errors are not drawn besides.
+    assert wide.includes_kernels
+    assert not spread(replace(KNOWN, family="dlrm"), features=features).includes_kernels
 
 
 def test_one_source_is_told_as_one():
@@ -150,10 +150,3 @@ def test_scripts_on_more_hosts_than_those_with_published_times_are_less_sure():
     )
     further = 3 * load_spread().families["transformer"].per_doubling
     assert eight.relative_sigma == pytest.approx(math.hypot(one.relative_sigma, further))
-
-
-def test_four_bits_without_published_runs_are_no_surer_than_another_chip():
-    known = load_spread().families["transformer"]
-    narrow = spread(KNOWN, has_four_bits=True)
-    assert narrow.relative_sigma == max(0.08, known.other_chip)
-    assert "nobody published one in four bits" in narrow.sentence

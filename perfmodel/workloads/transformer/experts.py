@@ -194,16 +194,20 @@ class ExpertSteps:
         shapes = ((rows, linear.inputs, linear.outputs), (linear.outputs, linear.inputs, rows))
         if self._linears.run.groups_experts:
             casts = self._linears.cast(self._rows * linear.outputs)
-            kernels = (*casts, *(self._grouped(*shape) for shape in shapes))
+            of_input, of_weight = (self._grouped(*shape) for shape in shapes)
+            added = self._linears.added_bytes(held * linear.weight)
+            kernels = (*casts, of_input, replace(of_weight, added_bytes=added))
             steps = [Step("GroupedMmBackward", name, kernels, weight_kernels=1)]
         else:
             casts = self._linears.cast(rows * linear.outputs)
-            of_input, of_weight = (self._scaled(*shape) for shape in shapes)
-            kernels, behind = (*casts, *of_input, *of_weight), len(of_weight)
+            before, (*orders, of_weight) = (self._scaled(*shape) for shape in shapes)
+            added = self._linears.added_bytes(linear.weight)
+            after = (*orders, replace(of_weight, added_bytes=added))
+            kernels, behind = (*casts, *before, *after), len(after)
             operator = "LoopedLinearBackward" if self._is_loop else "AddmmBackward"
             steps = repeat(Step(operator, name, kernels, weight_kernels=behind), held)
-        added = self._linears.accumulate(held * linear.parameters, name)
-        return [*steps, *(replace(step, is_expert=True, is_weight=True) for step in added)]
+        sums = self._linears.accumulate(held * linear.parameters, name)
+        return [*steps, *(replace(step, is_expert=True, is_weight=True) for step in sums)]
 
     @property
     def _is_loop(self) -> bool:
