@@ -69,29 +69,50 @@ class Spreads:
         return math.hypot(own, self.per_doubling * beyond, self.rest(case))
 
 
-def find_spreads(problem: Problem, kept: NDArray[np.bool_] | None = None) -> Spreads:
-    """What sources left out say of intervals, from the *kept* cases; by default all."""
+@dataclass(frozen=True)
+class LeftOut:
+    """Errors of the cases of *problem* with what is alike left out of the constants."""
+
+    problem: Problem
+    group: Floats
+    chip: Floats
+    stack: Floats
+    scale: Floats
+
+
+def leave_out(problem: Problem) -> LeftOut:
+    """Errors with publisher, model and device left out; a stack's chip; a stack; its scale."""
+    return LeftOut(
+        problem,
+        problem.left_out(lambda case: case.group),
+        problem.left_out(lambda case: (case.stack, case.architecture)),
+        problem.left_out(lambda case: case.stack),
+        problem.left_out(lambda case: (case.stack, case.hosts > 4)),
+    )
+
+
+def find_spreads(errors: LeftOut, kept: NDArray[np.bool_] | None = None) -> Spreads:
+    """What *errors* of sources left out say of intervals, from the *kept* cases; by default all."""
+    problem, left = errors.problem, errors.group
     cases, family = problem.cases, problem.cases[0].row.family
     kept = np.ones(len(cases), dtype=bool) if kept is None else kept
-    left = problem.left_out(lambda case: case.group)
-    chip = problem.left_out(lambda case: (case.stack, case.architecture))
-    stack = problem.left_out(lambda case: case.stack)
     features = fit_features(cases, left, kept)
     bare = Spreads({}, 0.0, 0.0, 0.0, features)
     rest = np.array([bare.rest(case) for case in cases])
     common = _beyond(left[kept], rest[kept])
     of_stack = _of_stacks(cases, left, rest, kept, common)
-    other, none = (max(_beyond(one[kept], rest[kept]), common) for one in (chip, stack))
+    other, none = (
+        max(_beyond(one[kept], rest[kept]), common) for one in (errors.chip, errors.stack)
+    )
     # Frameworks that nobody described, or that one source speaks for, are further off than others.
     unknown = kept & (problem.weights() < 1) & np.array([not one.has_experts for one in cases])
     if unknown.any():
         none = max(none, SEEN[family] * _beyond(left[unknown], rest[unknown]))
     far = np.array([case.hosts > 4 for case in cases]) & kept
-    beyond = problem.left_out(lambda case: (case.stack, case.hosts > 4))
     doublings = np.array([math.log2(max(case.hosts / 4, 1)) for case in cases])
     growth = 0.0
     if far.sum() >= 5:
-        wider = _beyond(beyond[far], rest[far]) ** 2 - common**2
+        wider = _beyond(errors.scale[far], rest[far]) ** 2 - common**2
         growth = math.sqrt(max(wider, 0.0)) / float(np.mean(doublings[far]))
     growth = min(max(growth, 0.03), 0.15)
     hosts: dict[str, int] = {}

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from experiments.figures import MEASURED
 from experiments.fitting.problem import Problem, build_problem
 from experiments.fitting.runs import Case, build_case, choose_rows, list_groups
-from experiments.fitting.spreads import Z_90, Spreads, find_spreads
+from experiments.fitting.spreads import Z_90, LeftOut, Spreads, find_spreads, leave_out
 from experiments.fitting.writing import (
     SMALL,
     write_chips,
@@ -63,16 +63,16 @@ def report(problem: Problem, value: Floats, spreads: Spreads, core: set[object])
         )
 
 
-def report_publishers(problem: Problem, core: set[object]) -> dict[str, float | str]:
+def report_publishers(errors: LeftOut, core: set[object]) -> dict[str, float | str]:
     """Print errors with whole publishers left out, of constants and of spreads alike.
 
     What comes back is the line of all rows.
     """
-    cases = problem.cases
-    left, sigma = problem.left_out(lambda case: case.publisher), np.empty(len(cases))
+    cases = errors.problem.cases
+    left, sigma = errors.problem.left_out(lambda case: case.publisher), np.empty(len(cases))
     publishers = np.array([case.publisher for case in cases])
     for publisher in dict.fromkeys(publishers.tolist()):
-        spreads = find_spreads(problem, publishers != publisher)
+        spreads = find_spreads(errors, publishers != publisher)
         for place in np.flatnonzero(publishers == publisher):
             sigma[place] = spreads.sigma(cases[place])
     print(f"{'publisher left out':34} rows     mean  median  inside  half-width  correlation")
@@ -88,6 +88,7 @@ def report_publishers(problem: Problem, core: set[object]) -> dict[str, float | 
             flush=True,
         )
         told = {
+            "held_out": "publisher",
             "rows": int(rows.sum()),
             "mean_pct": round(float(sizes.mean()), 1),
             "median_pct": round(float(np.median(sizes)), 1),
@@ -153,10 +154,11 @@ def main() -> None:
     print(f"{len(cases)} of {len(rows)} rows in {len(list_groups(cases))} groups", flush=True)
     problem = build_problem(cases, arguments.family)
     value = problem.solve(np.ones(len(cases), dtype=bool))
-    spreads = find_spreads(problem)
+    errors = leave_out(problem)
+    spreads = find_spreads(errors)
     names: set[object] = {row.name for row in core.rows}
     report(problem, value, spreads, names)
-    told = report_publishers(problem, names)
+    told = report_publishers(errors, names)
     for key, one in zip(problem.keys, value, strict=True):
         if abs(one) >= SMALL:
             print(f"{' '.join(key):44} {math.exp(one):7.3f}")

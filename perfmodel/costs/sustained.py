@@ -48,13 +48,14 @@ def sustained_factors(
     if isinstance(ops[0], Attention):
         from perfmodel.costs.attention import is_fused  # recommendation models have no attention
 
-        whole = chip_factor(ATTENTION, device)
-        return np.where([is_fused(op, device, stack) for op in ops], whole, 1.0)  # type: ignore[arg-type]  # all of one type
+        slowed = chip_factor(ATTENTION, device)
+        return np.where([is_fused(op, device, stack) for op in ops], slowed, 1.0)  # type: ignore[arg-type]  # all of one type
     if isinstance(ops[0], Gemm | GroupedGemm | Convolution):
         on_top = {kind: of.get(device.generation, 1.0) for kind, of in load_sustained().items()}
-        narrow = np.array([op.dtype.size_bits == BITS_PER_BYTE for op in ops])
+        narrow = np.array([op.dtype.size_bits == BITS_PER_BYTE for op in ops])  # type: ignore[union-attr]  # as below
         whole = chip_factor(ARITHMETIC, device) * np.where(narrow, on_top[NARROW], 1.0)
-        hot = 1.0 + (whole - 1.0) * hot_shares(ops, device, stack)  # type: ignore[arg-type]  # all of one type
+        shares = hot_shares(ops, device, stack)  # type: ignore[arg-type]  # all of one type
+        hot: FloatColumn = 1.0 + (whole - 1.0) * shares
         if not isinstance(ops[0], GroupedGemm):
             return hot
         return hot * on_top[GROUPED] * np.where(narrow, on_top[GROUPED_NARROW], 1.0)

@@ -191,23 +191,24 @@ class ExpertSteps:
 
     def _products_backward(self, linear: Linear, label: str) -> list[Step]:
         name, rows, held = f"{label} backward", self._rows_per_expert, self.held
-        shapes = ((rows, linear.inputs, linear.outputs), (linear.outputs, linear.inputs, rows))
-        if self._linears.run.groups_experts:
+        is_grouped = self._linears.run.groups_experts
+        summed = self._linears.added_bytes(linear.weight) * (held if is_grouped else 1)
+        shapes = (
+            (rows, linear.inputs, linear.outputs),
+            (linear.outputs, linear.inputs, rows, summed),
+        )
+        if is_grouped:
             casts = self._linears.cast(self._rows * linear.outputs)
-            of_input, of_weight = (self._grouped(*shape) for shape in shapes)
-            added = self._linears.added_bytes(held * linear.weight)
-            kernels = (*casts, of_input, replace(of_weight, added_bytes=added))
+            kernels = (*casts, *(self._grouped(*shape) for shape in shapes))
             steps = [Step("GroupedMmBackward", name, kernels, weight_kernels=1)]
         else:
             casts = self._linears.cast(rows * linear.outputs)
-            before, (*orders, of_weight) = (self._scaled(*shape) for shape in shapes)
-            added = self._linears.added_bytes(linear.weight)
-            after = (*orders, replace(of_weight, added_bytes=added))
-            kernels, behind = (*casts, *before, *after), len(after)
+            of_input, of_weight = (self._scaled(*shape) for shape in shapes)
+            kernels, behind = (*casts, *of_input, *of_weight), len(of_weight)
             operator = "LoopedLinearBackward" if self._is_loop else "AddmmBackward"
             steps = repeat(Step(operator, name, kernels, weight_kernels=behind), held)
-        sums = self._linears.accumulate(held * linear.parameters, name)
-        return [*steps, *(replace(step, is_expert=True, is_weight=True) for step in sums)]
+        added = self._linears.accumulate(held * linear.parameters, name)
+        return [*steps, *(replace(step, is_expert=True, is_weight=True) for step in added)]
 
     @property
     def _is_loop(self) -> bool:
@@ -223,22 +224,22 @@ class ExpertSteps:
     def _rows_per_expert(self) -> int:
         return max(1, -(-self._rows // self._shape.held))
 
-    def _grouped(self, m: int, n: int, k: int) -> GroupedGemm:
+    def _grouped(self, m: int, n: int, k: int, added_bytes: int = 0) -> GroupedGemm:
         """The GEMMs of all experts, or of one where they are launched one by one."""
         groups = self.held if self._linears.run.groups_experts else 1
-        return GroupedGemm(groups, m, n, k, self._linears.gemm_dtype)
+        return GroupedGemm(groups, m, n, k, self._linears.gemm_dtype, added_bytes=added_bytes)
 
-    def _scaled(self, m: int, n: int, k: int) -> tuple[Op, ...]:
+    def _scaled(self, m: int, n: int, k: int, added_bytes: int = 0) -> tuple[Op, ...]:
         """The GEMM of one expert, and before it kernels that order the scales of both operands.
 
         Formats with a scale per block keep scales in another order than tensor cores read them.
         """
         dtype = self._linears.gemm_dtype
         if dtype not in _BLOCK_SCALED:
-            return (self._grouped(m, n, k),)
+            return (self._grouped(m, n, k, added_bytes),)
         sizes = (rows * k // _BLOCK for rows in (m, n))
         ordered = (MemoryBound("transpose", size, size, dtype) for size in sizes)
-        return (*ordered, self._grouped(m, n, k))
+        return (*ordered, self._grouped(m, n, k, added_bytes))
 
     def activation(self, direction: Pass) -> list[Step]:
         """The activation between both GEMMs."""
