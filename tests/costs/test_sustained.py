@@ -74,8 +74,9 @@ def test_experts_and_convolutions_are_slowed_as_other_products():
     grouped = GroupedGemm(8, 8192, 8192, 8192, DType.BF16)
     wide = Convolution(1 << 20, 4096, 9 * 4096, DType.BF16, read_bytes=1 << 30, write_bytes=1 << 30)
     assert factor(wide) == pytest.approx(factor(LARGE), rel=0.05)
-    # Grouped kernels of training take 1.2 of their bursts on top.
-    assert factor(grouped) == pytest.approx(1.2 * factor(LARGE), rel=0.05)
+    # What grouped kernels of training take of their bursts comes on top.
+    on_top = load_sustained()["grouped"]["hopper"]
+    assert factor(grouped) == pytest.approx(on_top * factor(LARGE), rel=0.05)
 
 
 def test_a_lower_bandwidth_does_not_make_a_product_faster():
