@@ -7,14 +7,16 @@ script is compiled.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._guards import tracing
 from torch.utils._python_dispatch import _disable_current_modes
 
-from perfmodel.extensions.emulation.device.gpu import VirtualGpu
 from perfmodel.extensions.emulation.rank_record import CallType
+
+if TYPE_CHECKING:
+    from perfmodel.extensions.emulation.device.gpu import VirtualGpu
 
 ROWS, COLUMNS, PICKED = 64, 512, 16
 _FLOAT, _LONG = 4, 8

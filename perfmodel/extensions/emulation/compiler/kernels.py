@@ -22,7 +22,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch._inductor.dependencies import MemoryDep
@@ -30,7 +30,9 @@ from torch._inductor.virtualized import V
 
 from perfmodel.extensions.emulation.compiler.masks import AttentionTemplate, RegionMasks
 from perfmodel.extensions.emulation.device.descriptions import DTYPE_WORDS
-from perfmodel.extensions.emulation.device.gpu import VirtualGpu
+
+if TYPE_CHECKING:
+    from perfmodel.extensions.emulation.device.gpu import VirtualGpu
 
 MARK = "# perfmodel: "
 _LENGTHS = ("xnumel", "ynumel", "znumel", "r0_numel", "r1_numel")
@@ -149,10 +151,11 @@ class Launcher:
         self._shares = self._words.get("shares") or _guessed_shares(self._names, source)
         self._kinds: dict[Any, int] = {}
 
-    def run(self, *args: Any, **_: Any) -> None:
+    def run(self, *args: Any, stream: int = 0, **_: Any) -> None:
         """Record a launch with these arguments."""
         recorder = self._gpu.recorder
         recorder.check_running()
+        recorder.state().stream.value = stream
         if recorder.is_on and self._attention is not None:
             given = dict(zip(self._names, args, strict=False))
             words = self._attention.describe(self._gpu, given, self._masks)

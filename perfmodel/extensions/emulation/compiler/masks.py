@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -28,8 +28,10 @@ from perfmodel.extensions.emulation.device.flex import (
     kept_share,
     share_of_blocks,
 )
-from perfmodel.extensions.emulation.device.gpu import VirtualGpu
 from perfmodel.extensions.emulation.device.values import MOST_KEPT
+
+if TYPE_CHECKING:
+    from perfmodel.extensions.emulation.device.gpu import VirtualGpu
 
 _MASK, _INDICES, _COUNTS, _SIDES, _FUNCTION = 4, 3, (2, 4), slice(-3, -1), -1
 """Where the mask is among the arguments of flex_attention, and what is where in it."""

@@ -8,7 +8,7 @@ some points of every block, with the values that are known there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from perfmodel.extensions.emulation.device.descriptions import Args, describe_tensor
-from perfmodel.extensions.emulation.device.gpu import VirtualGpu
+
+if TYPE_CHECKING:
+    from perfmodel.extensions.emulation.device.gpu import VirtualGpu
 
 _POINTS = 8
 """Rows and columns of a block at which a mask is evaluated, its edges among them."""

@@ -79,6 +79,22 @@ class ValueKernel:
         return done if isinstance(result, list) else tuple(done)
 
 
+class KnownValues:
+    """What compiled code asks about integers of the device: they are in its memory."""
+
+    def __bool__(self) -> bool:
+        """Compiled kernels need not say what they write."""
+        return False
+
+    def known(self, tensor: Tensor) -> Tensor | None:
+        """A copy of *tensor* on the host, if its values mean anything."""
+        return None if is_inexact(tensor) else same_bytes(tensor).clone()
+
+    def set(self, tensor: Tensor, value: Tensor) -> None:
+        """Give *tensor* a value."""
+        same_bytes(tensor).copy_(value)
+
+
 def _usable(value: Any) -> Any:
     """A float that no kernel wrote may be anything; the program gets one that it can use."""
     is_odd = isinstance(value, float) and value != 0 and not _LEAST < abs(value) < _LARGEST
