@@ -17,7 +17,13 @@ Status cudnnGetStream(Handle h, Handle *stream) {
   *stream = current_stream;
   return 0;
 }
-size_t cudnnGetVersion(void) { return 92000; }
+/* The release that torch was built against, as its package states it: 92600 is 9.26.0. */
+size_t cudnnGetVersion(void) { return CUDNN; }
+Status cudnnGetProperty(int which, int *value) {
+  int parts[] = {CUDNN / 10000, CUDNN / 100 % 100, CUDNN % 100};
+  *value = parts[which];
+  return 0;
+}
 size_t cudnnGetCudartVersion(void) { return CUDA; }
 const char *cudnnGetErrorString(Status s) { return s ? "error of the virtual library" : "success"; }
 
