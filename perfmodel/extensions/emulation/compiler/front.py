@@ -19,7 +19,7 @@ import typing_extensions
 from torch._dynamo import device_interface, eval_frame, trace_rules
 from torch._dynamo.variables import torch as functions
 
-from perfmodel.extensions.emulation.device import attention_packages, triton_stand_in, user_kernels
+from perfmodel.extensions.emulation.compiler.inductor import keep
 from perfmodel.extensions.emulation.device.gpu import VirtualGpu
 
 _ASKED = (
@@ -37,7 +37,7 @@ def keep_lists_of_torch() -> None:
     """Let Dynamo list the functions of torch before any of them is replaced."""
     functions.TorchInGraphFunctionVariable._get_handlers()
     # Made again, the list would have one function under two names.
-    kept = _keep(trace_rules.get_torch_obj_rule_map())
+    kept = keep(trace_rules.get_torch_obj_rule_map())
     _set(trace_rules, get_torch_obj_rule_map=kept)
 
 
@@ -50,16 +50,6 @@ def _keep_constants() -> None:
             new = getattr(sys.modules.get(old.__module__ or ""), old.__name__, old)
             if new is not old:
                 rules[new], folded[new] = rules[old], None
-
-
-def _keep(value: Any) -> Callable[[], Any]:
-    """What always gives *value*, also after torch.distributed has emptied lists."""
-
-    def get() -> Any:
-        return value
-
-    get.cache_clear = lambda: None  # type: ignore[attr-defined]
-    return get
 
 
 def install_dynamo(gpu: VirtualGpu) -> None:
@@ -77,10 +67,6 @@ def install_dynamo(gpu: VirtualGpu) -> None:
     _keep_constants()
     # A script's kernels are operators of ours, with and without Triton: Dynamo must not see it.
     _set(torch.utils._triton, has_triton_package=lambda: False)
-    # Dynamo follows calls of these packages, as it follows those of the real ones.
-    answered = {one.__file__ for one in (attention_packages, triton_stand_in, user_kernels)}
-    followed = trace_rules.get_legacy_mod_inlinelist() | answered
-    _set(trace_rules, get_legacy_mod_inlinelist=_keep(followed))
     # Collectives warn in this release of torch. Earlier ones had no Python code there to compile.
     call: Any = torch.distributed.all_gather_into_tensor
     while hasattr(call, "__wrapped__"):

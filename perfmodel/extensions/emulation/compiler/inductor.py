@@ -11,17 +11,37 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from perfmodel.extensions.emulation.device.gpu import VirtualGpu
+from torch._dynamo import trace_rules
+
+from perfmodel.extensions.emulation.device import attention_packages, triton_stand_in, user_kernels
+from perfmodel.extensions.emulation.device.base import Gpu
 
 _PADS_SINCE = (2, 5)
 """The first release of torch whose compiler pads products: a reading of one published time (124 M
 parameters, 50,257 words, torch 2.4.1), which is 22 % off otherwise."""
 
 
-def take_kernels(gpu: VirtualGpu, cache: Path, masks: Callable[[], Any]) -> None:
+def keep(value: Any) -> Callable[[], Any]:
+    """What always gives *value*, also after torch.distributed has emptied lists."""
+
+    def get() -> Any:
+        return value
+
+    get.cache_clear = lambda: None  # type: ignore[attr-defined]
+    return get
+
+
+def guide_dynamo() -> None:
+    """Let Dynamo follow stand-ins of packages, as it follows the real ones, and no more of ours."""
+    trace_rules.add(__name__.partition(".")[0])
+    answered = {one.__file__ for one in (attention_packages, triton_stand_in, user_kernels)}
+    rules: Any = trace_rules
+    rules.get_legacy_mod_inlinelist = keep(trace_rules.get_legacy_mod_inlinelist() | answered)
+
+
+def take_kernels(gpu: Gpu, cache: Path, masks: Callable[[], Any]) -> None:
     """Record the kernels that Inductor writes; what it stores goes to the folder *cache*.
 
     *masks* gives those of the region that is being compiled.

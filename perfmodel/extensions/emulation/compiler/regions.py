@@ -13,24 +13,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch._dynamo import convert_frame, trace_rules
+from torch._dynamo import convert_frame
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from torch._guards import TracingContext
 
 from perfmodel.extensions.emulation.compiler.check import prove_compiler
-from perfmodel.extensions.emulation.compiler.inductor import take_kernels
+from perfmodel.extensions.emulation.compiler.inductor import guide_dynamo, take_kernels
 from perfmodel.extensions.emulation.compiler.masks import FunctionShares, RegionMasks
 from perfmodel.extensions.emulation.compiler.sharing import FOLDER, alone, share_code
+from perfmodel.extensions.emulation.device.base import Gpu
 from perfmodel.extensions.emulation.device.descriptions import hide_code, script_line, show_line
 from perfmodel.extensions.emulation.device.triton_stand_in import hidden
 from perfmodel.extensions.emulation.rank_record import COMPILED
 from perfmodel.extensions.emulation.workers import Throttle
-
-if TYPE_CHECKING:
-    from perfmodel.extensions.emulation.device.gpu import VirtualGpu
 
 _TOLD_S = 2.0
 """Regions that take less processor time are not reported."""
@@ -43,9 +41,7 @@ class Compiler:
     torch's own.
     """
 
-    def __init__(
-        self, gpu: VirtualGpu, folder: Path, throttle: Throttle, front: Any = None
-    ) -> None:
+    def __init__(self, gpu: Gpu, folder: Path, throttle: Throttle, front: Any = None) -> None:
         self._gpu, self._front = gpu, front
         self._folder = folder
         self._throttle = throttle
@@ -60,8 +56,7 @@ class Compiler:
 
     def install(self) -> None:
         """Take over what `torch.compile` gives to Inductor."""
-        # Dynamo need not follow what records.
-        trace_rules.add(__name__.partition(".")[0])
+        guide_dynamo()
         if self._front is not None:
             self._front.install_dynamo(self._gpu)
         kind: Any = torch._TorchCompileInductorWrapper

@@ -34,7 +34,7 @@ _LIBRARIES = {
     "libcurand": ("", ""),
     "libcufile": ("", "cuFile"),
     "libcusolver": ("", ""),
-    "libcusparse": ("", ""),
+    "libcusparse": ("sparse.c", ""),
     "libcusparseLt": ("", "cusparseLt"),
     "libnvshmem_host": ("", "nvshmem"),
     "libnvJitLink": ("", ""),

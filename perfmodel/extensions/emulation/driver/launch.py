@@ -93,9 +93,7 @@ def run_ranks(task: WorkerTask, ranks: tuple[int, ...]) -> WorkerOutcome:
         "TRITON_LIBCUDA_PATH": libraries,
         "LD_LIBRARY_PATH": ":".join(paths),
     }
-    otherwise = (
-        f"--python {python}: torch {wheel.version} does not start on the virtual driver."
-    )
+    otherwise = f"--python {python}: torch {wheel.version} does not start on the virtual driver."
     return run_process(task, ranks, (python, "-c", _START), environment, otherwise)
 
 

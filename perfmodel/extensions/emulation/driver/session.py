@@ -10,7 +10,6 @@ import ctypes
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 from weakref import WeakKeyDictionary
 
@@ -21,14 +20,17 @@ LOADED = {path.name: ctypes.CDLL(str(path)) for path in sorted(LIBRARIES.glob("*
 import torch  # noqa: E402  see above
 
 from perfmodel.extensions.emulation.compiler.regions import Compiler  # noqa: E402
+from perfmodel.extensions.emulation.device.base import Gpu  # noqa: E402
 from perfmodel.extensions.emulation.device.forking import fork_ranks  # noqa: E402
+from perfmodel.extensions.emulation.device.nvml import install_nvidia_smi  # noqa: E402
+from perfmodel.extensions.emulation.device.packages import PackageFinder  # noqa: E402
 from perfmodel.extensions.emulation.device.recorder import Recorder  # noqa: E402
 from perfmodel.extensions.emulation.device.script import RankRun  # noqa: E402
+from perfmodel.extensions.emulation.device.user_kernels import install_nvrtc  # noqa: E402
 from perfmodel.extensions.emulation.driver.groups import Groups  # noqa: E402
 from perfmodel.extensions.emulation.driver.operators import Operators  # noqa: E402
 from perfmodel.extensions.emulation.driver.values import KnownValues  # noqa: E402
-from perfmodel.extensions.emulation.rank_record import DEVICE_SHIFT, CallType  # noqa: E402
-from perfmodel.extensions.emulation.request import parse_release  # noqa: E402
+from perfmodel.extensions.emulation.rank_record import CallType  # noqa: E402
 from perfmodel.extensions.emulation.workers import (  # noqa: E402
     Throttle,
     WorkerOrder,
@@ -97,10 +99,15 @@ class DriverRecorder(Recorder):
 
     groups: Groups
 
+    def enter_stream(self) -> None:
+        """The state of a thread is that of its last kernel, which torch may not have launched."""
+        state = self.state()
+        state.stream.value = torch._C._cuda_getCurrentRawStream(state.device)
+
     def stream(self) -> int:
-        """The stream that torch is on; that of `state` is where the last kernel went."""
-        device = self.state().device
-        return int(torch._C._cuda_getCurrentRawStream(device)) | device << DEVICE_SHIFT
+        """The stream that torch is on."""
+        self.enter_stream()
+        return super().stream()
 
     def add_logged(self, kind: int, what: int, thread: int, stream: int) -> None:
         """A call of the ring."""
@@ -125,11 +132,12 @@ class DriverRun(RankRun):
         self._groups = self._recorder.groups = Groups(self._driver, self._recorder, order, rank)
         if len(order.ranks) > 1:
             self._driver.exchange(order.folder.encode())
-        release = parse_release(order.request.torch_release or torch.__version__)
-        self._operators = Operators(self._recorder, self._groups, release, order.device.capability)
-        gpu: Any = SimpleNamespace(recorder=self._recorder, values=KnownValues(), release=release)
+        release = order.request.torch_release or torch.__version__
+        facts = order.device, order.request.host_size, release
+        self._gpu = Gpu(self._recorder, KnownValues(), *facts)
+        self._operators = Operators(self._gpu, self._groups)
         throttle = Throttle(self._folder, is_needed=False)
-        self._compiler = Compiler(gpu, Path(order.code), throttle)
+        self._compiler = Compiler(self._gpu, Path(order.code), throttle)
 
     def install(self) -> None:
         """Watch operators, groups, graphs and compiled regions."""
@@ -138,6 +146,9 @@ class DriverRun(RankRun):
         self._groups.install()
         self._compiler.install()
         watch_graphs(self._recorder)
+        install_nvrtc(self._gpu)
+        install_nvidia_smi(self._gpu.model, self._gpu.count, self._folder / f"bin_{self._rank}")
+        sys.meta_path.insert(0, PackageFinder(self._gpu))
 
     @property
     def has_guessed(self) -> bool:
