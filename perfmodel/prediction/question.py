@@ -43,7 +43,7 @@ UNKNOWN_PEERS = (
 )
 if TYPE_CHECKING:
     from perfmodel.prediction.open_settings import OpenQuestion
-    from perfmodel.prediction.recording import Recording, Score
+    from perfmodel.prediction.recording import Recording, ReplayScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Question:
         return small if self.extrapolation is None else self.extrapolation.extrapolate(small, large)
 
     @property
-    def score(self) -> Score | None:
+    def score(self) -> ReplayScore | None:
         """How well a recording replays itself."""
         return None if self.recording is None else self.recording.score
 

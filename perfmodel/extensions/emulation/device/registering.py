@@ -93,7 +93,7 @@ def register_kernels(gpu: VirtualGpu) -> None:
     install_flex(gpu)
 
 
-class _AttentionKernel(OperatorKernel):
+class AttentionOperator(OperatorKernel):
     """The kernel of an attention operator, recorded with what it computes."""
 
     def __init__(self, gpu: VirtualGpu, op: Any) -> None:
@@ -115,7 +115,7 @@ def _dense_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
         return view_kernel(gpu, op)
     name = schema_name(op)
     if name in OPERATORS and op.namespace in ("aten", NAMESPACE):
-        return _AttentionKernel(gpu, op)
+        return AttentionOperator(gpu, op)
     return (LookupKernel if name in _LOOKUPS else OperatorKernel)(gpu, op)
 
 

@@ -19,7 +19,7 @@ from perfmodel.extensions.emulation.compiler.regions import Compiler
 from perfmodel.extensions.emulation.device.cuda_module import CudaModule
 from perfmodel.extensions.emulation.device.descriptions import DTYPE_WORDS
 from perfmodel.extensions.emulation.device.distributed import Distributed
-from perfmodel.extensions.emulation.device.exchange import Exchange
+from perfmodel.extensions.emulation.device.exchange import PeerExchange
 from perfmodel.extensions.emulation.device.forking import fork_ranks
 from perfmodel.extensions.emulation.device.gpu import VirtualGpu, install_storages
 from perfmodel.extensions.emulation.device.nvml import install_nvidia_smi
@@ -46,7 +46,7 @@ class VirtualRun(RankRun):
         running = frozenset(order.ranks)
         store = FileStore(str(self._folder / "store"), -1)
         self._throttle = Throttle(self._folder, is_needed=len(running) > MOST_WORKING)
-        self._exchange = Exchange(gpu, rank, running, store, self._throttle)
+        self._exchange = PeerExchange(gpu, rank, running, store, self._throttle)
         self._distributed = Distributed(self._exchange, world_size=order.request.ranks)
         self._compiler = Compiler(gpu, Path(order.code), self._throttle, front)
 
