@@ -14,10 +14,8 @@ from pathlib import Path
 
 from experiments.figures import Wishes, legend_below, new_figure, plot_bars, read_wishes
 from perfmodel import api
-from perfmodel.extensions.measurements.calibration.measure.machine import (
-    MeasuredMachine,
-    measure_machine,
-)
+from perfmodel.extensions.measurements.calibration.measure import MeasuredMachine
+from perfmodel.extensions.measurements.calibration.measure.machine import measure_machine
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

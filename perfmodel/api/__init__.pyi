@@ -46,7 +46,7 @@ from perfmodel.extensions.measurements.api import validate_embeddings as validat
 from perfmodel.extensions.measurements.api import validate_fits as validate_fits
 from perfmodel.extensions.measurements.api import validate_runs as validate_runs
 from perfmodel.extensions.measurements.calibration.embedding import EmbeddingFit as EmbeddingFit
-from perfmodel.extensions.measurements.calibration.measure.machine import (
+from perfmodel.extensions.measurements.calibration.measure import (
     MeasuredMachine as MeasuredMachine,
 )
 from perfmodel.extensions.measurements.validation.fits import FitBoard as FitBoard

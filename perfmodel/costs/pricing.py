@@ -45,7 +45,7 @@ from perfmodel.graph.program import Program, offsets
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.spread import KERNELS, find_spread
 from perfmodel.stacks.stack import SoftwareStack
-from topologies import Cluster
+from topologies import Cluster, Device
 
 
 def find_rivals(job: JobGraph, cluster: Cluster) -> list[tuple[int, ...]]:
@@ -103,17 +103,22 @@ def price_job(
     So many settings that decide costs are *guesses*: its spread is wider for them.
     """
     _check_fits(job, cluster)
-    plain = _price_plain(job.ops, cluster, stack)
     calls = _CallPricer(job, cluster, stack)
     families = np.array([FAMILIES.index(family_of(type(op))) for op in job.ops], dtype=np.int8)
-    speeds = cluster.speeds_of(np.arange(job.rank_count, dtype=np.int64))
-    plain_at = {
-        speed: replace(plain, duration_ns=slow_down(plain.duration_ns, families, speed))
-        for speed in np.unique(speeds).tolist()
-    }
-    kind_of_rank, representatives = _rank_kinds(job, calls, speeds)
+    ranks = np.arange(job.rank_count, dtype=np.int64)
+    numbers, devices = cluster.devices_of(ranks)
+    plain_of = [_price_plain(job.ops, device, stack) for device in devices]
+    gpus, gpu_of_rank = np.unique(
+        np.column_stack([numbers, cluster.speeds_of(ranks)]), axis=0, return_inverse=True
+    )
+    gpu_of_rank, plain_at = gpu_of_rank.reshape(-1), []
+    for number, speed in gpus.tolist():
+        plain = plain_of[int(number)]
+        slowed_ns = slow_down(plain.duration_ns, families, speed)
+        plain_at.append(replace(plain, duration_ns=slowed_ns))
+    kind_of_rank, representatives = _rank_kinds(job, calls, gpu_of_rank)
     starts, programs, columns, link_use = _price_kinds(
-        job, [(rank, plain_at[speeds[rank]]) for rank in representatives.tolist()], calls
+        job, [(rank, plain_at[gpu_of_rank[rank]]) for rank in representatives.tolist()], calls
     )
     family = np.concatenate([families[program.op] for program in programs])
     priced = PricedJob(
@@ -191,10 +196,10 @@ def _check_fits(job: JobGraph, cluster: Cluster) -> None:
         )
 
 
-def _price_plain(ops: tuple[Op, ...], cluster: Cluster, stack: SoftwareStack) -> Estimates:
+def _price_plain(ops: tuple[Op, ...], device: Device, stack: SoftwareStack) -> Estimates:
     """Prices by index of op; a Communication holds zero until its group is known."""
     places = [place for place, op in enumerate(ops) if not isinstance(op, Communication)]
-    priced = price_ops([ops[place] for place in places], device=cluster.device, stack=stack)
+    priced = price_ops([ops[place] for place in places], device=device, stack=stack)
     free = build_estimates(
         np.zeros(1), relative_sigma=0.0, provenance=Provenance.RECORDED, bound=Bound.LINK
     )
@@ -286,10 +291,10 @@ def _placements(job: JobGraph, cluster: Cluster) -> tuple[list[bytes], list[byte
 
 
 def _rank_kinds(
-    job: JobGraph, calls: _CallPricer, speeds: NDArray[np.float64]
+    job: JobGraph, calls: _CallPricer, gpu_of_rank: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The kind of every rank, and one rank per kind. Ranks of one kind have the same prices."""
-    signature = [job.rank_program.astype(np.int64), np.unique(speeds, return_inverse=True)[1]]
+    signature = [job.rank_program.astype(np.int64), gpu_of_rank]
     if len(calls.placement_of_group):
         placement = calls.placement_of_group[job.rank_group]
         signature.append(np.where(job.rank_group == NO_GROUP, NO_GROUP, placement))

@@ -6,6 +6,7 @@ version or an editor is refused, not misread.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, get_args
 
@@ -28,6 +29,8 @@ def op_to_words(op: Op) -> dict[str, Any]:
         # Almost as many as tasks in a recording, so written out.
         words = {"op": kind, "name": op.name, "duration_ns": op.duration_ns}
         words["provenance"] = int(op.provenance)
+        if op.waves:
+            words["waves"] = op.waves
         return words if op.work is None else words | {"work": _work_to_words(op.work)}
     words = {"op": kind, **_adapter(kind).dump_python(op, mode="json", exclude=_LEFT_OUT)}
     for name in _RARE:
@@ -58,7 +61,7 @@ def op_from_words(words: Any, *, where: str) -> Op:
     if isinstance(op, Fixed) and work is not None:
         inner = op_from_words(work, where=f"{where}.work")
         assert not isinstance(inner, Fixed)
-        op = Fixed(op.name, op.duration_ns, op.provenance, inner)
+        op = replace(op, work=inner)
     return op
 
 

@@ -6,7 +6,7 @@ machine. Two tasks with equal ops cost the same on the same device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
@@ -262,13 +262,14 @@ class Fixed:
     """A task whose duration is known already, such as a recorded one.
 
     *work* says what was done, if the recording shows it; then the task can be
-    priced anew for another machine.
+    priced anew for another machine. *waves* is how often its blocks fill the device, 0 if unknown.
     """
 
     name: str
     duration_ns: int
     provenance: Provenance = Provenance.RECORDED
     work: Work | None = None
+    waves: float = field(default=0.0, repr=False)
 
     @property
     def is_estimated(self) -> bool:

@@ -39,6 +39,7 @@ ASKS = {
     "calibrate collectives": "calibrate_collectives cross_validate leave_out_collectives",
     **{f"calibrate {kind}": f"calibrate_{kind}" for kind in ("embedding", "host")},
     "calibrate measure": "measure_machine",
+    "calibrate runs": "calibrate_runs",
     "workload import": "import_workload",
     "workload list": "list_workloads list_stacks",
     "workload show": "load_workload",

@@ -25,7 +25,7 @@ from perfmodel.reports.text import shorten
 
 if TYPE_CHECKING:
     from perfmodel.extensions.measurements.calibration.embedding import CaseError
-    from perfmodel.extensions.measurements.calibration.measure.machine import MeasuredMachine
+    from perfmodel.extensions.measurements.calibration.measure import MeasuredMachine
     from perfmodel.stacks.stack import SoftwareStack
 
 MOST_ROWS = 200

@@ -25,6 +25,7 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError, TopologyError
 from perfmodel.base.forms import Document
 from perfmodel.costs.models import price_ops
+from perfmodel.extensions.measurements.calibration.measure import FamilyError
 from perfmodel.extensions.measurements.calibration.measure.kernels import KernelMeasurement
 from perfmodel.graph.ops import Gemm
 from perfmodel.stacks.stack import SoftwareStack
@@ -36,15 +37,6 @@ Floats = NDArray[np.float64]
 LICENCE = "measured by the user of this command; no restriction"
 FITTED_FAMILIES = ("gemm", "bmm", "memory")
 """Families that decide the rates; attention and lookups only check them."""
-
-
-@dataclass(frozen=True, slots=True)
-class FamilyError:
-    """How far the fitted device is from the measurements of one family."""
-
-    count: int
-    median_pct: float
-    bias_pct: float
 
 
 def _build_error(errors_pct: Sequence[float] | Floats) -> FamilyError:

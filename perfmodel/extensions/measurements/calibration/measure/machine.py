@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import torch
 from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
+from perfmodel.extensions.measurements.calibration.measure import MeasuredMachine
 from perfmodel.extensions.measurements.calibration.measure.clock import stopwatch_for
 from perfmodel.extensions.measurements.calibration.measure.collectives import (
     BACKENDS,
@@ -27,7 +27,6 @@ from perfmodel.extensions.measurements.calibration.measure.collectives import (
 )
 from perfmodel.extensions.measurements.calibration.measure.fit import (
     LICENCE,
-    FamilyError,
     Wires,
     device_document,
     device_path,
@@ -47,22 +46,6 @@ from topologies.device import CPU, HostLink, HostLinkKind, Multiprocessors
 
 STACKS = {"cpu": "pytorch_cpu", "cuda": "pytorch_fused"}
 """The software stack that kernels are fitted under; predict with the same one."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredMachine:
-    """Files that were written, what the fit leaves, and how noisy the machine was.
-
-    *lost_ratio* is the share of time in which others had our core, *spread_ratio* the median
-    distance between low and high samples.
-    """
-
-    topology: Path
-    device: Path
-    stack: str
-    errors: Mapping[str, FamilyError]
-    lost_ratio: float
-    spread_ratio: float
 
 
 def measure_machine(
