@@ -48,7 +48,8 @@ class MeasuredKernel:
 
     *group* is source, GPU and op, as a report names them; *columns* are what cross-validation
     can fold by. *residency* is where operands were, if the table says. *column_ratio* is the time
-    that the row's own rate tells, relative to the stated one.
+    that the row's own rate tells, relative to the stated one. *has_cast* says whether the time of a
+    quantised layer includes the cast of its activation.
     """
 
     row: str
@@ -59,6 +60,7 @@ class MeasuredKernel:
     measured_ns: float
     residency: Residency | None = None
     column_ratio: float = 1.0
+    has_cast: bool = True
 
     @property
     def operand_residency(self) -> Residency:

@@ -51,9 +51,9 @@ from perfmodel.extensions.recordings.recorded_job import (
     cycle_period_ns,
     deps_of,
     rank_parts,
-    with_programs,
 )
 from perfmodel.extensions.recordings.self_replay import replay_as_recorded
+from perfmodel.extensions.recordings.steady import arriving, with_numbers
 from perfmodel.extensions.recordings.steps import FoundSteps, find_steps
 from perfmodel.extensions.recordings.stream_edges import find_stream_edges
 from perfmodel.graph.builder import JobBuilder
@@ -92,8 +92,7 @@ def import_job(traces: JobTrace) -> RecordedJob:
     if any(found.arrivals):
         found = replace(found, arrivals=_with_waits(found, programs, replay_as_recorded(job)))
         del job, programs
-        job, programs = _build(found)
-        job = _with_lateness(job, found, programs)
+        job = _with_lateness(_build(found)[0], found.steps.cycle)
     return job
 
 
@@ -259,27 +258,16 @@ def _with_waits(
     return tuple(changed)
 
 
-def _with_lateness(
-    job: RecordedJob, found: _Analysed, programs: Sequence[RankProgram]
-) -> RecordedJob:
+def _with_lateness(job: RecordedJob, cycle: int) -> RecordedJob:
     """The same job, with how much longer its steps are because other ranks are late."""
     if len(job.step_ends) < 2:
         return job
-    on_time = []
-    for rank, (of_rank, built) in enumerate(zip(found.arrivals, programs, strict=True)):
-        program = job.graph.program_of(rank)
-        lag_ns = program.dep_lag_ns.copy()
-        for task, arrival in of_rank.items():
-            lag_ns[deps_of(program, int(built.place[task]))] -= arrival.wait_ns or 0
-        on_time.append(replace(program, dep_lag_ns=lag_ns))
-    prompt = with_programs(job.graph, on_time)
+    prompt = replace(job, graph=arriving(with_numbers(job.graph), job.excess_ns))
     late_ns, prompt_ns = (
         cycle_period_ns(
-            np.diff(job.step_moments_ns(replay_as_recorded(one).end_ns)),
-            found.steps.cycle,
-            chosen=True,
+            np.diff(job.step_moments_ns(replay_as_recorded(one).end_ns)), cycle, chosen=True
         )
-        for one in (job, replace(job, graph=prompt))
+        for one in (job, prompt)
     )
     facts = replace(job.graph.facts, others_late_ns=max(late_ns - prompt_ns, 0))
     return replace(job, graph=replace(job.graph, facts=facts))

@@ -328,6 +328,7 @@ class RankWriter(Issuer):
         excess_ns = np.zeros(len(place), dtype=np.int64)
         excess_ns[place[self.first_step : self.first_device]] = self.excess_ns
         of_device: Int64s = place[self.first_device :]
+        excess_ns[of_device[list(arrivals)]] = [one.wait_ns or 0 for one in arrivals.values()]
         ratios[of_device] = held_shares(self.waves)
         held[of_device] = self.can_be_held
         # A collective that waits for other ranks is on the device already.

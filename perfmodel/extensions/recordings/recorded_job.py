@@ -282,7 +282,8 @@ class RecordedJob:
 
     *can_be_held* says which tasks kernels of other streams can hold back. *step_ends* has the tasks
     of every step end: the step ended when the last of them did. *excess_ns* is how much less host
-    tasks take without the profiler, and where they do not wait for room in the launch queue.
+    tasks take without the profiler, and where they do not wait for room in the launch queue, and
+    how much earlier ranks that were not recorded then arrive at device tasks.
     *score* and *unprofiled* are None until the job was replayed.
     """
 
@@ -295,6 +296,10 @@ class RecordedJob:
     excess_ns: Int64s
     score: SelfReplay | None = None
     unprofiled: Unprofiled | None = None
+
+    def is_on_device(self) -> NDArray[np.bool_]:
+        """Which tasks run on a device."""
+        return np.concatenate([part.is_on_device() for part, _ in rank_parts(self.graph)])
 
     def step_moments_ns(self, end_ns: Int64s) -> list[int]:
         """When each step ended, if tasks end at *end_ns*."""

@@ -28,7 +28,7 @@ from perfmodel.extensions.recordings.recorded_job import (
     Unprofiled,
     rank_parts,
 )
-from perfmodel.extensions.recordings.steady import SteadyJob, build_steady, lengths_ns, with_lengths
+from perfmodel.extensions.recordings.steady import SteadyJob, build_steady, with_lengths
 from perfmodel.extensions.recordings.storage import load_recorded_job
 from perfmodel.extensions.recordings.unprofiled import settle_steady
 from perfmodel.graph.job import JobGraph
@@ -176,11 +176,11 @@ class RecordingInfo:
 def describe_recording(recorded: RecordedJob) -> RecordingInfo:
     """What *recorded* knows; its steady job has a program per rank and an origin per task."""
     steady = build_steady(recorded)
-    settled = settle_steady(recorded, steady, lengths_ns(recorded))
+    settled = settle_steady(recorded, steady, recorded.excess_ns)
     return RecordingInfo(
         recorded.can_be_held,
         recorded.graph.rank_rows()[:-1],
-        replace(steady, graph=with_lengths(steady.graph, lengths_ns(recorded))),
+        replace(steady, graph=with_lengths(settled.undelayed, settled.alone_ns)),
         steady.graph,
         KnownEffects(settled),
         recorded.score,

@@ -63,6 +63,7 @@ def read_setting(
         release=row.text("release"),
         family=row.family,
         placement=row.text("placement"),
+        generation=cluster.device.generation,
     )
     sentences += chosen.assumptions
     stack = chosen.stack.with_compiling() if row.value("compiled") else chosen.stack
