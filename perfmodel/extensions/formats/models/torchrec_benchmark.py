@@ -16,14 +16,15 @@ KIND = "TorchRec benchmark"
 SECTIONS = {"RunOptions", "PipelineConfig", "EmbeddingTablesConfig"}
 """Sections by which a file is recognised; any two of them."""
 _PIPELINES = {
-    "base": False, "sparse": True, "semi": True, "fused": True, "prefetch": True,
-    "eval-sdd": True, "eval-fused": True,
+    "base": 0, "hybrid_base": 0, "sparse_lite": 1, "sparse": 2, "semi": 2, "fused": 2,
+    "prefetch": 2, "prefetch-ems": 2, "sparse-threading": 2, "sparse-bwd-opt": 2,
+    "sparse-opt-stash": 2, "sparse-emb-stash": 2, "eval-sdd": 2, "eval-fused": 2,
 }  # fmt: skip
-"""Whether a pipeline copies and distributes the next batch during an iteration."""
+"""What a pipeline does for the next batch during an iteration: copies it, also distributes it."""
 _EVALUATION = "eval"
 """What names of pipelines without a backward pass begin with."""
-_CACHED_RATIOS = {"fused_uvm_caching": 0.2, "fused_uvm": NO_CACHE}
-"""By kernel that reads host memory, the share of a table on the device where none is stated."""
+_CACHED, _UNCACHED = "fused_uvm_caching", "fused_uvm"
+"""Kernels that read host memory, with a cache on the device and without."""
 _OPTIMIZERS = {
     "EXACT_ADAGRAD": "adagrad", "EXACT_ROWWISE_ADAGRAD": "rowwise_adagrad", "EXACT_SGD": "sgd",
     "SGD": "sgd", "ADAM": "adam",
@@ -52,6 +53,8 @@ _READS = {
     "further": "EmbeddingTablesConfig.additional_tables?",
     "constraints": "PlannerConfig.additional_constraints?",
     "sharding": "PlannerConfig.sharding_type|RunOptions.sharding_type=table_wise",
+    "cached": "ShardingConfig.fused_params.cache_load_factor=0.2",
+    "skew": "ModelInputConfig.power_law_alpha=0.0",
     "kernel": "PlannerConfig.compute_kernel|RunOptions.compute_kernel=fused",
 }  # fmt: skip
 """Where each figure is, with the benchmark's own default."""
@@ -104,7 +107,7 @@ def read_benchmark(
         "source": document,
         "stack": "torchrec",
         "batch": of["batch_size"] * of["world_size"],
-        "input": {"prefetch": pipeline},
+        "input": {"prefetch": bool(pipeline)},
         "dense": {
             "features": of["features"],
             "bottom_mlp": [*(of["bottom"] or ()), of["bottom_out"]],
@@ -115,17 +118,18 @@ def read_benchmark(
             "rows": [rows for _, rows, _, _ in tables],
             "width": [width for _, _, width, _ in tables],
             "dtype": dtypes,
-            "cached_ratios": [_cached_ratio(one, of["kernel"]) for one in limits],
+            "cached_ratios": [_cached_ratio(one, of) for one in limits],
             "sharding_types": [
                 "+".join(str(word).lower() for word in one.get("sharding_types", [of["sharding"]]))
                 for one in limits
             ],
             "pooling_factors": of["pooling"],
+            "zipf_exponents": of["skew"],
             "optimizer": optimizer,
         },
         "training": {
             "optimizer": dense,
-            "distribute_ahead": pipeline,
+            "distribute_ahead": pipeline == _PIPELINES["sparse"],
             "forward_only": str(of["pipeline"]).startswith(_EVALUATION),
         },
         "sharding": {"sharder": "torchrec"},
@@ -150,12 +154,12 @@ def _flat(prefix: str, content: Mapping[str, Any], leaves: Collection[str]) -> A
             yield name, value
 
 
-def _cached_ratio(limits: Mapping[str, Any], usual: str) -> float:
+def _cached_ratio(limits: Mapping[str, Any], of: Mapping[str, Any]) -> float:
     """The share on the device of a table with the constraints *limits*."""
-    kernels = limits.get("compute_kernels") or [usual]
-    ratio = _CACHED_RATIOS.get(str(kernels[0]).lower(), 1.0)
-    stated = (limits.get("cache_params") or {}).get("load_factor")
-    return float(stated) if stated and ratio < 1 else ratio
+    kernel = str((limits.get("compute_kernels") or [of["kernel"]])[0]).lower()
+    if kernel == _CACHED:
+        return float((limits.get("cache_params") or {}).get("load_factor") or of["cached"])
+    return NO_CACHE if kernel == _UNCACHED else 1.0
 
 
 def _one_of(fields: FieldReader, key: str, word: Any, known: Mapping[str, Any]) -> Any:
