@@ -389,6 +389,13 @@ def test_a_degree_that_is_no_whole_number_is_refused_by_name(file, value):
         load_workload(path)
 
 
+@pytest.mark.parametrize("value", ["nan", "-0.1", "10", "some"])
+def test_a_dropout_is_a_share(file, value):
+    path = file(SCRIPT.replace("--hidden-dropout 0.0", f"--hidden-dropout {value}"), "train.sh")
+    with pytest.raises(WorkloadError, match="hidden_dropout: must be a"):
+        load_workload(path)
+
+
 MODEL = """
 ROUTED=4
 LAYERS="${DEPTH:-6}"
