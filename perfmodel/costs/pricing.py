@@ -24,7 +24,7 @@ from collectives import (
     wiring_of,
 )
 from collectives.uneven import price_lean
-from perfmodel.base.dtypes import DType
+from perfmodel.base.dtypes import BITS_PER_BYTE
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.anchoring import anchor
@@ -40,10 +40,10 @@ from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES, family_of, pr
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import NO_GROUP, JobGraph, split_bytes
-from perfmodel.graph.ops import Communication, GroupedGemm, Op
+from perfmodel.graph.ops import Communication, Gemm, GroupedGemm, Op
 from perfmodel.graph.program import Program, offsets
 from perfmodel.stacks.capabilities import FrameworkBehaviour
-from perfmodel.stacks.spread import find_spread
+from perfmodel.stacks.spread import KERNELS, find_spread
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Cluster, Device
 
@@ -95,8 +95,13 @@ class _CallPrice:
         return replace(self, duration_ns=self.per_member_ns[position], per_member_ns=None)
 
 
-def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> PricedJob:
-    """Durations of every task of *job* on *cluster* under *stack*."""
+def price_job(
+    job: JobGraph, *, cluster: Cluster, stack: SoftwareStack, guesses: int = 0
+) -> PricedJob:
+    """Durations of every task of *job* on *cluster* under *stack*.
+
+    So many settings that decide costs are *guesses*: its spread is wider for them.
+    """
     _check_fits(job, cluster)
     calls = _CallPricer(job, cluster, stack)
     families = np.array([FAMILIES.index(family_of(type(op))) for op in job.ops], dtype=np.int8)
@@ -115,6 +120,7 @@ def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> Price
     starts, programs, columns, link_use = _price_kinds(
         job, [(rank, plain_at[gpu_of_rank[rank]]) for rank in representatives.tolist()], calls
     )
+    family = np.concatenate([families[program.op] for program in programs])
     priced = PricedJob(
         job=job,
         durations=DurationTable(
@@ -124,7 +130,7 @@ def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> Price
         float_ns=columns.duration_ns,
         relative_sigma=columns.relative_sigma,
         provenance=columns.provenance,
-        family=np.concatenate([families[program.op] for program in programs]),
+        family=family,
         bound=columns.bound,
         link_use=link_use,
         slowdowns=slowdowns_for(cluster.device),
@@ -133,14 +139,33 @@ def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> Price
             architecture=cluster.device.architecture,
             hosts=cluster.host_count,
             samples=job.facts.samples / job.rank_count,
-            has_experts=any(isinstance(op, GroupedGemm) for op in job.ops),
-            has_four_bits=any(
-                getattr(op, "dtype", None) in (DType.NVFP4, DType.MXFP4) for op in job.ops
-            ),
+            features=features_of(job, family, columns.duration_ns, columns.relative_sigma)
+            | {"guesses": guesses},
             is_emulated=job.facts.is_emulated,
         ),
     )
     return anchor(priced, cluster, stack)
+
+
+def features_of(
+    job: JobGraph, family: NDArray[np.int8], duration_ns: FloatColumn, sigma: FloatColumn
+) -> dict[str, float]:
+    """How much *job* has of what makes predictions unsure, see `FamilySpread`."""
+    count = len(FAMILIES)
+    by_family = np.bincount(family, duration_ns, count)
+    host_ns = by_family[FAMILIES.index("host")]
+    device_ns = max(float(by_family.sum() - host_ns), 1.0)
+    errors_ns = np.bincount(family, duration_ns * sigma, count)
+    errors_ns[FAMILIES.index("host")] = 0.0
+    formats = {op.dtype for op in job.ops if isinstance(op, Gemm | GroupedGemm)}
+    return {
+        KERNELS: float(np.linalg.norm(errors_ns)) / device_ns,
+        "communication": float(by_family[FAMILIES.index(COMMUNICATION_FAMILY)]) / device_ns,
+        "host": min(float(host_ns) / device_ns, 1.0),
+        "experts": float(any(isinstance(op, GroupedGemm) for op in job.ops)),
+        "eight_bits": float(any(one.size_bits == BITS_PER_BYTE for one in formats)),
+        "four_bits": float(any(one.size_bits < BITS_PER_BYTE for one in formats)),
+    }
 
 
 _KERNELS = [FAMILIES.index(name) for name in ("attention", "embedding", "gemm", "memory")]
