@@ -131,11 +131,23 @@ def test_an_evaluation_has_no_backward_pass(tmp_path):
         ("test_sparse_nn", "deepfm", "can only be test_sparse_nn, got 'deepfm'"),
         ("EXACT_ROWWISE_ADAGRAD", "LION", "sparse_optimizer.*can only be EXACT_ADAGRAD"),
         ("data_type: FP16", "data_type: FP6", "data_type.*can only be FP32"),
+        ("num_embeddings: 7,", "", "must be lists of tables"),
+        ("additional_tables:", "additional_tables: soon\n  more:", "got 'soon'"),
+        ("batch_size: 1024", "batch_size: many", "batch_size: must be a whole number"),
+        ("num_weighted_features: 1", "num_weighted_features: -1", "whole number from 0"),
+        ("num_unweighted_features: 101", "num_unweighted_featurs: 101", "_features is. Correct"),
     ],
 )
 def test_what_cannot_be_modelled_is_refused(tmp_path, before, after, fault):
     with pytest.raises(WorkloadError, match=fault):
         _read(tmp_path, BENCHMARK.replace(before, after, 1))
+
+
+def test_keys_that_nobody_knows_are_listed(tmp_path):
+    text = BENCHMARK.replace("name: half,", "name: half, hot: 1,")
+    file, _ = _read(tmp_path, text.replace("pipeline: sparse", "pipeline: sparse, depth: 3"))
+    unknown = load_workload(file).unknown_keys
+    assert {"PipelineConfig.depth", "additional_tables.hot"} <= set(unknown)
 
 
 def test_a_benchmark_is_no_layout(tmp_path):
