@@ -176,7 +176,7 @@ def fit_gemm_entry(table: KernelTable, device_name: str) -> Entry:
     ops = [kernel.op for kernel in table.kernels]
     dtype = ops[0].dtype
     shapes, machine = gemm_shapes(ops), machine_rates(device, dtype)
-    measured = table.measured_ns
+    measured = table.alone_ns
     found = {kernel.operand_residency for kernel in table.kernels}
     if len(found) > 1:
         words = " and ".join(sorted(residency.value for residency in found))
@@ -259,7 +259,7 @@ def fit_expert_entry(table: KernelTable, device_name: str) -> Entry:
     device = load_device(device_name)
     layers = [kernel.op for kernel in table.kernels]
     shapes, machine = layer_shapes(layers), machine_rates(device, layers[0].dtype)
-    measured = table.measured_ns
+    measured = table.alone_ns
     constants = fit_constants(
         load_limits()["experts"],
         lambda values: predict_layer_times(shapes, machine, ExpertConstants(**values)).duration_ns,
