@@ -225,7 +225,8 @@ def calibration_for(device: Device) -> Calibration:
     """The constants measured on machines of *device*, or those that ship with the package.
 
     Of its files those of kernels are JSON; of YAML files those of measured runs have `anchors`, and
-    those of timed kernels `kernels`. Of several files of collectives the last one that has constants of a machine counts there.
+    those of timed kernels `kernels`. Of several files of collectives the last one that has
+    constants of a machine counts there.
     """
     own = [_load_own(path, _changed_ns(path)) for path in map(Path, device.calibrations)]
     files = [one for one in own if isinstance(one, Calibration)]

@@ -57,14 +57,18 @@ OTHER_MODEL = {"transformer": 1.0, "experts": 0.2, "dlrm": 1.0}
 """Chosen beside the fit: with 1.0 an expert model of another size made four sources worse."""
 LEAST_OF_RUN = {"transformer": 0.0, "experts": 0.0, "dlrm": 0.15}
 """The same: with the fitted 0.04, six of fourteen sources of recommendation models got worse."""
-TOLD_BY = {"dlrm": ("EmbeddingOp", True), "experts": ("GroupedGemm", False), "transformer": ("", False)}
+TOLD_BY = {
+    "dlrm": ("EmbeddingOp", True),
+    "experts": ("GroupedGemm", False),
+    "transformer": ("", False),
+}
 """The op that tells a family, and whether its runs say nothing of others; the last is any other."""
 START = np.log(
     [*[0.08, 0.4, 0.15, 0.4, 0.25, 0.3], *[0.03] * 4, *[0.03, 0.06, 0.08, 0.3, 0.15, 0.15], 0.04]
 )
-"""By what is known of kernels: GEMMs of two collectors differ by 3 to 8 %, kernels of attention by 14
-to 40 and more, collectives beyond what was measured by 25 to 37, hosts by a factor of two. Chosen
-with the scores of all sources in view."""
+"""By what is known of kernels: GEMMs of two collectors differ by 3 to 8 %, kernels of attention by
+14 to 40 and more, collectives beyond what was measured by 25 to 37, hosts by a factor of two.
+Chosen with the scores of all sources in view."""
 PULL, MOST_ERROR, MOST_OF_MACHINE, STEPS = 5.0, 0.6, 24, (40, 12)
 """How strongly logarithms are drawn to the start; errors and rows of a machine that count."""
 SEEDS = 10

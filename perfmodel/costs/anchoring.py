@@ -53,7 +53,8 @@ class CallFactors:
     """Factors of the collectives of *cluster*, as the timed ones of its device have them."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._learnt: Any = _own_kernels().learn_calls(cluster) if _files(cluster.device) else None
+        learnt: Any = _own_kernels().learn_calls(cluster) if _files(cluster.device) else None
+        self._learnt = learnt if learnt is not None and learnt.spots else None
 
     def of(self, op: Communication, ranks: int, hosts: int) -> CallFactor:
         """The factor of *op* among *ranks* ranks of *hosts* hosts."""

@@ -37,7 +37,7 @@ ASKS = {
     **{f"validate {word}": f"validate_{word}" for word in ("runs", "fits")},
     **{f"calibrate {kind}": "calibrate_kernels cross_validate" for kind in KERNELS},
     "calibrate collectives": "calibrate_collectives cross_validate leave_out_collectives",
-    **{f"calibrate {kind}": f"calibrate_{kind}" for kind in ("embedding", "host")},
+    **{f"calibrate {kind}": f"calibrate_{kind}" for kind in ("embedding", "host", "runs")},
     "calibrate kernels": "calibrate_own_kernels",
     "measure": "measure",
     "workload import": "import_workload",

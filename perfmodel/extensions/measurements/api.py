@@ -309,9 +309,7 @@ def cross_validate(
     from perfmodel.extensions.measurements.validation.tables import kernel_deviations
 
     loaded = kernels.load_tables(kind, [Path(one) for one in tables])
-    table, cautions = check_kernels(
-        loaded, ", ".join(map(str, tables)), KERNEL_KINDS[kind].price
-    )
+    table, cautions = check_kernels(loaded, ", ".join(map(str, tables)), KERNEL_KINDS[kind].price)
     held_out = kernels.cross_validate(kind, table, folds=folds, by=columns, on_phase=on_phase)
     return Scoreboard(kind, kernel_deviations(*held_out), table.unsupported, cautions)
 

@@ -138,8 +138,8 @@ TIMES_MS = {
 """Other headings of a time, and what one of it is in milliseconds."""
 OTHER_HEADINGS = {"gpu": "device", "precision": "dtype"}
 OPTIONAL = (
-    "dtype", "batch", "residency", "under_load", "tflops", "num_key_value_heads", "sliding_window_size",
-    "backend", "collector",
+    "dtype", "batch", "residency", "under_load", "tflops", "num_key_value_heads",
+    "sliding_window_size", "backend", "collector",
 )  # fmt: skip
 """Columns that change what a row means and may be left out."""
 KNOWN_ALIKE = ("num_kv_heads", "batch_size", "data_type")

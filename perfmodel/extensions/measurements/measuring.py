@@ -8,8 +8,8 @@ narrows the interval then.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,23 @@ import numpy as np
 
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.writing import check_writable, write_file
+from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
 from perfmodel.extensions.measurements.calibration.anchors import (
     FACTORS,
+    Anchor,
+    Kind,
     Parts,
     TimedCall,
+    learn,
     learnt_of,
 )
 from perfmodel.extensions.measurements.calibration.own_kernels import Learning, row_of
 from perfmodel.graph.ops import Attention, Communication, EmbeddingOp, Gemm, GroupedGemm
-from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.answer import Narrowing, Prediction
 from perfmodel.prediction.question import Question
 
-SCRIPT = Path(__file__).parent / "timing_script.py"
+SCRIPT = Path(__file__).parent / "calibration" / "timing_script.py"
 MOST_KERNELS, MOST_CALLS = 40, 6
 LEAST = 0.002
 """Of the variance: what carries less is not worth timing."""
@@ -61,8 +65,7 @@ class MeasurePlan:
     @property
     def half_width(self) -> float:
         """Half of the interval over the iteration, today."""
-        interval = self.prediction.interval
-        return (interval.high_ns - interval.low_ns) / 2 / self.prediction.iteration_ns
+        return self.prediction.interval.half_width_ns / self.prediction.iteration_ns
 
     @property
     def expected(self) -> float:
@@ -100,16 +103,42 @@ def plan_measuring(question: Question, prediction: Prediction) -> MeasurePlan:
     priced = price_job(question.jobs[0], cluster=question.cluster, stack=question.stack)
     parts = Parts.of(priced, question.cluster, question.stack)
     topology = question.cluster.topology.name
-    listed = tuple(_list(parts, learnt_of(question.cluster, question.stack), topology))
+    known = learnt_of(question.cluster, question.stack)
+    listed = tuple(_list(parts, known, topology))
     if not listed:
         raise MeasurementError("measure: no kernel of this job is worth timing.")
     return MeasurePlan(prediction, question.cluster.device.name, listed)
 
 
-def expected_ratio(parts: Parts, known: Learning) -> float:
-    """What is left of the width of the interval once what is worth timing was timed."""
-    spots = [parts.spots[place] for place in choose(parts)]
-    return parts.ratio(_with(known, spots)) / parts.ratio(known)
+def expected_ratio(parts: Parts, known: Sequence[Learning], chosen: Sequence[int]) -> float:
+    """What is left of the width beside what is *known*, once *chosen* were timed."""
+    spots = tuple(parts.spots[place] for place in chosen)
+    return parts.ratio(*known, Learning(spots, (0.0,) * len(spots))) / parts.ratio(*known)
+
+
+def list_narrowings(
+    question: Question, priced: PricedJob, found: Prediction
+) -> Iterator[Narrowing]:
+    """What to measure for *found*, whose job has prices *priced*, and what is expected of it."""
+    cluster, stack = question.cluster, question.stack
+    if cluster is None or stack is None or not found.drawn_ns or question.known is not None:
+        return
+    half_ns = found.interval.half_width_ns
+    parts = Parts.of(priced, cluster, stack)
+    run = Anchor(
+        **{one.name: getattr(parts.kind, one.name) for one in fields(Kind)},
+        run="the next",
+        measured_ns=1.0,
+        predicted_ns=1.0,
+        shares=dict(zip(FACTORS, parts.shares.tolist(), strict=True)),
+    )
+    ratio = learn([run], parts.kind, parts.shares).ratio
+    what = "measure an iteration, also of another layout: `--measured TIME --anchor-out FILE`"
+    yield Narrowing("run", f"{what}, or `perfmodel calibrate runs`.", half_ns * ratio)
+    if chosen := choose(parts):
+        ratio = expected_ratio(parts, learnt_of(cluster, stack), chosen)
+        what = "time the kernels that `perfmodel measure` lists."
+        yield Narrowing("kernels", what, half_ns * ratio)
 
 
 def choose(parts: Parts) -> list[int]:
@@ -129,16 +158,10 @@ def choose(parts: Parts) -> list[int]:
     return sorted(kept, key=lambda place: -worth[place])
 
 
-def _with(known: Learning, spots: list[Any]) -> Learning:
-    return Learning((*known.spots, *spots), (*known.logs, *[0.0] * len(spots)))
-
-
-def _list(parts: Parts, known: Learning, topology: str) -> Iterator[Listed]:
-    whole, now = float(parts.times_ns.sum()), parts.ratio(known)
-    spots = []
-    for place in choose(parts):
-        spots.append(parts.spots[place])
-        left = parts.ratio(_with(known, spots)) / now
+def _list(parts: Parts, known: Sequence[Learning], topology: str) -> Iterator[Listed]:
+    whole, chosen = float(parts.times_ns.sum()), choose(parts)
+    for number, place in enumerate(chosen, 1):
+        left = expected_ratio(parts, known, chosen[:number])
         row = _row(parts.calls[place], topology)
         yield Listed(row, float(parts.times_ns[place]) / whole, left)
 

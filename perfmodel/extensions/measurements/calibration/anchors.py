@@ -5,7 +5,7 @@ that it carries times how far off it is on this machine; errors that runs of one
 model and number format have in common; and an error of the run itself. All are normal and
 independent. `perfmodel/stacks/anchors.yaml` says how large they are. They grow with the spread that
 a prediction has without anchors, those of the run itself with its root, and never below what is
-stated. Conditioning on the anchors gives a factor for each family, and what remains of the interval.
+stated. Conditioning on the anchors gives a factor for each family, and what is left of it.
 
 Errors of single runs have heavy tails: a row far from what the others say loses weight.
 """
@@ -39,7 +39,7 @@ from perfmodel.extensions.measurements.calibration.own_kernels import (
     spot_of,
 )
 from perfmodel.graph.durations import DurationTable
-from perfmodel.graph.ops import Communication, Gemm, GroupedGemm, Work
+from perfmodel.graph.ops import Communication, Gemm, GroupedGemm, Op
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Cluster
 
@@ -121,8 +121,7 @@ class Prior(Form):
     apart: bool = False
 
     def variances(self, kind: Kind, spread: float) -> Variances:
-        """The variances of a run of *kind*, where *spread* is what these deviations are stated at.
-        """
+        """The variances of a run of *kind*; *spread* is what these deviations are stated at."""
         scale = kind.spread / spread
         own = max(scale, 1.0)
         return Variances(
@@ -134,7 +133,7 @@ class Prior(Form):
 
 
 class Variances(NamedTuple):
-    """Of the logarithm of a run: of families on its machine, in common, of its own, and the rest."""
+    """Of the logarithm of a run: families on its machine, in common, its own, and the rest."""
 
     machine: Floats
     common: float
@@ -334,7 +333,7 @@ def _narrow_by_kernels(
     files = files_of(cluster.device)
     if not files:
         return priced, files
-    ratio = Parts.of(priced, cluster, stack).ratio(learnt_of(cluster, stack))
+    ratio = Parts.of(priced, cluster, stack).ratio(*learnt_of(cluster, stack))
     names = ", ".join(map(str, files))
     if ratio == 1.0:
         return _said(priced, f"{names}: no kernel of this job and GPU is in it."), files
@@ -343,19 +342,19 @@ def _narrow_by_kernels(
     return _said(replace(priced, spread=spread), said), files
 
 
-def learnt_of(cluster: Cluster, stack: SoftwareStack) -> Learning:
+def learnt_of(cluster: Cluster, stack: SoftwareStack) -> tuple[Learning, Learning]:
     """What the timed kernels and collectives of *cluster* say."""
-    calls, kernels = learn_calls(cluster), learning_of(cluster.device, stack)
-    return Learning((*kernels.spots, *calls.spots), (*kernels.logs, *calls.logs))
+    return learning_of(cluster.device, stack), learn_calls(cluster)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
     """What a job is made of: distinct kernels and collectives, with time and family of each.
 
-    *shares* is what each of FACTORS carries, *variances* are those of the job.
+    *shares* is what each of FACTORS carries, *variances* are those of the job, of a *kind*.
     """
 
+    kind: Kind
     calls: tuple[TimedCall, ...]
     spots: tuple[Spot, ...]
     times_ns: Floats
@@ -374,6 +373,7 @@ class Parts:
             found.setdefault(spot, call)
             times[spot] = times.get(spot, 0.0) + time_ns
         return cls(
+            kind,
             tuple(found.values()),
             tuple(found),
             np.array([*times.values()]),
@@ -382,9 +382,9 @@ class Parts:
             file.families[kind.family].variances(kind, file.spread),
         )
 
-    def ratio(self, learnt: Learning) -> float:
-        """What *learnt* leaves of the width of the interval."""
-        _, left = learnt.answer(self.spots)
+    def ratio(self, *learnt: Learning) -> float:
+        """What all of *learnt* leave of the width of the interval."""
+        left = np.min([one.answer(self.spots)[1] for one in learnt], axis=0)
         of_family = np.ones(len(FACTORS))
         for place, name in enumerate(FACTORS):
             rows = self.families == name
@@ -397,7 +397,7 @@ class Parts:
 class TimedCall(NamedTuple):
     """An op that can be timed, and among how many ranks and hosts where it is a collective."""
 
-    op: Work | Communication
+    op: Op
     ranks: int
     hosts: int
 

@@ -54,13 +54,13 @@ KIND_WORDS = {**{word: word for word in KINDS}, "matmul": "gemm", "group_matmul"
 SIZE_WORDS = {"m_per_group": "m"}
 """What tables call a size."""
 STAGES = {"dgrad": ("m", "k", "n"), "wgrad": ("n", "k", "m")}
-"""Gradients whose rows state the sizes m, n, k of the forward product: where theirs are among them."""
+"""Gradients whose rows state m, n, k of the forward product: where their own are among them."""
 _OF_CALL = ("topology", "ranks", "hosts")
 
 
 def read_tables(paths: Sequence[Path], device: str | None) -> tuple[KernelTable, Cautions]:
     """The rows of all kinds in the tables at *paths*, and what is wrong with others."""
-    tables = [_read(path, device) for path in paths]
+    tables = [read_table(path, device) for path in paths]
     kernels = tuple(row for table in tables for row in table.kernels)
     unsupported = tuple(row for table in tables for row in table.unsupported)
     names = ", ".join(map(str, paths))
@@ -73,7 +73,8 @@ def read_tables(paths: Sequence[Path], device: str | None) -> tuple[KernelTable,
     return replace(rows, unsupported=unsupported), cautions
 
 
-def _read(path: Path, device: str | None) -> KernelTable:
+def read_table(path: Path, device: str | None) -> KernelTable:
+    """The rows of all kinds in the table at *path*."""
     frame = load_frame(path, device)
     if missing := {"device", "latency_ms"} - set(frame.columns):
         raise MeasurementError(
@@ -128,9 +129,9 @@ def price_rows(rows: Sequence[MeasuredKernel]) -> Estimates:
     if isinstance(rows[0].op, Collective):
         times_ns = []
         for row in rows:
-            cells = dict(row.columns)
-            cluster = build_cluster(load_topology(str(cells["topology"])), hosts=cells["hosts"])
-            ranks = seats(_timed(row), cluster)
+            topology, timed = load_topology(str(row.columns["topology"])), _timed(row)
+            cluster = build_cluster(topology, hosts=timed.hosts)
+            ranks = seats(timed, cluster)
             times_ns.append(price_collective(row.op, cluster=cluster, ranks=ranks).duration_ns)
         return build_estimates(
             np.array(times_ns), relative_sigma=0.2, provenance=Provenance.ANALYTIC, bound=Bound.LINK
@@ -157,13 +158,13 @@ def kernels_text(table: KernelTable, about: Mapping[str, str]) -> str:
     rows = []
     for row in table.kernels:
         one = _timed(row)
-        document = {"device": one.device, "kind": one.kind, "time": f"{one.time / 1e3:.6g} us"}
+        document: dict[str, Any] = {"device": one.device, "kind": one.kind}
+        document["time"] = f"{one.time / 1e3:.6g} us"
         document |= {"under_load": one.under_load, "residency": one.residency.value}
         document |= {"ranks": one.ranks, "hosts": one.hosts} if one.kind == "collective" else {}
         rows.append({**document, "cells": dict(one.cells)})
     devices = ", ".join(dict.fromkeys(row.device for row in table.kernels))
-    header = {**about, "hardware": devices, "software": "see the tables"}
-    document = {**header, "kernels": rows}
+    document = {**about, "hardware": devices, "software": "see the tables", "kernels": rows}
     return yaml.safe_dump(document, sort_keys=False, width=160, default_flow_style=None)
 
 
@@ -178,4 +179,5 @@ def iter_lines(table: KernelTable) -> Iterator[str]:
         found = price_rows(rows).duration_ns
         ratio = np.median([row.measured_ns for row in rows] / found)
         how = "under load" if under_load else "in a burst"
-        yield f"{device}, {kind}: {len(rows)} rows timed {how}, {ratio:.2f} times the prices of a long run."
+        said = f"{len(rows)} rows timed {how}, {ratio:.2f} times the prices of a long run."
+        yield f"{device}, {kind}: {said}"

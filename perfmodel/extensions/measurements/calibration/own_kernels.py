@@ -9,6 +9,7 @@ What is left of its variance narrows the interval, by `perfmodel/stacks/anchors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
@@ -73,6 +74,7 @@ class Spot(NamedTuple):
     sizes: tuple[float, ...]
 
 
+@lru_cache(maxsize=4096)
 def spot_of(op: Any, *, ranks: int = 1, hosts: int = 1) -> Spot:
     """The spot of *op*; a collective runs on *ranks* ranks of *hosts* hosts."""
     op = op.collective if isinstance(op, Communication) else op
@@ -84,7 +86,7 @@ def spot_of(op: Any, *, ranks: int = 1, hosts: int = 1) -> Spot:
         cells |= {"ranks": ranks, "hosts": hosts}
     sizes = [one for one in cells.values() if isinstance(one, int | float) and one is not True]
     words = [one for one in cells.values() if not isinstance(one, int | float)]
-    return Spot(type(op), (*words,), tuple(np.log2(1.0 + np.array(sizes)).tolist()))
+    return Spot(type(op), (*words,), tuple(math.log2(1.0 + one) for one in sizes))
 
 
 def row_of(op: Any) -> dict[str, Any]:
@@ -174,9 +176,9 @@ class Learning:
         for kind, of_spot in found.items():
             spots = list(of_spot)
             noise = [NOISE**2 / len(logs) for logs in of_spot.values()]
-            inverse = np.linalg.inv(_covariance(spots, spots) + np.diag(noise))
+            inverse: Floats = np.asarray(np.linalg.inv(_covariance(spots, spots) + np.diag(noise)))
             means = np.array([np.mean(logs) for logs in of_spot.values()])
-            known[kind] = spots, inverse, inverse @ means
+            known[kind] = spots, inverse, np.asarray(inverse @ means)
         return known
 
     def answer(self, spots: Sequence[Spot]) -> tuple[Floats, Floats]:
