@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from perfmodel.base.errors import TraceError
 from perfmodel.base.writing import write_file
-from traces.execution_trace import Argument, pair_arguments
+from traces.execution_trace import TraceArgument, pair_arguments
 from traces.file_stream import BATCH_BYTES, DEFAULT_LIMITS, Chunks, Limits, open_chunks
 
 SCHEMA_VERSION = "0.0.4"
@@ -68,8 +68,8 @@ class ChakraOperation:
     start_us: int = 0
     duration_us: int = 0
     attributes: dict[str, AttributeValue] = field(default_factory=dict)
-    inputs: tuple[Argument, ...] = ()
-    outputs: tuple[Argument, ...] = ()
+    inputs: tuple[TraceArgument, ...] = ()
+    outputs: tuple[TraceArgument, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ def _operation(message: Any) -> ChakraOperation:
     )
 
 
-def _arguments(message: Any) -> tuple[Argument, ...]:
+def _arguments(message: Any) -> tuple[TraceArgument, ...]:
     """Tensors and values, which are stored as text; none if the text is damaged."""
     texts = (message.shapes, message.types, message.values)
     shapes, kinds, values = (_list_of(text) for text in texts)

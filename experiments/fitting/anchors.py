@@ -125,7 +125,7 @@ def unseen_spreads(cases: Sequence[Case]) -> Floats:
             own = max(own, family.no_runs)
         elif all(one.architecture != case.architecture for one in others):
             own = max(own, family.other_chip)
-        found.append(max(own, family.experts) if case.has_experts else own)
+        found.append(own)
     return np.array(found)
 
 

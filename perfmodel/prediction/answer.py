@@ -21,8 +21,8 @@ from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
 
 if TYPE_CHECKING:
-    from perfmodel.prediction.explain import Evidence
-    from perfmodel.prediction.recording import RecordedStep, Score
+    from perfmodel.prediction.explain import ExplainedReplay
+    from perfmodel.prediction.recording import RecordedStep, ReplayScore
     from perfmodel.workloads.family import TakenDefault
 
 
@@ -227,7 +227,7 @@ class Reasons:
     """
 
     explanation: Explanation
-    evidence: Evidence
+    evidence: ExplainedReplay
     interference: InterferenceLoss | None = None
 
 
@@ -253,7 +253,7 @@ class Prediction(Shown):
     span_ns: int = 0
     periods_ns: tuple[int, ...] = ()
     drawn_ns: tuple[float, ...] = ()
-    score: Score | None = None
+    score: ReplayScore | None = None
     recorded: RecordedStep | None = None
     scenario: Scenario | JobScenario | None = None
     reasons: Reasons | None = None
@@ -287,7 +287,7 @@ class Prediction(Shown):
         return self._why().explanation
 
     @property
-    def evidence(self) -> Evidence:
+    def evidence(self) -> ExplainedReplay:
         """The replay that the explanation rests on."""
         return self._why().evidence
 

@@ -45,6 +45,9 @@ from perfmodel.prediction.question import Ends, Question, build_question
 from perfmodel.prediction.scenario import Interference, Mode
 from perfmodel.prediction.time_parts import extrapolate_explanation
 
+_GUESSED = ("parallel.dispatcher",)
+"""Defaults whose runs are further off than those that state them."""
+
 
 def predict(
     question: Question,
@@ -96,7 +99,13 @@ def price(question: Question, job: JobGraph) -> PricedJob:
     if question.cluster is None or question.known is not None:
         return stated_prices(job, question.known)
     assert question.stack is not None
-    return price_job(job, cluster=question.cluster, stack=question.stack)
+    guesses = count_guesses(question)
+    return price_job(job, cluster=question.cluster, stack=question.stack, guesses=guesses)
+
+
+def count_guesses(question: Question) -> int:
+    """Settings of *question* that its framework decides, and differently from run to run."""
+    return sum(one.setting in _GUESSED for one in question.defaults_taken)
 
 
 def _rules_of(question: Question, priced: PricedJob) -> Rules | None:

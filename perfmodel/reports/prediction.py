@@ -11,16 +11,16 @@ from perfmodel.prediction.answer import Part, PathShare, Prediction, RankWait, T
 from perfmodel.prediction.scenario import Mode, Scenario
 from perfmodel.reports.blocks import (
     Bar,
+    BarPart,
     Bars,
     Block,
     Headline,
     Look,
-    Piece,
     Report,
     Section,
     Sentences,
     Table,
-    Timeline,
+    TimelineBlock,
 )
 from perfmodel.reports.machines import build_links
 from perfmodel.reports.runs import run_section
@@ -193,7 +193,7 @@ def iter_sections(
     yield Section("Memory", _memory(prediction))
     yield Section("The busiest links", more=lambda: build_links(prediction))
     pieces = [
-        Piece(kind.word, PROVENANCE_LOOKS[kind], "", ratio)
+        BarPart(kind.word, PROVENANCE_LOOKS[kind], "", ratio)
         for kind, ratio in why.provenance_ratio.items()
         if ratio
     ]
@@ -253,7 +253,7 @@ def parts_bar(time: TimeParts, name: str = "", value: str = "") -> Bar:
     for part, (look, words) in PART_LOOKS.items():
         duration_ns = time.of_part_ns.get(part, 0)
         if duration_ns:
-            pieces.append(Piece(words, look, scale(duration_ns), duration_ns / total_ns))
+            pieces.append(BarPart(words, look, scale(duration_ns), duration_ns / total_ns))
     return Bar(pieces, name, value)
 
 
@@ -272,7 +272,7 @@ def draw_timelines(answers: Iterable[tuple[str, Prediction]]) -> list[Block]:
     """What happens when in one or several *answers*."""
     blocks: list[Block] = []
     for name, found in answers:
-        blocks.append(Timeline(found.evidence, name))
+        blocks.append(TimelineBlock(found.evidence, name))
         if found.evidence.window.length_ns < _DRAWN_WHOLE * found.iteration_ns:
             blocks.append(Sentences([FEWER_DRAWN]))
     return blocks
@@ -355,7 +355,7 @@ def _memory(prediction: Prediction) -> list[Block]:
     whole_bytes = max(memory.capacity_bytes, memory.peak_bytes)
     parts = sorted(memory.fullest.memory.parts, key=lambda part: -part.size_bytes)
     pieces = [
-        Piece(part.name, look, format_size(part.size_bytes), part.size_bytes / whole_bytes)
+        BarPart(part.name, look, format_size(part.size_bytes), part.size_bytes / whole_bytes)
         for part, look in zip(parts, MEMORY_LOOKS * len(parts), strict=False)
         if part.size_bytes
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import csv
 import io
 import json
 import random
@@ -27,9 +28,12 @@ import yaml
 
 from perfmodel.cli import main
 from tests.extensions.formats.machines.test_smi_matrix import SWITCHED
+from tests.extensions.formats.models.test_torchrec_benchmark import BENCHMARK
+from tests.fuzz.readers import ATTENTION, COLLECTIVES, MEMORY, ROOT
 
-OWN = ("run", "perfmodel_version", "scenario", "warnings", "unknown_keys", "assumptions", "lines")
-"""Keys of an answer that say how it was found, or something about it."""
+OWN = ("run", "perfmodel_version", "scenario", "warnings", "unknown_keys", "assumptions", "lines",
+       "row")  # fmt: skip
+"""Keys of an answer that say how it was found, or something about it, or name a row."""
 FACTORS = (-1, 0, 1000, 0.001, float("nan"), float("inf"))
 RETYPED = ("soon", "8", 8.5, True, [1], {"a": 1}, "", "-5", "64mb", "0x10", 10**20)
 
@@ -43,7 +47,8 @@ class Door:
     good: Any
     command: tuple[str, ...]
     write: Callable[[Any], str]
-    reads: frozenset[str] = frozenset()
+    is_own: bool = False
+    """A document of `perfmodel schema`, whose keys have documented defaults."""
 
 
 LLAMA = {
@@ -193,9 +198,53 @@ RUNS = [
 ]  # fmt: skip
 
 
+def _own(path: str) -> Any:
+    document = yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+    return {key: str(one) if key == "date" else one for key, one in document.items()}
+
+
+def _ended(content: Any) -> str:
+    return str(yaml.safe_dump(content, explicit_end=True))
+
+
+def _rows(text: str) -> list[dict[str, Any]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def _build_own_doors() -> Iterator[Door]:
+    """The kinds of `perfmodel schema` that have no other door."""
+    ask = ("--samples", "2", "--executor", "serial", "--quiet", "--json", "-")
+    small = ("predict", "transformer_small", "--ranks-per-host", "2", *ask, "--topology")
+    gemm = ("kernel", "gemm", "--m", "4096", "--n", "4096", "--k", "4096", "--json", "-")
+    reduce = ("collective", "--kind", "all_reduce", "--size", "64MiB", "--json", "-")
+    topology, devices = "topologies/catalog/dgx_h100.yaml", "topologies/devices"
+    templates, stacks = "perfmodel/api/templates", "perfmodel/stacks/catalog"
+    specs, rank = "perfmodel/workloads/specs", ("predict", "--topology", "dgx_a100", *ask)
+    two = (*rank, "--ranks-per-host", "2")
+    own: dict[str, tuple[str, tuple[str, ...]]] = {
+        "topology": (topology, (*reduce, "--topology", "FILE")),
+        "faulty topology": (topology, (*reduce, "--topology", "FILE", "--fault", "gpu:3 nvlink")),
+        "device": (f"{devices}/h100_sxm.yaml", (*gemm, "--device", "FILE")),
+        "transformer": (f"{specs}/transformer_small.yaml", (*two, "--workload", "FILE")),
+        "dlrm": (f"{specs}/dlrm_default.yaml", (*rank, "--workload", "FILE")),
+        "stack": (f"{stacks}/pytorch_fused.yaml", (*small, "dgx_a100", "--stack", "FILE")),
+        "tables": (f"{templates}/tables.yaml", (*rank, "--tables", "FILE")),
+        "scenario": (f"{templates}/scenario.yaml", ("predict", "--scenario", "FILE", *ask[2:])),
+        "prices": ("perfmodel/prediction/prices.yaml",
+                   (*small, "dgx_h100", "--tokens", "1e9", "--prices", "FILE")),
+    }  # fmt: skip
+    for name, (path, command) in own.items():
+        yield Door(name, "mine.yaml", _own(path), command, _ended, is_own=True)
+    bench = yaml.safe_load(BENCHMARK)
+    yield Door("torchrec", "bench.yml", bench, (*rank, "--workload", "FILE"), yaml.safe_dump)
+    for name, text in (("attention", ATTENTION), ("memory", MEMORY), ("collectives", COLLECTIVES)):
+        command = ("validate", name, "FILE", "--json", "-")
+        yield Door(f"{name} table", f"{name}.csv", _rows(text), command, _csv)
+
+
 @cache
 def build_doors() -> tuple[Door, ...]:
-    """Every format of other programs, with the command that takes it."""
+    """Every kind of file, with the command that takes it."""
     ask = ("--samples", "2", "--executor", "serial", "--quiet", "--json", "-")
     small = ("--set", "batch=16", "--set", "sequence_length=512")
     layout = ("--set", "parallel.tp=1", "--set", "parallel.pp=1", "--set", "parallel.micro_batch=2")
@@ -222,6 +271,7 @@ def build_doors() -> tuple[Door, ...]:
         Door("gemm table", "gemm.csv", _gemms(), ("validate", "gemm", "FILE", "--json", "-"), _csv),
         Door("run table", "runs.csv", RUNS, ("validate", "runs", "FILE", "--executor", "serial",
              "--quiet", "--json", "-"), _csv),
+        *_build_own_doors(),
     )  # fmt: skip
 
 
@@ -376,8 +426,8 @@ def judge(door: Door, done: Damage) -> tuple[str, str]:
     memory = document.get("memory_gib") or {}
     if memory.get("fits") is False or document.get("unsupported"):
         return "verdict", ""
-    if done.how in ("scale", "retype", "cell"):
-        # Another value of the right kind is another question.
+    if done.how in ("scale", "retype", "cell") or (door.is_own and done.how == "delete"):
+        # Another value of the right kind is another question, and so is a documented default.
         return "another value", str(done)
     return "DEFECT: another answer without a word", str(done)
 

@@ -17,6 +17,7 @@ from perfmodel.base.writing import check_writable, write_file
 from perfmodel.extensions.measurements.checking import check_kernels, check_tables, doubt_scales
 from perfmodel.extensions.measurements.kernel_tables import KERNEL_KINDS
 from perfmodel.prediction.phases import OnPhase, ignore_phase
+from topologies import load_device
 
 if TYPE_CHECKING:
     from collectives.measurements import RunPlace
@@ -214,22 +215,37 @@ def _write_anchors(found: AnchoredRuns, out: File, *, is_strict: bool) -> Calibr
     return Calibrated(count, found.lines, found.cautions)
 
 
-def calibrate_embedding(cases: File, *, data: File, out: File | None = None) -> EmbeddingFit:
+def calibrate_embedding(
+    cases: File, *, data: File = ".", device: str | None = None, out: File | None = None
+) -> EmbeddingFit:
     """Fit lookups and updates to measured *cases*, whose files are in *data*.
 
-    Every case is also predicted by constants that were fitted without it. The constants are written
-    to *out* if it is given.
+    With a *device* they are what FBGEMM's own benchmark printed on it, and the constants are for
+    `--calibration`. Every case is also predicted by constants that were fitted without it. The
+    constants are written to *out* if it is given.
     """
     from perfmodel.extensions.measurements.calibration.embedding import (
+        fit_device,
         fit_embedding,
+        to_own_text,
         write_constants,
     )
     from perfmodel.extensions.measurements.calibration.embedding_cases import load_cases
+    from perfmodel.extensions.measurements.calibration.fbgemm_log import load_benchmark
 
     if out is not None:
         check_writable("--out", Path(out))
-    loaded, about = load_cases(Path(cases), data=Path(data))
-    fit = fit_embedding(loaded)
+    if device is None:
+        loaded, about = load_cases(Path(cases), data=Path(data))
+        fit = fit_embedding(loaded)
+    else:
+        chip = load_device(device)
+        loaded = load_benchmark(Path(cases), chip)
+        about = {
+            "source": str(cases), "hardware": chip.description, "software": "FBGEMM",
+            "licence": "yours",
+        }  # fmt: skip
+        fit = fit_device(loaded)
     scales = {
         f"{one.case} {one.part}": one.measured_ns / max(one.held_out_ns, 1.0)
         for one in fit.errors
@@ -240,8 +256,12 @@ def calibrate_embedding(cases: File, *, data: File, out: File | None = None) -> 
             f"{cases}: times must be in the unit that they state. {wrong[0]} times. Correct it."
         )
     if out is not None:
-        made = _made(about["licence"], f"perfmodel calibrate embedding {cases} --data {data}")
-        write_constants(fit, {**about, **made}, Path(out))
+        named = f"--data {data}" if device is None else f"--device {device}"
+        made = _made(about["licence"], f"perfmodel calibrate embedding {cases} {named}")
+        if device is None:
+            write_constants(fit, {**about, **made}, Path(out))
+        else:
+            write_file(Path(out), to_own_text(fit, {**about, **made}, chip))
     return fit
 
 

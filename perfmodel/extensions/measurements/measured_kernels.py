@@ -51,7 +51,8 @@ class MeasuredKernel:
     *group* is source, GPU and op, as a report names them; *columns* are what cross-validation
     can fold by. *residency* is where operands were, if the table says; with *is_under_load* the
     chip was at the clock of a long run. *column_ratio* is the time that the row's own rate tells,
-    relative to the stated one.
+    relative to the stated one. *has_cast* says whether the time of a quantised layer includes the
+    cast of its activation.
     """
 
     row: str
@@ -63,6 +64,7 @@ class MeasuredKernel:
     residency: Residency | None = None
     column_ratio: float = 1.0
     is_under_load: bool = False
+    has_cast: bool = True
 
     @property
     def operand_residency(self) -> Residency:

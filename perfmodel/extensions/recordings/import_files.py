@@ -32,7 +32,7 @@ from traces.file_stream import DEFAULT_LIMITS, Limits
 from traces.job_trace import (
     JobTrace,
     OnFile,
-    Recording,
+    RecordedFiles,
     find_recordings,
     ignore_file,
     load_recording,
@@ -151,7 +151,9 @@ def _return_large_blocks() -> None:
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
-def _read(recording: Recording, folder: Path, wishes: ImportWishes, on_file: OnFile) -> Imported:
+def _read(
+    recording: RecordedFiles, folder: Path, wishes: ImportWishes, on_file: OnFile
+) -> Imported:
     if recording.timed:
         # The job is made from traces that nothing else holds, so they are given up on the way.
         recorded = import_job(_load_timed(recording, wishes.limits, on_file))
@@ -170,7 +172,7 @@ def _read(recording: Recording, folder: Path, wishes: ImportWishes, on_file: OnF
     return replace(job, folder=folder)
 
 
-def _load_timed(recording: Recording, limits: Limits, on_file: OnFile) -> JobTrace:
+def _load_timed(recording: RecordedFiles, limits: Limits, on_file: OnFile) -> JobTrace:
     traces = load_recording(recording, limits, on_file)
     files = len(recording.timed)
     on_file(recording.timed[-1], files, files)

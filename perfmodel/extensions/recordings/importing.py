@@ -18,7 +18,7 @@ import numpy as np
 from perfmodel.base.errors import TraceError
 from perfmodel.base.faults import FaultList
 from perfmodel.engine.settle import Round
-from perfmodel.extensions.recordings.collective_calls import CollectiveCall, find_collective_calls
+from perfmodel.extensions.recordings.collective_calls import CollectiveKernel, find_collective_calls
 from perfmodel.extensions.recordings.hold_back import ready_ns_of
 from perfmodel.extensions.recordings.host_chain import build_host_chain, with_unshared_allocations
 from perfmodel.extensions.recordings.import_report import (
@@ -51,9 +51,9 @@ from perfmodel.extensions.recordings.recorded_job import (
     cycle_period_ns,
     deps_of,
     rank_parts,
-    with_programs,
 )
 from perfmodel.extensions.recordings.self_replay import replay_as_recorded
+from perfmodel.extensions.recordings.steady import arriving, with_numbers
 from perfmodel.extensions.recordings.steps import FoundSteps, find_steps
 from perfmodel.extensions.recordings.stream_edges import find_stream_edges
 from perfmodel.graph.builder import JobBuilder
@@ -92,8 +92,7 @@ def import_job(traces: JobTrace) -> RecordedJob:
     if any(found.arrivals):
         found = replace(found, arrivals=_with_waits(found, programs, replay_as_recorded(job)))
         del job, programs
-        job, programs = _build(found)
-        job = _with_lateness(job, found, programs)
+        job = _with_lateness(_build(found)[0], found.steps.cycle)
     return job
 
 
@@ -186,8 +185,8 @@ def _offsets_ns(views: Sequence[RankView], groups: Sequence[MatchedGroup]) -> li
 def _with_shared_sizes(
     views: Sequence[RankView],
     groups: Sequence[MatchedGroup],
-    calls: Sequence[Sequence[CollectiveCall]],
-) -> tuple[tuple[MatchedGroup, ...], list[tuple[CollectiveCall, ...]]]:
+    calls: Sequence[Sequence[CollectiveKernel]],
+) -> tuple[tuple[MatchedGroup, ...], list[tuple[CollectiveKernel, ...]]]:
     """*groups* and *calls* in which all members of a rendezvous describe it as the first does.
 
     A collective of unknown size has the size that fits its time.
@@ -259,27 +258,16 @@ def _with_waits(
     return tuple(changed)
 
 
-def _with_lateness(
-    job: RecordedJob, found: _Analysed, programs: Sequence[RankProgram]
-) -> RecordedJob:
+def _with_lateness(job: RecordedJob, cycle: int) -> RecordedJob:
     """The same job, with how much longer its steps are because other ranks are late."""
     if len(job.step_ends) < 2:
         return job
-    on_time = []
-    for rank, (of_rank, built) in enumerate(zip(found.arrivals, programs, strict=True)):
-        program = job.graph.program_of(rank)
-        lag_ns = program.dep_lag_ns.copy()
-        for task, arrival in of_rank.items():
-            lag_ns[deps_of(program, int(built.place[task]))] -= arrival.wait_ns or 0
-        on_time.append(replace(program, dep_lag_ns=lag_ns))
-    prompt = with_programs(job.graph, on_time)
+    prompt = replace(job, graph=arriving(with_numbers(job.graph), job.excess_ns))
     late_ns, prompt_ns = (
         cycle_period_ns(
-            np.diff(job.step_moments_ns(replay_as_recorded(one).end_ns)),
-            found.steps.cycle,
-            chosen=True,
+            np.diff(job.step_moments_ns(replay_as_recorded(one).end_ns)), cycle, chosen=True
         )
-        for one in (job, replace(job, graph=prompt))
+        for one in (job, prompt)
     )
     facts = replace(job.graph.facts, others_late_ns=max(late_ns - prompt_ns, 0))
     return replace(job, graph=replace(job.graph, facts=facts))
@@ -304,7 +292,6 @@ def _build(found: _Analysed) -> tuple[RecordedJob, list[RankProgram]]:
         graph=graph,
         recorded_start_ns=np.concatenate([program.start_ns for program in programs]),
         recorded_end_ns=np.concatenate([program.end_ns for program in programs]),
-        hold_ratio=np.concatenate([program.hold_ratio for program in programs]),
         can_be_held=np.concatenate([program.can_be_held for program in programs]),
         excess_ns=np.concatenate([program.excess_ns for program in programs]),
         step_ends=tuple(

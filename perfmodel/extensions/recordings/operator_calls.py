@@ -14,7 +14,7 @@ from typing import Any
 
 from perfmodel.extensions.recordings.operators.calls import OperatorCall, Tensor, dtype_of
 from perfmodel.extensions.recordings.rank_view import RankView
-from traces.execution_trace import Argument, ExecutedOperator, ExecutionTrace
+from traces.execution_trace import ExecutedOperator, ExecutionTrace, TraceArgument
 from traces.trace import Category
 
 _MOST_VALUES = 2**48
@@ -76,7 +76,7 @@ def call_of_operator(operator: ExecutedOperator) -> OperatorCall:
     )
 
 
-def _tensors(argument: Argument) -> tuple[Tensor, ...]:
+def _tensors(argument: TraceArgument) -> tuple[Tensor, ...]:
     if "Tensor(" not in argument.kind:
         return ()
     return parse_tensors(argument.shape, argument.kind, is_on_host=argument.is_on_host)

@@ -124,7 +124,7 @@ class DeviceTasks:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Launched:
+class LaunchedTasks:
     """The device tasks of each call: those in *order* from its bound to the next."""
 
     order: array[int]
@@ -184,11 +184,11 @@ class RankView:
         """The name of device task *task*."""
         return self.trace.name_of(int(self.device.row[task]))
 
-    def tasks_by_call(self) -> Launched:
+    def tasks_by_call(self) -> LaunchedTasks:
         """The device tasks that each call launched."""
         order = np.argsort(self.device.call, kind="stable")
         bounds = np.searchsorted(self.device.call[order], np.arange(len(self.calls) + 1))
-        return Launched(plain(order), plain(bounds))
+        return LaunchedTasks(plain(order), plain(bounds))
 
     def is_before_window(self) -> NDArray[np.bool_]:
         """Device tasks without a call, before everything launched on their stream."""

@@ -16,14 +16,19 @@ from perfmodel.base.units import format_duration
 from perfmodel.engine.reasons import Window
 from perfmodel.engine.replay import Replayer
 from perfmodel.engine.settle import Rules
-from perfmodel.extensions.recordings.hold_back import HoldRule, KnownEffects, recorded_rules
+from perfmodel.extensions.recordings.hold_back import (
+    HoldRule,
+    KnownEffects,
+    hold_ratios,
+    recorded_rules,
+)
 from perfmodel.extensions.recordings.recorded_job import (
     RecordedJob,
     SelfReplay,
     Unprofiled,
     rank_parts,
 )
-from perfmodel.extensions.recordings.steady import SteadyJob, build_steady, lengths_ns, with_lengths
+from perfmodel.extensions.recordings.steady import SteadyJob, build_steady, with_lengths
 from perfmodel.extensions.recordings.storage import load_recorded_job
 from perfmodel.extensions.recordings.unprofiled import settle_steady
 from perfmodel.graph.job import JobGraph
@@ -44,7 +49,6 @@ class RecordingInfo:
     tasks where the recording of each rank begins. *score* says how well it replays itself.
     """
 
-    hold_ratio: NDArray[np.float64]
     can_be_held: NDArray[np.bool_]
     window_starts: Int64s
     steady: SteadyJob
@@ -53,6 +57,11 @@ class RecordingInfo:
     score: SelfReplay | None = None
     unprofiled: Unprofiled | None = None
     cycle: int = 1
+
+    @property
+    def steps(self) -> int:
+        """Training steps in the steady job."""
+        return self.steady.steps
 
     def rules(self, job: JobGraph) -> Rules:
         """What overlapping tasks of *job* cost each other: the same as before, if nothing moved."""
@@ -147,13 +156,11 @@ class RecordingInfo:
         )
 
     def hold_rule(self, job: JobGraph) -> HoldRule:
-        """The rule for the tasks of *job*; new ones neither hold nor are held."""
+        """The rule for the tasks of *job*; new ones are not held."""
         origins = _origins_by_row(job)
         is_known = origins != NO_ORIGIN
-        known = np.where(is_known, origins, 0)
-        return HoldRule(
-            np.where(is_known, self.hold_ratio[known], 0.0), is_known & self.can_be_held[known]
-        )
+        can_be_held = is_known & self.can_be_held[np.where(is_known, origins, 0)]
+        return HoldRule(hold_ratios(job), can_be_held)
 
     def _longest_span(self, job: JobGraph, start_ns: Int64s, end_ns: Int64s) -> Window:
         """From the first task to the last of the rank where that is longest."""
@@ -169,14 +176,13 @@ class RecordingInfo:
 def describe_recording(recorded: RecordedJob) -> RecordingInfo:
     """What *recorded* knows; its steady job has a program per rank and an origin per task."""
     steady = build_steady(recorded)
-    settled = settle_steady(recorded, steady, lengths_ns(recorded))
+    settled = settle_steady(recorded, steady, recorded.excess_ns)
     return RecordingInfo(
-        recorded.hold_ratio,
         recorded.can_be_held,
         recorded.graph.rank_rows()[:-1],
-        replace(steady, graph=with_lengths(steady.graph, lengths_ns(recorded))),
+        replace(steady, graph=with_lengths(settled.undelayed, settled.alone_ns)),
         steady.graph,
-        KnownEffects(settled, recorded.hold_ratio[_origins_by_row(steady.graph)]),
+        KnownEffects(settled),
         recorded.score,
         recorded.unprofiled,
         recorded.report.cycle,

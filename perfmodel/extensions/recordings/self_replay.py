@@ -14,10 +14,10 @@ import numpy as np
 from perfmodel.engine.history import History
 from perfmodel.engine.reasons import critical_path
 from perfmodel.engine.settle import Round
-from perfmodel.extensions.recordings.hold_back import HoldRule, replay_held
+from perfmodel.extensions.recordings.hold_back import HoldRule, hold_ratios, replay_held
 from perfmodel.extensions.recordings.recorded_job import (
-    Compared,
     RecordedJob,
+    ReplayedLength,
     SelfReplay,
     rank_parts,
 )
@@ -36,7 +36,9 @@ def self_replay(job: RecordedJob) -> SelfReplay:
 
 def replay_as_recorded(job: RecordedJob) -> Round:
     """*job* with its own durations."""
-    return replay_held(job.graph, job.durations(), HoldRule(job.hold_ratio, job.can_be_held))
+    return replay_held(
+        job.graph, job.durations(), HoldRule(hold_ratios(job.graph), job.can_be_held)
+    )
 
 
 def with_score(job: RecordedJob) -> RecordedJob:
@@ -47,17 +49,17 @@ def with_score(job: RecordedJob) -> RecordedJob:
 def compare(job: RecordedJob, held: Round) -> SelfReplay:
     """Compare the replay *held* with the recording of *job*."""
     lengths = (np.diff(job.step_moments_ns(ends)) for ends in (job.recorded_end_ns, held.end_ns))
-    ranks: list[Compared] = []
+    ranks: list[ReplayedLength] = []
     for of_rank, (_, part) in zip(job.report.ranks, rank_parts(held.job), strict=True):
         # The first task is the beginning of the window.
         first_ns = int(job.recorded_start_ns[part][1:].min())
         ends = (job.recorded_end_ns[part][1:], held.end_ns[part][1:])
         spans_ns = (int(of.max()) - first_ns for of in ends)
-        ranks.append(Compared(f"rank {of_rank.rank}", *spans_ns))
+        ranks.append(ReplayedLength(f"rank {of_rank.rank}", *spans_ns))
     path = _walk_path(job, held)
     return SelfReplay(
         periods=tuple(
-            Compared(f"period {number}", int(then), int(now))
+            ReplayedLength(f"period {number}", int(then), int(now))
             for number, (then, now) in enumerate(zip(*lengths, strict=True))
         ),
         ranks=tuple(ranks),

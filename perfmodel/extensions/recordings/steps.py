@@ -24,7 +24,7 @@ from itertools import pairwise
 import numpy as np
 
 from perfmodel.base.units import format_duration
-from perfmodel.extensions.recordings.collective_calls import CollectiveCall
+from perfmodel.extensions.recordings.collective_calls import CollectiveKernel
 from perfmodel.extensions.recordings.rank_clocks import MatchedGroup
 from perfmodel.extensions.recordings.rank_view import RankView
 from perfmodel.extensions.recordings.recorded_job import StepRow, cycle_period_ns
@@ -110,7 +110,7 @@ class _Marks:
 def find_steps(
     views: Sequence[RankView],
     groups: Sequence[MatchedGroup],
-    calls: Sequence[Sequence[CollectiveCall]],
+    calls: Sequence[Sequence[CollectiveKernel]],
 ) -> FoundSteps:
     """The steps of the ranks of *views*, their matched *groups* and collective *calls*."""
     marks, faults = _find_marks(views)
@@ -248,7 +248,7 @@ class _Line:
 def _choose_line(
     views: Sequence[RankView],
     groups: Sequence[MatchedGroup],
-    calls: Sequence[Sequence[CollectiveCall]],
+    calls: Sequence[Sequence[CollectiveKernel]],
 ) -> _Line:
     """The collectives of the largest group; of a lone rank all of them; or else its kernels."""
     main = max(groups, key=lambda group: (len(group.members), group.count), default=None)

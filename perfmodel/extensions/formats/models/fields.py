@@ -17,6 +17,7 @@ from perfmodel.base.faults import FaultList
 from perfmodel.base.reading import quote
 
 _MISSING = object()
+_MOST = 1e12
 REPEATED = "\0repeated"
 """The key of arguments that a command line gives several times."""
 SPELLING_CUTOFF = 0.93
@@ -84,7 +85,9 @@ class FieldReader:
 
     def read(self, target: str, source: Source, hint: str = "") -> Any:
         """The value for *target*, or None without one; a fault, with *hint*, where it is needed."""
-        target = target.partition(":")[0]
+        target, _, part = target.partition(":")
+        # A pattern may be one number or say every layer, and an option be a word.
+        is_count = type(source.default) is int and part not in ("pattern", "option")
         for key in source.keys:
             value = self.content.get(key)
             if value is None:
@@ -96,6 +99,12 @@ class FieldReader:
                         f"is the reference {quote(value)}, which only its program can resolve. "
                         f"Write the value there, or give --set {target}=VALUE",
                     )
+                return None
+            if isinstance(value, int | float) and not abs(value) <= _MOST:
+                self.faults.add(key, f"must be a number up to {_MOST:.0e}, got {quote(value)}")
+                return None
+            if is_count and type(value) is not int:
+                self.faults.add(key, f"must be a whole number, got {quote(value)}")
                 return None
             self.uses.append(FieldUse(key, Use.READ, target, value))
             return value

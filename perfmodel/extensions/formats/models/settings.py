@@ -195,11 +195,15 @@ def read_settings(
     _refuse_others(table, flat, document, is_layout=is_layout)
     assumed = [] if is_layout else list(_add_vocabulary(table, flat))
     assumed += _imply(table, flat)
-    assumed += [said[flat[key]] for key, said in table.left_out_if.items() if flat.get(key) in said]
+    left_out = table.left_out_if.items()
+    assumed += [said[str(flat[key])] for key, said in left_out if str(flat.get(key)) in said]
     unstated = [key for key, value in flat.items() if value in table.unstated]
     stated = {key: value for key, value in flat.items() if key not in unstated}
     reader = SettingsReader(table, FieldReader(document, stated, given), is_layout, unstated)
     values = reader.read()
+    _check_spelling(table, reader.fields)
+    # What follows counts with values of the right kind.
+    reader.fields.faults.check(WorkloadError)
     base: dict[str, Any] = {}
     if program == "torchtitan":
         _finish_torchtitan(values)
@@ -208,7 +212,6 @@ def read_settings(
     elif program != "deepspeed":
         _finish_megatron(values, reader.fields, table)
     _finish_batch(values, reader.fields, table)
-    _check_spelling(table, reader.fields)
     uses = reader.fields.finish([key for key in stated if _matches(table.ignored, key)])
     assumed += default_sentence(uses)
     if repeated:

@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from embeddings.plan_document import NO_CACHE
 from perfmodel.extensions.formats.models.fields import FieldReader, FieldUse, Source, Use
 
 KIND = "TorchRec benchmark"
 SECTIONS = {"RunOptions", "PipelineConfig", "EmbeddingTablesConfig"}
 """Sections by which a file is recognised; any two of them."""
-_PIPELINES = {"base": False, "sparse": True, "prefetch": True}
+_PIPELINES = {
+    "base": False, "sparse": True, "semi": True, "fused": True, "prefetch": True,
+    "eval-sdd": True, "eval-fused": True,
+}  # fmt: skip
 """Whether a pipeline copies and distributes the next batch during an iteration."""
+_EVALUATION = "eval"
+"""What names of pipelines without a backward pass begin with."""
+_CACHED_RATIOS = {"fused_uvm_caching": 0.2, "fused_uvm": NO_CACHE}
+"""By kernel that reads host memory, the share of a table on the device where none is stated."""
 _OPTIMIZERS = {
     "EXACT_ADAGRAD": "adagrad", "EXACT_ROWWISE_ADAGRAD": "rowwise_adagrad", "EXACT_SGD": "sgd",
     "SGD": "sgd", "ADAM": "adam",
@@ -25,8 +33,9 @@ _READS = {
     "world_size": "RunOptions.world_size=2",
     "batch_size": "RunOptions.batch_size=32768",
     "pipeline": "PipelineConfig.pipeline=base",
-    "sparse_optimizer": "RunOptions.sparse_optimizer=EXACT_ADAGRAD",
-    "dense_optimizer": "RunOptions.dense_optimizer=SGD",
+    "sparse_optimizer": "ShardingConfig.fused_params.optimizer|RunOptions.sparse_optimizer"
+                        "=EXACT_SGD",
+    "dense_optimizer": "ShardingConfig.dense_optimizer|RunOptions.dense_optimizer=SGD",
     "features": "ModelSelectionConfig.model_config.num_float_features|"
                 "ModelInputConfig.num_float_features=10",
     "pooling": "ModelInputConfig.feature_pooling_avg=10",
@@ -42,6 +51,8 @@ _READS = {
     "dtype": "EmbeddingTablesConfig.table_data_type=FP32",
     "further": "EmbeddingTablesConfig.additional_tables?",
     "constraints": "PlannerConfig.additional_constraints?",
+    "sharding": "PlannerConfig.sharding_type|RunOptions.sharding_type=table_wise",
+    "kernel": "PlannerConfig.compute_kernel|RunOptions.compute_kernel=fused",
 }  # fmt: skip
 """Where each figure is, with the benchmark's own default."""
 _LEAVES = ("further", "constraints")
@@ -61,27 +72,30 @@ def read_benchmark(
     pipeline = _one_of(fields, "pipeline", of["pipeline"], _PIPELINES)
     optimizer = _one_of(fields, "sparse_optimizer", of["sparse_optimizer"], _OPTIMIZERS)
     dense = _one_of(fields, "dense_optimizer", str(of["dense_optimizer"]).upper(), _OPTIMIZERS)
-    for table, limits in (of["constraints"] or {}).items():
-        if kernels := [one for one in limits.get("compute_kernels", ()) if "uvm" in str(one)]:
-            fields.faults.add(
-                f"additional_constraints.{table}",
-                f"keeps rows in host memory ({kernels[0]}), which is read from a file of tables "
-                "(`memory: host_cached` with --tables), not from here",
-            )
     lists = (of["further"] or [])[:_READ_LISTS]
-    of_lists: list[list[tuple[int, int, str]]] = []
-    for place, count in enumerate((of["unweighted"], of["weighted"])):
-        sizes = [max(number, 100) * of["rows"] // 100 for number in range(1, count + 1)]
-        tables = [(rows, of["width"], of["dtype"]) for rows in sizes]
+    tables: list[tuple[str, int, int, str]] = []
+    for place, (prefix, count) in enumerate(
+        (("table", of["unweighted"]), ("weighted_table", of["weighted"]))
+    ):
         tables += [
-            (one["num_embeddings"], one["embedding_dim"], one.get("data_type", of["dtype"]))
-            for one in (lists[place] if place < len(lists) else ())
+            (
+                f"{prefix}_{number}",
+                max(number + 1, 100) * of["rows"] // 100,
+                of["width"],
+                of["dtype"],
+            )
+            for number in range(count)
         ]
-        of_lists.append(tables)
-    tables = [table for one in of_lists for table in one]
-    dtypes = [_one_of(fields, "data_type", dtype, _DTYPES) for _, _, dtype in tables]
+        further = lists[place] if place < len(lists) else ()
+        tables += [
+            (one["name"], one["num_embeddings"], one["embedding_dim"],
+             one.get("data_type", of["dtype"]))
+            for one in further
+        ]  # fmt: skip
+    dtypes = [_one_of(fields, "data_type", dtype, _DTYPES) for *_, dtype in tables]
+    limits = [(of["constraints"] or {}).get(name, {}) for name, *_ in tables]
     uses = fields.finish([key for key in fields.content if not key.startswith("ModelSel")])
-    weighted = len(of_lists[1])
+    weighted = of["weighted"] + (len(lists[1]) if len(lists) > 1 else 0)
     open_fields = [use.key for use in uses if use.use is Use.DEFAULTED and use.value is not None]
     return {
         "name": name,
@@ -98,17 +112,26 @@ def read_benchmark(
             "interaction": "concat",
         },
         "embedding": {
-            "rows": [rows for rows, _, _ in tables],
-            "width": [width for _, width, _ in tables],
+            "rows": [rows for _, rows, _, _ in tables],
+            "width": [width for _, _, width, _ in tables],
             "dtype": dtypes,
+            "cached_ratios": [_cached_ratio(one, of["kernel"]) for one in limits],
+            "sharding_types": [
+                "+".join(str(word).lower() for word in one.get("sharding_types", [of["sharding"]]))
+                for one in limits
+            ],
             "pooling_factors": of["pooling"],
             "optimizer": optimizer,
         },
-        "training": {"optimizer": dense, "distribute_ahead": pipeline},
+        "training": {
+            "optimizer": dense,
+            "distribute_ahead": pipeline,
+            "forward_only": str(of["pipeline"]).startswith(_EVALUATION),
+        },
         "sharding": {"sharder": "torchrec"},
         "assumed": [
             f"batch: {of['batch_size']:,} samples on each of {of['world_size']} ranks.",
-            f"Not modelled: weights of {weighted} features, norms, constraints of the planner.",
+            f"Not modelled: weights of {weighted} features, norms, fetching cached rows ahead.",
             *(
                 [f"Not stated, so as the benchmark has it: {', '.join(open_fields)}."]
                 if open_fields
@@ -125,6 +148,14 @@ def _flat(prefix: str, content: Mapping[str, Any], leaves: Collection[str]) -> A
             yield from _flat(f"{name}.", value, leaves)
         else:
             yield name, value
+
+
+def _cached_ratio(limits: Mapping[str, Any], usual: str) -> float:
+    """The share on the device of a table with the constraints *limits*."""
+    kernels = limits.get("compute_kernels") or [usual]
+    ratio = _CACHED_RATIOS.get(str(kernels[0]).lower(), 1.0)
+    stated = (limits.get("cache_params") or {}).get("load_factor")
+    return float(stated) if stated and ratio < 1 else ratio
 
 
 def _one_of(fields: FieldReader, key: str, word: Any, known: Mapping[str, Any]) -> Any:

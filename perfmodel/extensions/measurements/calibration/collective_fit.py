@@ -104,7 +104,7 @@ def with_sigma(held: Sequence[HeldOut], fold_of_row: Sequence[int]) -> list[Held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class FitRows:
     """Rows of one wiring, call and choice, as arrays."""
 
     wiring: Wiring
@@ -124,7 +124,7 @@ class Batch:
     def hold_out(
         self,
         measurements: Sequence[CollectiveMeasurement],
-        predict: Callable[[Batch], FloatArray],
+        predict: Callable[[FitRows], FloatArray],
     ) -> dict[int, HeldOut]:
         """Predictions of the rows by their number; *measurements* are what they are numbers of."""
         predicted = predict(self)
@@ -138,14 +138,14 @@ class Batch:
 
 def build_batches(
     measurements: Sequence[CollectiveMeasurement], calibration: Calibration
-) -> list[Batch]:
+) -> list[FitRows]:
     """Let NCCL's tuner choose for every row and gather equal rows."""
     gathered: dict[tuple[Wiring, CollectiveKind, bool, bool], list[int]] = {}
     for number, row in enumerate(measurements):
         is_byte = row.dtype.size_bytes == 1
         key = (row.wiring(), row.kind, row.software.is_before_2_24, is_byte)
         gathered.setdefault(key, []).append(number)
-    batches: list[Batch] = []
+    batches: list[FitRows] = []
     for (wiring, kind, _, _), rows in gathered.items():
         batches += _by_choice(wiring, kind, rows, measurements, calibration)
     return batches
@@ -157,14 +157,14 @@ def _by_choice(
     rows: list[int],
     measurements: Sequence[CollectiveMeasurement],
     calibration: Calibration,
-) -> Iterable[Batch]:
+) -> Iterable[FitRows]:
     first = measurements[rows[0]]
     sizes = np.array([float(measurements[row].size_bytes) for row in rows])
     measured = np.array([measurements[row].duration_ns for row in rows])
     candidates, chosen = build_tuner(wiring, calibration).choose(kind, sizes, first.software)
     for number in np.unique(chosen):
         taken = np.nonzero(chosen == number)[0]
-        yield Batch(
+        yield FitRows(
             wiring=wiring,
             call=Call(kind, first.software, first.dtype),
             choice=candidates[number],
@@ -177,8 +177,8 @@ def _by_choice(
 
 def fit_constants(
     prior: Fitted,
-    batches: Sequence[Batch],
-    predict: Callable[[Batch, Fitted], FloatArray],
+    batches: Sequence[FitRows],
+    predict: Callable[[FitRows, Fitted], FloatArray],
     *,
     frozen: Sequence[str] = (),
 ) -> Fitted:
@@ -208,7 +208,9 @@ def fit_constants(
     return constants_at(answer.x)
 
 
-def log_residuals(batches: Sequence[Batch], predict: Callable[[Batch], FloatArray]) -> FloatArray:
+def log_residuals(
+    batches: Sequence[FitRows], predict: Callable[[FitRows], FloatArray]
+) -> FloatArray:
     """Weighted logarithms of predicted over measured."""
     return np.concatenate(
         [batch.weight * np.log(predict(batch) / batch.measured_ns) for batch in batches]

@@ -31,7 +31,7 @@ from perfmodel.base.errors import CalibrationError
 from perfmodel.costs.estimates import INTERVAL_SIGMAS
 from perfmodel.extensions.measurements.calibration.collective_fit import (
     SMALLEST_SIGMA,
-    Batch,
+    FitRows,
     HeldOut,
     build_batches,
     log_residuals,
@@ -143,7 +143,7 @@ def _fit(rows: Sequence[CollectiveMeasurement], base: Calibration) -> Shift:
     return Shift(*(float(value) for value in min(fits, key=lambda fit: float(fit.cost)).x))
 
 
-def _predict(batch: Batch, base: Calibration, shift: Shift) -> FloatArray:
+def _predict(batch: FitRows, base: Calibration, shift: Shift) -> FloatArray:
     constants = base.constants(batch.wiring)
     if constants.fabric is None:
         return batch.predict_ns(constants._replace(host=shift.apply(constants.host)))

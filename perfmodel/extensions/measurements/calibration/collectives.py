@@ -28,7 +28,7 @@ from perfmodel.extensions.measurements.calibration.collective_blocks import (
     load_blocks,
 )
 from perfmodel.extensions.measurements.calibration.collective_fit import (
-    Batch,
+    FitRows,
     HeldOut,
     build_batches,
     fit_uncertainty,
@@ -49,7 +49,7 @@ def predict_rows(
 ) -> list[HeldOut]:
     """Predict every row with *calibration*, in order."""
 
-    def predict(batch: Batch) -> FloatArray:
+    def predict(batch: FitRows) -> FloatArray:
         return batch.predict_ns(calibration.constants(batch.wiring))
 
     found: dict[int, HeldOut] = {}

@@ -17,6 +17,7 @@ import yaml
 
 from collectives import Collective, price_collective
 from perfmodel.base.cautions import Cautions
+from perfmodel.base.dtypes import parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.reading import quote
@@ -97,6 +98,9 @@ def read_table(path: Path, device: str | None) -> KernelTable:
         }
         if (stage := cells.get("stage")) in STAGES:
             cells |= dict(zip("mnk", [cells[name] for name in STAGES[str(stage)]], strict=True))
+        if cells.get("accumulate") == 1:
+            width = parse_dtype(str(cells.get("out_dtype", "fp32"))).size_bytes
+            cells["added_bytes"] = 2 * width * cells["m"] * cells["n"] * cells.get("groups", 1)
         word = str(cells.get("kind", cells.get("op", "gemm" if "m" in cells else "")))
         if word not in KIND_WORDS:
             raise InputError(f"kind must be one of {', '.join(KIND_WORDS)}, got {quote(word)}")

@@ -6,7 +6,7 @@
 
 Needs torch alone (lookups: FBGEMM, too). A kernel is repeated for --seconds, so that the GPU
 reaches the clock of a long run, and the second half counts. Operands rotate over copies larger
-than a cache, as in training. Products are timed in the three layouts of training. Then:
+than a cache, as in training. Products are timed in the layouts of training. Then:
 
     perfmodel calibrate kernels table.csv --out my_kernels.yaml
 """
@@ -83,14 +83,22 @@ def in_turn(call: Callable[..., object], copies: list[Any]) -> Call:
 
 
 def gemm(row: Row) -> Iterator[Case]:
-    """A product as forward (TN), gradient of the input (NN) and of the weight (NT)."""
+    """A product as forward (TN) and gradient of the input (NN), or added up of a weight (NT)."""
     m, n, k = row["m"], row["n"], row["k"]
     lead = (row["batch"],) if row["batch"] > 1 else ()
+    if row["added_bytes"] and not lead:
+        total = torch.zeros(m, n, device=row["on"], dtype=torch.float32)
+
+        def add(x: torch.Tensor, y: torch.Tensor) -> object:
+            if row["on"] == "cuda":
+                return torch.addmm(total, x.mT, y, out_dtype=torch.float32, out=total)
+            return total.add_(x.mT @ y)
+
+        yield {"layout": "NT"}, rotating(add, row, (k, m), (k, n))
+        return
     forward = rotating(lambda x, y: x @ y.mT, row, (*lead, m, k), (*lead, n, k))
     yield {"layout": "TN"}, forward
     yield {"layout": "NN"}, rotating(torch.matmul, row, (*lead, m, k), (*lead, k, n))
-    weight = rotating(lambda x, y: x.mT @ y, row, (*lead, k, m), (*lead, k, n))
-    yield {"layout": "NT"}, weight
 
 
 def grouped(row: Row) -> Iterator[Case]:

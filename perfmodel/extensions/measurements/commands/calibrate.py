@@ -228,12 +228,12 @@ def kernels(question: OwnKernels, files: JsonOnly) -> None:
 
 RUNS_EPILOG = """\b
 Examples:
-  perfmodel calibrate runs my_runs.csv --out my_cluster.yaml
-  perfmodel search llama3_70b --topology dgx_h100 --hosts 16 --calibration my_cluster.yaml
+  perfmodel calibrate runs my_runs.csv --out my_anchors.yaml
+  perfmodel search llama3_70b --topology dgx_h100 --hosts 16 --calibration my_anchors.yaml
   perfmodel predict llama3_8b --topology dgx_h100 --measured 5.2s --anchor-out one.yaml
-  perfmodel calibrate runs my_runs.csv one.yaml --out my_cluster.yaml
+  perfmodel calibrate runs my_runs.csv one.yaml --out my_anchors.yaml
 \b
-Columns are those of `perfmodel validate runs --columns`.
+Columns are those of `perfmodel schema runs`.
 """
 
 
@@ -267,18 +267,30 @@ def runs(question: RunFit, files: JsonOnly, run: QuietRun) -> None:
 @command(calibrate)
 def embedding(
     *,
-    cases: Annotated[str, argument("CASES.yaml", "A file of measured cases.")],
-    data: Annotated[str, Option(metavar="FOLDER", help="Folder of the files that cases name.")],
+    cases: Annotated[
+        str,
+        argument(
+            "CASES.yaml|LOG",
+            "A file of measured cases; with --device what FBGEMM's benchmark (device, "
+            "device-with-speclist) printed.",
+        ),
+    ],
+    data: Annotated[
+        str, Option(metavar="FOLDER", help="Folder of the files that cases name.")
+    ] = ".",
+    device: Annotated[
+        str | None, Option(metavar="NAME|FILE", help="The GPU that the benchmark ran on.")
+    ] = None,
     out: ConstantsOut = None,
     files: JsonOnly,
 ) -> None:
-    """Fit embedding lookups and updates: a few constants per GPU generation.
+    """Fit embedding lookups and updates: a few constants per GPU generation, or of one GPU.
 
     Every case is also predicted by constants that were fitted without it.
     """
     from perfmodel.extensions.measurements.report import report_embedding_fit
 
-    fit = api.calibrate_embedding(cases, data=data, out=out)
+    fit = api.calibrate_embedding(cases, data=data, device=device, out=out)
     rows = [asdict(error) for error in fit.errors]
     document = {"schema_version": 1, "kind": "embedding", "rows": rows}
     files.write(report_embedding_fit(fit.errors), lambda: document)

@@ -380,6 +380,15 @@ def test_a_switch_is_true_or_false(tmp_path):
         load_workload(str(path))
 
 
+@pytest.mark.parametrize(
+    "value", ['"soon"', "1.5", "true", "nan", "inf", "100000000000000000000", "[1]"]
+)
+def test_a_degree_that_is_no_whole_number_is_refused_by_name(file, value):
+    path = file(TOML.replace("seq_len = 4096", f"seq_len = {value}"), "job.toml")
+    with pytest.raises(WorkloadError, match=r"training.seq_len: must be a"):
+        load_workload(path)
+
+
 MODEL = """
 ROUTED=4
 LAYERS="${DEPTH:-6}"
