@@ -42,8 +42,10 @@ from topologies import Device
 CALIBRATIONS = Path(__file__).parent / "calibrations"
 SCHEMA_VERSION = 1
 TRANSFER_SIGMA = 0.2
-UNKNOWN_PEER_SIGMA = 1.4
-"""Without peer-to-peer PCIe hosts were seen to be up to ten times slower: ln(10) / 1.645."""
+UNKNOWN_PEER_SIGMA = 0.7
+"""NCCL stages in host memory what GPUs cannot send each other over PCIe, at a third of the rate or
+less: ln(3.2) / 1.645. Of five public runs on such hosts three are within 27 %; the other two, 22
+and 33 times slower, let kernels store into the memory of other GPUs and use no NCCL for it."""
 
 REDUCTIONS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE)
 

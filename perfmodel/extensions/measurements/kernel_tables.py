@@ -181,6 +181,8 @@ def _read_forward(row: Row, sizes: Sizes, direction: Pass) -> Kernel:
     is_causal, kv_heads = "num_key_value_heads" in row, sizes["heads"]
     if is_causal:
         kv_heads = parse_size("num_key_value_heads", row["num_key_value_heads"])
+        if sizes["heads"] % kv_heads:
+            raise InputError(f"num_key_value_heads must divide {sizes['heads']}, got {kv_heads}")
     op = Attention(
         **sizes,
         kv_heads=kv_heads,
