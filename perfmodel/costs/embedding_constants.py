@@ -90,6 +90,18 @@ def constants_for(device: Device) -> EmbeddingConstants:
     return generations.get(device.generation, borrowed)
 
 
+def borrowed_lookups(device: Device) -> tuple[str, ...]:
+    """What it means for lookups on *device* that no constant of them was measured there."""
+    if device.generation in load_constants() or measured_constants(device) is not None:
+        return ()
+    sentence = (
+        f"Lookups and updates borrow the constants of {FALLBACK}, because none were measured on "
+        f"{device.generation}: {BORROWED_SIGMA:.0%} (1 sigma). `perfmodel calibrate embedding` "
+        "fits your own GPU."
+    )
+    return (sentence,)
+
+
 def describe_constants(device: Device) -> str:
     """Which constants price lookups on *device*, and what they were fitted to."""
     if measured_constants(device) is not None:

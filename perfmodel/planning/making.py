@@ -24,6 +24,7 @@ from perfmodel.prediction.phases import OnPhase
 from perfmodel.prediction.plans.default_plan import build_task, place_tables, spec_of_tables
 from perfmodel.prediction.plans.evaluator import PlanEvaluator
 from perfmodel.prediction.question import load_setting
+from perfmodel.workloads.dlrm.run import DlrmRun
 
 _SHOWN = 3
 
@@ -54,7 +55,8 @@ def load_task(question: RankQuestion) -> RankTask:
     stack, facts = RecordedRates(loaded.stack, ())
     if question.job is not None:
         ran = _load_plan(question.plan_files[0], task)
-        stack, facts = scale_to_recording(question.job, spec, cluster, stack, ran)
+        run = DlrmRun(spec, cluster.rank_count, stack)
+        stack, facts = scale_to_recording(question.job, run, cluster, ran)
     evaluator = PlanEvaluator(spec, cluster, stack)
     return RankTask(evaluator, replace(task, framework=question.runnable_by), facts)
 

@@ -205,12 +205,13 @@ def compare_works(first: PlanWork, second: PlanWork) -> tuple[str, ...]:
     more = second.sent.amount - first.sent.amount
     if abs(more) > LITTLE * max(first.sent.amount, second.sent.amount):
         large, small = (second, first) if more > 0 else (first, second)
+        apart = large.host_bytes - small.host_bytes
+        of_host = f"{format_size(abs(apart))} {'more' if apart > 0 else 'less'}"
         sentences.append(
             f"{small.name}: no rank sends more than {format_size(round(small.sent.amount))} of "
             f"vectors; under {large.name} rank {large.sent.rank} sends "
-            f"{format_size(round(large.sent.amount))}, and its busiest host "
-            f"{format_size(abs(large.host_bytes - small.host_bytes))} "
-            f"{'more' if large.host_bytes >= small.host_bytes else 'less'}."
+            f"{format_size(round(large.sent.amount))}"
+            + (f", and its busiest host {of_host}." if apart else ".")
         )
     return tuple(sentences)
 

@@ -24,7 +24,7 @@ from perfmodel.prediction.saved_jobs import open_job
 from perfmodel.prediction.scenario import JobScenario
 from perfmodel.stacks.stack import PLAIN_GEMM, SoftwareStack
 from perfmodel.workloads.dlrm.job import build_dlrm_job
-from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.dlrm.run import DlrmRun
 from topologies import Cluster
 
 _LOOKUP = MODELS[EmbeddingOp].family
@@ -43,9 +43,10 @@ class RecordedRates(NamedTuple):
 
 
 def scale_to_recording(
-    folder: str, spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack, ran: ShardingPlan
+    folder: str, run: DlrmRun, cluster: Cluster, ran: ShardingPlan
 ) -> RecordedRates:
-    """*stack* at the rates of the job in *folder*, which ran *spec* on *cluster* under *ran*."""
+    """The stack of *run* at the rates of the job in *folder*, which is *run* under plan *ran*."""
+    stack = run.stack
     question = open_job(JobScenario(job=folder))
     if question.recording is None:
         raise PlanError(f"{folder}: must be a recorded job, as `perfmodel import` writes it.")
@@ -56,7 +57,7 @@ def scale_to_recording(
         )
     steady = question.recording.steps
     recorded = {name: time / steady for name, time in _recorded_ns(question.job).items()}
-    predicted = _predicted_ns(build_dlrm_job(spec, plan=ran, stack=stack), cluster, stack)
+    predicted = _predicted_ns(build_dlrm_job(run.spec, plan=ran, stack=stack), cluster, stack)
     ratios = {name: recorded[name] / predicted[name]
               for name in _NAMES if recorded.get(name) and predicted.get(name)}  # fmt: skip
     far = [name for name, ratio in ratios.items() if max(ratio, 1 / ratio) > MOST_RATIO]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from perfmodel.base.units import format_duration
+from perfmodel.base.units import NS_PER_S, format_duration
 from perfmodel.extensions.recordings.host_chain import StepKind
 from perfmodel.extensions.recordings.rank_clocks import MatchedGroup
 from perfmodel.extensions.recordings.rank_program import RankFindings
@@ -26,6 +26,8 @@ from perfmodel.graph.program import Int64s
 from traces.job_trace import JobTrace
 from traces.trace import Category
 
+_SHORT_NS, _LONG_NS = 200, 20 * NS_PER_S
+"""Half of all kernels of a job are not shorter than an empty one, and not longer than this."""
 _LEAST_RANK_RATIO = 0.6
 _MOST_MISSING = 0.05
 _MOST_LONE_RATIO = 0.25
@@ -127,6 +129,14 @@ def find_job_faults(
     gpus = {name for of_rank in findings for name in of_rank.view.trace.device_names}
     if len(gpus) > 1:
         sentences.append(f"GPUs differ ({', '.join(sorted(gpus))}): all wait for the slowest")
+    kernels = [of_rank.view.device for of_rank in findings if len(of_rank.view.device)]
+    lengths_ns = [of.end_ns - of.start_ns for of in kernels]
+    middle_ns = float(np.median(np.concatenate(lengths_ns))) if kernels else _SHORT_NS
+    if not _SHORT_NS <= middle_ns <= _LONG_NS:
+        sentences.append(
+            f"half of the device work takes {format_duration(middle_ns)} or less, which no GPU "
+            "does: times of the trace must be in microseconds"
+        )
     sentences += _find_pause([of_rank.view for of_rank in findings])
     return tuple(sentences)
 

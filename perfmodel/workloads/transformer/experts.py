@@ -191,8 +191,13 @@ class ExpertSteps:
 
     def _products_backward(self, linear: Linear, label: str) -> list[Step]:
         name, rows, held = f"{label} backward", self._rows_per_expert, self.held
-        shapes = ((rows, linear.inputs, linear.outputs), (linear.outputs, linear.inputs, rows))
-        if self._linears.run.groups_experts:
+        is_grouped = self._linears.run.groups_experts
+        summed = self._linears.added_bytes(linear.weight) * (held if is_grouped else 1)
+        shapes = (
+            (rows, linear.inputs, linear.outputs),
+            (linear.outputs, linear.inputs, rows, summed),
+        )
+        if is_grouped:
             casts = self._linears.cast(self._rows * linear.outputs)
             kernels = (*casts, *(self._grouped(*shape) for shape in shapes))
             steps = [Step("GroupedMmBackward", name, kernels, weight_kernels=1)]
@@ -219,22 +224,22 @@ class ExpertSteps:
     def _rows_per_expert(self) -> int:
         return max(1, -(-self._rows // self._shape.held))
 
-    def _grouped(self, m: int, n: int, k: int) -> GroupedGemm:
+    def _grouped(self, m: int, n: int, k: int, added_bytes: int = 0) -> GroupedGemm:
         """The GEMMs of all experts, or of one where they are launched one by one."""
         groups = self.held if self._linears.run.groups_experts else 1
-        return GroupedGemm(groups, m, n, k, self._linears.gemm_dtype)
+        return GroupedGemm(groups, m, n, k, self._linears.gemm_dtype, added_bytes=added_bytes)
 
-    def _scaled(self, m: int, n: int, k: int) -> tuple[Op, ...]:
+    def _scaled(self, m: int, n: int, k: int, added_bytes: int = 0) -> tuple[Op, ...]:
         """The GEMM of one expert, and before it kernels that order the scales of both operands.
 
         Formats with a scale per block keep scales in another order than tensor cores read them.
         """
         dtype = self._linears.gemm_dtype
         if dtype not in _BLOCK_SCALED:
-            return (self._grouped(m, n, k),)
+            return (self._grouped(m, n, k, added_bytes),)
         sizes = (rows * k // _BLOCK for rows in (m, n))
         ordered = (MemoryBound("transpose", size, size, dtype) for size in sizes)
-        return (*ordered, self._grouped(m, n, k))
+        return (*ordered, self._grouped(m, n, k, added_bytes))
 
     def activation(self, direction: Pass) -> list[Step]:
         """The activation between both GEMMs."""

@@ -200,11 +200,13 @@ class Master(Enum):
     """Where the fp32 weights of mixed precision are.
 
     OPTIMIZER: a copy that only the optimizer sees. AUTOCAST: the weights themselves are fp32, and
-    every micro-batch casts them for its GEMMs; the residual stream stays in fp32.
+    every micro-batch casts them for its GEMMs; the residual stream stays in fp32. NONE: there are
+    none, and the optimizer's state has the format of the weights, too.
     """
 
     OPTIMIZER = "optimizer"
     AUTOCAST = "autocast"
+    NONE = "none"
 
 
 class AdapterPlaces(Enum):
