@@ -260,7 +260,7 @@ class Device(Sourced):
     description: Line = ""
     vendor: Line
     architecture: Line
-    compute_capability: Line
+    compute_capability: Annotated[Line, Field(pattern=r"^(\d{1,2}\.\d|gfx\w+|cpu)$")]
     like: Line | None = None
     kernel_class: ChipClass | None = None
     has_persistent_kernels: Annotated[Switch | None, Field(alias="persistent_kernels")] = None

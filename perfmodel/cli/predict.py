@@ -106,7 +106,7 @@ def predict(
         )
     if (measured is None) != (anchor_out is None):
         raise typer.BadParameter("give --measured TIME and --anchor-out FILE together")
-    scenario = _read_scenario(asked, scenario_file, sweep)
+    scenario = read_scenario(asked, scenario_file, sweep)
     whole.check()
     if sweep:
         single = {"--trace-out": files.trace_file, "--price": files.price_per_gpu_hour}
@@ -133,7 +133,7 @@ def _of_whole_runs(comparison: Comparison, whole: RunQuestion) -> Comparison:
     return replace(comparison, whole=whole) if whole.is_asked else comparison
 
 
-def _read_scenario(
+def read_scenario(
     asked: dict[str, Any], scenario_file: str | None, sweep: tuple[str, ...]
 ) -> Scenario | JobScenario:
     """The scenario of the options *asked*, a file's or a job's where one is named."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,8 @@ from collectives.measurements import CollectiveMeasurement, load_measurements
 from collectives.pricing import price_sizes
 from perfmodel.base.cautions import Cautions, Warned
 from perfmodel.base.errors import MeasurementError, PerfModelError
-from perfmodel.extensions.measurements.kernel_tables import KERNEL_KINDS
-from perfmodel.extensions.measurements.measured_kernels import (
-    KernelTable,
-    MeasuredKernel,
-    price_measured,
-)
+from perfmodel.costs.estimates import Estimates
+from perfmodel.extensions.measurements.measured_kernels import KernelTable, MeasuredKernel
 from perfmodel.prediction.gate import Ratio, beyond, limits, ratios_of
 from topologies import load_device
 
@@ -59,8 +55,10 @@ def check_tables(
     return tuple(kept), cautions
 
 
-def check_kernels(kind: str, table: KernelTable, where: str) -> tuple[KernelTable, Cautions]:
-    """The rows of *table*, of kernels of a *kind*, that can be true, and what else is wrong."""
+def check_kernels(
+    table: KernelTable, where: str, price: Callable[[Sequence[MeasuredKernel]], Estimates]
+) -> tuple[KernelTable, Cautions]:
+    """The rows of *table* that can be true beside their *price*, and what else is wrong."""
     of_kind: dict[tuple[str, str], list[MeasuredKernel]] = {}
     for kernel in table.kernels:
         of_kind.setdefault((kernel.device, kernel.group[-1]), []).append(kernel)
@@ -70,7 +68,7 @@ def check_kernels(kind: str, table: KernelTable, where: str) -> tuple[KernelTabl
         some = kernels[:: 1 + len(kernels) // MOST_SCALED]
         try:
             device = load_device(name)
-            found = price_measured(some, KERNEL_KINDS[kind].model(None))
+            found = price(some)
         except PerfModelError:
             # What becomes of rows of an unknown GPU is decided where they are used.
             rows += [(one, "", ()) for one in kernels]
