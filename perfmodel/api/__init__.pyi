@@ -31,6 +31,7 @@ from perfmodel.extensions.formats.api import ImportedTopology as ImportedTopolog
 from perfmodel.extensions.formats.api import ImportedWorkload as ImportedWorkload
 from perfmodel.extensions.formats.api import import_topology as import_topology
 from perfmodel.extensions.formats.api import import_workload as import_workload
+from perfmodel.extensions.formats.replay_planner import ReplayEstimator as ReplayEstimator
 from perfmodel.extensions.formats.replay_planner import ReplayPlanner as ReplayPlanner
 from perfmodel.extensions.measurements.api import anchor_run as anchor_run
 from perfmodel.extensions.measurements.api import calibrate_collectives as calibrate_collectives
