@@ -373,7 +373,7 @@ class Parts:
         for call, time_ns, unsure_ns in iter_kernels(priced, cluster):
             spot = spot_of(call.op, ranks=call.ranks, hosts=call.hosts)
             found.setdefault(spot, call)
-            sums[spot] = sums.get(spot, np.zeros(2)) + (time_ns, unsure_ns)
+            sums[spot] = sums.get(spot, np.zeros(2)) + np.array([time_ns, unsure_ns])
         times, unsure = np.array([*sums.values()]).reshape(-1, 2).T
         return cls(
             kind,
@@ -417,9 +417,7 @@ class TimedCall(NamedTuple):
     hosts: int
 
 
-def iter_kernels(
-    priced: PricedJob, cluster: Cluster
-) -> Iterator[tuple[TimedCall, float, float]]:
+def iter_kernels(priced: PricedJob, cluster: Cluster) -> Iterator[tuple[TimedCall, float, float]]:
     """Every op of a distinct rank that can be timed, its time in all, and how much is unsure."""
     job = priced.job
     starts = zip(job.rank_program.tolist(), priced.durations.rank_offset.tolist(), strict=True)
