@@ -181,18 +181,28 @@ class Learning:
             known[kind] = spots, inverse, np.asarray(inverse @ means)
         return known
 
+    @cached_property
+    def _answered(self) -> dict[Spot, tuple[float, float]]:
+        return {}
+
     def answer(self, spots: Sequence[Spot]) -> tuple[Floats, Floats]:
         """Of each of *spots*: the logarithm to multiply by, and the share of variance left."""
-        logs, left = np.zeros(len(spots)), np.ones(len(spots))
-        for kind, places in rows_of_kinds(one.kind for one in spots).items():
+        # Candidates of a layout are made of the same kernels.
+        if unknown := [one for one in dict.fromkeys(spots) if one not in self._answered]:
+            self._answered.update(zip(unknown, self._ask(unknown), strict=True))
+        found = np.array([self._answered[one] for one in spots]).reshape(-1, 2)
+        return found[:, 0], found[:, 1]
+
+    def _ask(self, spots: Sequence[Spot]) -> list[tuple[float, float]]:
+        found = np.column_stack([np.zeros(len(spots)), np.ones(len(spots))])
+        for kind, rows in rows_of_kinds(one.kind for one in spots).items():
             if kind in self._known:
-                rows = list(places)
                 own, inverse, weights = self._known[kind]
                 towards = _covariance([spots[row] for row in rows], own)
-                logs[rows] = towards @ weights
                 told = np.einsum("ij,ij->i", towards @ inverse, towards)
-                left[rows] = np.clip(1.0 - told / SIGMA**2, 0.0, 1.0)
-        return logs, left
+                left = np.clip(1.0 - told / SIGMA**2, 0.0, 1.0)
+                found[rows] = np.column_stack([towards @ weights, left])
+        return [(log, left) for log, left in found.tolist()]
 
 
 def _covariance(some: Sequence[Spot], others: Sequence[Spot]) -> Floats:
@@ -280,13 +290,19 @@ def adjust_ops(
     )
 
 
+@lru_cache(maxsize=8)
+def _load_calls(path: Path, changed_ns: int) -> tuple[TimedKernel, ...]:
+    kernels = load_kernels(path, changed_ns).kernels
+    return tuple(one for one in kernels if one.kind == "collective")
+
+
 def learn_calls(cluster: Cluster) -> Learning:
     """What the timed collectives of *cluster* say of others; *cluster* is as calls see it."""
     spots, logs = [], []
     for path in files_of(cluster.device):
-        for one in load_kernels(path, path.stat().st_mtime_ns).kernels:
+        for one in _load_calls(path, path.stat().st_mtime_ns):
             is_here = one.device == cluster.device.name and one.hosts <= cluster.host_count
-            if is_here and one.kind == "collective" and one.ranks <= cluster.rank_count:
+            if is_here and one.ranks <= cluster.rank_count:
                 op = op_of(one.kind, one.cells)
                 price = price_collective(op, cluster=cluster, ranks=seats(one, cluster))
                 spots.append(spot_of(op, ranks=one.ranks, hosts=one.hosts))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from perfmodel.api import Scenario, fits
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.extensions.formats.models import Use, read_foreign
@@ -384,6 +386,17 @@ def test_the_layout_of_a_file_is_that_of_any_model(file, text, expected):
     assert found == expected
     assert workload.model == load_workload("llama3_8b").model
     assert "Layout and training are those of" in workload.assumed[-1]
+
+
+@pytest.mark.parametrize(("text", "hosts"), [(SCRIPT, 1), (NEMO, 1), (TOML, 8), (DEEPSPEED, 1)])
+def test_files_of_other_programs_are_told_whether_they_fit(file, text, hosts):
+    named = {"layout_from": file(text)} if text is DEEPSPEED else {"workload": file(text)}
+    asked = Scenario("dgx_h100", hosts=hosts, **{"workload": "llama3_8b", **named})
+    found = fits(asked)
+    assert found.peaks
+    assert found.fits
+    half = replace(asked, overrides=("training.recompute=full", "parallel.micro_batch=1"))
+    assert fits(half).peak_bytes < found.peak_bytes
 
 
 def test_the_question_itself_comes_before_the_layout_of_a_file(file):
