@@ -23,7 +23,7 @@ from itertools import product
 
 import numpy as np
 
-from embeddings.piece_work import ONE_HOST_WEIGHT, Cut, PieceWork, View
+from embeddings.piece_work import ONE_HOST_WEIGHT, BatchView, Cut, PieceWork
 from embeddings.plan import ShardingKind, ShardingPlan
 from embeddings.popularity import Floats, Int64s
 from embeddings.sharding_task import (
@@ -59,7 +59,7 @@ other place with its answer: 0.17, 0.07 and 0.008 ms, in bytes of device memory.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
+class PlacementCandidate:
     """How tables are cut, where pieces are, the tables that all ranks have, and the work.
 
     A place is *per_place* ranks that share its pieces row-wise. *view* is what it was made for.
@@ -70,7 +70,7 @@ class Candidate:
     per_place: int
     copied: tuple[int, ...]
     work: float
-    view: View
+    view: BatchView
 
     @property
     def piece_count(self) -> int:
@@ -102,7 +102,7 @@ class Candidate:
         return task.plan(shards, "balanced", data_parallel=self.copied, summed_in_host=in_host)
 
 
-def find_candidates(task: ShardingTask) -> list[Candidate]:
+def find_candidates(task: ShardingTask) -> list[PlacementCandidate]:
     """All plans to be replayed that fit. Neither batch nor sizes decide how they are made."""
     tables, ranks = task.tables, task.rank_count
     scale = _ROWS / sum(table.rows for table in tables)
@@ -112,19 +112,19 @@ def find_candidates(task: ShardingTask) -> list[Candidate]:
         for table in tables
     ]
     samples = _ROWS / max(sum(table.pooling_factor for table in tables), _LITTLE)
-    views = [View(one * samples, other) for other in _SLOWNESS for one in _DRAWS]
+    views = [BatchView(one * samples, other) for other in _SLOWNESS for one in _DRAWS]
     return _find(task, like, views[: max(1, _MOST_VIEWED // len(tables))])
 
 
 def _find(
-    task: ShardingTask, like: Sequence[EmbeddingTable], views: Sequence[View]
-) -> list[Candidate]:
+    task: ShardingTask, like: Sequence[EmbeddingTable], views: Sequence[BatchView]
+) -> list[PlacementCandidate]:
     """Plans for *views*, with the rows of tables *like* those of *task*; least work first."""
     per_places = [1]
     per_host = task.ranks_per_host
     if per_host is not None and 1 < per_host < task.rank_count:
         per_places += [per_host] if task.rank_count % per_host == 0 else []
-    found: list[Candidate] = []
+    found: list[PlacementCandidate] = []
     for per_place in per_places:
         known: dict[Cut, Floats] = {}
         for view in views:
@@ -133,7 +133,7 @@ def _find(
     # Among those that are equal but for rounding, the first, which copies and sums less.
     ordered = sorted(found, key=lambda one: float(f"{one.work:.9g}"))
     # The same pieces at the same places are one plan.
-    different: dict[Hashable, Candidate] = {}
+    different: dict[Hashable, PlacementCandidate] = {}
     for one in ordered:
         different.setdefault((one.per_place, one.cuts, one.places.tobytes()), one)
     return list(different.values())
@@ -148,7 +148,7 @@ def plan_by_rows(task: ShardingTask) -> ShardingPlan:
 
 def iter_balanced_plans(task: ShardingTask) -> Iterator[ShardingPlan]:
     """The plans of all candidates in order; the last is row-wise, whether it fits or not."""
-    for one in _find(task, task.tables, [View(task.batch_size, 1.0)]):
+    for one in _find(task, task.tables, [BatchView(task.batch_size, 1.0)]):
         yield one.to_plan(task)
     yield plan_by_rows(task)
 
@@ -169,7 +169,9 @@ class _Placer:
     Pieces cost *work*.
     """
 
-    def __init__(self, task: ShardingTask, per_place: int, view: View, work: PieceWork) -> None:
+    def __init__(
+        self, task: ShardingTask, per_place: int, view: BatchView, work: PieceWork
+    ) -> None:
         self._task, self._per_place, self._view, self._work = task, per_place, view, work
         self._place_count = task.rank_count // per_place
         self._sizes = np.array([table.size_bytes for table in task.tables]) / per_place
@@ -193,11 +195,11 @@ class _Placer:
         self._lookups_of_way, self._sent_of_way = work.of_columns(self._columns)
         self._own, self._sent = self._lookups_of_way[0], self._sent_of_way[0]
 
-    def found(self) -> list[Candidate]:
+    def found(self) -> list[PlacementCandidate]:
         """One plan for every way of copying and cutting that fits."""
         copies = self._copies()
         for smaller in _SMALLER_SHARDS:
-            found: dict[tuple[Cut, ...], Candidate | None] = {}
+            found: dict[tuple[Cut, ...], PlacementCandidate | None] = {}
             for copied in copies:
                 held = np.setdiff1d(np.arange(len(self._work.rows)), copied)
                 for cuts in self._cuts(held, smaller):
@@ -254,7 +256,7 @@ class _Placer:
             for of_limits in zip(columns.tolist(), rows.tolist(), strict=True)
         ]
 
-    def _place(self, cuts: tuple[Cut, ...], copied: tuple[int, ...]) -> Candidate | None:
+    def _place(self, cuts: tuple[Cut, ...], copied: tuple[int, ...]) -> PlacementCandidate | None:
         """A rank for each piece of *cuts*; None where one has no room."""
         own, sent, sizes, weights = self._work.of_cuts(cuts)
         room, count, everywhere = self._task.room_bytes, self._place_count, list(copied)
@@ -272,4 +274,4 @@ class _Placer:
             launches += _PEER_BYTES * (count - 1)
         busiest = float(placer.work.max(axis=1).sum())
         work = busiest + float(shared) + launches / self._task.batch_size
-        return Candidate(cuts, places, self._per_place, copied, work, self._view)
+        return PlacementCandidate(cuts, places, self._per_place, copied, work, self._view)

@@ -145,7 +145,7 @@ _NUMBER_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class PlacementOption:
     """One way to place the table at *place*: how it is cut, and what each piece takes."""
 
     place: int
@@ -165,7 +165,7 @@ def shard_as_torchrec(task: ShardingTask) -> ShardingPlan:
     """The best of the placements that a greedy proposer tries."""
     options = [list_options(task, place) for place in range(len(task.tables))]
     chosen = [0] * len(options)
-    best: list[Option] = []
+    best: list[PlacementOption] = []
     best_ranks: list[list[int]] = []
     least_s = float("inf")
     fault = PlanError("torchrec: found no placement.")
@@ -198,14 +198,16 @@ def shard_as_torchrec(task: ShardingTask) -> ShardingPlan:
     return task.plan(shards, "torchrec", summed_in_host=in_host)
 
 
-def place_options(task: ShardingTask, proposal: Sequence[Option]) -> tuple[list[list[int]], float]:
+def place_options(
+    task: ShardingTask, proposal: Sequence[PlacementOption]
+) -> tuple[list[list[int]], float]:
     """Ranks of the pieces of every option, and the seconds of the busiest rank.
 
     Tables row-wise over all ranks leave no choice and go first; the others follow greedily.
     """
     placer = Placer(task.rank_count, task.room_bytes, Rule.LEAST_WORK)
     ranks: list[list[int]] = [[] for _ in proposal]
-    chosen: list[Option] = []
+    chosen: list[PlacementOption] = []
     for option in sorted(proposal, key=lambda option: (-option.seconds, option.place)):
         if option.way is ShardingKind.ROW_WISE:
             placer.work[0] += option.seconds
@@ -230,7 +232,7 @@ def place_options(task: ShardingTask, proposal: Sequence[Option]) -> tuple[list[
     return ranks, float(placer.work[0].max())
 
 
-def list_options(task: ShardingTask, place: int) -> list[Option]:
+def list_options(task: ShardingTask, place: int) -> list[PlacementOption]:
     """The ways to place a table, cheapest first, else in this order."""
     table, ranks = task.tables[place], task.rank_count
     cuts = {ShardingKind.TABLE_WISE: (1, 1)}
@@ -250,7 +252,7 @@ def list_options(task: ShardingTask, place: int) -> list[Option]:
         lookups = table.pooling_factor / rows
         size = task.needed_bytes(replace(largest, pooling_factor=lookups))
         seconds = piece_seconds(task, table, way, columns * rows)
-        found.append(Option(place, way, columns, rows, seconds, size))
+        found.append(PlacementOption(place, way, columns, rows, seconds, size))
     return sorted(found, key=lambda option: option.seconds * option.count)
 
 

@@ -39,7 +39,7 @@ def exchange_weight(rank_count: int, ranks_per_host: int | None) -> float:
     return ONE_HOST_WEIGHT + away * (SEVERAL_HOSTS_WEIGHT - ONE_HOST_WEIGHT)
 
 
-class View(NamedTuple):
+class BatchView(NamedTuple):
     """Rows are read again as in a batch of *samples*; *slowness* is that of links over usual."""
 
     samples: float
@@ -62,7 +62,7 @@ class PieceWork:
         task: ShardingTask,
         like: Sequence[EmbeddingTable],
         per_place: int,
-        view: View,
+        view: BatchView,
         known: dict[Cut, Floats],
     ) -> None:
         self._task, self._like, self._per_place, self._known = task, like, per_place, known

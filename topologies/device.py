@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -167,6 +167,8 @@ class ChipClass(Enum):
     GRAPHICS = "graphics"
 
 
+_FORMATS = (DType.FP32, DType.TF32), (DType.FP8, DType.NVFP4)
+"""Formats of more than 16 bits, and of less."""
 CPU = "cpu"
 """The architecture of processors that are no GPU."""
 
@@ -217,6 +219,11 @@ class HostLink(Form):
     bandwidth_bytes_per_s: Bandwidth
     effective_bytes_per_s: Bandwidth
 
+    @property
+    def efficiency(self) -> float:
+        """The share of its rate that copies reach."""
+        return self.effective_bytes_per_s / self.bandwidth_bytes_per_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multiprocessors(Form):
@@ -253,7 +260,7 @@ class Device(Sourced):
     description: Line = ""
     vendor: Line
     architecture: Line
-    compute_capability: Line
+    compute_capability: Annotated[Line, Field(pattern=r"^(\d{1,2}\.\d|gfx\w+|cpu)$")]
     like: Line | None = None
     kernel_class: ChipClass | None = None
     has_persistent_kernels: Annotated[Switch | None, Field(alias="persistent_kernels")] = None
@@ -319,6 +326,13 @@ class Device(Sourced):
         """The better rate of the two formats of 16 bits, where it has one."""
         rates = (self.peak_flops.get(one) for one in (DType.BF16, DType.FP16))
         return max((rate for rate in rates if rate), default=None)
+
+    @property
+    def format_gains(self) -> tuple[float, ...]:
+        """How many times faster GEMMs are from one stated number format to the next smaller one."""
+        wide, small = ([self.peak_flops.get(one) for one in pair] for pair in _FORMATS)
+        rates = [rate for rate in (*wide, self.half_precision_flops, *small) if rate]
+        return tuple(after / before for before, after in pairwise(rates))
 
     @property
     def pcie_bandwidth_bytes_per_s(self) -> float:

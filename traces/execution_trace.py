@@ -27,7 +27,7 @@ _LINKED_KEYS = ("cat", "ts", "inclusive_dur", "exclusive_dur", "dur", "stream")
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class TraceArgument:
     """One input or output: its value, its shape and its type, as the file has them."""
 
     value: Any
@@ -78,8 +78,8 @@ class ExecutedOperator:
     name: str
     parent: int
     thread: int
-    inputs: tuple[Argument, ...] = ()
-    outputs: tuple[Argument, ...] = ()
+    inputs: tuple[TraceArgument, ...] = ()
+    outputs: tuple[TraceArgument, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -170,7 +170,7 @@ def _operator(item: dict[str, Any], known: Mapping[int, ExecutedOperator]) -> Ex
     )
 
 
-def _arguments(item: dict[str, Any], word: str) -> tuple[Argument, ...]:
+def _arguments(item: dict[str, Any], word: str) -> tuple[TraceArgument, ...]:
     content = item.get(f"{word}s", ())
     if isinstance(content, dict):
         values, shapes, kinds = (content.get(key, ()) for key in ("values", "shapes", "types"))
@@ -187,11 +187,11 @@ def _arguments(item: dict[str, Any], word: str) -> tuple[Argument, ...]:
 
 def pair_arguments(
     values: Sequence[Any], shapes: Sequence[Any], kinds: Sequence[Any]
-) -> tuple[Argument, ...]:
+) -> tuple[TraceArgument, ...]:
     """The arguments with these *shapes* and *kinds*; those without a value have None."""
     padded = [*values, *[None] * (len(shapes) - len(values))]
     return tuple(
-        Argument(value, shape, str(kind))
+        TraceArgument(value, shape, str(kind))
         for value, shape, kind in zip(padded, shapes, kinds, strict=False)
     )
 

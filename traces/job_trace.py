@@ -46,7 +46,7 @@ def ignore_file(path: Path, place: int, count: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordedFiles:
     """The files of one job; *timed* are of the formats in `TIMED`."""
 
     name: str
@@ -142,7 +142,7 @@ def load_job_traces(
     return tuple(load_recording(recording, limits, on_file) for recording in recordings)
 
 
-def find_recordings(paths: Sequence[Path | str] | Path | str) -> tuple[Recording, ...]:
+def find_recordings(paths: Sequence[Path | str] | Path | str) -> tuple[RecordedFiles, ...]:
     """The jobs whose files are at *paths*; files given together are one job."""
     given = [Path(paths)] if isinstance(paths, Path | str) else [Path(path) for path in paths]
     if not given:
@@ -220,7 +220,7 @@ def _refuse(paths: Sequence[Path]) -> None:
                 )
 
 
-def _recordings_in(folder: Path) -> list[Recording]:
+def _recordings_in(folder: Path) -> list[RecordedFiles]:
     own = _recording_of(folder.name, [path for path in folder.iterdir() if path.is_file()])
     if own.has_files:
         return [own]
@@ -241,7 +241,7 @@ def _recordings_in(folder: Path) -> list[Recording]:
     return [replace(jobs[0], name=folder.name)] if len(jobs) == 1 else jobs
 
 
-def _joined(found: list[Recording], name: str) -> list[Recording]:
+def _joined(found: list[RecordedFiles], name: str) -> list[RecordedFiles]:
     """*found*; one recording with its execution traces next to it is one job, called *name*."""
     recorded = [one for one in found if one.timed]
     executed = [one.executed for one in found if one.executed]
@@ -250,7 +250,7 @@ def _joined(found: list[Recording], name: str) -> list[Recording]:
     return [replace(recorded[0], name=name, executed=executed[0])]
 
 
-def _recording_of(name: str, files: Sequence[Path], *, is_asked_for: bool = False) -> Recording:
+def _recording_of(name: str, files: Sequence[Path], *, is_asked_for: bool = False) -> RecordedFiles:
     by_format: dict[TraceFormat, list[Path]] = {kind: [] for kind in TraceFormat}
     if is_asked_for:
         _refuse(files)
@@ -258,7 +258,7 @@ def _recording_of(name: str, files: Sequence[Path], *, is_asked_for: bool = Fals
         by_format[detect_format(path)].append(path)
     # A file that was named must be read; if it is not a trace, the Kineto reader says why.
     other = by_format[TraceFormat.OTHER] if is_asked_for else []
-    return Recording(
+    return RecordedFiles(
         name,
         tuple(sorted([*(path for kind in TIMED for path in by_format[kind]), *other])),
         tuple(by_format[TraceFormat.EXECUTION_TRACE]),
@@ -267,7 +267,7 @@ def _recording_of(name: str, files: Sequence[Path], *, is_asked_for: bool = Fals
 
 
 def load_recording(
-    recording: Recording, limits: Limits = DEFAULT_LIMITS, on_file: OnFile = ignore_file
+    recording: RecordedFiles, limits: Limits = DEFAULT_LIMITS, on_file: OnFile = ignore_file
 ) -> JobTrace:
     """Read the timed traces of *recording*, and its execution traces."""
     traces, faults = list[Trace](), FaultList(f"job {recording.name!r}")

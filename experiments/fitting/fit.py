@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from perfmodel.extensions.measurements.calibration.kernels import (
     write_entries,
 )
 from perfmodel.extensions.measurements.measured_kernels import KernelTable
+from topologies import list_devices
 
 CHOICES = Path(__file__).with_name("choices.yaml")
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -49,7 +50,11 @@ PLAIN_OPERATORS = ("linear", "bmm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice(Form):
-    """One fit: what it reads, where it writes, and what the tables do not say themselves."""
+    """One fit: what it reads, where it writes, and what the tables do not say themselves.
+
+    With *dtypes*, only rows of these formats on GPUs of the catalog count. *cast_apart* says that
+    times of quantised GEMMs are without the cast of the activation.
+    """
 
     kind: Line
     out: Line
@@ -57,6 +62,8 @@ class Choice(Form):
     own_tables: tuple[Line, ...] = ()
     cases: Line = ""
     preferred_collector: Line = ""
+    dtypes: tuple[Line, ...] = ()
+    cast_apart: bool = False
     device: Line | None = None
     source: Line = ""
     software: Line = ""
@@ -69,6 +76,25 @@ def load_choices() -> dict[str, Choice]:
         name: Document(f"{CHOICES.name}, {name}", content, MeasurementError).read(Choice)
         for name, content in load_yaml(CHOICES).items()
     }
+
+
+def choose_rows(table: KernelTable, choice: Choice) -> KernelTable:
+    """The kernels of *choice*'s formats on GPUs of the catalog, with or without casts."""
+    kept = tuple(
+        replace(one, has_cast=not choice.cast_apart)
+        for one in table.kernels
+        if one.device in list_devices() and one.op.dtype.value in choice.dtypes
+    )
+    if choice.kind == "experts":
+        # A time that several numbers of tokens share was measured with one of them.
+        sizes: dict[tuple[str, str, float], set[int]] = {}
+        for one in kept:
+            key = one.device, one.op.variant, one.measured_ns
+            sizes.setdefault(key, set()).add(one.op.tokens)
+        kept = tuple(
+            one for one in kept if len(sizes[one.device, one.op.variant, one.measured_ns]) == 1
+        )
+    return KernelTable(kept, table.unsupported)
 
 
 def prefer_collector(table: KernelTable, collector: str) -> KernelTable:
@@ -92,6 +118,8 @@ def fit_kernels(choice: Choice, data: Path, out: Path, made: Made) -> None:
     """Constants of one kind of kernel."""
     paths = [data / name for name in choice.tables]
     table = load_tables(choice.kind, [*paths, *(CHECKOUT / name for name in choice.own_tables)])
+    if choice.dtypes:
+        table = choose_rows(table, choice)
     if choice.preferred_collector:
         table = prefer_collector(table, choice.preferred_collector)
     words = {"source": choice.source, "software": choice.software, "licence": choice.licence}

@@ -19,13 +19,13 @@ from experiments.figures import (
     new_figure,
     read_wishes,
 )
-from perfmodel.extensions.recordings.hold_back import HoldRule, replay_held
+from perfmodel.extensions.recordings.hold_back import HoldRule, hold_ratios, replay_held
 from perfmodel.extensions.recordings.self_replay import compare
 from perfmodel.extensions.recordings.storage import load_recorded_job
 
 COLOURS = {"compute": BLUE, "communication": PURPLE, "copy": GREEN}
 KEPT = (
-    "iteration_error_pct", "worst_error_pct", "critical_path_on_host_pct", "rounds", "unsettled",
+    "iteration_error_pct", "worst_error_pct", "rounds", "unsettled",
 )  # fmt: skip
 
 
@@ -37,7 +37,9 @@ def main() -> None:
     results = {}
     for axis, name in zip(np.atleast_1d(axes), names, strict=True):
         job = load_recorded_job(MEASURED / "recordings" / name)
-        held = replay_held(job.graph, job.durations(), HoldRule(job.hold_ratio, job.can_be_held))
+        held = replay_held(
+            job.graph, job.durations(), HoldRule(hold_ratios(job.graph), job.can_be_held)
+        )
         document = compare(job, held).document()
         results[name] = {key: document[key] for key in KEPT} | {
             "period_errors_pct": [period["error_pct"] for period in document["periods"]]

@@ -51,6 +51,10 @@ class Cautions:
             "unknown_keys": list(self.unknown_keys),
         }
 
+    def lines(self) -> tuple[str, ...]:
+        """Each in words."""
+        return *map(str, self.warnings), *(f"unknown key {key}" for key in self.unknown_keys)
+
     def count(self) -> Iterator[str]:
         """What a headline says of them."""
         if self.warnings:

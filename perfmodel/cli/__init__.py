@@ -12,6 +12,7 @@ import io
 import os
 import sys
 import traceback
+from itertools import takewhile
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -49,6 +50,10 @@ COMMANDS = {
         "extensions.measurements.commands.calibrate:calibrate",
         "Fit constants to measurements.",
     ),
+    "measure": (
+        "extensions.measurements.commands.measure:measure",
+        "List kernels worth timing, write a script that times them.",
+    ),
     "workload": ("cli.catalog:workload", "List, show and import models."),
     "topology": ("cli.catalog:topology", "List, show, check and import machines."),
     "collective": ("cli.collective:collective", "Price a collective on a machine."),
@@ -66,6 +71,19 @@ EPILOG = (
 )
 
 
+_GPUS = "Say how many hosts of the machine with --hosts; a host has all its GPUs."
+_DEGREE = "Degrees are fields of the model: --set parallel.tp=2 (pp, cp, ep)."
+MEANT = {
+    **dict.fromkeys(("--gpus", "--num-gpus", "--n-gpus", "--world-size", "--ranks"), _GPUS),
+    **dict.fromkeys(("--nodes", "--nnodes", "--num-nodes"), "Say --hosts."),
+    **dict.fromkeys(("--tp", "--pp", "--cp", "--ep", "--dp"), _DEGREE),
+    **dict.fromkeys(("--batch", "--batch-size"), "The global batch is a field: --set batch=256."),
+    **dict.fromkeys(("--machine", "--cluster", "--gpu"), "Say --topology with a machine."),
+    **dict.fromkeys(("--model", "--config"), "Say --workload, or name the model first."),
+}
+"""Options that people type who know other programs, and what to say instead."""
+
+
 def load_command(name: str) -> Any:
     """The command called *name*, imported."""
     module, _, attribute = COMMANDS[name][0].partition(":")
@@ -78,9 +96,17 @@ class LazyGroup(TyperGroup):
     """All commands; one is imported when it is resolved, to run or to complete its options."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that *args* name, and the rest of them."""
+        """The command that *args* name, and the rest; an option it lacks says what is meant."""
         name, found, rest = super().resolve_command(ctx, args)
-        return name, found and load_command(str(name)), rest
+        command = found and load_command(str(name))
+        if command:
+            places = (command, *getattr(command, "commands", {}).values())
+            known = {option for one in places for param in one.params for option in param.opts}
+            for word in takewhile(lambda one: one != "--", rest):
+                option = word.partition("=")[0]
+                if option in MEANT and option not in known:
+                    ctx.fail(f"No such option: {option}. {MEANT[option]}")
+        return name, command, rest
 
 
 def _show_version(is_asked: bool) -> None:

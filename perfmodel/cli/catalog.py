@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 from perfmodel import api
+from perfmodel.base.cautions import Cautions
 from perfmodel.base.extensions import load_extension
 from perfmodel.base.options import Option
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.cli.commands import command, command_group
-from perfmodel.cli.options import Outputs, argument
+from perfmodel.cli.options import Outputs, Strict, argument
 from perfmodel.prediction.scenario import DEFAULT_WORKLOAD, Faults, Overrides
 
 CatalogName = Annotated[str, argument("NAME", "A name of the catalog, or a file.")]
@@ -66,7 +67,7 @@ def import_model(
     overrides: Overrides = (),
     out: Annotated[str | None, Option(metavar="FILE.yaml", help="Write the workload here.")] = None,
     fields: Annotated[bool, Option(help="List how every field was read.")] = False,
-    files: Annotated[Outputs, "json_file"],
+    files: Annotated[Outputs, "json_file", "is_strict"],
 ) -> None:
     """Turn the model file of another program into a workload.
 
@@ -76,6 +77,9 @@ def import_model(
     """
     report = load_extension("formats", "report")
     found = api.import_workload(file, overrides)
+    cautions = Cautions(unknown_keys=found.workload.unknown_keys)
+    if files.is_strict:
+        cautions.refuse()
     if out is not None:
         check_writable("--out", Path(out))
         write_file(Path(out), found.text)
@@ -84,7 +88,8 @@ def import_model(
         return
     about = (found.workload, found.kind, found.uses)
     shown = about if fields else (*about[:2], ())
-    files.write(report.report_import(*shown), lambda: report.import_document(*about))
+    shown_report = report.report_import(*shown).warned(cautions)
+    files.write(shown_report, lambda: report.import_document(*about))
     if out is not None and files.is_printed:
         print(f"Wrote {out}")
 
@@ -141,6 +146,7 @@ def import_machine(
         str | None, Option(metavar="RATE", help="Rate of one NIC, e.g. '400 Gbit/s'.")
     ] = None,
     out: Annotated[str | None, Option(metavar="FILE.yaml", help="Write the machine here.")] = None,
+    is_strict: Strict = False,
 ) -> None:
     """Turn the topology file of another program into a machine file.
 
@@ -148,7 +154,12 @@ def import_machine(
     What they do not say is listed under `assumed` in the file. Example: perfmodel topology import
     topo.xml --gpu h100_sxm --out my_machine.yaml
     """
+    from perfmodel.prediction.gate import check_machine
+
     found = api.import_topology(file, gpu=gpu, nic_rate=nic_rate)
+    cautions = check_machine(found.topology)
+    if is_strict:
+        cautions.refuse()
     if out is None:
         print(found.text, end="")
         return
@@ -157,13 +168,14 @@ def import_machine(
     report = load_extension("formats", "report")
     check_writable("--out", Path(out))
     write_file(Path(out), found.text)
-    print_report(report.report_machine_import(found.topology, found.kind))
+    print_report(report.report_machine_import(found.topology, found.kind).warned(cautions))
     print(f"Wrote {out}")
 
 
 @command(topology)
 def check(
     file: Annotated[str, argument("FILE", "A topology file.")],
+    is_strict: Strict = False,
 ) -> None:
     """Check a topology file and name every fault in it.
 
@@ -172,13 +184,16 @@ def check(
     from perfmodel.prediction.gate import check_machine
 
     machine = api.load_topology(file)
+    cautions = check_machine(machine)
+    if is_strict:
+        cautions.refuse()
     print(
         f"{file}: valid. {machine.name} has {machine.gpus_per_host} GPUs "
         f"({machine.device.name}), {len(machine.vertices)} vertices, "
         f"{len(machine.links)} one-way links, "
         f"{'a fabric' if machine.fabric else 'no fabric'}."
     )
-    for said in (*machine.assumed, *map(str, check_machine(machine).warnings)):
+    for said in (*machine.assumed, *cautions.lines()):
         print(f"  {said}")
 
 

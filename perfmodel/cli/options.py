@@ -48,7 +48,7 @@ JobOut = Annotated[str, Option(metavar="JOB", help="Folder to write the job to."
 
 
 @dataclass(frozen=True)
-class Run:
+class RunOptions:
     """Where the work runs, and whether progress is shown."""
 
     executor: Annotated[
@@ -78,7 +78,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class LocalRun(Run):
+class LocalRun(RunOptions):
     """A run in this process, unless Ray is asked for."""
 
     executor: Annotated[
@@ -137,7 +137,7 @@ class Outputs:
     json_file: JsonFile = None
     trace_file: Annotated[
         Path | None,
-        Option(name="--trace-out", metavar="FILE", help="Write a timeline for Perfetto."),
+        Option(name="--trace-out", metavar="FILE", help="Write a timeline for Perfetto (or .gz)."),
     ] = None
     report_file: Annotated[
         Path | None, Option(name="--report", metavar="FILE.html", help="Write a web page.")

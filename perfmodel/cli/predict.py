@@ -13,7 +13,7 @@ from perfmodel.base.extensions import load_extension
 from perfmodel.base.options import Option, options_of
 from perfmodel.base.units import parse_duration_ns
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import Outputs, Run, argument
+from perfmodel.cli.options import Outputs, RunOptions, argument
 from perfmodel.prediction.scenario import JobScenario, RunQuestion, Scenario
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def predict(
         str | None, Option(metavar="FILE", help="Write what --measured says as a calibration.")
     ] = None,
     whole: RunQuestion,
-    run: Run,
+    run: RunOptions,
     files: Annotated[
         Outputs,
         "json_file",
@@ -106,7 +106,7 @@ def predict(
         )
     if (measured is None) != (anchor_out is None):
         raise typer.BadParameter("give --measured TIME and --anchor-out FILE together")
-    scenario = _read_scenario(asked, scenario_file, sweep)
+    scenario = read_scenario(asked, scenario_file, sweep)
     whole.check()
     if sweep:
         single = {"--trace-out": files.trace_file, "--price": files.price_per_gpu_hour}
@@ -133,7 +133,7 @@ def _of_whole_runs(comparison: Comparison, whole: RunQuestion) -> Comparison:
     return replace(comparison, whole=whole) if whole.is_asked else comparison
 
 
-def _read_scenario(
+def read_scenario(
     asked: dict[str, Any], scenario_file: str | None, sweep: tuple[str, ...]
 ) -> Scenario | JobScenario:
     """The scenario of the options *asked*, a file's or a job's where one is named."""
@@ -203,7 +203,7 @@ def compare(
     ] = None,
     asked: Annotated[dict[str, Any], Scenario, "overrides", "calibration", "faults"],
     whole: RunQuestion,
-    run: Run,
+    run: RunOptions,
     outputs: Annotated[Outputs, "json_file", "csv_file", "report_file", "is_strict"],
 ) -> None:
     """Compare scenarios: time, throughput, memory, what bounds them."""
@@ -222,7 +222,9 @@ def compare(
             axes = _split(given, asked)
             found = api.sweep(Scenario(**asked), axes, **where)
     found = _of_whole_runs(found, whole)
-    outputs.write_comparison(found if price is None else found.priced(price))
+    # What is compared by name is ordered by the answer; a sweep over numbers keeps its order.
+    found = found if found.goes_over_numbers else found.ordered()
+    outputs.write_comparison(replace(found, price_per_gpu_hour=price))
 
 
 def _split(given: dict[str, str], asked: dict[str, Any]) -> dict[str, tuple[str, ...]]:

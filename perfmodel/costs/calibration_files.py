@@ -41,7 +41,9 @@ GENERATIONS = {
 }  # fmt: skip
 """Order of architectures: constants are borrowed from the nearest generation."""
 FAMILY_SIGMA = 0.04
-KINDS = ("attention", "experts", "gemm", "memory")
+KINDS = ("attention", "embedding", "experts", "gemm", "memory")
+LOOKUPS = "embedding"
+"""The kind whose shipped constants are by generation, in a file of their own form."""
 MOST_BYTES = 64 * 2**20
 HEADER_KEYS = tuple(one.name for one in fields(CalibrationHeader))
 
@@ -116,12 +118,18 @@ def load_entries(name: str) -> tuple[Entry, ...]:
 
 def entries_for(name: str, device: Device) -> tuple[Entry, ...]:
     """The entries of *name*: those in calibration files of *device*, then the shipped ones."""
+    own = own_entries(name, device)
+    return (*own, *load_entries(name)) if own else load_entries(name)
+
+
+def own_entries(name: str, device: Device) -> tuple[Entry, ...]:
+    """The entries of *name* in calibration files of *device*."""
     own: list[Entry] = []
     for file in device.calibrations:
         path = Path(file)
         if is_json(path):
             own += _load_own(path, path.stat().st_mtime_ns if path.is_file() else 0).get(name, ())
-    return (*own, *load_entries(name)) if own else load_entries(name)
+    return tuple(own)
 
 
 @lru_cache(maxsize=8)
@@ -137,7 +145,7 @@ def _load_own(path: Path, changed_ns: int) -> Mapping[str, tuple[Entry, ...]]:
             f"{path}: command must be `perfmodel calibrate KIND ...`, of a kind among "
             f"{', '.join(KINDS)}, got {quote(file.command)}."
         )
-    for entry in file.entries:
+    for entry in file.entries if kind != LOOKUPS else ():
         _check_names(entry, kind, f"{path}, {entry.device}")
     return {kind: file.entries}
 

@@ -17,7 +17,12 @@ from embeddings.table import Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
-from perfmodel.costs.embedding_constants import EmbeddingConstants, constants_for, load_constants
+from perfmodel.costs.embedding_constants import (
+    EmbeddingConstants,
+    constants_for,
+    load_constants,
+    measured_constants,
+)
 from perfmodel.costs.embedding_terms import (
     CACHE_SHARE,
     GATHER_BYTES,
@@ -72,7 +77,7 @@ def price_embeddings(
         alike.setdefault(key, []).append(row)
     for key, rows in alike.items():
         durations[rows], bounds[rows] = pricer.times(terms[rows], *key)
-    is_own = device.generation in load_constants()
+    is_own = device.generation in load_constants() or measured_constants(device) is not None
     return build_estimates(
         durations,
         relative_sigma=pricer.constants.relative_sigma,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -13,7 +14,12 @@ from perfmodel.base.errors import CalibrationError
 from perfmodel.base.fields import Parsed, Positive
 from perfmodel.base.forms import Form
 from perfmodel.base.units import parse_duration_ns
-from perfmodel.costs.calibration_files import parse_generations, shipped_text
+from perfmodel.costs.calibration_files import (
+    LOOKUPS,
+    own_entries,
+    parse_generations,
+    shipped_text,
+)
 from topologies import Device
 
 FALLBACK = "ampere"
@@ -55,8 +61,28 @@ class EmbeddingConstants(Form):
     relative_sigma: Positive
 
 
+CONSTANTS = tuple(one.name for one in fields(EmbeddingConstants) if one.name != "relative_sigma")
+"""The names of what is fitted."""
+
+
+def measured_constants(device: Device) -> EmbeddingConstants | None:
+    """The constants in calibration files of *device* that were measured on it."""
+    for entry in own_entries(LOOKUPS, device):
+        if entry.device != device.name:
+            continue
+        if set(entry.constants) != set(CONSTANTS):
+            raise CalibrationError(
+                f"constants of lookups on {entry.device}: must be {', '.join(CONSTANTS)}, got "
+                f"{', '.join(entry.constants)}. Make them with `perfmodel calibrate embedding`."
+            )
+        return EmbeddingConstants(**entry.constants, relative_sigma=entry.relative_sigma)
+    return None
+
+
 def constants_for(device: Device) -> EmbeddingConstants:
-    """The constants of the generation of *device*, or those borrowed from the fallback."""
+    """The constants measured on *device*, those of its generation, or borrowed ones."""
+    if (own := measured_constants(device)) is not None:
+        return own
     generations = load_constants()
     borrowed = generations[FALLBACK]
     sigma = max(borrowed.relative_sigma, BORROWED_SIGMA)
@@ -64,8 +90,22 @@ def constants_for(device: Device) -> EmbeddingConstants:
     return generations.get(device.generation, borrowed)
 
 
+def borrowed_lookups(device: Device) -> tuple[str, ...]:
+    """What it means for lookups on *device* that no constant of them was measured there."""
+    if device.generation in load_constants() or measured_constants(device) is not None:
+        return ()
+    sentence = (
+        f"Lookups and updates borrow the constants of {FALLBACK}, because none were measured on "
+        f"{device.generation}: {BORROWED_SIGMA:.0%} (1 sigma). `perfmodel calibrate embedding` "
+        "fits your own GPU."
+    )
+    return (sentence,)
+
+
 def describe_constants(device: Device) -> str:
     """Which constants price lookups on *device*, and what they were fitted to."""
+    if measured_constants(device) is not None:
+        return f"{device.name}, from {', '.join(Path(file).name for file in device.calibrations)}"
     content = parse_yaml(shipped_text(_FILE), document=_FILE, error_type=CalibrationError)
     architecture = device.generation
     is_own = architecture in content["generations"]

@@ -61,7 +61,7 @@ def join_arrivals(parts: Sequence[Arrivals]) -> Arrivals:
     )
 
 
-class Block:
+class BlockReplay:
     """The replay of *layout*. Its state changes only through its methods."""
 
     def __init__(self, layout: FlatJob, durations: DurationTable, *, kept_iterations: int) -> None:

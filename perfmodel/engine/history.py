@@ -51,7 +51,7 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class HistorySlice:
     """The ranks of a history that has only some, from *first_rank* on.
 
     *last_members* are of rendezvous with other ranks, by iteration, group and sequence.
@@ -69,9 +69,13 @@ class History:
     """
 
     def __init__(
-        self, job: JobGraph, durations: DurationTable, replay: Replay, part: Part | None = None
+        self,
+        job: JobGraph,
+        durations: DurationTable,
+        replay: Replay,
+        part: HistorySlice | None = None,
     ) -> None:
-        part = Part(0, build_places(job)) if part is None else part
+        part = HistorySlice(0, build_places(job)) if part is None else part
         self.job = job
         self.replay = replay
         self._first_rank, self._places = part.first_rank, part.places

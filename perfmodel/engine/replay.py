@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.compiling import compiled
-from perfmodel.engine.block import Block
+from perfmodel.engine.block import BlockReplay
 from perfmodel.engine.layout import FlatJob, Int32s, Int64s, max_distance
 from perfmodel.engine.sieve import lay_out_sound
 from perfmodel.graph.durations import DurationTable
@@ -162,7 +162,7 @@ def replay(
     layout = layout or lay_out_sound(job)
     durations.check(job)
     kept = kept_of_reach(max_distance(job), iterations)
-    block = Block(layout, durations, kept_iterations=kept)
+    block = BlockReplay(layout, durations, kept_iterations=kept)
     lane_now_ns, shift_ns = list[Int64s](), None
     while shift_ns is None and len(lane_now_ns) < iterations:
         block.begin_iteration()

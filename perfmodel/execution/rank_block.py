@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from perfmodel.base.errors import ExecutionError
 from perfmodel.base.identity import full_identity
-from perfmodel.engine.block import Arrivals, Block, join_arrivals
-from perfmodel.engine.history import History, Occurrence, Part, last_signals
+from perfmodel.engine.block import Arrivals, BlockReplay, join_arrivals
+from perfmodel.engine.history import History, HistorySlice, Occurrence, last_signals
 from perfmodel.engine.layout import Int32s, Int64s, LaidOutPrograms, Places, build_layout
 from perfmodel.engine.replay import Replay, Timeline
 from perfmodel.execution.executor import WorkerPlace
@@ -78,7 +78,9 @@ class RankBlock:
         lanes = [program.lanes for program in part.job.programs]
         self._job = replace(part.job, programs=LaidOutPrograms(layout, lanes))
         self._history: History | None = None
-        self._block = Block(layout, self._durations, kept_iterations=assignment.kept_iterations)
+        self._block = BlockReplay(
+            layout, self._durations, kept_iterations=assignment.kept_iterations
+        )
         self._block.begin_iteration()
         self._lane_now_ns: list[Int64s] = []
         self._next_round = 0
@@ -181,7 +183,7 @@ class RankBlock:
             replay = Replay(
                 tuple(Timeline(index, self) for index in self._kept), self.lane_now_ns()
             )
-            part = Part(self._assignment.ranks.start, places, members)
+            part = HistorySlice(self._assignment.ranks.start, places, members)
             self._history = History(self._job, self._durations, replay, part)
         return self._history
 

@@ -6,6 +6,7 @@ version or an editor is refused, not misread.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, get_args
 
@@ -17,6 +18,8 @@ from perfmodel.graph.ops import Fixed, Op
 _TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Op)}
 _LEFT_OUT: dict[str, Any] = {"collective": {"_hash"}}
 """Fields that are not written as they are."""
+_RARE = ("loads_singly", "added_bytes")
+"""Fields that are not written where they are zero: files of earlier releases do not know them."""
 
 
 def op_to_words(op: Op) -> dict[str, Any]:
@@ -26,11 +29,13 @@ def op_to_words(op: Op) -> dict[str, Any]:
         # Almost as many as tasks in a recording, so written out.
         words = {"op": kind, "name": op.name, "duration_ns": op.duration_ns}
         words["provenance"] = int(op.provenance)
+        if op.waves:
+            words["waves"] = op.waves
         return words if op.work is None else words | {"work": _work_to_words(op.work)}
     words = {"op": kind, **_adapter(kind).dump_python(op, mode="json", exclude=_LEFT_OUT)}
-    if not words.get("loads_singly", True):
-        # Rare, and unknown to files of earlier releases.
-        del words["loads_singly"]
+    for name in _RARE:
+        if not words.get(name, True):
+            del words[name]
     return words
 
 
@@ -56,7 +61,7 @@ def op_from_words(words: Any, *, where: str) -> Op:
     if isinstance(op, Fixed) and work is not None:
         inner = op_from_words(work, where=f"{where}.work")
         assert not isinstance(inner, Fixed)
-        op = Fixed(op.name, op.duration_ns, op.provenance, inner)
+        op = replace(op, work=inner)
     return op
 
 

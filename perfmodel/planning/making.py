@@ -18,20 +18,23 @@ from embeddings.sharding_task import ShardingTask, find_broken
 from perfmodel.base.errors import PlanError
 from perfmodel.execution.executor import Executor
 from perfmodel.planning.question import RankQuestion, to_scenario
+from perfmodel.planning.recorded import RecordedRates, scale_to_recording
 from perfmodel.planning.search import PlanSearch, SearchOutcome
 from perfmodel.prediction.phases import OnPhase
 from perfmodel.prediction.plans.default_plan import build_task, place_tables, spec_of_tables
 from perfmodel.prediction.plans.evaluator import PlanEvaluator
 from perfmodel.prediction.question import load_setting
+from perfmodel.workloads.dlrm.run import DlrmRun
 
 _SHOWN = 3
 
 
 class RankTask(NamedTuple):
-    """The tables that a question is about, and what judges where they are placed."""
+    """The tables that a question is about, what judges where they are placed, and on what basis."""
 
     evaluator: PlanEvaluator
     task: ShardingTask
+    facts: tuple[str, ...] = ()
 
 
 def load_task(question: RankQuestion) -> RankTask:
@@ -49,8 +52,13 @@ def load_task(question: RankQuestion) -> RankTask:
             f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "
             "the dense part and its buffers need it all. Use a smaller batch or more ranks."
         )
-    evaluator = PlanEvaluator(spec, cluster, loaded.stack)
-    return RankTask(evaluator, replace(task, framework=question.runnable_by))
+    stack, facts = RecordedRates(loaded.stack, ())
+    if question.job is not None:
+        ran = _load_plan(question.plan_files[0], task)
+        run = DlrmRun(spec, cluster.rank_count, stack)
+        stack, facts = scale_to_recording(question.job, run, cluster, ran)
+    evaluator = PlanEvaluator(spec, cluster, stack)
+    return RankTask(evaluator, replace(task, framework=question.runnable_by), facts)
 
 
 kept_task = lru_cache(maxsize=4)(load_task)
@@ -70,17 +78,9 @@ def make_plans(
     question: RankQuestion, loaded: RankTask, executor: Executor, on_phase: OnPhase
 ) -> MadePlans:
     """The plans that *question* names and searches."""
-    evaluator, task = loaded
+    evaluator, task, _ = loaded
     # An unreadable file is an error of the user. A sharder without room is part of the answer.
-    given = [
-        load_plan_document(
-            file,
-            tables=task.tables,
-            rank_count=task.rank_count,
-            ranks_per_host=task.ranks_per_host,
-        )
-        for file in question.plan_files
-    ]
+    given = [_load_plan(file, task) for file in question.plan_files]
     refused = [(plan.name, _broken(plan)) for plan in given if find_broken(plan)]
     plans = [plan for plan in given if not find_broken(plan)]
     sharders = (*question.sharders, *((OFFLOADED,) if exceeds_devices(task) else ()))
@@ -102,6 +102,15 @@ def make_plans(
             judged += outcome.plans_judged
     runnable, unrunnable = split_runnable(plans, question.runnable_by)
     return MadePlans(tuple(runnable), (*refused, *unrunnable), judged)
+
+
+def _load_plan(file: str, task: ShardingTask) -> ShardingPlan:
+    return load_plan_document(
+        file,
+        tables=task.tables,
+        rank_count=task.rank_count,
+        ranks_per_host=task.ranks_per_host,
+    )
 
 
 def split_runnable(
@@ -140,5 +149,6 @@ def search_plans(
 def search_from(shared: tuple[RankQuestion, tuple[ShardingPlan, ...]], seed: int) -> SearchOutcome:
     """One search; a module-level function, so that any worker can run it."""
     question, starts = shared
-    search = PlanSearch(*kept_task(question), mode=question.mode, seed=seed)
+    loaded = kept_task(question)
+    search = PlanSearch(loaded.evaluator, loaded.task, mode=question.mode, seed=seed)
     return search.run(starts, round(1000 * question.search))

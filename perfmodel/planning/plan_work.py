@@ -46,6 +46,11 @@ class Straggler:
     waited_ns: float
     tables: tuple[str, ...]
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether others wait for it at all."""
+        return self.waited_ns >= 1
+
 
 _FAMILIES = {
     PlanBound.LOOKUP: (EMBEDDING_FAMILY,),
@@ -171,6 +176,13 @@ def find_gains(priced: PricedJob, mode: Mode) -> dict[PlanBound, float]:
     return {bound: float(times[0] - one) for bound, one in zip(_FAMILIES, times[1:], strict=True)}
 
 
+def difference(first: PlanWork, second: PlanWork) -> float:
+    """How unlike two plans are: what differs in parts and busiest lookups, over an iteration."""
+    unlike_ns = sum(abs(second.parts_ns[name] - own) for name, own in first.parts_ns.items())
+    unlike_ns += abs(second.lookup.amount - first.lookup.amount)
+    return 2 * unlike_ns / (first.iteration_ns + second.iteration_ns)
+
+
 def compare_works(first: PlanWork, second: PlanWork) -> tuple[str, ...]:
     """Sentences that say why *first* is faster than *second*, or is not."""
     apart_ns = second.iteration_ns - first.iteration_ns
@@ -193,12 +205,13 @@ def compare_works(first: PlanWork, second: PlanWork) -> tuple[str, ...]:
     more = second.sent.amount - first.sent.amount
     if abs(more) > LITTLE * max(first.sent.amount, second.sent.amount):
         large, small = (second, first) if more > 0 else (first, second)
+        apart = large.host_bytes - small.host_bytes
+        of_host = f"{format_size(abs(apart))} {'more' if apart > 0 else 'less'}"
         sentences.append(
             f"{small.name}: no rank sends more than {format_size(round(small.sent.amount))} of "
             f"vectors; under {large.name} rank {large.sent.rank} sends "
-            f"{format_size(round(large.sent.amount))}, and its busiest host "
-            f"{format_size(abs(large.host_bytes - small.host_bytes))} "
-            f"{'more' if large.host_bytes >= small.host_bytes else 'less'}."
+            f"{format_size(round(large.sent.amount))}"
+            + (f", and its busiest host {of_host}." if apart else ".")
         )
     return tuple(sentences)
 

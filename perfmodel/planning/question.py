@@ -54,7 +54,8 @@ class RankQuestion:
     them. *plan_files* are plan documents (embeddings). A search judges *search* thousand
     plans, and *searches* run in parallel. *samples* is how often costs are sampled. *calibration*
     names files of constants that were measured on the machine. Plans leave the share *reserve* of
-    a GPU's memory free, and are such that the framework *runnable_by* can run them.
+    a GPU's memory free, and are such that the framework *runnable_by* can run them. *job* is a
+    recording of the first of the plan files: kernels take as long as they did there.
     """
 
     topology: Machine
@@ -100,6 +101,14 @@ class RankQuestion:
         str,
         Option(metavar="torchrec|hugectr", help="Only plans that this framework can run."),
     ] = ""
+    job: Annotated[
+        str | None,
+        Option(
+            metavar="FOLDER",
+            help="A recording of the first --plan: its kernels say how long those of other plans "
+            "take. No sharders, unless some are named.",
+        ),
+    ] = None
     faults: Faults = ()
 
     def __post_init__(self) -> None:
@@ -112,6 +121,10 @@ class RankQuestion:
                 f"got {self.runnable_by!r}."
             )
         named = tuple(name for name in self.sharders if name != NO_VALUES)
+        if self.job is not None:
+            if not self.plan_files:
+                raise ScenarioError(f"--job {self.job}: is a run of a plan. Give it with --plan.")
+            named = () if named == _all_sharders() else named
         object.__setattr__(self, "sharders", named)
         known = _all_sharders()
         unknown = [name for name in named if name not in known]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +22,7 @@ from perfmodel.planning.plan_work import (
     PlanWork,
     RankWork,
     dearest_tables,
+    difference,
     find_awaited,
     find_gains,
     find_loads,
@@ -37,9 +40,14 @@ from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.workloads.dlrm.run import DlrmRun
 
-PAIR_SIGMA = 0.047
-"""How far the ratio of two plans' times is off: DLRM-DCNv2 under HugeCTR on 8 x B200, tables in
-turn over the framework's own plan, at four batches (-5, -5, +1 and -6 %; 2026, one source)."""
+PAIR_SIGMA = 0.134
+"""How far the ratio of two plans' times is off if all of an iteration differs (`difference`).
+
+Four measured pairs (DLRM-DCNv2 on 8 x B200, two plans, one source) are 4.7 % off where 0.84 of the
+iteration differ: 0.056. Drawn worlds (`experiments/plan_choice`) fit 0.22 without the spread of
+costs, which is drawn beside it here. Set between them before the worlds were scored."""
+REPEAT_SIGMA = 0.01
+"""How far it is off for equal plans: measured runs do not repeat better."""
 AT_ONCE = 4
 """Plans predicted between two progress reports."""
 
@@ -54,7 +62,8 @@ def rank_plans(
     if not made.plans:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in made.refused)
         raise PlanError(f"rank: no plan could be made. {reasons}")
-    return order_plans(loaded.evaluator, question, made, executor=executor, on_phase=on_phase)
+    ranking = order_plans(loaded.evaluator, question, made, executor=executor, on_phase=on_phase)
+    return replace(ranking, facts=(*ranking.facts, *loaded.facts))
 
 
 def order_plans(
@@ -124,7 +133,9 @@ def order_by_time(ranked: Sequence[RankedPlan]) -> tuple[RankedPlan, ...]:
         ]
         heads = [place for place in range(behind, len(placed)) if placed[place].place == place + 1]
         drawn = [np.array(placed[place].answer.drawn_ns) for place in heads]
-        shares = beats_next(drawn, pair_sigma=PAIR_SIGMA)
+        works = [placed[place].work for place in heads]
+        unlike = [difference(*pair) for pair in pairwise(works)]
+        shares = beats_next(drawn, [math.hypot(REPEAT_SIGMA, PAIR_SIGMA * one) for one in unlike])
         for place, share in zip(heads, shares, strict=True):
             placed[place] = replace(placed[place], beats_next=share)
     return tuple(placed)

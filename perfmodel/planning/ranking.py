@@ -55,7 +55,7 @@ class RankedPlan:
     straggler: Straggler
     loads: PlanLoads
     fits: bool
-    work: PlanWork | None = None
+    work: PlanWork
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -86,10 +86,9 @@ class Ranking(Shown):
     def comparison(self) -> tuple[str, ...]:
         """Why the first plan is faster than the first of the next place."""
         best = self.plans[0]
-        other = next((one for one in self.plans if one.place > best.place), None)
-        if other is None or best.work is None or other.work is None:
-            return ()
-        return compare_works(best.work, other.work)
+        others = (one for one in self.plans if one.place > best.place and one.fits == best.fits)
+        other = next(others, None)
+        return () if other is None else compare_works(best.work, other.work)
 
     @property
     def plan_to_write(self) -> ShardingPlan:
@@ -171,14 +170,16 @@ def number_ties(times_ns: Sequence[float]) -> list[int]:
     return places
 
 
-def beats_next(times_ns: Sequence[NDArray[np.float64]], *, pair_sigma: float) -> list[float | None]:
+def beats_next(
+    times_ns: Sequence[NDArray[np.float64]], pair_sigmas: Sequence[float]
+) -> list[float | None]:
     """For entries in order, the probability that each is faster than the next.
 
-    Samples share what is uncertain about costs. *pair_sigma* is how far the ratio of two times
-    is off beyond that.
+    Samples share what is uncertain about costs. *pair_sigmas* are how far the ratios of two times
+    are off beyond that.
     """
     shares: list[float | None] = []
-    for faster, slower in pairwise(times_ns):
+    for (faster, slower), pair_sigma in zip(pairwise(times_ns), pair_sigmas, strict=True):
         if not len(faster):
             # Nothing was drawn, so nothing is known of the order.
             shares.append(None)

@@ -21,8 +21,8 @@ from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
 
 if TYPE_CHECKING:
-    from perfmodel.prediction.explain import Evidence
-    from perfmodel.prediction.recording import RecordedStep, Score
+    from perfmodel.prediction.explain import ExplainedReplay
+    from perfmodel.prediction.recording import RecordedStep, ReplayScore
     from perfmodel.workloads.family import TakenDefault
 
 
@@ -110,6 +110,11 @@ class Interval:
     high_ns: int
     is_known: bool = True
 
+    @property
+    def half_width_ns(self) -> float:
+        """Half of its width."""
+        return (self.high_ns - self.low_ns) / 2
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -187,6 +192,18 @@ class OpenSetting:
 
 
 @dataclass(frozen=True, slots=True)
+class Narrowing:
+    """What would narrow the interval: a `setting` to state, a `run` to report, `kernels` to time.
+
+    *half_width_ns* is half of the interval that is expected then.
+    """
+
+    kind: str
+    what: str
+    half_width_ns: float
+
+
+@dataclass(frozen=True, slots=True)
 class InterferenceLoss:
     """What contention of overlapping kernels and collectives costs an iteration."""
 
@@ -210,7 +227,7 @@ class Reasons:
     """
 
     explanation: Explanation
-    evidence: Evidence
+    evidence: ExplainedReplay
     interference: InterferenceLoss | None = None
 
 
@@ -236,11 +253,12 @@ class Prediction(Shown):
     span_ns: int = 0
     periods_ns: tuple[int, ...] = ()
     drawn_ns: tuple[float, ...] = ()
-    score: Score | None = None
+    score: ReplayScore | None = None
     recorded: RecordedStep | None = None
     scenario: Scenario | JobScenario | None = None
     reasons: Reasons | None = None
     open_settings: tuple[OpenSetting, ...] = ()
+    narrowed_by: tuple[Narrowing, ...] = ()
     defaults_taken: tuple[TakenDefault, ...] = ()
     cautions: Cautions = NO_CAUTIONS
 
@@ -269,7 +287,7 @@ class Prediction(Shown):
         return self._why().explanation
 
     @property
-    def evidence(self) -> Evidence:
+    def evidence(self) -> ExplainedReplay:
         """The replay that the explanation rests on."""
         return self._why().evidence
 

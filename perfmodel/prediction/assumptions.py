@@ -9,9 +9,11 @@ import numpy as np
 from collectives.calibration import holds_anchors
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_duration
+from perfmodel.costs.embedding_constants import borrowed_lookups
 from perfmodel.costs.interference import GenerationSlowdowns, Phase
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.replay import MOST_ITERATIONS
+from perfmodel.graph.ops import EmbeddingOp
 from perfmodel.prediction.answer import InterferenceLoss
 from perfmodel.prediction.explain import merge_numbers
 from perfmodel.prediction.interference import MOST_ROUNDS, FoldedCosts
@@ -48,6 +50,8 @@ def list_assumptions(
         sentences.append(question.cluster.topology.lost_constants)
     if question.cluster is not None:
         sentences += [*question.cluster.topology.assumed, *question.cluster.faults]
+        if any(isinstance(op, EmbeddingOp) for op in question.job.ops):
+            sentences += borrowed_lookups(question.cluster.device)
     files = [] if question.cluster is None else question.cluster.device.calibrations
     if files := [file for file in files if not holds_anchors(Path(file))]:
         verb = "overrides" if len(files) == 1 else "override"

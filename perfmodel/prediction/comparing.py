@@ -15,7 +15,7 @@ from perfmodel.base.cautions import Cautions, join_cautions
 from perfmodel.base.errors import PerfModelError, ScenarioError
 from perfmodel.base.options import EXAMPLES, expand_values
 from perfmodel.base.shown import Shown
-from perfmodel.base.units import NS_PER_HOUR, format_duration
+from perfmodel.base.units import format_duration
 from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
@@ -57,7 +57,7 @@ class Compared:
 class Comparison(Shown):
     """Scenarios in the order they were given; *axes* are what a sweep went over.
 
-    With a *price_per_gpu_hour* iterations cost money, too; *whole* asks for whole runs.
+    With a *price_per_gpu_hour* work costs money, too; *whole* asks for whole runs.
     """
 
     entries: tuple[Compared, ...]
@@ -65,11 +65,16 @@ class Comparison(Shown):
     price_per_gpu_hour: float | None = None
     whole: RunQuestion | None = None
 
-    def priced(self, price_per_gpu_hour: float) -> Comparison:
-        """The same with a price: what fits first, fastest first, what has no answer last."""
-        ordered = sorted(self.answered, key=_time_if_it_fits)
-        rest = [entry for entry in self.entries if entry.prediction is None]
-        return replace(self, entries=(*ordered, *rest), price_per_gpu_hour=price_per_gpu_hour)
+    def ordered(self) -> Comparison:
+        """The same with the fastest first and what does not fit or has no answer last."""
+        rest = (entry for entry in self.entries if entry.prediction is None)
+        return replace(self, entries=(*sorted(self.answered, key=self._slowness), *rest))
+
+    @property
+    def goes_over_numbers(self) -> bool:
+        """Whether all axes are numbers, whose order says something."""
+        values = (value for axis in self.axes for value in axis.values)
+        return bool(self.axes) and all(value.replace(".", "", 1).isdigit() for value in values)
 
     def run_of(self, entry: Compared) -> TrainingRun | None:
         """The whole run of *entry*, where one was asked for."""
@@ -79,11 +84,11 @@ class Comparison(Shown):
         return plan_run(entry.prediction, self.whole, price_per_gpu_hour=price, machine=machine)
 
     def cost_of(self, entry: Compared) -> float | None:
-        """Money for a thousand iterations of *entry*, where a price is known."""
-        if entry.prediction is None or self.price_per_gpu_hour is None:
+        """Money for a million tokens or samples of *entry*, where price and work are known."""
+        figures = entry.prediction and entry.prediction.yardsticks
+        if not figures or self.price_per_gpu_hour is None:
             return None
-        hours = 1000 * entry.prediction.iteration_ns / NS_PER_HOUR
-        return hours * entry.prediction.facts.rank_count * self.price_per_gpu_hour
+        return figures.cost_per_million(self.price_per_gpu_hour)
 
     @property
     def answered(self) -> tuple[Compared, ...]:
@@ -104,7 +109,11 @@ class Comparison(Shown):
 
         The first of equals.
         """
-        return min(self.answered, key=_slowness if self.differs_in_work else _time_if_it_fits)
+        return min(self.answered, key=self._slowness)
+
+    @property
+    def _slowness(self) -> Callable[[Compared], tuple[bool, float]]:
+        return _rate_if_it_fits if self.differs_in_work else _time_if_it_fits
 
     @property
     def cautions(self) -> Cautions:
@@ -145,13 +154,13 @@ class Comparison(Shown):
         return sentences
 
 
-def _time_if_it_fits(entry: Compared) -> tuple[bool, int]:
+def _time_if_it_fits(entry: Compared) -> tuple[bool, float]:
     assert entry.prediction is not None
     memory = entry.prediction.memory
     return memory is not None and not memory.fits, entry.prediction.iteration_ns
 
 
-def _slowness(entry: Compared) -> tuple[bool, float]:
+def _rate_if_it_fits(entry: Compared) -> tuple[bool, float]:
     assert entry.prediction is not None
     assert entry.prediction.yardsticks is not None
     return _time_if_it_fits(entry)[0], -entry.prediction.yardsticks.per_s

@@ -94,7 +94,7 @@ NAMED_RANKS, NAMED_TABLES = 8, 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
+class ExplainedReplay:
     """The replay that an explanation rests on: one *iteration* of a folded job, and its *window*.
 
     Equal ranks are folded: rank r of the job here represents the ranks `class_ranks[r]`.
@@ -136,7 +136,7 @@ class Evidence:
 
 
 def explain(
-    evidence: Evidence,
+    evidence: ExplainedReplay,
     *,
     priced: PricedJob,
     memory_of_rank: Sequence[RankMemory],
@@ -161,19 +161,19 @@ def explain(
     return shrink_to_iteration(of_window, iteration_ns=iteration_ns, window_ns=window_ns)
 
 
-def find_path(evidence: Evidence) -> list[PathStep]:
+def find_path(evidence: ExplainedReplay) -> list[PathStep]:
     """The critical path of the last iteration of *evidence*, earliest first."""
     return critical_path(evidence.history, from_ns=path_start_ns(evidence))
 
 
-def path_start_ns(evidence: Evidence) -> int:
+def path_start_ns(evidence: ExplainedReplay) -> int:
     """The path is walked over the last iteration, as long as the window."""
     ends_ns = evidence.history.replay.iteration_end_ns[:, 0]
     return int(ends_ns[-2]) if len(ends_ns) > 1 else evidence.window.from_ns
 
 
 def _rank_classes(
-    evidence: Evidence, memory_of_rank: Sequence[RankMemory], iteration_ns: int
+    evidence: ExplainedReplay, memory_of_rank: Sequence[RankMemory], iteration_ns: int
 ) -> tuple[RankClass, ...]:
     breakdowns = evidence.history.by_rank(break_down, evidence.window)
     return tuple(
@@ -192,7 +192,7 @@ def fullest(memory_of_rank: Sequence[RankMemory], ranks: Sequence[int]) -> RankM
     return max(known, key=lambda memory: memory.total_bytes)
 
 
-def _sum_up(evidence: Evidence, steps: Sequence[PathStep]) -> CriticalPath:
+def _sum_up(evidence: ExplainedReplay, steps: Sequence[PathStep]) -> CriticalPath:
     job = evidence.job
     lag_ns = sum(step.lag_ns for step in steps)
     # Tasks of a rank with one label and op on one lane are alike: a long path names few.
@@ -236,7 +236,7 @@ def _shares(named: Iterable[tuple[str, int, int]]) -> tuple[PathShare, ...]:
     )
 
 
-def _waits(evidence: Evidence) -> tuple[RankWait, ...]:
+def _waits(evidence: ExplainedReplay) -> tuple[RankWait, ...]:
     """Waits by who waits, for whom, and in what; longest first."""
     totals: Counter[tuple[int, int, str]] = Counter()
     for waiting, found in enumerate(evidence.history.by_rank(sum_waits, evidence.window)):
@@ -256,7 +256,7 @@ def _waits(evidence: Evidence) -> tuple[RankWait, ...]:
 
 
 def name_tables(
-    waits: Sequence[RankWait], evidence: Evidence, device: Device, stack: SoftwareStack
+    waits: Sequence[RankWait], evidence: ExplainedReplay, device: Device, stack: SoftwareStack
 ) -> tuple[RankWait, ...]:
     """*waits* with the tables that cost the awaited ranks most; only the worst ranks are named."""
     class_of = {rank: number for number, ranks in enumerate(evidence.class_ranks) for rank in ranks}

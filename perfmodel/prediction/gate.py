@@ -56,7 +56,7 @@ def check_machine(machine: Topology, costs: Iterable[CollectiveCost] = ()) -> Ca
     priced = tuple(costs)
     _check_finite([one.duration_ns for one in priced], machine.name)
     wires = [("wire", one.wire_ns / max(one.duration_ns, 1.0)) for one in priced]
-    nouns = [machine, machine.device, machine.device.host_link, machine.fabric, *machine.links]
+    nouns = [machine, *_parts(machine.device), machine.fabric, *machine.links]
     found = (*beyond([max(wires, default=("wire", 0.0))], machine.name), *_beyond_pcie(machine))
     # Links that are alike are one warning.
     found += (*dict.fromkeys(_outside(machine.name, nouns)),)
@@ -65,7 +65,7 @@ def check_machine(machine: Topology, costs: Iterable[CollectiveCost] = ()) -> Ca
 
 def check_op(op: Any, device: Device, duration_ns: float) -> Cautions:
     """What is implausible of a kernel that takes so long, and of its *device*."""
-    found = _outside(device.name, [device])
+    found = _outside(device.name, _parts(device))
     return Cautions((*beyond(ratios_of(op, device, duration_ns), device.name), *found))
 
 
@@ -133,6 +133,10 @@ def _outside(where: str, nouns: Iterable[Any]) -> Iterator[Warned]:
                     yield Warned(f"implausible {said}", where, amount, min(max(amount, low), high))
 
 
+def _parts(device: Device) -> tuple[Any, ...]:
+    return device, device.host_link, device.multiprocessors
+
+
 def _divisor(noun: Any, name: str) -> float:
     """What a range called `attribute/name` divides by."""
     if not name:
@@ -143,9 +147,17 @@ def _divisor(noun: Any, name: str) -> float:
 
 
 def _beyond_pcie(machine: Topology) -> Iterator[Warned]:
-    """NICs of the fabric that are faster than what joins them to their host."""
+    """NICs of the fabric that are faster than what joins them to their host, and slow NVLinks."""
+    rates = {
+        kind: [link.bandwidth_bytes_per_s for link in machine.links if link.kind is kind]
+        for kind in (LinkKind.PCIE, LinkKind.NVLINK)
+    }
     joins = [link for link in machine.links if link.kind is LinkKind.PCIE and "nic:" in link.source]
     if machine.fabric is not None and joins:
         most = max(link.bandwidth_bytes_per_s for link in joins)
         ratio = machine.fabric.nic_bandwidth_bytes_per_s / most
         yield from beyond([("wire", ratio)], f"NIC of {machine.name}")
+    if all(rates.values()):
+        gain = min(rates[LinkKind.NVLINK]) / max(rates[LinkKind.PCIE])
+        if gain < 1:
+            yield Warned("implausible NVLink over PCIe", machine.name, gain, 1)

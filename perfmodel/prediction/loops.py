@@ -18,7 +18,7 @@ from perfmodel.engine.replay import Replay, Replayer, find_period, mean_of_secon
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.answer import Interval
-from perfmodel.prediction.explain import Evidence
+from perfmodel.prediction.explain import ExplainedReplay
 from perfmodel.prediction.interference import FoldedCosts
 from perfmodel.prediction.scenario import Mode
 
@@ -52,14 +52,14 @@ class Loop:
             return self.period_ns
         return self.isolated_ns
 
-    def evidence(self, mode: Mode, replay: Replayer) -> Evidence:
+    def evidence(self, mode: Mode, replay: Replayer) -> ExplainedReplay:
         """What is explained in *mode*: a single iteration is replayed again for it."""
         priced = self.settled.priced
         played, window = self.replay, self.window
         if mode is Mode.ISOLATED:
             played = replay(priced.job, priced.durations, 1)
             window = Window(0, int(played.iteration_end_ns[0, 0]))
-        return Evidence(
+        return ExplainedReplay(
             history=History(priced.job, priced.durations, played),
             iteration=max(played.iteration_count - 2, 0),
             window=window,

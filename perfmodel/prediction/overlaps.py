@@ -42,7 +42,7 @@ def task_rows(priced: PricedJob) -> Int64s:
     return np.repeat(priced.durations.rank_offset, counts) + within
 
 
-class Calls(NamedTuple):
+class RendezvousMembers(NamedTuple):
     """Members of rendezvous, rank after rank: flat task, rank, lane, and number of the member.
 
     *rendezvous* is the number of its first member. *slows_kernels* is False for transfers between
@@ -57,7 +57,7 @@ class Calls(NamedTuple):
     slows_kernels: NDArray[np.bool_]
 
 
-def find_calls(job: JobGraph) -> Calls:
+def find_calls(job: JobGraph) -> RendezvousMembers:
     """All members of rendezvous of *job*."""
     places = build_places(job)
     kinds = [op.collective.kind if isinstance(op, Communication) else None for op in job.ops]
@@ -69,7 +69,7 @@ def find_calls(job: JobGraph) -> Calls:
         slots, groups = program.slot[tasks], job.rank_group[rank, program.slot[tasks]]
         first = places.g_member[groups] + program.sequence[tasks] * places.g_size[groups]
         parts.append(
-            Calls(
+            RendezvousMembers(
                 task=places.r_task[rank] + tasks,
                 rank=np.full(len(tasks), rank, dtype=np.int64),
                 lane=program.task_lanes()[tasks],
@@ -78,7 +78,7 @@ def find_calls(job: JobGraph) -> Calls:
                 slows_kernels=~is_pair[program.op[tasks]],
             )
         )
-    return Calls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    return RendezvousMembers(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 class KernelLanes(NamedTuple):
@@ -165,7 +165,7 @@ class KernelSlowdown:
         return lost_ns
 
 
-def find_kernels(priced: PricedJob, row: Int64s, calls: Calls) -> Int64s:
+def find_kernels(priced: PricedJob, row: Int64s, calls: RendezvousMembers) -> Int64s:
     """Task, rank and lane of the kernels of ranks with several compute streams, one a column."""
     is_kernel = np.isin(priced.family[row], [FAMILIES.index(name) for name in SLOWED_FAMILIES])
     is_kernel[calls.task] = False
@@ -180,7 +180,7 @@ def find_kernels(priced: PricedJob, row: Int64s, calls: Calls) -> Int64s:
     return np.concatenate(found, axis=1)
 
 
-def find_slowdown(priced: PricedJob, row: Int64s, calls: Calls) -> KernelSlowdown:
+def find_slowdown(priced: PricedJob, row: Int64s, calls: RendezvousMembers) -> KernelSlowdown:
     """The rule for kernels of *priced*, *row* being that of each task; it may have no lanes."""
     job, family = priced.job, priced.family[row]
     # A member advances with the others of its rendezvous, whatever overlaps it.

@@ -43,7 +43,7 @@ UNKNOWN_PEERS = (
 )
 if TYPE_CHECKING:
     from perfmodel.prediction.open_settings import OpenQuestion
-    from perfmodel.prediction.recording import Recording, Score
+    from perfmodel.prediction.recording import Recording, ReplayScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Question:
         return small if self.extrapolation is None else self.extrapolation.extrapolate(small, large)
 
     @property
-    def score(self) -> Score | None:
+    def score(self) -> ReplayScore | None:
         """How well a recording replays itself."""
         return None if self.recording is None else self.recording.score
 
@@ -202,7 +202,7 @@ def load_setting(scenario: Scenario) -> Setting:
         PredictOptions.of(scenario),
         tables=tables,
         plan=plan,
-        scenario=replace(scenario, stack=stack),
+        scenario=replace(scenario, stack=stack, hosts=cluster.block_count),
         assumptions=workload.assumed,
         chosen=chosen,
     )
@@ -249,6 +249,10 @@ def _complete(setting: Setting, on_phase: OnPhase) -> Setting:
         from perfmodel.prediction.layouts.choosing import complete_layout
 
         setting = complete_layout(setting, on_phase=on_phase)
+        if setting.cluster.topology.fleet:
+            from perfmodel.prediction.fleets import split_by_speed
+
+            setting = split_by_speed(setting)
     if family.has_tables:
         from perfmodel.prediction.plans.default_plan import complete_plan
 

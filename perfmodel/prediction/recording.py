@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perfmodel.prediction.loops import Loop
 
 
-class Score(Protocol):
+class ReplayScore(Protocol):
     """How well a recording replays itself."""
 
     @property
@@ -57,12 +57,16 @@ class Recording(Protocol):
     """What a recording knows of its tasks, also after they were changed."""
 
     @property
-    def score(self) -> Score | None:
+    def score(self) -> ReplayScore | None:
         """How well it replays itself."""
 
     @property
     def profiled(self) -> JobGraph:
         """The same job as its hosts ran under the profiler."""
+
+    @property
+    def steps(self) -> int:
+        """Training steps in the job that questions are about."""
 
     def changed_to(self, profiled: JobGraph) -> Recording:
         """The same recording after a change of its *profiled* job."""

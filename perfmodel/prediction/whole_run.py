@@ -31,7 +31,9 @@ PRICES = Path(__file__).with_name("prices.yaml")
 HOURS_PER_DAY = 24
 S_PER_YEAR = 365.25 * 86_400
 W_PER_MW = 1e6
-LongDuration = Annotated[float, Parsed(parse_long_duration_ns, "10 min", "100 d", may_be_zero=True)]
+_MOST_FAILURES = 10
+"""Failures in the time of a checkpoint and a restart: a run with more makes no progress."""
+Pause = Annotated[float, Parsed(parse_long_duration_ns, "10 min", "6 h", may_be_zero=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,19 +44,23 @@ class RunRates(Form):
     date: Line = ""
     currency: Line = "money"
     per_gpu_hour: Annotated[dict[str, Number], Field(default_factory=dict)]
-    failures_per_gpu_year: Number = 0.173
-    checkpoint_ns: LongDuration = 30.0 * NS_PER_S
-    restart_ns: LongDuration = 600.0 * NS_PER_S
+    failures_per_gpu_year: Annotated[Number, Field(le=1000)] = 0.173
+    checkpoint_ns: Pause = 30.0 * NS_PER_S
+    restart_ns: Pause = 600.0 * NS_PER_S
     idle_power_share: Ratio = 0.15
-    overhead: Positive = 1.0
+    overhead: Annotated[Positive, Field(ge=1, le=10)] = 1.0
 
 
 @cache
+def _shipped_rates() -> RunRates:
+    return load_rates(str(PRICES))
+
+
 def load_rates(path: str | None = None) -> RunRates:
     """The rates in the file *path*, or those that come with perfmodel."""
-    return load_document(Path(path) if path else PRICES, ScenarioError, what="prices").read(
-        RunRates
-    )
+    if path is None:
+        return _shipped_rates()
+    return load_document(Path(path), ScenarioError, what="prices").read(RunRates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,11 @@ def find_goodput(rank_count: int, rates: RunRates) -> Goodput:
     if rate == 0:
         return Goodput(math.inf, math.inf, 1.0)
     pause_s = max(rates.checkpoint_ns / NS_PER_S, 1e-3)
+    if rate * (pause_s + rates.restart_ns / NS_PER_S) > _MOST_FAILURES:
+        raise ScenarioError(
+            f"prices: a failure every {1 / rate:,.3g} s leaves no time to train. Correct "
+            "failures_per_gpu_year, checkpoint or restart."
+        )
     # Newton on 1 - x - exp(-x - rate * pause): convex, and started above the root.
     x, pause = min(math.sqrt(2 * rate * pause_s), 1.0), rate * pause_s
     for _ in range(50):

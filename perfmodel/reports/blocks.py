@@ -17,7 +17,7 @@ from perfmodel.base.units import format_duration
 
 if TYPE_CHECKING:
     from perfmodel.prediction.answer import Interval
-    from perfmodel.prediction.explain import Evidence
+    from perfmodel.prediction.explain import ExplainedReplay
 
 ALL = 10**9
 """No limit on the rows that a terminal shows."""
@@ -84,7 +84,7 @@ class Sentences:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BarPart:
     """One part of a bar; *share* is relative to the whole bar."""
 
     words: str
@@ -102,7 +102,7 @@ class Piece:
 class Bar:
     """A bar of pieces, with its name before it and a value after it; *ends* are an interval."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[BarPart]
     name: str = ""
     value: str = ""
     ends: tuple[float, float] | None = None
@@ -140,7 +140,7 @@ def time_bars(
     bars = []
     said = changes or [""] * len(times)
     for (name, ns, interval), change in zip(times, said, strict=True):
-        piece = Piece("", Look.GREEN if ns == best_ns else Look.BLUE, "", ns / most_ns)
+        piece = BarPart("", Look.GREEN if ns == best_ns else Look.BLUE, "", ns / most_ns)
         ends = (interval.low_ns / most_ns, interval.high_ns / most_ns)
         has_width = interval.high_ns > interval.low_ns
         value = f"{format_duration(ns)}{change}"
@@ -150,14 +150,14 @@ def time_bars(
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class TimelineBlock:
     """A timeline to zoom into, which only a page can draw; *name* tells it from others.
 
     All timelines of a page have one scale, and show the same part of the iteration.
     """
 
     kind: ClassVar[str] = "timeline"
-    evidence: Evidence
+    evidence: ExplainedReplay
     name: str = ""
 
 
@@ -270,7 +270,7 @@ class Command:
     label: str = ""
 
 
-Block = Table | Sentences | Bars | Timeline | Plot | Command
+Block = Table | Sentences | Bars | TimelineBlock | Plot | Command
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +325,7 @@ class Report:
             return self
         head = self.headline or Headline(answer="", caption="")
         counted = replace(head, facts=(*cautions.count(), *head.facts))
-        words = (*map(str, cautions.warnings), *(f"unknown key {k}" for k in cautions.unknown_keys))
-        section = Section("Warnings", [Sentences(words)])
+        section = Section("Warnings", [Sentences(cautions.lines())])
         return replace(
             self, headline=counted, sections=(section, *self.sections), cautions=cautions
         )

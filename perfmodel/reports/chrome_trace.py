@@ -7,12 +7,14 @@ file says so.
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 import orjson
@@ -23,7 +25,7 @@ from perfmodel.base.writing import draft_of
 from perfmodel.graph.ops import Communication, Fixed
 from perfmodel.graph.program import Anchor, LaneKind
 from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.explain import Evidence, find_path
+from perfmodel.prediction.explain import ExplainedReplay, find_path
 from perfmodel.reports.text import format_ranks
 
 MAX_TASKS = 400_000
@@ -41,7 +43,10 @@ def write_trace(
     max_tasks: int = MAX_TASKS,
     only_ranks: Sequence[int] | None = None,
 ) -> None:
-    """Write the iteration that *prediction* shows to *path*; *only_ranks* chooses them."""
+    """Write the iteration that *prediction* shows to *path*; *only_ranks* chooses them.
+
+    A name that ends in .gz is compressed; Perfetto reads both.
+    """
     evidence = prediction.evidence
     if only_ranks is None:
         ranks = choose_ranks(evidence, max_tasks=max_tasks)
@@ -51,7 +56,7 @@ def write_trace(
     note = "every class of ranks is shown"
     if len(ranks) < classes:
         note = f"{classes - len(ranks)} of {classes} classes of ranks are left out: too big"
-    with draft_of(path) as draft, draft.open("wb") as file:
+    with draft_of(path) as draft, _open(draft, is_packed=path.suffix == ".gz") as file:
         file.write(b'{"displayTimeUnit":"ns","otherData":')
         file.write(orjson.dumps({"job": evidence.job.facts.name, "shown": note}))
         file.write(b',"traceEvents":[\n')
@@ -61,7 +66,18 @@ def write_trace(
         file.write(b"\n]}\n")
 
 
-def find_classes(evidence: Evidence, ranks: Sequence[int]) -> tuple[int, ...]:
+@contextmanager
+def _open(path: Path, *, is_packed: bool) -> Iterator[IO[bytes]]:
+    with path.open("wb") as file:
+        if not is_packed:
+            yield file
+            return
+        # Without name and time of writing, so that equal answers are equal files.
+        with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+            yield cast(IO[bytes], packed)
+
+
+def find_classes(evidence: ExplainedReplay, ranks: Sequence[int]) -> tuple[int, ...]:
     """The classes that *ranks* of the whole job are in."""
     of_rank = {rank: one for one, members in enumerate(evidence.class_ranks) for rank in members}
     unknown = [rank for rank in ranks if rank not in of_rank]
@@ -72,7 +88,7 @@ def find_classes(evidence: Evidence, ranks: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({of_rank[rank] for rank in ranks}))
 
 
-def choose_ranks(evidence: Evidence, *, max_tasks: int) -> tuple[int, ...]:
+def choose_ranks(evidence: ExplainedReplay, *, max_tasks: int) -> tuple[int, ...]:
     """The ranks to show: those that others wait for first, as many as *max_tasks* allows."""
     counts = evidence.job.task_counts()
     waited_ns = [int(evidence.waits_ns(rank).sum()) for rank in range(evidence.job.rank_count)]
@@ -108,7 +124,7 @@ def iter_records(prediction: Prediction, ranks: tuple[int, ...]) -> Iterator[Rec
     yield from _counters(prediction, ranks, origin_ns)
 
 
-def _launches(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[tuple[Task, Task]]:
+def _launches(evidence: ExplainedReplay, ranks: tuple[int, ...]) -> Iterator[tuple[Task, Task]]:
     """From every host task to the device tasks that wait for its end in the same iteration."""
     for rank in ranks:
         program = evidence.job.program_of(rank)
@@ -121,7 +137,7 @@ def _launches(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[tuple[Task
             yield (rank, int(source)), (rank, int(target))
 
 
-def _waits(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[tuple[Task, Task]]:
+def _waits(evidence: ExplainedReplay, ranks: tuple[int, ...]) -> Iterator[tuple[Task, Task]]:
     """From the last member of every rendezvous to the members that waited for it."""
     for rank in ranks:
         for task in np.flatnonzero(evidence.waits_ns(rank) > 0).tolist():
@@ -130,7 +146,7 @@ def _waits(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[tuple[Task, T
                 yield (last.rank, last.task), (rank, task)
 
 
-def _names(evidence: Evidence, rank: int) -> Iterator[Record]:
+def _names(evidence: ExplainedReplay, rank: int) -> Iterator[Record]:
     ranks = evidence.class_ranks[rank]
     name = f"rank {ranks[0]}"
     if len(ranks) > 1:
@@ -162,7 +178,7 @@ def _counters(prediction: Prediction, ranks: tuple[int, ...], origin_ns: int) ->
             yield {**counter, **exposed, "ts": _us(moment_ns - origin_ns)}
 
 
-def _exposed_changes(evidence: Evidence, rank: int) -> Iterator[tuple[int, int]]:
+def _exposed_changes(evidence: ExplainedReplay, rank: int) -> Iterator[tuple[int, int]]:
     """Moments when communication begins or stops to run alone on the GPU."""
     program = evidence.job.program_of(rank)
     kinds = np.array([lane.kind for lane in program.lanes], dtype=object)[program.task_lanes()]
@@ -181,7 +197,7 @@ def _exposed_changes(evidence: Evidence, rank: int) -> Iterator[tuple[int, int]]
     yield from zip(moments_ns[changes].tolist(), map(int, is_exposed[changes]), strict=True)
 
 
-def describe_task(evidence: Evidence, rank: int, task: int, *, on_path: bool) -> Record:
+def describe_task(evidence: ExplainedReplay, rank: int, task: int, *, on_path: bool) -> Record:
     """What is known about a task: its op's shapes, bytes and dtype, its group, the path."""
     op: object = evidence.job.op_of(rank, task)
     args: Record = {}
@@ -207,7 +223,9 @@ def describe_task(evidence: Evidence, rank: int, task: int, *, on_path: bool) ->
     return args
 
 
-def _spans(evidence: Evidence, rank: int, origin_ns: int, on_path: set[int]) -> Iterator[Record]:
+def _spans(
+    evidence: ExplainedReplay, rank: int, origin_ns: int, on_path: set[int]
+) -> Iterator[Record]:
     program = evidence.job.program_of(rank)
     starts_ns = evidence.starts_ns(rank)
     columns = (

@@ -48,7 +48,7 @@ def to_comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
     rows = [_row(entry) for entry in comparison.entries]
     if comparison.price_per_gpu_hour is not None:
         for row, entry in zip(rows, comparison.entries, strict=True):
-            row["cost_per_thousand_iterations"] = comparison.cost_of(entry)
+            row["cost_per_million"] = comparison.cost_of(entry)
     if comparison.whole is not None:
         for row, entry in zip(rows, comparison.entries, strict=True):
             run = comparison.run_of(entry)
@@ -198,7 +198,7 @@ def _table(comparison: Comparison) -> Table:
             "90 % interval": format_range(found.interval.low_ns, found.interval.high_ns),
             f"{'/'.join(sorted(units))}/s": "" if row["per_s"] is None else f"{row['per_s']:,.0f}",
             "MFU": "" if mfu is None else f"{mfu:.1%}",
-            "cost of 1,000 iterations": "" if cost is None else f"{cost:.4g}",
+            f"cost per M {'/'.join(sorted(units))}": "" if cost is None else f"{cost:.4g}",
             **run_cells(comparison.run_of(entry)),
             **{
                 _SHORT[part]: f"{ns / total_ns:.0%}" if ns else ""

@@ -24,8 +24,8 @@ from perfmodel.base.units import format_duration
 from perfmodel.base.writing import printable_lines
 from perfmodel.engine.layout import Int64s
 from perfmodel.graph.program import LaneKind
-from perfmodel.prediction.explain import Evidence, find_path
-from perfmodel.reports.blocks import Report, Timeline, plain_report
+from perfmodel.prediction.explain import ExplainedReplay, find_path
+from perfmodel.reports.blocks import Report, TimelineBlock, plain_report
 from perfmodel.reports.chrome_trace import choose_ranks
 from perfmodel.reports.terminal import to_text
 from perfmodel.reports.text import format_ranks
@@ -65,7 +65,7 @@ def to_page(report: Report) -> str:
     """The page as text."""
     rules: dict[str, str] = {}
     shown = [(section.title, section.shown(on_page=True)) for section in report.sections]
-    timelines = [one for _, blocks in shown for one in blocks if isinstance(one, Timeline)]
+    timelines = [one for _, blocks in shown for one in blocks if isinstance(one, TimelineBlock)]
     return load_template(Path(__file__).parent).render(
         report=report,
         version=perfmodel.__version__,
@@ -99,7 +99,7 @@ def _sha256(content: str) -> Markup:
     return Markup(f"'sha256-{digest}'")  # noqa: S704 - base64
 
 
-def _timeline_json(evidence: Evidence, max_tasks: int) -> Markup:
+def _timeline_json(evidence: ExplainedReplay, max_tasks: int) -> Markup:
     """The lanes of all classes of ranks, as far as a page can hold them, safe in a script."""
     unit_ns = _unit_ns(evidence.window.length_ns)
     on_path: list[set[int]] = [set() for _ in range(evidence.job.rank_count)]
@@ -123,7 +123,7 @@ def _timeline_json(evidence: Evidence, max_tasks: int) -> Markup:
     return _as_json(data)
 
 
-def _lane_spans(evidence: Evidence, rank: int, lane: int, on_path: Int64s) -> Int64s:
+def _lane_spans(evidence: ExplainedReplay, rank: int, lane: int, on_path: Int64s) -> Int64s:
     """Start, end and marked label of the lane's tasks in the window, of whichever iteration."""
     program, history, window = evidence.job.program_of(rank), evidence.history, evidence.window
     first, after = int(program.lane_start[lane]), int(program.lane_start[lane + 1])
@@ -168,7 +168,7 @@ def _as_json(data: dict[str, Any]) -> Markup:
     return Markup(text)  # noqa: S704 - every sign that could end the element is escaped
 
 
-def _timeline_note(evidence: Evidence, max_tasks: int) -> str:
+def _timeline_note(evidence: ExplainedReplay, max_tasks: int) -> str:
     ranks = choose_ranks(evidence, max_tasks=max_tasks)
     crowds = [evidence.class_ranks[rank] for rank in ranks if len(evidence.class_ranks[rank]) > 1]
     sentences = [f"Rank {members[0]} represents {format_ranks(members)}." for members in crowds[:8]]

@@ -16,13 +16,13 @@ import numpy as np
 from perfmodel.base.dtypes import DType
 from perfmodel.base.units import format_bandwidth, format_duration, format_size
 from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.explain import Evidence, merge_numbers
+from perfmodel.prediction.explain import ExplainedReplay, merge_numbers
 from perfmodel.reports.blocks import (
     Bar,
+    BarPart,
     Bars,
     Block,
     Look,
-    Piece,
     Report,
     Section,
     Sentences,
@@ -249,11 +249,11 @@ def _busy(prediction: Prediction) -> list[Bar]:
         share = busy_ns / whole_ns
         look = Look.GREEN if busy_ns == found[0][2] else Look.BLUE
         value = f"{format_duration(busy_ns)}, {share:.0%}"
-        bars.append(Bar([Piece("", look, "", min(share, 1.0))], f"{ranks}, {word}", value))
+        bars.append(Bar([BarPart("", look, "", min(share, 1.0))], f"{ranks}, {word}", value))
     return bars
 
 
-def _of_ranks(evidence: Evidence) -> Iterator[tuple[int, np.ndarray]]:
+def _of_ranks(evidence: ExplainedReplay) -> Iterator[tuple[int, np.ndarray]]:
     """For every rank of the folded job, tasks by links: how long each is busy."""
     priced = evidence.priced
     if priced is None:

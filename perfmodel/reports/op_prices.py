@@ -47,7 +47,7 @@ from topologies import Cluster, Device
 SCHEMA_VERSION = 1
 SMALLEST_POWER, LARGEST_POWER = 9, 30
 KernelWork = tuple[str, float, float, str]
-"""Title, useful FLOPs, least bytes, and where time jumps between neighbouring sizes."""
+"""Title, useful FLOPs, useful bytes, and where time jumps between neighbouring sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,11 @@ def _memory(op: MemoryBound) -> KernelWork:
 
 
 def _embedding(op: EmbeddingOp) -> KernelWork:
-    """How long a lookup, or its update, takes; rows that are drawn again need not be moved."""
+    """How long a lookup, or its update, takes.
+
+    Its bytes are those of every row that is asked for and of the vectors, and backward twice that,
+    as FBGEMM's benchmark counts; fewer are moved where rows are drawn again.
+    """
     lookup = op.lookup
     table = lookup.tables[0]
     count = f"{len(lookup.tables)} x " if len(lookup.tables) > 1 else ""
@@ -133,7 +137,7 @@ def _embedding(op: EmbeddingOp) -> KernelWork:
         f"{table.dtype.value}, {table.pooling_factor:g} rows for each of {lookup.batch_size} "
         f"samples, {table.distribution} ({distinct:.4g} different of {draws:.4g}){update}"
     )
-    return title, 0.0, distinct * row * (2 if is_backward else 1) + vectors, ""
+    return title, 0.0, (draws * row + vectors) * (2 if is_backward else 1), ""
 
 
 _WORK: dict[type, Callable[[Any], KernelWork]] = {
@@ -150,7 +154,7 @@ def answer_op(op: Op, device: Device, stack: SoftwareStack) -> KernelAnswer:
     if type(op) not in _WORK:
         known = ", ".join(kind.__name__ for kind in _WORK)
         raise InputError(f"kernel: must be a {known}, got a {type(op).__name__}.")
-    title, useful_flops, least_bytes, steps = _WORK[type(op)](op)
+    title, useful_flops, useful_bytes, steps = _WORK[type(op)](op)
     estimate = price_ops([op], device=device, stack=stack, is_alone=True)
     duration_ns = float(estimate.duration_ns[0])
     per_s = NS_PER_S / duration_ns
@@ -164,7 +168,7 @@ def answer_op(op: Op, device: Device, stack: SoftwareStack) -> KernelAnswer:
             float(estimate.high_ns[0]) / NS_PER_MS,
         ),
         tflops=useful_flops * per_s / 1e12,
-        gigabytes_per_s=least_bytes * per_s / 1e9,
+        gigabytes_per_s=useful_bytes * per_s / 1e9,
         bound=Bound(int(estimate.bound[0])).word,
         provenance=Provenance(int(estimate.provenance[0])).word,
         steps=steps,

@@ -11,16 +11,16 @@ from perfmodel.prediction.answer import Part, PathShare, Prediction, RankWait, T
 from perfmodel.prediction.scenario import Mode, Scenario
 from perfmodel.reports.blocks import (
     Bar,
+    BarPart,
     Bars,
     Block,
     Headline,
     Look,
-    Piece,
     Report,
     Section,
     Sentences,
     Table,
-    Timeline,
+    TimelineBlock,
 )
 from perfmodel.reports.machines import build_links
 from perfmodel.reports.runs import run_section
@@ -193,13 +193,13 @@ def iter_sections(
     yield Section("Memory", _memory(prediction))
     yield Section("The busiest links", more=lambda: build_links(prediction))
     pieces = [
-        Piece(kind.word, PROVENANCE_LOOKS[kind], "", ratio)
+        BarPart(kind.word, PROVENANCE_LOOKS[kind], "", ratio)
         for kind, ratio in why.provenance_ratio.items()
         if ratio
     ]
     yield Section("How sure we are of each part of the critical path", [Bars([Bar(pieces)])])
-    if prediction.open_settings:
-        yield Section("Not stated", [Sentences(_not_stated(prediction))])
+    if prediction.narrowed_by:
+        yield Section("What would narrow this", [Sentences(_narrowings(prediction))])
     yield Section("Assumptions", [Sentences(prediction.assumptions)])
     yield Section("What to change next", [Sentences(_next_changes(prediction))])
 
@@ -217,16 +217,20 @@ def _next_changes(prediction: Prediction) -> list[str]:
     ]
 
 
-def _not_stated(prediction: Prediction) -> list[str]:
-    """What each value of a setting that nobody stated would take."""
-    said = []
+def _narrowings(prediction: Prediction) -> list[str]:
+    """What each value of a setting that nobody stated would take, and what leaves less unsure."""
+    whole = max(prediction.iteration_ns, 1)
+    said = [f"±{prediction.interval.half_width_ns / whole:.1%} today."]
     for one in prediction.open_settings:
         times = ", ".join(
             f"{value.value} {format_duration(value.iteration_ns)}"
             f"{'' if value.fits else ' (does not fit)'}, {value.weight:.0%} likely"
             for value in one.values
         )
-        said.append(f"{one.setting}: {times}. State it with {one.state_with}.")
+        said.append(f"{one.setting} is not stated: {times}.")
+    said += [
+        f"±{one.half_width_ns / whole:.1%} expected: {one.what}" for one in prediction.narrowed_by
+    ]
     return said
 
 
@@ -249,7 +253,7 @@ def parts_bar(time: TimeParts, name: str = "", value: str = "") -> Bar:
     for part, (look, words) in PART_LOOKS.items():
         duration_ns = time.of_part_ns.get(part, 0)
         if duration_ns:
-            pieces.append(Piece(words, look, scale(duration_ns), duration_ns / total_ns))
+            pieces.append(BarPart(words, look, scale(duration_ns), duration_ns / total_ns))
     return Bar(pieces, name, value)
 
 
@@ -268,7 +272,7 @@ def draw_timelines(answers: Iterable[tuple[str, Prediction]]) -> list[Block]:
     """What happens when in one or several *answers*."""
     blocks: list[Block] = []
     for name, found in answers:
-        blocks.append(Timeline(found.evidence, name))
+        blocks.append(TimelineBlock(found.evidence, name))
         if found.evidence.window.length_ns < _DRAWN_WHOLE * found.iteration_ns:
             blocks.append(Sentences([FEWER_DRAWN]))
     return blocks
@@ -351,7 +355,7 @@ def _memory(prediction: Prediction) -> list[Block]:
     whole_bytes = max(memory.capacity_bytes, memory.peak_bytes)
     parts = sorted(memory.fullest.memory.parts, key=lambda part: -part.size_bytes)
     pieces = [
-        Piece(part.name, look, format_size(part.size_bytes), part.size_bytes / whole_bytes)
+        BarPart(part.name, look, format_size(part.size_bytes), part.size_bytes / whole_bytes)
         for part, look in zip(parts, MEMORY_LOOKS * len(parts), strict=False)
         if part.size_bytes
     ]

@@ -128,8 +128,9 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
     savings = ", ".join(
         f"{bound.value} {format_duration(gain)}" for bound, gain in best.gains_ns.items() if gain
     )
-    waited = format_duration(best.straggler.waited_ns)
-    advice = [f"Other ranks wait {waited} for rank {best.straggler.rank} on average."]
+    waited, late = format_duration(best.straggler.waited_ns), best.straggler.rank
+    advice = [f"Other ranks wait {waited} for rank {late} on average."]
+    advice = advice if best.straggler.is_awaited else []
     advice += [f"Reducing each by 10 % would save: {savings}."] if savings else []
     return Report(
         title="Sharding plans, fastest first",
@@ -177,7 +178,9 @@ def _table(ranking: Ranking) -> Table:
             f"{interval.low_ns / NS_PER_MS:.2f} to {interval.high_ns / NS_PER_MS:.2f}",
             "" if plan.beats_next is None else f"{100 * plan.beats_next:.0f} %",
             plan.bound.value,
-            f"rank {plan.straggler.rank}: {', '.join(plan.straggler.tables) or 'no table'}",
+            f"rank {plan.straggler.rank}: {', '.join(plan.straggler.tables) or 'no table'}"
+            if plan.straggler.is_awaited
+            else "none",
             f"{plan.loads.peak_bytes / BYTES_PER_GIB:.1f}{'' if plan.fits else ' (too much)'}",
         ]
         rows.append(row)

@@ -54,7 +54,7 @@ def memory_front(ranking: Ranking) -> Table:
 
 def parts_of_plans(ranking: Ranking) -> Table:
     """Parts of the iteration under each plan, mean over ranks, shaded by the largest of a part."""
-    works = [one.work for one in ranking.plans if one.work is not None][:MOST_PARTS]
+    works = [one.work for one in ranking.plans[:MOST_PARTS]]
     parts = list(works[0].parts_ns) if works else []
     rows = [[part, *(f"{work.parts_ns[part] / NS_PER_MS:.3f}" for work in works)] for part in parts]
     shades = [

@@ -31,7 +31,7 @@ from perfmodel.reports.blocks import (
     Report,
     Sentences,
     Table,
-    Timeline,
+    TimelineBlock,
 )
 
 INDENT = 2
@@ -114,7 +114,7 @@ def _rows(block: Block, width: int) -> Iterator[RenderableType]:
         case Command():
             label = f"{block.label}: " if block.label else ""
             yield Text(f"{' ' * INDENT}{label}").append(printable(block.text), "cyan")
-        case Timeline():
+        case TimelineBlock():
             return
 
 

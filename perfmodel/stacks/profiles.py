@@ -104,19 +104,19 @@ class ChosenStack:
 
 
 def choose_stack(
-    framework: str, *, release: str = "", family: str, placement: str = ""
+    framework: str, *, release: str = "", family: str, placement: str = "", generation: str = ""
 ) -> ChosenStack:
-    """The stack for *framework* in *release* running *family*.
+    """The stack for *framework* in *release* running *family* on chips of *generation*.
 
-    Of several claims that cover it, one for its *placement* of tables wins over one for its
-    releases only, and that over one for the whole framework: releases of a framework that places
-    tables otherwise say little.
+    Of several claims that cover it, one for its chips wins over one for its *placement* of tables,
+    that over one for its releases only, and that over one for the whole framework: releases of a
+    framework that places tables otherwise say little.
     """
     framework = framework.strip().lower().replace("-", "_").replace(" ", "_")
     claims = [
-        (claim.placement is not None, claim.has_releases, name)
+        (bool(claim.generations), claim.placement is not None, claim.has_releases, name)
         for name, claim in _claims_of(family)
-        if claim.framework == framework and claim.covers(release, placement)
+        if claim.framework == framework and claim.covers(release, placement, generation)
     ]
     if claims and framework != GENERIC:
         return ChosenStack(_load(max(claims)[-1]))

@@ -236,21 +236,27 @@ class Evidence(Form):
 
 @dataclass(frozen=True, slots=True)
 class Claim(Form):
-    """A framework that a stack is for: all of it, releases *since* and *before*, a *placement*."""
+    """A framework that a stack is for: all of it, releases *since* and *before*, a *placement*.
+
+    With *generations*, runs on chips of these architectures only.
+    """
 
     framework: Words
     since: Annotated[Words | None, Field(alias="from")] = None
     before: Words | None = None
     placement: Words | None = None
+    generations: tuple[Words, ...] = ()
 
     @property
     def has_releases(self) -> bool:
         """Whether only some releases are meant."""
         return self.since is not None or self.before is not None
 
-    def covers(self, release: str, placement: str) -> bool:
-        """Whether runs of *release* that place tables as *placement* says are meant."""
+    def covers(self, release: str, placement: str, generation: str = "") -> bool:
+        """Whether runs of *release* that place tables so, on chips of *generation*, are meant."""
         if self.placement is not None and self.placement != placement:
+            return False
+        if self.generations and generation not in self.generations:
             return False
         if not self.has_releases:
             return True

@@ -7,13 +7,13 @@ from pydantic import BaseModel, ConfigDict
 from perfmodel.base.fields import Count, Duration, Switch, Words
 
 
-class Section(BaseModel):
+class SpecSection(BaseModel):
     """A mapping in a workload file: unknown keys are refused and values do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-class InputSection(Section):
+class InputSection(SpecSection):
     """How batches get to the GPU.
 
     *prefetch* copies the next batch while this one is worked on. *load_time*
@@ -25,7 +25,7 @@ class InputSection(Section):
     load_time: Duration | None = None
 
 
-class Workload(Section):
+class Workload(SpecSection):
     """What every workload states; those of the catalog describe themselves and name a source.
 
     *assumed* are sentences that every answer repeats; one that begins with a field and a colon is

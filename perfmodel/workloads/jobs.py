@@ -18,10 +18,10 @@ from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.families import family_of
 from perfmodel.workloads.family import DEFAULT_MEMORY_BYTES, BuiltWorkload, JobRequest, Spec
-from perfmodel.workloads.fields import Section, Workload
+from perfmodel.workloads.fields import SpecSection, Workload
 from topologies import Device
 
-AnySection = TypeVar("AnySection", bound=Section)
+AnySection = TypeVar("AnySection", bound=SpecSection)
 
 
 def build_workload(
@@ -120,6 +120,6 @@ def fill(section: AnySection, **values: Any) -> AnySection:
     open_values = {
         name: value
         for name, value in values.items()
-        if isinstance(value, Section) or name not in section.model_fields_set
+        if isinstance(value, SpecSection) or name not in section.model_fields_set
     }
     return section.model_copy(update=open_values) if open_values else section

@@ -17,7 +17,7 @@ from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.eager import EagerWriter
 
 FIRST_BUCKET_BYTES = 2**20
-_ONE_BUCKET_BYTES = 2**40
+ONE_BUCKET_BYTES = 2**40
 """A bucket that no model fills."""
 
 
@@ -28,7 +28,7 @@ def reduces_once(stack: SoftwareStack) -> bool:
 
 def bucket_defaults(stack: SoftwareStack) -> dict[str, int]:
     """The size of buckets that *stack* sets where a workload states none."""
-    return {"bucket_size": _ONE_BUCKET_BYTES} if reduces_once(stack) else {}
+    return {"bucket_size": ONE_BUCKET_BYTES} if reduces_once(stack) else {}
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from perfmodel.workloads import load_workload
+from tests.extensions.formats.machines.test_smi_matrix import SWITCHED
 from topologies import list_devices, list_topologies
 
 
@@ -55,6 +56,31 @@ def test_check_praises_a_good_file(typed):
     out = typed("topology check dgx_h100").out
     assert "dgx_h100: valid." in out
     assert "8 GPUs (h100_sxm)" in out
+
+
+def test_warnings_of_machines_and_keys_of_models_are_errors_when_asked(typed, tmp_path):
+    machine = tmp_path / "mine.yaml"
+    typed(f"init topology --out {machine}")
+    machine.write_text(machine.read_text().replace("25 GB/s", "25 TB/s"))
+    assert "implausible bandwidth" in typed(f"topology check {machine}").out
+    assert "--strict" in typed(f"topology check {machine} --strict", code=1).err
+    model = tmp_path / "config.json"
+    model.write_text(LLAMA)
+    out = tmp_path / "model.yaml"
+    said = typed(f"workload import {model} --out {out} --strict", code=1).err
+    assert "1 unknown key, without effect: surprise" in said
+    assert not out.exists()
+    assert "surprise" in typed(f"workload import {model} --out {out}").out
+
+
+def test_options_of_a_command_in_a_group_are_its_own(typed, tmp_path):
+    matrix = tmp_path / "topo.txt"
+    matrix.write_text(SWITCHED)
+    assert (
+        "4 x NVIDIA H100"
+        in typed(f"topology import {matrix} --gpu h100_sxm --out {tmp_path / 'machine.yaml'}").out
+    )
+    assert "Say --topology" in typed("predict --gpu h100_sxm", code=2).err
 
 
 BAD = {

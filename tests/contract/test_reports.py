@@ -90,15 +90,15 @@ SAMPLES = {
     blocks.Table: lambda: blocks.Table(("name", "time"), [["here it is", "1 ms"]], (1,)),
     blocks.Sentences: lambda: blocks.Sentences(["here it is"]),
     blocks.Bars: lambda: blocks.Bars(
-        [blocks.Bar([blocks.Piece("here it is", blocks.Look.GREEN, "1 ms", 1.0)])]
+        [blocks.Bar([blocks.BarPart("here it is", blocks.Look.GREEN, "1 ms", 1.0)])]
     ),
-    blocks.Timeline: lambda: blocks.Timeline(build_evidence(label="here it is")),
+    blocks.TimelineBlock: lambda: blocks.TimelineBlock(build_evidence(label="here it is")),
     blocks.Plot: lambda: blocks.Plot(
         [blocks.Point(1.0, 1.0, "here it is"), blocks.Point(2.0, 2.0, "")], "x", "y"
     ),
     blocks.Command: lambda: blocks.Command("here it is"),
 }
-ON_PAGES_ONLY = (blocks.Timeline, blocks.Plot)
+ON_PAGES_ONLY = (blocks.TimelineBlock, blocks.Plot)
 
 
 def test_there_is_a_sample_of_every_block():

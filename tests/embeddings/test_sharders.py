@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from embeddings.distribution import Zipf, observe
 from embeddings.framework_sharders import (
-    Option,
+    PlacementOption,
     even_pieces,
     list_options,
     piece_seconds,
@@ -332,8 +332,10 @@ def test_rows_over_all_ranks_are_summed_in_hosts_of_several(per_host, is_summed)
     assert plan.summed_in_host == ((0, 1) if is_summed else ())
 
 
-def _option(place: int, way: ShardingKind, seconds: float, size: int, count: int = 1) -> Option:
-    return Option(place, way, 1, count, seconds, size)
+def _option(
+    place: int, way: ShardingKind, seconds: float, size: int, count: int = 1
+) -> PlacementOption:
+    return PlacementOption(place, way, 1, count, seconds, size)
 
 
 def test_the_planner_gives_the_next_piece_to_the_least_busy_rank_with_room():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.engine.block import Arrivals, Block, join_arrivals, no_arrivals
+from perfmodel.engine.block import Arrivals, BlockReplay, join_arrivals, no_arrivals
 from perfmodel.engine.history import History, first_of_each, last_signals
 from perfmodel.engine.layout import build_layout
 from perfmodel.engine.reasons import Window, break_down, critical_path
@@ -104,7 +104,7 @@ def lone_block():
     job, durations = job_of(f"2 x wire *meet 5; wire after 2; {work}")
     part = take_part(job, range(1))
     layout, own = build_layout(part.job, part.external), take_durations(job, durations, range(1))
-    return Block(layout, own, kept_iterations=1)
+    return BlockReplay(layout, own, kept_iterations=1)
 
 
 # Lanes are walked in their order: tasks 0-1 on the first, then 2-4, 5-7 and 8-10.
@@ -184,7 +184,7 @@ def test_of_those_who_came_last_together_the_lowest_rank_and_task_is_named():
 @given(made=random_jobs())
 def test_lanes_go_from_their_first_task_to_past_their_last(made):
     job = made.job
-    block = Block(build_layout(job), made.durations, kept_iterations=5)
+    block = BlockReplay(build_layout(job), made.durations, kept_iterations=5)
     programs = [job.program_of(rank) for rank in range(job.rank_count)]
     firsts = [first for one in programs for first in one.lane_start[:-1]]
     stops = [stop for one in programs for stop in one.lane_start[1:]]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from perfmodel.base.errors import GraphError
-from perfmodel.engine.block import Block
+from perfmodel.engine.block import BlockReplay
 from perfmodel.engine.history import History, Occurrence
 from perfmodel.engine.replay import kept_of_reach, replay
 from perfmodel.engine.sieve import lay_out_sound
@@ -68,7 +68,7 @@ def test_iterations_that_copy_the_last_one_are_those_of_the_reference(seed):
     job = builder.build(JobFacts("synchronous"))
     rows = np.array([[draw.randrange(60) for _ in range(12)] for _ in range(2)])
     durations = build_durations(job, list(rows))
-    block = Block(lay_out_sound(job), durations, kept_iterations=2)
+    block = BlockReplay(lay_out_sound(job), durations, kept_iterations=2)
     before = []
     for _ in range(2):
         before.append(block.lane_now_ns())

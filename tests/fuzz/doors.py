@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import csv
 import io
 import json
 import random
@@ -27,10 +28,15 @@ import yaml
 
 from perfmodel.cli import main
 from tests.extensions.formats.machines.test_smi_matrix import SWITCHED
+from tests.extensions.formats.models.test_torchrec_benchmark import BENCHMARK
+from tests.fuzz.readers import ATTENTION, COLLECTIVES, MEMORY, ROOT
 
-OWN = ("run", "perfmodel_version", "scenario", "warnings", "unknown_keys", "assumptions", "lines")
-"""Keys of an answer that say how it was found, or something about it."""
-FACTORS = (-1, 0, 1000, 0.001, float("nan"), float("inf"))
+OWN = ("run", "perfmodel_version", "scenario", "warnings", "unknown_keys", "assumptions", "lines",
+       "row", "groups")  # fmt: skip
+"""Keys of an answer that say how it was found, or something about it, or name rows."""
+FACTORS = (0, 0.001, 1000)
+IMPOSSIBLE = (-1, float("nan"), float("inf"))
+"""Times any amount, no amount."""
 RETYPED = ("soon", "8", 8.5, True, [1], {"a": 1}, "", "-5", "64mb", "0x10", 10**20)
 
 
@@ -43,7 +49,8 @@ class Door:
     good: Any
     command: tuple[str, ...]
     write: Callable[[Any], str]
-    reads: frozenset[str] = frozenset()
+    is_own: bool = False
+    """A document of `perfmodel schema`, whose keys have documented defaults."""
 
 
 LLAMA = {
@@ -193,9 +200,53 @@ RUNS = [
 ]  # fmt: skip
 
 
+def _own(path: str) -> Any:
+    document = yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+    return {key: str(one) if key == "date" else one for key, one in document.items()}
+
+
+def _ended(content: Any) -> str:
+    return str(yaml.safe_dump(content, explicit_end=True))
+
+
+def _rows(text: str) -> list[dict[str, Any]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def _build_own_doors() -> Iterator[Door]:
+    """The kinds of `perfmodel schema` that have no other door."""
+    ask = ("--samples", "2", "--executor", "serial", "--quiet", "--json", "-")
+    small = ("predict", "transformer_small", "--ranks-per-host", "2", *ask, "--topology")
+    gemm = ("kernel", "gemm", "--m", "4096", "--n", "4096", "--k", "4096", "--json", "-")
+    reduce = ("collective", "--kind", "all_reduce", "--size", "64MiB", "--json", "-")
+    topology, devices = "topologies/catalog/dgx_h100.yaml", "topologies/devices"
+    templates, stacks = "perfmodel/api/templates", "perfmodel/stacks/catalog"
+    specs, rank = "perfmodel/workloads/specs", ("predict", "--topology", "dgx_a100", *ask)
+    two = (*rank, "--ranks-per-host", "2")
+    own: dict[str, tuple[str, tuple[str, ...]]] = {
+        "topology": (topology, (*reduce, "--topology", "FILE")),
+        "faulty topology": (topology, (*reduce, "--topology", "FILE", "--fault", "gpu:3 nvlink")),
+        "device": (f"{devices}/h100_sxm.yaml", (*gemm, "--device", "FILE")),
+        "transformer": (f"{specs}/transformer_small.yaml", (*two, "--workload", "FILE")),
+        "dlrm": (f"{specs}/dlrm_default.yaml", (*rank, "--workload", "FILE")),
+        "stack": (f"{stacks}/pytorch_fused.yaml", (*small, "dgx_a100", "--stack", "FILE")),
+        "tables": (f"{templates}/tables.yaml", (*rank, "--tables", "FILE")),
+        "scenario": (f"{templates}/scenario.yaml", ("predict", "--scenario", "FILE", *ask[2:])),
+        "prices": ("perfmodel/prediction/prices.yaml",
+                   (*small, "dgx_h100", "--tokens", "1e9", "--prices", "FILE")),
+    }  # fmt: skip
+    for name, (path, command) in own.items():
+        yield Door(name, "mine.yaml", _own(path), command, _ended, is_own=True)
+    bench = yaml.safe_load(BENCHMARK)
+    yield Door("torchrec", "bench.yml", bench, (*rank, "--workload", "FILE"), yaml.safe_dump)
+    for name, text in (("attention", ATTENTION), ("memory", MEMORY), ("collectives", COLLECTIVES)):
+        command = ("validate", name, "FILE", "--json", "-")
+        yield Door(f"{name} table", f"{name}.csv", _rows(text), command, _csv)
+
+
 @cache
 def build_doors() -> tuple[Door, ...]:
-    """Every format of other programs, with the command that takes it."""
+    """Every kind of file, with the command that takes it."""
     ask = ("--samples", "2", "--executor", "serial", "--quiet", "--json", "-")
     small = ("--set", "batch=16", "--set", "sequence_length=512")
     layout = ("--set", "parallel.tp=1", "--set", "parallel.pp=1", "--set", "parallel.micro_batch=2")
@@ -222,6 +273,7 @@ def build_doors() -> tuple[Door, ...]:
         Door("gemm table", "gemm.csv", _gemms(), ("validate", "gemm", "FILE", "--json", "-"), _csv),
         Door("run table", "runs.csv", RUNS, ("validate", "runs", "FILE", "--executor", "serial",
              "--quiet", "--json", "-"), _csv),
+        *_build_own_doors(),
     )  # fmt: skip
 
 
@@ -282,7 +334,9 @@ def _without_sentences(value: Any, sentences: list[Any]) -> Any:
     return value
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
+def iter_places(
+    value: Any, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
     items: list[tuple[Any, Any]] = []
     if isinstance(value, dict):
         items = list(value.items())
@@ -290,7 +344,17 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
         items = list(enumerate(value))
     for key, inner in items:
         yield (*path, key), value, key
-        yield from _places(inner, (*path, key))
+        yield from iter_places(inner, (*path, key))
+
+
+def scaled(value: Any, factor: float) -> Any:
+    """*value*, a number or an amount such as `25 GB/s`, times *factor*; None if it is neither."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return value // 8 if isinstance(value, int) and 0 < factor < 1 else value * factor
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)( ?[A-Za-z/%]\S*)?", str(value))
+    return f"{float(found[1]) * factor:.12g}{found[2] or ''}" if found else None
 
 
 @dataclass(frozen=True)
@@ -305,10 +369,20 @@ class Damage:
         return f"{self.how} {self.key}"
 
 
+def _damage_column(rows: list[Any], key: str, how: str) -> Damage:
+    """A column of a table under another name, or gone."""
+    name = f"x_{key}s"[len(rows) % 2 * 2 :]
+    for row in rows:
+        row[name] = row.pop(key, "")
+        if how == "delete":
+            del row[name]
+    return Damage(how, name if how == "rename" else key, rows)
+
+
 def damage(good: Any, source: random.Random) -> Damage:
     """*good* with one key or value wrong."""
     content = copy.deepcopy(good)
-    path, holder, key = source.choice(list(_places(content)))
+    path, holder, key = source.choice(list(iter_places(content)))
     value = holder[key]
     name = next((str(one) for one in reversed(path) if isinstance(one, str)), str(key))
     how = source.choice(("rename", "delete", "double", "retype", "scale"))
@@ -318,6 +392,8 @@ def damage(good: Any, source: random.Random) -> Damage:
         words[spot] = source.choice(("", "NV1", "NV1800", "SYS", "PIX", "soon", "X", "NV-4"))
         holder[key] = "\t".join(words)
         return Damage("cell", name, content)
+    if how in ("rename", "delete") and isinstance(content, list) and holder in content:
+        return _damage_column(content, key, how)
     if how == "rename" and isinstance(holder, dict):
         odd = source.choice((f"{key}s", f"x_{key}", str(key)[:-1], str(key).title(), "y"))
         pairs = [(odd if one == key else one, other) for one, other in holder.items()]
@@ -330,9 +406,11 @@ def damage(good: Any, source: random.Random) -> Damage:
     elif how == "double":
         holder[f"{key}_2"] = value
         name = f"{key}_2"
-    elif how == "scale" and isinstance(value, int | float) and not isinstance(value, bool):
-        factor = source.choice(FACTORS)
-        holder[key] = value * factor if factor != 0.001 or isinstance(value, float) else value // 8
+    elif how == "scale" and scaled(value, 1) is not None:
+        factor = source.choice((*FACTORS, *IMPOSSIBLE))
+        holder[key] = scaled(value, factor)
+        if factor in IMPOSSIBLE and scaled(value, 0) != value and not str(value).startswith("-"):
+            how = "impossible"
     elif how == "retype":
         holder[key] = source.choice(RETYPED)
     else:
@@ -376,8 +454,8 @@ def judge(door: Door, done: Damage) -> tuple[str, str]:
     memory = document.get("memory_gib") or {}
     if memory.get("fits") is False or document.get("unsupported"):
         return "verdict", ""
-    if done.how in ("scale", "retype", "cell"):
-        # Another value of the right kind is another question.
+    if done.how in ("scale", "retype", "cell") or (door.is_own and done.how == "delete"):
+        # Another value of the right kind is another question, and so is a documented default.
         return "another value", str(done)
     return "DEFECT: another answer without a word", str(done)
 

@@ -7,6 +7,7 @@ gives None. `agreements.py` has the laws about several commands.
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 from collections.abc import Callable
@@ -129,13 +130,20 @@ def _tables(key: str, factor: int) -> Callable[[Case], Case | None]:
     return change
 
 
-def _links(kind: str) -> Callable[[Case], Case | None]:
+def factor_of(case: Case, part: str) -> float:
+    """By how much *part* of *case* changes: barely or much, drawn from the case itself."""
+    return random.Random(f"{case} {part}").choice((1.03, 1.1, 1.25, 1.5, 2, 3, 4))
+
+
+def _links(*kinds: str) -> Callable[[Case], Case | None]:
     def change(case: Case) -> Case | None:
         links = case.machine.get("links", [])
-        if not any(link["kind"] == kind for link in links):
+        if not any(link["kind"] in kinds for link in links):
             return None
         faster = [
-            {**link, "bandwidth": _scaled(link["bandwidth"], 2)} if link["kind"] == kind else link
+            {**link, "bandwidth": _scaled(link["bandwidth"], factor_of(case, link["kind"]))}
+            if link["kind"] in kinds
+            else link
             for link in links
         ]
         return replace(case, machine={**case.machine, "links": faster})
@@ -146,21 +154,88 @@ def _links(kind: str) -> Callable[[Case], Case | None]:
 def _network(case: Case) -> Case | None:
     if not case.machine.get("fabric") or case.hosts == 1:
         return None
-    nic = case.machine["fabric"]["nic"]
-    faster = changed(case.machine, "fabric.nic.bandwidth", _scaled(nic["bandwidth"], 2))
-    return replace(case, machine=faster)
+    rate = _scaled(case.machine["fabric"]["nic"]["bandwidth"], factor_of(case, "network"))
+    return replace(case, machine=changed(case.machine, "fabric.nic.bandwidth", rate))
 
 
-def _device(*paths: str, factor: float) -> Callable[[Case], Case | None]:
+def _all_links(case: Case) -> Case | None:
+    """All links and the network faster, each kind by its own factor, as far as there are some."""
+    faster = _links("nvlink", "pcie", "cpu", "nvlink_c2c")(case) or case
+    return _network(faster) or (faster if faster is not case else None)
+
+
+def _better_chip(case: Case) -> Case | None:
+    """A chip of another name that is better in everything, in each by its own factor."""
+    better = replace(case, device={**case.device, "name": "better"})
+    for path in ("memory.bandwidth", "memory.size", "l2.bandwidth", "l2.size", "clock", "peak",
+                 "vector_fp32", "multiprocessors.count", "power"):  # fmt: skip
+        better = _device(path, factor=min(factor_of(case, path), 2.0))(better) or better
+    return better
+
+
+def _experts(case: Case) -> Case:
+    """Every layer has eight experts, of which two work on a token."""
+    if case.is_recommendation:
+        return case
+    model = {**case.workload["model"], "experts": 8, "top_k": 2}
+    return replace(case, workload={**case.workload, "model": model}, stack=None).with_workload(
+        "parallel.ep", 1
+    )
+
+
+def _one_expert(case: Case) -> Case | None:
+    if case.is_recommendation:
+        return None
+    experts = case.workload["model"].get("experts", 8)
+    return _experts(case).with_workload("model.experts", experts + 1)
+
+
+def _one_layer(case: Case) -> Case | None:
+    if case.is_recommendation:
+        return None
+    return case.with_workload("model.layers", case.workload["model"]["layers"] + 1)
+
+
+def _one_table(case: Case) -> Case | None:
+    if not case.tables:
+        return None
+    added = {**copy.deepcopy(case.tables[-1]), "name": "added"}
+    return replace(case, tables=[*case.tables, added])
+
+
+def _replicas(case: Case) -> Case:
+    """Replicas that share nothing but gradients."""
+    return case if case.is_recommendation else case.with_workload("parallel.sharding", "none")
+
+
+def _one_host(case: Case) -> Case | None:
+    """A host more, with the same work for every rank."""
+    per_host = case.rank_count // case.hosts
+    if case.is_recommendation or case.hosts == 1 or per_host % case.workload["parallel"]["tp"]:
+        return None
+    more = replace(case, hosts=case.hosts + 1)
+    return more.with_workload("batch", case.workload["batch"] * more.hosts // case.hosts)
+
+
+def _recomputed(case: Case) -> Case | None:
+    if case.is_recommendation:
+        return None
+    return case.with_workload("training.recompute", "full")
+
+
+def _device(*paths: str, factor: float | None = None) -> Callable[[Case], Case | None]:
+    """Each of *paths* larger by *factor*, or by one that the case draws."""
+
     def change(case: Case) -> Case | None:
         device = case.device
+        by = factor or factor_of(case, paths[0])
         for path in paths:
             place: Any = device
             for name in path.split("."):
                 place = place.get(name)
                 if place is None:
                     return None
-            device = changed(device, path, _larger(place, factor))
+            device = changed(device, path, _larger(place, by))
         return replace(case, device=device)
 
     return change
@@ -179,8 +254,10 @@ def _unmeasured(case: Case) -> Case:
 
 
 def _placed(case: Case) -> Case:
-    """Tables by rows, so that memory does not depend on which placement is fastest."""
-    return case.with_workload("sharding.sharder", "row_wise") if case.tables else case
+    """What memory decides is stated: tables by rows, nothing recomputed."""
+    if case.tables:
+        return case.with_workload("sharding.sharder", "row_wise")
+    return case.with_workload("training.recompute", "none")
 
 
 def _renamed(case: Case) -> Case:
@@ -245,15 +322,22 @@ LAWS = (
     Law("tables twice as wide", MORE, _tables("width", 2), exemptions=(PROTOCOLS,)),
     Law("tables with twice the rows", MORE, _tables("rows", 2)),
     Law("twice the lookups", MORE, _tables("pooling_factor", 2)),
+    Law("one table more", MORE, _one_table),
     Law("twice the layers", MORE, _LAYERS, exemptions=(PROTOCOLS,)),
+    Law("one layer more", MORE, _one_layer, exemptions=(PROTOCOLS,)),
+    Law("one expert more", MORE, _one_expert, start=_experts),
+    Law("one host more, as much for each", MORE, _one_host, start=_replicas),
+    Law("everything recomputed", MORE, _recomputed, start=_placed),
     Law("sequences twice as long", MORE, _SEQUENCE),
     Law("wider feed-forward", MORE, _FEED_FORWARD, exemptions=(PROTOCOLS,)),
-    Law("NVLink twice as fast", FASTER, _links("nvlink"), start=_unmeasured, exemptions=(TUNER,)),
-    Law("PCIe twice as fast", FASTER, _links("pcie"), start=_unmeasured),
-    Law("NICs twice as fast", FASTER, _network, start=_unmeasured, exemptions=(TUNER,)),
-    Law("memory faster by half", FASTER, _device("memory.bandwidth", factor=1.5)),
-    Law("L2 faster by half", FASTER, _device("l2.bandwidth", factor=1.5)),
-    Law("peaks higher by half", FASTER, _device("peak", factor=1.5)),
+    Law("faster NVLink", FASTER, _links("nvlink"), start=_unmeasured, exemptions=(TUNER,)),
+    Law("faster PCIe", FASTER, _links("pcie"), start=_unmeasured),
+    Law("faster NICs", FASTER, _network, start=_unmeasured, exemptions=(TUNER,)),
+    Law("all links faster", FASTER, _all_links, start=_unmeasured, exemptions=(TUNER,)),
+    Law("faster memory", FASTER, _device("memory.bandwidth")),
+    Law("faster L2", FASTER, _device("l2.bandwidth")),
+    Law("higher peaks", FASTER, _device("peak")),
+    Law("a chip better in everything", FASTER, _better_chip),
     Law("a quarter more multiprocessors", FASTER, _MORE_CORES, exemptions=(WAVES,)),
     Law("a quarter more of equal multiprocessors", FASTER, _device(_CORES, "peak", factor=1.25)),
     Law("another name of the machine", SAME, _renamed),
@@ -265,6 +349,10 @@ LAWS = (
     Law("memory of a larger batch", MORE, _batch, Quantity.MEMORY, start=_placed),
     Law("memory of wider tables", MORE, _tables("width", 2), Quantity.MEMORY, start=_placed),
     Law("memory of more rows", MORE, _tables("rows", 2), Quantity.MEMORY, start=_placed),
-    Law("memory of more layers", MORE, _LAYERS, Quantity.MEMORY),
-    Law("memory of longer sequences", MORE, _SEQUENCE, Quantity.MEMORY),
-)
+    Law("memory of more layers", MORE, _LAYERS, Quantity.MEMORY, start=_placed),
+    Law("memory of longer sequences", MORE, _SEQUENCE, Quantity.MEMORY, start=_placed),
+    Law(
+        "memory where all is recomputed", FASTER, _recomputed, Quantity.MEMORY,
+        start=_placed,
+    ),
+)  # fmt: skip

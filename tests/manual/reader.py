@@ -28,6 +28,10 @@ for _ in range(3):
     model(torch.randn(64, 1024, device="cuda")).sum().backward()
     optimizer.step()
 """
+RUNS = """\
+id,framework,gpu,machine,n_gpus,layers,hidden,heads,ffn,vocab,seq_len,precision,gbs,mbs,step_time_s
+one,torchtitan,H100,dgx_h100,8,8,4096,32,14336,128256,8192,bf16,16,2,1.05
+"""
 DEEPSPEED = {
     "train_batch_size": 128,
     "train_micro_batch_size_per_gpu": 1,
@@ -57,6 +61,7 @@ def prepare(folder: Path) -> None:
         "products.csv": gemm_table(),
         "collectives.csv": collective_table(),
         "train.py": SCRIPT,
+        "my_runs.csv": RUNS,
     }.items():
         (folder / name).write_text(text)
 

@@ -135,6 +135,7 @@ def folder(tmp_path_factory):
             "rank --topology dgx_h100 --hosts 4 --sharder naive --samples 2 --plan-out mine.json",
             "calibrate collectives all_reduce.log --topology dgx_h100 --out my.yaml",
             "calibrate gemm gemm.csv --device h100_sxm --out my_gemm.json",
+            "predict gpt2_124m --topology dgx_h100 --measured 90ms --anchor-out one.yaml",
         ):
             run(Command(f"perfmodel {made}", ()))
         for name in ("job", "job_before", "job_after", "jobs/one", "jobs/two"):

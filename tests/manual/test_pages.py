@@ -37,6 +37,8 @@ from scoreboard import (
     with_scoreboard,
 )
 
+FIRST_SCREEN = 24
+"""Lines of a screen that everybody reads."""
 NAMES = [str(path.relative_to(CHECKOUT)) for path in PAGES]
 FOLDERS = sorted(
     path
@@ -205,6 +207,32 @@ def test_every_word_of_a_page_is_known(name):
     unknown = {word for word in words if word.removesuffix("'s") not in _vocabulary()}
 
     assert sorted(unknown) == [], "misspelt, or missing in docs/words.txt"
+
+
+def _shown_words(text: str) -> set[str]:
+    found = {word.lower() for word in re.findall(r"[A-Za-z]+(?:-[a-z]+)*", text)}
+    return found - {f"{word}s" for word in found}
+
+
+def test_a_first_screen_has_plain_words_and_those_of_the_glossary():
+    # A word that a new sentence brings goes into the glossary, or into the list of plain words.
+    shown = {
+        word
+        for page in PAGES
+        for block in blocks_of(page.read_text())
+        if block.kind == "console"
+        for command in block.commands()
+        for word in _shown_words("\n".join(command.printed[:FIRST_SCREEN]))
+    }
+    glossary = (CHECKOUT / "docs" / "reference" / "glossary.md").read_text()
+    terms = _shown_words(" ".join(re.findall(r"^\| ([^|]+) \|", glossary, re.MULTILINE)))
+    plain = set((Path(__file__).with_name("plain_words.txt")).read_text().split())
+
+    known = terms | plain
+    assert [
+        word for word in sorted(shown) if {word, word.removesuffix("s")}.isdisjoint(known)
+    ] == []
+    assert not terms & plain
 
 
 def test_the_check_of_words_finds_a_slip():

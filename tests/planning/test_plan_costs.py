@@ -11,6 +11,7 @@ from perfmodel.costs.embedding import LookupPricer
 from perfmodel.costs.embedding_terms import Term, TermsSetting, tables_terms
 from perfmodel.graph.ops import Pass
 from perfmodel.prediction.plans.plan_costs import ExchangePricer, PlanPricer
+from perfmodel.workloads.dlrm.run import DlrmRun
 from tests.planning.settings import STACK, build_spec
 from topologies import build_cluster, load_topology
 
@@ -22,7 +23,9 @@ CLUSTER = build_cluster(load_topology("quad_a100"))
 
 def pricer(batch: int = 64) -> PlanPricer:
     """Of two tables on four ranks."""
-    return PlanPricer(build_spec(2, batch=batch, width=[32, 64]), CLUSTER, STACK)
+    return PlanPricer(
+        DlrmRun(build_spec(2, batch=batch, width=[32, 64]), CLUSTER.rank_count, STACK), CLUSTER
+    )
 
 
 def test_a_number_of_width_costs_its_share_of_both_exchanges():

@@ -36,7 +36,7 @@ def test_rank_and_predict_mean_the_same_plan_by_balanced(topology, stack):
     # here.
     words = ("sharding.data_parallel_below=1 MiB", "sharding.min_width=16", "batch=4096")
     question = RankQuestion(topology=topology, workload="dlrm_mlperf", overrides=words, stack=stack)
-    evaluator, task = load_task(question)
+    evaluator, task, _ = load_task(question)
     cluster = evaluator.cluster
     spec = apply_stack_defaults(load_workload("dlrm_mlperf", words), evaluator.stack)
     chosen = choose_plan(

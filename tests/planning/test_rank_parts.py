@@ -17,12 +17,14 @@ from perfmodel.graph.program import LaneKind
 from perfmodel.planning.plan_work import (
     PlanBound,
     PlanLoads,
+    PlanWork,
+    RankWork,
     find_awaited,
     find_gains,
     find_loads,
     find_straggler,
 )
-from perfmodel.planning.rank_plans import answer_plan, order_by_time
+from perfmodel.planning.rank_plans import PAIR_SIGMA, answer_plan, order_by_time
 from perfmodel.planning.ranking import RankedPlan
 from perfmodel.prediction.answer import RankWait
 from perfmodel.prediction.question import PredictOptions, Setting
@@ -38,6 +40,9 @@ def ranked(
 ) -> RankedPlan:
     nothing: Any = None
     answer: Any = SimpleNamespace(iteration_ns=time_ns, drawn_ns=drawn_ns)
+    none = RankWork(0, 0.0, ())
+    work = PlanWork("plan", time_ns, {}, none, none, 0)
+    more.setdefault("work", work)
     return RankedPlan(
         plan=nothing, answer=answer, place=0, beats_next=None,
         bound=PlanBound.LOOKUP, gains_ns={}, straggler=nothing,
@@ -68,11 +73,22 @@ def test_places_are_counted_on_and_the_first_of_each_is_held_against_the_next():
     # 1 against 2 is far faster and 2 against 2 a tie; of those that do not fit 4 is not below 3.
     assert [one.beats_next for one in found[1:3] + found[4:]] == [None] * 3
     assert [found[place].beats_next for place in (0, 3)] == pytest.approx([0.75, 0.5])
-    # A lead of a hundredth is little beside what measured ratios are off by; one of a tenth is not.
-    near = order_by_time([ranked(1000, 1000.0), ranked(1012, 1012.0), ranked(1113, 1113.0)])
-    leads = [one.beats_next for one in near]
-    assert leads[0] == pytest.approx(0.6, abs=0.01)
-    assert leads[1] == pytest.approx(0.98, abs=0.01)
+
+
+def test_a_lead_counts_for_more_between_plans_that_are_alike():
+    def spends(time_ns: int, *parts_ns: float) -> RankedPlan:
+        none = RankWork(0, 0.0, ())
+        parts = dict(zip(("compute", "communication"), parts_ns, strict=True))
+        work = PlanWork("plan", time_ns, parts, none, none, 0)
+        return ranked(time_ns, float(time_ns), work=work)
+
+    # A lead of 2 %, where 2 % of the iteration differ and where 68 % do, then one of 19 %.
+    alike = order_by_time([spends(1000, 500, 500), spends(1020, 520, 500)])
+    unlike = order_by_time([spends(1000, 500, 500), spends(1020, 850, 170), spends(1213, 843, 370)])
+    # By hand: a spread of 1 % for repeats beside the pair's, which is 2 and 68 % of PAIR_SIGMA.
+    assert PAIR_SIGMA == 0.134
+    leads = [alike[0].beats_next, unlike[0].beats_next, unlike[1].beats_next]
+    assert leads == pytest.approx([0.972, 0.585, 1.0], abs=0.01)
 
 
 @pytest.mark.parametrize("is_copied", [False, True])

@@ -85,19 +85,19 @@ def answered(name: str, time_ms: float, *, fits: bool | None = True, assumed=(),
     return Compared(name, SMALL, found, assumed=assumed)
 
 
-def test_money_orders_what_fits_by_time_and_what_has_no_answer_last():
+def test_the_fastest_that_fits_comes_first_and_what_has_no_answer_last():
     entries = (
         Compared("none", SMALL, None, "a fault"), answered("large", 1.0, fits=False),
         answered("slow", 36.0), answered("fast", 9.0, fits=None), answered("same", 9.0),
     )  # fmt: skip
     given = Comparison(entries)
-    found = given.priced(2.0)
+    found = replace(given.ordered(), price_per_gpu_hour=2.0)
     assert [one.name for one in found.entries] == ["fast", "same", "slow", "large", "none"]
     assert found.fastest.name == given.fastest.name == "fast"
-    # A thousand iterations of 36 ms are a hundredth of an hour, of eight GPUs at two.
-    assert found.cost_of(entries[2]) == pytest.approx(0.16)
-    assert found.cost_of(entries[0]) is None
-    assert given.cost_of(entries[2]) is None
+    # These jobs do not say how much work an iteration does, so it has no price.
+    assert found.cost_of(entries[2]) is None
+    assert given.goes_over_numbers is False
+    assert Comparison((), (SweepAxis("batch", ("64", "0.5")),)).goes_over_numbers
 
 
 def test_what_was_assumed_is_said_with_who_it_is_about():

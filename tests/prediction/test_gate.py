@@ -15,7 +15,7 @@ from perfmodel.base.errors import InputError, ScenarioError
 from perfmodel.cli import main
 from perfmodel.graph.ops import Gemm, MemoryBound
 from perfmodel.prediction.gate import check_machine, check_op
-from topologies import load_device, load_topology
+from topologies import LinkKind, load_device, load_topology
 from topologies.recognising import CATALOG
 
 GEMM = Gemm(8192, 8192, 8192, DType.BF16)
@@ -61,6 +61,19 @@ def test_bits_for_bytes_are_implausible_beside_the_rest_of_a_file():
     assert (warned.rule, round(warned.found, 2)) == ("beyond the wire", 6.35)
 
 
+def test_an_nvlink_slower_than_pcie_is_implausible():
+    machine = load_topology("dgx_h100")
+    links = [
+        replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / 8)
+        if link.kind is LinkKind.NVLINK
+        else link
+        for link in machine.links
+    ]
+    # 18 x 25 Gbit/s are 56 GB/s, PCIe has 63.
+    [warned] = check_machine(replace(machine, links=tuple(links))).warnings
+    assert (warned.rule, round(warned.found, 2)) == ("implausible NVLink over PCIe", 0.89)
+
+
 def test_a_price_that_is_no_number_is_refused():
     machine = load_topology("dgx_h100")
     cost = api.price_collective("all_reduce", "1MiB", topology="dgx_h100")
@@ -104,3 +117,15 @@ def test_a_machine_file_beyond_physics_answers_with_a_warning_and_not_under_stri
     code, said = ask("--strict")
     assert code == 1
     assert "--strict" in said.err
+
+
+def test_a_narrower_format_that_is_slower_and_a_copy_beyond_its_wire_are_implausible():
+    device, machine = load_device("h100_sxm"), load_topology("dgx_h100")
+    # FP8 at a tenth of 1,979 TFLOP/s, below BF16 at 989.
+    slow = replace(device, peak_flops={**device.peak_flops, DType.FP8: 197.9e12})
+    [warned] = check_op(GEMM, slow, 1.2e6).warnings
+    assert (warned.rule, round(warned.found, 2)) == ("implausible format gains", 0.2)
+    link = replace(device.host_link, effective_bytes_per_s=128e9)
+    [warned] = check_machine(replace(machine, device=replace(device, host_link=link))).warnings
+    # 128 GB/s of copies over a wire of 64 GB/s.
+    assert (warned.rule, round(warned.found, 1)) == ("implausible efficiency", 2.0)

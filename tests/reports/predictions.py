@@ -30,7 +30,7 @@ from perfmodel.prediction.answer import (
     Run,
     TimeParts,
 )
-from perfmodel.prediction.explain import Evidence
+from perfmodel.prediction.explain import ExplainedReplay
 from perfmodel.prediction.scenario import Scenario
 
 
@@ -49,12 +49,12 @@ def build_job(*, label: str = "matmul") -> JobGraph:
     return builder.build(JobFacts("small"))
 
 
-def build_evidence(*, label: str = "matmul") -> Evidence:
+def build_evidence(*, label: str = "matmul") -> ExplainedReplay:
     """Launch 1 us, kernels 10 us and 30 us, all-reduce 5 us: the iteration takes 36 us."""
     job = build_job(label=label)
     rows = [np.array([1_000, kernel_ns, 5_000]) for kernel_ns in (10_000, 30_000)]
     durations = build_durations(job, rows)
-    return Evidence(
+    return ExplainedReplay(
         history=History(job, durations, replay(job, durations)),
         iteration=0,
         window=Window(0, 36_000),
@@ -117,7 +117,7 @@ def build_prediction(*, label: str = "matmul", peak_bytes: int = 40 * 2**30) -> 
     )
 
 
-def build_wide_evidence(*, ranks: int, tasks: int) -> Evidence:
+def build_wide_evidence(*, ranks: int, tasks: int) -> ExplainedReplay:
     """*ranks* that each compute in their own time and sum up every hundredth of *tasks*."""
     builder = JobBuilder()
     program = builder.new_program()
@@ -135,7 +135,7 @@ def build_wide_evidence(*, ranks: int, tasks: int) -> Evidence:
     draws = np.random.default_rng(7)
     durations = build_durations(job, [draws.integers(1_000, 50_000, tasks) for _ in range(ranks)])
     replayed = replay(job, durations)
-    return Evidence(
+    return ExplainedReplay(
         history=History(job, durations, replayed),
         iteration=0,
         window=Window(0, int(replayed.iteration_end_ns[0, 0])),

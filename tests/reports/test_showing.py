@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perfmodel.base.writing import write_csv
 from perfmodel.prediction.comparing import Compared, Comparison, SweepAxis
+from perfmodel.prediction.yardsticks import IterationWork
 from perfmodel.reports.comparing import report_comparison, to_comparison_rows
 from perfmodel.reports.html import to_page
 from tests.reports.predictions import build_prediction
@@ -45,17 +48,21 @@ def test_a_table_of_scenarios_has_a_line_each_and_says_why_one_has_no_answer(tmp
     assert "batch must divide" in to_page(report_comparison(build_comparison()))
 
 
-def test_with_a_price_scenarios_stand_in_the_order_of_time_and_cost_money():
+def test_with_a_price_a_million_of_what_is_trained_costs_money():
     found = build_prediction()
+    work = IterationWork(samples=8, tokens=1000)
+    found = replace(found, facts=replace(found.facts, work=work))
     entries = (
         Compared("refused", found.scenario, None, "batch must divide"),
         Compared("one", found.scenario, found),
         Compared("other", found.scenario, found),
     )
-    priced = Comparison(entries).priced(2.0)
+    priced = replace(Comparison(entries).ordered(), price_per_gpu_hour=2.0)
 
     assert [entry.name for entry in priced.entries] == ["one", "other", "refused"]
-    # A thousand iterations at 2 an hour and GPU.
-    cost = 1000 * found.iteration_ns / 3.6e12 * found.facts.rank_count * 2.0
-    costs = [row["cost_per_thousand_iterations"] for row in to_comparison_rows(priced)]
+    # A million tokens at 2 an hour and GPU.
+    assert found.yardsticks is not None
+    hours = 1e6 / found.yardsticks.per_s / 3600
+    cost = hours * found.facts.rank_count * 2.0
+    costs = [row["cost_per_million"] for row in to_comparison_rows(priced)]
     assert costs == [pytest.approx(cost), pytest.approx(cost), None]

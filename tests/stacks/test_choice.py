@@ -42,6 +42,16 @@ def test_a_claim_covers_its_placement_and_releases_up_to_their_borders(entry, co
     assert claim.has_releases is ("from" in entry or "before" in entry)
 
 
+def test_a_claim_for_chips_goes_before_all_others():
+    names = [
+        choose_stack(
+            "megatron_lm", release="24.07", family="transformer", generation=one
+        ).stack.name
+        for one in ("cdna3", "cdna4", "hopper")
+    ]
+    assert names == ["primus", "primus", "megatron"]
+
+
 def test_a_claim_for_releases_goes_before_one_for_the_whole_framework():
     old, new = (
         choose_stack("megatron_lm", release=release, family="transformer").stack.name

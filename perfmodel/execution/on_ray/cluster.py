@@ -62,7 +62,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class WorkerCall:
     """A question to a worker process: Ray's *reference*, and the *place* of its raylet."""
 
     reference: Any
@@ -172,25 +172,25 @@ class RayCluster:
         seats[place : place + 1] = self.new_seats(1)
         self.settle(seats, [place])
 
-    def call(self, seat: Any, method: str, *words: Any) -> Call:
+    def call(self, seat: Any, method: str, *words: Any) -> WorkerCall:
         """Ask the worker process *seat*, without waiting for the answer."""
-        return Call(getattr(seat, method).remote(*words), self._place_of_seat.get(seat, ""))
+        return WorkerCall(getattr(seat, method).remote(*words), self._place_of_seat.get(seat, ""))
 
-    def hear(self, calls: Sequence[Call]) -> list[tuple[int, Any]]:
+    def hear(self, calls: Sequence[WorkerCall]) -> list[tuple[int, Any]]:
         """The answers to those of *calls*, by their place, that are known: one or more."""
         places = {call: place for place, call in enumerate(calls)}
         return [(places[call], self._answer(call)) for call in self._known(calls)]
 
-    def wait_for(self, calls: Sequence[Call], *, timeout_s: float = math.inf) -> list[Any]:
+    def wait_for(self, calls: Sequence[WorkerCall], *, timeout_s: float = math.inf) -> list[Any]:
         """The answers to all *calls*; Lost where there is none in time or will never be one."""
-        known: set[Call] = set()
+        known: set[WorkerCall] = set()
         until_s = time.monotonic() + timeout_s
         while len(known) < len(calls) and time.monotonic() < until_s:
             late = [call for call in calls if call not in known]
             known.update(self._known(late, until_s=until_s))
         return [self._answer(call) if call in known else Lost("no answer") for call in calls]
 
-    def _known(self, calls: Sequence[Call], *, until_s: float = math.inf) -> list[Call]:
+    def _known(self, calls: Sequence[WorkerCall], *, until_s: float = math.inf) -> list[WorkerCall]:
         """Those of *calls* that are answered or lost, once one is, or none at *until_s*."""
         by_reference = {call.reference: call for call in calls}
         self._watch.follow(call.place for call in calls if call.place)
@@ -216,7 +216,7 @@ class RayCluster:
                 return [by_reference[reference] for reference in ready]
         return []
 
-    def _answer(self, call: Call) -> Any:
+    def _answer(self, call: WorkerCall) -> Any:
         """The answer to *call*, which is known, or Lost."""
         while not self._watch.is_lost(call.place):
             self.check()

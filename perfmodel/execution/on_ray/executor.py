@@ -19,7 +19,7 @@ from perfmodel.base.errors import ExecutionError
 from perfmodel.engine.layout import max_distance
 from perfmodel.engine.replay import Replay, kept_of_reach
 from perfmodel.execution.executor import Item, Observers, Result, Shared
-from perfmodel.execution.on_ray.cluster import Call, Lost, RayCluster
+from perfmodel.execution.on_ray.cluster import Lost, RayCluster, WorkerCall
 from perfmodel.execution.on_ray.workers import RayWorkers
 from perfmodel.execution.parts import Division, divide_job, take_durations, take_part
 from perfmodel.execution.rank_block import Assignment, Failed
@@ -143,7 +143,7 @@ class RayExecutor:
         failures: dict[int, Exception] = {}
         losses: Counter[int] = Counter()
         waiting = list(range(len(chunks)))
-        busy: dict[int, tuple[int, Call]] = {}
+        busy: dict[int, tuple[int, WorkerCall]] = {}
         while len(answers) < len(chunks):
             for seat in sorted(set(range(len(seats))) - set(busy)):
                 if waiting and waiting[0] < min(failures, default=len(chunks)):

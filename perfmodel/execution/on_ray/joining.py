@@ -21,9 +21,9 @@ from ray._private import ray_constants
 from perfmodel.base.errors import ExecutionError
 from perfmodel.base.identity import full_identity
 from perfmodel.execution.on_ray.cluster import (
-    Call,
     Lost,
     RayCluster,
+    WorkerCall,
     machines,
     only_on,
     place_of,
@@ -272,7 +272,9 @@ def _check_programs(cluster: RayCluster, address: str) -> None:
     probe: Any = ray.remote(num_cpus=0, max_retries=0)(installed_program)
     rows = machines()
     asked = [
-        Call(probe.options(scheduling_strategy=only_on(row["NodeID"])).remote(), place_of(row))
+        WorkerCall(
+            probe.options(scheduling_strategy=only_on(row["NodeID"])).remote(), place_of(row)
+        )
         for row in rows
     ]
     answers = cluster.wait_for(asked, timeout_s=PROBE_TIMEOUT_S)

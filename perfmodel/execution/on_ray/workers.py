@@ -14,7 +14,7 @@ from typing import Any
 from perfmodel.base.errors import ExecutionError
 from perfmodel.engine.block import Arrivals
 from perfmodel.execution.executor import OnRound, RoundStatus, WorkerPlace
-from perfmodel.execution.on_ray.cluster import Call, Lost, RayCluster
+from perfmodel.execution.on_ray.cluster import Lost, RayCluster, WorkerCall
 from perfmodel.execution.rank_block import Assignment
 from perfmodel.execution.rounds import Message
 
@@ -43,7 +43,7 @@ class RayWorkers:
         self._seats = seats
         self._on_round = on_round
         self._logs: list[list[bytes]] = [[] for _ in materials]
-        self._pending: list[deque[Call]] = [deque() for _ in materials]
+        self._pending: list[deque[WorkerCall]] = [deque() for _ in materials]
         self.rounds = 0
         self.rebuilds = 0
         self._places: list[WorkerPlace | None] = [None for _ in materials]
@@ -111,10 +111,10 @@ class RayWorkers:
         for block in range(len(self._materials)):
             self._call(block, "leave")
 
-    def _take(self, block: int) -> Call:
+    def _take(self, block: int) -> WorkerCall:
         return self._call(block, "take", *self._materials[block])
 
-    def _call(self, block: int, method: str, *words: Any) -> Call:
+    def _call(self, block: int, method: str, *words: Any) -> WorkerCall:
         return self._cluster.call(self._seats[block], method, self._number, *words)
 
     def _send(self, block: int, messages: Sequence[bytes]) -> None:

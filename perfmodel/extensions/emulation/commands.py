@@ -18,7 +18,7 @@ from perfmodel.base.errors import EmulationError
 from perfmodel.base.options import Option
 from perfmodel.base.writing import printable_lines
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import JobOut, Run
+from perfmodel.cli.options import JobOut, RunOptions
 from perfmodel.extensions.emulation.request import Emulation
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def emulate(
             "after them.",
         ),
     ] = (),
-    run: Annotated[Run, "executor", "workers"],
+    run: Annotated[RunOptions, "executor", "workers"],
 ) -> None:
     """Run an unmodified torch script with your rights on virtual GPUs, and write a job.
 

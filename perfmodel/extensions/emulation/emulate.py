@@ -45,7 +45,7 @@ MOST_AT_ONCE = 16
 """Ranks that a worker runs at once, unless they must communicate with each other."""
 
 
-class Place(Protocol):
+class WorkerRunner(Protocol):
     """Where workers run: an executor of `perfmodel.execution`."""
 
     def map(
@@ -70,7 +70,7 @@ class ScriptFailedError(EmulationError):
         self.code = code
 
 
-def emulate(request: Emulation, out: Path, *, place: Place) -> EmulatedJob:
+def emulate(request: Emulation, out: Path, *, place: WorkerRunner) -> EmulatedJob:
     """Run the script of *request* on *place* and write its job to the folder *out*."""
     check_platform(request)
     check_job_place(out, is_overwriting=request.is_overwriting)
@@ -131,7 +131,9 @@ def _run_all(request: Emulation, start: Start) -> dict[int, RankRecord]:
     return _read(request, outcome)
 
 
-def _start(place: Place, task: WorkerTask, parts: Sequence[tuple[int, ...]]) -> WorkerOutcome:
+def _start(
+    place: WorkerRunner, task: WorkerTask, parts: Sequence[tuple[int, ...]]
+) -> WorkerOutcome:
     """Run one worker for each of *parts*."""
     run = run_worker if task.request.python is None else run_ranks
     outcomes = place.map(run, task, list(parts))

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -111,26 +111,42 @@ def read_order(path: Path) -> WorkerOrder:
 
 
 def run_worker(task: WorkerTask, ranks: tuple[int, ...]) -> WorkerOutcome:
-    """Run *ranks* at the same time."""
+    """Run *ranks* at the same time, on the virtual device."""
+    return run_process(
+        task,
+        ranks,
+        (sys.executable, "-c", _START),
+        dict(task.environment),
+        "the virtual device does not work with this build of torch on this machine: its self-test "
+        "failed. It needs torch 2.13.0, the CPU build, on Linux x86-64; install it with `pip "
+        "install torch==2.13.0` in a fresh environment.",
+    )
+
+
+def run_process(
+    task: WorkerTask,
+    ranks: tuple[int, ...],
+    command: Sequence[str],
+    environment: dict[str, str],
+    otherwise: str,
+) -> WorkerOutcome:
+    """Have the worker that *command* starts run *ranks*; an error says *otherwise* if it cannot."""
     with tempfile.TemporaryDirectory(prefix="perfmodel-emulate-") as name:
         folder = Path(name)
         order = WorkerOrder.of(task, ranks, name)
         path = folder / "order.json"
         path.write_text(json.dumps(asdict(order)), encoding="utf-8")
-        _run_process(task, path)
+        words = [*command, str(path), str(Path(__file__).parents[3])]
+        _wait_for(words, task.folder, environment)
         if not (folder / READY).exists():
-            raise EmulationError(
-                "the virtual device does not work with this build of torch on this machine: "
-                "its self-test failed. It needs torch 2.13.0, the CPU build, on Linux x86-64; "
-                "install it with `pip install torch==2.13.0` in a fresh environment."
-            )
+            raise EmulationError(otherwise)
         if not (folder / CODES).exists():
             raise EmulationError("the emulation was ended from outside before its ranks were done.")
         codes = json.loads((folder / CODES).read_bytes())
-        return read_outcome(order, {int(rank): code for rank, code in codes.items()})
+        return _read_outcome(order, {int(rank): code for rank, code in codes.items()})
 
 
-def read_outcome(order: WorkerOrder, codes: Mapping[int, int]) -> WorkerOutcome:
+def _read_outcome(order: WorkerOrder, codes: Mapping[int, int]) -> WorkerOutcome:
     """What the ranks of *order*, which ended with *codes*, left in its folder."""
     folder = Path(order.folder)
     records = {
@@ -146,15 +162,11 @@ def read_outcome(order: WorkerOrder, codes: Mapping[int, int]) -> WorkerOutcome:
     return WorkerOutcome(codes, records, _find_hangs(folder, order), faults)
 
 
-def _run_process(task: WorkerTask, order: Path) -> None:
+def _wait_for(words: Sequence[str], folder: str, environment: dict[str, str]) -> None:
     """Run a worker with the script's own standard streams; signals are passed on to it."""
     sys.stdout.flush()
     sys.stderr.flush()
-    process = subprocess.Popen(  # noqa: S603  our own python, running what the user asked for
-        [sys.executable, "-c", _START, str(order), str(Path(__file__).parents[3])],
-        cwd=task.folder,
-        env=dict(task.environment),
-    )
+    process = subprocess.Popen(words, cwd=folder, env=environment)  # noqa: S603  what the user asked for
 
     def pass_on(number: int, _: FrameType | None) -> None:
         process.send_signal(number)

@@ -13,18 +13,24 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
+from statistics import median
 from typing import Any
 
+from collectives.collective import bus_bandwidth, parse_kind
 from collectives.measurements import RunPlace
 from perfmodel.base.dtypes import parse_dtype
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.reading import parse_json
+from perfmodel.base.units import NS_PER_S
+from topologies import find_device, load_topology
 
 Record = dict[str, str]
 _PROGRAM = re.compile(r"\b([a-z]+(?:_[a-z]+)*)_perf(?:_mpi)?\b")
 _SIZE = re.compile(r"[0-9]{1,18}")
 _LEAST_PLAIN = 1.0
-_RANK = re.compile(r"\bRank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\b")
+_SAME_PASSES = 0.015
+"""How far the ratio of printed bandwidths may be off; 15 ranks have 0.4 % less than 16."""
+_RANK = re.compile(r"\bRank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\b(?:.*\]\s*(\S.*))?")
 _LIBRARY = re.compile(r"nccl-library=(\d{4,6})|NCCL version (\d+\.\d+(?:\.\d+)?)")
 _DTYPES = {
     "float": "fp32", "half": "fp16", "bfloat16": "bf16", "double": "fp64", "int8": "int8",
@@ -65,6 +71,7 @@ def read_foreign(text: str, *, document: str, place: RunPlace) -> list[Record] |
         )
     if not run.rows:
         raise MeasurementError(f"{document}: holds no line with a size and a time.")
+    _check_place(run, document, place.topology, kind, ranks)
     about = {
         "topology": place.topology,
         "hosts": str(hosts),
@@ -78,19 +85,39 @@ def read_foreign(text: str, *, document: str, place: RunPlace) -> list[Record] |
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What a file says by itself."""
+    """What a file says by itself; *passes* is its bus bandwidth over the plain one."""
 
     kind: str
     hosts: int
     ranks: int
     version: str
     rows: list[Record]
+    passes: float | None = None
+    gpu: str = ""
+
+
+def _check_place(run: _Run, document: str, topology: str, kind: str, ranks: int) -> None:
+    """Refuse a run of other GPUs than *topology* has, or of another collective or group."""
+    gpu, own = find_device(run.gpu), load_topology(topology).device
+    if gpu is not None and gpu.generation != own.generation:
+        raise MeasurementError(
+            f"{document}: must be measured on {own.name}, as {topology} has, got {run.gpu}. Give "
+            "the machine that it was measured on."
+        )
+    one_s = {"size_bytes": 1, "duration_ns": NS_PER_S}
+    passes = bus_bandwidth(parse_kind(kind), rank_count=ranks, **one_s)
+    if run.passes is not None and abs(run.passes / passes - 1) > _SAME_PASSES:
+        raise MeasurementError(
+            f"{document}: busbw must be {passes:.4g} times algbw in {kind} of {ranks} ranks, got "
+            f"{run.passes:.4g}. Correct the collective, the list of ranks or the columns."
+        )
 
 
 def _parse_print(text: str, document: str) -> _Run:
     lines = text.splitlines()
     found = (_RANK.search(line) for line in lines)
-    ranks = {int(match[1]): match[2] for match in found if match is not None}
+    listed = [match for match in found if match is not None]
+    ranks = {int(match[1]): match[2] for match in listed}
     missing = sorted(set(range(max(ranks, default=-1) + 1)) - set(ranks))
     if missing:
         raise MeasurementError(
@@ -107,8 +134,21 @@ def _parse_print(text: str, document: str) -> _Run:
         hosts=len(set(ranks.values())),
         ranks=len(ranks),
         version=version,
-        rows=list(_printed_rows(lines)),
+        rows=list(_printed_rows(lines, len(ranks))),
+        passes=_passes(lines),
+        gpu=str(listed[0][3]) if listed else "",
     )
+
+
+def _passes(lines: Iterable[str]) -> float | None:
+    """The ratio of bus to plain bandwidth in the middle of the rows that print enough digits."""
+    pairs = ((cells.get("algbw", ""), cells.get("busbw", "")) for cells in _iter_cells(lines))
+    ratios = [
+        float(bus) / float(plain)
+        for plain, bus in pairs
+        if _is_positive(plain) and _is_positive(bus) and float(plain) >= _LEAST_PLAIN
+    ]
+    return median(ratios) if ratios else None
 
 
 def _iter_cells(lines: Iterable[str]) -> Iterator[dict[str, str]]:
@@ -139,22 +179,25 @@ MOST_LOST = 2
 BROKEN = {"size_bytes": "0", "time_us": "1", "fault": "has no readable size and time"}
 
 
-def _printed_rows(lines: Iterable[str]) -> Iterator[Record]:
+def _printed_rows(lines: Iterable[str], ranks: int) -> Iterator[Record]:
     for cells in _iter_cells(lines):
         size, time_us = cells["size"], cells["time"]
         if _SIZE.fullmatch(size) and _is_positive(time_us):
-            row = _row(size, time_us, cells.get("type", ""), cells.get("count", ""))
+            row = _row(size, time_us, cells.get("type", ""), cells.get("count", ""), ranks)
             yield from _judged(row, cells.get("algbw", ""), cells.get("wrong", "0"))
         elif size != "0" and (not size or _is_row(list(cells.values()), 0)):
             yield BROKEN
 
 
-def _row(size: str, time_us: str, word: str, count: str) -> Record:
-    dtype, fault = _DTYPES.get(word, ""), ""
+def _row(size: str, time_us: str, word: str, count: str = "", ranks: int = 0) -> Record:
+    dtype = _DTYPES.get(word, "")
+    fault = "" if dtype or word in ("", "none") else f"type {word} is not known"
     if dtype and count.isdecimal():
         held = int(count) * parse_dtype(dtype).size_bytes
-        # Some collectives print the elements of one rank.
-        fault = "" if not held or int(size) % held == 0 else "size and count disagree"
+        # Some collectives print the elements of one rank, rounded down.
+        times, rest = divmod(int(size), max(held, 1))
+        if held and (rest or times not in (1, ranks or times)):
+            fault = "size and count disagree"
     return {"size_bytes": size, "time_us": time_us, "dtype": dtype, "fault": fault}
 
 
@@ -252,7 +295,7 @@ def _json_row(result: Mapping[str, Any]) -> Iterable[Record]:
             time_us = str(found.get("time", found.get("cpu_time", "")))
             if _is_positive(time_us) and isinstance(result.get("size"), int):
                 own = {key.replace("_", ""): str(value) for key, value in found.items()}
-                row = _row(str(result["size"]), time_us, str(result.get("type")), "")
+                row = _row(str(result["size"]), time_us, str(result.get("type", "")))
                 yield from _judged(row, own.get("algbw", ""), own.get("nwrong", "0"))
                 return
     yield BROKEN

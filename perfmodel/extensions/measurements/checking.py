@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +12,15 @@ from collectives.measurements import CollectiveMeasurement, load_measurements
 from collectives.pricing import price_sizes
 from perfmodel.base.cautions import Cautions, Warned
 from perfmodel.base.errors import MeasurementError, PerfModelError
-from perfmodel.extensions.measurements.kernel_tables import KERNEL_KINDS
-from perfmodel.extensions.measurements.measured_kernels import (
-    KernelTable,
-    MeasuredKernel,
-    price_measured,
-)
+from perfmodel.costs.estimates import Estimates
+from perfmodel.extensions.measurements.measured_kernels import KernelTable, MeasuredKernel
 from perfmodel.prediction.gate import Ratio, beyond, limits, ratios_of
 from topologies import load_device
 
 if TYPE_CHECKING:
     from collectives.measurements import RunPlace
 
+MOST_NAMED = 3
 MOST_SCALED = 50
 """Rows of a kind that tell the unit of a table."""
 
@@ -44,20 +41,24 @@ def check_tables(
         sizes = np.array([float(row.size_bytes) for row in alike])
         costs = price_sizes(kind, sizes, wiring=wiring, software=software, dtype=dtype)
         for row, cost in zip(alike, costs, strict=True):
-            ratios[row.row] = [("wire", cost.wire_ns / row.duration_ns)]
-            scales[row.row] = row.duration_ns / max(cost.duration_ns, 1.0)
+            scale = scales[row.row] = row.duration_ns / max(cost.duration_ns, 1.0)
+            # Of a single row, too: no curve of a machine jumps so far.
+            ratios[row.row] = [
+                ("wire", cost.wire_ns / row.duration_ns),
+                ("scale", max(scale, 1 / scale)),
+            ]
     _check_units([*scales.values()], [row.column_ratio for row in rows], where)
     judged = [
         (row, row.fault or _disagrees(row.column_ratio), ratios.get(row.row, ())) for row in rows
     ]
-    # Of a single row, too: no curve of a machine jumps so far.
-    odd = {one.where: one for one in doubt_scales(scales)}
-    kept, cautions = _keep([(row, fault or row.row in odd, of) for row, fault, of in judged], where)
-    return tuple(kept), Cautions((*odd.values(), *cautions.warnings))
+    kept, cautions = _keep(judged, where)
+    return tuple(kept), cautions
 
 
-def check_kernels(kind: str, table: KernelTable, where: str) -> tuple[KernelTable, Cautions]:
-    """The rows of *table*, of kernels of a *kind*, that can be true, and what else is wrong."""
+def check_kernels(
+    table: KernelTable, where: str, price: Callable[[Sequence[MeasuredKernel]], Estimates]
+) -> tuple[KernelTable, Cautions]:
+    """The rows of *table* that can be true beside their *price*, and what else is wrong."""
     of_kind: dict[tuple[str, str], list[MeasuredKernel]] = {}
     for kernel in table.kernels:
         of_kind.setdefault((kernel.device, kernel.group[-1]), []).append(kernel)
@@ -67,7 +68,7 @@ def check_kernels(kind: str, table: KernelTable, where: str) -> tuple[KernelTabl
         some = kernels[:: 1 + len(kernels) // MOST_SCALED]
         try:
             device = load_device(name)
-            found = price_measured(some, KERNEL_KINDS[kind].model(None))
+            found = price(some)
         except PerfModelError:
             # What becomes of rows of an unknown GPU is decided where they are used.
             rows += [(one, "", ()) for one in kernels]
@@ -118,18 +119,22 @@ def doubt_scales(scales: Mapping[str, float]) -> Iterator[Warned]:
 def _keep(
     rows: Sequence[tuple[Any, object, Iterable[Ratio]]], where: str
 ) -> tuple[list[Any], Cautions]:
-    """The rows without a fault that are not beyond physics; too many of the latter are refused."""
-    broken = [[*beyond(ratios, where)] for _, _, ratios in rows]
+    """The rows without a fault that can be true; too many of the others are refused."""
+    places = (f"{where} row {row.row}" if row is not None else where for row, _, _ in rows)
+    broken = [[*beyond(of, place)] for place, (_, _, of) in zip(places, rows, strict=True)]
     warned = [one for found in broken for one in found]
     count = sum(map(bool, broken))
     if count > max(1, limits()["beyond"]["rows"] * len(rows)):
         worst = max(warned, key=lambda one: one.found)
         raise MeasurementError(
-            f"{where}: {count} of {len(rows)} rows are faster than the hardware, at worst "
+            f"{where}: {count} of {len(rows)} rows cannot be true of the hardware, at worst "
             f"{worst.rule} {worst.found:,.4g} times. Correct their unit, or name the right machine."
         )
     pairs = zip(rows, broken, strict=True)
     kept = [row for (row, fault, _), found in pairs if not (fault or found)]
+    if rows and not kept:
+        faults = "; ".join(dict.fromkeys(str(fault) for _, fault, _ in rows[:MOST_NAMED]))
+        raise MeasurementError(f"{where}: no row of {len(rows)} can be used: {faults}.")
     if len(kept) < len(rows):
         warned.append(Warned("rows left out", where, len(rows) - len(kept), 0))
     return kept, Cautions(tuple(warned))

@@ -37,7 +37,7 @@ _TORCH_DTYPES = {"byte": DType.INT8, "char": DType.INT8, "bool": DType.INT8}
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveCall:
+class CollectiveKernel:
     """One communication kernel: the device task, its group, and what all members must agree on.
 
     *collective* is None if the trace does not give the size, and *is_estimated* if the size is
@@ -55,7 +55,7 @@ class CollectiveCall:
 
 def find_collective_calls(
     view: RankView, executed: Mapping[int, OperatorCall] | None = None
-) -> tuple[CollectiveCall, ...]:
+) -> tuple[CollectiveKernel, ...]:
     """The communication kernels of a rank by start.
 
     *executed* holds calls, by row, that an execution trace describes better.
@@ -82,14 +82,14 @@ def find_collective_calls(
         names = names_on.get(stream, set())
         group = next(iter(names)) if len(names) == 1 else f"{WORLD} {place}" if place else WORLD
         word = view.task_name(task).split("(")[0].split("<")[0]
-        call = CollectiveCall(task, group, None, (word,), kind_of_name(word), None)
+        call = CollectiveKernel(task, group, None, (word,), kind_of_name(word), None)
         calls.append(call if row == NO_OPERATOR else _with_tensors(view, call, row, executed or {}))
     return tuple(calls)
 
 
 def _with_tensors(
-    view: RankView, found: CollectiveCall, row: int, executed: Mapping[int, OperatorCall]
-) -> CollectiveCall:
+    view: RankView, found: CollectiveKernel, row: int, executed: Mapping[int, OperatorCall]
+) -> CollectiveKernel:
     """The same call with the size that the tensors of the operator in *row* give."""
     name = view.trace.name_of(row)
     call = executed.get(row) or call_of_detail(name, view.trace.detail_of(row))
@@ -112,7 +112,7 @@ def _group_name(detail: dict[str, Any]) -> str:
 
 def _stated_call(
     task: int, detail: dict[str, Any], ranks_of_group: dict[str, tuple[int, ...]]
-) -> CollectiveCall:
+) -> CollectiveKernel:
     name, word = str(detail["Collective name"]), str(detail.get("Process Group Name", WORLD))
     kind, group = kind_of_name(name), _group_name(detail)
     ranks = _ranks(detail.get("Process Group Ranks")) or ranks_of_group.get(word)
@@ -126,7 +126,7 @@ def _stated_call(
     dtype, collective = dtype_of_word(detail.get("dtype")), None
     if kind is not None and values and dtype is not None:
         collective = Collective(kind, values * dtype.size_bytes, dtype)
-    return CollectiveCall(task, group, ranks, signature, kind, collective)
+    return CollectiveKernel(task, group, ranks, signature, kind, collective)
 
 
 def dtype_of_word(word: object) -> DType | None:

@@ -34,27 +34,25 @@ _THREADS_OF_A_WARP = 32
 _REGISTERS_AT_ONCE = 8
 
 
-def hold_ratios(view: RankView) -> NDArray[np.float64]:
-    """Share of each device task, from its start, in which it holds back other streams.
+def waves_of(view: RankView) -> NDArray[np.float64]:
+    """How often the blocks of each device task fill the device.
 
-    Zero for copies, for kernels of up to one wave, and where the trace does not
-    describe the device.
+    Zero for copies and collectives, and where the trace does not describe the device.
     """
     columns, rows = view.trace.columns, view.device.row
     devices = {item.get("id"): item for item in view.trace.devices}
     details, owners = columns.detail[rows].astype(np.int64), columns.device[rows].astype(np.int64)
-    ratios = np.zeros(len(rows))
-    is_described = np.flatnonzero(details >= 0)
+    waves = np.zeros(len(rows))
+    is_described = np.flatnonzero((details >= 0) & ~view.device.is_collective)
     kinds = np.stack([details[is_described], owners[is_described]], axis=1)
     found, first, place = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
     of_kind = np.zeros(len(found))
     for number, (row, owner) in enumerate(
         zip(rows[is_described[first]].tolist(), found[:, 1].tolist(), strict=True)
     ):
-        waves = _waves(view.trace.detail_of(row), devices.get(owner))
-        of_kind[number] = 1 - 1 / waves if waves > 1 else 0.0
-    ratios[is_described] = of_kind[place.reshape(-1)]
-    return ratios
+        of_kind[number] = _waves(view.trace.detail_of(row), devices.get(owner))
+    waves[is_described] = of_kind[place.reshape(-1)]
+    return waves
 
 
 def can_be_held(view: RankView) -> NDArray[np.bool_]:
@@ -75,7 +73,11 @@ def _waves(geometry: dict[str, Any], device: dict[str, Any] | None) -> float:
         resident = _resident_blocks(geometry, device, max(threads, 1))
     except (KeyError, TypeError, ValueError, AssertionError):
         return 0.0
-    return blocks / (multiprocessors * resident) if multiprocessors > 0 else 0.0
+    if multiprocessors <= 0:
+        return 0.0
+    waves = blocks / (multiprocessors * resident)
+    # As many blocks as multiprocessors go on to more work each: how much, the grid does not say.
+    return waves if waves > 1 or blocks % multiprocessors else 0.0
 
 
 def _resident_blocks(geometry: dict[str, Any], device: dict[str, Any], threads: int) -> int:
@@ -105,6 +107,18 @@ _HELD_RATIO = 0.8
 _EXEMPT_RATIO = 0.6
 _NO_HOLDS = np.empty((0, 3), dtype=np.int64)
 """One row per hold of a rank: a task, the kernel that holds it, and for how long from its start."""
+
+
+def hold_ratios(graph: JobGraph) -> NDArray[np.float64]:
+    """By row, the share of each task, from its start, in which it holds back other streams."""
+    waves = np.array([getattr(op, "waves", 0.0) for op in graph.ops])
+    return held_shares(np.concatenate([waves[program.op] for program, _ in rank_parts(graph)]))
+
+
+def held_shares(waves: NDArray[np.float64]) -> NDArray[np.float64]:
+    """All but the last of *waves*."""
+    shares: NDArray[np.float64] = 1 - 1 / np.maximum(waves, 1.0)
+    return shares
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,20 +152,19 @@ class KnownEffects:
     """
 
     settled: Round
-    ratio: NDArray[np.float64]
 
     def __call__(self, last: Round, found: Effects) -> None:
         """Delay and lengthen the same tasks again."""
         own_ns, was_ns = last.alone_ns, self.settled.alone_ns
         found.lost_ns[:] += self.settled.lost_ns * (own_ns / np.maximum(was_ns, 1))
-        before = self.settled.undelayed.programs
+        before, ratio = self.settled.undelayed.programs, hold_ratios(last.undelayed)
         for rank, (delayed, rows) in enumerate(rank_parts(self.settled.job)):
             # Delays follow the dependencies of their task.
             counts = np.diff(before[rank].dep_start)
             place = np.arange(len(delayed.dep_task)) - delayed.dep_start[delayed.dep_owners()]
             is_delay = place >= counts[delayed.dep_owners()]
             tasks, sources = delayed.dep_owners()[is_delay], delayed.dep_task[is_delay]
-            held_ns = (own_ns[rows][sources] * self.ratio[rows][sources]).astype(np.int64)
+            held_ns = (own_ns[rows][sources] * ratio[rows][sources]).astype(np.int64)
             if len(tasks):
                 found.delays[rank] = np.column_stack([tasks, sources, held_ns])
 

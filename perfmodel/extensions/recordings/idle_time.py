@@ -14,7 +14,7 @@ import numpy as np
 
 from perfmodel.base.errors import TraceError
 from perfmodel.base.units import NS_PER_MS
-from perfmodel.extensions.recordings.collective_calls import CollectiveCall
+from perfmodel.extensions.recordings.collective_calls import CollectiveKernel
 from perfmodel.extensions.recordings.rank_clocks import (
     match_collectives,
     rank_offsets_ns,
@@ -24,7 +24,7 @@ from perfmodel.extensions.recordings.rank_view import RankView
 
 
 def describe_idle(
-    views: Sequence[RankView], calls: Sequence[Sequence[CollectiveCall]]
+    views: Sequence[RankView], calls: Sequence[Sequence[CollectiveKernel]]
 ) -> list[dict[str, Any]]:
     """The idle time of every rank by cause, as plain values for JSON."""
     waits_ns = _waits_ns(views, calls)
@@ -76,7 +76,7 @@ def _describe_queue(view: RankView, window_ns: int) -> dict[str, float]:
 
 
 def _waits_ns(
-    views: Sequence[RankView], calls: Sequence[Sequence[CollectiveCall]]
+    views: Sequence[RankView], calls: Sequence[Sequence[CollectiveKernel]]
 ) -> list[int | None]:
     """How long each rank waited for others inside collectives; None where that is not known."""
     try:

@@ -18,7 +18,7 @@ import numpy as np
 from perfmodel.base.errors import TraceError
 from perfmodel.base.faults import FaultList
 from perfmodel.engine.settle import Round
-from perfmodel.extensions.recordings.collective_calls import CollectiveCall, find_collective_calls
+from perfmodel.extensions.recordings.collective_calls import CollectiveKernel, find_collective_calls
 from perfmodel.extensions.recordings.hold_back import ready_ns_of
 from perfmodel.extensions.recordings.host_chain import build_host_chain, with_unshared_allocations
 from perfmodel.extensions.recordings.import_report import (
@@ -28,7 +28,7 @@ from perfmodel.extensions.recordings.import_report import (
     report_rank,
 )
 from perfmodel.extensions.recordings.kernel_estimates import estimate_collective, estimating_device
-from perfmodel.extensions.recordings.operator_calls import link_rows
+from perfmodel.extensions.recordings.operator_calls import link_ranks
 from perfmodel.extensions.recordings.rank_clocks import (
     MatchedGroup,
     check_overlap,
@@ -41,7 +41,6 @@ from perfmodel.extensions.recordings.rank_program import (
     Arrival,
     Member,
     RankFindings,
-    RankProgram,
     RankWriter,
 )
 from perfmodel.extensions.recordings.rank_view import RankView, view_rank
@@ -49,11 +48,10 @@ from perfmodel.extensions.recordings.recorded_job import (
     ImportReport,
     RecordedJob,
     cycle_period_ns,
-    deps_of,
     rank_parts,
-    with_programs,
 )
 from perfmodel.extensions.recordings.self_replay import replay_as_recorded
+from perfmodel.extensions.recordings.steady import arriving, with_numbers
 from perfmodel.extensions.recordings.steps import FoundSteps, find_steps
 from perfmodel.extensions.recordings.stream_edges import find_stream_edges
 from perfmodel.graph.builder import JobBuilder
@@ -62,9 +60,6 @@ from perfmodel.graph.program import Role
 from traces.job_trace import JobTrace
 
 MIN_LINKED_RATIO = 0.5
-_WINDOW = 0
-"""The first task of every rank: the beginning of the recording."""
-_NEVER_NS = -(2**62)
 _SIZE = ("kind", "collective", "is_estimated")
 """What the members of a rendezvous take from its first."""
 
@@ -88,20 +83,18 @@ def import_job(traces: JobTrace) -> RecordedJob:
     """
     found = _analyse(traces)
     del traces
-    job, programs = _build(found)
+    job = _build(found)
     if any(found.arrivals):
-        found = replace(found, arrivals=_with_waits(found, programs, replay_as_recorded(job)))
-        del job, programs
-        job, programs = _build(found)
-        job = _with_lateness(job, found, programs)
+        found = replace(found, arrivals=_with_waits(found, replay_as_recorded(job)))
+        del job
+        job = _with_lateness(_build(found), found.steps.cycle)
     return job
 
 
 def _analyse(traces: JobTrace) -> _Analysed:
     views = [view_rank(trace) for trace in traces.ranks]
     _check_views(traces.name, views)
-    executed = {trace.rank: trace for trace in traces.executed}
-    linked = [link_rows(view, executed.get(view.trace.rank)) for view in views]
+    linked = link_ranks(traces, views)
     calls = [find_collective_calls(view, rows) for view, rows in zip(views, linked, strict=True)]
     groups = match_collectives(views, calls)
     offsets_ns = _offsets_ns(views, groups)
@@ -186,8 +179,8 @@ def _offsets_ns(views: Sequence[RankView], groups: Sequence[MatchedGroup]) -> li
 def _with_shared_sizes(
     views: Sequence[RankView],
     groups: Sequence[MatchedGroup],
-    calls: Sequence[Sequence[CollectiveCall]],
-) -> tuple[tuple[MatchedGroup, ...], list[tuple[CollectiveCall, ...]]]:
+    calls: Sequence[Sequence[CollectiveKernel]],
+) -> tuple[tuple[MatchedGroup, ...], list[tuple[CollectiveKernel, ...]]]:
     """*groups* and *calls* in which all members of a rendezvous describe it as the first does.
 
     A collective of unknown size has the size that fits its time.
@@ -232,61 +225,40 @@ def _find_arrivals(of_rank: RankFindings) -> dict[int, Arrival]:
     return arrivals
 
 
-def _with_waits(
-    found: _Analysed, programs: Sequence[RankProgram], held: Round
-) -> tuple[dict[int, Arrival], ...]:
-    """The arrivals, with how much later they were in the replay *held* of *programs*."""
+def _with_waits(found: _Analysed, held: Round) -> tuple[dict[int, Arrival], ...]:
+    """The arrivals, with how much later they were in the replay *held*."""
     changed = []
     parts = rank_parts(held.job)
-    for of_rank, built, (program, rows) in zip(found.arrivals, programs, parts, strict=True):
-        lag_ns = program.dep_lag_ns.copy()
-        for task, arrival in of_rank.items():
-            deps = deps_of(program, int(built.place[task]))
-            source = _WINDOW if arrival.previous is None else built.place[arrival.previous]
-            is_arrival = (program.dep_task[deps] == source) & (
-                lag_ns[deps] == max(arrival.lag_ns, 0)
-            )
-            lag_ns[deps][is_arrival] = _NEVER_NS
+    for arrivals, writer, (_, rows) in zip(found.arrivals, found.writers, parts, strict=True):
+        # What a task waits for but for those arrivals.
+        own = writer.connected({})
         start_ns, end_ns = held.start_ns[rows], held.end_ns[rows]
-        ready_ns = ready_ns_of(replace(program, dep_lag_ns=lag_ns), start_ns, end_ns)
-        waits_ns = np.maximum(start_ns - ready_ns, 0)[built.place]
+        waits_ns = np.maximum(start_ns - ready_ns_of(own.program, start_ns, end_ns), 0)[own.place]
         changed.append(
             {
                 task: replace(arrival, wait_ns=int(waits_ns[task]))
-                for task, arrival in of_rank.items()
+                for task, arrival in arrivals.items()
             }
         )
     return tuple(changed)
 
 
-def _with_lateness(
-    job: RecordedJob, found: _Analysed, programs: Sequence[RankProgram]
-) -> RecordedJob:
+def _with_lateness(job: RecordedJob, cycle: int) -> RecordedJob:
     """The same job, with how much longer its steps are because other ranks are late."""
     if len(job.step_ends) < 2:
         return job
-    on_time = []
-    for rank, (of_rank, built) in enumerate(zip(found.arrivals, programs, strict=True)):
-        program = job.graph.program_of(rank)
-        lag_ns = program.dep_lag_ns.copy()
-        for task, arrival in of_rank.items():
-            lag_ns[deps_of(program, int(built.place[task]))] -= arrival.wait_ns or 0
-        on_time.append(replace(program, dep_lag_ns=lag_ns))
-    prompt = with_programs(job.graph, on_time)
+    prompt = replace(job, graph=arriving(with_numbers(job.graph), job.excess_ns))
     late_ns, prompt_ns = (
         cycle_period_ns(
-            np.diff(job.step_moments_ns(replay_as_recorded(one).end_ns)),
-            found.steps.cycle,
-            chosen=True,
+            np.diff(job.step_moments_ns(replay_as_recorded(one).end_ns)), cycle, chosen=True
         )
-        for one in (job, replace(job, graph=prompt))
+        for one in (job, prompt)
     )
     facts = replace(job.graph.facts, others_late_ns=max(late_ns - prompt_ns, 0))
     return replace(job, graph=replace(job.graph, facts=facts))
 
 
-def _build(found: _Analysed) -> tuple[RecordedJob, list[RankProgram]]:
-    """The job, and the programs of its ranks as they were written."""
+def _build(found: _Analysed) -> RecordedJob:
     job = JobBuilder(found.writers[0].program.tables)
     programs = []
     for arrivals, writer in zip(found.arrivals, found.writers, strict=True):
@@ -300,11 +272,10 @@ def _build(found: _Analysed) -> tuple[RecordedJob, list[RankProgram]]:
         word: sum(program.recorded_starts[word] for program in programs)
         for word in programs[0].recorded_starts
     }
-    recorded = RecordedJob(
+    return RecordedJob(
         graph=graph,
         recorded_start_ns=np.concatenate([program.start_ns for program in programs]),
         recorded_end_ns=np.concatenate([program.end_ns for program in programs]),
-        hold_ratio=np.concatenate([program.hold_ratio for program in programs]),
         can_be_held=np.concatenate([program.can_be_held for program in programs]),
         excess_ns=np.concatenate([program.excess_ns for program in programs]),
         step_ends=tuple(
@@ -313,4 +284,3 @@ def _build(found: _Analysed) -> tuple[RecordedJob, list[RankProgram]]:
         ),
         report=replace(found.report, recorded_starts=starts),
     )
-    return recorded, programs

@@ -16,7 +16,7 @@ import numpy as np
 from collectives.collective import CollectiveKind
 from perfmodel.base.errors import TraceError
 from perfmodel.base.units import format_duration
-from perfmodel.extensions.recordings.collective_calls import CollectiveCall
+from perfmodel.extensions.recordings.collective_calls import CollectiveKernel
 from perfmodel.extensions.recordings.rank_view import RankView
 from perfmodel.graph.program import Int64s
 from perfmodel.graph.rendezvous import (
@@ -49,7 +49,7 @@ class MatchedGroup:
 
     name: str
     members: tuple[int, ...]
-    calls: tuple[tuple[CollectiveCall, ...], ...]
+    calls: tuple[tuple[CollectiveKernel, ...], ...]
     lost: str = ""
 
     @property
@@ -59,7 +59,7 @@ class MatchedGroup:
 
 
 def match_collectives(
-    views: Sequence[RankView], calls: Sequence[Sequence[CollectiveCall]]
+    views: Sequence[RankView], calls: Sequence[Sequence[CollectiveKernel]]
 ) -> tuple[MatchedGroup, ...]:
     """Match the *calls* of the recorded ranks of *views*; members are numbers in *views*."""
     groups = [_match(name, views, found) for name, found in sorted(calls_by_group(calls).items())]
@@ -67,7 +67,7 @@ def match_collectives(
 
 
 def _match(
-    name: str, views: Sequence[RankView], members: dict[int, list[CollectiveCall]]
+    name: str, views: Sequence[RankView], members: dict[int, list[CollectiveKernel]]
 ) -> MatchedGroup | None:
     if len(members) < 2:
         return None
@@ -123,20 +123,20 @@ def _ended_in_all(ends_ns: Sequence[Int64s], last_ns: int) -> list[int]:
     return early if is_together else whole
 
 
-def _describe(call: CollectiveCall) -> str:
+def _describe(call: CollectiveKernel) -> str:
     if call.collective is not None:
         return describe_collective(call.collective)
     return str(call.signature[0] if call.kind is None else call.kind.value)
 
 
-def _ends_ns(view: RankView, calls: Sequence[CollectiveCall]) -> Int64s:
+def _ends_ns(view: RankView, calls: Sequence[CollectiveKernel]) -> Int64s:
     """When each of the *calls* of a rank ended."""
     ends_ns: Int64s = view.device.end_ns[np.array([call.task for call in calls], dtype=np.int64)]
     return ends_ns
 
 
 def _find_lost(
-    made: dict[int, list[CollectiveCall]], ends_ns: Sequence[Int64s]
+    made: dict[int, list[CollectiveKernel]], ends_ns: Sequence[Int64s]
 ) -> Divergence | None:
     """The call of some ranks that others lack; None if there is none.
 

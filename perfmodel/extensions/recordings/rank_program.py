@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.extensions.recordings.call_paths import modules_of_calls, ranges_of_calls
-from perfmodel.extensions.recordings.collective_calls import CollectiveCall
+from perfmodel.extensions.recordings.collective_calls import CollectiveKernel
 from perfmodel.extensions.recordings.hold_back import (
     HoldRule,
     can_be_held,
     exempt_tasks,
-    hold_ratios,
+    held_shares,
+    waves_of,
 )
 from perfmodel.extensions.recordings.host_chain import KINDS, HostChain, StepKind, step_label
 from perfmodel.extensions.recordings.operators.calls import OperatorCall
@@ -83,7 +84,7 @@ class RankFindings:
     view: RankView
     chain: HostChain
     edges: tuple[Edge, ...]
-    collectives: tuple[CollectiveCall, ...]
+    collectives: tuple[CollectiveKernel, ...]
     members: dict[int, Member] = field(default_factory=dict)
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     executed: Mapping[int, OperatorCall] = field(default_factory=dict)
@@ -91,7 +92,7 @@ class RankFindings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankProgram:
-    """The program, and the recorded times and hold ratios of its tasks in program order.
+    """The program, and the recorded times of its tasks in program order.
 
     *place* has the number of each device task in the program.
     """
@@ -99,7 +100,6 @@ class RankProgram:
     program: Program
     start_ns: Int64s
     end_ns: Int64s
-    hold_ratio: NDArray[np.float64]
     can_be_held: NDArray[np.bool_]
     excess_ns: Int64s
     place: Int64s
@@ -118,7 +118,7 @@ class RankWriter(Issuer):
         view = findings.view
         self.chain, self.edges, self.device = findings.chain, findings.edges, view.device
         self.is_before = view.is_before_window()
-        self.hold_ratio, self.can_be_held = hold_ratios(view), can_be_held(view)
+        self.waves, self.can_be_held = waves_of(view), can_be_held(view)
         self.ranges, self.modules = ranges_of_calls(view), modules_of_calls(view)
         window = self.add_lane("window", LaneKind.HOST)
         self.excess_ns = find_excess_ns(view, self.chain)
@@ -192,11 +192,15 @@ class RankWriter(Issuer):
             slot[task], role[task] = member.slot, int(member.role)
             duration_ns[task] = member.duration_ns
 
-        def make(kind: int, number: int, duration_ns: int) -> Op:
-            return Fixed(_DEVICE_NAMES[kind], duration_ns, work=works[number])
+        waves, filled = np.unique(self.waves, return_inverse=True)
+
+        def make(kind: int, number: int, duration_ns: int, filled: int) -> Op:
+            return Fixed(
+                _DEVICE_NAMES[kind], duration_ns, work=works[number], waves=float(waves[filled])
+            )
 
         lane = np.array(lanes[1], dtype=np.int64)[np.searchsorted(lanes[0], device.stream)]
-        op = self._numbered(self.program.tables.lone_op, make, (kind, number, duration_ns))
+        op = self._numbered(self.program.tables.lone_op, make, (kind, number, duration_ns, filled))
         origin = self._origins(operator, device.call)
         self.program.add_columns(TaskColumns(lane, op, label, origin, slot, role))
 
@@ -228,8 +232,8 @@ class RankWriter(Issuer):
     @staticmethod
     def _numbered(
         number_of: Callable[[Any], int],
-        make: Callable[[int, int, int], Any],
-        columns: tuple[Int64s, Int64s, Int64s],
+        make: Callable[..., Any],
+        columns: tuple[Int64s, ...],
     ) -> Int64s:
         """The number of what *make* makes of each row of *columns*; equal rows are made once."""
         key = np.zeros(len(columns[0]), dtype=np.int64)
@@ -324,10 +328,11 @@ class RankWriter(Issuer):
         excess_ns = np.zeros(len(place), dtype=np.int64)
         excess_ns[place[self.first_step : self.first_device]] = self.excess_ns
         of_device: Int64s = place[self.first_device :]
-        ratios[of_device] = self.hold_ratio
+        excess_ns[of_device[list(arrivals)]] = [one.wait_ns or 0 for one in arrivals.values()]
+        ratios[of_device] = held_shares(self.waves)
         held[of_device] = self.can_be_held
         # A collective that waits for other ranks is on the device already.
         held[of_device[list(arrivals)]] = False
         program = self.finish()
         held &= ~exempt_tasks(program, start_ns, end_ns, HoldRule(ratios, held))
-        return RankProgram(program, start_ns, end_ns, ratios, held, excess_ns, of_device, starts)
+        return RankProgram(program, start_ns, end_ns, held, excess_ns, of_device, starts)

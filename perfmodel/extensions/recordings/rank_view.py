@@ -124,7 +124,7 @@ class DeviceTasks:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Launched:
+class LaunchedTasks:
     """The device tasks of each call: those in *order* from its bound to the next."""
 
     order: array[int]
@@ -184,11 +184,11 @@ class RankView:
         """The name of device task *task*."""
         return self.trace.name_of(int(self.device.row[task]))
 
-    def tasks_by_call(self) -> Launched:
+    def tasks_by_call(self) -> LaunchedTasks:
         """The device tasks that each call launched."""
         order = np.argsort(self.device.call, kind="stable")
         bounds = np.searchsorted(self.device.call[order], np.arange(len(self.calls) + 1))
-        return Launched(plain(order), plain(bounds))
+        return LaunchedTasks(plain(order), plain(bounds))
 
     def is_before_window(self) -> NDArray[np.bool_]:
         """Device tasks without a call, before everything launched on their stream."""
@@ -290,16 +290,13 @@ def _calls_of(trace: Trace) -> tuple[Calls, _Correlations]:
     columns = trace.columns
     kinds = np.array([kind_of_call(name) for name in trace.names], dtype=np.int64)
     rows = columns.rows_in(Category.RUNTIME_CALL)
-    is_outer = np.ones(len(rows), dtype=bool)
+    is_outer, outer = np.ones(len(rows), dtype=bool), np.arange(len(rows))
     for thread in np.unique(columns.thread[rows]).tolist():
         own = np.flatnonzero(columns.thread[rows] == thread)
         is_outer[own] = _are_outer(columns, rows[own], kinds)
-    # The outer call of each row is the last one of its thread.
-    call_of_row = np.cumsum(is_outer) - 1
-    for thread in np.unique(columns.thread[rows]).tolist():
-        own = np.flatnonzero(columns.thread[rows] == thread)
-        last = np.maximum.accumulate(np.where(is_outer[own], np.arange(len(own)), 0))
-        call_of_row[own] = call_of_row[own[last]]
+        # The outer call of each row is the last one of its thread.
+        outer[own] = np.maximum.accumulate(np.where(is_outer[own], own, 0))
+    call_of_row = (np.cumsum(is_outer) - 1)[outer]
     picked = rows[is_outer]
     calls = Calls(
         row=picked,

@@ -48,7 +48,7 @@ def deps_of(program: Program, task: int) -> slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ReplayedLength:
     """A recorded length and the replayed one."""
 
     __pydantic_config__ = _ONLY_KNOWN_KEYS
@@ -93,33 +93,29 @@ def cycle_period_ns(periods_ns: Any, cycle: int, *, chosen: bool = False) -> int
 class SelfReplay:
     """How well a job replays itself.
 
-    *cycle* periods repeat together. *host_path* names the calls that the host's part of the
-    critical path consists of, with the time in each, and *path_ranks* the ranks it runs through.
-    *noise_ratio* of the time of a rank is in doubt because stamps were noise.
+    *cycle* periods repeat together. *noise_ratio* of the time of a rank is in doubt because stamps
+    were noise.
     """
 
     __pydantic_config__ = _ONLY_KNOWN_KEYS
 
-    periods: tuple[Compared, ...]
-    ranks: tuple[Compared, ...]
-    host_path_ratio: float
+    periods: tuple[ReplayedLength, ...]
+    ranks: tuple[ReplayedLength, ...]
     rounds: int
     unsettled: int
     faults: tuple[str, ...] = ()
     cycle: int = 1
-    host_path: tuple[tuple[str, int], ...] = ()
-    path_ranks: tuple[tuple[int, int], ...] = ()
     noise_ratio: float = 0.0
 
     @property
-    def iteration(self) -> Compared:
+    def iteration(self) -> ReplayedLength:
         """The time per step, or the span of the slowest rank if there is no period."""
         recorded = [part.recorded_ns for part in self.periods or self.ranks]
         replayed = [part.replayed_ns for part in self.periods or self.ranks]
         if self.periods:
             lengths = (cycle_period_ns(of, self.cycle, chosen=True) for of in (recorded, replayed))
-            return Compared("iteration", *lengths)
-        return Compared("iteration", max(recorded), max(replayed))
+            return ReplayedLength("iteration", *lengths)
+        return ReplayedLength("iteration", max(recorded), max(replayed))
 
     @property
     def error_pct(self) -> float:
@@ -164,13 +160,6 @@ class SelfReplay:
             "faults": list(self.faults),
             "iteration": self.iteration.document(),
             **parts,
-            "critical_path_on_host_pct": round(100 * self.host_path_ratio, 2),
-            "critical_path_host_calls": [
-                {"call": call, "time_ms": time_ns / NS_PER_MS} for call, time_ns in self.host_path
-            ],
-            "critical_path_ranks": [
-                {"rank": rank, "time_ms": time_ns / NS_PER_MS} for rank, time_ns in self.path_ranks
-            ],
             "rounds": self.rounds,
             "unsettled": self.unsettled,
         }
@@ -280,23 +269,26 @@ class Unprofiled:
 class RecordedJob:
     """A job graph made from traces.
 
-    *hold_ratio* is the share of a task in which it holds back other streams, *can_be_held* which
-    tasks can be held. *step_ends* has the tasks of every step end: the step ended when the last
-    of them did. *excess_ns* is how much less host tasks take without the profiler, and where they
-    do not wait for room in the launch queue. *score* and *unprofiled* are None until the job was
-    replayed.
+    *can_be_held* says which tasks kernels of other streams can hold back. *step_ends* has the tasks
+    of every step end: the step ended when the last of them did. *excess_ns* is how much less host
+    tasks take without the profiler, and where they do not wait for room in the launch queue, and
+    how much earlier ranks that were not recorded then arrive at device tasks.
+    *score* and *unprofiled* are None until the job was replayed.
     """
 
     graph: JobGraph
     recorded_start_ns: Int64s
     recorded_end_ns: Int64s
-    hold_ratio: NDArray[np.float64]
     can_be_held: NDArray[np.bool_]
     step_ends: tuple[Int64s, ...]
     report: ImportReport
     excess_ns: Int64s
     score: SelfReplay | None = None
     unprofiled: Unprofiled | None = None
+
+    def is_on_device(self) -> NDArray[np.bool_]:
+        """Which tasks run on a device."""
+        return np.concatenate([part.is_on_device() for part, _ in rank_parts(self.graph)])
 
     def step_moments_ns(self, end_ns: Int64s) -> list[int]:
         """When each step ended, if tasks end at *end_ns*."""
@@ -305,8 +297,7 @@ class RecordedJob:
     def __post_init__(self) -> None:
         name, count = self.graph.facts.name, self.graph.task_count
         times = (self.recorded_start_ns, self.recorded_end_ns, self.excess_ns)
-        for column, kinds in (*((one, "i") for one in times), (self.hold_ratio, "f"),
-                              (self.can_be_held, "b")):  # fmt: skip
+        for column, kinds in (*((one, "i") for one in times), (self.can_be_held, "b")):
             if len(column) != count:
                 raise TraceError(
                     f"recorded job {name!r}: must have one recorded time per "
@@ -314,8 +305,8 @@ class RecordedJob:
                 )
             if column.dtype.kind not in kinds:
                 raise TraceError(
-                    f"recorded job {name!r}: recorded times must be whole numbers, shares numbers "
-                    f"and switches true or false, found {column.dtype}. Import it again."
+                    f"recorded job {name!r}: recorded times must be whole numbers and switches "
+                    f"true or false, found {column.dtype}. Import it again."
                 )
         rules = {
             "recorded times must be between -2^53 and 2^53 ns": all(
@@ -323,7 +314,9 @@ class RecordedJob:
             ),
             "no task may end before it starts": (times[1] >= times[0]).all(),
             "no task may take less than nothing without the profiler": (times[2] >= 0).all(),
-            "shares must be 0 to 1": ((self.hold_ratio >= 0) & (self.hold_ratio <= 1)).all(),
+            "waves must be numbers of 0 or more": all(
+                0 <= op.waves < np.inf for op in self.graph.ops if isinstance(op, Fixed)
+            ),
             f"the ends of steps must be tasks 0 to {count - 1}": all(
                 len(rows) and rows.min() >= 0 and rows.max() < count for rows in self.step_ends
             ),

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.engine.reasons import Window
 from perfmodel.extensions.recordings.recorded_job import (
     RecordedJob,
     rank_parts,
@@ -46,10 +47,14 @@ class SteadyJob:
     repeats: bool
 
 
+def with_numbers(graph: JobGraph) -> JobGraph:
+    """*graph* with a program per rank, whose origins number its tasks."""
+    return with_own_origins(with_programs(graph, (part for part, _ in rank_parts(graph))))
+
+
 def build_steady(recorded: RecordedJob) -> SteadyJob:
     """The steady job of *recorded* with durations as recorded."""
-    graph = recorded.graph
-    graph = with_own_origins(with_programs(graph, (part for part, _ in rank_parts(graph))))
+    graph = with_numbers(recorded.graph)
     cuts = _find_cuts(recorded)
     if cuts is None:
         programs = [_with_queue(program, 0) for program in graph.programs]
@@ -62,25 +67,41 @@ def build_steady(recorded: RecordedJob) -> SteadyJob:
     return SteadyJob(cut, len(recorded.step_ends) - 1, repeats=True)
 
 
-def lengths_ns(recorded: RecordedJob, *, host_ratio: float = 1.0, cost: float = 1.0) -> Int64s:
-    """How long each task of *recorded* takes without *cost* times what its host lost.
-
-    Of what is left of the time of host tasks they take *host_ratio*.
-    """
-    own_ns = recorded.durations().values_ns[:, 0]
-    left_ns = np.maximum(own_ns - recorded.excess_ns * cost, 0)
-    is_device = np.concatenate([part.is_on_device() for part, _ in rank_parts(recorded.graph)])
-    lengths: Int64s = np.where(is_device, own_ns, np.rint(left_ns * host_ratio)).astype(np.int64)
-    return lengths
+def origins_by_row(graph: JobGraph) -> NDArray[np.int32]:
+    """The origin of every task."""
+    return np.concatenate([program.origin for program, _ in rank_parts(graph)])
 
 
-def with_lengths(graph: JobGraph, lengths: Int64s) -> JobGraph:
-    """*graph* whose tasks take as long as *lengths* say of their origins."""
+def longest_span(
+    graph: JobGraph, window_starts: Int64s, start_ns: Int64s, end_ns: Int64s
+) -> Window:
+    """The longest pass of a rank, from its first task but for *window_starts* to its last."""
+    is_task = ~np.isin(origins_by_row(graph), window_starts)
+    spans = []
+    for _, part in rank_parts(graph):
+        rows = part.start + np.flatnonzero(is_task[part])
+        if len(rows):
+            spans.append(Window(int(start_ns[rows].min()), int(end_ns[rows].max())))
+    return max(spans, key=lambda span: span.to_ns - span.from_ns)
+
+
+def arriving(graph: JobGraph, earlier_ns: Int64s) -> JobGraph:
+    """*graph* where ranks that were not recorded arrive earlier, by the origin of device tasks."""
+    programs = []
+    for program in graph.programs:
+        earlier = np.where(program.is_on_device(), earlier_ns[program.origin], 0)
+        lag_ns = np.maximum(program.dep_lag_ns - earlier[program.dep_owners()], 0)
+        programs.append(replace(program, dep_lag_ns=lag_ns))
+    return with_programs(graph, programs)
+
+
+def with_lengths(graph: JobGraph, lengths_ns: NDArray[np.float64]) -> JobGraph:
+    """*graph* whose tasks take *lengths_ns*, by row."""
     ops, numbers = list(graph.ops), dict[tuple[int, int], int]()
     own_ns = np.array([op.duration_ns for op in graph.ops if isinstance(op, Fixed)])
     programs = []
-    for program in graph.programs:
-        column, now_ns = program.op.copy(), lengths[program.origin]
+    for program, rows in rank_parts(graph):
+        column, now_ns = program.op.copy(), lengths_ns[rows].astype(np.int64)
         for task in np.flatnonzero(now_ns != own_ns[column]).tolist():
             key = int(column[task]), int(now_ns[task])
             op = graph.ops[key[0]]

@@ -43,9 +43,9 @@ from perfmodel.graph.storage import (
 from perfmodel.graph.stored_programs import read_columns, values_of, write_columns
 from traces.chakra import SCHEMA_VERSION, ChakraKind, ChakraOperation, ChakraTrace, write_chakra
 
-_FOLDER_VERSION = 2
+_FOLDER_VERSION = 4
 _COLUMNS_FILE = "recording.parquet"
-_COLUMNS = ("recorded_start_ns", "recorded_end_ns", "hold_ratio", "can_be_held", "excess_ns")
+_COLUMNS = ("recorded_start_ns", "recorded_end_ns", "can_be_held", "excess_ns")
 _REPORT, _SCORE = TypeAdapter(ImportReport), TypeAdapter(SelfReplay | None)
 _UNPROFILED = TypeAdapter(Unprofiled | None)
 COMM_TYPES = {
@@ -97,9 +97,6 @@ def load_recorded_job(folder: Path) -> RecordedJob:
                 raise TraceError(
                     f"{folder}: {name} was changed after the import. Import the traces again."
                 )
-        for part, key in (("report", "evidence"), ("self_replay", "step_error_ratio")):
-            # Folders from before there was one table of steps.
-            (header.get(part) or {}).pop(key, None)
         table = read_columns(folder / _COLUMNS_FILE)
         recorded = RecordedJob(
             graph=graph,

@@ -16,9 +16,9 @@ import numpy as np
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.units import NS_PER_MS
-from perfmodel.extensions.recordings.collective_calls import CollectiveCall, find_collective_calls
+from perfmodel.extensions.recordings.collective_calls import CollectiveKernel, find_collective_calls
 from perfmodel.extensions.recordings.idle_time import describe_idle
-from perfmodel.extensions.recordings.operator_calls import link_rows
+from perfmodel.extensions.recordings.operator_calls import link_ranks
 from perfmodel.extensions.recordings.operators.calls import OperatorCall
 from perfmodel.extensions.recordings.rank_view import RankView, is_communication, view_rank
 from perfmodel.extensions.recordings.recorded_job import SCHEMA_VERSION
@@ -28,7 +28,7 @@ from perfmodel.graph.ops import Fixed
 from traces.job_trace import JobTrace
 
 
-class Part(Enum):
+class DeviceWork(Enum):
     """The kind of a device task; the value is the word used in reports."""
 
     LOOKUP = "lookup"
@@ -43,13 +43,15 @@ _WORDS = load_yaml(Path(__file__).with_suffix(".yaml"))
 """Parts of kernel names by the value of their `Part`; the first one found decides."""
 
 
-def part_of(name: str) -> Part:
+def part_of(name: str) -> DeviceWork:
     """The part that device task *name* belongs to."""
     if is_communication(name):
-        return Part.COMMUNICATION
+        return DeviceWork.COMMUNICATION
     word = name.lower()
-    parts = (Part(part) for part, words in _WORDS.items() if any(piece in word for piece in words))
-    return next(parts, Part.OTHER)
+    parts = (
+        DeviceWork(part) for part, words in _WORDS.items() if any(piece in word for piece in words)
+    )
+    return next(parts, DeviceWork.OTHER)
 
 
 def _describe_stream(view: RankView, stream: int) -> dict[str, Any]:
@@ -59,11 +61,11 @@ def _describe_stream(view: RankView, stream: int) -> dict[str, Any]:
     # Stamps are rounded: the time that an earlier task of the stream covers does not count.
     np.maximum(start_ns[1:], np.maximum.accumulate(end_ns)[:-1], out=start_ns[1:])
     spent_ns = np.maximum(end_ns - start_ns, 0).tolist()
-    totals = dict.fromkeys(Part, 0)
+    totals = dict.fromkeys(DeviceWork, 0)
     for task, length_ns in zip(tasks.tolist(), spent_ns, strict=True):
         totals[part_of(view.task_name(task))] += length_ns
     window_ns = int(device.end_ns.max() - device.start_ns.min())
-    totals[Part.IDLE] = window_ns - sum(spent_ns)
+    totals[DeviceWork.IDLE] = window_ns - sum(spent_ns)
     return {
         "rank": view.trace.rank,
         "stream": stream & 0xFFFFFFFF,
@@ -111,7 +113,7 @@ def known_share(job: JobGraph) -> dict[str, Any]:
 def _known_share_of_views(
     views: Sequence[RankView],
     linked: Sequence[dict[int, OperatorCall]],
-    calls: Sequence[Sequence[CollectiveCall]],
+    calls: Sequence[Sequence[CollectiveKernel]],
 ) -> dict[str, Any]:
     """The same for recordings that are not imported; collectives count with all their time."""
     tasks: list[tuple[int, bool | None]] = []
@@ -128,8 +130,7 @@ def _known_share_of_views(
 def stats_document(traces: JobTrace) -> dict[str, Any]:
     """The stats of one recording as plain values for JSON."""
     views = [view_rank(trace) for trace in traces.ranks]
-    executed = {trace.rank: trace for trace in traces.executed}
-    linked = [link_rows(view, executed.get(view.trace.rank)) for view in views]
+    linked = link_ranks(traces, views)
     calls = [find_collective_calls(view, rows) for view, rows in zip(views, linked, strict=True)]
     return {
         "schema_version": SCHEMA_VERSION,

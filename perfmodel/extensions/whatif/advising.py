@@ -71,7 +71,7 @@ _CAUSES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AdvisedChange:
     """What the what-if about a *cause* saves, with an interval; *evidence* of its recipe."""
 
     cause: Cause
@@ -87,39 +87,43 @@ class Advice(Shown):
     SHOWN_BY: ClassVar[str] = "perfmodel.extensions.whatif.advising"
 
     before: Prediction
-    steps: tuple[Step, ...]
+    steps: tuple[AdvisedChange, ...]
 
 
-def advise(question: Question, executor: Executor) -> Advice:
-    """What to do first about the job of *question*, whose tasks state their durations."""
+def advise(question: Question, executor: Executor, topology: str | None = None) -> Advice:
+    """What to do first about the job of *question*, whose tasks state their durations.
+
+    *topology* is the machine that prices changed work, as for `whatif`.
+    """
     before = predict(question, executor=executor)
     times = replace(question.options, is_explained=False, samples=0)
     asked = replace(question, options=times)
-    now_ns = predict(asked, executor=executor).iteration_ns
-    found = []
+
+    def iterations_ns(of: Question) -> list[int]:
+        """How long an iteration takes, and how long under the profiler if it was recorded."""
+        profiled = [of.changed_to(of.recording.profiled)] if of.recording is not None else []
+        return [predict(one, executor=executor).iteration_ns for one in (of, *profiled)]
+
+    now_ns, found = iterations_ns(asked), []
     for cause in (*_CAUSES, *_stragglers(before)):
         if cause.name == _WIDE and not any(map(_is_counted_product, question.job.ops)):
             # The format of a product that was guessed from its kernel is a guess.
             continue
         try:
-            wish = parse_transformation(cause.apply)
+            wish = parse_transformation(cause.apply, topology=topology)
             changed, _ = apply_change(asked, wish, name=cause.apply)
         except PerfModelError:
             # Not a cause: the job has no such tasks, or the change cannot be made of it.
             continue
-        gains_ns = [now_ns - predict(changed, executor=executor).iteration_ns]
-        recording = changed.recording
-        if recording is not None and before.recorded is not None:
-            under = predict(changed.changed_to(recording.profiled), executor=executor)
-            gains_ns.append(before.recorded.iteration_ns - under.iteration_ns)
-        low, high = before.interval.low_ns / now_ns, before.interval.high_ns / now_ns
-        ends = [round(gains_ns[0] * low), round(gains_ns[0] * high), *gains_ns]
-        if gains_ns[0] >= LEAST_GAIN * now_ns:
+        gains_ns = [was - now for was, now in zip(now_ns, iterations_ns(changed), strict=True)]
+        gain_ns, of_interval = gains_ns[0], (before.interval.low_ns, before.interval.high_ns)
+        ends = [*gains_ns, *(round(gain_ns * end_ns / now_ns[0]) for end_ns in of_interval)]
+        if gain_ns >= LEAST_GAIN * now_ns[0]:
             evidence = load_recipes()[wish.name].evidence
-            found.append(Step(cause, gains_ns[0], Interval(min(ends), max(ends)), evidence))
+            found.append(AdvisedChange(cause, gain_ns, Interval(min(ends), max(ends)), evidence))
     most_ns = max((one.gain_ns for one in found if not one.cause.is_general), default=0)
 
-    def rank(step: Step) -> tuple[bool, int]:
+    def rank(step: AdvisedChange) -> tuple[bool, int]:
         is_after = step.cause.is_general and most_ns >= _AS_MUCH * step.gain_ns
         return is_after, -step.gain_ns
 

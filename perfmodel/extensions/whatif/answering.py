@@ -24,7 +24,7 @@ from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.predict import predict, price
 from perfmodel.prediction.question import Ends, Question
-from perfmodel.prediction.recording import RecordedStep, Score
+from perfmodel.prediction.recording import RecordedStep, ReplayScore
 from perfmodel.prediction.saved_jobs import (
     DEFAULT_STACK,
     PricingMachine,
@@ -72,7 +72,7 @@ class WhatIf(Shown):
     SHOWN_BY: ClassVar[str] = "perfmodel.extensions.whatif.report"
 
     job: str
-    score: Score | None
+    score: ReplayScore | None
     before: Prediction
     steps: tuple[ChangeStep, ...]
     sweep: SweepAnswer | None

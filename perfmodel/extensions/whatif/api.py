@@ -13,6 +13,7 @@ from perfmodel.prediction.scenario import JobScenario, Scenario
 
 if TYPE_CHECKING:
     from perfmodel.extensions.whatif.advising import Advice
+    from perfmodel.prediction.question import Question
 
 
 def advise(scenario: JobScenario | Scenario | File, *, force: bool = False) -> Advice:
@@ -21,15 +22,24 @@ def advise(scenario: JobScenario | Scenario | File, *, force: bool = False) -> A
     from perfmodel.execution.executor import SerialExecutor
     from perfmodel.extensions.whatif.advising import advise as find_advice
     from perfmodel.extensions.whatif.answering import prepare_changes
-    from perfmodel.prediction.saved_jobs import open_job
 
     asked = load_question(scenario)
-    is_job = isinstance(asked, JobScenario)
-    opened = open_job(asked) if isinstance(asked, JobScenario) else build_scenario(asked)
-    if not is_job and len(opened.jobs) > 1:
-        # Advice is about the smaller of the two jobs that an iteration is extrapolated from.
-        opened = replace(opened, extrapolation=None)
-    return find_advice(prepare_changes(opened, force=force), SerialExecutor())
+    if isinstance(asked, JobScenario):
+        opened, topology = _open(asked)
+    else:
+        # Advice is about the smaller of two jobs that an iteration is extrapolated from.
+        opened, topology = replace(build_scenario(asked), extrapolation=None), None
+    return find_advice(prepare_changes(opened, force=force), SerialExecutor(), topology)
+
+
+def _open(scenario: JobScenario) -> tuple[Question, str | None]:
+    """The question about a saved job, and the machine that prices its changes, if one is known."""
+    from perfmodel.prediction.saved_jobs import about_machine, open_job, recorded_machine
+
+    opened, topology = open_job(scenario), scenario.topology
+    if topology is None and (topology := recorded_machine(opened.job)) is not None:
+        opened = replace(opened, assumptions=(*opened.assumptions, about_machine(opened.job)))
+    return opened, topology
 
 
 def whatif(
@@ -51,13 +61,8 @@ def whatif(
     """
     from perfmodel.extensions.whatif import parse_sweep, parse_transformation
     from perfmodel.extensions.whatif.answering import answer_changes, prepare_changes
-    from perfmodel.prediction.saved_jobs import about_machine, open_job, recorded_machine
 
-    scenario = as_scenario(job)
-    opened = open_job(scenario)
-    topology = scenario.topology
-    if topology is None and (topology := recorded_machine(opened.job)) is not None:
-        opened = replace(opened, assumptions=(*opened.assumptions, about_machine(opened.job)))
+    opened, topology = _open(as_scenario(job))
     named = [(text, parse_transformation(text, topology=topology)) for text in changes]
     swept = None if sweep is None else parse_sweep(sweep, topology=topology)
     question = prepare_changes(opened, force=force)

@@ -8,17 +8,17 @@ lead to the other's result may not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
-from math import ceil
+from math import ceil, inf
 
 from collectives import Collective
 from perfmodel.base.errors import GraphError
 from perfmodel.extensions.whatif.drafts import ProgramDraft, Ranks
-from perfmodel.extensions.whatif.durations import carry, collective_of
+from perfmodel.extensions.whatif.durations import collective_of
 from perfmodel.extensions.whatif.editing import Found
-from perfmodel.extensions.whatif.recosting import retime, time_ratio
+from perfmodel.extensions.whatif.recosting import carry, retime, time_ratio
 from perfmodel.graph.ops import Communication, MemoryBound, work_of
 from perfmodel.graph.program import Dependency, LaneKind, Program, read_dependencies, sources_of
 from perfmodel.prediction.saved_jobs import PricingMachine
@@ -73,12 +73,13 @@ def resize(
         slot = tasks[number].slot
         kernel_before[number] = last.get(slot)
         last[slot] = _last_kernel(program, number)
-    for chain in _chunks(program, ordered, None):
+    awaited = awaited_sequences(program.program, ordered)
+    for chain in _chunks(program, ordered, awaited):
         tensors = [_tensors(program, kernel_before[one], one) for one in chain]
         if all(tensors):
             _refill(program, chain, [one for own in tensors for one in own], size_bytes, machine)
             continue
-        for chunk in _chunks(program, chain, size_bytes):
+        for chunk in _chunks(program, chain, awaited, size_bytes):
             _resize_evenly(program, chunk, size_bytes, kernel_before[chunk[-1]], machine)
 
 
@@ -184,16 +185,20 @@ def _resize_evenly(
     program.insert(pieces, before=number)
 
 
-def _chunks(program: ProgramDraft, found: Sequence[int], size_bytes: int | None) -> list[list[int]]:
+def _chunks(
+    program: ProgramDraft,
+    found: Sequence[int],
+    awaited: Mapping[int, int],
+    size_bytes: float = inf,
+) -> list[list[int]]:
     """Collectives to join up to *size*: equal neighbours in their slot, none awaiting another."""
-    awaited = awaited_sequences(program.program, found)
     chunks: list[list[int]] = []
     filled_bytes = 0
     for number in found:
         own_bytes = _collective(program, number).size_bytes
         if (
             chunks
-            and (size_bytes is None or filled_bytes < size_bytes)
+            and filled_bytes < size_bytes
             and _are_alike(program, chunks[-1][-1], number)
             and awaited[number] < program.tasks[chunks[-1][0]].order[0]
         ):

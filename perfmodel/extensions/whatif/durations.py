@@ -13,7 +13,15 @@ from collectives import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.extensions.whatif.drafts import Ranks
-from perfmodel.extensions.whatif.recosting import Recosted, count_recosted, retime, time_ratio
+from perfmodel.extensions.whatif.recosting import (
+    Recosted,
+    carry,
+    count_recosted,
+    enlarged,
+    filling,
+    retime,
+    time_ratio,
+)
 from perfmodel.extensions.whatif.selection import Selection
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import (
@@ -60,26 +68,29 @@ def scale(
     _: Ranks,
     *,
     factor: float,
-    beyond_ns: int = -1,
     up_to_ns: int = -1,
     scales_traffic: bool = False,
 ) -> Op:
-    """The tasks take *factor* times as long, or that of the time beyond *beyond*.
-
-    Tasks that take longer than *up_to* stay.
+    """The tasks take *factor* times as long; those that take longer than *up_to* stay.
 
     With *scales_traffic* they also read and write that much.
     """
     duration_ns = duration_of(op)
     if 0 <= up_to_ns < duration_ns:
         return op
-    if beyond_ns >= 0:
-        return retime(op, duration_ns + max(duration_ns - beyond_ns, 0) * (factor - 1))
     work = op.work if isinstance(op, Fixed) else None
     if scales_traffic and isinstance(work, MemoryBound):
-        read, written = (round(size * factor) for size in (work.read_bytes, work.write_bytes))
-        work = replace(work, read_bytes=read, write_bytes=written)
+        work = enlarged(work, factor)
     return retime(op, duration_ns * factor, work=work)
+
+
+def enlarge(op: Op, _: Ranks, *, factor: float, beyond_ns: int = 0) -> Op:
+    """The tasks work on *factor* times as many samples, which takes longer beyond *beyond*."""
+    duration_ns, longer = duration_of(op), filling(op, factor)
+    assert isinstance(op, Fixed)
+    work = op.work and enlarged(op.work, factor)
+    grown_ns = duration_ns + max(duration_ns - beyond_ns, 0) * (longer - 1)
+    return retime(replace(op, waves=op.waves * factor), grown_ns, work=work)
 
 
 def reprice(
@@ -118,12 +129,13 @@ def reprice(
         else:
             new = Communication(carry(whole, ratio=ratio))
     elif isinstance(old, MemoryBound):
-        read, written = int(old.read_bytes * ratio), int(old.write_bytes * ratio)
-        new = replace(old, dtype=to or old.dtype, read_bytes=read, write_bytes=written)
+        new = replace(enlarged(old, ratio), dtype=to or old.dtype)  # type: ignore[arg-type]
     else:
         new = replace(old, dtype=to or old.dtype)  # type: ignore[arg-type, union-attr]
     if share is None or machine is not None:
         share = time_ratio(old, new, ranks, machine=machine)
+    if isinstance(old, MemoryBound):
+        share = filling(op, share)
     return retime(op, duration_ns * share, work=new)
 
 
@@ -157,14 +169,6 @@ def count_repriced(
     return count_recosted(
         job, selection.by_program(job), lambda op: isinstance(op.work, known), what=what
     )
-
-
-def carry(collective: Collective, *, ratio: float) -> Collective:
-    """*collective* with *ratio* of its bytes."""
-    matrix = collective.byte_matrix
-    if matrix is not None:
-        matrix = tuple(tuple(round(sent * ratio) for sent in row) for row in matrix)
-    return replace(collective, size_bytes=round(collective.size_bytes * ratio), byte_matrix=matrix)
 
 
 def collective_of(op: Op) -> Collective:

@@ -13,7 +13,7 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
 from perfmodel.extensions.whatif.drafts import DraftTask, ProgramDraft
-from perfmodel.extensions.whatif.patterns import Pattern
+from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.selection import LaneWord, Selection
 from perfmodel.graph.ops import (
     Communication,
@@ -167,9 +167,9 @@ def move(
     found: Found,
     *,
     stream: str | None = None,
-    before: Pattern | None = None,
-    after: Pattern | None = None,
-    until: Pattern | None = None,
+    before: LabelPattern | None = None,
+    after: LabelPattern | None = None,
+    until: LabelPattern | None = None,
     lane: LaneWord = LaneWord.DEVICE,
 ) -> None:
     """The tasks run on *stream*, or next to others of their lane.

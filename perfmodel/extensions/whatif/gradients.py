@@ -20,7 +20,7 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_size
 from perfmodel.extensions.whatif.drafts import DraftTask, ProgramDraft, edit_programs
 from perfmodel.extensions.whatif.editing import Found
-from perfmodel.extensions.whatif.patterns import Pattern
+from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.recosting import bytes_of, price_ns
 from perfmodel.extensions.whatif.scaling_out import facts_of_more
 from perfmodel.extensions.whatif.selection import LaneWord, Selection
@@ -29,7 +29,7 @@ from perfmodel.graph.ops import Communication, Fixed, MemoryBound
 from perfmodel.graph.program import Dependency, LaneKind, Role
 from perfmodel.prediction.saved_jobs import PricingMachine
 
-_COPIED = Selection(Pattern("AccumulateGrad"), LaneWord.COMPUTE)
+_COPIED = Selection(LabelPattern("AccumulateGrad"), LaneWord.COMPUTE)
 """Kernels that write gradients into buckets; without buckets gradients stay where they are made."""
 LEAST_STEP_GAP = 0.25
 """Updates closer than this share of the longest gap between two belong to one step."""
@@ -108,7 +108,7 @@ def reduce_gradients(
     dtype: DType,
     launch_ns: int,
     machine: PricingMachine,
-    backward: Pattern | None = None,
+    backward: LabelPattern | None = None,
     late_ns: int = -1,
 ) -> JobGraph:
     """*count* ranks like the one of *job* reduce *gradients* in buckets of *size*.
@@ -215,7 +215,7 @@ def first_updates(program: ProgramDraft, updates: Sequence[int]) -> list[int]:
 
 
 def _steps(
-    program: ProgramDraft, updates: list[int], backward: Pattern | None
+    program: ProgramDraft, updates: list[int], backward: LabelPattern | None
 ) -> list[tuple[list[int], int]]:
     """For every step the kernels of its backward pass and its first update."""
     of_lane = program.lane_tasks[program.tasks[updates[0]].lane]

@@ -15,7 +15,7 @@ from perfmodel.costs.priced_job import stated_durations
 from perfmodel.engine.replay import replay
 from perfmodel.extensions.whatif.drafts import ProgramDraft, edit_programs
 from perfmodel.extensions.whatif.editing import Found
-from perfmodel.extensions.whatif.patterns import Pattern
+from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.recosting import bytes_of
 from perfmodel.extensions.whatif.selection import LaneWord, Selection
 from perfmodel.graph.job import JobGraph
@@ -23,7 +23,7 @@ from perfmodel.graph.ops import Fixed, duration_of
 from perfmodel.graph.program import Dependency, LaneKind, read_dependencies
 
 
-def detach(program: ProgramDraft, found: Found, *, until: Pattern) -> None:
+def detach(program: ProgramDraft, found: Found, *, until: LabelPattern) -> None:
     """Of the device only tasks like *until* wait for the collectives; other tasks overlap them.
 
     Collectives on a compute stream move to a stream of their own.
@@ -70,7 +70,7 @@ def _next_user(program: ProgramDraft, number: int, until: list[int]) -> int | No
 RECORDED = "recorded traces"
 
 
-def prioritise(job: JobGraph, selection: Selection, *, update: Pattern) -> JobGraph:
+def prioritise(job: JobGraph, selection: Selection, *, update: LabelPattern) -> JobGraph:
     """Collectives run by when they are needed, and the forward pass waits for its own.
 
     The collective that comes last is needed first. Tasks like *update* are done piece by piece
@@ -93,10 +93,10 @@ def prioritise(job: JobGraph, selection: Selection, *, update: Pattern) -> JobGr
     return edit_programs(job, edit)
 
 
-def _update_selection(job: JobGraph, update: Pattern) -> Selection:
+def _update_selection(job: JobGraph, update: LabelPattern) -> Selection:
     """Tasks in a range of the optimizer where the recording has one, else all like *update*."""
     # An embedding whose gradient is applied in its backward kernel is called after its optimizer.
-    ranged = Selection(Pattern("range:Optimizer.step"), LaneWord.DEVICE)
+    ranged = Selection(LabelPattern("range:Optimizer.step"), LaneWord.DEVICE)
     if any(mask.any() for _, mask, _ in ranged.by_program(job)):
         return ranged
     return Selection(update)

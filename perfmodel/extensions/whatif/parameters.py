@@ -34,7 +34,7 @@ from perfmodel.base.fields import (
 from perfmodel.base.forms import Form
 from perfmodel.base.reading import quote
 from perfmodel.base.units import format_bandwidth, format_duration, format_size
-from perfmodel.extensions.whatif.patterns import Pattern
+from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.selection import LaneWord, Numbers
 
 _MOST_NUMBERS = 10**6
@@ -54,11 +54,11 @@ def _parse_factor(value: Any) -> float:
     return number
 
 
-def _parse_pattern(value: Any) -> Pattern:
+def _parse_pattern(value: Any) -> LabelPattern:
     text = _as_text(value)
     if not isinstance(text, str):
         raise InputError(f"must be text to look for, got {quote(value)}")
-    return Pattern(text)
+    return LabelPattern(text)
 
 
 def _parse_count(value: Any) -> int:
@@ -89,7 +89,7 @@ def _value_of(value: Any) -> str:
 
 
 KINDS: dict[str, tuple[Any, Callable[[Any], str]]] = {
-    "pattern": (Annotated[Pattern, Parsed(_parse_pattern, "gemm*")], str),
+    "pattern": (Annotated[LabelPattern, Parsed(_parse_pattern, "gemm*")], str),
     "numbers": (Annotated[Numbers, _number(_parse_numbers)], str),
     "factor": (Annotated[float, _number(_parse_factor)], "{:g}".format),
     "count": (Annotated[int, _number(_parse_count)], str),
@@ -104,7 +104,7 @@ KINDS: dict[str, tuple[Any, Callable[[Any], str]]] = {
 """The kinds of parameters: how they are read, and shown in sentences."""
 _KIND_OF_UNIT = {"_ns": "duration", "_bytes_per_s": "rate", "_bytes": "size"}
 _KIND_OF_TYPE: dict[Any, str] = {
-    Pattern: "pattern",
+    LabelPattern: "pattern",
     Numbers: "numbers",
     float: "factor",
     int: "count",

@@ -67,7 +67,7 @@ Term = tuple[Where, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class LabelPattern:
     """Text to look for in labels and names."""
 
     text: str

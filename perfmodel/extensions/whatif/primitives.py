@@ -20,6 +20,7 @@ from perfmodel.extensions.whatif.buckets import resize
 from perfmodel.extensions.whatif.compiling import compile_kernels
 from perfmodel.extensions.whatif.durations import (
     count_repriced,
+    enlarge,
     refuse_narrow,
     reprice,
     scale,
@@ -82,6 +83,7 @@ class Primitive:
 PRIMITIVES = {
     "select": Primitive(Level.SELECTION, Selection, keeps_tasks=True),
     "scale": Primitive(Level.OP, scale, keeps_tasks=True),
+    "enlarge": Primitive(Level.OP, enlarge, keeps_tasks=True),
     "set": Primitive(Level.OP, set_duration, keeps_tasks=True),
     "reprice": Primitive(Level.OP, reprice, keeps_tasks=True, count=count_repriced),
     "insert": Primitive(Level.PROGRAM, insert),

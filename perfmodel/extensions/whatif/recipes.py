@@ -59,7 +59,7 @@ Vocabulary = dict[
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecipeStep:
     """A primitive with its arguments, used *when* conditions hold."""
 
     primitive: str
@@ -99,13 +99,13 @@ def _step_form() -> type[BaseModel]:
     return create_model("Step", __config__=LOOSE, when=when, **primitives)
 
 
-def _read_step(stated: Any) -> Step:
+def _read_step(stated: Any) -> RecipeStep:
     found = [name for name in PRIMITIVES if getattr(stated, name) is not None]
     if len(found) != 1:
         raise InputError(f"must have exactly one primitive with its arguments, has {len(found)}")
     arguments = getattr(stated, found[0])
     values = {key: getattr(arguments, key) for key in arguments.model_fields_set}
-    return Step(found[0], values, stated.when)
+    return RecipeStep(found[0], values, stated.when)
 
 
 class _AsStep:
@@ -136,7 +136,7 @@ class Recipe(Form):
     one_of: tuple[str, ...] = ()
     words: Vocabulary = field(default_factory=dict)
     assumes: Annotated[tuple[Line, ...], Field(min_length=1)]
-    steps: Annotated[tuple[Annotated[Step, _AsStep()], ...], Field(min_length=1)]
+    steps: Annotated[tuple[Annotated[RecipeStep, _AsStep()], ...], Field(min_length=1)]
     counts: Line = ""
     evidence: Line = ""
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from collectives import CollectiveKind, price_collective
+from collectives import Collective, CollectiveKind, price_collective
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.models import price_ops
@@ -32,6 +32,7 @@ from perfmodel.graph.ops import (
     HostWork,
     MemoryBound,
     Op,
+    Unmeasured,
     Work,
     duration_of,
     work_of,
@@ -145,6 +146,48 @@ def retime(op: Op, duration_ns: float, *, work: Work | None = None) -> Fixed:
         provenance=Provenance.ASSUMED,
         work=op.work if work is None else work,
     )
+
+
+def filling(op: Op, factor: float) -> float:
+    """How many times as long *op* takes with *factor* times the work in each of its dimensions.
+
+    A kernel whose blocks do not fill the device takes as long until they do.
+    """
+    waves = op.waves if isinstance(op, Fixed) else 0.0
+    return max(waves * factor, 1.0) / max(waves, 1.0) if waves else factor
+
+
+def enlarged(work: Work, factor: float) -> Work:
+    """*work* on *factor* times as many samples."""
+    match work:
+        case Communication():
+            return Communication(carry(work.collective, ratio=factor))
+        case EmbeddingOp():
+            samples = max(round(work.lookup.batch_size * factor), 1)
+            return replace(work, lookup=replace(work.lookup, batch_size=samples))
+    old = {name: getattr(work, name) for name in _BY_SAMPLE.get(type(work), ())}
+    return replace(work, **{key: max(round(n * factor), min(n, 1)) for key, n in old.items()})
+
+
+def carry(collective: Collective, *, ratio: float) -> Collective:
+    """*collective* with *ratio* of its bytes."""
+    matrix = collective.byte_matrix
+    if matrix is not None:
+        matrix = tuple(tuple(round(sent * ratio) for sent in row) for row in matrix)
+    return replace(collective, size_bytes=round(collective.size_bytes * ratio), byte_matrix=matrix)
+
+
+_BYTES = ("read_bytes", "write_bytes")
+_BY_SAMPLE: dict[type[Work], tuple[str, ...]] = {
+    Gemm: ("m",),
+    GroupedGemm: ("m",),
+    Convolution: ("m", *_BYTES),
+    Attention: ("batch",),
+    MemoryBound: _BYTES,
+    Unmeasured: ("flops", *_BYTES),
+    Copy: ("size_bytes",),
+}
+"""What grows with the samples."""
 
 
 @lru_cache(maxsize=100_000)

@@ -17,7 +17,7 @@ import numpy as np
 from perfmodel.base.errors import ScenarioError
 from perfmodel.extensions.whatif.drafts import DraftTask, ProgramDraft
 from perfmodel.extensions.whatif.editing import Found, split_steps
-from perfmodel.extensions.whatif.patterns import Pattern
+from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.selection import LaneWord, Selection
 from perfmodel.graph.ops import Attention, Convolution, Gemm, work_of
 from perfmodel.graph.program import PLAIN, Int64s
@@ -29,7 +29,7 @@ Layer = tuple[list[int], int]
 """Forward kernels of a layer, and the first kernel of its backward pass."""
 
 
-def replicate(program: ProgramDraft, found: Found, *, before: Pattern, prefix: str) -> None:
+def replicate(program: ProgramDraft, found: Found, *, before: LabelPattern, prefix: str) -> None:
     """The tasks of a layer run again, with their launches, before those like *before* of it.
 
     Labels of copies begin with *prefix*.

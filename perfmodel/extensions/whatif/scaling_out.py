@@ -11,7 +11,7 @@ import numpy as np
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.extensions.whatif.drafts import Ranks, change_ops
-from perfmodel.extensions.whatif.patterns import Pattern
+from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.pinning import pin_job
 from perfmodel.extensions.whatif.recosting import (
     Recosted,
@@ -169,7 +169,7 @@ def clone(
     _: Selection,
     *,
     count: int,
-    groups: Pattern | None = None,
+    groups: LabelPattern | None = None,
     was_hosts: int | None = None,
     machine: PricingMachine | None = None,
 ) -> JobGraph:
@@ -222,7 +222,7 @@ def count_grown(
     job: JobGraph, _: Selection, what: str, steps: Sequence[dict[str, Any]]
 ) -> Recosted:
     """How much of the time of the groups that grow is of collectives with known bytes."""
-    groups: Pattern | None = steps[0].get("groups")
+    groups: LabelPattern | None = steps[0].get("groups")
     grown = [number for number, group in enumerate(job.groups) if _is_grown(job, group, groups)]
     chosen = []
     for rank in range(job.rank_count):
@@ -232,7 +232,7 @@ def count_grown(
     return count_recosted(job, chosen, lambda op: isinstance(op.work, Communication), what=what)
 
 
-def _is_grown(job: JobGraph, group: Group, groups: Pattern | None) -> bool:
+def _is_grown(job: JobGraph, group: Group, groups: LabelPattern | None) -> bool:
     if groups is not None:
         return groups.matches(group.name)
     return len(set(group.ranks)) == job.rank_count

@@ -14,7 +14,7 @@ import numpy as np
 from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.priced_job import durations_of
 from perfmodel.extensions.whatif.passes import Mask, TrainingPass, find_passes
-from perfmodel.extensions.whatif.patterns import Pattern, Where, texts_of
+from perfmodel.extensions.whatif.patterns import LabelPattern, Where, texts_of
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import (
     work_of,
@@ -80,14 +80,14 @@ class Selection:
     *lacks* is what to say of a job without such tasks.
     """
 
-    match: Pattern | None = None
+    match: LabelPattern | None = None
     lane: LaneWord = LaneWord.ANY
     longer_ns: int = -1
     number: Numbers | None = None
     only: Only = Only.ANY
-    unless: Pattern | None = None
-    beside: Pattern | None = None
-    partner: Pattern | None = None
+    unless: LabelPattern | None = None
+    beside: LabelPattern | None = None
+    partner: LabelPattern | None = None
     lacks: str = ""
 
     @property
@@ -161,7 +161,7 @@ def lane_mask(program: Program, lane: LaneWord) -> Mask:
     return covered[program.task_lanes()]
 
 
-def _find(job: JobGraph, program: Program, pattern: Pattern, lane: LaneWord) -> Mask:
+def _find(job: JobGraph, program: Program, pattern: LabelPattern, lane: LaneWord) -> Mask:
     """Which tasks *pattern* matches, by the first choice that matches any on *lane*."""
     found, on_lane = np.zeros(program.task_count, dtype=bool), lane_mask(program, lane)
     for choice in pattern.choices:
@@ -175,7 +175,7 @@ def _find(job: JobGraph, program: Program, pattern: Pattern, lane: LaneWord) -> 
     return found
 
 
-_UPDATE = Pattern("range:Optimizer.step|optimizer/|adam|sgd|adagrad|multi_tensor")
+_UPDATE = LabelPattern("range:Optimizer.step|optimizer/|adam|sgd|adagrad|multi_tensor")
 
 
 def _look_for_pass(job: JobGraph, program: Program, words: str) -> Mask:

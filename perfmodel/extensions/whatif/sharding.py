@@ -13,7 +13,7 @@ from perfmodel.extensions.whatif.drafts import ProgramDraft, edit_programs, memb
 from perfmodel.extensions.whatif.durations import collective_of
 from perfmodel.extensions.whatif.editing import Found
 from perfmodel.extensions.whatif.gradients import first_updates
-from perfmodel.extensions.whatif.patterns import Pattern
+from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.recosting import retime, rework
 from perfmodel.extensions.whatif.selection import LaneWord, Only, Selection
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
@@ -113,7 +113,7 @@ def shard_update(
     program: ProgramDraft,
     found: Found,
     *,
-    gradients: Pattern,
+    gradients: LabelPattern,
     calls: int = 1,
     machine: PricingMachine | None = None,
 ) -> None:

@@ -208,7 +208,8 @@ def order_layouts(replayed: Sequence[RankedLayout]) -> list[RankedLayout]:
     """Fastest first; of equals the one with less memory."""
     order = sorted(replayed, key=lambda one: (one.time_ns, one.candidate.peak_bytes))
     sigma = float(load_yaml(ORDER)["pair_sigma"])
-    shares = beats_next([np.array(one.found.drawn_ns) for one in order], pair_sigma=sigma)
+    drawn = [np.array(one.found.drawn_ns) for one in order]
+    shares = beats_next(drawn, [sigma] * (len(order) - 1))
     return [replace(one, beats_next=share) for one, share in zip(order, shares, strict=True)]
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, count
 
-from embeddings.balanced import Candidate, find_candidates, plan_by_rows
+from embeddings.balanced import PlacementCandidate, find_candidates, plan_by_rows
 from embeddings.offloading import OFFLOADED, exceeds_devices, offload_tables
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import DEFAULT_SHARDER, build_named_plan
@@ -151,7 +151,7 @@ def choose_default_plan(evaluator: PlanEvaluator, task: ShardingTask) -> ChosenP
     return ChosenPlan(best, _reason(best, len(candidates), search.replayed))
 
 
-def _shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _shortlist(candidates: Sequence[PlacementCandidate]) -> list[PlacementCandidate]:
     """The first of each way, the second of each, and so on, up to MOST_PIECES."""
     turns: dict[Hashable, Iterator[int]] = {}
     ordered = sorted(candidates, key=lambda one: next(turns.setdefault(one.way, count())))
@@ -171,7 +171,7 @@ class _Node:
     surplus_ns: float
     kind: Hashable
     open: Callable[[], list[_Node]] | None
-    candidate: Candidate | None = None
+    candidate: PlacementCandidate | None = None
     is_too_large: bool = False
 
 
@@ -179,7 +179,7 @@ class _Search:
     """Opens the node that promises most, until that is a plan whose time is predicted."""
 
     def __init__(
-        self, evaluator: PlanEvaluator, task: ShardingTask, candidates: Sequence[Candidate]
+        self, evaluator: PlanEvaluator, task: ShardingTask, candidates: Sequence[PlacementCandidate]
     ) -> None:
         self._evaluator, self._task = evaluator, task
         self._stepped = _shortlist([one for one in candidates if one.per_place > 1])
@@ -187,7 +187,7 @@ class _Search:
         if not flat and not self._stepped:
             (self._stepped if candidates[0].per_place > 1 else flat).append(candidates[0])
         # By frame, of which one is built for all plans that share it.
-        self._flat: dict[FrameKey, list[tuple[Candidate, PlanColumns]]] = {}
+        self._flat: dict[FrameKey, list[tuple[PlacementCandidate, PlanColumns]]] = {}
         book, tables = LayoutBook(task, evaluator.catalog), range(len(task.tables))
         for one in flat:
             cut_of = {place: Cut(*cut) for place, *cut in one.cuts}
@@ -202,7 +202,7 @@ class _Search:
         self._rest_ns = 0
         self.replayed = 0
 
-    def run(self) -> Candidate:
+    def run(self) -> PlacementCandidate:
         """The fastest plan that fits."""
         nodes = self._start()
         # By kind of node: what opening it added to its bound, over the estimate, as last seen.
@@ -259,7 +259,7 @@ class _Search:
                 nodes.append(_Node(bound_ns, float(busy_ns), _STEPPED, opening))
         return nodes
 
-    def _bound_ns(self, plans: Sequence[tuple[Candidate, PlanColumns]]) -> float:
+    def _bound_ns(self, plans: Sequence[tuple[PlacementCandidate, PlanColumns]]) -> float:
         """The least time of plans if the tables that they copy in addition cost nothing."""
         free = [replace(columns, copied=self._fewest) for _, columns in plans]
         if not self._evaluator.knows(free[0]):
@@ -268,7 +268,9 @@ class _Search:
         found = self._evaluator.measure_columns(free, lambda _: plan_by_rows(self._task))
         return float(found.times.period_ns.min())
 
-    def _replay(self, plans: Sequence[tuple[Candidate, PlanColumns | None]]) -> list[_Node]:
+    def _replay(
+        self, plans: Sequence[tuple[PlacementCandidate, PlanColumns | None]]
+    ) -> list[_Node]:
         """Every plan with its time without contention, which slows busy ranks most."""
         evaluator, task = self._evaluator, self._task
         candidates, columns = zip(*plans, strict=True)
@@ -286,7 +288,7 @@ class _Search:
             )
         ]
 
-    def _predict(self, one: Candidate, is_too_large: bool) -> list[_Node]:
+    def _predict(self, one: PlacementCandidate, is_too_large: bool) -> list[_Node]:
         """The plan with its time under contention."""
         evaluator, plan = self._evaluator, one.to_plan(self._task)
         job = build_dlrm_job(evaluator.spec, plan=plan, stack=evaluator.stack)

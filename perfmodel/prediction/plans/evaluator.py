@@ -136,13 +136,9 @@ class PlanEvaluator:
         )
         self.cluster = cluster
         self.stack = stack
-        self.catalog = PieceCatalog(
-            spec,
-            cluster.device,
-            rank_count=cluster.rank_count,
-            row_sums=stack.tables.row_sums,
-        )
-        self.pricer = PlanPricer(spec, cluster, stack)
+        local_batch(spec, rank_count=cluster.rank_count)
+        run = DlrmRun(self.spec, cluster.rank_count, stack)
+        self.catalog, self.pricer = PieceCatalog(run, cluster.device), PlanPricer(run, cluster)
         self._frames: dict[FrameKey, tuple[CondensedJob, int]] = {}
         speeds = cluster.speeds_of(np.arange(cluster.rank_count, dtype=np.int64))
         self._speeds, number = np.unique(speeds, return_inverse=True)

@@ -27,7 +27,7 @@ from perfmodel.graph.program import offsets
 from perfmodel.stacks.capabilities import RowSums
 from perfmodel.workloads.dlrm.exchange import is_by_rows, most_row_pieces, reduced_places
 from perfmodel.workloads.dlrm.memory import piece_memory_bytes
-from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
+from perfmodel.workloads.dlrm.run import DlrmRun
 from topologies import Device
 
 Int64s = NDArray[np.int64]
@@ -93,22 +93,19 @@ class RankLoads(NamedTuple):
 
 
 class PieceCatalog:
-    """Pieces of the tables of one workload on one device, numbered in order of appearance.
+    """Pieces of the tables of one run on one device, numbered in order of appearance.
 
-    A piece of a table that a collective sums, as *row_sums* says, has a number of its own.
+    A piece of a table that a collective sums, as the stack does, has a number of its own.
     """
 
-    def __init__(
-        self, spec: DlrmSpec, device: Device, *, rank_count: int, row_sums: RowSums
-    ) -> None:
-        self._spec = spec
+    def __init__(self, run: DlrmRun, device: Device) -> None:
+        self._run = run
         self._device = device
-        self._local_batch = local_batch(spec, rank_count=rank_count)
-        self._levels = most_tables_at_once(device, spec.batch)
+        self._levels = most_tables_at_once(device, run.spec.batch)
         self._number_of: dict[tuple[PieceKey, bool, float], int] = {}
-        self._row_sums = row_sums
+        self._row_sums = run.stack.tables.row_sums
         self._columns: PieceColumns | None = None
-        self.rank_count = rank_count
+        self.rank_count = run.rank_count
         self.tables: list[EmbeddingTable] = []
         """Every piece as a table of its own."""
         self._is_sent: list[bool] = []
@@ -195,19 +192,19 @@ class PieceCatalog:
     def _build_columns(self, first: int) -> PieceColumns:
         """The columns of pieces from number *first* on."""
         tables = self.tables[first:]
-        spec, cache_bytes = self._spec, self._device.l2_bytes
+        spec, cache_bytes = self._run.spec, self._device.l2_bytes
         terms = [
             tables_terms(
                 tables, TermsSetting(spec.batch, spec.embedding.optimizer, cache_bytes, level + 1)
             )
             for level in range(self._levels)
         ]
-        counts = [round(self._local_batch * table.pooling_factor) for table in tables]
+        counts = [round(self._run.samples * table.pooling_factor) for table in tables]
         memory = [piece_memory_bytes(spec, table) for table in tables]
         is_sent = np.array(self._is_sent[first:], dtype=np.int64)
         made, sent = (
             np.array([table.vectors(samples) * table.width for table in tables], dtype=np.int64)
-            for samples in (spec.batch, self._local_batch)
+            for samples in (spec.batch, self._run.samples)
         )
         return PieceColumns(
             terms=np.array([terms], dtype=np.int64).reshape(1, self._levels, -1, len(Term)),

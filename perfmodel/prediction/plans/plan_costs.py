@@ -31,10 +31,8 @@ from perfmodel.costs.models import COMMUNICATION_FAMILY, price_ops
 from perfmodel.costs.pricing import cluster_seen_by
 from perfmodel.graph.ops import MemoryBound, Pass
 from perfmodel.prediction.plans.placements import Int64s, PlanColumns, RankLoads
-from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import LENGTH_BYTES, build_row_exchange
 from perfmodel.workloads.dlrm.run import DlrmRun
-from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from perfmodel.workloads.kernels import cast, elementwise
 from topologies import Cluster
 
@@ -77,16 +75,17 @@ class AloneCosts:
 
 
 class PlanPricer:
-    """Prices the tasks that plans of *spec* change on *cluster*."""
+    """Prices the tasks that plans of *run* change on *cluster*."""
 
-    def __init__(self, spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack) -> None:
+    def __init__(self, run: DlrmRun, cluster: Cluster) -> None:
+        spec, stack = run.spec, run.stack
         self._spec = spec
         self._cluster = cluster
         self._stack = stack
-        self._samples = local_batch(spec, rank_count=cluster.rank_count)
+        self._samples = run.samples
         self._lookups = LookupPricer(cluster.device)
         self._kernel = stack.tables.kernel_for(spec.embedding.optimizer)
-        self._gradient_dtype = DlrmRun(spec, cluster.rank_count, stack).arriving_dtype
+        self._gradient_dtype = run.arriving_dtype
         architecture = cluster.device.generation
         self._lookup_ratio = stack.time_ratio("embedding", architecture)
         self.exchange = ExchangePricer(
@@ -113,6 +112,8 @@ class PlanPricer:
                 kernel = elementwise("reduce_sum", self._samples * plan.partial_width, dtype)
                 out[place, PARTIAL] = self._small(kernel)
         out[:, (LOOKUP, UPDATE, CAST_OUT, CAST_BACK, PARTIAL)] *= 1.0 / speeds
+        if self._spec.training.forward_only:
+            out[:, (UPDATE, GRADIENTS, CAST_BACK, ROW_GRADIENTS)] = 0.0
         return out
 
     def _price_loads(self, loads: RankLoads) -> Floats:

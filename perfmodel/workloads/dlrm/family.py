@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from embeddings.table import EmbeddingTable
+from embeddings.table import EmbeddingTable, TableMemory
 from perfmodel.base.errors import PlanError
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.job import build_dlrm_job, choose_plan
@@ -70,6 +70,11 @@ class DlrmFamily(Family[DlrmSpec]):
             "pooling_deviations": tuple(table.pooling_deviation for table in tables),
             "pooled": tuple(table.is_pooled for table in tables),
             "features": tuple(table.features for table in tables),
+            "cached_ratios": tuple(
+                1.0 if table.memory is TableMemory.DEVICE else table.cached_ratio
+                for table in tables
+            ),
+            "sharding_types": tuple("+".join(table.sharding_types) for table in tables),
             "zipf_exponents": 0.0,
             "zipf_rows": None,
             "dtype": formats if len(set(formats)) > 1 else formats[0],

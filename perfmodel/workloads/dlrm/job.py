@@ -25,7 +25,7 @@ from perfmodel.workloads.dlrm.exchange import (
     empty_exchanges,
 )
 from perfmodel.workloads.dlrm.memory import key_bytes, number_bytes, room_for_tables
-from perfmodel.workloads.dlrm.rank import REDUCTION_SLOT, RankWriter
+from perfmodel.workloads.dlrm.rank import REDUCTION_SLOT, DlrmRankWriter
 from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.sparse import (
     EXCHANGE_SLOT,
@@ -179,7 +179,7 @@ def _program(
         swapped = job.swap_ops(program, pairs)
         if swapped is not None:
             return swapped
-    program = RankWriter(job.new_program(), run, part).write()
+    program = DlrmRankWriter(job.new_program(), run, part).write()
     if lookup is not None:
         written[others] = (lookup, program)
     return program
@@ -212,7 +212,7 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStac
     part = build_sparse_part(run, plan, rank=holder, exchanges=exchanges, partial_numbers=partial)
     job = JobBuilder()
     for variant in (part, replace(part, lookup=None)):
-        job.add_program(RankWriter(job.new_program(), run, variant).write())
+        job.add_program(DlrmRankWriter(job.new_program(), run, variant).write())
     for rank in range(run.rank_count):
         job.add_rank(min(rank, 1))
     return _build(job, run, plan, exchanges)

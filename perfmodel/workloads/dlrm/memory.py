@@ -8,6 +8,7 @@ import numpy as np
 
 from embeddings.plan import ShardingPlan
 from embeddings.table import EmbeddingTable
+from perfmodel.base.dtypes import DType
 from perfmodel.graph.job import RUNTIME_BYTES, USUAL_ADVICE, MemoryPart, RankMemory
 from perfmodel.stacks.optimizers import load_optimizers
 from perfmodel.workloads.dlrm.dense import (
@@ -99,7 +100,9 @@ def _activation_bytes(spec: DlrmSpec) -> int:
     numbers = _layer_numbers(dense_layers(spec)) - tokens + (spec.outputs - 1) * top
     section = spec.sequence
     if section is None:
-        numbers += 2 * spec.interaction_inputs
+        # Vectors are put in order and joined; top layers that read the latter keep it anyway.
+        is_input = spec.top_inputs == spec.interaction_inputs
+        numbers += spec.interaction_inputs * (1 if is_input else 2)
     else:
         # Beside the layers: normalised tokens, attended values and the residual.
         further = section.layers * (2 * section.width + section.heads * section.value_width)
@@ -117,10 +120,11 @@ def _sent_bytes(spec: DlrmSpec, numbers: float, lookups: float) -> int:
 
 
 def number_bytes(spec: DlrmSpec) -> int:
-    """Buffers of a number of a pooled vector, as it is computed and as it is sent."""
-    return FP32_BYTES + spec.embedding.exchange_dtype.size_bytes
+    """Buffers of a number of a pooled vector, as it is computed and, cast, as it is sent."""
+    sent = spec.embedding.exchange_dtype
+    return FP32_BYTES + (0 if sent is DType.FP32 else sent.size_bytes)
 
 
 def key_bytes(spec: DlrmSpec) -> int:
-    """Buffers of an index, in this batch and the next."""
-    return 2 * spec.embedding.index_dtype.size_bytes
+    """Buffers of an index, in this batch and, where it travels ahead, the next."""
+    return (1 + spec.training.distribute_ahead) * spec.embedding.index_dtype.size_bytes

@@ -40,7 +40,7 @@ from perfmodel.workloads.reduction import GradientReduction, reduces_once
 REDUCTION_SLOT = 1
 
 
-class RankWriter:
+class DlrmRankWriter:
     """Writes the program of the ranks of *run* that hold *part*."""
 
     def __init__(self, program: ProgramBuilder, run: DlrmRun, part: SparsePart) -> None:
@@ -76,6 +76,8 @@ class RankWriter:
         writer, layers = self._writer, dense_layers(self._spec)
         self._feed()
         self._forward()
+        if self._spec.training.forward_only:
+            return writer.finish(reads_loss=self._spec.sync_each_iteration)
         self._loss()
         if not self._part.bottom_samples:
             layers = layers[len(bottom_layers(self._spec)) :]

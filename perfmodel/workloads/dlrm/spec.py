@@ -13,16 +13,24 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from embeddings.distribution import UNIFORM, IndexDistribution, Zipf
+from embeddings.plan import ShardingKind
 from embeddings.sharders import DEFAULT_SHARDER, HYBRID_SHARDERS, SHARDERS
-from embeddings.table import MOST_ROWS, MOST_TABLES, EmbeddingTable, spread_hot_rows
+from embeddings.table import (
+    MOST_ROWS,
+    MOST_TABLES,
+    EmbeddingTable,
+    TableMemory,
+    spread_hot_rows,
+)
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.fields import LayerCount, Number, NumberFormat, Size, Switch, Width, Words
-from perfmodel.workloads.fields import Section, Workload
+from perfmodel.workloads.fields import SpecSection, Workload
 
 Widths = Annotated[tuple[Width, ...], Field(min_length=1, max_length=MOST_TABLES)]
 Row = Annotated[int, Field(strict=True, ge=1, le=MOST_ROWS)]
 Rows = Annotated[tuple[Row, ...], Field(min_length=1, max_length=MOST_TABLES)]
+CachedRatio = Annotated[float, Field(gt=0, le=1)]
 
 
 class Interaction(Enum):
@@ -44,7 +52,7 @@ class Interaction(Enum):
 _SKIPPING = (Interaction.WIDE_DEEP, Interaction.DEEP_FM)
 
 
-class CrossSection(Section):
+class CrossSection(SpecSection):
     """Low-rank cross layers: x <- x0 * (V (U x) + b) + x, with U of *rank* rows."""
 
     layers: LayerCount = 3
@@ -53,12 +61,12 @@ class CrossSection(Section):
 
 _PER_TABLE = (
     "width", "pooling_factors", "pooling_deviations", "pooled", "features", "zipf_exponents",
-    "dtype",
+    "dtype", "cached_ratios", "sharding_types",
 )  # fmt: skip
 """Keys that are one value for all tables, or one per table."""
 
 
-class SequenceSection(Section):
+class SequenceSection(SpecSection):
     """HSTU layers over *length* tokens of *width* numbers per sample, on average.
 
     Looked-up vectors become tokens through two layers with *encoder_width* numbers between them; 0
@@ -77,7 +85,7 @@ class SequenceSection(Section):
     targets: Width = 1
 
 
-class EmbeddingSection(Section):
+class EmbeddingSection(SpecSection):
     """The tables. A single *width* or *pooling_factors* applies to all of them.
 
     *zipf_exponents* say how skewed the indices of each table are; 0 is uniform,
@@ -86,7 +94,9 @@ class EmbeddingSection(Section):
     *exchange_dtype* is what pooled rows and their gradients travel in. Tables that are not
     *pooled* return every row that a sample looks up, and *pooling_deviations* say how much the
     number of those differs between samples. A pooled table returns a vector for each of the
-    *features* that share it; its pooling factor is that of all of them.
+    *features* that share it; its pooling factor is that of all of them. Of a table with a ratio
+    in *cached_ratios* below 1 only that share is on the device, the whole in host memory.
+    *sharding_types* are how a table may be cut, words joined by `+`; any way without them.
     """
 
     rows: Rows
@@ -99,6 +109,8 @@ class EmbeddingSection(Section):
     zipf_rows: Rows | None = None
     fixed_bags: Switch = False
     dtype: NumberFormat | tuple[NumberFormat, ...] = DType.FP32
+    cached_ratios: CachedRatio | tuple[CachedRatio, ...] = 1.0
+    sharding_types: str | tuple[str, ...] = ""
     exchange_dtype: NumberFormat = DType.FP32
     index_dtype: NumberFormat = DType.INT64
     optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "sgd"
@@ -112,6 +124,12 @@ class EmbeddingSection(Section):
                     f"{name} must be one number or one per table, got {len(value)} for "
                     f"{len(self.rows)} tables"
                 )
+        stated = self.sharding_types
+        words = {word for ways in (stated if isinstance(stated, tuple) else (stated,))
+                 for word in ways.split("+") if ways}  # fmt: skip
+        if unknown := words - {kind.value for kind in ShardingKind}:
+            known = ", ".join(kind.value for kind in ShardingKind)
+            raise ValueError(f"sharding_types must be of {known}, got {', '.join(sorted(unknown))}")
         return self
 
     def tables(self) -> tuple[EmbeddingTable, ...]:
@@ -164,7 +182,10 @@ def _build_tables(section: EmbeddingSection) -> tuple[EmbeddingTable, ...]:
                 _distribution(section, exponent, place, pooling),
                 deviation,
                 is_pooled=is_pooled,
+                memory=TableMemory.DEVICE if cached == 1 else TableMemory.HOST_CACHED,
+                cached_ratio=cached,
                 features=features,
+                sharding_types=tuple(ways.split("+")) if ways else (),
             )
             for place, (
                 rows,
@@ -175,6 +196,8 @@ def _build_tables(section: EmbeddingSection) -> tuple[EmbeddingTable, ...]:
                 features,
                 exponent,
                 dtype,
+                cached,
+                ways,
             ) in enumerate(zip(section.rows, *columns, strict=True))
         ]
     )
@@ -189,7 +212,7 @@ def _distribution(
     return Zipf(exponent, max(1, round(pooling)) if section.fixed_bags else 1, occurring)
 
 
-class ShardingSection(Section):
+class ShardingSection(SpecSection):
     """How tables are placed when no plan is given.
 
     *sharder* is one of those that `rank` knows, by name. The balanced one copies
@@ -212,7 +235,7 @@ class ShardingSection(Section):
         return self
 
 
-class DenseSection(Section):
+class DenseSection(SpecSection):
     """The dense part: two stacks of fully connected layers and what stands between them.
 
     *bottom_mlp* may be empty; the features then go to the interaction as they are.
@@ -226,16 +249,18 @@ class DenseSection(Section):
     sequence: SequenceSection = SequenceSection()
 
 
-class DlrmTraining(Section):
+class DlrmTraining(SpecSection):
     """How the model is trained. *optimizer* is that of the dense part.
 
-    With *distribute_ahead* the indices of the next batch travel while this one is worked on.
+    With *distribute_ahead* the indices of the next batch travel while this one is worked on. What
+    is *forward_only* computes no gradients.
     """
 
     precision: NumberFormat = DType.FP32
     optimizer: Literal["sgd", "adagrad", "adam"] = "sgd"
     bucket_size: Size = 25 * 2**20
     distribute_ahead: Switch = True
+    forward_only: Switch = False
 
 
 class DlrmSpec(Workload):

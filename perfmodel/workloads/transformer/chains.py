@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChainKernel:
     """A kernel of a chain: tensors read and written in the model's format, and in fp32.
 
     *operator* is what the host issues, *kernel* the word that its traffic is priced by.
@@ -44,10 +44,10 @@ class Piece:
 
 
 @cache
-def load_chains() -> dict[str, tuple[Piece, ...]]:
+def load_chains() -> dict[str, tuple[ChainKernel, ...]]:
     """The chains of `chains.yaml` by name."""
     content = load_yaml(Path(__file__).with_name("chains.yaml"))
-    return {name: tuple(Piece(*row) for row in rows) for name, rows in content.items()}
+    return {name: tuple(ChainKernel(*row) for row in rows) for name, rows in content.items()}
 
 
 def chain_steps(name: str, label: str, elements: int, dtype: DType) -> list[Step]:

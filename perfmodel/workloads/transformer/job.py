@@ -12,6 +12,7 @@ from perfmodel.graph.tables import Tables
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.eager import host_assumptions
+from perfmodel.workloads.reduction import ONE_BUCKET_BYTES
 from perfmodel.workloads.transformer.data_parallel import bucket_bytes
 from perfmodel.workloads.transformer.layout import add_groups
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout
@@ -80,7 +81,9 @@ def _iter_assumptions(run: TransformerRun, chosen: ChosenLayout) -> Iterator[str
     spec, layout, training = run.spec, chosen.layout, run.spec.training
     yield chosen.sentence
     yield from host_assumptions(spec.input)
-    yield f"Gradients are reduced in buckets of {format_size(bucket_bytes(run))}."
+    size = bucket_bytes(run)
+    pieces = "one piece" if size >= ONE_BUCKET_BYTES else f"buckets of {format_size(size)}"
+    yield f"Gradients are reduced in {pieces}."
     if layout.is_sequence_parallel:
         yield "Norms and residuals are split along the sequence over the tensor group."
     if layout.cp > 1:
@@ -126,10 +129,17 @@ def _iter_offload_assumptions(training: TrainingSection) -> Iterator[str]:
         )
 
 
+_ROUTED = {
+    Routing.BALANCED: "is balanced",
+    Routing.POWER_LAW: "follows a power law",
+    Routing.IN_TURN: "takes experts in turn",
+}
+
+
 def _iter_expert_assumptions(run: TransformerRun) -> Iterator[str]:
     spec, layout, training = run.spec, run.layout, run.spec.training
     if spec.model.has_experts:
-        how = "is balanced" if training.routing is Routing.BALANCED else "follows a power law"
+        how = _ROUTED[training.routing]
         kept = "no tokens are dropped"
         if training.capacity_factor is not None:
             kept = f"tokens beyond {training.capacity_factor:g} times the mean are dropped"

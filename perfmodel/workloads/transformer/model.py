@@ -19,7 +19,7 @@ from pydantic import ValidationError, model_validator
 
 from perfmodel.base.documents import parse_value
 from perfmodel.base.fields import Count, Degree, LayerCount, NaturalNumber, Switch, Width, Words
-from perfmodel.workloads.fields import Section
+from perfmodel.workloads.fields import SpecSection
 from perfmodel.workloads.transformer.words import (
     NEEDS,
     OWNERS,
@@ -38,7 +38,7 @@ _PLAIN: dict[str, Any] = {
 }  # fmt: skip
 
 
-class ModelSection(Section):
+class ModelSection(SpecSection):
     """The shape of the model. Left out, *kv_heads* is *heads*, *head_dim* is hidden / heads.
 
     *value_dim* is the width of a head of values where it is not *head_dim*. Where *window* is

@@ -27,7 +27,7 @@ from perfmodel.base.fields import (
 from perfmodel.stacks.capabilities import Dispatcher
 from perfmodel.stacks.optimizers import OptimizerName, load_optimizers
 from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, ScheduleName
-from perfmodel.workloads.fields import Section, Workload
+from perfmodel.workloads.fields import SpecSection, Workload
 from perfmodel.workloads.transformer.model import ModelSection
 from perfmodel.workloads.transformer.words import (
     AdapterPlaces,
@@ -49,7 +49,7 @@ from perfmodel.workloads.transformer.words import (
 _FP32_BYTES = DType.FP32.size_bytes
 
 
-class ParallelSection(Section):
+class ParallelSection(SpecSection):
     """How the job is spread over ranks; what is left out is chosen.
 
     *cp* ranks share every sequence; *ep* ranks divide the experts, each spread over *etp* ranks.
@@ -82,7 +82,7 @@ class ParallelSection(Section):
     expert_overlap: Switch = False
 
 
-class TrainingSection(Section):
+class TrainingSection(SpecSection):
     """How the model is trained.
 
     *precision* is the format of activations and, without *compute*, of GEMMs. With
@@ -149,6 +149,11 @@ class TrainingSection(Section):
                 f"{self.offload_optimizer}. Use {', '.join(hosted[:-1])} or {hosted[-1]}"
             )
         return self
+
+    @property
+    def state_dtype(self) -> DType:
+        """The format of the optimizer's state."""
+        return self.weight_dtype if self.master is Master.NONE else DType.FP32
 
     def recomputes(self, layer: int) -> bool:
         """Whether *layer* is in the recomputed fraction, which is spread evenly."""

@@ -103,7 +103,6 @@ def test_a_long_scan_is_one_kernel_of_the_compiler(emulated):
 def test_one_rank_compiles_and_the_others_do_the_same(emulated):
     run = emulated("compiled")
     assert run.ops(0) == run.ops(1)
-    assert run.stderr.count("compiled a region at") == 1
 
 
 def test_parts_of_a_graph_that_is_split_at_buckets_are_compiled_once(emulated):

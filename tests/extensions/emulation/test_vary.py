@@ -53,8 +53,8 @@ def test_every_setting_becomes_a_job_and_the_comparison_orders_them(tmp_path):
     compared = run_perfmodel("compare", *jobs, *words, folder=tmp_path)
     assert compared.returncode == 0, compared.stderr
     rows = json.loads(compared.stdout)["scenarios"]
-    assert [row["name"] for row in rows] == ["batch_size=64", "batch_size=32768"]
-    assert rows[0]["cost_per_thousand_iterations"] < rows[1]["cost_per_thousand_iterations"]
+    assert [row["name"] for row in rows] == ["batch_size=32768", "batch_size=64"]
+    assert rows[0]["cost_per_million"] < rows[1]["cost_per_million"]
 
 
 def test_a_setting_that_runs_out_of_memory_is_a_result_beside_the_others(tmp_path):

@@ -11,6 +11,7 @@ from collectives.measurements import RunPlace, load_measurements
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 from perfmodel.extensions.formats.nccl_tests import dotted_version, read_foreign
+from perfmodel.extensions.measurements.checking import check_tables
 
 HEADING = """\
 # nccl-tests version 2.17.4 nccl-headers=22705 nccl-library=22705
@@ -195,10 +196,10 @@ def test_a_print_may_say_the_release_in_words_and_times_of_the_processor(tmp_pat
         "# all_reduce_perf nGpus 8\nNCCL version 2.19.3+cuda12.2\n"
         + ranks(8)
         + "#  size  count  redop  cputime  algbw  busbw\n"
-        + "  2048  512  sum  9.50  1  1\n"
+        + "  2048  512  sum  9.50  0  0\n"
         # Too short, no time, an endless and a negative one: none of them is a measurement.
-        + "  4096  512  sum  9.50\n  4096 1 sum N/A 1 1\n  4096 1 sum inf 1 1\n"
-        + "  4096  1  sum  -2.0  1  1\n  4096  1  sum  0.0  1  1\n"
+        + "  4096  512  sum  9.50\n  4096 1 sum N/A 0 0\n  4096 1 sum inf 0 0\n"
+        + "  4096  1  sum  -2.0  0  0\n  4096  1  sum  0.0  0  0\n"
     )
     row, *others = load(tmp_path, text)
     assert all(one.fault for one in others)
@@ -254,3 +255,28 @@ def test_without_its_ranks_a_print_tells_their_number_by_its_bandwidths(tmp_path
     else:
         found = read_foreign(path.read_text(), document=str(path), place=place)
         assert {row["nranks"] for row in found} == {str(ranks)}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        # Of 8 ranks an all-reduce has 2 x 7/8, an all-gather 7/8.
+        (("all_reduce_perf", "all_gather_perf"), "0.875 times algbw in all_gather of 8 ranks"),
+        (("350.00", "2800.00"), "busbw must be 1.75 times algbw"),
+        (("NVIDIA H100", "NVIDIA A100"), "measured on h100_sxm, as dgx_h100 has, got NVIDIA A100"),
+        (("float", "flaot"), "no row of 3 can be used: type flaot is not known"),
+    ],
+)
+def test_a_print_of_another_place_or_collective_is_refused(tmp_path, change, words):
+    lines = "".join(
+        f"#  Rank {rank} Group 0 Pid 1 on host0 device {rank} [0x0{rank}] NVIDIA H100 80GB HBM3\n"
+        for rank in range(8)
+    )
+    text = "# Collective test starting: all_reduce_perf\n# nGpus 8\n" + lines
+    text += "#  size  count  type  redop  root  time  algbw  busbw  #wrong\n"
+    # 64 MB in 320 us are 200 GB/s.
+    row = "  64000000  16000000  float  sum  -1  320.0  200.00  350.00  0\n"
+    path = tmp_path / "run.log"
+    path.write_text((text + row * 3).replace(*change))
+    with pytest.raises(MeasurementError, match=words):
+        check_tables([path], RunPlace("dgx_h100"))

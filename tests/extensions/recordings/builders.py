@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.extensions.recordings.hold_back import HoldRule, replay_held
+from perfmodel.extensions.recordings.hold_back import HoldRule, hold_ratios, replay_held
 from perfmodel.extensions.recordings.importing import import_job
 from perfmodel.extensions.recordings.recorded_job import RecordedJob
 from perfmodel.graph.durations import DurationTable
@@ -36,7 +36,7 @@ def import_spans(folder: Path, *ranks: list[Any]) -> RecordedJob:
             distributedInfo={"rank": rank, "world_size": len(ranks)},
         )  # fmt: skip
     job = import_job(load_job_trace(folder))
-    columns = (job.recorded_start_ns, job.recorded_end_ns, job.hold_ratio, job.can_be_held)
+    columns = (job.recorded_start_ns, job.recorded_end_ns, hold_ratios(job.graph), job.can_be_held)
     recorded.check_job("", job.graph, *columns, *job.step_ends, job.report)
     return job
 
@@ -68,4 +68,4 @@ def replay_ms(job: RecordedJob, durations: DurationTable | None = None) -> list[
 def held_of(job: RecordedJob, durations: DurationTable | None = None) -> Any:
     """A replay of *job* with *durations*, the recorded ones by default."""
     table = job.durations() if durations is None else durations
-    return replay_held(job.graph, table, HoldRule(job.hold_ratio, job.can_be_held))
+    return replay_held(job.graph, table, HoldRule(hold_ratios(job.graph), job.can_be_held))

@@ -11,7 +11,7 @@ from collectives import Collective, CollectiveKind
 from perfmodel.base.errors import TraceError
 from perfmodel.extensions.recordings.self_replay import self_replay
 from perfmodel.extensions.whatif import apply_all, parse_transformation
-from perfmodel.extensions.whatif.patterns import Pattern
+from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.selection import LaneWord, Selection
 from perfmodel.graph.program import Anchor
 from tests.extensions.recordings.builders import (
@@ -309,7 +309,7 @@ def test_tasks_belong_to_the_module_that_calls_them_and_gradients_to_that_of_the
     assert modules["first"] == "Net_0 > Linear_0"
     assert modules["second"] == modules["gradient"] == "Net_0 > Linear_1"
     assert modules["update"] == ""
-    found = Selection(Pattern("module:Linear_1"), LaneWord.DEVICE).mask(graph, program)
+    found = Selection(LabelPattern("module:Linear_1"), LaneWord.DEVICE).mask(graph, program)
     assert [graph.labels[int(program.label[task])] for task in np.flatnonzero(found)] == [
         "second", "gradient",
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from perfmodel.engine.settle import Rules, settle
 from perfmodel.extensions.recordings.hold_back import KnownEffects
 from perfmodel.extensions.recordings.recorded_job import ImportReport, RecordedJob
 from perfmodel.extensions.recordings.recording_info import RecordingInfo, describe_recording
-from perfmodel.extensions.recordings.steady import SteadyJob
+from perfmodel.extensions.recordings.steady import SteadyJob, longest_span
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.durations import build_durations
 from perfmodel.graph.job import JobFacts, JobGraph, with_own_origins
@@ -32,7 +32,7 @@ def build_job(stretch: int = 1, **facts) -> JobGraph:
             program.add_task(host, Fixed("launch", 10 + rank), label="launch") for _ in range(3)
         ]
         first = program.add_task(
-            device, Fixed("gemm", 100 * stretch), label="gemm", after=launches[:1]
+            device, Fixed("gemm", 100 * stretch, waves=4.0), label="gemm", after=launches[:1]
         )
         program.add_task(device, Fixed("gemm", 50 + rank), label="gemm", after=[launches[2], first])
         builder.add_rank(builder.add_program(program.build()))
@@ -49,16 +49,14 @@ def notes(starts=(), steps: int = 0, **known: Any) -> RecordingInfo:
     """What a recording of JOB knows: of one window, or of *steps* that repeat."""
     durations = build_durations(JOB, [np.array([op.duration_ns for op in JOB.ops])[one.op]
                                       for one in JOB.programs])  # fmt: skip
-    ratio = np.arange(10) / 10
     alone_ns = durations.values_ns[:, 0].astype(float)
     settled = settle(replay, JOB, alone_ns, Rules([], rounds=1, iterations=1))
     return RecordingInfo(
-        hold_ratio=ratio,
         can_be_held=np.arange(10) % 2 == 0,
         window_starts=np.array(starts, dtype=np.int64),
         steady=SteadyJob(JOB, max(steps, 1), repeats=steps > 0),
         profiled=JOB,
-        effects=KnownEffects(settled, ratio),
+        effects=KnownEffects(settled),
         **known,
     )
 
@@ -76,7 +74,7 @@ def without(*tasks: int) -> JobGraph:
 
 def test_a_single_step_is_the_longest_pass_of_a_rank_but_for_where_the_recording_begins():
     def span(*starts: int) -> Window:
-        return notes(starts)._longest_span(JOB, START, END)
+        return longest_span(JOB, np.array(starts), START, END)
 
     # Rank 1 takes from 2 to 200, rank 0 from 0 to 180.
     assert span() == Window(2, 200)
@@ -92,10 +90,10 @@ def test_of_a_job_that_was_only_retimed_the_same_tasks_hold_back_others():
     assert own.effects not in own.rules(without(4)).rules
 
 
-def test_new_tasks_neither_hold_nor_are_held():
+def test_a_kernel_holds_back_others_until_its_last_wave_and_new_tasks_are_not_held():
     rule = notes().hold_rule(without(4, 6))
     assert [one.tolist() for one in (rule.ratio, rule.can_be_held)] == [
-        [0.0, 0.1, 0.2, 0.3, 0.0, 0.5, 0.0, 0.7, 0.8, 0.9],
+        [0.0, 0.0, 0.0, 0.75, 0.0] * 2,
         [True, False, True, False, False, False, False, False, True, False],
     ]
 
@@ -104,9 +102,7 @@ def test_a_recording_begins_with_the_first_task_of_every_rank():
     ranks: Any = (None, None)
     report = ImportReport(ranks, rendezvous=0, steps=1, recorded_starts={})
     column = np.zeros(10, dtype=np.int64)
-    recorded = RecordedJob(
-        build_job(), column, column, column / 1.0, column == 1, (column[:1],), report, column
-    )
+    recorded = RecordedJob(build_job(), column, column, column == 1, (column[:1],), report, column)
     found = describe_recording(recorded)
     assert found.window_starts.tolist() == [0, 5]
     assert found.profiled.programs[1].origin.tolist() == [5, 6, 7, 8, 9]

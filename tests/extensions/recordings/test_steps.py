@@ -291,7 +291,8 @@ def cut(job, first, stop):
     ranks = []
     for trace in job.ranks:
         columns = trace.columns
-        from_ns, span_ns = int(columns.start_ns.min()), trace.span_ns
+        from_ns = int(columns.start_ns.min())
+        span_ns = int(columns.end_ns.max()) - from_ns
         kept = (columns.start_ns >= from_ns + first * span_ns) & (
             columns.end_ns <= from_ns + stop * span_ns
         )

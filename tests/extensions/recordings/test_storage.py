@@ -59,7 +59,6 @@ def test_unknown_keys_of_report_and_score_are_refused(job, tmp_path, place):
         ("recorded_start_ns", None, "must be whole numbers"),
         ("recorded_end_ns", -(2**62), "between -2^53 and 2^53 ns"),
         ("recorded_end_ns", -1, "no task may end before it starts"),
-        ("hold_ratio", float("nan"), "shares must be 0 to 1"),
         ("can_be_held", 1.5, "switches true or false"),
     ],
 )

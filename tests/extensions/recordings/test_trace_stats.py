@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.extensions.recordings.trace_stats import Part, part_of, stats_document
+from perfmodel.extensions.recordings.trace_stats import DeviceWork, part_of, stats_document
 from tests.traces.builders import kernel, launch, write_trace
 from traces.job_trace import load_job_trace
 
@@ -10,12 +10,12 @@ from traces.job_trace import load_job_trace
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("void split_embedding_codegen_forward", Part.LOOKUP),
-        ("volta_sgemm_128x64_tn", Part.GEMM),
-        ("void at::native::vectorized_elementwise_kernel<4>", Part.MEMORY),
-        ("Memcpy HtoD (Pinned -> Device)", Part.MEMORY),
-        ("ncclDevKernel_SendRecv(args)", Part.COMMUNICATION),
-        ("mystery", Part.OTHER),
+        ("void split_embedding_codegen_forward", DeviceWork.LOOKUP),
+        ("volta_sgemm_128x64_tn", DeviceWork.GEMM),
+        ("void at::native::vectorized_elementwise_kernel<4>", DeviceWork.MEMORY),
+        ("Memcpy HtoD (Pinned -> Device)", DeviceWork.MEMORY),
+        ("ncclDevKernel_SendRecv(args)", DeviceWork.COMMUNICATION),
+        ("mystery", DeviceWork.OTHER),
     ],
 )
 def test_kernels_are_told_by_name(name, part):

@@ -211,3 +211,11 @@ def test_missing_kernels_and_unlike_gpus_are_faults(tmp_path):
 
     assert not any("kernels are missing" in fault for fault in whole.report.all_faults)
     assert any("kernels are missing" in fault for fault in half.report.all_faults)
+
+
+def test_kernels_shorter_than_any_gpu_runs_are_a_fault(tmp_path):
+    spans = some_steps()
+    for one in spans:
+        one["ts"], one["dur"] = one["ts"] / 1e5, one["dur"] / 1e5
+    job = import_spans(tmp_path, spans)
+    assert any("must be in microseconds" in fault for fault in job.report.all_faults)

@@ -7,7 +7,7 @@ import pytest
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.extensions.whatif import load_recipes, parse_sweep, parse_transformation
-from perfmodel.extensions.whatif.patterns import Pattern
+from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.selection import LaneWord, Numbers
 
 
@@ -16,7 +16,7 @@ def test_a_transformation_is_a_name_with_typed_parameters():
 
     assert made.name == "scale"
     assert made.values == {
-        "match": Pattern("*gemm*|conv"), "factor": 0.5, "lane": LaneWord.COMPUTE,
+        "match": LabelPattern("*gemm*|conv"), "factor": 0.5, "lane": LaneWord.COMPUTE,
         "rank": Numbers((0, 2, 3, 4)),
     }  # fmt: skip
 

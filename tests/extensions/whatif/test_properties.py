@@ -12,7 +12,7 @@ from perfmodel.engine.replay import replay
 from perfmodel.extensions.whatif import apply_all, parse_transformation
 from perfmodel.extensions.whatif.drafts import edit_programs
 from perfmodel.extensions.whatif.editing import find, remove
-from perfmodel.extensions.whatif.patterns import Pattern
+from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.pinning import pin_durations
 from perfmodel.extensions.whatif.selection import LaneWord, Numbers, Selection, lane_mask
 from perfmodel.graph.audit import check_job
@@ -72,7 +72,7 @@ def test_a_job_whose_tasks_all_take_longer_never_ends_earlier(made, factor):
 @given(made=random_jobs(), number=st.integers(0, 20))
 def test_removing_a_task_never_makes_the_job_slower(made, number):
     job = pinned(made)
-    selection = Selection(Pattern("task"), number=Numbers((number,)))
+    selection = Selection(LabelPattern("task"), number=Numbers((number,)))
     plain = [program.task_count - int((program.slot != PLAIN).sum()) for program in job.programs]
     if all(count <= number for count in plain) or any(
         program.task_count <= 2 for program in job.programs

@@ -7,7 +7,7 @@ import pytest
 from perfmodel.base.dtypes import DType
 from perfmodel.extensions.whatif import load_recipes
 from perfmodel.extensions.whatif.parameters import kind_of
-from perfmodel.extensions.whatif.patterns import Pattern
+from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.primitives import arguments_of
 from perfmodel.extensions.whatif.recipes import COMPUTED_WORDS, PLACEHOLDER, is_reference
 from perfmodel.extensions.whatif.recosting import bytes_of
@@ -49,7 +49,7 @@ def test_arguments_of_steps_have_the_kind_of_the_parameters_they_are_taken_from(
 
 def test_kernels_of_torch_optimizers_are_found_by_its_own_names_but_not_clipping():
     parameters = load_recipes()["optimizer"].parameters
-    match, unless = (Pattern(str(parameters[key].default)) for key in ("match", "unless"))
+    match, unless = (LabelPattern(str(parameters[key].default)) for key in ("match", "unless"))
 
     assert match.matches("aten::_foreach_addcdiv_")
     assert match.matches("aten::_fused_adamw_")

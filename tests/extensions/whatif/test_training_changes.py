@@ -20,7 +20,7 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.extensions.whatif import apply_all, parse_transformation
 from perfmodel.extensions.whatif.passes import TrainingPass, find_passes
-from perfmodel.extensions.whatif.patterns import Pattern
+from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.repeating import repeated_parts
 from perfmodel.extensions.whatif.selection import LaneWord, Selection
 from perfmodel.graph.builder import JobBuilder
@@ -89,7 +89,7 @@ def ask(text, **more):
 
 def found(pattern, job=None):
     job = training() if job is None else job
-    tasks = Selection(Pattern(pattern), LaneWord.COMPUTE).tasks(job, job.programs[0])
+    tasks = Selection(LabelPattern(pattern), LaneWord.COMPUTE).tasks(job, job.programs[0])
     return [job.labels[job.programs[0].label[task]] for task in tasks]
 
 
@@ -99,7 +99,7 @@ def test_passes_are_told_by_the_thread_that_launches_them():
     assert found("pass:backward") == ["MmBackward0/mm", "AccumulateGrad/mul"] * 2
     assert found("pass:update") == [label for label, _ in ADAM]
     with pytest.raises(ScenarioError, match="must be followed by backward, forward, update"):
-        Pattern("pass:sideways")
+        LabelPattern("pass:sideways")
 
 
 def test_an_update_may_be_a_single_kernel():

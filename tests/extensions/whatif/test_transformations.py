@@ -9,15 +9,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import GraphError, ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.extensions.whatif import apply_all, parse_transformation
-from perfmodel.extensions.whatif.patterns import Pattern
+from perfmodel.extensions.whatif.durations import enlarge
+from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.selection import LaneWord, Selection
 from perfmodel.extensions.whatif.transformation import apply_one
 from perfmodel.graph.job import Origin, with_own_origins
-from perfmodel.graph.ops import Communication
+from perfmodel.graph.ops import Communication, Fixed, Gemm, MemoryBound
 from perfmodel.graph.program import LaneKind
 from tests.builders import JobSketch
 from tests.extensions.whatif.jobs import span_ns, times, training_job
@@ -52,7 +56,7 @@ def test_tasks_are_chosen_by_where_their_name_stands(pattern, tasks):
         )
 
     named = replace(job, origins=tuple(placed(origin) for origin in job.origins))
-    mask = Selection(Pattern(pattern), LaneWord.DEVICE).mask(named, named.programs[0])
+    mask = Selection(LabelPattern(pattern), LaneWord.DEVICE).mask(named, named.programs[0])
 
     assert np.count_nonzero(mask) == tasks
 
@@ -267,6 +271,45 @@ def test_a_larger_batch_costs_nothing_in_the_optimizer_and_less_below_the_floor(
     compute_end = 10 + 2 * 480 - 5 * 20
     assert times(job)["0/layer 0/down backward"][1] == compute_end
     assert span_ns(job) == compute_end + (2 * 120 - 20) + 80
+
+
+def enlarged(waves, factor, work=None):
+    """102 ns of a kernel of so many *waves*, 2 of them its floor, with *factor* times the batch."""
+    kernel = Fixed("device work", 102, work=work, waves=waves)
+    return enlarge(kernel, (), factor=factor, beyond_ns=2)
+
+
+@pytest.mark.parametrize(
+    ("waves", "factor", "takes_ns"),
+    [
+        # It fills a quarter of the device, then half of it.
+        (0.25, 2, 102),
+        # It fills half of the device, then two of it: twice the 100 ns beyond the floor.
+        (0.5, 4, 202),
+        (4, 2, 202),
+        # Of four waves one is left, and then only a part of one.
+        (4, 0.25, 27),
+        (4, 0.1, 27),
+    ],
+)
+def test_a_kernel_that_does_not_fill_the_device_does_not_grow_with_the_batch(
+    waves, factor, takes_ns
+):
+    grown = enlarged(waves, factor)
+    assert (grown.duration_ns, grown.waves) == (takes_ns, waves * factor)
+
+
+@given(st.floats(0.01, 100), st.floats(0, 8), st.floats(0, 8))
+def test_more_samples_never_take_less_time(waves, one, other):
+    few, many = (enlarged(waves, factor).duration_ns for factor in sorted((one, other)))
+    assert few <= many
+
+
+def test_a_larger_batch_moves_more_bytes():
+    half = MemoryBound("relu", 600, 300, DType.FP32)
+    assert enlarged(1, 2, half).work == MemoryBound("relu", 1200, 600, DType.FP32)
+    product = enlarged(1, 2, Gemm(10, 20, 30, DType.FP32)).work
+    assert product == Gemm(20, 20, 30, DType.FP32)
 
 
 def test_one_rank_alone_gets_a_pause_or_a_graph():

@@ -193,6 +193,13 @@ def test_the_job_says_what_it_assumed():
     job = build_job(load_workload("llama3_8b", ["batch=8"]), rank_count=8, ranks_per_host=8)
     assert any(sentence.startswith("Layout: tp=") for sentence in job.facts.assumptions)
     assert any("1,024 entries" in sentence for sentence in job.facts.assumptions)
+    assert any("reduced in buckets of" in sentence for sentence in job.facts.assumptions)
+
+
+def test_a_bucket_that_no_model_fills_is_one_piece():
+    spec = load_workload("llama3_8b", ["batch=8", "training.bucket_size=1 TiB"])
+    job = build_job(spec, rank_count=8, ranks_per_host=8)
+    assert "Gradients are reduced in one piece." in job.facts.assumptions
 
 
 @pytest.mark.parametrize(("sharding", "matrices"), [("none", 16), ("zero1", 8)])

@@ -13,7 +13,7 @@ import torch
 from torch._guards import tracing
 from torch.utils._python_dispatch import _disable_current_modes
 
-from perfmodel.extensions.emulation.device.gpu import VirtualGpu
+from perfmodel.extensions.emulation.device.base import Gpu
 from perfmodel.extensions.emulation.rank_record import CallType
 
 ROWS, COLUMNS, PICKED = 64, 512, 16
@@ -33,7 +33,7 @@ def small_function(matrix: Any, bias: Any, places: Any) -> tuple[Any, Any, Any]:
     return total, total.mean(-1), torch.sin(total[places])
 
 
-def prove_compiler(gpu: VirtualGpu) -> None:
+def prove_compiler(gpu: Gpu) -> None:
     """Compile `small_function` and compare; a difference is an error.
 
     The first region of a script may be compiled inside of others' modes, which end here.
@@ -49,7 +49,7 @@ def prove_compiler(gpu: VirtualGpu) -> None:
         raise RuntimeError(f"the compiler's self-test gave the kernels {found}, not {EXPECTED}")
 
 
-def _compile(gpu: VirtualGpu) -> tuple[tuple[str, int, int], ...]:
+def _compile(gpu: Gpu) -> tuple[tuple[str, int, int], ...]:
     """Kind, bytes read and bytes written of every kernel of `small_function`."""
     from torch._inductor.compile_fx import compile_fx
 

@@ -29,8 +29,8 @@ from torch._inductor.dependencies import MemoryDep
 from torch._inductor.virtualized import V
 
 from perfmodel.extensions.emulation.compiler.masks import AttentionTemplate, RegionMasks
+from perfmodel.extensions.emulation.device.base import Gpu
 from perfmodel.extensions.emulation.device.descriptions import DTYPE_WORDS
-from perfmodel.extensions.emulation.device.gpu import VirtualGpu
 
 MARK = "# perfmodel: "
 _LENGTHS = ("xnumel", "ynumel", "znumel", "r0_numel", "r1_numel")
@@ -139,7 +139,7 @@ def _number(size: Any) -> int:
 class Launcher:
     """A kernel in generated code: every launch of it is recorded."""
 
-    def __init__(self, gpu: VirtualGpu, name: str, source: str, masks: RegionMasks | None) -> None:
+    def __init__(self, gpu: Gpu, name: str, source: str, masks: RegionMasks | None) -> None:
         self._gpu, self._masks = gpu, masks
         self._operator = f"inductor.{name}"
         found = re.search(MARK + "(.*)", source)
@@ -153,6 +153,7 @@ class Launcher:
         """Record a launch with these arguments."""
         recorder = self._gpu.recorder
         recorder.check_running()
+        recorder.enter_stream()
         if recorder.is_on and self._attention is not None:
             given = dict(zip(self._names, args, strict=False))
             words = self._attention.describe(self._gpu, given, self._masks)
@@ -163,8 +164,7 @@ class Launcher:
             if kind is None:
                 kind = self._kinds[key] = recorder.intern_kind(self._describe(args))
             recorder.launch(kind, recorder.state().device, 1)
-        if self._gpu.values:
-            self._forget(args)
+        self._forget(args)
 
     def _tensors(self, args: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
         for name, value in zip(self._names, args, strict=False):

@@ -22,13 +22,13 @@ from torch import Tensor, fx
 from torch._higher_order_ops.flex_attention import flex_attention
 from torch._subclasses.fake_tensor import is_fake
 
+from perfmodel.extensions.emulation.device.base import Gpu
 from perfmodel.extensions.emulation.device.descriptions import DTYPE_WORDS, is_inexact
 from perfmodel.extensions.emulation.device.flex import (
     count_pairs_of_blocks,
     kept_share,
     share_of_blocks,
 )
-from perfmodel.extensions.emulation.device.gpu import VirtualGpu
 from perfmodel.extensions.emulation.device.values import MOST_KEPT
 
 _MASK, _INDICES, _COUNTS, _SIDES, _FUNCTION = 4, 3, (2, 4), slice(-3, -1), -1
@@ -66,7 +66,7 @@ class AttentionTemplate:
         return cls(operands, {name: int(size) for name, size in _SIZE.findall(source)})
 
     def describe(
-        self, gpu: VirtualGpu, given: Mapping[str, Any], masks: RegionMasks | None
+        self, gpu: Gpu, given: Mapping[str, Any], masks: RegionMasks | None
     ) -> dict[str, Any]:
         """A launch with the arguments *given*, as the operator that eager code has for it."""
         tensors: dict[str, Any] = {name: given.get(at) for name, at in self.operands.items()}
@@ -113,7 +113,7 @@ class FunctionShares:
         self._last: dict[Any, tuple[list[Any], float]] = {}
 
     def of(
-        self, gpu: VirtualGpu, function: fx.GraphModule, shape: tuple[int, ...], read: Sequence[Any]
+        self, gpu: Gpu, function: fx.GraphModule, shape: tuple[int, ...], read: Sequence[Any]
     ) -> float:
         """The share of *function*, which reads *read*.
 
@@ -139,7 +139,7 @@ class RegionMasks:
     *shares* is one for all regions.
     """
 
-    def __init__(self, gpu: VirtualGpu, model: fx.GraphModule, shares: FunctionShares) -> None:
+    def __init__(self, gpu: Gpu, model: fx.GraphModule, shares: FunctionShares) -> None:
         self._gpu, self._model, self._shares = gpu, model, shares
         self._calls = [node for node in model.graph.nodes if node.target is flex_attention]
         self._forward: list[float | None] = []
@@ -236,7 +236,7 @@ def _words(function: fx.GraphModule) -> str:
 class _Evaluation:
     """Values of the nodes of *model*, as far as the *args* of a call determine them."""
 
-    def __init__(self, gpu: VirtualGpu, model: fx.GraphModule, args: Sequence[Any]) -> None:
+    def __init__(self, gpu: Gpu, model: fx.GraphModule, args: Sequence[Any]) -> None:
         self._gpu, self._model = gpu, model
         inputs = (node for node in model.graph.nodes if node.op == "placeholder")
         self._given = dict(zip(inputs, args, strict=False))

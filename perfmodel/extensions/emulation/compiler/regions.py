@@ -21,11 +21,11 @@ from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from torch._guards import TracingContext
 
 from perfmodel.extensions.emulation.compiler.check import prove_compiler
-from perfmodel.extensions.emulation.compiler.front import install_dynamo, install_inductor
+from perfmodel.extensions.emulation.compiler.inductor import guide_dynamo, take_kernels
 from perfmodel.extensions.emulation.compiler.masks import FunctionShares, RegionMasks
 from perfmodel.extensions.emulation.compiler.sharing import FOLDER, alone, share_code
+from perfmodel.extensions.emulation.device.base import Gpu
 from perfmodel.extensions.emulation.device.descriptions import hide_code, script_line, show_line
-from perfmodel.extensions.emulation.device.gpu import VirtualGpu
 from perfmodel.extensions.emulation.device.triton_stand_in import hidden
 from perfmodel.extensions.emulation.rank_record import COMPILED
 from perfmodel.extensions.emulation.workers import Throttle
@@ -35,10 +35,14 @@ _TOLD_S = 2.0
 
 
 class Compiler:
-    """The compiler of one rank; ranks, also of later workers, share the code in *folder*."""
+    """The compiler of one rank; ranks, also of later workers, share the code in *folder*.
 
-    def __init__(self, gpu: VirtualGpu, folder: Path, throttle: Throttle) -> None:
-        self._gpu = gpu
+    Of the *front* come the answers to what Dynamo and Inductor ask about a device that is not
+    torch's own.
+    """
+
+    def __init__(self, gpu: Gpu, folder: Path, throttle: Throttle, front: Any = None) -> None:
+        self._gpu, self._front = gpu, front
         self._folder = folder
         self._throttle = throttle
         self._is_installed = False
@@ -52,7 +56,9 @@ class Compiler:
 
     def install(self) -> None:
         """Take over what `torch.compile` gives to Inductor."""
-        install_dynamo(self._gpu)
+        guide_dynamo()
+        if self._front is not None:
+            self._front.install_dynamo(self._gpu)
         kind: Any = torch._TorchCompileInductorWrapper
         compile_region = kind.__call__
 
@@ -128,7 +134,9 @@ class Compiler:
     def _install_inductor(self) -> None:
         cache = self._folder / FOLDER
         hide_code(cache)
-        install_inductor(self._gpu, cache, lambda: self._masks)
+        if self._front is not None:
+            self._front.answer_inductor(self._gpu)
+        take_kernels(self._gpu, cache, lambda: self._masks)
         share_code()
         from torch._inductor.output_code import CompiledFxGraph
 

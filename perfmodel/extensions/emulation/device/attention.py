@@ -13,15 +13,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+from perfmodel.extensions.emulation.device.base import Gpu, keep_for_ever
 from perfmodel.extensions.emulation.device.descriptions import Args, Kwargs, argument
-from perfmodel.extensions.emulation.device.gpu import VirtualGpu
-from perfmodel.extensions.emulation.device.native import keep_for_ever
-from perfmodel.extensions.emulation.device.operators import OperatorKernel
 
 OPERATORS = frozenset(
     {
@@ -43,8 +40,8 @@ opt-in from 2.5.1 on (pytorch 138522), first again in 2.9 (162073), with a newer
 _aten = torch.ops.aten
 
 
-def install_attention(gpu: VirtualGpu, library: torch.library.Library) -> None:
-    """Define our operator, and let torch's own choices end in kernels of a GPU."""
+def declare_attention(launch: Callable[..., None] | None = None) -> None:
+    """Define our operator; where it is a kernel of the device, *launch* records it."""
     own = torch.library.Library(NAMESPACE, "DEF")
     settings = "Tensor? starts_q, Tensor? starts_k, bool is_causal, int left, int pairs, str kernel"
     own.define(f"attention(Tensor query, Tensor key, Tensor value, {settings}) -> (Tensor, Tensor)")
@@ -52,18 +49,32 @@ def install_attention(gpu: VirtualGpu, library: torch.library.Library) -> None:
         "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, "
         f"{settings}) -> (Tensor, Tensor, Tensor)"
     )
+    for name, shapes in (("attention", _shapes), ("attention_backward", _gradient_shapes)):
+        torch.library.register_fake(f"{NAMESPACE}::{name}", shapes, lib=own)
+        if launch is not None:
+            op = getattr(torch.ops.perfmodel, name).default
+            own.impl(name, partial(_run, op, shapes, launch), "CUDA")
     name = f"{NAMESPACE}::attention"
-    torch.library.register_fake(name, _shapes, lib=own)
-    torch.library.register_fake(f"{name}_backward", _gradient_shapes, lib=own)
     torch.library.register_autograd(name, _backward, setup_context=_keep, lib=own)
-    torch._C._set_sdp_use_cudnn(True)
     keep_for_ever(own)
+
+
+def _run(op: Any, shapes: Callable[..., Any], launch: Callable[..., None], *args: Any) -> Any:
+    result = shapes(*args)
+    launch(op, args, {}, result)
+    return result
+
+
+def install_attention(gpu: Gpu, library: torch.library.Library) -> None:
+    """Define our operator, and let torch's own choices end in kernels of a GPU."""
+    declare_attention()
+    torch._C._set_sdp_use_cudnn(True)
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", partial(attend, gpu), key)
 
 
 def attend(
-    gpu: VirtualGpu,
+    gpu: Gpu,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -99,7 +110,7 @@ def attend(
 _CUDNN = SDPBackend.CUDNN_ATTENTION
 
 
-def _choose(gpu: VirtualGpu, query: Tensor, mask: Tensor | None, *, is_grouped: bool) -> SDPBackend:
+def _choose(gpu: Gpu, query: Tensor, mask: Tensor | None, *, is_grouped: bool) -> SDPBackend:
     """The first kernel in torch's order that is enabled and can run.
 
     Only the memory-efficient kernel has heads of any width, and the gradient of a mask.
@@ -133,30 +144,25 @@ def _takes_cudnn_first(release: tuple[int, ...], major: int) -> bool:
     return major in (9, 10) and any(first <= release < end for first, end in _CUDNN_FIRST)
 
 
-class AttentionKernel(OperatorKernel):
-    """The kernel of an attention operator, recorded with its generation and the pairs it computes.
+class AttentionCalls:
+    """What calls of the operator *op* compute: the generation of their kernel, and their pairs.
 
-    A generation is recorded if the name of the operator does not show it.
+    A generation is stated if the name of the operator does not show it.
     """
 
-    def __init__(self, gpu: VirtualGpu, op: Any) -> None:
-        super().__init__(gpu, op)
+    def __init__(self, gpu: Gpu, op: Any) -> None:
+        self._gpu, self._name = gpu, str(op)
         self._places = {one.name: place for place, one in enumerate(op._schema.arguments)}
 
-    def kind_of_call(self, kind: int, args: Args, kwargs: Kwargs) -> int:
-        """The planned kind with what this call computes."""
-        recorder, gpu = self._gpu.recorder, self._gpu
-        if not recorder.is_on:
-            return kind
+    def observe(self, args: Args, kwargs: Kwargs) -> dict[str, Any]:
+        """What a call computes, as far as its description does not show it."""
         seen: dict[str, Any] = {}
-        if "flash" in self._name and gpu.release < _FLASH2_SINCE:
+        if "flash" in self._name and self._gpu.release < _FLASH2_SINCE:
             seen["kernel"] = "flash1"
         pairs = self._pairs(args, kwargs)
         if pairs is not None:
             seen["pairs"] = pairs
-        if not seen:
-            return kind
-        return recorder.intern_kind(recorder.kinds[kind] | {"observed": seen})
+        return {"observed": seen} if seen else {}
 
     def _value(self, name: str, args: Args, kwargs: Kwargs, default: Any = None) -> Any:
         if name not in self._places:
@@ -187,7 +193,7 @@ class AttentionKernel(OperatorKernel):
                 self._gpu.recorder.count_placeholder("lengths of packed sequences")
                 lengths = [equal_lengths(one.shape, len(given[0]) - 1) for one in (query, key)]
             else:
-                lengths = [np.diff(one.numpy()) for one in known if one is not None]
+                lengths = [one.diff() for one in known if one is not None]
             return count_pairs(lengths[0], lengths[-1], is_causal=is_causal, left=left)
         if left < 0 or query.dim() != 4:
             return None
@@ -196,26 +202,26 @@ class AttentionKernel(OperatorKernel):
         )
 
 
-def equal_lengths(shape: Sequence[int], count: int) -> Any:
+def equal_lengths(shape: Sequence[int], count: int) -> Tensor:
     """Lengths of *count* sequences that are packed into a tensor of *shape*, as equal as can be."""
-    return np.diff(np.linspace(0, math.prod(shape[:-2]), count + 1).astype(np.int64))
+    return (torch.arange(count + 1) * math.prod(shape[:-2]) // count).diff()
 
 
 def count_pairs(
-    queries: Sequence[int] | Any, keys: Sequence[int] | Any, *, is_causal: bool, left: int
+    queries: Sequence[int] | Tensor, keys: Sequence[int] | Tensor, *, is_causal: bool, left: int
 ) -> int:
     """Query-key pairs of sequences of given lengths; a query sees *left* keys before it, or all."""
-    rows, columns = np.asarray(queries, np.int64), np.asarray(keys, np.int64)
+    rows, columns = (torch.as_tensor(one, dtype=torch.int64) for one in (queries, keys))
     if not is_causal:
-        seen = columns if left < 0 else np.minimum(columns, 2 * left + 1)
+        seen = columns if left < 0 else columns.clamp(max=2 * left + 1)
         return int((rows * seen).sum())
     # The last query sees the last key; earlier ones see one key less each.
-    hidden = np.minimum(rows, columns)
+    hidden = torch.minimum(rows, columns)
     pairs = rows * columns - hidden * (hidden - 1) // 2
     if left >= 0:
-        beyond = np.maximum(columns - left - 1, 0)
+        beyond = (columns - left - 1).clamp(min=0)
         pairs -= beyond * (beyond + 1) // 2
-    return int(np.maximum(pairs, 0).sum())
+    return int(pairs.clamp(min=0).sum())
 
 
 def _shapes(

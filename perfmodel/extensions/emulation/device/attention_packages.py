@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfmodel.extensions.emulation.device.gpu import VirtualGpu
+from perfmodel.extensions.emulation.device.base import Gpu
 from perfmodel.extensions.emulation.device.user_kernels import record_kernel
 
 _VERSION = "2.8.3"
@@ -48,7 +48,7 @@ class InstalledPackage(Distribution):
         return path
 
 
-def make_module(gpu: VirtualGpu, name: str) -> ModuleType:
+def make_module(gpu: Gpu, name: str) -> ModuleType:
     """The module *name* of MODULES on *gpu*."""
     module = ModuleType(name, "Fused attention on a virtual device.")
     if name == "kernels":
@@ -124,7 +124,7 @@ class _Rotation(torch.autograd.Function):
     """One kernel that turns pairs of numbers, and one that turns their gradients back."""
 
     @staticmethod
-    def forward(ctx: Any, gpu: VirtualGpu, x: Tensor, *angles: Tensor) -> Tensor:
+    def forward(ctx: Any, gpu: Gpu, x: Tensor, *angles: Tensor) -> Tensor:
         ctx.gpu, ctx.angles = gpu, angles
         out = torch.empty_like(x)
         record_kernel(gpu, "rotary", inputs=[x, *angles], outputs=[out])
@@ -137,9 +137,7 @@ class _Rotation(torch.autograd.Function):
         return None, made, *(None for _ in ctx.angles)
 
 
-def apply_rotary_emb(
-    gpu: VirtualGpu, x: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any
-) -> Any:
+def apply_rotary_emb(gpu: Gpu, x: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> Any:
     """Rotary embedding of *x*, in place or not."""
     return _Rotation.apply(gpu, x, cos, sin)
 

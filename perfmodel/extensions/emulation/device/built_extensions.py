@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from perfmodel.extensions.emulation.device.base import Gpu
 from perfmodel.extensions.emulation.device.descriptions import tensors_in
-from perfmodel.extensions.emulation.device.gpu import VirtualGpu
 from perfmodel.extensions.emulation.device.user_kernels import record_kernel
 
 _FUNCTION = re.compile(
@@ -45,7 +45,7 @@ class _Function(NamedTuple):
     body: str
 
 
-def install_extensions(gpu: VirtualGpu, building: Any) -> None:
+def install_extensions(gpu: Gpu, building: Any) -> None:
     """Answer extensions that need CUDA; the module *building* of torch makes the others."""
     load, load_inline = building.load, building.load_inline
 
@@ -71,7 +71,7 @@ def _listed(sources: Any) -> list[str]:
     )
 
 
-def _unbuilt(gpu: VirtualGpu, name: str, sources: Sequence[str]) -> ModuleType:
+def _unbuilt(gpu: Gpu, name: str, sources: Sequence[str]) -> ModuleType:
     """The extension *name*: a call of any function reads and writes all tensors it is given."""
     gpu.recorder.notes[
         f"The extension {name} is CUDA code and was not built: each call counts as one kernel that "

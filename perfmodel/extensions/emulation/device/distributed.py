@@ -15,7 +15,7 @@ import torch.distributed.device_mesh as mesh
 from torch.distributed import distributed_c10d as c10d
 
 from perfmodel.extensions.emulation.device.descriptions import script_line
-from perfmodel.extensions.emulation.device.exchange import Exchange
+from perfmodel.extensions.emulation.device.exchange import PeerExchange
 from perfmodel.extensions.emulation.device.groups import VirtualGroup
 from perfmodel.extensions.emulation.rank_record import GroupRecord
 
@@ -25,7 +25,7 @@ _BACKEND = "perfmodel"
 class Distributed:
     """Replaces how groups are made; *groups* are those that the script made."""
 
-    def __init__(self, exchange: Exchange, *, world_size: int) -> None:
+    def __init__(self, exchange: PeerExchange, *, world_size: int) -> None:
         self.groups: dict[str, GroupRecord] = {}
         self._exchange = exchange
         self._world_size = world_size

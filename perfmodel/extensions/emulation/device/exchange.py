@@ -25,7 +25,7 @@ _UNKNOWN = b""
 
 
 @dataclass(slots=True)
-class Exchange:
+class PeerExchange:
     """What this rank knows of the others; *running* are those that run at the same time.
 
     *has_guessed* says that objects of ranks that do not run were taken to be those of this rank.

@@ -18,8 +18,8 @@ from torch.nn.attention import flex_attention as masks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from perfmodel.extensions.emulation.device.base import Gpu
 from perfmodel.extensions.emulation.device.descriptions import Args, describe_tensor
-from perfmodel.extensions.emulation.device.gpu import VirtualGpu
 
 _POINTS = 8
 """Rows and columns of a block at which a mask is evaluated, its edges among them."""
@@ -30,7 +30,7 @@ _MOST_POINTS, _FEWEST_ROWS = 1 << 24, 8
 _UNKNOWN = "blocks that a mask leaves out"
 
 
-def install_flex(gpu: VirtualGpu) -> None:
+def install_flex(gpu: Gpu) -> None:
     """Answer flex_attention and its masks."""
     _install_masks(gpu)
 
@@ -56,7 +56,7 @@ def install_flex(gpu: VirtualGpu) -> None:
         operator._dispatch_cache.clear()
 
 
-def _pairs_of_blocks(gpu: VirtualGpu, query: Tensor, key: Tensor, mask: Args) -> int:
+def _pairs_of_blocks(gpu: Gpu, query: Tensor, key: Tensor, mask: Args) -> int:
     """Pairs in the blocks of *mask* that are not left out, for all sequences of the batch."""
     counts = [mask[place] for place in (2, 4) if mask[place] is not None]
     share = share_of_blocks(gpu, counts, mask[3])
@@ -64,7 +64,7 @@ def _pairs_of_blocks(gpu: VirtualGpu, query: Tensor, key: Tensor, mask: Args) ->
     return count_pairs_of_blocks(gpu, whole, share)
 
 
-def share_of_blocks(gpu: VirtualGpu, counts: Sequence[Tensor], indices: Tensor) -> float | None:
+def share_of_blocks(gpu: Gpu, counts: Sequence[Tensor], indices: Tensor) -> float | None:
     """The share of blocks that *counts* keep of as many as *indices* has columns; None: unknown."""
     known = [gpu.values.known(one) for one in counts]
     if any(one is None for one in known):
@@ -73,7 +73,7 @@ def share_of_blocks(gpu: VirtualGpu, counts: Sequence[Tensor], indices: Tensor) 
     return kept / (counts[0].numel() * indices.shape[-1])
 
 
-def count_pairs_of_blocks(gpu: VirtualGpu, pairs: int, share: float | None) -> int:
+def count_pairs_of_blocks(gpu: Gpu, pairs: int, share: float | None) -> int:
     """The *share* of all *pairs* that is computed; all of them if it is unknown."""
     if share is None:
         gpu.recorder.count_placeholder(_UNKNOWN)
@@ -84,7 +84,7 @@ def count_pairs_of_blocks(gpu: VirtualGpu, pairs: int, share: float | None) -> i
 class _KnownValues(TorchDispatchMode):
     """Runs operators on the host with the known values of device tensors."""
 
-    def __init__(self, gpu: VirtualGpu) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         super().__init__()
         self._gpu = gpu
 
@@ -103,7 +103,7 @@ class _KnownValues(TorchDispatchMode):
         return known
 
 
-def _install_masks(gpu: VirtualGpu) -> None:
+def _install_masks(gpu: Gpu) -> None:
     original = masks.create_block_mask
 
     def create_block_mask(
@@ -125,7 +125,7 @@ def _install_masks(gpu: VirtualGpu) -> None:
     masks.create_block_mask = create_block_mask
 
 
-def _record_mask(gpu: VirtualGpu, made: Any, dense: tuple[int, ...]) -> None:
+def _record_mask(gpu: Gpu, made: Any, dense: tuple[int, ...]) -> None:
     """One kernel that writes the blocks; without a compiler it reads a mask of all pairs."""
     if not gpu.recorder.is_on:
         return
@@ -143,7 +143,7 @@ def _record_mask(gpu: VirtualGpu, made: Any, dense: tuple[int, ...]) -> None:
 
 
 def _blocks(
-    gpu: VirtualGpu,
+    gpu: Gpu,
     mask_mod: Any,
     heads: tuple[int, int],
     lengths: tuple[int, int],

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfmodel.extensions.emulation.device.descriptions import Kwargs, describe_kernel, script_line
+from perfmodel.extensions.emulation.device.base import Gpu
+from perfmodel.extensions.emulation.device.descriptions import Kwargs, script_line
 from perfmodel.extensions.emulation.device.memory import DeviceMemory
 from perfmodel.extensions.emulation.device.native import NativeDevice
 from perfmodel.extensions.emulation.device.recorder import Recorder
 from perfmodel.extensions.emulation.device.values import Values, storage_address
-from perfmodel.extensions.emulation.rank_record import CallType
-from perfmodel.extensions.emulation.request import TORCH_VERSION, DeviceFacts, parse_release
+from perfmodel.extensions.emulation.request import TORCH_VERSION, DeviceFacts
 
 GIB = 2**30
 
@@ -28,19 +28,14 @@ class UncoveredOperatorError(NotImplementedError):
     """The script calls an operator that the virtual device does not know."""
 
 
-class VirtualGpu:
-    """Native code, memory, values and record of one process, for *count* GPUs of one *model*.
-
-    *release* is the torch release whose choices are emulated.
-    """
+class VirtualGpu(Gpu):
+    """Native code and memory, too."""
 
     def __init__(self, model: DeviceFacts, count: int, release: str = TORCH_VERSION) -> None:
-        self.model = model
-        self.count = count
-        self.release = parse_release(release)
         self.native = NativeDevice(count)
-        self.recorder = Recorder(self.native)
-        self.values = Values(self.recorder.count_placeholder)
+        recorder = Recorder(self.native)
+        values = Values(recorder.count_placeholder)
+        super().__init__(recorder, values, model, count, release)
         self.memory = DeviceMemory(
             self.native,
             device_count=count,
@@ -59,25 +54,6 @@ class VirtualGpu:
     ) -> Tensor:
         """A new tensor on *device*."""
         return self.memory.empty(size, stride, dtype, device)
-
-    def launch(
-        self,
-        operator: str,
-        *,
-        inputs: list[Tensor],
-        outputs: list[Tensor],
-        is_awaited: bool = False,
-        **more: Any,
-    ) -> None:
-        """Record one kernel of an operator that describes itself, and whether the host waits."""
-        if not self.recorder.is_on:
-            return
-        words = describe_kernel(operator, inputs=inputs, outputs=outputs, **more)
-        found = (tensor.get_device() for tensor in (*outputs, *inputs) if tensor.is_cuda)
-        # The callers are the handler, its kernel, and then the script.
-        self.recorder.launch(self.recorder.intern_kind(words), next(found, 0), 3)
-        if is_awaited:
-            self.recorder.synchronize(CallType.SYNC_STREAM)
 
     def note_pieces(self, args: Sequence[Any]) -> None:
         """Note which part of a batch that was moved is used first, if not all of it."""

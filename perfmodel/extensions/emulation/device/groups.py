@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import ReduceOp, _create_work_from_future
 from torch.futures import Future
 
 from perfmodel.extensions.emulation.device.descriptions import DTYPE_WORDS, script_line, tensors_in
-from perfmodel.extensions.emulation.device.exchange import Exchange
+from perfmodel.extensions.emulation.device.exchange import PeerExchange
 from perfmodel.extensions.emulation.rank_record import CallType
 
 _ProcessGroup: Any = dist.ProcessGroup
@@ -27,7 +27,7 @@ _ProcessGroup: Any = dist.ProcessGroup
 class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
     """The communicator *name* of this rank with *ranks*, which are global."""
 
-    def __init__(self, exchange: Exchange, ranks: Sequence[int], name: str) -> None:
+    def __init__(self, exchange: PeerExchange, ranks: Sequence[int], name: str) -> None:
         super().__init__(list(ranks).index(exchange.rank), len(ranks))
         self._exchange = exchange
         self._recorder = exchange.gpu.recorder

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from perfmodel.extensions.emulation.device.native import NativeDevice, keep_for_ever
+from perfmodel.extensions.emulation.device.base import keep_for_ever
+from perfmodel.extensions.emulation.device.native import NativeDevice
 from perfmodel.extensions.emulation.device.native_code import RING_ENTRIES
 
 BLOCK_BYTES = 512

@@ -14,6 +14,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import torch
 
+from perfmodel.extensions.emulation.device.base import keep_for_ever
 from perfmodel.extensions.emulation.device.native_code import (
     CODE,
     GUARD_SLOTS,
@@ -30,14 +31,6 @@ _GUARDS = 22
 _HOOKS = 64
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _GET_HOOKS = "_ZN2at6detail12getCUDAHooksEv"
-_KEPT: list[object] = []
-
-
-def keep_for_ever(*things: object) -> None:
-    """Let *things* outlive the interpreter."""
-    for thing in things:
-        _KEPT.append(thing)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 class ThreadState:

@@ -13,8 +13,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import torch
+
 from perfmodel.extensions.emulation.device import nvidia_smi
-from perfmodel.extensions.emulation.device.gpu import VirtualGpu
+from perfmodel.extensions.emulation.device.base import Gpu
 from perfmodel.extensions.emulation.request import DeviceFacts
 
 DRIVER = "570.124.06"
@@ -33,7 +35,7 @@ class NVMLNotSupportedError(NVMLError):
     """As in `pynvml`, where it is called `NVMLError_NotSupported`."""
 
 
-def make_pynvml(gpu: VirtualGpu) -> ModuleType:
+def make_pynvml(gpu: Gpu) -> ModuleType:
     """The module `pynvml` for *gpu*."""
     module = ModuleType("pynvml", "Answers of a virtual device.")
     module.__dict__.update(_answers(gpu))
@@ -62,12 +64,11 @@ def _refuse(name: str) -> Callable[..., Any]:
     return ask
 
 
-def _answers(gpu: VirtualGpu) -> dict[str, Callable[..., Any]]:
-    model, memory = gpu.model, gpu.memory
+def _answers(gpu: Gpu) -> dict[str, Callable[..., Any]]:
+    model = gpu.model
 
     def memory_info(handle: int, *_: Any) -> SimpleNamespace:
-        used = memory.allocated_bytes(handle)
-        total = memory.capacity_bytes
+        used, total = torch.cuda.memory_reserved(handle), model.memory_bytes
         return SimpleNamespace(total=total, used=used, free=total - used)
 
     def affinity(_: int, words: int) -> list[int]:

@@ -26,9 +26,8 @@ from torch.utils._triton import has_triton_package
 
 from perfmodel.extensions.emulation.device import attention_packages, triton_stand_in
 from perfmodel.extensions.emulation.device.attention_packages import DISTRIBUTIONS, InstalledPackage
+from perfmodel.extensions.emulation.device.base import Gpu, keep_for_ever
 from perfmodel.extensions.emulation.device.built_extensions import install_extensions
-from perfmodel.extensions.emulation.device.gpu import VirtualGpu
-from perfmodel.extensions.emulation.device.native import keep_for_ever
 from perfmodel.extensions.emulation.device.nvml import make_pynvml
 from perfmodel.extensions.emulation.device.triton_stand_in import make_module
 from perfmodel.extensions.emulation.device.user_kernels import install_triton
@@ -94,7 +93,7 @@ class _ChangedModule(Loader):
 class PackageFinder(MetaPathFinder):
     """Answers the imports of a script for one device."""
 
-    def __init__(self, gpu: VirtualGpu) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         # Asked once, while the answer is torch's own: a stand-in must not make it compile.
         self._has_triton = has_triton_package()
         self._made: dict[str, Maker] = {
@@ -146,7 +145,7 @@ class PackageFinder(MetaPathFinder):
         wanted = (context.name or "").lower().replace("-", "_")
         return (InstalledPackage(name) for name in DISTRIBUTIONS if wanted in ("", name))
 
-    def _prepare_triton(self, gpu: VirtualGpu) -> None:
+    def _prepare_triton(self, gpu: Gpu) -> None:
         if self._has_triton:
             return
         # Modules of torch that look for Triton when they are loaded must not find the stand-in.
@@ -154,7 +153,7 @@ class PackageFinder(MetaPathFinder):
         install_triton(gpu, triton_stand_in, triton_stand_in)
 
 
-def record_triton(gpu: VirtualGpu) -> None:
+def record_triton(gpu: Gpu) -> None:
     """Record what the real Triton launches, and answer what it asks its driver."""
     jit, autotuner, descriptors, backends, driver = (
         importlib.import_module(f"triton.{name}")
@@ -204,7 +203,7 @@ def _asks_torch() -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
 
 
-def prepare_torchvision(gpu: VirtualGpu) -> None:
+def prepare_torchvision(gpu: Gpu) -> None:
     """Load the operators of torchvision, or declare them where its native library does not load."""
     spec = find_spec(_SPACE)
     if spec is None or spec.origin is None:
@@ -226,7 +225,7 @@ def _has_operators(_: ModuleType) -> None:
     extension._has_ops = lambda: True
 
 
-def _keep_all(gpu: VirtualGpu, boxes: Tensor, scores: Tensor, _: float) -> Tensor:
+def _keep_all(gpu: Gpu, boxes: Tensor, scores: Tensor, _: float) -> Tensor:
     """No box is suppressed, as none is known; the host waits for their number."""
     gpu.recorder.count_placeholder("boxes that overlap")
     kept = torch.arange(len(boxes), device=boxes.device)

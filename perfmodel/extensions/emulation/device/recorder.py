@@ -80,6 +80,9 @@ class Recorder:
             self._states[thread] = self._native.thread_state()
         return self._states[thread]
 
+    def enter_stream(self) -> None:
+        """Let the next kernel run on the stream that torch is on: here it always does."""
+
     def stream(self) -> int:
         """The stream of this thread, with its device above bit 32."""
         state = self.state()

@@ -25,13 +25,13 @@ from embeddings.distribution import observe
 from perfmodel.extensions.emulation.device.attention import (
     NAMESPACE,
     OPERATORS,
-    AttentionKernel,
+    AttentionCalls,
     install_attention,
 )
+from perfmodel.extensions.emulation.device.base import keep_for_ever
 from perfmodel.extensions.emulation.device.descriptions import Args, Kwargs, argument, schema_name
 from perfmodel.extensions.emulation.device.flex import install_flex
 from perfmodel.extensions.emulation.device.gpu import VirtualGpu
-from perfmodel.extensions.emulation.device.native import keep_for_ever
 from perfmodel.extensions.emulation.device.operators import (
     Kernel,
     OperatorKernel,
@@ -93,6 +93,20 @@ def register_kernels(gpu: VirtualGpu) -> None:
     install_flex(gpu)
 
 
+class AttentionOperator(OperatorKernel):
+    """The kernel of an attention operator, recorded with what it computes."""
+
+    def __init__(self, gpu: VirtualGpu, op: Any) -> None:
+        super().__init__(gpu, op)
+        self._calls = AttentionCalls(gpu, op)
+
+    def kind_of_call(self, kind: int, args: Args, kwargs: Kwargs) -> int:
+        """The planned kind with what this call computes."""
+        recorder = self._gpu.recorder
+        seen = self._calls.observe(args, kwargs) if recorder.is_on else {}
+        return recorder.intern_kind(recorder.kinds[kind] | seen) if seen else kind
+
+
 def _dense_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
     handler = SPECIAL.get(_full_name(op)) if op.namespace == "aten" else None
     if handler is not None:
@@ -101,7 +115,7 @@ def _dense_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
         return view_kernel(gpu, op)
     name = schema_name(op)
     if name in OPERATORS and op.namespace in ("aten", NAMESPACE):
-        return AttentionKernel(gpu, op)
+        return AttentionOperator(gpu, op)
     return (LookupKernel if name in _LOOKUPS else OperatorKernel)(gpu, op)
 
 

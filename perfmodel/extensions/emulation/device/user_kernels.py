@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from perfmodel.extensions.emulation.device.attention import NAMESPACE
-from perfmodel.extensions.emulation.device.gpu import VirtualGpu
-from perfmodel.extensions.emulation.device.native import keep_for_ever
+from perfmodel.extensions.emulation.device.base import Gpu, keep_for_ever
 
 OPERATOR = "user_kernel"
 """How calls of such kernels are named in the record, before the name of the function."""
@@ -29,7 +28,7 @@ _STORES = ("store", "atomic")
 _PARAMETERS = r"\b{name}\s*\(([^)]*)\)"
 
 
-def install_nvrtc(gpu: VirtualGpu) -> None:
+def install_nvrtc(gpu: Gpu) -> None:
     """Answer what torch compiles with NVRTC: `_compile_kernel`, jiterator, TorchScript."""
 
     def compile_kernel(source: str, name: str, *_: Any, **__: Any) -> Callable[..., None]:
@@ -65,7 +64,7 @@ def install_nvrtc(gpu: VirtualGpu) -> None:
     torch._C._jit_set_texpr_fuser_enabled(False)
 
 
-def install_triton(gpu: VirtualGpu, jit: Any, autotuner: Any) -> None:
+def install_triton(gpu: Gpu, jit: Any, autotuner: Any) -> None:
     """Record launches of kernels made with the modules *jit* and *autotuner* of Triton.
 
     A launch is an operator of ours, so that torch's compiler has it in its graph as it has those of
@@ -110,13 +109,13 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
 
 
 def _record_launch(
-    gpu: VirtualGpu, name: str, read: list[Tensor], written: list[Tensor], has_products: bool
+    gpu: Gpu, name: str, read: list[Tensor], written: list[Tensor], has_products: bool
 ) -> None:
     record_kernel(gpu, name, inputs=read, outputs=written, has_products=has_products)
 
 
 def record_kernel(
-    gpu: VirtualGpu,
+    gpu: Gpu,
     name: str,
     *,
     inputs: Sequence[Any],

@@ -1,18 +1,12 @@
 """A worker: a process that makes the device once, tests it, and forks a process per rank.
 
-`perfmodel.extensions.emulation.workers` starts it. Forks share the time and memory of importing
-torch.
+`perfmodel.extensions.emulation.workers` starts it.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import json
 import os
-import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,12 +14,13 @@ from typing import Any, NoReturn
 import torch
 from torch.distributed import FileStore
 
-from perfmodel.extensions.emulation.compiler.front import keep_lists_of_torch
+from perfmodel.extensions.emulation.compiler import front
 from perfmodel.extensions.emulation.compiler.regions import Compiler
 from perfmodel.extensions.emulation.device.cuda_module import CudaModule
 from perfmodel.extensions.emulation.device.descriptions import DTYPE_WORDS
 from perfmodel.extensions.emulation.device.distributed import Distributed
-from perfmodel.extensions.emulation.device.exchange import Exchange
+from perfmodel.extensions.emulation.device.exchange import PeerExchange
+from perfmodel.extensions.emulation.device.forking import fork_ranks
 from perfmodel.extensions.emulation.device.gpu import VirtualGpu, install_storages
 from perfmodel.extensions.emulation.device.nvml import install_nvidia_smi
 from perfmodel.extensions.emulation.device.packages import PackageFinder
@@ -34,20 +29,12 @@ from perfmodel.extensions.emulation.device.script import RankRun
 from perfmodel.extensions.emulation.device.user_kernels import install_nvrtc
 from perfmodel.extensions.emulation.request import TORCH_VERSION
 from perfmodel.extensions.emulation.workers import (
-    CODES,
     MOST_WORKING,
-    READY,
     Throttle,
     WorkerOrder,
     end_with,
     read_order,
 )
-
-_GRACE_S = 3.0
-"""How long other ranks may continue after one has failed."""
-_M_MMAP_THRESHOLD = -3
-_RETURNED_BYTES = 1 << 20
-"""Larger blocks of host memory are returned as soon as they are free."""
 
 
 class VirtualRun(RankRun):
@@ -59,9 +46,9 @@ class VirtualRun(RankRun):
         running = frozenset(order.ranks)
         store = FileStore(str(self._folder / "store"), -1)
         self._throttle = Throttle(self._folder, is_needed=len(running) > MOST_WORKING)
-        self._exchange = Exchange(gpu, rank, running, store, self._throttle)
+        self._exchange = PeerExchange(gpu, rank, running, store, self._throttle)
         self._distributed = Distributed(self._exchange, world_size=order.request.ranks)
-        self._compiler = Compiler(gpu, Path(order.code), self._throttle)
+        self._compiler = Compiler(gpu, Path(order.code), self._throttle, front)
 
     def install(self) -> None:
         """Install groups, compiler, packages and tools, and wait until this rank may work."""
@@ -97,32 +84,11 @@ def main() -> NoReturn:
     gpu = _make_gpu(order)
     if _fork_and_wait(lambda: _prove_device(gpu)) != 0:
         sys.exit(1)
-    folder = Path(order.folder)
-    (folder / READY).touch()
-    # Ranks share what is loaded so far. A collection would write into every object, and each rank
-    # would have a copy of its own.
-    gc.collect()
-    gc.freeze()
-    # Without a fixed threshold the allocator keeps ever larger pieces once one was freed.
-    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _RETURNED_BYTES)
-    children: dict[int, int] = {}
-    worker = os.getpid()
-    for rank in order.ranks:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        child = os.fork()
-        if child == 0:
-            end_with(worker)
-            sys.exit(VirtualRun(gpu, order, rank).run())
-        children[child] = rank
-    codes = _wait(children)
-    (folder / CODES).write_text(json.dumps(codes), encoding="utf-8")
-    # The interpreter has nothing to clean up, and the device must not be touched again.
-    os._exit(0)
+    fork_ranks(order, lambda rank: VirtualRun(gpu, order, rank).run())
 
 
 def _make_gpu(order: WorkerOrder) -> VirtualGpu:
-    keep_lists_of_torch()
+    front.keep_lists_of_torch()
     request = order.request
     gpu = VirtualGpu(order.device, request.host_size, request.torch_release or TORCH_VERSION)
     gpu.native.install()
@@ -175,30 +141,3 @@ def _fork_and_wait(function: Callable[[], None]) -> int:
             os._exit(1)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def _wait(children: dict[int, int]) -> dict[int, int]:
-    """The exit code of every rank; those that continue after another has failed are ended."""
-    codes: dict[int, int] = {}
-    pending = dict(children)
-
-    def end_all(number: int, _: object) -> None:
-        for child in pending:
-            os.kill(child, number)
-
-    signal.signal(signal.SIGTERM, end_all)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    deadline: float | None = None
-    while pending:
-        child, status = os.waitpid(-1, 0 if deadline is None else os.WNOHANG)
-        if child in pending:
-            code = os.waitstatus_to_exitcode(status)
-            codes[pending.pop(child)] = code
-            if code != 0 and deadline is None:
-                deadline = time.monotonic() + _GRACE_S
-        elif deadline is not None and time.monotonic() > deadline:
-            end_all(signal.SIGKILL, None)
-            deadline += _GRACE_S
-        else:
-            time.sleep(0.02)
-    return codes

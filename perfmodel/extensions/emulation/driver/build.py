@@ -34,11 +34,11 @@ _LIBRARIES = {
     "libcurand": ("", ""),
     "libcufile": ("", "cuFile"),
     "libcusolver": ("", ""),
-    "libcusparse": ("", ""),
+    "libcusparse": ("sparse.c", ""),
     "libcusparseLt": ("", "cusparseLt"),
     "libnvshmem_host": ("", "nvshmem"),
     "libnvJitLink": ("", ""),
-    "libnvidia-ml": ("", "nvml[A-Z]"),
+    "libnvidia-ml": ("ml.c", "nvml[A-Z]"),
 }
 """Our source of each library, and how its symbols begin if they name no library."""
 _ALWAYS = ("libcuda.so.1", "libnvidia-ml.so.1")
@@ -74,11 +74,21 @@ def build_libraries(torch: Path, cuda: str) -> Path:
     names = _names_of(files, triton)
     with draft_folder_of(folder) as draft:
         (draft / "stubs").mkdir()
-        flags = [f"-DCUDA={major * 1000 + minor * 10}", f"-I{_SOURCES}"]
+        flags = [f"-DCUDA={major * 1000 + minor * 10}", f"-DCUDNN={_cudnn(torch)}", f"-I{_SOURCES}"]
         _compile(draft / _CORE, [_SOURCES / "core.c"], [*flags, "-pthread"])
         for library, versions in names.items():
             _build(draft, library, versions, flags)
     return folder
+
+
+def _cudnn(torch: Path) -> int:
+    """The release of cuDNN that the package of torch asks for, or a recent one."""
+    stated = "".join(
+        path.read_text(encoding="utf-8") for path in torch.parent.glob("torch-*.dist-info/METADATA")
+    )
+    found = re.search(r"nvidia-cudnn-cu\d+==(\d+)\.(\d+)\.(\d+)", stated)
+    major, minor, patch = map(int, found.groups()) if found else (9, 20, 0)
+    return 10_000 * major + 100 * minor + patch
 
 
 def _names_of(files: list[Path], triton: Path) -> Names:

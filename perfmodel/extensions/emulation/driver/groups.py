@@ -154,7 +154,11 @@ class Groups:
 
 
 class _Store(_dist.Store):  # type: ignore[misc]  # a class of C++
-    """A store whose keys that only an absent rank would write have the same value everywhere."""
+    """A store in which the identity of a communicator follows from its key.
+
+    So members agree on it whether or not the one that makes it runs, and comes first. Other keys
+    that nobody has written have such a value, too.
+    """
 
     def __init__(self, store: Any) -> None:
         super().__init__()
@@ -162,12 +166,18 @@ class _Store(_dist.Store):  # type: ignore[misc]  # a class of C++
 
     def get(self, key: str) -> bytes:
         """The value of *key*."""
-        if not self._store.check([key]):
-            return hashlib.sha512(key.encode()).digest() * 2
-        return bytes(self._store.get(key))
+        return bytes(self._store.get(key)) if self._store.check([key]) else _identity(key)
+
+    def set(self, key: str, value: bytes) -> None:
+        """Give *key* a value."""
+        self._store.set(key, _identity(key) if len(value) == len(_identity(key)) else value)
 
     def wait(self, keys: list[str], *_: Any) -> None:
         """Nothing is waited for: `get` answers for those that do not come."""
+
+
+def _identity(key: str) -> bytes:
+    return hashlib.sha512(key.encode()).digest() * 2
 
 
 def _forward(name: str) -> Callable[..., Any]:
@@ -175,5 +185,5 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 # C++ looks for functions of the class.
-for _name in ("set", "add", "check", "compare_set", "delete_key"):
+for _name in ("add", "check", "compare_set", "delete_key"):
     setattr(_Store, _name, _forward(_name))

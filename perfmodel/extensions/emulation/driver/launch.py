@@ -1,28 +1,22 @@
-"""Launching: the ranks of a script in the user's own environment, one process each.
+"""Launching: the ranks of a script in the user's own environment.
 
-The libraries are found before any of NVIDIA's, because each process loads them by name before it
+The libraries are found before any of NVIDIA's, because the worker loads them by name before it
 imports torch, and its children find them first. Nothing of ours is installed in that environment.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import subprocess
-import sys
-import tempfile
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.extensions.emulation.driver.build import build_libraries
 from perfmodel.extensions.emulation.workers import (
-    WorkerOrder,
     WorkerOutcome,
     WorkerTask,
-    read_outcome,
+    run_process,
 )
 
 _ASK = """
@@ -32,20 +26,17 @@ print(sys.version_info[:2] >= (3, 10), found and found.origin or "")
 """
 _START = """
 import sys
-first, place = sys.path[0], sys.argv.pop(1)
-sys.path[0] = ""
-sys.path.append(place)
+first, sys.path[0] = sys.path[0], ""
+sys.path.append(sys.argv[2])
 from perfmodel.extensions.emulation.driver.session import main
-sys.path.remove(place)
+sys.path.remove(sys.argv[2])
 sys.path[0] = first
 main()
 """
-"""How a rank starts: our package comes last, so that the environment's own packages win, and is
+"""How a worker starts: our package comes last, so that the environment's own packages win, and is
 hidden again once it is loaded."""
 _TABLES = "13"
 """The CUDA whose positions of device properties are known."""
-_GRACE_S = 3.0
-_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,37 +79,22 @@ def find_wheel(python: str) -> Wheel:
 
 
 def run_ranks(task: WorkerTask, ranks: tuple[int, ...]) -> WorkerOutcome:
-    """Run *ranks* at the same time, each in a process of the user's environment."""
+    """Run *ranks* at the same time, in the user's environment."""
     python = task.request.python
     assert python is not None
     wheel = find_wheel(python)
-    libraries = build_libraries(wheel.folder, wheel.cuda)
-    with tempfile.TemporaryDirectory(prefix="perfmodel-emulate-") as name:
-        folder = Path(name)
-        (folder / "exchange").mkdir()
-        order = WorkerOrder.of(task, ranks, name)
-        path = folder / "order.json"
-        path.write_text(json.dumps(asdict(order)), encoding="utf-8")
-        environment = dict(task.environment) | {
-            "PERFMODEL_GPU": _describe_device(task),
-            "PERFMODEL_LIBRARIES": str(libraries),
-            "TRITON_LIBCUDA_PATH": str(libraries),
-        }
-        if len(ranks) > 1:
-            environment["PERFMODEL_EXCHANGE"] = str(folder / "exchange")
-        paths = (str(libraries), environment.get("LD_LIBRARY_PATH"))
-        environment["LD_LIBRARY_PATH"] = ":".join(filter(None, paths))
-        package, parent = str(Path(__file__).parents[4]), str(os.getpid())
-        sys.stdout.flush()
-        processes = {
-            rank: subprocess.Popen(  # noqa: S603  the script that the user asked for
-                [python, "-c", _START, package, parent, str(path), str(rank)],
-                cwd=task.folder,
-                env=environment,
-            )
-            for rank in ranks
-        }
-        return read_outcome(order, _wait(processes))
+    libraries = str(build_libraries(wheel.folder, wheel.cuda))
+    environment = dict(task.environment)
+    # What the script starts itself finds the libraries, too.
+    paths = filter(None, (libraries, environment.get("LD_LIBRARY_PATH")))
+    environment |= {
+        "PERFMODEL_GPU": _describe_device(task),
+        "PERFMODEL_LIBRARIES": libraries,
+        "TRITON_LIBCUDA_PATH": libraries,
+        "LD_LIBRARY_PATH": ":".join(paths),
+    }
+    otherwise = f"--python {python}: torch {wheel.version} does not start on the virtual driver."
+    return run_process(task, ranks, (python, "-c", _START), environment, otherwise)
 
 
 def _describe_device(task: WorkerTask) -> str:
@@ -129,20 +105,3 @@ def _describe_device(task: WorkerTask) -> str:
         gpu.clock_mhz * 1000, gpu.memory_bytes, gpu.l2_bytes, gpu.shared_memory_bytes, gpu.name,
     )  # fmt: skip
     return " ".join(map(str, facts))
-
-
-def _wait(processes: dict[int, subprocess.Popen[bytes]]) -> dict[int, int]:
-    """The exit code of every rank; those that continue after another has failed are ended."""
-    deadline = float("inf")
-    try:
-        while any(process.poll() is None for process in processes.values()):
-            if deadline == float("inf") and any(one.returncode for one in processes.values()):
-                deadline = time.monotonic() + _GRACE_S
-            if time.monotonic() > deadline:
-                break
-            time.sleep(_LOOK_S)
-    finally:
-        for process in processes.values():
-            if process.poll() is None:
-                process.kill()
-    return {rank: process.wait() for rank, process in processes.items()}

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 from torch.library import Library, get_kernel
 
+from perfmodel.extensions.emulation.device.attention import OPERATORS as ATTENTION
+from perfmodel.extensions.emulation.device.attention import AttentionCalls, declare_attention
+from perfmodel.extensions.emulation.device.base import Gpu
 from perfmodel.extensions.emulation.device.descriptions import (
     Args,
     Kwargs,
@@ -22,10 +25,10 @@ from perfmodel.extensions.emulation.device.descriptions import (
     describe_call,
     describe_kernel,
     describe_settings,
+    schema_name,
     script_line,
     tensors_in,
 )
-from perfmodel.extensions.emulation.device.recorder import Recorder
 from perfmodel.extensions.emulation.driver.groups import Groups
 from perfmodel.extensions.emulation.driver.values import MOST_VALUES, ValueKernel, same_bytes
 
@@ -40,16 +43,11 @@ Kernel = Callable[..., Any]
 class Operators:
     """Describes the calls of one process; *peak_place* is the line that reached the most memory."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        groups: Groups,
-        release: tuple[int, ...],
-        capability: tuple[int, int],
-    ) -> None:
+    def __init__(self, gpu: Gpu, groups: Groups) -> None:
         self.peak_place = "a line that runs before the recorded iterations"
-        self._recorder, self._groups = recorder, groups
-        self._facts = (release, capability)
+        self._gpu, self._recorder, self._groups = gpu, gpu.recorder, groups
+        self._attention: dict[Any, AttentionCalls] = {}
+        self._facts = (gpu.release, gpu.model.capability)
         self._most_bytes = 0
         self._kept: list[Library] = []
 
@@ -67,6 +65,15 @@ class Operators:
                     libraries[space].impl(name, kernel, "CUDA", with_keyset=True)
         # Kernels live as long as their libraries.
         self._kept += libraries.values()
+        declare_attention(self._launch)
+
+    def _launch(self, op: Any, args: Args, kwargs: Kwargs, result: Any) -> None:
+        """Record a kernel that torch does not have."""
+        recorder = self._recorder
+        recorder.check_running()
+        recorder.enter_stream()
+        if recorder.is_on:
+            recorder.launch(self._kind(op, args, kwargs, result), recorder.state().device)
 
     def _kernel_of(self, space: str, name: str) -> Kernel:
         base, _, overload = name.partition(".")
@@ -118,6 +125,9 @@ class Operators:
             made = [] if _returns_argument(op, is_written=True) else tensors_in(result)
             words = describe_call(op, args, kwargs, made)
             words |= describe_settings(name, args, *self._facts)
+            if schema_name(op) in ATTENTION:
+                calls = self._attention.setdefault(op, AttentionCalls(self._gpu, op))
+                words |= calls.observe(args, kwargs)
             if "embedding" in name and (seen := _rows_seen(op, args)) is not None:
                 words["observed"] = seen
         return self._recorder.intern_kind(words)

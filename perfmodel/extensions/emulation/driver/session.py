@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any, NoReturn, cast
+from weakref import WeakKeyDictionary
 
 LIBRARIES = Path(os.environ["PERFMODEL_LIBRARIES"])
 # Loaded by name before torch asks for them: its own path to NVIDIA's wheels would come first.
@@ -18,13 +19,24 @@ LOADED = {path.name: ctypes.CDLL(str(path)) for path in sorted(LIBRARIES.glob("*
 
 import torch  # noqa: E402  see above
 
+from perfmodel.extensions.emulation.compiler.regions import Compiler  # noqa: E402
+from perfmodel.extensions.emulation.device.base import Gpu  # noqa: E402
+from perfmodel.extensions.emulation.device.forking import fork_ranks  # noqa: E402
+from perfmodel.extensions.emulation.device.nvml import install_nvidia_smi  # noqa: E402
+from perfmodel.extensions.emulation.device.packages import PackageFinder  # noqa: E402
 from perfmodel.extensions.emulation.device.recorder import Recorder  # noqa: E402
 from perfmodel.extensions.emulation.device.script import RankRun  # noqa: E402
+from perfmodel.extensions.emulation.device.user_kernels import install_nvrtc  # noqa: E402
 from perfmodel.extensions.emulation.driver.groups import Groups  # noqa: E402
 from perfmodel.extensions.emulation.driver.operators import Operators  # noqa: E402
+from perfmodel.extensions.emulation.driver.values import KnownValues  # noqa: E402
 from perfmodel.extensions.emulation.rank_record import CallType  # noqa: E402
-from perfmodel.extensions.emulation.request import parse_release  # noqa: E402
-from perfmodel.extensions.emulation.workers import WorkerOrder, end_with, read_order  # noqa: E402
+from perfmodel.extensions.emulation.workers import (  # noqa: E402
+    Throttle,
+    WorkerOrder,
+    end_with,
+    read_order,
+)
 
 _COLLECTIVE = 6
 _ENTRIES = 65_536
@@ -71,6 +83,7 @@ class Driver:
         self.log = (ctypes.c_int64 * 4 * _ENTRIES).in_dll(core, "virtual_log")
         self.collectives = (ctypes.c_int64 * 5 * _ENTRIES).in_dll(nccl, "virtual_collectives")
         self.missing = (ctypes.c_char * 8192).in_dll(core, "virtual_missing")
+        self.exchange = nccl.virtual_exchange
         self.announce = nccl.virtual_announce
         self.announce.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_char_p]
         self._state = core.virtual_state
@@ -85,6 +98,16 @@ class DriverRecorder(Recorder):
     """Records what the driver notes; an operator was launched before what it made the driver do."""
 
     groups: Groups
+
+    def enter_stream(self) -> None:
+        """The state of a thread is that of its last kernel, which torch may not have launched."""
+        state = self.state()
+        state.stream.value = torch._C._cuda_getCurrentRawStream(state.device)
+
+    def stream(self) -> int:
+        """The stream that torch is on."""
+        self.enter_stream()
+        return super().stream()
 
     def add_logged(self, kind: int, what: int, thread: int, stream: int) -> None:
         """A call of the ring."""
@@ -107,14 +130,25 @@ class DriverRun(RankRun):
         self._recorder = DriverRecorder(self._driver)
         super().__init__(self._recorder, order, rank)
         self._groups = self._recorder.groups = Groups(self._driver, self._recorder, order, rank)
-        capability, release = order.device.capability, parse_release(torch.__version__)
-        self._operators = Operators(self._recorder, self._groups, release, capability)
+        if len(order.ranks) > 1:
+            self._driver.exchange(order.folder.encode())
+        release = order.request.torch_release or torch.__version__
+        facts = order.device, order.request.host_size, release
+        self._gpu = Gpu(self._recorder, KnownValues(), *facts)
+        self._operators = Operators(self._gpu, self._groups)
+        throttle = Throttle(self._folder, is_needed=False)
+        self._compiler = Compiler(self._gpu, Path(order.code), throttle)
 
     def install(self) -> None:
-        """Watch operators, groups and graphs."""
+        """Watch operators, groups, graphs and compiled regions."""
         os.environ.update(_QUIET)
         self._operators.install()
         self._groups.install()
+        self._compiler.install()
+        watch_graphs(self._recorder)
+        install_nvrtc(self._gpu)
+        install_nvidia_smi(self._gpu.model, self._gpu.count, self._folder / f"bin_{self._rank}")
+        sys.meta_path.insert(0, PackageFinder(self._gpu))
 
     @property
     def has_guessed(self) -> bool:
@@ -135,16 +169,45 @@ class DriverRun(RankRun):
             "peak_memory_bytes": max(map(torch.cuda.max_memory_allocated, devices)),
             "reserved_memory_bytes": max(map(torch.cuda.max_memory_reserved, devices)),
             "peak_place": self._operators.peak_place,
-            "compiled_regions": 0,
-            "fallbacks": {},
-            "compile_cpu_s": 0.0,
+            "compiled_regions": self._compiler.compiled_count,
+            "fallbacks": self._compiler.fallbacks,
+            "compile_cpu_s": self._compiler.cpu_s,
         }
 
 
+def watch_graphs(recorder: Recorder) -> None:
+    """Record what a graph captures, and record it again whenever the graph is launched."""
+    kind: Any = torch.cuda.CUDAGraph
+    begin, end, launch = kind.capture_begin, kind.capture_end, kind.replay
+    made: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+    def capture_begin(graph: Any, *args: Any, **words: Any) -> None:
+        made[graph] = recorder.stream()
+        recorder.begin_capture()
+        begin(graph, *args, **words)
+
+    def capture_end(graph: Any) -> None:
+        end(graph)
+        made[graph] = (made[graph], *recorder.end_capture())
+
+    def replay(graph: Any) -> None:
+        recorder.check_running()
+        launch(graph)
+        stream, calls, steps = made[graph]
+        recorder.replay(calls, stream, steps=steps)
+
+    kind.capture_begin, kind.capture_end, kind.replay = capture_begin, capture_end, replay
+
+
 def main() -> NoReturn:
-    """Run the rank that the command line names."""
-    end_with(int(sys.argv.pop(1)))
-    code = DriverRun(read_order(Path(sys.argv[1])), int(sys.argv[2])).run()
+    """Carry out the order that is named on the command line."""
+    end_with(os.getppid())
+    order = read_order(Path(sys.argv[1]))
+    fork_ranks(order, lambda rank: _run(order, rank))
+
+
+def _run(order: WorkerOrder, rank: int) -> NoReturn:
+    code = DriverRun(order, rank).run()
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of process groups would wait for ranks that have ended.

@@ -54,13 +54,14 @@ class ValueKernel:
         count = sum(one.numel() for one in inputs)
         is_constant = self._is_constant and count <= _MOST_CONSTANT
         is_wanted = is_constant or self._is_free or not inputs
+        is_known = not _unknown or not any(map(_is_unknown, inputs[self._is_constant :]))
         if count > MOST_VALUES or not (is_wanted or not all(map(is_inexact, inputs))):
-            return self._kernel(keys, *args, **kwargs)
+            return _settle(self._kernel(keys, *args, **kwargs), is_known=is_known)
         guessed: dict[Any, Tensor] | None = None if is_constant else {}
         given = [_on_host(one, guessed) for one in args]
         named = {name: _on_host(one, guessed) for name, one in kwargs.items()}
         named.pop("pin_memory", None)
-        result = self._kernel(keys, *args, **kwargs)
+        result = _settle(self._kernel(keys, *args, **kwargs), is_known=is_known)
         outputs = tensors_in(result)
         is_needed = is_constant or not all(map(is_inexact, outputs))
         if not is_needed or sum(one.numel() for one in outputs) > MOST_VALUES:
@@ -77,6 +78,42 @@ class ValueKernel:
         if isinstance(result, Tensor):
             return done[0]
         return done if isinstance(result, list) else tuple(done)
+
+
+_unknown: set[int] = set()
+"""Addresses of storages of integers that compiled kernels have written."""
+
+
+def _is_unknown(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() in _unknown
+
+
+def _settle(result: Any, *, is_known: bool) -> Any:
+    """Note whether the values of *result* are known."""
+    if _unknown or not is_known:
+        for one in tensors_in(result):
+            (_unknown.discard if is_known else _unknown.add)(one.untyped_storage().data_ptr())
+    return result
+
+
+class KnownValues:
+    """What compiled code asks about integers of the device, and what it says of them."""
+
+    def known(self, tensor: Tensor) -> Tensor | None:
+        """A copy of *tensor* on the host, if its values mean anything."""
+        if is_inexact(tensor) or _is_unknown(tensor):
+            return None
+        return same_bytes(tensor).clone()
+
+    def set(self, tensor: Tensor, value: Tensor) -> None:
+        """Give *tensor* a value."""
+        same_bytes(tensor).copy_(value)
+        _settle(tensor, is_known=True)
+
+    def forget(self, tensor: Tensor) -> None:
+        """Note that a kernel has written *tensor*."""
+        if not is_inexact(tensor):
+            _settle(tensor, is_known=False)
 
 
 def _usable(value: Any) -> Any:

@@ -27,7 +27,7 @@ from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.forms import read_mapping
 from perfmodel.extensions.measurements.calibration.collective_fit import (
-    Batch,
+    FitRows,
     build_batches,
     fit_constants,
 )
@@ -39,7 +39,7 @@ _Entry = TypeVar("_Entry", HostEntry, FabricEntry)
 
 
 @dataclass(frozen=True, slots=True)
-class Block(Generic[_Entry]):
+class ConstantBlock(Generic[_Entry]):
     """A block of constants to fit: its *entry* with prior constants, and what it learns from.
 
     *prior* names the block that it starts from, of a network its kind; *frozen* constants keep
@@ -54,7 +54,7 @@ class Block(Generic[_Entry]):
     frozen: tuple[str, ...]
     reach_of: str = ""
 
-    def rows(self, batches: Sequence[Batch], *, several_hosts: bool) -> list[Batch]:
+    def rows(self, batches: Sequence[FitRows], *, several_hosts: bool) -> list[FitRows]:
         """Those of *batches* that it learns from."""
         return [
             batch
@@ -72,8 +72,8 @@ class Blocks:
     unseen ones.
     """
 
-    hosts: tuple[Block[HostEntry], ...]
-    fabrics: tuple[Block[FabricEntry], ...]
+    hosts: tuple[ConstantBlock[HostEntry], ...]
+    fabrics: tuple[ConstantBlock[FabricEntry], ...]
     pcie: HostConstants
     software: SoftwareConstants
     other_pcie: Mapping[str, Any]
@@ -119,19 +119,21 @@ def load_blocks() -> Blocks:
         "two_host_reach": 2.0,
     }
 
-    def block(kind: type[_Entry], one: Mapping[str, Any], prior: Any, frozen: Any) -> Block[_Entry]:
+    def block(
+        kind: type[_Entry], one: Mapping[str, Any], prior: Any, frozen: Any
+    ) -> ConstantBlock[_Entry]:
         names = {field.name for field in fields(kind)}
         own = {key: value for key, value in {**usual, **one}.items() if key in names}
         entry = read_mapping(kind, {**own, "constants": asdict(prior)}, document=path.name)
         frozen = tuple(one.get("frozen", frozen))
         source = tuple(one["learns_from"])
-        return Block(entry, source, one.get("prior", ""), frozen, one.get("reach_of", ""))
+        return ConstantBlock(entry, source, one.get("prior", ""), frozen, one.get("reach_of", ""))
 
-    def host(one: Mapping[str, Any]) -> Block[HostEntry]:
+    def host(one: Mapping[str, Any]) -> ConstantBlock[HostEntry]:
         is_nvlink = HostLinkClass(one["link_class"]).is_nvlink
         return block(HostEntry, one, nvlink if is_nvlink else pcie, content["host_frozen"])
 
-    def network(one: Mapping[str, Any]) -> Block[FabricEntry]:
+    def network(one: Mapping[str, Any]) -> ConstantBlock[FabricEntry]:
         prior = replace(fabric, **priors.get(one["prior"], {}))
         return block(FabricEntry, one, prior, content["fabric_frozen"])
 
@@ -178,7 +180,10 @@ def fit_collectives(measurements: Sequence[CollectiveMeasurement]) -> Calibratio
 
 
 def _fit_host(
-    rows: Sequence[Batch], prior: HostConstants, software: SoftwareConstants, frozen: Sequence[str]
+    rows: Sequence[FitRows],
+    prior: HostConstants,
+    software: SoftwareConstants,
+    frozen: Sequence[str],
 ) -> HostConstants:
     return fit_constants(
         prior,
@@ -189,14 +194,14 @@ def _fit_host(
 
 
 def _fit_software(
-    rows: Sequence[Batch], host: HostConstants, prior: SoftwareConstants
+    rows: Sequence[FitRows], host: HostConstants, prior: SoftwareConstants
 ) -> SoftwareConstants:
     return fit_constants(
         prior, rows, lambda batch, tried: batch.predict_ns(Constants(host, None, tried))
     )
 
 
-def _fit_fabrics(batches: Sequence[Batch], partial: Calibration) -> tuple[FabricEntry, ...]:
+def _fit_fabrics(batches: Sequence[FitRows], partial: Calibration) -> tuple[FabricEntry, ...]:
     """Every network from its own rows, drawn to what all networks of its kind have in common.
 
     One without rows is what its kind has in common, and a kind without rows as the first one. What
@@ -206,7 +211,7 @@ def _fit_fabrics(batches: Sequence[Batch], partial: Calibration) -> tuple[Fabric
     blocks = load_blocks().fabrics
 
     def fit(
-        prior: FabricConstants, some: Sequence[Block[FabricEntry]], pull: float
+        prior: FabricConstants, some: Sequence[ConstantBlock[FabricEntry]], pull: float
     ) -> FabricConstants:
         rows = [row for one in some for row in one.rows(batches, several_hosts=True)]
         if not rows:

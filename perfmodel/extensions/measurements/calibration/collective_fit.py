@@ -105,7 +105,7 @@ def with_sigma(held: Sequence[HeldOut], fold_of_row: Sequence[int]) -> list[Held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class FitRows:
     """Rows of one wiring, call and choice, as arrays."""
 
     wiring: Wiring
@@ -158,9 +158,9 @@ def _gather(measurements: Sequence[CollectiveMeasurement]) -> Mapping[_Alike, li
 
 def build_batches(
     measurements: Sequence[CollectiveMeasurement], calibration: Calibration
-) -> list[Batch]:
+) -> list[FitRows]:
     """Let NCCL's tuner choose for every row and gather equal rows."""
-    batches: list[Batch] = []
+    batches: list[FitRows] = []
     for (wiring, kind, _, _), rows in _gather(measurements).items():
         batches += _by_choice(wiring, kind, rows, measurements, calibration)
     return batches
@@ -172,7 +172,7 @@ def _by_choice(
     rows: list[int],
     measurements: Sequence[CollectiveMeasurement],
     calibration: Calibration,
-) -> Iterable[Batch]:
+) -> Iterable[FitRows]:
     first = measurements[rows[0]]
     sizes = np.array([float(measurements[row].size_bytes) for row in rows])
     measured = np.array([measurements[row].duration_ns for row in rows])
@@ -180,7 +180,7 @@ def _by_choice(
     chosen = np.argmax(shares, axis=0)
     for number in np.unique(chosen):
         taken = np.nonzero(chosen == number)[0]
-        yield Batch(
+        yield FitRows(
             wiring=wiring,
             call=Call(kind, first.software, first.dtype),
             choice=candidates[number],
@@ -192,8 +192,8 @@ def _by_choice(
 
 def fit_constants(
     prior: Fitted,
-    batches: Sequence[Batch],
-    predict: Callable[[Batch, Fitted], FloatArray],
+    batches: Sequence[FitRows],
+    predict: Callable[[FitRows, Fitted], FloatArray],
     *,
     frozen: Sequence[str] = (),
     pull: float = PRIOR_WEIGHT,
@@ -224,7 +224,9 @@ def fit_constants(
     return constants_at(answer.x)
 
 
-def log_residuals(batches: Sequence[Batch], predict: Callable[[Batch], FloatArray]) -> FloatArray:
+def log_residuals(
+    batches: Sequence[FitRows], predict: Callable[[FitRows], FloatArray]
+) -> FloatArray:
     """Weighted logarithms of predicted over measured."""
     return np.concatenate(
         [batch.weight * np.log(predict(batch) / batch.measured_ns) for batch in batches]

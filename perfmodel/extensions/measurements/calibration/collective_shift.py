@@ -30,7 +30,7 @@ from perfmodel.base.errors import CalibrationError
 from perfmodel.costs.estimates import INTERVAL_SIGMAS
 from perfmodel.extensions.measurements.calibration.collective_fit import (
     SMALLEST_SIGMA,
-    Batch,
+    FitRows,
     HeldOut,
     build_batches,
     fit_constants,
@@ -130,7 +130,7 @@ def _fit(rows: Sequence[CollectiveMeasurement], base: Calibration, shift: Shift)
     batches, wiring = build_batches(rows, base), rows[0].wiring()
     near = base.constants(wiring)
 
-    def fit(block: Block, predict: Callable[[Batch, Block], FloatArray]) -> Calibration:
+    def fit(block: Block, predict: Callable[[FitRows, Block], FloatArray]) -> Calibration:
         moved = shift.apply(block)
         frozen = ("crowding", "nic_crowding")
         found = fit_constants(moved, batches, predict, frozen=frozen, pull=LOG_PULL)
@@ -162,7 +162,7 @@ def _fit_shift(rows: Sequence[CollectiveMeasurement], base: Calibration) -> Shif
     return Shift(*(float(value) for value in min(fits, key=lambda fit: float(fit.cost)).x))
 
 
-def _predict(batch: Batch, base: Calibration, shift: Shift) -> FloatArray:
+def _predict(batch: FitRows, base: Calibration, shift: Shift) -> FloatArray:
     constants = base.constants(batch.wiring)
     if constants.fabric is None:
         return batch.predict_ns(constants._replace(host=shift.apply(constants.host)))

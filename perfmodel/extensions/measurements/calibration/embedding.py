@@ -8,25 +8,26 @@ assumed; the file says which.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.units import NS_PER_MS
-from perfmodel.costs.calibration_files import HEADER_KEYS
+from perfmodel.costs.calibration_files import HEADER_KEYS, Entry, entries_to_text
 from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.embedding import LookupPricer, lookups_terms
-from perfmodel.costs.embedding_constants import EmbeddingConstants, constants_for
+from perfmodel.costs.embedding_constants import CONSTANTS, EmbeddingConstants, constants_for
 from perfmodel.costs.embedding_terms import Int64s
 from perfmodel.costs.estimates import interval_of
 from perfmodel.extensions.measurements.calibration.bounded_fit import load_limits, minimise
 from perfmodel.extensions.measurements.calibration.embedding_cases import EmbeddingCase
 from perfmodel.extensions.measurements.validation.scoreboard import Deviation, Scoreboard
 from perfmodel.graph.ops import Pass
+from topologies import Device
 
 _HEADING = """\
 # Constants of fused embedding kernels, one set a GPU generation. Others take those of ampere,
@@ -53,6 +54,22 @@ def to_text(fit: EmbeddingFit, about: Mapping[str, str]) -> str:
 def write_constants(fit: EmbeddingFit, about: Mapping[str, str], path: Path) -> None:
     """Write the file to *path*."""
     path.write_text(to_text(fit, about), encoding="utf-8")
+
+
+def to_own_text(fit: EmbeddingFit, about: Mapping[str, str], device: Device) -> str:
+    """The file of constants of one *device*, for `--calibration`."""
+    (constants,) = fit.generations.values()
+    values = asdict(constants)
+    entry = Entry(
+        device.name,
+        device.generation,
+        device.compute_capability,
+        "",
+        {name: values[name] for name in CONSTANTS},
+        None,
+        constants.relative_sigma,
+    )
+    return entries_to_text(about, [entry])
 
 
 def _line(generation: str, constants: EmbeddingConstants, name: str) -> str:
@@ -179,12 +196,33 @@ def compare_embedding(cases: Sequence[EmbeddingCase]) -> Scoreboard:
     return Scoreboard("embeddings", tuple(rows))
 
 
-def fit_embedding(cases: Sequence[EmbeddingCase]) -> EmbeddingFit:
+_Fit = Callable[[Sequence[EmbeddingCase]], dict[str, EmbeddingConstants]]
+
+
+def fit_device(cases: Sequence[EmbeddingCase]) -> EmbeddingFit:
+    """Fit the device of all *cases*, from the constants that it would borrow."""
+    start = asdict(constants_for(cases[0].device))
+    limits = {
+        name: limit._replace(start=min(max(start[name], limit.low), limit.high))
+        for name, limit in load_limits()["lookups"].items()
+    }
+
+    def fit(some: Sequence[EmbeddingCase]) -> dict[str, EmbeddingConstants]:
+        found = minimise(
+            limits, partial(_errors, some, start), evaluations=200, step=1e-4, pull=PULL
+        )
+        return {cases[0].generation: _constants({**start, **_rounded(found)})}
+
+    return fit_embedding(cases, fit)
+
+
+def fit_embedding(cases: Sequence[EmbeddingCase], fit: _Fit | None = None) -> EmbeddingFit:
     """Fit all generations, and each once more without each of its cases."""
-    fitted = _fit_all(cases)
+    fit_all = fit or _fit_all
+    fitted = fit_all(cases)
     errors: list[CaseError] = []
     for case in cases:
-        held_out = _fit_all([other for other in cases if other is not case])
+        held_out = fit_all([other for other in cases if other is not case])
         predicted_ns, held_out_ns = (
             _predict_ns(case, generations[case.generation]) for generations in (fitted, held_out)
         )
@@ -230,21 +268,29 @@ def _fit_generation(generation: str, cases: Sequence[EmbeddingCase]) -> dict[str
     known = load_limits()
     every = {**known["volta"], **known["ampere"]}
     others = {**{name: limit.start for name, limit in every.items()}, **stated}
-
-    def errors(tried: Mapping[str, float]) -> Matrix:
-        constants = _constants({**others, **tried})
-        logs = []
-        for case in cases:
-            predicted = _predict_ns(case, constants)
-            logs += [np.log(predicted[part] / case.measured_ns[part]) for part in case.fitted]
-        return np.array(logs, dtype=np.float64)
-
+    errors = partial(_errors, cases, others)
     found = minimise(known[generation], errors, evaluations=200, step=1e-4, pull=PULL)
-    return {**stated, **{name: float(f"{value:.{DIGITS}g}") for name, value in found.items()}}
+    return {**stated, **_rounded(found)}
+
+
+def _errors(
+    cases: Sequence[EmbeddingCase], others: Mapping[str, float], tried: Mapping[str, float]
+) -> Matrix:
+    """Logarithms of predicted over measured, with the constants *tried* and *others*."""
+    constants = _constants({**others, **tried})
+    logs = []
+    for case in cases:
+        predicted = _predict_ns(case, constants)
+        logs += [np.log(predicted[part] / case.measured_ns[part]) for part in case.fitted]
+    return np.array(logs, dtype=np.float64)
+
+
+def _rounded(found: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(f"{value:.{DIGITS}g}") for name, value in found.items()}
 
 
 def _constants(values: Mapping[str, float]) -> EmbeddingConstants:
-    return EmbeddingConstants(**values, relative_sigma=SMALLEST_SIGMA)
+    return EmbeddingConstants(**{**values, "relative_sigma": SMALLEST_SIGMA})
 
 
 def _with_sigma(

@@ -18,7 +18,7 @@ from perfmodel.base.errors import MeasurementError
 from perfmodel.base.fields import Count, Duration, Number, OneOf, Switch, Words
 from perfmodel.base.forms import load_document
 from perfmodel.base.units import NS_PER_US
-from perfmodel.workloads.fields import Section
+from perfmodel.workloads.fields import SpecSection
 from topologies import Device, load_device
 
 FIRST_KERNEL = "linearize_index_kernel"
@@ -89,7 +89,7 @@ def read_recording(path: Path, kind: str) -> dict[str, float]:
 HISTOGRAMS = "embeddings/index_reuse_histograms.csv"
 
 
-class TableGroup(Section):
+class TableGroup(SpecSection):
     """*count* tables of each of *rows*; *lookups* are those of a batch in one table."""
 
     count: Count = 1
@@ -118,7 +118,7 @@ class TableGroup(Section):
         ]
 
 
-class KernelTableSource(Section):
+class KernelTableSource(SpecSection):
     """Kernels of *runs* in a table with columns trace, kernel and time_us."""
 
     file: Words
@@ -127,7 +127,7 @@ class KernelTableSource(Section):
     backward: Words
 
 
-class RecordingSource(Section):
+class RecordingSource(SpecSection):
     """Kernels in a Kineto file; *kind* is the word in their names."""
 
     file: Words
@@ -137,7 +137,7 @@ class RecordingSource(Section):
 _Part = Literal["forward", "backward", "prepared", "long", "short"]
 
 
-class CaseSection(Section):
+class CaseSection(SpecSection):
     """One case; exactly one of *figures*, *kernel_table* and *recording* states its times."""
 
     name: Words
@@ -154,7 +154,7 @@ class CaseSection(Section):
     not_fitted: tuple[Words, ...] = ()
 
 
-class CasesDocument(Section):
+class CasesDocument(SpecSection):
     """A file of cases."""
 
     description: Words

@@ -28,6 +28,7 @@ from perfmodel.extensions.measurements.measured_kernels import (
     price_measured,
 )
 from perfmodel.prediction.phases import OnPhase, ignore_phase
+from topologies import load_device
 
 FEWEST_ROWS = 2
 HARDWARE = "the device of each entry, as its datasheet file describes it"
@@ -36,10 +37,9 @@ HARDWARE = "the device of each entry, as its datasheet file describes it"
 FITS: dict[str, Callable[[KernelTable, str], Entry]] = {
     "gemm": fit_gemm_entry,
     "attention": fit_attention_entry,
-    "experts": fit_expert_entry,
     "memory": fit_memory_entry,
 }
-"""The fit of one device and variant, by kind of kernel."""
+"""The fit of one device and variant, by kind of kernel; that of experts also sees what is alike."""
 
 
 def load_tables(kind: str, paths: Sequence[Path], device: str | None = None) -> KernelTable:
@@ -62,9 +62,25 @@ def fit_entries(
     entries = []
     for number, ((device, variant), rows) in enumerate(members.items()):
         on_phase(f"fitting {variant or kind} on {device}", number / len(members))
-        if len(rows) >= FEWEST_ROWS:
-            entries.append(FITS[kind](KernelTable(tuple(rows)), device))
+        if len(rows) < FEWEST_ROWS:
+            continue
+        own = KernelTable(tuple(rows))
+        if kind == "experts":
+            entries.append(fit_expert_entry(own, device, _alike(own, table)))
+        else:
+            entries.append(FITS[kind](own, device))
     return tuple(entries)
+
+
+def _alike(own: KernelTable, table: KernelTable) -> KernelTable:
+    """Layers of *table* that the kernel of *own* ran, in any format, on chips of its generation."""
+    kernel, generation = own.kernels[0].op.kernel, load_device(own.kernels[0].device).generation
+    rows = [
+        one
+        for one in table.kernels
+        if one.op.kernel == kernel and load_device(one.device).generation == generation
+    ]
+    return KernelTable(tuple(rows))
 
 
 def write_entries(entries: Sequence[Entry], target: Path, about: Mapping[str, str]) -> None:

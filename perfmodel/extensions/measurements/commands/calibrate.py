@@ -204,14 +204,36 @@ def collectives(question: CollectiveFit, files: JsonOnly, run: QuietRun) -> None
         )
 
 
+@dataclass(frozen=True)
+class OwnKernels:
+    """Timed kernels to take over."""
+
+    tables: Annotated[tuple[str, ...], argument("TABLE...", "Timed kernels and collectives (CSV).")]
+    out: Annotated[str, Option(name="--out,-o", metavar="FILE", help="Write them here (YAML).")]
+    device: Annotated[
+        str | None,
+        Option(metavar="NAME|FILE", help="The GPU of tables without a column `device`."),
+    ] = None
+
+
+@command(calibrate)
+def kernels(question: OwnKernels, files: JsonOnly) -> None:
+    """Take over timed kernels of all kinds: they correct the prices of these and of like ones."""
+    fit = api.calibrate_own_kernels(
+        question.tables, question.out, device=question.device, is_strict=files.is_strict
+    )
+    use = f"Wrote {fit.sets} times to {question.out}. Use it: --calibration {question.out}"
+    _show_written(files, replace(fit, lines=(*fit.lines, use)), question.out)
+
+
 RUNS_EPILOG = """\b
 Examples:
-  perfmodel calibrate runs my_runs.csv --out my_cluster.yaml
-  perfmodel search llama3_70b --topology dgx_h100 --hosts 16 --calibration my_cluster.yaml
+  perfmodel calibrate runs my_runs.csv --out my_anchors.yaml
+  perfmodel search llama3_70b --topology dgx_h100 --hosts 16 --calibration my_anchors.yaml
   perfmodel predict llama3_8b --topology dgx_h100 --measured 5.2s --anchor-out one.yaml
-  perfmodel calibrate runs my_runs.csv one.yaml --out my_cluster.yaml
+  perfmodel calibrate runs my_runs.csv one.yaml --out my_anchors.yaml
 \b
-Columns are those of `perfmodel validate runs --columns`.
+Columns are those of `perfmodel schema runs`.
 """
 
 
@@ -245,18 +267,30 @@ def runs(question: RunFit, files: JsonOnly, run: QuietRun) -> None:
 @command(calibrate)
 def embedding(
     *,
-    cases: Annotated[str, argument("CASES.yaml", "A file of measured cases.")],
-    data: Annotated[str, Option(metavar="FOLDER", help="Folder of the files that cases name.")],
+    cases: Annotated[
+        str,
+        argument(
+            "CASES.yaml|LOG",
+            "A file of measured cases; with --device what FBGEMM's benchmark (device, "
+            "device-with-speclist) printed.",
+        ),
+    ],
+    data: Annotated[
+        str, Option(metavar="FOLDER", help="Folder of the files that cases name.")
+    ] = ".",
+    device: Annotated[
+        str | None, Option(metavar="NAME|FILE", help="The GPU that the benchmark ran on.")
+    ] = None,
     out: ConstantsOut = None,
     files: JsonOnly,
 ) -> None:
-    """Fit embedding lookups and updates: a few constants per GPU generation.
+    """Fit embedding lookups and updates: a few constants per GPU generation, or of one GPU.
 
     Every case is also predicted by constants that were fitted without it.
     """
     from perfmodel.extensions.measurements.report import report_embedding_fit
 
-    fit = api.calibrate_embedding(cases, data=data, out=out)
+    fit = api.calibrate_embedding(cases, data=data, device=device, out=out)
     rows = [asdict(error) for error in fit.errors]
     document = {"schema_version": 1, "kind": "embedding", "rows": rows}
     files.write(report_embedding_fit(fit.errors), lambda: document)
@@ -283,29 +317,3 @@ def host(
     Outputs().write(report_host_stack(api.calibrate_host(table, out, extends=extends)), dict)
     print(f"Wrote {out}")
     print(f"perfmodel predict --job JOB --topology NAME --stack {out}")
-
-
-@command(calibrate)
-def measure(
-    device: Annotated[Literal["cpu", "cuda"], Option(help="What to measure on this machine.")],
-    out: Annotated[
-        str,
-        Option(metavar="FILE.yaml", help="Topology to write; the device is written next to it."),
-    ],
-    ranks: Annotated[
-        int, Option(metavar="N", min=1, help="Ranks of the collectives; 1 measures none.")
-    ] = 2,
-    samples: Annotated[
-        int, Option(metavar="N", min=3, help="Samples per kernel and collective.")
-    ] = 9,
-) -> None:
-    """Measure kernels and collectives of this machine and write files that predict accepts."""
-    from perfmodel.extensions.measurements.report import report_measured_machine
-
-    found = api.measure_machine(
-        device, out, ranks=ranks, samples=samples, on_phase=lambda one, _: print(f"{one} ...")
-    )
-    Outputs().write(report_measured_machine(found), dict)
-    print(f"Wrote {found.topology} and {found.device}")
-    hosts = f" --hosts {ranks}" if device == "cpu" and ranks > 1 else ""
-    print(f"perfmodel predict --topology {found.topology} --stack {found.stack}{hosts}")

@@ -13,7 +13,7 @@ from perfmodel import api
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.options import Option
 from perfmodel.cli.commands import command, command_group
-from perfmodel.cli.options import MeasuredCollectives, Outputs, Run, argument
+from perfmodel.cli.options import MeasuredCollectives, Outputs, RunOptions, argument
 from perfmodel.prediction.scenario import CalibrationFiles
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ Limit = Annotated[
     Option(metavar="PCT", min=0.0, help="Exit 1 if the mean error is above this, e.g. 10."),
 ]
 ScoreFiles = Annotated[Outputs, "json_file", "report_file", "csv_file", "is_strict"]
-QuietRun = Annotated[Run, "quiet"]
+QuietRun = Annotated[RunOptions, "quiet"]
 validate = command_group(help="Compare predictions with measurements; exit 1 beyond the limit.")
 
 
@@ -122,7 +122,7 @@ class RunScores:
 
 
 @command(validate)
-def runs(question: RunScores, run: Run, files: ScoreFiles) -> None:
+def runs(question: RunScores, run: RunOptions, files: ScoreFiles) -> None:
     """Compare predicted with measured training iterations, one line per framework and GPU."""
     asked = {name: value for name, value in vars(question).items() if name != "limit"}
     with run.open("predicting") as where:

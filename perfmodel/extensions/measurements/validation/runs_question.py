@@ -63,6 +63,7 @@ def read_setting(
         release=row.text("release"),
         family=row.family,
         placement=row.text("placement"),
+        generation=cluster.device.generation,
     )
     sentences += chosen.assumptions
     stack = chosen.stack.with_compiling() if row.value("compiled") else chosen.stack
@@ -109,6 +110,8 @@ def build_machine(row: RunRow, sentences: list[str], calibration: tuple[str, ...
     per_host = min(per_host, ranks)
     if ranks % per_host:
         raise WorkloadError(f"{ranks} GPUs cannot be divided into hosts of {per_host}")
+    if hosts and row.value("gpus_per_node") and hosts * per_host != ranks:
+        raise WorkloadError(f"{hosts} hosts of {per_host} GPUs must have n_gpus, got {ranks}")
     hosts = ranks // per_host
     if 2 * per_host == topology.gpus_per_host and count_joined(topology) <= 2:
         topology = _spread_over_sockets(topology)
@@ -153,6 +156,10 @@ def _find_topology(
 ) -> tuple[Topology, tuple[str, ...]]:
     """The machine *name* with this device and power limit, and assumptions about it."""
     topology, device = load_topology(name), load_device(device_name)
+    if topology.device.generation != device.generation:
+        raise WorkloadError(
+            f"the GPUs of {name} must be of {topology.device.name}'s generation, got {device.name}"
+        )
     said: tuple[str, ...] = ()
     if power_w is not None and power_w != device.power_w:
         said = (f"The power limit is {power_w:g} W instead of the board's {device.power_w:g} W.",)

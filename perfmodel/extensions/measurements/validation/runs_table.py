@@ -28,6 +28,7 @@ COLUMNS_FILE = Path(__file__).parent / "columns.yaml"
 _MEASURED = "iter_time_s"
 _LEAST, _MOST = 1e-9, 1e15
 _UNSUPPORTED = "unsupported"
+_MOST_NAMED = 20
 _SWITCHES = {"0": False, "1": True, "0.0": False, "1.0": True, "no": False, "yes": True}
 
 
@@ -285,7 +286,8 @@ def load_runs(path: Path) -> RunTable:
     family = _family_with(names)
     missing = [name for name in required_columns(family) if name not in names]
     if missing:
-        unread = ", ".join(name for name in names if name and name not in columns_of(family))
+        known = columns_of(family)
+        unread = ", ".join([name for name in names if name and name not in known][:_MOST_NAMED])
         raise MeasurementError(
             f"{path}: a table of {family} runs must have the columns "
             f"{', '.join(required_columns(family))}; missing: {', '.join(missing)}."
@@ -322,7 +324,8 @@ def _known_names(header: Sequence[str]) -> list[str]:
         for other in (name, *column.also)
     }
     known = [ours.get(re.sub("_ms$", "_s", _plain(name)), name) for name in header]
-    return [name if one in header else one for one, name in zip(known, header, strict=True)]
+    stated = set(header)
+    return [name if one in stated else one for one, name in zip(known, header, strict=True)]
 
 
 def _plain(name: str) -> str:

@@ -21,7 +21,7 @@ SPARSE = "sparse_"
 """How names of emulated operators on sparse tensors begin."""
 
 
-class Source(Enum):
+class CallSource(Enum):
     """Where a call is from; the value is its column in the table."""
 
     RECORDED = "recorded"
@@ -60,7 +60,7 @@ class OperatorCall:
     arguments: tuple[tuple[Tensor, ...], ...]
     values: Mapping[int | str, Any] = field(default_factory=dict)
     results: tuple[Tensor, ...] | None = None
-    source: Source = Source.RECORDED
+    source: CallSource = CallSource.RECORDED
     allows_tf32: bool = False
     observed: Mapping[str, Any] | None = None
     converts_layout: bool = False
@@ -146,7 +146,7 @@ def emulated_call(words: Mapping[str, Any]) -> OperatorCall:
         arguments=tuple((tensor,) for tensor in inputs),
         values=words.get("arguments", {}),
         results=_tensors(words.get("outputs", ())),
-        source=Source.EMULATED,
+        source=CallSource.EMULATED,
         allows_tf32=bool(words.get("allows_tf32")),
         observed=words.get("observed"),
         converts_layout=bool(words.get("converts_layout")),

@@ -15,8 +15,8 @@ from itertools import compress
 from typing import Any
 
 from perfmodel.extensions.recordings.operators.calls import (
+    CallSource,
     OperatorCall,
-    Source,
     Tensor,
     gemm_dtype,
     operator_table,
@@ -34,7 +34,7 @@ def convolution(call: OperatorCall) -> Works:
     image, weight = tensors
     positions = image.shape[0] * _positions_out(call, image, weight)
     write_bytes = positions * weight.shape[0] * image.dtype.size_bytes
-    if call.source is Source.EMULATED:
+    if call.source is CallSource.EMULATED:
         write_bytes = bytes_of(call.results or ())
     columns, depth = weight.shape[0] // groups, math.prod(weight.shape[1:])
     if call.values.get("transposed"):

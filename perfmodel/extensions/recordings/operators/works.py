@@ -20,8 +20,8 @@ from embeddings.distribution import UNIFORM, IndexDistribution, ObservedRows
 from embeddings.table import MOST_LOOKUPS, MOST_ROWS, MOST_WIDTH, EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.extensions.recordings.operators.calls import (
+    CallSource,
     OperatorCall,
-    Source,
     emulated_call,
     gemm_dtype,
     operator_table,
@@ -54,7 +54,7 @@ def works_of_call(call: OperatorCall) -> Works:
     """The kernels that *call* launches, in order; none if its shapes do not determine them."""
     form = _form_of(call.name, call.source)
     works = _FORMS[form](call) if form else ()
-    is_guessed = call.source is Source.RECORDED
+    is_guessed = call.source is CallSource.RECORDED
     if works or (form and is_guessed):
         return works
     return guessed_traffic(call) if is_guessed else traffic(call)
@@ -66,7 +66,7 @@ def emulated_works(words: Mapping[str, Any]) -> Works:
 
 
 @cache
-def _form_of(name: str, source: Source) -> str:
+def _form_of(name: str, source: CallSource) -> str:
     """How a call of *name* is read; empty for those priced by their traffic."""
     for form, columns in operator_table()["forms"].items():
         known = columns.get(source.value, ())
@@ -183,7 +183,7 @@ def _attention(call: OperatorCall) -> Works:
 
 
 def _is_causal(call: OperatorCall) -> bool:
-    if call.source is Source.EMULATED:
+    if call.source is CallSource.EMULATED:
         return any(call.values.get(name) for name in operator_table()["causal"])
     # Training is causal as a rule; only a stated False on every flag denies it.
     flags = {str(value) for value in call.values.values()} & {"True", "False"}
@@ -191,7 +191,7 @@ def _is_causal(call: OperatorCall) -> bool:
 
 
 def _attention_kernel(call: OperatorCall) -> str:
-    if call.source is Source.RECORDED:
+    if call.source is CallSource.RECORDED:
         return "auto"
     stated = (call.observed or {}).get("kernel") or call.values.get("kernel")
     kernels = operator_table()["attention_kernels"]

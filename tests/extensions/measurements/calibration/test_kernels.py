@@ -8,6 +8,7 @@ from perfmodel.extensions.measurements.calibration.bounded_fit import Limit, fit
 from perfmodel.extensions.measurements.calibration.gemm import (
     LearnedRows,
     Learning,
+    fit_few,
     fit_learned,
     tiny_k_ns,
 )
@@ -38,7 +39,7 @@ def straight_table() -> KernelTable:
 def test_a_straight_line_is_found_again_on_rows_not_fitted():
     kernels, estimates = cross_validate("memory", straight_table(), folds=4, by=("B",))
     truth = np.array([kernel.measured_ns for kernel in kernels])
-    assert sorted(truth) == sorted(straight_table().measured_ns)
+    assert sorted(truth) == sorted(straight_table().alone_ns)
     np.testing.assert_allclose(estimates.duration_ns, truth, rtol=0.03)
 
 
@@ -84,13 +85,27 @@ def test_corrections_learn_what_the_physics_leaves_and_how_sure_they_are():
         steps=TrainingPlan(hidden=16, steps=400, batch=256),
         spread=TrainingPlan(steps=300, batch=256, spread_hidden=8),
     )
-    rows = LearnedRows(work, np.hstack([work, wave]), log_time, share=np.ones(len(work)))
+    numbers = np.arange(len(work))
+    rows = LearnedRows(work, np.hstack([work, wave]), log_time, np.ones(len(work)), numbers)
     ordered, correction = fit_learned(rows, learning)
     log_ratio, sigma, _ = ordered.apply(work)
     steps = correction.log_ratio(np.hstack([work, wave]))
     error = log_time - (log_ratio + work[:, 0] + steps)
     assert np.mean(np.abs(error)) < 0.03
     assert 0.8 < np.mean(np.abs(error) < 1.645 * sigma) < 0.99
+
+
+def test_of_few_weights_only_that_is_learned_which_holds_for_others():
+    chooser = np.random.default_rng(0)
+    weights = np.repeat(np.arange(30), 20)
+    rising = chooser.uniform(5, 10, (600, 2))
+    every = rising[:, 0] + 0.3  # every kernel takes 35 % longer than the physics says
+    own = chooser.normal(0, 0.3, 30)[weights]  # and what others do not have
+    for log_time, error in ((every, 0.02), (rising[:, 0] + own, 0.3)):
+        rows = LearnedRows(rising, rising, log_time, np.ones(600), weights)
+        log_ratio, sigma, _ = fit_few(rows).apply(rising)
+        assert np.mean(np.abs(log_ratio - (log_time - rising[:, 0]))) < error
+        assert np.mean(np.abs(log_ratio + rising[:, 0] - log_time) < 1.645 * sigma) > 0.8
 
 
 def test_what_tiny_products_cost_is_read_off_the_ones_with_a_long_k():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from perfmodel.base.errors import MeasurementError, WorkloadError
 from perfmodel.extensions.measurements.validation.runs_question import build_machine, count_joined
 from perfmodel.extensions.measurements.validation.runs_table import load_runs
 from tests.extensions.measurements.validation.test_runs import DLRM, write
@@ -52,3 +55,24 @@ def test_a_run_that_states_only_its_gpu_gets_a_machine_that_has_it(tmp_path):
     assert f"The machine is not stated; assumed {found.topology.name}, the largest" in " ".join(
         said
     )
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"device": "h100_sxm"}, "of a100_pcie must be of a100_pcie_80gb's generation"),
+        ({"n_gpus": "12", "n_nodes": "2", "gpus_per_node": "4"}, "2 hosts of 4 GPUs must have"),
+    ],
+)
+def test_a_row_that_contradicts_itself_is_refused(tmp_path, stated, words):
+    with pytest.raises(WorkloadError, match=words):
+        machine_of(tmp_path, **stated)
+
+
+def test_a_table_of_a_hundred_thousand_columns_is_refused_at_once(tmp_path):
+    path = tmp_path / "wide.csv"
+    path.write_text(",".join(f"c{number}" for number in range(100_000)) + "\n")
+    started = time.process_time()
+    with pytest.raises(MeasurementError, match=r"not known: c0, c1, .*c19"):
+        load_runs(path)
+    assert time.process_time() - started < 20

@@ -17,7 +17,13 @@ Status cudnnGetStream(Handle h, Handle *stream) {
   *stream = current_stream;
   return 0;
 }
-size_t cudnnGetVersion(void) { return 92000; }
+/* The release that torch was built against, as its package states it: 92600 is 9.26.0. */
+size_t cudnnGetVersion(void) { return CUDNN; }
+Status cudnnGetProperty(int which, int *value) {
+  int parts[] = {CUDNN / 10000, CUDNN / 100 % 100, CUDNN % 100};
+  *value = parts[which];
+  return 0;
+}
 size_t cudnnGetCudartVersion(void) { return CUDA; }
 const char *cudnnGetErrorString(Status s) { return s ? "error of the virtual library" : "success"; }
 
@@ -93,9 +99,23 @@ Status cudnnBackendGetAttribute(Descriptor *d, int name, int type, int64_t room,
 LAUNCH(cudnnBackendExecute)
 
 /* ------------------------------------------------------------- the older API */
-ANSWER(cudnnCreateTensorDescriptor, Handle, &handle)
+typedef struct {
+  int type, dims, lengths[8];
+} Tensor;
+
+ANSWER(cudnnCreateTensorDescriptor, Tensor *, calloc(1, sizeof(Tensor)))
 NOTHING(cudnnSetTensorNdDescriptor)
-NOTHING(cudnnDestroyTensorDescriptor)
+Status cudnnDestroyTensorDescriptor(Tensor *t) {
+  free(t);
+  return 0;
+}
+Status cudnnGetTensorNdDescriptor(const Tensor *t, int room, int *type, int *dims, int *lengths,
+                                  int *strides) {
+  *type = t->type, *dims = t->dims;
+  for (int i = t->dims - 1, step = 1; i >= 0; step *= lengths[i--])
+    lengths[i] = t->lengths[i], strides[i] = step;
+  return 0;
+}
 LAUNCH(cudnnBatchNormalizationForwardTrainingEx)
 LAUNCH(cudnnBatchNormalizationForwardInference)
 LAUNCH(cudnnBatchNormalizationBackwardEx)
@@ -111,3 +131,64 @@ NO_SPACE(cudnnGetBatchNormalizationTrainingExReserveSpaceSize, Handle h, int mod
          Handle activation, Handle x, size_t *bytes)
 NO_SPACE(cudnnGetBatchNormalizationBackwardExWorkspaceSize, Handle h, int mode, int ops, Handle x,
          Handle y, Handle dy, Handle dz, Handle dx, Handle scale, Handle activation, size_t *bytes)
+
+/* ---------------------------------------------------------- recurrent layers
+ * Weights lie as torch reads them: layer by layer the matrices of all gates for the input, then
+ * those for the state; behind them the biases. */
+typedef struct {
+  int mode, ways, type, inputs, hidden, layers;
+} Recurrent;
+
+ANSWER(cudnnCreateRNNDescriptor, Recurrent *, calloc(1, sizeof(Recurrent)))
+Status cudnnDestroyRNNDescriptor(Recurrent *r) {
+  free(r);
+  return 0;
+}
+Status cudnnSetRNNDescriptor_v8(Recurrent *r, int algorithm, int mode, int bias, int direction,
+                                int input_mode, int type, int precision, int math, int inputs,
+                                int hidden, int projected, int layers) {
+  *r = (Recurrent){mode, 1 + direction, type, inputs, hidden, layers};
+  return 0;
+}
+
+static int gates(const Recurrent *r) { return r->mode == 2 ? 4 : r->mode == 3 ? 3 : 1; }
+
+/* Elements of the matrices before those of a layer and direction. */
+static size_t start_of(const Recurrent *r, int layer) {
+  size_t all = 0;
+  for (int i = 0; i < layer; i++)
+    all += (i < r->ways ? r->inputs : r->hidden * r->ways) + r->hidden;
+  return all * gates(r) * r->hidden;
+}
+static size_t item(const Recurrent *r) { return r->type == 0 ? 4 : r->type == 1 ? 8 : 2; }
+
+Status cudnnGetRNNWeightSpaceSize(Handle h, const Recurrent *r, size_t *bytes) {
+  int count = r->layers * r->ways;
+  *bytes = item(r) * (start_of(r, count) + (size_t)count * 2 * gates(r) * r->hidden);
+  return 0;
+}
+
+Status cudnnGetRNNTempSpaceSizes(Handle h, const Recurrent *r, int mode, Handle x, size_t *work,
+                                 size_t *reserve) {
+  if (work) *work = 0;
+  if (reserve) *reserve = 0;
+  return 0;
+}
+
+Status cudnnGetRNNWeightParams(Handle h, const Recurrent *r, int layer, size_t bytes, char *space,
+                               int number, Tensor *matrix, char **at, Tensor *bias, char **bias_at) {
+  int count = gates(r), is_state = number >= count;
+  int width = is_state ? r->hidden : layer < r->ways ? r->inputs : r->hidden * r->ways;
+  size_t before = start_of(r, layer), biases = start_of(r, r->layers * r->ways);
+  if (is_state) before += start_of(r, layer + 1) - before - (size_t)count * r->hidden * r->hidden;
+  before += (size_t)(number % count) * r->hidden * width;
+  biases += ((size_t)layer * 2 * count + number) * r->hidden;
+  if (matrix) *matrix = (Tensor){r->type, 3, {1, r->hidden, width}}, *at = space + before * item(r);
+  if (bias) *bias = (Tensor){r->type, 3, {1, r->hidden, 1}}, *bias_at = space + biases * item(r);
+  return 0;
+}
+
+NO_SPACE(cudnnDropoutGetStatesSize, Handle h, size_t *bytes)
+LAUNCH(cudnnRNNForward)
+LAUNCH(cudnnRNNBackwardData_v8)
+LAUNCH(cudnnRNNBackwardWeights_v8)

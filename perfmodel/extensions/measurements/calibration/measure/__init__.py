@@ -1,1 +1,0 @@
-"""Taking measurements on the machine that this runs on."""
