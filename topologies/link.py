@@ -254,18 +254,18 @@ class FabricKind(Enum):
 class Fabric(Form):
     """The network that the NICs of a host are connected to.
 
-    *nic_bandwidth_bytes_per_s* is that of one NIC vertex with all its *nic_lanes*, each way; a
-    file states that of one lane. *nic_latency_ns* is paid on the way into and out of the network,
+    *nic_bandwidth_bytes_per_s* is that of one NIC vertex with all its *nic_lanes*, each way; a file
+    states that of one lane. *nic_latency_ns* is paid on the way into and out of the network,
     *spine_latency_ns* on the way up and down again. *idle_nic_latency_ns*, if stated, is what a
     benchmark alone on the network pays in place of *nic_latency_ns*. *oversubscription* is what the
-    NICs under a leaf can send over what the leaf can pass up: 1 keeps every NIC busy across the spine. Defaults
-    are those of the machines we ship. *call_latency_ns* is paid by every call of a training job
-    that does not queue after another of its group, per doubling of the hosts that take part: on a
-    network shared with other jobs, waiting for the slowest host. *doubling_loss* is the share by
-    which reductions in the switches of hosts and trees between them become slower with every
-    doubling of hosts beyond two. Where no log of a machine tells, that of 4 and 8 hosts of H100,
-    0.16, drawn halfway to none. A network that *reduces* has
-    switches that add up what passes through them (SHARP).
+    NICs under a leaf can send over what the leaf can pass up: 1 keeps every NIC busy across the
+    spine. Defaults are those of the machines we ship. *call_latency_ns* is paid by every call of a
+    training job that does not queue after another of its group, per doubling of the hosts that take
+    part: on a network shared with other jobs, waiting for the slowest host. *doubling_loss* is the
+    share by which reductions in the switches of hosts and trees between them become slower with
+    every doubling of hosts beyond two. Where no log of a machine tells, that of 4 and 8 hosts of
+    H100, 0.16, drawn halfway to none. A network that *reduces* has switches that add up what passes
+    through them (SHARP).
     """
 
     sections = ("nic", "leaf", "spine", "call")
