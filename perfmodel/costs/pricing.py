@@ -27,7 +27,7 @@ from collectives.uneven import price_lean
 from perfmodel.base.dtypes import BITS_PER_BYTE
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.anchoring import anchor
+from perfmodel.costs.anchoring import CallFactors, anchor
 from perfmodel.costs.estimates import (
     Bound,
     Estimates,
@@ -216,6 +216,7 @@ class _CallPricer:
         self._cluster = cluster = cluster_seen_by(stack, cluster)
         architecture = cluster.device.generation
         self._time_ratio = stack.time_ratio(COMMUNICATION_FAMILY, architecture)
+        self._own = CallFactors(cluster)
         self._is_lean = cluster.host_count > 1 and stack.has(FrameworkBehaviour.LEAN_EXCHANGES)
         self._software = CollectiveSoftware(algorithm=stack.collective_algorithm)
         self._price_of: dict[tuple[int, int], _CallPrice] = {}
@@ -256,19 +257,22 @@ class _CallPricer:
                 for member in (group, *rivals)
             ]
             cost = share_links(calls, [cost] * len(calls), cluster=self._cluster)[0]
+        hosts = len({int(self._cluster.host_of_rank[rank]) for rank in ranks})
+        own = self._own.of(communication, len(ranks), hosts)
+        time_ratio = self._time_ratio * own.time
         of_ranks, length_ns = None, max(cost.duration_ns, 1.0)
         if cost.per_rank_ns is not None:
-            of_ranks = tuple((cost.per_rank_ns * self._time_ratio).tolist())
+            of_ranks = tuple((cost.per_rank_ns * time_ratio).tolist())
         return _CallPrice(
-            duration_ns=float(cost.duration_ns) * self._time_ratio,
+            duration_ns=float(cost.duration_ns) * time_ratio,
             per_member_ns=of_ranks,
-            relative_sigma=float(cost.relative_sigma),
+            relative_sigma=float(cost.relative_sigma) * own.sigma,
             provenance=int(cost.provenance),
             is_latency_bound=cost.latency_ns > cost.duration_ns / 2,
             link_use=(
                 cost.gpu_busy_ns / length_ns,
                 cost.nic_busy_ns / length_ns,
-                cost.wire_ns / length_ns / self._time_ratio,
+                cost.wire_ns / length_ns / time_ratio,
             ),
         )
 

@@ -42,7 +42,7 @@ _BLOCK_SCALED, _BLOCK = (DType.MXFP8, DType.NVFP4, DType.MXFP4), 32
 def routed_rows(spec: TransformerSpec, *, tokens: int, ep: int) -> int:
     """Rows that the most loaded of *ep* ranks works on if each has *tokens* tokens."""
     model, training = spec.model, spec.training
-    is_even = training.routing is Routing.BALANCED
+    is_even = training.routing is not Routing.POWER_LAW
     rows = hottest_loads(
         tokens=tokens * ep,
         top_k=model.top_k,
@@ -162,7 +162,9 @@ class ExpertSteps:
     def _routing(self, library: TokenLibrary, what: str, tokens: int, *, is_back: bool) -> Step:
         model = self._model
         sms = _MULTIPROCESSORS[library]
-        routing = TokenRouting(library, tokens, model.top_k, model.experts, is_back, sms)
+        is_in_turn = self._linears.training.routing is Routing.IN_TURN
+        chosen = (model.top_k, model.experts)
+        routing = TokenRouting(library, tokens, *chosen, is_back, sms, is_in_turn)
         size_bytes = tokens * self._width * self._dtype.size_bytes
         kind = CollectiveKind.ALL_TO_ALL
         collective = Collective(kind, size_bytes, self._dtype, routing=routing)

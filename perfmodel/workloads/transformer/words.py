@@ -237,7 +237,12 @@ class CudaGraph(Enum):
 
 
 class Routing(Enum):
-    """How unevenly tokens choose experts."""
+    """How unevenly tokens choose experts.
+
+    IN_TURN: a token takes the experts that follow those of the token before it, as gates of
+    benchmarks do. Few ranks have them, so little is exchanged.
+    """
 
     BALANCED = "balanced"
     POWER_LAW = "power_law"
+    IN_TURN = "in_turn"

@@ -15,12 +15,10 @@ from typing import Any
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import WorkloadError
-from perfmodel.base.faults import iter_misspelt
 from perfmodel.base.forms import Form, read_mapping
 from perfmodel.base.reading import quote
 from perfmodel.extensions.formats.models.fields import (
     REPEATED,
-    SPELLING_CUTOFF,
     FieldReader,
     FieldUse,
     Source,
@@ -206,7 +204,8 @@ def read_settings(
     stated = {key: value for key, value in flat.items() if key not in unstated}
     reader = SettingsReader(table, FieldReader(document, stated, given), is_layout, unstated)
     values = reader.read()
-    _check_spelling(table, reader.fields)
+    ignored = [key for key in stated if _matches(table.ignored, key)]
+    reader.fields.check_spelling(_known_keys(table), ignored)
     # What follows counts with values of the right kind.
     reader.fields.faults.check(WorkloadError)
     base: dict[str, Any] = {}
@@ -217,7 +216,7 @@ def read_settings(
     elif program != "deepspeed":
         _finish_megatron(values, reader.fields, table)
     _finish_batch(values, reader.fields, table)
-    uses = reader.fields.finish([key for key in stated if _matches(table.ignored, key)])
+    uses = reader.fields.finish(ignored)
     assumed += default_sentence(uses)
     if repeated:
         assumed.append(f"Stated more than once, the last counts: {', '.join(repeated)}.")
@@ -265,18 +264,11 @@ def _matches(patterns: Sequence[str], key: str) -> bool:
     return any(re.search(pattern, key) for pattern in patterns)
 
 
-def _check_spelling(table: SettingsTable, fields: FieldReader) -> None:
-    """Note a fault for every unknown key that is nearly a known one which is not stated."""
+def _known_keys(table: SettingsTable) -> set[str]:
     sources = [Source.parse(source).keys for source in table.reads.values()]
     sources += [tuple(keys) for keys in table.switches.values()]
     sources += [tuple(entry["keys"]) for entry in table.refused]
-    known = {key for keys in sources for key in keys}
-    missing = [key for key in known if key not in fields.content]
-    seen = {use.key for use in fields.uses} | known
-    for key in fields.content:
-        if key not in seen and not _matches(table.ignored, key):
-            for _, meant in iter_misspelt([key], missing, SPELLING_CUTOFF):
-                fields.faults.add(key, f"is not known; {meant} is. Correct it or take it out")
+    return {key for keys in sources for key in keys}
 
 
 def _refuse_others(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from perfmodel.api import Scenario, fits
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.extensions.formats.models import Use, read_foreign
@@ -386,6 +388,17 @@ def test_the_layout_of_a_file_is_that_of_any_model(file, text, expected):
     assert "Layout and training are those of" in workload.assumed[-1]
 
 
+@pytest.mark.parametrize(("text", "hosts"), [(SCRIPT, 1), (NEMO, 1), (TOML, 8), (DEEPSPEED, 1)])
+def test_files_of_other_programs_are_told_whether_they_fit(file, text, hosts):
+    named = {"layout_from": file(text)} if text is DEEPSPEED else {"workload": file(text)}
+    asked = Scenario("dgx_h100", hosts=hosts, **{"workload": "llama3_8b", **named})
+    found = fits(asked)
+    assert found.peaks
+    assert found.fits
+    half = replace(asked, overrides=("training.recompute=full", "parallel.micro_batch=1"))
+    assert fits(half).peak_bytes < found.peak_bytes
+
+
 def test_the_question_itself_comes_before_the_layout_of_a_file(file):
     path = file(DEEPSPEED)
     workload = load_workload("llama3_8b", ["parallel.micro_batch=4"], layout_from=path)
@@ -454,6 +467,13 @@ def test_a_switch_is_true_or_false(tmp_path):
 def test_a_degree_that_is_no_whole_number_is_refused_by_name(file, value):
     path = file(TOML.replace("seq_len = 4096", f"seq_len = {value}"), "job.toml")
     with pytest.raises(WorkloadError, match=r"training.seq_len: must be a"):
+        load_workload(path)
+
+
+@pytest.mark.parametrize("value", ["nan", "-0.1", "10", "some"])
+def test_a_dropout_is_a_share(file, value):
+    path = file(SCRIPT.replace("--hidden-dropout 0.0", f"--hidden-dropout {value}"), "train.sh")
+    with pytest.raises(WorkloadError, match="hidden_dropout: must be a"):
         load_workload(path)
 
 
