@@ -42,7 +42,8 @@ class TokenLibrary(Enum):
 class TokenRouting:
     """How *tokens* of a rank are spread: each chooses *top_k* of *experts* that the group divides.
 
-    With *is_combine* their results come back. *sms* multiprocessors do the work.
+    With *is_combine* their results come back. *sms* multiprocessors do the work. Tokens that choose
+    experts *is_in_turn* take neighbours.
     """
 
     library: TokenLibrary
@@ -51,12 +52,18 @@ class TokenRouting:
     experts: int
     is_combine: bool
     sms: int
+    is_in_turn: bool = False
 
     def reached(self, places: int) -> float:
         """Places of *places* equal ones that a token is expected to be needed at."""
         held = self.experts // places
         if held < 1:
             return float(min(self.top_k, places))
+        if self.is_in_turn:
+            # Choices begin at multiples of top_k: a place begins or ends within some of them.
+            is_even = held % self.top_k == 0 or self.top_k % held == 0
+            several = self.top_k if is_even else held + self.top_k - 1
+            return min(max(1.0, several / held), float(places))
         # None of top_k different experts is among those that a place holds.
         missed = math.prod(
             max(self.experts - held - number, 0) / (self.experts - number)

@@ -84,6 +84,8 @@ def _size_even(task: ShardingTask) -> ShardingPlan:
     until it does: their threshold for slicing, lowered.
     """
     cuts = [1] * len(task.tables)
+    # No cut saves memory, so of tables that do not fit everything is cut, in few rounds.
+    is_too_much = sum(task.needs) > task.rank_count * task.room_bytes
     while True:
         shards = [
             shard
@@ -108,7 +110,7 @@ def _size_even(task: ShardingTask) -> ShardingPlan:
             placed = zip(shards, ranks.tolist(), strict=True)
             return task.plan([shard.on_rank(rank) for shard, rank in placed], "size_even")
         largest = max(size for size, _ in wide)
-        for place in {place for size, place in wide if size == largest}:
+        for place in {place for size, place in wide if is_too_much or size == largest}:
             cuts[place] *= 2
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 README = Path(__file__).resolve().parent / "README.md"
 MADE = ("with measurements", "prediction only", "drawn")
-ASKED_FOR = ("needs your script", "needs torch", "measures this machine")
+ASKED_FOR = ("needs your script", "needs torch")
 _LINE = re.compile(r"^\| (?P<what>[^|]+) \| (?P<cells>[^|]+) \| (?P<state>[^|]+) \|$")
 
 

@@ -43,6 +43,13 @@ class Cluster:
         """The GPU of every rank."""
         return self.topology.device
 
+    def devices_of(self, ranks: Ranks) -> tuple[Ranks, tuple[Device, ...]]:
+        """Which of the GPUs of all machines each of *ranks* is, and these GPUs."""
+        devices = tuple(dict.fromkeys(one.device for one in self.topology.machines))
+        places = np.array([devices.index(one.device) for one in self.topology.machines])
+        numbers: Ranks = places[self.machines_of(self.seats_of(ranks)[0])]
+        return numbers, devices
+
     @property
     def rank_count(self) -> int:
         """How many ranks there are."""
@@ -147,6 +154,10 @@ class Cluster:
         nic_a, nic_b = machine_a.nic_of_gpu[gpu_a], machine_b.nic_of_gpu[gpu_b]
         enter = machine_b.route(f"nic:{nic_b}", f"gpu:{gpu_b}")
         across = self._fabric_links(self.topology.fabric, host_a, nic_a, host_b, nic_b)
+        if self.topology.fleet:
+            # Its own NICs may be slower than those of the first machine.
+            sent = _at_rate_of(machine_a.fabric, across[0])
+            across = (sent, *across[1:-1], _at_rate_of(machine_b.fabric, across[-1]))
         return Route(
             _on_host(machine_a.nic_route(gpu_a).links, host_a)
             + across
@@ -180,6 +191,11 @@ class Cluster:
         return (port, up, replace(up, source="spine:0", target=leaf_b), arrival)
 
 
+def _at_rate_of(fabric: Fabric | None, port: Link) -> Link:
+    rate = fabric.nic_bandwidth_bytes_per_s if fabric else port.bandwidth_bytes_per_s
+    return replace(port, bandwidth_bytes_per_s=rate)
+
+
 def _on_host(links: tuple[Link, ...], host: int) -> tuple[Link, ...]:
     return tuple(
         replace(link, source=f"host{host}/{link.source}", target=f"host{host}/{link.target}")
@@ -204,8 +220,16 @@ def build_cluster(
     """Seat ranks on *hosts* copies of *topology*: one per GPU, or as many as requested.
 
     If a host is a rack of trays and the ranks of each host fit on one tray, *hosts* counts trays,
-    as launchers do; otherwise it counts racks. Racks get equal segments of trays.
+    as launchers do; otherwise it counts racks. Racks get equal segments of trays. A fleet has the
+    hosts that its file lists.
     """
+    if topology.fleet and hosts in (1, topology.fleet_hosts):
+        hosts = topology.fleet_hosts
+    elif topology.fleet:
+        raise TopologyError(
+            f"topology {topology.name}: lists {topology.fleet_hosts} hosts, got {hosts}. Leave the "
+            "number of hosts out, or change the file."
+        )
     if hosts < 1:
         raise TopologyError(
             f"cluster: must have at least one host, got {hosts}. Ask for 1 or more."

@@ -22,7 +22,7 @@ from perfmodel.base.units import parse_frequency_hz
 from topologies.device import Device, list_devices, load_device
 from topologies.faults import parse_fault
 from topologies.topology import Topology
-from topologies.topology_file import parse_topology
+from topologies.topology_file import FleetFile, join_fleet, parse_topology
 
 CATALOG = Path(__file__).parent / "catalog"
 _CPUS = Path(__file__).parent / "cpus.yaml"
@@ -49,11 +49,26 @@ def load_topology(
         document = load_document(path, TopologyError, what="topology")
     if {"family", "model_type", "architectures"} & document.content.keys():
         raise TopologyError(f"{path}: is a model. Give it with --workload.")
-    topology = _find_constants(parse_topology(document, path=path), path)
+    if "hosts" in document.content:
+        topology = _load_fleet(document, path)
+    else:
+        topology = _find_constants(parse_topology(document, path=path), path)
     if faults:
         more = tuple(parse_fault(text) for text in faults)
         topology = replace(topology, faults=(*topology.faults, *more))
     return topology.calibrated_by(calibrations) if calibrations else topology
+
+
+def _load_fleet(document: Document, path: Path) -> Topology:
+    """The machines that *document* lists; files that it names are in the folder of *path*."""
+    file = document.read(FleetFile)
+    names = [one.machine for one in file.hosts]
+    beside = [path.parent / name for name in names]
+    machines = [
+        load_topology(other if other.is_file() else name)
+        for other, name in zip(beside, names, strict=True)
+    ]
+    return join_fleet(file, machines)
 
 
 def _open_foreign(path: Path) -> Document | None:

@@ -30,7 +30,8 @@ class Topology:
     sentences that every answer repeats, *unknown_keys* those of the file of another program.
     *faults* are what is broken, by host: the links here are those of a sound host, and *machines*
     are the hosts as they are, first one that no fault names. *gpu_speeds* of a host with slow GPUs
-    are what is left of the speed of each.
+    are what is left of the speed of each. *fleet* lists hosts of unlike machines in order, so many
+    of each; the first machine's switches join them, and the facts here are its own.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Topology:
     lost_constants: str = ""
     faults: tuple[Fault, ...] = ()
     gpu_speeds: tuple[float, ...] = ()
+    fleet: tuple[tuple[int, Topology], ...] = ()
     machines: tuple[Topology, ...] = field(init=False, repr=False, compare=False)
     router: Router = field(init=False, repr=False, compare=False)
     nic_of_gpu: tuple[int, ...] = field(init=False, repr=False, compare=False)
@@ -67,15 +69,27 @@ class Topology:
         faults = _reach_faults(self)
         if faults:
             raise TopologyError(f"topology {self.name}: " + "; ".join(faults) + ".")
-        object.__setattr__(self, "machines", self._build_machines() if self.faults else (self,))
+        is_uneven = self.faults or self.fleet
+        object.__setattr__(self, "machines", self._build_machines() if is_uneven else (self,))
 
     def _build_machines(self) -> tuple[Topology, ...]:
-        sets = (self._faults_on(host) for host in (None, *self.named_hosts))
-        return tuple(_break(self, faults) for faults in dict.fromkeys(sets))
+        kinds = dict.fromkeys(map(self._kind_of, (None, *self._uneven_hosts)))
+        return tuple(_break(base, faults) for base, faults in kinds)
 
-    def _faults_on(self, host: int | None) -> tuple[Fault, ...]:
+    def _kind_of(self, host: int | None) -> tuple[Topology, tuple[Fault, ...]]:
+        """The sound machine that *host* is, and its faults; None is a host that nothing names."""
+        base, past = self.fleet[0][1] if self.fleet else self, 0
+        for count, machine in self.fleet:
+            if host is not None and past <= host:
+                base = machine
+            past += count
         # Without their hosts, so that equal ones make equal machines.
-        return tuple(replace(fault, hosts=()) for fault in self.faults if fault.is_on(host))
+        return base, tuple(replace(one, hosts=()) for one in self.faults if one.is_on(host))
+
+    @property
+    def fleet_hosts(self) -> int:
+        """How many hosts the fleet has; 0 where all hosts are one machine."""
+        return sum(count for count, _ in self.fleet)
 
     @property
     def named_hosts(self) -> tuple[int, ...]:
@@ -83,12 +97,16 @@ class Topology:
         return tuple(sorted({host for fault in self.faults for host in fault.hosts or ()}))
 
     @property
+    def _uneven_hosts(self) -> tuple[int, ...]:
+        return tuple(sorted({*self.named_hosts, *range(self.fleet_hosts)}))
+
+    @property
     def machine_of_host(self) -> dict[int, int]:
         """Which of *machines* each of the named hosts is; the others are the first."""
-        sets = [self._faults_on(host) for host in (None, *self.named_hosts)]
-        places = {faults: place for place, faults in enumerate(dict.fromkeys(sets))}
+        kinds = [self._kind_of(host) for host in (None, *self._uneven_hosts)]
+        places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds))}
         return {
-            host: places[faults] for host, faults in zip(self.named_hosts, sets[1:], strict=True)
+            host: places[kind] for host, kind in zip(self._uneven_hosts, kinds[1:], strict=True)
         }
 
     @property
@@ -104,7 +122,11 @@ class Topology:
 
     def calibrated_by(self, files: Sequence[str]) -> Topology:
         """The same host, with constants of its own in *files*."""
-        return replace(self, device=replace(self.device, calibrations=tuple(files)))
+        return replace(
+            self,
+            device=replace(self.device, calibrations=tuple(files)),
+            fleet=tuple((count, machine.calibrated_by(files)) for count, machine in self.fleet),
+        )
 
     def is_wired_like(self, other: Topology) -> bool:
         """Whether constants of collectives that were measured on *other* hold here."""
@@ -151,9 +173,11 @@ class Topology:
     @property
     def idle(self) -> Topology:
         """The machine as a benchmark finds it, alone on its network."""
-        if self.fabric is None or not self.fabric.call_latency_ns:
+        if self.fabric is None:
             return self
-        return replace(self, fabric=replace(self.fabric, call_latency_ns=0.0))
+        latency_ns = self.fabric.idle_nic_latency_ns or self.fabric.nic_latency_ns
+        alone = replace(self.fabric, call_latency_ns=0.0, nic_latency_ns=latency_ns)
+        return self if alone == self.fabric else replace(self, fabric=alone)
 
     @property
     def has_nvls(self) -> bool:
@@ -290,7 +314,7 @@ def _break(sound: Topology, faults: tuple[Fault, ...]) -> Topology:
             slow[gpu] = slow.get(gpu, 1.0) * fault.ratio
     speeds = tuple(slow.get(gpu, 1.0) for gpu in range(sound.gpus_per_host)) if slow else ()
     try:
-        return replace(sound, faults=(), links=tuple(links), gpu_speeds=speeds)
+        return replace(sound, faults=(), fleet=(), links=tuple(links), gpu_speeds=speeds)
     except TopologyError as wrong:
         places = ", ".join(fault.where for fault in faults)
         raise TopologyError(f"with the faults at {places}: {wrong}") from None

@@ -128,6 +128,54 @@ class TopologyFile(Sourced):
     faults: tuple[Annotated[Fault, Parsed(parse_fault, "host:1 gpu:3 nvlink")], ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetEntry(Form):
+    """An entry of `hosts`: so many of a *machine*, a name or a file."""
+
+    count: Count
+    machine: Line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFile(Sourced):
+    """A file that lists hosts of unlike machines."""
+
+    name: Line
+    description: Line = ""
+    hosts: Annotated[tuple[FleetEntry, ...], Field(min_length=1)]
+    notes: tuple[Line, ...] = ()
+
+
+def join_fleet(file: FleetFile, machines: Sequence[Topology]) -> Topology:
+    """The *machines* that *file* lists as one topology."""
+    first, total = machines[0], " + ".join(f"{one.count} x {one.machine}" for one in file.hosts)
+    if odd := next((one for one in machines if one.gpus_per_host != first.gpus_per_host), None):
+        raise TopologyError(
+            f"topology {file.name}: hosts of a fleet must have equally many GPUs, got "
+            f"{first.gpus_per_host} ({first.name}) and {odd.gpus_per_host} ({odd.name})."
+        )
+    if alone := next((one for one in machines if one.trays > 1 or one.fabric is None), None):
+        raise TopologyError(
+            f"topology {file.name}: {alone.name} cannot be in a fleet: racks and machines without "
+            "a fabric are not joined to others."
+        )
+    memory_bytes = min(one.device.memory_bytes for one in machines)
+    said = f"Hosts: {total}. The switches of {first.name} join them, each by its own NICs."
+    return replace(
+        first,
+        name=file.name,
+        description=file.description or total,
+        source=file.origin,
+        # What must fit in every rank.
+        device=replace(first.device, memory_bytes=memory_bytes),
+        notes=file.notes,
+        assumed=(*first.assumed, said),
+        fleet=tuple(
+            (one.count, machine) for one, machine in zip(file.hosts, machines, strict=True)
+        ),
+    )
+
+
 def parse_topology(document: Document, *, path: Path) -> Topology:
     """The topology in *document*; a device file that it names is in the folder of *path*."""
     device = document.content.get("device")

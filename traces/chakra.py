@@ -8,7 +8,6 @@ the public field numbers (MLCommons Chakra schema 0.0.4), so no generated code i
 from __future__ import annotations
 
 import ast
-import gzip
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ _MAX_TEXT = 64 * 1024
 _MAX_MESSAGE_BYTES = 16 * 2**20
 _LONGEST_LENGTH_BYTES = 10
 AttributeValue = int | float | bool | str | bytes | tuple[Any, ...]
-_SCALAR_OF = {bool: "bool", int: "int64", float: "double", str: "string", bytes: "bytes"}
+_SCALAR_OF: dict[type, str] = {bool: "bool", int: "int64", float: "double", str: "string"}
 
 
 class ChakraKind(IntEnum):
@@ -79,7 +78,6 @@ class ChakraTrace:
     document: str
     version: str
     operations: tuple[ChakraOperation, ...]
-    attributes: dict[str, AttributeValue] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
 
 
@@ -123,8 +121,7 @@ def load_chakra(path: Path | str, limits: Limits = DEFAULT_LIMITS) -> ChakraTrac
         f"(operation {operation} waits for {number})"
         for operation, number in lost[:1]
     )
-    attributes = _attributes(head.attr)
-    return ChakraTrace(str(path), head.version, tuple(operations.values()), attributes, faults)
+    return ChakraTrace(str(path), head.version, tuple(operations.values()), faults)
 
 
 def is_chakra(head: bytes) -> bool:
@@ -147,14 +144,10 @@ def is_chakra(head: bytes) -> bool:
 
 
 def write_chakra(trace: ChakraTrace, path: Path | str) -> None:
-    """Write *trace* to *path*; a name that ends in .gz is compressed."""
-    path = Path(path)
+    """Write *trace* to *path*."""
     head = MESSAGES["GlobalMetadata"](version=trace.version)
-    _set_attributes(head.attr, trace.attributes)
-    pieces = [_framed(head), *(_framed(_message(operation)) for operation in trace.operations)]
-    content = b"".join(pieces)
-    # Without a time stamp the same trace gives the same bytes.
-    write_file(path, gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)
+    messages = [head, *map(_message, trace.operations)]
+    write_file(Path(path), b"".join(map(_framed, messages)))
 
 
 def split_bytes(chunks: Chunks, text: bytes) -> Iterator[bytes]:
@@ -287,19 +280,9 @@ def _message(operation: ChakraOperation) -> Any:
         start_time_micros=operation.start_us,
         duration_micros=operation.duration_us,
     )
-    _set_attributes(message.attr, operation.attributes)
+    for name, value in operation.attributes.items():
+        setattr(message.attr.add(name=name), f"{_SCALAR_OF[type(value)]}_val", value)
     return message
-
-
-def _set_attributes(target: Any, values: dict[str, AttributeValue]) -> None:
-    for name, value in values.items():
-        item = target.add(name=name)
-        if isinstance(value, tuple):
-            values_of = getattr(item, f"{_SCALAR_OF[type(value[0]) if value else int]}_list")
-            values_of.SetInParent()
-            values_of.values.extend(value)
-        else:
-            setattr(item, f"{_SCALAR_OF[type(value)]}_val", value)
 
 
 def _framed(message: Any) -> bytes:

@@ -24,7 +24,6 @@ _LARGEST_BASE_NS = 2**61
 MAX_FAULTY_RATIO = 0.05
 # A tuple: a damaged phase need not be hashable.
 _PHASES = ("s", "f", "t", "i", "M")
-_NO_INTERVALS = "arrows, names and marks"
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[_.-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 
@@ -57,8 +56,7 @@ class TraceReader:
     def __init__(self, stream: ObjectStream) -> None:
         self.stream = stream
         self.rows = RowBuffer()
-        self.objects = 0
-        self.left_out: dict[str, int] = {}
+        self.objects = self.faulty = 0
 
     def add(self, batch: list[Any]) -> None:
         """Take the intervals that are kept from a batch of objects."""
@@ -74,31 +72,25 @@ class TraceReader:
             for item in batch:
                 self._add_carefully(item)
             return
-        if len(spans) == len(batch):
-            return
-        others = [item for item in batch if item["ph"] != "X"]
-        self._leave_out(_NO_INTERVALS, len(others))
-        for item in others:
-            if item["ph"] not in _PHASES:
-                self._check_phase(item)
-        if len(spans) + len(others) < len(batch):
+        if len(spans) < len(batch):
             for item in batch:
-                if item["ph"] == "X" and not (item["cat"] in CATEGORIES or is_module(item)):
-                    self._leave_out_category(item["cat"])
+                if item["ph"] not in _PHASES and (
+                    item["ph"] != "X" or not isinstance(item["cat"], str)
+                ):
+                    self._check_unread(item)
 
     def _add_carefully(self, item: Any) -> None:
         if not isinstance(item, dict):
             self._fault("entry that is not an object")
             return
         if item.get("ph") != "X":
-            self._leave_out(_NO_INTERVALS)
-            self._check_phase(item)
+            self._check_unread(item)
             return
         category, is_named = item.get("cat"), isinstance(item.get("name"), str)
         if not isinstance(category, str) or not (
             category in CATEGORIES or (is_named and is_module(item))
         ):
-            self._leave_out_category(category)
+            self._check_unread(item)
             return
         try:
             oddities = self.rows.add_carefully(item)
@@ -108,29 +100,22 @@ class TraceReader:
         for oddity in oddities:
             self.stream.faults.add(oddity, f"object {self.objects}")
 
-    def _check_phase(self, item: dict[str, Any]) -> None:
+    def _check_unread(self, item: dict[str, Any]) -> None:
+        """Note what is wrong with an object that is not kept."""
         phase = item.get("ph")
         if not isinstance(phase, str) or len(phase) != 1:
-            self._leave_out(_NO_INTERVALS, -1)
             self._fault("object without a phase `ph`")
-
-    def _leave_out_category(self, category: object) -> None:
-        if isinstance(category, str):
-            self._leave_out(f"category {category}")
-        else:
+        elif phase == "X" and not isinstance(item.get("cat"), str):
             self._fault("interval without a category `cat`")
 
-    def _leave_out(self, reason: str, count: int = 1) -> None:
-        self.left_out[reason] = self.left_out.get(reason, 0) + count
-
     def _fault(self, fault: str) -> None:
-        self._leave_out("faulty")
+        self.faulty += 1
         self.stream.faults.add(f"{fault}; left out", f"object {self.objects}")
 
     def trace(self) -> Trace:
         """The finished trace; refuses one that holds too little to trust."""
         path, around, faults = self.stream.path, self.stream.surroundings, self.stream.faults
-        faulty = self.left_out.get("faulty", 0)
+        faulty = self.faulty
         if not len(self.rows) or faulty > MAX_FAULTY_RATIO * self.objects:
             rule = f"none of its {self.objects} objects is an interval of host or device work."
             if faulty:
@@ -161,7 +146,6 @@ class TraceReader:
             report=ReadReport(
                 objects=self.objects,
                 kept=len(columns),
-                left_out={word: count for word, count in sorted(self.left_out.items()) if count},
                 faults=faults.sentences(),
             ),
             is_rank_stated=is_stated,

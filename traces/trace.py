@@ -6,7 +6,7 @@ be skewed against each other, and ranks against each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -82,7 +82,6 @@ class ReadReport:
 
     objects: int
     kept: int
-    left_out: dict[str, int] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
 
 
@@ -117,10 +116,3 @@ class Trace:
             return {}
         detail: dict[str, Any] = orjson.loads(self.details[number])
         return detail
-
-    @property
-    def span_ns(self) -> int:
-        """From the first start to the last end."""
-        if not len(self.columns):
-            return 0
-        return int(self.columns.end_ns.max() - self.columns.start_ns.min())

@@ -1,13 +1,14 @@
 """The problem: errors of runs as a linear function of the logarithms of constants.
 
 One value a chip (Transformers: products on tensor cores, attention), and for each stack at most
-four deviations from it, drawn towards none (ridge on the logarithm), or from the release that it
+five deviations from it, drawn towards none (ridge on the logarithm), or from the release that it
 extends. The forms are fixed here, before anything is scored.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,13 +21,21 @@ from numpy.typing import NDArray
 from experiments.fitting.runs import Case
 from perfmodel.costs.calibration_files import power_ratio
 from perfmodel.costs.models import FAMILIES
-from perfmodel.costs.sustained import ARITHMETIC, ATTENTION, load_sustained, reference_of
+from perfmodel.costs.sustained import (
+    ARITHMETIC,
+    ATTENTION,
+    GROUPED,
+    GROUPED_NARROW,
+    NARROW,
+    load_sustained,
+    reference_of,
+)
 from perfmodel.stacks.profiles import STACK_FOLDER, load_stack
 from perfmodel.stacks.stack import PLAIN_GEMM, SoftwareStack
 from topologies import load_device
 
 OF_STACK = {
-    "transformer": ("host", "attention", "memory", "communication"),
+    "transformer": ("host", "gemm", "attention", "memory", "communication"),
     "dlrm": ("gemm", PLAIN_GEMM, "memory", "embedding"),
 }
 """What a stack may deviate in; `host` divides host_speed_ratio, and products are of one kind in a
@@ -36,11 +45,16 @@ OF_RELEASE = {
     "dlrm": OF_STACK["dlrm"],
 }
 """What a stack for some releases may deviate in: libraries change with them, hosts do not."""
-OF_CHIP: dict[str, tuple[str, ...]] = {"transformer": (ARITHMETIC, ATTENTION), "dlrm": ()}
+OF_CHIP: dict[str, tuple[str, ...]] = {
+    "transformer": (ARITHMETIC, ATTENTION, NARROW),
+    "dlrm": (),
+}
 OF_GENERATION: dict[str, tuple[str, ...]] = {"transformer": ("memory",), "dlrm": ()}
 """What all stacks of a family have in common on a generation: workloads list fewer memory-bound
 kernels than frameworks launch, and the chip is not slower for it (recordings show none)."""
-CARRIED_BY = {ARITHMETIC: "gemm", PLAIN_GEMM: "gemm"}
+OF_EXPERTS = (GROUPED, GROUPED_NARROW)
+"""What only runs with experts say: fitted to them after everything else."""
+CARRIED_BY = dict.fromkeys((ARITHMETIC, NARROW, PLAIN_GEMM, *OF_EXPERTS), "gemm")
 ROBUST = 0.10
 DOUBT = {"transformer": 0.5, "dlrm": 1.0}
 """How fast rows far off lose weight: among recommendation runs are hosts several times slower
@@ -50,22 +64,32 @@ PRIORS = {"chip": 0.15, "generation": 0.15, "device": 0.08, "publisher": 0.08}
 fabric) is fitted beside them and not kept, so that it does not become the chip's."""
 WEIGHT_OF_UNKNOWN = 0.1
 """Frameworks without a stack of their own, or known from one model on one device, say little about
-a chip. Experts, whose costs are still far off, are scored and say nothing."""
+a chip. Experts, whose costs are still far off, say what grouped products take and nothing else."""
 PRIOR_OF_HOST = 0.7
 PRIOR = {"transformer": 0.12, "dlrm": 0.25}
 """Without values of chips, stacks of recommendation models carry more of their own."""
 PRIOR_OF_LOOKUPS = 0.5
 """Kernels that frameworks write themselves, some for each table, some with copies between."""
+PRIOR_OF_GEMM = 0.08
+"""Products of Transformers are of libraries: frameworks differ in their releases alone."""
 PRIOR_OF_RELEASE = 0.5
 """Releases of a framework differ from each other half as far as it does from none."""
 Key = tuple[str, str, str]
+MEASURED: dict[Key, tuple[float, float]] = {
+    ("chip", "blackwell", ARITHMETIC): (1.41, 0.03),
+    ("chip", "blackwell", GROUPED): (1.0, 0.03),
+}
+"""What kernels timed under load say of constants, and how surely: products in the layouts of
+training on B200 (gemm/training_layouts.csv.gz), beside the constants of short benchmarks, and
+grouped ones (moe/grouped_and_attention_training.csv.gz) beside both."""
 
 
 @dataclass(frozen=True)
 class Problem:
     """Errors of *cases* as a linear function of the logarithms of constants.
 
-    *stated* is what the constants in the files add to each, *prior* how far each may lie from none.
+    *stated* is what the constants in the files add to each, *prior* how far each may lie from
+    *centre*, which is none unless kernels under load say more.
     """
 
     cases: list[Case]
@@ -73,6 +97,7 @@ class Problem:
     slopes: NDArray[np.float64]
     stated: NDArray[np.float64]
     prior: NDArray[np.float64]
+    centre: NDArray[np.float64]
 
     @property
     def now(self) -> NDArray[np.float64]:
@@ -86,18 +111,39 @@ class Problem:
         carry most of their time, and no constant of a kernel is about those.
         """
         kept = kept & np.array([_is_asked(case) for case in self.cases])
-        slopes, errors = self.slopes[kept], (self.now - self.stated)[kept]
-        known = self.weights()[kept]
+        is_last = np.array([key[2] in OF_EXPERTS for key in self.keys])
+        has_experts = np.array([case.has_experts for case in self.cases])
+        value = self._solve(kept, np.where(has_experts, 0.0, self.weights()), ~is_last)
+        # One model has causes of its own: each group of runs counts as one.
+        counts = Counter(case.group for case in self.cases)
+        alone = np.array([1 / counts[case.group] for case in self.cases])
+        value += self._solve(kept, np.where(has_experts, alone, 0.0), is_last, value)
+        return self._bounded(value)
+
+    def _solve(
+        self,
+        kept: NDArray[np.bool_],
+        weights: NDArray[np.float64],
+        asked: NDArray[np.bool_],
+        beside: NDArray[np.float64] | float = 0.0,
+    ) -> NDArray[np.float64]:
+        """The *asked* constants, and none of the others, *beside* values that are known."""
+        kept = kept & (weights > 0)
+        value: NDArray[np.float64] = np.zeros(len(self.keys))
+        if not kept.any() or not asked.any():
+            return value
+        slopes, known = self.slopes[kept][:, asked], weights[kept]
+        errors = (self.now - self.stated + self.slopes @ (value + beside))[kept]
+        prior, centre = self.prior[asked], self.centre[asked]
         power = DOUBT[self.cases[0].row.family]
         weight: NDArray[np.float64] = known
-        value: NDArray[np.float64] = np.zeros(len(self.keys))
         for _ in range(25):
             scaled = slopes * (weight / ROBUST**2)[:, None]
-            matrix = scaled.T @ slopes + np.diag(1 / self.prior**2)
-            value = np.linalg.solve(matrix, -scaled.T @ errors).astype(np.float64)
-            off = (errors + slopes @ value) / ROBUST
-            weight = known / (1 + off**2) ** power
-        return self._bounded(value)
+            matrix = scaled.T @ slopes + np.diag(1 / prior**2)
+            found = np.linalg.solve(matrix, centre / prior**2 - scaled.T @ errors)
+            weight = known / (1 + ((errors + slopes @ found) / ROBUST) ** 2) ** power
+        value[asked] = found
+        return value
 
     def weights(self) -> NDArray[np.float64]:
         """What a case says: little where nothing but its source, model and device speaks for it."""
@@ -141,7 +187,8 @@ def build_problem(cases: list[Case], family: str) -> Problem:
             column = columns.setdefault(key, np.zeros(len(cases)))
             column[place] = case.shares[FAMILIES.index(CARRIED_BY.get(word, word))]
             if key[0] in ("chip", "device", "publisher"):
-                column[place] *= case.hot if word == ARITHMETIC else case.fused
+                part = case.grouped if word in OF_EXPERTS else case.hot
+                column[place] *= case.fused if word == ATTENTION else part
             stated[place] += column[place] * _stated(key, case)
     keys = sorted(columns)
     return Problem(
@@ -150,6 +197,7 @@ def build_problem(cases: list[Case], family: str) -> Problem:
         slopes=np.column_stack([columns[key] for key in keys]),
         stated=stated,
         prior=np.array([_prior(key, family) for key in keys]),
+        centre=np.array([math.log(MEASURED[key][0]) if key in MEASURED else 0.0 for key in keys]),
     )
 
 
@@ -167,8 +215,11 @@ def _constants(case: Case, family: str) -> list[tuple[Key, str]]:
     found += [
         (("chip", case.architecture, word), word)
         for word in OF_CHIP[family]
-        if word != ARITHMETIC or case.is_tensor
+        if word == ATTENTION or (case.is_tensor if word == ARITHMETIC else case.is_narrow)
     ]
+    if case.has_experts:
+        formats = OF_EXPERTS if case.is_narrow else OF_EXPERTS[:1]
+        found += [(("chip", case.architecture, word), word) for word in formats]
     found += [(("generation", case.architecture, word), word) for word in OF_GENERATION[family]]
     if case.is_tensor and OF_CHIP[family]:
         if not _is_reference(case.device):
@@ -250,6 +301,10 @@ def _load(name: str) -> SoftwareStack:
 
 
 def _prior(key: Key, family: str) -> float:
+    if key in MEASURED:
+        return MEASURED[key][1]
+    if key[2] in (NARROW, GROUPED_NARROW):
+        return PRIORS["device"]
     if key[0] in PRIORS:
         return PRIORS[key[0]]
     if family == "dlrm":
@@ -258,4 +313,6 @@ def _prior(key: Key, family: str) -> float:
     if key[2] == "host":
         return PRIOR_OF_HOST
     is_later = len(lineage(key[1], family)) > 1
+    if key[2] == "gemm" and not is_later:
+        return PRIOR_OF_GEMM
     return PRIOR[family] * (PRIOR_OF_RELEASE if is_later else 1.0)

@@ -7,13 +7,14 @@ The question, its prices, the interference and the search for the period are tho
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from perfmodel.base.errors import InputError
 from perfmodel.costs.attention import is_fused
+from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.sustained import ARITHMETIC, chip_factor, hot_shares
 from perfmodel.extensions.measurements.calibration.anchors import Kind
 from perfmodel.extensions.measurements.calibration.observing import observe
@@ -21,11 +22,13 @@ from perfmodel.extensions.measurements.validation.runs_question import read_sett
 from perfmodel.extensions.measurements.validation.runs_table import RunRow
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Attention, Gemm, GroupedGemm
-from perfmodel.prediction.question import PredictOptions, build_question
+from perfmodel.prediction.predict import price
+from perfmodel.prediction.question import PredictOptions, Question, build_question
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
 
-DRAWS = 16
+DRAWS = {"dlrm": 16}
+"""Draws of kernels, for families without features that say what they make unsure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,8 @@ class Case:
     *error* is the logarithm of predicted over measured; *shares* the derivative of the logarithm
     of the prediction by that of a family's times; *hot* the derivative of the logarithm of its
     products' times by that of the chip's factor, *fused* the share of attention in kernels of its
-    own; *kernel_sigma* what kernels alone make unsure, *kind* how much it says of other runs.
+    own, *grouped* that of GEMMs in grouped ones; *kernel_sigma* what kernels alone make unsure,
+    *features* what else widens its interval, *kind* how much it says of other runs.
     """
 
     row: RunRow
@@ -44,11 +48,14 @@ class Case:
     device: str
     hosts: int
     is_tensor: bool
+    is_narrow: bool
     error: float
     shares: tuple[float, ...]
     hot: float
     fused: float
+    grouped: float
     kernel_sigma: float
+    features: Mapping[str, float]
     kind: Kind
 
     @property
@@ -84,7 +91,7 @@ def build_case(asked: PredictOptions, row: RunRow) -> Case | None:
         question = build_question(setting)
     except InputError:
         return None
-    device, found = setting.cluster.device, observe(question, draws=DRAWS)
+    device, found = setting.cluster.device, observe(question, draws=DRAWS.get(row.family, 0))
     assert row.measured_s is not None
     return Case(
         row=row,
@@ -93,11 +100,14 @@ def build_case(asked: PredictOptions, row: RunRow) -> Case | None:
         device=device.name,
         hosts=setting.cluster.host_count,
         is_tensor=row.text("compute_precision") != "fp32",
+        is_narrow=row.text("compute_precision").endswith("fp8"),
         error=float(np.log(found.period_ns / 1e9 / row.measured_s)),
         shares=tuple(found.shares.tolist()),
         hot=_hotness(question.job, device, setting.stack),
         fused=_fused_share(question.job, device, setting.stack),
+        grouped=_grouped_share(question),
         kernel_sigma=found.kernel_sigma,
+        features=found.features,
         kind=found.kind,
     )
 
@@ -121,6 +131,18 @@ def _fused_share(job: JobGraph, device: Device, stack: SoftwareStack) -> float:
     ops = [op for op in job.ops if isinstance(op, Attention)]
     fused = sum(op.flops for op in ops if is_fused(op, device, stack))
     return fused / sum(op.flops for op in ops) if ops else 0.0
+
+
+def _grouped_share(question: Question) -> float:
+    """The share of the time of GEMMs that grouped ones take, on the first rank."""
+    priced = price(question, question.job)
+    rows, ops = priced.rows_of_rank(0), question.job.ops
+    times_ns = np.where(priced.family[rows] == FAMILIES.index("gemm"), priced.float_ns[rows], 0.0)
+    is_grouped = np.array([isinstance(op, GroupedGemm) for op in ops])
+    if not is_grouped.any():
+        return 0.0
+    mine = times_ns[is_grouped[question.job.program_of(0).op]].sum()
+    return float(mine / max(times_ns.sum(), 1.0))
 
 
 def choose_rows(

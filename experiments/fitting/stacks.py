@@ -5,7 +5,8 @@
 Predictions follow the constants by one replay a run (see runs.py), so a fit is a small
 least-squares problem (see problem.py); `--write` puts constants and evidence into the stack files,
 `sustained.yaml` and `spread.yaml`, and another round starts from there. Scores are with publisher,
-model and device left out together, and with the configuration of a row.
+model and device left out together, with the configuration of a row, and with whole publishers,
+which is what README shows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from experiments.figures import MEASURED
 from experiments.fitting.problem import Problem, build_problem
 from experiments.fitting.runs import Case, build_case, choose_rows, list_groups
-from experiments.fitting.spreads import Z_90, Spreads, find_spreads
+from experiments.fitting.spreads import Z_90, LeftOut, Spreads, find_spreads, leave_out
 from experiments.fitting.writing import (
     SMALL,
     write_chips,
@@ -36,33 +37,21 @@ from perfmodel.prediction.question import PredictOptions
 
 TABLES = {"transformer": "transformer.csv.gz", "dlrm": "dlrm.csv"}
 MOST_OF_GROUP = 6
+Floats = NDArray[np.float64]
 AT_ONCE = 48
 """Rows that are replayed before they are kept."""
 
 
-def report(
-    problem: Problem, value: NDArray[np.float64], spreads: Spreads, core: set[object]
-) -> dict[str, float | str]:
-    """Print errors by framework: before, fitted, and left out, with inside and half-width.
-
-    What comes back is the line of the core rows that were left out.
-    """
+def report(problem: Problem, value: Floats, spreads: Spreads, core: set[object]) -> None:
+    """Print errors by framework: before, fitted, and left out, with inside and half-width."""
     cases = problem.cases
     before, fitted = problem.now, problem.errors_at(value)
     left = problem.left_out(lambda case: case.group)
     alone = problem.left_out(lambda case: case.configuration)
     sigma = np.array([spreads.sigma(case) for case in cases])
-    names = [f"{case.row.text('framework')}, {case.device}" for case in cases]
-    is_core = np.array([case.row.name in core for case in cases])
-    is_far = np.array([case.hosts > 1 for case in cases])
-    is_dense = np.array([not case.has_experts for case in cases])
-    apart = {"core": is_core, "core without experts": is_core & is_dense}
-    apart |= {"core with experts": is_core & ~is_dense, "with experts": ~is_dense}
-    apart |= {"several hosts": is_far, "one host": ~is_far}
     head = "rows   before  fitted  left out   median  configuration left out: mean  median"
     print(f"{'':34} {head}  inside  half-width")
-    for name in [*dict.fromkeys(names), *(one for one in apart if apart[one].any()), "all"]:
-        rows = apart.get(name, np.array([name in ("all", one) for one in names]))
+    for name, rows in _parts(cases, core).items():
         sizes = [100 * np.abs(np.expm1(part[rows])) for part in (before, fitted, left, alone)]
         inside = 100 * np.mean(np.abs(left[rows]) <= Z_90 * sigma[rows])
         half = 100 * np.median(np.sinh(Z_90 * sigma[rows]))
@@ -72,16 +61,57 @@ def report(
             f"{np.median(sizes[3]):7.1f} {inside:7.0f} {half:11.0f}",
             flush=True,
         )
-        if name == "core":
-            told: dict[str, float | str] = {
-                "rows": int(rows.sum()),
-                "mean_pct": round(float(sizes[2].mean()), 1),
-                "median_pct": round(float(np.median(sizes[2])), 1),
-                "p90_pct": f"{np.quantile(sizes[2], 0.9):.1f} %",
-                "inside_pct": round(float(inside)),
-                "half_width_pct": round(float(half)),
-            }
+
+
+def report_publishers(errors: LeftOut, core: set[object]) -> dict[str, float | str]:
+    """Print errors with whole publishers left out, of constants and of spreads alike.
+
+    What comes back is the line of all rows.
+    """
+    cases = errors.problem.cases
+    left, sigma = errors.problem.left_out(lambda case: case.publisher), np.empty(len(cases))
+    publishers = np.array([case.publisher for case in cases])
+    for publisher in dict.fromkeys(publishers.tolist()):
+        spreads = find_spreads(errors, publishers != publisher)
+        for place in np.flatnonzero(publishers == publisher):
+            sigma[place] = spreads.sigma(cases[place])
+    print(f"{'publisher left out':34} rows     mean  median  inside  half-width  correlation")
+    told: dict[str, float | str] = {}
+    for name, rows in _parts(cases, core).items():
+        sizes = 100 * np.abs(np.expm1(left[rows]))
+        halves = 100 * np.sinh(Z_90 * sigma[rows])
+        inside = 100 * np.mean(np.abs(left[rows]) <= Z_90 * sigma[rows])
+        together = np.corrcoef(halves, sizes)[0, 1] if rows.sum() > 2 else math.nan
+        print(
+            f"{name:34} {rows.sum():4} {sizes.mean():8.1f} {np.median(sizes):7.1f} {inside:7.0f} "
+            f"{np.median(halves):11.0f} {together:12.2f}",
+            flush=True,
+        )
+        told = {
+            "held_out": "publisher",
+            "rows": int(rows.sum()),
+            "mean_pct": round(float(sizes.mean()), 1),
+            "median_pct": round(float(np.median(sizes)), 1),
+            "p90_pct": f"{np.quantile(sizes, 0.9):.1f} %",
+            "inside_pct": round(float(inside)),
+            "half_width_pct": round(float(np.median(halves))),
+        }
     return told
+
+
+def _parts(cases: Sequence[Case], core: set[object]) -> dict[str, NDArray[np.bool_]]:
+    """Rows by framework and device, and by what they have in common; all of them last."""
+    names = np.array([f"{case.row.text('framework')}, {case.device}" for case in cases])
+    is_core = np.array([case.row.name in core for case in cases])
+    is_far = np.array([case.hosts > 1 for case in cases])
+    is_dense = np.array([not case.has_experts for case in cases])
+    parts = {name: names == name for name in dict.fromkeys(names.tolist())}
+    parts |= {"core": is_core, "core without experts": is_core & is_dense}
+    parts |= {"core with experts": is_core & ~is_dense, "without experts": is_dense}
+    parts |= {"with experts": ~is_dense, "several hosts": is_far, "one host": ~is_far}
+    return {name: rows for name, rows in parts.items() if rows.any()} | {
+        "all": np.ones(len(cases), dtype=bool)
+    }
 
 
 def load_cases(rows: Sequence[RunRow], kept: Path | None) -> list[Case]:
@@ -124,8 +154,11 @@ def main() -> None:
     print(f"{len(cases)} of {len(rows)} rows in {len(list_groups(cases))} groups", flush=True)
     problem = build_problem(cases, arguments.family)
     value = problem.solve(np.ones(len(cases), dtype=bool))
-    spreads = find_spreads(problem)
-    told = report(problem, value, spreads, {row.name for row in core.rows})
+    errors = leave_out(problem)
+    spreads = find_spreads(errors)
+    names: set[object] = {row.name for row in core.rows}
+    report(problem, value, spreads, names)
+    told = report_publishers(errors, names)
     for key, one in zip(problem.keys, value, strict=True):
         if abs(one) >= SMALL:
             print(f"{' '.join(key):44} {math.exp(one):7.3f}")

@@ -103,7 +103,7 @@ def _evidence(cases: Sequence[Case], name: str, spreads: Spreads) -> dict[str, o
     result: dict[str, object] = {}
     for (stack, architecture), spread in spreads.of_stack.items():
         key = stack, architecture
-        rows = [c for c in cases if (c.stack, c.architecture) == key and not c.has_experts]
+        rows = [c for c in cases if (c.stack, c.architecture) == key]
         if rows and stack == name and not name.startswith("generic"):
             result[architecture] = {
                 "rows": len(rows),
@@ -143,6 +143,10 @@ def write_chips(problem: Problem, value: NDArray[np.float64]) -> None:
     SUSTAINED_FILE.write_text(text, encoding="utf-8")
 
 
+def _rounded(features: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(one, 3) for name, one in features.items()}
+
+
 def write_spread(problem: Problem, spreads: Spreads, family: str) -> None:
     """Put the spreads of *family* into their file; what was chosen by hand stays."""
     known = load_spread()
@@ -152,7 +156,7 @@ def write_spread(problem: Problem, spreads: Spreads, family: str) -> None:
         "no_runs": round(spreads.no_runs, 3),
         "per_doubling": round(spreads.per_doubling, 3),
         **({"per_halving": kept.per_halving} if kept.per_halving else {}),
-        **({"experts": round(spreads.experts, 3)} if spreads.experts else {}),
+        **({"features": of_features} if (of_features := _rounded(spreads.features)) else {}),
         "rows": len(problem.cases),
         "sources": len({case.publisher for case in problem.cases}),
     }

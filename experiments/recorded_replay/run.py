@@ -25,7 +25,7 @@ from perfmodel.extensions.recordings.storage import load_recorded_job
 
 COLOURS = {"compute": BLUE, "communication": PURPLE, "copy": GREEN}
 KEPT = (
-    "iteration_error_pct", "worst_error_pct", "critical_path_on_host_pct", "rounds", "unsettled",
+    "iteration_error_pct", "worst_error_pct", "rounds", "unsettled",
 )  # fmt: skip
 
 

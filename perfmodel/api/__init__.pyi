@@ -31,24 +31,26 @@ from perfmodel.extensions.formats.api import ImportedTopology as ImportedTopolog
 from perfmodel.extensions.formats.api import ImportedWorkload as ImportedWorkload
 from perfmodel.extensions.formats.api import import_topology as import_topology
 from perfmodel.extensions.formats.api import import_workload as import_workload
+from perfmodel.extensions.formats.replay_planner import ReplayEstimator as ReplayEstimator
 from perfmodel.extensions.formats.replay_planner import ReplayPlanner as ReplayPlanner
 from perfmodel.extensions.measurements.api import anchor_run as anchor_run
 from perfmodel.extensions.measurements.api import calibrate_collectives as calibrate_collectives
 from perfmodel.extensions.measurements.api import calibrate_embedding as calibrate_embedding
 from perfmodel.extensions.measurements.api import calibrate_host as calibrate_host
 from perfmodel.extensions.measurements.api import calibrate_kernels as calibrate_kernels
+from perfmodel.extensions.measurements.api import (
+    calibrate_own_kernels as calibrate_own_kernels,
+)
 from perfmodel.extensions.measurements.api import calibrate_runs as calibrate_runs
 from perfmodel.extensions.measurements.api import cross_validate as cross_validate
 from perfmodel.extensions.measurements.api import leave_out_collectives as leave_out_collectives
-from perfmodel.extensions.measurements.api import measure_machine as measure_machine
+from perfmodel.extensions.measurements.api import measure as measure
 from perfmodel.extensions.measurements.api import validate as validate
 from perfmodel.extensions.measurements.api import validate_embeddings as validate_embeddings
 from perfmodel.extensions.measurements.api import validate_fits as validate_fits
 from perfmodel.extensions.measurements.api import validate_runs as validate_runs
 from perfmodel.extensions.measurements.calibration.embedding import EmbeddingFit as EmbeddingFit
-from perfmodel.extensions.measurements.calibration.measure import (
-    MeasuredMachine as MeasuredMachine,
-)
+from perfmodel.extensions.measurements.measuring import MeasurePlan as MeasurePlan
 from perfmodel.extensions.measurements.validation.fits import FitBoard as FitBoard
 from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard as Scoreboard
 from perfmodel.extensions.recordings.api import trace_chakra as trace_chakra

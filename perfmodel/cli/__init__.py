@@ -50,6 +50,10 @@ COMMANDS = {
         "extensions.measurements.commands.calibrate:calibrate",
         "Fit constants to measurements.",
     ),
+    "measure": (
+        "extensions.measurements.commands.measure:measure",
+        "List kernels worth timing, write a script that times them.",
+    ),
     "workload": ("cli.catalog:workload", "List, show and import models."),
     "topology": ("cli.catalog:topology", "List, show, check and import machines."),
     "collective": ("cli.collective:collective", "Price a collective on a machine."),

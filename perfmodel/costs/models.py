@@ -12,6 +12,7 @@ import numpy as np
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
+from perfmodel.costs.anchoring import adjust_ops
 from perfmodel.costs.embedding import price_embeddings
 from perfmodel.costs.estimates import (
     Bound,
@@ -283,7 +284,7 @@ def price_ops(
         durations_ns = found.duration_ns.copy()
         durations_ns[rows] = np.minimum(durations_ns[rows], most.duration_ns)
         found = replace(found, duration_ns=durations_ns)
-    return found
+    return adjust_ops(found, ops, device, stack)
 
 
 def _price_on(

@@ -24,10 +24,10 @@ from collectives import (
     wiring_of,
 )
 from collectives.uneven import price_lean
-from perfmodel.base.dtypes import DType
+from perfmodel.base.dtypes import BITS_PER_BYTE
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.anchoring import anchor
+from perfmodel.costs.anchoring import CallFactors, anchor
 from perfmodel.costs.estimates import (
     Bound,
     Estimates,
@@ -40,12 +40,12 @@ from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES, family_of, pr
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import NO_GROUP, JobGraph, split_bytes
-from perfmodel.graph.ops import Communication, GroupedGemm, Op
+from perfmodel.graph.ops import Communication, Gemm, GroupedGemm, Op
 from perfmodel.graph.program import Program, offsets
 from perfmodel.stacks.capabilities import FrameworkBehaviour
-from perfmodel.stacks.spread import find_spread
+from perfmodel.stacks.spread import KERNELS, find_spread
 from perfmodel.stacks.stack import SoftwareStack
-from topologies import Cluster
+from topologies import Cluster, Device
 
 
 def find_rivals(job: JobGraph, cluster: Cluster) -> list[tuple[int, ...]]:
@@ -95,21 +95,32 @@ class _CallPrice:
         return replace(self, duration_ns=self.per_member_ns[position], per_member_ns=None)
 
 
-def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> PricedJob:
-    """Durations of every task of *job* on *cluster* under *stack*."""
+def price_job(
+    job: JobGraph, *, cluster: Cluster, stack: SoftwareStack, guesses: int = 0
+) -> PricedJob:
+    """Durations of every task of *job* on *cluster* under *stack*.
+
+    So many settings that decide costs are *guesses*: its spread is wider for them.
+    """
     _check_fits(job, cluster)
-    plain = _price_plain(job.ops, cluster, stack)
     calls = _CallPricer(job, cluster, stack)
     families = np.array([FAMILIES.index(family_of(type(op))) for op in job.ops], dtype=np.int8)
-    speeds = cluster.speeds_of(np.arange(job.rank_count, dtype=np.int64))
-    plain_at = {
-        speed: replace(plain, duration_ns=slow_down(plain.duration_ns, families, speed))
-        for speed in np.unique(speeds).tolist()
-    }
-    kind_of_rank, representatives = _rank_kinds(job, calls, speeds)
-    starts, programs, columns, link_use = _price_kinds(
-        job, [(rank, plain_at[speeds[rank]]) for rank in representatives.tolist()], calls
+    ranks = np.arange(job.rank_count, dtype=np.int64)
+    numbers, devices = cluster.devices_of(ranks)
+    plain_of = [_price_plain(job.ops, device, stack) for device in devices]
+    gpus, gpu_of_rank = np.unique(
+        np.column_stack([numbers, cluster.speeds_of(ranks)]), axis=0, return_inverse=True
     )
+    gpu_of_rank, plain_at = gpu_of_rank.reshape(-1), []
+    for number, speed in gpus.tolist():
+        plain = plain_of[int(number)]
+        slowed_ns = slow_down(plain.duration_ns, families, speed)
+        plain_at.append(replace(plain, duration_ns=slowed_ns))
+    kind_of_rank, representatives = _rank_kinds(job, calls, gpu_of_rank)
+    starts, programs, columns, link_use = _price_kinds(
+        job, [(rank, plain_at[gpu_of_rank[rank]]) for rank in representatives.tolist()], calls
+    )
+    family = np.concatenate([families[program.op] for program in programs])
     priced = PricedJob(
         job=job,
         durations=DurationTable(
@@ -119,7 +130,7 @@ def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> Price
         float_ns=columns.duration_ns,
         relative_sigma=columns.relative_sigma,
         provenance=columns.provenance,
-        family=np.concatenate([families[program.op] for program in programs]),
+        family=family,
         bound=columns.bound,
         link_use=link_use,
         slowdowns=slowdowns_for(cluster.device),
@@ -128,14 +139,33 @@ def price_job(job: JobGraph, *, cluster: Cluster, stack: SoftwareStack) -> Price
             architecture=cluster.device.architecture,
             hosts=cluster.host_count,
             samples=job.facts.samples / job.rank_count,
-            has_experts=any(isinstance(op, GroupedGemm) for op in job.ops),
-            has_four_bits=any(
-                getattr(op, "dtype", None) in (DType.NVFP4, DType.MXFP4) for op in job.ops
-            ),
+            features=features_of(job, family, columns.duration_ns, columns.relative_sigma)
+            | {"guesses": guesses},
             is_emulated=job.facts.is_emulated,
         ),
     )
     return anchor(priced, cluster, stack)
+
+
+def features_of(
+    job: JobGraph, family: NDArray[np.int8], duration_ns: FloatColumn, sigma: FloatColumn
+) -> dict[str, float]:
+    """How much *job* has of what makes predictions unsure, see `FamilySpread`."""
+    count = len(FAMILIES)
+    by_family = np.bincount(family, duration_ns, count)
+    host_ns = by_family[FAMILIES.index("host")]
+    device_ns = max(float(by_family.sum() - host_ns), 1.0)
+    errors_ns = np.bincount(family, duration_ns * sigma, count)
+    errors_ns[FAMILIES.index("host")] = 0.0
+    formats = {op.dtype for op in job.ops if isinstance(op, Gemm | GroupedGemm)}
+    return {
+        KERNELS: float(np.linalg.norm(errors_ns)) / device_ns,
+        "communication": float(by_family[FAMILIES.index(COMMUNICATION_FAMILY)]) / device_ns,
+        "host": min(float(host_ns) / device_ns, 1.0),
+        "experts": float(any(isinstance(op, GroupedGemm) for op in job.ops)),
+        "eight_bits": float(any(one.size_bits == BITS_PER_BYTE for one in formats)),
+        "four_bits": float(any(one.size_bits < BITS_PER_BYTE for one in formats)),
+    }
 
 
 _KERNELS = [FAMILIES.index(name) for name in ("attention", "embedding", "gemm", "memory")]
@@ -166,10 +196,10 @@ def _check_fits(job: JobGraph, cluster: Cluster) -> None:
         )
 
 
-def _price_plain(ops: tuple[Op, ...], cluster: Cluster, stack: SoftwareStack) -> Estimates:
+def _price_plain(ops: tuple[Op, ...], device: Device, stack: SoftwareStack) -> Estimates:
     """Prices by index of op; a Communication holds zero until its group is known."""
     places = [place for place, op in enumerate(ops) if not isinstance(op, Communication)]
-    priced = price_ops([ops[place] for place in places], device=cluster.device, stack=stack)
+    priced = price_ops([ops[place] for place in places], device=device, stack=stack)
     free = build_estimates(
         np.zeros(1), relative_sigma=0.0, provenance=Provenance.RECORDED, bound=Bound.LINK
     )
@@ -186,6 +216,7 @@ class _CallPricer:
         self._cluster = cluster = cluster_seen_by(stack, cluster)
         architecture = cluster.device.generation
         self._time_ratio = stack.time_ratio(COMMUNICATION_FAMILY, architecture)
+        self._own = CallFactors(cluster)
         self._is_lean = cluster.host_count > 1 and stack.has(FrameworkBehaviour.LEAN_EXCHANGES)
         self._software = CollectiveSoftware(algorithm=stack.collective_algorithm)
         self._price_of: dict[tuple[int, int], _CallPrice] = {}
@@ -226,19 +257,22 @@ class _CallPricer:
                 for member in (group, *rivals)
             ]
             cost = share_links(calls, [cost] * len(calls), cluster=self._cluster)[0]
+        hosts = len({int(self._cluster.host_of_rank[rank]) for rank in ranks})
+        own = self._own.of(communication, len(ranks), hosts)
+        time_ratio = self._time_ratio * own.time
         of_ranks, length_ns = None, max(cost.duration_ns, 1.0)
         if cost.per_rank_ns is not None:
-            of_ranks = tuple((cost.per_rank_ns * self._time_ratio).tolist())
+            of_ranks = tuple((cost.per_rank_ns * time_ratio).tolist())
         return _CallPrice(
-            duration_ns=float(cost.duration_ns) * self._time_ratio,
+            duration_ns=float(cost.duration_ns) * time_ratio,
             per_member_ns=of_ranks,
-            relative_sigma=float(cost.relative_sigma),
+            relative_sigma=float(cost.relative_sigma) * own.sigma,
             provenance=int(cost.provenance),
             is_latency_bound=cost.latency_ns > cost.duration_ns / 2,
             link_use=(
                 cost.gpu_busy_ns / length_ns,
                 cost.nic_busy_ns / length_ns,
-                cost.wire_ns / length_ns / self._time_ratio,
+                cost.wire_ns / length_ns / time_ratio,
             ),
         )
 
@@ -261,10 +295,10 @@ def _placements(job: JobGraph, cluster: Cluster) -> tuple[list[bytes], list[byte
 
 
 def _rank_kinds(
-    job: JobGraph, calls: _CallPricer, speeds: NDArray[np.float64]
+    job: JobGraph, calls: _CallPricer, gpu_of_rank: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The kind of every rank, and one rank per kind. Ranks of one kind have the same prices."""
-    signature = [job.rank_program.astype(np.int64), np.unique(speeds, return_inverse=True)[1]]
+    signature = [job.rank_program.astype(np.int64), gpu_of_rank]
     if len(calls.placement_of_group):
         placement = calls.placement_of_group[job.rank_group]
         signature.append(np.where(job.rank_group == NO_GROUP, NO_GROUP, placement))

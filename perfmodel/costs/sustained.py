@@ -3,9 +3,10 @@
 Tensor cores that are never idle for long draw more than a board may use, and the chip lowers its
 clock. That belongs to the chip and to the watts of its board: `calibrations/sustained.yaml` states
 one value by device or by generation for GEMMs, and one for attention. Grouped GEMMs of training
-also take longer than the serving kernels that their constants are fitted to: one value more. A
-value of a generation is that of its *reference* device; others differ by their power limit. Kernel
-models price a kernel alone; whole jobs take these factors on top, whatever software runs them.
+also take longer than the serving kernels that their constants are fitted to, and GEMMs in eight
+bits than those in sixteen: one value more each. A value of a generation is that of its *reference*
+device; others differ by their power limit. Kernel models price a kernel alone; whole jobs take
+these factors on top, whatever software runs them.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ FILE = Path(__file__).parent / "calibrations" / "sustained.yaml"
 ARITHMETIC = "arithmetic"
 ATTENTION = "attention"
 GROUPED = "grouped"
-KINDS = (ARITHMETIC, ATTENTION, GROUPED)
-"""GEMMs on tensor cores, attention, and what grouped GEMMs take on top."""
+NARROW, GROUPED_NARROW = "narrow", "grouped_narrow"
+KINDS = (ARITHMETIC, ATTENTION, GROUPED, NARROW, GROUPED_NARROW)
+"""GEMMs on tensor cores, attention, and what grouped GEMMs, those in eight bits, and grouped ones
+in eight bits take on top."""
 
 
 def sustained_factors(
@@ -45,11 +48,17 @@ def sustained_factors(
     if isinstance(ops[0], Attention):
         from perfmodel.costs.attention import is_fused  # recommendation models have no attention
 
-        whole = chip_factor(ATTENTION, device)
-        return np.where([is_fused(op, device, stack) for op in ops], whole, 1.0)  # type: ignore[arg-type]  # all of one type
+        slowed = chip_factor(ATTENTION, device)
+        return np.where([is_fused(op, device, stack) for op in ops], slowed, 1.0)  # type: ignore[arg-type]  # all of one type
     if isinstance(ops[0], Gemm | GroupedGemm | Convolution):
-        hot = 1.0 + (chip_factor(ARITHMETIC, device) - 1.0) * hot_shares(ops, device, stack)  # type: ignore[arg-type]  # all of one type
-        return hot * chip_factor(GROUPED, device) if isinstance(ops[0], GroupedGemm) else hot
+        on_top = {kind: of.get(device.generation, 1.0) for kind, of in load_sustained().items()}
+        narrow = np.array([op.dtype.size_bits == BITS_PER_BYTE for op in ops])  # type: ignore[union-attr]  # as below
+        whole = chip_factor(ARITHMETIC, device) * np.where(narrow, on_top[NARROW], 1.0)
+        shares = hot_shares(ops, device, stack)  # type: ignore[arg-type]  # all of one type
+        hot: FloatColumn = 1.0 + (whole - 1.0) * shares
+        if not isinstance(ops[0], GroupedGemm):
+            return hot
+        return hot * on_top[GROUPED] * np.where(narrow, on_top[GROUPED_NARROW], 1.0)
     return 1.0
 
 
@@ -119,6 +128,8 @@ class SustainedFile(Form):
     arithmetic: Mapping[str, Positive] = field(default_factory=dict)
     attention: Mapping[str, Positive] = field(default_factory=dict)
     grouped: Mapping[str, Positive] = field(default_factory=dict)
+    narrow: Mapping[str, Positive] = field(default_factory=dict)
+    grouped_narrow: Mapping[str, Positive] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=1)

@@ -18,6 +18,8 @@ from perfmodel.graph.ops import Fixed, Op
 _TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Op)}
 _LEFT_OUT: dict[str, Any] = {"collective": {"_hash"}}
 """Fields that are not written as they are."""
+_RARE = ("loads_singly", "added_bytes")
+"""Fields that are not written where they are zero: files of earlier releases do not know them."""
 
 
 def op_to_words(op: Op) -> dict[str, Any]:
@@ -31,9 +33,9 @@ def op_to_words(op: Op) -> dict[str, Any]:
             words["waves"] = op.waves
         return words if op.work is None else words | {"work": _work_to_words(op.work)}
     words = {"op": kind, **_adapter(kind).dump_python(op, mode="json", exclude=_LEFT_OUT)}
-    if not words.get("loads_singly", True):
-        # Rare, and unknown to files of earlier releases.
-        del words["loads_singly"]
+    for name in _RARE:
+        if not words.get(name, True):
+            del words[name]
     return words
 
 

@@ -50,7 +50,7 @@ class Gemm:
     """*batch* products C[m, n] = A[m, k] B[k, n].
 
     With *loads_singly* rows of an operand begin at odd places, so that no two of its elements can
-    be loaded together.
+    be loaded together. A product that is added to an earlier result moves *added_bytes* for it.
     """
 
     m: int
@@ -59,6 +59,7 @@ class Gemm:
     dtype: DType
     batch: int = 1
     loads_singly: bool = False
+    added_bytes: int = 0
 
     @property
     def flops(self) -> int:
@@ -102,7 +103,8 @@ class Convolution:
 class GroupedGemm:
     """Products C[m, n] = A[m, k] B[k, n] of *groups* experts in one launch.
 
-    Several *launches* are kernels like this one after the other, held as one task.
+    Several *launches* are kernels like this one after the other, held as one task. Products that
+    are added to earlier results move *added_bytes* for them.
     """
 
     groups: int
@@ -111,6 +113,7 @@ class GroupedGemm:
     k: int
     dtype: DType
     launches: int = 1
+    added_bytes: int = 0
 
     @property
     def flops(self) -> int:

@@ -142,6 +142,6 @@ def _list_layouts(scenario: Scenario) -> tuple[tuple[FittingLayout, ...], int]:
 
 def _candidates(setting: Setting) -> Iterator[Candidate]:
     spec = spec_of_layouts(setting.workload)
-    stated = stated_fields(spec)
+    stated = stated_fields(setting)
     found = iter_candidates(spec, setting.cluster, setting.stack, stated=stated)
     return (one for one in found if not one.is_own)

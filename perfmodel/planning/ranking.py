@@ -86,7 +86,8 @@ class Ranking(Shown):
     def comparison(self) -> tuple[str, ...]:
         """Why the first plan is faster than the first of the next place."""
         best = self.plans[0]
-        other = next((one for one in self.plans if one.place > best.place), None)
+        others = (one for one in self.plans if one.place > best.place and one.fits == best.fits)
+        other = next(others, None)
         return () if other is None else compare_works(best.work, other.work)
 
     @property

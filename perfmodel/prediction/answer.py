@@ -110,6 +110,11 @@ class Interval:
     high_ns: int
     is_known: bool = True
 
+    @property
+    def half_width_ns(self) -> float:
+        """Half of its width."""
+        return (self.high_ns - self.low_ns) / 2
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -187,6 +192,18 @@ class OpenSetting:
 
 
 @dataclass(frozen=True, slots=True)
+class Narrowing:
+    """What would narrow the interval: a `setting` to state, a `run` to report, `kernels` to time.
+
+    *half_width_ns* is half of the interval that is expected then.
+    """
+
+    kind: str
+    what: str
+    half_width_ns: float
+
+
+@dataclass(frozen=True, slots=True)
 class InterferenceLoss:
     """What contention of overlapping kernels and collectives costs an iteration."""
 
@@ -241,6 +258,7 @@ class Prediction(Shown):
     scenario: Scenario | JobScenario | None = None
     reasons: Reasons | None = None
     open_settings: tuple[OpenSetting, ...] = ()
+    narrowed_by: tuple[Narrowing, ...] = ()
     defaults_taken: tuple[TakenDefault, ...] = ()
     cautions: Cautions = NO_CAUTIONS
 

@@ -12,13 +12,23 @@ from dataclasses import replace
 
 import numpy as np
 
+from perfmodel.base.extensions import has_extension, load_extension
 from perfmodel.costs.priced_job import PricedJob, stated_prices
 from perfmodel.costs.pricing import price_job
 from perfmodel.engine.replay import Replayer
 from perfmodel.engine.settle import Rules
 from perfmodel.execution.executor import Executor
 from perfmodel.graph.job import JobGraph
-from perfmodel.prediction.answer import Facts, InterferenceLoss, Interval, Prediction, Reasons, Run
+from perfmodel.prediction.answer import (
+    Facts,
+    InterferenceLoss,
+    Interval,
+    Narrowing,
+    OpenSetting,
+    Prediction,
+    Reasons,
+    Run,
+)
 from perfmodel.prediction.assumptions import list_assumptions
 from perfmodel.prediction.explain import explain, name_tables
 from perfmodel.prediction.gate import check_question
@@ -34,6 +44,9 @@ from perfmodel.prediction.phases import PhaseClock
 from perfmodel.prediction.question import Ends, Question, build_question
 from perfmodel.prediction.scenario import Interference, Mode
 from perfmodel.prediction.time_parts import extrapolate_explanation
+
+_GUESSED = ("parallel.dispatcher",)
+"""Defaults whose runs are further off than those that state them."""
 
 
 def predict(
@@ -74,6 +87,10 @@ def predict(
             found = _span(found, question, executor)
     if question.ends is not None:
         found = _widen(found, question, question.ends, executor)
+    if question.options.is_explained and has_extension("measurements"):
+        list_narrowings = load_extension("measurements", "measuring").list_narrowings
+        said = list_narrowings(question, loops[0].alone.priced, found)
+        found = replace(found, narrowed_by=(*found.narrowed_by, *said))
     return replace(found, run=Run(executor.description, dict(clock.phase_s)))
 
 
@@ -82,7 +99,13 @@ def price(question: Question, job: JobGraph) -> PricedJob:
     if question.cluster is None or question.known is not None:
         return stated_prices(job, question.known)
     assert question.stack is not None
-    return price_job(job, cluster=question.cluster, stack=question.stack)
+    guesses = count_guesses(question)
+    return price_job(job, cluster=question.cluster, stack=question.stack, guesses=guesses)
+
+
+def count_guesses(question: Question) -> int:
+    """Settings of *question* that its framework decides, and differently from run to run."""
+    return sum(one.setting in _GUESSED for one in question.defaults_taken)
 
 
 def _rules_of(question: Question, priced: PricedJob) -> Rules | None:
@@ -213,7 +236,6 @@ def _span(found: Prediction, question: Question, executor: Executor) -> Predicti
     """*found* with an interval that spans the values of its open settings, and their times."""
     answered = []
     options = replace(question.options, is_explained=False, samples=0)
-    drawn_ns = found.drawn_ns
     for one in question.open_questions:
         times_ns = [found.iteration_ns]
         for branch in one.branches[1:]:
@@ -223,7 +245,6 @@ def _span(found: Prediction, question: Question, executor: Executor) -> Predicti
         furthest = max(abs(time_ns / times_ns[0] - 1.0) for time_ns in times_ns)
         if furthest > LEAST_CHANGE:
             answered.append(one.answered(times_ns))
-            drawn_ns = spread_draws(drawn_ns, found.iteration_ns, answered[-1])
     if not answered:
         return found
     said = (
@@ -231,13 +252,29 @@ def _span(found: Prediction, question: Question, executor: Executor) -> Predicti
         f"{one.state_with}."
         for one in answered
     )
+    drawn_ns = _spread_over(found, answered)
+
+    def without(setting: OpenSetting) -> Narrowing:
+        rest = _spread_over(found, [one for one in answered if one is not setting])
+        left = build_interval(np.array(rest), nominal_ns=found.iteration_ns)
+        return Narrowing("setting", f"state it: {setting.state_with}", left.half_width_ns)
+
     return replace(
         found,
         interval=build_interval(np.array(drawn_ns), nominal_ns=found.iteration_ns),
         drawn_ns=drawn_ns,
         open_settings=tuple(answered),
+        narrowed_by=tuple(map(without, answered)),
         assumptions=(*found.assumptions, *said),
     )
+
+
+def _spread_over(found: Prediction, answered: Sequence[OpenSetting]) -> tuple[float, ...]:
+    """The draws of *found*, each open setting among them by its weights."""
+    drawn_ns = found.drawn_ns
+    for one in answered:
+        drawn_ns = spread_draws(drawn_ns, found.iteration_ns, one)
+    return drawn_ns
 
 
 def _widen(found: Prediction, question: Question, ends: Ends, executor: Executor) -> Prediction:

@@ -202,7 +202,7 @@ def load_setting(scenario: Scenario) -> Setting:
         PredictOptions.of(scenario),
         tables=tables,
         plan=plan,
-        scenario=replace(scenario, stack=stack),
+        scenario=replace(scenario, stack=stack, hosts=cluster.block_count),
         assumptions=workload.assumed,
         chosen=chosen,
     )
@@ -249,6 +249,10 @@ def _complete(setting: Setting, on_phase: OnPhase) -> Setting:
         from perfmodel.prediction.layouts.choosing import complete_layout
 
         setting = complete_layout(setting, on_phase=on_phase)
+        if setting.cluster.topology.fleet:
+            from perfmodel.prediction.fleets import split_by_speed
+
+            setting = split_by_speed(setting)
     if family.has_tables:
         from perfmodel.prediction.plans.default_plan import complete_plan
 

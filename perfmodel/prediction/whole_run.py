@@ -33,7 +33,7 @@ S_PER_YEAR = 365.25 * 86_400
 W_PER_MW = 1e6
 _MOST_FAILURES = 10
 """Failures in the time of a checkpoint and a restart: a run with more makes no progress."""
-LongDuration = Annotated[float, Parsed(parse_long_duration_ns, "10 min", "100 d", may_be_zero=True)]
+Pause = Annotated[float, Parsed(parse_long_duration_ns, "10 min", "6 h", may_be_zero=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +44,9 @@ class RunRates(Form):
     date: Line = ""
     currency: Line = "money"
     per_gpu_hour: Annotated[dict[str, Number], Field(default_factory=dict)]
-    failures_per_gpu_year: Number = 0.173
-    checkpoint_ns: LongDuration = 30.0 * NS_PER_S
-    restart_ns: LongDuration = 600.0 * NS_PER_S
+    failures_per_gpu_year: Annotated[Number, Field(le=1000)] = 0.173
+    checkpoint_ns: Pause = 30.0 * NS_PER_S
+    restart_ns: Pause = 600.0 * NS_PER_S
     idle_power_share: Ratio = 0.15
     overhead: Annotated[Positive, Field(ge=1, le=10)] = 1.0
 

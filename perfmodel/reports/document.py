@@ -72,6 +72,13 @@ def to_document(
         "provenance": shares_by_provenance(why),
         "assumptions": list(prediction.assumptions),
         "open_settings": [open_setting(one) for one in prediction.open_settings],
+        "narrowed_by": [
+            {
+                **pick(one, "kind", "what"),
+                "half_width_pct": 100 * one.half_width_ns / max(prediction.iteration_ns, 1),
+            }
+            for one in prediction.narrowed_by
+        ],
         "defaults_taken": [
             {"setting": one.setting, "value": to_word(one.value), "stack": one.stack}
             for one in prediction.defaults_taken

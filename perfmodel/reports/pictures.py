@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.writing import check_writable, draft_of
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -30,26 +26,6 @@ def build_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
-
-
-def draw_stacks(
-    axes: Axes,
-    names: Sequence[str],
-    stacks: Mapping[str, tuple[str | None, Sequence[float]]],
-    *,
-    label: str,
-) -> None:
-    """A bar per name, made of *stacks*: colour and widths by word."""
-    places, done = list(range(len(names))), np.zeros(len(names))
-    for words, (colour, widths) in stacks.items():
-        if any(widths):
-            axes.barh(places, widths, left=done, color=colour, label=words)
-        done = done + np.array(widths)
-    axes.set_yticks(places, [as_written(name) for name in names], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel(label)
-    if len(stacks) > 1:
-        axes.legend(fontsize=7)
 
 
 def check_picture_path(path: Path) -> None:

@@ -198,8 +198,8 @@ def iter_sections(
         if ratio
     ]
     yield Section("How sure we are of each part of the critical path", [Bars([Bar(pieces)])])
-    if prediction.open_settings:
-        yield Section("Not stated", [Sentences(_not_stated(prediction))])
+    if prediction.narrowed_by:
+        yield Section("What would narrow this", [Sentences(_narrowings(prediction))])
     yield Section("Assumptions", [Sentences(prediction.assumptions)])
     yield Section("What to change next", [Sentences(_next_changes(prediction))])
 
@@ -217,16 +217,20 @@ def _next_changes(prediction: Prediction) -> list[str]:
     ]
 
 
-def _not_stated(prediction: Prediction) -> list[str]:
-    """What each value of a setting that nobody stated would take."""
-    said = []
+def _narrowings(prediction: Prediction) -> list[str]:
+    """What each value of a setting that nobody stated would take, and what leaves less unsure."""
+    whole = max(prediction.iteration_ns, 1)
+    said = [f"±{prediction.interval.half_width_ns / whole:.1%} today."]
     for one in prediction.open_settings:
         times = ", ".join(
             f"{value.value} {format_duration(value.iteration_ns)}"
             f"{'' if value.fits else ' (does not fit)'}, {value.weight:.0%} likely"
             for value in one.values
         )
-        said.append(f"{one.setting}: {times}. State it with {one.state_with}.")
+        said.append(f"{one.setting} is not stated: {times}.")
+    said += [
+        f"±{one.half_width_ns / whole:.1%} expected: {one.what}" for one in prediction.narrowed_by
+    ]
     return said
 
 

@@ -103,6 +103,7 @@ class FrameworkBehaviour(Enum):
       inputs of activation functions between frozen weights.
     * EXPERTS_ONE_BY_ONE: the GEMMs of a rank's experts are launched one by one, not as a group.
     * COPIED_GATHERS: gathered weights are copied out of the buffer that they arrived in.
+    * PLANNED_MEMORY: the compiler of a step places all its tensors, so none lies between others.
     """
 
     BLOCKING_COPIES = "blocking_copies"
@@ -127,6 +128,7 @@ class FrameworkBehaviour(Enum):
     NARROW_STORAGE = "narrow_storage"
     EXPERTS_ONE_BY_ONE = "experts_one_by_one"
     COPIED_GATHERS = "copied_gathers"
+    PLANNED_MEMORY = "planned_memory"
 
 
 class Dispatcher(Enum):

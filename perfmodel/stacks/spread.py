@@ -3,14 +3,14 @@
 Predictions of kernels have errors of their own. A whole iteration has a further error, from what a
 stack does and its file does not describe. That spread is estimated by leaving whole sources out of
 the fit (`spread.yaml`, and `evidence` in stack files). It grows without evidence: another chip, no
-runs, more hosts.
+runs, more hosts. It also grows with what is known of the job: see `FamilySpread`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -32,15 +32,18 @@ class FamilySpread(Form):
 
     *other_chip*: the stack was compared with runs on other chips only. *no_runs*: with none.
     *per_doubling* is added for every doubling of hosts beyond the evidence, *per_halving* for every
-    halving of a rank's batch below it. *experts* is the minimum for mixtures of experts. *rows* and
-    *sources* count the runs that these estimates rest on.
+    halving of a rank's batch below it. *features* are added for what the job is, times how much of
+    it the job has: the error of its kernels if kinds of kernels err independently (`kernels`; the
+    spread is then that of whole iterations), the time of communication and of the host as shares
+    of that of kernels, 1 for experts and for products in eight or four bits, and the settings that
+    are guesses. *rows* and *sources* count the runs that these estimates rest on.
     """
 
     other_chip: _Sigma
     no_runs: _Sigma
     per_doubling: _Sigma
     per_halving: _Sigma = 0.0
-    experts: _Sigma = 0.0
+    features: Mapping[str, _Sigma] = field(default_factory=dict)
     rows: Count
     sources: Count
 
@@ -84,6 +87,8 @@ class Spread:
 
 
 NO_SPREAD = Spread()
+NO_FEATURES: Mapping[str, float] = {}
+KERNELS = "kernels"
 
 
 def find_spread(
@@ -92,13 +97,13 @@ def find_spread(
     architecture: str,
     hosts: int,
     samples: float = 0.0,
-    has_experts: bool = False,
-    has_four_bits: bool = False,
+    features: Mapping[str, float] = NO_FEATURES,
     is_emulated: bool = False,
 ) -> Spread:
     """How far predictions under *stack* on *hosts* hosts of such GPUs may be off as a whole.
 
-    A rank trains so many *samples* per iteration; 0 is not known. Emulated scripts have a spread
+    A rank trains so many *samples* per iteration; 0 is not known. *features* say how much the job
+    has of what widens the spread of its family. Emulated scripts have a spread
     of their own, whatever their stack. It is that of whole iterations where scripts ran on such
     chips. All of them ran on one host.
     """
@@ -128,10 +133,11 @@ def find_spread(
             f"{family.rows} runs with other stacks, each left out of the fit; "
             f"none with {stack.name}"
         )
-    if has_four_bits and family.other_chip > base:
-        base, words = family.other_chip, "runs on other GPUs: nobody published one in four bits"
-    if has_experts and family.experts > base:
-        base, words = family.experts, "runs of models with experts, which are harder to predict"
+    parts = {name: one * features.get(name, 0.0) for name, one in family.features.items()}
+    told = {name: one for name, one in parts.items() if one > base / 2}
+    if told:
+        widest = (f"{name} {one:.0%}" for name, one in sorted(told.items(), key=lambda it: -it[1]))
+        words += f"; of it {', '.join(widest)}"
     most = max((one.hosts for one in stack.evidence.values()), default=1)
     further = family.per_doubling * max(math.log2(max(hosts, 1) / most), 0.0)
     if further:
@@ -140,8 +146,9 @@ def find_spread(
     fewer = family.per_halving * math.log2(least / samples) if 0 < samples < least else 0.0
     if fewer:
         words += f"; {samples:,.0f} samples per rank are fewer than the {least:,} that it covers"
-    sigma = math.hypot(base, further, fewer)
-    return Spread(sigma, f"Interval: {sigma:.0%} (1 sigma) on every cost, from {words}.")
+    sigma = math.hypot(base, further, fewer, *parts.values())
+    sentence = f"Interval: {sigma:.0%} (1 sigma) on every cost, from {words}."
+    return Spread(sigma, sentence, includes_kernels=KERNELS in family.features)
 
 
 def _count(evidence: Evidence) -> str:

@@ -126,7 +126,10 @@ def _parse(file: Document, overrides: Sequence[str], rank_count: int = 1) -> Wor
 
 
 def find_workload(name_or_path: str | Path) -> Path:
-    """The file of the workload of that name or path."""
+    """The file of the workload of that name or path, or `FILE.py:ENTRY` of a file of several."""
+    file, is_entry, _ = str(name_or_path).rpartition(".py:")
+    if is_entry and Path(f"{file}.py").is_file():
+        return Path(name_or_path)
     return find_document(
         name_or_path, folder=SPEC_FOLDER, what="workload", error_type=WorkloadError
     )

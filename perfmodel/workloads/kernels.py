@@ -102,6 +102,7 @@ def iter_optimizer_calls(
     *,
     gradient_dtype: DType,
     weight_dtype: DType,
+    state_dtype: DType = DType.FP32,
 ) -> Iterator[tuple[str, tuple[MemoryBound, ...]]]:
     """The operators of a step of *optimizer*, each with its kernels.
 
@@ -109,12 +110,13 @@ def iter_optimizer_calls(
     """
     sizes = [sum(group) for group in groups]
     is_fused = kernels is OptimizerKernels.FUSED
-    operations = _operations(optimizer, gradient_dtype.size_bytes, is_fused=is_fused)
+    sizes_bytes = gradient_dtype.size_bytes, state_dtype.size_bytes
+    operations = _operations(optimizer, *sizes_bytes, is_fused=is_fused)
     lists = [sizes]
     if kernels is OptimizerKernels.PLAIN:
         lists = [[tensor] for group in groups for tensor in group]
     calls = [(numbers, call) for numbers in lists for call in operations]
-    if (size := weight_dtype.size_bytes) < FP32_BYTES:
+    if (size := weight_dtype.size_bytes) < state_dtype.size_bytes:
         calls.append((sizes, ("copy_", "master_weights", FP32_BYTES, size)))
     for numbers, (operator, word, read, write) in calls:
         yield (
@@ -124,20 +126,22 @@ def iter_optimizer_calls(
 
 
 def _operations(
-    optimizer: str, gradient_bytes: int, *, is_fused: bool
+    optimizer: str, gradient_bytes: int, state_bytes: int, *, is_fused: bool
 ) -> list[tuple[str, str, int, int]]:
     """Operator, kernel, and bytes read and written per parameter of every operation."""
     formula = load_optimizers()[optimizer]
     if not is_fused:
-        casts = [("to", "cast", gradient_bytes, FP32_BYTES)] if gradient_bytes < FP32_BYTES else []
+        casts = (
+            [("to", "cast", gradient_bytes, state_bytes)] if gradient_bytes < state_bytes else []
+        )
         return casts + [
-            (operator, optimizer, reads * FP32_BYTES, writes * FP32_BYTES)
+            (operator, optimizer, reads * state_bytes, writes * state_bytes)
             for operator, reads, writes in formula.step
         ]
     name = f"Optimizer.step#{optimizer.upper()}.step"
-    write = FP32_BYTES * (1 + formula.states)
+    write = state_bytes * (1 + formula.states)
     operations = [(name, optimizer, write + gradient_bytes, write)]
     return operations + [
-        (name if operator == "step" else operator, word, reads * FP32_BYTES, writes * FP32_BYTES)
+        (name if operator == "step" else operator, word, reads * state_bytes, writes * state_bytes)
         for operator, word, reads, writes in formula.fused
     ]

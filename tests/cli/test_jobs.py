@@ -80,10 +80,8 @@ def test_an_import_is_written_as_json_goes_out_as_chakra_and_comes_back(
     assert second["self_replay"] is None
 
 
-def test_trace_stats_shows_every_stream_and_draws_them(folder, tmp_path, typed, ask):
-    picture = tmp_path / "streams.png"
-    assert "communication" in typed("trace stats", folder, "--plot", picture).out
-    assert picture.read_bytes()[:4] == b"\x89PNG"
+def test_trace_stats_shows_every_stream(folder, typed, ask):
+    assert "communication" in typed("trace stats", folder).out
     assert len(ask("trace stats", folder)["streams"]) == 4
 
 

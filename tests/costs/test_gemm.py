@@ -196,6 +196,13 @@ def test_a_format_the_chip_cannot_multiply_is_refused_with_a_sentence():
         price(replace(fp8, dtype=DType.MXFP8))
 
 
+def test_a_product_that_is_added_to_a_result_moves_that_result():
+    plain = Gemm(8192, 8192, 8192, DType.BF16)
+    alone, added = price(plain, replace(plain, added_bytes=2 * 8192 * 8192 * 4)).duration_ns
+    # 0.4 of 537 MB at 3.35 TB/s: 64.1 us.
+    assert added - alone == pytest.approx(64_100, rel=1e-3)
+
+
 def test_a_rate_that_a_chip_lacks_is_taken_from_a_wider_format_and_tagged_assumed():
     assert not load_device("v100_sxm2_16gb").supports(DType.BF16)
     priced = price(Gemm(512, 512, 512, DType.BF16), device="v100_sxm2_16gb")

@@ -32,9 +32,11 @@ from tests.extensions.formats.models.test_torchrec_benchmark import BENCHMARK
 from tests.fuzz.readers import ATTENTION, COLLECTIVES, MEMORY, ROOT
 
 OWN = ("run", "perfmodel_version", "scenario", "warnings", "unknown_keys", "assumptions", "lines",
-       "row")  # fmt: skip
-"""Keys of an answer that say how it was found, or something about it, or name a row."""
-FACTORS = (-1, 0, 1000, 0.001, float("nan"), float("inf"))
+       "row", "groups")  # fmt: skip
+"""Keys of an answer that say how it was found, or something about it, or name rows."""
+FACTORS = (0, 0.001, 1000)
+IMPOSSIBLE = (-1, float("nan"), float("inf"))
+"""Times any amount, no amount."""
 RETYPED = ("soon", "8", 8.5, True, [1], {"a": 1}, "", "-5", "64mb", "0x10", 10**20)
 
 
@@ -332,7 +334,9 @@ def _without_sentences(value: Any, sentences: list[Any]) -> Any:
     return value
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
+def iter_places(
+    value: Any, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
     items: list[tuple[Any, Any]] = []
     if isinstance(value, dict):
         items = list(value.items())
@@ -340,7 +344,17 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
         items = list(enumerate(value))
     for key, inner in items:
         yield (*path, key), value, key
-        yield from _places(inner, (*path, key))
+        yield from iter_places(inner, (*path, key))
+
+
+def scaled(value: Any, factor: float) -> Any:
+    """*value*, a number or an amount such as `25 GB/s`, times *factor*; None if it is neither."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return value // 8 if isinstance(value, int) and 0 < factor < 1 else value * factor
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)( ?[A-Za-z/%]\S*)?", str(value))
+    return f"{float(found[1]) * factor:.12g}{found[2] or ''}" if found else None
 
 
 @dataclass(frozen=True)
@@ -355,10 +369,20 @@ class Damage:
         return f"{self.how} {self.key}"
 
 
+def _damage_column(rows: list[Any], key: str, how: str) -> Damage:
+    """A column of a table under another name, or gone."""
+    name = f"x_{key}s"[len(rows) % 2 * 2 :]
+    for row in rows:
+        row[name] = row.pop(key, "")
+        if how == "delete":
+            del row[name]
+    return Damage(how, name if how == "rename" else key, rows)
+
+
 def damage(good: Any, source: random.Random) -> Damage:
     """*good* with one key or value wrong."""
     content = copy.deepcopy(good)
-    path, holder, key = source.choice(list(_places(content)))
+    path, holder, key = source.choice(list(iter_places(content)))
     value = holder[key]
     name = next((str(one) for one in reversed(path) if isinstance(one, str)), str(key))
     how = source.choice(("rename", "delete", "double", "retype", "scale"))
@@ -368,6 +392,8 @@ def damage(good: Any, source: random.Random) -> Damage:
         words[spot] = source.choice(("", "NV1", "NV1800", "SYS", "PIX", "soon", "X", "NV-4"))
         holder[key] = "\t".join(words)
         return Damage("cell", name, content)
+    if how in ("rename", "delete") and isinstance(content, list) and holder in content:
+        return _damage_column(content, key, how)
     if how == "rename" and isinstance(holder, dict):
         odd = source.choice((f"{key}s", f"x_{key}", str(key)[:-1], str(key).title(), "y"))
         pairs = [(odd if one == key else one, other) for one, other in holder.items()]
@@ -380,9 +406,11 @@ def damage(good: Any, source: random.Random) -> Damage:
     elif how == "double":
         holder[f"{key}_2"] = value
         name = f"{key}_2"
-    elif how == "scale" and isinstance(value, int | float) and not isinstance(value, bool):
-        factor = source.choice(FACTORS)
-        holder[key] = value * factor if factor != 0.001 or isinstance(value, float) else value // 8
+    elif how == "scale" and scaled(value, 1) is not None:
+        factor = source.choice((*FACTORS, *IMPOSSIBLE))
+        holder[key] = scaled(value, factor)
+        if factor in IMPOSSIBLE and scaled(value, 0) != value and not str(value).startswith("-"):
+            how = "impossible"
     elif how == "retype":
         holder[key] = source.choice(RETYPED)
     else:

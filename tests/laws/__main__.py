@@ -80,6 +80,8 @@ def main() -> int:
             law = chooser.choice([one for one in (*LAWS, *AGREEMENTS) if applies(one, case)])
             if number < asked.first:
                 continue
+            if number % 50 == 0:
+                print(f"{number} of {asked.count}", flush=True)
             try:
                 fault = check(case, law, folder)
             except PerfModelError as error:

@@ -16,7 +16,16 @@ from pathlib import Path
 
 import yaml
 
-from perfmodel.api import LayoutQuestion, RankQuestion, Scenario, compare, predict, rank, search
+from perfmodel.api import (
+    LayoutQuestion,
+    RankQuestion,
+    Scenario,
+    compare,
+    fits,
+    predict,
+    rank,
+    search,
+)
 from perfmodel.api.questions import build_scenario
 from perfmodel.base.errors import PlanError
 from perfmodel.cli import main
@@ -141,6 +150,12 @@ def _no_slower(scenario: Scenario) -> tuple[Scenario, int]:
     return scenario, _best_layout(scenario).time_ns
 
 
+def _fitted(scenario: Scenario) -> tuple[int, int]:
+    """Bytes of the fullest rank, in a prediction and by `fits`."""
+    predicted = max(one.total_bytes for one in build_scenario(scenario).memory_of_rank)
+    return predicted, fits(scenario).peak_bytes
+
+
 def _best_layout(scenario: Scenario) -> RankedLayout:
     question = LayoutQuestion(
         topology=scenario.topology,
@@ -171,5 +186,6 @@ AGREEMENTS = (
     Agreement("a scenario in JSON is asked again", _asked_again),
     Agreement("rank's default plan equals predict", _ranked, _has_tables),
     Agreement("search's best equals predict", _searched, _has_layers),
+    Agreement("fits equals predict in bytes", _fitted),
     Agreement("search is no slower than predict", _no_slower, _has_layers, operator.ge),
 )

@@ -223,10 +223,6 @@ def _recomputed(case: Case) -> Case | None:
     return case.with_workload("training.recompute", "full")
 
 
-def _nothing_recomputed(case: Case) -> Case:
-    return case if case.is_recommendation else case.with_workload("training.recompute", "none")
-
-
 def _device(*paths: str, factor: float | None = None) -> Callable[[Case], Case | None]:
     """Each of *paths* larger by *factor*, or by one that the case draws."""
 
@@ -258,8 +254,10 @@ def _unmeasured(case: Case) -> Case:
 
 
 def _placed(case: Case) -> Case:
-    """Tables by rows, so that memory does not depend on which placement is fastest."""
-    return case.with_workload("sharding.sharder", "row_wise") if case.tables else case
+    """What memory decides is stated: tables by rows, nothing recomputed."""
+    if case.tables:
+        return case.with_workload("sharding.sharder", "row_wise")
+    return case.with_workload("training.recompute", "none")
 
 
 def _renamed(case: Case) -> Case:
@@ -329,7 +327,7 @@ LAWS = (
     Law("one layer more", MORE, _one_layer, exemptions=(PROTOCOLS,)),
     Law("one expert more", MORE, _one_expert, start=_experts),
     Law("one host more, as much for each", MORE, _one_host, start=_replicas),
-    Law("everything recomputed", MORE, _recomputed, start=_nothing_recomputed),
+    Law("everything recomputed", MORE, _recomputed, start=_placed),
     Law("sequences twice as long", MORE, _SEQUENCE),
     Law("wider feed-forward", MORE, _FEED_FORWARD, exemptions=(PROTOCOLS,)),
     Law("faster NVLink", FASTER, _links("nvlink"), start=_unmeasured, exemptions=(TUNER,)),
@@ -351,10 +349,10 @@ LAWS = (
     Law("memory of a larger batch", MORE, _batch, Quantity.MEMORY, start=_placed),
     Law("memory of wider tables", MORE, _tables("width", 2), Quantity.MEMORY, start=_placed),
     Law("memory of more rows", MORE, _tables("rows", 2), Quantity.MEMORY, start=_placed),
-    Law("memory of more layers", MORE, _LAYERS, Quantity.MEMORY),
-    Law("memory of longer sequences", MORE, _SEQUENCE, Quantity.MEMORY),
+    Law("memory of more layers", MORE, _LAYERS, Quantity.MEMORY, start=_placed),
+    Law("memory of longer sequences", MORE, _SEQUENCE, Quantity.MEMORY, start=_placed),
     Law(
         "memory where all is recomputed", FASTER, _recomputed, Quantity.MEMORY,
-        start=_nothing_recomputed,
+        start=_placed,
     ),
 )  # fmt: skip

@@ -141,7 +141,7 @@ def test_a_layout_that_fills_what_is_usable_fits():
 
 
 def test_the_own_layout_and_of_equals_the_larger_micro_batch_come_first(monkeypatch):
-    monkeypatch.setattr(choosing, "rough_layer_of", lambda one: one.layer)
+    monkeypatch.setattr(choosing, "layer_of", lambda one, _: one.layer)
     given: Any = [
         some(layer="small", promise=1.0), some(layer="large", promise=1.0, micro_batch=4),
         some(layer="own", promise=9.0, is_own=True), some(layer="best", promise=0.5),

@@ -99,6 +99,7 @@ def test_prices_are_by_machine_then_by_gpu(tmp_path):
         ("per_gpu_hour: {}\nrestart: 10\n", "must carry its unit"),
         ("per_hour: {}\n", "did you mean 'per_gpu_hour'?"),
         ("overhead: 0.1\n", "must be at least 1"),
+        ("failures_per_gpu_year: 173\nrestart: 7 d\n", "must be at most 6 h"),
     ],
 )
 def test_faults_of_a_file_of_prices_are_named(tmp_path, text, said):
@@ -111,9 +112,9 @@ def test_faults_of_a_file_of_prices_are_named(tmp_path, text, said):
 
 def test_failures_that_leave_no_time_to_train_are_refused(tmp_path):
     path = tmp_path / "prices.yaml"
-    path.write_text("failures_per_gpu_year: 1.0e+9\n")
+    path.write_text("failures_per_gpu_year: 500\n")
     with pytest.raises(ScenarioError, match="leaves no time to train"):
-        find_goodput(8, load_rates(str(path)))
+        find_goodput(16_384, load_rates(str(path)))
     path.write_text("failures_per_gpu_year: 1\n")
     # The file is read again.
     assert find_goodput(8, load_rates(str(path))).ratio > 0.99

@@ -14,7 +14,7 @@ from perfmodel.stacks.spread import SpreadFile, find_spread, load_spread
 from perfmodel.stacks.stack import Evidence
 
 PLAIN = replace(load_stack("generic"), evidence={})
-KNOWN = replace(PLAIN, evidence={"hopper": Evidence(rows=40, sources=2, hosts=4, spread=0.08)})
+KNOWN = replace(PLAIN, evidence={"hopper": Evidence(rows=40, sources=2, hosts=4, spread=0.05)})
 
 
 def spread(stack, architecture="hopper", hosts=1, **words):
@@ -25,7 +25,7 @@ def test_runs_on_the_same_chip_make_the_narrowest_interval_and_none_the_widest()
     own = spread(KNOWN)
     other = spread(KNOWN, "ampere")
     none = spread(PLAIN)
-    assert own.relative_sigma == 0.08
+    assert own.relative_sigma == 0.05
     assert own.relative_sigma < other.relative_sigma <= none.relative_sigma
     assert "40 runs of 2 publishers with" in own.sentence
     assert "none on ampere" in other.sentence
@@ -36,19 +36,19 @@ def test_hosts_beyond_the_evidence_widen_the_interval():
     near, far = (spread(KNOWN, hosts=hosts) for hosts in (4, 16))
     # Two doublings beyond four hosts, in addition to the spread itself.
     further = 2 * load_spread().families["transformer"].per_doubling
-    assert near.relative_sigma == 0.08
-    assert far.relative_sigma == pytest.approx(math.hypot(0.08, further))
+    assert near.relative_sigma == 0.05
+    assert far.relative_sigma == pytest.approx(math.hypot(0.05, further))
     assert "16 hosts are beyond the 4" in far.sentence
 
 
 def test_smaller_batches_than_the_evidence_has_widen_the_interval():
-    seen = {"hopper": Evidence(rows=40, sources=2, hosts=4, samples=4096, spread=0.08)}
+    seen = {"hopper": Evidence(rows=40, sources=2, hosts=4, samples=4096, spread=0.05)}
     stack = replace(PLAIN, family="dlrm", evidence=seen)
     near, small = (spread(stack, samples=samples) for samples in (4096, 512))
     # Three halvings below 4,096 samples, in addition to the spread itself.
     fewer = 3 * load_spread().families["dlrm"].per_halving
-    assert near.relative_sigma == spread(stack).relative_sigma == 0.08
-    assert small.relative_sigma == pytest.approx(math.hypot(0.08, fewer))
+    assert near.relative_sigma == spread(stack).relative_sigma == 0.05
+    assert small.relative_sigma == pytest.approx(math.hypot(0.05, fewer))
     assert "512 samples per rank are fewer than the 4,096" in small.sentence
 
 
@@ -74,7 +74,7 @@ def test_another_chip_is_no_surer_than_the_chips_that_are_known():
     wide = replace(PLAIN, evidence={"hopper": Evidence(rows=4, sources=1, hosts=1, spread=5.0)})
     assert spread(wide, "ampere").relative_sigma == 5.0
     other = spread(KNOWN, "ampere")
-    assert other.relative_sigma == max(0.08, load_spread().families["transformer"].other_chip)
+    assert other.relative_sigma == max(0.05, load_spread().families["transformer"].other_chip)
     assert "4 runs of 1 publisher with" in spread(wide).sentence
 
 
@@ -82,11 +82,11 @@ def test_hosts_are_counted_against_the_most_that_any_evidence_has():
     two = replace(
         KNOWN,
         evidence={
-            "hopper": Evidence(rows=40, sources=2, hosts=4, spread=0.08),
-            "ampere": Evidence(rows=40, sources=2, hosts=16, spread=0.08),
+            "hopper": Evidence(rows=40, sources=2, hosts=4, spread=0.05),
+            "ampere": Evidence(rows=40, sources=2, hosts=16, spread=0.05),
         },
     )
-    assert spread(two, hosts=16).relative_sigma == 0.08
+    assert spread(two, hosts=16).relative_sigma == 0.05
     # Without evidence one host is what is covered: a doubling to two.
     alone = load_spread().families["transformer"]
     far = spread(PLAIN, hosts=2)
@@ -113,16 +113,16 @@ def test_what_the_file_says_does_not_change_under_a_question():
     assert "families.dlrm.other_chip: must be at most 2, got 2.1" in str(caught.value)
 
 
-def test_a_model_with_experts_has_at_least_their_spread():
-    known = load_spread().families["transformer"]
-    without, withal = (spread(KNOWN, has_experts=one) for one in (False, True))
-    assert known.experts > without.relative_sigma
-    assert withal.relative_sigma == known.experts
-    assert "runs of models with experts" in withal.sentence
-    for more in (0.0, 0.1):
-        evidence = {"hopper": replace(KNOWN.evidence["hopper"], spread=known.experts + more)}
-        wide = replace(KNOWN, evidence=evidence)
-        assert spread(wide, has_experts=True) == spread(wide)
+def test_what_a_job_has_of_a_feature_widens_its_interval_by_as_much():
+    known = load_spread().families["transformer"].features
+    features = {"experts": 1.0, "communication": 0.5}
+    wide = spread(KNOWN, features=features)
+    parts = known["experts"], 0.5 * known["communication"]
+    assert wide.relative_sigma == pytest.approx(math.hypot(0.05, *parts))
+    assert f"of it experts {known['experts']:.0%}" in wide.sentence
+    # Features of kernels are counted, so their errors are not drawn besides.
+    assert wide.includes_kernels
+    assert not spread(replace(KNOWN, family="dlrm"), features=features).includes_kernels
 
 
 def test_one_source_is_told_as_one():
@@ -150,10 +150,3 @@ def test_scripts_on_more_hosts_than_those_with_published_times_are_less_sure():
     )
     further = 3 * load_spread().families["transformer"].per_doubling
     assert eight.relative_sigma == pytest.approx(math.hypot(one.relative_sigma, further))
-
-
-def test_four_bits_without_published_runs_are_no_surer_than_another_chip():
-    known = load_spread().families["transformer"]
-    narrow = spread(KNOWN, has_four_bits=True)
-    assert narrow.relative_sigma == max(0.08, known.other_chip)
-    assert "nobody published one in four bits" in narrow.sentence

@@ -134,7 +134,7 @@ def _parse_print(text: str, document: str) -> _Run:
         hosts=len(set(ranks.values())),
         ranks=len(ranks),
         version=version,
-        rows=list(_printed_rows(lines)),
+        rows=list(_printed_rows(lines, len(ranks))),
         passes=_passes(lines),
         gpu=str(listed[0][3]) if listed else "",
     )
@@ -179,23 +179,25 @@ MOST_LOST = 2
 BROKEN = {"size_bytes": "0", "time_us": "1", "fault": "has no readable size and time"}
 
 
-def _printed_rows(lines: Iterable[str]) -> Iterator[Record]:
+def _printed_rows(lines: Iterable[str], ranks: int) -> Iterator[Record]:
     for cells in _iter_cells(lines):
         size, time_us = cells["size"], cells["time"]
         if _SIZE.fullmatch(size) and _is_positive(time_us):
-            row = _row(size, time_us, cells.get("type", ""), cells.get("count", ""))
+            row = _row(size, time_us, cells.get("type", ""), cells.get("count", ""), ranks)
             yield from _judged(row, cells.get("algbw", ""), cells.get("wrong", "0"))
         elif size != "0" and (not size or _is_row(list(cells.values()), 0)):
             yield BROKEN
 
 
-def _row(size: str, time_us: str, word: str, count: str) -> Record:
+def _row(size: str, time_us: str, word: str, count: str = "", ranks: int = 0) -> Record:
     dtype = _DTYPES.get(word, "")
     fault = "" if dtype or word in ("", "none") else f"type {word} is not known"
     if dtype and count.isdecimal():
         held = int(count) * parse_dtype(dtype).size_bytes
-        # Some collectives print the elements of one rank.
-        fault = "size and count disagree" if held and int(size) % held else ""
+        # Some collectives print the elements of one rank, rounded down.
+        times, rest = divmod(int(size), max(held, 1))
+        if held and (rest or times not in (1, ranks or times)):
+            fault = "size and count disagree"
     return {"size_bytes": size, "time_us": time_us, "dtype": dtype, "fault": fault}
 
 
@@ -234,23 +236,16 @@ def _ranks_by_bandwidths(lines: Iterable[str], kind: str) -> int:
     return fitting[0] if len(fitting) == 1 else 0
 
 
-def _kind_by_columns(lines: Iterable[str], ranks: int) -> str:
+def _kind_by_columns(lines: list[str], ranks: int) -> str:
     """The collective that alone reduces to all and has such a ratio of bus to plain bandwidth."""
-    ratios = [
-        float(cells["busbw"]) / float(cells["algbw"])
+    reduces = any(
+        cells.get("redop", "none") != "none" and cells.get("root") == "-1"
         for cells in _iter_cells(lines)
-        if {"redop", "root", "algbw"} <= cells.keys()
-        and cells["redop"] != "none"
-        and cells["root"] == "-1"
-        and _is_positive(cells["algbw"])
-        and _is_positive(cells["busbw"])
-    ]
-    if not ratios or ranks < 2:
-        return ""
-    # Both bandwidths are printed with two digits; the last line has the largest of them.
-    share = (ranks - 1) / ranks
-    kinds = {"all_reduce": 2 * share, "reduce_scatter": share}
-    return next((kind for kind, ratio in kinds.items() if abs(ratios[-1] / ratio - 1) < 0.05), "")
+    )
+    passes = (_passes(lines) or 0.0) if reduces and ranks > 1 else 0.0
+    share = (ranks - 1) / max(ranks, 1)
+    kinds = {"all_reduce": 2 * share, "reduce_scatter": share} if passes else {}
+    return next((kind for kind, ratio in kinds.items() if abs(passes / ratio - 1) < 0.05), "")
 
 
 def _digits(number: str) -> int:
@@ -293,7 +288,7 @@ def _json_row(result: Mapping[str, Any]) -> Iterable[Record]:
             time_us = str(found.get("time", found.get("cpu_time", "")))
             if _is_positive(time_us) and isinstance(result.get("size"), int):
                 own = {key.replace("_", ""): str(value) for key, value in found.items()}
-                row = _row(str(result["size"]), time_us, str(result.get("type", "")), "")
+                row = _row(str(result["size"]), time_us, str(result.get("type", "")))
                 yield from _judged(row, own.get("algbw", ""), own.get("nwrong", "0"))
                 return
     yield BROKEN

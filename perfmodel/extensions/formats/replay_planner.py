@@ -1,23 +1,27 @@
 """ReplayPlanner: plans for TorchRec that are fastest by replay, in place of its own planner.
 
 It takes a module with embedding collections and constraints as `EmbeddingShardingPlanner` does, and
-gives back TorchRec's `ShardingPlan`. torch and torchrec are imported only where their types are.
+gives back TorchRec's `ShardingPlan`. ReplayEstimator prices shards for TorchRec's planner instead.
+torch and torchrec are imported only where their types are.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from embeddings.plan import ShardingPlan
+from embeddings.plan import Shard, ShardingPlan
 from embeddings.plan_document import MODULE, to_plan_document
 from perfmodel.api.questions import rank
 from perfmodel.base.errors import PlanError
+from perfmodel.base.units import NS_PER_MS
+from perfmodel.planning.making import load_task
 from perfmodel.planning.question import RankQuestion
 
 _COLLECTIONS = {"embedding_bag_configs": True, "embedding_configs": False}
@@ -44,27 +48,31 @@ class ReplayPlanner:
 
     def choose(self, tables: Sequence[Mapping[str, Any]]) -> ShardingPlan:
         """The fastest plan of *tables*, entries as a file of tables has them."""
-        with TemporaryDirectory() as folder:
-            file = Path(folder) / "tables.yaml"
-            file.write_text(json.dumps({"tables": [self._entry(one) for one in tables]}))
-            found = rank(
-                RankQuestion(
-                    topology=self.topology,
-                    workload=self.workload,
-                    overrides=(*self.overrides, f"batch={self.batch}"),
-                    tables=str(file),
-                    hosts=self.hosts,
-                    ranks_per_host=self.ranks_per_host,
-                    stack="torchrec",
-                    sharders=("balanced",),
-                    search=self.search,
-                    samples=2,
-                    runnable_by="torchrec",
-                )
-            )
+        with self.asked(tables) as question:
+            found = rank(question)
         if not found.fits:
             raise PlanError(found.verdict)
         return found.plan_to_write
+
+    @contextmanager
+    def asked(self, tables: Sequence[Mapping[str, Any]]) -> Iterator[RankQuestion]:
+        """The question about *tables*, while the file that it names is there."""
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / "tables.yaml"
+            file.write_text(json.dumps({"tables": [self._entry(one) for one in tables]}))
+            yield RankQuestion(
+                topology=self.topology,
+                workload=self.workload,
+                overrides=(*self.overrides, f"batch={self.batch}"),
+                tables=str(file),
+                hosts=self.hosts,
+                ranks_per_host=self.ranks_per_host,
+                stack="torchrec",
+                sharders=("balanced",),
+                search=self.search,
+                samples=2,
+                runnable_by="torchrec",
+            )
 
     def plan(self, module: Any, sharders: Sequence[Any] = ()) -> Any:
         """TorchRec's plan for the collections in *module*; *sharders* are its own."""
@@ -115,6 +123,64 @@ class ReplayPlanner:
         if pooling:
             found["pooling_factor"] = sum(pooling) / len(pooling)
         return {key: value for key, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayEstimator:
+    """Prices shards for TorchRec's planner: give it to its enumerator beside a storage estimator.
+
+    Lookups and updates of a shard are what it adds to the kernels of its rank, and exchanges what
+    its width adds where all ranks send as much. Machine and batch are those of *planner*.
+    """
+
+    planner: ReplayPlanner
+
+    def estimate(self, sharding_options: Sequence[Any], *_sharders: Any, **_named: Any) -> None:
+        """Set `perf` of every shard of *sharding_options*; sharders are named by release."""
+        build_perf = import_module("torchrec.distributed.planner.types").Perf
+        place_of: dict[str, int] = {}
+        entries: list[dict[str, Any]] = []
+        for option in sharding_options:
+            if option.name not in place_of:
+                place_of[option.name] = len(entries)
+                entries.append(_asked_table(option))
+        with self.planner.asked(entries) as question:
+            evaluator, task, _ = load_task(question)
+        for option in sharding_options:
+            table = task.tables[place_of[option.name]]
+            if option.sharding_type == "data_parallel":
+                moved_ms = float(evaluator.pricer.copied_ns([table])[0]) / NS_PER_MS
+                for shard in option.shards:
+                    shard.perf = build_perf(moved_ms / 2, 0.0, moved_ms / 2, 0.0)
+                continue
+            pieces = [
+                Shard(place_of[option.name], 0, row, rows, column, width)
+                for (row, column), (rows, width) in (
+                    (shard.offset, shard.size) for shard in option.shards
+                )
+            ]
+            costs = evaluator.pieces_alone(task.tables, pieces)
+            for number, (shard, piece) in enumerate(zip(option.shards, pieces, strict=True)):
+                sent_ms = evaluator.pricer.width_ns * piece.width * table.features / 2 / NS_PER_MS
+                read_ns = costs.lookup_ns[number] + costs.tail_ns[number]
+                shard.perf = build_perf(
+                    float(read_ns) / NS_PER_MS,
+                    sent_ms,
+                    float(costs.update_ns[number]) / NS_PER_MS,
+                    sent_ms,
+                )
+
+
+def _asked_table(option: Any) -> dict[str, Any]:
+    """The table of a sharding option of TorchRec as an entry of a file of tables."""
+    rows, width = option.tensor.shape
+    return {
+        "name": option.name,
+        "rows": int(rows),
+        "width": int(width),
+        "feature_names": [str(number) for number in range(len(option.input_lengths))],
+        "pooling_factor": sum(option.input_lengths),
+    }
 
 
 def _described(config: Any, is_pooled: bool) -> dict[str, Any]:

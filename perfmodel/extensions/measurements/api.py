@@ -15,6 +15,7 @@ from perfmodel.base.errors import MeasurementError
 from perfmodel.base.units import NS_PER_S
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.extensions.measurements.checking import check_kernels, check_tables, doubt_scales
+from perfmodel.extensions.measurements.kernel_tables import KERNEL_KINDS
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from topologies import load_device
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from collectives.measurements import RunPlace
     from perfmodel.extensions.measurements.calibration.collective_fit import HeldOut
     from perfmodel.extensions.measurements.calibration.embedding import EmbeddingFit
-    from perfmodel.extensions.measurements.calibration.measure import MeasuredMachine
     from perfmodel.extensions.measurements.calibration.run_anchors import AnchoredRuns
+    from perfmodel.extensions.measurements.measuring import MeasurePlan
     from perfmodel.extensions.measurements.validation.fits import FitBoard
     from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
     from perfmodel.prediction.scenario import JobScenario, Scenario
@@ -131,9 +132,8 @@ def calibrate_kernels(
     target = Path(out)
     if not target.is_dir():
         check_writable("--out", target)
-    rows, cautions = check_kernels(
-        kind, load_tables(kind, [Path(one) for one in tables], device), names
-    )
+    loaded = load_tables(kind, [Path(one) for one in tables], device)
+    rows, cautions = check_kernels(loaded, names, KERNEL_KINDS[kind].price)
     if is_strict:
         cautions.refuse()
     entries = fit_entries(kind, rows, on_phase=on_phase)
@@ -144,6 +144,26 @@ def calibrate_kernels(
         )
     write_entries(entries, target, {**about, **made})
     return Calibrated(len(entries), (f"Fitted {len(entries)} sets of constants.",), cautions)
+
+
+def calibrate_own_kernels(
+    tables: Files, out: File, *, device: str | None = None, is_strict: bool = False
+) -> Calibrated:
+    """Write the kernels and collectives timed in *tables*, of all kinds, to *out*.
+
+    Tables are those of the script that `measure` writes, and other tables of kernels; *device* is
+    the GPU of those that do not name it. The file is a `calibration` of scenarios.
+    """
+    from perfmodel.extensions.measurements.calibration import kernel_rows
+
+    check_writable("--out", Path(out))
+    rows, cautions = kernel_rows.read_tables([Path(one) for one in tables], device)
+    if is_strict:
+        cautions.refuse()
+    names = " ".join(map(str, tables))
+    made = _made("that of the tables", f"perfmodel calibrate kernels {names} --out {out}")
+    write_file(Path(out), kernel_rows.kernels_text(rows, {"source": f"tables {names}", **made}))
+    return Calibrated(len(rows.kernels), tuple(kernel_rows.iter_lines(rows)), cautions)
 
 
 def calibrate_runs(
@@ -267,24 +287,17 @@ def calibrate_host(table: File, out: File, *, extends: str = "pytorch_eager") ->
     return load_stack(target)
 
 
-def measure_machine(
-    device: Literal["cpu", "cuda"],
-    out: File,
-    *,
-    ranks: int = 2,
-    samples: int = 9,
-    on_phase: OnPhase = ignore_phase,
-) -> MeasuredMachine:
-    """Measure kernels and collectives of this machine, and write files that `predict` accepts.
+def measure(scenario: Scenario | JobScenario, out: File) -> MeasurePlan:
+    """What to time for *scenario*, and a script that does, written with its list to folder *out*.
 
-    The topology is written to *out*, the device next to it. With one rank no collectives are
-    measured.
+    `calibrate_own_kernels` takes the table that the script writes.
     """
-    from perfmodel.extensions.measurements.calibration.measure.machine import (
-        measure_machine as measure,
-    )
+    from perfmodel.api.questions import predict
+    from perfmodel.extensions.measurements.measuring import plan_measuring, write_plan
 
-    return measure(device, Path(out), ranks=ranks, samples=samples, on_phase=on_phase)
+    plan = plan_measuring(build_scenario(scenario), predict(scenario))
+    write_plan(plan, Path(out))
+    return plan
 
 
 def cross_validate(
@@ -316,7 +329,7 @@ def cross_validate(
     from perfmodel.extensions.measurements.validation.tables import kernel_deviations
 
     loaded = kernels.load_tables(kind, [Path(one) for one in tables])
-    table, cautions = check_kernels(kind, loaded, ", ".join(map(str, tables)))
+    table, cautions = check_kernels(loaded, ", ".join(map(str, tables)), KERNEL_KINDS[kind].price)
     held_out = kernels.cross_validate(kind, table, folds=folds, by=columns, on_phase=on_phase)
     return Scoreboard(kind, kernel_deviations(*held_out), table.unsupported, cautions)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,11 @@ from collectives.measurements import CollectiveMeasurement, load_measurements
 from collectives.pricing import price_sizes
 from perfmodel.base.cautions import Cautions, Warned
 from perfmodel.base.errors import MeasurementError, PerfModelError
-from perfmodel.extensions.measurements.kernel_tables import KERNEL_KINDS
-from perfmodel.extensions.measurements.measured_kernels import (
-    KernelTable,
-    MeasuredKernel,
-    price_measured,
-)
+from perfmodel.costs.estimates import Estimates
+from perfmodel.extensions.measurements.measured_kernels import KernelTable, MeasuredKernel
 from perfmodel.prediction.gate import Ratio, beyond, limits, ratios_of
+from perfmodel.prediction.question import Question
+from perfmodel.prediction.yardsticks import Yardsticks
 from topologies import load_device
 
 if TYPE_CHECKING:
@@ -59,8 +57,10 @@ def check_tables(
     return tuple(kept), cautions
 
 
-def check_kernels(kind: str, table: KernelTable, where: str) -> tuple[KernelTable, Cautions]:
-    """The rows of *table*, of kernels of a *kind*, that can be true, and what else is wrong."""
+def check_kernels(
+    table: KernelTable, where: str, price: Callable[[Sequence[MeasuredKernel]], Estimates]
+) -> tuple[KernelTable, Cautions]:
+    """The rows of *table* that can be true beside their *price*, and what else is wrong."""
     of_kind: dict[tuple[str, str], list[MeasuredKernel]] = {}
     for kernel in table.kernels:
         of_kind.setdefault((kernel.device, kernel.group[-1]), []).append(kernel)
@@ -70,7 +70,7 @@ def check_kernels(kind: str, table: KernelTable, where: str) -> tuple[KernelTabl
         some = kernels[:: 1 + len(kernels) // MOST_SCALED]
         try:
             device = load_device(name)
-            found = price_measured(some, KERNEL_KINDS[kind].model(None))
+            found = price(some)
         except PerfModelError:
             # What becomes of rows of an unknown GPU is decided where they are used.
             rows += [(one, "", ()) for one in kernels]
@@ -107,6 +107,18 @@ def _check_units(scales: Sequence[float], columns: Sequence[float], where: str) 
         raise MeasurementError(
             f"{where}: times must be in the unit of their column, and are {middle:,.4g} times as "
             f"long as this hardware takes (half of {len(scales)} rows). Correct unit or machine."
+        )
+
+
+def check_run(question: Question, measured_ns: float) -> None:
+    """Refuse a run that did the operations of its model faster than the peak of its GPUs."""
+    if question.cluster is None or question.work is None:
+        return
+    done = Yardsticks(question.work, question.cluster.rank_count, round(measured_ns))
+    for warned in beyond([("peak", done.model_utilisation or 0.0)], question.cluster.device.name):
+        raise MeasurementError(
+            f"measured time: must be possible, but the model's operations would run at "
+            f"{warned.found:,.4g} times the peak of {warned.where}. Correct time, batch or machine."
         )
 
 

@@ -1,7 +1,8 @@
 """Tables of measured kernels: the formats that are read, and the model that prices each kind.
 
 A time is `latency_ms`, or is recognised by its unit (`time_us`, `duration_ns`); a table of one GPU
-may leave the column `device` out where the command names it (`--device`).
+may leave the column `device` out where the command names it (`--device`). A table timed in long
+loops, so that the chip was at the clock of a long run, says 1 in `under_load`.
 
 gemm: m, n, k (with dtype, batch and residency where they differ from bf16, 1 and the usual), or
 fp32 operators with B, M, N, K, where N is the reduced dimension and K the output width. A linear
@@ -35,7 +36,7 @@ from perfmodel.base.reading import quote
 from perfmodel.costs.attention import AttentionModel
 from perfmodel.costs.attention_kernels import variant_of as attention_variant
 from perfmodel.costs.calibration_files import Entry
-from perfmodel.costs.estimates import KernelModel
+from perfmodel.costs.estimates import Estimates, KernelModel
 from perfmodel.costs.expert_physics import ExpertLayer
 from perfmodel.costs.experts import ExpertLayerModel
 from perfmodel.costs.gemm import GemmModel
@@ -48,6 +49,7 @@ from perfmodel.extensions.measurements.measured_kernels import (
     load_frame,
     parse_rate,
     parse_size,
+    price_measured,
     read_rows,
 )
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Pass
@@ -137,6 +139,7 @@ def load_table(kind: str, path: Path, device: str | None = None) -> KernelTable:
                 found.columns,
                 residency=found.residency,
                 rate=found.rate,
+                under_load=row.get("under_load", 0),
             )
 
     return read_rows(frame, read)
@@ -178,6 +181,8 @@ def _read_forward(row: Row, sizes: Sizes, direction: Pass) -> Kernel:
     is_causal, kv_heads = "num_key_value_heads" in row, sizes["heads"]
     if is_causal:
         kv_heads = parse_size("num_key_value_heads", row["num_key_value_heads"])
+        if sizes["heads"] % kv_heads:
+            raise InputError(f"num_key_value_heads must divide {sizes['heads']}, got {kv_heads}")
     op = Attention(
         **sizes,
         kv_heads=kv_heads,
@@ -382,6 +387,10 @@ class KernelKind:
     load: Callable[[Path, str | None], KernelTable]
     model: Callable[[Sequence[Entry] | None], KernelModel]
     variant: Callable[[Any], str]
+
+    def price(self, kernels: Sequence[MeasuredKernel]) -> Estimates:
+        """*kernels* by the constants that come with perfmodel."""
+        return price_measured(kernels, self.model(None))
 
 
 KERNEL_KINDS: Mapping[str, KernelKind] = {

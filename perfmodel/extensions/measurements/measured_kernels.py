@@ -31,8 +31,10 @@ from perfmodel.costs.estimates import (
     price_by_kind,
     rows_of_kinds,
 )
+from perfmodel.costs.sustained import sustained_factors
 from perfmodel.stacks.capabilities import Residency
 from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import SoftwareStack
 from topologies import list_devices, load_device, name_devices
 
 if TYPE_CHECKING:
@@ -47,9 +49,10 @@ class MeasuredKernel:
     """One row: the op, its device, and its measured time.
 
     *group* is source, GPU and op, as a report names them; *columns* are what cross-validation
-    can fold by. *residency* is where operands were, if the table says. *column_ratio* is the time
-    that the row's own rate tells, relative to the stated one. *has_cast* says whether the time of a
-    quantised layer includes the cast of its activation.
+    can fold by. *residency* is where operands were, if the table says; with *is_under_load* the
+    chip was at the clock of a long run. *column_ratio* is the time that the row's own rate tells,
+    relative to the stated one. *has_cast* says whether the time of a quantised layer includes the
+    cast of its activation.
     """
 
     row: str
@@ -60,6 +63,7 @@ class MeasuredKernel:
     measured_ns: float
     residency: Residency | None = None
     column_ratio: float = 1.0
+    is_under_load: bool = False
     has_cast: bool = True
 
     @property
@@ -89,9 +93,10 @@ class KernelTable:
     unsupported: tuple[Unsupported, ...] = ()
 
     @property
-    def measured_ns(self) -> FloatColumn:
-        """Measured durations in order."""
-        return np.array([kernel.measured_ns for kernel in self.kernels], dtype=np.float64)
+    def alone_ns(self) -> FloatColumn:
+        """Durations in order, of a chip that is not under load: what constants are fitted to."""
+        factors = load_factors(self.kernels, load_stack("kernel_benchmark"))
+        return np.array([kernel.measured_ns for kernel in self.kernels]) / factors
 
     def take(self, rows: NDArray[np.intp]) -> KernelTable:
         """The rows numbered *rows*."""
@@ -111,7 +116,19 @@ def price_measured(
         return model.price(ops, measured_on, replace(stack, residency=residency))
 
     kinds = ((kernel.device, kernel.operand_residency) for kernel in kernels)
-    return price_by_kind(kernels, rows_of_kinds(kinds), price)
+    alone = price_by_kind(kernels, rows_of_kinds(kinds), price)
+    return replace(alone, duration_ns=alone.duration_ns * load_factors(kernels, stack))
+
+
+def load_factors(kernels: Sequence[MeasuredKernel], stack: SoftwareStack) -> FloatColumn:
+    """How much longer each of *kernels* took because of load: 1 where it was timed in a burst."""
+    factors = np.ones(len(kernels))
+    kinds = ((one.device, type(one.op), one.is_under_load) for one in kernels)
+    for (device, _, is_under_load), rows in rows_of_kinds(kinds).items():
+        if is_under_load:
+            ops = [kernels[row].op for row in rows]
+            factors[list(rows)] = sustained_factors(ops, load_device(device), stack)
+    return factors
 
 
 TIMES_MS = {
@@ -123,8 +140,8 @@ TIMES_MS = {
 """Other headings of a time, and what one of it is in milliseconds."""
 OTHER_HEADINGS = {"gpu": "device", "precision": "dtype"}
 OPTIONAL = (
-    "dtype", "batch", "residency", "tflops", "num_key_value_heads", "sliding_window_size",
-    "backend", "collector",
+    "dtype", "batch", "residency", "under_load", "tflops", "num_key_value_heads",
+    "sliding_window_size", "backend", "collector",
 )  # fmt: skip
 """Columns that change what a row means and may be left out."""
 KNOWN_ALIKE = ("num_kv_heads", "batch_size", "data_type")
@@ -197,16 +214,21 @@ def build_measured(
     *,
     residency: Residency | None = None,
     rate: float = 0.0,
+    under_load: Any = 0,
 ) -> MeasuredKernel:
     """The row called *name*; *group* is source, GPU and op, *time_ms* a cell of milliseconds.
 
-    *rate* is what the row itself says in TFLOP/s, where it does.
+    *rate* is what the row itself says in TFLOP/s, where it does; *under_load* a cell with 0 or 1.
     """
+    if under_load not in (0, 1):
+        raise InputError(f"under_load must be 0 or 1, got {quote(under_load)}")
     device, measured_ns = _device_called(group[1]), parse_ms(time_ms)
     # A rate of the row itself says the same as its time.
     own_ns = getattr(op, "flops", 0) / (rate * 1e3) if rate > 0 else measured_ns
     ratio = own_ns / measured_ns
-    return MeasuredKernel(name, group, columns, op, device, measured_ns, residency, ratio)
+    return MeasuredKernel(
+        name, group, columns, op, device, measured_ns, residency, ratio, bool(under_load)
+    )
 
 
 def parse_size(name: str, value: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.base.units import format_duration
@@ -25,11 +26,12 @@ from perfmodel.reports.text import shorten
 
 if TYPE_CHECKING:
     from perfmodel.extensions.measurements.calibration.embedding import CaseError
-    from perfmodel.extensions.measurements.calibration.measure import MeasuredMachine
+    from perfmodel.extensions.measurements.measuring import MeasurePlan
     from perfmodel.stacks.stack import SoftwareStack
 
 MOST_ROWS = 200
 MOST_ASSUMPTIONS = 20
+MOST_TOLD = 90
 FEWEST_INSIDE_PCT = 80.0
 """Of a 90 % interval: fewer rows inside are not chance."""
 SCORE_HEADINGS = ("group", "rows", "MAPE%", "median%", "geomean%", "p90%", "bias%", "inside%")
@@ -197,18 +199,31 @@ def report_embedding_fit(errors: Sequence[CaseError]) -> Report:
     return plain_report("Embedding constants, fitted", table, columns=120)
 
 
-def report_measured_machine(found: MeasuredMachine) -> Report:
-    """What a fit leaves per kernel family, and how noisy the machine was."""
-    rows = [
-        (family, str(one.count), f"{one.median_pct:.1f} %", f"{one.bias_pct:+.1f} %")
-        for family, one in found.errors.items()
-    ]
-    noise = (
-        f"Other programs used the core {100 * found.lost_ratio:.0f} % of the time; samples vary "
-        f"by {100 * found.spread_ratio:.0f} %."
+def report_measuring(plan: MeasurePlan, folder: Path) -> Report:
+    """What to time, what it buys, and how to time it."""
+    rows = []
+    for one in plan.listed:
+        sizes = {key: value for key, value in one.row.items() if key not in ("kind", "topology")}
+        told = " ".join(f"{key}={value}" for key, value in sizes.items() if value != "")
+        width = f"±{100 * plan.half_width * one.left:.1f} %"
+        rows.append((one.row["kind"], told[:MOST_TOLD], f"{one.share:.1%}", width))
+    calls = sum(one.row["kind"] == "collective" for one in plan.listed)
+    said = (
+        f"The interval is ±{100 * plan.half_width:.1f} %. These {len(rows) - calls} kernels and "
+        f"{calls} collectives take about {plan.minutes:.1f} minutes, and should leave "
+        f"±{100 * plan.expected:.1f} %."
     )
-    table = Table(("family", "measured", "median error", "bias"), rows, numeric=(1, 2, 3))
-    return plain_report("This machine, measured", table, Sentences([noise]))
+    groups = [one.row for one in plan.listed if one.row["kind"] == "collective"]
+    of_host = max((row["ranks"] // row["hosts"] for row in groups), default=1)
+    hosts = max((row["hosts"] for row in groups), default=1)
+    several = f" --nnodes {hosts}" if hosts > 1 else ""
+    start = f"torchrun --nproc-per-node {of_host}{several}" if groups else "python"
+    steps = [
+        f"{start} {folder / 'measure.py'}",
+        f"perfmodel calibrate kernels {folder / 'table.csv'} --out my_kernels.yaml",
+    ]
+    table = Table(("kind", "sizes", "of kernel time", "left"), rows, numeric=(2, 3), code=(1,))
+    return plain_report("What to time", Sentences([said]), table, Sentences(steps), columns=140)
 
 
 def report_host_stack(stack: SoftwareStack) -> Report:

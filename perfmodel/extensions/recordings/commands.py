@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from perfmodel import api
@@ -29,7 +28,7 @@ Examples:
 """
 STATS_EPILOG = """\b
 Examples:
-  perfmodel trace stats traces/ --plot streams.png
+  perfmodel trace stats traces/
   perfmodel trace stats rank0.json.gz --json -
 """
 DIFF_EPILOG = """\b
@@ -101,27 +100,24 @@ def _write_jobs(
     documents: list[dict[str, Any]],
     kind: str,
     report: Callable[[dict[str, Any]], Report],
-    draw: Callable[[Path], object] | None = None,
 ) -> None:
     """Write the answers about several jobs: one after the other, or as JSON of this *kind*."""
     document = documents[0] if len(documents) == 1 else {"kind": kind, "jobs": documents}
-    files.write([report(found) for found in documents], lambda: document, draw)
+    files.write([report(found) for found in documents], lambda: document)
 
 
 @command(trace, epilog=STATS_EPILOG)
 def stats(
     paths: KinetoFiles,
-    files: Annotated[Outputs, "plot_file", "json_file"],
+    files: Annotated[Outputs, "json_file"],
 ) -> None:
     """What every stream of every rank spends its time on."""
-    from perfmodel.extensions.recordings.report import draw_streams, report_streams
+    from perfmodel.extensions.recordings.report import report_streams
     from perfmodel.reports.terminal import show_files
 
     with show_files() as progress:
         documents = api.trace_stats(paths, progress)
-    _write_jobs(
-        files, documents, "trace_stats", report_streams, lambda path: draw_streams(documents, path)
-    )
+    _write_jobs(files, documents, "trace_stats", report_streams)
 
 
 @command(trace, epilog=DIFF_EPILOG)

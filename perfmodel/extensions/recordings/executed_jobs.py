@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.base.errors import TraceError
+from perfmodel.extensions.recordings.import_report import uneven_faults
 from perfmodel.extensions.recordings.issued_work import Issued, Launched, read_issued
 from perfmodel.extensions.recordings.recorded_job import SCHEMA_VERSION, rank_parts
 from perfmodel.extensions.recordings.trace_stats import known_share
@@ -27,8 +28,6 @@ from perfmodel.graph.program import PLAIN, LaneKind, Program
 from perfmodel.graph.rendezvous import PeerCall, PeerGroups, group_peers
 from traces.execution_trace import ExecutionTrace
 from traces.job_trace import by_rank
-
-_LEAST_RANK_RATIO = 0.7
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,17 +99,7 @@ def build_executed_job(name: str, traces: Sequence[ExecutionTrace]) -> ExecutedJ
     return ExecutedJob(
         job.build(JobFacts(name, source="execution traces", assumptions=assumptions)),
         operators=sum(len(trace.operators) for trace in ordered),
-        faults=(*faults, *peers.faults, *uneven_faults(counts)),
-    )
-
-
-def uneven_faults(counts: Sequence[int]) -> tuple[str, ...]:
-    """Ranks with many fewer device tasks than the others: parts of their traces are missing."""
-    typical = sorted(counts)[len(counts) // 2]
-    return tuple(
-        f"rank {rank} has {count} device tasks, other ranks {typical}: its trace is incomplete"
-        for rank, count in enumerate(counts)
-        if count < _LEAST_RANK_RATIO * typical
+        faults=(*faults, *peers.faults, *uneven_faults(dict(enumerate(counts)))),
     )
 
 

@@ -30,7 +30,6 @@ from traces.chakra import load_chakra
 from traces.execution_trace import load_execution_trace
 from traces.file_stream import DEFAULT_LIMITS, Limits
 from traces.job_trace import (
-    JobTrace,
     OnFile,
     RecordedFiles,
     find_recordings,
@@ -156,7 +155,7 @@ def _read(
 ) -> Imported:
     if recording.timed:
         # The job is made from traces that nothing else holds, so they are given up on the way.
-        recorded = import_job(_load_timed(recording, wishes.limits, on_file))
+        recorded = import_job(load_recording(recording, wishes.limits, on_file))
         return ImportedJob(folder, with_score(recorded))
     if recording.executed:
         executed = _load(recording.executed, load_execution_trace, wishes.limits, on_file)
@@ -170,13 +169,6 @@ def _read(
         job = build_linked_job(recording.name, chakra, "Chakra traces")
     check_job(job.graph)
     return replace(job, folder=folder)
-
-
-def _load_timed(recording: RecordedFiles, limits: Limits, on_file: OnFile) -> JobTrace:
-    traces = load_recording(recording, limits, on_file)
-    files = len(recording.timed)
-    on_file(recording.timed[-1], files, files)
-    return traces
 
 
 def _load(

@@ -28,7 +28,7 @@ from perfmodel.extensions.recordings.import_report import (
     report_rank,
 )
 from perfmodel.extensions.recordings.kernel_estimates import estimate_collective, estimating_device
-from perfmodel.extensions.recordings.operator_calls import link_rows
+from perfmodel.extensions.recordings.operator_calls import link_ranks
 from perfmodel.extensions.recordings.rank_clocks import (
     MatchedGroup,
     check_overlap,
@@ -41,7 +41,6 @@ from perfmodel.extensions.recordings.rank_program import (
     Arrival,
     Member,
     RankFindings,
-    RankProgram,
     RankWriter,
 )
 from perfmodel.extensions.recordings.rank_view import RankView, view_rank
@@ -49,7 +48,6 @@ from perfmodel.extensions.recordings.recorded_job import (
     ImportReport,
     RecordedJob,
     cycle_period_ns,
-    deps_of,
     rank_parts,
 )
 from perfmodel.extensions.recordings.self_replay import replay_as_recorded
@@ -62,9 +60,6 @@ from perfmodel.graph.program import Role
 from traces.job_trace import JobTrace
 
 MIN_LINKED_RATIO = 0.5
-_WINDOW = 0
-"""The first task of every rank: the beginning of the recording."""
-_NEVER_NS = -(2**62)
 _SIZE = ("kind", "collective", "is_estimated")
 """What the members of a rendezvous take from its first."""
 
@@ -88,19 +83,18 @@ def import_job(traces: JobTrace) -> RecordedJob:
     """
     found = _analyse(traces)
     del traces
-    job, programs = _build(found)
+    job = _build(found)
     if any(found.arrivals):
-        found = replace(found, arrivals=_with_waits(found, programs, replay_as_recorded(job)))
-        del job, programs
-        job = _with_lateness(_build(found)[0], found.steps.cycle)
+        found = replace(found, arrivals=_with_waits(found, replay_as_recorded(job)))
+        del job
+        job = _with_lateness(_build(found), found.steps.cycle)
     return job
 
 
 def _analyse(traces: JobTrace) -> _Analysed:
     views = [view_rank(trace) for trace in traces.ranks]
     _check_views(traces.name, views)
-    executed = {trace.rank: trace for trace in traces.executed}
-    linked = [link_rows(view, executed.get(view.trace.rank)) for view in views]
+    linked = link_ranks(traces, views)
     calls = [find_collective_calls(view, rows) for view, rows in zip(views, linked, strict=True)]
     groups = match_collectives(views, calls)
     offsets_ns = _offsets_ns(views, groups)
@@ -231,28 +225,19 @@ def _find_arrivals(of_rank: RankFindings) -> dict[int, Arrival]:
     return arrivals
 
 
-def _with_waits(
-    found: _Analysed, programs: Sequence[RankProgram], held: Round
-) -> tuple[dict[int, Arrival], ...]:
-    """The arrivals, with how much later they were in the replay *held* of *programs*."""
+def _with_waits(found: _Analysed, held: Round) -> tuple[dict[int, Arrival], ...]:
+    """The arrivals, with how much later they were in the replay *held*."""
     changed = []
     parts = rank_parts(held.job)
-    for of_rank, built, (program, rows) in zip(found.arrivals, programs, parts, strict=True):
-        lag_ns = program.dep_lag_ns.copy()
-        for task, arrival in of_rank.items():
-            deps = deps_of(program, int(built.place[task]))
-            source = _WINDOW if arrival.previous is None else built.place[arrival.previous]
-            is_arrival = (program.dep_task[deps] == source) & (
-                lag_ns[deps] == max(arrival.lag_ns, 0)
-            )
-            lag_ns[deps][is_arrival] = _NEVER_NS
+    for arrivals, writer, (_, rows) in zip(found.arrivals, found.writers, parts, strict=True):
+        # What a task waits for but for those arrivals.
+        own = writer.connected({})
         start_ns, end_ns = held.start_ns[rows], held.end_ns[rows]
-        ready_ns = ready_ns_of(replace(program, dep_lag_ns=lag_ns), start_ns, end_ns)
-        waits_ns = np.maximum(start_ns - ready_ns, 0)[built.place]
+        waits_ns = np.maximum(start_ns - ready_ns_of(own.program, start_ns, end_ns), 0)[own.place]
         changed.append(
             {
                 task: replace(arrival, wait_ns=int(waits_ns[task]))
-                for task, arrival in of_rank.items()
+                for task, arrival in arrivals.items()
             }
         )
     return tuple(changed)
@@ -273,8 +258,7 @@ def _with_lateness(job: RecordedJob, cycle: int) -> RecordedJob:
     return replace(job, graph=replace(job.graph, facts=facts))
 
 
-def _build(found: _Analysed) -> tuple[RecordedJob, list[RankProgram]]:
-    """The job, and the programs of its ranks as they were written."""
+def _build(found: _Analysed) -> RecordedJob:
     job = JobBuilder(found.writers[0].program.tables)
     programs = []
     for arrivals, writer in zip(found.arrivals, found.writers, strict=True):
@@ -288,7 +272,7 @@ def _build(found: _Analysed) -> tuple[RecordedJob, list[RankProgram]]:
         word: sum(program.recorded_starts[word] for program in programs)
         for word in programs[0].recorded_starts
     }
-    recorded = RecordedJob(
+    return RecordedJob(
         graph=graph,
         recorded_start_ns=np.concatenate([program.start_ns for program in programs]),
         recorded_end_ns=np.concatenate([program.end_ns for program in programs]),
@@ -300,4 +284,3 @@ def _build(found: _Analysed) -> tuple[RecordedJob, list[RankProgram]]:
         ),
         report=replace(found.report, recorded_starts=starts),
     )
-    return recorded, programs

@@ -141,7 +141,7 @@ class _OperatorTree:
 def _launched(operator: ExecutedOperator) -> Launched | None:
     """What *operator* launches."""
     if operator.name == _COMMUNICATION or operator.name.startswith("nccl:"):
-        return _communication(operator)
+        return communication_of(operator)
     call = call_of_operator(operator)
     storages = tuple(block for argument in operator.inputs for block in argument.storages)
     if operator.name.endswith(_SCALAR):
@@ -158,7 +158,7 @@ def _launched(operator: ExecutedOperator) -> Launched | None:
     return Launched(operator.name, works, storages=storages) if works else None
 
 
-def _communication(operator: ExecutedOperator) -> Launched | None:
+def communication_of(operator: ExecutedOperator) -> Launched | None:
     """A collective, or the wait for one: `record_param_comms` is both."""
     words = [argument.value for argument in operator.inputs if argument.kind == "String"]
     stated = operator.attributes
@@ -169,8 +169,6 @@ def _communication(operator: ExecutedOperator) -> Launched | None:
         return Launched(operator.name, awaited_key=key)
     kind = kind_of_name(name)
     call = call_of_operator(operator)
-    if kind is None or (not call.tensors and kind is not CollectiveKind.BARRIER):
-        return None
     dtype = dtype_of_word(stated.get("dtype")) or DType.FP32
     # The larger of input and output, as sizes of collectives are counted.
     values = max(whole_number(stated.get(f"{way}_msg_nelems")) for way in ("in", "out"))
@@ -178,6 +176,8 @@ def _communication(operator: ExecutedOperator) -> Launched | None:
         sum(tensor.size_bytes for tensor in tensors)
         for tensors in (call.tensors, call.results or ())
     )
+    if kind is None or not (size_bytes or kind is CollectiveKind.BARRIER):
+        return None
     peer = PeerCall(
         group=_group_of(operator),
         group_size=whole_number(stated.get("pg_size")),

@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import TraceError
-from perfmodel.extensions.recordings.collective_calls import WORLD, dtype_of_word, kind_of_name
-from perfmodel.extensions.recordings.executed_jobs import ExecutedJob, uneven_faults
+from perfmodel.extensions.recordings.collective_calls import WORLD, kind_of_name
+from perfmodel.extensions.recordings.executed_jobs import ExecutedJob
+from perfmodel.extensions.recordings.import_report import uneven_faults
+from perfmodel.extensions.recordings.issued_work import communication_of
 from perfmodel.extensions.recordings.kernel_estimates import (
     estimate_work,
     estimating_device,
@@ -91,6 +93,7 @@ def _from_executed(one: ExecutedOperator, around: str) -> LinkedOperation:
     is_kernel = one.attributes.get("cat") in _KERNEL_CATEGORIES
     length_us = one.attributes.get("inclusive_dur", one.attributes.get("dur", 0))
     is_number = isinstance(length_us, int | float) and 0 <= length_us < 10**12
+    found = communication_of(one) if is_kernel and is_communication(one.name) else None
     return LinkedOperation(
         number=one.number,
         name=one.name,
@@ -100,7 +103,7 @@ def _from_executed(one: ExecutedOperator, around: str) -> LinkedOperation:
         duration_ns=round(length_us * _NS_PER_US) if is_number else 0,
         lane=f"stream {one.attributes.get('stream', 0)}" if is_kernel else f"thread {one.thread}",
         work=_main_work(one, around or one.name) if is_kernel else None,
-        peer=_peer_of_executed(one) if is_kernel and is_communication(one.name) else None,
+        peer=found.peer if found is not None else None,
     )
 
 
@@ -109,23 +112,6 @@ def _main_work(kernel: ExecutedOperator, operator: str) -> Work | None:
     works = works_of_call(replace(call_of_operator(kernel), name=operator))
     work = works[0] if works else None
     return work if isinstance(work, MemoryBound) or is_gemm_kernel(kernel.name) else None
-
-
-def _peer_of_executed(one: ExecutedOperator) -> PeerCall | None:
-    stated = one.attributes
-    kind = kind_of_name(str(stated.get("collective_name") or one.name))
-    if kind is None:
-        return None
-    dtype = dtype_of_word(stated.get("dtype")) or DType.FP32
-    values = max(whole_number(stated.get(f"{way}_msg_nelems")) for way in ("in", "out"))
-    tensors = call_of_operator(one).tensors
-    return PeerCall(
-        group=str(stated.get("pg_name") or WORLD),
-        group_size=whole_number(stated.get("pg_size")),
-        kind=kind,
-        size_bytes=values * dtype.size_bytes or sum(tensor.size_bytes for tensor in tensors[:1]),
-        dtype=tensors[0].dtype if tensors else dtype,
-    )
 
 
 def _from_chakra(one: ChakraOperation, *, states_place: bool) -> LinkedOperation:
@@ -200,7 +186,7 @@ def build_linked_job(
     return ExecutedJob(
         job.build(JobFacts(name, source=source, assumptions=(sentence, *peers.assumptions))),
         operators=sum(len(of_rank) for of_rank in ranks),
-        faults=(*faults, *peers.faults, *uneven_faults(counts)),
+        faults=(*faults, *peers.faults, *uneven_faults(dict(enumerate(counts)))),
     )
 
 

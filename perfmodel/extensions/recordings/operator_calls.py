@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfmodel.extensions.recordings.operators.calls import OperatorCall, Tensor, dtype_of
 from perfmodel.extensions.recordings.rank_view import RankView
 from traces.execution_trace import ExecutedOperator, ExecutionTrace, TraceArgument
+from traces.job_trace import JobTrace
 from traces.trace import Category
 
 _MOST_VALUES = 2**48
@@ -82,8 +83,13 @@ def _tensors(argument: TraceArgument) -> tuple[Tensor, ...]:
     return parse_tensors(argument.shape, argument.kind, is_on_host=argument.is_on_host)
 
 
-def link_rows(view: RankView, executed: ExecutionTrace | None) -> dict[int, OperatorCall]:
-    """Calls of the execution trace by the row of their operator in the recording."""
+def link_ranks(traces: JobTrace, views: Sequence[RankView]) -> list[dict[int, OperatorCall]]:
+    """By rank, the calls of its execution trace by the row of their operator in the recording."""
+    executed = {trace.rank: trace for trace in traces.executed}
+    return [_link_rows(view, executed.get(view.trace.rank)) for view in views]
+
+
+def _link_rows(view: RankView, executed: ExecutionTrace | None) -> dict[int, OperatorCall]:
     trace = view.trace
     rows_of: dict[str, list[int]] = {}
     calls_of: dict[str, list[OperatorCall]] = {}

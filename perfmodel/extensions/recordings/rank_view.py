@@ -290,16 +290,13 @@ def _calls_of(trace: Trace) -> tuple[Calls, _Correlations]:
     columns = trace.columns
     kinds = np.array([kind_of_call(name) for name in trace.names], dtype=np.int64)
     rows = columns.rows_in(Category.RUNTIME_CALL)
-    is_outer = np.ones(len(rows), dtype=bool)
+    is_outer, outer = np.ones(len(rows), dtype=bool), np.arange(len(rows))
     for thread in np.unique(columns.thread[rows]).tolist():
         own = np.flatnonzero(columns.thread[rows] == thread)
         is_outer[own] = _are_outer(columns, rows[own], kinds)
-    # The outer call of each row is the last one of its thread.
-    call_of_row = np.cumsum(is_outer) - 1
-    for thread in np.unique(columns.thread[rows]).tolist():
-        own = np.flatnonzero(columns.thread[rows] == thread)
-        last = np.maximum.accumulate(np.where(is_outer[own], np.arange(len(own)), 0))
-        call_of_row[own] = call_of_row[own[last]]
+        # The outer call of each row is the last one of its thread.
+        outer[own] = np.maximum.accumulate(np.where(is_outer[own], own, 0))
+    call_of_row = (np.cumsum(is_outer) - 1)[outer]
     picked = rows[is_outer]
     calls = Calls(
         row=picked,

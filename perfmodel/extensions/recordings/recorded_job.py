@@ -93,22 +93,18 @@ def cycle_period_ns(periods_ns: Any, cycle: int, *, chosen: bool = False) -> int
 class SelfReplay:
     """How well a job replays itself.
 
-    *cycle* periods repeat together. *host_path* names the calls that the host's part of the
-    critical path consists of, with the time in each, and *path_ranks* the ranks it runs through.
-    *noise_ratio* of the time of a rank is in doubt because stamps were noise.
+    *cycle* periods repeat together. *noise_ratio* of the time of a rank is in doubt because stamps
+    were noise.
     """
 
     __pydantic_config__ = _ONLY_KNOWN_KEYS
 
     periods: tuple[ReplayedLength, ...]
     ranks: tuple[ReplayedLength, ...]
-    host_path_ratio: float
     rounds: int
     unsettled: int
     faults: tuple[str, ...] = ()
     cycle: int = 1
-    host_path: tuple[tuple[str, int], ...] = ()
-    path_ranks: tuple[tuple[int, int], ...] = ()
     noise_ratio: float = 0.0
 
     @property
@@ -164,13 +160,6 @@ class SelfReplay:
             "faults": list(self.faults),
             "iteration": self.iteration.document(),
             **parts,
-            "critical_path_on_host_pct": round(100 * self.host_path_ratio, 2),
-            "critical_path_host_calls": [
-                {"call": call, "time_ms": time_ns / NS_PER_MS} for call, time_ns in self.host_path
-            ],
-            "critical_path_ranks": [
-                {"rank": rank, "time_ms": time_ns / NS_PER_MS} for rank, time_ns in self.path_ranks
-            ],
             "rounds": self.rounds,
             "unsettled": self.unsettled,
         }

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.units import format_duration
-from perfmodel.engine.reasons import Window
 from perfmodel.engine.replay import Replayer
 from perfmodel.engine.settle import Rules
 from perfmodel.extensions.recordings.hold_back import (
@@ -28,7 +27,13 @@ from perfmodel.extensions.recordings.recorded_job import (
     Unprofiled,
     rank_parts,
 )
-from perfmodel.extensions.recordings.steady import SteadyJob, build_steady, with_lengths
+from perfmodel.extensions.recordings.steady import (
+    SteadyJob,
+    build_steady,
+    longest_span,
+    origins_by_row,
+    with_lengths,
+)
 from perfmodel.extensions.recordings.storage import load_recorded_job
 from perfmodel.extensions.recordings.unprofiled import settle_steady
 from perfmodel.graph.job import JobGraph
@@ -90,7 +95,8 @@ class RecordingInfo:
         priced = settled.priced
         job, end_ns = priced.job, settled.replay.last.end_ns[:, 0]
         lengths_ns = [priced.durations.of_rank(job, rank)[:, 0] for rank in range(job.rank_count)]
-        window = self._longest_span(job, end_ns - np.concatenate(lengths_ns), end_ns)
+        start_ns = end_ns - np.concatenate(lengths_ns)
+        window = longest_span(job, self.window_starts, start_ns, end_ns)
         return Loop(
             alone=alone,
             settled=settled,
@@ -157,20 +163,10 @@ class RecordingInfo:
 
     def hold_rule(self, job: JobGraph) -> HoldRule:
         """The rule for the tasks of *job*; new ones are not held."""
-        origins = _origins_by_row(job)
+        origins = origins_by_row(job)
         is_known = origins != NO_ORIGIN
         can_be_held = is_known & self.can_be_held[np.where(is_known, origins, 0)]
         return HoldRule(hold_ratios(job), can_be_held)
-
-    def _longest_span(self, job: JobGraph, start_ns: Int64s, end_ns: Int64s) -> Window:
-        """From the first task to the last of the rank where that is longest."""
-        is_task = ~np.isin(_origins_by_row(job), self.window_starts)
-        spans = []
-        for _, part in rank_parts(job):
-            rows = part.start + np.flatnonzero(is_task[part])
-            if len(rows):
-                spans.append(Window(int(start_ns[rows].min()), int(end_ns[rows].max())))
-        return max(spans, key=lambda span: span.to_ns - span.from_ns)
 
 
 def describe_recording(recorded: RecordedJob) -> RecordingInfo:
@@ -198,7 +194,3 @@ def recording_question(recorded: RecordedJob, options: PredictOptions) -> Questi
 def open_recording(folder: Path, options: PredictOptions) -> Question:
     """The question about the recording in *folder*."""
     return recording_question(load_recorded_job(folder), options)
-
-
-def _origins_by_row(job: JobGraph) -> NDArray[np.int32]:
-    return np.concatenate([program.origin for program, _ in rank_parts(job)])

@@ -6,31 +6,16 @@ An import, stream parts and a difference come as the documents that `--json` wri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.base.units import NS_PER_MS, format_duration
 from perfmodel.extensions.recordings.recorded_job import SelfReplay
 from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table, plain_report
-from perfmodel.reports.pictures import as_written, build_figure, draw_stacks, save_picture
 from perfmodel.reports.text import NEEDS_FORCE, format_range
 
-if TYPE_CHECKING:
-    pass
-
-PARTS = {
-    "lookup": "#d95f02",
-    "gemm": "#1b9e77",
-    "memory": "#7570b3",
-    "communication": "#e7298a",
-    "other": "#a6761d",
-    "idle": "#e6e6e6",
-}
-"""What streams do, with the colour in the picture."""
 MOST_STREAMS = 40
 WIDTH = 100
 MOST_RANKS = 16
-MOST_CALLS = 3
 
 
 def report_import(document: Mapping[str, Any]) -> Report:
@@ -79,9 +64,7 @@ def report_import(document: Mapping[str, Any]) -> Report:
     )
 
 
-def _without_profiler(known: Mapping[str, Any] | None) -> tuple[str, ...]:
-    if known is None:
-        return ()
+def _without_profiler(known: Mapping[str, Any]) -> tuple[str, ...]:
     low_ns, high_ns = (one * NS_PER_MS for one in known["interval_ms"])
     step = format_duration(known["iteration_time_ms"] * NS_PER_MS)
     return (f"without the profiler about {step} ({format_range(low_ns, high_ns)})",)
@@ -100,31 +83,14 @@ def _trace_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
                 f"in {document['rendezvous']} calls"
             ),
         ),
-        *_score_facts(document["self_replay"]),
+        ("trusted", _trust(document["self_replay"])),
         _known_work(document["known_work"]),
     ]
 
 
-def _host_path(score: Mapping[str, Any]) -> str:
-    """The share of the host, whose host it is, and the calls with most of it."""
-    text = f"{score['critical_path_on_host_pct']:.1f} %"
-    calls, ranks = score["critical_path_host_calls"], score["critical_path_ranks"]
-    if not calls or not ranks:
-        return text
-    total_ms = sum(one["time_ms"] for one in ranks) or 1.0
-    named = ", ".join(
-        f"{one['call']} {100 * one['time_ms'] / total_ms:.0f} %" for one in calls[:MOST_CALLS]
-    )
-    share = 100 * ranks[0]["time_ms"] / total_ms
-    return f"{text} ({named}); {share:.0f} % of the path on rank {ranks[0]['rank']}"
-
-
 def _steps(document: Mapping[str, Any]) -> str:
     """How many steps, by which rule, and how many of them repeat together."""
-    text = str(document["steps"])
-    if document.get("step_rule"):
-        text += f" ({document['step_rule']})"
-    cycle = document.get("cycle", 1)
+    text, cycle = f"{document['steps']} ({document['step_rule']})", document["cycle"]
     if cycle > 1:
         cycle_ms = cycle * document["self_replay"]["iteration"]["recorded_ms"]
         text += f", a cycle of {cycle} in {format_duration(cycle_ms * NS_PER_MS)}"
@@ -133,7 +99,7 @@ def _steps(document: Mapping[str, Any]) -> str:
 
 def _step_table(document: Mapping[str, Any]) -> Table:
     """Every step of every rank, and which were chosen."""
-    table = document.get("step_table", ())
+    table = document["step_table"]
     first_ns = min((row["end_ns"] for row in table), default=0)
     rows = [
         (
@@ -154,11 +120,8 @@ def _step_table(document: Mapping[str, Any]) -> Table:
     return Table(headings, rows, numeric=range(5), most=MOST_RANKS)
 
 
-def _score_facts(score: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [
-        ("trusted", "yes" if score["is_trusted"] else f"no: {score['reason']}"),
-        ("critical path on the host", _host_path(score)),
-    ]
+def _trust(score: Mapping[str, Any]) -> str:
+    return "yes" if score["is_trusted"] else f"no: {score['reason']}"
 
 
 def _shape_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -186,15 +149,7 @@ def _known_work(known: Mapping[str, Any]) -> tuple[str, str]:
 
 def compare_lengths(score: SelfReplay) -> tuple[list[dict[str, Any]], Section]:
     """Recorded and replayed lengths of the step, its periods and ranks, as rows and as tables."""
-    rows: list[dict[str, Any]] = [
-        {
-            "name": one.name,
-            "recorded_ms": one.recorded_ns / NS_PER_MS,
-            "replayed_ms": one.replayed_ns / NS_PER_MS,
-            "error_pct": one.error_pct,
-        }
-        for one in (score.iteration, *score.periods, *score.ranks)
-    ]
+    rows = [one.document() for one in (score.iteration, *score.periods, *score.ranks)]
     cells = [
         (row["name"], f"{row['recorded_ms']:.3f} ms", f"{row['replayed_ms']:.3f} ms",
          f"{row['error_pct']:+.2f} %")
@@ -203,20 +158,20 @@ def compare_lengths(score: SelfReplay) -> tuple[list[dict[str, Any]], Section]:
     headings = ("", "recorded", "replayed", "error")
     tables = [
         Table(headings, cells, numeric=(1, 2, 3), most=MOST_STREAMS),
-        Table((), _score_facts(score.document())),
+        Table((), [("trusted", _trust(score.document()))]),
     ]
     return rows, Section("Recorded and replayed", tables)
 
 
 def report_streams(document: Mapping[str, Any]) -> Report:
     """What every stream spent its time on, in percent."""
-    rows = []
+    rows, parts = [], list(document["streams"][0]["parts_ms"])
     for stream in document["streams"]:
         window_ms = stream["window_ms"] or 1.0
-        shares = [f"{100 * stream['parts_ms'][part] / window_ms:.1f} %" for part in PARTS]
+        shares = [f"{100 * spent_ms / window_ms:.1f} %" for spent_ms in stream["parts_ms"].values()]
         first = (str(stream["rank"]), str(stream["stream"]), str(stream["tasks"]))
         rows.append((*first, f"{window_ms:.2f}", *shares))
-    headings = ("rank", "stream", "tasks", "window ms", *PARTS)
+    headings = ("rank", "stream", "tasks", "window ms", *parts)
     table = Table(headings, rows, numeric=range(len(headings)), most=MOST_STREAMS)
     known = ": ".join(_known_work(document["known_work"]))
     name = str(document["job"])
@@ -237,23 +192,6 @@ def _idle_table(document: Mapping[str, Any]) -> Table:
         "launches queued", "most",
     )  # fmt: skip
     return Table(headings, rows, numeric=range(len(headings)), most=MOST_STREAMS)
-
-
-def draw_streams(documents: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the streams of every job to *path*; the ending decides the format."""
-    heights = [max(len(document["streams"]), 2) for document in documents]
-    figure = build_figure(9, 1.2 + 0.28 * sum(heights))
-    axes = figure.subplots(len(documents), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axis, document in zip(axes, documents, strict=True):
-        streams = document["streams"]
-        names = [f"rank {stream['rank']} stream {stream['stream']}" for stream in streams]
-        parts = {
-            part: (colour, [stream["parts_ms"][part] for stream in streams])
-            for part, colour in PARTS.items()
-        }
-        draw_stacks(axis, names, parts, label="ms")
-        axis.set_ylabel(as_written(str(document["job"])), fontsize=7)
-    save_picture(figure, path, dpi=150)
 
 
 def report_diff(document: Mapping[str, Any], *, top: int) -> Report:

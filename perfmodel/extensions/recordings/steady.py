@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.engine.reasons import Window
 from perfmodel.extensions.recordings.recorded_job import (
     RecordedJob,
     rank_parts,
@@ -64,6 +65,24 @@ def build_steady(recorded: RecordedJob) -> SteadyJob:
     ]
     cut = with_programs(graph, _matched(graph, programs))
     return SteadyJob(cut, len(recorded.step_ends) - 1, repeats=True)
+
+
+def origins_by_row(graph: JobGraph) -> NDArray[np.int32]:
+    """The origin of every task."""
+    return np.concatenate([program.origin for program, _ in rank_parts(graph)])
+
+
+def longest_span(
+    graph: JobGraph, window_starts: Int64s, start_ns: Int64s, end_ns: Int64s
+) -> Window:
+    """The longest pass of a rank, from its first task but for *window_starts* to its last."""
+    is_task = ~np.isin(origins_by_row(graph), window_starts)
+    spans = []
+    for _, part in rank_parts(graph):
+        rows = part.start + np.flatnonzero(is_task[part])
+        if len(rows):
+            spans.append(Window(int(start_ns[rows].min()), int(end_ns[rows].max())))
+    return max(spans, key=lambda span: span.to_ns - span.from_ns)
 
 
 def arriving(graph: JobGraph, earlier_ns: Int64s) -> JobGraph:

@@ -427,8 +427,7 @@ def _find_doubt(
     warm = {row.step for row in found.table if row.is_inside and row.is_warm}
     if len(warm) - 1 > found.cycle:
         return []
-    count = len(found.ends) - 1
-    step_ns = (_moment_ns(found.ends[-1], views) - _moment_ns(found.ends[0], views)) / count
+    step_ns = _step_ns(found.ends, views)
     spans_ns = [own.whole_ns[-found.cycle - 1 :] for own in marks or ()]
     both_ns = [
         float(part.mean()) for of in spans_ns if len(of) > found.cycle for part in (of[1:], of[:-1])
@@ -442,8 +441,13 @@ def _find_doubt(
     return [lone]
 
 
-def _moment_ns(end: End, views: Sequence[RankView]) -> int:
-    return max(int(views[rank].device.end_ns[task]) for rank, task in end)
+def _step_ns(ends: Sequence[End], views: Sequence[RankView]) -> float:
+    """The mean time between *ends*."""
+    first, last = ends[0], ends[-1]
+    moments = [
+        max(int(views[rank].device.end_ns[task]) for rank, task in end) for end in (first, last)
+    ]
+    return (moments[1] - moments[0]) / (len(ends) - 1)
 
 
 def _find_contradictions(
@@ -452,8 +456,7 @@ def _find_contradictions(
     """What ranks, marks and repeated kernels say against the chosen steps, one sentence a rank."""
     if not found.ends:
         return []
-    count = len(found.ends) - 1
-    step_ns = (_moment_ns(found.ends[-1], views) - _moment_ns(found.ends[0], views)) / count
+    step_ns = _step_ns(found.ends, views)
     believed = f"accepted is {format_duration(round(step_ns))} per step, by {found.rule.value}"
     faults = []
     for rank, view in enumerate(views):
@@ -469,7 +472,7 @@ def _find_contradictions(
         if own and (places := _repeated_places(line, view)):
             # Kernels may repeat after several steps, never after a part of one.
             inside = np.searchsorted(line.tasks, [own[0], own[-1]])
-            kernels = max(float(np.diff(inside)[0]) / count, 1.0)
+            kernels = max(float(np.diff(inside)[0]) / (len(found.ends) - 1), 1.0)
             repeated = float(np.diff(places).mean())
             if abs(repeated / kernels / max(round(repeated / kernels), 1) - 1) > _ALIKE:
                 said.append(f"its kernels repeat after {repeated:.0f}, not {kernels:.0f}")

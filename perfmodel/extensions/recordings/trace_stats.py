@@ -18,7 +18,7 @@ from perfmodel.base.documents import load_yaml
 from perfmodel.base.units import NS_PER_MS
 from perfmodel.extensions.recordings.collective_calls import CollectiveKernel, find_collective_calls
 from perfmodel.extensions.recordings.idle_time import describe_idle
-from perfmodel.extensions.recordings.operator_calls import link_rows
+from perfmodel.extensions.recordings.operator_calls import link_ranks
 from perfmodel.extensions.recordings.operators.calls import OperatorCall
 from perfmodel.extensions.recordings.rank_view import RankView, is_communication, view_rank
 from perfmodel.extensions.recordings.recorded_job import SCHEMA_VERSION
@@ -130,8 +130,7 @@ def _known_share_of_views(
 def stats_document(traces: JobTrace) -> dict[str, Any]:
     """The stats of one recording as plain values for JSON."""
     views = [view_rank(trace) for trace in traces.ranks]
-    executed = {trace.rank: trace for trace in traces.executed}
-    linked = [link_rows(view, executed.get(view.trace.rank)) for view in views]
+    linked = link_ranks(traces, views)
     calls = [find_collective_calls(view, rows) for view, rows in zip(views, linked, strict=True)]
     return {
         "schema_version": SCHEMA_VERSION,

@@ -23,7 +23,14 @@ from perfmodel.extensions.recordings.hold_back import HoldRule, hold_ratios, rec
 from perfmodel.extensions.recordings.host_chain import HostChain, StepKind
 from perfmodel.extensions.recordings.rank_view import RankView
 from perfmodel.extensions.recordings.recorded_job import RecordedJob, Unprofiled, rank_parts
-from perfmodel.extensions.recordings.steady import QUEUE, SteadyJob, arriving, build_steady
+from perfmodel.extensions.recordings.steady import (
+    QUEUE,
+    SteadyJob,
+    arriving,
+    build_steady,
+    longest_span,
+    origins_by_row,
+)
 from perfmodel.graph.program import Int64s
 from traces.trace import Category
 
@@ -203,7 +210,7 @@ def settle_steady(job: RecordedJob, steady: SteadyJob, lost_ns: Int64s) -> Round
     """The *steady* job of *job* with what its tasks do to each other, without what they lost."""
     graph = arriving(steady.graph, lost_ns)
     lengths_ns = job.durations().values_ns[:, 0] - np.where(job.is_on_device(), 0, lost_ns)
-    origins = np.concatenate([program.origin for program, _ in rank_parts(graph)])
+    origins = origins_by_row(graph)
     hold = HoldRule(hold_ratios(graph), job.can_be_held[origins])
     rules = recorded_rules(graph, hold, iterations=2 if steady.repeats else 1)
     return settle(replay, graph, lengths_ns[origins].astype(np.float64), rules)
@@ -213,13 +220,9 @@ def _replayed(job: RecordedJob, steady: SteadyJob, lost_ns: Int64s) -> _Settled:
     """The *steady* job of *job* without what its tasks *lost_ns*."""
     graph, settled = steady.graph, settle_steady(job, steady, lost_ns)
     if not steady.repeats:
-        origins = np.concatenate([program.origin for program, _ in rank_parts(graph)])
-        is_task = ~np.isin(origins, job.graph.rank_rows()[:-1])
-        spans = [
-            int(np.ptp([of[rows][is_task[rows]] for of in (settled.start_ns, settled.end_ns)]))
-            for _, rows in rank_parts(graph)
-        ]
-        return _Settled(max(spans), np.zeros(graph.rank_count, dtype=np.int64))
+        starts = job.graph.rank_rows()[:-1]
+        span = longest_span(graph, starts, settled.start_ns, settled.end_ns)
+        return _Settled(span.to_ns - span.from_ns, np.zeros(graph.rank_count, dtype=np.int64))
     found = find_period(replay, settled.job, settled.durations)
     leads = []
     for program, rows in rank_parts(graph):

@@ -7,10 +7,13 @@ bounds and replays, so the same question has the same answer under any load; sec
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
+from statistics import fmean
+from typing import NamedTuple
 
 from perfmodel.base.units import format_duration
 from perfmodel.execution.executor import Executor, SerialExecutor
@@ -24,14 +27,20 @@ from perfmodel.planning.layouts.ranking import (
 )
 from perfmodel.planning.question import LayoutQuestion, to_scenario
 from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.layouts.bounds import Bounds, Layer, layer_of, measure_layer
+from perfmodel.prediction.layouts.bounds import (
+    Bounds,
+    Closeness,
+    Layer,
+    layer_of,
+    measure_layer,
+)
 from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates, list_space
 from perfmodel.prediction.layouts.choosing import (
     MOST_BOUNDED,
     by_layer,
-    has_stated,
     list_fitting,
     list_lowest,
+    list_stated,
     spec_of_layouts,
 )
 from perfmodel.prediction.phases import OnPhase, ignore_phase
@@ -64,7 +73,7 @@ def _search(
     on_phase(f"{hosts} hosts: listing layouts", 0.0)
     everything = list(iter_candidates(spec, *machine, stated=question.stated))
     fitting = list_fitting(spec, cluster, question.stated, everything)
-    as_stated = [one for one in fitting if has_stated(one, spec)]
+    as_stated = list_stated(fitting, loaded)
     pool = LayoutPool(machine, fitting, as_stated, executor, budget, on_phase)
     options = PredictOptions(samples=question.samples, seed=question.seed, is_explained=False)
     replayed, is_proven = replay_layouts(
@@ -112,6 +121,14 @@ class Budget:
         return taken
 
 
+class Bounded(NamedTuple):
+    """The bound of a layout, how close it is, and the layout's number, which breaks ties."""
+
+    bound_ns: int
+    closeness: Closeness
+    number: int
+
+
 class LayoutPool:
     """Layouts that fit, lowest bound first; close bounds are computed when they are needed.
 
@@ -133,14 +150,15 @@ class LayoutPool:
         measured = self._measure(list(kinds))
         self._all = [one for layer in measured for one in kinds[layer]]
         self.size = len(fitting)
-        # Bound, whether it is close, and the number of the layout, which breaks ties.
         # What the workload states and what `predict` replays come first: no answer is slower.
         budget.take(MOST_BOUNDED, is_bounding=True)
         first = {id(one) for one in list_lowest(as_stated, self._bounds)}
+        self._is_spent = False
+        self._growth: dict[Closeness, list[float]] = {step: [] for step in Closeness}
         self._queue = [
-            (0, True, number)
+            Bounded(0, Closeness.CLOSE, number)
             if one.is_own or id(one) in first
-            else (self._bounds.bound_ns(one, is_rough=True), False, number)
+            else Bounded(self._bounds.bound_ns(one, Closeness.ROUGH), Closeness.ROUGH, number)
             for number, one in enumerate(self._all)
         ]
         heapify(self._queue)
@@ -148,29 +166,52 @@ class LayoutPool:
     @property
     def left_ns(self) -> list[int]:
         """The bounds of the layouts that were not taken."""
-        return [bound_ns for bound_ns, _, _ in self._queue]
+        return [one.bound_ns for one in self._queue]
 
     def lowest_ns(self) -> int | None:
-        """The lowest close bound of a layout that was not taken; None if there is none."""
-        while self._queue and not self._queue[0][1]:
-            rough = [heappop(self._queue)]
-            while self._queue and not self._queue[0][1] and len(rough) < REFINED_AT_ONCE:
-                rough.append(heappop(self._queue))
-            layers = dict.fromkeys(layer_of(self._all[number]) for _, _, number in rough)
-            known = set(self._measure(list(layers)))
-            for bound_ns, _, number in rough:
-                one = self._all[number]
-                close_ns = self._bounds.bound_ns(one) if layer_of(one) in known else bound_ns
-                heappush(self._queue, (max(bound_ns, close_ns), True, number))
-        return self._queue[0][0] if self._queue else None
+        """The lowest bound of a layout that was not taken; None if there is none.
+
+        It is a close one as long as the budget for bounds lasts.
+        """
+        while not self._is_spent and self._queue and self._queue[0].closeness < Closeness.CLOSE:
+            self._bound_closer()
+        return self._queue[0].bound_ns if self._queue else None
+
+    def _bound_closer(self) -> None:
+        """Bound the lowest ones one step closer, many at once: workers share the measuring."""
+        lowest = [heappop(self._queue) for _ in range(min(REFINED_AT_ONCE, len(self._queue)))]
+        layers = {
+            one: layer_of(self._all[one.number], Closeness(one.closeness + 1))
+            for one in lowest
+            if one.closeness < Closeness.CLOSE
+        }
+        known = set(self._measure(list(dict.fromkeys(layers.values()))))
+        for one in lowest:
+            if one not in layers or layers[one] not in known:
+                self._is_spent |= one in layers
+                heappush(self._queue, one)
+                continue
+            closer = Closeness(one.closeness + 1)
+            found_ns = max(one.bound_ns, self._bounds.bound_ns(self._all[one.number], closer))
+            self._growth[closer].append(found_ns / max(one.bound_ns, 1))
+            heappush(self._queue, Bounded(found_ns, closer, one.number))
 
     def take(self, count: int) -> list[tuple[int, Candidate]]:
-        """The *count* layouts with the lowest close bounds, or fewer."""
+        """The *count* layouts with the lowest bounds, or fewer.
+
+        Once the budget for bounds is spent, a rough bound counts as the close one it would grow to.
+        """
         taken: list[tuple[int, Candidate]] = []
         while len(taken) < count and self.lowest_ns() is not None:
-            bound_ns, _, number = heappop(self._queue)
-            taken.append((bound_ns, self._all[number]))
+            one = min(self._queue, key=self._guess_ns) if self._is_spent else self._queue[0]
+            self._queue.remove(one)
+            heapify(self._queue)
+            taken.append((one.bound_ns, self._all[one.number]))
         return taken
+
+    def _guess_ns(self, one: Bounded) -> tuple[float, int]:
+        steps = [self._growth[step] for step in Closeness if step > one.closeness]
+        return one.bound_ns * math.prod(fmean(found) for found in steps if found), one.number
 
     def _measure(self, layers: list[Layer]) -> list[Layer]:
         """Measure as many of *layers* as the budget allows, and return those."""

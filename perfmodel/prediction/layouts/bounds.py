@@ -6,7 +6,8 @@ runs all its micro-batches; the stages before it run theirs before its first and
 All-gathers of sharded weights run one after the other on one stream. Optimizer, gradient reduction,
 transfers between stages and contention are left out.
 
-A *rough* bound also leaves out recomputation and how tokens reach experts: many layouts share it.
+Many layouts share a rough bound, which also leaves out recomputation and how tokens reach experts.
+A routed one leaves out recomputation only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import cache, lru_cache, partial
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +43,14 @@ from topologies import Cluster, build_cluster
 _OF_LAYER = (Divided.WIDTHS, Divided.TOKENS)
 _HEAD_SHARE = 0.8
 """The least share of the head in both ends of the model; it runs on the last stage."""
+
+
+class Closeness(IntEnum):
+    """What a bound counts, each more than the one before."""
+
+    ROUGH = 0
+    ROUTED = 1
+    CLOSE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +91,10 @@ class Bounds:
         """Whether *layer* was measured."""
         return layer in self._times_of
 
-    def bound_ns(self, candidate: Candidate, *, is_rough: bool = False) -> int:
+    def bound_ns(self, candidate: Candidate, closeness: Closeness = Closeness.CLOSE) -> int:
         """A lower bound on the iteration time of *candidate*."""
         layout, spec = candidate.chosen.layout, candidate.spec
-        layer = rough_layer_of(candidate) if is_rough else layer_of(candidate)
+        layer = layer_of(candidate, closeness)
         if layer not in self._times_of:
             self._times_of[layer] = measure_layer((self._cluster, self._stack), layer)
         times, model = self._times_of[layer], spec.model
@@ -195,32 +206,20 @@ def fewest_ranks(spec: TransformerSpec) -> int:
     return math.lcm(group_size(size_of, *_OF_LAYER), group_size(size_of, *OF_EXPERTS))
 
 
-def rough_layer_of(candidate: Candidate) -> Layer:
-    """The layer of *candidate* without recomputation and without a way to experts."""
-    spec = layer_of(candidate).spec
-    parallel = {"dispatcher": None, "expert_overlap": False}
-    training = {"recompute": Recompute.NONE, "recompute_modules": ()}
-    return Layer(
-        spec.model_copy(
-            update={
-                "parallel": spec.parallel.model_copy(update=parallel),
-                "training": spec.training.model_copy(update=training),
-            }
-        ),
-        is_rough=True,
-    )
-
-
-def layer_of(candidate: Candidate) -> Layer:
+def layer_of(candidate: Candidate, closeness: Closeness = Closeness.CLOSE) -> Layer:
     """*candidate* reduced to the fields that determine the time of a layer."""
     spec, layout = candidate.spec, candidate.chosen.layout
-    parallel = {
+    parallel: dict[str, Any] = {
         "tp": layout.tp, "pp": 1, "dp": None, "micro_batch": layout.micro_batch,
         "interleaving": 1, "schedule": DEFAULT_SCHEDULE, "sharding": StateSharding.NONE,
         "shard_group": None,
         "sequence_parallel": layout.is_sequence_parallel,
     }  # fmt: skip
-    training = {"optimizer": "none", "clip_gradients": False}
+    training: dict[str, Any] = {"optimizer": "none", "clip_gradients": False}
+    if closeness < Closeness.CLOSE:
+        training |= {"recompute": Recompute.NONE, "recompute_modules": ()}
+    if closeness is Closeness.ROUGH:
+        parallel |= {"dispatcher": None, "expert_overlap": False}
     block = commonest_block(spec.model)
     if not block.has_experts:
         parallel |= {"ep": 1, "etp": 1}
@@ -233,5 +232,6 @@ def layer_of(candidate: Candidate) -> Layer:
                 "model": one_layer_of(block),
                 "training": spec.training.model_copy(update=training),
             }
-        )
+        ),
+        is_rough=closeness is Closeness.ROUGH,
     )

@@ -7,14 +7,15 @@ through the same candidates and bounds, and on until the best is proven.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from operator import attrgetter, itemgetter
+from functools import partial
+from operator import attrgetter
 
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import format_size
 from perfmodel.execution.executor import SerialExecutor
-from perfmodel.prediction.layouts.bounds import Bounds, Layer, rough_layer_of
+from perfmodel.prediction.layouts.bounds import Bounds, Closeness, Layer, layer_of
 from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates, searched_fields
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
@@ -27,8 +28,8 @@ from topologies import Cluster
 
 MOST_LAYERS = 48
 """Kinds of layer that are measured for a layout that nobody stated."""
-MOST_BOUNDED, MOST_REPLAYED = 12, 4
-"""Layouts that are bounded closely for it, and that are replayed."""
+MOST_ROUTED, MOST_BOUNDED, MOST_REPLAYED = 24, 12, 4
+"""Layouts that are bounded with their routing and closely for it, and that are replayed."""
 _SPLIT = ("parallel.tp", "parallel.pp", "parallel.dp", "parallel.micro_batch")
 _TIMES_ALONE = PredictOptions(samples=0, is_explained=False)
 
@@ -41,7 +42,7 @@ def complete_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Se
     if not is_open(setting):
         return setting
     spec = spec_of_layouts(setting.workload)
-    stated = stated_fields(spec)
+    stated = stated_fields(setting)
     on_phase("choosing a layout", 0.0)
     try:
         best = find_fast(spec, setting.cluster, setting.stack, stated=stated)
@@ -58,7 +59,11 @@ def complete_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Se
     if scenario is not None:
         scenario = replace(scenario, overrides=(*scenario.overrides, *changes))
     return replace(
-        setting, workload=best.spec, scenario=scenario, chosen=(*setting.chosen, sentence)
+        setting,
+        workload=best.spec,
+        scenario=scenario,
+        chosen=(*setting.chosen, sentence),
+        defaults_taken=tuple(one for one in setting.defaults_taken if one.setting not in chosen),
     )
 
 
@@ -66,14 +71,14 @@ def is_open(setting: Setting) -> bool:
     """Whether the split of several ranks is left open, in a family that has layouts."""
     if not family_of(setting.workload).has_layouts or setting.cluster.rank_count == 1:
         return False
-    return not stated_fields(spec_of_layouts(setting.workload)) & set(_SPLIT)
+    return not stated_fields(setting) & set(_SPLIT)
 
 
 def spec_of_layouts(workload: Workload) -> TransformerSpec:
     """*workload* as layouts are chosen for it; an error where its family has none."""
     family = family_of(workload)
     if not family.has_layouts:
-        plans = ", whose plans are searched by `perfmodel rank --search SECONDS`"
+        plans = ", whose plans are searched by `perfmodel rank --search N`"
         raise PlanError(
             f"{workload.name}: is {family.title}{plans if family.has_tables else ''}. "
             "It has no parallel layouts; name a Transformer here."
@@ -96,9 +101,10 @@ def find_fast(
 def list_lowest(fitting: Sequence[Candidate], bounds: Bounds) -> list[Candidate]:
     """The layouts to replay for a question that states none: those with the lowest bounds."""
     kinds = list(by_layer([one for one in fitting if not one.is_own]).values())[:MOST_LAYERS]
-    rough = [(bounds.bound_ns(one, is_rough=True), one) for alike in kinds for one in alike]
-    nearest = [one for _, one in sorted(rough, key=itemgetter(0))[:MOST_BOUNDED]]
-    return sorted(nearest, key=bounds.bound_ns)[:MOST_REPLAYED]
+    near = [one for alike in kinds for one in alike]
+    for closeness, most in zip(Closeness, (MOST_ROUTED, MOST_BOUNDED, MOST_REPLAYED), strict=True):
+        near = sorted(near, key=partial(bounds.bound_ns, closeness=closeness))[:most]
+    return near
 
 
 def replay_ns(candidate: Candidate, cluster: Cluster) -> int:
@@ -110,22 +116,26 @@ def replay_ns(candidate: Candidate, cluster: Cluster) -> int:
     return predict(question, executor=SerialExecutor()).iteration_ns
 
 
-def stated_fields(spec: TransformerSpec) -> frozenset[str]:
-    """The layout fields that the file or the user set."""
+def stated_fields(setting: Setting) -> frozenset[str]:
+    """The layout fields that the file or the user set; defaults of a framework may be changed."""
+    spec = spec_of_layouts(setting.workload)
     given = {
         *(f"parallel.{name}" for name in spec.parallel.model_fields_set),
         *(f"training.{name}" for name in spec.training.model_fields_set),
     }
     known = {*searched_fields().values(), *_SPLIT}
-    return frozenset(field for field in given & known if attrgetter(field)(spec) is not None)
+    stated = {field for field in given & known if attrgetter(field)(spec) is not None}
+    return frozenset(stated - {one.setting for one in setting.defaults_taken})
 
 
-def has_stated(candidate: Candidate, spec: TransformerSpec) -> bool:
-    """Whether *candidate* keeps what *spec* states of a layout."""
-    return all(
-        attrgetter(field)(candidate.spec) == attrgetter(field)(spec)
-        for field in stated_fields(spec)
-    )
+def list_stated(candidates: Iterable[Candidate], setting: Setting) -> list[Candidate]:
+    """Those of *candidates* that keep what *setting* states of a layout."""
+    spec, stated = setting.workload, stated_fields(setting)
+    return [
+        one
+        for one in candidates
+        if all(attrgetter(field)(one.spec) == attrgetter(field)(spec) for field in stated)
+    ]
 
 
 def list_fitting(
@@ -165,5 +175,5 @@ def by_layer(fitting: Sequence[Candidate]) -> dict[Layer, list[Candidate]]:
     kinds: dict[Layer, list[Candidate]] = {}
     # Of equals the larger micro-batch: it launches fewer kernels.
     for one in sorted(fitting, key=lambda one: (not one.is_own, one.promise, -one.micro_batch)):
-        kinds.setdefault(rough_layer_of(one), []).append(one)
+        kinds.setdefault(layer_of(one, Closeness.ROUGH), []).append(one)
     return kinds

@@ -152,6 +152,16 @@ def _expert_divisions(room: Room) -> list[int]:
     return [ep for ep in powers_to(most) if model.experts % ep == 0]
 
 
+def _expert_widths(room: Room) -> list[int]:
+    """An expert is on one rank, or over a tensor group."""
+    model, tp, ep = room.spec.model, room.split["tp"], room.split["ep"]
+    if not model.has_experts:
+        return [room.spec.parallel.etp]
+    of_stage = room.ranks // group_size(room.split.get, Divided.LAYERS)
+    can_split = model.expert_ffn % tp == 0 and of_stage % (ep * tp) == 0
+    return [1, tp] if tp > 1 and can_split else [1]
+
+
 def _tensor_faults(spec: TransformerSpec, layout: Layout) -> Iterator[str]:
     tp, faults = layout.tp, dict[str, None]()
     for block, _ in counted_blocks(spec.model):
@@ -256,6 +266,7 @@ AXES: dict[str, Axis] = {
         Axis(
             "etp", Divided.EXPERT_WIDTHS,
             "ranks that share the GEMMs of an expert; if empty, as the framework does",
+            _expert_widths,
             flags=_flags("--expert-tensor-parallel-size {etp}",
                          "expert_tensor_parallel_degree {etp}",
                          "expert_tensor_parallel_size={etp}"),

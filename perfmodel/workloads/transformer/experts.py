@@ -42,7 +42,7 @@ _BLOCK_SCALED, _BLOCK = (DType.MXFP8, DType.NVFP4, DType.MXFP4), 32
 def routed_rows(spec: TransformerSpec, *, tokens: int, ep: int) -> int:
     """Rows that the most loaded of *ep* ranks works on if each has *tokens* tokens."""
     model, training = spec.model, spec.training
-    is_even = training.routing is Routing.BALANCED
+    is_even = training.routing is not Routing.POWER_LAW
     rows = hottest_loads(
         tokens=tokens * ep,
         top_k=model.top_k,
@@ -162,7 +162,9 @@ class ExpertSteps:
     def _routing(self, library: TokenLibrary, what: str, tokens: int, *, is_back: bool) -> Step:
         model = self._model
         sms = _MULTIPROCESSORS[library]
-        routing = TokenRouting(library, tokens, model.top_k, model.experts, is_back, sms)
+        is_in_turn = self._linears.training.routing is Routing.IN_TURN
+        chosen = (model.top_k, model.experts)
+        routing = TokenRouting(library, tokens, *chosen, is_back, sms, is_in_turn)
         size_bytes = tokens * self._width * self._dtype.size_bytes
         kind = CollectiveKind.ALL_TO_ALL
         collective = Collective(kind, size_bytes, self._dtype, routing=routing)
@@ -191,8 +193,13 @@ class ExpertSteps:
 
     def _products_backward(self, linear: Linear, label: str) -> list[Step]:
         name, rows, held = f"{label} backward", self._rows_per_expert, self.held
-        shapes = ((rows, linear.inputs, linear.outputs), (linear.outputs, linear.inputs, rows))
-        if self._linears.run.groups_experts:
+        is_grouped = self._linears.run.groups_experts
+        summed = self._linears.added_bytes(linear.weight) * (held if is_grouped else 1)
+        shapes = (
+            (rows, linear.inputs, linear.outputs),
+            (linear.outputs, linear.inputs, rows, summed),
+        )
+        if is_grouped:
             casts = self._linears.cast(self._rows * linear.outputs)
             kernels = (*casts, *(self._grouped(*shape) for shape in shapes))
             steps = [Step("GroupedMmBackward", name, kernels, weight_kernels=1)]
@@ -219,22 +226,22 @@ class ExpertSteps:
     def _rows_per_expert(self) -> int:
         return max(1, -(-self._rows // self._shape.held))
 
-    def _grouped(self, m: int, n: int, k: int) -> GroupedGemm:
+    def _grouped(self, m: int, n: int, k: int, added_bytes: int = 0) -> GroupedGemm:
         """The GEMMs of all experts, or of one where they are launched one by one."""
         groups = self.held if self._linears.run.groups_experts else 1
-        return GroupedGemm(groups, m, n, k, self._linears.gemm_dtype)
+        return GroupedGemm(groups, m, n, k, self._linears.gemm_dtype, added_bytes=added_bytes)
 
-    def _scaled(self, m: int, n: int, k: int) -> tuple[Op, ...]:
+    def _scaled(self, m: int, n: int, k: int, added_bytes: int = 0) -> tuple[Op, ...]:
         """The GEMM of one expert, and before it kernels that order the scales of both operands.
 
         Formats with a scale per block keep scales in another order than tensor cores read them.
         """
         dtype = self._linears.gemm_dtype
         if dtype not in _BLOCK_SCALED:
-            return (self._grouped(m, n, k),)
+            return (self._grouped(m, n, k, added_bytes),)
         sizes = (rows * k // _BLOCK for rows in (m, n))
         ordered = (MemoryBound("transpose", size, size, dtype) for size in sizes)
-        return (*ordered, self._grouped(m, n, k))
+        return (*ordered, self._grouped(m, n, k, added_bytes))
 
     def activation(self, direction: Pass) -> list[Step]:
         """The activation between both GEMMs."""

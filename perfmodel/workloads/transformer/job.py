@@ -129,10 +129,17 @@ def _iter_offload_assumptions(training: TrainingSection) -> Iterator[str]:
         )
 
 
+_ROUTED = {
+    Routing.BALANCED: "is balanced",
+    Routing.POWER_LAW: "follows a power law",
+    Routing.IN_TURN: "takes experts in turn",
+}
+
+
 def _iter_expert_assumptions(run: TransformerRun) -> Iterator[str]:
     spec, layout, training = run.spec, run.layout, run.spec.training
     if spec.model.has_experts:
-        how = "is balanced" if training.routing is Routing.BALANCED else "follows a power law"
+        how = _ROUTED[training.routing]
         kept = "no tokens are dropped"
         if training.capacity_factor is not None:
             kept = f"tokens beyond {training.capacity_factor:g} times the mean are dropped"

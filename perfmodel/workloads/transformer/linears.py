@@ -163,6 +163,7 @@ class LinearSteps:
         if self.is_frozen:
             return ()
         gemm = linear.weight_gemm(self.tokens, self.gemm_dtype)
+        gemm = replace(gemm, added_bytes=self.added_bytes(linear.weight))
         if not linear.bias:
             return (gemm,)
         return (gemm, row_sum(self.tokens, linear.bias, self.dtype))
@@ -183,7 +184,7 @@ class LinearSteps:
         if self.is_frozen and not is_trained:
             return []
         training = self.training
-        if self.run.stack.fuses(Fusion.GRADIENT_SUM) and not training.is_autocast:
+        if self._adds_gradients:
             return [Step("AccumulateGrad", label, (), parameters=parameters)]
         dtype, fresh = training.gradient_dtype, self.dtype
         is_wider = dtype is not fresh
@@ -200,6 +201,15 @@ class LinearSteps:
             read_bytes = parameters * (fresh.size_bytes + size)
             kernels.append(MemoryBound("residual_add", read_bytes, parameters * size, dtype))
         return [Step("AccumulateGrad", label, tuple(kernels), parameters=parameters)]
+
+    def added_bytes(self, weights: int) -> int:
+        """What a GEMM moves to add its gradient to that of earlier micro-batches, if it does so."""
+        return 2 * weights * self.training.gradient_dtype.size_bytes * self._adds_gradients
+
+    @property
+    def _adds_gradients(self) -> bool:
+        """Whether the GEMM for a weight's gradient adds it to that of earlier micro-batches."""
+        return self.run.stack.fuses(Fusion.GRADIENT_SUM) and not self.training.is_autocast
 
     def cast(self, elements: int) -> tuple[Op, ...]:
         """The cast before a quantised GEMM, with the copy that the GEMM for the weight needs."""

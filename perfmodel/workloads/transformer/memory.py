@@ -96,7 +96,8 @@ def _stage_memory(run: TransformerRun, stage: int, sizes: _LayerSizes) -> RankMe
     expert_bytes = experts * weight_size // (layout.expert_copies if is_sharded else 1)
     expert_bytes += sum(_trained_bytes(run, experts, layout.expert_copies))
     activation_bytes = _activation_bytes(run, stage, sizes)
-    fragment_bytes = round(activation_bytes * _FRAGMENTED_RATIO)
+    is_planned = run.stack.has(FrameworkBehaviour.PLANNED_MEMORY)
+    fragment_bytes = 0 if is_planned else round(activation_bytes * _FRAGMENTED_RATIO)
     # Weights that are only multiplied in a narrow format may be stored only in that format.
     cast_bytes = _cast_bytes(run, stage)
     weight_bytes = held * weight_size
@@ -138,9 +139,10 @@ def _trained_bytes(run: TransformerRun, elements: int, shares: int) -> tuple[int
         size += training.weight_dtype.size_bytes
     gradients, state = elements * size, 0
     if training.optimizer != NO_OPTIMIZER:
-        has_master = training.weight_dtype.size_bytes < FP32_BYTES
+        stored = training.state_dtype.size_bytes
+        has_master = training.weight_dtype.size_bytes < stored
         kept = round(elements * (1 - training.offload_optimizer))
-        state = kept * (has_master + load_optimizers()[training.optimizer].states) * FP32_BYTES
+        state = kept * (has_master + load_optimizers()[training.optimizer].states) * stored
     return (
         gradients // (shares if sharding.divides_gradients and run.layout.pp == 1 else 1),
         state // (shares if sharding.divides_state else 1),

@@ -150,6 +150,11 @@ class TrainingSection(SpecSection):
             )
         return self
 
+    @property
+    def state_dtype(self) -> DType:
+        """The format of the optimizer's state."""
+        return self.weight_dtype if self.master is Master.NONE else DType.FP32
+
     def recomputes(self, layer: int) -> bool:
         """Whether *layer* is in the recomputed fraction, which is spread evenly."""
         before, after = (

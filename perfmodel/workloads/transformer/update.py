@@ -95,6 +95,7 @@ class UpdateWriter:
                 some,
                 gradient_dtype=training.gradient_dtype,
                 weight_dtype=training.weight_dtype,
+                state_dtype=training.state_dtype,
             ):
                 self.writer.run(operator, ops, label="optimizer/step")
 

@@ -200,11 +200,13 @@ class Master(Enum):
     """Where the fp32 weights of mixed precision are.
 
     OPTIMIZER: a copy that only the optimizer sees. AUTOCAST: the weights themselves are fp32, and
-    every micro-batch casts them for its GEMMs; the residual stream stays in fp32.
+    every micro-batch casts them for its GEMMs; the residual stream stays in fp32. NONE: there are
+    none, and the optimizer's state has the format of the weights, too.
     """
 
     OPTIMIZER = "optimizer"
     AUTOCAST = "autocast"
+    NONE = "none"
 
 
 class AdapterPlaces(Enum):
@@ -235,7 +237,12 @@ class CudaGraph(Enum):
 
 
 class Routing(Enum):
-    """How unevenly tokens choose experts."""
+    """How unevenly tokens choose experts.
+
+    IN_TURN: a token takes the experts that follow those of the token before it, as gates of
+    benchmarks do. Few ranks have them, so little is exchanged.
+    """
 
     BALANCED = "balanced"
     POWER_LAW = "power_law"
+    IN_TURN = "in_turn"

@@ -6,7 +6,7 @@ import pytest
 
 from embeddings.plan import ShardingKind
 from embeddings.plan_document import list_unrunnable
-from perfmodel.api import ReplayPlanner
+from perfmodel.api import ReplayEstimator, ReplayPlanner
 from perfmodel.base.errors import PlanError
 
 TABLES = [
@@ -61,3 +61,39 @@ def test_torchrec_takes_the_plan():
         if spec is not None:
             numbers = sum(size[0] * size[1] for size in (one.shard_sizes for one in spec.shards))
             assert numbers == rows * 64
+
+
+def test_torchrecs_own_planner_takes_the_prices():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torchrec = pytest.importorskip("torchrec", reason="torchrec (fbgemm-gpu-cpu) is not installed")
+    planners = pytest.importorskip("torchrec.distributed.planner")
+    enumerators = pytest.importorskip("torchrec.distributed.planner.enumerators")
+    estimators = pytest.importorskip("torchrec.distributed.planner.shard_estimators")
+    sharders = pytest.importorskip("torchrec.distributed.embeddingbag")
+    reserved = pytest.importorskip("torchrec.distributed.planner.storage_reservations")
+    module = torch.nn.Module()
+    module.tables = torchrec.EmbeddingBagCollection(
+        tables=[
+            torchrec.EmbeddingBagConfig(
+                name=f"t{place}", num_embeddings=rows, embedding_dim=64, feature_names=[f"f{place}"]
+            )
+            for place, rows in enumerate((2_000_000, 1_000_000, 1000, 500))
+        ],
+        device=torch.device("meta"),
+    )
+    topology = planners.Topology(world_size=4, compute_device="cuda")
+    prices = ReplayEstimator(ReplayPlanner(topology="quad_a100", batch=4096))
+    enumerator = enumerators.EmbeddingEnumerator(
+        topology,
+        batch_size=1024,
+        estimator=[prices, estimators.EmbeddingStorageEstimator(topology)],
+    )
+    planner = planners.EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=1024,
+        enumerator=enumerator,
+        storage_reservation=reserved.FixedPercentageStorageReservation(0.15),
+        debug=False,
+    )
+    (found,) = planner.plan(module, [sharders.EmbeddingBagCollectionSharder()]).plan.values()
+    assert set(found) == {"t0", "t1", "t2", "t3"}

@@ -13,7 +13,7 @@ from perfmodel.engine.settle import Rules, settle
 from perfmodel.extensions.recordings.hold_back import KnownEffects
 from perfmodel.extensions.recordings.recorded_job import ImportReport, RecordedJob
 from perfmodel.extensions.recordings.recording_info import RecordingInfo, describe_recording
-from perfmodel.extensions.recordings.steady import SteadyJob
+from perfmodel.extensions.recordings.steady import SteadyJob, longest_span
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.durations import build_durations
 from perfmodel.graph.job import JobFacts, JobGraph, with_own_origins
@@ -74,7 +74,7 @@ def without(*tasks: int) -> JobGraph:
 
 def test_a_single_step_is_the_longest_pass_of_a_rank_but_for_where_the_recording_begins():
     def span(*starts: int) -> Window:
-        return notes(starts)._longest_span(JOB, START, END)
+        return longest_span(JOB, np.array(starts), START, END)
 
     # Rank 1 takes from 2 to 200, rank 0 from 0 to 180.
     assert span() == Window(2, 200)

@@ -40,7 +40,7 @@ def test_a_layout_that_was_left_open_is_chosen_and_said(asked):
     found = complete_layout(setting, on_phase=lambda *told: phases.append(told))
     assert isinstance(setting.workload, TransformerSpec)
     # What the file states keeps its value and is not said to be chosen.
-    stated = choosing.stated_fields(setting.workload)
+    stated = choosing.stated_fields(setting)
     changes = tuple(one for one in BEST if one.partition("=")[0] not in stated)
     assert found.scenario is not None
     assert found.scenario.overrides == ("batch=8", *changes)

@@ -82,6 +82,22 @@ def test_eight_bit_attention_casts_what_it_reads_and_the_gradient_it_gets():
         assert (cast.read_bytes, cast.write_bytes) == (2 * TOKENS * width, TOKENS * width)
 
 
+def test_a_weight_gradient_in_four_bits_multiplies_copies_made_with_those_of_the_other_passes():
+    run = run_of("llama3_8b", "training.compute=nvfp4", "training.recompute=none")
+    steps = build_layer_steps(run, PLAIN)
+    [up] = [one for one in steps.backward if one.label == "ffn/up backward" and one.weight_kernels]
+    casts = [op for op in up.kernels if isinstance(op, MemoryBound)]
+    of_input, of_weight = (op for op in up.kernels if isinstance(op, Gemm))
+    # The gradient of the output is read twice for its scales, and written in rows and in columns:
+    # half a byte a number, and a byte for 16 of them.
+    numbers = TOKENS * UP
+    [cast] = casts
+    assert (cast.read_bytes, cast.write_bytes) == (2 * 2 * numbers, 2 * numbers * 9 // 16)
+    assert (of_input.m, of_input.n, of_input.k) == (TOKENS, HIDDEN, UP)
+    assert (of_weight.m, of_weight.n, of_weight.k) == (UP, HIDDEN, TOKENS)
+    assert of_input.dtype is of_weight.dtype is DType.NVFP4
+
+
 def test_stages_may_be_stated():
     words = ("model.layers=6", "parallel.pp=4", "parallel.tp=1", "parallel.micro_batch=1")
 

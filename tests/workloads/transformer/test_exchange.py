@@ -59,6 +59,13 @@ def routing(**changes):
     return replace(made, **changes)
 
 
+def test_experts_in_turn_are_neighbours():
+    # Eight of 256 are all of one of 32 ranks, of two of 64, and of one of 8 hosts.
+    assert [routing(is_in_turn=True).reached(places) for places in (32, 64, 8)] == [1, 2, 1]
+    # Four begin anywhere among the three of each of ten ranks: (3 + 4 - 1) / 3.
+    assert routing(is_in_turn=True, top_k=4, experts=30).reached(10) == 2
+
+
 def test_a_token_reaches_the_places_of_its_experts():
     # A place of eight holds 32 of 256 experts: none of the eight chosen ones is among them.
     missed = comb(224, 8) / comb(256, 8)

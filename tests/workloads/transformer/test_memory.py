@@ -47,6 +47,15 @@ def test_mixed_precision_adam_takes_eighteen_bytes_a_parameter_with_fp32_gradien
     assert state == 18 * parameter_count(run.spec.model)
 
 
+def test_without_master_weights_the_state_has_the_format_of_the_weights():
+    run = run_of("gpt2_xl", "training.master=none", "training.gradient_dtype=bf16")
+    parts = parts_of(run)
+
+    # 2 weight + 2 gradient + 2 for each of both moments.
+    state = parts["weights"] + parts["gradients"] + parts["optimizer state"]
+    assert state == 8 * parameter_count(run.spec.model)
+
+
 @pytest.mark.parametrize(("dp", "a_weight"), [(1, 4), (2, 4 + 2)])
 def test_buckets_in_the_format_of_weights_are_kept_besides_longer_gradients(dp, a_weight):
     run = run_of("gpt2_xl", stack=load_stack("nanotron"), dp=dp)

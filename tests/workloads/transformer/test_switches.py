@@ -287,7 +287,11 @@ def test_a_fused_sum_of_gradients_leaves_nothing_to_add_behind_the_product():
     label = "layer 0/ffn/down backward"
     # 24 x 8 numbers a micro-batch: 2 bytes fresh and 4 of the sum read, 4 written.
     assert traffic(under(spec), label) == (2, 2 * 24 * 8 * (2 + 4 + 4))
-    assert traffic(under(spec, Fusion.GRADIENT_SUM), label) == (0, 0)
+    fused = under(spec, Fusion.GRADIENT_SUM)
+    assert traffic(fused, label) == (0, 0)
+    # The product itself reads and writes the sum in fp32.
+    added = [op.added_bytes for name, op in iter_ops(fused) if name == label and type(op) is Gemm]
+    assert added == [0, 2 * 24 * 8 * 4] * 2  # of two micro-batches
 
 
 def test_adapters_stand_where_the_stack_puts_them():

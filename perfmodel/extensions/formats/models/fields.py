@@ -13,7 +13,7 @@ from typing import Any
 
 from perfmodel.base.documents import parse_value
 from perfmodel.base.errors import WorkloadError
-from perfmodel.base.faults import FaultList
+from perfmodel.base.faults import FaultList, iter_misspelt
 from perfmodel.base.reading import quote
 
 _MISSING = object()
@@ -100,11 +100,9 @@ class FieldReader:
                         f"Write the value there, or give --set {target}=VALUE",
                     )
                 return None
-            if isinstance(value, int | float) and not abs(value) <= _MOST:
-                self.faults.add(key, f"must be a number up to {_MOST:.0e}, got {quote(value)}")
-                return None
-            if is_count and type(value) is not int:
-                self.faults.add(key, f"must be a whole number, got {quote(value)}")
+            least = min(source.default, 0) if is_count else None
+            if rule := _rule_broken(value, least, is_share=target == "model.dropout"):
+                self.faults.add(key, f"must be {rule}, got {quote(value)}")
                 return None
             self.uses.append(FieldUse(key, Use.READ, target, value))
             return value
@@ -129,6 +127,14 @@ class FieldReader:
             self.faults.add(key, f"can only be modelled as {words}, got {quote(value)}")
         self.uses.append(FieldUse(key, Use.READ, "", value))
 
+    def check_spelling(self, known: Collection[str], ignored: Collection[str]) -> None:
+        """Note a fault for every unknown key that is nearly a known one which is not stated."""
+        missing = [key for key in known if key not in self.content]
+        seen = {use.key for use in self.uses}.union(known, ignored)
+        unknown = [key for key in self.content if key not in seen]
+        for key, meant in iter_misspelt(unknown, missing, SPELLING_CUTOFF):
+            self.faults.add(key, f"is not known; {meant} is. Correct it or take it out")
+
     def finish(self, ignored: Collection[str]) -> tuple[FieldUse, ...]:
         """Everything that became of the file; raises if it has faults."""
         self.faults.check(WorkloadError)
@@ -138,6 +144,16 @@ class FieldReader:
                 use = Use.IGNORED if key in ignored else Use.UNKNOWN
                 self.uses.append(FieldUse(key, use, value=value))
         return tuple(self.uses)
+
+
+def _rule_broken(value: Any, least: int | None, *, is_share: bool) -> str:
+    """What *value* must be and is not; with a *least* it is a count."""
+    is_number = isinstance(value, int | float)
+    if is_number and not abs(value) <= _MOST:
+        return f"a number up to {_MOST:.0e}"
+    if least is not None and (type(value) is not int or value < least):
+        return f"a whole number from {least}"
+    return "a share from 0 to 1" if is_share and not (is_number and 0 <= value <= 1) else ""
 
 
 def unknown_keys(uses: Collection[FieldUse]) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any
 from perfmodel.base.documents import MAX_DOCUMENT_BYTES, load_yaml, parse_value, parse_yaml
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.reading import parse_json, read_text
-from perfmodel.extensions.formats.models import torchrec_benchmark
+from perfmodel.extensions.formats.models import registry, torchrec_benchmark
 from perfmodel.extensions.formats.models.fields import REPEATED, FieldUse
 
 HUGGING_FACE = "Hugging Face config.json"
@@ -51,6 +51,9 @@ _FILLED = re.compile(
     re.DOTALL,
 )
 """A loop that fills a list with one number for the first layers and another for the rest."""
+_CASE = re.compile(r"^[ \t]*case[ \t]+(\S+)[ \t]+in\b(.*?)^[ \t]*esac\b", re.DOTALL | re.MULTILINE)
+_BRANCH = re.compile(r"\"?([\w.-]+)\"?\)(.*?);;", re.DOTALL)
+"""A choice of values by one variable, and the values of each."""
 _MOST_ROUNDS = 8
 
 
@@ -140,6 +143,14 @@ class _Opened:
 
 def _open(path: Path) -> _Opened | None:
     """The file or folder *path*, if it is of another program."""
+    file, _, entry = str(path).partition(":")
+    if path.suffix == ".py" or not path.exists():
+        text = read_text(Path(file), WorkloadError, MAX_DOCUMENT_BYTES)
+        if not registry.ENTRY.search(text):
+            raise WorkloadError(f"{file}: is no registry of torchtitan.")
+        model = Path(file).resolve().parent.name
+        content = registry.read_entry(text, entry, document=file, model=model)
+        return _Opened("torchtitan", content, entry)
     if path.is_dir():
         if not (path / CONFIG).is_file():
             raise WorkloadError(
@@ -224,13 +235,7 @@ def _parse_arguments(text: str) -> dict[str, Any]:
     """
     text = re.sub(r"(^|\s)#.*", r"\1", text)
     text = re.sub(r"\\\r?\n", " ", text)
-    variables = {
-        # `TP=${TP:-1}` takes the default: what the caller exports is not known here.
-        name: re.sub(rf"^\$\{{{name}:?-(.*)\}}$", r"\1", (value or "").strip("\"'"))
-        for name, value in _ASSIGNMENT.findall(text)
-    }
-    for layers, count, first, rest, name in _FILLED.findall(text):
-        variables[name] = f"[{first}]*${{{count}}}+[{rest}]*$(({layers}-{count}))"
+    variables = _read_variables(text)
     found: dict[str, Any] = {}
     repeated: dict[str, bool] = {}
     for line in text.splitlines():
@@ -249,6 +254,25 @@ def _parse_arguments(text: str) -> dict[str, Any]:
             elif key and found[key] is True and "[@]" not in word:
                 found[key] = _value(word)
     return found | {REPEATED: list(repeated)}
+
+
+def _read_variables(text: str) -> dict[str, str]:
+    """What the variables of a script stand for, in a `case` those of the branch that it takes."""
+
+    def assigned(lines: str) -> dict[str, str]:
+        return {
+            # `TP=${TP:-1}` takes the default: what the caller exports is not known here.
+            name: re.sub(rf"^\$\{{{name}:?-(.*)\}}$", r"\1", value.strip("\"'"))
+            for name, value in _ASSIGNMENT.findall(lines)
+        }
+
+    variables = assigned(text)
+    for subject, branches in _CASE.findall(text):
+        taken = dict(_BRANCH.findall(branches)).get(_resolve(subject, variables).strip("\"'"), "")
+        variables |= assigned(taken)
+    for layers, count, first, rest, name in _FILLED.findall(text):
+        variables[name] = f"[{first}]*${{{count}}}+[{rest}]*$(({layers}-{count}))"
+    return variables
 
 
 def _resolve(line: str, variables: dict[str, str]) -> str:

@@ -34,7 +34,8 @@ def layer_words(
             reader.faults.add(key, "must be given, but is missing")
         return None if word is None or layers is None else _filled(reader, [word] * layers)
     key = rule[how]
-    reader.uses.append(FieldUse(key.partition(".")[0], Use.READ, "model.pattern"))
+    for one in key.split("|"):
+        reader.uses.append(FieldUse(one.partition(".")[0], Use.READ, "model.pattern"))
     values = _values(how, _find(reader, key), layers)
     if values is None or (layers is not None and len(values) < layers):
         reader.faults.add(key, f"must say something of each of {layers} layers")

@@ -15,12 +15,10 @@ from typing import Any
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import WorkloadError
-from perfmodel.base.faults import iter_misspelt
 from perfmodel.base.forms import Form, read_mapping
 from perfmodel.base.reading import quote
 from perfmodel.extensions.formats.models.fields import (
     REPEATED,
-    SPELLING_CUTOFF,
     FieldReader,
     FieldUse,
     Source,
@@ -39,7 +37,11 @@ _DECIDING = (
 )  # fmt: skip
 """Parts that replace what switches say of their field; without a switch they say nothing."""
 _OFF = (None, False, 0, "none", "")
-_CONVERTERS = {"float8": "fp8", "quantize.linear.float8": "fp8", "quantize.linear.mx": "mxfp8"}
+_CONVERTERS = {
+    "float8": "fp8", "quantize.linear.float8": "fp8", "quantize.linear.mx": "mxfp8",
+    "Float8LinearConverter": "fp8", "MXFP8LinearConverter": "mxfp8",
+    "NVFP4LinearConverter": "nvfp4",
+}  # fmt: skip
 """The number format of GEMMs by the converter of torchtitan that brings it."""
 _REFERENCE = re.compile(r"\$\{\.*([a-z_][\w.]*)\}")
 _PRODUCT = re.compile(r"\$\{multiply:\s*(\d+)\s*,\s*(\d+)\s*\}")
@@ -193,15 +195,17 @@ def read_settings(
     repeated = list(content.pop(REPEATED, ()))
     flat = flatten(content, table.merged, repeated)
     _refuse_others(table, flat, document, is_layout=is_layout)
-    assumed = [] if is_layout else list(_add_vocabulary(table, flat))
-    assumed += _imply(table, flat)
+    assumed = _imply(table, flat)
+    assumed += [] if is_layout else _add_vocabulary(table, flat)
+    _count_hybrid_layers(flat)
     left_out = table.left_out_if.items()
     assumed += [said[str(flat[key])] for key, said in left_out if str(flat.get(key)) in said]
     unstated = [key for key, value in flat.items() if value in table.unstated]
     stated = {key: value for key, value in flat.items() if key not in unstated}
     reader = SettingsReader(table, FieldReader(document, stated, given), is_layout, unstated)
     values = reader.read()
-    _check_spelling(table, reader.fields)
+    ignored = [key for key in stated if _matches(table.ignored, key)]
+    reader.fields.check_spelling(_known_keys(table), ignored)
     # What follows counts with values of the right kind.
     reader.fields.faults.check(WorkloadError)
     base: dict[str, Any] = {}
@@ -212,7 +216,7 @@ def read_settings(
     elif program != "deepspeed":
         _finish_megatron(values, reader.fields, table)
     _finish_batch(values, reader.fields, table)
-    uses = reader.fields.finish([key for key in stated if _matches(table.ignored, key)])
+    uses = reader.fields.finish(ignored)
     assumed += default_sentence(uses)
     if repeated:
         assumed.append(f"Stated more than once, the last counts: {', '.join(repeated)}.")
@@ -248,22 +252,23 @@ def _imply(table: SettingsTable, flat: dict[str, Any]) -> list[str]:
     return found
 
 
+def _count_hybrid_layers(flat: dict[str, Any]) -> None:
+    """Put into *flat* what a pattern of letters says: layers, and as Megatron's default heads."""
+    pattern = flat.get("hybrid_layer_pattern")
+    if pattern and isinstance(hidden := flat.get("hidden_size"), int):
+        flat.setdefault("num_layers", len(pattern))
+        flat.setdefault("mamba_num_heads", 2 * hidden // flat["mamba_head_dim"])
+
+
 def _matches(patterns: Sequence[str], key: str) -> bool:
     return any(re.search(pattern, key) for pattern in patterns)
 
 
-def _check_spelling(table: SettingsTable, fields: FieldReader) -> None:
-    """Note a fault for every unknown key that is nearly a known one which is not stated."""
+def _known_keys(table: SettingsTable) -> set[str]:
     sources = [Source.parse(source).keys for source in table.reads.values()]
     sources += [tuple(keys) for keys in table.switches.values()]
     sources += [tuple(entry["keys"]) for entry in table.refused]
-    known = {key for keys in sources for key in keys}
-    missing = [key for key in known if key not in fields.content]
-    seen = {use.key for use in fields.uses} | known
-    for key in fields.content:
-        if key not in seen and not _matches(table.ignored, key):
-            for _, meant in iter_misspelt([key], missing, SPELLING_CUTOFF):
-                fields.faults.add(key, f"is not known; {meant} is. Correct it or take it out")
+    return {key for keys in sources for key in keys}
 
 
 def _refuse_others(
@@ -273,7 +278,7 @@ def _refuse_others(
     for entry in table.refused:
         if is_layout and entry["part"] == "model":
             continue
-        if flat.get(entry.get("but", "")):
+        if any(map(flat.get, entry.get("but", "").split("|"))):
             continue
         meant, allowed = entry.get("values"), entry.get("unless")
         key = next(
@@ -369,6 +374,9 @@ def _finish_model(values: dict[str, Any], fields: FieldReader, table: SettingsTa
     elif is_arguments:
         values.pop("model.kv_heads", None)
     values["model.dropout"] = bool(values.get("model.dropout"))
+    share = values.pop("masked_tokens:share", 0.15)
+    if "model.head" in values and "sequence_length" in values:
+        values["masked_tokens"] = max(1, round(share * values["sequence_length"]))
     _finish_latents(values)
     if "model.window" in values:
         values["model.window"] = _first_number(values["model.window"])
@@ -432,7 +440,9 @@ def _finish_layers(
     """What layers are where they differ: dense ones first, or a pattern."""
     latent, window = values.get("model.kv_lora_rank"), values.get("model.window")
     usual = "latent" if latent else "windowed" if window else "full"
-    rule = next((one for one in table.mixers if fields.content.get(one["when"])), None)
+    rule = next(
+        (one for one in table.mixers if any(map(fields.content.get, one["when"].split("|")))), None
+    )
     mixers = [usual] * len(networks)
     if rule is not None:
         mixers = layer_words(fields, rule, len(networks), {}) or mixers

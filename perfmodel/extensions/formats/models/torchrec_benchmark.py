@@ -6,24 +6,35 @@ by its sizes, and a pipeline. Everything has a default, so a short file is a who
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from embeddings.plan_document import NO_CACHE
-from perfmodel.extensions.formats.models.fields import FieldReader, FieldUse, Source, Use
+from perfmodel.base.errors import WorkloadError
+from perfmodel.base.reading import quote
+from perfmodel.extensions.formats.models.fields import (
+    FieldReader,
+    FieldUse,
+    Source,
+    Use,
+    default_sentence,
+    unknown_keys,
+)
 
 KIND = "TorchRec benchmark"
 SECTIONS = {"RunOptions", "PipelineConfig", "EmbeddingTablesConfig"}
 """Sections by which a file is recognised; any two of them."""
 _PIPELINES = {
-    "base": False, "sparse": True, "semi": True, "fused": True, "prefetch": True,
-    "eval-sdd": True, "eval-fused": True,
+    "base": 0, "hybrid_base": 0, "sparse_lite": 1, "sparse": 2, "semi": 2, "fused": 2,
+    "prefetch": 2, "prefetch-ems": 2, "sparse-threading": 2, "sparse-bwd-opt": 2,
+    "sparse-opt-stash": 2, "sparse-emb-stash": 2, "eval-sdd": 2, "eval-fused": 2,
 }  # fmt: skip
-"""Whether a pipeline copies and distributes the next batch during an iteration."""
+"""What a pipeline does for the next batch during an iteration: copies it, also distributes it."""
 _EVALUATION = "eval"
 """What names of pipelines without a backward pass begin with."""
-_CACHED_RATIOS = {"fused_uvm_caching": 0.2, "fused_uvm": NO_CACHE}
-"""By kernel that reads host memory, the share of a table on the device where none is stated."""
+_CACHED, _UNCACHED = "fused_uvm_caching", "fused_uvm"
+"""Kernels that read host memory, with a cache on the device and without."""
 _OPTIMIZERS = {
     "EXACT_ADAGRAD": "adagrad", "EXACT_ROWWISE_ADAGRAD": "rowwise_adagrad", "EXACT_SGD": "sgd",
     "SGD": "sgd", "ADAM": "adam",
@@ -52,10 +63,17 @@ _READS = {
     "further": "EmbeddingTablesConfig.additional_tables?",
     "constraints": "PlannerConfig.additional_constraints?",
     "sharding": "PlannerConfig.sharding_type|RunOptions.sharding_type=table_wise",
+    "cached": "ShardingConfig.fused_params.cache_load_factor=0.2",
+    "skew": "ModelInputConfig.power_law_alpha=0.0",
     "kernel": "PlannerConfig.compute_kernel|RunOptions.compute_kernel=fused",
 }  # fmt: skip
 """Where each figure is, with the benchmark's own default."""
 _LEAVES = ("further", "constraints")
+_FURTHER, _SIZES = "additional_tables", ("num_embeddings", "embedding_dim")
+_IGNORED = (
+    r"^RunOptions\.(name|num_|output|profile|export|log|rank|debug|seed)|\.(lr|learning_rate|eps)$"
+)
+"""Keys without effect on time: names, numbers of repetitions, logging."""
 _READ_LISTS = 2
 """Lists of further tables that the benchmark uses: for features without weights, and with."""
 
@@ -67,12 +85,23 @@ def read_benchmark(
     leaves = {Source.parse(_READS[word]).keys[0] for word in _LEAVES}
     fields = FieldReader(document, dict(_flat("", content, leaves)), given)
     of = {word: fields.read(word, Source.parse(source)) for word, source in _READS.items()}
+    ignored = [key for key in fields.content if re.search(_IGNORED, key)]
+    fields.check_spelling(
+        {key for source in _READS.values() for key in Source.parse(source).keys}, ignored
+    )
+    lists = _further_tables(fields, of["further"], of["dtype"])
+    constraints = of["constraints"] or {}
+    if not isinstance(constraints, Mapping) or not all(
+        isinstance(one, Mapping) for one in constraints.values()
+    ):
+        fields.faults.add("additional_constraints", f"must be by table, got {quote(constraints)}")
+    # What follows counts with values of the right kind.
+    fields.faults.check(WorkloadError)
     if of["model"] != "test_sparse_nn":
         fields.faults.add("model_name", f"can only be test_sparse_nn, got {of['model']!r}")
     pipeline = _one_of(fields, "pipeline", of["pipeline"], _PIPELINES)
     optimizer = _one_of(fields, "sparse_optimizer", of["sparse_optimizer"], _OPTIMIZERS)
     dense = _one_of(fields, "dense_optimizer", str(of["dense_optimizer"]).upper(), _OPTIMIZERS)
-    lists = (of["further"] or [])[:_READ_LISTS]
     tables: list[tuple[str, int, int, str]] = []
     for place, (prefix, count) in enumerate(
         (("table", of["unweighted"]), ("weighted_table", of["weighted"]))
@@ -86,17 +115,11 @@ def read_benchmark(
             )
             for number in range(count)
         ]
-        further = lists[place] if place < len(lists) else ()
-        tables += [
-            (one["name"], one["num_embeddings"], one["embedding_dim"],
-             one.get("data_type", of["dtype"]))
-            for one in further
-        ]  # fmt: skip
+        tables += lists[place] if place < len(lists) else ()
     dtypes = [_one_of(fields, "data_type", dtype, _DTYPES) for *_, dtype in tables]
-    limits = [(of["constraints"] or {}).get(name, {}) for name, *_ in tables]
-    uses = fields.finish([key for key in fields.content if not key.startswith("ModelSel")])
+    limits = [constraints.get(name, {}) for name, *_ in tables]
+    uses = fields.finish(ignored)
     weighted = of["weighted"] + (len(lists[1]) if len(lists) > 1 else 0)
-    open_fields = [use.key for use in uses if use.use is Use.DEFAULTED and use.value is not None]
     return {
         "name": name,
         "family": "dlrm",
@@ -104,7 +127,7 @@ def read_benchmark(
         "source": document,
         "stack": "torchrec",
         "batch": of["batch_size"] * of["world_size"],
-        "input": {"prefetch": pipeline},
+        "input": {"prefetch": bool(pipeline)},
         "dense": {
             "features": of["features"],
             "bottom_mlp": [*(of["bottom"] or ()), of["bottom_out"]],
@@ -115,30 +138,53 @@ def read_benchmark(
             "rows": [rows for _, rows, _, _ in tables],
             "width": [width for _, _, width, _ in tables],
             "dtype": dtypes,
-            "cached_ratios": [_cached_ratio(one, of["kernel"]) for one in limits],
+            "cached_ratios": [_cached_ratio(one, of) for one in limits],
             "sharding_types": [
                 "+".join(str(word).lower() for word in one.get("sharding_types", [of["sharding"]]))
                 for one in limits
             ],
             "pooling_factors": of["pooling"],
+            "zipf_exponents": of["skew"],
             "optimizer": optimizer,
         },
         "training": {
             "optimizer": dense,
-            "distribute_ahead": pipeline,
+            "distribute_ahead": pipeline == _PIPELINES["sparse"],
             "forward_only": str(of["pipeline"]).startswith(_EVALUATION),
         },
         "sharding": {"sharder": "torchrec"},
         "assumed": [
             f"batch: {of['batch_size']:,} samples on each of {of['world_size']} ranks.",
             f"Not modelled: weights of {weighted} features, norms, fetching cached rows ahead.",
-            *(
-                [f"Not stated, so as the benchmark has it: {', '.join(open_fields)}."]
-                if open_fields
-                else []
-            ),
+            *default_sentence(uses),
         ],
+        "unknown_keys": unknown_keys(uses),
     }, uses
+
+
+def _further_tables(
+    fields: FieldReader, stated: Any, dtype: str
+) -> list[list[tuple[str, int, int, str]]]:
+    """Tables listed one by one: for features without weights, then for those with."""
+    lists = [one or [] for one in stated or []] if isinstance(stated, list | None) else [[stated]]
+    found: list[list[tuple[str, int, int, str]]] = []
+    for one in lists[:_READ_LISTS]:
+        found.append([])
+        for table in one if isinstance(one, list) else [one]:
+            sizes = [table.get(key) for key in _SIZES] if isinstance(table, Mapping) else [None]
+            if not all(type(size) is int and size > 0 for size in sizes) or "name" not in table:
+                words = ", ".join(("name", *_SIZES))
+                fields.faults.add(
+                    _FURTHER, f"must be lists of tables ({words}), got {quote(table)}"
+                )
+                continue
+            held = table.get("data_type")
+            if held is None:
+                fields.uses.append(FieldUse(f"{_FURTHER}.data_type", Use.DEFAULTED, "", dtype))
+            for key in table.keys() - {"name", "data_type", "feature_names", *_SIZES}:
+                fields.uses.append(FieldUse(f"{_FURTHER}.{key}", Use.UNKNOWN, "", table[key]))
+            found[-1].append((str(table["name"]), *sizes, held or dtype))
+    return found
 
 
 def _flat(prefix: str, content: Mapping[str, Any], leaves: Collection[str]) -> Any:
@@ -150,12 +196,12 @@ def _flat(prefix: str, content: Mapping[str, Any], leaves: Collection[str]) -> A
             yield name, value
 
 
-def _cached_ratio(limits: Mapping[str, Any], usual: str) -> float:
+def _cached_ratio(limits: Mapping[str, Any], of: Mapping[str, Any]) -> float:
     """The share on the device of a table with the constraints *limits*."""
-    kernels = limits.get("compute_kernels") or [usual]
-    ratio = _CACHED_RATIOS.get(str(kernels[0]).lower(), 1.0)
-    stated = (limits.get("cache_params") or {}).get("load_factor")
-    return float(stated) if stated and ratio < 1 else ratio
+    kernel = str((limits.get("compute_kernels") or [of["kernel"]])[0]).lower()
+    if kernel == _CACHED:
+        return float((limits.get("cache_params") or {}).get("load_factor") or of["cached"])
+    return NO_CACHE if kernel == _UNCACHED else 1.0
 
 
 def _one_of(fields: FieldReader, key: str, word: Any, known: Mapping[str, Any]) -> Any:

@@ -3,20 +3,20 @@
 The logarithm of measured over predicted is a sum: for each family of kernels, the share of the run
 that it carries times how far off it is on this machine; errors that runs of one machine, stack,
 model and number format have in common; and an error of the run itself. All are normal and
-independent. `perfmodel/stacks/anchors.yaml` says how large they are; all but those of the run
-itself grow with the spread that a prediction has without anchors. Conditioning on the anchors
-gives a factor for each family, and what remains of the interval.
+independent. `perfmodel/stacks/anchors.yaml` says how large they are. They grow with the spread that
+a prediction has without anchors, those of the run itself with its root, and never below what is
+stated. Conditioning on the anchors gives a factor for each family, and what is left of it.
 
 Errors of single runs have heavy tails: a row far from what the others say loses weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,19 @@ from perfmodel.base.errors import CalibrationError
 from perfmodel.base.fields import Count, Duration, Line, Positive, Ratio
 from perfmodel.base.forms import CalibrationHeader, Form, load_document
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.models import FAMILIES
+from perfmodel.costs.models import FAMILIES, family_of
 from perfmodel.costs.priced_job import PricedJob
+from perfmodel.extensions.measurements.calibration.own_kernels import (
+    KINDS,
+    Learning,
+    Spot,
+    files_of,
+    learn_calls,
+    learning_of,
+    spot_of,
+)
 from perfmodel.graph.durations import DurationTable
-from perfmodel.graph.ops import EmbeddingOp, Gemm, GroupedGemm
+from perfmodel.graph.ops import Communication, Gemm, GroupedGemm, Op
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Cluster
 
@@ -93,7 +102,9 @@ class Prior(Form):
     Those of families on a *machine*; of all costs in *common* there, and beyond it with one
     *stack*, *model* or number format (*dtype*); of families in a single *run*, and of all of it
     (*whole_run*). Runs say less of each other by *per_doubling* for every doubling of hosts between
-    them, and *other_model* times as much of another model.
+    them, of their collectives by *links_per_doubling* more, because those use other links, and
+    *other_model* times as much of another model. Jobs *with_op* are of this family, the first that
+    says so or says nothing; runs of one that is *apart* say nothing of other families.
     """
 
     machine: Mapping[str, _Sigma]
@@ -104,7 +115,34 @@ class Prior(Form):
     run: Mapping[str, _Sigma]
     whole_run: _Sigma
     per_doubling: _Sigma = 0.0
+    links_per_doubling: _Sigma = 0.0
     other_model: Ratio = 1.0
+    with_op: str = ""
+    apart: bool = False
+
+    def variances(self, kind: Kind, spread: float) -> Variances:
+        """The variances of a run of *kind*; *spread* is what these deviations are stated at."""
+        scale = kind.spread / spread
+        own = max(scale, 1.0)
+        return Variances(
+            np.array([self.machine[name] * scale for name in FACTORS]) ** 2,
+            _shared(kind, kind, self) * scale**2,
+            np.array([self.run[name] for name in FACTORS]) ** 2 * own,
+            self.whole_run**2 * own,
+        )
+
+
+class Variances(NamedTuple):
+    """Of the logarithm of a run: families on its machine, in common, its own, and the rest."""
+
+    machine: Floats
+    common: float
+    run: Floats
+    whole_run: float
+
+    def total(self, shares: Floats, left: float | Floats = 1.0) -> float:
+        """That of a run with *shares*, where of each family *left* is unknown."""
+        return float((self.machine + self.run) @ (shares**2 * left)) + self.common + self.whole_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,26 +201,31 @@ def learn(
     """
     file = file or load_priors()
     prior = file.families[target.family]
+    of_target = prior.variances(target, file.spread)
     own_shares = np.array([[one.shares.get(name, 0.0) for name in FACTORS] for one in anchors])
     errors = np.array([one.error for one in anchors])
     machine = np.array([prior.machine[name] for name in FACTORS]) ** 2
-    of_run = np.array([prior.run[name] for name in FACTORS]) ** 2
     scale = np.array([one.spread for one in anchors]) / file.spread
     target_scale = target.spread / file.spread
-    among = (own_shares * machine) @ own_shares.T
-    among += [[_shared(one, other, prior) for other in anchors] for one in anchors]
-    among *= np.outer(scale, scale)
-    among *= [[_nearness(one, other, prior) for other in anchors] for one in anchors]
-    near = scale * target_scale * [_nearness(one, target, prior) for one in anchors]
-    towards = np.vstack(
-        [(own_shares * machine).T, [[_shared(one, target, prior) for one in anchors]]]
+    everyone = [*anchors, target]
+    near = np.array([[_nearness(one, other, prior) for other in everyone] for one in anchors])
+    near *= np.outer(scale, np.append(scale, target_scale))
+    hosts = np.log2([one.hosts for one in everyone])
+    links = np.exp(-prior.links_per_doubling * np.abs(hosts[:-1, None] - hosts))
+    shared = np.array([[_shared(one, other, prior) for other in everyone] for one in anchors])
+    # By anchor, family (last: all costs) and other run.
+    said = np.repeat((own_shares * machine)[:, :, None], len(everyone), axis=2)
+    said[:, FACTORS.index("communication")] *= links
+    said = np.concatenate([said, shared[:, None, :]], axis=1) * near[:, None, :]
+    of_all = np.column_stack([own_shares, np.ones(len(anchors))])
+    among = np.einsum("afb,bf->ab", said[:, :, :-1], of_all)
+    towards = said[:, :, -1].T
+    of_runs = [prior.variances(one, file.spread) for one in anchors]
+    noise = np.array(
+        [of.run @ own**2 + of.whole_run for of, own in zip(of_runs, own_shares, strict=True)]
     )
-    towards *= near
-    noise = own_shares**2 @ of_run + prior.whole_run**2
     inverse = _downweighted(among, noise, errors, file.tails)
-    whole = np.append(shares, 1.0)
-    before = float(np.append(machine, _shared(target, target, prior)) @ whole**2) * target_scale**2
-    before += float(of_run @ shares**2) + prior.whole_run**2
+    whole, before = np.append(shares, 1.0), of_target.total(shares)
     covered = whole @ towards
     left = max(before - float(covered @ inverse @ covered), 0.0)
     sigma = float(np.sqrt(left))
@@ -224,11 +267,9 @@ def _downweighted(among: Floats, noise: Floats, errors: Floats, tails: float) ->
 def kind_of(priced: PricedJob, cluster: Cluster, stack: SoftwareStack) -> Kind:
     """What decides how much other runs say of the job of *priced*."""
     ops, facts = priced.job.ops, priced.job.facts
-    family = "transformer"
-    if any(isinstance(op, GroupedGemm) for op in ops):
-        family = "experts"
-    elif any(isinstance(op, EmbeddingOp) for op in ops):
-        family = "dlrm"
+    found = {type(op).__name__ for op in ops}
+    families = load_priors().families
+    family = next(name for name, one in families.items() if one.with_op in (*found, ""))
     counts = np.bincount(priced.job.program_of(0).op, minlength=len(ops))
     flops: dict[str, float] = {}
     for op, count in zip(ops, counts.tolist(), strict=True):
@@ -250,6 +291,10 @@ def apply_anchors(
     priced: PricedJob, cluster: Cluster, stack: SoftwareStack, files: Sequence[Path]
 ) -> PricedJob:
     """*priced* as the anchors in *files* have it; those of other GPUs say nothing."""
+    priced, timed = _narrow_by_kernels(priced, cluster, stack)
+    files = [path for path in files if path not in timed]
+    if not files:
+        return priced
     loaded = [_load(path, path.stat().st_mtime_ns if path.is_file() else 0) for path in files]
     names = ", ".join(map(str, files))
     target = kind_of(priced, cluster, stack)
@@ -281,9 +326,125 @@ def apply_anchors(
     return _said(changed, about)
 
 
+def _narrow_by_kernels(
+    priced: PricedJob, cluster: Cluster, stack: SoftwareStack
+) -> tuple[PricedJob, tuple[Path, ...]]:
+    """*priced*, whose prices know timed kernels, with the interval that they leave; their files."""
+    files = files_of(cluster.device)
+    if not files:
+        return priced, files
+    ratio = Parts.of(priced, cluster, stack).ratio(*learnt_of(cluster, stack))
+    names = ", ".join(map(str, files))
+    if ratio == 1.0:
+        return _said(priced, f"{names}: no kernel of this job and GPU is in it."), files
+    spread = replace(priced.spread, relative_sigma=priced.spread.relative_sigma * ratio)
+    said = f"Times of {names} count, and the interval has {ratio:.0%} of its width without them."
+    return _said(replace(priced, spread=spread), said), files
+
+
+def learnt_of(cluster: Cluster, stack: SoftwareStack) -> tuple[Learning, Learning]:
+    """What the timed kernels and collectives of *cluster* say."""
+    return learning_of(cluster.device, stack), learn_calls(cluster)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """What a job is made of: distinct kernels and collectives, with time and family of each.
+
+    *sigmas* are their own relative errors. *shares* is what each of FACTORS carries, *variances*
+    are those of the job, of a *kind*.
+    """
+
+    kind: Kind
+    calls: tuple[TimedCall, ...]
+    spots: tuple[Spot, ...]
+    times_ns: Floats
+    sigmas: Floats
+    families: NDArray[np.str_]
+    shares: Floats
+    variances: Variances
+
+    @classmethod
+    def of(cls, priced: PricedJob, cluster: Cluster, stack: SoftwareStack) -> Parts:
+        """The parts of the job of *priced*."""
+        file, kind = load_priors(), kind_of(priced, cluster, stack)
+        found: dict[Spot, TimedCall] = {}
+        sums: dict[Spot, Floats] = {}
+        for call, time_ns, unsure_ns in iter_kernels(priced, cluster):
+            spot = spot_of(call.op, ranks=call.ranks, hosts=call.hosts)
+            found.setdefault(spot, call)
+            sums[spot] = sums.get(spot, np.zeros(2)) + np.array([time_ns, unsure_ns])
+        times, unsure = np.array([*sums.values()]).reshape(-1, 2).T
+        return cls(
+            kind,
+            tuple(found.values()),
+            tuple(found),
+            times,
+            unsure / np.maximum(times, 1.0),
+            np.array([family_of(type(call.op)) for call in found.values()]),
+            _time_shares(priced),
+            file.families[kind.family].variances(kind, file.spread),
+        )
+
+    def ratio(self, *learnt: Learning) -> float:
+        """What all of *learnt* leave of the spread that costs have in common."""
+        left = self._left(learnt)
+        of_family = np.ones(len(FACTORS))
+        for place, name in enumerate(FACTORS):
+            rows = self.families == name
+            if (whole := float(self.times_ns[rows].sum())) > 0:
+                of_family[place] = left[rows] @ self.times_ns[rows] / whole
+        total = self.variances.total
+        return float(np.sqrt(total(self.shares, of_family) / total(self.shares)))
+
+    def width(self, known: Sequence[Learning], *more: Learning) -> float:
+        """The relative error of the job once *more* is learnt than what prices know already."""
+        fewer = np.sqrt(self._left((*known, *more)) / self._left(known))
+        spread = self.kind.spread * self.ratio(*known, *more) / self.ratio(*known)
+        unsure = fewer * self.sigmas * self.times_ns / max(float(self.times_ns.sum()), 1.0)
+        of_family = [unsure[self.families == name].sum() for name in FACTORS]
+        return float(np.hypot(spread, np.linalg.norm(of_family)))
+
+    def _left(self, learnt: Sequence[Learning]) -> Floats:
+        return np.asarray(np.min([one.answer(self.spots)[1] for one in learnt], axis=0))
+
+
+class TimedCall(NamedTuple):
+    """An op that can be timed, and among how many ranks and hosts where it is a collective."""
+
+    op: Op
+    ranks: int
+    hosts: int
+
+
+def iter_kernels(priced: PricedJob, cluster: Cluster) -> Iterator[tuple[TimedCall, float, float]]:
+    """Every op of a distinct rank that can be timed, its time in all, and how much is unsure."""
+    job = priced.job
+    starts = zip(job.rank_program.tolist(), priced.durations.rank_offset.tolist(), strict=True)
+    first = {start: rank for rank, start in reversed([*enumerate(starts)])}
+    for (number, start), rank in first.items():
+        program = job.programs[number]
+        rows = slice(start, start + program.task_count)
+        slots = np.maximum(program.slot, -1) + 1
+        code = program.op.astype(np.int64) * (slots.max(initial=0) + 1) + slots
+        _, place, count = np.unique(code, return_index=True, return_inverse=True)
+        times = np.bincount(count, priced.float_ns[rows])
+        unsure = np.bincount(count, priced.float_ns[rows] * priced.relative_sigma[rows])
+        for task, *sums in zip(place.tolist(), times.tolist(), unsure.tolist(), strict=True):
+            op = job.ops[int(program.op[task])]
+            if isinstance(op, Communication):
+                group = int(job.rank_group[rank, int(program.slot[task])])
+                ranks = job.groups[group].ranks
+                hosts = len({int(cluster.host_of_rank[one]) for one in ranks})
+                yield TimedCall(op, len(ranks), hosts), *sums
+            elif type(op) in KINDS.values():
+                yield TimedCall(op, 1, 1), *sums
+
+
 def _is_related(one: Anchor, target: Kind) -> bool:
-    """Whether both are recommendation models, or neither is."""
-    return (one.family == "dlrm") == (target.family == "dlrm")
+    families = load_priors().families
+    is_apart = families[one.family].apart or families[target.family].apart
+    return one.family == target.family or not is_apart
 
 
 def _said(priced: PricedJob, sentence: str) -> PricedJob:

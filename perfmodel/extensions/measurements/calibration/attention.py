@@ -72,7 +72,7 @@ def fit_attention_entry(table: KernelTable, device_name: str) -> Entry:
     device = load_device(device_name)
     ops = [kernel.op for kernel in table.kernels]
     shapes, machine = attention_shapes(ops), machine_rates(device, ops[0].dtype)
-    measured = table.measured_ns
+    measured = table.alone_ns
     is_forward = np.flatnonzero(~shapes.is_backward)
     known = load_limits()
     limits = known["attention"]

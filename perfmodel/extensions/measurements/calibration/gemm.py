@@ -229,7 +229,7 @@ def fit_gemm_entry(table: KernelTable, device_name: str) -> Entry:
     table = KernelTable(tuple(one for one in table.kernels if one.op.dtype is dtype))
     ops = [kernel.op for kernel in table.kernels]
     shapes, machine = gemm_shapes(ops), machine_rates(device, dtype)
-    measured = table.measured_ns
+    measured = table.alone_ns
     found = {kernel.operand_residency for kernel in table.kernels}
     if len(found) > 1:
         words = " and ".join(sorted(residency.value for residency in found))
@@ -338,7 +338,7 @@ def fit_expert_entry(
         load_limits()["experts"], predict, measured, evaluations=EXPERT_EVALUATIONS
     )
     times = parts[0].predict(ExpertConstants(**constants))
-    log_ratio = np.log(table.measured_ns / times.duration_ns)
+    log_ratio = np.log(table.alone_ns / times.duration_ns)
     curves: dict[str, list[list[float]]] = {}
     if len(models) >= FEWEST_SHAPES and not is_small:
         features = layer_features(parts[0].shapes, times)
@@ -369,7 +369,7 @@ class _LayerRows:
     def of(cls, table: KernelTable) -> Self:
         layers, device = [kernel.op for kernel in table.kernels], table.kernels[0].device
         machine = machine_rates(load_device(device), layers[0].dtype)
-        return cls(layer_shapes(layers), machine, table.measured_ns)
+        return cls(layer_shapes(layers), machine, table.alone_ns)
 
     def predict(self, constants: ExpertConstants) -> ExpertTimes:
         return predict_layer_times(self.shapes, self.machine, constants)

@@ -48,7 +48,7 @@ def fit_memory_entry(table: KernelTable, device_name: str) -> Entry:
         length = np.zeros(len(ops))
     size = np.array([op.read_bytes + op.write_bytes for op in ops], dtype=np.float64)
     byte_ns = NS_PER_S / device.memory_bandwidth_bytes_per_s
-    rows = _Rows(size, length, table.measured_ns, byte_ns)
+    rows = _Rows(size, length, table.alone_ns, byte_ns)
     knots, weights, row_factors = _fit(rows)
     errors = _held_out_errors(rows) if len(ops) > 2 else np.ones(1)
     offset_ns = float(weights[0])

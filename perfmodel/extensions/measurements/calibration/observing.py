@@ -6,6 +6,7 @@ interference of the prediction stays as it settled.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -14,13 +15,15 @@ from numpy.typing import NDArray
 from perfmodel.base.errors import MeasurementError
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.costs.pricing import price_job
+from perfmodel.costs.pricing import features_of, price_job
 from perfmodel.engine.replay import find_period
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.extensions.measurements.calibration.anchors import FACTORS, Anchor, Kind, kind_of
+from perfmodel.extensions.measurements.checking import check_run
 from perfmodel.graph.durations import DurationTable
 from perfmodel.prediction.interference import contention_rules, fold_costs, settle_costs
 from perfmodel.prediction.loops import replay_samples
+from perfmodel.prediction.predict import count_guesses
 from perfmodel.prediction.question import Question
 from perfmodel.stacks.spread import NO_SPREAD
 
@@ -33,13 +36,15 @@ MOST_SHARE = 3.0
 class Observed:
     """The period of a question, and the derivative of its logarithm by each family's.
 
-    *kernel_sigma* is what kernels alone make unsure, where some were drawn.
+    *kernel_sigma* is what kernels alone make unsure, where some were drawn; *features* are those of
+    the job that widen the spread of its family.
     """
 
     kind: Kind
     period_ns: float
     shares: NDArray[np.float64]
     kernel_sigma: float
+    features: Mapping[str, float]
 
 
 def observe(question: Question, *, draws: int = 0) -> Observed:
@@ -51,13 +56,16 @@ def observe(question: Question, *, draws: int = 0) -> Observed:
     if question.extrapolation is not None:
         larger_ns = _times_ns(jobs[1], draws)
         times_ns = times_ns + float(question.extrapolation.steps) * (larger_ns - times_ns)
+    priced = jobs[0]
     logs = np.log(times_ns / times_ns[0])
     count = 1 + len(FAMILIES)
     return Observed(
-        kind_of(jobs[0], question.cluster, question.stack),
+        kind_of(priced, question.cluster, question.stack),
         float(times_ns[0]),
         logs[1:count] / STEP,
         float(np.std(logs[count:])) if draws else 0.0,
+        features_of(priced.job, priced.family, priced.float_ns, priced.relative_sigma)
+        | {"guesses": count_guesses(question)},
     )
 
 
@@ -68,6 +76,7 @@ def observe_run(question: Question, *, run: str, measured_ns: float) -> Anchor:
             f"run {run}: states its durations, so a time that was measured says nothing of costs. "
             "Give a model or a job with shapes, and --topology."
         )
+    check_run(question, measured_ns)
     return anchor_of(observe(question), run=run, measured_ns=measured_ns)
 
 

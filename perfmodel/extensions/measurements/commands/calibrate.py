@@ -204,6 +204,28 @@ def collectives(question: CollectiveFit, files: JsonOnly, run: QuietRun) -> None
         )
 
 
+@dataclass(frozen=True)
+class OwnKernels:
+    """Timed kernels to take over."""
+
+    tables: Annotated[tuple[str, ...], argument("TABLE...", "Timed kernels and collectives (CSV).")]
+    out: Annotated[str, Option(name="--out,-o", metavar="FILE", help="Write them here (YAML).")]
+    device: Annotated[
+        str | None,
+        Option(metavar="NAME|FILE", help="The GPU of tables without a column `device`."),
+    ] = None
+
+
+@command(calibrate)
+def kernels(question: OwnKernels, files: JsonOnly) -> None:
+    """Take over timed kernels of all kinds: they correct the prices of these and of like ones."""
+    fit = api.calibrate_own_kernels(
+        question.tables, question.out, device=question.device, is_strict=files.is_strict
+    )
+    use = f"Wrote {fit.sets} times to {question.out}. Use it: --calibration {question.out}"
+    _show_written(files, replace(fit, lines=(*fit.lines, use)), question.out)
+
+
 RUNS_EPILOG = """\b
 Examples:
   perfmodel calibrate runs my_runs.csv --out my_anchors.yaml
@@ -295,29 +317,3 @@ def host(
     Outputs().write(report_host_stack(api.calibrate_host(table, out, extends=extends)), dict)
     print(f"Wrote {out}")
     print(f"perfmodel predict --job JOB --topology NAME --stack {out}")
-
-
-@command(calibrate)
-def measure(
-    device: Annotated[Literal["cpu", "cuda"], Option(help="What to measure on this machine.")],
-    out: Annotated[
-        str,
-        Option(metavar="FILE.yaml", help="Topology to write; the device is written next to it."),
-    ],
-    ranks: Annotated[
-        int, Option(metavar="N", min=1, help="Ranks of the collectives; 1 measures none.")
-    ] = 2,
-    samples: Annotated[
-        int, Option(metavar="N", min=3, help="Samples per kernel and collective.")
-    ] = 9,
-) -> None:
-    """Measure kernels and collectives of this machine and write files that predict accepts."""
-    from perfmodel.extensions.measurements.report import report_measured_machine
-
-    found = api.measure_machine(
-        device, out, ranks=ranks, samples=samples, on_phase=lambda one, _: print(f"{one} ...")
-    )
-    Outputs().write(report_measured_machine(found), dict)
-    print(f"Wrote {found.topology} and {found.device}")
-    hosts = f" --hosts {ranks}" if device == "cpu" and ranks > 1 else ""
-    print(f"perfmodel predict --topology {found.topology} --stack {found.stack}{hosts}")

@@ -34,8 +34,9 @@ def validate_kernels(kind: str, path: Path, *, calibration: Sequence[str] = ()) 
 
     Constants of the files *calibration* override the shipped ones.
     """
-    table, cautions = check_kernels(kind, KERNEL_KINDS[kind].load(path, None), str(path))
-    model = KERNEL_KINDS[kind].model(None)
+    known = KERNEL_KINDS[kind]
+    table, cautions = check_kernels(known.load(path, None), str(path), known.price)
+    model = known.model(None)
     deviations: dict[str | int, Deviation] = {}
     unsupported = list(table.unsupported)
     # Rows of one device and op are either all priced or all unsupported.

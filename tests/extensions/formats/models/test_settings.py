@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from perfmodel.api import Scenario, fits
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.extensions.formats.models import Use, read_foreign
 from perfmodel.workloads import load_workload
+from perfmodel.workloads.transformer.model import blocks_of
 from perfmodel.workloads.transformer.shapes import count_parameters
-from perfmodel.workloads.transformer.words import Recompute, StateSharding
+from perfmodel.workloads.transformer.words import Head, Recompute, StateSharding
 
 SCRIPT = """#!/bin/bash
 TP=${TP:-4}
@@ -159,6 +162,73 @@ def test_what_only_the_program_knows_is_refused_by_name(file, text, said):
     with pytest.raises(WorkloadError) as fault:
         load_workload(file(text))
     assert said in str(fault.value)
+
+
+def test_bert_predicts_the_masked_tokens_of_its_script(file):
+    text = SCRIPT.replace("pretrain_gpt", "pretrain_bert") + " --mask-prob 0.25"
+    workload = load_workload(file(text))
+    # A quarter of 8,192.
+    assert (workload.model.head, workload.masked_tokens) == (Head.MASKED_TOKENS, 2048)
+    assert (workload.model.causal, workload.model.token_types) == (False, 2)
+
+
+def test_a_script_that_chooses_takes_the_values_of_its_branch(file):
+    choice = """SCALE="small" # or big
+case "${SCALE}" in
+    "small")
+        PATTERN="M-M*"
+        HIDDEN=1024
+        ;;
+    "big")
+        PATTERN="MM**"
+        HIDDEN=4096
+        ;;
+esac
+"""
+    text = choice + SCRIPT.replace(
+        "--num-layers $LAYERS --hidden-size 4096", "--hidden-size $HIDDEN"
+    )
+    text = text.replace("--lr", "--hybrid-layer-pattern ${PATTERN} --lr")
+    model = load_workload(file(text.replace("--num-layers-per-virtual-pipeline-stage 4", ""))).model
+    assert (model.hidden, model.layers) == (1024, 4)
+    kinds = [f"{one.mixer.value}/{one.ffn.value}" for one in blocks_of(model)]
+    assert kinds == ["state_space/none", "none/dense", "state_space/none", "full/none"]
+    # Megatron's Mamba-2 is twice as wide as the model, in heads of 64.
+    assert blocks_of(model)[0].model.heads == 32
+
+
+REGISTRY = """
+def small() -> Trainer.Config:
+    spec = model_registry("8B")
+    return Trainer.Config(
+        model_spec=spec,
+        training=TrainingConfig(
+            num_tokens_per_microbatch_per_dp_rank=2 * 4096, max_context_length=4096, steps=9
+        ),
+        parallelism=ParallelismConfig(tensor_parallel_degree=4),
+        activation_checkpoint=FullAC.Config(),
+    )
+
+
+def small_fp8() -> Trainer.Config:
+    config = small()
+    config.parallelism.tensor_parallel_degree = 2
+    config.model_spec = model_registry("8B", converters=[Float8LinearConverter.Config()])
+    return config
+"""
+
+
+def test_an_entry_of_a_registry_is_read_and_never_executed(tmp_path):
+    (tmp_path / "llama3").mkdir()
+    path = tmp_path / "llama3" / "config_registry.py"
+    path.write_text("raise SystemExit('executed')\n" + REGISTRY)
+    small, narrow = (load_workload(f"{path}:{entry}") for entry in ("small", "small_fp8"))
+    assert count_parameters(small.model) == 8_030_261_248
+    assert (small.sequence_length, small.replica_batch, small.parallel.tp) == (4096, 2, 4)
+    assert small.training.recompute is Recompute.FULL
+    assert (narrow.parallel.tp, narrow.training.compute) == (2, DType.FP8)
+    with pytest.raises(WorkloadError, match="It has small, small_fp8; got none"):
+        load_workload(path)
 
 
 def test_arguments_in_strings_over_several_lines_read_the_same(file):
@@ -318,6 +388,17 @@ def test_the_layout_of_a_file_is_that_of_any_model(file, text, expected):
     assert "Layout and training are those of" in workload.assumed[-1]
 
 
+@pytest.mark.parametrize(("text", "hosts"), [(SCRIPT, 1), (NEMO, 1), (TOML, 8), (DEEPSPEED, 1)])
+def test_files_of_other_programs_are_told_whether_they_fit(file, text, hosts):
+    named = {"layout_from": file(text)} if text is DEEPSPEED else {"workload": file(text)}
+    asked = Scenario("dgx_h100", hosts=hosts, **{"workload": "llama3_8b", **named})
+    found = fits(asked)
+    assert found.peaks
+    assert found.fits
+    half = replace(asked, overrides=("training.recompute=full", "parallel.micro_batch=1"))
+    assert fits(half).peak_bytes < found.peak_bytes
+
+
 def test_the_question_itself_comes_before_the_layout_of_a_file(file):
     path = file(DEEPSPEED)
     workload = load_workload("llama3_8b", ["parallel.micro_batch=4"], layout_from=path)
@@ -386,6 +467,13 @@ def test_a_switch_is_true_or_false(tmp_path):
 def test_a_degree_that_is_no_whole_number_is_refused_by_name(file, value):
     path = file(TOML.replace("seq_len = 4096", f"seq_len = {value}"), "job.toml")
     with pytest.raises(WorkloadError, match=r"training.seq_len: must be a"):
+        load_workload(path)
+
+
+@pytest.mark.parametrize("value", ["nan", "-0.1", "10", "some"])
+def test_a_dropout_is_a_share(file, value):
+    path = file(SCRIPT.replace("--hidden-dropout 0.0", f"--hidden-dropout {value}"), "train.sh")
+    with pytest.raises(WorkloadError, match="hidden_dropout: must be a"):
         load_workload(path)
 
 

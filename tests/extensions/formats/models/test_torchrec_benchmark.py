@@ -84,6 +84,8 @@ PlannerConfig:
     half: {sharding_types: [row_wise], compute_kernels: [fused_uvm_caching],
            cache_params: {load_factor: 0.5}}
     table_0: {compute_kernels: [fused_uvm]}
+    table_1: {compute_kernels: [fused_uvm_caching]}
+ShardingConfig: {fused_params: {cache_load_factor: 0.25}}
 """
 
 
@@ -96,7 +98,20 @@ def test_constraints_say_how_tables_are_cut_and_which_are_in_host_memory(tmp_pat
     assert half.device_bytes == 7 * 512 * 2 // 2
     # Without a cache nothing stays on the device.
     assert tables[0].device_bytes == 1
-    assert tables[1].memory is TableMemory.DEVICE
+    # A quarter of 100,000 rows of 256 numbers.
+    assert tables[1].device_bytes == 25_000 * 256 * 4
+    assert tables[2].memory is TableMemory.DEVICE
+
+
+def test_indices_follow_a_power_law_and_a_light_pipeline_only_copies_ahead(tmp_path):
+    text = BENCHMARK.replace(
+        "feature_pooling_avg: 30", "feature_pooling_avg: 3, power_law_alpha: 0.9"
+    )
+    file, _ = _read(tmp_path, text.replace("pipeline: sparse", "pipeline: sparse_lite"))
+    spec = load_workload(file)
+    assert {str(table.distribution) for table in spec.embedding.tables()} == {"zipf(0.9)"}
+    assert spec.input.prefetch
+    assert not spec.training.distribute_ahead
 
 
 def test_an_evaluation_has_no_backward_pass(tmp_path):
@@ -112,15 +127,27 @@ def test_an_evaluation_has_no_backward_pass(tmp_path):
 @pytest.mark.parametrize(
     ("before", "after", "fault"),
     [
-        ("pipeline: sparse", "pipeline: sparser", "can only be base, sparse, semi"),
+        ("pipeline: sparse", "pipeline: sparser", "can only be base, hybrid_base, sparse_lite"),
         ("test_sparse_nn", "deepfm", "can only be test_sparse_nn, got 'deepfm'"),
         ("EXACT_ROWWISE_ADAGRAD", "LION", "sparse_optimizer.*can only be EXACT_ADAGRAD"),
         ("data_type: FP16", "data_type: FP6", "data_type.*can only be FP32"),
+        ("num_embeddings: 7,", "", "must be lists of tables"),
+        ("additional_tables:", "additional_tables: soon\n  more:", "got 'soon'"),
+        ("batch_size: 1024", "batch_size: many", "batch_size: must be a whole number"),
+        ("num_weighted_features: 1", "num_weighted_features: -1", "whole number from 0"),
+        ("num_unweighted_features: 101", "num_unweighted_featurs: 101", "_features is. Correct"),
     ],
 )
 def test_what_cannot_be_modelled_is_refused(tmp_path, before, after, fault):
     with pytest.raises(WorkloadError, match=fault):
         _read(tmp_path, BENCHMARK.replace(before, after, 1))
+
+
+def test_keys_that_nobody_knows_are_listed(tmp_path):
+    text = BENCHMARK.replace("name: half,", "name: half, hot: 1,")
+    file, _ = _read(tmp_path, text.replace("pipeline: sparse", "pipeline: sparse, depth: 3"))
+    unknown = load_workload(file).unknown_keys
+    assert {"PipelineConfig.depth", "additional_tables.hot"} <= set(unknown)
 
 
 def test_a_benchmark_is_no_layout(tmp_path):

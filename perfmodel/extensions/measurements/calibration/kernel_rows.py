@@ -1,0 +1,187 @@
+"""Rows of timed kernels and collectives, all kinds in one table, as `calibrate kernels` takes them.
+
+`kind` says what a row is; its other cells are the sizes of that kind (`own_kernels`), `latency_ms`
+or another time, `device`, and how it was timed: `under_load` (1 in loops so long that the chip has
+the clock of a long run) and `residency`. Collectives name their `topology`, `ranks` and `hosts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from collectives import Collective, price_collective
+from perfmodel.base.cautions import Cautions
+from perfmodel.base.dtypes import parse_dtype
+from perfmodel.base.errors import InputError, MeasurementError
+from perfmodel.base.provenance import Provenance
+from perfmodel.base.reading import quote
+from perfmodel.costs.estimates import Bound, Estimates, build_estimates
+from perfmodel.costs.models import price_ops
+from perfmodel.extensions.measurements.calibration.own_kernels import (
+    KINDS,
+    TimedKernel,
+    op_of,
+    row_of,
+    seats,
+)
+from perfmodel.extensions.measurements.checking import check_kernels
+from perfmodel.extensions.measurements.measured_kernels import (
+    KernelTable,
+    MeasuredKernel,
+    build_measured,
+    load_frame,
+    parse_rate,
+    read_rows,
+)
+from perfmodel.graph.ops import Gemm
+from perfmodel.stacks.capabilities import Residency
+from perfmodel.stacks.profiles import load_stack
+from topologies import (
+    build_cluster,
+    list_devices,
+    load_device,
+    load_topology,
+    name_devices,
+)
+
+KIND_WORDS = {**{word: word for word in KINDS}, "matmul": "gemm", "group_matmul": "grouped"}
+"""What tables call a kind of kernel."""
+SIZE_WORDS = {"m_per_group": "m"}
+"""What tables call a size."""
+STAGES = {"dgrad": ("m", "k", "n"), "wgrad": ("n", "k", "m")}
+"""Gradients whose rows state m, n, k of the forward product: where their own are among them."""
+_OF_CALL = ("topology", "ranks", "hosts")
+
+
+def read_tables(paths: Sequence[Path], device: str | None) -> tuple[KernelTable, Cautions]:
+    """The rows of all kinds in the tables at *paths*, and what is wrong with others."""
+    tables = [read_table(path, device) for path in paths]
+    kernels = tuple(row for table in tables for row in table.kernels)
+    unsupported = tuple(row for table in tables for row in table.unsupported)
+    names = ", ".join(map(str, paths))
+    if not kernels:
+        raise MeasurementError(
+            f"{names}: no row can be used, so nothing was learnt."
+            + "".join(f" Row {one.row}: {one.reason}." for one in unsupported[:3])
+        )
+    rows, cautions = check_kernels(KernelTable(kernels, ()), names, price_rows)
+    return replace(rows, unsupported=unsupported), cautions
+
+
+def read_table(path: Path, device: str | None) -> KernelTable:
+    """The rows of all kinds in the table at *path*."""
+    frame = load_frame(path, device)
+    if missing := {"device", "latency_ms"} - set(frame.columns):
+        raise MeasurementError(
+            f"{path}: a table of timed kernels must have the columns device, latency_ms (or a time "
+            f"in another unit) and kind; missing {', '.join(sorted(missing))}."
+        )
+    if "dry_run" in frame.columns and frame["dry_run"].any():
+        raise MeasurementError(
+            f"{path}: its times are those of a dry run on a CPU. Run the script on the GPUs."
+        )
+
+    def read(name: str, row: Mapping[Any, Any]) -> Iterator[MeasuredKernel]:
+        # An empty cell is not a number.
+        cells = {
+            SIZE_WORDS.get(str(key), str(key)): int(value)
+            if isinstance(value, float) and value.is_integer()
+            else value
+            for key, value in row.items()
+            if value == value  # noqa: PLR0124  not-a-number is unequal to itself
+        }
+        if (stage := cells.get("stage")) in STAGES:
+            cells |= dict(zip("mnk", [cells[name] for name in STAGES[str(stage)]], strict=True))
+        if cells.get("accumulate") == 1:
+            width = parse_dtype(str(cells.get("out_dtype", "fp32"))).size_bytes
+            cells["added_bytes"] = 2 * width * cells["m"] * cells["n"] * cells.get("groups", 1)
+        word = str(cells.get("kind", cells.get("op", "gemm" if "m" in cells else "")))
+        if word not in KIND_WORDS:
+            raise InputError(f"kind must be one of {', '.join(KIND_WORDS)}, got {quote(word)}")
+        kind = KIND_WORDS[word]
+        if kind == "collective":
+            cells["kind"] = cells.get("collective")
+        op = op_of(kind, {**({"dtype": "bf16"} if kind != "lookup" else {}), **cells})
+        place = {key: cells[key] for key in _OF_CALL if kind == "collective"}
+        residency = cells.get("residency")
+        timed = build_measured(
+            name,
+            (path.name, str(cells["device"]), kind),
+            op,
+            cells.get("latency_ms"),
+            place,
+            residency=None if residency is None else Residency(residency),
+            rate=parse_rate(cells.get("tflops")) if kind == "gemm" else 0.0,
+            under_load=cells.get("under_load", 0),
+        )
+        if timed.device not in list_devices() and not Path(timed.device).suffix:
+            known = ", ".join(name_devices(timed.device)) or "`perfmodel topology list --devices`"
+            raise InputError(f"device {quote(timed.device)} must be one of {known}")
+        yield timed
+
+    return read_rows(frame, read)
+
+
+def price_rows(rows: Sequence[MeasuredKernel]) -> Estimates:
+    """*rows* of one device and kind as perfmodel predicts them."""
+    if isinstance(rows[0].op, Collective):
+        times_ns = []
+        for row in rows:
+            topology, timed = load_topology(str(row.columns["topology"])), _timed(row)
+            cluster = build_cluster(topology, hosts=timed.hosts)
+            ranks = seats(timed, cluster)
+            times_ns.append(price_collective(row.op, cluster=cluster, ranks=ranks).duration_ns)
+        return build_estimates(
+            np.array(times_ns), relative_sigma=0.2, provenance=Provenance.ANALYTIC, bound=Bound.LINK
+        )
+    stack = load_stack("kernel_benchmark")
+    return price_ops([row.op for row in rows], device=load_device(rows[0].device), stack=stack)
+
+
+def _timed(row: MeasuredKernel) -> TimedKernel:
+    usual = row.operand_residency if isinstance(row.op, Gemm) else Residency.COLD
+    return TimedKernel(
+        device=row.device,
+        kind=row.group[-1],  # type: ignore[arg-type]  # one of KIND_WORDS
+        cells=row_of(row.op),
+        time=row.measured_ns,
+        under_load=row.is_under_load,
+        residency=row.residency or usual,
+        **{key: int(value) for key, value in row.columns.items() if key != "topology"},  # type: ignore[call-overload]
+    )
+
+
+def kernels_text(table: KernelTable, about: Mapping[str, str]) -> str:
+    """The rows of *table* as a calibration, with what its header says *about* it."""
+    rows = []
+    for row in table.kernels:
+        one = _timed(row)
+        document: dict[str, Any] = {"device": one.device, "kind": one.kind}
+        document["time"] = f"{one.time / 1e3:.6g} us"
+        document |= {"under_load": one.under_load, "residency": one.residency.value}
+        document |= {"ranks": one.ranks, "hosts": one.hosts} if one.kind == "collective" else {}
+        rows.append({**document, "cells": dict(one.cells)})
+    devices = ", ".join(dict.fromkeys(row.device for row in table.kernels))
+    document = {**about, "hardware": devices, "software": "see the tables", "kernels": rows}
+    return yaml.safe_dump(document, sort_keys=False, width=160, default_flow_style=None)
+
+
+def iter_lines(table: KernelTable) -> Iterator[str]:
+    """Rows that are not used, and how far the others are from what perfmodel has."""
+    for one in table.unsupported:
+        yield f"Row {one.row} is not used: {one.reason}"
+    groups: dict[tuple[str, str, bool], list[MeasuredKernel]] = {}
+    for row in table.kernels:
+        groups.setdefault((row.device, row.group[-1], row.is_under_load), []).append(row)
+    for (device, kind, under_load), rows in groups.items():
+        found = price_rows(rows).duration_ns
+        ratio = np.median([row.measured_ns for row in rows] / found)
+        how = "under load" if under_load else "in a burst"
+        said = f"{len(rows)} rows timed {how}, {ratio:.2f} times the prices of a long run."
+        yield f"{device}, {kind}: {said}"
