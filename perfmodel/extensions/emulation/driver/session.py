@@ -148,7 +148,8 @@ class DriverRun(RankRun):
         self._groups.install()
         self._compiler.install()
         watch_graphs(self._recorder)
-        torch.cuda._lazy_call(partial(choose_as, self._gpu))
+        cuda: Any = torch.cuda
+        cuda._lazy_call(partial(choose_as, self._gpu))
         install_nvrtc(self._gpu)
         install_nvidia_smi(self._gpu.model, self._gpu.count, self._folder / f"bin_{self._rank}")
         sys.meta_path.insert(0, PackageFinder(self._gpu))
