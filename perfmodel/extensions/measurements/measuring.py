@@ -113,7 +113,8 @@ def plan_measuring(question: Question, prediction: Prediction) -> MeasurePlan:
 def expected_ratio(parts: Parts, known: Sequence[Learning], chosen: Sequence[int]) -> float:
     """What is left of the width beside what is *known*, once *chosen* were timed."""
     spots = tuple(parts.spots[place] for place in chosen)
-    return parts.ratio(*known, Learning(spots, (0.0,) * len(spots))) / parts.ratio(*known)
+    more = Learning(spots, (0.0,) * len(spots))
+    return parts.width(known, more) / parts.width(known)
 
 
 def list_narrowings(

@@ -210,11 +210,14 @@ def report_measuring(plan: MeasurePlan, folder: Path) -> Report:
     calls = sum(one.row["kind"] == "collective" for one in plan.listed)
     said = (
         f"The interval is ±{100 * plan.half_width:.1f} %. These {len(rows) - calls} kernels and "
-        f"{calls} collectives take about {plan.minutes:.0f} minutes on one host, and should leave "
+        f"{calls} collectives take about {plan.minutes:.1f} minutes, and should leave "
         f"±{100 * plan.expected:.1f} %."
     )
-    ranks = max((one.row["ranks"] for one in plan.listed if "ranks" in one.row), default=1)
-    start = f"torchrun --nproc-per-node {ranks}" if calls else "python"
+    groups = [one.row for one in plan.listed if one.row["kind"] == "collective"]
+    of_host = max((row["ranks"] // row["hosts"] for row in groups), default=1)
+    hosts = max((row["hosts"] for row in groups), default=1)
+    several = f" --nnodes {hosts}" if hosts > 1 else ""
+    start = f"torchrun --nproc-per-node {of_host}{several}" if groups else "python"
     steps = [
         f"{start} {folder / 'measure.py'}",
         f"perfmodel calibrate kernels {folder / 'table.csv'} --out my_kernels.yaml",

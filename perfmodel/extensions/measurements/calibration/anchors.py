@@ -351,13 +351,15 @@ def learnt_of(cluster: Cluster, stack: SoftwareStack) -> tuple[Learning, Learnin
 class Parts:
     """What a job is made of: distinct kernels and collectives, with time and family of each.
 
-    *shares* is what each of FACTORS carries, *variances* are those of the job, of a *kind*.
+    *sigmas* are their own relative errors. *shares* is what each of FACTORS carries, *variances*
+    are those of the job, of a *kind*.
     """
 
     kind: Kind
     calls: tuple[TimedCall, ...]
     spots: tuple[Spot, ...]
     times_ns: Floats
+    sigmas: Floats
     families: NDArray[np.str_]
     shares: Floats
     variances: Variances
@@ -367,24 +369,26 @@ class Parts:
         """The parts of the job of *priced*."""
         file, kind = load_priors(), kind_of(priced, cluster, stack)
         found: dict[Spot, TimedCall] = {}
-        times: dict[Spot, float] = {}
-        for call, time_ns in iter_kernels(priced, cluster):
+        sums: dict[Spot, Floats] = {}
+        for call, time_ns, unsure_ns in iter_kernels(priced, cluster):
             spot = spot_of(call.op, ranks=call.ranks, hosts=call.hosts)
             found.setdefault(spot, call)
-            times[spot] = times.get(spot, 0.0) + time_ns
+            sums[spot] = sums.get(spot, np.zeros(2)) + np.array([time_ns, unsure_ns])
+        times, unsure = np.array([*sums.values()]).reshape(-1, 2).T
         return cls(
             kind,
             tuple(found.values()),
             tuple(found),
-            np.array([*times.values()]),
+            times,
+            unsure / np.maximum(times, 1.0),
             np.array([family_of(type(call.op)) for call in found.values()]),
             _time_shares(priced),
             file.families[kind.family].variances(kind, file.spread),
         )
 
     def ratio(self, *learnt: Learning) -> float:
-        """What all of *learnt* leave of the width of the interval."""
-        left = np.min([one.answer(self.spots)[1] for one in learnt], axis=0)
+        """What all of *learnt* leave of the spread that costs have in common."""
+        left = self._left(learnt)
         of_family = np.ones(len(FACTORS))
         for place, name in enumerate(FACTORS):
             rows = self.families == name
@@ -392,6 +396,17 @@ class Parts:
                 of_family[place] = left[rows] @ self.times_ns[rows] / whole
         total = self.variances.total
         return float(np.sqrt(total(self.shares, of_family) / total(self.shares)))
+
+    def width(self, known: Sequence[Learning], *more: Learning) -> float:
+        """The relative error of the job once *more* is learnt than what prices know already."""
+        fewer = np.sqrt(self._left((*known, *more)) / self._left(known))
+        spread = self.kind.spread * self.ratio(*known, *more) / self.ratio(*known)
+        unsure = fewer * self.sigmas * self.times_ns / max(float(self.times_ns.sum()), 1.0)
+        of_family = [unsure[self.families == name].sum() for name in FACTORS]
+        return float(np.hypot(spread, np.linalg.norm(of_family)))
+
+    def _left(self, learnt: Sequence[Learning]) -> Floats:
+        return np.asarray(np.min([one.answer(self.spots)[1] for one in learnt], axis=0))
 
 
 class TimedCall(NamedTuple):
@@ -402,8 +417,8 @@ class TimedCall(NamedTuple):
     hosts: int
 
 
-def iter_kernels(priced: PricedJob, cluster: Cluster) -> Iterator[tuple[TimedCall, float]]:
-    """Every op of a distinct rank that can be timed, and the time that it takes in all."""
+def iter_kernels(priced: PricedJob, cluster: Cluster) -> Iterator[tuple[TimedCall, float, float]]:
+    """Every op of a distinct rank that can be timed, its time in all, and how much is unsure."""
     job = priced.job
     starts = zip(job.rank_program.tolist(), priced.durations.rank_offset.tolist(), strict=True)
     first = {start: rank for rank, start in reversed([*enumerate(starts)])}
@@ -414,15 +429,16 @@ def iter_kernels(priced: PricedJob, cluster: Cluster) -> Iterator[tuple[TimedCal
         code = program.op.astype(np.int64) * (slots.max(initial=0) + 1) + slots
         _, place, count = np.unique(code, return_index=True, return_inverse=True)
         times = np.bincount(count, priced.float_ns[rows])
-        for task, time_ns in zip(place.tolist(), times.tolist(), strict=True):
+        unsure = np.bincount(count, priced.float_ns[rows] * priced.relative_sigma[rows])
+        for task, *sums in zip(place.tolist(), times.tolist(), unsure.tolist(), strict=True):
             op = job.ops[int(program.op[task])]
             if isinstance(op, Communication):
                 group = int(job.rank_group[rank, int(program.slot[task])])
                 ranks = job.groups[group].ranks
                 hosts = len({int(cluster.host_of_rank[one]) for one in ranks})
-                yield TimedCall(op, len(ranks), hosts), time_ns
+                yield TimedCall(op, len(ranks), hosts), *sums
             elif type(op) in KINDS.values():
-                yield TimedCall(op, 1, 1), time_ns
+                yield TimedCall(op, 1, 1), *sums
 
 
 def _is_related(one: Anchor, target: Kind) -> bool:
