@@ -194,6 +194,8 @@ _PASSES = {
 class CollectiveCost:
     """The predicted cost of one call, the same on every rank unless *per_rank_ns* is given.
 
+    *alternative* is the algorithm and protocol that NCCL may choose as well, where its own plan has
+    both close together: the time is then between theirs.
     *latency_ns* is the part that a call of no bytes would take, too. *busiest_link* names the
     bottleneck; *gpu_busy_ns* and *nic_busy_ns* say how long the call keeps the links of a GPU and
     a NIC busy, *wire_ns* how long the busier of them needs at the speed of its datasheet.
@@ -211,6 +213,7 @@ class CollectiveCost:
     nic_busy_ns: float = 0.0
     wire_ns: float = 0.0
     per_rank_ns: npt.NDArray[np.float64] | None = None
+    alternative: str = ""
 
     @property
     def latency_ratio(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,12 +42,6 @@ class Movement:
     peers: Any = 0.0
     net_peers: Any = 0.0
     roots: int = 0
-
-    def without_bytes(self) -> Movement:
-        """The same steps with nothing to carry: what is left is latency."""
-        return replace(
-            self, gpu_bytes=0.0, local_bytes=0.0, nic_bytes=0.0, chunk_bytes=0.0, message_bytes=0.0
-        )
 
 
 def _ring(kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:

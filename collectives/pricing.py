@@ -166,15 +166,39 @@ def _price_wiring(
     call: Call, sizes: FloatArray, wiring: Wiring, calibration: Calibration
 ) -> list[CollectiveCost]:
     """The cost of *call* at each of *sizes*, those of one choice of the tuner together."""
-    tuner = build_tuner(wiring, calibration)
-    candidates, chosen = tuner.choose(call.kind, sizes, call.software)
-    costs = [FREE] * len(sizes)
-    for number in np.unique(chosen):
-        rows = np.nonzero(chosen == number)[0]
-        priced = _price_choice(call, candidates[number], sizes[rows], wiring, calibration)
+    candidates, shares = build_tuner(wiring, calibration).choose(call.kind, sizes, call.software)
+    parts: list[list[tuple[float, CollectiveCost]]] = [[] for _ in sizes]
+    for choice, share in zip(candidates, shares, strict=True):
+        rows = np.nonzero(share)[0]
+        priced = _price_choice(call, choice, sizes[rows], wiring, calibration) if rows.size else ()
         for row, cost in zip(rows, priced, strict=True):
-            costs[row] = cost
-    return costs
+            parts[row].append((float(share[row]), cost))
+    return [_blend(part) for part in parts]
+
+
+def _blend(parts: Sequence[tuple[float, CollectiveCost]]) -> CollectiveCost:
+    """The cost of the largest of *parts*, with the mean of their times, weighted by their shares.
+
+    The interval widens by how far apart they are.
+    """
+    ordered = sorted(parts, key=lambda part: -part[0])
+    main = ordered[0][1]
+    if len(ordered) == 1:
+        return main
+    mean = sum(share * math.log(cost.duration_ns) for share, cost in ordered)
+    spread = sum(share * (math.log(cost.duration_ns) - mean) ** 2 for share, cost in ordered)
+    duration_ns = math.exp(mean)
+    ratio = duration_ns / main.duration_ns
+    return replace(
+        main,
+        duration_ns=duration_ns,
+        relative_sigma=math.hypot(main.relative_sigma, math.sqrt(spread)),
+        alternative=ordered[1][1].algorithm_word,
+        latency_ns=main.latency_ns * ratio,
+        bus_bandwidth_bytes_per_s=main.bus_bandwidth_bytes_per_s / ratio,
+        gpu_busy_ns=main.gpu_busy_ns * ratio,
+        nic_busy_ns=main.nic_busy_ns * ratio,
+    )
 
 
 def _price_choice(

@@ -43,21 +43,24 @@ def predict_duration_ns(
     algorithm, protocol = choice
     if algorithm is CollectiveAlgorithm.PAIRWISE:
         return _pairwise_ns(movement, protocol, wiring, host, fabric)
-    latency = _latency_ns(movement, algorithm, host) + movement.roots * host.root_launch_ns
-    inside = _inside_ns(movement, algorithm, protocol, wiring, host)
+    launch: Any = 0.0
+    carrying = _inside_ns(movement, algorithm, protocol, wiring, host)
+    if fabric is not None:
+        launch = _net_launch_ns(movement, algorithm, protocol, wiring, fabric)
+        sending = _sending_ns(movement, algorithm, protocol, wiring, fabric)
+        # Both carry the same pieces in turn: where neither is much faster, they wait.
+        carrying = soft_sum(carrying, sending, 6.0)
+    launch = launch + movement.roots * host.root_launch_ns
     if protocol is Protocol.SIMPLE or algorithm is CollectiveAlgorithm.NVLS:
-        duration = latency + inside
+        duration = _latency_ns(movement, algorithm, host) + carrying
     else:
-        duration = host.launch_ns + movement.roots * host.root_launch_ns
-        duration = duration + host.spread_ns * _ramp(movement.chunk_bytes / host.spread_bytes)
+        duration = host.launch_ns + host.spread_ns * _ramp(movement.chunk_bytes / host.spread_bytes)
         hop_ns = host.ll_hop_ns if protocol is Protocol.LL else host.ll128_hop_ns
         if choice == (CollectiveAlgorithm.TREE, Protocol.LL128):
             # Rings in LL128 inside a host are rare in logs: their constant says little of a hop.
             hop_ns = TREE_LL128_HOP * host.ll_hop_ns
-        duration = duration + soft_sum(movement.host_hops * hop_ns, inside, host.ll_overlap)
-    if fabric is not None:
-        duration = duration + _net_ns(movement, algorithm, protocol, wiring, fabric, inside)
-    return np.asarray(duration, dtype=np.float64)
+        duration = duration + soft_sum(movement.host_hops * hop_ns, carrying, host.ll_overlap)
+    return np.asarray(launch + duration, dtype=np.float64)
 
 
 def _latency_ns(movement: Movement, algorithm: CollectiveAlgorithm, host: HostConstants) -> Any:
@@ -88,47 +91,62 @@ def _inside_ns(
     return sending + np.sqrt(host.fill_ns * sending)
 
 
-def _net_ns(
+def _net_launch_ns(
     movement: Movement,
     algorithm: CollectiveAlgorithm,
     protocol: Protocol,
     wiring: Wiring,
     fabric: FabricConstants,
-    inside_ns: Any,
 ) -> Any:
-    """What leaving the host adds: latency, and the time NICs need beyond that of the GPUs."""
-    hop, ratio = {
-        Protocol.LL: (fabric.ll_hop_ns, fabric.ll_ratio),
-        Protocol.LL128: (fabric.ll128_hop_ns, fabric.ll128_ratio),
-        Protocol.SIMPLE: (fabric.simple_hop_ns, fabric.simple_ratio),
-    }[protocol]
-    hop = hop + wiring.net_latency_ns
+    """What leaving the host adds before bytes flow: its launch, its hops, and first chunks."""
+    hop: Any = (
+        wiring.net_latency_ns
+        + {
+            Protocol.LL: fabric.ll_hop_ns,
+            Protocol.LL128: fabric.ll128_hop_ns,
+            Protocol.SIMPLE: fabric.simple_hop_ns,
+        }[protocol]
+    )
     hop = hop + fabric.spread_ns * _ramp((movement.message_bytes / fabric.spread_bytes) ** 2)
-    if algorithm is CollectiveAlgorithm.RING:
-        hop = hop * fabric.ring_hop_ratio
     launch = fabric.launch_ns + wiring.call_latency_ns
+    # A ring streams: only its first chunk waits. A tree waits at every level.
+    levels: Any = movement.net_hops
+    if algorithm is CollectiveAlgorithm.RING:
+        hop, levels = hop * fabric.ring_hop_ratio, 1.0
     if algorithm is CollectiveAlgorithm.NVLS_TREE:
         launch = launch + fabric.nvls_tree_fill_ns * _ramp(movement.message_bytes / _NVLS_CHUNK)
-    # A ring streams: only its first chunk waits. A tree waits at every level.
-    levels = 1.0 if algorithm is CollectiveAlgorithm.RING else movement.net_hops
     if protocol is Protocol.SIMPLE:
         fill = fabric.fill_ns * _ramp(movement.message_bytes / fabric.fill_bytes)
         launch = launch + levels * fill
     if protocol is Protocol.LL128:
         fill = fabric.ll128_fill_ns * _ramp(movement.message_bytes / fabric.ll128_fill_bytes)
         launch = launch + levels * fill
+    return launch + movement.net_hops * hop
+
+
+def _sending_ns(
+    movement: Movement,
+    algorithm: CollectiveAlgorithm,
+    protocol: Protocol,
+    wiring: Wiring,
+    fabric: FabricConstants,
+) -> Any:
+    """How long the NICs of the busiest host need for what they send."""
+    ratio = {
+        Protocol.LL: fabric.ll_ratio,
+        Protocol.LL128: fabric.ll128_ratio,
+        Protocol.SIMPLE: fabric.simple_ratio,
+    }[protocol]
     sending = movement.nic_bytes * _nic_ns_per_byte(wiring, ratio, fabric.nic_crowding)
-    # Every channel leaves a host through one NIC: racks have more of them than channels.
-    sending = sending * max(1.0, wiring.nic_count / CHANNELS_BETWEEN_HOSTS)
+    # NCCL takes every path it finds for two channels, and racks have more NICs than paths.
+    sending = sending * max(1.0, 2 * wiring.nic_count / CHANNELS_BETWEEN_HOSTS)
     if algorithm is CollectiveAlgorithm.NVLS_TREE:
         sending = sending * (1.0 + wiring.doubling_loss) ** math.log2(wiring.host_count / 2)
     if algorithm is CollectiveAlgorithm.RING:
         steps = movement.host_hops + movement.net_hops
         share = movement.message_bytes / (wiring.nic_count * fabric.step_bytes)
         sending = soft_sum(sending, steps * fabric.step_ns * _ramp(share**2) ** 0.5, 4.0)
-    # Both carry the same pieces in turn: where neither is much faster, they wait for each other.
-    both = soft_sum(inside_ns, sending, 6.0)
-    return launch + movement.net_hops * hop + both - inside_ns
+    return sending
 
 
 def _pairwise_ns(
@@ -145,7 +163,8 @@ def _pairwise_ns(
     plateau = host.plateau_ns * _ramp((movement.chunk_bytes / host.plateau_bytes) ** 2)
     duration = host.launch_ns + host.pair_launch_ns
     duration = duration + host.pair_peer_ns * np.log2(1.0 + movement.peers)
-    duration = duration + soft_sum(plateau, inside, 4.0) + np.sqrt(host.pair_fill_ns * inside)
+    duration = duration + np.sqrt(host.pair_fill_ns * inside)
+    moving = inside
     if fabric is not None:
         byte_ns = _nic_ns_per_byte(wiring, fabric.pair_ratio, fabric.nic_crowding)
         spine = _ramp((movement.chunk_bytes / fabric.pair_burst_bytes) ** 4)
@@ -155,9 +174,9 @@ def _pairwise_ns(
         peer = fabric.pair_ll_peer_ns if is_ll else fabric.pair_peer_ns
         start = fabric.pair_launch_ns + wiring.net_latency_ns + wiring.call_latency_ns
         duration = duration + start + peer * movement.net_peers
-        duration = duration + np.maximum(outside - inside, 0.0)
         duration = duration + np.sqrt(fabric.pair_fill_ns * outside)
-    return np.asarray(duration, dtype=np.float64)
+        moving = np.maximum(inside, outside)
+    return np.asarray(duration + soft_sum(plateau, moving, 4.0), dtype=np.float64)
 
 
 def _nic_ns_per_byte(wiring: Wiring, ratio: float, crowding: float) -> float:

@@ -3,6 +3,9 @@
 NCCL does not measure: it adds up latencies and divides by bandwidths from a table in its source,
 and takes the smallest. The estimate is often wrong, so measured time jumps where the choice
 changes. Only the choice is used here, never the estimate.
+
+Between hosts the inputs of the estimate are not known well: what NCCL's search found of the links,
+what a plugin reports. Choices whose estimates are close to the smallest therefore count in part.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ _REDUCED = (CollectiveKind.ALL_REDUCE, CollectiveKind.BARRIER)
 _GATHERED = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 _PAIRWISE = UNPLANNED[CollectiveAlgorithm.PAIRWISE]
 _NS_PER_US = 1e3
+CLOSE = 0.15
+"""How far above the smallest an estimate between hosts may be to count at all, in the logarithm."""
 _INTEL, _AMD = "volta", "ampere"
 """Whose row of LL's bandwidths NCCL reads between hosts: the processor counts, not the GPU."""
 
@@ -107,17 +112,21 @@ class Tuner:
 
     def choose(
         self, kind: CollectiveKind, sizes: FloatArray, software: CollectiveSoftware
-    ) -> tuple[list[Choice], np.ndarray]:
-        """The candidates in order, and for each size the number of the one taken."""
+    ) -> tuple[list[Choice], FloatArray]:
+        """The candidates in order, and how much each counts at each size; the shares sum to 1."""
         candidates = self.candidates(kind, software)
         if kind in _PAIRWISE:
             slices = sizes / (self.wiring.rank_count if kind is CollectiveKind.ALL_TO_ALL else 1)
-            return candidates, (slices <= self.pair_ll_bytes).astype(np.int64)
+            is_small = slices <= self.pair_ll_bytes
+            return candidates, np.stack([~is_small, is_small]).astype(np.float64)
         if len(candidates) == 1:
-            return candidates, np.zeros(sizes.shape, dtype=np.int64)
+            return candidates, np.ones((1, *sizes.shape))
         tuner = replace(self, release=software.nccl_version)
         estimates = np.stack([tuner.estimate_ns(kind, choice, sizes) for choice in candidates])
-        return candidates, np.argmin(estimates, axis=0)
+        if self.wiring.host_count == 1:
+            return candidates, np.eye(len(candidates))[:, np.argmin(estimates, axis=0)]
+        close = np.maximum(1.0 - np.log(estimates / estimates.min(axis=0)) / CLOSE, 0.0) ** 2
+        return candidates, close / close.sum(axis=0)
 
     def candidates(self, kind: CollectiveKind, software: CollectiveSoftware) -> list[Choice]:
         """What NCCL could take for *kind*; pairwise exchanges leave it no choice."""

@@ -125,23 +125,26 @@ def find_worse(device: Device) -> tuple[Device, ...]:
 
 def _exceeds(one: Device, other: Device) -> bool:
     """Whether *one* is at least equal to *other* in everything that its file states."""
-    mine, its = (
-        {
-            "clock": chip.clock_hz,
-            "SMs": chip.sm_count,
-            "shared memory": chip.multiprocessors.shared_memory_bytes,
-            "memory": chip.memory_bytes,
-            "memory bandwidth": chip.memory_bandwidth_bytes_per_s,
-            "L2": chip.l2_bytes,
-            "L2 bandwidth": chip.l2_bandwidth_bytes_per_s or math.inf,
-            "vector": chip.vector_flops,
-            "copies": chip.pcie_bandwidth_bytes_per_s,
-            "power": chip.power_w,
-            **chip.peak_flops,
-        }
-        for chip in (one, other)
-    )
+    mine, its = _facts(one), _facts(other)
     return one.vendor == other.vendor and all(mine.get(key, 0.0) >= its[key] for key in its)
+
+
+def _facts(device: Device) -> Mapping[str, float]:
+    """The amounts that its file states, of which more is better."""
+    l2_bandwidth = device.l2_bandwidth_bytes_per_s
+    return {
+        "clock": device.clock_hz,
+        "SM count": device.sm_count,
+        "shared memory": device.multiprocessors.shared_memory_bytes,
+        "memory": device.memory_bytes,
+        "memory bandwidth": device.memory_bandwidth_bytes_per_s,
+        "L2": device.l2_bytes,
+        "L2 bandwidth": math.inf if l2_bandwidth is None else l2_bandwidth,
+        "vector rate": device.vector_flops,
+        "copies": device.pcie_bandwidth_bytes_per_s,
+        "power": device.power_w,
+        **{f"peak {dtype.value}": rate for dtype, rate in device.peak_flops.items()},
+    }
 
 
 def _apart(one: Device, other: Device) -> float:
@@ -280,20 +283,7 @@ class Device(Sourced):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "description", self.description or self.name)
-        quantities = {
-            "clock": self.clock_hz,
-            "memory": self.memory_bytes,
-            "memory bandwidth": self.memory_bandwidth_bytes_per_s,
-            "L2": self.l2_bytes,
-            "L2 bandwidth": 1.0
-            if self.l2_bandwidth_bytes_per_s is None
-            else self.l2_bandwidth_bytes_per_s,
-            "vector rate": self.vector_flops,
-            "power": self.power_w,
-            "SM count": self.multiprocessors.count,
-            **{f"peak {dtype.value}": rate for dtype, rate in self.peak_flops.items()},
-        }
-        wrong = [f"{what} {value}" for what, value in quantities.items() if not value > 0]
+        wrong = [f"{what} {value}" for what, value in _facts(self).items() if not value > 0]
         if wrong:
             raise TopologyError(
                 f"device {self.name}: every quantity must be above zero, got {', '.join(wrong)}. "

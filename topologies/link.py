@@ -254,17 +254,18 @@ class FabricKind(Enum):
 class Fabric(Form):
     """The network that the NICs of a host are connected to.
 
-    *nic_bandwidth_bytes_per_s* is that of one NIC vertex with all its *nic_lanes*, each way; a
-    file states that of one lane. *nic_latency_ns* is paid on the way into and out of the network,
-    *spine_latency_ns* on the way up and down again. *oversubscription* is what the NICs under a
-    leaf can send over what the leaf can pass up: 1 keeps every NIC busy across the spine. Defaults
-    are those of the machines we ship. *call_latency_ns* is paid by every call of a training job
-    that does not queue after another of its group, per doubling of the hosts that take part: on a
-    network shared with other jobs, waiting for the slowest host. *doubling_loss* is the share by
-    which reductions in the switches of hosts and trees between them become slower with every
-    doubling of hosts beyond two. Where no log of a machine tells, that of 4 and 8 hosts of H100,
-    0.16, drawn halfway to none. A network that *reduces* has
-    switches that add up what passes through them (SHARP).
+    *nic_bandwidth_bytes_per_s* is that of one NIC vertex with all its *nic_lanes*, each way; a file
+    states that of one lane. *nic_latency_ns* is paid on the way into and out of the network,
+    *spine_latency_ns* on the way up and down again. *idle_nic_latency_ns*, if stated, is what a
+    benchmark alone on the network pays in place of *nic_latency_ns*. *oversubscription* is what the
+    NICs under a leaf can send over what the leaf can pass up: 1 keeps every NIC busy across the
+    spine. Defaults are those of the machines we ship. *call_latency_ns* is paid by every call of a
+    training job that does not queue after another of its group, per doubling of the hosts that take
+    part: on a network shared with other jobs, waiting for the slowest host. *doubling_loss* is the
+    share by which reductions in the switches of hosts and trees between them become slower with
+    every doubling of hosts beyond two. Where no log of a machine tells, that of 4 and 8 hosts of
+    H100, 0.16, drawn halfway to none. A network that *reduces* has switches that add up what passes
+    through them (SHARP).
     """
 
     sections = ("nic", "leaf", "spine", "call")
@@ -279,6 +280,7 @@ class Fabric(Form):
     ] = 1.0
     spine_latency_ns: Annotated[Duration, Field(alias="spine.latency")] = 300.0
     call_latency_ns: Annotated[Duration, Field(alias="call.latency")] = 0.0
+    idle_nic_latency_ns: Annotated[Duration, Field(alias="nic.idle_latency")] = 0.0
     doubling_loss: Annotated[float, Field(strict=True, ge=0, le=1, alias="call.loss")] = 0.1
     reduces: Switch = False
 
@@ -288,7 +290,8 @@ class Fabric(Form):
             ("NIC lanes must be 1 or more", self.nic_lanes >= 1),
             (
                 "latencies must be zero or more",
-                min(self.nic_latency_ns, self.spine_latency_ns, self.call_latency_ns) >= 0,
+                min(self.nic_latency_ns, self.spine_latency_ns, self.call_latency_ns) >= 0
+                and self.idle_nic_latency_ns >= 0,
             ),
             ("hosts per leaf must be 1 or more", self.hosts_per_leaf >= 1),
             ("oversubscription must be 1 or more", self.oversubscription >= 1),

@@ -173,9 +173,11 @@ class Topology:
     @property
     def idle(self) -> Topology:
         """The machine as a benchmark finds it, alone on its network."""
-        if self.fabric is None or not self.fabric.call_latency_ns:
+        if self.fabric is None:
             return self
-        return replace(self, fabric=replace(self.fabric, call_latency_ns=0.0))
+        latency_ns = self.fabric.idle_nic_latency_ns or self.fabric.nic_latency_ns
+        alone = replace(self.fabric, call_latency_ns=0.0, nic_latency_ns=latency_ns)
+        return self if alone == self.fabric else replace(self, fabric=alone)
 
     @property
     def has_nvls(self) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from perfmodel.base.cautions import join_cautions
 from perfmodel.base.errors import InputError, OutputError, ScenarioError
 from perfmodel.base.options import Option, Price
+from perfmodel.base.units import parse_duration_ns
 from perfmodel.base.writing import (
     STDOUT,
     check_apart,
@@ -114,6 +115,13 @@ class MeasuredCollectives:
         from collectives.measurements import RunPlace
 
         return RunPlace(topology=self.topology, hosts=self.hosts, kind=self.kind)
+
+
+def parse_measured(text: str) -> float:
+    """Nanoseconds that an iteration took."""
+    if (measured_ns := parse_duration_ns(text)) <= 0:
+        raise InputError(f"--measured: must be above zero, got {text!r}.")
+    return measured_ns
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:

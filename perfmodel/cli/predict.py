@@ -11,9 +11,8 @@ import typer
 from perfmodel import api
 from perfmodel.base.extensions import load_extension
 from perfmodel.base.options import Option, options_of
-from perfmodel.base.units import parse_duration_ns
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import Outputs, RunOptions, argument
+from perfmodel.cli.options import Outputs, RunOptions, argument, parse_measured
 from perfmodel.prediction.scenario import JobScenario, RunQuestion, Scenario
 
 if TYPE_CHECKING:
@@ -74,7 +73,8 @@ def predict(
     ] = False,
     require_fit: Annotated[bool, Option(help="Exit 1 if it does not fit in memory.")] = False,
     measured: Annotated[
-        str | None, Option(metavar="TIME", help="What an iteration took, e.g. 5.2s.")
+        float | None,
+        Option(metavar="TIME", parse=parse_measured, help="What an iteration took, e.g. 5.2s."),
     ] = None,
     anchor_out: Annotated[
         str | None, Option(metavar="FILE", help="Write what --measured says as a calibration.")
@@ -123,7 +123,7 @@ def predict(
     files.write_prediction(prediction, whole)
     if measured is not None and anchor_out is not None:
         anchor_run = load_extension("measurements", "api").anchor_run
-        anchor_run(scenario, parse_duration_ns(measured), anchor_out)
+        anchor_run(scenario, measured, anchor_out)
     if require_fit and prediction.memory is not None and not prediction.memory.fits:
         raise typer.Exit(1)
 

@@ -230,7 +230,7 @@ class CollectiveAnswer:
             "time_us": cost.duration_ns / 1e3,
             "interval_us": [low / 1e3, high / 1e3],
             "bus_bandwidth_bytes_per_s": cost.bus_bandwidth_bytes_per_s,
-            **pick(cost, "algorithm", "protocol", "busiest_link", "latency_ratio"),
+            **pick(cost, "algorithm", "protocol", "alternative", "busiest_link", "latency_ratio"),
             "provenance": cost.provenance.word,
             **({} if each is None else {"per_rank_us": [float(ns) / 1e3 for ns in each]}),
             **self.cautions.document(),
@@ -251,10 +251,11 @@ def report_collective(answer: CollectiveAnswer) -> Report:
     cost, matrix = answer.cost, answer.collective.byte_matrix
     interval = f"90 %: {format_range(*interval_of(cost.duration_ns, cost.relative_sigma))}"
     share = 100 * cost.latency_ratio
+    near = cost.alternative and f" (NCCL's plan is close to {cost.alternative})"
     rows = [
         ("time", f"{format_duration(cost.duration_ns)}  ({interval}, {cost.provenance.word})"),
         ("bus bandwidth", format_bandwidth(cost.bus_bandwidth_bytes_per_s)),
-        ("chosen", f"{cost.algorithm}, {cost.protocol}"),
+        ("chosen", f"{cost.algorithm}, {cost.protocol}{near}"),
         ("busiest link", cost.busiest_link or "none"),
         ("share", f"{share:.0f} % latency, {100 - share:.0f} % bandwidth"),
     ]
@@ -285,7 +286,7 @@ class SizeSweep:
                 "size_bytes": size,
                 "time_us": cost.duration_ns / 1e3,
                 "bus_bandwidth_bytes_per_s": cost.bus_bandwidth_bytes_per_s,
-                **pick(cost, "algorithm", "protocol", "latency_ratio"),
+                **pick(cost, "algorithm", "protocol", "alternative", "latency_ratio"),
             }
             for size, cost in zip(self.sizes_bytes, self.costs, strict=True)
         ]

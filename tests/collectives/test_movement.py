@@ -5,7 +5,7 @@ import pytest
 
 from collectives.collective import CollectiveAlgorithm, CollectiveKind
 from collectives.group import wiring_of
-from collectives.movement import ALGORITHMS, build_movement
+from collectives.movement import build_movement
 from tests.collectives.machines import build_host
 from topologies import build_cluster
 
@@ -54,11 +54,3 @@ def test_steps_and_bytes_are_those_counted_on_paper(kind, algorithm, hosts, expe
 def test_send_recv_moves_the_whole_buffer_to_the_one_peer():
     movement = moved(CollectiveKind.SEND_RECV, PAIRWISE, gpus=2)
     assert movement.gpu_bytes[0] == 8_000
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_movement_without_bytes_keeps_its_steps(algorithm):
-    movement = moved(CollectiveKind.ALL_REDUCE, algorithm, hosts=2)
-    empty = movement.without_bytes()
-    assert empty.net_hops == movement.net_hops
-    assert empty.nic_bytes == 0

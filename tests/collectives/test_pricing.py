@@ -90,6 +90,13 @@ def test_the_same_question_twice_gives_the_same_cost():
     assert ask[0] == ask[1]
 
 
+def is_one_choice(*costs):
+    """Whether all name the same choice, and none a switch that is near."""
+    return len({(cost.algorithm_word, cost.alternative) for cost in costs}) == 1 and not (
+        costs[0].alternative
+    )
+
+
 @settings(max_examples=40)
 @given(
     topology=hosts(),
@@ -102,7 +109,7 @@ def test_more_bytes_never_take_less_time_within_a_choice(topology, count, kind, 
     wiring = wiring_of(range(cluster.rank_count), cluster)
     sizes = np.array(sorted(2.0**power for power in powers))
     small, large = price_sizes(kind, sizes, wiring=wiring)
-    if small.algorithm_word == large.algorithm_word:
+    if is_one_choice(small, large):
         assert small.duration_ns <= large.duration_ns * (1 + 1e-12)
 
 
@@ -117,7 +124,7 @@ def test_time_does_not_jump_within_a_choice(topology, count, kind, power):
     cluster = build_cluster(topology, hosts=count)
     wiring = wiring_of(range(cluster.rank_count), cluster)
     before, after = price_sizes(kind, np.array([2.0**power, 2.0**power * 1.001]), wiring=wiring)
-    if before.algorithm_word == after.algorithm_word:
+    if is_one_choice(before, after):
         # No term grows faster than the square of the size, so 0.1 % more bytes cost under 0.5 %.
         assert after.duration_ns <= before.duration_ns * 1.005
 
@@ -300,3 +307,60 @@ def test_what_can_be_forced_bounds_what_nccl_chooses():
             for protocol in Protocol
         ]  # fmt: skip
         assert min(found) <= time_ns(*call) <= max(found)
+
+
+def test_where_nccl_plans_two_choices_close_together_the_time_is_between_them_and_wider():
+    wiring = wiring_of(range(32), h100(4))
+    sizes = 2.0 ** np.arange(14, 30, 0.25)
+    costs = price_sizes(CollectiveKind.ALL_REDUCE, sizes, wiring=wiring)
+    near = [place for place, cost in enumerate(costs) if cost.alternative]
+    assert 0 < len(near) < len(costs)
+    place = next(at for at in near if costs[at].algorithm_word == "tree/ll")
+    cost = costs[place]
+    ways = {}
+    for word in (cost.algorithm_word, cost.alternative):
+        algorithm, protocol = word.split("/")
+        forced = CollectiveSoftware(
+            algorithm=CollectiveAlgorithm(algorithm), protocol=Protocol(protocol)
+        )
+        [way] = price_sizes(
+            CollectiveKind.ALL_REDUCE, sizes[[place]], wiring=wiring, software=forced
+        )
+        ways[word] = way
+    low, high = sorted(way.duration_ns for way in ways.values())
+    assert low < cost.duration_ns < high
+    assert cost.relative_sigma > ways[cost.algorithm_word].relative_sigma
+
+
+@pytest.mark.parametrize("name", ["dgx1_v100", "dgx_a100", "dgx_h100", "dgx_b200", "polaris"])
+@pytest.mark.parametrize(
+    "kind", [CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL]
+)
+def test_better_links_are_slower_only_where_a_switch_is_named(name, kind):
+    machine = load_topology(name)
+    fabric = machine.fabric
+    faster = tuple(
+        replace(link, bandwidth_bytes_per_s=1.5 * link.bandwidth_bytes_per_s)
+        for link in machine.links
+    )
+    better = [
+        replace(machine, links=faster),
+        replace(machine, fabric=replace(fabric, nic_latency_ns=fabric.nic_latency_ns / 2)),
+        replace(
+            machine,
+            fabric=replace(
+                fabric, nic_bandwidth_bytes_per_s=1.5 * fabric.nic_bandwidth_bytes_per_s
+            ),
+        ),
+    ]
+    sizes = 2.0 ** np.arange(9, 31)
+
+    def curve(topology):
+        cluster = build_cluster(topology, hosts=2)
+        return price_sizes(kind, sizes, wiring=wiring_of(range(cluster.rank_count), cluster))
+
+    plain = curve(machine)
+    for one in better:
+        for before, after in zip(plain, curve(one), strict=True):
+            if is_one_choice(before, after):
+                assert after.duration_ns <= before.duration_ns * (1 + 1e-9)

@@ -17,8 +17,13 @@ SIZES = 2.0 ** np.arange(9, 33)
 
 def choices(topology, hosts, ranks, kind, software=None):
     tuner = build_tuner(wiring_of_run(topology, hosts, ranks), load_default_calibration())
-    candidates, chosen = tuner.choose(kind, SIZES, software or CollectiveSoftware())
-    return [candidates[number] for number in chosen]
+    return taken_by(tuner, kind, SIZES, software or CollectiveSoftware())
+
+
+def taken_by(tuner, kind, sizes, software):
+    """The choice that counts most at each of *sizes*."""
+    candidates, shares = tuner.choose(kind, sizes, software)
+    return [candidates[number] for number in np.argmax(shares, axis=0)]
 
 
 def test_two_a100_switch_from_ll_to_simple_at_one_mebibyte():
@@ -145,8 +150,8 @@ def test_large_messages_over_hosts_are_planned_with_dearer_steps():
 def test_slices_up_to_a_limit_are_exchanged_by_ll(kind, parts):
     tuner = replace(planning_tuner(hosts=1, gpus=4), pair_ll_bytes=1000)
     sizes = parts * np.array([999.0, 1000.0, 1000.5])
-    candidates, chosen = tuner.choose(kind, sizes, CollectiveSoftware())
-    assert [candidates[number][1] for number in chosen] == [
+    taken = taken_by(tuner, kind, sizes, CollectiveSoftware())
+    assert [protocol for _, protocol in taken] == [
         Protocol.LL, Protocol.LL, Protocol.SIMPLE,
     ]  # fmt: skip
 
@@ -205,9 +210,9 @@ def test_an_algorithm_without_an_estimate_is_taken_only_where_it_is_forced(monke
     free = [tuner.candidates(kind, forced) for kind in kinds]
     monkeypatch.setattr("collectives.tuner.UNPLANNED", {pairwise: kinds[:1]})
 
-    candidates, chosen = tuner.choose(kinds[0], SIZES, forced)
+    candidates, shares = tuner.choose(kinds[0], SIZES, forced)
     assert candidates == [(pairwise, Protocol.SIMPLE)]
-    assert chosen.tolist() == [0] * len(SIZES)
+    assert shares.tolist() == [[1] * len(SIZES)]
     assert tuner.candidates(kinds[0], CollectiveSoftware()) == free[0]
     assert tuner.candidates(kinds[1], forced) == free[1]
 
@@ -224,10 +229,8 @@ def test_a_network_that_reduces_carries_the_buffer_once():
         for algorithm in (CollectiveAlgorithm.NVLS_TREE, CollectiveAlgorithm.NVLS):
             movement = build_movement(CollectiveKind.ALL_REDUCE, algorithm, sizes, wiring)
             ns[name, algorithm] = float(movement.nic_bytes[0])
-        taken, chosen = build_tuner(wiring, load_default_calibration()).choose(
-            CollectiveKind.ALL_REDUCE, sizes, CollectiveSoftware()
-        )
-        ns[name] = taken[int(chosen[0])][0]
+        tuner = build_tuner(wiring, load_default_calibration())
+        ns[name] = taken_by(tuner, CollectiveKind.ALL_REDUCE, sizes, CollectiveSoftware())[0][0]
     # A tree between more than two hosts sends the buffer twice.
     assert ns["sharp", CollectiveAlgorithm.NVLS] == 2.0**28
     assert ns["sharp", CollectiveAlgorithm.NVLS_TREE] == 2.0**29
@@ -268,3 +271,17 @@ def test_hundreds_of_hosts_with_few_gpus_reduce_large_messages_by_tree():
     assert found[2.0**32] == (ring, Protocol.SIMPLE)
     near = dict(zip(SIZES, choices("polaris", 8, 32, CollectiveKind.ALL_REDUCE), strict=True))
     assert near[2.0**26] == (ring, Protocol.SIMPLE)
+
+
+def test_between_hosts_choices_with_close_plans_share_the_time():
+    tuner = planning_tuner(hosts=4, gpus=4)
+    kind = CollectiveKind.ALL_REDUCE
+    candidates, shares = tuner.choose(kind, SIZES, CollectiveSoftware())
+    estimates = np.stack([tuner.estimate_ns(kind, choice, SIZES) for choice in candidates])
+    assert shares.sum(axis=0) == pytest.approx(np.ones(len(SIZES)))
+    # From 16 % above the smallest estimate on a choice counts nothing; the smallest counts most.
+    is_close = estimates < 1.1618 * estimates.min(axis=0)
+    assert ((shares > 0) == is_close).all()
+    assert (np.argmax(shares, axis=0) == np.argmin(estimates, axis=0)).all()
+    _, alone = planning_tuner(hosts=1, gpus=4).choose(kind, SIZES, CollectiveSoftware())
+    assert set(alone.ravel()) == {0.0, 1.0}

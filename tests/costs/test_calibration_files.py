@@ -63,7 +63,10 @@ def test_a_file_without_origin_is_refused():
         ({"source": None}, "source: "),
         ({"colour": "red"}, "colour: "),
         ({"command": "made by hand"}, "command must be `perfmodel calibrate KIND"),
-        ({"command": "perfmodel calibrate host x.csv"}, "a kind among attention, experts, gemm"),
+        (
+            {"command": "perfmodel calibrate host x.csv"},
+            "a kind among attention, embedding, experts, gemm",
+        ),
     ],
 )
 def test_a_file_of_a_person_is_checked_before_it_is_used(tmp_path, change, fault):

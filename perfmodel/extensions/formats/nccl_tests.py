@@ -236,23 +236,16 @@ def _ranks_by_bandwidths(lines: Iterable[str], kind: str) -> int:
     return fitting[0] if len(fitting) == 1 else 0
 
 
-def _kind_by_columns(lines: Iterable[str], ranks: int) -> str:
+def _kind_by_columns(lines: list[str], ranks: int) -> str:
     """The collective that alone reduces to all and has such a ratio of bus to plain bandwidth."""
-    ratios = [
-        float(cells["busbw"]) / float(cells["algbw"])
+    reduces = any(
+        cells.get("redop", "none") != "none" and cells.get("root") == "-1"
         for cells in _iter_cells(lines)
-        if {"redop", "root", "algbw"} <= cells.keys()
-        and cells["redop"] != "none"
-        and cells["root"] == "-1"
-        and _is_positive(cells["algbw"])
-        and _is_positive(cells["busbw"])
-    ]
-    if not ratios or ranks < 2:
-        return ""
-    # Both bandwidths are printed with two digits; the last line has the largest of them.
-    share = (ranks - 1) / ranks
-    kinds = {"all_reduce": 2 * share, "reduce_scatter": share}
-    return next((kind for kind, ratio in kinds.items() if abs(ratios[-1] / ratio - 1) < 0.05), "")
+    )
+    passes = (_passes(lines) or 0.0) if reduces and ranks > 1 else 0.0
+    share = (ranks - 1) / max(ranks, 1)
+    kinds = {"all_reduce": 2 * share, "reduce_scatter": share} if passes else {}
+    return next((kind for kind, ratio in kinds.items() if abs(passes / ratio - 1) < 0.05), "")
 
 
 def _digits(number: str) -> int:

@@ -15,6 +15,8 @@ from perfmodel.base.errors import MeasurementError, PerfModelError
 from perfmodel.costs.estimates import Estimates
 from perfmodel.extensions.measurements.measured_kernels import KernelTable, MeasuredKernel
 from perfmodel.prediction.gate import Ratio, beyond, limits, ratios_of
+from perfmodel.prediction.question import Question
+from perfmodel.prediction.yardsticks import Yardsticks
 from topologies import load_device
 
 if TYPE_CHECKING:
@@ -105,6 +107,18 @@ def _check_units(scales: Sequence[float], columns: Sequence[float], where: str) 
         raise MeasurementError(
             f"{where}: times must be in the unit of their column, and are {middle:,.4g} times as "
             f"long as this hardware takes (half of {len(scales)} rows). Correct unit or machine."
+        )
+
+
+def check_run(question: Question, measured_ns: float) -> None:
+    """Refuse a run that did the operations of its model faster than the peak of its GPUs."""
+    if question.cluster is None or question.work is None:
+        return
+    done = Yardsticks(question.work, question.cluster.rank_count, round(measured_ns))
+    for warned in beyond([("peak", done.model_utilisation or 0.0)], question.cluster.device.name):
+        raise MeasurementError(
+            f"measured time: must be possible, but the model's operations would run at "
+            f"{warned.found:,.4g} times the peak of {warned.where}. Correct time, batch or machine."
         )
 
 

@@ -7,7 +7,7 @@ import pytest
 from perfmodel import api
 from perfmodel.base.errors import InputError, MeasurementError
 from perfmodel.extensions.measurements.checking import check_tables
-from tests.fuzz.doors import _csv, _gemms, _log, _log_rows
+from tests.fuzz.doors import RUNS, _csv, _gemms, _log, _log_rows
 
 PLACE = api.RunPlace("dgx_h100")
 
@@ -93,3 +93,11 @@ def test_a_misspelt_column_is_refused(tmp_path):
     table.write_text(_csv(_gemms()).replace("dtype", "dtpye"))
     with pytest.raises(MeasurementError, match="dtpye is not known; dtype is"):
         api.validate("gemm", [table])
+
+
+def test_a_run_faster_than_the_peak_of_its_gpus_is_refused(tmp_path):
+    table = tmp_path / "runs.csv"
+    # 6 x 101 M parameters x 1,024 tokens are 0.62 TFLOP on each GPU: 2 ms at 312 TFLOP/s.
+    table.write_text(_csv([RUNS[0] | {"iter_time_s": 0.001}]))
+    [refused] = api.validate_runs(table, executor="serial").unsupported
+    assert "times the peak of a100_sxm_80gb" in refused.reason

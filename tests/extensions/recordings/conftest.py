@@ -11,9 +11,15 @@ from traces.job_trace import load_job_trace
 
 
 @pytest.fixture(scope="session")
-def recorded(shared_data):
+def recorded_traces(shared_data):
+    """Read the recorded traces in a folder, once."""
+    return functools.cache(lambda name: load_job_trace(shared_data / "traces" / name))
+
+
+@pytest.fixture(scope="session")
+def recorded(recorded_traces):
     """Import the job in a folder of the recorded traces, once."""
-    return functools.cache(lambda name: import_job(load_job_trace(shared_data / "traces" / name)))
+    return functools.cache(lambda name: import_job(recorded_traces(name)))
 
 
 @pytest.fixture(scope="session")

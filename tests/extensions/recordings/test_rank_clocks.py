@@ -1,10 +1,9 @@
 """Collectives of several ranks: one clock, and the rank that lacks a call is named."""
 
-import copy
-import gzip
-import json
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from perfmodel.base.errors import TraceError
@@ -12,7 +11,7 @@ from perfmodel.extensions.recordings.importing import import_job
 from perfmodel.extensions.recordings.self_replay import self_replay
 from tests.extensions.recordings.builders import import_spans
 from tests.traces.builders import kernel, launch
-from traces.job_trace import load_job_trace
+from traces.trace import Category
 
 REDUCE, GATHER = "ncclDevKernel_AllReduce_Sum_f32(args)", "ncclDevKernel_AllGather(args)"
 STEPS = [REDUCE, GATHER, REDUCE, REDUCE] * 3
@@ -95,26 +94,20 @@ def test_ranks_that_make_other_collectives_are_named_with_what_each_makes(tmp_pa
     assert "#5: all_gather on rank 1, all_reduce on ranks 0, 2." in sentence
 
 
-def test_one_kernel_taken_out_of_a_real_recording_is_named(shared_data, tmp_path):
-    folder = shared_data / "traces" / "resnet_ddp_mi300x4"
-    texts = [(folder / f"rank{rank}.json.gz").read_bytes() for rank in range(4)]
-    ranks = [json.loads(gzip.decompress(text)) for text in texts]
-    events = ranks[2]["traceEvents"]
-    calls = sorted(
-        (one for one in events if one.get("cat") == "kernel" and "nccl" in one["name"]),
-        key=lambda one: one["ts"],
-    )
+def test_one_kernel_taken_out_of_a_real_recording_is_named(recorded_traces):
+    whole = recorded_traces("resnet_ddp_mi300x4")
+    trace = whole.ranks[2]
+    kernels = trace.columns.rows_in(Category.KERNEL).tolist()
+    calls = [row for row in kernels if "nccl" in trace.name_of(row)]
     assert len(calls) == 21
     for number in (2, 15):
-        kept = copy.copy(events)
-        kept.remove(calls[number])
-        ranks[2]["traceEvents"] = kept
-        for rank, document in enumerate(ranks):
-            (tmp_path / f"rank{rank}.json").write_text(json.dumps(document))
+        kept = np.delete(np.arange(len(trace.columns)), calls[number])
+        lacking = replace(trace, columns=trace.columns.take(kept))
+        job = replace(whole, ranks=(*whole.ranks[:2], lacking, *whole.ranks[3:]))
         words = rf"#{number}: rank 2 lacks \w+ of \d+ bytes \(\w+\), made by ranks 0, 1, 3;"
         if number < 10:
-            faults = import_job(load_job_trace(tmp_path)).report.all_faults
+            faults = import_job(job).report.all_faults
             assert len([fault for fault in faults if re.search(words, fault)]) == 1
         else:
             with pytest.raises(TraceError, match=words):
-                import_job(load_job_trace(tmp_path))
+                import_job(job)

@@ -12,7 +12,6 @@ from perfmodel.extensions.recordings.self_replay import self_replay
 from perfmodel.extensions.recordings.steps import repeats_from_end
 from tests.extensions.recordings.builders import import_spans
 from tests.traces.builders import kernel, launch, span
-from traces.job_trace import load_job_trace
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 STEP_US = 1_000
@@ -179,7 +178,7 @@ def test_repeats_are_counted_from_the_end(text, alike):
     assert {period: count for period, count in enumerate(found) if period and count} == alike
 
 
-@pytest.mark.parametrize("ranks", [(0,), (5,), (0, 1), (4, 5), (0, 1, 2), (5, 6, 7), range(8)])
+@pytest.mark.parametrize("ranks", [(0,), (5,), (0, 1), (5, 6, 7), range(8)])
 def test_marked_steps_that_alternate_are_found_on_any_ranks(recorded_ranks, ranks):
     """Four marked steps, whose optimizers alternate: 83.7 and 84.5 ms per two of them.
 
@@ -274,10 +273,10 @@ WINDOWS = [*((0, stop) for stop in (10, 25, 40, 55, 70, 85)), (15, 100), (45, 10
     "name", ["dlrm_torchrec_v100x4/n2_a2a_opt_2_runB", "nanogpt_h100x8_2025_10_rank0",
              "resnet_ddp_mi300x4", "resnet50_loader_v100/num_workers_0.json.gz"],
 )  # fmt: skip
-def test_a_cut_window_shows_the_same_step_or_is_not_trusted(shared_data, name):
-    whole = load_job_trace(shared_data / "traces" / name)
-    step_ns = self_replay(import_job(whole)).iteration.recorded_ns
-    for first, stop in WINDOWS:
+def test_a_cut_window_shows_the_same_step_or_is_not_trusted(recorded, recorded_traces, name):
+    whole = recorded_traces(name)
+    step_ns = self_replay(recorded(name)).iteration.recorded_ns
+    for first, stop in WINDOWS[:: max(len(whole.ranks) // 2, 1)]:
         try:
             score = self_replay(import_job(cut(whole, first / 100, stop / 100)))
         except TraceError:

@@ -54,9 +54,9 @@ def simulate(cause: str, rank: int, seed: int) -> list[Any]:
         if cause == "late" and rank == 1:
             now = max(now, busy) + SLOW_US
         if cause == "small":
-            for _ in range(300):
+            for _ in range(60):
                 launch("tiny", 1)
-                now += 10
+                now += 80
         launch(NCCL, SLOW_US if cause == "link" else 100)
         spans.append(span("user_annotation", f"ProfilerStep#{step}", began, now - began - 1))
     return spans

@@ -32,6 +32,9 @@ from perfmodel.extensions.measurements.calibration.collective_fit import (
     fit_constants,
 )
 
+KIND_PULL, OWN_PULL = 0.25, 0.05
+"""How strongly a network is drawn to its prior, against an error of a row of one."""
+
 _Entry = TypeVar("_Entry", HostEntry, FabricEntry)
 
 
@@ -201,11 +204,15 @@ def _fit_software(
 def _fit_fabrics(batches: Sequence[FitRows], partial: Calibration) -> tuple[FabricEntry, ...]:
     """Every network from its own rows, drawn to what all networks of its kind have in common.
 
-    One without rows is what its kind has in common, and a kind without rows as the first one.
+    One without rows is what its kind has in common, and a kind without rows as the first one. What
+    a kind has in common stands between its prior and what its machines say: the prior counts as
+    one network more.
     """
     blocks = load_blocks().fabrics
 
-    def fit(prior: FabricConstants, some: Sequence[ConstantBlock[FabricEntry]]) -> FabricConstants:
+    def fit(
+        prior: FabricConstants, some: Sequence[ConstantBlock[FabricEntry]], pull: float
+    ) -> FabricConstants:
         rows = [row for one in some for row in one.rows(batches, several_hosts=True)]
         if not rows:
             return prior
@@ -216,18 +223,28 @@ def _fit_fabrics(batches: Sequence[FitRows], partial: Calibration) -> tuple[Fabr
                 partial.constants(batch.wiring)._replace(fabric=fabric)
             ),
             frozen=some[0].frozen,
+            pull=pull,
         )
 
     common: dict[str, FabricConstants] = {}
     for kind in dict.fromkeys(block.prior for block in blocks):
         alike = [block for block in blocks if block.prior == kind]
-        measured = [block for block in alike if block.learns_from]
-        start = alike[0].entry.constants if measured else next(iter(common.values()))
-        common[kind] = fit(start, measured)
-    found = {block.entry.name: fit(common[block.prior], [block]) for block in blocks}
+        measured = [block for block in alike if block.rows(batches, several_hosts=True)]
+        is_known = any(block.learns_from for block in alike)
+        start = alike[0].entry.constants if is_known else next(iter(common.values()))
+        common[kind] = _between(start, fit(start, alike, KIND_PULL), len(measured))
+    found = {block.entry.name: fit(common[block.prior], [block], OWN_PULL) for block in blocks}
     for block in blocks:
         if block.reach_of:
             own, other = found[block.entry.name], found[block.reach_of]
             reached = other.simple_ratio / (1.0 + other.nic_crowding)
             found[block.entry.name] = replace(own, simple_ratio=(own.simple_ratio + reached) / 2)
     return tuple(replace(one.entry, constants=found[one.entry.name]) for one in blocks)
+
+
+def _between(prior: FabricConstants, fitted: FabricConstants, networks: int) -> FabricConstants:
+    """Between *prior* and what was *fitted* to so many *networks*, in the logarithm."""
+    share = networks / (networks + 1)
+    start = asdict(prior)
+    found = {name: start[name] ** (1 - share) * one**share for name, one in asdict(fitted).items()}
+    return replace(prior, **found)

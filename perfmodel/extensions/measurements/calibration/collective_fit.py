@@ -8,7 +8,7 @@ held-out rows fall in the 90 % interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
@@ -26,6 +26,7 @@ from collectives.collective import CollectiveKind
 from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
 from collectives.measurements import CollectiveMeasurement
 from collectives.movement import FloatArray, Movement, build_movement
+from collectives.pricing import price_sizes
 from collectives.timing import Choice
 from collectives.wiring import Wiring
 from perfmodel.base.errors import CalibrationError
@@ -113,7 +114,6 @@ class FitRows:
     movement: Movement
     measured_ns: FloatArray
     weight: float
-    rows: tuple[int, ...]
 
     def predict_ns(self, constants: Constants) -> FloatArray:
         """Predict the rows with other constants than those of the calibration."""
@@ -121,32 +121,47 @@ class FitRows:
             constants = constants._replace(fabric=None)
         return predict_call_ns(self.call, self.movement, self.choice, self.wiring, constants)
 
-    def hold_out(
-        self,
-        measurements: Sequence[CollectiveMeasurement],
-        predict: Callable[[FitRows], FloatArray],
-    ) -> dict[int, HeldOut]:
-        """Predictions of the rows by their number; *measurements* are what they are numbers of."""
-        predicted = predict(self)
-        latency = predict(replace(self, movement=self.movement.without_bytes()))
-        ratio = latency * np.ones_like(predicted) / predicted
-        return {
-            row: HeldOut(measurements[row], float(duration), float(share))
-            for row, duration, share in zip(self.rows, predicted, ratio, strict=True)
-        }
+
+def predict_rows(
+    measurements: Sequence[CollectiveMeasurement], calibration: Calibration
+) -> list[HeldOut]:
+    """Predict every row with *calibration*, in order."""
+    found: dict[int, HeldOut] = {}
+    for rows in _gather(measurements).values():
+        first = measurements[rows[0]]
+        costs = price_sizes(
+            first.kind,
+            np.array([float(measurements[row].size_bytes) for row in rows]),
+            wiring=first.wiring(),
+            software=first.software,
+            calibration=calibration,
+            dtype=first.dtype,
+        )
+        for row, cost in zip(rows, costs, strict=True):
+            about = (cost.duration_ns, cost.latency_ratio, cost.relative_sigma)
+            found[row] = HeldOut(measurements[row], *about)
+    return [found[number] for number in range(len(measurements))]
+
+
+_Alike = tuple[Wiring, CollectiveKind, bool, bool]
+
+
+def _gather(measurements: Sequence[CollectiveMeasurement]) -> Mapping[_Alike, list[int]]:
+    """The numbers of the rows that differ in size only, as far as prices see."""
+    gathered: dict[_Alike, list[int]] = {}
+    for number, row in enumerate(measurements):
+        is_byte = row.dtype.size_bytes == 1
+        key = (row.wiring(), row.kind, row.software.is_before_2_24, is_byte)
+        gathered.setdefault(key, []).append(number)
+    return gathered
 
 
 def build_batches(
     measurements: Sequence[CollectiveMeasurement], calibration: Calibration
 ) -> list[FitRows]:
     """Let NCCL's tuner choose for every row and gather equal rows."""
-    gathered: dict[tuple[Wiring, CollectiveKind, bool, bool], list[int]] = {}
-    for number, row in enumerate(measurements):
-        is_byte = row.dtype.size_bytes == 1
-        key = (row.wiring(), row.kind, row.software.is_before_2_24, is_byte)
-        gathered.setdefault(key, []).append(number)
     batches: list[FitRows] = []
-    for (wiring, kind, _, _), rows in gathered.items():
+    for (wiring, kind, _, _), rows in _gather(measurements).items():
         batches += _by_choice(wiring, kind, rows, measurements, calibration)
     return batches
 
@@ -161,7 +176,8 @@ def _by_choice(
     first = measurements[rows[0]]
     sizes = np.array([float(measurements[row].size_bytes) for row in rows])
     measured = np.array([measurements[row].duration_ns for row in rows])
-    candidates, chosen = build_tuner(wiring, calibration).choose(kind, sizes, first.software)
+    candidates, shares = build_tuner(wiring, calibration).choose(kind, sizes, first.software)
+    chosen = np.argmax(shares, axis=0)
     for number in np.unique(chosen):
         taken = np.nonzero(chosen == number)[0]
         yield FitRows(
@@ -171,7 +187,6 @@ def _by_choice(
             movement=build_movement(kind, candidates[number][0], sizes[taken], wiring),
             measured_ns=measured[taken],
             weight=min(1.0, _CURVE_ROWS / len(rows)) ** 0.5,
-            rows=tuple(rows[place] for place in taken),
         )
 
 
@@ -181,8 +196,9 @@ def fit_constants(
     predict: Callable[[FitRows, Fitted], FloatArray],
     *,
     frozen: Sequence[str] = (),
+    pull: float = PRIOR_WEIGHT,
 ) -> Fitted:
-    """The constants that bring *predict* closest to *batches*, pulled weakly to *prior*."""
+    """The constants that bring *predict* closest to *batches*, drawn to *prior* by *pull*."""
     from scipy.optimize import least_squares  # heavy, and only fitting needs it
 
     start = asdict(prior)
@@ -196,7 +212,7 @@ def fit_constants(
     def cost(place: FloatArray) -> FloatArray:
         tried = constants_at(place)
         errors = log_residuals(batches, lambda batch: predict(batch, tried))
-        return np.concatenate([errors, PRIOR_WEIGHT * (place - origin)])
+        return np.concatenate([errors, pull * (place - origin)])
 
     answer = least_squares(
         cost, origin, loss="soft_l1", f_scale=OUTLIER_SCALE, max_nfev=60, x_scale="jac"

@@ -1,16 +1,15 @@
 """Shifting: the shipped constants scaled to a machine with only a few measured rows.
 
 Three factors per block: on latencies, on bandwidth, and on the bandwidth of pairwise exchanges.
-Each is pulled towards one, less so with more rows. Six rows can move a network but cannot distort
-its curve.
+Each is pulled towards one, less so with more rows. From there every constant moves alone as far as
+rows demand it, so those that a log says nothing of stay with the others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -34,7 +33,9 @@ from perfmodel.extensions.measurements.calibration.collective_fit import (
     FitRows,
     HeldOut,
     build_batches,
+    fit_constants,
     log_residuals,
+    predict_rows,
 )
 
 FEWEST_ROWS = 3
@@ -42,9 +43,11 @@ NOISE = 0.08
 """How much repeated measurements of one machine differ, in the logarithm."""
 LATENCY_PRIOR, BANDWIDTH_PRIOR, PAIR_PRIOR = 0.5, 0.35, 0.2
 """How much machines differ from the shipped constants of their kind, in the logarithm."""
+LOG_PULL = 0.1
+"""How strongly a constant is held to the three factors, against an error of a row of one."""
 _BANDWIDTHS = ("ll_ratio", "ll128_ratio", "simple_ratio", "nvls_ratio")
 
-Constants = TypeVar("Constants", HostConstants, FabricConstants)
+Block = TypeVar("Block", HostConstants, FabricConstants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Shift:
     bandwidth: float = 0.0
     pair: float = 0.0
 
-    def apply(self, constants: Constants) -> Constants:
+    def apply(self, constants: Block) -> Block:
         """*constants*, scaled."""
         changed: dict[str, float] = {}
         for name, value in asdict(constants).items():
@@ -94,9 +97,9 @@ def shift_collectives(
                 f"{'on several hosts' if several else 'on one host'}, got {len(rows)}. Measure "
                 "a few sizes more, small ones and large ones."
             )
-        shift = _fit(rows, calibration)
+        shift = _fit_shift(rows, calibration)
         held = _held_out(rows, calibration)
-        calibration = _with_block(calibration, rows[0].wiring(), shift)
+        calibration = _fit(rows, calibration, shift)
         scope = f"{name}/{'several_hosts' if several else 'one_host'}/"
         uncertainty = {key: one for key, one in uncertainty.items() if not key.startswith(scope)}
         uncertainty |= _uncertainty(held, scope)
@@ -122,7 +125,23 @@ def measured_spans(measurements: Sequence[CollectiveMeasurement]) -> tuple[Measu
     )
 
 
-def _fit(rows: Sequence[CollectiveMeasurement], base: Calibration) -> Shift:
+def _fit(rows: Sequence[CollectiveMeasurement], base: Calibration, shift: Shift) -> Calibration:
+    """*base* with a block of its own for the machine of *rows*."""
+    batches, wiring = build_batches(rows, base), rows[0].wiring()
+    near = base.constants(wiring)
+
+    def fit(block: Block, predict: Callable[[FitRows, Block], FloatArray]) -> Calibration:
+        moved = shift.apply(block)
+        frozen = ("crowding", "nic_crowding")
+        found = fit_constants(moved, batches, predict, frozen=frozen, pull=LOG_PULL)
+        return _with_block(base, wiring, found)
+
+    if near.fabric is None:
+        return fit(near.host, lambda batch, tried: batch.predict_ns(near._replace(host=tried)))
+    return fit(near.fabric, lambda batch, tried: batch.predict_ns(near._replace(fabric=tried)))
+
+
+def _fit_shift(rows: Sequence[CollectiveMeasurement], base: Calibration) -> Shift:
     from scipy.optimize import least_squares  # heavy, and only fitting needs it
 
     batches = build_batches(rows, base)
@@ -151,16 +170,13 @@ def _predict(batch: FitRows, base: Calibration, shift: Shift) -> FloatArray:
 
 
 def _held_out(rows: Sequence[CollectiveMeasurement], base: Calibration) -> list[HeldOut]:
-    """Each size, predicted by a shift that was fitted to the others."""
+    """Each size, predicted by what was fitted to the others."""
     held: list[HeldOut] = []
     for size in sorted({row.size_bytes for row in rows}):
         others = [row for row in rows if row.size_bytes != size]
         if others:
-            shift = _fit(others, base)
             apart = [row for row in rows if row.size_bytes == size]
-            for batch in build_batches(apart, base):
-                found = batch.hold_out(apart, partial(_predict, base=base, shift=shift))
-                held += found.values()
+            held += predict_rows(apart, _fit(others, base, _fit_shift(others, base)))
     return held
 
 
@@ -195,14 +211,14 @@ def _sigma(errors: Sequence[float]) -> float:
     return max(SMALLEST_SIGMA, spread * min(factor, 3.0))
 
 
-def _with_block(base: Calibration, wiring: Wiring, shift: Shift) -> Calibration:
+def _with_block(
+    base: Calibration, wiring: Wiring, constants: HostConstants | FabricConstants
+) -> Calibration:
     """*base*, in which the machine of *wiring* has its own block and is in no other."""
     name = wiring.topology_name
-    if wiring.host_count > 1:
+    if isinstance(constants, FabricConstants):
         found = base.fabric_entry(wiring)
-        fabric = replace(
-            found, name=f"{name}_own", machines=(name,), constants=shift.apply(found.constants)
-        )
+        fabric = replace(found, name=f"{name}_own", machines=(name,), constants=constants)
         kept = [replace(one, machines=_without(one, name)) for one in base.fabrics]
         return replace(base, fabrics=(*kept, fabric))
     near = base.host_entry(wiring)
@@ -211,7 +227,7 @@ def _with_block(base: Calibration, wiring: Wiring, shift: Shift) -> Calibration:
         name=f"{name}_own",
         machines=(name,),
         is_odd=False,
-        constants=shift.apply(near.constants),
+        constants=constants,
     )
     # An entry that loses its only machine must not become one for all machines.
     hosts = [

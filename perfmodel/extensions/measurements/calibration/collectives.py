@@ -19,7 +19,6 @@ from collectives.calibration import (
     load_default_calibration,
 )
 from collectives.measurements import CollectiveMeasurement
-from collectives.movement import FloatArray
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.forms import to_plain
 from perfmodel.base.writing import write_file
@@ -28,10 +27,9 @@ from perfmodel.extensions.measurements.calibration.collective_blocks import (
     load_blocks,
 )
 from perfmodel.extensions.measurements.calibration.collective_fit import (
-    FitRows,
     HeldOut,
-    build_batches,
     fit_uncertainty,
+    predict_rows,
     with_sigma,
 )
 from perfmodel.extensions.measurements.calibration.collective_shift import (
@@ -42,24 +40,6 @@ from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 ENOUGH_ROWS = 200
 """Fewer rows, or rows of other machines, shift the shipped constants by a few factors."""
-
-
-def predict_rows(
-    measurements: Sequence[CollectiveMeasurement], calibration: Calibration
-) -> list[HeldOut]:
-    """Predict every row with *calibration*, in order."""
-
-    def predict(batch: FitRows) -> FloatArray:
-        return batch.predict_ns(calibration.constants(batch.wiring))
-
-    found: dict[int, HeldOut] = {}
-    for batch in build_batches(measurements, calibration):
-        for row, one in batch.hold_out(measurements, predict).items():
-            sigma = calibration.relative_sigma(
-                batch.wiring, batch.call.kind, one.measurement.size_bytes, one.latency_ratio
-            )
-            found[row] = replace(one, relative_sigma=sigma)
-    return [found[number] for number in range(len(measurements))]
 
 
 def cross_validate(

@@ -19,6 +19,7 @@ from perfmodel.costs.pricing import features_of, price_job
 from perfmodel.engine.replay import find_period
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.extensions.measurements.calibration.anchors import FACTORS, Anchor, Kind, kind_of
+from perfmodel.extensions.measurements.checking import check_run
 from perfmodel.graph.durations import DurationTable
 from perfmodel.prediction.interference import contention_rules, fold_costs, settle_costs
 from perfmodel.prediction.loops import replay_samples
@@ -75,6 +76,7 @@ def observe_run(question: Question, *, run: str, measured_ns: float) -> Anchor:
             f"run {run}: states its durations, so a time that was measured says nothing of costs. "
             "Give a model or a job with shapes, and --topology."
         )
+    check_run(question, measured_ns)
     return anchor_of(observe(question), run=run, measured_ns=measured_ns)
 
 

@@ -15,7 +15,7 @@ from perfmodel.base.cautions import Cautions, join_cautions
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_S
 from perfmodel.execution.executor import Executor, SerialExecutor, keep_memory
-from perfmodel.extensions.measurements.checking import doubt_scales
+from perfmodel.extensions.measurements.checking import check_run, doubt_scales
 from perfmodel.extensions.measurements.measured_kernels import Unsupported
 from perfmodel.extensions.measurements.validation.runs_question import read_setting
 from perfmodel.extensions.measurements.validation.runs_table import RunRow, RunTable
@@ -60,7 +60,10 @@ def predict_run(
     if row.measured_s is None and not row.faults:
         return RunAnswer(reason="no time was measured")
     try:
-        return answer_run(build_question(read_setting(row, options, calibration=calibration)))
+        question = build_question(read_setting(row, options, calibration=calibration))
+        if row.measured_s is not None:
+            check_run(question, row.measured_s * NS_PER_S)
+        return answer_run(question)
     except InputError as fault:
         return RunAnswer(reason=" ".join(str(fault).split()))
 
