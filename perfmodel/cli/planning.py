@@ -45,7 +45,7 @@ def fits(
     *,
     model: Annotated[str | None, argument("WORKLOAD", "Model, as with --workload.")] = None,
     asked: Annotated[dict[str, Any], Scenario],
-    files: Annotated[Outputs, "json_file"],
+    files: Annotated[Outputs, "json_file", "is_strict"],
 ) -> None:
     """Say whether a stated layout fits in memory, or which layouts do; exit 1 if none."""
     from perfmodel.reports.fits import report_fits, to_fits_document

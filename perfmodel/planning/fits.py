@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from perfmodel.base.cautions import NO_CAUTIONS, Cautions, join_cautions
 from perfmodel.base.errors import InputError
 from perfmodel.graph.job import RankMemory, fit_probability
+from perfmodel.prediction.gate import check_machine, check_workload
 from perfmodel.prediction.layouts.candidates import Candidate, iter_candidates
 from perfmodel.prediction.layouts.choosing import is_open, spec_of_layouts, stated_fields
 from perfmodel.prediction.question import Setting, build_question, load_setting
@@ -61,6 +63,7 @@ class MemoryAnswer:
     layouts: tuple[FittingLayout, ...] = ()
     tried: int = 0
     remedy: tuple[str, ...] = ()
+    cautions: Cautions = NO_CAUTIONS
 
     @property
     def fullest(self) -> RankPeak | None:
@@ -89,11 +92,12 @@ def find_fits(scenario: Scenario) -> MemoryAnswer:
     """Whether *scenario* fits in memory, and otherwise what does."""
     setting = load_setting(scenario)
     capacity_bytes = setting.cluster.device.memory_bytes
+    stated = (check_machine(setting.cluster.topology), check_workload(setting.workload))
+    answer = MemoryAnswer(scenario, capacity_bytes, cautions=join_cautions(stated))
     if is_open(setting):
         layouts, tried = _list_layouts(scenario)
-        return MemoryAnswer(scenario, capacity_bytes, layouts=layouts, tried=tried)
-    question = build_question(setting)
-    answer = MemoryAnswer(scenario, capacity_bytes, peaks=_peaks(question.memory_of_rank))
+        return replace(answer, layouts=layouts, tried=tried)
+    answer = replace(answer, peaks=_peaks(build_question(setting).memory_of_rank))
     if answer.fits or not family_of(setting.workload).has_layouts:
         return answer
     return replace(answer, remedy=_remedy(scenario, capacity_bytes))

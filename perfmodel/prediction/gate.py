@@ -24,6 +24,7 @@ from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.ops import Attention, Gemm, GroupedGemm, MemoryBound
 from perfmodel.prediction.question import Question
+from perfmodel.workloads.fields import Workload
 from topologies import Device, LinkKind, Topology
 
 Ratio = tuple[str, float]
@@ -39,16 +40,20 @@ def limits() -> dict[str, dict[str, Any]]:
 def check_question(question: Question, priced: PricedJob) -> Cautions:
     """What the answer to *question* warns of; a price that is no number is refused."""
     _check_finite(priced.float_ns, priced.job.facts.name)
-    cluster, workload = question.cluster, question.workload
-    found: list[Warned] = []
-    machine = Cautions()
-    if cluster is not None:
-        machine = check_machine(cluster.topology)
-        found += _beyond_prices(priced, cluster.device) if question.known is None else ()
-    if workload is None:
-        return join_cautions([machine, Cautions(tuple(found))])
-    found += _outside(workload.name, [question.work, *(part for _, part in workload)])
-    return join_cautions([machine, Cautions(tuple(found), workload.unknown_keys)])
+    found = []
+    if question.cluster is not None:
+        found.append(check_machine(question.cluster.topology))
+        if question.known is None:
+            found.append(Cautions((*_beyond_prices(priced, question.cluster.device),)))
+    if question.workload is not None:
+        found.append(check_workload(question.workload, question.work))
+    return join_cautions(found)
+
+
+def check_workload(workload: Workload, *others: object) -> Cautions:
+    """What is implausible of *workload* and of *others* that it led to."""
+    found = _outside(workload.name, [*others, *(part for _, part in workload)])
+    return Cautions((*found,), workload.unknown_keys)
 
 
 def check_machine(machine: Topology, costs: Iterable[CollectiveCost] = ()) -> Cautions:

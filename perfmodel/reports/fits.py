@@ -41,6 +41,7 @@ def to_fits_document(answer: MemoryAnswer) -> dict[str, Any]:
         ],
         "layouts_tried": answer.tried,
         "remedy": list(answer.remedy),
+        **answer.cautions.document(),
     }
 
 
@@ -64,7 +65,7 @@ def report_fits(answer: MemoryAnswer) -> Report:
         ),
         sections=(Section("Memory by rank", _by_rank(answer)), Section("Layouts", _list(answer))),
         columns=120,
-    )
+    ).warned(answer.cautions)
 
 
 def _by_rank(answer: MemoryAnswer) -> list[Table]:

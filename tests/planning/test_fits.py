@@ -53,3 +53,15 @@ def test_the_command_says_by_its_exit_whether_it_fits():
     asked = ["fits", "llama3_8b", "--topology", "dgx_h100", *layout]
     assert run(app, asked).exit_code == 0
     assert run(app, [*asked, "--set", "parallel.micro_batch=16"]).exit_code == 1
+
+
+def test_what_the_gate_finds_is_said_and_an_error_when_asked(typed, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(
+        '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 100,'
+        '"num_attention_heads": 4, "intermediate_size": 128, "surprise": 1}'
+    )
+    asked = f"fits {config} --topology dgx_h100 --set batch=8 --set sequence_length=128"
+    assert "1 unknown key, without effect: surprise" in typed(asked).out
+    assert typed(asked, "--json", "-").document["unknown_keys"] == ["surprise"]
+    assert "--strict" in typed(asked, "--strict", code=1).err

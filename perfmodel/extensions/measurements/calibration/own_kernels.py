@@ -84,9 +84,11 @@ def spot_of(op: Any, *, ranks: int = 1, hosts: int = 1) -> Spot:
                  "direction": op.direction}  # fmt: skip
     elif isinstance(op, Collective):
         cells |= {"ranks": ranks, "hosts": hosts}
-    sizes = [one for one in cells.values() if isinstance(one, int | float) and one is not True]
-    words = [one for one in cells.values() if not isinstance(one, int | float)]
-    return Spot(type(op), (*words,), tuple(math.log2(1.0 + one) for one in sizes))
+    is_size = {key: type(one) in (int, float) for key, one in cells.items()}
+    # Which sizes there are is a word too: spots with the same words compare size by size.
+    words = [key if is_size[key] else one for key, one in cells.items()]
+    sizes = [math.log2(1.0 + one) for key, one in cells.items() if is_size[key]]
+    return Spot(type(op), (*words,), (*sizes,))
 
 
 def row_of(op: Any) -> dict[str, Any]:
