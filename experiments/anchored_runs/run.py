@@ -16,7 +16,7 @@ from experiments.figures import BLACK, BLUE, MEASURED, new_figure, read_wishes
 from experiments.fitting.anchors import (
     Scored,
     anchors_of,
-    expert_cluster,
+    dense_cluster,
     score,
     unseen_spreads,
 )
@@ -38,11 +38,11 @@ def main() -> None:
     anchors = anchors_of(cases, left, unseen_spreads(cases))
     priors = dict.fromkeys((case.publisher for case in cases), load_priors())
     most = max(scenario["known"])
-    enough = {one.case.row.name for one in score(cases, anchors, priors, expert_cluster, most)}
+    enough = {one.case.row.name for one in score(cases, anchors, priors, dense_cluster, most)}
     by_count = {
         count: [
             one
-            for one in score(cases, anchors, priors, expert_cluster, max(count, 1))
+            for one in score(cases, anchors, priors, dense_cluster, max(count, 1))
             if one.case.row.name in enough
         ]
         for count in scenario["known"]

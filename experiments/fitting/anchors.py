@@ -64,7 +64,7 @@ TOLD_BY = {
 }
 """The op that tells a family, and whether its runs say nothing of others; the last is any other."""
 START = np.log(
-    [*[0.08, 0.4, 0.15, 0.4, 0.25, 0.3], *[0.03] * 4, *[0.03, 0.06, 0.08, 0.3, 0.15, 0.15], 0.04]
+    [*[0.08, 0.3, 0.15, 0.4, 0.25, 0.3], *[0.03] * 4, *[0.03, 0.07, 0.1, 0.3, 0.2, 0.2], 0.05]
 )
 """By what is known of kernels: GEMMs of two collectors differ by 3 to 8 %, kernels of attention by
 14 to 40 and more, collectives beyond what was measured by 25 to 37, hosts by a factor of two.

@@ -51,6 +51,7 @@ def prepare(folder: Path) -> None:
     save_recorded_job(job, folder / "recorded_job")
     model = folder / "Llama-3.1-8B"
     model.mkdir()
+    (folder / "timing").mkdir()
     (model / "config.json").write_text(json.dumps({"model_type": "llama", **LLAMA}))
     for name, text in {
         "ds_config.json": json.dumps(DEEPSPEED),
@@ -59,6 +60,7 @@ def prepare(folder: Path) -> None:
         "all_reduce.log": nccl_log("all_reduce", 2.0),
         "all_gather.log": nccl_log("all_gather", 1.0),
         "products.csv": gemm_table(),
+        "timing/table.csv": gemm_table(),
         "collectives.csv": collective_table(),
         "train.py": SCRIPT,
         "my_runs.csv": RUNS,

@@ -81,7 +81,7 @@ class ImportedJob:
             "cycle": report.cycle,
             "step_table": [asdict(row) for row in report.table],
             "recorded_starts": report.recorded_starts,
-            "faults": [*([report.missing] if report.missing else []), *report.faults],
+            "faults": [*filter(None, [report.missing]), *report.faults],
             "is_trusted": self.score.is_trusted and not report.all_faults,
             "known_work": known_share(graph),
             "per_rank": [asdict(rank) for rank in report.ranks],

@@ -16,7 +16,6 @@ from perfmodel.graph.program import Int64s
 from traces.trace import TraceColumns
 
 NOTHING = -1
-_ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,12 +78,12 @@ class Nesting:
 def _outwards(end_ns: Int64s) -> Int64s:
     """By place, the nearest earlier one that ends later, or NOTHING."""
     found, open_places, open_ends = array("q"), [NOTHING], [2**63]
-    for first in range(0, len(end_ns), _ROWS_AT_ONCE):
-        for place, end in enumerate(end_ns[first : first + _ROWS_AT_ONCE].tolist(), first):
-            while open_ends[-1] <= end:
-                open_ends.pop()
-                open_places.pop()
-            found.append(open_places[-1])
-            open_places.append(place)
-            open_ends.append(end)
+    # An array gives plain numbers one at a time.
+    for place, end in enumerate(array("q", end_ns.tobytes())):
+        while open_ends[-1] <= end:
+            open_ends.pop()
+            open_places.pop()
+        found.append(open_places[-1])
+        open_places.append(place)
+        open_ends.append(end)
     return np.array(found, dtype=np.int64)

@@ -42,11 +42,6 @@ def rank_parts(graph: JobGraph) -> list[tuple[Program, slice]]:
     return [(graph.program_of(rank), slice(*rows)) for rank, rows in enumerate(bounds)]
 
 
-def deps_of(program: Program, task: int) -> slice:
-    """Where the dependencies of *task* are in the columns of *program*."""
-    return slice(int(program.dep_start[task]), int(program.dep_start[task + 1]))
-
-
 @dataclass(frozen=True, slots=True)
 class ReplayedLength:
     """A recorded length and the replayed one."""
@@ -242,7 +237,7 @@ class ImportReport:
     @property
     def all_faults(self) -> tuple[str, ...]:
         """All faults of the recording."""
-        return (*((self.missing,) if self.missing else ()), *self.grave_faults)
+        return (*filter(None, [self.missing]), *self.grave_faults)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ def with_lengths(graph: JobGraph, lengths_ns: NDArray[np.float64]) -> JobGraph:
 def launch_of(program: Program, task: int) -> int | None:
     """The host task that launched the device *task*."""
     is_device = program.is_on_device()
-    deps = program.dep_task[program.dep_start[task] : program.dep_start[task + 1]]
+    deps = program.dep_task[slice(*program.dep_start[task : task + 2])]
     launches = [int(dep) for dep in deps if not is_device[dep] and dep]
     return max(launches, default=None)
 

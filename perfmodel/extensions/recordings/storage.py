@@ -27,7 +27,6 @@ from perfmodel.extensions.recordings.recorded_job import (
     RecordedJob,
     SelfReplay,
     Unprofiled,
-    deps_of,
 )
 from perfmodel.extensions.recordings.self_replay import with_score
 from perfmodel.graph.ops import Communication, Fixed
@@ -71,8 +70,8 @@ def save_recorded_job(job: RecordedJob, folder: Path, *, is_overwriting: bool = 
             "files": {name: _checksum(draft / name) for name in (HEADER, _COLUMNS_FILE)},
             "step_ends": [rows.tolist() for rows in job.step_ends],
             "report": asdict(job.report),
-            "self_replay": None if job.score is None else asdict(job.score),
-            "unprofiled": None if job.unprofiled is None else asdict(job.unprofiled),
+            "self_replay": job.score and asdict(job.score),
+            "unprofiled": job.unprofiled and asdict(job.unprofiled),
         }
         (draft / RECORDING_HEADER).write_bytes(orjson.dumps(header, option=orjson.OPT_INDENT_2))
 
@@ -119,8 +118,7 @@ def load_recorded_job(folder: Path) -> RecordedJob:
             f"{folder}: not a readable recording ({type(fault).__name__}: {fault}). "
             "Import the traces again."
         ) from None
-    # Folders of earlier versions have no score.
-    return recorded if recorded.score is not None else with_score(recorded)
+    return recorded if recorded.score else with_score(recorded)
 
 
 def load_report(folder: Path) -> ImportReport:
@@ -161,7 +159,7 @@ def _operation(
     """Task *task* of *rank*; it waits for the task before it on its lane, too."""
     graph, program = job.graph, job.graph.program_of(rank)
     op, lane = graph.ops[int(program.op[task])], program.lanes[lane_number]
-    deps = deps_of(program, task)
+    deps = slice(*program.dep_start[task : task + 2].tolist())
     sources = set(program.dep_task[deps][program.dep_distance[deps] == 0].tolist())
     if task > int(program.lane_start[lane_number]):
         sources.add(task - 1)

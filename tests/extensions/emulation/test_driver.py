@@ -22,13 +22,16 @@ needs_wheel = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=["ddp", "sharded"])
+RANKS = {"ddp": "8", "sharded": "4", "captured": "1", "compiled": "2"}
+
+
+@pytest.fixture(scope="module", params=RANKS)
 def pair(request, emulated, tmp_path_factory):
     """The same script on the virtual device and on the virtual driver."""
-    ranks = {"ddp": "8", "sharded": "4"}[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     script = SCRIPTS / f"{request.param}.py"
-    options = ("--ranks", ranks, "--python", str(PYTHON))
+    more = ("--run-on",) if request.param == "captured" else ()
+    options = ("--ranks", RANKS[request.param], "--python", str(PYTHON), *more)
     return emulated(request.param), emulate(script, folder, *options)
 
 
@@ -39,13 +42,25 @@ def test_both_devices_see_the_same_products_and_collectives(pair):
     assert products[0] == products[1]
     assert sum(products[0].values()) > 0
     assert virtual.collectives() == driven.collectives()
+    others = [Counter(type(op) for op in run.ops()) for run in pair]
+    assert others[0] == others[1]
+    # Ranks that do not run are answered for.
+    assert "ranks need what others send them" not in driven.stderr
 
 
 @needs_wheel
 def test_torchs_allocator_counts_the_same_bytes_and_a_workspace_for_products(pair):
     virtual, driven = (run.job.facts.peak_memory_bytes[0] for run in pair)
-    # 32 MiB for cuBLAS on Hopper, of which the virtual device knows nothing.
-    assert abs(driven - virtual - 32 * 2**20) < 100_000
+    # 32 MiB for cuBLAS on Hopper, of which the virtual device knows nothing; another release
+    # compiles to other buffers.
+    assert abs(driven - virtual - 32 * 2**20) < 100_000 + 0.2 * virtual
+
+
+@needs_wheel
+def test_a_pipeline_takes_turns_as_its_schedule_says(tmp_path):
+    run = emulate(SCRIPTS / "stages.py", tmp_path, "--ranks", "2", "--python", str(PYTHON))
+    # Four micro-batches go forward and come back, and their shapes are known by then.
+    assert sum(run.collectives().values()) == sum(run.collectives(1).values()) == 8
 
 
 @needs_wheel

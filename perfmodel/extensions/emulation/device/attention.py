@@ -110,6 +110,18 @@ def attend(
 _CUDNN = SDPBackend.CUDNN_ATTENTION
 
 
+def choose_as(gpu: Gpu) -> None:
+    """Let a release of torch that prefers cuDNN's kernel choose as the one that is emulated."""
+    if takes_cudnn_first(gpu.release, gpu.model.capability[0]):
+        return
+    with gpu.recorder.paused(), torch.no_grad():
+        # torch settles its order at the first choice.
+        some = torch.empty(1, 1, 8, 64, dtype=torch.float16, device="cuda")
+        torch._fused_sdp_choice(some, some, some)
+    others = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+    torch._C._set_sdp_priority_order([one.value for one in (*others, _CUDNN)])
+
+
 def _choose(gpu: Gpu, query: Tensor, mask: Tensor | None, *, is_grouped: bool) -> SDPBackend:
     """The first kernel in torch's order that is enabled and can run.
 
@@ -132,7 +144,7 @@ def _choose(gpu: Gpu, query: Tensor, mask: Tensor | None, *, is_grouped: bool) -
         SDPBackend.MATH: torch._C._get_math_sdp_enabled(),
     }
     order = [SDPBackend(number) for number in torch._C._get_sdp_priority_order()]
-    if order[0] == SDPBackend.FLASH_ATTENTION and _takes_cudnn_first(gpu.release, major):
+    if order[0] == SDPBackend.FLASH_ATTENTION and takes_cudnn_first(gpu.release, major):
         order = [_CUDNN, *order]
     for backend in order:
         if fits.get(backend) and is_enabled[backend]:
@@ -140,7 +152,8 @@ def _choose(gpu: Gpu, query: Tensor, mask: Tensor | None, *, is_grouped: bool) -
     raise RuntimeError("No available kernel. Aborting execution.")
 
 
-def _takes_cudnn_first(release: tuple[int, ...], major: int) -> bool:
+def takes_cudnn_first(release: tuple[int, ...], major: int) -> bool:
+    """Whether *release* of torch prefers cuDNN's kernel on a GPU of this generation."""
     return major in (9, 10) and any(first <= release < end for first, end in _CUDNN_FIRST)
 
 

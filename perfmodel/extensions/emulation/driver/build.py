@@ -45,7 +45,6 @@ _ALWAYS = ("libcuda.so.1", "libnvidia-ml.so.1")
 """Libraries that are looked for by name while torch runs."""
 _UNDEFINED = re.compile(r"\*UND\*\s+\S+\s+(?:\((?P<version>[^)]*)\)|Base)?\s*(?P<name>\w+)$", re.M)
 _LOOKED_UP = re.compile(rb"(?<=\0)(?:cu(?!File)|nvml)[A-Z][a-z]\w{3,60}(?=\0)")
-_CALLED = re.compile(r"\bcu[A-Z]\w+(?=\()")
 _STUB = """void virtual_miss(const char *);
 #define STUB(n) __attribute__((weak)) long n(void) { \\
   static int told; if (!told++) virtual_miss(#n); return 0; }
@@ -70,8 +69,7 @@ def build_libraries(torch: Path, cuda: str) -> Path:
     folder = kept / "perfmodel" / f"driver-{digest.hexdigest()[:16]}"
     if folder.is_dir():
         return folder
-    triton = torch.parent / "triton" / "backends" / "nvidia" / "driver.c"
-    names = _names_of(files, triton)
+    names = _names_of(files)
     with draft_folder_of(folder) as draft:
         (draft / "stubs").mkdir()
         flags = [f"-DCUDA={major * 1000 + minor * 10}", f"-DCUDNN={_cudnn(torch)}", f"-I{_SOURCES}"]
@@ -91,8 +89,8 @@ def _cudnn(torch: Path) -> int:
     return 10_000 * major + 100 * minor + patch
 
 
-def _names_of(files: list[Path], triton: Path) -> Names:
-    """The functions that *files* ask for; Triton compiles a launcher on the user's machine."""
+def _names_of(files: list[Path]) -> Names:
+    """The functions that *files* ask for."""
     libraries, symbols = set(_ALWAYS), set[tuple[str, str]]()
     for path in files:
         listed = _run("objdump", "-p", "-T", str(path))
@@ -104,8 +102,6 @@ def _names_of(files: list[Path], triton: Path) -> Names:
         symbols |= {(one["version"] or "", one["name"]) for one in _UNDEFINED.finditer(listed)}
         if path.stat().st_size < _SMALL_BYTES:
             symbols |= {("", name.decode()) for name in _LOOKED_UP.findall(path.read_bytes())}
-    if triton.is_file():
-        symbols |= {("", name) for name in _CALLED.findall(triton.read_text(encoding="utf-8"))}
     found: Names = {library: defaultdict(set) for library in libraries}
     for version, name in symbols:
         for library in _owners(version, name, libraries):

@@ -34,7 +34,14 @@ _FORMATS = (
 _dist: Any = dist
 _c10d: Any = c10d
 """Modules whose type stubs lack what C++ defines."""
-_MERGED = {"alltoall_": "all_to_all", "alltoall_base_": "all_to_all", "barrier": "barrier"}
+_PAIRS = ("send", "recv_")
+"""Operators whose third argument is the peer."""
+_MERGED = {
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all",
+    "allgather_": "all_gather",
+    "barrier": "barrier",
+}
 """Operators of torch that make several calls of NCCL, or one that stands for another."""
 
 
@@ -50,6 +57,7 @@ class Groups:
         # The driver keeps the address of each word.
         self._names: dict[str, tuple[int, bytes]] = {}
         self._parts: list[dict[str, Any]] | None = None
+        self._peer: int | None = None
         self._init = c10d.init_process_group
         self._make = c10d._new_process_group_helper
 
@@ -101,6 +109,8 @@ class Groups:
         self._driver.announce(number, len(record.ranks), runs)
         self._recorder.flush()
         self._parts = [] if word in _MERGED else None
+        # A pair may have a communicator of its own, in which its ranks are 0 and 1.
+        self._peer = args[2] if word in _PAIRS else None
         try:
             return kernel(keys, *args, **kw)
         finally:
@@ -115,6 +125,8 @@ class Groups:
         call, size_bytes, dtype, peer, group = table[number % len(table)]
         record = self.records[list(self._names)[group]]
         is_pair = call >= _SEND
+        if is_pair and self._peer is not None:
+            peer = self._peer
         words = {
             "call": _CALLS[call],
             "group": record.name,
@@ -141,7 +153,8 @@ class Groups:
         thread, stream = parts[0]["place"]
         sent = [one["bytes"] for one in parts if one["call"] == "send"]
         whole = parts[0] | {"call": call, "peer": None, "splits": sent or None}
-        whole["bytes"] = 0 if call == "barrier" else sum(sent) or parts[0]["bytes"]
+        moved = sum(sent) or sum(one["bytes"] for one in parts if one["call"] != "recv")
+        whole["bytes"] = 0 if call == "barrier" else moved
         del whole["place"]
         self._append(whole, thread, stream)
 

@@ -90,7 +90,6 @@ def run_ranks(task: WorkerTask, ranks: tuple[int, ...]) -> WorkerOutcome:
     environment |= {
         "PERFMODEL_GPU": _describe_device(task),
         "PERFMODEL_LIBRARIES": libraries,
-        "TRITON_LIBCUDA_PATH": libraries,
         "LD_LIBRARY_PATH": ":".join(paths),
     }
     otherwise = f"--python {python}: torch {wheel.version} does not start on the virtual driver."

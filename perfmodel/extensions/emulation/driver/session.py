@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 from weakref import WeakKeyDictionary
@@ -20,6 +21,7 @@ LOADED = {path.name: ctypes.CDLL(str(path)) for path in sorted(LIBRARIES.glob("*
 import torch  # noqa: E402  see above
 
 from perfmodel.extensions.emulation.compiler.regions import Compiler  # noqa: E402
+from perfmodel.extensions.emulation.device.attention import choose_as  # noqa: E402
 from perfmodel.extensions.emulation.device.base import Gpu  # noqa: E402
 from perfmodel.extensions.emulation.device.forking import fork_ranks  # noqa: E402
 from perfmodel.extensions.emulation.device.nvml import install_nvidia_smi  # noqa: E402
@@ -146,6 +148,8 @@ class DriverRun(RankRun):
         self._groups.install()
         self._compiler.install()
         watch_graphs(self._recorder)
+        cuda: Any = torch.cuda
+        cuda._lazy_call(partial(choose_as, self._gpu))
         install_nvrtc(self._gpu)
         install_nvidia_smi(self._gpu.model, self._gpu.count, self._folder / f"bin_{self._rank}")
         sys.meta_path.insert(0, PackageFinder(self._gpu))

@@ -15,11 +15,9 @@ from typing import Any
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import WorkloadError
-from perfmodel.base.faults import iter_misspelt
 from perfmodel.base.forms import Form, read_mapping
 from perfmodel.base.reading import quote
 from perfmodel.extensions.formats.models.fields import (
-    SPELLING_CUTOFF,
     FieldReader,
     FieldUse,
     Source,
@@ -154,7 +152,7 @@ def read_config(
     for key in (*table.equal, *table.left_out_if, *table.also_read):
         if content.get(key) is not None:
             reader.uses.append(FieldUse(key, Use.READ, value=content[key]))
-    _check_spelling(reader, table, defaults["ignored"])
+    reader.check_spelling(_known_keys(table), defaults["ignored"])
     uses = reader.finish(defaults["ignored"])
     shape, assumed = _assume_batch(model, table)
     workload = {
@@ -172,18 +170,11 @@ def read_config(
     return workload, uses
 
 
-def _check_spelling(
-    reader: FieldReader, table: ArchitectureTable, ignored: Collection[str]
-) -> None:
-    """Note a fault for every unknown key that is nearly one that is read and not stated."""
+def _known_keys(table: ArchitectureTable) -> set[str]:
+    """The keys that *table* asks for."""
     known = {key for text in table.reads.values() if text for key in Source.parse(text).keys}
     known |= {*table.must, *table.equal, *table.left_out_if, *table.dropout}
-    known |= {key for entry in table.sets_when for key in entry["when"]}
-    seen = {use.key for use in reader.uses} | known | set(ignored)
-    unknown = [key for key in reader.content if key not in seen]
-    missing = [key for key in known if key not in reader.content]
-    for key, meant in iter_misspelt(unknown, missing, SPELLING_CUTOFF):
-        reader.faults.add(key, f"is not known; {meant} is. Correct it or take it out")
+    return known | {key for entry in table.sets_when for key in entry["when"]}
 
 
 def _read_model(reader: FieldReader, table: ArchitectureTable) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class HeldOut:
     def scopes(self) -> tuple[str, str, str]:
         """The scopes of uncertainty that the row counts for, narrowest first."""
         row = self.measurement
-        spread = "one_host" if row.hosts == 1 else "several_hosts"
+        spread = "one_host" if row.wiring().host_count == 1 else "several_hosts"
         regime = regime_of(self.latency_ratio)
         return (
             f"{row.topology}/{spread}/{row.kind.value}/{regime}",

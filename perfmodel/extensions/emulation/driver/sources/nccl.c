@@ -236,21 +236,9 @@ Status ncclReduceScatter(const void *from, void *to, size_t n, int type, int op,
   return 0;
 }
 
-Status ncclBroadcast(const void *from, void *to, size_t n, int type, int root, Group *g, Handle stream) {
-  size_t bytes = n * size_of(type);
-  if (meant(BROADCAST, bytes, bytes, type, root, stream)) {
-    if (g->rank == root) post(g, EVERYONE, g->collectives, from, bytes);
-    if (runs(g, root)) fetch(g, root, EVERYONE, g->collectives, to, bytes);
-  }
-  g->collectives++;
-  return 0;
-}
-Status ncclBcast(void *data, size_t n, int type, int root, Group *g, Handle stream) {
-  return ncclBroadcast(data, data, n, type, root, g, stream);
-}
-
 /* Within a group call sends go out at once and receives wait for its end. */
 static __thread int depth, waiting;
+static __thread const void *given; /* what this rank broadcasts: torch gathers lists that way */
 static __thread struct {
   Group *group;
   void *to;
@@ -273,7 +261,9 @@ Status ncclGroupEnd(void) {
     Group *g = receives[i].group;
     int peer = receives[i].peer;
     if (runs(g, peer)) fetch(g, peer, g->rank, g->received[peer]++, receives[i].to, receives[i].bytes);
+    else if (given) memcpy(receives[i].to, given, receives[i].bytes);
   }
+  given = NULL;
   return waiting = 0;
 }
 
@@ -281,6 +271,20 @@ static void take(Group *g, int peer, void *to, size_t bytes) {
   if (waiting == 4096) return;
   receives[waiting].group = g, receives[waiting].to = to;
   receives[waiting].bytes = bytes, receives[waiting++].peer = peer;
+}
+
+Status ncclBroadcast(const void *from, void *to, size_t n, int type, int root, Group *g, Handle stream) {
+  size_t bytes = n * size_of(type);
+  if (meant(BROADCAST, bytes, bytes, type, root, stream)) {
+    if (g->rank == root) post(g, EVERYONE, g->collectives, given = from, bytes);
+    if (runs(g, root)) fetch(g, root, EVERYONE, g->collectives, to, bytes);
+    else if (depth) take(g, root, to, bytes);
+  }
+  g->collectives++;
+  return 0;
+}
+Status ncclBcast(void *data, size_t n, int type, int root, Group *g, Handle stream) {
+  return ncclBroadcast(data, data, n, type, root, g, stream);
 }
 
 Status ncclSend(const void *from, size_t n, int type, int peer, Group *g, Handle stream) {
