@@ -130,7 +130,7 @@ def _chakra_reader(name: str, traces: tuple[Any, ...]) -> Reader:
             # Not every damage can be written.
             try:
                 write_chakra(_damage_trace(trace, source) if spoilt else trace, path)
-            except (ValueError, TypeError, AttributeError, OverflowError):
+            except (ValueError, TypeError, AttributeError, OverflowError, KeyError):
                 write_chakra(trace, path)
             if spoilt and source.random() < 0.3:
                 path.write_bytes(damage_bytes(path.read_bytes(), source))
