@@ -107,7 +107,8 @@ def test_one_rank_compiles_and_the_others_do_the_same(emulated):
 
 def test_parts_of_a_graph_that_is_split_at_buckets_are_compiled_once(emulated):
     loaded = [line for line in emulated("compiled").stdout.splitlines() if "parts" in line]
-    assert sorted(loaded) == ["parts that were loaded: 0", "parts that were loaded: 3"]
+    # Either rank may come first to a part; the other one loads it.
+    assert sum(int(line.rpartition(" ")[2]) for line in loaded) == 3
 
 
 def test_what_a_few_ranks_compiled_all_ranks_load(emulated):
