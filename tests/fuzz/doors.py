@@ -241,7 +241,7 @@ def _build_own_doors() -> Iterator[Door]:
     yield Door("torchrec", "bench.yml", bench, (*rank, "--workload", "FILE"), yaml.safe_dump)
     for name, text in (("attention", ATTENTION), ("memory", MEMORY), ("collectives", COLLECTIVES)):
         command = ("validate", name, "FILE", "--json", "-")
-        yield Door(f"{name} table", f"{name}.csv", _rows(text), command, _csv)
+        yield Door(f"{name} table", f"{name}.csv", _rows(text), command, _csv, is_own=True)
 
 
 @cache
