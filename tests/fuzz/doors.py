@@ -241,7 +241,7 @@ def _build_own_doors() -> Iterator[Door]:
     yield Door("torchrec", "bench.yml", bench, (*rank, "--workload", "FILE"), yaml.safe_dump)
     for name, text in (("attention", ATTENTION), ("memory", MEMORY), ("collectives", COLLECTIVES)):
         command = ("validate", name, "FILE", "--json", "-")
-        yield Door(f"{name} table", f"{name}.csv", _rows(text), command, _csv)
+        yield Door(f"{name} table", f"{name}.csv", _rows(text), command, _csv, is_own=True)
 
 
 @cache
@@ -392,7 +392,8 @@ def damage(good: Any, source: random.Random) -> Damage:
         words[spot] = source.choice(("", "NV1", "NV1800", "SYS", "PIX", "soon", "X", "NV-4"))
         holder[key] = "\t".join(words)
         return Damage("cell", name, content)
-    if how in ("rename", "delete") and isinstance(content, list) and holder in content:
+    is_table = isinstance(content, list) and all(isinstance(row, dict) for row in content)
+    if how in ("rename", "delete") and is_table and holder is not content:
         return _damage_column(content, key, how)
     if how == "rename" and isinstance(holder, dict):
         odd = source.choice((f"{key}s", f"x_{key}", str(key)[:-1], str(key).title(), "y"))

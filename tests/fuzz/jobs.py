@@ -112,7 +112,7 @@ def _foreign(traces: tuple[Any, ...]) -> tuple[Any, ...]:
         said = {"is_cpu_op": one.attributes["is_cpu_op"], "num_ops": 100, "tensor_size": 4096}
         said |= {"comm_type": 0, "comm_size": 4096, "pg_name": "1", "stream": 7}
         made.append(replace(one, kind=kind, attributes=said, duration_us=5))
-    foreign = replace(trace, operations=tuple(made), attributes={"schema": "x"})
+    foreign = replace(trace, operations=tuple(made))
     return (foreign, foreign)
 
 
@@ -140,11 +140,7 @@ def _chakra_reader(name: str, traces: tuple[Any, ...]) -> Reader:
 
 
 def _damage_trace(trace: Any, source: random.Random) -> Any:
-    """*trace* with wrong fields, waits or attributes, or a wrong header."""
-    header = trace.attributes.get("perfmodel")
-    if header is not None and source.random() < 0.4:
-        changed = json.dumps(damage_tree(json.loads(header), source))
-        return replace(trace, attributes={"perfmodel": changed})
+    """*trace* with wrong fields, waits or attributes."""
     operations = list(trace.operations)
     for _ in range(source.choice((1, 1, 3))):
         place = source.randrange(len(operations))

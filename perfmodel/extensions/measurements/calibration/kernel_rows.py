@@ -121,7 +121,7 @@ def read_table(path: Path, device: str | None) -> KernelTable:
             under_load=cells.get("under_load", 0),
         )
         if timed.device not in list_devices() and not Path(timed.device).suffix:
-            known = ", ".join(name_devices(timed.device)) or "`perfmodel topology list --devices`"
+            known = ", ".join(name_devices(timed.device)) or "`perfmodel topology list`"
             raise InputError(f"device {quote(timed.device)} must be one of {known}")
         yield timed
 

@@ -230,7 +230,7 @@ RUNS_EPILOG = """\b
 Examples:
   perfmodel calibrate runs my_runs.csv --out my_anchors.yaml
   perfmodel search llama3_70b --topology dgx_h100 --hosts 16 --calibration my_anchors.yaml
-  perfmodel predict llama3_8b --topology dgx_h100 --measured 5.2s --anchor-out one.yaml
+  perfmodel predict llama3_8b --topology dgx_h100 --measured 15.2s --anchor-out one.yaml
   perfmodel calibrate runs my_runs.csv one.yaml --out my_anchors.yaml
 \b
 Columns are those of `perfmodel schema runs`.
