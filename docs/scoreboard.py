@@ -44,9 +44,9 @@ def readme_lines() -> Iterator[str]:
         score = _stored("held_out.json")[family]
         yield (
             f"* {name}: {score['mean_pct']:.1f} % mean error over {score['rows']} public runs, "
-            f"{score['inside_pct']:.0f} % of them inside the interval; every run of the same "
-            f"{score['held_out']} was held out"
+            f"{score['inside_pct']:.0f} % inside the interval,"
         )
+        yield f"  with every run of the same {score['held_out']} held out"
     yield from ("", "We saw these runs while designing the model; expect somewhat more on yours.")
 
 

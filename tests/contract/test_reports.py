@@ -27,9 +27,14 @@ def iter_modules() -> Iterator[tuple[str, ast.Module]]:
             yield path.relative_to(CHECKOUT).as_posix(), ast.parse(path.read_text())
 
 
+TIMING = "perfmodel/extensions/measurements/calibration/timing_script.py"
+
+
 def is_command(path: str) -> bool:
     """Whether the module at *path* holds commands, of the core or of an extension."""
-    return path.startswith(("perfmodel/cli/", "perfmodel/extensions/ui/")) or "commands" in path
+    # The script that times kernels runs alone, without perfmodel.
+    commands = ("perfmodel/cli/", "perfmodel/extensions/ui/", TIMING)
+    return path.startswith(commands) or "commands" in path
 
 
 def imported(tree: ast.Module) -> set[str]:

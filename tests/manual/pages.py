@@ -33,6 +33,7 @@ NOT_RUN = {
     "--ray-address": "needs a cluster",
     "--ray": "starts Ray; tests/execution does",
     "--device cuda": "needs a GPU",
+    "--python .venv/cuda": "needs a CUDA build of torch",
     "perfmodel ui": "serves until it is stopped; tests/extensions/ui/test_ui.py asks it",
     "perfmodel validate runs": "minutes; `make scoreboard` runs it",
 }
