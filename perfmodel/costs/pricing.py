@@ -257,7 +257,7 @@ class _CallPricer:
                 for member in (group, *rivals)
             ]
             cost = share_links(calls, [cost] * len(calls), cluster=self._cluster)[0]
-        hosts = len({int(self._cluster.host_of_rank[rank]) for rank in ranks})
+        hosts = len(np.unique(self._cluster.seats_of(np.asarray(ranks))[0]))
         own = self._own.of(communication, len(ranks), hosts)
         time_ratio = self._time_ratio * own.time
         of_ranks, length_ns = None, max(cost.duration_ns, 1.0)

@@ -64,6 +64,10 @@ def _answer(text: str) -> dict[str, object]:
     """The answer without where, how fast and by which program it was computed."""
     document: dict[str, object] = json.loads(text)
     document.pop("run", None)
+    # What to measure is said by the extension that can; settings to state are the core's.
+    said = document.get("narrowed_by", [])
+    assert isinstance(said, list)
+    document["narrowed_by"] = [one for one in said if one["kind"] == "setting"]
     return document
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from perfmodel.cli import COMMANDS, load_command
 from tests.manual.pages import NOT_RUN, Command, run
-from tests.manual.reader import prepare
+from tests.manual.reader import gemm_table, prepare
 
 CHECKED_ALONE = {
     **NOT_RUN,
@@ -135,6 +135,7 @@ def folder(tmp_path_factory):
             "rank --topology dgx_h100 --hosts 4 --sharder naive --samples 2 --plan-out mine.json",
             "calibrate collectives all_reduce.log --topology dgx_h100 --out my.yaml",
             "calibrate gemm gemm.csv --device h100_sxm --out my_gemm.json",
+            "calibrate kernels timing/table.csv --out my_kernels.yaml",
             "predict gpt2_124m --topology dgx_h100 --measured 90ms --anchor-out one.yaml",
         ):
             run(Command(f"perfmodel {made}", ()))
@@ -162,6 +163,10 @@ def test_an_example_of_the_help_works(example, folder):
     if any(word in example for word in CHECKED_ALONE):
         return
     with contextlib.chdir(folder):
+        if "timing/table.csv" in words:
+            # What the script of `measure` writes next to itself.
+            Path("timing").mkdir(exist_ok=True)
+            Path("timing/table.csv").write_text(gemm_table())
         if "--out" in words:
             # An example starts without what it writes.
             out = Path(words[words.index("--out") + 1])
