@@ -56,6 +56,7 @@ def test_the_command_says_by_its_exit_whether_it_fits():
 
 
 def test_what_the_gate_finds_is_said_and_an_error_when_asked(typed, tmp_path):
+    pytest.importorskip("perfmodel.extensions.formats")
     config = tmp_path / "config.json"
     config.write_text(
         '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 100,'
