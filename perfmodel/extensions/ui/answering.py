@@ -156,8 +156,9 @@ class Answers:
         parts = {
             "#headline": render("headline", verdict, figures, other, gain),
             "#history": render("history", self._remember(one)),
-            "#next": "",
-            "#settings": "",
+            # What is near the setting before goes; it may be of another model.
+            **dict.fromkeys(("#next", "#settings", "#hosts", "#batch"), ""),
+            **self._draw_tried(state),
         }
         values = {} if question.workload is None else now(question.workload)
         stack = {"stack": question.stack.name} if question.stack else {}

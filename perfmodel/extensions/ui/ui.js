@@ -53,7 +53,9 @@ function take(said) {
   if (said.now) tell(said.now);
   copied = said.copy ?? copied;
   if (!said.page) return;
-  frame.src = $("#save").href = `/pages/${said.page}`;
+  $("#save").href = `/pages/${said.page}`;
+  // Replaced, because a page that is pushed would be what the browser's back button takes back.
+  frame.contentWindow.location.replace($("#save").href);
   frame.hidden = $("#save").hidden = false;
 }
 

@@ -127,6 +127,8 @@ def test_another_page_cannot_drop_a_file(site):
 def test_a_point_comes_first_then_the_answer_then_what_is_near(site, answers):
     kinds = [kind for kind in dict.fromkeys(answers["kinds"]) if kind != "phase"]
     assert kinds == ["knobs", "point", "answer", "near", "end"]
+    # Curves of the setting before are gone with the first number.
+    assert answers["point"]["parts"]["#hosts"] == answers["point"]["parts"]["#batch"] == ""
     assert "whole run" in answers["parts"]["#facts"]
     assert "90 % interval" in answers["parts"]["#facts"]
     assert "--tokens 1000000000 --price 2" in answers["point"]["copy"]["command"]
