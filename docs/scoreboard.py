@@ -151,7 +151,7 @@ def _off(one: dict[str, Any]) -> float:
 
 
 def _spread_sentence() -> str:
-    spreads = yaml.safe_load(SPREAD.read_text(encoding="utf-8"))
+    spreads = yaml.safe_load(SPREAD.read_text(encoding="utf-8"))["families"]
     parts = [
         f"{100 * spreads[family]['no_runs']:.0f} % for {name}" for name, family in FAMILIES.values()
     ]
