@@ -89,7 +89,8 @@ def test_200_random_plans_of_100_tables_on_128_ranks_take_the_nanoseconds_of_a_f
 def judge_and_time(question: RankQuestion, ranks) -> float:
     """Processor time of a worker for a chunk of plans."""
     begin = time.process_time()
-    measure_assignments(*kept_task(question), ranks)
+    loaded = kept_task(question)
+    measure_assignments(loaded.evaluator, loaded.task, ranks)
     return time.process_time() - begin
 
 
