@@ -325,10 +325,9 @@ class Report:
             return self
         head = self.headline or Headline(answer="", caption="")
         counted = replace(head, facts=(*cautions.count(), *head.facts))
-        section = Section("Warnings", [Sentences(cautions.lines())])
-        return replace(
-            self, headline=counted, sections=(section, *self.sections), cautions=cautions
-        )
+        lines = cautions.lines()
+        section = (Section("Warnings", [Sentences(lines)]),) if lines else ()
+        return replace(self, headline=counted, sections=(*section, *self.sections), cautions=cautions)
 
 
 def plain_report(title: str, *blocks: Block, columns: int = 80) -> Report:
