@@ -327,7 +327,9 @@ class Report:
         counted = replace(head, facts=(*cautions.count(), *head.facts))
         lines = cautions.lines()
         section = (Section("Warnings", [Sentences(lines)]),) if lines else ()
-        return replace(self, headline=counted, sections=(*section, *self.sections), cautions=cautions)
+        return replace(
+            self, headline=counted, sections=(*section, *self.sections), cautions=cautions
+        )
 
 
 def plain_report(title: str, *blocks: Block, columns: int = 80) -> Report:
