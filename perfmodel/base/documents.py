@@ -153,6 +153,11 @@ _OTHER_FORMATS = {
     "output of nccl-tests": (re.compile(r"(?s).*(?:nThread|out-of-place|NCCL INFO)"),
                              "`perfmodel calibrate collectives` fits constants to it"),
     "XML": (re.compile(r"\s*<[?!/A-Za-z]"), "NCCL's topology XML is given with --topology"),
+    "a shell script": (re.compile(r"#![^\n]*sh\b"),
+                       "Only arguments of Megatron-LM are read from one; `perfmodel emulate` makes a "
+                       "job of the Python script that it starts"),
+    "a table": (re.compile(r"[^\n:,]*(?:,[^\n:,]*){2,}\r?\n"),
+                "`perfmodel calibrate runs` and `calibrate kernels` make a calibration of one"),
     "a Python script": (re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*(?:import|from) +[\w.]+"),
                         "`perfmodel emulate` makes a job of a script"),
     "TOML": (re.compile(r"""(?:[ \t]*(?:[#;][^\n]*)?\r?\n)*[ \t]*"""
@@ -263,6 +268,8 @@ def find_document(
     if path.name != str(name_or_path):
         hint = f"Check the path; nothing is downloaded from a hub. {hint if near else ''}".rstrip()
     others = {kind: option for kind, option in _CATALOGS.items() if folder != kind}
+    if "," in stem:
+        hint = f"Only one can be given; `perfmodel compare` takes several. {hint}"
     if found := next((one for kind, one in others.items() if stem in list_documents(kind)), ""):
         hint = f"It is the name of another thing. Give it with {found}."
     raise error_type(

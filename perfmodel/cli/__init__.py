@@ -73,12 +73,24 @@ EPILOG = (
 
 _GPUS = "Say how many hosts of the machine with --hosts; a host has all its GPUs."
 _DEGREE = "Degrees are fields of the model: --set parallel.tp=2 (pp, cp, ep)."
+_FORMAT = (
+    "Formats are fields: --set training.precision=bf16, and training.compute=fp8 for what matrix "
+    "multiplies use."
+)
 MEANT = {
     **dict.fromkeys(("--gpus", "--num-gpus", "--n-gpus", "--world-size", "--ranks"), _GPUS),
     **dict.fromkeys(("--nodes", "--nnodes", "--num-nodes"), "Say --hosts."),
     **dict.fromkeys(("--tp", "--pp", "--cp", "--ep", "--dp"), _DEGREE),
     **dict.fromkeys(("--batch", "--batch-size"), "The global batch is a field: --set batch=256."),
+    **dict.fromkeys(
+        ("--seq-len", "--seq-length", "--sequence-length", "--seqlen"),
+        "Tokens of a sample are a field: --set sequence_length=8192.",
+    ),
+    **dict.fromkeys(("--micro-batch", "--mbs"), "Say --set parallel.micro_batch=1."),
+    **dict.fromkeys(("--precision", "--dtype"), _FORMAT),
     **dict.fromkeys(("--machine", "--cluster", "--gpu"), "Say --topology with a machine."),
+    "--topology": "This command takes a GPU with --device, or none. Move a job to a machine with "
+    "`perfmodel predict --job JOB --topology MACHINE`.",
     **dict.fromkeys(("--model", "--config"), "Say --workload, or name the model first."),
 }
 """Options that people type who know other programs, and what to say instead."""

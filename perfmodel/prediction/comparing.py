@@ -218,7 +218,10 @@ def compare_scenarios(
 ) -> Comparison:
     """Predict *scenarios* on *executor*; *build* loads each one and builds its job."""
     if len(scenarios) < 2:
-        raise ScenarioError("compare: needs two or more scenarios.")
+        raise ScenarioError(
+            "compare: needs two or more scenarios. Give several values, such as --topology "
+            "dgx_h100,dgx_b200 or --sweep hosts=1,2,4, or several files of scenarios."
+        )
     entries = map_in_steps(
         executor, answer_one, build, list(scenarios), on_phase=on_phase, phase="answering scenario"
     )

@@ -228,7 +228,7 @@ def _explain(spec: TransformerSpec, rank_count: int, ranks_per_host: int) -> str
     return (
         f"{spec.name} on {rank_count} ranks ({ranks_per_host} per host): no layout is possible"
         f"{f' with {stated}' if stated else ''}: {next(faults, 'nothing divides')}. "
-        "Change parallel.*, batch or the number of ranks."
+        "Change parallel.*, batch or the number of ranks (--hosts)."
     )
 
 

@@ -292,6 +292,7 @@ def load_runs(path: Path) -> RunTable:
             f"{path}: a table of {family} runs must have the columns "
             f"{', '.join(required_columns(family))}; missing: {', '.join(missing)}."
             + (f" These are not known: {unread}." if unread else "")
+            + " Rename or add columns; `perfmodel schema runs` lists all."
         )
     in_seconds = (
         [_thousandth(cell) if place in milliseconds else cell for place, cell in enumerate(line)]
