@@ -38,9 +38,6 @@ from perfmodel.extensions.measurements.api import calibrate_collectives as calib
 from perfmodel.extensions.measurements.api import calibrate_embedding as calibrate_embedding
 from perfmodel.extensions.measurements.api import calibrate_host as calibrate_host
 from perfmodel.extensions.measurements.api import calibrate_kernels as calibrate_kernels
-from perfmodel.extensions.measurements.api import (
-    calibrate_own_kernels as calibrate_own_kernels,
-)
 from perfmodel.extensions.measurements.api import calibrate_runs as calibrate_runs
 from perfmodel.extensions.measurements.api import cross_validate as cross_validate
 from perfmodel.extensions.measurements.api import leave_out_collectives as leave_out_collectives

@@ -127,7 +127,7 @@ def _fitted_kernels() -> Any:
     """A shipped calibration of GEMMs, as a user's own."""
     files = sorted((ROOT / "perfmodel/costs/calibrations/gemm").glob("*.json"))
     document = json.loads(files[0].read_bytes())
-    return document | {"entries": document["entries"][:2], "command": "perfmodel calibrate gemm t"}
+    return document | {"entries": document["entries"][:2], "command": "python fit.py gemm t"}
 
 
 def _read_fitted(path: Path) -> object:
