@@ -56,7 +56,7 @@ from perfmodel.extensions.recordings.api import trace_extract as trace_extract
 from perfmodel.extensions.recordings.api import trace_stats as trace_stats
 from perfmodel.extensions.recordings.import_files import Imported as Imported
 from perfmodel.extensions.recordings.import_files import ImportedJob as ImportedJob
-from perfmodel.extensions.recordings.import_files import ImportWishes as ImportWishes
+from perfmodel.extensions.recordings.import_files import ImportOptions as ImportOptions
 from perfmodel.extensions.recordings.import_files import import_traces as import_traces
 from perfmodel.extensions.whatif.advising import Advice as Advice
 from perfmodel.extensions.whatif.answering import WhatIf as WhatIf

@@ -52,8 +52,11 @@ class Cautions:
         }
 
     def lines(self) -> tuple[str, ...]:
-        """Each in words."""
-        return *map(str, self.warnings), *(f"unknown key {key}" for key in self.unknown_keys)
+        """Each warning in words, and the keys of which a headline says only the number."""
+        warned = tuple(map(str, self.warnings))
+        if len(self.unknown_keys) <= MOST_NAMED:
+            return warned
+        return (*warned, f"Unknown keys: {', '.join(self.unknown_keys)}.")
 
     def count(self) -> Iterator[str]:
         """What a headline says of them."""
@@ -62,7 +65,8 @@ class Cautions:
             yield f"{_count(len(self.warnings), 'warning')}: {words}"
         if self.unknown_keys:
             names = ", ".join(self.unknown_keys[:MOST_NAMED])
-            yield f"{_count(len(self.unknown_keys), 'unknown key')}, without effect: {names}"
+            more = ", ..." if len(self.unknown_keys) > MOST_NAMED else ""
+            yield f"{_count(len(self.unknown_keys), 'unknown key')}, without effect: {names}{more}"
 
     def refuse(self) -> None:
         """Raise if there are any, as `--strict` asks."""

@@ -96,8 +96,8 @@ def find_goodput(rank_count: int, rates: RunRates) -> Goodput:
 class TrainingRun:
     """A whole run: *days* of training alone, *expected_days* with failures and checkpoints.
 
-    Money and energy are of the expected days. *low_days* and *high_days* follow the interval of an
-    iteration, if that is known. *asked* is the question.
+    Money and energy are of the expected days. *interval_days* follows the interval of an iteration,
+    if that is known. *price_date* is when a listed price was read. *asked* is the question.
     """
 
     iterations: float
@@ -105,10 +105,10 @@ class TrainingRun:
     unit: str
     rank_count: int
     days: float
-    low_days: float | None
-    high_days: float | None
+    interval_days: tuple[float, float] | None
     goodput: Goodput
     price_per_gpu_hour: float | None
+    price_date: str
     currency: str
     mean_power_w: float | None
     asked: RunQuestion
@@ -127,6 +127,14 @@ class TrainingRun:
     def cost(self) -> float | None:
         """Money, where a price is known."""
         return None if self.price_per_gpu_hour is None else self.gpu_hours * self.price_per_gpu_hour
+
+    @property
+    def cost_interval(self) -> tuple[float, float] | None:
+        """The money of the interval of days; the price itself is taken as certain."""
+        if self.cost is None or self.interval_days is None:
+            return None
+        low, high = (self.cost * days / self.expected_days for days in self.interval_days)
+        return low, high
 
     @property
     def energy_mwh(self) -> float | None:
@@ -149,10 +157,12 @@ class TrainingRun:
             self.unit: self.count,
             "days_without_failures": self.days,
             "expected_days": self.expected_days,
-            "interval_days": None if self.low_days is None else [self.low_days, self.high_days],
+            "interval_days": self.interval_days and list(self.interval_days),
             "gpu_hours": self.gpu_hours,
             "price_per_gpu_hour": self.price_per_gpu_hour,
+            "price_date": self.price_date or None,
             "cost": self.cost,
+            "interval_cost": self.cost_interval and list(self.cost_interval),
             "currency": self.currency,
             "energy_mwh": self.energy_mwh,
             "goodput": good.ratio,
@@ -191,22 +201,23 @@ def plan_run(
         return iterations * iteration_ns / NS_PER_HOUR / HOURS_PER_DAY
 
     interval = prediction.interval
-    ends: tuple[float | None, float | None] = (None, None)
+    ends = None
     if interval.is_known:
         ends = (days(interval.low_ns) / goodput.ratio, days(interval.high_ns) / goodput.ratio)
-    price = price_per_gpu_hour
+    price, read_on = price_per_gpu_hour, ""
     if price is None:
         price = find_price(prediction, rates, machine)
+        read_on = "" if price is None else rates.date
     return TrainingRun(
         iterations=iterations,
         count=count,
         unit=unit,
         rank_count=facts.rank_count,
         days=days(prediction.iteration_ns),
-        low_days=ends[0],
-        high_days=ends[1],
+        interval_days=ends,
         goodput=goodput,
         price_per_gpu_hour=price,
+        price_date=read_on,
         currency=rates.currency,
         mean_power_w=mean_power_w(prediction, rates),
         asked=asked,

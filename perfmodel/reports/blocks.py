@@ -325,9 +325,10 @@ class Report:
             return self
         head = self.headline or Headline(answer="", caption="")
         counted = replace(head, facts=(*cautions.count(), *head.facts))
-        section = Section("Warnings", [Sentences(cautions.lines())])
+        lines = cautions.lines()
+        section = (Section("Warnings", [Sentences(lines)]),) if lines else ()
         return replace(
-            self, headline=counted, sections=(section, *self.sections), cautions=cautions
+            self, headline=counted, sections=(*section, *self.sections), cautions=cautions
         )
 
 

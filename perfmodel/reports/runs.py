@@ -66,7 +66,7 @@ def run_cells(run: TrainingRun | None) -> dict[str, str]:
     return {
         "days": f"{run.expected_days:,.4g}",
         "GPU-hours": _count(run.gpu_hours),
-        "cost": "" if run.cost is None else f"{_count(run.cost)} {run.currency}",
+        "cost": _cost(run),
         "energy": "" if run.energy_mwh is None else f"{run.energy_mwh:,.4g} MWh",
         "goodput": f"{run.goodput.ratio:.1%}",
     }
@@ -99,10 +99,21 @@ def format_hours(seconds: float) -> str:
 
 
 def _interval(run: TrainingRun) -> str:
-    if run.low_days is None or run.high_days is None:
+    if run.interval_days is None:
         return ""
-    return f" (90 %: {run.low_days:,.4g} to {run.high_days:,.4g} days)"
+    low, high = run.interval_days
+    return f" (90 %: {low:,.4g} to {high:,.4g} days)"
 
 
 def _money(run: TrainingRun) -> str:
-    return f"{run.cost:,.0f} {run.currency}, at {run.price_per_gpu_hour:g} per GPU and hour"
+    """What it costs, within the interval of its days, and since when the price is known."""
+    read_on = f", listed on {run.price_date}" if run.price_date else ""
+    return f"{_cost(run)}, at {run.price_per_gpu_hour:g} per GPU and hour{read_on}"
+
+
+def _cost(run: TrainingRun) -> str:
+    if run.cost is None:
+        return ""
+    ends = run.cost_interval
+    between = "" if ends is None else f" ({_count(ends[0])} to {_count(ends[1])})"
+    return f"{_count(run.cost)}{between} {run.currency}"

@@ -213,7 +213,7 @@ def kineto_document() -> Any:
 
 
 def _execution_trace() -> Any:
-    from tests.extensions.recordings.test_executed_jobs import step
+    from tests.extensions.recordings.test_execution_trace_jobs import step
 
     return {"schema": "1.0.1", "pid": 1, "nodes": step()}
 
