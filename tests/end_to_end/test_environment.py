@@ -107,12 +107,12 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(
 
 
 def test_an_extra_that_is_not_installed_is_named_with_how_to_get_it(tmp_path):
-    (tmp_path / "train.py").write_text("import torch\n")
+    (tmp_path / "indices.pt").write_bytes(b"PK")
 
     done = run_script(
         """
         sys.modules["torch"] = None
-        run("emulate", "--device", "a100_sxm_80gb", "--ranks", "1", "--out", "job", "--", "train.py")
+        run("embeddings", "describe", "indices.pt")
         """,
         tmp_path,
     )
@@ -120,7 +120,7 @@ def test_an_extra_that_is_not_installed_is_named_with_how_to_get_it(tmp_path):
     assert "exit 1" in done.stdout
     assert "torch" in done.stderr
     assert "pip install torch==" in done.stderr
-    assert names_in(tmp_path) == ["train.py"]
+    assert names_in(tmp_path) == ["indices.pt"]
 
 
 def test_a_screen_that_cannot_show_a_letter_shows_something_else(tmp_path):
