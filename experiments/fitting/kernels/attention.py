@@ -11,13 +11,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
-from experiments.fitting.kernels.constants import (
-    LIMITS,
-    Limits,
-    alone_ns,
-    build_entry,
-    fit_constants,
-)
+from experiments.fitting.kernels.constants import LIMITS, alone_ns, build_entry, fit_constants
 from experiments.fitting.kernels.networks import TrainingPlan, fit_ordered
 from perfmodel.costs.attention import attention_shapes
 from perfmodel.costs.attention_kernels import variant_of
@@ -34,6 +28,7 @@ from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.gemm_features import machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
+from perfmodel.extensions.measurements.calibration.bounded_fit import Limits
 from perfmodel.extensions.measurements.measured_kernels import KernelTable
 from topologies import load_device
 

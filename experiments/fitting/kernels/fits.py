@@ -69,7 +69,8 @@ def fit_entries(
 
     With *has_cast* times of quantised GEMMs include the cast of the activation.
     """
-    variant_of, fit = VARIANTS[kind], {**FITS, "gemm": partial(fit_gemm_entry, has_cast=has_cast)}
+    variant_of, fits = VARIANTS[kind], dict(FITS)
+    fits["gemm"] = partial(fit_gemm_entry, has_cast=has_cast)
     members: dict[tuple[str, str], list[MeasuredKernel]] = {}
     for kernel in table.kernels:
         members.setdefault((kernel.device, variant_of(kernel.op)), []).append(kernel)
@@ -82,7 +83,7 @@ def fit_entries(
         if kind == "experts":
             entries.append(fit_expert_entry(own, device, _alike(own, table)))
         else:
-            entries.append(fit[kind](own, device))
+            entries.append(fits[kind](own, device))
     return tuple(entries)
 
 
