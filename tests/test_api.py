@@ -165,19 +165,20 @@ def test_one_value_stands_for_a_list_of_one():
     assert api.RankQuestion("dgx_h100", sharders="balanced").sharders == ("balanced",)
 
 
-def test_kernels_fitted_to_a_table_price_what_they_were_fitted_to(tmp_path):
-    table, out = tmp_path / "memory.csv", tmp_path / "mine.json"
+def test_kernels_taken_from_a_table_price_what_was_timed(tmp_path):
+    table, out = tmp_path / "memory.csv", tmp_path / "mine.yaml"
     # Two reads and a write of four bytes at 400 GB/s, less than half of what a V100 does.
     sizes = [(2**rows, 2**columns) for rows in range(10, 18) for columns in (9, 10, 11)]
     rows = [f"add,Tesla V100-PCIE-32GB,{12 * b * h / 4e8},{b},{h}" for b, h in sizes]
     table.write_text("\n".join(["op,device,latency_ms,B,H", *rows, ""]))
 
-    assert api.calibrate_kernels("memory", [table], out).sets == 1
+    assert api.calibrate_kernels([table], out).sets == 24
     mine = api.validate("memory", [table], calibration=[str(out)])
     shipped = api.validate("memory", [table])
 
-    assert mine.overall.mape_pct < 1
-    assert shipped.overall.mape_pct > 30
+    # A known price is doubted as little as 15 %, so of a factor of two a part remains.
+    assert mine.overall.median_pct < 10
+    assert shipped.overall.median_pct > 30
 
 
 def test_a_schema_names_the_type_of_each_field():
@@ -189,14 +190,6 @@ def test_a_schema_names_the_type_of_each_field():
         "  dense.bottom_mlp: list of int; must be given",
     ):
         assert line in lines
-
-
-def test_rows_are_left_out_by_the_columns_that_were_asked_for(tmp_path):
-    table = tmp_path / "gemm.csv"
-    rows = [f"mine,NVIDIA A100-SXM4-80GB,{m},{m},512,{m / 1e4}" for m in (512, 1024, 2048)]
-    table.write_text("\n".join(["collector,device,m,n,k,latency_ms", *rows, ""]))
-    with pytest.raises(MeasurementError, match="colour"):
-        api.cross_validate("gemm", [table], folds=2, by=["colour"])
 
 
 def test_collectives_of_one_rank_cannot_be_fitted(tmp_path):

@@ -2,15 +2,15 @@
 
     python experiments/fitting/fit.py NAME ../shared/data [--out PLACE]
 
-The fits are those of `perfmodel calibrate`. Only the choices are made here: which tables, which
-rows, and what the header of the file says.
+Kernels are fitted by `kernels`, collectives and lookups by what `perfmodel calibrate` uses. Here
+are the choices: which tables, which rows, and what the header of the file says.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,6 +19,12 @@ from experiments.fitting.interference import (
     about_traces,
     fit_interference,
     to_text,
+)
+from experiments.fitting.kernels.fits import (
+    HARDWARE,
+    fit_entries,
+    load_tables,
+    write_entries,
 )
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import MeasurementError
@@ -32,12 +38,6 @@ from perfmodel.extensions.measurements.calibration.collectives import (
 )
 from perfmodel.extensions.measurements.calibration.embedding import fit_embedding, write_constants
 from perfmodel.extensions.measurements.calibration.embedding_cases import load_cases
-from perfmodel.extensions.measurements.calibration.kernels import (
-    HARDWARE,
-    fit_entries,
-    load_tables,
-    write_entries,
-)
 from perfmodel.extensions.measurements.measured_kernels import KernelTable
 from topologies import list_devices
 
@@ -79,9 +79,9 @@ def load_choices() -> dict[str, Choice]:
 
 
 def choose_rows(table: KernelTable, choice: Choice) -> KernelTable:
-    """The kernels of *choice*'s formats on GPUs of the catalog, with or without casts."""
+    """The kernels of *choice*'s formats on GPUs of the catalog."""
     kept = tuple(
-        replace(one, has_cast=not choice.cast_apart)
+        one
         for one in table.kernels
         if one.device in list_devices() and one.op.dtype.value in choice.dtypes
     )
@@ -124,7 +124,8 @@ def fit_kernels(choice: Choice, data: Path, out: Path, made: Made) -> None:
         table = prefer_collector(table, choice.preferred_collector)
     words = {"source": choice.source, "software": choice.software, "licence": choice.licence}
     about = {**words, "hardware": HARDWARE, **made}
-    write_entries(fit_entries(choice.kind, table, on_phase=_print_phase), out, about)
+    entries = fit_entries(choice.kind, table, has_cast=not choice.cast_apart, on_phase=_print_phase)
+    write_entries(entries, out, about)
 
 
 def fit_lookups(choice: Choice, data: Path, out: Path, made: Made) -> None:

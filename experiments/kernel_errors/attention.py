@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from experiments.fitting.kernels.fits import cross_validate, load_tables
 from perfmodel.costs.attention import AttentionModel
 from perfmodel.costs.attention_kernels import members_of
 from perfmodel.costs.calibration_files import load_entries
 from perfmodel.costs.estimates import INTERVAL_SIGMAS, Estimates, concatenate_estimates
-from perfmodel.extensions.measurements.calibration.kernels import cross_validate, load_tables
 from perfmodel.extensions.measurements.measured_kernels import (
     KernelTable,
     MeasuredKernel,

@@ -18,10 +18,10 @@ from experiments.figures import (
     plot_bars,
     read_wishes,
 )
-from perfmodel.extensions.recordings.hold_back import HoldRule, hold_ratios, replay_held
 from perfmodel.extensions.recordings.host_chain import StepKind
 from perfmodel.extensions.recordings.recording_info import recording_question
 from perfmodel.extensions.recordings.storage import load_recorded_job
+from perfmodel.extensions.recordings.stream_holds import HoldRule, hold_ratios, replay_with_holds
 from perfmodel.extensions.whatif import parse_transformation
 from perfmodel.graph.program import PLAIN
 from perfmodel.prediction.predict import predict
@@ -32,7 +32,7 @@ MS = 1_000_000
 
 def periods_ms(job, durations=None):
     table = job.durations() if durations is None else durations
-    held = replay_held(job.graph, table, HoldRule(hold_ratios(job.graph), job.can_be_held))
+    held = replay_with_holds(job.graph, table, HoldRule(hold_ratios(job.graph), job.can_be_held))
     return (np.diff(job.step_moments_ns(held.end_ns)) / MS).tolist()
 
 

@@ -19,9 +19,9 @@ from experiments.figures import (
     new_figure,
     read_wishes,
 )
-from perfmodel.extensions.recordings.hold_back import HoldRule, hold_ratios, replay_held
 from perfmodel.extensions.recordings.self_replay import compare
 from perfmodel.extensions.recordings.storage import load_recorded_job
+from perfmodel.extensions.recordings.stream_holds import HoldRule, hold_ratios, replay_with_holds
 
 COLOURS = {"compute": BLUE, "communication": PURPLE, "copy": GREEN}
 KEPT = (
@@ -37,7 +37,7 @@ def main() -> None:
     results = {}
     for axis, name in zip(np.atleast_1d(axes), names, strict=True):
         job = load_recorded_job(MEASURED / "recordings" / name)
-        held = replay_held(
+        held = replay_with_holds(
             job.graph, job.durations(), HoldRule(hold_ratios(job.graph), job.can_be_held)
         )
         document = compare(job, held).document()

@@ -38,9 +38,6 @@ from perfmodel.extensions.measurements.api import calibrate_collectives as calib
 from perfmodel.extensions.measurements.api import calibrate_embedding as calibrate_embedding
 from perfmodel.extensions.measurements.api import calibrate_host as calibrate_host
 from perfmodel.extensions.measurements.api import calibrate_kernels as calibrate_kernels
-from perfmodel.extensions.measurements.api import (
-    calibrate_own_kernels as calibrate_own_kernels,
-)
 from perfmodel.extensions.measurements.api import calibrate_runs as calibrate_runs
 from perfmodel.extensions.measurements.api import cross_validate as cross_validate
 from perfmodel.extensions.measurements.api import leave_out_collectives as leave_out_collectives
@@ -59,7 +56,7 @@ from perfmodel.extensions.recordings.api import trace_extract as trace_extract
 from perfmodel.extensions.recordings.api import trace_stats as trace_stats
 from perfmodel.extensions.recordings.import_files import Imported as Imported
 from perfmodel.extensions.recordings.import_files import ImportedJob as ImportedJob
-from perfmodel.extensions.recordings.import_files import ImportWishes as ImportWishes
+from perfmodel.extensions.recordings.import_files import ImportOptions as ImportOptions
 from perfmodel.extensions.recordings.import_files import import_traces as import_traces
 from perfmodel.extensions.whatif.advising import Advice as Advice
 from perfmodel.extensions.whatif.answering import WhatIf as WhatIf

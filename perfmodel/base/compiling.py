@@ -121,7 +121,7 @@ def compiled(function: _Function, **options: Any) -> _Function:
     return found
 
 
-class _Teller(Listener):
+class _CompileListener(Listener):
     def __init__(self, tell: Callable[[bool], None]) -> None:
         self._tell = tell
 
@@ -138,5 +138,5 @@ def watch_compiling(tell: Callable[[bool], None]) -> Iterator[None]:
 
     Machine code that is found in the cache is not compiled.
     """
-    with install_listener("numba:compile", _Teller(tell)):
+    with install_listener("numba:compile", _CompileListener(tell)):
         yield

@@ -240,7 +240,7 @@ def _find_backward(
                     return backward_constants(nearest.entry), OTHER_BACKWARD_SIGMA
     raise CalibrationError(
         f"attention kernel {kind.kernel!r}: no table with backward passes was fitted. "
-        "Give `perfmodel calibrate attention` one that has them."
+        "Give `experiments/fitting` one that has them."
     )
 
 

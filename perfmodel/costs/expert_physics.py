@@ -5,7 +5,7 @@ wastes part of a tile of rows, and a GEMM that does not fill the multiprocessors
 of a wave. Rows are copied to their experts and back, and tokens are read and written once more.
 
 Leaves out: how unevenly the experts of one rank are loaded, except for how many are active.
-Source: fitted to the public tables of `perfmodel calibrate experts`.
+Source: fitted to the public tables that `experiments/fitting` names.
 """
 
 from __future__ import annotations

@@ -130,8 +130,8 @@ def _training_kernel(entries: Sequence[Entry], device: Device, dtype: DType) -> 
         raise CalibrationError(
             f"experts on {device.name}: the fastest kernel for {dtype.value} "
             f"({found.entry.variant}) takes {narrow_ns / plain_ns:.1f} times as long as that for "
-            f"bf16 ({plain.entry.variant}) on a training shape. Fit {dtype.value} again with "
-            "`perfmodel calibrate experts`, on tables with thousands of tokens."
+            f"bf16 ({plain.entry.variant}) on a training shape. Fit {dtype.value} again "
+            "on tables with thousands of tokens (experiments/fitting)."
         )
     return found
 
@@ -165,7 +165,7 @@ def _nearest(entries: Sequence[Entry], device: Device, dtype: DType) -> Match:
             return Match(best.entry, sigma)
     raise CalibrationError(
         f"experts: no constants for {dtype.value} in the calibration. "
-        "Make them with `perfmodel calibrate experts`."
+        "`experiments/fitting` makes them."
     )
 
 

@@ -155,7 +155,7 @@ class GemmModel(CalibratedModel):
         if not found:
             raise CalibrationError(
                 f"gemm: no constants for {variant_of(dtype)} arithmetic in the calibration. "
-                "Make them with `perfmodel calibrate gemm`."
+                "`experiments/fitting` makes them."
             )
         match, sigma = min(found, key=lambda pair: pair[0].borrowed_sigma + pair[1])
         is_assumed = sigma == 0.0 and not any(map(device.supports, _NEEDED.get(dtype, (dtype,))))

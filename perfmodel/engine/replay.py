@@ -62,31 +62,31 @@ class Timeline:
     """When every task of one iteration ended, and every member of a rendezvous was ready.
 
     Rows of *end_ns* are the tasks of rank 0 in program order, then of rank 1, and so on; columns
-    are duration vectors. The *keeper* may be remote: a column is fetched on first use.
+    are duration vectors. The *store* may be remote: a column is fetched on first use.
     """
 
     iteration: int
-    keeper: TimelineStore
+    store: TimelineStore
 
     @cached_property
     def end_ns(self) -> Int64s:
         """When every task ended."""
-        return self.keeper.end_ns(self.iteration, slice(None))
+        return self.store.end_ns(self.iteration, slice(None))
 
     @cached_property
     def member_ready_ns(self) -> Int64s:
         """When every member of a rendezvous was ready."""
-        return self.keeper.member_ready_ns(self.iteration)
+        return self.store.member_ready_ns(self.iteration)
 
     def ends_of(self, rows: slice) -> Int64s:
         """When the tasks of some adjacent *rows* ended; no other rows are fetched."""
         if "end_ns" in self.__dict__:
             return self.end_ns[rows]
-        return self.keeper.end_ns(self.iteration, rows)
+        return self.store.end_ns(self.iteration, rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class LocalTimelines:
     """The local timeline store: columns by iteration, starting with the *first* kept.
 
     Those of an iteration that copies an earlier one are made when they are read; *later_ns* is how
@@ -182,8 +182,8 @@ def replay(
     lane_now_ns += [_shift(lane_now_ns[done], later) for later in later_ns.values()]
     columns = [min(index, done) for index in last]
     ends, readies = [*map(block.end_ns, columns)], [*map(block.member_ready_ns, columns)]
-    keeper = Kept(last.start, ends, readies, later_ns)
-    return Replay(tuple(Timeline(index, keeper) for index in last), np.stack(lane_now_ns))
+    store = LocalTimelines(last.start, ends, readies, later_ns)
+    return Replay(tuple(Timeline(index, store) for index in last), np.stack(lane_now_ns))
 
 
 FIRST_ITERATIONS = 6

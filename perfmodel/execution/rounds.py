@@ -23,7 +23,7 @@ from perfmodel.base.errors import ExecutionError
 from perfmodel.engine.block import Arrivals, join_arrivals, no_arrivals
 from perfmodel.engine.history import first_of_each
 from perfmodel.engine.layout import Int64s
-from perfmodel.engine.replay import Kept, Replay, Timeline
+from perfmodel.engine.replay import LocalTimelines, Replay, Timeline
 from perfmodel.engine.stall import explain_stall
 from perfmodel.execution.parts import Division
 from perfmodel.graph.job import JobGraph
@@ -194,14 +194,14 @@ class RemoteTimelines:
     ) -> None:
         self._workers, self._division, self._kept = workers, division, kept
         self._vector_count = vector_count
-        self._near: Kept | None = None
+        self._local: LocalTimelines | None = None
         self._is_wanted = True
         self.is_open = True
 
     def end_ns(self, iteration: int, rows: slice) -> Int64s:
         """When the tasks of *rows* ended."""
-        if self._near is not None:
-            return self._near.end_ns(iteration, rows)
+        if self._local is not None:
+            return self._local.end_ns(iteration, rows)
         bounds = self._division.task_bounds
         start, stop, _ = rows.indices(int(bounds[-1]))
         self._check(stop - start)
@@ -216,8 +216,8 @@ class RemoteTimelines:
 
     def member_ready_ns(self, iteration: int) -> Int64s:
         """When every member of a rendezvous was ready."""
-        if self._near is not None:
-            return self._near.member_ready_ns(iteration)
+        if self._local is not None:
+            return self._local.member_ready_ns(iteration)
         count = self._division.member_count
         self._check(count)
         ready_ns = np.empty((count, self._vector_count), dtype=np.int64)
@@ -242,7 +242,7 @@ class RemoteTimelines:
     def close(self) -> None:
         """Fetch everything that fits before the blocks are dropped."""
         if self._is_wanted and self._fits(int(self._division.task_bounds[-1]) * len(self._kept)):
-            self._near = Kept(
+            self._local = LocalTimelines(
                 self._kept.start,
                 tuple(self.end_ns(index, slice(None)) for index in self._kept),
                 tuple(self.member_ready_ns(index) for index in self._kept),
@@ -288,5 +288,5 @@ def replay_blocks(
         stopped = [one.heads if one.iteration == behind else one.stops for one in heads]
         raise explain_stall(job, np.concatenate(stopped))
     lane_now_ns = np.concatenate(workers.ask_all("lane_now_ns"), axis=1)
-    keeper = RemoteTimelines(workers, division, kept, vector_count=vector_count)
-    return Replay(tuple(Timeline(index, keeper) for index in kept), lane_now_ns, keeper)
+    store = RemoteTimelines(workers, division, kept, vector_count=vector_count)
+    return Replay(tuple(Timeline(index, store) for index in kept), lane_now_ns, store)

@@ -35,10 +35,11 @@ ASKS = {
     **{f"validate {kind}": "validate" for kind in ("collectives", *KERNELS)},
     "validate embeddings": "validate_embeddings",
     **{f"validate {word}": f"validate_{word}" for word in ("runs", "fits")},
-    **{f"calibrate {kind}": "calibrate_kernels cross_validate" for kind in KERNELS},
     "calibrate collectives": "calibrate_collectives cross_validate leave_out_collectives",
-    **{f"calibrate {kind}": f"calibrate_{kind}" for kind in ("embedding", "host", "runs")},
-    "calibrate kernels": "calibrate_own_kernels",
+    **{
+        f"calibrate {kind}": f"calibrate_{kind}"
+        for kind in ("embedding", "host", "kernels", "runs")
+    },
     "measure": "measure",
     "workload import": "import_workload",
     "workload list": "list_workloads list_stacks",

@@ -48,4 +48,4 @@ def test_an_unknown_device_is_refused(typed):
 def test_calibration_says_what_it_needs(typed, tmp_path):
     table = tmp_path / "table.csv"
     table.write_text("op,device,latency_ms,B,H\nadd,NVIDIA A100 80GB PCIe,1,10,10\n")
-    assert "--out" in typed("calibrate memory", table, code=1).said
+    assert "--out" in typed("calibrate kernels", table, code=2).said

@@ -72,7 +72,7 @@ def test_a_file_without_origin_is_refused():
 def test_a_file_of_a_person_is_checked_before_it_is_used(tmp_path, change, fault):
     content = json.loads(entries_to_text(ABOUT, []))
     path = tmp_path / "mine.json"
-    path.write_text(json.dumps({**content, "command": "perfmodel calibrate gemm x", **change}))
+    path.write_text(json.dumps({**content, "command": "python fit.py gemm x", **change}))
     device = replace(load_device("h100_sxm"), calibrations=(str(path),))
     with pytest.raises(CalibrationError, match=fault):
         entries_for("gemm", device)
@@ -93,7 +93,7 @@ def test_a_file_of_a_person_is_checked_before_it_is_used(tmp_path, change, fault
 def test_an_entry_of_a_person_has_the_constants_of_its_kind(tmp_path, change, fault):
     own = next(one for one in load_entries("gemm") if one.device == "h100_sxm")
     content = json.loads(entries_to_text(ABOUT, [own]))
-    content["command"] = "perfmodel calibrate gemm x.csv"
+    content["command"] = "python fit.py gemm x"
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(content))
     device = replace(load_device("h100_sxm"), calibrations=(str(path),))

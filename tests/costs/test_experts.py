@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from experiments.fitting.kernels.fits import cross_validate
+from experiments.fitting.kernels.gemm import FEWEST_SHAPES, fit_expert_entry
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.costs.calibration_files import entries_for
@@ -19,8 +21,6 @@ from perfmodel.costs.expert_physics import (
 from perfmodel.costs.experts import ExpertLayerModel, price_grouped_gemms
 from perfmodel.costs.gemm_features import machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
-from perfmodel.extensions.measurements.calibration.gemm import FEWEST_SHAPES, fit_expert_entry
-from perfmodel.extensions.measurements.calibration.kernels import cross_validate
 from perfmodel.extensions.measurements.kernel_tables import load_table
 from perfmodel.extensions.measurements.measured_kernels import KernelTable
 from perfmodel.graph.ops import GroupedGemm

@@ -107,13 +107,12 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(
 
 
 def test_an_extra_that_is_not_installed_is_named_with_how_to_get_it(tmp_path):
-    table = "gpu,m,n,k,dtype,time_us\nx,1,1,1,bf16,1\n"
-    (tmp_path / "table.csv").write_text(table)
+    (tmp_path / "indices.pt").write_bytes(b"PK")
 
     done = run_script(
         """
         sys.modules["torch"] = None
-        run("calibrate", "gemm", "table.csv", "--out", "constants.yaml")
+        run("embeddings", "describe", "indices.pt")
         """,
         tmp_path,
     )
@@ -121,7 +120,7 @@ def test_an_extra_that_is_not_installed_is_named_with_how_to_get_it(tmp_path):
     assert "exit 1" in done.stdout
     assert "torch" in done.stderr
     assert "pip install torch==" in done.stderr
-    assert names_in(tmp_path) == ["table.csv"]
+    assert names_in(tmp_path) == ["indices.pt"]
 
 
 def test_a_screen_that_cannot_show_a_letter_shows_something_else(tmp_path):

@@ -12,7 +12,7 @@ import yaml
 from experiments.fitting import fit
 from perfmodel.costs.calibration_files import parse_entries
 from perfmodel.extensions.measurements.measured_kernels import KernelTable
-from tests.extensions.measurements.calibration.test_kernels import measured
+from tests.experiments.kernels.test_fits import measured
 
 CHOICES = fit.load_choices()
 OTHERWISE = ("nccl_tuner", "sustained", "token_exchange")

@@ -33,10 +33,10 @@ KINDS = ("numbers", "texts", "looks")
 LEFT_OUT = ("run", "version", "command", "date", "made", "created")
 UNSTEADY = re.compile(r"Where it ran|^Wrote |^<(style|script|meta)")
 """Lines of screens and pages that differ between two runs, or that the browser tests check."""
-Kept = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
-def ask(name: str, folder: Path) -> tuple[Kept, Kept, Kept]:
+def ask(name: str, folder: Path) -> tuple[JsonObject, JsonObject, JsonObject]:
     """Numbers, texts and looks of the answer to the question *name*, asked in *folder*."""
     words = QUESTIONS[name].split()
     if words[0] not in WITHOUT_JSON:
@@ -59,7 +59,7 @@ def ask(name: str, folder: Path) -> tuple[Kept, Kept, Kept]:
     finally:
         os.chdir(before)
     printed = screen.getvalue()
-    answer: Kept = {}
+    answer: JsonObject = {}
     looks = {"screen": _look(printed)}
     if "--json" in words:
         answer["json"] = json.loads(printed if words[-1] == "--json" else _take(folder, "json"))
@@ -108,12 +108,12 @@ def _number(cell: str) -> float | str:
         return cell
 
 
-def _kept(answer: Kept) -> tuple[Kept, Kept]:
+def _kept(answer: JsonObject) -> tuple[JsonObject, JsonObject]:
     found: dict[str, list[Any]] = {}
     for place, value in _leaves(answer, ""):
         found.setdefault(place, []).append(value)
-    numbers: Kept = {}
-    texts: Kept = {}
+    numbers: JsonObject = {}
+    texts: JsonObject = {}
     for place, values in sorted(found.items()):
         words = [value for value in values if isinstance(value, str)]
         others = [_rounded(value) for value in values if not isinstance(value, str)]

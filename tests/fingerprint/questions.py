@@ -58,7 +58,7 @@ QUESTIONS: dict[str, str] = {
         "amp:topology=dgx_h100 --force"
     ),
     "predict built": "predict --job built --topology dgx_a100 --samples 4",
-    "calibrate memory": "calibrate memory memory.csv --out memory.json",
+    "calibrate kernels": "calibrate kernels memory.csv --out memory.yaml",
     "calibrate collectives": ("calibrate collectives collectives.csv --out collectives.yaml"),
     "collective": ("collective --kind all_reduce --topology dgx_h100 --hosts 2 --size 64MiB"),
     "schema runs": "schema runs --json",
@@ -86,7 +86,7 @@ FILES_WRITTEN = {
     "predict trace": "trace.json",
     "rank": "ranked.json",
     "sweep": "sweep.csv",
-    "calibrate memory": "memory.json",
+    "calibrate kernels": "memory.yaml",
     "calibrate collectives": "collectives.yaml",
 }
 """Files that belong to an answer."""

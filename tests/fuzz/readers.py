@@ -127,7 +127,7 @@ def _fitted_kernels() -> Any:
     """A shipped calibration of GEMMs, as a user's own."""
     files = sorted((ROOT / "perfmodel/costs/calibrations/gemm").glob("*.json"))
     document = json.loads(files[0].read_bytes())
-    return document | {"entries": document["entries"][:2], "command": "perfmodel calibrate gemm t"}
+    return document | {"entries": document["entries"][:2], "command": "python fit.py gemm t"}
 
 
 def _read_fitted(path: Path) -> object:
@@ -213,7 +213,7 @@ def kineto_document() -> Any:
 
 
 def _execution_trace() -> Any:
-    from tests.extensions.recordings.test_executed_jobs import step
+    from tests.extensions.recordings.test_execution_trace_jobs import step
 
     return {"schema": "1.0.1", "pid": 1, "nodes": step()}
 

@@ -38,9 +38,6 @@ NOT_RUN = {
     "perfmodel validate runs": "minutes; `make scoreboard` runs it",
 }
 """Words of commands that pages print and no test runs, and why."""
-SLOW = {"calibrate gemm": "a minute"}
-EVERYTHING = "PERFMODEL_ALL_COMMANDS"
-"""With this set in the environment, as by `make docs`, the slow ones are run too."""
 _BLOCK = re.compile(r"^```([^\n`]+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _CAPTION = re.compile(r"\A:caption: (\S+)\n\n")
 
@@ -95,8 +92,7 @@ class Block:
     def calls(self) -> Iterator[str]:
         """The commands of a block without outputs, as a test can run them."""
         for line in self.text.splitlines():
-            left_out = NOT_RUN if EVERYTHING in os.environ else NOT_RUN | SLOW
-            if line.startswith("perfmodel ") and not any(word in line for word in left_out):
+            if line.startswith("perfmodel ") and not any(word in line for word in NOT_RUN):
                 quick = " --seconds 1" if line.startswith("perfmodel search") else ""
                 yield line.partition("  #")[0].replace("--executor ray", "") + quick
 

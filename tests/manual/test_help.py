@@ -134,7 +134,7 @@ def folder(tmp_path_factory):
             "rank --topology quad_a100 --tables tables.yaml --sharder naive --plan-out plan.json",
             "rank --topology dgx_h100 --hosts 4 --sharder naive --samples 2 --plan-out mine.json",
             "calibrate collectives all_reduce.log --topology dgx_h100 --out my.yaml",
-            "calibrate gemm gemm.csv --device h100_sxm --out my_gemm.json",
+            "calibrate kernels gemm.csv --device h100_sxm --out my_gemm.yaml",
             "calibrate kernels timing/table.csv --out my_kernels.yaml",
             "predict gpt2_124m --topology dgx_h100 --measured 90ms --anchor-out one.yaml",
         ):

@@ -14,8 +14,7 @@ from perfmodel.base.cautions import Cautions
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.units import NS_PER_S
 from perfmodel.base.writing import check_writable, write_file
-from perfmodel.extensions.measurements.checking import check_kernels, check_tables, doubt_scales
-from perfmodel.extensions.measurements.kernel_tables import KERNEL_KINDS
+from perfmodel.extensions.measurements.checking import check_tables, doubt_scales
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from topologies import load_device
 
@@ -32,14 +31,6 @@ if TYPE_CHECKING:
 
 FOLDS = 5
 RECORDED_LICENCE = "figures of the recordings under their own licences; this file Apache-2.0"
-FOLD_COLUMNS: dict[str, tuple[str, ...]] = {
-    "gemm": ("batch", "m", "n", "k"),
-    "attention": ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"),
-    "experts": ("shape",),
-    "memory": ("shape",),
-    "collectives": ("size_bytes",),
-}
-"""The kinds of tables, and the columns whose values keep rows together in a fold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,52 +92,6 @@ def calibrate_collectives(
 
 
 def calibrate_kernels(
-    kind: KernelKind,
-    tables: Files,
-    out: File,
-    *,
-    device: str | None = None,
-    is_strict: bool = False,
-    on_phase: OnPhase = ignore_phase,
-) -> Calibrated:
-    """Fit kernels to *tables* and write the constants to *out*.
-
-    *device* is the GPU of tables that do not name it. A folder gets one file per GPU. A file is a
-    `calibration` of scenarios.
-    """
-    from perfmodel.extensions.measurements.calibration.kernels import (
-        HARDWARE,
-        fit_entries,
-        load_tables,
-        write_entries,
-    )
-
-    names = " ".join(map(str, tables))
-    about = {
-        "source": f"tables {names}",
-        "software": "see the tables",
-        "hardware": HARDWARE,
-    }
-    named = "" if device is None else f" --device {device}"
-    made = _made("that of the tables", f"perfmodel calibrate {kind} {names}{named} --out {out}")
-    target = Path(out)
-    if not target.is_dir():
-        check_writable("--out", target)
-    loaded = load_tables(kind, [Path(one) for one in tables], device)
-    rows, cautions = check_kernels(loaded, names, KERNEL_KINDS[kind].price)
-    if is_strict:
-        cautions.refuse()
-    entries = fit_entries(kind, rows, on_phase=on_phase)
-    if not entries:
-        raise MeasurementError(
-            f"{names}: no GPU has two or more readable rows, so nothing was fitted."
-            + "".join(f" Row {one.row}: {one.reason}." for one in rows.unsupported[:1])
-        )
-    write_entries(entries, target, {**about, **made})
-    return Calibrated(len(entries), (f"Fitted {len(entries)} sets of constants.",), cautions)
-
-
-def calibrate_own_kernels(
     tables: Files, out: File, *, device: str | None = None, is_strict: bool = False
 ) -> Calibrated:
     """Write the kernels and collectives timed in *tables*, of all kinds, to *out*.
@@ -290,7 +235,7 @@ def calibrate_host(table: File, out: File, *, extends: str = "pytorch_eager") ->
 def measure(scenario: Scenario | JobScenario, out: File) -> MeasurePlan:
     """What to time for *scenario*, and a script that does, written with its list to folder *out*.
 
-    `calibrate_own_kernels` takes the table that the script writes.
+    `calibrate_kernels` takes the table that the script writes.
     """
     from perfmodel.api.questions import predict
     from perfmodel.extensions.measurements.measuring import plan_measuring, write_plan
@@ -301,37 +246,22 @@ def measure(scenario: Scenario | JobScenario, out: File) -> MeasurePlan:
 
 
 def cross_validate(
-    kind: Literal["collectives"] | KernelKind,
     tables: Files,
     *,
     folds: int = FOLDS,
-    by: Sequence[str] = (),
+    by: str = "size_bytes",
     place: RunPlace | None = None,
     on_phase: OnPhase = ignore_phase,
 ) -> Scoreboard:
-    """Predict every row of *tables* by a fit that has not seen it.
+    """Predict every collective of *tables* by a fit that has not seen it.
 
-    Rows that are equal in the columns *by* share one of the *folds*. The default columns are the
-    shape of a kernel or the size of a collective.
+    Rows that are equal in the column *by* share one of the *folds*.
     """
-    from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
+    from perfmodel.extensions.measurements.calibration import collectives as fitting
 
-    columns = tuple(by) or FOLD_COLUMNS[kind]
-    if kind == "collectives":
-        from perfmodel.extensions.measurements.calibration import collectives as fitting
-
-        [column] = columns
-        rows, cautions = check_tables(tables, place)
-        return _collectives_board(
-            fitting.cross_validate(rows, folds=folds, by=column, on_phase=on_phase), cautions
-        )
-    from perfmodel.extensions.measurements.calibration import kernels
-    from perfmodel.extensions.measurements.validation.tables import kernel_deviations
-
-    loaded = kernels.load_tables(kind, [Path(one) for one in tables])
-    table, cautions = check_kernels(loaded, ", ".join(map(str, tables)), KERNEL_KINDS[kind].price)
-    held_out = kernels.cross_validate(kind, table, folds=folds, by=columns, on_phase=on_phase)
-    return Scoreboard(kind, kernel_deviations(*held_out), table.unsupported, cautions)
+    rows, cautions = check_tables(tables, place)
+    held = fitting.cross_validate(rows, folds=folds, by=by, on_phase=on_phase)
+    return _collectives_board(held, cautions)
 
 
 def leave_out_collectives(

@@ -23,7 +23,7 @@ memory: fp32 operators, norms, or training kernels. An operator named by one imp
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -34,13 +34,11 @@ from perfmodel.base.errors import InputError, MeasurementError
 from perfmodel.base.forms import Form, load_document
 from perfmodel.base.reading import quote
 from perfmodel.costs.attention import AttentionModel
-from perfmodel.costs.attention_kernels import variant_of as attention_variant
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.estimates import Estimates, KernelModel
 from perfmodel.costs.expert_physics import ExpertLayer
 from perfmodel.costs.experts import ExpertLayerModel
 from perfmodel.costs.gemm import GemmModel
-from perfmodel.costs.gemm import variant_of as gemm_variant
 from perfmodel.costs.memory import MemoryModel
 from perfmodel.extensions.measurements.measured_kernels import (
     KernelTable,
@@ -107,12 +105,22 @@ class Kernel(NamedTuple):
     rate: float = 0.0
 
 
+def kind_of(columns: Set[str]) -> str | None:
+    """The kind of kernels that a table with *columns* is of."""
+    formats = load_formats()
+    return next((one for one in KERNEL_KINDS if _format_of(getattr(formats, one), columns)), None)
+
+
+def _format_of(formats: Mapping[str, Format], columns: Set[str]) -> str | None:
+    return next((name for name, one in formats.items() if one.columns <= columns), None)
+
+
 def load_table(kind: str, path: Path, device: str | None = None) -> KernelTable:
     """The kernels of a *kind* that were measured in the file at *path*."""
     frame = load_frame(path, device)
     formats: Mapping[str, Format] = getattr(load_formats(), kind)
     present = set(frame.columns)
-    name = next((name for name, one in formats.items() if one.columns <= present), None)
+    name = _format_of(formats, present)
     if name is None:
         # What most of a table is like is what it is taken for.
         missing = min((one.columns - present for one in formats.values()), key=len)
@@ -382,11 +390,10 @@ READERS: Mapping[tuple[str, str], Callable[[Row, Sizes, Pass], Kernel]] = {
 
 @dataclass(frozen=True, slots=True)
 class KernelKind:
-    """A kind of measured kernel: what reads its tables, its cost model, and its variants."""
+    """A kind of measured kernel: what reads its tables, and its cost model."""
 
     load: Callable[[Path, str | None], KernelTable]
     model: Callable[[Sequence[Entry] | None], KernelModel]
-    variant: Callable[[Any], str]
 
     def price(self, kernels: Sequence[MeasuredKernel]) -> Estimates:
         """*kernels* by the constants that come with perfmodel."""
@@ -394,10 +401,8 @@ class KernelKind:
 
 
 KERNEL_KINDS: Mapping[str, KernelKind] = {
-    "gemm": KernelKind(partial(load_table, "gemm"), GemmModel, lambda op: gemm_variant(op.dtype)),
-    "attention": KernelKind(partial(load_table, "attention"), AttentionModel, attention_variant),
-    "experts": KernelKind(
-        partial(load_table, "experts"), ExpertLayerModel, lambda one: one.variant
-    ),
-    "memory": KernelKind(partial(load_table, "memory"), MemoryModel, lambda op: str(op.operator)),
+    "gemm": KernelKind(partial(load_table, "gemm"), GemmModel),
+    "attention": KernelKind(partial(load_table, "attention"), AttentionModel),
+    "experts": KernelKind(partial(load_table, "experts"), ExpertLayerModel),
+    "memory": KernelKind(partial(load_table, "memory"), MemoryModel),
 }

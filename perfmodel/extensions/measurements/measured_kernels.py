@@ -24,6 +24,7 @@ from perfmodel.base.errors import InputError, MeasurementError
 from perfmodel.base.faults import iter_misspelt
 from perfmodel.base.reading import iter_even_lines, quote, read_packed_text
 from perfmodel.base.units import NS_PER_MS
+from perfmodel.costs.anchoring import adjust_ops
 from perfmodel.costs.estimates import (
     Estimates,
     FloatColumn,
@@ -51,8 +52,7 @@ class MeasuredKernel:
     *group* is source, GPU and op, as a report names them; *columns* are what cross-validation
     can fold by. *residency* is where operands were, if the table says; with *is_under_load* the
     chip was at the clock of a long run. *column_ratio* is the time that the row's own rate tells,
-    relative to the stated one. *has_cast* says whether the time of a quantised layer includes the
-    cast of its activation.
+    relative to the stated one.
     """
 
     row: str
@@ -64,7 +64,6 @@ class MeasuredKernel:
     residency: Residency | None = None
     column_ratio: float = 1.0
     is_under_load: bool = False
-    has_cast: bool = True
 
     @property
     def operand_residency(self) -> Residency:
@@ -92,12 +91,6 @@ class KernelTable:
     kernels: tuple[MeasuredKernel, ...]
     unsupported: tuple[Unsupported, ...] = ()
 
-    @property
-    def alone_ns(self) -> FloatColumn:
-        """Durations in order, of a chip that is not under load: what constants are fitted to."""
-        factors = load_factors(self.kernels, load_stack("kernel_benchmark"))
-        return np.array([kernel.measured_ns for kernel in self.kernels]) / factors
-
     def take(self, rows: NDArray[np.intp]) -> KernelTable:
         """The rows numbered *rows*."""
         return KernelTable(tuple(self.kernels[row] for row in rows))
@@ -113,7 +106,8 @@ def price_measured(
         device, residency = kind
         measured_on = replace(load_device(device), calibrations=tuple(calibration))
         ops = [kernel.op for kernel in alike]
-        return model.price(ops, measured_on, replace(stack, residency=residency))
+        found = model.price(ops, measured_on, replace(stack, residency=residency))
+        return adjust_ops(found, ops, measured_on, stack)
 
     kinds = ((kernel.device, kernel.operand_residency) for kernel in kernels)
     alone = price_by_kind(kernels, rows_of_kinds(kinds), price)

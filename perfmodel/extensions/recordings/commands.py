@@ -14,7 +14,7 @@ from perfmodel.cli.commands import command, command_group
 from perfmodel.cli.options import JobOut, Outputs, Quiet, argument
 
 if TYPE_CHECKING:
-    from perfmodel.extensions.recordings.import_files import ImportWishes
+    from perfmodel.extensions.recordings.import_files import ImportOptions
     from perfmodel.reports.blocks import Report
 
 IMPORT_EPILOG = """\b
@@ -71,15 +71,15 @@ class ImportQuestion:
     ] = 1.0
 
     @property
-    def wishes(self) -> ImportWishes:
+    def options(self) -> ImportOptions:
         """What is accepted, as `perfmodel.api` takes it."""
-        from perfmodel.extensions.recordings.import_files import ImportWishes
+        from perfmodel.extensions.recordings.import_files import ImportOptions
         from traces.file_stream import DEFAULT_LIMITS
 
         factor = self.limits_factor
         if not 0 < factor <= 1e6:
             raise InputError(f"--limits-factor: must be above 0 and at most 1000000, got {factor}.")
-        return ImportWishes(self.strict, self.overwrite, DEFAULT_LIMITS.scaled(factor))
+        return ImportOptions(self.strict, self.overwrite, DEFAULT_LIMITS.scaled(factor))
 
 
 @command(epilog=IMPORT_EPILOG, name="import")
@@ -91,7 +91,7 @@ def import_traces(
     from perfmodel.reports.terminal import show_files
 
     with show_files(is_quiet=quiet) as progress:
-        found = api.import_traces(question.paths, question.out, question.wishes, progress)
+        found = api.import_traces(question.paths, question.out, question.options, progress)
     _write_jobs(files, [one.document() for one in found], "imports", report_import)
 
 

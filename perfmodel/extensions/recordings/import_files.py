@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from perfmodel.base.errors import TraceError
 from perfmodel.base.units import NS_PER_MS
-from perfmodel.extensions.recordings.executed_jobs import ExecutedJob, build_executed_job
+from perfmodel.extensions.recordings.execution_trace_jobs import ExecutedJob, build_executed_job
 from perfmodel.extensions.recordings.importing import import_job
-from perfmodel.extensions.recordings.linked_jobs import build_linked_job, is_linked
+from perfmodel.extensions.recordings.linked_trace_jobs import build_linked_job, is_linked
 from perfmodel.extensions.recordings.recorded_job import SCHEMA_VERSION, RecordedJob, SelfReplay
 from perfmodel.extensions.recordings.self_replay import with_score
 from perfmodel.extensions.recordings.storage import save_recorded_job
@@ -94,7 +94,7 @@ class ImportedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportWishes:
+class ImportOptions:
     """Whether faults are errors, whether jobs may be replaced, and how much a file may hold."""
 
     is_strict: bool = False
@@ -102,7 +102,7 @@ class ImportWishes:
     limits: Limits = DEFAULT_LIMITS
 
 
-AsUsual = ImportWishes()
+DEFAULT_OPTIONS = ImportOptions()
 _MMAP_THRESHOLD = -3
 """M_MMAP_THRESHOLD of glibc's mallopt."""
 _LARGE_BLOCK_BYTES = 2**22
@@ -113,7 +113,7 @@ Loaded = TypeVar("Loaded")
 def import_traces(
     paths: Sequence[str | Path],
     out: str | Path,
-    wishes: ImportWishes = AsUsual,
+    options: ImportOptions = DEFAULT_OPTIONS,
     on_file: OnFile = ignore_file,
 ) -> tuple[Imported, ...]:
     """Import files of one job, a folder of them, or a folder of such folders.
@@ -126,17 +126,17 @@ def import_traces(
     made: list[Imported] = []
     for recording in recordings:
         folder = Path(out) if len(recordings) == 1 else Path(out, recording.name)
-        made.append(_read(recording, folder, wishes, on_file))
+        made.append(_read(recording, folder, options, on_file))
     found = [f"  {one.folder.name}: {fault}" for one in made for fault in one.faults]
-    if wishes.is_strict and found:
+    if options.is_strict and found:
         heading = f"--strict: the traces must have no faults, they have {len(found)}."
         advice = "Nothing was written. Record again, or import without --strict and check them."
         raise TraceError("\n".join([heading, *found, advice]))
     for one in made:
         if isinstance(one, ImportedJob):
-            save_recorded_job(one.job, one.folder, is_overwriting=wishes.is_overwriting)
+            save_recorded_job(one.job, one.folder, is_overwriting=options.is_overwriting)
         else:
-            save_job(one.graph, one.folder, is_overwriting=wishes.is_overwriting)
+            save_job(one.graph, one.folder, is_overwriting=options.is_overwriting)
     return tuple(made)
 
 
@@ -151,21 +151,21 @@ def _return_large_blocks() -> None:
 
 
 def _read(
-    recording: RecordedFiles, folder: Path, wishes: ImportWishes, on_file: OnFile
+    recording: RecordedFiles, folder: Path, options: ImportOptions, on_file: OnFile
 ) -> Imported:
     if recording.timed:
         # The job is made from traces that nothing else holds, so they are given up on the way.
-        recorded = import_job(load_recording(recording, wishes.limits, on_file))
+        recorded = import_job(load_recording(recording, options.limits, on_file))
         return ImportedJob(folder, with_score(recorded))
     if recording.executed:
-        executed = _load(recording.executed, load_execution_trace, wishes.limits, on_file)
+        executed = _load(recording.executed, load_execution_trace, options.limits, on_file)
         if all(is_linked(trace) for trace in executed):
             executed.sort(key=lambda trace: trace.rank)
             job = build_linked_job(recording.name, executed, "linked execution traces")
         else:
             job = build_executed_job(recording.name, executed)
     else:
-        chakra = _load(recording.chakra, load_chakra, wishes.limits, on_file)
+        chakra = _load(recording.chakra, load_chakra, options.limits, on_file)
         job = build_linked_job(recording.name, chakra, "Chakra traces")
     check_job(job.graph)
     return replace(job, folder=folder)

@@ -19,7 +19,6 @@ from perfmodel.base.errors import TraceError
 from perfmodel.base.faults import FaultList
 from perfmodel.engine.settle import Round
 from perfmodel.extensions.recordings.collective_calls import CollectiveKernel, find_collective_calls
-from perfmodel.extensions.recordings.hold_back import ready_ns_of
 from perfmodel.extensions.recordings.host_chain import build_host_chain, with_unshared_allocations
 from perfmodel.extensions.recordings.import_report import (
     describe_missing,
@@ -54,6 +53,7 @@ from perfmodel.extensions.recordings.self_replay import replay_as_recorded
 from perfmodel.extensions.recordings.steady import arriving, with_numbers
 from perfmodel.extensions.recordings.steps import FoundSteps, find_steps
 from perfmodel.extensions.recordings.stream_edges import find_stream_edges
+from perfmodel.extensions.recordings.stream_holds import ready_ns_of
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.program import Role

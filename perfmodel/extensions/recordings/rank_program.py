@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 
 from perfmodel.extensions.recordings.call_paths import modules_of_calls, ranges_of_calls
 from perfmodel.extensions.recordings.collective_calls import CollectiveKernel
-from perfmodel.extensions.recordings.hold_back import (
+from perfmodel.extensions.recordings.host_chain import KINDS, HostChain, StepKind, step_label
+from perfmodel.extensions.recordings.operators.calls import OperatorCall
+from perfmodel.extensions.recordings.rank_view import NO_OPERATOR, RankView
+from perfmodel.extensions.recordings.stream_edges import Edge
+from perfmodel.extensions.recordings.stream_holds import (
     HoldRule,
     can_be_held,
     exempt_tasks,
     held_shares,
     waves_of,
 )
-from perfmodel.extensions.recordings.host_chain import KINDS, HostChain, StepKind, step_label
-from perfmodel.extensions.recordings.operators.calls import OperatorCall
-from perfmodel.extensions.recordings.rank_view import NO_OPERATOR, RankView
-from perfmodel.extensions.recordings.stream_edges import Edge
 from perfmodel.extensions.recordings.task_work import UNKNOWN, WorkReader
 from perfmodel.extensions.recordings.unprofiled import find_excess_ns
 from perfmodel.graph.builder import ProgramBuilder, TaskColumns

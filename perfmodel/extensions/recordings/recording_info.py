@@ -15,12 +15,6 @@ from numpy.typing import NDArray
 from perfmodel.base.units import format_duration
 from perfmodel.engine.replay import Replayer
 from perfmodel.engine.settle import Rules
-from perfmodel.extensions.recordings.hold_back import (
-    HoldRule,
-    KnownEffects,
-    hold_ratios,
-    recorded_rules,
-)
 from perfmodel.extensions.recordings.recorded_job import (
     RecordedJob,
     SelfReplay,
@@ -35,6 +29,12 @@ from perfmodel.extensions.recordings.steady import (
     with_lengths,
 )
 from perfmodel.extensions.recordings.storage import load_recorded_job
+from perfmodel.extensions.recordings.stream_holds import (
+    HoldRule,
+    KnownEffects,
+    hold_ratios,
+    recorded_rules,
+)
 from perfmodel.extensions.recordings.unprofiled import settle_steady
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import NO_ORIGIN, Int64s

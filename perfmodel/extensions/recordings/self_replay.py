@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from perfmodel.engine.settle import Round
-from perfmodel.extensions.recordings.hold_back import HoldRule, hold_ratios, replay_held
 from perfmodel.extensions.recordings.recorded_job import (
     RecordedJob,
     ReplayedLength,
     SelfReplay,
     rank_parts,
 )
+from perfmodel.extensions.recordings.stream_holds import HoldRule, hold_ratios, replay_with_holds
 from perfmodel.extensions.recordings.unprofiled import with_estimate
 
 
@@ -28,7 +28,7 @@ def self_replay(job: RecordedJob) -> SelfReplay:
 
 def replay_as_recorded(job: RecordedJob) -> Round:
     """*job* with its own durations."""
-    return replay_held(
+    return replay_with_holds(
         job.graph, job.durations(), HoldRule(hold_ratios(job.graph), job.can_be_held)
     )
 

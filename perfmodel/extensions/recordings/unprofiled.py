@@ -19,7 +19,6 @@ import numpy as np
 from perfmodel.base.units import format_duration
 from perfmodel.engine.replay import find_period, replay
 from perfmodel.engine.settle import Round, settle
-from perfmodel.extensions.recordings.hold_back import HoldRule, hold_ratios, recorded_rules
 from perfmodel.extensions.recordings.host_chain import HostChain, StepKind
 from perfmodel.extensions.recordings.rank_view import RankView
 from perfmodel.extensions.recordings.recorded_job import RecordedJob, Unprofiled, rank_parts
@@ -31,6 +30,7 @@ from perfmodel.extensions.recordings.steady import (
     longest_span,
     origins_by_row,
 )
+from perfmodel.extensions.recordings.stream_holds import HoldRule, hold_ratios, recorded_rules
 from perfmodel.graph.program import Int64s
 from traces.trace import Category
 

@@ -85,7 +85,7 @@ def test_gemms_in_another_unit_are_refused(tmp_path, factor, words):
     table = tmp_path / "gemm.csv"
     table.write_text(_csv(rows))
     with pytest.raises(MeasurementError, match=words):
-        api.calibrate_kernels("gemm", [table], tmp_path / "out.json")
+        api.calibrate_kernels([table], tmp_path / "out.yaml")
 
 
 def test_a_misspelt_column_is_refused(tmp_path):

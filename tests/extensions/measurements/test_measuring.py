@@ -55,7 +55,7 @@ def half_width(prediction):
 def test_what_is_promised_is_kept(measured, tmp_path):
     plan, folder = measured
     table = fill(folder, tmp_path / "table.csv")
-    api.calibrate_own_kernels([table], tmp_path / "k.yaml")
+    api.calibrate_kernels([table], tmp_path / "k.yaml")
 
     known = scenario("gpt2_xl", calibration=(str(tmp_path / "k.yaml"),))
     after = half_width(api.predict(known))

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.extensions.recordings.hold_back import HoldRule, hold_ratios, replay_held
 from perfmodel.extensions.recordings.importing import import_job
 from perfmodel.extensions.recordings.recorded_job import RecordedJob
+from perfmodel.extensions.recordings.stream_holds import HoldRule, hold_ratios, replay_with_holds
 from perfmodel.graph.durations import DurationTable
 from tests import recorded
 from tests.traces.builders import span, write_trace
@@ -68,4 +68,4 @@ def replay_ms(job: RecordedJob, durations: DurationTable | None = None) -> list[
 def held_of(job: RecordedJob, durations: DurationTable | None = None) -> Any:
     """A replay of *job* with *durations*, the recorded ones by default."""
     table = job.durations() if durations is None else durations
-    return replay_held(job.graph, table, HoldRule(hold_ratios(job.graph), job.can_be_held))
+    return replay_with_holds(job.graph, table, HoldRule(hold_ratios(job.graph), job.can_be_held))

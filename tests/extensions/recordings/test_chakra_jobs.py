@@ -3,7 +3,7 @@
 import pytest
 
 from collectives.collective import CollectiveKind
-from perfmodel.extensions.recordings.linked_jobs import build_linked_job
+from perfmodel.extensions.recordings.linked_trace_jobs import build_linked_job
 from perfmodel.extensions.recordings.storage import write_chakra_job
 from perfmodel.graph.ops import Communication, Fixed
 from tests.extensions.recordings.builders import import_spans

@@ -10,10 +10,10 @@ import numpy as np
 from perfmodel.engine.reasons import Window
 from perfmodel.engine.replay import replay
 from perfmodel.engine.settle import Rules, settle
-from perfmodel.extensions.recordings.hold_back import KnownEffects
 from perfmodel.extensions.recordings.recorded_job import ImportReport, RecordedJob
 from perfmodel.extensions.recordings.recording_info import RecordingInfo, describe_recording
 from perfmodel.extensions.recordings.steady import SteadyJob, longest_span
+from perfmodel.extensions.recordings.stream_holds import KnownEffects
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.durations import build_durations
 from perfmodel.graph.job import JobFacts, JobGraph, with_own_origins

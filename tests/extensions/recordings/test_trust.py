@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.base.errors import TraceError
-from perfmodel.extensions.recordings.import_files import ImportedJob, ImportWishes, import_traces
+from perfmodel.extensions.recordings.import_files import ImportedJob, ImportOptions, import_traces
 from perfmodel.extensions.recordings.self_replay import with_score
 from perfmodel.extensions.recordings.trace_diff import diff_traces
 from tests.extensions.recordings.builders import call, import_spans, replay_ms
@@ -127,7 +127,7 @@ def test_missing_ranks_and_cut_files_are_refused_by_strict(tmp_path):
     [found] = import_traces([tmp_path / "rank0.json"], tmp_path / "job")
     assert "1 of 2 ranks are not recorded (1)" in found.faults[0]
     with pytest.raises(TraceError, match="Nothing was written"):
-        import_traces([tmp_path / "rank0.json"], tmp_path / "b", ImportWishes(is_strict=True))
+        import_traces([tmp_path / "rank0.json"], tmp_path / "b", ImportOptions(is_strict=True))
     assert not (tmp_path / "b").exists()
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from perfmodel.base.documents import load_yaml
-from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Matrix
-from topologies import Device
+
+FILE = Path(__file__).with_name("limits.yaml")
 
 
 class Limit(NamedTuple):
@@ -30,33 +30,13 @@ Limits = Mapping[str, Limit]
 
 
 @cache
-def load_limits() -> Mapping[str, Limits]:
-    """The limits of `limits.yaml`, by kind of fit."""
-    content = load_yaml(Path(__file__).with_name("limits.yaml"))
+def load_limits(file: Path = FILE) -> Mapping[str, Limits]:
+    """The limits of *file*, by kind of fit."""
+    content = load_yaml(file)
     return {
         kind: {name: Limit(*map(float, numbers)) for name, numbers in limits.items()}
         for kind, limits in content.items()
     }
-
-
-def fit_constants(
-    limits: Limits,
-    predict: Callable[[Mapping[str, float]], Matrix],
-    measured: Matrix,
-    *,
-    evaluations: int = 30,
-) -> dict[str, float]:
-    """Constants within *limits* that bring *predict* close to *measured*.
-
-    Errors are of the logarithm of time with a soft L1 loss, so a few outliers do not decide.
-    """
-
-    def errors(constants: Mapping[str, float]) -> Matrix:
-        # Times ten: the loss turns from square to linear at an error of ten per cent.
-        log_ratio: Matrix = np.log(predict(constants) / measured)
-        return 10.0 * log_ratio
-
-    return minimise(limits, errors, evaluations=evaluations, step=1e-3, loss="soft_l1")
 
 
 def minimise(
@@ -95,14 +75,3 @@ def minimise(
         diff_step=[step] * len(limits),
     )
     return constants_at(answer.x)
-
-
-def build_entry(device: Device, variant: str, **fitted: Any) -> Entry:
-    """The entry of *variant* on *device*; *fitted* are the other fields of an entry."""
-    return Entry(
-        device=device.name,
-        architecture=device.architecture,
-        compute_capability=device.compute_capability,
-        variant=variant,
-        **{"correction": None, **fitted},
-    )

@@ -31,6 +31,7 @@ from perfmodel.extensions.measurements.calibration.own_kernels import (
     seats,
 )
 from perfmodel.extensions.measurements.checking import check_kernels
+from perfmodel.extensions.measurements.kernel_tables import KERNEL_KINDS, kind_of
 from perfmodel.extensions.measurements.measured_kernels import (
     KernelTable,
     MeasuredKernel,
@@ -77,6 +78,9 @@ def read_tables(paths: Sequence[Path], device: str | None) -> tuple[KernelTable,
 def read_table(path: Path, device: str | None) -> KernelTable:
     """The rows of all kinds in the table at *path*."""
     frame = load_frame(path, device)
+    kind = kind_of(set(frame.columns))
+    if kind is not None and not {"kind", "m"} & set(frame.columns):
+        return _read_benchmark(kind, path, device)
     if missing := {"device", "latency_ms"} - set(frame.columns):
         raise MeasurementError(
             f"{path}: a table of timed kernels must have the columns device, latency_ms (or a time "
@@ -126,6 +130,18 @@ def read_table(path: Path, device: str | None) -> KernelTable:
         yield timed
 
     return read_rows(frame, read)
+
+
+def _read_benchmark(kind: str, path: Path, device: str | None) -> KernelTable:
+    """The rows of a table of one *kind*, in one of the formats of public benchmarks."""
+    if kind not in KINDS:
+        raise MeasurementError(
+            f"{path}: rows must be of single kernels, got whole layers of {kind}. Time their "
+            "products: kind grouped, with groups, m, n and k."
+        )
+    table = KERNEL_KINDS[kind].load(path, device)
+    rows = [replace(one, group=(*one.group[:2], kind), columns={}) for one in table.kernels]
+    return replace(table, kernels=tuple(rows))
 
 
 def price_rows(rows: Sequence[MeasuredKernel]) -> Estimates:

@@ -1,12 +1,10 @@
 """`perfmodel calibrate`: fit constants to measured tables, or check a fit on rows it has not seen.
 
-With `--cross-validate` nothing is written: every row is predicted by a fit that has not seen it,
-in the same form as `perfmodel validate`.
+Collectives and lookups are fitted; kernels and runs that a user measured correct those like them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,9 +18,7 @@ from perfmodel.extensions.measurements.commands.validate import Limit, QuietRun,
 from perfmodel.prediction.scenario import CalibrationFiles
 
 if TYPE_CHECKING:
-    from perfmodel.api.details import KernelKind
     from perfmodel.extensions.measurements.api import Calibrated
-    from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
 
 COLLECTIVES_EPILOG = """\b
 Examples:
@@ -33,79 +29,9 @@ Examples:
 A few rows (six are enough, small and large sizes) shift the constants that perfmodel has
 for such a machine; 200 or more rows of known machines are fitted from scratch.
 """
-KERNELS: dict[KernelKind, str] = {
-    "gemm": "GEMMs: physics constants and a small correction per GPU",
-    "attention": "attention: physics constants and a small correction per GPU and kernel",
-    "experts": "layers of experts: ten constants per GPU, kernel and format",
-    "memory": "memory-bound kernels: a traffic curve per operator and GPU",
-}
-LONG_ROWS_NS = 10_000.0
-"""Rows above this are reported first: shorter ones are mostly launch and timer."""
 ConstantsOut = Annotated[str | None, Option(metavar="FILE", help="Where to write the constants.")]
 JsonOnly = Annotated[Outputs, "json_file", "is_strict"]
 calibrate = command_group()
-
-
-@dataclass(frozen=True)
-class KernelFit:
-    """Measured kernels to fit constants to, or to check a fit with."""
-
-    tables: Annotated[tuple[str, ...], argument("TABLE...", "Tables of measurements.")]
-    folds: Annotated[
-        int | None,
-        Option(
-            name="--cross-validate", metavar="K", min=2, help="Report errors on held-out folds."
-        ),
-    ] = None
-    by: Annotated[
-        str, Option(metavar="COLUMNS", help="Rows with equal values share a fold, e.g. m,n,k.")
-    ] = ""
-    out: Annotated[
-        str | None,
-        Option(metavar="FILE", help="Where to write; a folder gets one file per GPU."),
-    ] = None
-    device: Annotated[
-        str | None,
-        Option(metavar="NAME|FILE", help="The GPU of tables without a column `device`."),
-    ] = None
-
-
-def _kernel_command(kind: KernelKind) -> Callable[..., None]:
-    def kernels(question: KernelFit, files: JsonOnly, run: QuietRun) -> None:
-        if question.folds is not None:
-            columns = [column.strip() for column in question.by.split(",") if column.strip()]
-            with run.open() as where:
-                board = api.cross_validate(
-                    kind,
-                    question.tables,
-                    folds=question.folds,
-                    by=columns,
-                    on_phase=where["on_phase"],
-                )
-            _show_held_out(board, files)
-            return
-        if question.out is None:
-            raise InputError(
-                f"calibrate {kind}: needs a file to write. Give --out FILE, or --cross-validate K "
-                "for held-out errors only."
-            )
-        with run.open() as where:
-            fit = api.calibrate_kernels(
-                kind,
-                question.tables,
-                question.out,
-                device=question.device,
-                is_strict=files.is_strict,
-                on_phase=where["on_phase"],
-            )
-        line = f"Wrote {fit.sets} sets of constants to {question.out}"
-        _show_written(files, replace(fit, lines=(line,)), question.out)
-
-    return kernels
-
-
-for _kind, _what in KERNELS.items():
-    command(calibrate, name=_kind, help=f"Fit {_what}.")(_kernel_command(_kind))
 
 
 def _show_written(files: Outputs, fit: Calibrated, out: str) -> None:
@@ -117,23 +43,6 @@ def _show_written(files: Outputs, fit: Calibrated, out: str) -> None:
     if files.is_printed:
         told = [*lines, f"Wrote {files.json_file}"] if files.json_file else lines
         print(printable_lines("\n".join(told)))
-
-
-def _show_held_out(whole: Scoreboard, files: Outputs) -> None:
-    from perfmodel.extensions.measurements.report import report_scores
-
-    long_rows = replace(
-        whole,
-        deviations=tuple(one for one in whole.deviations if one.measured * 1e6 > LONG_ROWS_NS),
-        unsupported=(),
-    )
-    files.write(
-        [
-            report_scores(long_rows, title="Held-out rows above 10 us"),
-            report_scores(whole, title="All held-out rows"),
-        ],
-        lambda: {**whole.to_json(), "above_10_us": long_rows.to_json()},
-    )
 
 
 @dataclass(frozen=True)
@@ -177,7 +86,7 @@ def collectives(question: CollectiveFit, files: JsonOnly, run: QuietRun) -> None
         with run.open() as where:
             phase = where["on_phase"]
             board = api.cross_validate(
-                "collectives", tables, folds=folds, by=[question.by], place=place, on_phase=phase
+                tables, folds=folds, by=question.by, place=place, on_phase=phase
             )
         show_scores(board, files, question.limit)
     if out is not None:
@@ -219,7 +128,7 @@ class OwnKernels:
 @command(calibrate)
 def kernels(question: OwnKernels, files: JsonOnly) -> None:
     """Take over timed kernels of all kinds: they correct the prices of these and of like ones."""
-    fit = api.calibrate_own_kernels(
+    fit = api.calibrate_kernels(
         question.tables, question.out, device=question.device, is_strict=files.is_strict
     )
     use = f"Wrote {fit.sets} times to {question.out}. Use it: --calibration {question.out}"

@@ -85,7 +85,7 @@ def prices_ms(*, is_alone):
 def test_a_time_that_is_as_predicted_changes_nothing_however_it_was_timed(tmp_path, is_alone):
     rows = [(*one, ms) for one, ms in zip(SHAPES, prices_ms(is_alone=is_alone), strict=True)]
     table = write(tmp_path / "t.csv", rows, under_load=int(not is_alone))
-    api.calibrate_own_kernels([table], tmp_path / "k.yaml")
+    api.calibrate_kernels([table], tmp_path / "k.yaml")
     device = replace(load_device("b200_sxm"), calibrations=(str(tmp_path / "k.yaml"),))
     ops = [Gemm(*one, DType.BF16) for one in SHAPES]
 
@@ -101,7 +101,7 @@ def test_a_table_in_another_unit_is_refused(tmp_path):
     rows = [(*one, 1e3 * ms) for one, ms in zip(SHAPES, prices_ms(is_alone=False), strict=True)]
 
     with pytest.raises(MeasurementError, match="unit"):
-        api.calibrate_own_kernels([write(tmp_path / "t.csv", rows)], tmp_path / "k.yaml")
+        api.calibrate_kernels([write(tmp_path / "t.csv", rows)], tmp_path / "k.yaml")
 
 
 def test_rows_that_cannot_be_read_are_named(tmp_path):

@@ -1,4 +1,4 @@
-"""Linked jobs: traces with operators, kernels and durations, but no starts, become jobs.
+"""Linked-trace jobs: traces with operators, kernels and durations, but no starts, become jobs.
 
 Chakra files of other programs and execution traces linked with Kineto (`et_plus`) say how long
 every operator and kernel took and what waits for what. A kernel runs after the operator that
@@ -17,9 +17,9 @@ from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import TraceError
 from perfmodel.extensions.recordings.collective_calls import WORLD, kind_of_name
-from perfmodel.extensions.recordings.executed_jobs import ExecutedJob
+from perfmodel.extensions.recordings.execution_trace_jobs import ExecutedJob
+from perfmodel.extensions.recordings.execution_trace_work import communication_of
 from perfmodel.extensions.recordings.import_report import uneven_faults
-from perfmodel.extensions.recordings.issued_work import communication_of
 from perfmodel.extensions.recordings.kernel_estimates import (
     estimate_work,
     estimating_device,

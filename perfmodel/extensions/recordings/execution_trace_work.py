@@ -1,4 +1,4 @@
-"""Issued work: which operators of an execution trace launched something, and what it was.
+"""Execution-trace work: which operators of an execution trace launched something, and what it was.
 
 An operator launches a kernel if none of its children does, it works on device tensors and does
 more than change a view.

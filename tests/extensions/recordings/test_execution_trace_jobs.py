@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from perfmodel.base.errors import PerfModelError, TraceError
-from perfmodel.extensions.recordings.executed_jobs import ExecutedJob, uneven_faults
-from perfmodel.extensions.recordings.import_files import ImportWishes, import_traces
+from perfmodel.extensions.recordings.execution_trace_jobs import ExecutedJob, uneven_faults
+from perfmodel.extensions.recordings.import_files import ImportOptions, import_traces
 from perfmodel.graph.ops import Communication, Copy, Fixed, Gemm, HostSpan, MemoryBound
 from perfmodel.graph.program import PLAIN
 from tests import recorded
@@ -114,7 +114,7 @@ def test_ranks_that_were_not_recorded_are_said(tmp_path):
     assert found.graph.rank_count == 4
     assert "3 of 4 ranks are not recorded" in found.faults[0]
     with pytest.raises(TraceError, match="--strict"):
-        import_traces([tmp_path / "et"], tmp_path / "other", ImportWishes(is_strict=True))
+        import_traces([tmp_path / "et"], tmp_path / "other", ImportOptions(is_strict=True))
     assert not (tmp_path / "other").exists()
 
 
@@ -216,7 +216,7 @@ def test_a_job_that_is_there_is_replaced_only_on_request(tmp_path):
     import_traces([folder], tmp_path / "job")
     with pytest.raises(PerfModelError, match="--overwrite"):
         import_traces([folder], tmp_path / "job")
-    import_traces([folder], tmp_path / "job", ImportWishes(is_overwriting=True))
+    import_traces([folder], tmp_path / "job", ImportOptions(is_overwriting=True))
 
 
 # Damage to execution traces and Chakra files: each is refused, has a fault, or changes nothing.
@@ -299,7 +299,7 @@ def outcome(tmp_path, make, rng=None):
     make(tmp_path / "traces", rng)
     try:
         [found] = import_traces(
-            [tmp_path / "traces"], tmp_path / "job", ImportWishes(is_overwriting=True)
+            [tmp_path / "traces"], tmp_path / "job", ImportOptions(is_overwriting=True)
         )
     except PerfModelError:
         return "refused"

@@ -1,23 +1,24 @@
 import numpy as np
 import pytest
 
-from perfmodel.base.dtypes import DType
-from perfmodel.base.errors import MeasurementError
-from perfmodel.costs.gemm_physics import GemmShapes
-from perfmodel.extensions.measurements.calibration.bounded_fit import Limit, fit_constants
-from perfmodel.extensions.measurements.calibration.gemm import (
+from experiments.fitting.kernels.constants import alone_ns, fit_constants
+from experiments.fitting.kernels.fits import (
+    assign_folds,
+    cross_validate,
+    fit_entries,
+)
+from experiments.fitting.kernels.gemm import (
     LearnedRows,
     Learning,
     fit_few,
     fit_learned,
     tiny_k_ns,
 )
-from perfmodel.extensions.measurements.calibration.kernels import (
-    assign_folds,
-    cross_validate,
-    fit_entries,
-)
-from perfmodel.extensions.measurements.calibration.networks import TrainingPlan
+from experiments.fitting.kernels.networks import TrainingPlan
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import MeasurementError
+from perfmodel.costs.gemm_physics import GemmShapes
+from perfmodel.extensions.measurements.calibration.bounded_fit import Limit
 from perfmodel.extensions.measurements.measured_kernels import KernelTable, MeasuredKernel
 from perfmodel.graph.ops import MemoryBound
 
@@ -39,7 +40,7 @@ def straight_table() -> KernelTable:
 def test_a_straight_line_is_found_again_on_rows_not_fitted():
     kernels, estimates = cross_validate("memory", straight_table(), folds=4, by=("B",))
     truth = np.array([kernel.measured_ns for kernel in kernels])
-    assert sorted(truth) == sorted(straight_table().alone_ns)
+    assert sorted(truth) == sorted(alone_ns(straight_table()))
     np.testing.assert_allclose(estimates.duration_ns, truth, rtol=0.03)
 
 

@@ -11,6 +11,8 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
+from experiments.fitting.kernels.constants import LIMITS, alone_ns, build_entry, fit_constants
+from experiments.fitting.kernels.networks import TrainingPlan, fit_ordered
 from perfmodel.costs.attention import attention_shapes
 from perfmodel.costs.attention_kernels import variant_of
 from perfmodel.costs.attention_physics import (
@@ -26,13 +28,7 @@ from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.gemm_features import machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
-from perfmodel.extensions.measurements.calibration.bounded_fit import (
-    Limits,
-    build_entry,
-    fit_constants,
-    load_limits,
-)
-from perfmodel.extensions.measurements.calibration.networks import TrainingPlan, fit_ordered
+from perfmodel.extensions.measurements.calibration.bounded_fit import Limits
 from perfmodel.extensions.measurements.measured_kernels import KernelTable
 from topologies import load_device
 
@@ -72,9 +68,9 @@ def fit_attention_entry(table: KernelTable, device_name: str) -> Entry:
     device = load_device(device_name)
     ops = [kernel.op for kernel in table.kernels]
     shapes, machine = attention_shapes(ops), machine_rates(device, ops[0].dtype)
-    measured = table.alone_ns
+    measured = alone_ns(table)
     is_forward = np.flatnonzero(~shapes.is_backward)
-    known = load_limits()
+    known = LIMITS
     limits = known["attention"]
     if ops[0].is_causal and ops[0].kernel not in WITHOUT_CACHE:
         limits = {**limits, **known["attention_cache"]}
@@ -117,7 +113,7 @@ def _sigma(log_ratio: Matrix) -> float:
     """The spread of errors; with few rows, corrected for the fitted constants."""
     sigma = float(np.std(log_ratio))
     if len(log_ratio) < FEWEST_ROWS:
-        fitted = len(FEW_ROWS) + len(load_limits()["attention_backward"])
+        fitted = len(FEW_ROWS) + len(LIMITS["attention_backward"])
         sigma *= float(np.sqrt(len(log_ratio) / max(1, len(log_ratio) - fitted)))
     return max(SMALLEST_SIGMA, sigma)
 

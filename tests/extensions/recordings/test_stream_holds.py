@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.extensions.recordings.hold_back import HoldRule, replay_held
+from perfmodel.extensions.recordings.stream_holds import HoldRule, replay_with_holds
 from tests.builders import job_of
 
 
@@ -15,7 +15,7 @@ def held_starts(ratios, lengths=(100, 100), *, ready=(0, 0)):
         f"host again {ready[1]}; side other {lengths[1]} <again"
     )
     rule = HoldRule(np.array([0.0, 0.0, *ratios]), np.array([False, False, True, True]))
-    return replay_held(*made, rule).start_ns[2:].tolist()
+    return replay_with_holds(*made, rule).start_ns[2:].tolist()
 
 
 def test_a_kernel_of_several_waves_holds_back_the_other_stream():

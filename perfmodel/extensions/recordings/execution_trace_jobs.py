@@ -1,4 +1,4 @@
-"""Executed jobs: PyTorch execution traces of all ranks become a job of shapes.
+"""Execution-trace jobs: PyTorch execution traces of all ranks become a job of shapes.
 
 An execution trace says what ran, with which tensors, in which order and on which thread, and
 nothing about time: its job is priced as a workload is. Compute runs on one stream, collectives on
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.base.errors import TraceError
+from perfmodel.extensions.recordings.execution_trace_work import Issued, Launched, read_issued
 from perfmodel.extensions.recordings.import_report import uneven_faults
-from perfmodel.extensions.recordings.issued_work import Issued, Launched, read_issued
 from perfmodel.extensions.recordings.recorded_job import SCHEMA_VERSION, rank_parts
 from perfmodel.extensions.recordings.trace_stats import known_share
 from perfmodel.graph.builder import JobBuilder, ProgramBuilder

@@ -1,4 +1,4 @@
-"""Hold-back: a kernel of several waves delays kernels of other streams.
+"""Stream holds: a kernel of several waves delays kernels of other streams.
 
 While blocks of a kernel still wait for a multiprocessor, no block of another stream gets one, so
 the kernel holds back other streams until its last wave. Which kernel delays which depends on when
@@ -169,7 +169,7 @@ class KnownEffects:
                 found.delays[rank] = np.column_stack([tasks, sources, held_ns])
 
 
-def replay_held(graph: JobGraph, durations: DurationTable, hold: HoldRule) -> Round:
+def replay_with_holds(graph: JobGraph, durations: DurationTable, hold: HoldRule) -> Round:
     """Replay one pass of *graph* with kernels that hold back others as *hold* says.
 
     Allocations that overlap on a host share its driver.

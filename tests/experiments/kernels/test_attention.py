@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
 
+from experiments.fitting.kernels.attention import fit_attention_entry
+from experiments.fitting.kernels.constants import alone_ns
 from perfmodel.base.dtypes import DType
 from perfmodel.costs.attention import AttentionModel, attention_shapes, forward_constants
 from perfmodel.costs.attention_kernels import variant_of
@@ -11,7 +13,6 @@ from perfmodel.costs.attention_physics import (
     predict_forward_times,
 )
 from perfmodel.costs.gemm_features import machine_rates
-from perfmodel.extensions.measurements.calibration.attention import fit_attention_entry
 from perfmodel.extensions.measurements.measured_kernels import KernelTable, MeasuredKernel
 from perfmodel.graph.ops import Attention, Pass
 from perfmodel.stacks.profiles import load_stack
@@ -66,7 +67,7 @@ def test_many_rows_tell_the_length_of_tiles_and_give_back_their_times():
     ops = [kernel.op for kernel in rows.kernels]
     stack = load_stack("kernel_benchmark")
     priced = AttentionModel([entry]).price(ops, load_device(DEVICE), stack)
-    assert np.mean(np.abs(priced.duration_ns / rows.alone_ns - 1)) < 0.02
+    assert np.mean(np.abs(priced.duration_ns / alone_ns(rows) - 1)) < 0.02
 
 
 def test_half_precision_needs_no_word_in_a_variant():

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.fitting.kernels.constants import alone_ns, build_entry
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.estimates import INTERVAL_SIGMAS
 from perfmodel.costs.memory import RECORDED_WORDS, interpolate_row_factor
-from perfmodel.extensions.measurements.calibration.bounded_fit import build_entry
 from perfmodel.extensions.measurements.measured_kernels import KernelTable
 from topologies import load_device
 
@@ -48,7 +48,7 @@ def fit_memory_entry(table: KernelTable, device_name: str) -> Entry:
         length = np.zeros(len(ops))
     size = np.array([op.read_bytes + op.write_bytes for op in ops], dtype=np.float64)
     byte_ns = NS_PER_S / device.memory_bandwidth_bytes_per_s
-    rows = _Rows(size, length, table.alone_ns, byte_ns)
+    rows = _Rows(size, length, alone_ns(table), byte_ns)
     knots, weights, row_factors = _fit(rows)
     errors = _held_out_errors(rows) if len(ops) > 2 else np.ones(1)
     offset_ns = float(weights[0])

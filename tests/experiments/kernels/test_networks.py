@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from perfmodel.extensions.measurements.calibration.networks import (
+from experiments.fitting.kernels.networks import (
     TrainingPlan,
     fit_ordered,
     fit_steps,

@@ -14,6 +14,14 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.fitting.kernels.constants import LIMITS, alone_ns, build_entry, fit_constants
+from experiments.fitting.kernels.networks import (
+    TrainingPlan,
+    fit_spread,
+    fit_steps,
+    on_one_thread,
+    train_ordered,
+)
 from perfmodel.base.errors import CalibrationError
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import (
@@ -47,18 +55,6 @@ from perfmodel.costs.gemm_physics import (
     GemmShapes,
     MachineRates,
     predict_gemm_times,
-)
-from perfmodel.extensions.measurements.calibration.bounded_fit import (
-    build_entry,
-    fit_constants,
-    load_limits,
-)
-from perfmodel.extensions.measurements.calibration.networks import (
-    TrainingPlan,
-    fit_spread,
-    fit_steps,
-    on_one_thread,
-    train_ordered,
 )
 from perfmodel.extensions.measurements.measured_kernels import KernelTable, MeasuredKernel
 from perfmodel.stacks.capabilities import Residency
@@ -221,15 +217,18 @@ GEMM_FLOOR_NS = 3_000.0
 precision has floors of 2.9 to 3.5 us on chips that multiply 8 bits."""
 
 
-def fit_gemm_entry(table: KernelTable, device_name: str) -> Entry:
-    """Constants and correction from the rows of *table*, all of one device and arithmetic."""
+def fit_gemm_entry(table: KernelTable, device_name: str, *, has_cast: bool = True) -> Entry:
+    """Constants and correction from the rows of *table*, all of one device and arithmetic.
+
+    With *has_cast* the time of a quantised layer includes the cast of its activation.
+    """
     device = load_device(device_name)
     # Eight bits may be multiplied in a table of half precision, at another rate.
     dtype = Counter(kernel.op.dtype for kernel in table.kernels).most_common(1)[0][0]
     table = KernelTable(tuple(one for one in table.kernels if one.op.dtype is dtype))
     ops = [kernel.op for kernel in table.kernels]
     shapes, machine = gemm_shapes(ops), machine_rates(device, dtype)
-    measured = table.alone_ns
+    measured = alone_ns(table)
     found = {kernel.operand_residency for kernel in table.kernels}
     if len(found) > 1:
         words = " and ".join(sorted(residency.value for residency in found))
@@ -238,7 +237,7 @@ def fit_gemm_entry(table: KernelTable, device_name: str) -> Entry:
             f"residency {words}. Fit recordings and benchmarks separately."
         )
     [residency] = found
-    has_cast = dtype.is_quantised and table.kernels[0].has_cast
+    has_cast = has_cast and dtype.is_quantised
     constants = _fit_physics(shapes, machine, measured, residency, has_cast=has_cast)
     times = predict_gemm_times(shapes, machine, constants, residency)
     log_ratio = np.log(measured / times.duration_ns)
@@ -289,7 +288,7 @@ def _fit_physics(
         whole = GemmConstants(**{**given, **constants})
         return predict_gemm_times(few, machine, whole, residency).duration_ns
 
-    known = load_limits()
+    known = LIMITS
     limits = dict(known["gemm"])
     if residency is Residency.REPEATED:
         limits |= known["gemm_timing"]
@@ -310,7 +309,7 @@ def tiny_k_ns(shapes: GemmShapes, measured: Matrix) -> float:
     rows = (work < TINY_WORK) & (shapes.k >= LONG_K) & ~is_vector
     if not rows.any():
         return 0.0
-    beyond_floor = measured[rows] - load_limits()["gemm"]["floor_ns"].start
+    beyond_floor = measured[rows] - LIMITS["gemm"]["floor_ns"].start
     return max(0.0, float(np.quantile(beyond_floor / shapes.k[rows], 0.1)))
 
 
@@ -334,11 +333,9 @@ def fit_expert_entry(
         return np.concatenate([part.predict(constants).duration_ns for part in fitted])
 
     measured = np.concatenate([part.measured_ns for part in fitted])
-    constants = fit_constants(
-        load_limits()["experts"], predict, measured, evaluations=EXPERT_EVALUATIONS
-    )
+    constants = fit_constants(LIMITS["experts"], predict, measured, evaluations=EXPERT_EVALUATIONS)
     times = parts[0].predict(ExpertConstants(**constants))
-    log_ratio = np.log(table.alone_ns / times.duration_ns)
+    log_ratio = np.log(alone_ns(table) / times.duration_ns)
     curves: dict[str, list[list[float]]] = {}
     if len(models) >= FEWEST_SHAPES and not is_small:
         features = layer_features(parts[0].shapes, times)
@@ -369,7 +366,7 @@ class _LayerRows:
     def of(cls, table: KernelTable) -> Self:
         layers, device = [kernel.op for kernel in table.kernels], table.kernels[0].device
         machine = machine_rates(load_device(device), layers[0].dtype)
-        return cls(layer_shapes(layers), machine, table.alone_ns)
+        return cls(layer_shapes(layers), machine, alone_ns(table))
 
     def predict(self, constants: ExpertConstants) -> ExpertTimes:
         return predict_layer_times(self.shapes, self.machine, constants)

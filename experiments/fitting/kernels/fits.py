@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.fitting.kernels.attention import fit_attention_entry
+from experiments.fitting.kernels.gemm import fit_expert_entry, fit_gemm_entry
+from experiments.fitting.kernels.memory import fit_memory_entry
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.writing import write_file
+from perfmodel.costs.attention_kernels import variant_of as attention_variant
 from perfmodel.costs.calibration_files import Entry, entries_to_text
 from perfmodel.costs.estimates import Estimates, concatenate_estimates
-from perfmodel.extensions.measurements.calibration.attention import fit_attention_entry
-from perfmodel.extensions.measurements.calibration.gemm import fit_expert_entry, fit_gemm_entry
-from perfmodel.extensions.measurements.calibration.memory import fit_memory_entry
+from perfmodel.costs.gemm import variant_of as gemm_variant
 from perfmodel.extensions.measurements.kernel_tables import KERNEL_KINDS
 from perfmodel.extensions.measurements.measured_kernels import (
     KernelTable,
@@ -40,6 +44,13 @@ FITS: dict[str, Callable[[KernelTable, str], Entry]] = {
     "memory": fit_memory_entry,
 }
 """The fit of one device and variant, by kind of kernel; that of experts also sees what is alike."""
+VARIANTS: dict[str, Callable[[Any], str]] = {
+    "gemm": lambda op: gemm_variant(op.dtype),
+    "attention": attention_variant,
+    "experts": lambda op: str(op.variant),
+    "memory": lambda op: str(op.operator),
+}
+"""What of a kind has constants of its own."""
 
 
 def load_tables(kind: str, paths: Sequence[Path], device: str | None = None) -> KernelTable:
@@ -52,10 +63,14 @@ def load_tables(kind: str, paths: Sequence[Path], device: str | None = None) -> 
 
 
 def fit_entries(
-    kind: str, table: KernelTable, *, on_phase: OnPhase = ignore_phase
+    kind: str, table: KernelTable, *, has_cast: bool = True, on_phase: OnPhase = ignore_phase
 ) -> tuple[Entry, ...]:
-    """Constants for every device and variant in *table* with enough rows."""
-    variant_of = KERNEL_KINDS[kind].variant
+    """Constants for every device and variant in *table* with enough rows.
+
+    With *has_cast* times of quantised GEMMs include the cast of the activation.
+    """
+    variant_of, fits = VARIANTS[kind], dict(FITS)
+    fits["gemm"] = partial(fit_gemm_entry, has_cast=has_cast)
     members: dict[tuple[str, str], list[MeasuredKernel]] = {}
     for kernel in table.kernels:
         members.setdefault((kernel.device, variant_of(kernel.op)), []).append(kernel)
@@ -68,7 +83,7 @@ def fit_entries(
         if kind == "experts":
             entries.append(fit_expert_entry(own, device, _alike(own, table)))
         else:
-            entries.append(FITS[kind](own, device))
+            entries.append(fits[kind](own, device))
     return tuple(entries)
 
 
