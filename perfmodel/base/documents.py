@@ -154,8 +154,7 @@ _OTHER_FORMATS = {
                              "`perfmodel calibrate collectives` fits constants to it"),
     "XML": (re.compile(r"\s*<[?!/A-Za-z]"), "NCCL's topology XML is given with --topology"),
     "a shell script": (re.compile(r"#![^\n]*sh\b"),
-                       "Only arguments of Megatron-LM are read from one; `perfmodel emulate` makes a "
-                       "job of the Python script that it starts"),
+                       "Only Megatron-LM's arguments are read from one; `perfmodel emulate` runs others"),
     "a table": (re.compile(r"[^\n:,]*(?:,[^\n:,]*){2,}\r?\n"),
                 "`perfmodel calibrate runs` and `calibrate kernels` make a calibration of one"),
     "a Python script": (re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*(?:import|from) +[\w.]+"),
