@@ -154,7 +154,7 @@ _OTHER_FORMATS = {
                              "`perfmodel calibrate collectives` fits constants to it"),
     "XML": (re.compile(r"\s*<[?!/A-Za-z]"), "NCCL's topology XML is given with --topology"),
     "a shell script": (re.compile(r"#![^\n]*sh\b"),
-                       "Only Megatron-LM's arguments are read from one; `perfmodel emulate` runs others"),
+                       "Only Megatron-LM's arguments are read; `perfmodel emulate` runs scripts"),
     "a table": (re.compile(r"[^\n:,]*(?:,[^\n:,]*){2,}\r?\n"),
                 "`perfmodel calibrate runs` and `calibrate kernels` make a calibration of one"),
     "a Python script": (re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*(?:import|from) +[\w.]+"),
