@@ -79,7 +79,7 @@ scoreboard: $(TOOLS)
 figures: $(TOOLS)
 	$(BIN)/python -m experiments $(if $(QUICK),--quick)
 
-# Wheel and source archive, tested in an empty environment.
+# Wheel and source archive, tested in an empty environment of each Python that is installed.
 release: $(MANUAL)
 	rm -rf build dist
 	$(BIN)/python -m build --no-isolation

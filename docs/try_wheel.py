@@ -1,25 +1,30 @@
-"""Install the archives of a folder in an empty environment and say what is inside.
+"""Install the archives of a folder in empty environments and say what is inside.
 
-python docs/try_wheel.py dist
+    python docs/try_wheel.py dist [python3.12 ...]
+
+Without interpreters, every release of Python that is promised and installed is tried.
 """
 
 from __future__ import annotations
 
 import collections
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-import venv
 import zipfile
 from pathlib import Path
 
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "constraints.txt"
 
 
-def main(folder: Path) -> None:
-    """Try the one wheel and the one source archive in *folder*; both must answer alike."""
+PROMISED = ("python3.11", "python3.12", "python3.13")
+
+
+def main(folder: Path, interpreters: list[str]) -> None:
+    """Try the one wheel and the one source archive in *folder*; all must answer alike."""
     [wheel], [source] = folder.glob("*.whl"), folder.glob("*.tar.gz")
     in_wheel = {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
     with tarfile.open(source) as archive:
@@ -30,22 +35,32 @@ def main(folder: Path) -> None:
     missing = sorted(name for name in in_wheel - in_source if ".dist-info/" not in name)
     if missing:
         sys.exit(f"{source.name}: must hold what the wheel holds, lacks {', '.join(missing[:5])}")
+    wanted = interpreters or PROMISED
+    found = [one for one in wanted if shutil.which(one)]
+    for one in [name for name in wanted if name not in found]:
+        print(f"{one}: not installed here, so not tried")
+    answers = [answer for one in found for answer in _answers(one, wheel, source)]
+    if len(set(answers)) != 1:
+        sys.exit(f"must answer alike in every environment, got {answers}")
+
+
+def _answers(interpreter: str, wheel: Path, source: Path) -> list[float]:
+    """What `make predict` asks, of the wheel and then of the source archive."""
+    answers = []
     with tempfile.TemporaryDirectory() as place:
-        venv.create(place, with_pip=True)
-        answers = []
+        subprocess.run([interpreter, "-m", "venv", place], check=True)
         for path, options in ((wheel, ["-c", str(CONSTRAINTS)]), (source, ["--no-deps"])):
             words = ["-m", "pip", "install", "-qq", "--disable-pip-version-check"]
             again = ["--force-reinstall"] if answers else []
             python = Path(place) / "bin" / "python"
             subprocess.run([python, *words, *options, *again, path.resolve()], check=True)
             program = Path(place) / "bin" / "perfmodel"
-            print(f"{path.name}: {_output(program, '--version', cwd=place).splitlines()[0]}")
+            version = _output(program, "--version", cwd=place).splitlines()[0]
             question = ("predict", "--topology", "dgx_h100.yaml", "--json", "-")
             answer = json.loads(_output(program, *question, cwd=place))["iteration_time_ms"]
-            print(f"  make predict's question: {answer:.3f} ms")
+            print(f"{interpreter}, {path.name}: {version}, predicts {answer:.3f} ms")
             answers.append(answer)
-    if len(set(answers)) > 1:
-        sys.exit(f"wheel and source archive answer differently: {answers}")
+    return answers
 
 
 def _tell(names: set[str]) -> None:
@@ -61,4 +76,4 @@ def _output(*words: str | Path, cwd: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
