@@ -329,16 +329,6 @@ def _described(rows: Sequence[tuple[str, str]]) -> Table:
     return Table((), cells, code=(0,), wraps=(1,))
 
 
-def report_whatifs(whatifs: Sequence[tuple[str, str, str]]) -> Report:
-    """The changes that `whatif` knows: name, what it does, parameters."""
-    return Report(
-        sections=[
-            Section(name, [Sentences([summary]), Sentences([parameters])])
-            for name, summary, parameters in whatifs
-        ],
-    )
-
-
 def report_installation(found: Mapping[str, Any], extras: Mapping[str, str]) -> Report:
     """Versions, places and faults; *extras* says what each optional package is for."""
     versions = found["versions"]
