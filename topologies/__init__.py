@@ -14,9 +14,7 @@ from topologies.device import (
 )
 from topologies.link import Fabric, FabricKind, Link, LinkKind, Route, Vertex, VertexKind
 from topologies.recognising import (
-    cpu_speed,
     find_device,
-    find_machine,
     list_topologies,
     load_topology,
     name_devices,
@@ -38,9 +36,7 @@ __all__ = [
     "Vertex",
     "VertexKind",
     "build_cluster",
-    "cpu_speed",
     "find_device",
-    "find_machine",
     "list_devices",
     "list_topologies",
     "load_device",

@@ -324,7 +324,3 @@ class Prediction(Shown):
         if capacity_bytes is None or not fullest.memory.parts:
             return None
         return MemoryFit(fullest, capacity_bytes)
-
-
-Answer = Prediction
-"""The name of a prediction of times alone, in earlier versions of `perfmodel.api`."""
