@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.base.documents import load_yaml
+from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.forms import Form, read_mapping
 from perfmodel.base.reading import quote
@@ -43,6 +44,8 @@ _CONVERTERS = {
     "NVFP4LinearConverter": "nvfp4",
 }  # fmt: skip
 """The number format of GEMMs by the converter of torchtitan that brings it."""
+_MIXED = {"mxfp8": "mxfp8", "nvfp4": "nvfp4", "subchannel": "fp8_block", "fp8": "fp8"}
+"""The same by a part of the name of Megatron-Bridge's `mixed_precision`."""
 _REFERENCE = re.compile(r"\$\{\.*([a-z_][\w.]*)\}")
 _PRODUCT = re.compile(r"\$\{multiply:\s*(\d+)\s*,\s*(\d+)\s*\}")
 # The section of a tokenizer is merged, so its `model` and `type` have no prefix.
@@ -213,7 +216,9 @@ def read_settings(
         _finish_torchtitan(values)
         if not is_layout:
             base = _find_flavor(table, reader.fields)
-    elif program != "deepspeed":
+    elif program == "deepspeed":
+        _finish_bucket(values, values.get("training.precision", "fp32"))
+    else:
         _finish_megatron(values, reader.fields, table)
     _finish_batch(values, reader.fields, table)
     uses = reader.fields.finish(ignored)
@@ -370,10 +375,24 @@ def _finish_formats(values: dict[str, Any]) -> None:
     recipe = values.pop("training.compute:recipe", None) or "fp8"
     if values.pop("training.compute:fp8", None):
         values["training.compute"] = recipe
+    mixed = str(values.pop("training.compute:mixed", ""))
+    if found := next((one for word, one in _MIXED.items() if word in mixed), None):
+        values["training.compute"] = found
+    if values.pop("training.gradient_dtype:fp32", None) is False:
+        values["training.gradient_dtype"] = "bf16"
+    _finish_bucket(values, "fp32")
     if values.pop("training.compute:fp4", None):
         values["training.compute"] = "nvfp4"
     if "full_iteration" in str(values.pop("training.cuda_graph:scope", "")):
         values["training.cuda_graph"] = "full"
+
+
+def _finish_bucket(values: dict[str, Any], format_of_gradients: str) -> None:
+    """The bytes of a bucket that is stated in elements."""
+    count = values.pop("training.bucket_size:elements", None)
+    if count:
+        size = DType(values.get("training.gradient_dtype", format_of_gradients)).size_bytes
+        values["training.bucket_size"] = f"{int(count * size)} B"
 
 
 def _finish_recomputation(values: dict[str, Any], layers: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.api import Scenario, fits
+from perfmodel.api import Scenario, fits, predict
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.extensions.formats.models import Use, read_foreign
@@ -627,3 +627,35 @@ def test_experts_dispatcher_graphs_and_formats_of_megatron_are_read(tmp_path):
     assert read_deep(tmp_path, "--fp4-format e2m1").training.compute is DType.NVFP4
     # A dense model has nothing to send.
     assert read_deep(tmp_path, "--moe-token-dispatcher-type alltoall").parallel.dispatcher is None
+
+
+def test_a_stated_compiler_fuses_what_the_stack_runs_eagerly(tmp_path):
+    path = tmp_path / "titan.toml"
+    path.write_text(TOML + "[compile]\nenable = true\n")
+    assert load_workload(path).compiled
+    path.write_text(TOML)
+    assert not load_workload(path).compiled
+
+    eager = Scenario(topology="dgx_h100", workload="gpt2_124m", stack="fsdp")
+    compiled = replace(eager, overrides=("compiled=true",))
+    assert predict(compiled).iteration_ns < predict(eager).iteration_ns
+
+
+def test_recipes_and_buckets_of_megatron_bridge_are_read(tmp_path):
+    path = tmp_path / "bridge.yaml"
+    path.write_text(
+        NEMO + "mixed_precision: bf16_with_mxfp8_mixed\n"
+        "ddp: {grad_reduce_in_fp32: false, bucket_size: 40000000}\n"
+    )
+    training = load_workload(path).training
+    assert (training.compute, training.gradient_dtype) == (DType.MXFP8, DType.BF16)
+    # 40 million gradients of two bytes.
+    assert training.bucket_size == 80_000_000
+
+
+def test_buckets_of_deepspeed_are_as_large_as_stated(tmp_path):
+    path = tmp_path / "zero.json"
+    zero = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e8}
+    path.write_text(json.dumps(DEEPSPEED | {"zero_optimization": zero}))
+    training = load_workload("gpt2_124m", layout_from=path).training
+    assert training.bucket_size == 1_000_000_000
