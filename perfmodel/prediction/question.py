@@ -198,10 +198,11 @@ def load_setting(scenario: Scenario) -> Setting:
             ranks_per_host=cluster.ranks_per_host,
         )
     stack, chosen = (scenario.stack, ()) if scenario.stack else default_stack(workload)
+    loaded = load_stack(stack)
     return Setting(
         workload,
         cluster,
-        load_stack(stack),
+        loaded.with_compiling() if workload.compiled else loaded,
         PredictOptions.of(scenario),
         tables=tables,
         plan=plan,

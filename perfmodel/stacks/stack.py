@@ -96,6 +96,22 @@ def _check_chip(word: str) -> str:
 
 
 _Chip = Annotated[str, AfterValidator(_check_chip)]
+KINDS_OF_RUNS = ("any", "dense", "experts", "adapters")
+
+
+def _check_scope(words: str) -> str:
+    """Refuse a misspelt kind of runs or generation, alone or a kind `on` a chip."""
+    kind, on, chip = words.partition(" on ")
+    known = KINDS_OF_RUNS if on else (*KINDS_OF_RUNS, *list_generations())
+    near = get_close_matches(kind, known, n=1, cutoff=0 if on else 0.7)
+    if near and near[0] != kind:
+        raise ValueError(f"must be a kind of runs or a chip; did you mean {near[0]}?")
+    if on:
+        _check_chip(chip)
+    return words
+
+
+_Scope = Annotated[str, AfterValidator(_check_scope)]
 _Ratios = Annotated[
     Mapping[str, float],
     ReadAs(
@@ -319,7 +335,7 @@ class SoftwareStack(Form):
     habits: frozenset[FrameworkBehaviour] = frozenset()
     dispatchers: tuple[Dispatcher, ...] = (Dispatcher.ALL_TO_ALL,)
     schedules: tuple[ScheduleName, ...] = (DEFAULT_SCHEDULE,)
-    defaults: Mapping[Line, Mapping[Line, bool | int | float | str]] = field(default_factory=dict)
+    defaults: Mapping[Line, Mapping[_Scope, bool | int | float | str]] = field(default_factory=dict)
     tables: TableHandling = TableHandling()
     compiled: Compiled = Compiled()
     evidence: Mapping[_Chip, Evidence] = field(default_factory=dict)
