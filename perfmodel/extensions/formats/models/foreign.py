@@ -36,6 +36,9 @@ _ASSIGNMENT = re.compile(
 )
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|(\w+))")
 _ARGUMENTS = re.compile(r"--(?:num-layers|tensor-model-parallel-size|micro-batch-size)\b(?!:)")
+_HOLDING = re.compile(r"[\"']|(?<![|\w])\(|\)(?![*\w])")
+"""Quotes and brackets that only hold arguments together; few values have spaces."""
+_SEVERAL = ("recompute_modules", "cuda_graph_scope")
 _PROGRAM = re.compile(r"\b(?:pre)?train_\w+\.py$")
 _ARITHMETIC = re.compile(r"\$\(\(((?:[^()\n]|\([^()\n]*\))*)\)\)")
 _OPERATORS = {
@@ -240,8 +243,7 @@ def _parse_arguments(text: str) -> dict[str, Any]:
     repeated: dict[str, bool] = {}
     for line in text.splitlines():
         key = ""
-        # Quotes and brackets only hold arguments together; values with spaces are not needed.
-        for word in re.sub(r"[\"'()]", " ", _resolve(line, variables)).split():
+        for word in _HOLDING.sub(" ", _resolve(line, variables)).split():
             program = _PROGRAM.search(word)
             if word.startswith("--") and word != "--":
                 name, sign, value = word.removeprefix("--").partition("=")
@@ -253,6 +255,8 @@ def _parse_arguments(text: str) -> dict[str, Any]:
                 found[program[0]] = True
             elif key and found[key] is True and "[@]" not in word:
                 found[key] = _value(word)
+            elif key in _SEVERAL:
+                found[key] = f"{found[key]} {word}"
     return found | {REPEATED: list(repeated)}
 
 
