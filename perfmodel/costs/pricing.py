@@ -98,11 +98,12 @@ class _CallPrice:
 def price_job(
     job: JobGraph, *, cluster: Cluster, stack: SoftwareStack, guesses: int = 0
 ) -> PricedJob:
-    """Durations of every task of *job* on *cluster* under *stack*.
+    """Durations of every task of *job* on *cluster* under *stack*, by the speed of its CPUs too.
 
     So many settings that decide costs are *guesses*: its spread is wider for them.
     """
     _check_fits(job, cluster)
+    stack = stack.on_cpu(cluster.topology.host_cpu)
     calls = _CallPricer(job, cluster, stack)
     families = np.array([FAMILIES.index(family_of(type(op))) for op in job.ops], dtype=np.int8)
     ranks = np.arange(job.rank_count, dtype=np.int64)
