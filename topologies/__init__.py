@@ -14,6 +14,7 @@ from topologies.device import (
 )
 from topologies.link import Fabric, FabricKind, Link, LinkKind, Route, Vertex, VertexKind
 from topologies.recognising import (
+    cpu_speed,
     find_device,
     list_topologies,
     load_topology,
@@ -36,6 +37,7 @@ __all__ = [
     "Vertex",
     "VertexKind",
     "build_cluster",
+    "cpu_speed",
     "find_device",
     "list_devices",
     "list_topologies",

@@ -1,8 +1,9 @@
-"""Recognising: machines by file or name, and GPUs by the names of drivers and vendors.
+"""Recognising: machines by file or name, and GPUs and CPUs by the names of drivers and vendors.
 
 A name without a path is looked up in the catalog that comes with the package.
 
-A recording names its GPUs as their driver does. An unknown name gives None, never a guess.
+A recording names its GPUs as their driver does; a machine file names its CPUs as their vendor does.
+An unknown name gives None, never a guess.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from perfmodel.base.documents import find_document, list_documents, load_yaml
 from perfmodel.base.errors import TopologyError
 from perfmodel.base.extensions import has_extension, load_extension
 from perfmodel.base.forms import Document, load_document, parse_document
+from perfmodel.base.units import parse_frequency_hz
 from topologies.device import Device, list_devices, load_device
 from topologies.faults import parse_fault
 from topologies.topology import Topology
 from topologies.topology_file import FleetFile, join_fleet, parse_topology
 
 CATALOG = Path(__file__).parent / "catalog"
+_CPUS = Path(__file__).parent / "cpus.yaml"
 
 
 def list_topologies() -> tuple[str, ...]:
@@ -142,3 +145,23 @@ def name_devices(words: str) -> tuple[str, ...]:
             rating_of[known] = (len(model), -unsaid, found, -len(more))
     best = max(rating_of.values(), default=None)
     return tuple(known for known in sorted(rating_of) if rating_of[known] == best)
+
+
+def cpu_speed(cpu: str | None) -> float | None:
+    """How much one thread of a host with *cpu* does in a second, to compare hosts with."""
+    for words, speed in _cpu_speeds():
+        if cpu is not None and words in cpu:
+            return speed
+    return None
+
+
+@cache
+def _cpu_speeds() -> tuple[tuple[str, float], ...]:
+    """Every CPU that is known, longer names first."""
+    content = load_yaml(_CPUS)
+    of_core = content["work_per_clock"]
+    speeds = [
+        (words, of_core[one["core"]] * parse_frequency_hz(one["clock"]))
+        for words, one in content["cpus"].items()
+    ]
+    return tuple(sorted(speeds, key=lambda one: -len(one[0])))

@@ -98,7 +98,7 @@ class _CallPrice:
 def price_job(
     job: JobGraph, *, cluster: Cluster, stack: SoftwareStack, guesses: int = 0
 ) -> PricedJob:
-    """Durations of every task of *job* on *cluster* under *stack*.
+    """Durations of every task of *job* on *cluster* under *stack*, by the speed of its CPUs too.
 
     So many settings that decide costs are *guesses*: its spread is wider for them.
     """
@@ -111,6 +111,7 @@ def price_alike(
     """The same of several *jobs* with equal groups, whose ops the last one begins with."""
     last = jobs[-1]
     _check_fits(last, cluster)
+    stack = stack.on_cpu(cluster.topology.host_cpu)
     calls = _CallPricer(last, cluster, stack)
     families = np.array([FAMILIES.index(family_of(type(op))) for op in last.ops], dtype=np.int8)
     ranks = np.arange(last.rank_count, dtype=np.int64)

@@ -52,11 +52,16 @@ def load_profile(name_or_path: str | Path) -> Document:
 
 
 def _merge(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """*own* over *base*, whose host is slower or faster by the ratio that *own* states."""
+    """*own* over *base*, whose host is slower or faster by the ratio that *own* states.
+
+    Host times that *own* states are not those of the CPU of *base*.
+    """
     inherited = {key: value for key, value in base.items() if key not in _OWN_KEYS}
     ratio = own.get("host_speed_ratio", 1.0)
     if isinstance(inherited.get("host"), dict) and isinstance(ratio, int | float) and ratio > 0:
         inherited["host"] = _slowed(inherited["host"], 1.0 / ratio)
+        if isinstance(own.get("host"), dict):
+            inherited["host"].pop("cpu", None)
     return _inherit(inherited, own)
 
 

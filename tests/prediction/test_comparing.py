@@ -26,7 +26,7 @@ def build(scenario):
     return build_question(load_setting(scenario))
 
 
-SMALL = Scenario(topology="dgx_a100", workload="dlrm_mlperf", samples=2)
+SMALL = Scenario(topology="dgx_a100", workload="dlrm_mlperf", stack="pytorch_fused", samples=2)
 
 
 def test_a_sweep_takes_every_combination_and_replaces_what_was_set():

@@ -1,21 +1,16 @@
-"""The machine of the catalog that a job was recorded on, and how fast the CPUs of hosts are.
+"""The machine of the catalog that a job was recorded on.
 
-A recording names its GPUs as their driver does; a machine file names its CPUs as their vendor does.
-An unknown name gives None, never a guess.
+A recording names its GPUs as their driver does. An unknown name gives None, never a guess.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 from perfmodel.base.documents import load_yaml
-from perfmodel.base.units import parse_frequency_hz
 from perfmodel.graph.job import JobGraph
 from topologies import Device, Topology, find_device, load_device, load_topology
 from topologies.recognising import CATALOG
-
-_CPUS = Path(__file__).parent / "cpus.yaml"
 
 
 def recorded_machine(job: JobGraph) -> str | None:
@@ -74,23 +69,3 @@ def _likeness(machine: Topology, device: Device, gpus_per_host: int) -> tuple[fl
         0.0 if fabric is None else -fabric.call_latency_ns,
         0.0 if fabric is None else fabric.nic_bandwidth_bytes_per_s * len(set(machine.nic_of_gpu)),
     )
-
-
-def cpu_speed(cpu: str | None) -> float | None:
-    """How much one thread of a host with *cpu* does in a second, to compare hosts with."""
-    for words, speed in _cpu_speeds():
-        if cpu is not None and words in cpu:
-            return speed
-    return None
-
-
-@cache
-def _cpu_speeds() -> tuple[tuple[str, float], ...]:
-    """Every CPU that is known, longer names first."""
-    content = load_yaml(_CPUS)
-    of_core = content["work_per_clock"]
-    speeds = [
-        (words, of_core[one["core"]] * parse_frequency_hz(one["clock"]))
-        for words, one in content["cpus"].items()
-    ]
-    return tuple(sorted(speeds, key=lambda one: -len(one[0])))

@@ -13,7 +13,6 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.extensions.whatif.drafts import Ranks, change_ops
 from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.pinning import pin_job
-from perfmodel.extensions.whatif.recorded_machine import cpu_speed
 from perfmodel.extensions.whatif.recosting import (
     Recosted,
     count_recosted,
@@ -35,7 +34,7 @@ from perfmodel.graph.ops import (
     work_of,
 )
 from perfmodel.prediction.saved_jobs import PricingMachine
-from topologies import load_topology
+from topologies import cpu_speed, load_topology
 
 
 class Doubt(Enum):

@@ -24,6 +24,7 @@ from perfmodel.prediction.saved_jobs import (
     open_job,
 )
 from perfmodel.prediction.scenario import JobScenario, Mode
+from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import build_job, load_workload
 from tests.extensions.whatif.jobs import training_job
 from traces.job_trace import load_job_trace
@@ -108,7 +109,8 @@ def test_a_job_of_shapes_needs_a_machine(tmp_path):
 @pytest.mark.parametrize("named", ["", "pytorch_eager"])
 @pytest.mark.parametrize("stack", ["torch_compile", "pytorch_eager"])
 def test_eager_code_is_compiled_where_the_stack_that_is_asked_for_does(tmp_path, named, stack):
-    job = build_job(load_workload("dlrm_mlperf"), rank_count=2, ranks_per_host=2)
+    spec, eager = load_workload("dlrm_mlperf"), load_stack("pytorch_fused")
+    job = build_job(spec, rank_count=2, ranks_per_host=2, stack=eager)
     facts = replace(job.facts, stack=named, peak_memory_bytes=(5, 7))
     save_job(replace(job, facts=facts), tmp_path / "job")
     asked = open_job(JobScenario(str(tmp_path / "job"), "dgx_h100", stack=stack))

@@ -1,4 +1,4 @@
-"""The machine that a job was recorded on, and how fast its hosts are."""
+"""The machine that a job was recorded on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import pytest
 
 from perfmodel.extensions.whatif.recorded_machine import (
     about_machine,
-    cpu_speed,
     find_machine,
     recorded_machine,
 )
 from tests.extensions.recordings.test_recording_info import build_job
-from topologies import list_topologies, load_topology
 
 
 @pytest.mark.parametrize(
@@ -43,19 +41,3 @@ def test_the_machine_of_a_recording_is_found_by_its_gpus():
     assert "8 x NVIDIA A100-SXM4-80GB: assumed to be dgx_a100" in about_machine(named)
     assert recorded_machine(build_job()) is None
     assert recorded_machine(build_job(device="TPU v9", gpus_per_host=8)) is None
-
-
-def test_threads_are_compared_by_clock_and_work_per_clock():
-    # 3.8 GHz of 1.57 beside 3.6 GHz of 1.
-    ratio = cpu_speed("2 x Intel Xeon Platinum 8480C") / cpu_speed("2 x Intel Xeon E5-2698 v4")
-    assert ratio == pytest.approx(3.8 * 1.57 / 3.6)
-    # The longer name counts: not every Xeon 6 has that clock.
-    assert cpu_speed("2 x Intel Xeon 6776P") > cpu_speed("2 x Intel Xeon 6")
-    assert cpu_speed("not stated") is None
-    assert cpu_speed(None) is None
-
-
-def test_every_cpu_that_the_catalog_states_has_a_speed():
-    for name in list_topologies():
-        cpu = load_topology(name).host_cpu
-        assert "not stated" in str(cpu) or cpu_speed(cpu) is not None, (name, cpu)

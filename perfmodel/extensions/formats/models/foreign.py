@@ -22,6 +22,7 @@ from perfmodel.base.errors import WorkloadError
 from perfmodel.base.reading import parse_json, read_text
 from perfmodel.extensions.formats.models import registry, torchrec_benchmark
 from perfmodel.extensions.formats.models.fields import REPEATED, FieldUse
+from perfmodel.workloads.families import FAMILIES
 
 HUGGING_FACE = "Hugging Face config.json"
 CONFIG = "config.json"
@@ -111,6 +112,15 @@ def read_layout(path: Path) -> ForeignFile:
     found = _open(path)
     if found is None:
         content = load_yaml(path, error_type=WorkloadError)
+        unknown = content.keys() - {
+            field for one in FAMILIES.values() for field in one.spec_type.model_fields
+        }
+        if unknown or not {"parallel", "training"} & content.keys():
+            raise WorkloadError(
+                f"{path}: must be a workload with `parallel` or `training`, or settings of "
+                "Megatron-LM, NeMo, torchtitan or DeepSpeed, has the keys "
+                f"{', '.join(map(str, content))}. State the layout with --set parallel.tp=2."
+            )
         return ForeignFile("workload", {**content, "assumed": []}, ())
     if found.program in (HUGGING_FACE, torchrec_benchmark.KIND):
         raise WorkloadError(

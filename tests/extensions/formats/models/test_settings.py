@@ -659,3 +659,15 @@ def test_buckets_of_deepspeed_are_as_large_as_stated(tmp_path):
     path.write_text(json.dumps(DEEPSPEED | {"zero_optimization": zero}))
     training = load_workload("gpt2_124m", layout_from=path).training
     assert training.bucket_size == 1_000_000_000
+
+
+def test_a_file_that_states_no_layout_is_refused_as_one(tmp_path):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n")
+    with pytest.raises(WorkloadError, match="must be a workload with `parallel` or `training`"):
+        load_workload("gpt2_124m", layout_from=path)
+    path.write_text("parallel: {tp: 2}\nparalel: {pp: 2}\n")
+    with pytest.raises(WorkloadError, match="paralel"):
+        load_workload("gpt2_124m", layout_from=path)
+    path.write_text("parallel: {tp: 2}\n")
+    assert load_workload("gpt2_124m", layout_from=path).parallel.tp == 2
