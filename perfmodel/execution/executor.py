@@ -306,8 +306,9 @@ KEPT_MEMORY = {-1: 2**31 - 1, -4: 0}
 def keep_memory() -> None:
     """Let this process keep the memory of arrays that it frees, for the arrays of the next replay.
 
-    A question replays many times, and each replay fills hundreds of megabytes. The C library would return them to the system
-    and request them again, which takes longer than filling them. Other C libraries do as they do.
+    A question replays many times, and each replay fills hundreds of megabytes. The C library would
+    return them to the system and request them again, which takes longer than filling them. Other C
+    libraries do as they do.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
