@@ -372,11 +372,8 @@ def _launch_lags(view: RankView) -> tuple[int, int]:
         return 0, SHORTEST_LAUNCH_NS
     # The lower one of two in the middle: few launches may be held by something else.
     middle = (int(is_free.sum()) - 1) // 2
-    lag_ns, delay_ns = (
-        max(int(np.sort(of[is_free])[middle]), 0)
-        for of in (start_ns - calls.end_ns[call], delay_ns)
-    )
-    return lag_ns, delay_ns
+    after_ns = int(np.sort((start_ns - calls.end_ns[call])[is_free])[middle])
+    return max(after_ns, 0), max(int(np.sort(delay_ns[is_free])[middle]), 0)
 
 
 def _stream_gaps_ns(view: RankView) -> Int64s:
