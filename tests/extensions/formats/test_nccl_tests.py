@@ -94,9 +94,7 @@ def test_an_older_print_takes_the_collective_from_its_command_or_its_file(tmp_pa
         ("AllGather 8 GPUs.log", "none", CollectiveKind.ALL_GATHER),
     ],
 )
-def test_a_print_without_its_command_tells_the_collective_by_name(
-    tmp_path, name, busbw, kind
-):
+def test_a_print_without_its_command_tells_the_collective_by_name(tmp_path, name, busbw, kind):
     line = "  4194304  1048576  float  sum  -1  41.90  100.00  175.00  0\n"
     if busbw == "none":
         line = line.replace("sum", "none")

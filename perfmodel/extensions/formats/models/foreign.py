@@ -24,6 +24,7 @@ from perfmodel.extensions.formats.models import (
     torchrec_benchmark,
 )
 from perfmodel.extensions.formats.models.fields import FieldUse
+from perfmodel.workloads.families import FAMILIES
 
 CONFIG = "config.json"
 _SHAPE = ("batch", "replica_batch", "sequence_length")
@@ -89,6 +90,13 @@ def read_layout(path: Path) -> ForeignFile:
     found = read_foreign(path, is_layout=True)
     if found is None:
         content = load_yaml(path, error_type=WorkloadError)
+        known = {field for one in FAMILIES.values() for field in one.spec_type.model_fields}
+        if content.keys() - known or not {"parallel", "training"} & content.keys():
+            raise WorkloadError(
+                f"{path}: must be a workload with `parallel` or `training`, or settings of "
+                "Megatron-LM, NeMo, torchtitan or DeepSpeed, has the keys "
+                f"{', '.join(map(str, content))}. State the layout with --set parallel.tp=2."
+            )
         return ForeignFile("workload", {**content, "assumed": []}, ())
     return found
 

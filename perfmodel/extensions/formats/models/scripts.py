@@ -23,6 +23,9 @@ _ASSIGNMENT = re.compile(
     re.MULTILINE,
 )
 _VARIABLE = re.compile(r"\$(?:\{\.*([\w.]+)(?::?-([^{}]*))?\}|(\w+))")
+_HOLDING = re.compile(r"[\"']|(?<![|\w])\(|\)(?![*\w])")
+"""Quotes and brackets that only hold arguments together; few values have spaces."""
+_SEVERAL = ("recompute_modules", "cuda_graph_scope")
 _PROGRAM = re.compile(r"\b(?:pre)?train_\w+\.py$")
 _ARITHMETIC = re.compile(r"\$\(\(((?:[^()\n]|\([^()\n]*\))*)\)\)")
 _SOURCED = re.compile(
@@ -59,8 +62,7 @@ def parse_arguments(text: str, folder: Path) -> dict[str, Any]:
     repeated: dict[str, bool] = {}
     for line in text.splitlines():
         key = ""
-        # Quotes and brackets only hold arguments together; values with spaces are not needed.
-        for word in re.sub(r"[\"'()]", " ", resolve(line, variables)).split():
+        for word in _HOLDING.sub(" ", resolve(line, variables)).split():
             program = _PROGRAM.search(word)
             if word.startswith("--") and word != "--":
                 name, sign, value = word.removeprefix("--").partition("=")
@@ -71,6 +73,8 @@ def parse_arguments(text: str, folder: Path) -> dict[str, Any]:
                 found[program[0]] = True
             elif key and found[key] is True and "[@]" not in word:
                 found[key] = value_of(word)
+            elif key in _SEVERAL:
+                found[key] = f"{found[key]} {word}"
     return found | {REPEATED: list(repeated)}
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.base.documents import load_yaml
+from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.forms import Form, read_mapping
 from perfmodel.base.reading import quote
@@ -94,6 +95,7 @@ def read_settings(
         base = {} if is_layout else _find_flavor(table, fields)
     elif program != "deepspeed":
         _finish_megatron(values, fields)
+        _finish_stages(values, fields)
         if not is_layout:
             _finish_model(values, fields, table)
     _finish_batch(values, fields, table)
@@ -228,7 +230,11 @@ def _add_vocabulary(table: SettingsTable, flat: dict[str, Any]) -> Iterator[str]
 
 
 def _finish_batch(values: dict[str, Any], fields: FieldReader, table: SettingsTable) -> None:
-    """Keep the batch of a data-parallel rank only where the file states none of the whole job."""
+    """Bytes of a bucket, and the batch of a data-parallel rank where none of the job is stated."""
+    if count := values.get("bucket:elements"):
+        usual = values.get("training.precision", "fp32") if table.stack == "deepspeed" else "fp32"
+        size = DType(values.get("training.gradient_dtype", usual)).size_bytes
+        values["training.bucket_size"] = f"{int(count * size)} B"
     packed = fields.content.get("max_tokens_per_gpu")
     if packed and packed == values.get("sequence_length"):
         values["sequence_length"] = packed * values.get("parallel.cp", 1)
@@ -245,11 +251,56 @@ def _finish_batch(values: dict[str, Any], fields: FieldReader, table: SettingsTa
 
 def _finish_megatron(values: dict[str, Any], fields: FieldReader) -> None:
     """What several of Megatron's arguments decide together about the layout."""
-    if share := values.get("training.offload_optimizer"):
-        values["training.offload_optimizer"] = values.get("offload:share", share)
+    for target, part in (
+        ("training.offload_optimizer", "offload:share"), ("training.compute", "compute:recipe"),
+    ):  # fmt: skip
+        if values.get(target) in (1.0, "fp8"):
+            values[target] = values.get(part, values[target])
     layers, of_stage = fields.content.get("num_layers"), values.get("interleaving:layers")
     if of_stage and isinstance(layers, int):
         values["parallel.interleaving"] = max(1, layers // values.get("parallel.pp", 1) // of_stage)
+    kind = values.get("dispatcher:type")
+    if kind and fields.content.get("num_experts", 1) != 1:
+        backend = values.get("dispatcher:backend", kind)
+        values["parallel.dispatcher"] = backend if kind == "deepep" else kind
+    recompute, count = values.get("training.recompute"), values.get("recompute:layers")
+    if recompute == "attention" and (parts := values.get("recompute:parts")):
+        values["training.recompute"] = "none"
+        values["training.recompute_modules"] = re.findall(r"\w+", str(parts))
+    is_block = recompute == "full" and values.get("recompute:method") == "block"
+    if is_block and count and isinstance(layers, int):
+        stages = values.get("parallel.pp", 1) * values.get("parallel.interleaving", 1)
+        values["training.recompute_fraction"] = min(1.0, count * stages / layers)
+
+
+def _finish_stages(values: dict[str, Any], fields: FieldReader) -> None:
+    """Layers of every virtual stage, where the ends have others or a pattern states them."""
+    ends = [values.get(f"stages:{part}") for part in ("first", "last")]
+    pp, chunks = values.get("parallel.pp", 1), values.get("parallel.interleaving", 1)
+    layers = fields.content.get("num_layers")
+    if pattern := values.get("stages:layout"):
+        values["parallel.stage_layers"] = counts = _layers_of_stages(pattern)
+        values["parallel.interleaving"] = max(1, len(counts) // pp)
+    elif any(ends) and pp > 1 and isinstance(layers, int):
+        inner, left = pp - 2 + ends.count(None), layers - sum(one or 0 for one in ends)
+        first, last = ([one] if one is not None else [] for one in ends)
+        counts = [*first, *[left // max(inner, 1)] * inner, *last]
+        if sum(counts) != layers or any(one % chunks for one in counts):
+            fields.faults.add(
+                "decoder_first_pipeline_num_layers",
+                f"must leave equal stages: {layers} layers over {pp} stages of {chunks} parts",
+            )
+        values["parallel.stage_layers"] = [one // chunks for one in counts] * chunks
+
+
+def _layers_of_stages(pattern: Any) -> list[int]:
+    """The layers of each virtual stage in *pattern*: `Et*3|(tt|)*29,m|L`, or lists of words."""
+    if isinstance(pattern, list):
+        return [stage.count("decoder") for stage in pattern]
+    words = re.sub(r"[\s,]", "", str(pattern))
+    for group in (r"\(([^()]*)\)\*(\d+)", r"(\w)\*(\d+)"):
+        words = re.sub(group, lambda match: match[1] * int(match[2]), words)
+    return [stage.count("t") for stage in words.split("|")]
 
 
 def _finish_model(values: dict[str, Any], fields: FieldReader, table: SettingsTable) -> None:

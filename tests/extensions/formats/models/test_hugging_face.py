@@ -177,7 +177,7 @@ def test_infinity_in_a_file_is_no_obstacle(tmp_path):
         ({"model_type": "mimo_v2_flash", "hybrid_layer_pattern": [0]}, "each of 32 layers"),
         ({"model_type": "nemotron-nas", "block_configs": [{"attention": {"no_op": True},
           "ffn": {"no_op": True, "replace_with_linear": True}}]}, "without replace_with_linear"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "must name llama with its language"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "must name llama with its"),
         ({"architectures": ["MambaForCausalLM"]}, "must name llama with its language"),
         ({"hidden_size": None}, "hidden_size: must be given, but is missing"),
         ({"hidden_size": "${width}"}, "hidden_size: is the reference '${width}'"),
