@@ -25,12 +25,6 @@ WAVE_SOFTNESS = 4.0
 PASSES_APART = 1.0
 """Traffic per row of permutation and activation, which are separate kernels in training."""
 
-    @property
-    def flops(self) -> float:
-        """Operations of its grouped GEMMs."""
-        matrices = _GATED_MATRICES if self.is_gated else _PLAIN_MATRICES
-        return 2 * self.rows * self.hidden * self.ffn * matrices
-
 
 @dataclass(frozen=True, slots=True)
 class ExpertConstants:
