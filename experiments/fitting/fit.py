@@ -80,7 +80,7 @@ def load_choices() -> dict[str, Choice]:
 
 
 def choose_rows(table: KernelTable, choice: Choice) -> KernelTable:
-    """Kernels of the formats of *choice* on GPUs of the catalog, whose rate agrees with the time."""
+    """Kernels of the formats of *choice* on GPUs of the catalog whose rate agrees with the time."""
     kept = tuple(
         one
         for one in table.kernels
