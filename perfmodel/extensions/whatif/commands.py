@@ -17,7 +17,7 @@ Examples:
   perfmodel whatif --list
   perfmodel whatif job/ --apply scale:match=gemm,factor=0.5
   perfmodel whatif job/ --apply "gap:before=SendRecv,rank=2,to=20.5ms" --apply host_overhead
-  perfmodel whatif job/ --apply overlap --sweep compress:ratio=0.25:1:x2 --report ratios.html
+  perfmodel whatif job/ --apply recompute --sweep bucket:size=25MB,100MB --report sizes.html
   perfmodel whatif built_job/ --topology dgx_h100 --apply bucket:size=100MB
 \b
 JOB is a folder that `perfmodel import` or `save_job` wrote. A what-if is NAME, or
@@ -82,8 +82,14 @@ def advise(
 
 def _print_list() -> None:
     from perfmodel.extensions.whatif import load_recipes
-    from perfmodel.reports.machines import report_whatifs
+    from perfmodel.reports.blocks import Report, Section, Sentences
     from perfmodel.reports.terminal import print_report
 
-    known = load_recipes().items()
-    print_report(report_whatifs([(name, one.does, one.usage) for name, one in known]))
+    print_report(
+        Report(
+            sections=[
+                Section(name, [Sentences([one.does]), Sentences([one.usage])])
+                for name, one in load_recipes().items()
+            ]
+        )
+    )
