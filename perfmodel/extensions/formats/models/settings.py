@@ -84,7 +84,7 @@ def read_settings(
     assumed = [*_imply(table, flat), *(() if is_layout else _add_vocabulary(table, flat))]
     stated = {key: value for key, value in flat.items() if value not in table.unstated}
     fields = FieldReader(document, stated, given, table.ignored)
-    values = _read_values(table, fields, flat.keys() - stated.keys(), is_layout=is_layout)
+    values = read_values(table, fields, flat.keys() - stated.keys(), is_layout=is_layout)
     fields.note(*(entry["key"] for entry in table.implied))
     fields.known.update(key for entry in table.refused for key in entry["keys"])
     # What follows counts with values of the right kind.
@@ -144,10 +144,17 @@ def flatten(
     return flat
 
 
-def _read_values(
-    table: SettingsTable, fields: FieldReader, unstated: Collection[str], *, is_layout: bool
+def read_values(
+    table: SettingsTable,
+    fields: FieldReader,
+    unstated: Collection[str] = (),
+    *,
+    is_layout: bool = False,
 ) -> dict[str, Any]:
-    """The fields of a workload, by their dotted names, and parts by names with a colon."""
+    """The fields of a workload, by their dotted names, and parts by names with a colon.
+
+    Fields with keys of *unstated* are left as they are.
+    """
     values: dict[str, Any] = {}
     fields.content = content = dict(fields.content)
     for target, text in table.reads.items():
@@ -155,7 +162,7 @@ def _read_values(
         # A layout may leave out what a job must state.
         source = Source.parse(f"{text.rstrip('?')}?" if is_layout else text)
         fields.known.update(source.keys)
-        if (is_layout and name.startswith("model.")) or unstated & {*source.keys}:
+        if (is_layout and name.startswith("model.")) or {*unstated} & {*source.keys}:
             continue
         known = table.words.get(target, table.words.get(name, {}))
         is_switch = not known and isinstance(source.default, bool)
