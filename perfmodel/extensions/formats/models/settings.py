@@ -91,7 +91,7 @@ def read_settings(
     fields.check()
     base: Mapping[str, Any] = {}
     if program == "torchtitan":
-        _finish_torchtitan(values)
+        _finish_torchtitan(values, fields)
         base = {} if is_layout else _find_flavor(table, fields)
     elif program != "deepspeed":
         _finish_megatron(values, fields)
@@ -193,9 +193,10 @@ def _imply(table: SettingsTable, flat: dict[str, Any]) -> Iterator[str]:
         if "says" in entry and (added or not sets):
             yield entry["says"]
     pattern = flat.get("hybrid_layer_pattern")
-    if pattern and isinstance(hidden := flat.get("hidden_size"), int):
+    if isinstance(pattern, str) and isinstance(hidden := flat.get("hidden_size"), int):
         flat.setdefault("num_layers", len(pattern))
-        flat.setdefault("mamba_num_heads", 2 * hidden // flat["mamba_head_dim"])
+        if type(width := flat.get("mamba_head_dim")) is int and width:
+            flat.setdefault("mamba_num_heads", 2 * hidden // width)
 
 
 def _refuse_others(
@@ -320,8 +321,9 @@ def _finish_model(values: dict[str, Any], fields: FieldReader, table: SettingsTa
         values["model.ffn"] = 4 * hidden * 2 // 3 // 64 * 64 if is_gated else 4 * hidden
     if content.get("group_query_attention"):
         values.setdefault("model.kv_heads", 1)
-    elif "swiglu" in content or "group_query_attention" in content:
-        values.pop("model.kv_heads", None)
+    elif {"swiglu", "group_query_attention"} & content.keys() and "model.kv_heads" in values:
+        fault = "has no effect without group_query_attention; state that, or take it out"
+        fields.faults.add("num_query_groups", fault)
     values["model.dropout"] = bool(values.get("model.dropout"))
     if "model.head" in values and "sequence_length" in values:
         share = values.get("masked_tokens:share", 0.15)
@@ -378,7 +380,7 @@ def _finish_layers(
         values["model.pattern"] = pattern_of(mixers, networks)
 
 
-def _finish_torchtitan(values: dict[str, Any]) -> None:
+def _finish_torchtitan(values: dict[str, Any], fields: FieldReader) -> None:
     replicas, shards = values["sharding:replicas"], values.get("sharding:shards", -1)
     reshard, stages = values["sharding:reshard"], values.get("parallel.pp", 1)
     # Weights stay gathered between forward and backward; pipelines have that by default.
@@ -393,6 +395,11 @@ def _finish_torchtitan(values: dict[str, Any]) -> None:
         values["parallel.micro_batch"] = values.get("replica_batch")
         values["parallel.schedule"] = values["parallel.interleaving"] = None
     every = str(values["recompute:option"])
+    if not (every == "op" or (every.isdigit() and int(every))):
+        fault = f"must be op or a number of layers, got {quote(every)}"
+        fields.faults.add("activation_checkpoint.selective_ac_option", fault)
+    if 0 in (replicas, shards):
+        fields.faults.add("parallelism", "must have degrees from 1, or -1 for what is left, got 0")
     if values.get("training.recompute") == "ops" and every.isdigit():
         values["training.recompute"] = "full"
         values["training.recompute_fraction"] = 1 / max(1, int(every))
