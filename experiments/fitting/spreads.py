@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+from scipy.stats import t as student_t
 
 from experiments.fitting.problem import Problem
 from experiments.fitting.runs import Case
@@ -27,7 +28,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
 SEEN = {"transformer": 1.1, "dlrm": 1.1}
 """Capabilities of stacks were chosen with these rows in view: others are further off by so much,
 an allowance."""
-UNSURE = 0.4
+UNSURE = 0.3
 """What kernels make unsure where it is not known how GPUs of a host reach each other."""
 Z_90 = 1.645
 DRAWN = 4
@@ -104,6 +105,9 @@ def find_spreads(errors: LeftOut, kept: NDArray[np.bool_] | None = None) -> Spre
     other, none = (
         max(_beyond(one[kept], rest[kept]), common) for one in (errors.chip, errors.stack)
     )
+    # Few publishers do not show how far another may be off.
+    publishers = {case.publisher for case, is_kept in zip(cases, kept, strict=True) if is_kept}
+    none *= float(student_t.ppf(0.95, max(len(publishers) - 1, 1))) / Z_90
     # Frameworks that nobody described, or that one source speaks for, are further off than others.
     unknown = kept & (problem.weights() < 1) & np.array([not one.has_experts for one in cases])
     if unknown.any():

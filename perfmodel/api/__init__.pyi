@@ -75,7 +75,6 @@ from perfmodel.planning.layouts.ranking import Search as Search
 from perfmodel.planning.question import LayoutQuestion as LayoutQuestion
 from perfmodel.planning.question import RankQuestion as RankQuestion
 from perfmodel.planning.ranking import Ranking as Ranking
-from perfmodel.prediction.answer import Answer as Answer
 from perfmodel.prediction.answer import Prediction as Prediction
 from perfmodel.prediction.comparing import Comparison as Comparison
 from perfmodel.prediction.scenario import Interference as Interference

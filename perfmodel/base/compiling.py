@@ -4,7 +4,8 @@ numba keeps machine code next to the sources or in the user's own cache folder, 
 finds there. Where neither can be written, or others can write to it as well (a home in the
 temporary directory), a private folder of the temporary directory serves. Without such a folder,
 every process compiles for itself. A damaged entry, as a full disk leaves one, is removed and
-compiled again: its checksum does not fit, and machine code of a broken file is never run.
+compiled again: its checksum does not fit, and machine code of a broken file is never run. So is
+one of other sources: compiled functions contain those of other modules, which numba does not see.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +26,7 @@ from numba.core import config
 from numba.core.caching import IndexDataCacheFile
 from numba.core.event import Listener, install_listener
 
+from perfmodel.base.identity import locate_packages
 from perfmodel.base.writing import PRIVATE, is_private
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -85,6 +88,11 @@ def cache_folder() -> str:
 class _CheckedFiles(IndexDataCacheFile):
     """The cached code of a function. Every file of code begins with its checksum."""
 
+    @property
+    def _source_stamp(self) -> tuple[Any, str]:
+        """What the index must say for its code to be run."""
+        return self.__dict__["_source_stamp"], compiled_sources()
+
     def _load_index(self) -> Any:
         try:
             return super()._load_index()  # type: ignore[no-untyped-call]  # numba's
@@ -110,6 +118,17 @@ class _CheckedFiles(IndexDataCacheFile):
 
 
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
+
+
+@cache
+def compiled_sources() -> str:
+    """A hash of all modules with compiled functions."""
+    digest = hashlib.sha256()
+    for folder in filter(None, locate_packages().values()):
+        for path in sorted(folder.rglob("*.py")):
+            if (content := path.read_bytes()).find(__name__.encode()) >= 0:
+                digest.update(content)
+    return digest.hexdigest()
 
 
 def compiled(function: _Function, **options: Any) -> _Function:

@@ -22,7 +22,6 @@ from perfmodel.base.writing import (
 )
 
 if TYPE_CHECKING:
-    from collectives.measurements import RunPlace
     from perfmodel.prediction.answer import Prediction
     from perfmodel.prediction.comparing import Comparison
     from perfmodel.prediction.scenario import RunQuestion
@@ -86,35 +85,6 @@ class LocalRun(RunOptions):
         ExecutorName | None,
         Option(help="Where the work runs; default: ray with an address or workers, else serial."),
     ] = None
-
-
-@dataclass(frozen=True)
-class MeasuredCollectives:
-    """Tables of measured collectives, and what the output of nccl-tests does not say."""
-
-    tables: Annotated[
-        tuple[str, ...],
-        argument(
-            "TABLE...",
-            "Output of nccl-tests (text or JSON), or CSV tables (`perfmodel schema collectives`).",
-        ),
-    ]
-    topology: Annotated[
-        str | None, Option(metavar="NAME|FILE", help="Machine that nccl-tests ran on.")
-    ] = None
-    hosts: Annotated[
-        int | None, Option(metavar="N", min=1, help="Hosts it ran on; default: as stated there.")
-    ] = None
-    kind: Annotated[
-        str | None, Option(metavar="KIND", help="Collective it ran; default: as stated there.")
-    ] = None
-
-    @property
-    def place(self) -> RunPlace:
-        """Where nccl-tests ran."""
-        from collectives.measurements import RunPlace
-
-        return RunPlace(topology=self.topology, hosts=self.hosts, kind=self.kind)
 
 
 def parse_measured(text: str) -> float:

@@ -84,10 +84,6 @@ def build_places(job: JobGraph) -> Places:
     )
 
 
-Layout = FlatJob
-"""The earlier name, which numba looks up when it reads its older cache files."""
-
-
 class LaidOutPrograms(Programs):
     """The programs of a layout. It has no *lanes*, so they are given, and no labels or ops."""
 

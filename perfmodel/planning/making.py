@@ -14,11 +14,12 @@ from typing import NamedTuple
 from embeddings.offloading import OFFLOADED, exceeds_devices
 from embeddings.plan import ShardingPlan
 from embeddings.plan_document import list_unrunnable, load_plan_document
+from embeddings.sharders import HYBRID_SHARDERS, SHARDERS
 from embeddings.sharding_task import ShardingTask, find_broken
 from perfmodel.base.errors import PlanError
+from perfmodel.base.extensions import load_extension
 from perfmodel.execution.executor import Executor
 from perfmodel.planning.question import RankQuestion, to_scenario
-from perfmodel.planning.recorded import RecordedRates, scale_to_recording
 from perfmodel.planning.search import PlanSearch, SearchOutcome
 from perfmodel.prediction.phases import OnPhase
 from perfmodel.prediction.plans.default_plan import build_task, place_tables, spec_of_tables
@@ -52,12 +53,15 @@ def load_task(question: RankQuestion) -> RankTask:
             f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "
             "the dense part and its buffers need it all. Use a smaller batch or more ranks."
         )
-    stack, facts = RecordedRates(loaded.stack, ())
+    stack, facts = loaded.stack, ()
     if question.job is not None:
         ran = _load_plan(question.plan_files[0], task)
         run = DlrmRun(spec, cluster.rank_count, stack)
-        stack, facts = scale_to_recording(question.job, run, cluster, ran)
+        rates = load_extension("whatif", "recorded_plans")
+        stack, facts = rates.scale_to_recording(question.job, run, cluster, ran)
     evaluator = PlanEvaluator(spec, cluster, stack)
+    if cluster.host_count > 1 and evaluator.stack.habits != stack.habits:
+        facts += (f"exchanges of a collective library, not {stack.name}'s own kernels",)
     return RankTask(evaluator, replace(task, framework=question.runnable_by), facts)
 
 
@@ -84,6 +88,9 @@ def make_plans(
     refused = [(plan.name, _broken(plan)) for plan in given if find_broken(plan)]
     plans = [plan for plan in given if not find_broken(plan)]
     sharders = (*question.sharders, *((OFFLOADED,) if exceeds_devices(task) else ()))
+    own = evaluator.stack.tables.sharder
+    if own in HYBRID_SHARDERS and len(question.sharders) == len(SHARDERS):
+        sharders += (own,)
     for number, name in enumerate(sharders):
         on_phase(f"placing tables as {name}", number / len(sharders))
         try:

@@ -29,18 +29,19 @@ from perfmodel.prediction.scenario import (
 )
 from perfmodel.prediction.yardsticks import IterationWork, count_work
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.stacks.stack import COMMON_CPU, SoftwareStack
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.families import family_of
 from perfmodel.workloads.family import Extrapolation, TakenDefault
 from perfmodel.workloads.fields import Workload
 from perfmodel.workloads.jobs import apply_stack_defaults, build_workload, default_stack
-from topologies import Cluster, build_cluster, load_topology
+from topologies import Cluster, build_cluster, cpu_speed, load_topology
 
 UNKNOWN_PEERS = (
     "The machine does not state whether GPUs reach each other over PCIe without a copy in host "
     "memory: a copy is assumed, and the interval covers faster and slower hosts."
 )
+UNKNOWN_CPU = f"The CPU of the hosts is not known: they work as fast as with an {COMMON_CPU}."
 if TYPE_CHECKING:
     from perfmodel.prediction.open_settings import OpenQuestion
     from perfmodel.prediction.recording import Recording, ReplayScore
@@ -138,7 +139,8 @@ class Question:
 class Setting:
     """Everything that a question about a workload names, loaded once.
 
-    What *workload* leaves open is filled in by *stack*; *defaults_taken* lists those of such runs.
+    *stack* is taken to the CPUs of the machine. What *workload* leaves open is filled in by it;
+    *defaults_taken* lists those of such runs.
     *plan* is the one that was given, and *tables* are those of a file, with what it knows of their
     indices.
     """
@@ -155,7 +157,8 @@ class Setting:
     defaults_taken: tuple[TakenDefault, ...] = ()
 
     def __post_init__(self) -> None:
-        device = self.cluster.device
+        device, topology = self.cluster.device, self.cluster.topology
+        object.__setattr__(self, "stack", self.stack.on_cpu(topology.host_cpu))
         taken = family_of(self.workload).list_defaults(self.workload, self.stack, device)
         filled = apply_stack_defaults(self.workload, self.stack, device)
         object.__setattr__(self, "workload", filled)
@@ -195,10 +198,11 @@ def load_setting(scenario: Scenario) -> Setting:
             ranks_per_host=cluster.ranks_per_host,
         )
     stack, chosen = (scenario.stack, ()) if scenario.stack else default_stack(workload)
+    loaded = load_stack(stack)
     return Setting(
         workload,
         cluster,
-        load_stack(stack),
+        loaded.with_compiling() if workload.compiled else loaded,
         PredictOptions.of(scenario),
         tables=tables,
         plan=plan,
@@ -223,14 +227,18 @@ def build_question(setting: Setting, on_phase: OnPhase = ignore_phase) -> Questi
         stack=setting.stack,
     )
     members = range(min(cluster.rank_count, cluster.ranks_per_host))
-    is_assumed = wiring_of(members, cluster).is_peer_assumed
+    assumptions = setting.assumptions
+    if wiring_of(members, cluster).is_peer_assumed:
+        assumptions += (UNKNOWN_PEERS,)
+    if setting.stack.host.cpu and cpu_speed(cluster.topology.host_cpu) is None:
+        assumptions += (UNKNOWN_CPU,)
     return Question(
         job=built.job,
         options=setting.options,
         cluster=cluster,
         stack=setting.stack,
         memory_of_rank=built.memory_of_rank,
-        assumptions=(*setting.assumptions, *((UNKNOWN_PEERS,) if is_assumed else ())),
+        assumptions=assumptions,
         chosen=setting.chosen,
         extrapolation=built.extrapolation,
         work=count_work(workload, device=cluster.device),

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.fields import Line, Number, Parsed, Positive, Ratio
@@ -25,7 +26,7 @@ from perfmodel.base.forms import Form, load_document
 from perfmodel.base.units import NS_PER_HOUR, NS_PER_S, parse_long_duration_ns
 from perfmodel.prediction.answer import Part, Prediction
 from perfmodel.prediction.scenario import RunQuestion
-from topologies import load_device, name_devices
+from topologies import list_devices, list_topologies, load_device, name_devices
 
 PRICES = Path(__file__).with_name("prices.yaml")
 HOURS_PER_DAY = 24
@@ -33,6 +34,16 @@ S_PER_YEAR = 365.25 * 86_400
 W_PER_MW = 1e6
 _MOST_FAILURES = 10
 """Failures in the time of a checkpoint and a restart: a run with more makes no progress."""
+
+
+def _check_priced(name: str) -> str:
+    """Refuse a misspelt GPU or machine; one that the catalog does not have is a user's own."""
+    near = get_close_matches(name, (*list_devices(), *list_topologies()), n=1, cutoff=0.85)
+    if near and near[0] != name and not name_devices(name):
+        raise ValueError(f"must be a GPU or a machine; did you mean {near[0]}?")
+    return name
+
+
 Pause = Annotated[float, Parsed(parse_long_duration_ns, "10 min", "6 h", may_be_zero=True)]
 
 
@@ -43,7 +54,9 @@ class RunRates(Form):
     source: Line = "its author"
     date: Line = ""
     currency: Line = "money"
-    per_gpu_hour: Annotated[dict[str, Number], Field(default_factory=dict)]
+    per_gpu_hour: Annotated[
+        dict[Annotated[str, AfterValidator(_check_priced)], Number], Field(default_factory=dict)
+    ]
     failures_per_gpu_year: Annotated[Number, Field(le=1000)] = 0.173
     checkpoint_ns: Pause = 30.0 * NS_PER_S
     restart_ns: Pause = 600.0 * NS_PER_S

@@ -22,7 +22,6 @@ from perfmodel.reports.blocks import (
     Table,
     TimelineBlock,
 )
-from perfmodel.reports.machines import build_links
 from perfmodel.reports.runs import run_section
 from perfmodel.reports.text import (
     ask_again,
@@ -191,7 +190,6 @@ def iter_sections(
     yield Section("What decides it: the critical path", _path(prediction))
     yield Section("Who waits for whom", [_waits(prediction)])
     yield Section("Memory", _memory(prediction))
-    yield Section("The busiest links", more=lambda: build_links(prediction))
     pieces = [
         BarPart(kind.word, PROVENANCE_LOOKS[kind], "", ratio)
         for kind, ratio in why.provenance_ratio.items()

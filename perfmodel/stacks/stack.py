@@ -47,6 +47,7 @@ from perfmodel.stacks.capabilities import (
 )
 from perfmodel.stacks.optimizers import load_optimizers
 from perfmodel.stacks.schedules import DEFAULT_SCHEDULE, ScheduleName
+from topologies import cpu_speed
 from topologies.device import list_generations
 
 PLAIN_GEMM = "plain_gemm"
@@ -62,6 +63,10 @@ _INCLUDED = {
     Fusion.SOFTMAX_MASK: (Fusion.ELEMENTWISE,),
 }
 """Fusions that a wider one brings along."""
+
+
+COMMON_CPU = "EPYC 7763"
+"""What hosts have whose CPU nobody stated."""
 
 
 def _state_parts(default: Mapping[HostPart, float]) -> Mapping[HostPart, float]:
@@ -91,6 +96,22 @@ def _check_chip(word: str) -> str:
 
 
 _Chip = Annotated[str, AfterValidator(_check_chip)]
+KINDS_OF_RUNS = ("any", "dense", "experts", "adapters")
+
+
+def _check_scope(words: str) -> str:
+    """Refuse a misspelt kind of runs or generation, alone or a kind `on` a chip."""
+    kind, on, chip = words.partition(" on ")
+    known = KINDS_OF_RUNS if on else (*KINDS_OF_RUNS, *list_generations())
+    near = get_close_matches(kind, known, n=1, cutoff=0 if on else 0.7)
+    if near and near[0] != kind:
+        raise ValueError(f"must be a kind of runs or a chip; did you mean {near[0]}?")
+    if on:
+        _check_chip(chip)
+    return words
+
+
+_Scope = Annotated[str, AfterValidator(_check_scope)]
 _Ratios = Annotated[
     Mapping[str, float],
     ReadAs(
@@ -122,6 +143,12 @@ def _words_of_passes() -> tuple[str, ...]:
 _MemoryKernel = Annotated[str, OneOf(_words_of_passes)]
 
 
+def _check_cpu(cpu: str) -> str:
+    if cpu_speed(cpu) is None:
+        raise ValueError("must be a CPU of topologies/cpus.yaml")
+    return cpu
+
+
 @dataclass(frozen=True, slots=True)
 class HostTime:
     """A host duration and whether the stack states it or assumes it."""
@@ -135,7 +162,8 @@ class HostTimes(Form):
     """Host time of one stack: by part, by operator, with a default for unknown operators.
 
     *iteration_ns* is spent at the start of every iteration, before anything is launched, and
-    *further_rank_ns* more for each further rank, where one process drives all ranks of a host.
+    *further_rank_ns* more for each further rank, where one process drives all ranks of a host. They
+    hold on hosts with *cpu*; without one, on any.
     """
 
     between_operators_ns: Duration
@@ -146,6 +174,7 @@ class HostTimes(Form):
     operators: _Operators = field(default_factory=dict)
     iteration_ns: Duration = 0.0
     further_rank_ns: Duration = 0.0
+    cpu: Annotated[Line, AfterValidator(_check_cpu)] = ""
 
     def faster(self, ratio: float) -> HostTimes:
         """The same host, *ratio* times as fast; what the device adds to a launch stays."""
@@ -306,7 +335,7 @@ class SoftwareStack(Form):
     habits: frozenset[FrameworkBehaviour] = frozenset()
     dispatchers: tuple[Dispatcher, ...] = (Dispatcher.ALL_TO_ALL,)
     schedules: tuple[ScheduleName, ...] = (DEFAULT_SCHEDULE,)
-    defaults: Mapping[Line, Mapping[Line, bool | int | float | str]] = field(default_factory=dict)
+    defaults: Mapping[Line, Mapping[_Scope, bool | int | float | str]] = field(default_factory=dict)
     tables: TableHandling = TableHandling()
     compiled: Compiled = Compiled()
     evidence: Mapping[_Chip, Evidence] = field(default_factory=dict)
@@ -366,6 +395,17 @@ class SoftwareStack(Form):
         return self.fusions.isdisjoint(
             (Fusion.BIAS_ACTIVATION, Fusion.ACTIVATION_FORWARD, Fusion.ELEMENTWISE)
         )
+
+    def on_cpu(self, cpu: str | None) -> SoftwareStack:
+        """This stack on hosts with *cpu*: their threads are as much faster as the CPU is.
+
+        One that is not known counts as `COMMON_CPU`.
+        """
+        cpu = COMMON_CPU if cpu is None or cpu_speed(cpu) is None else cpu
+        speed, was = cpu_speed(cpu), cpu_speed(self.host.cpu)
+        if speed is None or was is None or cpu == self.host.cpu:
+            return self
+        return replace(self, host=replace(self.host.faster(speed / was), cpu=cpu))
 
     def with_compiling(self) -> SoftwareStack:
         """This stack with the model compiled, where it is not already."""

@@ -30,7 +30,7 @@ class Workload(SpecSection):
 
     *assumed* are sentences that every answer repeats; one that begins with a field and a colon is
     dropped when the question states that field. *unknown_keys* are those of the file of another
-    program that it was read from.
+    program that it was read from. With *compiled* a compiler fuses what the stack runs eagerly.
     """
 
     name: Words
@@ -42,4 +42,5 @@ class Workload(SpecSection):
     batch: Count
     input: InputSection = InputSection()
     sync_each_iteration: Switch = False
+    compiled: Switch = False
     family: Words

@@ -118,3 +118,27 @@ def test_damaged_machine_code_is_compiled_again(tmp_path, damage):
     )
     assert run() == ["5", "1"]
     assert run() == ["5", "0"]
+
+
+def test_code_compiled_from_other_sources_is_compiled_again(tmp_path):
+    """numba looks at the file of a function alone, not at those it calls in other files."""
+    inner, outer = (tmp_path / f"perfmodel_part/{name}.py" for name in ("inner", "outer"))
+    inner.parent.mkdir()
+    compiling = "from perfmodel.base.compiling import compiled\n"
+    outer.write_text(
+        f"{compiling}from inner import step\ndef twice(a):\n    return step(a) + step(a)\n"
+        "from perfmodel.base import compiling, identity\nfrom pathlib import Path\n"
+        "compiling.locate_packages = lambda: {'part': Path(__file__).parent}\n"
+        "print(compiled(twice)(1))\n"
+    )
+
+    def run(step):
+        inner.write_text(f"{compiling}def step(a):\n    return a {step}\nstep = compiled(step)\n")
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+        words = [sys.executable, str(outer)]
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    assert run("+ 1") == 4
+    assert run("+ 2") == 6

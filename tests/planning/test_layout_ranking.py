@@ -27,7 +27,7 @@ from perfmodel.planning.layouts.search import (
     replay_layouts,
     search_layouts,
 )
-from perfmodel.planning.question import Goal, LayoutQuestion
+from perfmodel.planning.question import LayoutQuestion
 from perfmodel.prediction.answer import Part
 from perfmodel.prediction.layouts import choosing
 from perfmodel.prediction.layouts.choosing import by_layer, list_fitting
@@ -275,8 +275,6 @@ def search_of(**asked: Any) -> Search:
     ("asked", "hosts"),
     [
         ({}, 4),
-        ({"minimise": Goal.COST}, 1),
-        ({"minimise": Goal.ENERGY}, 1),
         ({"finish_in": "7d"}, 2),
         ({"finish_in": "30d"}, 1),
         ({"finish_in": "1 d"}, 4),  # nothing is in time
@@ -286,18 +284,10 @@ def test_the_best_number_of_hosts_is_the_one_that_was_asked_for(asked, hosts):
     assert search_of(**asked).best.hosts == hosts
 
 
-def test_money_cannot_be_least_without_a_price(tmp_path):
-    path = tmp_path / "none.yaml"
-    path.write_text("per_gpu_hour: {}\n")
-    with pytest.raises(ScenarioError, match="no price is listed for dgx_h100"):
-        _ = search_of(minimise=Goal.COST, prices=str(path)).best
-
-
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
         ({"finish_in": "30d"}, "Give --tokens COUNT too"),
-        ({"minimise": Goal.COST}, "Give --tokens COUNT too"),
         ({"finish_in": "soon", "tokens": 1e9}, "--finish-in: quantity"),
     ],
 )

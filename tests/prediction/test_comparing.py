@@ -26,7 +26,7 @@ def build(scenario):
     return build_question(load_setting(scenario))
 
 
-SMALL = Scenario(topology="dgx_a100", workload="dlrm_mlperf", samples=2)
+SMALL = Scenario(topology="dgx_a100", workload="dlrm_mlperf", stack="pytorch_fused", samples=2)
 
 
 def test_a_sweep_takes_every_combination_and_replaces_what_was_set():
@@ -80,7 +80,6 @@ def answered(name: str, time_ms: float, *, fits: bool | None = True, assumed=(),
         yardsticks=None,
         bound=SimpleNamespace(name=bound),
         bound_ratio=0.75,
-        path_by_kind_ns=lambda: kinds,
     )
     return Compared(name, SMALL, found, assumed=assumed)
 

@@ -96,6 +96,7 @@ def test_prices_are_by_machine_then_by_gpu(tmp_path):
     ("text", "said"),
     [
         ("per_gpu_hour: {h100_sxm: cheap}\n", "must be a number"),
+        ("per_gpu_hour: {dgx_h1000: 3}\n", "did you mean dgx_h100?"),
         ("per_gpu_hour: {}\nrestart: 10\n", "must carry its unit"),
         ("per_hour: {}\n", "did you mean 'per_gpu_hour'?"),
         ("overhead: 0.1\n", "must be at least 1"),

@@ -145,6 +145,26 @@ def test_what_is_taken_over_is_divided_and_what_is_stated_is_not(files):
     assert stack.name == "faster"
 
 
+def test_host_times_follow_the_cpu_that_they_are_stated_for(files):
+    """Zen 2 at 3.4 GHz does 1.2 x 3.4 / 2.2 = 1.85 times what Broadwell does at 2.2 GHz."""
+    base, faster = files
+    text = base.read_text().replace("host:", "host:\n  cpu: Xeon E5-2698 v4 without turbo")
+    base.write_text(text)
+    stack = load_stack(base)
+
+    there = stack.on_cpu("2 x AMD EPYC 7742")
+    assert there.host.wait_ns == pytest.approx(4000 * 2.2 / (1.2 * 3.4))
+    assert there.host.launch_latency_ns == stack.host.launch_latency_ns
+    assert there.on_cpu("2 x AMD EPYC 7742") is there
+    # A host that nobody stated is a common one; times of one's own without a CPU hold anywhere.
+    assert stack.on_cpu(None).host == stack.on_cpu("EPYC 7763").host
+    assert load_stack(faster).on_cpu("2 x AMD EPYC 7742") == load_stack(faster)
+
+    base.write_text(text.replace("Xeon E5-2698 v4", "Xenon"))
+    with pytest.raises(CalibrationError, match=r"host.cpu .*: must be a CPU of"):
+        load_stack(base)
+
+
 def test_a_stack_that_extends_itself_is_refused(tmp_path):
     file = tmp_path / "loop.yaml"
     file.write_text(f"name: loop\nextends: {file}\ndescription: x\nsource: x\n...\n")

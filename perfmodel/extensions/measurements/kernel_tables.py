@@ -36,10 +36,9 @@ from perfmodel.base.reading import quote
 from perfmodel.costs.attention import AttentionModel
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.estimates import Estimates, KernelModel
-from perfmodel.costs.expert_physics import ExpertLayer
-from perfmodel.costs.experts import ExpertLayerModel
 from perfmodel.costs.gemm import GemmModel
 from perfmodel.costs.memory import MemoryModel
+from perfmodel.extensions.measurements.expert_layers import ExpertLayer, ExpertLayerModel
 from perfmodel.extensions.measurements.measured_kernels import (
     KernelTable,
     MeasuredKernel,

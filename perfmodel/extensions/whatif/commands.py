@@ -82,8 +82,14 @@ def advise(
 
 def _print_list() -> None:
     from perfmodel.extensions.whatif import load_recipes
-    from perfmodel.reports.machines import report_whatifs
+    from perfmodel.reports.blocks import Report, Section, Sentences
     from perfmodel.reports.terminal import print_report
 
-    known = load_recipes().items()
-    print_report(report_whatifs([(name, one.does, one.usage) for name, one in known]))
+    print_report(
+        Report(
+            sections=[
+                Section(name, [Sentences([one.does]), Sentences([one.usage])])
+                for name, one in load_recipes().items()
+            ]
+        )
+    )

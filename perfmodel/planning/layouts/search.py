@@ -218,7 +218,7 @@ class LayoutPool:
         done = [one for one in layers if self._bounds.has(one)]
         new = [one for one in layers if not self._bounds.has(one)]
         while new:
-            self._on_phase(f"bounding layouts, {len(new)} kinds of layer left", 0.1)
+            self._on_phase(f"bounding layouts, kinds of layer left: {len(new)}", 0.1)
             count = self._budget.take(min(MEASURED_AT_ONCE, len(new)), is_bounding=True)
             # One kind is always measured, so that something is replayed.
             part = new[: count or int(not self._bounds.is_begun)]

@@ -28,7 +28,7 @@ from embeddings.sharders import DEFAULT_SHARDER, build_named_plan
 from embeddings.sharding_task import ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.execution.executor import SerialExecutor
-from perfmodel.prediction.plans.evaluator import PlanEvaluator, can_compare
+from perfmodel.prediction.plans.evaluator import PlanEvaluator
 from perfmodel.prediction.plans.layout import COPIED, Cut, LayoutBook
 from perfmodel.prediction.plans.placements import FrameKey, PlanColumns
 from perfmodel.prediction.predict import predict
@@ -36,6 +36,7 @@ from perfmodel.prediction.question import PredictOptions, Question, Setting
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.job import build_dlrm_job, build_plan, sharding_task
 from perfmodel.workloads.dlrm.memory import room_for_tables
+from perfmodel.workloads.dlrm.run import DlrmRun
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.families import family_of
 from perfmodel.workloads.fields import Workload
@@ -91,7 +92,7 @@ def find_default(
     spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack, tables: tuple[EmbeddingTable, ...]
 ) -> ChosenPlan | None:
     """The default placement of *tables*; None where plans do not compare."""
-    if not can_compare(spec, cluster, stack):
+    if DlrmRun(spec, cluster.rank_count, stack).has_lone_bottom:
         return None
     evaluator, task = PlanEvaluator(spec, cluster, stack), build_task(spec, tables, cluster)
     is_offloaded = spec.sharding.host_memory and exceeds_devices(task)

@@ -8,7 +8,7 @@ small kernels, and which ranks hold no piece: only that is priced per plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
@@ -119,23 +119,19 @@ class PlanEvaluator:
     """Times of plans of *spec* under *stack* on *cluster*.
 
     Batches are ready: a loader takes as long under every plan, and would hide what they change.
+    Exchanges are those of a collective library: kernels of the stack's own have no frame.
     """
 
     def __init__(self, spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack) -> None:
         if cluster.rank_count < 2:
             raise PlanError("rank: plans differ only on two ranks or more. Use more ranks.")
-        if has_own_exchanges(stack, cluster):
-            raise PlanError(
-                f"stack {stack.name!r}: uses its own exchange kernels on several hosts; plans are "
-                "compared only under a collective library. Use another stack, or predict each "
-                "plan alone."
-            )
         self.load_ns = spec.input.load_time
         self.spec = spec.model_copy(
             update={"input": spec.input.model_copy(update={"load_time": None})}
         )
         self.cluster = cluster
-        self.stack = stack
+        lean = {FrameworkBehaviour.LEAN_EXCHANGES}
+        self.stack = stack = replace(stack, habits=stack.habits - lean)
         local_batch(spec, rank_count=cluster.rank_count)
         run = DlrmRun(self.spec, cluster.rank_count, stack)
         self.catalog, self.pricer = PieceCatalog(run, cluster.device), PlanPricer(run, cluster)
@@ -276,17 +272,6 @@ class PlanEvaluator:
         """Lookup and update cost of each piece on its own, without fixed kernel time."""
         pieces = self.catalog.pieces(tables, shards)
         return self.pricer.alone(self.catalog.columns.terms[0, 0][pieces])
-
-
-def has_own_exchanges(stack: SoftwareStack, cluster: Cluster) -> bool:
-    """Whether exchanges are those of *stack*, not of a collective library."""
-    return stack.has(FrameworkBehaviour.LEAN_EXCHANGES) and cluster.host_count > 1
-
-
-def can_compare(spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack) -> bool:
-    """Whether there are frames for plans of *spec* on several ranks."""
-    is_lone = DlrmRun(spec, cluster.rank_count, stack).has_lone_bottom
-    return not is_lone and not has_own_exchanges(stack, cluster)
 
 
 def has_steps(plan: ShardingPlan) -> bool:

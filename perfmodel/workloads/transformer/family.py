@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import WorkloadError
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.schedules import DEFAULT_SCHEDULE
 from perfmodel.stacks.stack import SoftwareStack
@@ -88,7 +89,12 @@ class TransformerFamily(Family[TransformerSpec]):
         found = []
         for setting, value in stack.defaults_of(kind, chips).items():
             name, _, field = setting.partition(".")
-            section = getattr(spec, name)
+            section = getattr(spec, name, None)
+            if field not in getattr(type(section), "model_fields", {}):
+                raise WorkloadError(
+                    f"stack {stack.name}: defaults: {setting!r} is no setting of a Transformer. "
+                    "Write its section and name, as in parallel.etp or training.recompute."
+                )
             if field not in section.model_fields_set:
                 # A default may be as many ranks as another degree of the layout has.
                 meant = (getattr(spec.parallel, str(value)) or 1) if value in AXES else value

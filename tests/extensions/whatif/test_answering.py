@@ -13,6 +13,7 @@ from perfmodel.extensions.recordings.recording_info import recording_question
 from perfmodel.extensions.recordings.self_replay import with_score
 from perfmodel.extensions.whatif import parse_sweep, parse_transformation
 from perfmodel.extensions.whatif.answering import answer_changes, prepare_changes
+from perfmodel.extensions.whatif.report import path_by_kind_ns
 from perfmodel.graph.storage import save_job
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Question
@@ -23,6 +24,7 @@ from perfmodel.prediction.saved_jobs import (
     open_job,
 )
 from perfmodel.prediction.scenario import JobScenario, Mode
+from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import build_job, load_workload
 from tests.extensions.whatif.jobs import training_job
 from traces.job_trace import load_job_trace
@@ -82,7 +84,7 @@ def test_the_job_each_change_and_the_sweep_are_equal_pieces_of_the_work(sweep, s
 
 def test_the_critical_path_and_the_breakdown_add_up_to_the_iteration():
     outcome = answered(Question(training_job(slow_rank=1), ISOLATED))
-    assert sum(outcome.path_by_kind_ns().values()) == pytest.approx(outcome.iteration_ns, abs=3)
+    assert sum(path_by_kind_ns(outcome).values()) == pytest.approx(outcome.iteration_ns, abs=3)
     assert outcome.explanation.time.total_ns == outcome.iteration_ns
     assert {wait.awaited_rank for wait in outcome.explanation.waits} == {1}
 
@@ -107,7 +109,8 @@ def test_a_job_of_shapes_needs_a_machine(tmp_path):
 @pytest.mark.parametrize("named", ["", "pytorch_eager"])
 @pytest.mark.parametrize("stack", ["torch_compile", "pytorch_eager"])
 def test_eager_code_is_compiled_where_the_stack_that_is_asked_for_does(tmp_path, named, stack):
-    job = build_job(load_workload("dlrm_mlperf"), rank_count=2, ranks_per_host=2)
+    spec, eager = load_workload("dlrm_mlperf"), load_stack("pytorch_fused")
+    job = build_job(spec, rank_count=2, ranks_per_host=2, stack=eager)
     facts = replace(job.facts, stack=named, peak_memory_bytes=(5, 7))
     save_job(replace(job, facts=facts), tmp_path / "job")
     asked = open_job(JobScenario(str(tmp_path / "job"), "dgx_h100", stack=stack))

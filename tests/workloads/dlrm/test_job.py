@@ -10,17 +10,20 @@ from perfmodel.base.errors import PlanError, WorkloadError
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.ops import EmbeddingOp, Gemm, HostSpan, Pass
+from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import build_job, load_workload
 from perfmodel.workloads.dlrm.dense import dense_parameters
 from perfmodel.workloads.dlrm.job import build_plan
+from perfmodel.workloads.jobs import apply_stack_defaults
 from tests.workloads.reading import bytes_of, collectives_of, iter_ops, memory_of
 
 SMALL = ["embedding.rows=[1000, 2000, 3000]", "embedding.pooling_factors=1", "batch=64"]
 
 
 def _build(name: str, rank_count: int, *overrides: str, plan: ShardingPlan | None = None):
-    spec = load_workload(name, overrides)
-    return build_job(spec, rank_count=rank_count, ranks_per_host=8, plan=plan)
+    spec, stack = load_workload(name, overrides), load_stack("pytorch_fused")
+    spec = apply_stack_defaults(spec, stack)
+    return build_job(spec, rank_count=rank_count, ranks_per_host=8, plan=plan, stack=stack)
 
 
 def test_dense_parameters_of_the_mlperf_model_by_hand():

@@ -22,6 +22,7 @@ from perfmodel.base.errors import WorkloadError
 from perfmodel.base.reading import parse_json, read_text
 from perfmodel.extensions.formats.models import registry, torchrec_benchmark
 from perfmodel.extensions.formats.models.fields import REPEATED, FieldUse
+from perfmodel.workloads.families import FAMILIES
 
 HUGGING_FACE = "Hugging Face config.json"
 CONFIG = "config.json"
@@ -36,6 +37,9 @@ _ASSIGNMENT = re.compile(
 )
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|(\w+))")
 _ARGUMENTS = re.compile(r"--(?:num-layers|tensor-model-parallel-size|micro-batch-size)\b(?!:)")
+_HOLDING = re.compile(r"[\"']|(?<![|\w])\(|\)(?![*\w])")
+"""Quotes and brackets that only hold arguments together; few values have spaces."""
+_SEVERAL = ("recompute_modules", "cuda_graph_scope")
 _PROGRAM = re.compile(r"\b(?:pre)?train_\w+\.py$")
 _ARITHMETIC = re.compile(r"\$\(\(((?:[^()\n]|\([^()\n]*\))*)\)\)")
 _OPERATORS = {
@@ -108,6 +112,15 @@ def read_layout(path: Path) -> ForeignFile:
     found = _open(path)
     if found is None:
         content = load_yaml(path, error_type=WorkloadError)
+        unknown = content.keys() - {
+            field for one in FAMILIES.values() for field in one.spec_type.model_fields
+        }
+        if unknown or not {"parallel", "training"} & content.keys():
+            raise WorkloadError(
+                f"{path}: must be a workload with `parallel` or `training`, or settings of "
+                "Megatron-LM, NeMo, torchtitan or DeepSpeed, has the keys "
+                f"{', '.join(map(str, content))}. State the layout with --set parallel.tp=2."
+            )
         return ForeignFile("workload", {**content, "assumed": []}, ())
     if found.program in (HUGGING_FACE, torchrec_benchmark.KIND):
         raise WorkloadError(
@@ -240,8 +253,7 @@ def _parse_arguments(text: str) -> dict[str, Any]:
     repeated: dict[str, bool] = {}
     for line in text.splitlines():
         key = ""
-        # Quotes and brackets only hold arguments together; values with spaces are not needed.
-        for word in re.sub(r"[\"'()]", " ", _resolve(line, variables)).split():
+        for word in _HOLDING.sub(" ", _resolve(line, variables)).split():
             program = _PROGRAM.search(word)
             if word.startswith("--") and word != "--":
                 name, sign, value = word.removeprefix("--").partition("=")
@@ -253,6 +265,8 @@ def _parse_arguments(text: str) -> dict[str, Any]:
                 found[program[0]] = True
             elif key and found[key] is True and "[@]" not in word:
                 found[key] = _value(word)
+            elif key in _SEVERAL:
+                found[key] = f"{found[key]} {word}"
     return found | {REPEATED: list(repeated)}
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.base.documents import load_yaml
+from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.forms import Form, read_mapping
 from perfmodel.base.reading import quote
@@ -43,6 +44,8 @@ _CONVERTERS = {
     "NVFP4LinearConverter": "nvfp4",
 }  # fmt: skip
 """The number format of GEMMs by the converter of torchtitan that brings it."""
+_MIXED = {"mxfp8": "mxfp8", "nvfp4": "nvfp4", "subchannel": "fp8_block", "fp8": "fp8"}
+"""The same by a part of the name of Megatron-Bridge's `mixed_precision`."""
 _REFERENCE = re.compile(r"\$\{\.*([a-z_][\w.]*)\}")
 _PRODUCT = re.compile(r"\$\{multiply:\s*(\d+)\s*,\s*(\d+)\s*\}")
 # The section of a tokenizer is merged, so its `model` and `type` have no prefix.
@@ -213,7 +216,9 @@ def read_settings(
         _finish_torchtitan(values)
         if not is_layout:
             base = _find_flavor(table, reader.fields)
-    elif program != "deepspeed":
+    elif program == "deepspeed":
+        _finish_bucket(values, values.get("training.precision", "fp32"))
+    else:
         _finish_megatron(values, reader.fields, table)
     _finish_batch(values, reader.fields, table)
     uses = reader.fields.finish(ignored)
@@ -345,20 +350,98 @@ def _finish_megatron(values: dict[str, Any], fields: FieldReader, table: Setting
         target, value = part.partition(":")[0], values.pop(part, None)
         if value is not None and target in values:
             values[target] = value
-    if values.pop("training.compute:fp8", None):
-        values["training.compute"] = "fp8"
-    if values.pop("checkpointing", False):
-        values.setdefault("training.recompute", "attention")
+    _finish_formats(values)
     layers, pp = fields.content.get("num_layers"), values.get("parallel.pp", 1)
     of_stage = values.pop("parallel.interleaving:layers", None)
     if of_stage and isinstance(layers, int):
         values["parallel.interleaving"] = max(1, layers // pp // of_stage)
+    _finish_stages(values, layers, fields)
+    _finish_recomputation(values, layers)
+    kind, backend = (
+        values.pop(f"parallel.dispatcher:{part}", None) for part in ("type", "backend")
+    )
+    if kind and fields.content.get("num_experts", 1) != 1:
+        values["parallel.dispatcher"] = (backend or kind) if kind == "deepep" else kind
     if values.get("parallel.tp", 1) == 1:
         values["parallel.sequence_parallel"] = False
     if any(key.startswith("model.") for key in values):
         _finish_model(values, fields, table)
     for key in ("group_query", "latent", "gate_word"):
         values.pop(key, None)
+
+
+def _finish_formats(values: dict[str, Any]) -> None:
+    """The format of GEMMs, and what is captured."""
+    recipe = values.pop("training.compute:recipe", None) or "fp8"
+    if values.pop("training.compute:fp8", None):
+        values["training.compute"] = recipe
+    mixed = str(values.pop("training.compute:mixed", ""))
+    if found := next((one for word, one in _MIXED.items() if word in mixed), None):
+        values["training.compute"] = found
+    if values.pop("training.gradient_dtype:fp32", None) is False:
+        values["training.gradient_dtype"] = "bf16"
+    _finish_bucket(values, "fp32")
+    if values.pop("training.compute:fp4", None):
+        values["training.compute"] = "nvfp4"
+    if "full_iteration" in str(values.pop("training.cuda_graph:scope", "")):
+        values["training.cuda_graph"] = "full"
+
+
+def _finish_bucket(values: dict[str, Any], format_of_gradients: str) -> None:
+    """The bytes of a bucket that is stated in elements."""
+    count = values.pop("training.bucket_size:elements", None)
+    if count:
+        size = DType(values.get("training.gradient_dtype", format_of_gradients)).size_bytes
+        values["training.bucket_size"] = f"{int(count * size)} B"
+
+
+def _finish_recomputation(values: dict[str, Any], layers: Any) -> None:
+    """What is recomputed: parts of all layers, or so many layers of every virtual stage."""
+    parts, method, count = (
+        values.pop(f"training.recompute:{part}", None) for part in ("parts", "method", "layers")
+    )
+    if values.pop("checkpointing", False):
+        values.setdefault("training.recompute", "attention")
+    recompute = values.get("training.recompute")
+    if recompute == "attention" and parts:
+        values["training.recompute"] = "none"
+        values["training.recompute_modules"] = re.findall(r"\w+", str(parts))
+    if recompute == "full" and method == "block" and count and isinstance(layers, int):
+        stages = values.get("parallel.pp", 1) * values.get("parallel.interleaving", 1)
+        values["training.recompute_fraction"] = min(1.0, count * stages / layers)
+
+
+def _finish_stages(values: dict[str, Any], layers: Any, fields: FieldReader) -> None:
+    """Layers of every virtual stage, where the ends have others or a pattern states them."""
+    first, last, pattern = (
+        values.pop(f"parallel.stage_layers:{part}", None) for part in ("first", "last", "layout")
+    )
+    pp, chunks = values.get("parallel.pp", 1), values.get("parallel.interleaving", 1)
+    if pattern:
+        values["parallel.stage_layers"] = counts = _layers_of_stages(pattern)
+        values["parallel.interleaving"] = max(1, len(counts) // pp)
+    elif (first or last) and pp > 1 and isinstance(layers, int):
+        ends = [first, last]
+        left = layers - sum(one or 0 for one in ends)
+        inner = pp - sum(one is not None for one in ends)
+        counts = [left // max(inner, 1)] * inner
+        counts = ([] if first is None else [first]) + counts + ([] if last is None else [last])
+        if sum(counts) != layers or any(one % chunks for one in counts):
+            fields.faults.add(
+                "decoder_first_pipeline_num_layers",
+                f"must leave equal stages: {layers} layers over {pp} stages of {chunks} parts",
+            )
+        values["parallel.stage_layers"] = [one // chunks for one in counts] * chunks
+
+
+def _layers_of_stages(pattern: Any) -> list[int]:
+    """The layers of each virtual stage in *pattern*: `Et*3|(tt|)*29,m|L`, or lists of words."""
+    if isinstance(pattern, list):
+        return [stage.count("decoder") for stage in pattern]
+    words = re.sub(r"[\s,]", "", str(pattern))
+    for group in (r"\(([^()]*)\)\*(\d+)", r"(\w)\*(\d+)"):
+        words = re.sub(group, lambda match: match[1] * int(match[2]), words)
+    return [stage.count("t") for stage in words.split("|")]
 
 
 def _finish_model(values: dict[str, Any], fields: FieldReader, table: SettingsTable) -> None:

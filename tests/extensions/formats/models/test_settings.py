@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.api import Scenario, fits
+from perfmodel.api import Scenario, fits, predict
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.extensions.formats.models import Use, read_foreign
@@ -557,3 +557,117 @@ def test_where_experts_are_may_be_a_list_a_product_or_a_number(tmp_path, stated,
 def test_layers_of_known_specs_become_a_pattern(tmp_path, words, pattern):
     path = scripts(tmp_path, MODEL.replace("--swiglu", f"--swiglu {words}"))
     assert load_workload(path).model.pattern.startswith(pattern)
+
+
+DEEP = """
+torchrun --nnodes 4 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 \\
+    --ffn-hidden-size 4096 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 32000 \\
+    --position-embedding-type rope --swiglu --disable-bias-linear --hidden-dropout 0 --bf16 \\
+    --micro-batch-size 1 --global-batch-size 32 --pipeline-model-parallel-size 2 \\
+    --untie-embeddings-and-output-weights"""
+
+
+def read_deep(tmp_path, more):
+    path = tmp_path / "deep.sh"
+    path.write_text(f"{DEEP} {more}\n")
+    return load_workload(path)
+
+
+def test_parts_that_megatron_recomputes_are_read_as_such(tmp_path):
+    training = read_deep(
+        tmp_path, "--recompute-granularity selective --recompute-modules layernorm mlp core_attn"
+    ).training
+
+    assert training.recompute is Recompute.NONE
+    assert [part.value for part in training.recompute_modules] == ["layernorm", "mlp", "core_attn"]
+
+
+def test_layers_recomputed_in_every_stage_are_a_share_of_all(tmp_path):
+    block = "--recompute-granularity full --recompute-method block --recompute-num-layers 1"
+    # One of four layers of each of two stages.
+    assert read_deep(tmp_path, block).training.recompute_fraction == 2 / 8
+    # One of two layers of each of four virtual stages.
+    halves = f"{block} --num-layers-per-virtual-pipeline-stage 2"
+    assert read_deep(tmp_path, halves).training.recompute_fraction == 4 / 8
+    uniform = block.replace("block", "uniform")
+    assert read_deep(tmp_path, uniform).training.recompute_fraction == 1
+
+
+def test_layers_of_stages_are_read_from_a_pattern_and_from_the_ends(tmp_path):
+    layout = '--pipeline-model-parallel-layout "Et|(tt|)*2,ttt|L"'.replace("ttt|L", "tttL")
+    parallel = read_deep(tmp_path, layout).parallel
+    assert (parallel.stage_layers, parallel.interleaving) == ((1, 2, 2, 3), 2)
+
+    ends = "--decoder-first-pipeline-num-layers 3"
+    assert read_deep(tmp_path, ends).parallel.stage_layers == (3, 5)
+    with pytest.raises(WorkloadError, match="8 layers over 2 stages"):
+        read_deep(tmp_path, f"{ends} --decoder-last-pipeline-num-layers 4")
+
+
+def test_experts_dispatcher_graphs_and_formats_of_megatron_are_read(tmp_path):
+    experts = "--num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 512 --mtp-num-layers 1"
+    spec = read_deep(
+        tmp_path,
+        f"{experts} --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep "
+        "--overlap-moe-expert-parallel-comm --moe-grouped-gemm --fp8-format e4m3 "
+        "--fp8-recipe mxfp8 --cuda-graph-impl local --cp-comm-type a2a",
+    )
+    assert spec.parallel.dispatcher.value == "hybridep"
+    assert spec.parallel.expert_overlap
+    assert spec.parallel.cp_kind.value == "all_to_all"
+    assert (spec.training.compute, spec.training.grouped_experts) == (DType.MXFP8, True)
+    assert spec.training.cuda_graph.value == "partial"
+    assert spec.model.mtp_layers == 1
+    assert spec.unknown_keys == ()
+
+    assert (
+        read_deep(tmp_path, f"{experts} --moe-token-dispatcher-type flex").parallel.dispatcher.value
+        == "deepep"
+    )
+    assert read_deep(tmp_path, "--fp4-format e2m1").training.compute is DType.NVFP4
+    # A dense model has nothing to send.
+    assert read_deep(tmp_path, "--moe-token-dispatcher-type alltoall").parallel.dispatcher is None
+
+
+def test_a_stated_compiler_fuses_what_the_stack_runs_eagerly(tmp_path):
+    path = tmp_path / "titan.toml"
+    path.write_text(TOML + "[compile]\nenable = true\n")
+    assert load_workload(path).compiled
+    path.write_text(TOML)
+    assert not load_workload(path).compiled
+
+    eager = Scenario(topology="dgx_h100", workload="gpt2_124m", stack="fsdp")
+    compiled = replace(eager, overrides=("compiled=true",))
+    assert predict(compiled).iteration_ns < predict(eager).iteration_ns
+
+
+def test_recipes_and_buckets_of_megatron_bridge_are_read(tmp_path):
+    path = tmp_path / "bridge.yaml"
+    path.write_text(
+        NEMO + "mixed_precision: bf16_with_mxfp8_mixed\n"
+        "ddp: {grad_reduce_in_fp32: false, bucket_size: 40000000}\n"
+    )
+    training = load_workload(path).training
+    assert (training.compute, training.gradient_dtype) == (DType.MXFP8, DType.BF16)
+    # 40 million gradients of two bytes.
+    assert training.bucket_size == 80_000_000
+
+
+def test_buckets_of_deepspeed_are_as_large_as_stated(tmp_path):
+    path = tmp_path / "zero.json"
+    zero = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e8}
+    path.write_text(json.dumps(DEEPSPEED | {"zero_optimization": zero}))
+    training = load_workload("gpt2_124m", layout_from=path).training
+    assert training.bucket_size == 1_000_000_000
+
+
+def test_a_file_that_states_no_layout_is_refused_as_one(tmp_path):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n")
+    with pytest.raises(WorkloadError, match="must be a workload with `parallel` or `training`"):
+        load_workload("gpt2_124m", layout_from=path)
+    path.write_text("parallel: {tp: 2}\nparalel: {pp: 2}\n")
+    with pytest.raises(WorkloadError, match="paralel"):
+        load_workload("gpt2_124m", layout_from=path)
+    path.write_text("parallel: {tp: 2}\n")
+    assert load_workload("gpt2_124m", layout_from=path).parallel.tp == 2
