@@ -16,9 +16,8 @@ from functools import cache
 from typing import Protocol, TypeVar
 
 from perfmodel.base.errors import InputError
-from perfmodel.engine.layout import FlatJob
+from perfmodel.engine.layout import FlatJob, lay_out_sound
 from perfmodel.engine.replay import Replay, replay
-from perfmodel.engine.sieve import lay_out_sound
 from perfmodel.execution.on_ray.surroundings import core_count, environment, quiet
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
