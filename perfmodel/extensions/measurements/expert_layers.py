@@ -61,6 +61,12 @@ class ExpertLayer:
         """The variant that its constants are filed under."""
         return f"{self.kernel}/{self.dtype.value}"
 
+    @property
+    def flops(self) -> float:
+        """Operations of its grouped GEMMs."""
+        matrices = _GATED_MATRICES if self.is_gated else _PLAIN_MATRICES
+        return 2 * self.rows * self.hidden * self.ffn * matrices
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertShapes:

@@ -355,7 +355,8 @@ def _read_layer(row: Row, sizes: Sizes, _: Pass) -> Kernel:
         dtype=dtype,
     )
     model = {key: row[key] for key in _MODEL}
-    return Kernel(str(row.get("collector", "")), f"{dtype.value} experts", layer, model)
+    source, rate = str(row.get("collector", "")), parse_rate(row.get("tflops"))
+    return Kernel(source, f"{dtype.value} experts", layer, model, rate=rate)
 
 
 def _read_exponent(word: str) -> float | None:

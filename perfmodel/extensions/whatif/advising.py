@@ -62,7 +62,7 @@ _CAUSES = (
           "Faster links, fewer bytes, or buckets that overlap the backward pass.", "high"),
     Cause("buckets", "bucket:size=100MB", "Larger gradient buckets.", "low"),
     Cause("the optimizer's kernels", "optimizer", "A fused optimizer (fused=True).", "low"),
-    Cause("small kernels and launches", "launches",
+    Cause("small kernels and launches", "host_overhead:factor=0.1,up_to=200us",
           "torch.compile or CUDA graphs; fewer, larger operators.", "medium", is_general=True),
     Cause(_WIDE, "amp", "Autocast to bf16.", "low", is_general=True),
     Cause("chains of small kernels", "compile", "torch.compile.", "medium", is_general=True),

@@ -17,7 +17,7 @@ Examples:
   perfmodel whatif --list
   perfmodel whatif job/ --apply scale:match=gemm,factor=0.5
   perfmodel whatif job/ --apply "gap:before=SendRecv,rank=2,to=20.5ms" --apply host_overhead
-  perfmodel whatif job/ --apply overlap --sweep compress:ratio=0.25:1:x2 --report ratios.html
+  perfmodel whatif job/ --apply recompute --sweep bucket:size=25MB,100MB --report sizes.html
   perfmodel whatif built_job/ --topology dgx_h100 --apply bucket:size=100MB
 \b
 JOB is a folder that `perfmodel import` or `save_job` wrote. A what-if is NAME, or

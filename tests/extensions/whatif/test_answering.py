@@ -57,7 +57,10 @@ def test_the_time_of_a_built_job_is_its_period():
 
 
 def test_a_sweep_comes_on_top_of_the_changes():
-    sweep, asked = parse_sweep("compress:ratio=0.5..1"), Question(training_job(), ISOLATED)
+    sweep, asked = (
+        parse_sweep("scale:match=all_reduce,factor=0.5..1"),
+        Question(training_job(), ISOLATED),
+    )
     answer = changed(asked, "scale:match=gemm,factor=1", sweep=sweep)
     assert answer.sweep is not None
     assert answer.sweep.values == ("0.5", "1")
@@ -70,7 +73,9 @@ def test_what_was_touched_is_a_share_of_the_time_of_all_ranks():
     assert answer.steps[0].share == pytest.approx(400 / 690)
 
 
-@pytest.mark.parametrize(("sweep", "share"), [(None, 1 / 2), ("compress:ratio=0.5..1", 1 / 3)])
+@pytest.mark.parametrize(
+    ("sweep", "share"), [(None, 1 / 2), ("scale:match=all_reduce,factor=0.5..1", 1 / 3)]
+)
 def test_the_job_each_change_and_the_sweep_are_equal_pieces_of_the_work(sweep, share):
     told = []
     changed(
@@ -148,7 +153,7 @@ def test_the_long_sleep_made_two_short_ones_gives_the_other_run(recording):
 
 
 def test_structure_of_a_recording_can_be_changed_and_its_interval_keeps_in_proportion(recording):
-    answer = changed(recording, "no_straggler:rank=2", "cuda_graphs", "optimizer")
+    answer = changed(recording, "no_straggler:rank=2", "host_overhead", "optimizer")
     times = [step.outcome.iteration_ns for step in answer.steps]
     assert times[0] < 0.25 * answer.before.iteration_ns
     assert times[1] < times[0]

@@ -6,21 +6,13 @@ by its sizes, and a pipeline. Everything has a default, so a short file is a who
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from embeddings.plan_document import NO_CACHE
-from perfmodel.base.errors import WorkloadError
 from perfmodel.base.reading import quote
-from perfmodel.extensions.formats.models.fields import (
-    FieldReader,
-    FieldUse,
-    Source,
-    Use,
-    default_sentence,
-    unknown_keys,
-)
+from perfmodel.extensions.formats.models.fields import FieldReader, FieldUse, Use
+from perfmodel.extensions.formats.models.settings import flatten
 
 KIND = "TorchRec benchmark"
 SECTIONS = {"RunOptions", "PipelineConfig", "EmbeddingTablesConfig"}
@@ -61,17 +53,16 @@ _READS = {
     "rows": "EmbeddingTablesConfig.base_row_size=100000",
     "dtype": "EmbeddingTablesConfig.table_data_type=FP32",
     "further": "EmbeddingTablesConfig.additional_tables?",
-    "constraints": "PlannerConfig.additional_constraints?",
     "sharding": "PlannerConfig.sharding_type|RunOptions.sharding_type=table_wise",
     "cached": "ShardingConfig.fused_params.cache_load_factor=0.2",
     "skew": "ModelInputConfig.power_law_alpha=0.0",
     "kernel": "PlannerConfig.compute_kernel|RunOptions.compute_kernel=fused",
 }  # fmt: skip
 """Where each figure is, with the benchmark's own default."""
-_LEAVES = ("further", "constraints")
 _FURTHER, _SIZES = "additional_tables", ("num_embeddings", "embedding_dim")
 _IGNORED = (
-    r"^RunOptions\.(name|num_|output|profile|export|log|rank|debug|seed)|\.(lr|learning_rate|eps)$"
+    r"^RunOptions\.(name|num_|output|profile|export|log|rank|debug|seed)",
+    r"\.(lr|learning_rate|eps)$",
 )
 """Keys without effect on time: names, numbers of repetitions, logging."""
 _READ_LISTS = 2
@@ -80,51 +71,43 @@ _READ_LISTS = 2
 
 def read_benchmark(
     content: Mapping[str, Any], *, document: str, name: str, given: Collection[str] = ()
-) -> tuple[dict[str, Any], tuple[FieldUse, ...]]:
+) -> tuple[dict[str, Any], list[FieldUse]]:
     """The workload in the benchmark file *document*, and what became of its fields."""
-    leaves = {Source.parse(_READS[word]).keys[0] for word in _LEAVES}
-    fields = FieldReader(document, dict(_flat("", content, leaves)), given)
-    of = {word: fields.read(word, Source.parse(source)) for word, source in _READS.items()}
-    ignored = [key for key in fields.content if re.search(_IGNORED, key)]
-    fields.check_spelling(
-        {key for source in _READS.values() for key in Source.parse(source).keys}, ignored
-    )
+    planner = content.get("PlannerConfig")
+    planner = dict(planner) if isinstance(planner, Mapping) else {"": planner}
+    constraints = planner.pop("additional_constraints", None) or {}
+    flat = flatten({**content, "PlannerConfig": planner}, (), [])
+    fields = FieldReader(document, flat, given, _IGNORED)
+    of = {word: fields.read(word, source) for word, source in _READS.items()}
     lists = _further_tables(fields, of["further"], of["dtype"])
-    constraints = of["constraints"] or {}
     if not isinstance(constraints, Mapping) or not all(
         isinstance(one, Mapping) for one in constraints.values()
     ):
         fields.faults.add("additional_constraints", f"must be by table, got {quote(constraints)}")
+    fields.check_one_of("model_name", of["model"], ("test_sparse_nn",))
     # What follows counts with values of the right kind.
-    fields.faults.check(WorkloadError)
-    if of["model"] != "test_sparse_nn":
-        fields.faults.add("model_name", f"can only be test_sparse_nn, got {of['model']!r}")
+    fields.check()
     pipeline = _one_of(fields, "pipeline", of["pipeline"], _PIPELINES)
     optimizer = _one_of(fields, "sparse_optimizer", of["sparse_optimizer"], _OPTIMIZERS)
     dense = _one_of(fields, "dense_optimizer", str(of["dense_optimizer"]).upper(), _OPTIMIZERS)
     tables: list[tuple[str, int, int, str]] = []
-    for place, (prefix, count) in enumerate(
-        (("table", of["unweighted"]), ("weighted_table", of["weighted"]))
-    ):
+    of_prefix = {"table": of["unweighted"], "weighted_table": of["weighted"]}
+    for (prefix, count), more in zip(of_prefix.items(), lists, strict=True):
         tables += [
-            (
-                f"{prefix}_{number}",
-                max(number + 1, 100) * of["rows"] // 100,
-                of["width"],
-                of["dtype"],
-            )
-            for number in range(count)
-        ]
-        tables += lists[place] if place < len(lists) else ()
+            (f"{prefix}_{one}", max(one + 1, 100) * of["rows"] // 100, of["width"], of["dtype"])
+            for one in range(count)
+        ] + more
     dtypes = [_one_of(fields, "data_type", dtype, _DTYPES) for *_, dtype in tables]
     limits = [constraints.get(name, {}) for name, *_ in tables]
-    uses = fields.finish(ignored)
-    weighted = of["weighted"] + (len(lists[1]) if len(lists) > 1 else 0)
+    kind = f"{KIND} of the {of['pipeline']} pipeline, {len(tables)} tables,"
+    weighted = of["weighted"] + len(lists[1])
+    assumed = [
+        f"batch: {of['batch_size']:,} samples on each of {of['world_size']} ranks.",
+        f"Not modelled: weights of {weighted} features, norms, fetching cached rows ahead.",
+    ]
     return {
-        "name": name,
+        **fields.describe(name, kind, assumed),
         "family": "dlrm",
-        "description": f"TorchRec benchmark of the {of['pipeline']} pipeline, {len(tables)} tables",
-        "source": document,
         "stack": "torchrec",
         "batch": of["batch_size"] * of["world_size"],
         "input": {"prefetch": bool(pipeline)},
@@ -153,13 +136,7 @@ def read_benchmark(
             "forward_only": str(of["pipeline"]).startswith(_EVALUATION),
         },
         "sharding": {"sharder": "torchrec"},
-        "assumed": [
-            f"batch: {of['batch_size']:,} samples on each of {of['world_size']} ranks.",
-            f"Not modelled: weights of {weighted} features, norms, fetching cached rows ahead.",
-            *default_sentence(uses),
-        ],
-        "unknown_keys": unknown_keys(uses),
-    }, uses
+    }, fields.uses
 
 
 def _further_tables(
@@ -167,33 +144,22 @@ def _further_tables(
 ) -> list[list[tuple[str, int, int, str]]]:
     """Tables listed one by one: for features without weights, then for those with."""
     lists = [one or [] for one in stated or []] if isinstance(stated, list | None) else [[stated]]
-    found: list[list[tuple[str, int, int, str]]] = []
-    for one in lists[:_READ_LISTS]:
-        found.append([])
+    found: list[list[tuple[str, int, int, str]]] = [[] for _ in range(_READ_LISTS)]
+    for place, one in enumerate(lists[:_READ_LISTS]):
         for table in one if isinstance(one, list) else [one]:
             sizes = [table.get(key) for key in _SIZES] if isinstance(table, Mapping) else [None]
             if not all(type(size) is int and size > 0 for size in sizes) or "name" not in table:
                 words = ", ".join(("name", *_SIZES))
-                fields.faults.add(
-                    _FURTHER, f"must be lists of tables ({words}), got {quote(table)}"
-                )
+                fault = f"must be lists of tables ({words}), got {quote(table)}"
+                fields.faults.add(_FURTHER, fault)
                 continue
             held = table.get("data_type")
             if held is None:
                 fields.uses.append(FieldUse(f"{_FURTHER}.data_type", Use.DEFAULTED, "", dtype))
             for key in table.keys() - {"name", "data_type", "feature_names", *_SIZES}:
                 fields.uses.append(FieldUse(f"{_FURTHER}.{key}", Use.UNKNOWN, "", table[key]))
-            found[-1].append((str(table["name"]), *sizes, held or dtype))
+            found[place].append((str(table["name"]), *sizes, held or dtype))
     return found
-
-
-def _flat(prefix: str, content: Mapping[str, Any], leaves: Collection[str]) -> Any:
-    for key, value in content.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and name not in leaves:
-            yield from _flat(f"{name}.", value, leaves)
-        else:
-            yield name, value
 
 
 def _cached_ratio(limits: Mapping[str, Any], of: Mapping[str, Any]) -> float:
@@ -205,6 +171,5 @@ def _cached_ratio(limits: Mapping[str, Any], of: Mapping[str, Any]) -> float:
 
 
 def _one_of(fields: FieldReader, key: str, word: Any, known: Mapping[str, Any]) -> Any:
-    if word not in known:
-        fields.faults.add(key, f"can only be {', '.join(known)}, got {word!r}")
-    return known.get(word)
+    fields.check_one_of(key, word, known)
+    return known.get(str(word))
