@@ -67,7 +67,7 @@ def test_the_odd_host_lends_nothing_to_machines_of_its_name_but_its_own_table():
 
 
 def test_a_file_of_another_schema_is_refused(tmp_path):
-    with pytest.raises(CalibrationError, match="schema_version must be 1"):
+    with pytest.raises(CalibrationError, match="schema_version must be 2"):
         load_calibration(write(tmp_path, {**shipped(), "schema_version": 99}))
 
 
