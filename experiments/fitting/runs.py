@@ -135,7 +135,7 @@ def _fused_share(job: JobGraph, device: Device, stack: SoftwareStack) -> float:
 
 def _grouped_share(question: Question) -> float:
     """The share of the time of GEMMs that grouped ones take, on the first rank."""
-    priced = price(question, question.job)
+    [priced] = price(question, [question.job])
     rows, ops = priced.rows_of_rank(0), question.job.ops
     times_ns = np.where(priced.family[rows] == FAMILIES.index("gemm"), priced.float_ns[rows], 0.0)
     is_grouped = np.array([isinstance(op, GroupedGemm) for op in ops])

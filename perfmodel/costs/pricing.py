@@ -109,6 +109,8 @@ def price_alike(
     jobs: Sequence[JobGraph], *, cluster: Cluster, stack: SoftwareStack, guesses: int = 0
 ) -> list[PricedJob]:
     """The same of several *jobs* with equal groups, whose ops the last one begins with."""
+    if not jobs:
+        return []
     last = jobs[-1]
     _check_fits(last, cluster)
     stack = stack.on_cpu(cluster.topology.host_cpu)
