@@ -123,9 +123,9 @@ def advise(question: Question, executor: Executor, topology: str | None = None) 
             found.append(AdvisedChange(cause, gain_ns, Interval(min(ends), max(ends)), evidence))
     most_ns = max((one.gain_ns for one in found if not one.cause.is_general), default=0)
 
-    def rank(step: AdvisedChange) -> tuple[bool, int]:
+    def rank(step: AdvisedChange) -> tuple[int, bool]:
         is_after = step.cause.is_general and most_ns >= _AS_MUCH * step.gain_ns
-        return is_after, -step.gain_ns
+        return -(min(step.gain_ns, most_ns) if is_after else step.gain_ns), step.cause.is_general
 
     return Advice(before, tuple(sorted(found, key=rank)))
 

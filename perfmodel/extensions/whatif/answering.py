@@ -176,7 +176,7 @@ def prepare_changes(question: Question, *, force: bool = False) -> Question:
     if question.cluster is None:
         named = question.job if question.recording is not None else with_own_origins(question.job)
         return replace(question, job=named)
-    pinned = pin_prices(price(question, question.job))
+    pinned = pin_prices(*price(question, [question.job]))
     return replace(question, job=pinned.job, known=pinned)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -28,6 +29,7 @@ NAME:key=value,key=value. Patterns are found anywhere in a label, `*` is anythin
 ADVISE_EPILOG = """\b
 Examples:
   perfmodel advise job/
+  perfmodel advise emulated/ --topology dgx_h100
   perfmodel advise question.yaml --report advice.html
 """
 
@@ -70,13 +72,17 @@ def whatif(
 def advise(
     *,
     job: Annotated[str, argument("JOB", "Folder of a job, or a scenario file.")],
+    asked: Annotated[dict[str, Any], JobScenario, "topology", "hosts", "stack"],
     force: Annotated[bool, Option(help="Also answer for recordings that replay badly.")] = False,
     files: Annotated[Outputs, "json_file", "csv_file", "report_file"],
 ) -> None:
     """Say what to do first: every what-if with a reason, ranked by what it saves."""
     from perfmodel.extensions.whatif.advising import report_advice
 
-    answer = api.advise(job, force=force)
+    is_file = Path(job).is_file()
+    if is_file and any(value is not None for value in asked.values()):
+        raise typer.BadParameter(f"{job} is a scenario: its machine and stack are said in it")
+    answer = api.advise(job if is_file else JobScenario(job, **asked), force=force)
     files.write(report_advice(answer), answer.to_dict)
 
 

@@ -99,6 +99,18 @@ def test_assumptions_of_all_changes_are_listed_once():
     assert len(answer.assumptions) == 4
 
 
+def test_ranks_that_do_the_same_are_answered_once_whatever_memory_they_state():
+    job = training_job(ranks=4)
+    facts = replace(job.facts, peak_memory_bytes=(7,) * 4)
+
+    stated, plain = (
+        predict(Question(one), executor=SerialExecutor())
+        for one in (replace(job, facts=facts), job)
+    )
+
+    assert stated.iteration_ns == plain.iteration_ns
+
+
 def test_a_job_of_shapes_needs_a_machine(tmp_path):
     spec = load_workload("dlrm_mlperf")
     save_job(build_job(spec, rank_count=2, ranks_per_host=2), tmp_path / "job")

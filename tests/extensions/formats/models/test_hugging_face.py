@@ -203,3 +203,31 @@ def test_a_reference_does_not_matter_where_the_question_states_the_field(tmp_pat
 def test_a_folder_without_a_config_is_refused(tmp_path):
     with pytest.raises(WorkloadError, match="is a folder without config"):
         load_workload(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"num_hidden_layers": {}}, "layers"),
+        ({"num_hidden_layers": -3, "layer_types": []}, "layers"),
+        ({"num_hidden_layers": 10**11}, "layers"),
+        ({"model_type": "qwen3_vl", "text_config": "$X"}, "text_config must be a mapping"),
+        ({"model_type": "step3p7", "moe_intermediate_size": 8, "share_expert_dim": [1]},
+         "must be a multiple of the width"),
+        ({"model_type": "qwen3_5_text", "linear_key_head_dim": "", "linear_num_value_heads": 4,
+          "linear_num_key_heads": 4, "full_attention_interval": 4}, "must be given for"),
+        ({"model_type": "nemotron-nas", "block_configs": [{}]}, "block_configs[0]: must state"),
+    ],
+)  # fmt: skip
+def test_values_of_the_wrong_kind_are_refused_in_a_sentence(tmp_path, changed, said):
+    path = write(tmp_path, {"model_type": "llama", **LLAMA, **changed})
+    with pytest.raises(WorkloadError) as fault:
+        load_workload(path)
+    assert said in str(fault.value)
+
+
+def test_layers_that_a_file_leaves_alike_are_said(tmp_path):
+    fields = {key: value for key, value in KINDS["step3p7"][1].items() if key != "layer_types"}
+    fields.pop("first_k_dense_replace", None)
+    workload = load_workload(write(tmp_path, {"model_type": "step3p7", **fields}))
+    assert "layer_types (windowed)" in workload.assumed[-1]
