@@ -53,7 +53,7 @@ def load_task(question: RankQuestion) -> RankTask:
             f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "
             "the dense part and its buffers need it all. Use a smaller batch or more ranks."
         )
-    stack, facts = loaded.stack, ()
+    stack, facts = loaded.stack, tuple[str, ...]()
     if question.job is not None:
         ran = _load_plan(question.plan_files[0], task)
         run = DlrmRun(spec, cluster.rank_count, stack)

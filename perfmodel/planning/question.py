@@ -164,9 +164,10 @@ class LayoutQuestion:
 
     Fields named in *overrides* are fixed, not searched. *hosts* may be several numbers, for a
     front of time against GPUs. *price_per_gpu_hour* turns times into money. The search may take
-    *work* bounds and replays for each number of hosts, and stops after *seconds*, if given.
-    *calibration* names files of constants that were measured on the machine. With *tokens* the
-    answer is about a whole run, and with *finish_in* about the fewest hosts that end in that time.
+    *work* bounds for each number of hosts, where a replay counts as four, and stops after
+    *seconds*, if given. *calibration* names files of constants that were measured on the machine.
+    With *tokens* the answer is about a whole run, and with *finish_in* about the fewest hosts that
+    end in that time.
     """
 
     topology: Machine
@@ -200,8 +201,8 @@ class LayoutQuestion:
     ] = None
     top: Annotated[int, Option(metavar="N", min=1, help="Layouts to show.")] = 10
     work: Annotated[
-        int, Option(metavar="N", min=1, help="Bounds and replays that a search may take.")
-    ] = 400
+        int, Option(metavar="N", min=1, help="Bounds a search may take; a replay counts as four.")
+    ] = 1300
     seconds: Annotated[
         float | None,
         Option(metavar="S", min=0.1, help="A brake: end after so many seconds, proven or not."),

@@ -140,11 +140,12 @@ class FieldReader:
 
     def count_shared(self, key: str, width: Any, one: Any) -> int | None:
         """Shared experts whose total *width* the key states, as so many of the width of *one*."""
-        if not width or not one:
+        if width in (None, 0) or one is None:
             return None
-        if width % one:
+        if not (type(width) is type(one) is int) or width % one:
             fault = f"must be a multiple of the width of an expert {one}, got {width}"
             self.faults.add(key, fault)
+            return None
         return int(width // one)
 
     def check(self) -> None:
@@ -182,7 +183,7 @@ class FieldReader:
 
 def _rule_broken(value: Any, least: int | None, *, is_share: bool) -> str:
     """What *value* must be and is not; with a *least* it is a count."""
-    is_number = isinstance(value, int | float)
+    is_number = type(value) in (int, float)
     if is_number and not abs(value) <= _MOST:
         return f"a number up to {_MOST:.0e}"
     if least is not None and (type(value) is not int or value < least):

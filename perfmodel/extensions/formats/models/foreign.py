@@ -45,7 +45,7 @@ class ForeignFile:
 
     kind: str
     content: dict[str, Any]
-    uses: Collection[FieldUse]
+    uses: tuple[FieldUse, ...]
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -82,7 +82,8 @@ def read_foreign(
             f"{path}: is a {kind}, which describes no model. Give the model with --workload and "
             "this file with --layout-from."
         )
-    return ForeignFile(kind, *read(content, document=str(path), name=name, given=given))
+    workload, uses = read(content, document=str(path), name=name, given=given)
+    return ForeignFile(kind, workload, tuple(uses))
 
 
 def read_layout(path: Path) -> ForeignFile:

@@ -32,6 +32,7 @@ TOKENS_PER_BATCH = 2**20
 """What is assumed where a file says nothing: tokens of a sequence, and of a batch."""
 _LANGUAGE = ("forcausallm", "forconditionalgeneration", "lmheadmodel")
 _MASKED = ("formaskedlm", "forpretraining", "model")
+MOST_LAYERS = 10_000
 FFN_RATIO, MASKED_SHARE = 4, 0.15
 """The width of a network that is not stated, in hidden widths, and how many tokens are masked."""
 _WINDOWS = {
@@ -90,8 +91,8 @@ def find_table(content: Mapping[str, Any], document: str) -> tuple[str, Architec
             f"{document}: architectures must be a list of names, got {quote(stated)}."
         )
     if name is None:
-        named = (one for one, table in tables.items() if _names(stated, one, table))
-        name = next(named, None)
+        fitting = (one for one, table in tables.items() if _names(stated, one, table))
+        name = next(fitting, None)
     table = tables.get(name) if isinstance(name, str) else None
     if table is None:
         named = str(name or ", ".join(stated) or "nothing")
@@ -134,6 +135,10 @@ def read_config(
     if table.part is not None:
         left_out.append(f"Only {table.part} is trained; the other parts of the model are left out.")
         whole, content = content, content.get(table.part) or content
+        if not isinstance(content, Mapping):
+            raise WorkloadError(
+                f"{document}: {table.part} must be a mapping, got {quote(content)}."
+            )
         # A part may be of another kind, so its own type decides; `x_text` is the text of `x`.
         if content.get("model_type") not in (None, model_type, f"{model_type}_text"):
             _, table = find_table(content, f"{document}: {table.part}")
@@ -184,7 +189,7 @@ def _read_model(reader: FieldReader, table: ArchitectureTable) -> dict[str, Any]
     if read.get("ffn") is None and read.get("hidden"):
         read["ffn"] = FFN_RATIO * read["hidden"]
     shared = read.pop("shared_ffn", None), read.get("moe_ffn")
-    if all(shared):
+    if None not in shared:
         read["shared_experts"] = reader.count_shared("shared_expert_intermediate_size", *shared)
     for entry in table.sets_when:
         reader.note(*entry["when"])
@@ -204,6 +209,9 @@ def _read_kinds(
     if table.searches_blocks:
         return {"pattern": searched_blocks(reader, read["heads"] or 1, read["hidden"] or 1)}
     blocks, count = load_yaml(TABLE)["blocks"], read.get("layers")
+    if count is not None and not (type(count) is int and 0 < count <= MOST_LAYERS):
+        # Refused with the rest of the workload.
+        return {}
     rule, usual = table.mixers, "latent" if read.get("kv_lora_rank") else "full"
     window = read.get("window")
     if rule is None or not {"is", "otherwise"} & rule.keys():

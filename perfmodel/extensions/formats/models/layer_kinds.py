@@ -14,7 +14,13 @@ from itertools import groupby
 from typing import Any
 
 from perfmodel.base.reading import quote
-from perfmodel.extensions.formats.models.fields import FieldReader, Source, work_out
+from perfmodel.extensions.formats.models.fields import (
+    FieldReader,
+    FieldUse,
+    Source,
+    Use,
+    work_out,
+)
 
 Rule = Mapping[str, Any]
 _FFN_MULTIPLE = 256
@@ -38,6 +44,9 @@ def layer_words(
             break
     if stated is None:
         word = rule.get("otherwise")
+        if sources:
+            asked = "/".join(key for source in sources.values() for key in source.keys)
+            reader.uses.append(FieldUse(asked, Use.DEFAULTED, "model.pattern", word))
         if word is None and layers is not None:
             reader.faults.add(keys[0], "must be given, but is missing")
         return None if word is None or layers is None else _filled(reader, [word] * layers)
@@ -87,11 +96,12 @@ def _values(how: str, stated: Any, layers: int | None) -> list[str] | None:
     """What a key says of every layer; None if it is not what *how* takes."""
     if how == "each":
         return [str(one) for one in stated] if isinstance(stated, list | str) else None
-    if layers is None or not isinstance(stated, list if how == "listed" else int):
+    if layers is None or type(stated) is not (list if how == "listed" else int):
         return None
-    picked = stated if how == "listed" else range(1, stated + 1)
-    if how == "every":
-        picked = range(stated, layers + 1, max(stated, 1))
+    picked: Any = stated
+    if how != "listed":
+        steps = (1, picked + 1, 1) if how == "first" else (picked, layers + 1, max(picked, 1))
+        picked = range(*steps)
     return [how if number in picked else "rest" for number in range(1, layers + 1)]
 
 
@@ -103,8 +113,9 @@ def _filled(reader: FieldReader, words: list[str]) -> list[str] | None:
         for key in re.findall(r"\{([\w.]+)\}", word):
             reader.note(key, target="model.pattern")
             value = reader.find(key)
-            if value is None:
-                reader.faults.add(key, f"must be given for {quote(word)}, but is missing")
+            if type(value) not in (int, bool):
+                said = "missing" if value is None else quote(value)
+                reader.faults.add(key, f"must be given for {quote(word)}, but is {said}")
                 return None
             filled[word] = filled[word].replace(f"{{{key}}}", str(value))
         filled[word] = _PRODUCT.sub(lambda product: str(work_out(product[0])), filled[word])

@@ -84,14 +84,14 @@ def read_settings(
     assumed = [*_imply(table, flat), *(() if is_layout else _add_vocabulary(table, flat))]
     stated = {key: value for key, value in flat.items() if value not in table.unstated}
     fields = FieldReader(document, stated, given, table.ignored)
-    values = _read_values(table, fields, flat.keys() - stated.keys(), is_layout=is_layout)
+    values = read_values(table, fields, flat.keys() - stated.keys(), is_layout=is_layout)
     fields.note(*(entry["key"] for entry in table.implied))
     fields.known.update(key for entry in table.refused for key in entry["keys"])
     # What follows counts with values of the right kind.
     fields.check()
     base: Mapping[str, Any] = {}
     if program == "torchtitan":
-        _finish_torchtitan(values)
+        _finish_torchtitan(values, fields)
         base = {} if is_layout else _find_flavor(table, fields)
     elif program != "deepspeed":
         _finish_megatron(values, fields)
@@ -144,10 +144,17 @@ def flatten(
     return flat
 
 
-def _read_values(
-    table: SettingsTable, fields: FieldReader, unstated: Collection[str], *, is_layout: bool
+def read_values(
+    table: SettingsTable,
+    fields: FieldReader,
+    unstated: Collection[str] = (),
+    *,
+    is_layout: bool = False,
 ) -> dict[str, Any]:
-    """The fields of a workload, by their dotted names, and parts by names with a colon."""
+    """The fields of a workload, by their dotted names, and parts by names with a colon.
+
+    Fields with keys of *unstated* are left as they are.
+    """
     values: dict[str, Any] = {}
     fields.content = content = dict(fields.content)
     for target, text in table.reads.items():
@@ -155,7 +162,7 @@ def _read_values(
         # A layout may leave out what a job must state.
         source = Source.parse(f"{text.rstrip('?')}?" if is_layout else text)
         fields.known.update(source.keys)
-        if (is_layout and name.startswith("model.")) or unstated & {*source.keys}:
+        if (is_layout and name.startswith("model.")) or {*unstated} & {*source.keys}:
             continue
         known = table.words.get(target, table.words.get(name, {}))
         is_switch = not known and isinstance(source.default, bool)
@@ -186,9 +193,10 @@ def _imply(table: SettingsTable, flat: dict[str, Any]) -> Iterator[str]:
         if "says" in entry and (added or not sets):
             yield entry["says"]
     pattern = flat.get("hybrid_layer_pattern")
-    if pattern and isinstance(hidden := flat.get("hidden_size"), int):
+    if isinstance(pattern, str) and isinstance(hidden := flat.get("hidden_size"), int):
         flat.setdefault("num_layers", len(pattern))
-        flat.setdefault("mamba_num_heads", 2 * hidden // flat["mamba_head_dim"])
+        if type(width := flat.get("mamba_head_dim")) is int and width:
+            flat.setdefault("mamba_num_heads", 2 * hidden // width)
 
 
 def _refuse_others(
@@ -313,8 +321,9 @@ def _finish_model(values: dict[str, Any], fields: FieldReader, table: SettingsTa
         values["model.ffn"] = 4 * hidden * 2 // 3 // 64 * 64 if is_gated else 4 * hidden
     if content.get("group_query_attention"):
         values.setdefault("model.kv_heads", 1)
-    elif "swiglu" in content or "group_query_attention" in content:
-        values.pop("model.kv_heads", None)
+    elif {"swiglu", "group_query_attention"} & content.keys() and "model.kv_heads" in values:
+        fault = "has no effect without group_query_attention; state that, or take it out"
+        fields.faults.add("num_query_groups", fault)
     values["model.dropout"] = bool(values.get("model.dropout"))
     if "model.head" in values and "sequence_length" in values:
         share = values.get("masked_tokens:share", 0.15)
@@ -371,7 +380,7 @@ def _finish_layers(
         values["model.pattern"] = pattern_of(mixers, networks)
 
 
-def _finish_torchtitan(values: dict[str, Any]) -> None:
+def _finish_torchtitan(values: dict[str, Any], fields: FieldReader) -> None:
     replicas, shards = values["sharding:replicas"], values.get("sharding:shards", -1)
     reshard, stages = values["sharding:reshard"], values.get("parallel.pp", 1)
     # Weights stay gathered between forward and backward; pipelines have that by default.
@@ -386,6 +395,11 @@ def _finish_torchtitan(values: dict[str, Any]) -> None:
         values["parallel.micro_batch"] = values.get("replica_batch")
         values["parallel.schedule"] = values["parallel.interleaving"] = None
     every = str(values["recompute:option"])
+    if not (every == "op" or (every.isdigit() and int(every))):
+        fault = f"must be op or a number of layers, got {quote(every)}"
+        fields.faults.add("activation_checkpoint.selective_ac_option", fault)
+    if 0 in (replicas, shards):
+        fields.faults.add("parallelism", "must have degrees from 1, or -1 for what is left, got 0")
     if values.get("training.recompute") == "ops" and every.isdigit():
         values["training.recompute"] = "full"
         values["training.recompute_fraction"] = 1 / max(1, int(every))

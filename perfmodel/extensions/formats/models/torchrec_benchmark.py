@@ -12,59 +12,15 @@ from typing import Any
 from embeddings.plan_document import NO_CACHE
 from perfmodel.base.reading import quote
 from perfmodel.extensions.formats.models.fields import FieldReader, FieldUse, Use
-from perfmodel.extensions.formats.models.settings import flatten
+from perfmodel.extensions.formats.models.settings import flatten, load_table, read_values
 
 KIND = "TorchRec benchmark"
 SECTIONS = {"RunOptions", "PipelineConfig", "EmbeddingTablesConfig"}
 """Sections by which a file is recognised; any two of them."""
-_PIPELINES = {
-    "base": 0, "hybrid_base": 0, "sparse_lite": 1, "sparse": 2, "semi": 2, "fused": 2,
-    "prefetch": 2, "prefetch-ems": 2, "sparse-threading": 2, "sparse-bwd-opt": 2,
-    "sparse-opt-stash": 2, "sparse-emb-stash": 2, "eval-sdd": 2, "eval-fused": 2,
-}  # fmt: skip
-"""What a pipeline does for the next batch during an iteration: copies it, also distributes it."""
-_EVALUATION = "eval"
-"""What names of pipelines without a backward pass begin with."""
 _CACHED, _UNCACHED = "fused_uvm_caching", "fused_uvm"
 """Kernels that read host memory, with a cache on the device and without."""
-_OPTIMIZERS = {
-    "EXACT_ADAGRAD": "adagrad", "EXACT_ROWWISE_ADAGRAD": "rowwise_adagrad", "EXACT_SGD": "sgd",
-    "SGD": "sgd", "ADAM": "adam",
-}  # fmt: skip
-_DTYPES = {"FP32": "fp32", "FP16": "fp16", "BF16": "bf16", "INT8": "int8"}
-_READS = {
-    "world_size": "RunOptions.world_size=2",
-    "batch_size": "RunOptions.batch_size=32768",
-    "pipeline": "PipelineConfig.pipeline=base",
-    "sparse_optimizer": "ShardingConfig.fused_params.optimizer|RunOptions.sparse_optimizer"
-                        "=EXACT_SGD",
-    "dense_optimizer": "ShardingConfig.dense_optimizer|RunOptions.dense_optimizer=SGD",
-    "features": "ModelSelectionConfig.model_config.num_float_features|"
-                "ModelInputConfig.num_float_features=10",
-    "pooling": "ModelInputConfig.feature_pooling_avg=10",
-    "model": "ModelSelectionConfig.model_name=test_sparse_nn",
-    "bottom": "ModelSelectionConfig.model_config.submodule_kwargs.dense_arch_hidden_sizes?",
-    "bottom_out": "ModelSelectionConfig.model_config.submodule_kwargs.dense_arch_out_size=8",
-    "top_out": "ModelSelectionConfig.model_config.submodule_kwargs.over_arch_out_size=16",
-    "top_layers": "ModelSelectionConfig.model_config.submodule_kwargs.over_arch_hidden_layers=5",
-    "unweighted": "EmbeddingTablesConfig.num_unweighted_features=100",
-    "weighted": "EmbeddingTablesConfig.num_weighted_features=100",
-    "width": "EmbeddingTablesConfig.embedding_feature_dim=128",
-    "rows": "EmbeddingTablesConfig.base_row_size=100000",
-    "dtype": "EmbeddingTablesConfig.table_data_type=FP32",
-    "further": "EmbeddingTablesConfig.additional_tables?",
-    "sharding": "PlannerConfig.sharding_type|RunOptions.sharding_type=table_wise",
-    "cached": "ShardingConfig.fused_params.cache_load_factor=0.2",
-    "skew": "ModelInputConfig.power_law_alpha=0.0",
-    "kernel": "PlannerConfig.compute_kernel|RunOptions.compute_kernel=fused",
-}  # fmt: skip
-"""Where each figure is, with the benchmark's own default."""
+_DTYPES = ("fp32", "fp16", "bf16", "int8")
 _FURTHER, _SIZES = "additional_tables", ("num_embeddings", "embedding_dim")
-_IGNORED = (
-    r"^RunOptions\.(name|num_|output|profile|export|log|rank|debug|seed)",
-    r"\.(lr|learning_rate|eps)$",
-)
-"""Keys without effect on time: names, numbers of repetitions, logging."""
 _READ_LISTS = 2
 """Lists of further tables that the benchmark uses: for features without weights, and with."""
 
@@ -76,45 +32,43 @@ def read_benchmark(
     planner = content.get("PlannerConfig")
     planner = dict(planner) if isinstance(planner, Mapping) else {"": planner}
     constraints = planner.pop("additional_constraints", None) or {}
-    flat = flatten({**content, "PlannerConfig": planner}, (), [])
-    fields = FieldReader(document, flat, given, _IGNORED)
-    of = {word: fields.read(word, source) for word, source in _READS.items()}
-    lists = _further_tables(fields, of["further"], of["dtype"])
+    flat, table = flatten({**content, "PlannerConfig": planner}, (), []), load_table("torchrec")
+    fields = FieldReader(document, flat, given, table.ignored)
+    of = read_values(table, fields)
+    lists = _further_tables(fields, of.get("tables:further"), of.get("tables:dtype"))
     if not isinstance(constraints, Mapping) or not all(
         isinstance(one, Mapping) for one in constraints.values()
     ):
         fields.faults.add("additional_constraints", f"must be by table, got {quote(constraints)}")
-    fields.check_one_of("model_name", of["model"], ("test_sparse_nn",))
     # What follows counts with values of the right kind.
     fields.check()
-    pipeline = _one_of(fields, "pipeline", of["pipeline"], _PIPELINES)
-    optimizer = _one_of(fields, "sparse_optimizer", of["sparse_optimizer"], _OPTIMIZERS)
-    dense = _one_of(fields, "dense_optimizer", str(of["dense_optimizer"]).upper(), _OPTIMIZERS)
     tables: list[tuple[str, int, int, str]] = []
-    of_prefix = {"table": of["unweighted"], "weighted_table": of["weighted"]}
+    of_prefix = {"table": of["tables:plain"], "weighted_table": of["tables:weighted"]}
+    usual = of["tables:width"], of["tables:dtype"]
     for (prefix, count), more in zip(of_prefix.items(), lists, strict=True):
-        tables += [
-            (f"{prefix}_{one}", max(one + 1, 100) * of["rows"] // 100, of["width"], of["dtype"])
-            for one in range(count)
-        ] + more
-    dtypes = [_one_of(fields, "data_type", dtype, _DTYPES) for *_, dtype in tables]
+        rows = (max(one + 1, 100) * of["tables:rows"] // 100 for one in range(count))
+        tables += [(f"{prefix}_{one}", many, *usual) for one, many in enumerate(rows)] + more
+    dtypes = [str(dtype).lower() for *_, dtype in tables]
+    for dtype in dict.fromkeys(dtypes):
+        fields.check_one_of("data_type", dtype, _DTYPES)
     limits = [constraints.get(name, {}) for name, *_ in tables]
-    kind = f"{KIND} of the {of['pipeline']} pipeline, {len(tables)} tables,"
-    weighted = of["weighted"] + len(lists[1])
+    pipeline = flat.get("PipelineConfig.pipeline", "base")
+    kind = f"{KIND} of the {pipeline} pipeline, {len(tables)} tables,"
+    weighted = of["tables:weighted"] + len(lists[1])
     assumed = [
-        f"batch: {of['batch_size']:,} samples on each of {of['world_size']} ranks.",
+        f"batch: {of['run:batch']:,} samples on each of {of['run:ranks']} ranks.",
         f"Not modelled: weights of {weighted} features, norms, fetching cached rows ahead.",
     ]
     return {
         **fields.describe(name, kind, assumed),
         "family": "dlrm",
-        "stack": "torchrec",
-        "batch": of["batch_size"] * of["world_size"],
-        "input": {"prefetch": bool(pipeline)},
+        "stack": table.stack,
+        "batch": of["run:batch"] * of["run:ranks"],
+        "input": {"prefetch": of["run:pipeline"] != "nothing"},
         "dense": {
-            "features": of["features"],
-            "bottom_mlp": [*(of["bottom"] or ()), of["bottom_out"]],
-            "top_mlp": [of["top_out"]] * (1 + of["top_layers"]),
+            "features": of["dense.features"],
+            "bottom_mlp": [*of.get("bottom:hidden", ()), of["bottom:out"]],
+            "top_mlp": [of["top:out"]] * (1 + of["top:layers"]),
             "interaction": "concat",
         },
         "embedding": {
@@ -123,24 +77,27 @@ def read_benchmark(
             "dtype": dtypes,
             "cached_ratios": [_cached_ratio(one, of) for one in limits],
             "sharding_types": [
-                "+".join(str(word).lower() for word in one.get("sharding_types", [of["sharding"]]))
-                for one in limits
+                "+".join(
+                    str(one).lower() for one in limit.get("sharding_types", [of["plan:sharding"]])
+                )
+                for limit in limits
             ],
-            "pooling_factors": of["pooling"],
-            "zipf_exponents": of["skew"],
-            "optimizer": optimizer,
+            **{
+                key: of[f"embedding.{key}"]
+                for key in ("pooling_factors", "zipf_exponents", "optimizer")
+            },
         },
         "training": {
-            "optimizer": dense,
-            "distribute_ahead": pipeline == _PIPELINES["sparse"],
-            "forward_only": str(of["pipeline"]).startswith(_EVALUATION),
+            "optimizer": of["training.optimizer"],
+            "distribute_ahead": of["run:pipeline"] in ("distributed", "forward"),
+            "forward_only": of["run:pipeline"] == "forward",
         },
         "sharding": {"sharder": "torchrec"},
     }, fields.uses
 
 
 def _further_tables(
-    fields: FieldReader, stated: Any, dtype: str
+    fields: FieldReader, stated: Any, dtype: Any
 ) -> list[list[tuple[str, int, int, str]]]:
     """Tables listed one by one: for features without weights, then for those with."""
     lists = [one or [] for one in stated or []] if isinstance(stated, list | None) else [[stated]]
@@ -164,12 +121,7 @@ def _further_tables(
 
 def _cached_ratio(limits: Mapping[str, Any], of: Mapping[str, Any]) -> float:
     """The share on the device of a table with the constraints *limits*."""
-    kernel = str((limits.get("compute_kernels") or [of["kernel"]])[0]).lower()
+    kernel = str((limits.get("compute_kernels") or [of["plan:kernel"]])[0]).lower()
     if kernel == _CACHED:
-        return float((limits.get("cache_params") or {}).get("load_factor") or of["cached"])
+        return float((limits.get("cache_params") or {}).get("load_factor") or of["plan:cached"])
     return NO_CACHE if kernel == _UNCACHED else 1.0
-
-
-def _one_of(fields: FieldReader, key: str, word: Any, known: Mapping[str, Any]) -> Any:
-    fields.check_one_of(key, word, known)
-    return known.get(str(word))

@@ -696,3 +696,22 @@ def test_nvidias_hybrid_script_has_their_vocabulary_and_says_so(file):
     workload = load_workload(file(text.replace("pretrain_gpt", "pretrain_hybrid")))
     assert workload.model.vocab == 256_000
     assert workload.assumed[0].endswith("is the vocabulary of NVIDIA hybrid models (assumed).")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('option = "op"', 'option = "0"', "selective_ac_option: must be op or a number"),
+        ("shard_degree = 8", "shard_degree = 0", "parallelism: must have degrees"),
+        ("replicate_degree = 2", "replicate_degree = 0", "parallelism: must have degrees"),
+    ],
+)
+def test_degrees_and_options_that_torchtitan_does_not_have_are_refused(file, before, after, said):
+    with pytest.raises(WorkloadError, match=said):
+        load_workload(file(TOML.replace(before, after), "job.toml"))
+
+
+def test_groups_of_queries_that_megatron_would_ignore_are_refused(file):
+    text = SCRIPT.replace("--group-query-attention ", "")
+    with pytest.raises(WorkloadError, match="num_query_groups: has no effect without"):
+        load_workload(file(text))
