@@ -94,10 +94,11 @@ class FabricConstants(Form):
     """Between hosts, for one kind of network with its NCCL plugin.
 
     *spread_ns* a hop is what messages well above *spread_bytes* cost over the smallest ones;
-    *step_ns* is what a step of a ring takes at least once each NIC has more than *step_bytes* to
-    send: proxies handle messages one by one;
-    *ring_hop_ratio* how much dearer a hop of a ring is than one of a tree; *fill_ns* a level what
-    waiting for the first chunk costs once messages exceed *fill_bytes*, in LL128
+    *step_ns* is what a step of a ring in Simple takes at least once each NIC has more than
+    *step_bytes* to send: proxies handle messages one by one. *proxy_ns* is what a proxy needs for
+    any step of a ring, by as much as NCCL counts for the processor, and *ll_bytes_per_s* how fast
+    the proxy of a rank hands over LL. *fill_ns* a level is what waiting for the first chunk costs
+    once messages exceed *fill_bytes*, in LL128
     *ll128_fill_ns* once they exceed *ll128_fill_bytes*. *nic_crowding* is the share of its
     time by which each further rank on a NIC slows the others down beyond its bandwidth. A pairwise
     exchange pays *pair_peer_ns* for each partner on another host, *pair_ll_peer_ns* where it goes
@@ -115,7 +116,8 @@ class FabricConstants(Form):
     spread_bytes: Constant
     step_ns: Constant
     step_bytes: Constant
-    ll_ratio: Constant
+    proxy_ns: Constant
+    ll_bytes_per_s: Constant
     ll128_ratio: Constant
     simple_ratio: Constant
     fill_ns: Constant
@@ -123,7 +125,6 @@ class FabricConstants(Form):
     ll128_fill_ns: Constant
     ll128_fill_bytes: Constant
     nic_crowding: Constant
-    ring_hop_ratio: Constant
     nvls_tree_fill_ns: Constant
     pair_launch_ns: Constant
     pair_peer_ns: Constant
@@ -175,8 +176,8 @@ class FabricEntry(Form):
     """Constants between hosts, for the networks of *machines*.
 
     *protocols* are those the network plugin leaves NCCL; *plan_latency_ns* is what it tells NCCL
-    of a message. *two_host_reach* is how much of the network NCCL expects a tree over two hosts to
-    use. A pairwise exchange with slices up to *pair_ll_bytes* goes by LL.
+    of a message. *tree_reach* is how much of the network NCCL expects a tree to use. A pairwise
+    exchange with slices up to *pair_ll_bytes* goes by LL.
     """
 
     __pydantic_config__ = KEEPS_UNITS
@@ -186,7 +187,7 @@ class FabricEntry(Form):
     protocols: tuple[Protocol, ...]
     pair_ll_bytes: WholeBytes
     plan_latency_ns: Constant
-    two_host_reach: Constant
+    tree_reach: Constant
     constants: FabricConstants
 
 

@@ -127,6 +127,20 @@ def _nvls_tree(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Move
     )
 
 
+def _collnet(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
+    """A chain inside every host to one GPU and back; the network's switches add the hosts' sums."""
+    inside = wiring.ranks_per_host
+    return Movement(
+        host_hops=2 * (inside - 1),
+        net_hops=2.0,
+        gpu_bytes=sizes * (2.0 if inside > 1 else 0.0),
+        local_bytes=sizes / wiring.rank_count,
+        nic_bytes=sizes,
+        chunk_bytes=sizes / wiring.rank_count,
+        message_bytes=sizes,
+    )
+
+
 def _pat(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
     """Parallel aggregated trees: the bytes of a ring in a logarithm of steps."""
     n = wiring.rank_count
@@ -172,6 +186,7 @@ ALGORITHMS: Mapping[
     CollectiveAlgorithm.TREE: _tree,
     CollectiveAlgorithm.NVLS: _nvls,
     CollectiveAlgorithm.NVLS_TREE: _nvls_tree,
+    CollectiveAlgorithm.COLLNET: _collnet,
     CollectiveAlgorithm.PAT: _pat,
     CollectiveAlgorithm.PAIRWISE: _pairwise,
 }

@@ -35,7 +35,8 @@ _OF_WEIGHTS = "weights"
 class StageParts:
     """What all stages of runs are made of, and the stretches that were written of them before.
 
-    The runs differ in the number of micro-batches only, and none has just one.
+    The runs differ in the number of layers, of which the first has most, and of micro-batches;
+    all or none have just one of these.
     """
 
     def __init__(self, run: TransformerRun) -> None:
