@@ -138,12 +138,14 @@ def _sending_ns(
     ratio = fabric.ll128_ratio if protocol is Protocol.LL128 else fabric.simple_ratio
     wire_bytes = movement.nic_bytes * (2.0 if protocol is Protocol.LL else 1.0)
     sending = wire_bytes * _nic_ns_per_byte(wiring, ratio, fabric.nic_crowding)
-    if protocol is Protocol.LL:
-        # Every rank's proxy looks at the flag of each eight bytes before it sends them.
-        reading = movement.nic_bytes * NS_PER_S / (wiring.ranks_per_host * fabric.ll_bytes_per_s)
-        sending = np.maximum(sending, reading)
     # NCCL takes every path it finds for two channels, and racks have more NICs than paths.
-    sending = sending * max(1.0, 2 * wiring.nic_count / CHANNELS_BETWEEN_HOSTS)
+    paths = CHANNELS_BETWEEN_HOSTS / 2
+    sending = sending * max(1.0, wiring.nic_count / paths)
+    if protocol is Protocol.LL:
+        # A rank's proxy looks at the flag of each eight bytes before it sends them.
+        proxies = min(wiring.ranks_per_host, paths)
+        reading = movement.nic_bytes * NS_PER_S / (proxies * fabric.ll_bytes_per_s)
+        sending = np.maximum(sending, reading)
     if algorithm is CollectiveAlgorithm.NVLS_TREE:
         sending = sending * (1.0 + wiring.doubling_loss) ** math.log2(wiring.host_count / 2)
     if algorithm is CollectiveAlgorithm.RING:

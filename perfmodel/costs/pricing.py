@@ -173,11 +173,14 @@ def features_of(
     errors_ns = np.bincount(family, duration_ns * sigma, count)
     errors_ns[FAMILIES.index("host")] = 0.0
     formats = {op.dtype for op in job.ops if isinstance(op, Gemm | GroupedGemm)}
+    has_experts = float(any(isinstance(op, GroupedGemm) for op in job.ops))
+    host = min(float(host_ns) / device_ns, 1.0)
     return {
         KERNELS: float(np.linalg.norm(errors_ns)) / device_ns,
         "communication": float(by_family[FAMILIES.index(COMMUNICATION_FAMILY)]) / device_ns,
-        "host": min(float(host_ns) / device_ns, 1.0),
-        "experts": float(any(isinstance(op, GroupedGemm) for op in job.ops)),
+        "host": host,
+        "experts": has_experts,
+        "host of experts": host * has_experts,
         "eight_bits": float(any(one.size_bits == BITS_PER_BYTE for one in formats)),
         "four_bits": float(any(one.size_bits < BITS_PER_BYTE for one in formats)),
     }
