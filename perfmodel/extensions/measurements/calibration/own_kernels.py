@@ -219,6 +219,15 @@ def _covariance(some: Sequence[Spot], others: Sequence[Spot]) -> Floats:
     return np.asarray(SIGMA**2 * (COMMON + (1 - COMMON) * near))
 
 
+def covariance(spots: Sequence[Spot]) -> Floats:
+    """That of the logarithms at *spots*; kinds have nothing in common."""
+    found = np.zeros((len(spots), len(spots)))
+    for rows in rows_of_kinds(one.kind for one in spots).values():
+        some = [spots[row] for row in rows]
+        found[np.ix_(list(rows), list(rows))] = _covariance(some, some)
+    return found
+
+
 def files_of(device: Device) -> tuple[Path, ...]:
     """The calibrations of *device* that are timed kernels."""
     return tuple(path for path in map(Path, device.calibrations) if holds_kernels(path))

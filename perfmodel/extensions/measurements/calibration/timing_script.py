@@ -1,7 +1,8 @@
 """Times the kernels and collectives of kernels.json under load, and writes table.csv beside it.
 
     python measure.py                            kernels of one GPU
-    torchrun --nproc-per-node GPUS measure.py    all GPUs at once, as in training, and collectives
+    torchrun --nproc-per-node GPUS measure.py    all GPUs at once, as in training, and collectives;
+                                                 the time of the slowest GPU counts
     python measure.py --dry-run                  small tensors on a CPU: all but the times
 
 Needs torch alone (lookups: FBGEMM, too). A kernel is repeated for --seconds, so that the GPU
@@ -209,14 +210,12 @@ def lookup(row: Row) -> Iterator[Case]:
 def collective(row: Row) -> Iterator[Case]:
     """A collective of the first ranks of its hosts; other ranks take no part."""
     world = dist.get_world_size() if dist.is_initialized() else 1
-    is_small = row["on"] == "cpu"
-    if not dist.is_initialized() or (row["ranks"] > world and not is_small):
+    step = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    hosts, of_host = row["hosts"], row["ranks"] // row["hosts"]
+    if row["on"] == "cpu":
+        hosts, of_host = min(hosts, world // step), min(of_host, step)
+    if not dist.is_initialized() or hosts * step > world or of_host > step:
         raise UntimedError(f"needs torchrun with {row['ranks']} ranks on {row['hosts']} hosts")
-    hosts = min(row["hosts"], world)
-    of_host, step = (
-        min(row["ranks"], world) // hosts,
-        int(os.environ.get("LOCAL_WORLD_SIZE", world)),
-    )
     members = [host * step + place for host in range(hosts) for place in range(of_host)]
     group = dist.new_group(members)
     if dist.get_rank() not in members:
@@ -284,6 +283,16 @@ def start_ranks(*, is_dry: bool) -> bool:
     return True
 
 
+def take_slowest(rows: dict[str, Row]) -> None:
+    """Give *rows* the time of the slowest rank: a job goes at its pace."""
+    if not dist.is_initialized():
+        return
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, {key: row["latency_ms"] for key, row in rows.items()})
+    for key, row in rows.items():
+        row["latency_ms"] = max(times[key] for times in of_ranks if key in times)
+
+
 def main() -> None:
     """Time all rows, and write and say what was timed."""
     parser = argparse.ArgumentParser(
@@ -297,20 +306,23 @@ def main() -> None:
     is_first, seconds = start_ranks(is_dry=is_dry), 0.0 if is_dry else options.seconds
     about = {"device": plan["device"], "under_load": 1, "residency": "cold", "dry_run": int(is_dry)}
     about["collector"] = f"torch {torch.__version__}"
-    rows: list[Row] = []
+    rows: dict[str, Row] = {}
     for number, listed in enumerate(plan["kernels"]):
         row = {**(shrink(listed) if is_dry else listed), "on": "cpu" if is_dry else "cuda"}
         try:
             for extra, call in CASES[row["kind"]](row):
-                rows.append({**row, **extra, **about, "latency_ms": time_ms(call, row, seconds)})
+                told = {**row, **extra, **about, "latency_ms": time_ms(call, row, seconds)}
+                rows[f"{number} {extra}"] = told
         except (UntimedError, torch.OutOfMemoryError) as fault:
             if is_first:
                 print(f"not timed: row {number}, {row['kind']}: {fault}")
+    take_slowest(rows)
     if is_first:
         with (folder / "table.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+            names = dict.fromkeys(name for row in rows.values() for name in row)
+            writer = csv.DictWriter(file, list(names))
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows(rows.values())
         print(f"{len(rows)} times in {folder / 'table.csv'}")
     if dist.is_initialized():
         dist.destroy_process_group()
