@@ -87,10 +87,9 @@ def _inside_ns(
     if algorithm in (CollectiveAlgorithm.NVLS, CollectiveAlgorithm.NVLS_TREE):
         sending = movement.gpu_bytes * ns_per_byte / host.nvls_ratio
         return sending + np.sqrt(host.nvls_fill_ns * sending)
-    if protocol is Protocol.LL:
-        return movement.gpu_bytes * ns_per_byte / host.ll_ratio
-    if protocol is Protocol.LL128:
-        return movement.gpu_bytes * ns_per_byte / host.ll128_ratio
+    if protocol is not Protocol.SIMPLE:
+        ratio = host.ll_ratio if protocol is Protocol.LL else host.ll128_ratio
+        return movement.gpu_bytes * ns_per_byte / ratio
     moved = movement.gpu_bytes + host.copy_ratio * movement.local_bytes
     sending = moved * ns_per_byte / host.simple_ratio
     return sending + np.sqrt(host.fill_ns * sending)
@@ -138,12 +137,14 @@ def _sending_ns(
     ratio = fabric.ll128_ratio if protocol is Protocol.LL128 else fabric.simple_ratio
     wire_bytes = movement.nic_bytes * (2.0 if protocol is Protocol.LL else 1.0)
     sending = wire_bytes * _nic_ns_per_byte(wiring, ratio, fabric.nic_crowding)
-    if protocol is Protocol.LL:
-        # Every rank's proxy looks at the flag of each eight bytes before it sends them.
-        reading = movement.nic_bytes * NS_PER_S / (wiring.ranks_per_host * fabric.ll_bytes_per_s)
-        sending = np.maximum(sending, reading)
     # NCCL takes every path it finds for two channels, and racks have more NICs than paths.
-    sending = sending * max(1.0, 2 * wiring.nic_count / CHANNELS_BETWEEN_HOSTS)
+    paths = CHANNELS_BETWEEN_HOSTS / 2
+    sending = sending * max(1.0, wiring.nic_count / paths)
+    if protocol is Protocol.LL:
+        # A rank's proxy looks at the flag of each eight bytes before it sends them.
+        proxies = min(wiring.ranks_per_host, paths)
+        reading = movement.nic_bytes * NS_PER_S / (proxies * fabric.ll_bytes_per_s)
+        sending = np.maximum(sending, reading)
     if algorithm is CollectiveAlgorithm.NVLS_TREE:
         sending = sending * (1.0 + wiring.doubling_loss) ** math.log2(wiring.host_count / 2)
     if algorithm is CollectiveAlgorithm.RING:

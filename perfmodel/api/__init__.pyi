@@ -50,7 +50,6 @@ from perfmodel.extensions.measurements.calibration.embedding import EmbeddingFit
 from perfmodel.extensions.measurements.measuring import MeasurePlan as MeasurePlan
 from perfmodel.extensions.measurements.validation.fits import FitBoard as FitBoard
 from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard as Scoreboard
-from perfmodel.extensions.recordings.api import trace_chakra as trace_chakra
 from perfmodel.extensions.recordings.api import trace_diff as trace_diff
 from perfmodel.extensions.recordings.api import trace_extract as trace_extract
 from perfmodel.extensions.recordings.api import trace_stats as trace_stats

@@ -229,3 +229,16 @@ def test_a_library_that_nobody_measured_is_assumed_and_wide():
         assert calibration.provenance(nvidia, kind, size) is not Provenance.ASSUMED
         assert calibration.relative_sigma(amd, kind, size, 0.05) >= OTHER_LIBRARY_SIGMA
         assert calibration.relative_sigma(nvidia, kind, size, 0.05) < OTHER_LIBRARY_SIGMA
+
+
+def test_intervals_widen_with_every_doubling_of_hosts_beyond_those_measured():
+    calibration = load_default_calibration()
+    call = (CollectiveKind.ALL_REDUCE, float(1 << 30), 0.0)
+    own = calibration.uncertainty["azure_nd_a100_v4/several_hosts/all_reduce/bandwidth"]
+    unseen = calibration.uncertainty["unseen/several_hosts/any/bandwidth"]
+    assert own < 0.6 * unseen
+    # 2 and 8 hosts were measured. Others have 0.6 of what machines left out err by, and 0.1 more
+    # for every doubling of 8.
+    for hosts, sigma in ((8, own), (4, 0.6 * unseen), (16, 0.7 * unseen), (128, 1.0 * unseen)):
+        wiring = wiring_of_run("azure_nd_a100_v4", hosts, 8 * hosts)
+        assert calibration.relative_sigma(wiring, *call) == pytest.approx(sigma)

@@ -13,7 +13,7 @@ from perfmodel.extensions.formats.models import read_foreign
 from perfmodel.extensions.formats.models.hugging_face import load_tables
 from perfmodel.workloads import load_workload
 from perfmodel.workloads.transformer.model import blocks_of
-from perfmodel.workloads.transformer.shapes import count_parameters
+from perfmodel.workloads.transformer.shapes import count_flops, count_parameters
 
 PUBLISHED_WITHIN = 1e-3
 
@@ -231,3 +231,21 @@ def test_layers_that_a_file_leaves_alike_are_said(tmp_path):
     fields.pop("first_k_dense_replace", None)
     workload = load_workload(write(tmp_path, {"model_type": "step3p7", **fields}))
     assert "layer_types (windowed)" in workload.assumed[-1]
+
+
+ACTIVE = {
+    "qwen3_5_moe": 3e9, "qwen3_5_text": 27e9, "deepseek_v32": 37e9, "glm_moe_dsa": 40e9,
+    "gemma4_text": 3.8e9, "nemotron_h": 55e9, "nemotron-nas": 49.9e9, "mimo_v2_flash": 15e9,
+    "step3p7": 11e9, "llama4_text": 17e9,
+}  # fmt: skip
+"""Parameters that work on a token, as names and cards of the models have them (two digits)."""
+
+
+@pytest.mark.parametrize("model_type", ACTIVE)
+def test_operations_of_a_short_sequence_are_six_for_every_active_parameter(tmp_path, model_type):
+    path = write(tmp_path, {"model_type": model_type, **KINDS[model_type][1]})
+    spec = load_workload(path, ["sequence_length=64", "batch=1"])
+    # Attention among 64 tokens is next to nothing. Cards count the embedding, or not.
+    active = count_flops(spec).model_flops / (6 * 64)
+    embedding = spec.model.vocab * spec.model.hidden
+    assert 0.95 * active <= ACTIVE[model_type] <= 1.05 * (active + embedding)
