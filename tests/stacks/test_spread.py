@@ -119,7 +119,7 @@ def test_what_a_job_has_of_a_feature_widens_its_interval_by_as_much():
     wide = spread(KNOWN, features=features)
     parts = known["experts"], 0.5 * known["host of experts"]
     assert wide.relative_sigma == pytest.approx(math.hypot(0.05, *parts))
-    assert f"of it experts {known['experts']:.0%}" in wide.sentence
+    assert f", experts {known['experts']:.0%}" in wide.sentence
     # Features of kernels are counted, so their errors are not drawn besides.
     assert wide.includes_kernels
     assert not spread(replace(KNOWN, family="dlrm"), features=features).includes_kernels
