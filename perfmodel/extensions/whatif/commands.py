@@ -18,7 +18,7 @@ Examples:
   perfmodel whatif --list
   perfmodel whatif job/ --apply scale:match=gemm,factor=0.5
   perfmodel whatif job/ --apply "gap:before=SendRecv,rank=2,to=20.5ms" --apply host_overhead
-  perfmodel whatif job/ --apply host_overhead --sweep scale:match=gemm,factor=0.25:1:x2 --report factors.html
+  perfmodel whatif job/ --sweep scale:match=gemm,factor=0.25:1:x2 --report factors.html
   perfmodel whatif built_job/ --topology dgx_h100 --apply bucket:size=100MB
 \b
 JOB is a folder that `perfmodel import` or `save_job` wrote. A what-if is NAME, or
