@@ -40,10 +40,13 @@ from perfmodel.base.reading import is_json, quote
 from topologies import Device
 
 CALIBRATIONS = Path(__file__).parent / "calibrations"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TRANSFER_SIGMA = 0.2
-UNCOVERED = 0.6
-"""With it 91 % of the rows of the largest host counts, left out, fall in the interval."""
+UNCOVERED, PER_DOUBLING = 0.6, 0.1
+"""With them 94 % of the rows of the largest host counts, left out, fall in the interval."""
+OTHER_LIBRARY_SIGMA = 0.4
+"""Error where GPUs have another library, RCCL over Infinity Fabric, of which nothing was measured:
+it is taken to work as NCCL does on a mesh of NVLink. Assumed, as wide as a factor of 2."""
 UNKNOWN_PEER_SIGMA = 0.7
 """NCCL stages in host memory what GPUs cannot send each other over PCIe, at a third of the rate or
 less: ln(3.2) / 1.645. Of five public runs on such hosts three are within 27 %; the other two, 22
@@ -83,7 +86,7 @@ class Calibration(CalibrationHeader):
     NCCL's planning table, the same for all files.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     hosts: tuple[HostEntry, ...]
     fabrics: tuple[FabricEntry, ...]
     software_constants: SoftwareConstants
@@ -133,6 +136,8 @@ class Calibration(CalibrationHeader):
         for span in spans:
             if span.holds(wiring.host_count, wiring.rank_count, size_bytes):
                 return Provenance.INTERPOLATED
+        if not spans and wiring.architecture not in _GENERATIONS:
+            return Provenance.ASSUMED
         is_scaled = spans or self.host_entry(wiring).link_class.is_nvlink
         return Provenance.EXTRAPOLATED if is_scaled else Provenance.ANALYTIC
 
@@ -142,7 +147,8 @@ class Calibration(CalibrationHeader):
         """One standard deviation of the relative error, from rows held out of the fit.
 
         Groups and sizes of a measured machine that were not in the fit themselves are given at
-        least *UNCOVERED* of the error of machines left out.
+        least *UNCOVERED* of the error of machines left out, and more with every doubling of hosts
+        beyond those measured: what a network loses with hosts, fewer of them cannot tell.
         """
         spread = "one_host" if wiring.host_count == 1 else "several_hosts"
         regime = regime_of(latency_ratio)
@@ -152,7 +158,13 @@ class Calibration(CalibrationHeader):
             sigma = self.uncertainty.get(f"{wiring.measured}/{spread}/{word}/{regime}")
             if sigma is not None:
                 is_covered = self.provenance(wiring, kind, size_bytes) is Provenance.INTERPOLATED
-                return sigma if is_covered else max(sigma, UNCOVERED * unseen)
+                spans = self._spans.get((wiring.measured, kind), ())
+                measured = max((span.hosts for span in spans), default=wiring.host_count)
+                beyond = max(0.0, math.log2(wiring.host_count / measured))
+                least = (UNCOVERED + PER_DOUBLING * beyond) * unseen
+                return sigma if is_covered else max(sigma, least)
+        if wiring.architecture not in _GENERATIONS:
+            return max(unseen, OTHER_LIBRARY_SIGMA)
         return max(unseen, UNKNOWN_PEER_SIGMA) if wiring.is_peer_assumed else unseen
 
     def _is_unlike_measured(self, wiring: Wiring) -> bool:
@@ -163,11 +175,12 @@ class Calibration(CalibrationHeader):
         )
 
 
+REGIMES = ("bandwidth", "middle", "latency")
+
+
 def regime_of(latency_ratio: float) -> str:
     """What rules a call, by the share of latency in its time: errors differ most by that."""
-    if latency_ratio > 0.5:
-        return "latency"
-    return "middle" if latency_ratio > 0.1 else "bandwidth"
+    return REGIMES[(latency_ratio > 0.1) + (latency_ratio > 0.5)]
 
 
 _GENERATIONS = ("pascal", "volta", "ampere", "ada", "hopper", "blackwell")
@@ -301,8 +314,7 @@ def build_tuner(wiring: Wiring, calibration: Calibration) -> Tuner:
         wiring,
         entry.protocols,
         entry.pair_ll_bytes,
-        entry.plan_latency_ns,
-        entry.two_host_reach,
+        entry.tree_reach,
     )
 
 

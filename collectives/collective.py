@@ -119,6 +119,7 @@ class CollectiveAlgorithm(Enum):
     TREE = "tree"
     NVLS = "nvls"
     NVLS_TREE = "nvls_tree"
+    COLLNET = "collnet"
     PAT = "pat"
     PAIRWISE = "pairwise"
 
@@ -162,6 +163,7 @@ def parse_nccl_version(text: str) -> tuple[int, ...]:
 def parse_algorithm(text: str) -> CollectiveAlgorithm:
     """Read an algorithm from *text*, in our words or NCCL's."""
     word = text.lower().replace("nvlstree", "nvls_tree")
+    word = re.sub("collnet(chain|direct)", "collnet", word)
     return _parse(CollectiveAlgorithm, word, text, "collective algorithm")
 
 

@@ -7,29 +7,17 @@ of hosts and per network.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import Field
 
 from collectives.collective import CollectiveKind, Protocol
 from collectives.wiring import HostLinkClass
-from perfmodel.base.errors import CalibrationError
 from perfmodel.base.fields import Constant, Count, Line, Switch, Words
 from perfmodel.base.forms import KEEPS_UNITS, Form
 
 WholeBytes = Annotated[int, Field(strict=True, ge=0, le=2**60)]
-
-
-def _check_positive(owner: str, constants: object) -> None:
-    for field in fields(constants):  # type: ignore[arg-type]  # a dataclass instance
-        value = getattr(constants, field.name)
-        if not (isinstance(value, float) and math.isfinite(value) and value >= 0):
-            raise CalibrationError(
-                f"{owner}.{field.name}: must be a number of zero or more, got {value!r}. "
-                "Fit the calibration again."
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +62,6 @@ class HostConstants(Form):
     plateau_ns: Constant
     plateau_bytes: Constant
 
-    def __post_init__(self) -> None:
-        _check_positive("host constants", self)
-
     def before_2_24(self, software: SoftwareConstants) -> HostConstants:
         """The same for older releases of NCCL: dearer steps, other costs of pairwise exchanges."""
         steps = ("launch_ns", "spread_ns", "ll_hop_ns", "ll128_hop_ns", "simple_launch_ns")
@@ -94,10 +79,11 @@ class FabricConstants(Form):
     """Between hosts, for one kind of network with its NCCL plugin.
 
     *spread_ns* a hop is what messages well above *spread_bytes* cost over the smallest ones;
-    *step_ns* is what a step of a ring takes at least once each NIC has more than *step_bytes* to
-    send: proxies handle messages one by one;
-    *ring_hop_ratio* how much dearer a hop of a ring is than one of a tree; *fill_ns* a level what
-    waiting for the first chunk costs once messages exceed *fill_bytes*, in LL128
+    *step_ns* is what a step of a ring in Simple takes at least once each NIC has more than
+    *step_bytes* to send: proxies handle messages one by one. *proxy_ns* is what a proxy needs for
+    any step of a ring, by as much as NCCL counts for the processor, and *ll_bytes_per_s* how fast
+    the proxy of a rank hands over LL. *fill_ns* a level is what waiting for the first chunk costs
+    once messages exceed *fill_bytes*, in LL128
     *ll128_fill_ns* once they exceed *ll128_fill_bytes*. *nic_crowding* is the share of its
     time by which each further rank on a NIC slows the others down beyond its bandwidth. A pairwise
     exchange pays *pair_peer_ns* for each partner on another host, *pair_ll_peer_ns* where it goes
@@ -115,7 +101,8 @@ class FabricConstants(Form):
     spread_bytes: Constant
     step_ns: Constant
     step_bytes: Constant
-    ll_ratio: Constant
+    proxy_ns: Constant
+    ll_bytes_per_s: Constant
     ll128_ratio: Constant
     simple_ratio: Constant
     fill_ns: Constant
@@ -123,7 +110,6 @@ class FabricConstants(Form):
     ll128_fill_ns: Constant
     ll128_fill_bytes: Constant
     nic_crowding: Constant
-    ring_hop_ratio: Constant
     nvls_tree_fill_ns: Constant
     pair_launch_ns: Constant
     pair_peer_ns: Constant
@@ -131,9 +117,6 @@ class FabricConstants(Form):
     pair_fill_ns: Constant
     pair_ll_peer_ns: Constant
     pair_burst_bytes: Constant
-
-    def __post_init__(self) -> None:
-        _check_positive("fabric constants", self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +132,6 @@ class SoftwareConstants(Form):
     before_2_24_plateau_ratio: Constant
     before_2_24_peer_ratio: Constant
     byte_reduction_ratio: Constant
-
-    def __post_init__(self) -> None:
-        _check_positive("software constants", self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,9 +154,8 @@ class HostEntry(Form):
 class FabricEntry(Form):
     """Constants between hosts, for the networks of *machines*.
 
-    *protocols* are those the network plugin leaves NCCL; *plan_latency_ns* is what it tells NCCL
-    of a message. *two_host_reach* is how much of the network NCCL expects a tree over two hosts to
-    use. A pairwise exchange with slices up to *pair_ll_bytes* goes by LL.
+    *protocols* are those the network plugin leaves NCCL; *tree_reach* is how much of the network
+    NCCL expects a tree to use. A pairwise exchange with slices up to *pair_ll_bytes* goes by LL.
     """
 
     __pydantic_config__ = KEEPS_UNITS
@@ -185,8 +164,7 @@ class FabricEntry(Form):
     machines: tuple[Words, ...]
     protocols: tuple[Protocol, ...]
     pair_ll_bytes: WholeBytes
-    plan_latency_ns: Constant
-    two_host_reach: Constant
+    tree_reach: Constant
     constants: FabricConstants
 
 

@@ -48,6 +48,10 @@ from topologies import Cluster
 
 UNSEEN_SIGMA = 0.1
 """Added uncertainty of a generation of GPUs that no constants were measured on."""
+WAITING_SIGMA, SHARED_SIGMA = 0.1, 0.3
+"""On a network shared with other jobs (`fabric.call`): of what a call waits, which is fitted to
+training runs, and of what it moves at least. Runs of one layout there differ up to twofold where
+they move much, and by 2 % where they wait."""
 DEFAULT_SOFTWARE = CollectiveSoftware()
 
 
@@ -222,9 +226,14 @@ def _price_choice(
         slowest_ns = max(gpu_ns, nic_ns)
         stretch = (duration_ns - latency_ns) / slowest_ns if slowest_ns > 0 else 0.0
         sigma = calibration.relative_sigma(wiring, call.kind, size, ratio)
+        sigma = math.hypot(sigma, UNSEEN_SIGMA) if wiring.is_unseen else sigma
+        if wiring.call_latency_ns and duration_ns > 0:
+            waiting = min(wiring.call_latency_ns / duration_ns, 1.0)
+            moving = (1.0 - waiting) * max(sigma, SHARED_SIGMA)
+            sigma = math.hypot(moving, waiting * WAITING_SIGMA)
         yield CollectiveCost(
             duration_ns=duration_ns,
-            relative_sigma=math.hypot(sigma, UNSEEN_SIGMA) if wiring.is_unseen else sigma,
+            relative_sigma=sigma,
             provenance=calibration.provenance(wiring, call.kind, size),
             algorithm=choice[0].value,
             protocol=choice[1].value,

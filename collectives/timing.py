@@ -20,6 +20,9 @@ from perfmodel.base.units import NS_PER_S
 CHANNELS_BETWEEN_HOSTS = 16
 TREE_LL128_HOP = 1.25 / 0.6
 """A hop of a tree in LL128 over one in LL, in NCCL's planning table."""
+PAIR_MESSAGES = 4.0
+"""Messages of NCCL's exchanges for one of its rings, 128 KiB for 512: ranks that share a NIC hold
+each other up at every one."""
 # What all channels of an NVLS tree hold before the first sum comes back.
 _NVLS_CHUNK = 4.0 * 2**20
 
@@ -56,6 +59,8 @@ def predict_duration_ns(
     else:
         duration = host.launch_ns + host.spread_ns * _ramp(movement.chunk_bytes / host.spread_bytes)
         hop_ns = host.ll_hop_ns if protocol is Protocol.LL else host.ll128_hop_ns
+        if algorithm is CollectiveAlgorithm.RING and fabric is not None:
+            hop_ns = np.maximum(hop_ns, fabric.proxy_ns * proxy_steps(wiring, protocol))
         if choice == (CollectiveAlgorithm.TREE, Protocol.LL128):
             # Rings in LL128 inside a host are rare in logs: their constant says little of a hop.
             hop_ns = TREE_LL128_HOP * host.ll_hop_ns
@@ -82,10 +87,9 @@ def _inside_ns(
     if algorithm in (CollectiveAlgorithm.NVLS, CollectiveAlgorithm.NVLS_TREE):
         sending = movement.gpu_bytes * ns_per_byte / host.nvls_ratio
         return sending + np.sqrt(host.nvls_fill_ns * sending)
-    if protocol is Protocol.LL:
-        return movement.gpu_bytes * ns_per_byte / host.ll_ratio
-    if protocol is Protocol.LL128:
-        return movement.gpu_bytes * ns_per_byte / host.ll128_ratio
+    if protocol is not Protocol.SIMPLE:
+        ratio = host.ll_ratio if protocol is Protocol.LL else host.ll128_ratio
+        return movement.gpu_bytes * ns_per_byte / ratio
     moved = movement.gpu_bytes + host.copy_ratio * movement.local_bytes
     sending = moved * ns_per_byte / host.simple_ratio
     return sending + np.sqrt(host.fill_ns * sending)
@@ -110,9 +114,7 @@ def _net_launch_ns(
     hop = hop + fabric.spread_ns * _ramp((movement.message_bytes / fabric.spread_bytes) ** 2)
     launch = fabric.launch_ns + wiring.call_latency_ns
     # A ring streams: only its first chunk waits. A tree waits at every level.
-    levels: Any = movement.net_hops
-    if algorithm is CollectiveAlgorithm.RING:
-        hop, levels = hop * fabric.ring_hop_ratio, 1.0
+    levels: Any = 1.0 if algorithm is CollectiveAlgorithm.RING else movement.net_hops
     if algorithm is CollectiveAlgorithm.NVLS_TREE:
         launch = launch + fabric.nvls_tree_fill_ns * _ramp(movement.message_bytes / _NVLS_CHUNK)
     if protocol is Protocol.SIMPLE:
@@ -132,20 +134,25 @@ def _sending_ns(
     fabric: FabricConstants,
 ) -> Any:
     """How long the NICs of the busiest host need for what they send."""
-    ratio = {
-        Protocol.LL: fabric.ll_ratio,
-        Protocol.LL128: fabric.ll128_ratio,
-        Protocol.SIMPLE: fabric.simple_ratio,
-    }[protocol]
-    sending = movement.nic_bytes * _nic_ns_per_byte(wiring, ratio, fabric.nic_crowding)
+    ratio = fabric.ll128_ratio if protocol is Protocol.LL128 else fabric.simple_ratio
+    wire_bytes = movement.nic_bytes * (2.0 if protocol is Protocol.LL else 1.0)
+    sending = wire_bytes * _nic_ns_per_byte(wiring, ratio, fabric.nic_crowding)
     # NCCL takes every path it finds for two channels, and racks have more NICs than paths.
-    sending = sending * max(1.0, 2 * wiring.nic_count / CHANNELS_BETWEEN_HOSTS)
+    paths = CHANNELS_BETWEEN_HOSTS / 2
+    sending = sending * max(1.0, wiring.nic_count / paths)
+    if protocol is Protocol.LL:
+        # A rank's proxy looks at the flag of each eight bytes before it sends them.
+        proxies = min(wiring.ranks_per_host, paths)
+        reading = movement.nic_bytes * NS_PER_S / (proxies * fabric.ll_bytes_per_s)
+        sending = np.maximum(sending, reading)
     if algorithm is CollectiveAlgorithm.NVLS_TREE:
         sending = sending * (1.0 + wiring.doubling_loss) ** math.log2(wiring.host_count / 2)
     if algorithm is CollectiveAlgorithm.RING:
         steps = movement.host_hops + movement.net_hops
         share = movement.message_bytes / (wiring.nic_count * fabric.step_bytes)
-        sending = soft_sum(sending, steps * fabric.step_ns * _ramp(share**2) ** 0.5, 4.0)
+        # A message in Simple is flushed after it has arrived: its step takes twice as long.
+        step_ns = fabric.step_ns / (1.0 if protocol is Protocol.SIMPLE else 2.0)
+        sending = soft_sum(sending, steps * step_ns * _ramp(share**2) ** 0.5, 4.0)
     return sending
 
 
@@ -166,7 +173,8 @@ def _pairwise_ns(
     duration = duration + np.sqrt(host.pair_fill_ns * inside)
     moving = inside
     if fabric is not None:
-        byte_ns = _nic_ns_per_byte(wiring, fabric.pair_ratio, fabric.nic_crowding)
+        crowding = PAIR_MESSAGES * fabric.nic_crowding
+        byte_ns = _nic_ns_per_byte(wiring, fabric.pair_ratio, crowding)
         spine = _ramp((movement.chunk_bytes / fabric.pair_burst_bytes) ** 4)
         slow = 1.0 + (wiring.pair_oversubscription - 1.0) * spine
         outside = movement.nic_bytes * slow * byte_ns
@@ -186,6 +194,11 @@ def _nic_ns_per_byte(wiring: Wiring, ratio: float, crowding: float) -> float:
     """
     crowd = 1.0 + crowding * (wiring.nic_sharing - 1)
     return NS_PER_S * crowd / (wiring.nic_bandwidth_bytes_per_s * ratio)
+
+
+def proxy_steps(wiring: Wiring, protocol: Protocol) -> int:
+    """How much proxies do at a step of a ring over hosts, inside hosts, too, in NCCL's plan."""
+    return (2 if wiring.has_amd_cpu else 1) * (3 if protocol is Protocol.SIMPLE else 1)
 
 
 def _ramp(ratio: Any) -> Any:

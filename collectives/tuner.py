@@ -26,7 +26,7 @@ from collectives.collective import (
     Protocol,
 )
 from collectives.movement import UNPLANNED, FloatArray
-from collectives.timing import CHANNELS_BETWEEN_HOSTS, Choice
+from collectives.timing import CHANNELS_BETWEEN_HOSTS, Choice, proxy_steps
 from collectives.wiring import HostLinkClass, Wiring
 from perfmodel.base.errors import InputError
 from perfmodel.base.fields import Constant, Count, ReadAs
@@ -106,8 +106,7 @@ class Tuner:
     wiring: Wiring
     protocols: tuple[Protocol, ...]
     pair_ll_bytes: int = 0
-    plan_latency_ns: float = 0.0
-    two_host_reach: float = 2.0
+    tree_reach: float = 1.0
     release: tuple[int, ...] = DEFAULT_NCCL_VERSION
 
     def choose(
@@ -154,6 +153,9 @@ class Tuner:
                 possible.append(CollectiveAlgorithm.TREE)
             if wiring.can_reduce_in_switch and wiring.ranks_per_host > 2:
                 possible += _by_switch(wiring)
+            # Where switches of the hosts reduce, those of the network work with them (NVLS).
+            if wiring.can_reduce_in_network and not wiring.can_reduce_in_switch:
+                possible.append(CollectiveAlgorithm.COLLNET)
         if kind in _GATHERED and wiring.ranks_per_host == 1 and software.nccl_version >= (2, 23):
             possible.append(CollectiveAlgorithm.PAT)
         return _forced(kind, possible, wiring, software)
@@ -195,24 +197,23 @@ class Tuner:
         base = table.base_ns[algorithm][protocol]
         is_pcie = wiring.link_class in (HostLinkClass.PCIE_PEER, HostLinkClass.PCIE_HOST)
         inside = (table.pcie_ns if is_pcie else table.nvlink_ns)[algorithm][protocol]
-        # A message in Simple is flushed after it has arrived.
-        wire = self.plan_latency_ns * (2 if protocol is Protocol.SIMPLE else 1)
-        net = table.net_ns[algorithm][protocol] + wire
+        net = table.net_ns[algorithm][protocol]
         if algorithm is CollectiveAlgorithm.TREE:
             return base + 2 * ((wiring.ranks_per_host - 1) * inside + math.log2(hosts) * net)
         if algorithm is CollectiveAlgorithm.NVLS:
             return base + inside + (net if hosts > 1 else 0.0)
         if algorithm is CollectiveAlgorithm.NVLS_TREE:
             return base + inside + 2 * math.log2(hosts) * net
+        if algorithm is CollectiveAlgorithm.COLLNET:
+            return base + 2 * (wiring.ranks_per_host - 1) * inside + net
         if algorithm is CollectiveAlgorithm.PAT:
             return base + math.log2(hosts) * net / 3.5 + n * 2.8 * _NS_PER_US
         if wiring.ranks_per_host == 1:
-            net = table.net_ns[CollectiveAlgorithm.TREE][protocol] + wire
+            net = table.net_ns[CollectiveAlgorithm.TREE][protocol]
         steps = 2 * (n - 1) if kind in _REDUCED else n - 1
         crossing = 0 if hosts == 1 else min(steps, 2 * hosts if kind in _REDUCED else hosts - 1)
         if hosts > 1:  # A ring keeps proxies busy at every step, inside hosts, too.
-            proxy = (2 if wiring.has_amd_cpu else 1) * (3 if protocol is Protocol.SIMPLE else 1)
-            inside = max(inside, proxy * _NS_PER_US)
+            inside = max(inside, proxy_steps(wiring, protocol) * _NS_PER_US)
         return base + (steps - crossing) * inside + crossing * net
 
     def bandwidth_bytes_per_s(self, kind: CollectiveKind, choice: Choice) -> float:
@@ -226,16 +227,18 @@ class Tuner:
         if algorithm is CollectiveAlgorithm.NVLS:
             inside *= self.constants.nvls_ratio
             return inside if hosts == 1 else min(inside, outside)
-        reach = min(plan.two_host_reach, self.two_host_reach) if hosts == 2 else 1.0
-        reach *= outside
+        share = self.tree_reach
+        if hosts > 2 and wiring.link_class is HostLinkClass.NVLINK_MESH:
+            share = min(share, self.constants.mesh_tree_ratio)
+        if algorithm is CollectiveAlgorithm.COLLNET:
+            return bus
+        reach = (plan.two_host_reach if hosts == 2 else 1.0) * share * outside
         if algorithm is CollectiveAlgorithm.NVLS_TREE:
             per_channel = plan.nvls_tree_channel_bytes_per_s[self._column]
             return 0.5 * min(self._channels * per_channel, reach)
         if algorithm is CollectiveAlgorithm.TREE:
             # Between hosts the links inside carry what goes up and what comes down.
             tree_bus = inside if hosts == 1 else min(0.8 * inside, reach)
-            if hosts > 2 and wiring.link_class is HostLinkClass.NVLINK_MESH:
-                tree_bus *= self.constants.mesh_tree_ratio
             return 0.5 * self._tree_bus(plan, protocol, tree_bus)
         if algorithm is CollectiveAlgorithm.PAT:
             bus *= 0.75
@@ -287,14 +290,18 @@ def _forced(
 ) -> tuple[CollectiveAlgorithm, ...]:
     """*possible*, or what the user forced of it. As in NCCL, kinds that lack it keep theirs."""
     wanted = software.algorithm
-    if wanted is not None and kind in UNPLANNED.get(wanted, ()):
-        return (wanted,)
-    if wanted in (CollectiveAlgorithm.NVLS, CollectiveAlgorithm.NVLS_TREE) and kind in _REDUCED:
-        if not wiring.can_reduce_in_switch:
-            raise InputError(
-                f"{kind.value} on {wiring.topology_name}: {wanted.value} needs a switch that "
-                "reduces (NVLink SHARP), which the group does not have. Force ring or tree instead."
-            )
+    if wanted is None or kind in UNPLANNED.get(wanted, ()):
+        return tuple(possible) if wanted is None else (wanted,)
+    by_host = wanted in (CollectiveAlgorithm.NVLS, CollectiveAlgorithm.NVLS_TREE)
+    is_lacking = by_host and not wiring.can_reduce_in_switch
+    if wanted is CollectiveAlgorithm.COLLNET and wiring.host_count > 1:
+        is_lacking = not wiring.can_reduce_in_network
+    if is_lacking and kind in _REDUCED:
+        raise InputError(
+            f"{kind.value} on {wiring.topology_name}: {wanted.value} needs a switch that reduces "
+            "(SHARP), which the group does not have. Force ring or tree instead."
+        )
+    if by_host and kind in _REDUCED:
         usable = _by_switch(wiring)
         return (wanted,) if wanted in usable else usable
     return (wanted,) if wanted in possible else tuple(possible)

@@ -15,14 +15,9 @@ import numpy as np
 from embeddings.popularity import Floats, Popularity, build_popularity
 from perfmodel.base.errors import PlanError
 
-HISTOGRAM_EDGES = tuple(2.0**power for power in range(16))
-"""Upper edges of the first 16 bins of reuse: up to 1, 2, 4 ... 32,768; the 17th is open."""
-
 _EXACT_RANKS = 512
 _BIN_RATIO = 1.05
 _EXACT_TIMES = 64
-_MEAN_IN_BIN = 1 / (2 * math.log(2))
-"""Mean of what is spread evenly in logarithm over (u / 2, u], over u."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,23 +202,6 @@ IndexDistribution = Uniform | Zipf | ReuseHistogram | ObservedRows | RowsByPopul
 def popularity_of(distribution: IndexDistribution, rows: int) -> Popularity:
     """The classes of rows of a table of *rows* rows."""
     return distribution.popularity(rows)
-
-
-def histogram_from_bins(
-    row_shares: tuple[float, ...], lookup_shares: tuple[float, ...], *, draws: float, reuse: float
-) -> ReuseHistogram:
-    """A histogram from the shares of distinct rows and of lookups by power-of-two bin.
-
-    *reuse* is the mean over all rows. Where a share of rows is printed too
-    coarsely to divide by, rows are taken to be spread evenly in logarithm.
-    """
-    means = []
-    edges = (*HISTOGRAM_EDGES, 2 * HISTOGRAM_EDGES[-1])
-    for row_share, lookup_share, edge in zip(row_shares, lookup_shares, edges, strict=True):
-        spread = max(edge * _MEAN_IN_BIN, 1.0)
-        mean = lookup_share * reuse / row_share if row_share >= 0.01 else spread
-        means.append(min(max(mean, edge / 2, 1.0), edge))
-    return ReuseHistogram(lookup_shares, tuple(means), draws)
 
 
 def observe(indices: np.ndarray) -> ObservedRows:

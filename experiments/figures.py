@@ -28,7 +28,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from perfmodel.base.writing import draft_of
 from perfmodel.execution import Executor, open_executor
-from perfmodel.reports.pictures import save_picture
+from perfmodel.reports.machine_picture import save_picture
 
 EXPERIMENTS = Path(__file__).resolve().parent
 MEASURED = EXPERIMENTS / "measured"

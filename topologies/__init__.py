@@ -16,7 +16,6 @@ from topologies.link import Fabric, FabricKind, Link, LinkKind, Route, Vertex, V
 from topologies.recognising import (
     cpu_speed,
     find_device,
-    find_machine,
     list_topologies,
     load_topology,
     name_devices,
@@ -40,7 +39,6 @@ __all__ = [
     "build_cluster",
     "cpu_speed",
     "find_device",
-    "find_machine",
     "list_devices",
     "list_topologies",
     "load_device",

@@ -19,7 +19,6 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from google.protobuf.message import DecodeError
 
 from perfmodel.base.errors import TraceError
-from perfmodel.base.writing import write_file
 from traces.execution_trace import TraceArgument, pair_arguments
 from traces.file_stream import BATCH_BYTES, DEFAULT_LIMITS, Chunks, Limits, open_chunks
 
@@ -29,7 +28,6 @@ _MAX_TEXT = 64 * 1024
 _MAX_MESSAGE_BYTES = 16 * 2**20
 _LONGEST_LENGTH_BYTES = 10
 AttributeValue = int | float | bool | str | bytes | tuple[Any, ...]
-_SCALAR_OF: dict[type, str] = {bool: "bool", int: "int64", float: "double", str: "string"}
 
 
 class ChakraKind(IntEnum):
@@ -141,13 +139,6 @@ def is_chakra(head: bytes) -> bool:
     except (TraceError, DecodeError):
         return False
     return bool(first.name or first.id or first.attr)
-
-
-def write_chakra(trace: ChakraTrace, path: Path | str) -> None:
-    """Write *trace* to *path*."""
-    head = MESSAGES["GlobalMetadata"](version=trace.version)
-    messages = [head, *map(_message, trace.operations)]
-    write_file(Path(path), b"".join(map(_framed, messages)))
 
 
 def split_bytes(chunks: Chunks, text: bytes) -> Iterator[bytes]:
@@ -268,32 +259,6 @@ def _attributes(items: Iterable[Any]) -> dict[str, AttributeValue]:
             value = getattr(item, word)
             values[item.name] = tuple(value.values) if word.endswith("_list") else value
     return values
-
-
-def _message(operation: ChakraOperation) -> Any:
-    message = MESSAGES["Node"](
-        id=operation.number,
-        name=operation.name,
-        type=int(operation.kind),
-        ctrl_deps=operation.control,
-        data_deps=operation.data,
-        start_time_micros=operation.start_us,
-        duration_micros=operation.duration_us,
-    )
-    for name, value in operation.attributes.items():
-        setattr(message.attr.add(name=name), f"{_SCALAR_OF[type(value)]}_val", value)
-    return message
-
-
-def _framed(message: Any) -> bytes:
-    """*message* after its length."""
-    content: bytes = message.SerializeToString(deterministic=True)
-    size, head = len(content), bytearray()
-    while size >= 0x80:
-        head.append(size & 0x7F | 0x80)
-        size >>= 7
-    head.append(size)
-    return bytes(head) + content
 
 
 _PACKAGE = "perfmodel.chakra"

@@ -10,9 +10,10 @@ import random
 import numpy as np
 from scipy.stats import poisson
 
-from embeddings.distribution import HISTOGRAM_EDGES, ReuseHistogram
+from embeddings.distribution import ReuseHistogram
 from experiments.figures import BLUE, ORANGE, Wishes, legend_below, new_figure, read_wishes
 from experiments.sharding_plans.tasks import HEAVY_POOLING, draw_tables, load_histograms
+from perfmodel.extensions.measurements.calibration.embedding_cases import HISTOGRAM_EDGES
 
 SAMPLES = {"2021": 65_536, "2022": 131_072}
 TABLES = {"2021": 856, "2022": 788}

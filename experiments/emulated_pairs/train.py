@@ -6,6 +6,7 @@ import contextlib
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -116,7 +117,7 @@ def parse():
     parser.add_argument("--batch", type=int, default=12)
     parser.add_argument("--bucket-mb", type=int, default=25)
     parser.add_argument("--accumulate", type=int, default=1)
-    for switch in ("zero", "recompute", "channels-last", "compile"):
+    for switch in ("zero", "recompute", "channels-last", "compile", "graph", "fp16-gradients"):
         parser.add_argument(f"--{switch}", action="store_true")
     return parser.parse_args()
 
@@ -136,10 +137,36 @@ def make_batch(options, device):
 def make_optimizer(options, model):
     """AdamW, whole or with its states sharded."""
     kinds = {"plain": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
-    how = {"lr": 1e-4} | kinds[options.optimizer]
+    how = {"lr": 1e-4, "capturable": options.graph} | kinds[options.optimizer]
     if options.zero:
         return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **how)
     return torch.optim.AdamW(model.parameters(), **how)
+
+
+def train_captured(options, model, optimizer, device) -> None:
+    """Train for ever with whole steps captured as one graph, after three usual ones."""
+    batch = make_batch(options, device)
+
+    def train():
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16, enabled=options.precision == "bf16"):
+            loss = model(*batch)
+        loss.backward()
+        optimizer.step()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            train()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        train()
+    while True:
+        for target, source in zip(batch, make_batch(options, device), strict=True):
+            target.copy_(source)
+        graph.replay()
 
 
 def main() -> None:
@@ -159,8 +186,12 @@ def main() -> None:
             model, device_ids=[device.index], bucket_cap_mb=options.bucket_mb,
             gradient_as_bucket_view=True,
         )  # fmt: skip
+    if options.fp16_gradients:
+        wrapped.register_comm_hook(None, fp16_compress_hook)
     step = torch.compile(wrapped) if options.compile else wrapped
     optimizer = make_optimizer(options, model)
+    if options.graph:
+        train_captured(options, model, optimizer, device)
     while True:
         for part in range(options.accumulate):
             is_last = part == options.accumulate - 1 or not is_distributed

@@ -38,6 +38,7 @@ from perfmodel.extensions.measurements.calibration.collectives import (
 )
 from perfmodel.extensions.measurements.calibration.embedding import fit_embedding, write_constants
 from perfmodel.extensions.measurements.calibration.embedding_cases import load_cases
+from perfmodel.extensions.measurements.checking import disagrees
 from perfmodel.extensions.measurements.measured_kernels import KernelTable
 from topologies import list_devices
 
@@ -79,21 +80,14 @@ def load_choices() -> dict[str, Choice]:
 
 
 def choose_rows(table: KernelTable, choice: Choice) -> KernelTable:
-    """The kernels of *choice*'s formats on GPUs of the catalog."""
+    """Kernels of the formats of *choice* on GPUs of the catalog whose rate agrees with the time."""
     kept = tuple(
         one
         for one in table.kernels
-        if one.device in list_devices() and one.op.dtype.value in choice.dtypes
+        if one.device in list_devices()
+        and one.op.dtype.value in choice.dtypes
+        and not disagrees(one.column_ratio)
     )
-    if choice.kind == "experts":
-        # A time that several numbers of tokens share was measured with one of them.
-        sizes: dict[tuple[str, str, float], set[int]] = {}
-        for one in kept:
-            key = one.device, one.op.variant, one.measured_ns
-            sizes.setdefault(key, set()).add(one.op.tokens)
-        kept = tuple(
-            one for one in kept if len(sizes[one.device, one.op.variant, one.measured_ns]) == 1
-        )
     return KernelTable(kept, table.unsupported)
 
 

@@ -68,6 +68,7 @@ WEIGHT_OF_UNKNOWN = 0.1
 """Frameworks without a stack of their own, or known from one model on one device, say little about
 a chip. Experts, whose costs are still far off, say what grouped products take and nothing else."""
 PRIOR_OF_HOST = 0.7
+"""Of a framework; those on top of one whose host is known run the same modules."""
 PRIOR = {"transformer": 0.12, "dlrm": 0.25}
 """Without values of chips, stacks of recommendation models carry more of their own."""
 PRIOR_OF_LOOKUPS = 0.5
@@ -317,7 +318,9 @@ def _prior(key: Key, family: str) -> float:
         own = PRIOR_OF_LOOKUPS if key[2] == "embedding" else PRIOR[family]
         return PRIOR_OF_RELEASE * own if _is_release(key[1]) else own
     if key[2] == "host":
-        return PRIOR_OF_HOST
+        parent = _profile(key[1]).get("extends", "")
+        has_own = not (parent and "host_speed_ratio" in _profile(parent))
+        return PRIOR_OF_HOST if has_own else PRIOR[family]
     is_later = len(lineage(key[1], family)) > 1
     if key[2] == "gemm" and not is_later:
         return PRIOR_OF_GEMM

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.base.errors import InputError
-from perfmodel.costs.attention import is_fused
+from perfmodel.costs.attention import is_sustained
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.sustained import ARITHMETIC, chip_factor, hot_shares
 from perfmodel.extensions.measurements.calibration.anchors import Kind
@@ -129,13 +129,13 @@ def _hotness(job: JobGraph, device: Device, stack: SoftwareStack) -> float:
 
 def _fused_share(job: JobGraph, device: Device, stack: SoftwareStack) -> float:
     ops = [op for op in job.ops if isinstance(op, Attention)]
-    fused = sum(op.flops for op in ops if is_fused(op, device, stack))
+    fused = sum(op.flops for op in ops if is_sustained(op, device, stack))
     return fused / sum(op.flops for op in ops) if ops else 0.0
 
 
 def _grouped_share(question: Question) -> float:
     """The share of the time of GEMMs that grouped ones take, on the first rank."""
-    priced = price(question, question.job)
+    [priced] = price(question, [question.job])
     rows, ops = priced.rows_of_rank(0), question.job.ops
     times_ns = np.where(priced.family[rows] == FAMILIES.index("gemm"), priced.float_ns[rows], 0.0)
     is_grouped = np.array([isinstance(op, GroupedGemm) for op in ops])

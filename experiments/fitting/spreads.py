@@ -21,7 +21,7 @@ from experiments.fitting.runs import Case
 FEATURES: dict[str, tuple[str, ...]] = {
     "transformer": (
         *("kernels", "communication", "host"),
-        *("experts", "eight_bits", "four_bits", "guesses"),
+        *("experts", "host of experts", "eight_bits", "four_bits", "guesses"),
     ),
     "dlrm": (),
 }

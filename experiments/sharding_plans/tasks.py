@@ -11,9 +11,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from embeddings.distribution import ReuseHistogram, histogram_from_bins
+from embeddings.distribution import ReuseHistogram
 from embeddings.table import EmbeddingTable, spread_hot_rows
 from experiments.figures import read_measured
+from perfmodel.extensions.measurements.calibration.embedding_cases import histogram_from_bins
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from topologies import Cluster, build_cluster, load_topology
 

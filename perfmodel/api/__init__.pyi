@@ -50,7 +50,6 @@ from perfmodel.extensions.measurements.calibration.embedding import EmbeddingFit
 from perfmodel.extensions.measurements.measuring import MeasurePlan as MeasurePlan
 from perfmodel.extensions.measurements.validation.fits import FitBoard as FitBoard
 from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard as Scoreboard
-from perfmodel.extensions.recordings.api import trace_chakra as trace_chakra
 from perfmodel.extensions.recordings.api import trace_diff as trace_diff
 from perfmodel.extensions.recordings.api import trace_extract as trace_extract
 from perfmodel.extensions.recordings.api import trace_stats as trace_stats
@@ -75,7 +74,6 @@ from perfmodel.planning.layouts.ranking import Search as Search
 from perfmodel.planning.question import LayoutQuestion as LayoutQuestion
 from perfmodel.planning.question import RankQuestion as RankQuestion
 from perfmodel.planning.ranking import Ranking as Ranking
-from perfmodel.prediction.answer import Answer as Answer
 from perfmodel.prediction.answer import Prediction as Prediction
 from perfmodel.prediction.comparing import Comparison as Comparison
 from perfmodel.prediction.scenario import Interference as Interference

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Required, TypedDict, Unpack
 
 from perfmodel.api.questions import File
 from perfmodel.base.errors import CalibrationError
@@ -51,64 +51,54 @@ def price_kernel(
     return answer_op(op, gpu, load_stack(stack))
 
 
-def price_collective(
-    kind: str,
-    size: int | str,
-    *,
-    topology: str,
-    hosts: int = 1,
-    ranks: int | Sequence[int] | None = None,
-    dtype: str = "fp32",
-    software: CollectiveSoftware | None = None,
-    calibration: Sequence[str] = (),
-    faults: Sequence[str] = (),
-) -> CollectiveCost:
-    """The cost of a collective on *ranks*, by default all; *size* is bytes, or `64MiB`."""
-    return ask_collective(
-        kind,
-        size,
-        topology=topology,
-        hosts=hosts,
-        ranks=ranks,
-        dtype=dtype,
-        software=software,
-        calibration=calibration,
-        faults=faults,
-    ).cost
+class GroupOptions(TypedDict, total=False):
+    """Who takes part in a collective: *ranks* are how many, or which; by default all of *hosts*."""
+
+    topology: Required[str]
+    hosts: int
+    ranks: int | Sequence[int] | None
+    dtype: str
+    software: CollectiveSoftware | None
+    calibration: Sequence[str]
+    faults: Sequence[str]
+
+
+def price_collective(kind: str, size: int | str, **group: Unpack[GroupOptions]) -> CollectiveCost:
+    """The cost of a collective; *size* is bytes, or `64MiB`."""
+    return ask_collective(kind, size, **group).cost
 
 
 def ask_collective(
     kind: str,
     size: int | str,
     *,
-    topology: str,
-    hosts: int = 1,
-    ranks: int | Sequence[int] | None = None,
     byte_matrix: Sequence[Sequence[int]] | None = None,
-    dtype: str = "fp32",
-    software: CollectiveSoftware | None = None,
-    calibration: Sequence[str] = (),
-    faults: Sequence[str] = (),
+    **group: Unpack[GroupOptions],
 ) -> CollectiveAnswer:
     """The price of a collective with everything about it.
 
-    *ranks* are how many, or which; *byte_matrix* is what each rank of an uneven all-to-all sends
-    to each.
+    *byte_matrix* is what each rank of an uneven all-to-all sends to each.
     """
     from collectives.collective import Collective, parse_kind
     from perfmodel.base.units import parse_size
     from perfmodel.reports.op_prices import answer_call
 
-    group = _group(topology, hosts, ranks, dtype, software, calibration, faults)
+    members = _group(**group)
     size_bytes = size if isinstance(size, int) else parse_size(size)
     rows = None if byte_matrix is None else tuple(tuple(row) for row in byte_matrix)
-    collective = Collective(parse_kind(kind), size_bytes, group.dtype, byte_matrix=rows)
-    return answer_call(group, collective)
+    collective = Collective(parse_kind(kind), size_bytes, members.dtype, byte_matrix=rows)
+    return answer_call(members, collective)
 
 
-def sweep_collective(
-    kind: str,
-    *,
+def sweep_collective(kind: str, **group: Unpack[GroupOptions]) -> SizeSweep:
+    """A collective over sizes from 512 B to 1 GiB, one power of two after the other."""
+    from collectives.collective import parse_kind
+    from perfmodel.reports.op_prices import answer_sizes
+
+    return answer_sizes(_group(**group), parse_kind(kind))
+
+
+def _group(
     topology: str,
     hosts: int = 1,
     ranks: int | Sequence[int] | None = None,
@@ -116,23 +106,6 @@ def sweep_collective(
     software: CollectiveSoftware | None = None,
     calibration: Sequence[str] = (),
     faults: Sequence[str] = (),
-) -> SizeSweep:
-    """A collective over sizes from 512 B to 1 GiB, one power of two after the other."""
-    from collectives.collective import parse_kind
-    from perfmodel.reports.op_prices import answer_sizes
-
-    group = _group(topology, hosts, ranks, dtype, software, calibration, faults)
-    return answer_sizes(group, parse_kind(kind))
-
-
-def _group(
-    topology: str,
-    hosts: int,
-    ranks: int | Sequence[int] | None,
-    dtype: str,
-    software: CollectiveSoftware | None,
-    calibration: Sequence[str],
-    faults: Sequence[str],
 ) -> CollectiveGroup:
     from collectives.collective import CollectiveSoftware
     from perfmodel.base.dtypes import parse_dtype

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from perfmodel.prediction.phases import OnPhase, PhaseClock, ignore_phase
 from perfmodel.prediction.scenario import JobScenario, Scenario
@@ -27,10 +27,27 @@ AnyScenario = Scenario | JobScenario
 """A model on a machine, or a job."""
 
 
+class Where(TypedDict, total=False):
+    """Where the work runs: the keywords that all questions take.
+
+    *executor* is auto, serial or ray; *workers* and *ray_address* are of Ray. *on_phase* is called
+    with the phase that begins and the share of the work that is done.
+    """
+
+    executor: str | None
+    workers: int | None
+    ray_address: str | None
+    on_phase: OnPhase
+
+
+AUTO = Where(executor="auto")
+"""Where questions run that may take long."""
+
+
 def open_place(
-    executor: str | None,
-    workers: int | None,
-    ray_address: str | None,
+    executor: str | None = None,
+    workers: int | None = None,
+    ray_address: str | None = None,
     on_phase: OnPhase = ignore_phase,
 ) -> AbstractContextManager[Executor]:
     """The named *executor*; by default Ray if an address or workers are given, else serial.
@@ -52,28 +69,25 @@ def open_place(
 def predict(
     scenario: AnyScenario | File,
     *,
-    executor: str = "auto",
-    workers: int | None = None,
-    ray_address: str | None = None,
-    on_phase: OnPhase = ignore_phase,
     require_fit: bool = False,
     keep_timelines: bool = True,
+    **where: Unpack[Where],
 ) -> Prediction:
     """Predict *scenario* (or the scenario in a file), in this process or on Ray.
 
     What the scenario leaves open, such as the layout of a Transformer, is chosen, and the answer
-    says so. *on_phase* is called with the phase that begins and the share of the work that
-    is done. With *require_fit* a scenario that does not fit in memory is refused before the replay.
+    says so. With *require_fit* a scenario that does not fit in memory is refused before the replay.
     Without *keep_timelines* Ray workers drop single tasks, and the answer has no trace or report.
     """
     from perfmodel.prediction import predict as prediction
 
+    on_phase = where.get("on_phase", ignore_phase)
     asked, clock = load_question(scenario), PhaseClock(on_phase)
     if isinstance(asked, Scenario):
         with clock.phase("building the job", done=0.0):
             question = build_scenario(asked, on_phase)
         _check_memory(asked, question, on_phase, require_fit=require_fit)
-    with open_place(executor, workers, ray_address, on_phase) as place:
+    with open_place(**AUTO | where) as place:
         if isinstance(asked, JobScenario):
             from perfmodel.prediction.saved_jobs import job_question
 
@@ -119,11 +133,7 @@ def _check_memory(
 
 def compare(
     scenarios: Mapping[str, AnyScenario] | Sequence[AnyScenario | File],
-    *,
-    executor: str = "auto",
-    workers: int | None = None,
-    ray_address: str | None = None,
-    on_phase: OnPhase = ignore_phase,
+    **where: Unpack[Where],
 ) -> Comparison:
     """Compare *scenarios*, named by their keys, their files, or their contents."""
     from perfmodel.prediction.comparing import compare_scenarios
@@ -133,8 +143,13 @@ def compare(
     else:
         named = [(_name(one), load_question(one)) for one in scenarios]
     _check_machines(named)
-    with open_place(executor, workers, ray_address, on_phase) as place:
-        return compare_scenarios(named, build=build_scenario, executor=place, on_phase=on_phase)
+    with open_place(**AUTO | where) as place:
+        return compare_scenarios(
+            named,
+            build=build_scenario,
+            executor=place,
+            on_phase=where.get("on_phase", ignore_phase),
+        )
 
 
 def name_jobs(folders: Files, *, topology: str, stack: str | None = None) -> dict[str, JobScenario]:
@@ -159,11 +174,7 @@ def _check_machines(named: Sequence[NamedScenario]) -> None:
 def sweep(
     scenario: AnyScenario | File,
     over: Mapping[str, Sequence[object]] | Sequence[str] | str,
-    *,
-    executor: str = "auto",
-    workers: int | None = None,
-    ray_address: str | None = None,
-    on_phase: OnPhase = ignore_phase,
+    **where: Unpack[Where],
 ) -> Comparison:
     """Predict *scenario* for every combination of values of its fields or its workload's.
 
@@ -182,7 +193,8 @@ def sweep(
         axes = [parse_axis(text) for text in ([over] if isinstance(over, str) else over)]
     asked = sweep_scenario(load_question(scenario), axes)
     _check_machines(asked)
-    with open_place(executor, workers, ray_address, on_phase) as place:
+    on_phase = where.get("on_phase", ignore_phase)
+    with open_place(**AUTO | where) as place:
         return compare_scenarios(
             asked, build=build_scenario, axes=axes, executor=place, on_phase=on_phase
         )
@@ -206,33 +218,21 @@ def _name(scenario: AnyScenario | File) -> str:
     return Path(scenario).stem
 
 
-def rank(
-    question: RankQuestion,
-    *,
-    executor: str | None = None,
-    workers: int | None = None,
-    ray_address: str | None = None,
-    on_phase: OnPhase = ignore_phase,
-) -> Ranking:
+def rank(question: RankQuestion, **where: Unpack[Where]) -> Ranking:
     """Rank the sharding plans that *question* asks about, fastest first."""
     from perfmodel.planning.rank_plans import rank_plans
 
-    with open_place(executor, workers, ray_address, on_phase) as place:
+    with open_place(**where) as place:
+        on_phase = where.get("on_phase", ignore_phase)
         return rank_plans(question, executor=place, on_phase=on_phase)
 
 
-def search(
-    question: LayoutQuestion,
-    *,
-    executor: str | None = None,
-    workers: int | None = None,
-    ray_address: str | None = None,
-    on_phase: OnPhase = ignore_phase,
-) -> Search:
+def search(question: LayoutQuestion, **where: Unpack[Where]) -> Search:
     """The fastest layouts that *question* asks about, for every number of hosts."""
     from perfmodel.planning.layouts.search import search_layouts
 
-    with open_place(executor, workers, ray_address, on_phase) as place:
+    with open_place(**where) as place:
+        on_phase = where.get("on_phase", ignore_phase)
         return search_layouts(question, executor=place, on_phase=on_phase)
 
 
@@ -246,11 +246,8 @@ def fits(scenario: Scenario) -> MemoryAnswer:
 def replay(
     job: JobScenario | File,
     *,
-    executor: str | None = None,
-    workers: int | None = None,
-    ray_address: str | None = None,
     is_explained: bool = False,
-    on_phase: OnPhase = ignore_phase,
+    **where: Unpack[Where],
 ) -> Prediction:
     """The times of *job*, a folder or a scenario of one, as `predict` finds them.
 
@@ -261,8 +258,9 @@ def replay(
 
     question = replay_question(as_scenario(job))
     asked = replace(question, options=replace(question.options, is_explained=is_explained))
-    with open_place(executor, workers, ray_address, on_phase) as place:
-        return prediction.predict(asked, executor=place, clock=PhaseClock(on_phase))
+    with open_place(**where) as place:
+        clock = PhaseClock(where.get("on_phase", ignore_phase))
+        return prediction.predict(asked, executor=place, clock=clock)
 
 
 def as_scenario(job: JobScenario | File) -> JobScenario:

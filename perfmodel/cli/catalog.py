@@ -32,11 +32,6 @@ def list_models() -> None:
 
     Example: perfmodel workload list
     """
-    print_workloads()
-
-
-def print_workloads() -> None:
-    """Print the names of workloads and stacks, and what they are."""
     from perfmodel.reports.machines import report_models
     from perfmodel.reports.terminal import print_report
 

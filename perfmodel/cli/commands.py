@@ -8,9 +8,8 @@ choose fields of the dataclass.
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import typer
 from typer.core import TyperCommand
 
-from perfmodel.base.errors import InputError, OutputError
+from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option, options_of, split_option
 from perfmodel.base.reading import refuse_to_read
 
@@ -71,9 +70,11 @@ def command(
                         for name, value in self.callback(**ctx.params).items()
                         if ctx.get_parameter_source(name).name == "COMMANDLINE"
                     }
-                    targets = _check_inputs_kept(
-                        {one.name: one.opts[0] for one in self.params}, values
-                    )
+                    targets = {
+                        one.opts[0]: Path(values[one.name])
+                        for one in self.params
+                        if one.opts[0] in WRITTEN and isinstance(values.get(one.name), str | Path)
+                    }
                     ctx.call_on_close(refuse_to_read(targets))
                     ctx.params = {}
                     for source in sources:
@@ -218,35 +219,3 @@ def _check_not_repeated(parameters: Iterable[Any], arguments: Sequence[str]) -> 
 
 WRITTEN = ("--csv", "--json", "--out", "--plan-out", "--plot", "--report", "--trace-out")
 """Options that name a file to write."""
-
-
-def _check_inputs_kept(typed: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Path]:
-    """The files to write, by option. Refuse one that is read.
-
-    *typed* are the options of *values*.
-    """
-    targets = {name: value for name, value in values.items() if typed[name] in WRITTEN}
-    for name, value in values.items():
-        for one in value if isinstance(value, list | tuple) else (value,):
-            for written, target in targets.items():
-                if name not in targets and _is_same_file(one, target):
-                    raise OutputError(
-                        f"{typed[written]} {target}: is also read, as {typed[name]}. "
-                        "Name another file."
-                    )
-    return {
-        typed[name]: Path(target)
-        for name, target in targets.items()
-        if isinstance(target, str | Path)
-    }
-
-
-def _is_same_file(one: Any, other: Any) -> bool:
-    """Whether *other* is a file, and *one* names it or a folder that it is in."""
-    # In contrast to those of Path, these take any text for an answer.
-    is_file, is_folder = os.path.isfile, os.path.isdir
-    if not (isinstance(one, str | Path) and isinstance(other, str | Path) and is_file(other)):
-        return False
-    if is_folder(one):
-        return Path(one).resolve() in Path(other).resolve().parents
-    return is_file(one) and Path(one).samefile(other)

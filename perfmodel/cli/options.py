@@ -22,7 +22,6 @@ from perfmodel.base.writing import (
 )
 
 if TYPE_CHECKING:
-    from collectives.measurements import RunPlace
     from perfmodel.prediction.answer import Prediction
     from perfmodel.prediction.comparing import Comparison
     from perfmodel.prediction.scenario import RunQuestion
@@ -88,35 +87,6 @@ class LocalRun(RunOptions):
     ] = None
 
 
-@dataclass(frozen=True)
-class MeasuredCollectives:
-    """Tables of measured collectives, and what the output of nccl-tests does not say."""
-
-    tables: Annotated[
-        tuple[str, ...],
-        argument(
-            "TABLE...",
-            "Output of nccl-tests (text or JSON), or CSV tables (`perfmodel schema collectives`).",
-        ),
-    ]
-    topology: Annotated[
-        str | None, Option(metavar="NAME|FILE", help="Machine that nccl-tests ran on.")
-    ] = None
-    hosts: Annotated[
-        int | None, Option(metavar="N", min=1, help="Hosts it ran on; default: as stated there.")
-    ] = None
-    kind: Annotated[
-        str | None, Option(metavar="KIND", help="Collective it ran; default: as stated there.")
-    ] = None
-
-    @property
-    def place(self) -> RunPlace:
-        """Where nccl-tests ran."""
-        from collectives.measurements import RunPlace
-
-        return RunPlace(topology=self.topology, hosts=self.hosts, kind=self.kind)
-
-
 def parse_measured(text: str) -> float:
     """Nanoseconds that an iteration took."""
     if (measured_ns := parse_duration_ns(text)) <= 0:
@@ -153,10 +123,6 @@ class Outputs:
     csv_file: Annotated[
         Path | None, Option(name="--csv", metavar="FILE", help="Write one line per row as CSV.")
     ] = None
-    plot_file: Annotated[
-        Path | None,
-        Option(name="--plot", metavar="FILE", help="Draw the answer: .png, .svg or .pdf."),
-    ] = None
     price_per_gpu_hour: Price = None
     trace_ranks: Annotated[
         tuple[int, ...] | None,
@@ -183,19 +149,14 @@ class Outputs:
             "--trace-out": self.trace_file,
             "--report": self.report_file,
             "--csv": self.csv_file,
-            "--plot": self.plot_file,
             "--plan-out": self.plan_file,
             "--json": Path(str(self.json_file)) if has_json else None,
         }
         check_apart(files)
-        if self.plot_file is not None:
-            from perfmodel.reports.pictures import check_picture_path
-
-            check_picture_path(self.plot_file)
         if self.trace_ranks is not None and self.trace_file is None:
             raise OutputError("--ranks: chooses ranks of the timeline. Give --trace-out FILE too.")
         for option, path in files.items():
-            if path is not None and option != "--plot":
+            if path is not None:
                 check_writable(option, path)
         if self.report_file is not None and self.report_file.suffix not in PAGE_ENDINGS:
             raise OutputError(
@@ -217,9 +178,8 @@ class Outputs:
         self,
         report: Report | Sequence[Report],
         document: Callable[[], Mapping[str, Any]],
-        draw: Callable[[Path], object] | None = None,
     ) -> None:
-        """Write an answer everywhere it was asked for: its *report*, its JSON, its picture.
+        """Write an answer everywhere it was asked for: its *report*, and its JSON.
 
         Several reports are printed one after the other; a page and a CSV file hold the first.
         """
@@ -232,8 +192,6 @@ class Outputs:
             write_file(self.report_file, to_page(reports[0]))
         if self.csv_file is not None:
             write_csv(self.csv_file, reports[0].rows)
-        if self.plot_file is not None and draw is not None:
-            draw(self.plot_file)
         if self.json_file is not None:
             write_json(self.json_file, document())
         if self.is_printed:
@@ -241,8 +199,7 @@ class Outputs:
             from perfmodel.reports.terminal import print_report
 
             print_report(*(map(shorten, reports) if self.is_brief else reports))
-            written = (self.json_file, self.trace_file, self.report_file, self.csv_file)
-            for path in (*written, self.plot_file):
+            for path in (self.json_file, self.trace_file, self.report_file, self.csv_file):
                 if path is not None:
                     print(f"Wrote {path}")
 

@@ -31,7 +31,6 @@ Examples:
   perfmodel predict --scenario question.yaml --require-fit
   perfmodel predict --job job/
   perfmodel predict --job job/ --topology dgx_h100
-  perfmodel predict --list
 \b
 --debug, anywhere on the line, shows the traceback of an error.
 """
@@ -68,9 +67,6 @@ def predict(
             help="Predict for several values, e.g. batch=4096:65536:x2; repeatable.",
         ),
     ] = (),
-    list_workloads: Annotated[
-        bool, Option(name="--list", help="List the shipped workloads and stacks.")
-    ] = False,
     require_fit: Annotated[bool, Option(help="Exit 1 if it does not fit in memory.")] = False,
     measured: Annotated[
         float | None,
@@ -94,11 +90,6 @@ def predict(
     ],
 ) -> None:
     """Predict how long one training iteration takes, and why."""
-    if list_workloads:
-        from perfmodel.cli.catalog import print_workloads
-
-        print_workloads()
-        return
     if model is not None and asked.setdefault("workload", model) != model:
         raise typer.BadParameter(
             f"{model} and --workload {asked['workload']} are different. Leave one of them out",

@@ -26,7 +26,8 @@ from topologies import Device
 GENERATIONS: dict[str, list[str]] = load_yaml(Path(__file__).with_name("attention_kernels.yaml"))
 """The measured kernels of a generation, best measured first."""
 
-AMPERE_KERNELS = frozenset({"flash1", "flash2", *GENERATIONS["flash2"]})
+FLASH1 = "flash1"
+AMPERE_KERNELS = frozenset({FLASH1, "flash2", *GENERATIONS["flash2"]})
 AMPERE_FLOPS_PER_CLOCK = 2048.0
 """What a multiprocessor multiplies per clock with the instructions of Ampere.
 
@@ -174,7 +175,7 @@ def find_recipe(entries: Sequence[Entry], device: Device, kind: AttentionKind) -
     # the physics knows masks better than it knows chips. Ties go to the first.
     match, mask_sigma, distance_sigma = min(found, key=lambda one: one[0].borrowed_sigma + one[2])
     backward, backward_sigma = _find_backward(entries, device, kind, match)
-    is_flash1 = kind.kernel == "flash1"
+    is_flash1 = kind.kernel == FLASH1
     return KernelRecipe(
         match=match,
         extra_sigma=mask_sigma

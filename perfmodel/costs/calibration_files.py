@@ -8,7 +8,6 @@ for its rate than the one that was measured is slower.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
@@ -27,9 +26,7 @@ from perfmodel.costs.corrections import (
     Correction,
     OrderedCorrection,
     correction_from_document,
-    correction_to_document,
     ordered_from_document,
-    ordered_to_document,
 )
 from topologies import Device, list_devices, load_device
 from topologies.device import ChipClass, find_twin
@@ -171,34 +168,6 @@ def _parse(text: str, document: str) -> CalibrationFile:
     content = parse_json(text, document=document, error_type=CalibrationError)
     advice = "Make it with `perfmodel calibrate`."
     return Document(document, content, CalibrationError, advice=advice).read(CalibrationFile)
-
-
-def entries_to_text(header: Mapping[str, str], entries: Sequence[Entry]) -> str:
-    """A calibration file of *entries*, one entry per line."""
-    missing = [key for key in HEADER_KEYS if not header.get(key)]
-    if missing:
-        raise CalibrationError(f"calibration: must state {', '.join(missing)}.")
-    lines = []
-    for entry in entries:
-        document = {
-            "device": entry.device,
-            "architecture": entry.architecture,
-            "compute_capability": entry.compute_capability,
-            "variant": entry.variant,
-            "constants": {key: float(f"{value:.5g}") for key, value in entry.constants.items()},
-            "correction": None
-            if entry.correction is None
-            else correction_to_document(entry.correction),
-            "relative_sigma": round(entry.relative_sigma, 4),
-            "curves": {
-                name: [[float(f"{number:.5g}") for number in pair] for pair in curve]
-                for name, curve in entry.curves.items()
-            },
-            **({} if entry.ordered is None else {"ordered": ordered_to_document(entry.ordered)}),
-        }
-        lines.append(json.dumps(document, separators=(",", ":")))
-    head = json.dumps(dict(header), indent=1).rstrip("}\n")
-    return head + ',\n "entries": [\n' + ",\n".join(lines) + "\n]}\n"
 
 
 def match_entry(

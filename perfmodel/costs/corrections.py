@@ -38,8 +38,6 @@ ROUNDING = 1e-3
 """Files hold six digits of logarithms: nearer than this to the range counts as inside."""
 DECIMALS = 5
 """Of a network's answer. Single precision rounds as the CPU adds; equal questions must not."""
-LARGE_MATRIX = 1000
-TINY_WEIGHT = 1e-4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,16 +77,6 @@ class Range:
         """*features* within the range, as the networks take them."""
         scaled: Matrix = (np.clip(features, self.low, self.high) - self.mean) / self.scale
         return scaled
-
-
-def range_of(features: Matrix) -> dict[str, Matrix]:
-    """The fields of the range of *features*."""
-    return {
-        "mean": features.mean(axis=0),
-        "scale": features.std(axis=0) + 1e-6,
-        "low": features.min(axis=0),
-        "high": features.max(axis=0),
-    }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,23 +145,6 @@ class OrderedCorrection(Range):
 RANGE = tuple(one.name for one in fields(Range))
 
 
-def correction_to_document(correction: Correction) -> dict[str, Any]:
-    """*correction* as plain lists, five digits, for a calibration file."""
-    document = {name: _rounded(getattr(correction, name), digits=5) for name in RANGE}
-    return {**document, "shift": _network_to_document(correction.shift)}
-
-
-def ordered_to_document(correction: OrderedCorrection) -> dict[str, Any]:
-    """*correction* as plain lists, six digits, for a calibration file."""
-    document = {name: _rounded(getattr(correction, name), digits=6) for name in RANGE}
-    order = {one.name: getattr(correction.order, one.name) for one in fields(OrderedNetwork)}
-    return {
-        **document,
-        "order": {name: _rounded_weights(values) for name, values in order.items()},
-        "spread": _network_to_document(correction.spread),
-    }
-
-
 def correction_from_document(document: Mapping[str, Any] | None) -> Correction | None:
     """The correction in *document*, if there is one."""
     if document is None:
@@ -219,30 +190,8 @@ def _finite(values: Any, name: str, dtype: Any = np.float64) -> NDArray[Any]:
     return array
 
 
-def _network_to_document(network: Network) -> list[dict[str, Any]]:
-    return [
-        {"weight": _rounded(weight, digits=5), "bias": _rounded(bias, digits=5)}
-        for weight, bias in network.layers
-    ]
-
-
 def _network_from_document(layers: list[Mapping[str, Any]]) -> Network:
     parts = [
         [_finite(one[name], name, np.float32) for name in ("weight", "bias")] for one in layers
     ]
     return Network(tuple((weight, bias) for weight, bias in parts))
-
-
-def _rounded(values: Matrix | NDArray[np.float32], *, digits: int) -> Any:
-    flat = [float(f"{value:.{digits}g}") for value in values.ravel()]
-    return np.array(flat).reshape(values.shape).tolist()
-
-
-def _rounded_weights(values: NDArray[np.float64]) -> Any:
-    """Weights for a file; large matrices keep three digits and drop their many tiny weights."""
-    if values.size < LARGE_MATRIX:
-        return _rounded(values, digits=6)
-    return [
-        [float(f"{value:.3g}") if value > TINY_WEIGHT else 0 for value in row]
-        for row in values.tolist()
-    ]

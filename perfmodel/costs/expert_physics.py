@@ -1,21 +1,17 @@
-"""Expert physics: a layer of experts on one GPU, in ten constants per GPU, kernel and format.
+"""Expert physics: grouped GEMMs on one GPU, in ten constants per GPU, kernel and format.
 
-Two grouped GEMMs, each limited by its tiles or by the weights it reads. Every active expert
-wastes part of a tile of rows, and a GEMM that does not fill the multiprocessors still takes most
-of a wave. Rows are copied to their experts and back, and tokens are read and written once more.
+Each is limited by its tiles or by the weights it reads. Every active expert wastes part of a tile
+of rows, and a GEMM that does not fill the multiprocessors still takes most of a wave.
 
-Leaves out: how unevenly the experts of one rank are loaded, except for how many are active.
-Source: fitted to the public tables that `experiments/fitting` names.
+Source: fitted to the public tables of whole layers that `experiments/fitting` names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.estimates import FloatColumn
 from perfmodel.costs.gemm_physics import MachineRates
@@ -28,28 +24,6 @@ TILE_COLUMNS = 128
 WAVE_SOFTNESS = 4.0
 PASSES_APART = 1.0
 """Traffic per row of permutation and activation, which are separate kernels in training."""
-LARGEST_CORRECTION = 0.4
-"""Limit of the logarithm of the learned correction."""
-_GATED_MATRICES, _PLAIN_MATRICES = 3.0, 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertLayer:
-    """The experts of one layer on the most loaded rank, as a benchmark runs them."""
-
-    kernel: str
-    tokens: int
-    rows: float
-    active: float
-    hidden: int
-    ffn: int
-    is_gated: bool
-    dtype: DType
-
-    @property
-    def variant(self) -> str:
-        """The variant that its constants are filed under."""
-        return f"{self.kernel}/{self.dtype.value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +47,6 @@ class ExpertConstants:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ExpertShapes:
-    """Layers of experts as columns: what the measured rank works on.
-
-    *matrices* is how many weights of hidden x ffn an expert has.
-    """
-
-    tokens: FloatColumn
-    rows: FloatColumn
-    active: FloatColumn
-    hidden: FloatColumn
-    ffn: FloatColumn
-    matrices: FloatColumn
-    width_bytes: FloatColumn
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class ExpertTimes:
     """Predicted durations and their parts: arithmetic, reading of weights, copies of rows."""
 
@@ -98,39 +56,7 @@ class ExpertTimes:
     duration_ns: FloatColumn
 
 
-def layer_shapes(layers: Sequence[ExpertLayer]) -> ExpertShapes:
-    """*layers* as columns."""
-    rows = [
-        (layer.tokens, layer.rows, layer.active, layer.hidden, layer.ffn,
-         _GATED_MATRICES if layer.is_gated else _PLAIN_MATRICES,
-         layer.dtype.size_bits / BITS_PER_BYTE)
-        for layer in layers
-    ]  # fmt: skip
-    return ExpertShapes(*np.array(rows, dtype=np.float64).T)
-
-
-def predict_layer_times(
-    shapes: ExpertShapes, machine: MachineRates, constants: ExpertConstants
-) -> ExpertTimes:
-    """Predict the forward pass of whole layers."""
-
-    def gemm(n: FloatColumn, k: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
-        """Both limits of one GEMM of a layer: its tiles, and the weights it reads."""
-        rate = machine.memory_bytes_per_s * constants.memory_ratio
-        weights_ns = shapes.active * n * k * shapes.width_bytes * NS_PER_S / rate
-        return _tiles_ns(shapes.rows, shapes.active, n, k, machine, constants), weights_ns
-
-    up = gemm((shapes.matrices - 1) * shapes.ffn, shapes.hidden)
-    down = gemm(shapes.hidden, shapes.ffn)
-    moved = constants.row_traffic * shapes.rows * (2 * shapes.hidden + shapes.matrices * shapes.ffn)
-    moved = moved + constants.token_traffic * shapes.tokens * shapes.hidden
-    traffic = moved * ACTIVATION_BYTES * NS_PER_S / machine.memory_bytes_per_s
-    floor_ns = constants.floor_ns + constants.expert_ns * shapes.active
-    gemms = soft_maximum(*up) + soft_maximum(*down)
-    return ExpertTimes(up[0] + down[0], up[1] + down[1], traffic, floor_ns + gemms + traffic)
-
-
-def _tiles_ns(
+def tiles_ns(
     rows: FloatColumn,
     active: FloatColumn,
     n: FloatColumn,
@@ -147,46 +73,6 @@ def _tiles_ns(
     return np.asarray(waves * flops * NS_PER_S / rate)
 
 
-def layer_features(shapes: ExpertShapes, times: ExpertTimes) -> FloatColumn:
-    """Layers x features: sizes, and which part of the time is which."""
-    rows_of_expert = shapes.rows / shapes.active
-    gemms_ns = times.arithmetic_ns + times.memory_ns
-    return np.stack(
-        [
-            np.log(times.duration_ns),
-            np.log(rows_of_expert),
-            np.log1p(rows_of_expert / 64),
-            np.log(shapes.active),
-            np.log(shapes.rows),
-            np.log(shapes.tokens),
-            np.log(shapes.hidden),
-            np.log(shapes.ffn),
-            (times.arithmetic_ns - times.memory_ns) / gemms_ns,
-            times.arithmetic_ns / times.duration_ns,
-            times.memory_ns / times.duration_ns,
-            times.traffic_ns / times.duration_ns,
-        ],
-        axis=1,
-    )
-
-
-def smooth_log_ratio(features: FloatColumn, span: FloatColumn, weights: FloatColumn) -> FloatColumn:
-    """Logs of measured over predicted times: a quadratic polynomial, clipped to the fitted range.
-
-    *span* has one line per feature: mean, scale, lowest and highest value.
-    """
-    mean, scale, low, high = span.T
-    inputs = (np.clip(features, low, high) - mean) / scale
-    return np.clip(square_terms(inputs) @ weights, -LARGEST_CORRECTION, LARGEST_CORRECTION)
-
-
-def square_terms(inputs: FloatColumn) -> FloatColumn:
-    """One, each of *inputs*, and their products with each other."""
-    count = inputs.shape[1]
-    first, second = np.triu_indices(count)
-    return np.column_stack([np.ones(len(inputs)), inputs, inputs[:, first] * inputs[:, second]])
-
-
 def predict_grouped_times(
     sizes: FloatColumn,
     machine: MachineRates,
@@ -196,7 +82,7 @@ def predict_grouped_times(
 ) -> ExpertTimes:
     """Predict single grouped GEMMs; *sizes* are rows groups, m, n, k."""
     groups, m, n, k = sizes
-    arithmetic = _tiles_ns(groups * m, groups, n, k, machine, constants)
+    arithmetic = tiles_ns(groups * m, groups, n, k, machine, constants)
     byte_ns = NS_PER_S / machine.memory_bytes_per_s
     memory = groups * n * k * width_bytes * byte_ns / constants.memory_ratio
     passes = max(constants.row_traffic - PASSES_APART, 0.0)

@@ -1,6 +1,6 @@
-"""Experts: grouped GEMMs of training, and whole layers as benchmarks measure them.
+"""Experts: grouped GEMMs of training.
 
-Both use the constants of the same fits. A format that was not measured on a chip uses the
+Their constants are fitted to whole layers. A format that was not measured on a chip uses the
 constants of the nearest format, which are ratios of the chip's own rate.
 """
 
@@ -17,7 +17,6 @@ from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.calibration_files import Entry, Match, entries_for, match_entry
 from perfmodel.costs.estimates import (
     Bound,
-    CalibratedModel,
     CodeColumn,
     Estimates,
     FloatColumn,
@@ -27,12 +26,7 @@ from perfmodel.costs.estimates import (
 )
 from perfmodel.costs.expert_physics import (
     ExpertConstants,
-    ExpertLayer,
-    layer_features,
-    layer_shapes,
     predict_grouped_times,
-    predict_layer_times,
-    smooth_log_ratio,
 )
 from perfmodel.costs.gemm import check_multiplies
 from perfmodel.costs.gemm_features import machine_rates
@@ -47,33 +41,6 @@ median of 14 shapes under load on B200, 0.5 to 0.8."""
 _NEAREST = (DType.FP8, DType.FP8_BLOCK, DType.BF16)
 _TRAINING_SHAPE = (8, 4096, 4096, 4096)
 """Experts of a rank, rows of each, outputs and inputs: what kernels are compared on."""
-
-
-class ExpertLayerModel(CalibratedModel):
-    """Prices whole layers, as measured tables hold them."""
-
-    family = "gemm"
-    kind = "experts"
-
-    def price(self, ops: Sequence[ExpertLayer], device: Device, stack: SoftwareStack) -> Estimates:
-        """Predict *ops* on *device*; benchmarks have no *stack*."""
-        del stack
-        entries = self.entries(device)
-
-        def price(variant: str, layers: Sequence[ExpertLayer]) -> Estimates:
-            dtype, shapes = layers[0].dtype, layer_shapes(layers)
-            match = _match_kernel(entries, device, variant, dtype)
-            constants, curves = ExpertConstants(**match.entry.constants), match.entry.curves
-            times = predict_layer_times(shapes, machine_rates(device, dtype), constants)
-            duration_ns = times.duration_ns
-            if curves:
-                # Learned where enough models were measured.
-                features = layer_features(shapes, times)
-                span, weights = np.array(curves["span"]), np.array(curves["weights"])[0]
-                duration_ns = duration_ns * np.exp(smooth_log_ratio(features, span, weights))
-            return _estimates(duration_ns, match, Bound.COMPUTE)
-
-        return price_by_kind(ops, rows_of_kinds(op.variant for op in ops), price)
 
 
 def price_grouped_gemms(
@@ -95,19 +62,10 @@ def price_grouped_gemms(
         bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE).astype(np.int8)
         byte_ns = ADDED_SHARE * NS_PER_S / device.memory_bandwidth_bytes_per_s
         added_ns = byte_ns * np.array([op.added_bytes for op in chosen], dtype=np.float64)
-        return _estimates(times.duration_ns + added_ns, match, bound)
+        return estimates_of(times.duration_ns + added_ns, match, bound)
 
     dtypes = (stack.matmul_dtypes.get(op.dtype, op.dtype) for op in ops)
     return price_by_kind(ops, rows_of_kinds(dtypes), price)
-
-
-def _match_kernel(entries: Sequence[Entry], device: Device, variant: str, dtype: DType) -> Match:
-    """The fit of this kernel on the chip or its family, else of another kernel there."""
-    match = match_entry(entries, device, variant)
-    if match is not None and match.is_family:
-        return match
-    nearest = _nearest(entries, device, dtype)
-    return nearest if match is None or nearest.is_family else match
 
 
 def _training_kernel(entries: Sequence[Entry], device: Device, dtype: DType) -> Match:
@@ -118,12 +76,12 @@ def _training_kernel(entries: Sequence[Entry], device: Device, dtype: DType) -> 
     all of a format with scales by block are slower than bf16, they only serve, and those of fp8
     stand in. If these are slower, too, that is a fault of the fits.
     """
-    found, plain = (_nearest(entries, device, one) for one in (dtype, DType.BF16))
+    found, plain = (nearest_kernel(entries, device, one) for one in (dtype, DType.BF16))
     narrow_ns, plain_ns = (
         _reference_ns(match, device, one) for match, one in ((found, dtype), (plain, DType.BF16))
     )
     if dtype.is_quantised and dtype is not DType.FP8 and narrow_ns > plain_ns:
-        stand_in = _nearest(entries, device, DType.FP8)
+        stand_in = nearest_kernel(entries, device, DType.FP8)
         found = Match(stand_in.entry, stand_in.borrowed_sigma + STAND_IN_SIGMA)
         narrow_ns = _reference_ns(found, device, dtype)
     if dtype.is_quantised and narrow_ns > plain_ns:
@@ -147,7 +105,7 @@ def _reference_ns(match: Match, device: Device, dtype: DType) -> float:
     return float(times.duration_ns[0])
 
 
-def _nearest(entries: Sequence[Entry], device: Device, dtype: DType) -> Match:
+def nearest_kernel(entries: Sequence[Entry], device: Device, dtype: DType) -> Match:
     """The fastest kernel for GEMMs of *dtype* on a training shape, of the nearest chip."""
     formats = (dtype, *_NEAREST) if dtype.is_quantised else (DType.BF16,)
     for distance, word in enumerate(dict.fromkeys(formats)):
@@ -169,7 +127,8 @@ def _nearest(entries: Sequence[Entry], device: Device, dtype: DType) -> Match:
     )
 
 
-def _estimates(duration_ns: FloatColumn, match: Match, bound: CodeColumn | Bound) -> Estimates:
+def estimates_of(duration_ns: FloatColumn, match: Match, bound: CodeColumn | Bound) -> Estimates:
+    """Estimates by the constants of *match*."""
     return build_estimates(
         duration_ns,
         relative_sigma=float(np.hypot(match.entry.relative_sigma, match.borrowed_sigma)),

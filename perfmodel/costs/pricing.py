@@ -102,13 +102,23 @@ def price_job(
 
     So many settings that decide costs are *guesses*: its spread is wider for them.
     """
-    _check_fits(job, cluster)
+    return price_alike([job], cluster=cluster, stack=stack, guesses=guesses)[0]
+
+
+def price_alike(
+    jobs: Sequence[JobGraph], *, cluster: Cluster, stack: SoftwareStack, guesses: int = 0
+) -> list[PricedJob]:
+    """The same of several *jobs* with equal groups, whose ops the last one begins with."""
+    if not jobs:
+        return []
+    last = jobs[-1]
+    _check_fits(last, cluster)
     stack = stack.on_cpu(cluster.topology.host_cpu)
-    calls = _CallPricer(job, cluster, stack)
-    families = np.array([FAMILIES.index(family_of(type(op))) for op in job.ops], dtype=np.int8)
-    ranks = np.arange(job.rank_count, dtype=np.int64)
+    calls = _CallPricer(last, cluster, stack)
+    families = np.array([FAMILIES.index(family_of(type(op))) for op in last.ops], dtype=np.int8)
+    ranks = np.arange(last.rank_count, dtype=np.int64)
     numbers, devices = cluster.devices_of(ranks)
-    plain_of = [_price_plain(job.ops, device, stack) for device in devices]
+    plain_of = [_price_plain(last.ops, device, stack) for device in devices]
     gpus, gpu_of_rank = np.unique(
         np.column_stack([numbers, cluster.speeds_of(ranks)]), axis=0, return_inverse=True
     )
@@ -117,35 +127,39 @@ def price_job(
         plain = plain_of[int(number)]
         slowed_ns = slow_down(plain.duration_ns, families, speed)
         plain_at.append(replace(plain, duration_ns=slowed_ns))
-    kind_of_rank, representatives = _rank_kinds(job, calls, gpu_of_rank)
-    starts, programs, columns, link_use = _price_kinds(
-        job, [(rank, plain_at[gpu_of_rank[rank]]) for rank in representatives.tolist()], calls
-    )
-    family = np.concatenate([families[program.op] for program in programs])
-    priced = PricedJob(
-        job=job,
-        durations=DurationTable(
-            np.rint(columns.duration_ns).astype(np.int64)[:, None],
-            np.array(starts, dtype=np.int64)[kind_of_rank],
-        ),
-        float_ns=columns.duration_ns,
-        relative_sigma=columns.relative_sigma,
-        provenance=columns.provenance,
-        family=family,
-        bound=columns.bound,
-        link_use=link_use,
-        slowdowns=slowdowns_for(cluster.device),
-        spread=find_spread(
-            stack,
-            architecture=cluster.device.architecture,
-            hosts=cluster.host_count,
-            samples=job.facts.samples / job.rank_count,
-            features=features_of(job, family, columns.duration_ns, columns.relative_sigma)
-            | {"guesses": guesses},
-            is_emulated=job.facts.is_emulated,
-        ),
-    )
-    return anchor(priced, cluster, stack)
+
+    def price(job: JobGraph) -> PricedJob:
+        kind_of_rank, representatives = _rank_kinds(job, calls, gpu_of_rank)
+        starts, programs, columns, link_use = _price_kinds(
+            job, [(rank, plain_at[gpu_of_rank[rank]]) for rank in representatives.tolist()], calls
+        )
+        family = np.concatenate([families[program.op] for program in programs])
+        priced = PricedJob(
+            job=job,
+            durations=DurationTable(
+                np.rint(columns.duration_ns).astype(np.int64)[:, None],
+                np.array(starts, dtype=np.int64)[kind_of_rank],
+            ),
+            float_ns=columns.duration_ns,
+            relative_sigma=columns.relative_sigma,
+            provenance=columns.provenance,
+            family=family,
+            bound=columns.bound,
+            link_use=link_use,
+            slowdowns=slowdowns_for(cluster.device),
+            spread=find_spread(
+                stack,
+                architecture=cluster.device.architecture,
+                hosts=cluster.host_count,
+                samples=job.facts.samples / job.rank_count,
+                features=features_of(job, family, columns.duration_ns, columns.relative_sigma)
+                | {"guesses": guesses},
+                is_emulated=job.facts.is_emulated,
+            ),
+        )
+        return anchor(priced, cluster, stack)
+
+    return [price(job) for job in jobs]
 
 
 def features_of(
@@ -159,11 +173,14 @@ def features_of(
     errors_ns = np.bincount(family, duration_ns * sigma, count)
     errors_ns[FAMILIES.index("host")] = 0.0
     formats = {op.dtype for op in job.ops if isinstance(op, Gemm | GroupedGemm)}
+    has_experts = float(any(isinstance(op, GroupedGemm) for op in job.ops))
+    host = min(float(host_ns) / device_ns, 1.0)
     return {
         KERNELS: float(np.linalg.norm(errors_ns)) / device_ns,
         "communication": float(by_family[FAMILIES.index(COMMUNICATION_FAMILY)]) / device_ns,
-        "host": min(float(host_ns) / device_ns, 1.0),
-        "experts": float(any(isinstance(op, GroupedGemm) for op in job.ops)),
+        "host": host,
+        "experts": has_experts,
+        "host of experts": host * has_experts,
         "eight_bits": float(any(one.size_bits == BITS_PER_BYTE for one in formats)),
         "four_bits": float(any(one.size_bits < BITS_PER_BYTE for one in formats)),
     }

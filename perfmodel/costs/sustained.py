@@ -46,10 +46,12 @@ def sustained_factors(
 ) -> float | FloatColumn:
     """How much longer *ops*, all of one type, take on *device* in a long run than alone."""
     if isinstance(ops[0], Attention):
-        from perfmodel.costs.attention import is_fused  # recommendation models have no attention
+        from perfmodel.costs.attention import (
+            is_sustained,
+        )  # recommendation models have no attention
 
         slowed = chip_factor(ATTENTION, device)
-        return np.where([is_fused(op, device, stack) for op in ops], slowed, 1.0)  # type: ignore[arg-type]  # all of one type
+        return np.where([is_sustained(op, device, stack) for op in ops], slowed, 1.0)  # type: ignore[arg-type]  # all of one type
     if isinstance(ops[0], Gemm | GroupedGemm | Convolution):
         on_top = {kind: of.get(device.generation, 1.0) for kind, of in load_sustained().items()}
         narrow = np.array([op.dtype.size_bits == BITS_PER_BYTE for op in ops])  # type: ignore[union-attr]  # as below

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import NO_GROUP, JobGraph
 from perfmodel.graph.program import COLUMN_TYPES, PLAIN, Lane, Program, Programs, offsets
 
@@ -84,10 +85,6 @@ def build_places(job: JobGraph) -> Places:
     )
 
 
-Layout = FlatJob
-"""The earlier name, which numba looks up when it reads its older cache files."""
-
-
 class LaidOutPrograms(Programs):
     """The programs of a layout. It has no *lanes*, so they are given, and no labels or ops."""
 
@@ -150,6 +147,12 @@ def max_distance(job: JobGraph) -> int:
     return max((int(program.dep_distance.max(initial=0)) for program in job.programs), default=0)
 
 
+def lay_out_sound(job: JobGraph) -> FlatJob:
+    """The layout of *job*; an error if it cannot run."""
+    check_job(job)
+    return build_layout(job)
+
+
 def build_layout(job: JobGraph, external: NDArray[np.bool_] | None = None) -> FlatJob:
     """The layout of *job*. Groups that are *external* also have members in other blocks.
 
@@ -171,10 +174,6 @@ def build_layout(job: JobGraph, external: NDArray[np.bool_] | None = None) -> Fl
     slot[members] = np.arange(len(members)) - np.repeat(p_member[:-1], counts)
     rows = [local[first:stop] for first, stop in pairwise(p_member)]
     m_sequence = _pick([program.sequence for program in programs], rows, np.int32)
-    if len(m_slot) and not 0 <= m_slot.min() <= m_slot.max() < job.rank_group.shape[1]:
-        from perfmodel.graph.audit import check_job  # only a job that is not sound needs it
-
-        check_job(job)
     by_slot = np.zeros((len(programs), max(job.rank_group.shape[1], 1)), dtype=np.int64)
     flat = np.repeat(np.arange(len(programs)) * by_slot.shape[1], counts) + m_slot
     # One flat index, because numpy is a hundred times slower with two.

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from perfmodel.base.compiling import compiled
 from perfmodel.engine.block import BlockReplay
-from perfmodel.engine.layout import FlatJob, Int32s, Int64s, max_distance
-from perfmodel.engine.sieve import lay_out_sound
+from perfmodel.engine.layout import FlatJob, Int32s, Int64s, lay_out_sound, max_distance
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 

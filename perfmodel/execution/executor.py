@@ -16,9 +16,8 @@ from functools import cache
 from typing import Protocol, TypeVar
 
 from perfmodel.base.errors import InputError
-from perfmodel.engine.layout import FlatJob
+from perfmodel.engine.layout import FlatJob, lay_out_sound
 from perfmodel.engine.replay import Replay, replay
-from perfmodel.engine.sieve import lay_out_sound
 from perfmodel.execution.on_ray.surroundings import core_count, environment, quiet
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
@@ -243,6 +242,7 @@ def open_executor(
         raise InputError(f"executor: must be one of {', '.join(words)}, got {kind!r}.")
     if workers is not None and workers < 1:
         raise InputError(f"workers: must be 1 or more, got {workers}.")
+    keep_memory()
     return OPENERS[ExecutorKind(kind)](workers, address, Observers(on_round, on_wait))
 
 
@@ -306,8 +306,9 @@ KEPT_MEMORY = {-1: 2**31 - 1, -4: 0}
 def keep_memory() -> None:
     """Let this process keep the memory of arrays that it frees, for the arrays of the next replay.
 
-    Each replay of many fills hundreds of megabytes. The C library would return them to the system
-    and request them again, which takes longer than filling them. Other C libraries do as they do.
+    A question replays many times, and each replay fills hundreds of megabytes. The C library would
+    return them to the system and request them again, which takes longer than filling them. Other C
+    libraries do as they do.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:

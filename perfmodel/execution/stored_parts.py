@@ -6,23 +6,25 @@ and reports their rendezvous members; the driver compares these.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from perfmodel.base.compiling import compiled
 from perfmodel.base.errors import ExecutionError, GraphError
-from perfmodel.engine.layout import FlatJob, Int64s
-from perfmodel.engine.sieve import find_members, number_signatures
+from perfmodel.engine.layout import Bytes8, FlatJob, Int64s
 from perfmodel.execution.parts import WALKED, Division, JobPart, take_part
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
+from perfmodel.graph.ops import Op, signature_of
 from perfmodel.graph.program import PLAIN, Program
 from perfmodel.graph.storage import checksum_of
 from perfmodel.graph.stored_programs import StoredPrograms, loaded
 
+SIGNALS = 1
 AGAIN = "`perfmodel predict --executor serial` reads all of it and says where."
 
 
@@ -47,6 +49,81 @@ class LoadedPart:
     part: JobPart
     durations: DurationTable
     signature: Int64s
+
+
+def find_members(layout: FlatJob, signature: Int64s) -> Int64s | None:
+    """Check every rendezvous of *layout*; None if it cannot be replayed.
+
+    *signature* numbers, for each member of every program, the collective that partners must agree
+    on. Rows of the result are by rendezvous: that number plus one, and how many members signal.
+    """
+    # Wrong sequence numbers could request unbounded memory.
+    if layout.g_member[-1] != np.diff(layout.p_member)[layout.r_program].sum():
+        return None
+    seen = np.zeros(int(layout.g_member[-1]), dtype=np.uint8)
+    found = np.zeros((int(layout.g_rendezvous[-1]), 2), dtype=np.int64)
+    if _is_walkable(layout) and _meets_alike(layout, signature, seen, found):
+        return found
+    return None
+
+
+def number_signatures(ops: Iterable[Op]) -> Int64s:
+    """Number the collectives of *ops* that partners in a rendezvous must agree on."""
+    numbers: dict[object, int] = {}
+    numbered = [numbers.setdefault(signature_of(op), len(numbers)) for op in ops]
+    return np.array(numbered, dtype=np.int64)
+
+
+@compiled
+def _is_walkable(s: FlatJob) -> bool:
+    """Whether dependencies are inside their program, in order, and none is on its own task."""
+    for program in range(len(s.p_task) - 1):
+        tasks = s.p_task[program + 1] - s.p_task[program]
+        first = s.p_task[program] + program
+        deps = s.p_dep[program + 1] - s.p_dep[program]
+        stop = s.dep_start[first]
+        if stop != 0 or s.dep_start[first + tasks] != deps:
+            return False
+        for task in range(tasks):
+            start, stop = stop, s.dep_start[first + task + 1]
+            if start > stop:
+                return False
+            for row in range(s.p_dep[program] + start, s.p_dep[program] + stop):
+                source = s.dep_task[row]
+                if source < 0 or source >= tasks or s.dep_lag_ns[row] < 0:
+                    return False
+                if source == task and s.dep_distance[row] == 0:
+                    return False
+    return True
+
+
+@compiled
+def _meets_alike(s: FlatJob, signature: Int64s, seen: Bytes8, found: Int64s) -> bool:
+    """Whether every endpoint joins every rendezvous once, all with one signature.
+
+    *found* is by rendezvous: its signature plus one, and how many members signal.
+    """
+    for rank in range(len(s.r_program)):
+        program = s.r_program[rank]
+        for i in range(s.p_member[program], s.p_member[program + 1]):
+            group, sequence = s.r_group[rank, s.m_slot[i]], s.m_sequence[i]
+            if group < 0 or sequence < 0:
+                return False
+            rendezvous = s.g_rendezvous[group] + sequence
+            if rendezvous >= s.g_rendezvous[group + 1]:
+                return False
+            member = (
+                s.g_member[group] + sequence * s.g_size[group] + s.r_position[rank, s.m_slot[i]]
+            )
+            if seen[member]:
+                return False
+            seen[member] = 1
+            if found[rendezvous, 0] == 0:
+                found[rendezvous, 0] = signature[i] + 1
+            if found[rendezvous, 0] != signature[i] + 1:
+                return False
+            found[rendezvous, 1] += s.m_role[i] & SIGNALS
+    return True
 
 
 def store_job(job: JobGraph) -> StoredJob | None:

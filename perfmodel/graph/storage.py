@@ -201,8 +201,7 @@ def _read_header(folder: Path) -> dict[str, Any]:
             f"{path}: must have schema_version {SCHEMA_VERSION}, has {version!r}. "
             "Write the job again with this version of perfmodel."
         )
-    # Jobs of earlier versions have no checksum of the header itself.
-    if stated not in (None, found):
+    if stated != found:
         raise GraphError(f"{path}: was changed after the job was written. Write the job again.")
     return dict(header)
 
@@ -254,15 +253,12 @@ def _assemble(folder: Path, header: dict[str, Any], programs: Sequence[Program])
     groups = np.array([group for row in rows for group in row])
     if {len(row) for row in rows} - {header["slot_count"]}:
         raise ValueError(f"column groups must have {header['slot_count']} slots per rank")
-    # Folders of earlier versions have no origins, and fewer facts.
-    origins = tuple(Origin(label) for label in labels)
-    if (folder / _ORIGINS_FILE).is_file():
-        table = read_columns(folder / _ORIGINS_FILE)
-        columns = {name: _words(table, name) for name in table.column_names}
-        origins = tuple(
-            Origin(**dict(zip(columns, words, strict=True)))
-            for words in zip(*columns.values(), strict=True)
-        )
+    table = read_columns(folder / _ORIGINS_FILE)
+    columns = {name: _words(table, name) for name in table.column_names}
+    origins = tuple(
+        Origin(**dict(zip(columns, words, strict=True)))
+        for words in zip(*columns.values(), strict=True)
+    )
     facts = {one.name: header[one.name] for one in fields(JobFacts) if one.name in header}
     return JobGraph(
         ops=tuple(

@@ -99,7 +99,7 @@ def values_of(column: Any) -> NDArray[Any]:
 
 
 class ColumnReader:
-    """Rows of columns of one Parquet file; *names* are its columns."""
+    """Rows of columns of one Parquet file."""
 
     def __init__(self, path: Path) -> None:
         self._file = pq.ParquetFile(path)
@@ -107,7 +107,6 @@ class ColumnReader:
         sizes = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         self._bounds = offsets(sizes)
         self._piece = lru_cache(MOST_PIECES)(self._read_piece)
-        self.names: list[str] = self._file.schema_arrow.names
 
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Rows *start* to *stop* of a column."""
@@ -197,9 +196,7 @@ class StoredPrograms(Programs):
             bounds = (int(self._dep_bounds[index]), int(self._dep_bounds[index + 1]))
             values = self._dependencies.read(name, *bounds)
         else:
-            # Jobs of earlier versions use labels as origins.
-            stored = name if name in self._tasks.names else "label"
-            values = self._tasks.read(stored, *tasks)
+            values = self._tasks.read(name, *tasks)
         return as_column(name, values, COLUMN_TYPES[name])
 
     @cached_property

@@ -17,9 +17,9 @@ from embeddings.plan_document import list_unrunnable, load_plan_document
 from embeddings.sharders import HYBRID_SHARDERS, SHARDERS
 from embeddings.sharding_task import ShardingTask, find_broken
 from perfmodel.base.errors import PlanError
+from perfmodel.base.extensions import load_extension
 from perfmodel.execution.executor import Executor
 from perfmodel.planning.question import RankQuestion, to_scenario
-from perfmodel.planning.recorded import RecordedRates, scale_to_recording
 from perfmodel.planning.search import PlanSearch, SearchOutcome
 from perfmodel.prediction.phases import OnPhase
 from perfmodel.prediction.plans.default_plan import build_task, place_tables, spec_of_tables
@@ -53,11 +53,12 @@ def load_task(question: RankQuestion) -> RankTask:
             f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "
             "the dense part and its buffers need it all. Use a smaller batch or more ranks."
         )
-    stack, facts = RecordedRates(loaded.stack, ())
+    stack, facts = loaded.stack, tuple[str, ...]()
     if question.job is not None:
         ran = _load_plan(question.plan_files[0], task)
         run = DlrmRun(spec, cluster.rank_count, stack)
-        stack, facts = scale_to_recording(question.job, run, cluster, ran)
+        rates = load_extension("whatif", "recorded_plans")
+        stack, facts = rates.scale_to_recording(question.job, run, cluster, ran)
     evaluator = PlanEvaluator(spec, cluster, stack)
     if cluster.host_count > 1 and evaluator.stack.habits != stack.habits:
         facts += (f"exchanges of a collective library, not {stack.name}'s own kernels",)

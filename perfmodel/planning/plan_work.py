@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import dataclass
 
 import numpy as np
 
 from embeddings.plan import ShardingPlan
 from perfmodel.base.units import format_duration, format_size
-from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
-from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.replay import find_period, replay
-from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction.answer import Explanation
-from perfmodel.prediction.plans.evaluator import EMBEDDING_FAMILY, PlanEvaluator
-from perfmodel.prediction.scenario import Mode
+from perfmodel.prediction.plans.evaluator import PlanEvaluator
 from perfmodel.workloads.dlrm.exchange import sent_by_members
 from perfmodel.workloads.dlrm.job import exchanges_of
 from perfmodel.workloads.dlrm.run import DlrmRun
@@ -24,18 +18,6 @@ from perfmodel.workloads.dlrm.run import DlrmRun
 LITTLE = 0.02
 """Differences below this share of the iteration are not reported."""
 SHOWN_TABLES = 3
-FASTER = 0.9
-"""Factor on the duration of a part, to see how much it bounds the iteration."""
-
-
-class PlanBound(Enum):
-    """The part whose speed-up shortens the iteration most."""
-
-    LOOKUP = "lookup"
-    ALL_TO_ALL = "all-to-all"
-    MLP = "mlp"
-    REDUCTION = "all-reduce"
-    HOST = "host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +36,6 @@ class Straggler:
 
 LEAST_NS = 100
 """What is shorter nobody can measure."""
-_FAMILIES = {
-    PlanBound.LOOKUP: (EMBEDDING_FAMILY,),
-    PlanBound.ALL_TO_ALL: (COMMUNICATION_FAMILY,),
-    PlanBound.MLP: ("gemm", "memory", "attention"),
-    PlanBound.REDUCTION: (COMMUNICATION_FAMILY,),
-    PlanBound.HOST: ("host",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,29 +128,6 @@ def dearest_tables(evaluator: PlanEvaluator, plan: ShardingPlan, rank: int) -> t
     costs = evaluator.pieces_alone(plan.tables, shards).total_ns if shards else np.zeros(0)
     dearest = np.argsort(-costs, kind="stable")[:SHOWN_TABLES]
     return tuple(plan.tables[shards[int(place)].table].name for place in dearest)
-
-
-def find_gains(priced: PricedJob, mode: Mode) -> dict[PlanBound, float]:
-    """What is saved by reducing each part by 10 %, with one replay of all parts."""
-    job, nominal_ns = priced.job, priced.durations.values_ns[:, 0]
-    is_exchange = np.zeros(len(nominal_ns), dtype=bool)
-    for rank in range(job.rank_count):
-        program, rows = job.program_of(rank), priced.durations.rows_of(job, rank)
-        operators = [job.origins[place].operator for place in program.origin]
-        is_exchange[rows] = [operator.startswith("embedding/") for operator in operators]
-    vectors = [nominal_ns]
-    for bound, families in _FAMILIES.items():
-        is_part = np.isin(priced.family, [FAMILIES.index(name) for name in families])
-        if families == (COMMUNICATION_FAMILY,):
-            is_part &= is_exchange == (bound is PlanBound.ALL_TO_ALL)
-        vectors.append(np.where(is_part, np.rint(FASTER * nominal_ns), nominal_ns))
-    values = np.stack(vectors, axis=1).astype(np.int64)
-    durations = replace(priced.durations, values_ns=np.ascontiguousarray(values))
-    if mode is Mode.PERIOD:
-        times = find_period(SerialExecutor().replay, job, durations).period_ns
-    else:
-        times = replay(job, durations, iterations=1).iteration_end_ns[0]
-    return {bound: float(times[0] - one) for bound, one in zip(_FAMILIES, times[1:], strict=True)}
 
 
 def difference(first: PlanWork, second: PlanWork) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from enum import Enum
 from typing import Annotated, Any
 
 from perfmodel.base.errors import ScenarioError, UnitError
@@ -159,32 +158,16 @@ def parse_counts(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-class Goal(Enum):
-    """What a whole run should have least of."""
-
-    TIME = "time"
-    COST = "cost"
-    ENERGY = "energy"
-
-
-def parse_goal(text: str) -> Goal:
-    """The goal called *text*."""
-    try:
-        return Goal(text)
-    except ValueError:
-        raise ValueError(f"must be time, cost or energy, got {text!r}") from None
-
-
 @dataclass(frozen=True, slots=True)
 class LayoutQuestion:
     """Which layout of *workload* is fastest on *hosts* of *topology*.
 
     Fields named in *overrides* are fixed, not searched. *hosts* may be several numbers, for a
     front of time against GPUs. *price_per_gpu_hour* turns times into money. The search may take
-    *work* bounds and replays for each number of hosts, and stops after *seconds*, if given.
-    *calibration* names files of constants that were measured on the machine. With *tokens* the
-    answer is about a whole run: *minimise* says which number of hosts is best, and with *finish_in*
-    the fewest that end in that time.
+    *work* bounds for each number of hosts, where a replay counts as four, and stops after
+    *seconds*, if given. *calibration* names files of constants that were measured on the machine.
+    With *tokens* the answer is about a whole run, and with *finish_in* about the fewest hosts that
+    end in that time.
     """
 
     topology: Machine
@@ -209,14 +192,6 @@ class LayoutQuestion:
     price_per_gpu_hour: Price = None
     tokens: Tokens = None
     prices: PricesFile = None
-    minimise: Annotated[
-        Goal,
-        Option(
-            metavar="time|cost|energy",
-            parse=parse_goal,
-            help="What to minimise over the numbers of hosts.",
-        ),
-    ] = Goal.TIME
     finish_in: Annotated[
         str | None,
         Option(
@@ -226,8 +201,8 @@ class LayoutQuestion:
     ] = None
     top: Annotated[int, Option(metavar="N", min=1, help="Layouts to show.")] = 10
     work: Annotated[
-        int, Option(metavar="N", min=1, help="Bounds and replays that a search may take.")
-    ] = 400
+        int, Option(metavar="N", min=1, help="Bounds a search may take; a replay counts as four.")
+    ] = 1300
     seconds: Annotated[
         float | None,
         Option(metavar="S", min=0.1, help="A brake: end after so many seconds, proven or not."),
@@ -243,7 +218,6 @@ class LayoutQuestion:
         if not self.hosts:
             raise ScenarioError("search: hosts must be one number or more, got none.")
         wishes = {"--finish-in": self.finish_in is not None, "--prices": bool(self.prices)}
-        wishes[f"--minimise {self.minimise.value}"] = self.minimise is not Goal.TIME
         for option, is_given in wishes.items():
             if is_given and self.tokens is None:
                 raise ScenarioError(f"{option}: is about a whole run. Give --tokens COUNT too.")

@@ -18,14 +18,12 @@ from perfmodel.base.units import BYTES_PER_GIB
 from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.planning.making import MadePlans, load_task, make_plans
 from perfmodel.planning.plan_work import (
-    PlanBound,
     PlanLoads,
     PlanWork,
     RankWork,
     dearest_tables,
     difference,
     find_awaited,
-    find_gains,
     find_loads,
     find_straggler,
 )
@@ -37,7 +35,7 @@ from perfmodel.planning.ranking import (
     join_reasons,
     number_ties,
 )
-from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.answer import PathShare, Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.plans.evaluator import (
     PlanEvaluator,
@@ -153,12 +151,12 @@ def order_by_time(ranked: Sequence[RankedPlan]) -> tuple[RankedPlan, ...]:
 
 
 class PlanAnswer(NamedTuple):
-    """The prediction of one plan, memory and awaited time of each rank, and `find_gains`."""
+    """The prediction of one plan, memory and awaited time of each rank, and its critical path."""
 
     prediction: Prediction
     memory_bytes: tuple[int, ...]
     awaited_ns: tuple[float, ...]
-    gains_ns: dict[PlanBound, float]
+    path: tuple[PathShare, ...]
     parts_ns: dict[str, float]
     lookups_ns: tuple[float, ...]
 
@@ -178,7 +176,7 @@ def answer_plan(setting: Setting, plan: ShardingPlan) -> PlanAnswer:
         replace(answer, reasons=None),
         tuple(memory.total_bytes for memory in question.memory_of_rank),
         find_awaited(reasons.explanation, plan.rank_count),
-        find_gains(reasons.evidence.priced, setting.options.mode),
+        reasons.explanation.critical_path.by_kind,
         {
             part.value.replace("_", " "): float(part_ns)
             for part, part_ns in reasons.explanation.time.of_part_ns.items()
@@ -190,7 +188,6 @@ def answer_plan(setting: Setting, plan: ShardingPlan) -> PlanAnswer:
 def _rank_one(
     evaluator: PlanEvaluator, question: RankQuestion, plan: ShardingPlan, found: PlanAnswer
 ) -> RankedPlan:
-    gains = found.gains_ns
     run = DlrmRun(evaluator.spec, plan.rank_count, evaluator.stack)
     loads = find_loads(run, plan, found.memory_bytes)
     room_bytes = (1 - question.reserve) * evaluator.cluster.device.memory_bytes
@@ -199,8 +196,7 @@ def _rank_one(
         answer=found.prediction,
         place=0,
         beats_next=None,
-        bound=max(gains, key=lambda bound: gains[bound]),
-        gains_ns=gains,
+        path=found.path,
         straggler=find_straggler(evaluator, plan, found.awaited_ns),
         loads=loads,
         fits=max(found.memory_bytes) <= room_bytes,
@@ -230,7 +226,7 @@ def _assumptions(best: Prediction, made: MadePlans) -> tuple[str, ...]:
     sentences = list(best.assumptions)
     sentences.append(
         "Listed plans are predicted in full, as by `predict --plan`. Order, bound and straggler "
-        "include contention; savings are computed with contention unchanged."
+        "include contention."
     )
     if made.judged:
         sentences.append(

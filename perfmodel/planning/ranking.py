@@ -24,13 +24,12 @@ from perfmodel.base.shown import Shown
 from perfmodel.base.units import BYTES_PER_GIB, format_duration
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.planning.plan_work import (
-    PlanBound,
     PlanLoads,
     PlanWork,
     Straggler,
     compare_works,
 )
-from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.answer import PathShare, Prediction
 from perfmodel.prediction.scenario import Mode
 
 TIE_RATIO = 0.01
@@ -39,7 +38,7 @@ TIE_RATIO = 0.01
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankedPlan:
-    """A plan, its prediction and its analysis.
+    """A plan, its prediction and its analysis; *path* is the critical path by kind of work.
 
     Plans with the same *place* are tied in time.
     *beats_next* is the probability that the first of them is faster than the first of the next
@@ -50,12 +49,16 @@ class RankedPlan:
     answer: Prediction
     place: int
     beats_next: float | None
-    bound: PlanBound
-    gains_ns: dict[PlanBound, float]
+    path: tuple[PathShare, ...]
     straggler: Straggler
     loads: PlanLoads
     fits: bool
     work: PlanWork
+
+    @property
+    def bound(self) -> str:
+        """What decides: the kind of work that fills most of the critical path."""
+        return max(self.path, key=lambda share: share.duration_ns).name
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -139,10 +142,10 @@ class Ranking(Shown):
         if all((one.plan.shards, one.plan.data_parallel) == held for one in fitting):
             return (
                 f"All {len(fitting)} make the same plan: tables leave them no choice. Bound by "
-                f"{best.bound.value}."
+                f"{best.bound}."
             )
         ties = [plan.plan.name for plan in fitting if plan.place == best.place]
-        bound = best.bound.value
+        bound = best.bound
         if len(ties) == len(fitting):
             return (
                 f"The plan does not matter here: the {len(ties)} that fit take the same time, to "

@@ -316,10 +316,6 @@ class Prediction(Shown):
         """The share of the critical path that the bound fills."""
         return self.bound.duration_ns / max(self.explanation.critical_path.length_ns, 1)
 
-    def path_by_kind_ns(self) -> dict[str, int]:
-        """What the critical path is made of."""
-        return {share.name: share.duration_ns for share in self.explanation.critical_path.by_kind}
-
     @property
     def memory(self) -> MemoryFit | None:
         """What the fullest ranks need and what a GPU has; None where either is unknown."""
@@ -328,7 +324,3 @@ class Prediction(Shown):
         if capacity_bytes is None or not fullest.memory.parts:
             return None
         return MemoryFit(fullest, capacity_bytes)
-
-
-Answer = Prediction
-"""The name of a prediction of times alone, in earlier versions of `perfmodel.api`."""

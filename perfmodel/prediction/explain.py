@@ -28,6 +28,7 @@ from perfmodel.graph.ops import (
     Copy,
     EmbeddingOp,
     Gemm,
+    GroupedGemm,
     HostPart,
     HostWork,
     MemoryBound,
@@ -63,6 +64,7 @@ def merge_numbers(label: str) -> str:
 
 _WORDS: dict[type[object], str] = {
     Gemm: "matrix multiplies",
+    GroupedGemm: "matrix multiplies of experts",
     Convolution: "convolutions",
     Attention: "attention",
     MemoryBound: "memory-bound kernels",

@@ -163,8 +163,16 @@ def _folded_job(
         )
         for first in first_of_colour
     )
+    peaks = job.facts.peak_memory_bytes
+    facts = replace(
+        job.facts, peak_memory_bytes=tuple(peaks[rank] for rank in representative if peaks)
+    )
     return replace(
-        job, rank_program=job.rank_program[representative], groups=groups, rank_group=rank_group
+        job,
+        facts=facts,
+        rank_program=job.rank_program[representative],
+        groups=groups,
+        rank_group=rank_group,
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from perfmodel.base.extensions import has_extension, load_extension
 from perfmodel.costs.priced_job import PricedJob, stated_prices
-from perfmodel.costs.pricing import price_job
+from perfmodel.costs.pricing import price_alike
 from perfmodel.engine.replay import Replayer
 from perfmodel.engine.settle import Rules
 from perfmodel.execution.executor import Executor
@@ -63,9 +63,9 @@ def predict(
     clock, replay, recording = clock or PhaseClock(), executor.replay, question.recording
     loops = [] if loops is None else loops
     # An iteration of many equal micro-batches has two smaller jobs, and is extrapolated.
-    for job in question.jobs[len(loops) :]:
-        with clock.phase("pricing", done=0.2):
-            priced = price(question, job)
+    with clock.phase("pricing", done=0.2):
+        all_priced = price(question, question.jobs[len(loops) :])
+    for priced in all_priced:
         with clock.phase("folding equal ranks", done=0.35):
             alone = fold_costs(priced, is_folded=recording is None)
         with clock.phase("modelling contention", done=0.4):
@@ -94,13 +94,13 @@ def predict(
     return replace(found, run=Run(executor.description, dict(clock.phase_s)))
 
 
-def price(question: Question, job: JobGraph) -> PricedJob:
-    """*job* with a price for every task; durations that it states stay."""
+def price(question: Question, jobs: Sequence[JobGraph]) -> list[PricedJob]:
+    """*jobs* of *question* with a price for every task; durations that they state stay."""
     if question.cluster is None or question.known is not None:
-        return stated_prices(job, question.known)
+        return [stated_prices(job, question.known) for job in jobs]
     assert question.stack is not None
     guesses = count_guesses(question)
-    return price_job(job, cluster=question.cluster, stack=question.stack, guesses=guesses)
+    return price_alike(jobs, cluster=question.cluster, stack=question.stack, guesses=guesses)
 
 
 def count_guesses(question: Question) -> int:

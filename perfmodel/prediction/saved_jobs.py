@@ -24,7 +24,7 @@ from perfmodel.prediction.yardsticks import IterationWork
 from perfmodel.stacks.capabilities import Execution
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
-from topologies import Cluster, build_cluster, find_machine, load_topology
+from topologies import Cluster, build_cluster, load_topology
 
 NO_MEMORY = "Memory is not checked: a saved job does not state what its ranks need."
 STATED_MEMORY = (
@@ -193,19 +193,3 @@ def _check_stated(scenario: JobScenario, why: str, given: Mapping[str, object]) 
                 f"{scenario.job}: {why}, so {option} would change nothing. Leave it out, or name "
                 "another machine with `perfmodel predict --job JOB --topology NAME`."
             )
-
-
-def recorded_machine(job: JobGraph) -> str | None:
-    """The machine of the catalog that *job* was recorded on, as far as its GPUs show."""
-    if not job.facts.device:
-        return None
-    machine = find_machine(job.facts.device, job.facts.gpus_per_host)
-    return None if machine is None else machine.name
-
-
-def about_machine(job: JobGraph) -> str:
-    """How the machine of a recording was found."""
-    return (
-        f"The recording names {job.facts.gpus_per_host} x {job.facts.device}: assumed to be "
-        f"{recorded_machine(job)} of the catalog."
-    )

@@ -152,7 +152,7 @@ class Scenario:
         str,
         Option(
             metavar="NAME|FILE",
-            help="Model: a name from --list, a file, or the config.json of a Hugging Face model.",
+            help="Model: a name (`perfmodel workload list`), a file or a Hugging Face config.json.",
         ),
     ] = DEFAULT_WORKLOAD
     overrides: Overrides = ()

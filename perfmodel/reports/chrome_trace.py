@@ -23,7 +23,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_US
 from perfmodel.base.writing import draft_of
 from perfmodel.graph.ops import Communication, Fixed
-from perfmodel.graph.program import Anchor, LaneKind
+from perfmodel.graph.program import Anchor
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.explain import ExplainedReplay, find_path
 from perfmodel.reports.text import format_ranks
@@ -100,7 +100,7 @@ def choose_ranks(evidence: ExplainedReplay, *, max_tasks: int) -> tuple[int, ...
 
 
 def iter_records(prediction: Prediction, ranks: tuple[int, ...]) -> Iterator[Record]:
-    """All records of *ranks*: names and spans, arrows from launches and between ranks, counters."""
+    """All records of *ranks*: names and spans, arrows from launches and between ranks."""
     evidence = prediction.evidence
     origin_ns = min(int(evidence.starts_ns(rank).min()) for rank in ranks)
     on_path = {(step.at.rank, step.at.task) for step in find_path(evidence)}
@@ -121,7 +121,6 @@ def iter_records(prediction: Prediction, ranks: tuple[int, ...]) -> Iterator[Rec
             both = {"cat": name, "name": name, "id": next(numbers)}
             yield {**both, "ph": "s", **start_of(*source)}
             yield {**both, "ph": "f", "bp": "e", **start_of(*target)}
-    yield from _counters(prediction, ranks, origin_ns)
 
 
 def _launches(evidence: ExplainedReplay, ranks: tuple[int, ...]) -> Iterator[tuple[Task, Task]]:
@@ -158,43 +157,6 @@ def _names(evidence: ExplainedReplay, rank: int) -> Iterator[Record]:
         of_lane = {**of_rank, "tid": lane}
         yield {**of_lane, "name": "thread_name", "args": {"name": described.name}}
         yield {**of_lane, "name": "thread_sort_index", "args": {"sort_index": lane}}
-
-
-def _counters(prediction: Prediction, ranks: tuple[int, ...], origin_ns: int) -> Iterator[Record]:
-    """Memory at its peak, and exposed communication, by rank."""
-    evidence, why = prediction.evidence, prediction.explanation
-    memory_of = {rank: one.memory for one in why.rank_classes for rank in one.ranks}
-    for rank in ranks:
-        pid = evidence.class_ranks[rank][0]
-        last_us = _us(int(evidence.ends_ns(rank).max()) - origin_ns)
-        memory, counter = memory_of.get(pid), {"ph": "C", "pid": pid}
-        if memory is not None and memory.parts:
-            sizes = {part.name: part.size_bytes for part in memory.parts if part.size_bytes}
-            for moment_us in (0.0, last_us):
-                peak = {"name": "memory at its peak, bytes", "args": sizes}
-                yield {**counter, **peak, "ts": moment_us}
-        for moment_ns, is_exposed in _exposed_changes(evidence, rank):
-            exposed = {"name": "exposed communication", "args": {"exposed": is_exposed}}
-            yield {**counter, **exposed, "ts": _us(moment_ns - origin_ns)}
-
-
-def _exposed_changes(evidence: ExplainedReplay, rank: int) -> Iterator[tuple[int, int]]:
-    """Moments when communication begins or stops to run alone on the GPU."""
-    program = evidence.job.program_of(rank)
-    kinds = np.array([lane.kind for lane in program.lanes], dtype=object)[program.task_lanes()]
-    starts_ns, ends_ns = evidence.starts_ns(rank), evidence.ends_ns(rank)
-    moments_ns = np.union1d(starts_ns, ends_ns)
-
-    def count_running(kind: LaneKind) -> np.ndarray:
-        """How many tasks of *kind* run after each moment."""
-        is_kind = kinds == kind
-        begun = np.searchsorted(np.sort(starts_ns[is_kind]), moments_ns, side="right")
-        return begun - np.searchsorted(np.sort(ends_ns[is_kind]), moments_ns, side="right")
-
-    is_alone = count_running(LaneKind.COMPUTE) == 0
-    is_exposed = is_alone & (count_running(LaneKind.COMMUNICATION) > 0)
-    changes = np.flatnonzero(np.diff(is_exposed, prepend=False))
-    yield from zip(moments_ns[changes].tolist(), map(int, is_exposed[changes]), strict=True)
 
 
 def describe_task(evidence: ExplainedReplay, rank: int, task: int, *, on_path: bool) -> Record:

@@ -6,17 +6,20 @@ the first trays are drawn, the others are equal. A wire is drawn once for both d
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from perfmodel.base.errors import InputError
 from perfmodel.base.units import format_bandwidth
+from perfmodel.base.writing import check_writable, draft_of
 from perfmodel.reports.machines import format_nic
-from perfmodel.reports.pictures import as_written, build_figure, check_picture_path, save_picture
 from topologies import Cluster, FabricKind, Link, LinkKind, Topology, VertexKind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 ROWS = {
     VertexKind.NVSWITCH: ("NVSwitch", "#c9e6b2"),
@@ -35,6 +38,7 @@ WIRES = {
 }
 """Colour and name of each kind of link."""
 TRAYS_SHOWN = 2
+FORMATS = (".png", ".svg", ".pdf")
 Place = tuple[float, float]
 """The middle of a box: column and row."""
 
@@ -158,3 +162,37 @@ def build_legend(topology: Topology, places: dict[str, Place]) -> dict[str, tupl
         width = line_width(fabric.nic_bandwidth_bytes_per_s)
         legend[f"NIC  {format_nic(fabric)}"] = (WIRES[LinkKind.NIC][0], width)
     return legend
+
+
+def build_figure(width: float, height: float) -> Figure:
+    """An empty picture of so many inches, drawn without a window."""
+    # Without a home that it may write, it warns of its cache in a temporary folder.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def check_picture_path(path: Path) -> None:
+    """Raise unless *path* can become a picture."""
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(
+            f"picture {path}: must end in {', '.join(FORMATS)}, got {path.suffix or 'nothing'!r}."
+        )
+    check_writable("picture", path)
+
+
+def as_written(words: str) -> str:
+    """*words* of a person for a picture, where two dollar signs would make mathematics."""
+    return words.replace("$", r"\$")
+
+
+def save_picture(figure: Figure, path: Path, **options: Any) -> None:
+    """Save *figure* to *path*; its ending decides the format, equal pictures have equal bytes."""
+    check_picture_path(path)
+    stamp = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
+    with draft_of(path) as draft:
+        figure.savefig(draft, format=path.suffix[1:].lower(), metadata=stamp, **options)

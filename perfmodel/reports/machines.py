@@ -1,4 +1,4 @@
-"""Reports of machines and of what is shipped: lists, one machine, the links a job keeps busy.
+"""Reports of machines and of what is shipped: lists, and one machine.
 
 The matrix uses the words of `nvidia-smi topo -m`; a table gives the bandwidth, latency and route
 of every word.
@@ -11,30 +11,20 @@ from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
-import numpy as np
-
 from perfmodel.base.dtypes import DType
 from perfmodel.base.units import format_bandwidth, format_duration, format_size
-from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.explain import ExplainedReplay, merge_numbers
 from perfmodel.reports.blocks import (
-    Bar,
-    BarPart,
-    Bars,
-    Block,
-    Look,
     Report,
     Section,
     Sentences,
     Table,
 )
-from perfmodel.reports.text import count_of, name_ranks
+from perfmodel.reports.text import count_of
 from topologies import (
     Cluster,
     Device,
     Fabric,
     FabricKind,
-    Link,
     LinkKind,
     Route,
     Topology,
@@ -43,11 +33,7 @@ from topologies import (
 )
 from topologies.link import VertexKind
 
-INSIDE, BETWEEN = "links inside the host", "network card"
-MOST_LINES = 12
-MOST_LABELS = 8
 MOST_MATRIX_GPUS = 16
-MOST_SOCKETS_SHOWN = 4
 PEAKS = (DType.FP32, DType.TF32, DType.FP16, DType.BF16, DType.FP8, DType.NVFP4, DType.MXFP4)
 TERA = 1e12
 
@@ -59,7 +45,6 @@ def report_topology(topology: Topology, cluster: Cluster | None = None) -> Repor
     """
     sound, topology = topology, topology.faulty
     gpus = range(topology.gpus_per_host)
-    wiring = [[line] for line in _wiring(topology)]
     direct = topology if topology.peer_to_peer is False else replace(topology, peer_to_peer=True)
     matrix = [
         [str(a), *("-" if a == b else route_word(direct.gpu_route(a, b)) for b in gpus)]
@@ -69,7 +54,6 @@ def report_topology(topology: Topology, cluster: Cluster | None = None) -> Repor
     sections = [
         Section("", [Table((), _facts(sound), wraps=(1,))]),
         Section("Faults", [Sentences(cluster.faults if cluster is not None else ())]),
-        Section("Wiring", [Table((), wiring, code=(0,))]),
         Section("GPU to GPU", [Table(columns, matrix, numeric=range(1, len(columns)))]),
         Section("Routes", [_route_table(_iter_routes(topology))]),
     ]
@@ -133,45 +117,6 @@ def format_nic(fabric: Fabric) -> str:
     return f"{lanes}{gbit:g} Gbit/s"
 
 
-def _wiring(topology: Topology) -> Iterator[str]:
-    """Every socket and what hangs below it."""
-    sockets = topology.of_kind(VertexKind.CPU)
-    shown = sockets if len(sockets) <= MOST_SOCKETS_SHOWN else sockets[:1]
-    for socket in shown:
-        below = [link for link in topology.links if link.source == socket.name]
-        bundles = _bundles([link for link in below if link.kind is not LinkKind.CPU])
-        yield socket.name
-        for number, bundle in enumerate(bundles, 1):
-            branch = "└─" if number == len(bundles) else "├─"
-            yield f"{branch} {_bundle_line(topology, bundle)}"
-    if len(shown) < len(sockets):
-        yield f"... and {len(sockets) - len(shown)} more equal sockets"
-
-
-def _bundles(links: list[Link]) -> list[list[Link]]:
-    """Links to switches one by one, links to end points of one sort and rate together."""
-    bundles: dict[tuple[str, str, float], list[Link]] = {}
-    for link in links:
-        kind, _, index = link.target.partition(":")
-        alone = index if kind == VertexKind.PCIE_SWITCH.value else ""
-        bundles.setdefault((kind, alone, link.bandwidth_bytes_per_s), []).append(link)
-    return list(bundles.values())
-
-
-def _bundle_line(topology: Topology, bundle: list[Link]) -> str:
-    first = bundle[0]
-    names = "  ".join(link.target for link in bundle)
-    line = f"{first.kind.value} {format_bandwidth(first.bandwidth_bytes_per_s)}  {names}"
-    if not first.target.startswith(VertexKind.PCIE_SWITCH.value):
-        return line
-    below = [
-        link.target
-        for link in topology.links
-        if link.source == first.target and not link.target.startswith(VertexKind.CPU.value)
-    ]
-    return f"{line} ── {'  '.join(below)}"
-
-
 def route_word(route: Route) -> str:
     """The word `nvidia-smi topo -m` has for *route*; NVB for NVLink through another GPU."""
     if route.is_nvlink:
@@ -219,69 +164,6 @@ def _route_table(routes: Iterable[tuple[str, Route]]) -> Table:
     return Table(headings, rows, numeric=(1, 2), wraps=(3,))
 
 
-def build_links(prediction: Prediction) -> list[Block]:
-    """How long each class of ranks keeps its links busy, and with what."""
-    busy = _busy(prediction)
-    if not busy:
-        return []
-    window = format_duration(prediction.evidence.window.length_ns)
-    note = (
-        f"Time that collectives keep the links of a rank busy, in the {window} of the timeline, "
-        "at the bandwidth that software reaches."
-    )
-    bars = Bars(busy[:MOST_LINES], "none", note=note)
-    return [bars, _by_label(prediction)]
-
-
-def _busy(prediction: Prediction) -> list[Bar]:
-    """Busiest first; ties by rank."""
-    evidence = prediction.evidence
-    found = [
-        (name_ranks(evidence.class_ranks[rank]), word, float(busy_ns))
-        for rank, times in _of_ranks(evidence)
-        for word, busy_ns in zip((INSIDE, BETWEEN), times.sum(axis=0), strict=True)
-        if busy_ns > 0
-    ]
-    whole_ns = max(evidence.window.length_ns, 1)
-    found.sort(key=lambda one: -one[2])
-    bars = []
-    for ranks, word, busy_ns in found:
-        share = busy_ns / whole_ns
-        look = Look.GREEN if busy_ns == found[0][2] else Look.BLUE
-        value = f"{format_duration(busy_ns)}, {share:.0%}"
-        bars.append(Bar([BarPart("", look, "", min(share, 1.0))], f"{ranks}, {word}", value))
-    return bars
-
-
-def _of_ranks(evidence: ExplainedReplay) -> Iterator[tuple[int, np.ndarray]]:
-    """For every rank of the folded job, tasks by links: how long each is busy."""
-    priced = evidence.priced
-    if priced is None:
-        return
-    for rank in range(evidence.job.rank_count):
-        rows = priced.durations.rows_of(evidence.job, rank)
-        yield rank, priced.durations.values_ns[rows, :1] * priced.link_use[rows, :2]
-
-
-def _by_label(prediction: Prediction) -> Table:
-    """What the busiest rank sends."""
-    evidence = prediction.evidence
-    loads = list(_of_ranks(evidence))
-    rank, times = max(loads, key=lambda load: float(load[1].sum(axis=0).max()))
-    totals: dict[str, np.ndarray] = {}
-    for task in np.flatnonzero(times.any(axis=1)).tolist():
-        label = merge_numbers(evidence.job.labels[int(evidence.job.program_of(rank).label[task])])
-        totals[label] = totals.get(label, np.zeros(2)) + times[task]
-    busiest = sorted(totals, key=lambda label: (-float(totals[label].max()), label))
-    rows = [
-        (label, *(format_duration(float(one)) if one else "" for one in totals[label]))
-        for label in busiest[:MOST_LABELS]
-    ]
-    name = name_ranks(evidence.class_ranks[rank])
-    headings = (f"busiest on {name}", INSIDE, BETWEEN)
-    return Table(headings, rows, numeric=(1, 2), finds=(0,))
-
-
 def report_machines(machines: Sequence[str], devices: Sequence[str]) -> Report:
     """One line per machine, and one per GPU with its dense peaks and memory bandwidth."""
     rows, gpus = [], []
@@ -327,16 +209,6 @@ def report_models(
 def _described(rows: Sequence[tuple[str, str]]) -> Table:
     cells = [(name, " ".join(description.split())) for name, description in rows]
     return Table((), cells, code=(0,), wraps=(1,))
-
-
-def report_whatifs(whatifs: Sequence[tuple[str, str, str]]) -> Report:
-    """The changes that `whatif` knows: name, what it does, parameters."""
-    return Report(
-        sections=[
-            Section(name, [Sentences([summary]), Sentences([parameters])])
-            for name, summary, parameters in whatifs
-        ],
-    )
 
 
 def report_installation(found: Mapping[str, Any], extras: Mapping[str, str]) -> Report:

@@ -22,7 +22,6 @@ from perfmodel.reports.blocks import (
     Table,
     TimelineBlock,
 )
-from perfmodel.reports.machines import build_links
 from perfmodel.reports.runs import run_section
 from perfmodel.reports.text import (
     ask_again,
@@ -191,7 +190,6 @@ def iter_sections(
     yield Section("What decides it: the critical path", _path(prediction))
     yield Section("Who waits for whom", [_waits(prediction)])
     yield Section("Memory", _memory(prediction))
-    yield Section("The busiest links", more=lambda: build_links(prediction))
     pieces = [
         BarPart(kind.word, PROVENANCE_LOOKS[kind], "", ratio)
         for kind, ratio in why.provenance_ratio.items()
@@ -201,15 +199,16 @@ def iter_sections(
     if prediction.narrowed_by:
         yield Section("What would narrow this", [Sentences(_narrowings(prediction))])
     yield Section("Assumptions", [Sentences(prediction.assumptions)])
-    yield Section("What to change next", [Sentences(_next_changes(prediction))])
+    path = why.critical_path.by_kind
+    yield Section("What to change next", [Sentences(next_changes(path))])
 
 
 _MOST_CHANGES, _LESS = 3, 0.1
 
 
-def _next_changes(prediction: Prediction) -> list[str]:
-    """What a tenth less of each of the largest parts of the critical path saves at most."""
-    shares = sorted(prediction.explanation.critical_path.by_kind, key=lambda one: -one.duration_ns)
+def next_changes(path: Iterable[PathShare]) -> list[str]:
+    """What a tenth less of each of the largest parts of the critical *path* saves at most."""
+    shares = sorted(path, key=lambda one: -one.duration_ns)
     return [
         f"{_LESS:.0%} less {share.name} saves up to {format_duration(_LESS * share.duration_ns)}"
         for share in shares[:_MOST_CHANGES]

@@ -21,6 +21,7 @@ from perfmodel.reports.blocks import (
     time_bars,
 )
 from perfmodel.reports.document import interval_ms
+from perfmodel.reports.prediction import next_changes
 from perfmodel.reports.rank_tables import (
     load_matrix,
     memory_front,
@@ -83,7 +84,7 @@ def to_ranking_rows(ranking: Ranking) -> list[dict[str, Any]]:
     for plan in ranking.plans:
         row = _row(plan)
         low, high = row.pop("interval_ms")
-        straggler, gains = row.pop("straggler"), row.pop("gains_ms")
+        straggler = row.pop("straggler")
         rows.append(
             {
                 **row,
@@ -92,7 +93,6 @@ def to_ranking_rows(ranking: Ranking) -> list[dict[str, Any]]:
                 "straggler_rank": straggler["rank"],
                 "straggler_waited_ms": straggler["waited_ms"],
                 "straggler_tables": " ".join(straggler["tables"]),
-                **{f"gain_{name}_ms": gain for name, gain in gains.items()},
             }
         )
     return rows
@@ -107,8 +107,7 @@ def _row(plan: RankedPlan) -> dict[str, Any]:
         "isolated_ns": plan.answer.isolated_ns,
         "interval_ms": interval_ms(plan.answer.interval),
         "beats_next": plan.beats_next,
-        "bound": plan.bound.value,
-        "gains_ms": {bound.value: gain / NS_PER_MS for bound, gain in plan.gains_ns.items()},
+        "bound": plan.bound,
         "straggler": {
             "rank": plan.straggler.rank,
             "waited_ms": plan.straggler.waited_ns / NS_PER_MS,
@@ -125,13 +124,9 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
     best = ranking.plans[0]
     name, best_ns = best.plan.name, best.answer.iteration_ns
     times = [(p.plan.name, p.answer.iteration_ns, p.answer.interval) for p in ranking.plans]
-    savings = ", ".join(
-        f"{bound.value} {format_duration(gain)}" for bound, gain in best.gains_ns.items() if gain
-    )
     waited, late = format_duration(best.straggler.waited_ns), best.straggler.rank
     advice = [f"Other ranks wait {waited} for rank {late} on average."]
-    advice = advice if best.straggler.is_awaited else []
-    advice += [f"Reducing each by 10 % would save: {savings}."] if savings else []
+    advice = [*(advice if best.straggler.is_awaited else []), *next_changes(best.path)]
     return Report(
         title="Sharding plans, fastest first",
         headline=Headline(
@@ -177,7 +172,7 @@ def _table(ranking: Ranking) -> Table:
             f"{plan.answer.iteration_ns / NS_PER_MS:.3f}",
             f"{interval.low_ns / NS_PER_MS:.2f} to {interval.high_ns / NS_PER_MS:.2f}",
             "" if plan.beats_next is None else f"{100 * plan.beats_next:.0f} %",
-            plan.bound.value,
+            plan.bound,
             f"rank {plan.straggler.rank}: {', '.join(plan.straggler.tables) or 'no table'}"
             if plan.straggler.is_awaited
             else "none",

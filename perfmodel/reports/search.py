@@ -259,7 +259,7 @@ def _goals(best: LayoutRanking, rankings: Sequence[LayoutRanking]) -> tuple[str,
             late = f"none of those tried finishes within {format_days(days)}; this is the fastest"
             facts.append(f"{late}, try --hosts {more},{2 * more}")
     elif len(rankings) > 1:
-        facts.append(f"least {question.minimise.value} of {len(rankings)} numbers of hosts")
+        facts.append(f"the fastest of {len(rankings)} numbers of hosts")
     return tuple(facts)
 
 

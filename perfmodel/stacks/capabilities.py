@@ -104,6 +104,11 @@ class FrameworkBehaviour(Enum):
     * EXPERTS_ONE_BY_ONE: the GEMMs of a rank's experts are launched one by one, not as a group.
     * COPIED_GATHERS: gathered weights are copied out of the buffer that they arrived in.
     * PLANNED_MEMORY: the compiler of a step places all its tensors, so none lies between others.
+    * WIDE_LOSS: a fused loss casts the logits to fp32 and is a kernel before, two after and one
+      behind the exchange of the largest, as Megatron-Core's own; that of Transformer Engine is not.
+    * CHECKED_NUMBERS: to find what is no number, the host reads the loss of every micro-batch and
+      the norm of every bucket of gradients before its reduction.
+    * SCALED_GRADIENTS: gradients are divided by the number of ranks before their reduction.
     """
 
     BLOCKING_COPIES = "blocking_copies"
@@ -129,6 +134,9 @@ class FrameworkBehaviour(Enum):
     EXPERTS_ONE_BY_ONE = "experts_one_by_one"
     COPIED_GATHERS = "copied_gathers"
     PLANNED_MEMORY = "planned_memory"
+    WIDE_LOSS = "wide_loss"
+    CHECKED_NUMBERS = "checked_numbers"
+    SCALED_GRADIENTS = "scaled_gradients"
 
 
 class Dispatcher(Enum):

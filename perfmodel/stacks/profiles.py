@@ -1,30 +1,23 @@
-"""Stack profiles: loading a software stack from its file, and choosing one for a framework.
+"""Stack profiles: loading a software stack from its file.
 
 A profile inherits every key that it does not state from the profile it extends, at every level of
-nesting. A key without a value (`gemm: null`) drops what it would inherit. Files say which
-frameworks they are for, under `stands_for`; any other framework gets the generic stack of its
-family, and an assumption says so.
+nesting. A key without a value (`gemm: null`) drops what it would inherit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from perfmodel.base.documents import find_document, list_documents
 from perfmodel.base.errors import CalibrationError, UnitError
-from perfmodel.base.forms import Document, load_extended, read_mapping
+from perfmodel.base.forms import Document, load_extended
 from perfmodel.base.units import parse_duration_ns
 from perfmodel.stacks.spread import load_spread
-from perfmodel.stacks.stack import Claim, SoftwareStack
+from perfmodel.stacks.stack import SoftwareStack
 
 STACK_FOLDER = Path(__file__).parent / "catalog"
-GENERIC = "generic"
-FOR_ALL = "pytorch_fused"
-"""The stack that runs every family."""
 _OWN_KEYS = ("host_speed_ratio", "stands_for", "evidence")
 """Keys that describe one profile only and are not inherited."""
 
@@ -43,7 +36,7 @@ def find_profile(name_or_path: str | Path) -> Path:
 
 def load_stack(name_or_path: str | Path) -> SoftwareStack:
     """The stack in a file, or the one of that name that comes with perfmodel."""
-    stack, families = _load_profile(name_or_path).read(SoftwareStack), load_spread().families
+    stack, families = load_profile(name_or_path).read(SoftwareStack), load_spread().families
     if stack.family is not None and stack.family not in families:
         raise CalibrationError(
             f"{name_or_path}: family must be one of {', '.join(families)}, got {stack.family!r}. "
@@ -52,7 +45,8 @@ def load_stack(name_or_path: str | Path) -> SoftwareStack:
     return stack
 
 
-def _load_profile(name_or_path: str | Path) -> Document:
+def load_profile(name_or_path: str | Path) -> Document:
+    """What the file of a stack says, over what the stacks that it extends say."""
     path = find_profile(name_or_path)
     return load_extended(path, CalibrationError, find=find_profile, merge=_merge)
 
@@ -98,54 +92,3 @@ def _slowed(times: Mapping[str, Any], factor: float) -> dict[str, Any]:
             except UnitError:
                 continue
     return result
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenStack:
-    """A stack, and what was assumed in choosing it."""
-
-    stack: SoftwareStack
-    assumptions: tuple[str, ...] = ()
-
-
-def choose_stack(
-    framework: str, *, release: str = "", family: str, placement: str = "", generation: str = ""
-) -> ChosenStack:
-    """The stack for *framework* in *release* running *family* on chips of *generation*.
-
-    Of several claims that cover it, one for its chips wins over one for its *placement* of tables,
-    that over one for its releases only, and that over one for the whole framework: releases of a
-    framework that places tables otherwise say little.
-    """
-    framework = framework.strip().lower().replace("-", "_").replace(" ", "_")
-    claims = [
-        (bool(claim.generations), claim.placement is not None, claim.has_releases, name)
-        for name, claim in _claims_of(family)
-        if claim.framework == framework and claim.covers(release, placement, generation)
-    ]
-    if claims and framework != GENERIC:
-        return ChosenStack(_load(max(claims)[-1]))
-    generic = (name for name, claim in _claims_of(family) if claim.framework == GENERIC)
-    name = next(generic, FOR_ALL)
-    reason = f"Framework {framework!r} has no stack of its own for {family} workloads"
-    if not framework:
-        reason = "The framework is not stated"
-    sentence = f"{reason}: the stack {name!r} is used, which was not fitted to any runs."
-    return ChosenStack(_load(name), (sentence,))
-
-
-_load = lru_cache(maxsize=64)(load_stack)
-
-
-@lru_cache(maxsize=4)
-def _claims_of(family: str) -> tuple[tuple[str, Claim], ...]:
-    """Every claim of a shipped stack for *family*, with the name of the stack."""
-    profiles = {name: _load_profile(name).content for name in list_stacks()}
-    return tuple(
-        (name, claim)
-        for name, content in profiles.items()
-        if content.get("family") == family
-        for claim in read_mapping(
-            tuple[Claim, ...], content.get("stands_for", ()), document=f"{name}.yaml"
-        )
-    )

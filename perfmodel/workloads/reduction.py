@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.issuing import OpenLane
+from perfmodel.graph.ops import MemoryBound
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.eager import EagerWriter
+from perfmodel.workloads.kernels import elementwise
 
 FIRST_BUCKET_BYTES = 2**20
 ONE_BUCKET_BYTES = 2**40
@@ -39,7 +41,8 @@ class GradientReduction:
     first is closed by *first_bytes*. With *is_deferred* buckets are reduced only after the last
     gradient. Buckets after the first one queue: ranks do not wait for each other before each of
     them. Where a *replica_slot* is given, the share of a bucket that a rank keeps, one of *shares*,
-    is then all-reduced over it.
+    is then all-reduced over it. Before it is reduced, the host reads the norm of a bucket that
+    *is_checked*, and all of a bucket that *is_scaled* is divided by the number of ranks.
     """
 
     writer: EagerWriter
@@ -52,6 +55,8 @@ class GradientReduction:
     replica_slot: int | None = None
     shares: int = 1
     first_bytes: int = FIRST_BUCKET_BYTES
+    is_checked: bool = False
+    is_scaled: bool = False
     closed: int = 0
     filled_bytes: int = 0
     tasks: list[int] = field(default_factory=list)
@@ -97,7 +102,15 @@ class GradientReduction:
         if not size_bytes:
             return
         number, label = len(self.tasks), f"gradients/bucket {len(self.tasks)}"
-        self.bucket_elements.append(size_bytes // self.dtype.size_bytes)
+        elements = size_bytes // self.dtype.size_bytes
+        self.bucket_elements.append(elements)
+        if self.is_checked:
+            norm = MemoryBound("gradient_norm", size_bytes, 0, self.dtype)
+            checked = self.writer.run("norm", [norm], label=f"{label} checked")
+            self.writer.synchronize(checked, label=f"{label} checked")
+        if self.is_scaled:
+            scale = elementwise("scale", elements, self.dtype)
+            self.writer.run("mul", [scale], label=f"{label} scaled")
         collective = Collective(self.kind, size_bytes, self.dtype, is_queued=number > 0)
         self._issue(collective, f"{label} {self.kind.value}", self.slot)
         if self.replica_slot is not None:

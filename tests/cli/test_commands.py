@@ -31,7 +31,7 @@ ASKS = {
     "whatif": "whatif",
     "advise": "advise",
     "fits": "fits",
-    **{f"trace {word}": f"trace_{word}" for word in ("stats", "diff", "extract", "chakra")},
+    **{f"trace {word}": f"trace_{word}" for word in ("stats", "diff", "extract")},
     **{f"validate {kind}": "validate" for kind in ("collectives", *KERNELS)},
     "validate embeddings": "validate_embeddings",
     **{f"validate {word}": f"validate_{word}" for word in ("runs", "fits")},

@@ -65,19 +65,12 @@ def test_a_command_on_traces_loads_no_more_than_it_needs(folder, tmp_path, words
     assert shown.stdout.splitlines()[-1] == "heavy: []"
 
 
-def test_an_import_is_written_as_json_goes_out_as_chakra_and_comes_back(
-    folder, tmp_path, typed, ask
-):
+def test_an_import_is_written_as_json(folder, tmp_path, ask):
     first = ask("import", folder, "--out", tmp_path / "job")
     assert first["events_read"] == 24
     assert first["collectives_matched"] == 6
     assert first["steps"] == 3
     assert first["recorded_starts"]["first call of a chain"] == 2
-
-    typed("trace chakra", tmp_path / "job", "--out", tmp_path / "chakra")
-    second = ask("import", tmp_path / "chakra", "--out", tmp_path / "back")
-    # Chakra has no starts to replay against.
-    assert second["self_replay"] is None
 
 
 def test_trace_stats_shows_every_stream(folder, typed, ask):
@@ -105,7 +98,6 @@ def test_tables_are_extracted(folder, tmp_path, typed):
         "import absent --out job",
         "replay absent",
         "trace stats absent.json",
-        "trace chakra absent --out x",
     ],
 )
 def test_what_is_not_there_gives_one_clear_line(words, tmp_path, monkeypatch, typed):

@@ -71,7 +71,7 @@ def test_interference_can_be_left_out_to_compare(ask):
 
 
 def test_list_names_workloads_and_stacks(typed):
-    shown = typed("predict --list").out
+    shown = typed("workload list").out
     for name in ("dlrm_dcnv2", "dlrm_mlperf", "gpt3_175b", "llama3_8b", "llama3_70b",
                  "bert_large", "gpt2_xl", "pytorch_eager"):  # fmt: skip
         assert name in shown

@@ -6,6 +6,7 @@ import yaml
 
 from collectives.calibration import (
     CALIBRATIONS,
+    OTHER_LIBRARY_SIGMA,
     UNKNOWN_PEER_SIGMA,
     calibration_for,
     generations_apart,
@@ -66,7 +67,7 @@ def test_the_odd_host_lends_nothing_to_machines_of_its_name_but_its_own_table():
 
 
 def test_a_file_of_another_schema_is_refused(tmp_path):
-    with pytest.raises(CalibrationError, match="schema_version must be 1"):
+    with pytest.raises(CalibrationError, match="schema_version must be 2"):
         load_calibration(write(tmp_path, {**shipped(), "schema_version": 99}))
 
 
@@ -218,3 +219,26 @@ def test_without_hosts_or_fabrics_there_is_no_calibration():
 def test_entries_stand_in_a_list(tmp_path, block, value):
     with pytest.raises(CalibrationError, match=rf"{block}.*: must be a (list|mapping)"):
         load_calibration(write(tmp_path, {**shipped(), block: value}))
+
+
+def test_a_library_that_nobody_measured_is_assumed_and_wide():
+    calibration, kind = load_default_calibration(), CollectiveKind.ALL_REDUCE
+    amd, nvidia = (wiring_of_run(name, 1, 8) for name in ("mi350x_platform", "dgx1_v100"))
+    for size in (1e6, 256e6):
+        assert calibration.provenance(amd, kind, size) is Provenance.ASSUMED
+        assert calibration.provenance(nvidia, kind, size) is not Provenance.ASSUMED
+        assert calibration.relative_sigma(amd, kind, size, 0.05) >= OTHER_LIBRARY_SIGMA
+        assert calibration.relative_sigma(nvidia, kind, size, 0.05) < OTHER_LIBRARY_SIGMA
+
+
+def test_intervals_widen_with_every_doubling_of_hosts_beyond_those_measured():
+    calibration = load_default_calibration()
+    call = (CollectiveKind.ALL_REDUCE, float(1 << 30), 0.0)
+    own = calibration.uncertainty["azure_nd_a100_v4/several_hosts/all_reduce/bandwidth"]
+    unseen = calibration.uncertainty["unseen/several_hosts/any/bandwidth"]
+    assert own < 0.6 * unseen
+    # 2 and 8 hosts were measured. Others have 0.6 of what machines left out err by, and 0.1 more
+    # for every doubling of 8.
+    for hosts, sigma in ((8, own), (4, 0.6 * unseen), (16, 0.7 * unseen), (128, 1.0 * unseen)):
+        wiring = wiring_of_run("azure_nd_a100_v4", hosts, 8 * hosts)
+        assert calibration.relative_sigma(wiring, *call) == pytest.approx(sigma)

@@ -23,6 +23,7 @@ def moved(kind, algorithm, *, hosts=1, gpus=4):
 
 RING, TREE = CollectiveAlgorithm.RING, CollectiveAlgorithm.TREE
 PAIRWISE, NVLS = CollectiveAlgorithm.PAIRWISE, CollectiveAlgorithm.NVLS
+COLLNET = CollectiveAlgorithm.COLLNET
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,8 @@ PAIRWISE, NVLS = CollectiveAlgorithm.PAIRWISE, CollectiveAlgorithm.NVLS
         ("all_reduce", TREE, 8, {"net_hops": 2 * math.log2(8), "nic_bytes": 16_000}),
         # The switch takes each buffer once.
         ("all_reduce", NVLS, 1, {"host_hops": 0, "gpu_bytes": 8_000}),
+        # A chain of four to one GPU and back; the network takes each host's sum once.
+        ("all_reduce", COLLNET, 8, {"host_hops": 6, "net_hops": 2, "nic_bytes": 8_000}),
         # Slices of 1000: three to ranks of the host, four to the other host, from each of 4 ranks.
         ("all_to_all", PAIRWISE, 2, {"gpu_bytes": 3_000, "nic_bytes": 16_000, "peers": 3}),
         ("all_to_all", PAIRWISE, 2, {"net_peers": 4}),

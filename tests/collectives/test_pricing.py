@@ -16,6 +16,7 @@ from collectives import (
     wiring_of,
 )
 from collectives.calibration import load_default_calibration
+from collectives.measurements import wiring_of_run
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError, TopologyError
 from perfmodel.base.provenance import Provenance
@@ -47,6 +48,16 @@ def test_a_call_that_queues_does_not_wait_for_late_hosts_again():
     )
     # 500 us for each of two doublings of the hosts.
     assert alone - queued == pytest.approx(1_000_000)
+
+
+def test_on_a_shared_network_waiting_is_surer_than_moving():
+    cluster = build_cluster(load_topology("aws_p5"), hosts=4)
+    small, large = (
+        price(CollectiveKind.ALL_REDUCE, size, cluster, range(32)) for size in (1 << 10, 1 << 30)
+    )
+    # Nearly all of a kibibyte's 1 ms is waiting, whose spread is 0.1; at most a tenth of the rest.
+    assert 0.08 < small.relative_sigma < 0.13
+    assert large.relative_sigma > 0.25
 
 
 def test_a_group_of_one_is_free():
@@ -293,6 +304,25 @@ def test_more_hosts_slower_nics_and_larger_messages_never_shorten_a_forced_call(
     assert (np.diff(few) > 0).all()
     assert (many >= few).all()
     assert (thin >= few).all()
+
+
+@pytest.mark.parametrize(("name", "hosts"), [("dgx_h100", 4), ("polaris", 8), ("gb200_nvl72", 16)])
+@pytest.mark.parametrize("kind", [CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL])
+def test_fewer_nics_shorten_a_call_only_where_a_switch_is_named(name, hosts, kind):
+    gpus = load_topology(name).gpus_per_host
+    wiring = wiring_of_run(name, hosts, gpus * hosts)
+    half = replace(
+        wiring,
+        nic_count=wiring.nic_count // 2,
+        nic_sharing=2 * wiring.nic_sharing,
+        nic_bandwidth_bytes_per_s=wiring.nic_bandwidth_bytes_per_s / 2,
+    )
+    sizes = 2.0 ** np.arange(3, 33)
+    found = (price_sizes(kind, sizes, wiring=one) for one in (wiring, half))
+    for all_of_them, few in zip(*found, strict=True):
+        words = {all_of_them.algorithm_word, few.algorithm_word, few.alternative}
+        if len(words - {""}) == 1 and not all_of_them.alternative:
+            assert few.duration_ns >= (1 - 1e-9) * all_of_them.duration_ns
 
 
 def test_what_can_be_forced_bounds_what_nccl_chooses():

@@ -46,7 +46,7 @@ NETWORK = FabricConstants(
         "simple_ratio": 1.0,
         "ll128_ratio": 1.0,
         "pair_ratio": 1.0,
-        "ring_hop_ratio": 1.0,
+        "ll_bytes_per_s": 1e9,
         "spread_bytes": 1.0,
         "step_bytes": 1e6,
         "fill_bytes": 1.0,
@@ -171,6 +171,55 @@ def test_small_pieces_of_a_ring_wait_for_proxies_at_every_step():
     # A tree has none of it.
     tree = CollectiveAlgorithm.TREE
     assert small_hosts_ns(tree, 8e6, **slow) == small_hosts_ns(tree, 8e6)
+
+
+def test_a_step_in_ll_takes_half_of_one_in_simple_and_proxies_read_every_flag():
+    # 8 MB over two hosts of four: 14/8 of it leave each host, 14 steps with 1 MB each.
+    ring = (ALL_REDUCE, CollectiveAlgorithm.RING)
+    wires = {"nic_bandwidth_bytes_per_s": 1e12, "nic_count": 1, "ranks_per_host": 4}
+    wiring = replace(wiring_of_run("dgx_a100", 2, 8), **{**WIRES, **wires})
+    movement = build_movement(*ring, np.array([8e6]), wiring)
+
+    def duration_ns(protocol: Protocol, **network: float) -> float:
+        [found] = predict_duration_ns(
+            movement,
+            (CollectiveAlgorithm.RING, protocol),
+            wiring=wiring,
+            host=replace(SWIFT, ll_ratio=1.0),
+            fabric=replace(NETWORK, **network),
+        )
+        return float(found)
+
+    slow = {"step_ns": 3e6, "step_bytes": 1e3, "ll_bytes_per_s": 1e15}
+    assert duration_ns(Protocol.SIMPLE, **slow) == pytest.approx(14 * 3e6, rel=1e-3)
+    assert duration_ns(Protocol.LL, **slow) == pytest.approx(14 * 1.5e6, rel=1e-3)
+    # 14 MB at 4 x 1 MB/s: 3.5 s, and 28 MB on the wire where that is slower.
+    assert duration_ns(Protocol.LL, ll_bytes_per_s=1e6) == pytest.approx(3.5e9, rel=1e-3)
+    assert duration_ns(Protocol.LL, ll_bytes_per_s=1e15) == pytest.approx(
+        5_000 + 14e6 * 2 / 1e12 * 1e9, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(("has_amd_cpu", "step_ns"), [(False, 1_000), (True, 2_000)])
+def test_proxies_are_busy_at_every_step_of_a_ring_over_hosts(has_amd_cpu, step_ns):
+    wiring = replace(wiring_of_run("dgx_a100", 2, 8), **WIRES, has_amd_cpu=has_amd_cpu)
+    movement = build_movement(*RING_GATHER[:2], np.array([8.0]), wiring)
+    choice = (CollectiveAlgorithm.RING, Protocol.LL)
+    about = {"wiring": wiring, "host": replace(SWIFT, ll_ratio=1.0)}
+    idle, busy = (
+        predict_duration_ns(movement, choice, fabric=replace(NETWORK, proxy_ns=ns), **about)[0]
+        for ns in (0.0, 1_000.0)
+    )
+    # Seven steps, one of them between the hosts.
+    assert busy - idle == pytest.approx(6 * step_ns)
+
+
+def test_two_ranks_on_a_nic_take_twice_as_long_in_an_exchange():
+    # Messages of an exchange are a quarter of a ring's, and at each the NIC waits as long.
+    alone = between_hosts_ns(*EXCHANGE, size=8e9)
+    assert between_hosts_ns(*EXCHANGE, size=8e9, nic_sharing=2) == pytest.approx(
+        2 * alone, rel=1e-3
+    )
 
 
 def test_eight_hosts_of_one_gather_by_parallel_trees():

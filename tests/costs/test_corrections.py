@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 
@@ -11,9 +9,7 @@ from perfmodel.costs.corrections import (
     OrderedCorrection,
     OrderedNetwork,
     correction_from_document,
-    correction_to_document,
     ordered_from_document,
-    ordered_to_document,
 )
 
 
@@ -38,13 +34,6 @@ def test_a_step_against_the_order_is_never_larger_than_three_per_cent():
     assert LARGEST_STEP == 0.03
     wild = correction(100.0).log_ratio(np.array([[1.0], [-1.0]]))
     assert wild.tolist() == [LARGEST_STEP, -LARGEST_STEP]
-
-
-def test_a_written_correction_answers_the_same():
-    document = json.loads(json.dumps(correction_to_document(correction(0.02))))
-    again = correction_from_document(document)
-    row = np.array([[0.3]])
-    assert again.log_ratio(row) == pytest.approx(correction(0.02).log_ratio(row), rel=1e-4)
 
 
 def test_documents_without_their_parts_are_refused():
@@ -108,9 +97,3 @@ def test_the_order_in_which_a_cpu_adds_does_not_show():
 def test_a_falling_weight_is_refused():
     with pytest.raises(CalibrationError, match="at least 0"):
         network(weight=-0.1)
-
-
-def test_it_is_written_and_read_again():
-    features = np.array([[0.3, -0.2], [-0.8, 0.9]])
-    read = ordered_from_document(ordered_to_document(ordered()))
-    np.testing.assert_allclose(read.apply(features)[0], ordered().apply(features)[0], rtol=1e-5)

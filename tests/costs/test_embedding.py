@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.distribution import ObservedRows, Zipf, histogram_from_bins
+from embeddings.distribution import ObservedRows, Zipf
 from embeddings.table import EmbeddingTable, Lookup, TableMemory
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
@@ -55,21 +55,6 @@ def test_models_take_what_a_v100_took(tables, forward_us, backward_us):
     lookup = Lookup(tables, 2048, kernel="table_batched")
     assert _time_us(lookup, Pass.FORWARD) == pytest.approx(forward_us, rel=0.15)
     assert _time_us(lookup, Pass.BACKWARD) == pytest.approx(backward_us, rel=0.15)
-
-
-def test_the_skewed_model_takes_what_a_v100_took(shared_data):
-    with (shared_data / "embeddings" / "index_reuse_histograms.csv").open() as file:
-        row = next(csv.DictReader(file))
-    of_rows = tuple(float(row[key]) for key in row if key.startswith("uniq_rows_frac"))
-    of_lookups = tuple(float(row[key]) for key in row if key.startswith("lookup_frac"))
-    draws = 3.29e6 / 197
-    # The histogram is taken as the reuse within a batch; taken as that of all 65,536 samples the
-    # forward pass would be predicted twice too long.
-    histogram = histogram_from_bins(of_rows, of_lookups, draws=draws, reuse=float(row["avg_reuse"]))
-    tables = _alike(197, rows=10**7, width=64, pooling_factor=draws / 512, distribution=histogram)
-    lookup = Lookup(tables, 512, kernel="table_batched")
-    assert _time_us(lookup, Pass.FORWARD) == pytest.approx(389, rel=0.15)
-    assert _time_us(lookup, Pass.BACKWARD) == pytest.approx(2904, rel=0.15)
 
 
 def test_micro_benchmarks_that_were_never_fitted_are_met_within_30_percent(shared_data):

@@ -14,13 +14,16 @@ from perfmodel.base.errors import CalibrationError
 from perfmodel.costs.calibration_files import entries_for
 from perfmodel.costs.expert_physics import (
     ExpertConstants,
-    layer_shapes,
     predict_grouped_times,
-    predict_layer_times,
 )
-from perfmodel.costs.experts import ExpertLayerModel, price_grouped_gemms
+from perfmodel.costs.experts import price_grouped_gemms
 from perfmodel.costs.gemm_features import machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
+from perfmodel.extensions.measurements.expert_layers import (
+    ExpertLayerModel,
+    layer_shapes,
+    predict_layer_times,
+)
 from perfmodel.extensions.measurements.kernel_tables import load_table
 from perfmodel.extensions.measurements.measured_kernels import KernelTable
 from perfmodel.graph.ops import GroupedGemm

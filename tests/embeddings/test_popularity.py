@@ -12,7 +12,6 @@ from embeddings.distribution import (
     ReuseHistogram,
     Uniform,
     Zipf,
-    histogram_from_bins,
     observe,
     popularity_of,
 )
@@ -233,21 +232,6 @@ def test_rows_seen_often_are_merged_five_percent_wide():
     assert seen(63, 64, 65) == ((63.0, 64.0, 65.0), (1, 1, 1))
     assert seen(65, 67) == ((66.0,), (2,))
     assert seen(67, 68) == ((67.0, 68.0), (1, 1))
-
-
-def test_means_of_bins_lie_in_them():
-    empty = [0.0] * 13
-    found = histogram_from_bins(
-        (0.5, 0.3, 0.19, 0.009, *empty), (0.1, 0.2, 0.3, 0.4, *empty), draws=100.0, reuse=2.0
-    )
-    # 0.1 x 2 / 0.5 is below 1; 0.2 x 2 / 0.3 lies between 1 and 2; 0.3 x 2 / 0.19 between 2
-    # and 4; 0.9 % of the rows are too coarse to divide by: 8 / (2 ln 2).
-    assert found.mean_reuse[:4] == pytest.approx((1.0, 4 / 3, 0.6 / 0.19, 8 / (2 * np.log(2))))
-    assert found.mean_reuse[16] == pytest.approx(65_536 / (2 * np.log(2)))
-    exact = histogram_from_bins(
-        (0.99, 0.01, *empty, 0.0, 0.0), (0.5, 0.5, *empty, 0.0, 0.0), draws=9.0, reuse=0.02
-    )
-    assert exact.mean_reuse[1] == 1.0
 
 
 def test_the_most_popular_rows_stand_alone_and_the_others_in_bins():

@@ -12,8 +12,8 @@ from hypothesis import given
 from perfmodel.base.errors import GraphError
 from perfmodel.engine.block import BlockReplay
 from perfmodel.engine.history import History, Occurrence
+from perfmodel.engine.layout import lay_out_sound
 from perfmodel.engine.replay import kept_of_reach, replay
-from perfmodel.engine.sieve import lay_out_sound
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.durations import DurationTable, build_durations
 from perfmodel.graph.job import JobFacts

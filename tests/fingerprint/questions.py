@@ -54,7 +54,7 @@ QUESTIONS: dict[str, str] = {
     "emulate": "emulate --ranks 2 --device h100_sxm --out emulated_again -- ddp.py",
     "predict emulated": "predict --job emulated --topology dgx_h100",
     "whatif emulated": (
-        "whatif emulated --topology dgx_h100 --apply cuda_graphs --apply "
+        "whatif emulated --topology dgx_h100 --apply host_overhead --apply "
         "amp:topology=dgx_h100 --force"
     ),
     "predict built": "predict --job built --topology dgx_a100 --samples 4",

@@ -18,7 +18,7 @@ from tests.fuzz.damage import (
     damaged_json,
     forge_table,
 )
-from tests.fuzz.readers import ROOT, Reader, kineto_document
+from tests.fuzz.readers import ROOT, Reader
 
 SAVED = ("recorded", "built", "emulated")
 """Jobs of earlier versions: from traces, a workload and a script."""
@@ -88,17 +88,19 @@ def _chakra_readers() -> list[Reader]:
 
 
 def _own_chakra() -> tuple[Any, ...]:
-    """The traces that perfmodel writes of a small recording."""
-    from perfmodel.api import import_traces
-    from perfmodel.extensions.recordings.storage import load_recorded_job, write_chakra_job
-    from traces.chakra import load_chakra
+    """A trace of kernels, each behind the call that launches it."""
+    from traces.chakra import ChakraKind, ChakraOperation, ChakraTrace
 
-    with tempfile.TemporaryDirectory() as place:
-        trace = Path(place) / "rank0.json"
-        trace.write_text(json.dumps(kineto_document()))
-        import_traces([trace], Path(place) / "job")
-        paths = write_chakra_job(load_recorded_job(Path(place) / "job"), Path(place) / "chakra")
-        return tuple(map(load_chakra, paths))
+    operations = []
+    for number in range(0, 12, 2):
+        host = {"is_cpu_op": True, "tid": "thread 1"}
+        device = {"is_cpu_op": False, "stream": "stream 7"}
+        ahead = (number - 1,) if number else ()
+        operations += [
+            ChakraOperation(number, "launch", ChakraKind.COMPUTE, (), ahead, 9, 5, host),
+            ChakraOperation(number + 1, "gemm", ChakraKind.COMPUTE, (), (number,), 20, 300, device),
+        ]
+    return (ChakraTrace("small", "0.0.4", tuple(operations)),)
 
 
 def _foreign(traces: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -118,7 +120,7 @@ def _foreign(traces: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _chakra_reader(name: str, traces: tuple[Any, ...]) -> Reader:
     from perfmodel.api import import_traces
-    from traces.chakra import write_chakra
+    from tests.traces.chakra_files import write_chakra
 
     def make(place: Path, source: random.Random) -> Path:
         folder = place / "chakra"

@@ -96,7 +96,7 @@ def said() -> list[str]:
 
 
 QUICK = re.compile(
-    r"(--help|--version|schema|topology list|init|predict --list|whatif --list)\b[^A-Z]*"
+    r"(--help|--version|schema|topology list|init|workload list|whatif --list)\b[^A-Z]*"
 )
 
 

@@ -16,7 +16,6 @@ from embeddings.sharding_task import cut_table, find_broken
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import ScenarioError
 from perfmodel.planning.making import search_plans
-from perfmodel.planning.plan_work import PlanBound
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.ranking import Ranking
 from perfmodel.planning.search import Neighbourhood, PlanSearch, SearchOutcome
@@ -72,7 +71,7 @@ def ranked(
         answer=SimpleNamespace(iteration_ns=time_ns),
         place=place,
         fits=fits,
-        bound=PlanBound.LOOKUP,
+        bound="lookup",
         loads=SimpleNamespace(peak_bytes=peak_bytes),
     )
 

@@ -10,27 +10,19 @@ import numpy as np
 import pytest
 
 from embeddings.plan import Shard, ShardingPlan
-from perfmodel.costs.models import FAMILIES
-from perfmodel.costs.priced_job import stated_prices
-from perfmodel.graph.job import Origin
-from perfmodel.graph.program import LaneKind
 from perfmodel.planning.plan_work import (
-    PlanBound,
     PlanLoads,
     PlanWork,
     RankWork,
     find_awaited,
-    find_gains,
     find_loads,
     find_straggler,
 )
 from perfmodel.planning.rank_plans import PAIR_SIGMA, answer_plan, order_by_time
 from perfmodel.planning.ranking import RankedPlan
-from perfmodel.prediction.answer import RankWait
+from perfmodel.prediction.answer import PathShare, RankWait
 from perfmodel.prediction.question import PredictOptions, Setting
-from perfmodel.prediction.scenario import Mode
 from perfmodel.workloads.dlrm.run import DlrmRun
-from tests.builders import JobSketch
 from tests.planning.settings import STACK, build_spec
 from topologies import build_cluster, load_topology
 
@@ -45,7 +37,7 @@ def ranked(
     more.setdefault("work", work)
     return RankedPlan(
         plan=nothing, answer=answer, place=0, beats_next=None,
-        bound=PlanBound.LOOKUP, gains_ns={}, straggler=nothing,
+        path=(PathShare("lookups", 1, 1),), straggler=nothing,
         loads=PlanLoads((1.0,), (1,), (peak,)), fits=fits, **more,
     )  # fmt: skip
 
@@ -126,26 +118,6 @@ def test_the_straggler_is_whom_the_others_wait_for_most():
     assert find_straggler(of, plan, (0.0, 0.0, 1.0)).tables == ()
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_gains_are_what_a_tenth_less_of_each_part_saves(mode):
-    # One after the other: product, exchange, reduction, host, lookup.
-    names = ("gemm", "communication", "communication", "host", "embedding")
-    operators = ("mlp/up", "embedding/pooled", "mlp/reduce", "mlp/up", "embedding/lookup")
-    sketch = JobSketch()
-    rank = sketch.rank(gpu=LaneKind.COMPUTE)
-    for number, operator in enumerate(operators):
-        rank.task(operator, "gpu", 1000 * 2**number)
-    job, _ = sketch.build()
-    program = replace(job.program_of(0), origin=np.arange(5, dtype=np.int32))
-    job = replace(job, origins=tuple(map(Origin, operators)), programs=[program])
-    family = np.array([FAMILIES.index(name) for name in names], dtype=np.uint8)
-    priced = replace(stated_prices(job), family=family)
-    assert find_gains(priced, mode) == {
-        PlanBound.LOOKUP: 1600.0, PlanBound.ALL_TO_ALL: 200.0, PlanBound.MLP: 100.0,
-        PlanBound.REDUCTION: 400.0, PlanBound.HOST: 800.0,
-    }  # fmt: skip
-
-
 def test_a_plan_is_explained_by_the_replay_that_it_is_ranked_by():
     spec = build_spec(6, batch=65536)
     cluster = build_cluster(load_topology("quad_a100"))
@@ -158,5 +130,6 @@ def test_a_plan_is_explained_by_the_replay_that_it_is_ranked_by():
     assert len(found.memory_bytes) == len(found.awaited_ns) == 4
     # Three tables are on the last rank, and all others wait for it.
     assert max(found.awaited_ns) == found.awaited_ns[3] > 0
-    # A tenth less of all parts together saves a tenth at most.
-    assert 0 < sum(found.gains_ns.values()) <= 0.1 * found.prediction.iteration_ns
+    # The path fills the iteration.
+    spent_ns = sum(share.duration_ns for share in found.path)
+    assert spent_ns == found.prediction.iteration_ns

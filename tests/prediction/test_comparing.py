@@ -80,7 +80,6 @@ def answered(name: str, time_ms: float, *, fits: bool | None = True, assumed=(),
         yardsticks=None,
         bound=SimpleNamespace(name=bound),
         bound_ratio=0.75,
-        path_by_kind_ns=lambda: kinds,
     )
     return Compared(name, SMALL, found, assumed=assumed)
 

@@ -81,7 +81,7 @@ def test_ranks_that_others_wait_for_are_chosen_first():
 def check_format(document):
     """Raise where *document* is not what viewers of the trace event format accept."""
     assert set(document) == {"displayTimeUnit", "otherData", "traceEvents"}
-    named, spans, flows, counters = set(), {}, {}, set()
+    named, spans, flows = set(), {}, {}
     for record in document["traceEvents"]:
         assert isinstance(record["name"], str)
         assert isinstance(record["pid"], int)
@@ -101,10 +101,6 @@ def check_format(document):
             spans.setdefault((record["pid"], record["tid"]), []).append(
                 (record["ts"], record["ts"] + record["dur"])
             )
-        elif record["ph"] == "C":
-            assert all(isinstance(value, int | float) for value in record["args"].values())
-            assert record["args"]
-            counters.add(record["name"])
         else:
             assert record["ph"] in {"s", "f"}
             flows.setdefault((record["cat"], record["id"]), []).append(record)
@@ -119,10 +115,9 @@ def check_format(document):
         for end in (begin, finish):
             lane = spans[end["pid"], end["tid"]]
             assert any(start <= end["ts"] <= stop for start, stop in lane)
-    return counters
 
 
-def test_the_file_keeps_to_the_format_with_arguments_and_counters(tmp_path):
+def test_the_file_keeps_to_the_format_with_arguments(tmp_path):
     path = tmp_path / "trace.json"
     scenario = Scenario(topology="dgx_a100", workload="dlrm_mlperf", samples=2)
     prediction = predict(scenario, executor="serial")
@@ -132,10 +127,7 @@ def test_the_file_keeps_to_the_format_with_arguments_and_counters(tmp_path):
     write_trace(prediction, path, only_ranks=sorted(shown))
     document = json.loads(path.read_text())
 
-    assert check_format(document) == {
-        "memory at its peak, bytes",
-        "exposed communication",
-    }
+    check_format(document)
     assert {record["pid"] for record in document["traceEvents"]} == shown
     spans = [one for one in document["traceEvents"] if one["ph"] == "X" and one["cat"] != "wait"]
     assert all({"provenance", "on_critical_path"} <= set(one["args"]) for one in spans)

@@ -7,7 +7,7 @@ import sys
 
 from tests.conftest import CHECKOUT
 
-DRAW = "from perfmodel.reports.pictures import build_figure; build_figure(2, 2)"
+DRAW = "from perfmodel.reports.machine_picture import build_figure; build_figure(2, 2)"
 
 
 def test_without_a_home_nothing_is_said_of_a_cache(tmp_path):

@@ -1,32 +1,6 @@
 import pytest
 
-from topologies import (
-    cpu_speed,
-    find_device,
-    find_machine,
-    list_topologies,
-    load_topology,
-    name_devices,
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "gpus", "machine"),
-    [
-        ("Tesla V100-SXM2-16GB", 8, "dgx1_v100"),
-        ("Tesla V100-SXM2-32GB", 4, "dgx1_v100"),  # the same chip with more memory
-        ("Tesla V100-PCIE-32GB", 2, "v100_pcie"),
-        ("NVIDIA H100 80GB HBM3", 8, "dgx_h100"),  # before a cloud's, whose network is shared
-        ("NVIDIA H100 80GB HBM3", 4, "hgx_h100_4gpu"),
-        ("NVIDIA GeForce RTX 4090", 2, "rtx_4090_pcie"),
-        ("NVIDIA GeForce RTX 3090", 1, "rtx_3090_pcie"),
-    ],
-)
-def test_the_name_of_a_gpu_and_their_number_tell_the_machine(name, gpus, machine):
-    found = find_machine(name, gpus)
-
-    assert found is not None
-    assert found.name == machine
+from topologies import cpu_speed, find_device, list_topologies, load_topology, name_devices
 
 
 def test_an_unknown_gpu_is_no_machine():
@@ -36,7 +10,6 @@ def test_an_unknown_gpu_is_no_machine():
     # An A40 and an A30 are in the catalog, these are not.
     assert find_device("NVIDIA RTX A4000") is None
     assert find_device("NVIDIA RTX A3000 Laptop GPU") is None
-    assert find_machine("Quadro 600", 8) is None
 
 
 def test_threads_are_compared_by_clock_and_work_per_clock():

@@ -5,7 +5,8 @@ import gzip
 import pytest
 
 from perfmodel.base.errors import TraceError
-from traces.chakra import ChakraKind, ChakraOperation, ChakraTrace, load_chakra, write_chakra
+from tests.traces.chakra_files import write_chakra
+from traces.chakra import ChakraKind, ChakraOperation, ChakraTrace, load_chakra
 
 OPERATIONS = (
     ChakraOperation(1, "start", ChakraKind.COMPUTE, duration_us=5, attributes={"is_cpu_op": True}),

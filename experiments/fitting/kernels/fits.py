@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.fitting.kernels.attention import fit_attention_entry
+from experiments.fitting.kernels.constants_file import entries_to_text
 from experiments.fitting.kernels.gemm import fit_expert_entry, fit_gemm_entry
 from experiments.fitting.kernels.memory import fit_memory_entry
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.writing import write_file
 from perfmodel.costs.attention_kernels import variant_of as attention_variant
-from perfmodel.costs.calibration_files import Entry, entries_to_text
+from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.estimates import Estimates, concatenate_estimates
 from perfmodel.costs.gemm import variant_of as gemm_variant
 from perfmodel.extensions.measurements.kernel_tables import KERNEL_KINDS

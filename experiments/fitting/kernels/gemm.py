@@ -20,6 +20,7 @@ from experiments.fitting.kernels.networks import (
     fit_spread,
     fit_steps,
     on_one_thread,
+    range_of,
     train_ordered,
 )
 from perfmodel.base.errors import CalibrationError
@@ -29,18 +30,10 @@ from perfmodel.costs.corrections import (
     Matrix,
     OrderedCorrection,
     OrderedNetwork,
-    range_of,
 )
 from perfmodel.costs.expert_physics import (
-    LARGEST_CORRECTION,
     ExpertConstants,
-    ExpertShapes,
     ExpertTimes,
-    layer_features,
-    layer_shapes,
-    predict_layer_times,
-    smooth_log_ratio,
-    square_terms,
 )
 from perfmodel.costs.gemm import TENSOR, VECTOR, variant_of
 from perfmodel.costs.gemm_features import (
@@ -55,6 +48,15 @@ from perfmodel.costs.gemm_physics import (
     GemmShapes,
     MachineRates,
     predict_gemm_times,
+)
+from perfmodel.extensions.measurements.expert_layers import (
+    LARGEST_CORRECTION,
+    ExpertShapes,
+    layer_features,
+    layer_shapes,
+    predict_layer_times,
+    smooth_log_ratio,
+    square_terms,
 )
 from perfmodel.extensions.measurements.measured_kernels import KernelTable, MeasuredKernel
 from perfmodel.stacks.capabilities import Residency

@@ -24,7 +24,6 @@ from perfmodel.costs.corrections import (
     Network,
     OrderedCorrection,
     OrderedNetwork,
-    range_of,
 )
 from perfmodel.costs.estimates import INTERVAL_SIGMAS
 
@@ -34,6 +33,16 @@ INNER_FOLDS = 2
 SPREAD_RATE = 1e-2
 USUAL_ORDERED_ERROR = 0.02
 """The loss turns from square to linear at this error of the logarithm."""
+
+
+def range_of(features: Matrix) -> dict[str, Matrix]:
+    """The fields of the range of *features*."""
+    return {
+        "mean": features.mean(axis=0),
+        "scale": features.std(axis=0) + 1e-6,
+        "low": features.min(axis=0),
+        "high": features.max(axis=0),
+    }
 
 
 def fit_ordered(features: Matrix, log_time: Matrix, plan: TrainingPlan) -> OrderedCorrection:

@@ -1,16 +1,16 @@
 """Output of nccl-tests, as text and as JSON: from a run to rows of a table.
 
 It contains sizes, times, ranks and hosts, but not the machine, and older releases do not print the
-collective either. The collective is then derived from the columns or the name of the file, or the
-user states it. A launcher may put words before every line (`[1,0]<stdout>:`, `0: `, a time): the
-heading tells how many.
+collective either. The collective is then derived from the name of the file, or the user states it.
+A launcher may put words before every line (`[1,0]<stdout>:`, `0: `, a time): the heading tells how
+many.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from statistics import median
@@ -58,16 +58,12 @@ def read_foreign(text: str, *, document: str, place: RunPlace) -> list[Record] |
             "or name the file after it, such as all_gather.log."
         )
     hosts = place.hosts or run.hosts
-    ranks = run.ranks or _ranks_by_bandwidths(text.splitlines(), kind)
-    if not ranks or not hosts:
-        advice = (
-            "Give --hosts."
-            if ranks
-            else ("Keep them, or write a table: `perfmodel schema collectives` shows its columns.")
-        )
+    # Without a list of ranks, all GPUs of the hosts; the ratio of its bandwidths has to agree.
+    ranks = run.ranks or hosts * load_topology(place.topology).gpus_per_host
+    if not ranks or (not run.ranks and run.passes in (None, 1.0)):
         raise MeasurementError(
-            f"{document}: does not list its ranks (lines `#  Rank 0 ... on HOST device 0`). "
-            f"{advice}"
+            f"{document}: does not list its ranks (lines `#  Rank 0 ... on HOST device 0`). Give "
+            "--hosts, or write a table: `perfmodel schema collectives` shows its columns."
         )
     if not run.rows:
         raise MeasurementError(f"{document}: holds no line with a size and a time.")
@@ -129,29 +125,26 @@ def _parse_print(text: str, document: str) -> _Run:
     version = ""
     if library is not None:
         version = dotted_version(int(library[1])) if library[1] else library[2]
+    cells = list(_iter_cells(lines))
     return _Run(
-        kind=_kind_in(started[1] if started else text) or _kind_by_columns(lines, len(ranks)),
+        kind=_kind_in(started[1] if started else text),
         hosts=len(set(ranks.values())),
         ranks=len(ranks),
         version=version,
-        rows=list(_printed_rows(lines, len(ranks))),
-        passes=_passes(lines),
+        rows=list(_rows(cells, len(ranks))),
+        passes=_passes(cells),
         gpu=str(listed[0][3]) if listed else "",
     )
 
 
-def _passes(lines: Iterable[str]) -> float | None:
+def _passes(cells: Iterable[Record]) -> float | None:
     """The ratio of bus to plain bandwidth in the middle of the rows that print enough digits."""
-    pairs = ((cells.get("algbw", ""), cells.get("busbw", "")) for cells in _iter_cells(lines))
-    ratios = [
-        float(bus) / float(plain)
-        for plain, bus in pairs
-        if _is_positive(plain) and _is_positive(bus) and float(plain) >= _LEAST_PLAIN
-    ]
+    pairs = ((_positive(one.get("algbw")), _positive(one.get("busbw"))) for one in cells)
+    ratios = [bus / plain for plain, bus in pairs if plain >= _LEAST_PLAIN and bus]
     return median(ratios) if ratios else None
 
 
-def _iter_cells(lines: Iterable[str]) -> Iterator[dict[str, str]]:
+def _iter_cells(lines: Iterable[str]) -> Iterator[Record]:
     """The cells of every line below a heading, by column; out of place where there are both."""
     columns: list[str] = []
     before = 0
@@ -168,9 +161,9 @@ def _iter_cells(lines: Iterable[str]) -> Iterator[dict[str, str]]:
             yield {"size": "", "time": ""}
 
 
-def _is_row(words: list[str], columns: int) -> bool:
+def _is_row(words: Collection[str], columns: int) -> bool:
     """Whether *words* are a line of a table of so many *columns* that lacks some."""
-    numbers = sum(_is_positive(word) or not word.strip("0.") for word in words)
+    numbers = sum(bool(_positive(word) or not word.strip("0.")) for word in words)
     return len(words) >= columns - MOST_LOST and 2 * numbers > len(words)
 
 
@@ -179,77 +172,30 @@ MOST_LOST = 2
 BROKEN = {"size_bytes": "0", "time_us": "1", "fault": "has no readable size and time"}
 
 
-def _printed_rows(lines: Iterable[str], ranks: int) -> Iterator[Record]:
-    for cells in _iter_cells(lines):
+def _rows(table: Iterable[Record], ranks: int) -> Iterator[Record]:
+    """The rows of a table of collectives in the cells of *table*, by nccl-tests' columns."""
+    for cells in table:
         size, time_us = cells["size"], cells["time"]
-        if _SIZE.fullmatch(size) and _is_positive(time_us):
-            row = _row(size, time_us, cells.get("type", ""), cells.get("count", ""), ranks)
-            yield from _judged(row, cells.get("algbw", ""), cells.get("wrong", "0"))
-        elif size != "0" and (not size or _is_row(list(cells.values()), 0)):
-            yield BROKEN
-
-
-def _row(size: str, time_us: str, word: str, count: str = "", ranks: int = 0) -> Record:
-    dtype = _DTYPES.get(word, "")
-    fault = "" if dtype or word in ("", "none") else f"type {word} is not known"
-    if dtype and count.isdecimal():
-        held = int(count) * parse_dtype(dtype).size_bytes
-        # Some collectives print the elements of one rank, rounded down.
-        times, rest = divmod(int(size), max(held, 1))
-        if held and (rest or times not in (1, ranks or times)):
-            fault = "size and count disagree"
-    return {"size_bytes": size, "time_us": time_us, "dtype": dtype, "fault": fault}
-
-
-def _judged(row: Record, rate: str, wrong: str) -> Iterator[Record]:
-    """*row* with what its own *rate* in GB/s and its number of *wrong* values say of it."""
-    size = int(row["size_bytes"])
-    if not size:
-        return
-    if _is_positive(wrong):
-        row["fault"] = f"fails its own check (#wrong = {wrong})"
-    if _is_positive(rate) and float(rate) >= _LEAST_PLAIN:
-        row["column_ratio"] = str(size / float(rate) / 1e3 / float(row["time_us"]))
-    yield row
-
-
-def _ranks_by_bandwidths(lines: Iterable[str], kind: str) -> int:
-    """The number of ranks that the ratio of bus to plain bandwidth tells; 0 if it does not.
-
-    Of n ranks it is 1 - 1/n, twice that for an all-reduce, 1 for what has a root.
-    """
-    times = 2 if kind == "all_reduce" else 1
-    counts = set()
-    for cells in _iter_cells(lines):
-        plain, bus = cells.get("algbw", ""), cells.get("busbw", "")
-        if not (_is_positive(plain) and _is_positive(bus)) or float(plain) < _LEAST_PLAIN:
+        if not (_SIZE.fullmatch(size) and _positive(time_us)):
+            if size != "0" and (not size or _is_row(cells.values(), 0)):
+                yield BROKEN
             continue
-        slack = 0.5 * (10 ** -_digits(plain) / float(plain) + 10 ** -_digits(bus) / float(bus))
-        ratio = float(bus) / float(plain) / times
-        if ratio * (1 + slack) >= 1:
-            return 0
-        least, most = (1 / (1 - ratio * (1 + sign * slack)) for sign in (-1, 1))
-        counts.add((math.ceil(least), math.floor(most)))
-    fitting = range(
-        max((low for low, _ in counts), default=1), 1 + min((c for _, c in counts), default=0)
-    )
-    return fitting[0] if len(fitting) == 1 else 0
-
-
-def _kind_by_columns(lines: list[str], ranks: int) -> str:
-    """The collective that alone reduces to all and has such a ratio of bus to plain bandwidth."""
-    reduces = any(
-        cells.get("redop", "none") != "none" and cells.get("root") == "-1"
-        for cells in _iter_cells(lines)
-    )
-    passes = (_passes(lines) or 0.0) if reduces and ranks > 1 else 0.0
-    share = (ranks - 1) / max(ranks, 1)
-    kinds = {"all_reduce": 2 * share, "reduce_scatter": share} if passes else {}
-    return next((kind for kind, ratio in kinds.items() if abs(passes / ratio - 1) < 0.05), "")
-
-
-def _digits(number: str) -> int:
-    return len(number.partition(".")[2])
+        word, count, wrong = (cells.get(key, "") for key in ("type", "count", "wrong"))
+        dtype, rate = _DTYPES.get(word, ""), _positive(cells.get("algbw"))
+        fault = "" if dtype or word in ("", "none") else f"type {word} is not known"
+        if dtype and count.isdecimal():
+            held = int(count) * parse_dtype(dtype).size_bytes
+            # Some collectives print the elements of one rank, rounded down.
+            times, rest = divmod(int(size), max(held, 1))
+            if held and (rest or times not in (1, ranks or times)):
+                fault = "size and count disagree"
+        if _positive(wrong):
+            fault = f"fails its own check (#wrong = {wrong})"
+        row = {"size_bytes": size, "time_us": time_us, "dtype": dtype, "fault": fault}
+        if rate >= _LEAST_PLAIN:
+            row["column_ratio"] = str(int(size) / rate / 1e3 / float(time_us))
+        if int(size):
+            yield row
 
 
 def _heading(line: str) -> list[str]:
@@ -272,37 +218,41 @@ def _parse_json(text: str, document: str) -> _Run:
     each = _count(config.get("nthreads")) * _count(config.get("ngpus"))
     arguments = content.get("args")
     program = str(arguments[0]) if isinstance(arguments, list) and arguments else ""
+    cells = [_json_cells(one) for one in results if isinstance(one, dict)]
     return _Run(
         kind=_kind_in(program),
         hosts=len({str(one.get("hostname")) for one in devices}),
         ranks=len(devices) * each,
         version=dotted_version(_count(content.get("nccl_version"))),
-        rows=[row for one in results if isinstance(one, dict) for row in _json_row(one)],
+        rows=list(_rows(cells, len(devices) * each)),
+        passes=_passes(cells),
     )
 
 
-def _json_row(result: Mapping[str, Any]) -> Iterable[Record]:
+def _json_cells(result: Mapping[str, Any]) -> Record:
+    """The cells of a *result*, by the columns of a print; empty ones where nothing was timed."""
     for word in ("out_of_place", "in_place"):
         found = result.get(word)
-        if isinstance(found, dict):
-            time_us = str(found.get("time", found.get("cpu_time", "")))
-            if _is_positive(time_us) and isinstance(result.get("size"), int):
-                own = {key.replace("_", ""): str(value) for key, value in found.items()}
-                row = _row(str(result["size"]), time_us, str(result.get("type", "")))
-                yield from _judged(row, own.get("algbw", ""), own.get("nwrong", "0"))
-                return
-    yield BROKEN
+        if isinstance(found, dict) and isinstance(result.get("size"), int):
+            own = {key.replace("_", ""): str(value) for key, value in found.items()}
+            time_us = own.get("time", own.get("cputime", ""))
+            if _positive(time_us):
+                about = {"size": str(result["size"]), "type": str(result.get("type", ""))}
+                return {**own, **about, "time": time_us, "wrong": own.get("nwrong", "")}
+    return {"size": "", "time": ""}
 
 
 def _count(value: object, default: int = 1) -> int:
     return value if isinstance(value, int) and value > 0 else default
 
 
-def _is_positive(text: str) -> bool:
+def _positive(text: str | None) -> float:
+    """The positive number that *text* says, else 0."""
     try:
-        return 0 < float(text) < float("inf")
+        number = float(text or 0)
     except ValueError:
-        return False
+        return 0.0
+    return number if 0 < number < math.inf else 0.0
 
 
 def _kind_in(text: str) -> str:

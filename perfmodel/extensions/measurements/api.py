@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from perfmodel.api.details import KernelKind
-from perfmodel.api.questions import File, Files, build_scenario, open_place
+from perfmodel.api.questions import AUTO, File, Files, Where, build_scenario, open_place
 from perfmodel.base.cautions import Cautions
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.units import NS_PER_S
@@ -336,10 +336,7 @@ def validate_runs(
     *,
     source: str | None = None,
     calibration: Sequence[str] = (),
-    executor: str = "auto",
-    workers: int | None = None,
-    ray_address: str | None = None,
-    on_phase: OnPhase = ignore_phase,
+    **where: Unpack[Where],
 ) -> Scoreboard:
     """Compare predictions with a *table* of measured training runs, or those of one *source*.
 
@@ -355,7 +352,8 @@ def validate_runs(
 
     paths = [Path(table)] if table is not None else find_core_tables()
     tables = of_source([load_runs(path) for path in paths], source)
-    with open_place(executor, workers, ray_address, on_phase) as place:
+    on_phase = where.get("on_phase", ignore_phase)
+    with open_place(**AUTO | where) as place:
         return runs.validate_tables(
             tables, executor=place, calibration=tuple(calibration), on_phase=on_phase
         )

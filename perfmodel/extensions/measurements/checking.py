@@ -51,7 +51,7 @@ def check_tables(
             ]
     _check_units([*scales.values()], [row.column_ratio for row in rows], where)
     judged = [
-        (row, row.fault or _disagrees(row.column_ratio), ratios.get(row.row, ())) for row in rows
+        (row, row.fault or disagrees(row.column_ratio), ratios.get(row.row, ())) for row in rows
     ]
     kept, cautions = _keep(judged, where)
     return tuple(kept), cautions
@@ -76,7 +76,7 @@ def check_kernels(
             rows += [(one, "", ()) for one in kernels]
             continue
         rows += [
-            (one, _disagrees(one.column_ratio), ratios_of(one.op, device, one.measured_ns))
+            (one, disagrees(one.column_ratio), ratios_of(one.op, device, one.measured_ns))
             for one in kernels
         ]
         predicted = zip(some, found.duration_ns.tolist(), strict=True)
@@ -88,17 +88,23 @@ def check_kernels(
     return KernelTable(left, table.unsupported), cautions
 
 
-def _disagrees(ratio: float) -> bool:
+def disagrees(ratio: float) -> bool:
+    """Whether a row's own rate tells another time than it states, which is *ratio* of it."""
     most = limits()["beyond"]["column"]
     return not 1 / most <= ratio <= most
 
 
 def _check_units(scales: Sequence[float], columns: Sequence[float], where: str) -> None:
-    """Refuse a table whose columns contradict each other, or whose unit cannot be the stated."""
-    wrong = [*filter(_disagrees, columns)]
-    if len(wrong) > max(1, limits()["beyond"]["rows"] * len(columns)):
+    """Refuse a table whose columns contradict each other alike, or whose unit cannot be the stated.
+
+    Unlike contradictions, such as of rows whose time was copied, are faults of these rows.
+    """
+    wrong = [*filter(disagrees, columns)]
+    middle = float(np.median(wrong)) if wrong else 1.0
+    alike = sum(not disagrees(one / middle) for one in wrong)
+    if 2 * alike > len(wrong) > max(1, limits()["beyond"]["rows"] * len(columns)):
         raise MeasurementError(
-            f"{where}: times and rates of a row must agree, and differ by {np.median(wrong):,.4g} "
+            f"{where}: times and rates of a row must agree, and differ by {middle:,.4g} "
             f"times in {len(wrong)} of {len(columns)} rows. Correct the unit of the column that is "
             "wrong."
         )

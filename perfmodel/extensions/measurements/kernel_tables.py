@@ -36,10 +36,9 @@ from perfmodel.base.reading import quote
 from perfmodel.costs.attention import AttentionModel
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.estimates import Estimates, KernelModel
-from perfmodel.costs.expert_physics import ExpertLayer
-from perfmodel.costs.experts import ExpertLayerModel
 from perfmodel.costs.gemm import GemmModel
 from perfmodel.costs.memory import MemoryModel
+from perfmodel.extensions.measurements.expert_layers import ExpertLayer, ExpertLayerModel
 from perfmodel.extensions.measurements.measured_kernels import (
     KernelTable,
     MeasuredKernel,
@@ -356,7 +355,8 @@ def _read_layer(row: Row, sizes: Sizes, _: Pass) -> Kernel:
         dtype=dtype,
     )
     model = {key: row[key] for key in _MODEL}
-    return Kernel(str(row.get("collector", "")), f"{dtype.value} experts", layer, model)
+    source, rate = str(row.get("collector", "")), parse_rate(row.get("tflops"))
+    return Kernel(source, f"{dtype.value} experts", layer, model, rate=rate)
 
 
 def _read_exponent(word: str) -> float | None:

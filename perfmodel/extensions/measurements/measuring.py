@@ -28,13 +28,19 @@ from perfmodel.extensions.measurements.calibration.anchors import (
     learn,
     learnt_of,
 )
-from perfmodel.extensions.measurements.calibration.own_kernels import Learning, row_of
+from perfmodel.extensions.measurements.calibration.own_kernels import (
+    NOISE,
+    SIGMA,
+    Learning,
+    covariance,
+    row_of,
+)
 from perfmodel.graph.ops import Attention, Communication, EmbeddingOp, Gemm, GroupedGemm
 from perfmodel.prediction.answer import Narrowing, Prediction
 from perfmodel.prediction.question import Question
 
 SCRIPT = Path(__file__).parent / "calibration" / "timing_script.py"
-MOST_KERNELS, MOST_CALLS = 40, 6
+MOST_KERNELS, MOST_CALLS, MOST_TRIED = 40, 6, 120
 LEAST = 0.002
 """Of the variance: what carries less is not worth timing."""
 SECONDS, LAYOUTS = 5, 2
@@ -151,12 +157,25 @@ def choose(parts: Parts) -> list[int]:
         if (whole := float(parts.times_ns[rows].sum())) > 0:
             worth[rows] = variance[place] * parts.times_ns[rows] / whole
     least = LEAST * parts.variances.total(parts.shares)
-    chosen: dict[bool, list[int]] = {True: [], False: []}
-    for place in np.argsort(-worth, kind="stable").tolist():
-        if worth[place] > least:
-            chosen[isinstance(parts.calls[place].op, Communication)].append(place)
-    kept = chosen[False][:MOST_KERNELS] + chosen[True][:MOST_CALLS]
-    return sorted(kept, key=lambda place: -worth[place])
+    places = np.argsort(-worth, kind="stable")[: min(MOST_TRIED, np.sum(worth > least))]
+    if not len(places):
+        return []
+    spots, worth = [parts.spots[place] for place in places], worth[places]
+    is_call = np.array([isinstance(parts.calls[place].op, Communication) for place in places])
+    is_open, chosen = np.ones(len(places), dtype=bool), list[int]()
+    unknown = covariance(spots)
+    while True:
+        # What a kernel says of itself and of like ones, beside those that were chosen before.
+        said = worth @ (unknown**2 / (np.diag(unknown) + NOISE**2)) / SIGMA**2
+        best = int(np.argmax(np.where(is_open, said, 0.0)))
+        if not is_open[best] or said[best] <= least:
+            return [int(place) for place in places[chosen]]
+        chosen.append(best)
+        is_open[best] = False
+        for is_alike, most in ((is_call, MOST_CALLS), (~is_call, MOST_KERNELS)):
+            is_open &= ~is_alike | (np.sum(is_alike[chosen]) < most)
+        own = unknown[:, best]
+        unknown = unknown - np.outer(own, own) / (own[best] + NOISE**2)
 
 
 def _list(parts: Parts, known: Sequence[Learning], topology: str) -> Iterator[Listed]:

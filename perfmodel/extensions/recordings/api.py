@@ -37,10 +37,3 @@ def trace_extract(paths: Files, out: File, *, topology: str = "unknown") -> tupl
     tables = extraction.extract_tables(load_job_trace(paths), topology=topology)
     written: tuple[Path, ...] = extraction.write_tables(tables, Path(out))
     return written
-
-
-def trace_chakra(job: File, out: File) -> tuple[Path, ...]:
-    """Write the recorded *job* as Chakra execution traces into *out*, one file per rank."""
-    from perfmodel.extensions.recordings.storage import load_recorded_job, write_chakra_job
-
-    return tuple(write_chakra_job(load_recorded_job(Path(job)), Path(out)))

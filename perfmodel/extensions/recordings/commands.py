@@ -39,10 +39,6 @@ EXTRACT_EPILOG = """\b
 Example:
   perfmodel trace extract traces/ --topology dgx_a100 --out tables/
 """
-CHAKRA_EPILOG = """\b
-Example:
-  perfmodel trace chakra job/ --out chakra/
-"""
 KinetoFiles = Annotated[
     tuple[str, ...],
     argument("PATH...", "Kineto files, or folders with one file per rank."),
@@ -152,15 +148,3 @@ def extract(
     for name, reason in load_extension("measurements", "extraction").MISSING.items():
         if name not in {path.stem for path in written}:
             print(f"no {name}.csv: {reason}")
-
-
-@command(trace, epilog=CHAKRA_EPILOG)
-def chakra(
-    job: Annotated[str, argument("JOB", "A job that `import` wrote.")],
-    out: Annotated[str, Option(metavar="FOLDER", help="Folder to write the files to.")],
-) -> None:
-    """Write a recorded job as Chakra execution traces, one file per rank."""
-    from perfmodel.base.writing import printable
-
-    for path in api.trace_chakra(job, out):
-        print(printable(str(path)))

@@ -18,7 +18,13 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.extensions.recordings.rank_view import NO_OPERATOR, CallKind, RankView, plain
+from perfmodel.extensions.recordings.rank_view import (
+    NO_OPERATOR,
+    SHORTEST_LAUNCH_NS,
+    CallKind,
+    RankView,
+    plain,
+)
 from perfmodel.extensions.recordings.throttle import ALLOCATION, alone_ns, host_of
 from perfmodel.graph.program import Anchor, Int64s
 from traces.trace import Category, Trace
@@ -27,12 +33,8 @@ _NO_STEP = -1
 _STEP_FIELDS = 7
 _IDLE_KINDS = (CallKind.OTHER, CallKind.STREAM_WAIT, CallKind.MARK_RECORD)
 """Calls that matter only if they launch something."""
-_IDLE_DELAY_LIMIT_NS = 100_000
-"""What starts later after its launch to an idle device was held by something else."""
 _LONGEST_GAP_NS = 5_000
 """A longer gap between queued tasks was a wait for another stream."""
-_TYPICAL_LAG_NS = 2_000
-_TYPICAL_DELAY_NS = 7_000
 _COPY_ROUNDING_NS = 5_000
 """A blocking copy returns when it has ended, on clocks that differ by so much."""
 _OWNED_NS = 100_000
@@ -336,9 +338,7 @@ class _WaitFinder:
         if kind in (CallKind.DEVICE_SYNCHRONISE, CallKind.FREE):
             return list(ended.values())
         if kind is CallKind.ALLOCATE:
-            # It waits for the whole device or, if some work outlasts it, for nothing.
-            is_whole = len(ended) == len(self.last_on)
-            return [task for task in ended.values() if is_whole and self.end_ns[task] > start_ns]
+            return [task for task in ended.values() if self.end_ns[task] > start_ns]
         if kind is CallKind.MARK_SYNCHRONISE:
             return self._last_ended(start_ns, end_ns)
         own = ended.get(self.stream_of_thread.get(self.threads[call], -1))
@@ -368,11 +368,12 @@ def _launch_lags(view: RankView) -> tuple[int, int]:
     start_ns, call = device.start_ns[launched], device.call[launched]
     delay_ns = start_ns - calls.start_ns[call]
     is_free = device.reached_ns()[launched] < calls.start_ns[call]
-    is_free &= delay_ns < _IDLE_DELAY_LIMIT_NS
     if not is_free.any():
-        return _TYPICAL_LAG_NS, _TYPICAL_DELAY_NS
-    lag_ns = (start_ns - calls.end_ns[call])[is_free]
-    return max(int(np.median(lag_ns)), 0), max(int(np.median(delay_ns[is_free])), 0)
+        return 0, SHORTEST_LAUNCH_NS
+    # The lower one of two in the middle: few launches may be held by something else.
+    middle = (int(is_free.sum()) - 1) // 2
+    after_ns = int(np.sort((start_ns - calls.end_ns[call])[is_free])[middle])
+    return max(after_ns, 0), max(int(np.sort(delay_ns[is_free])[middle]), 0)
 
 
 def _stream_gaps_ns(view: RankView) -> Int64s:

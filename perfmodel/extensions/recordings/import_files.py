@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from perfmodel.base.errors import TraceError
+from perfmodel.base.errors import GraphError, TraceError
 from perfmodel.base.units import NS_PER_MS
 from perfmodel.extensions.recordings.execution_trace_jobs import ExecutedJob, build_executed_job
 from perfmodel.extensions.recordings.importing import import_job
@@ -156,7 +156,15 @@ def _read(
     if recording.timed:
         # The job is made from traces that nothing else holds, so they are given up on the way.
         recorded = import_job(load_recording(recording, options.limits, on_file))
-        return ImportedJob(folder, with_score(recorded))
+        try:
+            return ImportedJob(folder, with_score(recorded))
+        except GraphError as fault:
+            # What is launched by a call after it waits for itself; the faults say that and more.
+            said = "; ".join(recorded.report.grave_faults) or str(fault)
+            raise TraceError(
+                f"{recording.name}: its device work cannot run in the order of its calls: {said}. "
+                "Record again."
+            ) from None
     if recording.executed:
         executed = _load(recording.executed, load_execution_trace, options.limits, on_file)
         if all(is_linked(trace) for trace in executed):

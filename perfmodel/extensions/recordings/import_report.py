@@ -155,7 +155,7 @@ def list_assumptions(findings: Sequence[RankFindings]) -> tuple[str, ...]:
     """The assumptions about the recording, one sentence each."""
     sentences = [
         "kernels of several waves hold back other streams until their last wave",
-        "an allocation waits for the device only if all launched work had ended when it returned",
+        "an allocation waits for work that ended while it was called",
     ]
     steps = [of_rank.chain.steps for of_rank in findings]
     if sum(len(of.places_of(StepKind.ALLOCATION)) > 0 for of in steps) > 1:

@@ -29,7 +29,6 @@ from perfmodel.extensions.recordings.operator_calls import call_of_operator, who
 from perfmodel.extensions.recordings.operators.works import works_of_call
 from perfmodel.extensions.recordings.rank_program import COLLECTIVE, COUNTED_WORK, ESTIMATED_WORK
 from perfmodel.extensions.recordings.rank_view import is_communication
-from perfmodel.extensions.recordings.storage import COMM_TYPES
 from perfmodel.graph.builder import JobBuilder, ProgramBuilder
 from perfmodel.graph.issuing import Issuer
 from perfmodel.graph.job import JobFacts, Origin
@@ -43,9 +42,17 @@ _MOST_SHORTER_RATIO = 0.02
 """More operators that are shorter than their children: durations leave the children out."""
 _NS_PER_US = 1000
 _KERNEL_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
-_COLLECTIVE_KINDS = {number: kind for kind, number in COMM_TYPES.items()} | {
-    8: CollectiveKind.REDUCE_SCATTER
+_COLLECTIVE_KINDS = {
+    0: CollectiveKind.ALL_REDUCE,
+    1: CollectiveKind.REDUCE,
+    2: CollectiveKind.ALL_GATHER,
+    5: CollectiveKind.BROADCAST,
+    6: CollectiveKind.ALL_TO_ALL,
+    7: CollectiveKind.REDUCE_SCATTER,
+    8: CollectiveKind.REDUCE_SCATTER,
+    9: CollectiveKind.BARRIER,
 }
+"""By their numbers in Chakra's schema."""
 _ON_DEVICE = (ChakraKind.COMPUTE, ChakraKind.COLLECTIVE, ChakraKind.SEND, ChakraKind.RECEIVE)
 
 

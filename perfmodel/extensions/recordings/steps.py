@@ -424,6 +424,9 @@ def _find_doubt(
         if alone and min(alone) >= 1 - _ALIKE:
             return []
         return [f"no step is whole between two others, so the time is that of the window. {_HELP}"]
+    if found.rule is StepRule.REPEATED and _may_be_a_layer(found.ends, views):
+        layers = "without marks, what repeats may be a layer: one host thread launches all of it, "
+        return [f"{layers}so nothing shows a forward and a backward pass. {_HELP}"]
     warm = {row.step for row in found.table if row.is_inside and row.is_warm}
     if len(warm) - 1 > found.cycle:
         return []
@@ -439,6 +442,15 @@ def _find_doubt(
         f"take, and so not how much they differ. {_HELP}"
     )
     return [lone]
+
+
+def _may_be_a_layer(ends: Sequence[End], views: Sequence[RankView]) -> bool:
+    """Whether kernels of one host thread are all that repeats: autograd has its own thread."""
+    (rank, last), (_, first) = ends[-1][0], ends[-2][0]
+    view, launched_ns = views[rank], views[rank].launched_ns()
+    own = (launched_ns > launched_ns[first]) & (launched_ns <= launched_ns[last])
+    is_alone = len(np.unique(view.calls.thread[view.device.call[own]])) == 1
+    return is_alone and not view.device.is_collective[last]
 
 
 def _step_ns(ends: Sequence[End], views: Sequence[RankView]) -> float:

@@ -1,11 +1,8 @@
-"""Storage: recorded jobs on disk, as job folders and as Chakra execution traces.
+"""Storage: recorded jobs on disk, as job folders.
 
 A recorded job is a job folder with two more files: a header and the columns of the recording. The
 header holds the checksums of the graph and of the columns, so files of different imports cannot
 be mixed.
-
-Chakra traces are written for other programs, one file per rank: operations in whole microseconds,
-and what they wait for. Lags and waits for an earlier iteration have no place there.
 """
 
 from __future__ import annotations
@@ -13,14 +10,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from collectives.collective import CollectiveKind
 from perfmodel.base.errors import TraceError
 from perfmodel.extensions.recordings.recorded_job import (
     ImportReport,
@@ -29,8 +24,6 @@ from perfmodel.extensions.recordings.recorded_job import (
     Unprofiled,
 )
 from perfmodel.extensions.recordings.self_replay import with_score
-from perfmodel.graph.ops import Communication, Fixed
-from perfmodel.graph.program import PLAIN
 from perfmodel.graph.storage import (
     HEADER,
     RECORDING_HEADER,
@@ -40,23 +33,12 @@ from perfmodel.graph.storage import (
     write_job,
 )
 from perfmodel.graph.stored_programs import read_columns, values_of, write_columns
-from traces.chakra import SCHEMA_VERSION, ChakraKind, ChakraOperation, ChakraTrace, write_chakra
 
 _FOLDER_VERSION = 4
 _COLUMNS_FILE = "recording.parquet"
 _COLUMNS = ("recorded_start_ns", "recorded_end_ns", "can_be_held", "excess_ns")
 _REPORT, _SCORE = TypeAdapter(ImportReport), TypeAdapter(SelfReplay | None)
 _UNPROFILED = TypeAdapter(Unprofiled | None)
-COMM_TYPES = {
-    CollectiveKind.ALL_REDUCE: 0,
-    CollectiveKind.REDUCE: 1,
-    CollectiveKind.ALL_GATHER: 2,
-    CollectiveKind.BROADCAST: 5,
-    CollectiveKind.ALL_TO_ALL: 6,
-    CollectiveKind.REDUCE_SCATTER: 7,
-    CollectiveKind.BARRIER: 9,
-}
-"""Numbers of collectives in Chakra's schema."""
 
 
 def save_recorded_job(job: RecordedJob, folder: Path, *, is_overwriting: bool = True) -> None:
@@ -130,55 +112,3 @@ def load_report(folder: Path) -> ImportReport:
 def _checksum(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def write_chakra_job(job: RecordedJob, folder: Path) -> tuple[Path, ...]:
-    """Write *job* to *folder* as Chakra traces, one file per rank."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for rank in range(job.graph.rank_count):
-        paths.append(folder / f"rank{rank}.et")
-        write_chakra(_trace_of(job, rank), paths[-1])
-    return tuple(paths)
-
-
-def _trace_of(job: RecordedJob, rank: int) -> ChakraTrace:
-    graph, program = job.graph, job.graph.program_of(rank)
-    first = int(job.graph.rank_rows()[rank])
-    lanes = program.task_lanes()
-    operations = tuple(
-        _operation(job, rank, task, int(lanes[task]), first + task)
-        for task in range(program.task_count)
-    )
-    return ChakraTrace(graph.facts.name, SCHEMA_VERSION, operations)
-
-
-def _operation(
-    job: RecordedJob, rank: int, task: int, lane_number: int, row: int
-) -> ChakraOperation:
-    """Task *task* of *rank*; it waits for the task before it on its lane, too."""
-    graph, program = job.graph, job.graph.program_of(rank)
-    op, lane = graph.ops[int(program.op[task])], program.lanes[lane_number]
-    deps = slice(*program.dep_start[task : task + 2].tolist())
-    sources = set(program.dep_task[deps][program.dep_distance[deps] == 0].tolist())
-    if task > int(program.lane_start[lane_number]):
-        sources.add(task - 1)
-    work = op.work if isinstance(op, Fixed) else op
-    attributes: dict[str, Any] = {"is_cpu_op": not lane.kind.is_device}
-    attributes["stream" if lane.kind.is_device else "tid"] = lane.name
-    slot = int(program.slot[task])
-    if slot != PLAIN and isinstance(work, Communication):
-        attributes |= {
-            "comm_type": COMM_TYPES.get(work.collective.kind, -1),
-            "comm_size": work.collective.size_bytes,
-            "pg_name": graph.groups[int(graph.rank_group[rank][slot])].name,
-        }
-    return ChakraOperation(
-        number=task,
-        name=graph.labels[int(program.label[task])],
-        kind=ChakraKind.COMPUTE if slot == PLAIN else ChakraKind.COLLECTIVE,
-        data=tuple(sorted(sources)),
-        start_us=max(int(job.recorded_start_ns[row]), 0) // 1000,
-        duration_us=-(-op.duration_ns // 1000) if isinstance(op, Fixed) else 0,
-        attributes=attributes,
-    )

@@ -62,7 +62,7 @@ _CAUSES = (
           "Faster links, fewer bytes, or buckets that overlap the backward pass.", "high"),
     Cause("buckets", "bucket:size=100MB", "Larger gradient buckets.", "low"),
     Cause("the optimizer's kernels", "optimizer", "A fused optimizer (fused=True).", "low"),
-    Cause("small kernels and launches", "launches",
+    Cause("small kernels and launches", "host_overhead:factor=0.1,up_to=200us",
           "torch.compile or CUDA graphs; fewer, larger operators.", "medium", is_general=True),
     Cause(_WIDE, "amp", "Autocast to bf16.", "low", is_general=True),
     Cause("chains of small kernels", "compile", "torch.compile.", "medium", is_general=True),
@@ -123,9 +123,9 @@ def advise(question: Question, executor: Executor, topology: str | None = None) 
             found.append(AdvisedChange(cause, gain_ns, Interval(min(ends), max(ends)), evidence))
     most_ns = max((one.gain_ns for one in found if not one.cause.is_general), default=0)
 
-    def rank(step: AdvisedChange) -> tuple[bool, int]:
+    def rank(step: AdvisedChange) -> tuple[int, bool]:
         is_after = step.cause.is_general and most_ns >= _AS_MUCH * step.gain_ns
-        return is_after, -step.gain_ns
+        return -(min(step.gain_ns, most_ns) if is_after else step.gain_ns), step.cause.is_general
 
     return Advice(before, tuple(sorted(found, key=rank)))
 

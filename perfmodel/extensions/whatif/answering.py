@@ -16,6 +16,7 @@ from perfmodel.base.shown import Shown
 from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.extensions.whatif.parsing import Sweep, build_transformation
 from perfmodel.extensions.whatif.pinning import pin_prices
+from perfmodel.extensions.whatif.recorded_machine import about_machine, recorded_machine
 from perfmodel.extensions.whatif.scaling_out import DOUBT, Doubt
 from perfmodel.extensions.whatif.touching import Touched
 from perfmodel.extensions.whatif.transformation import Applied, Transformation, apply_one
@@ -28,8 +29,6 @@ from perfmodel.prediction.recording import RecordedStep, ReplayScore
 from perfmodel.prediction.saved_jobs import (
     DEFAULT_STACK,
     PricingMachine,
-    about_machine,
-    recorded_machine,
 )
 from perfmodel.prediction.scenario import JobScenario
 
@@ -177,7 +176,7 @@ def prepare_changes(question: Question, *, force: bool = False) -> Question:
     if question.cluster is None:
         named = question.job if question.recording is not None else with_own_origins(question.job)
         return replace(question, job=named)
-    pinned = pin_prices(price(question, question.job))
+    pinned = pin_prices(*price(question, [question.job]))
     return replace(question, job=pinned.job, known=pinned)
 
 

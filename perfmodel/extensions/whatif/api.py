@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
-from perfmodel.api.questions import File, as_scenario, open_place
+from perfmodel.api.questions import File, Where, as_scenario, open_place
 from perfmodel.extensions.whatif.answering import WhatIf
-from perfmodel.prediction.phases import OnPhase, ignore_phase
+from perfmodel.prediction.phases import ignore_phase
 from perfmodel.prediction.scenario import JobScenario, Scenario
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ def advise(scenario: JobScenario | Scenario | File, *, force: bool = False) -> A
 
 def _open(scenario: JobScenario) -> tuple[Question, str | None]:
     """The question about a saved job, and the machine that prices its changes, if one is known."""
-    from perfmodel.prediction.saved_jobs import about_machine, open_job, recorded_machine
+    from perfmodel.extensions.whatif.recorded_machine import about_machine, recorded_machine
+    from perfmodel.prediction.saved_jobs import open_job
 
     opened, topology = open_job(scenario), scenario.topology
     if topology is None and (topology := recorded_machine(opened.job)) is not None:
@@ -48,10 +49,7 @@ def whatif(
     *,
     sweep: str | None = None,
     force: bool = False,
-    executor: str | None = None,
-    workers: int | None = None,
-    ray_address: str | None = None,
-    on_phase: OnPhase = ignore_phase,
+    **where: Unpack[Where],
 ) -> WhatIf:
     """Compare *job* (a folder or its scenario) before and after *changes*, as after `--apply`.
 
@@ -66,7 +64,8 @@ def whatif(
     named = [(text, parse_transformation(text, topology=topology)) for text in changes]
     swept = None if sweep is None else parse_sweep(sweep, topology=topology)
     question = prepare_changes(opened, force=force)
-    with open_place(executor, workers, ray_address, on_phase) as place:
+    on_phase = where.get("on_phase", ignore_phase)
+    with open_place(**where) as place:
         answer = answer_changes(
             question, named, sweep=swept, executor=place, on_phase=on_phase, force=force
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +18,7 @@ Examples:
   perfmodel whatif --list
   perfmodel whatif job/ --apply scale:match=gemm,factor=0.5
   perfmodel whatif job/ --apply "gap:before=SendRecv,rank=2,to=20.5ms" --apply host_overhead
-  perfmodel whatif job/ --apply overlap --sweep compress:ratio=0.25:1:x2 --report ratios.html
+  perfmodel whatif job/ --apply recompute --sweep bucket:size=25MB,100MB --report sizes.html
   perfmodel whatif built_job/ --topology dgx_h100 --apply bucket:size=100MB
 \b
 JOB is a folder that `perfmodel import` or `save_job` wrote. A what-if is NAME, or
@@ -28,6 +29,7 @@ NAME:key=value,key=value. Patterns are found anywhere in a label, `*` is anythin
 ADVISE_EPILOG = """\b
 Examples:
   perfmodel advise job/
+  perfmodel advise emulated/ --topology dgx_h100
   perfmodel advise question.yaml --report advice.html
 """
 
@@ -70,20 +72,30 @@ def whatif(
 def advise(
     *,
     job: Annotated[str, argument("JOB", "Folder of a job, or a scenario file.")],
+    asked: Annotated[dict[str, Any], JobScenario, "topology", "hosts", "stack"],
     force: Annotated[bool, Option(help="Also answer for recordings that replay badly.")] = False,
     files: Annotated[Outputs, "json_file", "csv_file", "report_file"],
 ) -> None:
     """Say what to do first: every what-if with a reason, ranked by what it saves."""
     from perfmodel.extensions.whatif.advising import report_advice
 
-    answer = api.advise(job, force=force)
+    is_file = Path(job).is_file()
+    if is_file and any(value is not None for value in asked.values()):
+        raise typer.BadParameter(f"{job} is a scenario: its machine and stack are said in it")
+    answer = api.advise(job if is_file else JobScenario(job, **asked), force=force)
     files.write(report_advice(answer), answer.to_dict)
 
 
 def _print_list() -> None:
     from perfmodel.extensions.whatif import load_recipes
-    from perfmodel.reports.machines import report_whatifs
+    from perfmodel.reports.blocks import Report, Section, Sentences
     from perfmodel.reports.terminal import print_report
 
-    known = load_recipes().items()
-    print_report(report_whatifs([(name, one.does, one.usage) for name, one in known]))
+    print_report(
+        Report(
+            sections=[
+                Section(name, [Sentences([one.does]), Sentences([one.usage])])
+                for name, one in load_recipes().items()
+            ]
+        )
+    )

@@ -99,7 +99,6 @@ def reprice(
     *,
     work: WorkWord,
     to: DType | None = None,
-    was: DType | None = None,
     ratio: float = 1.0,
     share: float | None = None,
     sparse: bool = False,
@@ -109,13 +108,11 @@ def reprice(
 
     With *share* only work of 32 bits changes, and takes that share of its time if no machine is
     named. Sparse collectives gather *ratio* of the numbers with their indices. Tasks whose work
-    is not known are scaled like their bytes, for numbers that were *was*.
+    is not known are scaled like their bytes.
     """
     duration_ns = duration_of(op)
     old = Communication(collective_of(op)) if sparse else work_of(op)
     if not isinstance(old, _WORKS[work]):
-        if to is not None and was is not None:
-            ratio = to.size_bytes / was.size_bytes
         is_unknown = old is None or work is WorkWord.COLLECTIVES
         return retime(op, duration_ns * ratio) if is_unknown else op
     if share is not None and getattr(old, "dtype", None) not in _WIDE:

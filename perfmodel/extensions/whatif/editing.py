@@ -13,8 +13,7 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
 from perfmodel.extensions.whatif.drafts import DraftTask, ProgramDraft
-from perfmodel.extensions.whatif.patterns import LabelPattern
-from perfmodel.extensions.whatif.selection import LaneWord, Selection
+from perfmodel.extensions.whatif.selection import Selection
 from perfmodel.graph.ops import (
     Communication,
     Convolution,
@@ -160,44 +159,3 @@ def made_bytes(op: Op) -> int:
         "a matching task does not say how many bytes it makes, so the amount to process is "
         "unknown. Narrow the pattern to tasks with known work."
     )
-
-
-def move(
-    program: ProgramDraft,
-    found: Found,
-    *,
-    stream: str | None = None,
-    before: LabelPattern | None = None,
-    after: LabelPattern | None = None,
-    until: LabelPattern | None = None,
-    lane: LaneWord = LaneWord.DEVICE,
-) -> None:
-    """The tasks run on *stream*, or next to others of their lane.
-
-    *before* is the next matching task after them, *after* the last one before them. On another
-    stream only tasks like *until* wait for them.
-    """
-    goal = before or after or until
-    near = set(() if goal is None else program.find(Selection(goal, lane))).difference(found)
-    for number in found:
-        own = program.tasks[number].lane
-        ahead = [one for one in program.ahead(number) if one in near]
-        behind = [one for one in program.behind(number) if one in near]
-        if stream is not None:
-            program.wait_for(number, program.ahead(number)[-1:])
-            for user in behind[:1]:
-                program.wait_for(user, [number])
-            program.move(number, _lane_called(program, stream, program.kind_of(number)))
-        elif before is not None and behind:
-            of_lane = program.lane_tasks[own]
-            of_lane.remove(number)
-            of_lane.insert(of_lane.index(behind[0]), number)
-        elif after is not None and ahead:
-            program.move(number, own, after=ahead[-1])
-
-
-def _lane_called(program: ProgramDraft, name: str, kind: LaneKind) -> int:
-    for number, lane in enumerate(program.lanes):
-        if lane.name in (name, f"stream {name}"):
-            return number
-    return program.add_lane(name, kind)

@@ -1,4 +1,4 @@
-"""Primitives about host threads: pauses, slow ranks, CUDA graphs, input that is loaded ahead."""
+"""Primitives about host threads: pauses, slow ranks, input that is loaded ahead."""
 
 from __future__ import annotations
 
@@ -89,43 +89,6 @@ def _keys(job: JobGraph, program: Program) -> list[tuple[object, ...]]:
             keys.append((*key, seen[key]))
             seen[key] += 1
     return keys
-
-
-def capture(program: ProgramDraft, _: Found, *, launch_ns: int) -> None:
-    """Each stretch of a host thread between two waits for the device is one launch of *launch*."""
-    op = program.draft.op(Fixed("graph launch", launch_ns, Provenance.ASSUMED))
-    label = program.draft.label("graph launch")
-    launched = {program.launch_of(number) for number in program.tasks}
-    first_of: dict[int, int] = {}
-    gone: list[int] = []
-    for stretch in _host_stretches(program):
-        launches = [number for number in stretch if number in launched]
-        if not launches:
-            continue
-        first = program.tasks[launches[0]]
-        first.op, first.label = op, label
-        first_of |= dict.fromkeys(launches[1:], launches[0])
-        gone += [number for number in stretch if number != launches[0]]
-    for number, task in program.tasks.items():
-        if program.kind_of(number).is_device:
-            task.after = [dep._replace(task=first_of.get(dep.task, dep.task)) for dep in task.after]
-    program.remove(gone)
-
-
-def _host_stretches(program: ProgramDraft) -> list[list[int]]:
-    """Host tasks between two that wait for the device, lane by lane."""
-    stretches: list[list[int]] = []
-    for lane, numbers in zip(program.lanes, program.lane_tasks, strict=True):
-        if lane.kind is not LaneKind.HOST:
-            continue
-        stretches.append([])
-        for number in numbers:
-            task = program.tasks[number]
-            if task.slot != PLAIN or any(program.kind_of(dep.task).is_device for dep in task.after):
-                stretches.append([])
-            else:
-                stretches[-1].append(number)
-    return stretches
 
 
 def run_ahead(program: ProgramDraft, found: Found) -> None:

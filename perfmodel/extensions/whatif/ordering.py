@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -14,58 +13,12 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.costs.priced_job import stated_durations
 from perfmodel.engine.replay import replay
 from perfmodel.extensions.whatif.drafts import ProgramDraft, edit_programs
-from perfmodel.extensions.whatif.editing import Found
 from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.recosting import bytes_of
 from perfmodel.extensions.whatif.selection import LaneWord, Selection
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed, duration_of
-from perfmodel.graph.program import Dependency, LaneKind, read_dependencies
-
-
-def detach(program: ProgramDraft, found: Found, *, until: LabelPattern) -> None:
-    """Of the device only tasks like *until* wait for the collectives; other tasks overlap them.
-
-    Collectives on a compute stream move to a stream of their own.
-    """
-    users = program.find(Selection(until))
-    waits: dict[int, list[Dependency]] = {}
-    for number, task in program.tasks.items():
-        user = _next_user(program, number, users)
-        if number in found or user is None or not program.kind_of(number).is_device:
-            continue
-        lost = [dep for dep in task.after if dep.task in found and not dep.distance]
-        task.after = [dep for dep in task.after if dep not in lost]
-        waits.setdefault(user, []).extend(lost)
-    on_compute = [one for one in found if program.kind_of(one) is LaneKind.COMPUTE]
-    for number in on_compute:
-        user = _next_user(program, number, users)
-        if user is not None:
-            waits.setdefault(user, []).append(Dependency(number))
-    for user, added in waits.items():
-        program.tasks[user].after.extend(added)
-    _move_off_compute(program, on_compute)
-
-
-def _move_off_compute(program: ProgramDraft, found: Sequence[int]) -> None:
-    """Move collectives off a compute lane to their own; they wait for what came before."""
-    apart: dict[int, int] = {}
-    for number in found:
-        task = program.tasks[number]
-        if task.lane not in apart:
-            name = f"communication of {program.lanes[task.lane].name}"
-            apart[task.lane] = program.add_lane(name, LaneKind.COMMUNICATION)
-        program.wait_for(number, program.ahead(number)[-1:])
-        program.move(number, apart[task.lane])
-
-
-def _next_user(program: ProgramDraft, number: int, until: list[int]) -> int | None:
-    """The first task of *until* (ascending) on the lane of a task, at or after it."""
-    place = bisect_left(until, number)
-    if place == len(until) or program.tasks[until[place]].lane != program.tasks[number].lane:
-        return None
-    return until[place]
-
+from perfmodel.graph.program import Dependency, read_dependencies
 
 RECORDED = "recorded traces"
 

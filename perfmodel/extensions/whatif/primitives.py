@@ -26,11 +26,11 @@ from perfmodel.extensions.whatif.durations import (
     scale,
     set_duration,
 )
-from perfmodel.extensions.whatif.editing import insert, move, remove
+from perfmodel.extensions.whatif.editing import insert, remove
 from perfmodel.extensions.whatif.fusion import merge
 from perfmodel.extensions.whatif.gradients import hook, reduce_gradients
-from perfmodel.extensions.whatif.hosts import capture, equalise, pause, run_ahead
-from perfmodel.extensions.whatif.ordering import detach, prioritise
+from perfmodel.extensions.whatif.hosts import equalise, pause, run_ahead
+from perfmodel.extensions.whatif.ordering import prioritise
 from perfmodel.extensions.whatif.recosting import Recosted
 from perfmodel.extensions.whatif.repeating import accumulate, replicate
 from perfmodel.extensions.whatif.scaling_out import clone, count_grown, count_rehosted, rehost
@@ -88,7 +88,6 @@ PRIMITIVES = {
     "reprice": Primitive(Level.OP, reprice, keeps_tasks=True, count=count_repriced),
     "insert": Primitive(Level.PROGRAM, insert),
     "remove": Primitive(Level.PROGRAM, remove),
-    "move": Primitive(Level.PROGRAM, move),
     "merge": Primitive(Level.PROGRAM, merge),
     "replicate": Primitive(Level.PROGRAM, replicate),
     "accumulate": Primitive(Level.PROGRAM, accumulate),
@@ -96,11 +95,9 @@ PRIMITIVES = {
     "split": Primitive(Level.JOB, split),
     "resize": Primitive(Level.PROGRAM, resize),
     "pause": Primitive(Level.PROGRAM, pause, keeps_tasks=True),
-    "capture": Primitive(Level.PROGRAM, capture),
     "run_ahead": Primitive(Level.PROGRAM, run_ahead),
     "equalise": Primitive(Level.JOB, equalise, keeps_tasks=True),
     "refuse_narrow": Primitive(Level.JOB, refuse_narrow, keeps_tasks=True),
-    "detach": Primitive(Level.PROGRAM, detach),
     "prioritise": Primitive(Level.JOB, prioritise),
     "hook": Primitive(Level.PROGRAM, hook),
     "reduce_gradients": Primitive(Level.JOB, reduce_gradients),

@@ -24,7 +24,7 @@ from perfmodel.extensions.whatif.parameters import KINDS, LOOSE, Parameter, kind
 from perfmodel.extensions.whatif.primitives import PRIMITIVES, arguments_of
 from perfmodel.prediction.saved_jobs import DEFAULT_STACK
 
-COMPUTED_WORDS = {"selected": "select", "bytes_ratio": "reprice", "host_times": "rehost"}
+COMPUTED_WORDS = {"selected": "select", "host_times": "rehost"}
 """Words that a step knows: by its primitive."""
 PLACEHOLDER = re.compile(r"\{(\w+)(?::(\.\d[gf%]))?\}")
 """A word or parameter in a sentence, with the format of a number."""

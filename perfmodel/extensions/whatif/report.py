@@ -82,6 +82,11 @@ def change_pct(before: Prediction, after: Prediction) -> float:
     return 100 * (after.iteration_ns - before.iteration_ns) / max(before.iteration_ns, 1)
 
 
+def path_by_kind_ns(outcome: Prediction) -> dict[str, int]:
+    """What the critical path is made of."""
+    return {share.name: share.duration_ns for share in outcome.explanation.critical_path.by_kind}
+
+
 def _outcome(outcome: Prediction) -> dict[str, Any]:
     why = outcome.explanation
     return {
@@ -91,7 +96,7 @@ def _outcome(outcome: Prediction) -> dict[str, Any]:
         "periods_ms": [to_ms(period_ns) for period_ns in outcome.periods_ns],
         "breakdown_ms": parts_ms(why.time),
         "critical_path": {
-            "by_kind_ms": {name: to_ms(ns) for name, ns in outcome.path_by_kind_ns().items()},
+            "by_kind_ms": {name: to_ms(ns) for name, ns in path_by_kind_ns(outcome).items()},
             "rank_changes": why.critical_path.rank_changes,
         },
         "waits": [wait_ms(wait) for wait in why.waits],
@@ -150,7 +155,7 @@ def report_whatif(whatif: WhatIf) -> Report:
             ),
             Section(
                 "What decides it, before and after: the critical path",
-                [_side_by_side(whatif, Prediction.path_by_kind_ns)],
+                [_side_by_side(whatif, path_by_kind_ns)],
             ),
             Section(
                 "Who waits for whom, before and after",

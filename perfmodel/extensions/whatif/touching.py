@@ -109,7 +109,10 @@ def _compare(
     pairs = list(zip(old.op[sources].tolist(), new.op[tasks].tolist(), strict=True))
     differ = {(one, other) for one, other in set(pairs) if before.ops[one] != after.ops[other]}
     is_retimed = np.array([pair in differ for pair in pairs], dtype=bool)
-    is_moved = ~_are_alike((old, old_names, sources), (new, new_names, tasks)) & ~is_retimed
+    is_moved = (_places(old, sources) != _places(new, tasks)).any(axis=1)
+    # Tasks that are as long as before and follow others than before.
+    is_moved[1:] |= np.diff(sources) < 0
+    is_moved &= ~is_retimed
     nothing = np.empty(0, dtype=np.int64)
     return {
         "retimed": (sources[is_retimed], tasks[is_retimed]),
@@ -136,46 +139,16 @@ def _names(old: Program, new: Program) -> tuple[Int64s, Int64s]:
     return named[0], named[1]
 
 
-_Tasks = tuple[Program, Int64s, Int64s]
-"""A program, the names of its tasks, and some of them."""
-
-
-def _are_alike(old: _Tasks, new: _Tasks) -> NDArray[np.bool_]:
-    """Whether tasks in pairs have the same position and wait for the same."""
-    was, now = _positions(*old), _positions(*new)
-    lanes = [[one == other for other in new[0].lanes] for one in old[0].lanes]
-    is_alike: NDArray[np.bool_] = np.array(lanes, dtype=bool)[was[0], now[0]]
-    is_alike &= was[1] == now[1]
-    waits, counts = zip(_waits(*old), _waits(*new), strict=True)
-    is_alike &= counts[0] == counts[1]
-    # Waits of pairs with as many of them stand in the same rows.
-    rows = [of[np.repeat(is_alike, count)] for of, count in zip(waits, counts, strict=True)]
-    owner = np.repeat(np.flatnonzero(is_alike), counts[0][is_alike])
-    is_alike[owner[(rows[0] != rows[1]).any(axis=1)]] = False
-    return is_alike
-
-
-def _positions(program: Program, names: Int64s, tasks: Int64s) -> tuple[NDArray[np.int32], Int64s]:
-    """The lane of each of *tasks*, and the name of the one before it there, or -1."""
-    previous = np.concatenate([[-1], names[:-1]])
-    starts = program.lane_start[program.lane_start < program.task_count]
-    previous[starts] = -1
-    return program.task_lanes()[tasks], previous[tasks]
-
-
-def _waits(program: Program, names: Int64s, tasks: Int64s) -> tuple[Int64s, Int64s]:
-    """What *tasks* wait for, one row each, sorted within a task, and how many rows each has."""
-    lanes, owner, source = program.task_lanes(), program.dep_owners(), program.dep_task
-    is_wait = (lanes[owner] != lanes[source]) | (program.dep_lag_ns != 0)
+def _places(program: Program, tasks: Int64s) -> NDArray[np.int64]:
+    """One row per task: its lane, how many waits it has, their lags and their distances."""
+    lanes, owner = program.task_lanes(), program.dep_owners()
+    is_wait = (lanes[owner] != lanes[program.dep_task]) | (program.dep_lag_ns != 0)
     is_wait |= program.dep_distance != 0
-    turn = np.full(program.task_count, -1, dtype=np.int64)
-    turn[tasks] = np.arange(len(tasks))
-    kept = np.flatnonzero(is_wait & (turn[owner] >= 0))
-    of_task, name = turn[owner[kept]], names[source[kept]]
-    lag_ns, distance = program.dep_lag_ns[kept], program.dep_distance[kept]
-    order = np.lexsort((distance, lag_ns, name, of_task))
-    rows = np.stack([name, lag_ns, distance], axis=1)[order]
-    return rows, np.bincount(of_task, minlength=len(tasks))
+    sums = [
+        np.bincount(owner[is_wait], weights=of[is_wait], minlength=program.task_count)
+        for of in (np.ones(len(owner)), program.dep_lag_ns, program.dep_distance)
+    ]
+    return np.stack([lanes, *sums], axis=1)[tasks].astype(np.int64)
 
 
 def _amounts(job: JobGraph, program: Program, tasks: Int64s) -> Amounts:

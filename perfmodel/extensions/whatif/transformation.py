@@ -162,9 +162,6 @@ class Transformation:
             return self.recipe.parameters[name].show(self.values[name], spec or "")
         if name == "selected":
             return self._first_selection.words
-        if name == "bytes_ratio":
-            to, was = (self.values.get(key) for key in ("to", "was"))
-            return f"{to.size_bytes / was.size_bytes:g}" if to and was else "1"
         topology, was, host = (self.values.get(key) for key in ("topology", "was", "host"))
         return host_times(str(topology), was, host)[-1]
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.base.documents import load_yaml
-from perfmodel.base.errors import ScenarioError
 from perfmodel.base.shown import Shown
 from perfmodel.base.units import NS_PER_HOUR, format_duration
-from perfmodel.planning.question import Goal, LayoutQuestion
+from perfmodel.planning.question import LayoutQuestion
 from perfmodel.planning.ranking import beats_next
 from perfmodel.prediction.answer import Interval, Prediction
 from perfmodel.prediction.layouts.candidates import Candidate
@@ -127,20 +126,6 @@ class LayoutRanking(Shown):
         )
 
     @property
-    def goal(self) -> float:
-        """What should be least: time, or money or energy of the whole run."""
-        run = self.run_of(self.best)
-        if run is None or self.question.minimise is Goal.TIME:
-            return float(self.best.time_ns)
-        found = run.cost if self.question.minimise is Goal.COST else run.energy_mwh
-        if found is None:
-            raise ScenarioError(
-                f"--minimise {self.question.minimise.value}: no price is listed for "
-                f"{self.question.topology}. Give --price MONEY, or --prices FILE."
-            )
-        return found
-
-    @property
     def is_in_time(self) -> bool:
         """Whether the whole run ends before the deadline, if there is one."""
         run, limit_ns = self.run_of(self.best), self.question.finish_in_ns
@@ -156,10 +141,7 @@ class Search(Shown, tuple[LayoutRanking, ...]):
 
     @property
     def best(self) -> LayoutRanking:
-        """The one with least of what is minimised.
-
-        With a deadline the fewest GPUs that meet it; if none does, the fastest.
-        """
+        """The fastest; with a deadline the fewest GPUs that meet it, if any do."""
         return best_of(self)
 
 
@@ -168,9 +150,8 @@ def best_of(rankings: Sequence[LayoutRanking]) -> LayoutRanking:
     if rankings[0].question.finish_in_ns is not None:
         in_time = [one for one in rankings if one.is_in_time]
         if in_time:
-            return min(in_time, key=lambda one: (one.rank_count, one.goal))
-        return min(rankings, key=lambda one: one.best.time_ns)
-    return min(rankings, key=lambda one: one.goal)
+            return min(in_time, key=lambda one: (one.rank_count, one.best.time_ns))
+    return min(rankings, key=lambda one: one.best.time_ns)
 
 
 def pareto(rankings: Sequence[LayoutRanking]) -> tuple[LayoutRanking, ...]:

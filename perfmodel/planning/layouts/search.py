@@ -51,6 +51,8 @@ from topologies import Cluster
 
 REPLAYED_AT_ONCE, REFINED_AT_ONCE = 8, 16
 MEASURED_AT_ONCE = 64
+REPLAY_WORK = 4
+"""A replay counts as so many bounds: it takes at least as long."""
 BOUNDING_SHARE = 0.75
 """Share of the work, and of the time, that bounding may use."""
 Machine = tuple[Cluster, SoftwareStack]
@@ -100,7 +102,7 @@ def _search(
 
 
 class Budget:
-    """What a search may spend: *work* in bounds and replays, and *seconds* as a brake."""
+    """What a search may spend: *work* in bounds, and *seconds* as a brake."""
 
     def __init__(self, work: int, seconds: float | None, *, shares: int = 1) -> None:
         self._left, self._bounding = work, round(work * BOUNDING_SHARE)
@@ -110,13 +112,14 @@ class Budget:
 
     def take(self, wanted: int, *, is_bounding: bool = False) -> int:
         """How many of *wanted* more bounds or replays may be done; 0 ends the search."""
-        left = min(self._left, self._bounding) if is_bounding else self._left
+        each = 1 if is_bounding else REPLAY_WORK
+        left = min(self._left, self._bounding) if is_bounding else self._left // each
         if self._until_s is not None:
             early_s = self._until_s - (self._bounded_s or 0.0) if is_bounding else self._until_s
             self.is_braked |= time.monotonic() > early_s
             left = 0 if self.is_braked else left
         taken = max(min(wanted, left), 0)
-        self._left -= taken
+        self._left -= taken * each
         self._bounding -= taken * is_bounding
         return taken
 

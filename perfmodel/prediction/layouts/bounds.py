@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache, lru_cache, partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -25,15 +26,19 @@ from collectives import price_collective
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.costs.pricing import price_job
+from perfmodel.costs.pricing import price_alike
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.durations import DurationTable
+from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Communication, MemoryBound
+from perfmodel.graph.tables import Tables
 from perfmodel.prediction.layouts.candidates import Candidate
 from perfmodel.stacks.schedules import DEFAULT_SCHEDULE
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.jobs import build_job
+from perfmodel.workloads.jobs import apply_stack_defaults
 from perfmodel.workloads.transformer.axes import OF_EXPERTS, Divided, group_size
+from perfmodel.workloads.transformer.job import build_alike
+from perfmodel.workloads.transformer.layout_choice import choose_layout
 from perfmodel.workloads.transformer.model import blocks_of, commonest_block, one_layer_of
 from perfmodel.workloads.transformer.shapes import LayerShapes
 from perfmodel.workloads.transformer.spec import TransformerSpec
@@ -159,30 +164,40 @@ class _Named:
 @lru_cache(maxsize=4096)
 def _remembered(cluster: Cluster, named: _Named, one: Layer) -> LayerTimes:
     """Neighbouring questions, of a sweep or a page, bound the same layers again."""
-    shared = (cluster, named.stack)
-    once, twice = replay_layers(shared, one, 1, 1), replay_layers(shared, one, 2, 1)
-    once_more, twice_more = replay_layers(shared, one, 1, 2), replay_layers(shared, one, 2, 2)
+    times_ns = replay_layers((cluster, named.stack), one, ((2, 1), (1, 1), (2, 2), (1, 2)))
+    twice, once, twice_more, once_more = times_ns
     again = (twice_more - twice) - (once_more - once)
     layer_ns = max(min(twice - once, again), 0)
     return LayerTimes(layer_ns, max(min(once_more - once, once) - layer_ns, 0))
 
 
 def replay_layers(
-    shared: tuple[Cluster, SoftwareStack], one: Layer, layers: int, rounds: int
-) -> int:
-    """The time of a job of one tensor group with *layers* layers and *rounds* micro-batches."""
-    (whole, stack), model = shared, one.spec.model.model_copy(update={"layers": layers})
-    spec = one.spec.model_copy(update={"batch": one.spec.batch * rounds, "model": model})
-    ranks = fewest_ranks(spec)
+    shared: tuple[Cluster, SoftwareStack], one: Layer, sizes: Sequence[tuple[int, int]]
+) -> list[int]:
+    """The times of jobs of one tensor group, each with so many layers and micro-batches."""
+    whole, stack = shared
+    ranks = fewest_ranks(one.spec)
     per_host = min(ranks, whole.topology.gpus_per_host)
     # A layer may avoid every fault.
     sound, hosts = whole.topology.sound, -(-ranks // per_host)
     cluster = build_cluster(sound, hosts=hosts, ranks_per_host=per_host)
-    job = build_job(spec, rank_count=ranks, ranks_per_host=per_host, stack=stack)
-    priced = price_job(job, cluster=cluster, stack=stack)
-    durations = _without_routing(priced) if one.is_rough else priced.durations
-    replay = SerialExecutor().replay(priced.job, durations, 1)
-    return int(replay.iteration_end_ns[-1, 0])
+    tables, jobs = Tables(), list[JobGraph]()
+    # Gradients of a single micro-batch are not added to those of others.
+    for _, alike in groupby(sizes, key=lambda size: size[1] > 1):
+        choices = []
+        for layers, rounds in alike:
+            model = one.spec.model.model_copy(update={"layers": layers})
+            changes = {"batch": one.spec.batch * rounds, "model": model}
+            spec = apply_stack_defaults(one.spec.model_copy(update=changes), stack)
+            chosen = choose_layout(spec, rank_count=ranks, ranks_per_host=per_host, stack=stack)
+            choices.append((spec, chosen))
+        jobs += build_alike(choices, stack, tables)
+    times_ns = []
+    for priced in price_alike(jobs, cluster=cluster, stack=stack):
+        durations = _without_routing(priced) if one.is_rough else priced.durations
+        replay = SerialExecutor().replay(priced.job, durations, 1)
+        times_ns.append(int(replay.iteration_end_ns[-1, 0]))
+    return times_ns
 
 
 def _without_routing(priced: PricedJob) -> DurationTable:

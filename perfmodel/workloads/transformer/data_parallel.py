@@ -21,7 +21,11 @@ from perfmodel.graph.program import Dependency
 from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import elementwise
-from perfmodel.workloads.reduction import FIRST_BUCKET_BYTES, GradientReduction
+from perfmodel.workloads.reduction import (
+    FIRST_BUCKET_BYTES,
+    ONE_BUCKET_BYTES,
+    GradientReduction,
+)
 from perfmodel.workloads.transformer.layout import Slot
 from perfmodel.workloads.transformer.run import TransformerRun
 
@@ -82,14 +86,18 @@ def build_reduction(
         layout.shard_ranks,
         # DDP reduces a small bucket first; buckets that count parameters are all equal.
         first_bytes=limit_bytes if run.counts_bucket_parameters else FIRST_BUCKET_BYTES,
+        is_checked=run.stack.has(FrameworkBehaviour.CHECKED_NUMBERS),
+        is_scaled=run.stack.has(FrameworkBehaviour.SCALED_GRADIENTS),
     )
 
 
 def bucket_bytes(run: TransformerRun) -> int:
-    """Bytes of gradients that close a bucket."""
+    """Bytes of gradients that close a bucket; Megatron-Core has one where nothing overlaps."""
     training = run.spec.training
     if not run.counts_bucket_parameters:
         return training.bucket_size
+    if not run.overlaps_reduction:
+        return ONE_BUCKET_BYTES
     parameters = max(_LEAST_PARAMETERS, _PARAMETERS_PER_RANK * run.layout.weight_copies)
     return parameters * training.gradient_dtype.size_bytes
 

@@ -34,7 +34,7 @@ def build_transformer_job(
     spec: TransformerSpec, chosen: ChosenLayout, *, stack: SoftwareStack | None = None
 ) -> JobGraph:
     """One iteration of *spec* in the *chosen* layout, issued by *stack*, by default its own."""
-    return next(_iter_jobs(spec, (chosen,), stack or load_stack(spec.stack)))
+    return next(build_alike([(spec, chosen)], stack or load_stack(spec.stack)))
 
 
 def build_shorter_jobs(
@@ -44,23 +44,27 @@ def build_shorter_jobs(
     stack: SoftwareStack,
     micro_batches: tuple[int, int],
 ) -> tuple[JobGraph, JobGraph]:
-    """The same job with two other numbers of *micro_batches*, each above one.
-
-    Their common stretches are made once.
-    """
+    """The same job with two other numbers of *micro_batches*, each above one."""
     shorter = [
-        replace(chosen, layout=replace(chosen.layout, micro_batches=count))
+        (spec, replace(chosen, layout=replace(chosen.layout, micro_batches=count)))
         for count in micro_batches
     ]
-    smaller, larger = _iter_jobs(spec, shorter, stack)
+    smaller, larger = build_alike(shorter, stack)
     return smaller, larger
 
 
-def _iter_jobs(
-    spec: TransformerSpec, choices: Sequence[ChosenLayout], stack: SoftwareStack
+def build_alike(
+    choices: Sequence[tuple[TransformerSpec, ChosenLayout]],
+    stack: SoftwareStack,
+    tables: Tables | None = None,
 ) -> Iterator[JobGraph]:
-    tables, parts = Tables(), StageParts(TransformerRun(spec, choices[0].layout, stack))
-    for chosen in choices:
+    """The jobs of models in layouts that differ as `StageParts` allows.
+
+    Their common stretches are made once, and ops are numbered as in *tables*.
+    """
+    tables = Tables() if tables is None else tables
+    parts = StageParts(TransformerRun(choices[0][0], choices[0][1].layout, stack))
+    for spec, chosen in choices:
         layout, job = chosen.layout, JobBuilder(tables)
         run = TransformerRun(spec, layout, stack)
         for stage in range(layout.pp):

@@ -179,12 +179,17 @@ class LinearSteps:
             return []
         return [Step("to", f"{label} weight cast", (kernel,))]
 
-    def accumulate(self, parameters: int, label: str, *, is_trained: bool = False) -> list[Step]:
-        """The steps that add a new gradient to that of earlier micro-batches."""
+    def accumulate(
+        self, parameters: int, label: str, *, is_trained: bool = False, is_product: bool = True
+    ) -> list[Step]:
+        """The steps that add a new gradient to that of earlier micro-batches.
+
+        A GEMM may have added its product already; other gradients are added by a kernel.
+        """
         if self.is_frozen and not is_trained:
             return []
         training = self.training
-        if self._adds_gradients:
+        if self._adds_gradients and is_product:
             return [Step("AccumulateGrad", label, (), parameters=parameters)]
         dtype, fresh = training.gradient_dtype, self.dtype
         is_wider = dtype is not fresh

@@ -134,7 +134,8 @@ def _trained_bytes(run: TransformerRun, elements: int, shares: int) -> tuple[int
     """
     training, sharding = run.spec.training, run.spec.parallel.sharding
     size = training.gradient_dtype.size_bytes
-    if run.stack.has(FrameworkBehaviour.WEIGHT_BUCKETS) and run.layout.weight_copies > 1:
+    is_longer = size > training.weight_dtype.size_bytes and run.layout.weight_copies > 1
+    if is_longer and run.stack.has(FrameworkBehaviour.WEIGHT_BUCKETS):
         # Buckets in the format of the weights are summed up in longer gradients.
         size += training.weight_dtype.size_bytes
     gradients, state = elements * size, 0

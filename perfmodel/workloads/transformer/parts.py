@@ -16,6 +16,7 @@ from functools import cache
 from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound, Pass
+from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.workloads.eager import Joining, Step, communication, pointwise
 from perfmodel.workloads.kernels import FP32_BYTES, Linear, elementwise
 from perfmodel.workloads.repetition import KnownStretches
@@ -34,7 +35,8 @@ _OF_WEIGHTS = "weights"
 class StageParts:
     """What all stages of runs are made of, and the stretches that were written of them before.
 
-    The runs differ in the number of micro-batches only, and none has just one.
+    The runs differ in the number of layers, of which the first has most, and of micro-batches;
+    all or none have just one of these.
     """
 
     def __init__(self, run: TransformerRun) -> None:
@@ -110,7 +112,9 @@ def build_embedding_steps(run: TransformerRun) -> PartSteps:
     if layout.is_sequence_parallel:
         name = "embedding/output gradient"
         backward.insert(0, communication(CollectiveKind.ALL_GATHER, name, size_bytes, dtype))
-    return PartSteps(tuple(forward), (*backward, *linears.accumulate(parameters, label)))
+    return PartSteps(
+        tuple(forward), (*backward, *linears.accumulate(parameters, label, is_product=False))
+    )
 
 
 def build_head_steps(run: TransformerRun) -> PartSteps:
@@ -172,7 +176,8 @@ def _loss(linears: LinearSteps, vocab: int, direction: Pass) -> list[Step]:
         for what in ("maximum", "target", "sum")
         if is_forward and run.layout.tp > 1
     ]
-    if run.fuses_loss:
+    is_wide = run.fuses_loss and run.stack.has(FrameworkBehaviour.WIDE_LOSS)
+    if run.fuses_loss and not is_wide:
         kernel = elementwise(
             "cross_entropy", elements, run.dtype, writes=not is_forward, row_length=vocab
         )
@@ -182,8 +187,9 @@ def _loss(linears: LinearSteps, vocab: int, direction: Pass) -> list[Step]:
     def chain(name: str) -> list[Step]:
         return chain_steps(name, label, elements, run.dtype)
 
-    if reductions:
-        largest, *others = reductions
-        return [*chain("split_loss_head"), largest, *chain("split_loss_tail"), *others]
-    word = "compiled_loss" if run.fuses_pointwise else "loss"
-    return chain(chain_name("split_loss" if run.layout.tp > 1 else word, direction))
+    if run.layout.tp == 1 and not is_wide:
+        return chain(chain_name("compiled_loss" if run.fuses_pointwise else "loss", direction))
+    word = "wide_loss" if is_wide else "split_loss"
+    if not is_forward:
+        return chain(chain_name(word, direction))
+    return [*chain(f"{word}_head"), *reductions[:1], *chain(f"{word}_tail"), *reductions[1:]]

@@ -16,6 +16,7 @@ from perfmodel.graph.builder import ProgramBuilder
 from perfmodel.graph.issuing import OpenLane
 from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import Program
+from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.workloads.eager import EagerWriter, Joining, Step, StepWriter, feed_batch
 from perfmodel.workloads.repetition import Repetition, Stateful
 from perfmodel.workloads.transformer.data_parallel import (
@@ -219,6 +220,8 @@ class StageWriter:
     def _end_forward(self, turn: Turn) -> None:
         if self._is_end(turn):
             self._write_end(self._parts.head.forward, "head")
+            if self._run.stack.has(FrameworkBehaviour.CHECKED_NUMBERS):
+                self._writer.synchronize(self._writer.compute.last_task, label="head/loss checked")
         else:
             self._transfers.send(turn)
 

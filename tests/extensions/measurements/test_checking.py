@@ -101,3 +101,21 @@ def test_a_run_faster_than_the_peak_of_its_gpus_is_refused(tmp_path):
     table.write_text(_csv([RUNS[0] | {"iter_time_s": 0.001}]))
     [refused] = api.validate_runs(table, executor="serial").unsupported
     assert "times the peak of a100_sxm_80gb" in refused.reason
+
+
+def test_a_time_copied_to_other_numbers_of_tokens_is_left_out_by_its_rate(tmp_path):
+    # 1,024 tokens x 8 experts x 3 products of 4096 x 192: 38.7 GFLOP in 0.5 ms are 77.3 TFLOP/s.
+    def row(tokens, latency_ms, tflops):
+        about = f"aiter,AMD Instinct MI308X,aiter_fmoe,bf16,{tokens},4096,192,8,128,1,1,balanced"
+        return f"{about},{latency_ms},{tflops}\n"
+
+    head = (
+        "collector,device,kernel_source,dtype,tokens,hidden,ffn,top_k,experts,tp,ep,distribution,"
+        "latency_ms,tflops\n"
+    )
+    copies = [row(tokens, 0.5, 77.3) for tokens in (2048, 4096, 8192)]
+    table = tmp_path / "experts.csv"
+    table.write_text(head + row(1024, 0.5, 77.3) + row(512, 0.4, 48.3) + "".join(copies))
+    found = api.validate("experts", [table])
+    assert len(found.deviations) == 2
+    assert ("rows left out", 3) in {(one.rule, one.found) for one in found.cautions.warnings}

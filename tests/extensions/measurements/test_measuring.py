@@ -97,6 +97,35 @@ def test_the_script_runs_on_a_cpu_and_its_times_are_not_taken_for_those_of_gpus(
         read_tables([folder / "table.csv"], None)
 
 
+def test_two_ranks_write_one_table(measured, tmp_path):
+    _, folder = measured
+    gemm = {"kind": "gemm", "m": 8, "n": 8, "k": 8, "dtype": "bf16", "batch": 1, "added_bytes": 0}
+    call = {"kind": "collective", "collective": "all_reduce", "size_bytes": 64, "dtype": "bf16"}
+    rows = [gemm, call | {"ranks": 2, "hosts": 2}]
+    plan = json.dumps({"device": "h100_sxm", "kernels": rows})
+    (tmp_path / "kernels.json").write_text(plan)
+    (tmp_path / "measure.py").write_text((folder / "measure.py").read_text())
+
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*ranks, tmp_path / "measure.py", "--dry-run"], check=False, capture_output=True, text=True
+    )
+
+    # Two layouts of the product, and the collective among the ranks of the one host that is here.
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "table.csv").open(newline="") as file:
+        assert [row["kind"] for row in csv.DictReader(file)] == ["gemm", "gemm", "collective"]
+
+
+def test_kernels_that_like_ones_speak_for_are_not_listed(tmp_path):
+    plan = api.measure(scenario("dlrm_dcnv2", hosts=2), tmp_path)
+
+    # Every one of 16 ranks looks up tables of its own, most of them alike.
+    lookups = [one for one in plan.listed if one.row["kind"] == "lookup"]
+    assert 1 <= len(lookups) <= 8
+    assert plan.expected < 0.75 * plan.half_width
+
+
 def test_every_answer_says_what_would_narrow_it():
     found = api.predict(scenario("gpt2_xl"))
 

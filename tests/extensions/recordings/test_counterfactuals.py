@@ -12,6 +12,7 @@ from perfmodel.extensions.recordings.host_chain import StepKind
 from perfmodel.extensions.recordings.recording_info import recording_question
 from perfmodel.extensions.recordings.self_replay import with_score
 from perfmodel.extensions.whatif import apply_all, parse_transformation
+from perfmodel.graph.job import with_own_origins
 from perfmodel.graph.program import PLAIN
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions
@@ -165,6 +166,31 @@ def test_one_gpu_made_data_parallel_takes_what_the_job_takes(
     job = recorded(name)
     all_ms = asked(recorded(whole or name))
     assert asked(job, ALONE, wish) == pytest.approx(all_ms, rel=0.05)
+
+
+def device_ms(graph):
+    [program] = graph.programs
+    ops = [graph.ops[op] for op in program.op[program.is_on_device()].tolist()]
+    return sum(op.duration_ns for op in ops) / MS
+
+
+@pytest.mark.parametrize("model", ["timesformer", "vit"])
+@pytest.mark.parametrize(
+    ("of", "to", "most"),
+    [(("h100", "dgx_h100"), ("mi300x", "mi300x_platform"), 0.10),
+     (("mi300x", "mi300x_platform"), ("h100", "dgx_h100"), 0.20)],
+)  # fmt: skip
+def test_a_forward_pass_moved_to_a_gpu_of_another_vendor_takes_what_it_takes_there(
+    recorded, model, of, to, most
+):
+    before, truth = (
+        recorded(f"forward_{model}_h100_mi300x/{gpu}.json.gz").graph for gpu, _ in (of, to)
+    )
+    wish = parse_transformation(f"machine:topology={to[1]},was={of[1]}")
+
+    moved = wish.apply(with_own_origins(before))
+
+    assert device_ms(moved) == pytest.approx(device_ms(truth), rel=most)
 
 
 def test_a_period_stays_a_period_when_what_ended_it_is_taken_out(tmp_path):

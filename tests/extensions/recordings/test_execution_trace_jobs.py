@@ -13,6 +13,7 @@ from perfmodel.extensions.recordings.import_files import ImportOptions, import_t
 from perfmodel.graph.ops import Communication, Copy, Fixed, Gemm, HostSpan, MemoryBound
 from perfmodel.graph.program import PLAIN
 from tests import recorded
+from tests.traces.chakra_files import write_chakra
 from traces.chakra import (
     MESSAGES,
     ChakraKind,
@@ -20,7 +21,6 @@ from traces.chakra import (
     ChakraTrace,
     load_chakra,
     split_bytes,
-    write_chakra,
 )
 from traces.file_stream import open_chunks
 

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from perfmodel.base.errors import PerfModelError
+from perfmodel.base.errors import PerfModelError, TraceError
+from perfmodel.extensions.recordings.import_files import import_traces
 from perfmodel.extensions.recordings.importing import import_job
 from perfmodel.extensions.recordings.self_replay import self_replay
 from traces.job_trace import load_job_trace
@@ -238,3 +239,19 @@ def test_swapped_and_missing_ranks_are_told(two_ranks, tmp_path):
     (tmp_path / "r1.json").unlink()
     (tmp_path / "r0.json").write_text(json.dumps(alone))
     assert outcome(tmp_path) == "reported"
+
+
+def test_permuted_correlations_are_refused_with_what_is_wrong_with_them(shared_data, tmp_path):
+    path = shared_data / "traces" / "resnet50_loader_v100" / "num_workers_4.json.gz"
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    linked = [one for one in document["traceEvents"] if "correlation" in (one.get("args") or {})]
+    source = random.Random(0)
+    chosen = source.sample(linked, len(linked) // 50)
+    numbers = [one["args"]["correlation"] for one in chosen]
+    source.shuffle(numbers)
+    for one, number in zip(chosen, numbers, strict=True):
+        one["args"]["correlation"] = number
+    (tmp_path / "rank0.json").write_text(json.dumps(document))
+
+    with pytest.raises(TraceError, match="calls repeat the correlation of an earlier call"):
+        import_traces([tmp_path], tmp_path / "job")

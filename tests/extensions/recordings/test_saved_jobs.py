@@ -23,10 +23,8 @@ from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import Ends, PredictOptions, Question
 from perfmodel.prediction.saved_jobs import (
     DEFAULT_STACK,
-    about_machine,
     job_question,
     open_job,
-    recorded_machine,
     replay_question,
 )
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode
@@ -201,14 +199,6 @@ def test_changes_are_made_to_a_job_whose_tasks_are_told_apart():
     assert own.job.programs[1].origin.tolist() == [5, 6, 7, 8, 9]
     kept = Question(JOB, recording=notes())
     assert prepare_changes(kept).job is JOB
-
-
-def test_the_machine_of_a_recording_is_found_by_its_gpus():
-    named = build_job(device="NVIDIA A100-SXM4-80GB", gpus_per_host=8)
-    assert recorded_machine(named) == "dgx_a100"
-    assert "8 x NVIDIA A100-SXM4-80GB: assumed to be dgx_a100" in about_machine(named)
-    assert recorded_machine(build_job()) is None
-    assert recorded_machine(build_job(device="TPU v9", gpus_per_host=8)) is None
 
 
 def saved(tmp_path, job: JobGraph) -> str:

@@ -24,12 +24,12 @@ ADAM = MemoryBound("adam", read_bytes=400, write_bytes=300, dtype=DType.FP32)
 EXAMPLES = {
     # Parameters for every what-if, by its name.
     "scale": "match=gemm,factor=0.5", "set": "match=gemm,to=1us", "remove": "match=norm",
-    "delete_layers": "match=layer 0/", "fuse": "match=norm|gelu", "optimizer": "",
+    "fuse": "match=norm|gelu", "optimizer": "",
     "dtype": "to=fp16", "batch": "factor=2", "recompute": "",
-    "host_overhead": "", "cuda_graphs": "", "launches": "", "gap": "before=bucket,to=1us",
+    "host_overhead": "", "gap": "before=bucket,to=1us",
     "no_stalls": "match=load", "no_straggler": "rank=1", "prefetch": "match=load",
-    "bucket": "size=1kB", "overlap": "", "compress": "ratio=0.5",
-    "insert": "takes=5ns,after=norm", "move": "match=gelu,before=up backward", "amp": "",
+    "bucket": "size=1kB",
+    "insert": "takes=5ns,after=norm", "amp": "",
     "batch_norm": "match=norm,activation=gelu", "offload": "rate=1GB/s", "gist": "rate=10GB/s",
     "dgc": "ratio=0.01,rate=10GB/s", "blueconnect": "inner=2", "hooks": "", "priority": "",
     "data_parallel": "count=2,gradients=1kB,topology=dgx_h100,backward=backward",

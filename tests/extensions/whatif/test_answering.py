@@ -13,6 +13,7 @@ from perfmodel.extensions.recordings.recording_info import recording_question
 from perfmodel.extensions.recordings.self_replay import with_score
 from perfmodel.extensions.whatif import parse_sweep, parse_transformation
 from perfmodel.extensions.whatif.answering import answer_changes, prepare_changes
+from perfmodel.extensions.whatif.report import path_by_kind_ns
 from perfmodel.graph.storage import save_job
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Question
@@ -56,7 +57,10 @@ def test_the_time_of_a_built_job_is_its_period():
 
 
 def test_a_sweep_comes_on_top_of_the_changes():
-    sweep, asked = parse_sweep("compress:ratio=0.5..1"), Question(training_job(), ISOLATED)
+    sweep, asked = (
+        parse_sweep("scale:match=all_reduce,factor=0.5..1"),
+        Question(training_job(), ISOLATED),
+    )
     answer = changed(asked, "scale:match=gemm,factor=1", sweep=sweep)
     assert answer.sweep is not None
     assert answer.sweep.values == ("0.5", "1")
@@ -69,7 +73,9 @@ def test_what_was_touched_is_a_share_of_the_time_of_all_ranks():
     assert answer.steps[0].share == pytest.approx(400 / 690)
 
 
-@pytest.mark.parametrize(("sweep", "share"), [(None, 1 / 2), ("compress:ratio=0.5..1", 1 / 3)])
+@pytest.mark.parametrize(
+    ("sweep", "share"), [(None, 1 / 2), ("scale:match=all_reduce,factor=0.5..1", 1 / 3)]
+)
 def test_the_job_each_change_and_the_sweep_are_equal_pieces_of_the_work(sweep, share):
     told = []
     changed(
@@ -83,7 +89,7 @@ def test_the_job_each_change_and_the_sweep_are_equal_pieces_of_the_work(sweep, s
 
 def test_the_critical_path_and_the_breakdown_add_up_to_the_iteration():
     outcome = answered(Question(training_job(slow_rank=1), ISOLATED))
-    assert sum(outcome.path_by_kind_ns().values()) == pytest.approx(outcome.iteration_ns, abs=3)
+    assert sum(path_by_kind_ns(outcome).values()) == pytest.approx(outcome.iteration_ns, abs=3)
     assert outcome.explanation.time.total_ns == outcome.iteration_ns
     assert {wait.awaited_rank for wait in outcome.explanation.waits} == {1}
 
@@ -91,6 +97,18 @@ def test_the_critical_path_and_the_breakdown_add_up_to_the_iteration():
 def test_assumptions_of_all_changes_are_listed_once():
     answer = changed(Question(training_job()), "recompute", "host_overhead", "host_overhead")
     assert len(answer.assumptions) == 4
+
+
+def test_ranks_that_do_the_same_are_answered_once_whatever_memory_they_state():
+    job = training_job(ranks=4)
+    facts = replace(job.facts, peak_memory_bytes=(7,) * 4)
+
+    stated, plain = (
+        predict(Question(one), executor=SerialExecutor())
+        for one in (replace(job, facts=facts), job)
+    )
+
+    assert stated.iteration_ns == plain.iteration_ns
 
 
 def test_a_job_of_shapes_needs_a_machine(tmp_path):
@@ -147,7 +165,7 @@ def test_the_long_sleep_made_two_short_ones_gives_the_other_run(recording):
 
 
 def test_structure_of_a_recording_can_be_changed_and_its_interval_keeps_in_proportion(recording):
-    answer = changed(recording, "no_straggler:rank=2", "cuda_graphs", "optimizer")
+    answer = changed(recording, "no_straggler:rank=2", "host_overhead", "optimizer")
     times = [step.outcome.iteration_ns for step in answer.steps]
     assert times[0] < 0.25 * answer.before.iteration_ns
     assert times[1] < times[0]

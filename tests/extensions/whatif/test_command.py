@@ -71,7 +71,7 @@ def test_all_changes_are_listed(typed):
         ("--apply scale:match=gemm", "factor: must be given"),
         ("--sweep scale:match=gemm,factor=1", "exactly one parameter"),
         ("--apply ranks:count=3", "multiple of the 2 ranks"),
-        ("--apply overlap --hosts 2", "--hosts 2: describes a machine"),
+        ("--apply recompute --hosts 2", "--hosts 2: describes a machine"),
     ],
 )
 def test_a_wrong_change_is_one_message(folder, words, message, typed):
@@ -79,7 +79,7 @@ def test_a_wrong_change_is_one_message(folder, words, message, typed):
 
 
 def test_a_folder_that_is_no_job_and_a_job_without_a_change_are_refused(folder, tmp_path, typed):
-    said = typed("whatif --apply overlap", tmp_path, code=1).said
+    said = typed("whatif --apply recompute", tmp_path, code=1).said
     assert "must be a folder with a job.json" in said
     assert "--apply" in typed("whatif", folder, code=2).said
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.extensions.whatif import load_recipes, parse_sweep, parse_transformation
 from perfmodel.extensions.whatif.patterns import LabelPattern
@@ -34,10 +33,10 @@ def test_durations_and_sizes_carry_their_units():
 def test_the_machine_of_the_command_line_is_used_where_none_is_named():
     def machines(text):
         values = parse_transformation(text, topology="dgx_h100").values
-        return values["topology"], values["was"]
+        return values["topology"], values.get("was")
 
-    assert machines("dtype:to=fp8") == ("dgx_h100", DType.FP32)
-    assert machines("dtype:to=fp8,topology=dgx_a100") == ("dgx_a100", DType.FP32)
+    assert machines("dtype:to=fp8") == ("dgx_h100", None)
+    assert machines("dtype:to=fp8,topology=dgx_a100") == ("dgx_a100", None)
     assert machines("machine:topology=dgx_a100") == ("dgx_a100", "dgx_h100")
 
 

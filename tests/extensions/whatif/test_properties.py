@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.priced_job import stated_durations
+from perfmodel.engine.history import History
+from perfmodel.engine.reasons import critical_path
 from perfmodel.engine.replay import replay
 from perfmodel.extensions.whatif import apply_all, parse_transformation
 from perfmodel.extensions.whatif.drafts import edit_programs
@@ -16,6 +18,7 @@ from perfmodel.extensions.whatif.patterns import LabelPattern
 from perfmodel.extensions.whatif.pinning import pin_durations
 from perfmodel.extensions.whatif.selection import LaneWord, Numbers, Selection, lane_mask
 from perfmodel.graph.audit import check_job
+from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.program import PLAIN
 from perfmodel.prediction.saved_jobs import is_pinned
 from tests.strategies import random_jobs
@@ -125,3 +128,33 @@ def test_ranks_made_alike_have_the_durations_of_the_others(made):
     check_job(changed)
     assert changed.rank_count == job.rank_count
     replay(changed, stated_durations(changed))
+
+
+@given(made=random_jobs(), source=st.randoms(use_true_random=False))
+def test_two_changes_save_no_less_than_one_of_them_and_no_more_than_their_time_on_the_path(
+    made, source
+):
+    # Parallel chains gain only together, so two may save more than the sum of what each saves
+    # alone; but what they take off the critical path bounds it. If each alone saves all that it
+    # takes off the path, that is the sum of their parts.
+    job, was = made.job, made.durations.vectors(0, 1)
+    owner = np.array([source.randrange(3) for _ in was.values_ns])
+    factor = source.choice([0, 1, 2])
+
+    def without(*changes):
+        lost_ns = was.values_ns - was.values_ns * factor // 3
+        kept = was.values_ns - np.where(np.isin(owner, changes)[:, None], lost_ns, 0)
+        return DurationTable(kept, was.rank_offset)
+
+    def span_ns(*changes):
+        return int(replay(job, without(*changes)).iteration_end_ns[0, 0])
+
+    on_path_ns = [0, 0]
+    for step in critical_path(History(job, was, replay(job, was)), from_ns=0):
+        row = was.row_of(job, step.at.rank, step.at.task)
+        if owner[row] < 2 and step.to_ns - step.from_ns > step.lag_ns:
+            on_path_ns[owner[row]] += int((was.values_ns - without(0, 1).values_ns)[row, 0])
+    saved_ns = [span_ns() - span_ns(*changes) for changes in ((0,), (1,), (0, 1))]
+
+    assert max(saved_ns[:2]) <= saved_ns[2] <= sum(on_path_ns)
+    assert all(saved <= most for saved, most in zip(saved_ns[:2], on_path_ns, strict=True))

@@ -110,7 +110,9 @@ def test_what_a_gather_takes_grows_with_what_is_gathered():
 def test_a_layer_takes_what_it_surely_adds(monkeypatch, ends_ns, layer_ns, both_ends_ns):
     places = [(1, 1), (2, 1), (1, 2), (2, 2)]
     known = dict(zip(places, ends_ns, strict=True))
-    monkeypatch.setattr(bounding, "replay_layers", lambda shared, one, *place: known[place])
+    monkeypatch.setattr(
+        bounding, "replay_layers", lambda shared, one, sizes: [known[size] for size in sizes]
+    )
     # Remembered by what is asked, so every case asks about another layer.
     one: Any = object()
     assert measure_layer((CLUSTER, STACK), one) == LayerTimes(layer_ns, both_ends_ns)
@@ -144,12 +146,15 @@ def test_what_is_measured_of_a_layer_is_a_job_on_whole_hosts(monkeypatch):
 
     monkeypatch.setattr(bounding, "build_cluster", build_cluster_)
     one = layer_of(only(*FLAT, "parallel.tp=2", "parallel.pp=2", "parallel.micro_batch=2"))
-    ends_ns = [bounding.replay_layers((CLUSTER, STACK), one, *place) for place in ((1, 1), (2, 1))]
-    twice_ns = bounding.replay_layers((CLUSTER, STACK), one, 1, 2)
-    assert built == [(1, 2)] * 3
-    assert ends_ns[0] < ends_ns[1] < 2 * ends_ns[0]
-    assert ends_ns[0] < twice_ns <= 2 * ends_ns[0]
+    sizes = ((2, 1), (1, 1), (2, 2), (1, 2))
+    two_layers_ns, once_ns, _, twice_ns = bounding.replay_layers((CLUSTER, STACK), one, sizes)
+    assert built == [(1, 2)]
+    assert once_ns < two_layers_ns < 2 * once_ns
+    assert once_ns < twice_ns <= 2 * once_ns
+    # Written with others, a job is the same as alone.
+    alone = [bounding.replay_layers((CLUSTER, STACK), one, [size])[0] for size in sizes]
+    assert alone == bounding.replay_layers((CLUSTER, STACK), one, sizes)
     parallel = one.spec.parallel.model_copy(update={"tp": 16})
     wide = Layer(one.spec.model_copy(update={"parallel": parallel}))
-    bounding.replay_layers((CLUSTER, STACK), wide, 1, 1)
+    bounding.replay_layers((CLUSTER, STACK), wide, [(1, 1)])
     assert built[-1] == (2, 8)

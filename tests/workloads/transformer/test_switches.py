@@ -357,3 +357,47 @@ def test_the_gpu_waits_for_the_host_to_update_weights():
 def test_an_optimizer_that_joins_weights_stays_on_the_gpu():
     with pytest.raises(WorkloadError, match="offload_optimizer must be 0 with the optimizer muon"):
         small(training={"offload_optimizer": 1.0, "optimizer": "muon"})
+
+
+def test_a_wide_loss_passes_over_its_logits_in_fp32():
+    wide = {FrameworkBehaviour.WIDE_LOSS}
+    fused, pieces = (
+        under(small(), Fusion.CROSS_ENTROPY, habits=habits) for habits in (set(), wide)
+    )
+    # In two bytes: read, then read and written. In pieces: 2 + 4 bytes a number, twice 4 + 4, and
+    # backward 4 + 4 + 2.
+    assert traffic(fused, "head/loss forward") == (1, LOGIT_BYTES)
+    assert traffic(pieces, "head/loss forward") == (3, (2 + 4 + 16) // 2 * LOGIT_BYTES)
+    assert traffic(fused, "head/loss backward") == (1, 2 * LOGIT_BYTES)
+    assert traffic(pieces, "head/loss backward") == (1, 10 // 2 * LOGIT_BYTES)
+
+
+def test_the_host_waits_for_numbers_that_it_checks_and_gradients_are_scaled_apart():
+    spec = small(parallel={"dp": 2, "micro_batch": 1}, batch=4)
+    checked, scaled = (
+        under(spec, ranks=2, habits={one})
+        for one in (FrameworkBehaviour.CHECKED_NUMBERS, FrameworkBehaviour.SCALED_GRADIENTS)
+    )
+    waits = [
+        name
+        for name, op in iter_ops(checked)
+        if isinstance(op, HostSpan) and op.parts[0].operator == "synchronize"
+    ]
+    # Two micro-batches.
+    assert waits.count("head/loss checked") == 2
+    assert waits.count("gradients/bucket 0 checked") == 1
+    # Every gradient is read for its norm; scaling reads and writes it.
+    read, moved = (
+        sum(traffic(job, f"gradients/bucket {number} {word}")[1] for number in range(9))
+        for job, word in ((checked, "checked"), (scaled, "scaled"))
+    )
+    assert moved == 2 * read > 0
+
+
+def test_a_gradient_that_no_product_makes_is_added_by_a_kernel_of_its_own():
+    job = under(small(batch=4, parallel={"micro_batch": 1}), Fusion.GRADIENT_SUM)
+    kernels, moved_bytes = traffic(job, "embedding/look-up backward")
+    # Of 10 words x 8 numbers: zeros in bf16, sums of fp32 and bf16 in fp32, for each of 4 passes,
+    # beside the scatter of 16 tokens.
+    zeros, sums, scatter = 80 * 2, 80 * (4 + 2 + 4), 16 * 8 * 2 * 3
+    assert (kernels, moved_bytes) == (4 * 3, 4 * (zeros + sums + scatter))

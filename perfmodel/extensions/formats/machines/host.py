@@ -7,17 +7,20 @@ file says so under `assumed`, with the place to put the true value.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, StrictUndefined
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import TopologyError
 from topologies.device import Device
 
 KNOWN = Path(__file__).with_name("known.yaml")
+TEMPLATE = Path(__file__).with_name("machine.yaml.j2")
 GB = 1e9
 MOST_LANES = 36
 """NVLinks of one GPU: twice what any has."""
@@ -73,42 +76,44 @@ class Told:
 def to_text(host: Host, told: Told, *, name: str, source: str) -> str:
     """The machine file of *host*."""
     writer = _Writer(host, told)
-    links = list(writer.iter_links())
-    fabric = list(writer.iter_fabric())
-    vertices = {
-        "gpu": host.gpu_count,
-        "nvswitch": "{chips: 1" + (", reduces: true}" if writer.reduces else "}")
-        if host.switched
-        else 0,
-        "pcie_switch": len(host.switches),
-        "cpu": len(host.sockets),
-        "nic": host.nic_count,
-    }
-    lines = [
-        "---",
-        f"name: {name}",
-        f"description: {host.gpu_count} x {told.device.description}, as {source} describes it",
-        f"source: {source}; what it does not say is listed under assumed",
-        "date: not stated",
-        "licence: yours",
-        f"device: {told.device.name}",
-        "",
-        "vertices:",
-        *(f"  {kind}: {count}" for kind, count in vertices.items() if count),
-        "",
-        *(["links:", *links, ""] if links else []),
-        *fabric,
-        "assumed: # every answer repeats these; delete what you have corrected",
-        *(f"  - {sentence}" for sentence in writer.assumed),
-        *([f"unknown_keys: [{', '.join(map(repr, keys))}]"] if (keys := host.unknown_keys) else ()),
-        "...",
-    ]
-    return "\n".join(lines) + "\n"
+    links, fabric = list(writer.iter_links()), writer.find_fabric()
+    chips = "{chips: 1, reduces: true}" if writer.reduces else "{chips: 1}"
+    template = Environment(  # noqa: S701  YAML, not HTML
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    ).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        host=host,
+        device=told.device,
+        name=name,
+        source=source,
+        vertices={
+            "gpu": host.gpu_count,
+            "nvswitch": chips if host.switched else 0,
+            "pcie_switch": len(host.switches),
+            "cpu": len(host.sockets),
+            "nic": host.nic_count,
+        },
+        links=links,
+        fabric=fabric,
+        latency=known()["latency"],
+        assumed=writer.assumed,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A line of `links`."""
+
+    ends: str
+    kind: str
+    bandwidth: str
+    latency: str
+    lanes: int = 1
 
 
 @dataclass(slots=True)
 class _Writer:
-    """Writes the links of a host and collects what had to be assumed."""
+    """Finds the links of a host and collects what had to be assumed."""
 
     host: Host
     told: Told
@@ -119,35 +124,27 @@ class _Writer:
         """Whether its NVSwitches add up what passes: those of Hopper and later do."""
         return bool(self.told.device.has_persistent_kernels)
 
-    @property
-    def _latency(self) -> Mapping[str, str]:
-        latency: Mapping[str, str] = known()["latency"]
-        return latency
-
-    def iter_links(self) -> Iterator[str]:
-        """The lines of `links`."""
+    def iter_links(self) -> Iterator[_Link]:
+        """The links of the host."""
         yield from self._iter_nvlink()
-        bandwidth = self._pcie_rate()
-        for number, switch in enumerate(self.host.switches):
-            for kind, members in (("gpu", switch.gpus), ("nic", switch.nics)):
-                if members:
-                    ends = _selection(kind, members), f"pcie_switch:{number}"
-                    yield _link(ends, "pcie", bandwidth, self._latency["pcie"])
-        for number, socket in enumerate(self.host.sockets):
-            below = [index for index, one in enumerate(self.host.switches) if one.socket == number]
-            for kind, members in (
-                ("gpu", socket.gpus), ("nic", socket.nics), ("pcie_switch", below),
-            ):  # fmt: skip
-                if members:
-                    ends = _selection(kind, members), f"cpu:{number}"
-                    yield _link(ends, "pcie", bandwidth, self._latency["pcie"])
-        if len(self.host.sockets) > 1:
-            between = known()["sockets"].get(self.host.vendor, known()["sockets"]["unknown"])
-            rate = f"lanes: {between['lanes']}, bandwidth: {between['bandwidth']}"
-            yield f"  - {{mesh: 'cpu:*', kind: cpu, {rate}, latency: {self._latency['socket']}}}"
+        rate, latency = self._pcie_rate(), known()["latency"]
+        sockets, switches = self.host.sockets, self.host.switches
+        for kind, places in (("pcie_switch", switches), ("cpu", sockets)):
+            for number, place in enumerate(places):
+                below = [at for at, one in enumerate(switches) if one.socket == number]
+                members = {"gpu": place.gpus, "nic": place.nics}
+                members |= {"pcie_switch": below} if place.socket is None else {}
+                for word, some in members.items():
+                    if some:
+                        ends = _between(word, some, f"{kind}:{number}")
+                        yield _Link(ends, "pcie", rate, latency["pcie"])
+        if len(sockets) > 1:
+            wires = known()["sockets"]
+            lanes, speed = wires.get(self.host.vendor, wires["unknown"]).values()
+            yield _Link("mesh: 'cpu:*'", "cpu", speed, latency["socket"], lanes)
             self.assumed.append(
-                f"Sockets are joined by {between['lanes']} links of {between['bandwidth']}, by "
-                f"default; the link of kind cpu changes that."
+                f"Sockets are joined by {lanes} links of {speed}, by default; the link of kind cpu "
+                "changes that."
             )
         self.assumed.append("Latencies of links are estimates.")
         if not self.host.switched and len(self.host.lanes) < math.comb(self.host.gpu_count, 2):
@@ -166,21 +163,27 @@ class _Writer:
         )
         return f"{rate / GB:.4g} GB/s"
 
-    def _iter_nvlink(self) -> Iterator[str]:
-        rate = known()["nvlink"].get(self.told.device.compute_capability, {})
-        switched = self.host.switched
+    def _iter_nvlink(self) -> Iterator[_Link]:
+        rate, latency = (
+            known()["nvlink"].get(self.told.device.compute_capability, {}),
+            known()["latency"],
+        )
         if not self.host.knows_nvlink:
-            switched = self._assume_switched(rate)
-        speed = rate.get("bandwidth", "25 GB/s")
+            self._assume_switched(rate)
+        switched, speed = self.host.switched, rate.get("bandwidth", "25 GB/s")
         self._check_lanes(rate.get("lanes", MOST_LANES), switched)
-        if len(set(switched.values())) > 1:
+        counts = dict.fromkeys(switched.values())
+        if len(counts) > 1:
             self.assumed.append("GPUs of this host have unlike numbers of NVLinks, as in its file.")
-        for gpus, lanes in _together(switched):
-            ends = _selection("gpu", gpus), "nvswitch:0"
-            yield _link(ends, "nvlink", speed, self._latency["switched"], lanes)
+        for count in counts:
+            gpus = [gpu for gpu, lanes in switched.items() if lanes == count]
+            yield _Link(
+                _between("gpu", gpus, "nvswitch:0"), "nvlink", speed, latency["switched"], count
+            )
         for (one, other), count in self.host.lanes.items():
-            ends = f"gpu:{one}", f"gpu:{other}"
-            yield _link(ends, "nvlink", speed, self._latency["direct"], count)
+            yield _Link(
+                _between("gpu", [one], f"gpu:{other}"), "nvlink", speed, latency["direct"], count
+            )
         if switched:
             word = "reduce" if self.reduces else "do not reduce"
             self.assumed.append(
@@ -196,7 +199,7 @@ class _Writer:
                     f"got {lanes}. Name the right GPU with --gpu."
                 )
 
-    def _assume_switched(self, rate: Mapping[str, Any]) -> dict[int, int]:
+    def _assume_switched(self, rate: Mapping[str, Any]) -> None:
         """Lanes to an NVSwitch where the file says nothing of NVLink, if such a host has one."""
         device, count = self.told.device, self.host.gpu_count
         if "sxm" in device.name and count >= FEWEST_SWITCHED and rate.get("lanes", 0) >= MANY_LANES:
@@ -210,54 +213,30 @@ class _Writer:
                 "NVLink is left out, because the file says nothing about it (the file of "
                 "NCCL_TOPO_DUMP_FILE does); add it under links."
             )
-        return self.host.switched
 
-    def iter_fabric(self) -> Iterator[str]:
-        """The lines of `fabric`."""
+    def find_fabric(self) -> Mapping[str, Any] | None:
+        """What `fabric` says; with a *mark* before its lines where the rate has to be stated."""
         if not self.host.nic_count:
             self.assumed.append(
                 "No NIC is listed, so this is one host without a network; add nic under vertices, "
                 "their links, and a fabric."
             )
-            return
+            return None
         told, stated = self.told.nic_rate, self.host.nic_gbit
         rate = told or (None if stated is None else f"{stated:.6g} Gbit/s")
-        usual, mark = known()["fabric"], ""
+        usual: Mapping[str, Any] = known()["fabric"]
         if rate is None:
-            mark, rate = "# ", "400 Gbit/s"
             self.assumed.append(
                 "The rate of a NIC is not stated, so this is one host without a network; complete "
                 "and uncomment fabric, or import again with --nic-rate."
             )
-        else:
-            self.assumed.append(
-                f"The network is rail-optimised, {usual['hosts']} hosts per leaf, not "
-                "oversubscribed; fabric changes that."
-            )
-        yield f"{mark}fabric:"
-        yield f"{mark}  kind: rail_optimised"
-        yield f"{mark}  nic: {{bandwidth: {rate}, latency: {self._latency['nic']}}}"
-        yield f"{mark}  leaf: {{hosts: {usual['hosts']}}}"
-        yield (
-            f"{mark}  spine: {{oversubscription: {usual['oversubscription']}, "
-            f"latency: {self._latency['spine']}}}"
+            return {**usual, "mark": "# ", "rate": "400 Gbit/s"}
+        self.assumed.append(
+            f"The network is rail-optimised, {usual['hosts']} hosts per leaf, not "
+            "oversubscribed; fabric changes that."
         )
-        yield ""
+        return {**usual, "mark": "", "rate": rate}
 
 
-def _together(lanes_of: Mapping[int, int]) -> Iterator[tuple[list[int], int]]:
-    """GPUs with equally many lanes, and how many."""
-    for count in dict.fromkeys(lanes_of.values()):
-        yield [gpu for gpu, lanes in lanes_of.items() if lanes == count], count
-
-
-def _selection(kind: str, members: Sequence[int]) -> str:
-    numbers = ",".join(map(str, sorted(members)))
-    return f"{kind}:{numbers}"
-
-
-def _link(ends: Iterable[str], kind: str, bandwidth: str, latency: str, lanes: int = 1) -> str:
-    names = ", ".join(f"'{one}'" for one in ends)
-    several = f"lanes: {lanes}, " if lanes > 1 else ""
-    rate = f"{several}bandwidth: {bandwidth}, latency: {latency}"
-    return f"  - {{between: [{names}], kind: {kind}, {rate}}}"
+def _between(kind: str, members: Iterable[int], end: str) -> str:
+    return f"between: ['{kind}:{','.join(map(str, sorted(members)))}', '{end}']"

@@ -40,16 +40,22 @@ def parse_xml(text: str, document: str) -> tuple[Host, str | None, str]:
             f"{document}: must be NCCL's <system>, got <{root.tag}>. NCCL_TOPO_DUMP_FILE=topo.xml "
             "makes a training job write it."
         )
-    reader = _Reader(document)
+    reader = _Reader(Host(0, 0, [], [], knows_nvlink=root.find(".//gpu") is not None))
     try:
         unknown = _check_tree(root, document)
         for cpu in root.iter("cpu"):
             reader.read_socket(cpu)
     except RecursionError:
         raise TopologyError(f"{document}: nests PCI devices too deeply to be a host.") from None
-    host = reader.finish(root)
+    host = reader.finish(document)
     host.unknown_keys = unknown
-    return host, reader.device, _capability(root, reader.device, document)
+    names = {
+        known()["gpus"].get(pci.get("device", "").lower())
+        for pci in reader.gpus.values()
+        if pci.get("vendor", "").lower() in ("", "0x10de")
+    }
+    device = names.pop() if len(names) == 1 else None
+    return host, device, _capability(root, device, document)
 
 
 def _capability(root: Element, device: str | None, document: str) -> str:
@@ -102,70 +108,40 @@ def _check_attributes(one: Element, faults: FaultList) -> Iterator[str]:
 
 
 class _Reader:
-    """Walks the tree of PCI devices and numbers GPUs and NICs as they come."""
+    """Walks the tree of PCI devices and numbers GPUs and NICs of *host* as they come."""
 
-    def __init__(self, document: str) -> None:
-        self._document = document
-        self._bus_of: dict[str, int] = {}
-        self._devices: set[str] = set()
-        self._gpus: list[Element] = []
-        self._rates: list[float] = []
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.gpus: dict[str, Element] = {}
         self._nic_gbit: list[float] = []
-        self._nics = 0
-        self._sockets: list[Place] = []
-        self._switches: list[Place] = []
-        self._vendor = "unknown"
-
-    @property
-    def device(self) -> str | None:
-        """The GPU, if all are the same and known."""
-        names = {known()["gpus"].get(one) for one in self._devices}
-        return names.pop() if len(names) == 1 else None
 
     def read_socket(self, cpu: Element) -> None:
         """A socket, or a part of one, and all below it."""
-        self._vendor = cpu.get("vendor", self._vendor)
-        socket = Place()
-        self._sockets.append(socket)
-        number = len(self._sockets) - 1
+        host, socket = self.host, Place()
+        host.vendor = cpu.get("vendor", host.vendor)
+        host.sockets.append(socket)
+        number = len(host.sockets) - 1
         self._walk(cpu, socket, number)
-        if not (socket.gpus or socket.nics or any(one.socket == number for one in self._switches)):
-            self._sockets.pop()
+        if not (socket.gpus or socket.nics or any(one.socket == number for one in host.switches)):
+            host.sockets.pop()
 
     def _walk(self, parent: Element, place: Place, socket: int) -> None:
         for child in parent:
-            if child.tag == "nic":
+            kind = child.get("class", "").lower()
+            if child.tag not in ("pci", "nic"):
+                continue
+            if child.tag == "pci" and (child.find("gpu") is not None or kind.startswith(_GPU)):
+                place.gpus.append(len(self.gpus))
+                self.gpus[child.get("busid", "").lower() or f"gpu {len(self.gpus)}"] = child
+            elif child.tag == "nic" or child.find("nic") is not None or kind.startswith(_NIC):
                 self._add_nic(child, place)
-            elif child.tag == "pci":
-                self._read_pci(child, place, socket)
-
-    def _read_pci(self, pci: Element, place: Place, socket: int) -> None:
-        kind = pci.get("class", "").lower()
-        has_gpu = pci.find("gpu") is not None
-        if has_gpu or kind.startswith(_GPU):
-            self._add_gpu(pci, place)
-        elif pci.find("nic") is not None or kind.startswith(_NIC):
-            self._add_nic(pci, place)
-        elif kind.startswith(_SWITCH) or len(pci):
-            # A switch in a switch is one to us: both share the way up.
-            if place.socket is None:
+            elif place.socket is not None:
+                # A switch in a switch is one to us: both share the way up.
+                self._walk(child, place, socket)
+            elif kind.startswith(_SWITCH) or len(child):
                 switch = Place(socket=socket)
-                self._walk(pci, switch, socket)
-                if switch.gpus or switch.nics:
-                    self._switches.append(switch)
-            else:
-                self._walk(pci, place, socket)
-
-    def _add_gpu(self, pci: Element, place: Place) -> None:
-        number = len(self._gpus)
-        self._gpus.append(pci)
-        self._bus_of[pci.get("busid", "").lower()] = number
-        if pci.get("vendor", "").lower() in ("", "0x10de"):
-            self._devices.add(pci.get("device", "").lower())
-        place.gpus.append(number)
-        rate = _pcie_rate(pci)
-        if rate is not None:
-            self._rates.append(rate)
+                self._walk(child, switch, socket)
+                self.host.switches += [switch] if switch.gpus or switch.nics else []
 
     def _add_nic(self, holder: Element, place: Place) -> None:
         # Ports of one card share its link. Interfaces of containers and those of no speed carry
@@ -176,53 +152,44 @@ class _Reader:
         ]
         if speeds and max(speeds) <= 0:
             return
-        place.nics.append(self._nics)
-        self._nics += 1
-        if speeds:
-            self._nic_gbit.append(sum(speeds) / MBIT_PER_GBIT)
+        place.nics.append(self.host.nic_count)
+        self.host.nic_count += 1
+        self._nic_gbit += [sum(speeds) / MBIT_PER_GBIT] if speeds else []
 
-    def finish(self, root: Element) -> Host:
+    def finish(self, document: str) -> Host:
         """The whole host."""
-        if not self._gpus:
+        host, buses = self.host, [*self.gpus]
+        if not buses:
             raise TopologyError(
-                f"{self._document}: must list the GPUs (PCI class 0x03), and has none. A training "
+                f"{document}: must list the GPUs (PCI class 0x03), and has none. A training "
                 "job that starts with NCCL_TOPO_DUMP_FILE=topo.xml writes a complete file."
             )
-        host = Host(
-            gpu_count=len(self._gpus),
-            nic_count=self._nics,
-            sockets=self._sockets,
-            switches=self._switches,
-            vendor=self._vendor,
-            nic_gbit=min(self._nic_gbit) if len(self._nic_gbit) == self._nics > 0 else None,
-            pcie_bytes_per_s=min(self._rates) if self._rates else None,
-            knows_nvlink=root.find(".//gpu") is not None,
-        )
-        for number, pci in enumerate(self._gpus):
-            for target, count in _iter_nvlink(pci):
-                other = self._bus_of.get(target)
-                if other is None:
-                    host.switched[number] = host.switched.get(number, 0) + count
+        host.gpu_count = len(buses)
+        if len(self._nic_gbit) == host.nic_count > 0:
+            host.nic_gbit = min(self._nic_gbit)
+        rates = [rate for pci in self.gpus.values() if (rate := _pcie_rate(pci)) is not None]
+        host.pcie_bytes_per_s = min(rates, default=None)
+        both: dict[tuple[int, int], int] = {}
+        for number, (own, pci) in enumerate(self.gpus.items()):
+            for link in pci.iter("nvlink"):
+                target, kind = (link.get(key, "").lower() for key in ("target", "tclass"))
+                lanes = int(link.get("count", "1"))
+                # A link to itself says nothing.
+                if target == own or (kind and not kind.startswith((_NVSWITCH, _GPU))):
+                    continue
+                if target in buses and not kind.startswith(_NVSWITCH):
+                    pair = number, buses.index(target)
+                    both[pair] = both.get(pair, 0) + lanes
                 else:
-                    host.lanes[number, other] = host.lanes.get((number, other), 0) + count
-        for (one, other), count in host.lanes.items():
-            if host.lanes.get((other, one)) != count:
+                    host.switched[number] = host.switched.get(number, 0) + lanes
+        for (one, other), count in both.items():
+            if both.get((other, one)) != count:
                 raise TopologyError(
-                    f"{self._document}: gpu {one} has {count} NVLinks to gpu {other}, which has "
-                    f"{host.lanes.get((other, one), 0)} back. Both must state the same count."
+                    f"{document}: gpu {one} has {count} NVLinks to gpu {other}, which has "
+                    f"{both.get((other, one), 0)} back. Both must state the same count."
                 )
-        host.lanes = {pair: count for pair, count in host.lanes.items() if pair[0] < pair[1]}
+        host.lanes = {pair: count for pair, count in both.items() if pair[0] < pair[1]}
         return host
-
-
-def _iter_nvlink(pci: Element) -> Iterator[tuple[str, int]]:
-    """Where NVLinks of a GPU end, and how many; a link to itself says nothing."""
-    own = pci.get("busid", "").lower()
-    for link in pci.iter("nvlink"):
-        target = link.get("target", "").lower()
-        kind = link.get("tclass", "").lower()
-        if target != own and (kind.startswith((_NVSWITCH, _GPU)) or not kind):
-            yield ("" if kind.startswith(_NVSWITCH) else target), int(link.get("count", "1"))
 
 
 def _pcie_rate(pci: Element) -> float | None:

@@ -10,6 +10,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from scipy.sparse.csgraph import connected_components
+
 from perfmodel.base.errors import TopologyError
 from perfmodel.extensions.formats.machines.host import Host, Place
 
@@ -105,12 +108,12 @@ def to_host(matrix: Matrix, document: str, *, most_lanes: int) -> Host:
 
 def _groups(matrix: Matrix, is_joined: Callable[[str, str], bool]) -> list[list[str]]:
     """Names in groups, such that any two that are joined are in one."""
-    groups: list[list[str]] = []
-    for name in matrix.names:
-        joined = [group for group in groups if any(is_joined(name, one) for one in group)]
-        rest = [group for group in groups if group not in joined]
-        groups = [*rest, [one for group in joined for one in group] + [name]]
-    return sorted(groups, key=lambda group: matrix.names.index(group[0]))
+    joined = np.array([[is_joined(one, other) for other in matrix.names] for one in matrix.names])
+    labels = connected_components(joined, directed=False)[1].tolist()
+    groups: dict[int, list[str]] = {}
+    for name, label in zip(matrix.names, labels, strict=True):
+        groups.setdefault(label, []).append(name)
+    return list(groups.values())
 
 
 def _is_same_socket(matrix: Matrix, one: str, other: str) -> bool:

@@ -1,7 +1,8 @@
 """Registries of torchtitan: functions that return a configuration, read as data and never executed.
 
 An entry is a call with keywords, or another entry with some fields assigned. What needs the running
-program, such as a share of a model's layers, is left out, and unknown keys are named as in a file.
+program, such as a share of a model's layers, is refused where it is needed, and unknown keys are
+named as in a file.
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ import re
 from typing import Any
 
 from perfmodel.base.errors import WorkloadError
+from perfmodel.extensions.formats.models.fields import work_out
 
-ENTRY = re.compile(r"^def (\w+)\([^()]*\) -> Trainer\.Config:", re.MULTILINE)
+_ENTRY = re.compile(r"^def (\w+)\([^()]*\) -> Trainer\.Config:", re.MULTILINE)
+_TOKENS = {
+    "num_tokens_per_microbatch_per_dp_rank": 16384, "max_context_length": 2048,
+    "num_tokens_per_train_step": -1,
+}  # fmt: skip
 _RECOMPUTE = {"FullAC": "full", "SelectiveAC": "selective", "NoAC": "none"}
 
 
@@ -23,22 +29,24 @@ def read_entry(text: str, entry: str, *, document: str, model: str) -> dict[str,
     except (SyntaxError, ValueError, RecursionError) as fault:
         raise WorkloadError(f"{document}: not valid Python ({fault}).") from None
     functions = {one.name: one for one in body if isinstance(one, ast.FunctionDef)}
-    if entry not in ENTRY.findall(text):
-        known = ", ".join(ENTRY.findall(text))
+    entries = _ENTRY.findall(text)
+    if not entries:
+        raise WorkloadError(f"{document}: is no registry of torchtitan.")
+    if entry not in entries:
+        known = ", ".join(entries)
         raise WorkloadError(
             f"{document}: is a registry of torchtitan; name one of its entries, as "
             f"{document}:ENTRY. It has {known}; got {entry or 'none'}."
         )
     found = _Entry(functions).read(entry)
-    tokens, length = (
-        found.pop(f"training.{key}", default)
-        for key, default in (
-            ("num_tokens_per_microbatch_per_dp_rank", 16384),
-            ("max_context_length", 2048),
+    tokens, length, step = (found.pop(f"training.{key}", usual) for key, usual in _TOKENS.items())
+    if not all(isinstance(one, int) for one in (tokens, length, step)) or length < 1:
+        raise WorkloadError(
+            f"{document}: {entry} must state whole numbers of {', '.join(_TOKENS)}, got {tokens}, "
+            f"{length}, {step}. Give a model with --workload."
         )
-    )
     found |= {"training.seq_len": length, "training.local_batch_size": max(1, tokens // length)}
-    if (step := found.pop("training.num_tokens_per_train_step", -1)) > 0:
+    if step > 0:
         found["training.global_batch_size"] = step // length
     return {**found, "model.name": model}
 
@@ -69,10 +77,10 @@ class _Entry:
         if isinstance(value, ast.Name) and value.id in self._names:
             value = self._names[value.id]
         if not isinstance(value, ast.Call):
-            try:
-                self._found[path] = ast.literal_eval(ast.unparse(value))
-            except ValueError:
-                self._found |= _product(path, value)
+            text = ast.unparse(value)
+            found = work_out(text)
+            # What only the program knows is a reference, refused where it is needed.
+            self._found[path] = f"${text}" if found is None and text != "None" else found
             return
         name = _name(value)
         if name in self._functions:
@@ -94,9 +102,3 @@ class _Entry:
 def _name(call: ast.Call) -> str:
     """The function or class of *call*; `SelectiveAC.Config` is SelectiveAC."""
     return ast.unparse(call.func).removesuffix(".Config")
-
-
-def _product(path: str, value: ast.expr) -> dict[str, int]:
-    """A product of whole numbers as a field; nothing for what only the program knows."""
-    factors = re.fullmatch(r"(\d+) \* (\d+)", ast.unparse(value))
-    return {path: int(factors[1]) * int(factors[2])} if factors else {}

@@ -7,7 +7,7 @@ which key is which field. What only the running program knows is refused by name
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,33 +24,19 @@ from perfmodel.extensions.formats.models.fields import (
     FieldUse,
     Source,
     Use,
-    default_sentence,
-    unknown_keys,
+    work_out,
 )
 from perfmodel.extensions.formats.models.layer_kinds import layer_words, pattern_of
+from perfmodel.extensions.formats.models.scripts import resolve, value_of
 from perfmodel.workloads.catalog import SPEC_FOLDER
 
 TABLE = Path(__file__).with_name("settings.yaml")
-_GATES = ("swiglu", "geglu", "reglu")
-_LAYOUT = ("parallel", "training")
-_DECIDING = (
-    "parallel.sharding:fsdp", "training.precision:trainer", "training.offload_optimizer:share",
-)  # fmt: skip
-"""Parts that replace what switches say of their field; without a switch they say nothing."""
 _OFF = (None, False, 0, "none", "")
-_CONVERTERS = {
-    "float8": "fp8", "quantize.linear.float8": "fp8", "quantize.linear.mx": "mxfp8",
-    "Float8LinearConverter": "fp8", "MXFP8LinearConverter": "mxfp8",
-    "NVFP4LinearConverter": "nvfp4",
-}  # fmt: skip
-"""The number format of GEMMs by the converter of torchtitan that brings it."""
-_MIXED = {"mxfp8": "mxfp8", "nvfp4": "nvfp4", "subchannel": "fp8_block", "fp8": "fp8"}
-"""The same by a part of the name of Megatron-Bridge's `mixed_precision`."""
-_REFERENCE = re.compile(r"\$\{\.*([a-z_][\w.]*)\}")
-_PRODUCT = re.compile(r"\$\{multiply:\s*(\d+)\s*,\s*(\d+)\s*\}")
+_PRODUCT = re.compile(r"\$\{multiply:([^,]+),(.*)\}")
 # The section of a tokenizer is merged, so its `model` and `type` have no prefix.
 _TOKENIZER = ("tokenizer_type", "tokenizer_model", "type", "tokenizer_name_or_path", "model",
               "restore_from_path", "run.name", "name")  # fmt: skip
+_NETWORKS = {"0": "dense", "1": "experts"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,127 +47,24 @@ class SettingsTable(Form):
     stack: str
     merged: tuple[str, ...]
     reads: Mapping[str, str]
-    words: Mapping[str, Mapping[str, Any]]
-    switches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    words: Mapping[str, Mapping[Any, Any]]
+    ignored: tuple[str, ...]
     unstated: tuple[Any, ...] = ()
     hints: Mapping[str, str] = field(default_factory=dict)
     refused: tuple[Mapping[str, Any], ...] = ()
-    ignored: tuple[str, ...] = ()
     tokenizers: Mapping[str, int] = field(default_factory=dict)
     mixers: tuple[Mapping[str, Any], ...] = ()
     implied: tuple[Mapping[str, Any], ...] = ()
-    left_out_if: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     flavors: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
 
 @cache
 def load_table(program: str) -> SettingsTable:
     """The table of *program*."""
-    tables = load_yaml(TABLE)
-    entry = dict(tables[program])
-    entry = {**tables.get(entry.pop("extends", ""), {}), **entry}
+    tables, entry = load_yaml(TABLE), {"extends": program}
+    while base := entry.pop("extends", None):
+        entry = {**tables[base], **entry, "extends": tables[base].get("extends")}
     return read_mapping(SettingsTable, entry, document=TABLE.name)
-
-
-def flatten(
-    content: Mapping[str, Any], merged: Sequence[str], repeated: list[str]
-) -> dict[str, Any]:
-    """*content* without levels: keys of *merged* sections alone, others as `section.key`.
-
-    A reference to another key of the file is replaced by the value there, and a product of such
-    by its value. *repeated* gets the keys of several sections that differ.
-    """
-    flat: dict[str, Any] = {}
-
-    def add(prefix: str, mapping: Mapping[str, Any]) -> None:
-        for key, value in mapping.items():
-            name = str(key).removeprefix("--").replace("-", "_")
-            if isinstance(value, Mapping):
-                inner = "" if name.lower() in merged else f"{prefix}{name}."
-                add(inner, value)
-            else:
-                name = f"{prefix}{name}"
-                if flat.setdefault(name, value) != value:
-                    repeated.append(name)
-                flat[name] = value
-
-    add("", content)
-    for key, value in flat.items():
-        if isinstance(value, str) and "${" in value:
-            flat[key] = _resolve(value, flat)
-    return flat
-
-
-def _resolve(text: str, flat: Mapping[str, Any]) -> Any:
-    """What the references in *text* stand for; the text where something stays open."""
-
-    def find(path: str, otherwise: str) -> Any:
-        return flat.get(path, flat.get(path.rpartition(".")[2], otherwise))
-
-    whole = _REFERENCE.fullmatch(text)
-    if whole is not None:
-        return find(whole[1], text)
-    inner = _REFERENCE.sub(lambda match: str(find(match[1], match[0])), text)
-    numbers = _PRODUCT.fullmatch(inner)
-    return int(numbers[1]) * int(numbers[2]) if numbers is not None else text
-
-
-@dataclass(slots=True)
-class SettingsReader:
-    """Reads one file by the table of its program; *is_layout* leaves the model out."""
-
-    table: SettingsTable
-    fields: FieldReader
-    is_layout: bool = False
-    unstated: Collection[str] = ()
-    values: dict[str, Any] = field(default_factory=dict)
-
-    def read(self) -> dict[str, Any]:
-        """The fields of a workload, by their dotted names."""
-        for target, source in self.table.reads.items():
-            if self.is_layout and target.startswith("model."):
-                continue
-            wanted = Source.parse(source)
-            if self.is_layout and wanted.is_needed:
-                wanted = Source(wanted.keys, None)
-            value = self.fields.read(target, wanted, self.table.hints.get(target, ""))
-            if value is not None:
-                self.values[target] = self._translate(target, value, wanted)
-        for target, keys in self.table.switches.items():
-            if not (self.is_layout and target.startswith("model.")):
-                self._switch(target, keys)
-        return self.values
-
-    def _translate(self, target: str, value: Any, source: Source) -> Any:
-        words = self.table.words.get(target)
-        if words is None:
-            return value
-        word = words.get(str(value))
-        if word is None and target not in self.fields.given:
-            known = ", ".join(map(str, words))
-            self.fields.faults.add(source.keys[0], f"must be one of {known}, got {quote(value)}")
-        return word
-
-    def _switch(self, target: str, keys: Mapping[str, Any]) -> None:
-        for key, meaning in keys.items():
-            stated = self.fields.content.get(key)
-            if key == "unless" or stated is None:
-                continue
-            self.fields.uses.append(FieldUse(key, Use.READ, target, stated))
-            if meaning is None:
-                self.values[target] = stated
-            elif stated is True or "$" in str(stated):
-                # What follows a flag in a script may be a list of further arguments.
-                self.values[target] = meaning
-            elif stated is not False:
-                fault = f"must be true or false, got {quote(stated)}"
-                self.fields.faults.add(key, fault)
-        if not any(key in self.fields.content for key in keys):
-            # Each of them decides alone.
-            words = "/".join(key for key in keys if key != "unless")
-            self.fields.uses.append(FieldUse(words, Use.DEFAULTED, target, keys.get("unless")))
-        if "unless" in keys and not set(self.unstated) & keys.keys():
-            self.values.setdefault(target, keys["unless"])
 
 
 def read_settings(
@@ -192,115 +75,148 @@ def read_settings(
     name: str,
     given: Collection[str] = (),
     is_layout: bool = False,
-) -> tuple[dict[str, Any], tuple[FieldUse, ...]]:
+) -> tuple[dict[str, Any], list[FieldUse]]:
     """The workload, or the layout alone, in the settings of *program*, and the use of fields."""
     table = load_table(program)
     repeated = list(content.pop(REPEATED, ()))
     flat = flatten(content, table.merged, repeated)
     _refuse_others(table, flat, document, is_layout=is_layout)
-    assumed = _imply(table, flat)
-    assumed += [] if is_layout else _add_vocabulary(table, flat)
-    _count_hybrid_layers(flat)
-    left_out = table.left_out_if.items()
-    assumed += [said[str(flat[key])] for key, said in left_out if str(flat.get(key)) in said]
-    unstated = [key for key, value in flat.items() if value in table.unstated]
-    stated = {key: value for key, value in flat.items() if key not in unstated}
-    reader = SettingsReader(table, FieldReader(document, stated, given), is_layout, unstated)
-    values = reader.read()
-    ignored = [key for key in stated if _matches(table.ignored, key)]
-    reader.fields.check_spelling(_known_keys(table), ignored)
+    assumed = [*_imply(table, flat), *(() if is_layout else _add_vocabulary(table, flat))]
+    stated = {key: value for key, value in flat.items() if value not in table.unstated}
+    fields = FieldReader(document, stated, given, table.ignored)
+    values = read_values(table, fields, flat.keys() - stated.keys(), is_layout=is_layout)
+    fields.note(*(entry["key"] for entry in table.implied))
+    fields.known.update(key for entry in table.refused for key in entry["keys"])
     # What follows counts with values of the right kind.
-    reader.fields.faults.check(WorkloadError)
-    base: dict[str, Any] = {}
+    fields.check()
+    base: Mapping[str, Any] = {}
     if program == "torchtitan":
-        _finish_torchtitan(values)
+        _finish_torchtitan(values, fields)
+        base = {} if is_layout else _find_flavor(table, fields)
+    elif program != "deepspeed":
+        _finish_megatron(values, fields)
+        _finish_stages(values, fields)
         if not is_layout:
-            base = _find_flavor(table, reader.fields)
-    elif program == "deepspeed":
-        _finish_bucket(values, values.get("training.precision", "fp32"))
-    else:
-        _finish_megatron(values, reader.fields, table)
-    _finish_batch(values, reader.fields, table)
-    uses = reader.fields.finish(ignored)
-    assumed += default_sentence(uses)
+            _finish_model(values, fields, table)
+    _finish_batch(values, fields, table)
     if repeated:
         assumed.append(f"Stated more than once, the last counts: {', '.join(repeated)}.")
     workload: dict[str, Any] = {
-        "name": name,
+        **fields.describe(name, table.kind, assumed),
         "family": "transformer",
-        "description": f"{table.kind} in {document}.",
-        "source": f"{document}, read by its fields.",
         "stack": table.stack,
-        "assumed": assumed,
-        "unknown_keys": unknown_keys(uses),
+        "model": dict(base),
+        "parallel": {},
+        "training": {},
     }
-    for section in ("model", *_LAYOUT):
-        workload[section] = dict(base.get(section, {}))
     for target, value in values.items():
         section, dot, key = target.partition(".")
-        if dot:
-            workload[section][key] = value
-        else:
-            workload[target] = value
-    return workload, uses
+        if value is not None and ":" not in target:
+            (workload[section] if dot else workload)[key or target] = value
+    return workload, fields.uses
 
 
-def _imply(table: SettingsTable, flat: dict[str, Any]) -> list[str]:
+def flatten(
+    content: Mapping[str, Any], merged: Collection[str], repeated: list[str]
+) -> dict[str, Any]:
+    """*content* without levels: keys of *merged* sections alone, others as `section.key`.
+
+    References to other keys of the file are replaced by their values, products of them worked
+    out. *repeated* gets the keys of several sections that differ.
+    """
+    flat: dict[str, Any] = {}
+
+    def add(prefix: str, mapping: Mapping[str, Any]) -> None:
+        for key, value in mapping.items():
+            name = str(key).removeprefix("--").replace("-", "_")
+            if isinstance(value, Mapping):
+                add("" if name.lower() in merged else f"{prefix}{name}.", value)
+            else:
+                name = f"{prefix}{name}"
+                if flat.setdefault(name, value) != value:
+                    repeated.append(name)
+                flat[name] = value
+
+    add("", content)
+    for key, value in flat.items():
+        if isinstance(value, str) and "${" in value:
+            flat[key] = value_of(resolve(_PRODUCT.sub(r"$((\1*\2))", value), flat))
+    return flat
+
+
+def read_values(
+    table: SettingsTable,
+    fields: FieldReader,
+    unstated: Collection[str] = (),
+    *,
+    is_layout: bool = False,
+) -> dict[str, Any]:
+    """The fields of a workload, by their dotted names, and parts by names with a colon.
+
+    Fields with keys of *unstated* are left as they are.
+    """
+    values: dict[str, Any] = {}
+    fields.content = content = dict(fields.content)
+    for target, text in table.reads.items():
+        name, _, part = target.partition(":")
+        # A layout may leave out what a job must state.
+        source = Source.parse(f"{text.rstrip('?')}?" if is_layout else text)
+        fields.known.update(source.keys)
+        if (is_layout and name.startswith("model.")) or {*unstated} & {*source.keys}:
+            continue
+        known = table.words.get(target, table.words.get(name, {}))
+        is_switch = not known and isinstance(source.default, bool)
+        if is_switch or "true" in known:
+            # What follows a flag in a script may be a list of further arguments.
+            content |= {key: True for key in source.keys if "$" in str(content.get(key))}
+        value = fields.read(target, source, table.hints.get(target, ""))
+        allowed = ("true", "false") if is_switch else (*known, "false") if known else ()
+        word = str(value).lower()
+        if allowed and value is not None and word not in allowed and name not in fields.given:
+            key = next(key for key in source.keys if key in content)
+            fault = f"must be one of {', '.join(known or allowed)}, got {quote(value)}"
+            fields.faults.add(key, fault)
+        value = known.get(word) if known and value is not None else value
+        if value is not None:
+            values[name if part.startswith("or ") else target] = value
+    return values
+
+
+def _imply(table: SettingsTable, flat: dict[str, Any]) -> Iterator[str]:
     """Put into *flat* what other keys imply, where it is not stated; what is assumed by it."""
-    found = []
     for entry in table.implied:
-        stated = flat.get(entry["key"])
-        if stated is not None and re.search(entry.get("like", ""), str(stated)):
-            added = {key: value for key, value in entry["sets"].items() if key not in flat}
-            flat |= added
-            found += [entry["says"]] if added else []
-    return found
-
-
-def _count_hybrid_layers(flat: dict[str, Any]) -> None:
-    """Put into *flat* what a pattern of letters says: layers, and as Megatron's default heads."""
+        stated, sets = flat.get(entry["key"]), entry.get("sets", {})
+        if stated is None or not re.search(entry.get("like", ""), str(stated)):
+            continue
+        added = {key: value for key, value in sets.items() if key not in flat}
+        flat |= added
+        if "says" in entry and (added or not sets):
+            yield entry["says"]
     pattern = flat.get("hybrid_layer_pattern")
-    if pattern and isinstance(hidden := flat.get("hidden_size"), int):
+    if isinstance(pattern, str) and isinstance(hidden := flat.get("hidden_size"), int):
         flat.setdefault("num_layers", len(pattern))
-        flat.setdefault("mamba_num_heads", 2 * hidden // flat["mamba_head_dim"])
-
-
-def _matches(patterns: Sequence[str], key: str) -> bool:
-    return any(re.search(pattern, key) for pattern in patterns)
-
-
-def _known_keys(table: SettingsTable) -> set[str]:
-    sources = [Source.parse(source).keys for source in table.reads.values()]
-    sources += [tuple(keys) for keys in table.switches.values()]
-    sources += [tuple(entry["keys"]) for entry in table.refused]
-    return {key for keys in sources for key in keys}
+        if type(width := flat.get("mamba_head_dim")) is int and width:
+            flat.setdefault("mamba_num_heads", 2 * hidden // width)
 
 
 def _refuse_others(
     table: SettingsTable, flat: Mapping[str, Any], document: str, *, is_layout: bool
 ) -> None:
     """Raise where *flat* has a key that says what no workload, or no layout, can say."""
+
+    def is_meant(entry: Mapping[str, Any], value: Any) -> bool:
+        is_refused = value in entry["values"] if "values" in entry else value not in _OFF
+        return is_refused and not ("unless" in entry and re.match(entry["unless"], str(value)))
+
     for entry in table.refused:
-        if is_layout and entry["part"] == "model":
+        is_model = entry["part"] == "model"
+        if (is_layout and is_model) or any(map(flat.get, entry.get("but", "").split("|"))):
             continue
-        if any(map(flat.get, entry.get("but", "").split("|"))):
-            continue
-        meant, allowed = entry.get("values"), entry.get("unless")
-        key = next(
-            (
-                one
-                for one in entry["keys"]
-                if (flat.get(one) in meant if meant else flat.get(one) not in _OFF)
-                and not (allowed and re.match(allowed, str(flat[one])))
-            ),
-            None,
-        )
+        key = next((one for one in entry["keys"] if is_meant(entry, flat.get(one))), None)
         if key is not None:
-            hint = " Give the model with --workload and this file with --layout-from."
-            raise WorkloadError(
-                f"{document}: {key} says that it {entry['why']}."
-                + (hint if entry["part"] == "model" else f" Take {key} out to predict without it.")
-            )
+            hint = "Give the model with --workload and this file with --layout-from."
+            hint = hint if is_model else f"Take {key} out to predict without it."
+            raise WorkloadError(f"{document}: {key} says that it {entry['why']}. {hint}")
 
 
 def _add_vocabulary(table: SettingsTable, flat: dict[str, Any]) -> Iterator[str]:
@@ -308,124 +224,75 @@ def _add_vocabulary(table: SettingsTable, flat: dict[str, Any]) -> Iterator[str]
     if any(flat.get(key) is not None for key in ("vocab_size", "padded_vocab_size")):
         return
     words = [str(flat[key]) for key in _TOKENIZER if key in flat]
-    if flat.get("merge_file"):
-        words.insert(0, "GPT2BPETokenizer")
-    for word in words:
-        known = max((one for one in table.tokenizers if _names(word, one)), key=len, default="")
-        if known:
-            flat["vocab_size"] = table.tokenizers[known]
+    for word in [*(["GPT2BPETokenizer"] if flat.get("merge_file") else ()), *words]:
+        # `Llama-3-8B` names llama3, `llama-30b` does not.
+        found = [
+            known
+            for known in table.tokenizers
+            if re.search("[^a-z0-9]*".join(known) + r"(?!\.?[0-9b])", word.lower())
+        ]
+        if found:
+            flat["vocab_size"] = table.tokenizers[max(found, key=len)]
             yield f"model.vocab: {flat['vocab_size']:,} is the vocabulary of {word}."
             return
 
 
-def _names(word: str, known: str) -> bool:
-    """Whether *word* is about *known*: `Llama-3-8B` names llama3, `llama-30b` does not."""
-    pattern = "[^a-z0-9]*".join(known) + r"(?!\.?[0-9b])"
-    return re.search(pattern, word.lower()) is not None
-
-
 def _finish_batch(values: dict[str, Any], fields: FieldReader, table: SettingsTable) -> None:
-    """Keep the batch of a data-parallel rank only where the file states none of the whole job."""
+    """Bytes of a bucket, and the batch of a data-parallel rank where none of the job is stated."""
+    if count := values.get("bucket:elements"):
+        usual = values.get("training.precision", "fp32") if table.stack == "deepspeed" else "fp32"
+        size = DType(values.get("training.gradient_dtype", usual)).size_bytes
+        values["training.bucket_size"] = f"{int(count * size)} B"
     packed = fields.content.get("max_tokens_per_gpu")
     if packed and packed == values.get("sequence_length"):
         values["sequence_length"] = packed * values.get("parallel.cp", 1)
-    if "batch" not in values and (rollouts := values.get("batch:prompts")):
-        samples = rollouts * values.get("batch:samples", 1)
+    if "batch" not in values and (prompts := values.get("batch:prompts")):
+        samples = prompts * values.get("batch:samples", 1)
         values["batch"] = samples // values.get("batch:steps", 1)
-    for part in ("prompts", "samples", "steps"):
-        values.pop(f"batch:{part}", None)
-    of_replica, times = values.pop("replica_batch", None), values.pop("replica_batch:times", 1)
+    of_replica = values.pop("replica_batch", None)
     if "batch" in values or "batch" in fields.given or of_replica is None:
         return
-    values["replica_batch"] = of_replica * times
-    key = Source.parse(table.reads["batch"]).keys[0]
-    fields.uses.append(FieldUse(key, Use.DEFAULTED, "batch", f"{of_replica * times} per replica"))
+    values["replica_batch"] = of_replica * values.get("replica_batch:times", 1)
+    key, said = Source.parse(table.reads["batch"]).keys[0], f"{values['replica_batch']} per replica"
+    fields.uses.append(FieldUse(key, Use.DEFAULTED, "batch", said))
 
 
-def _finish_megatron(values: dict[str, Any], fields: FieldReader, table: SettingsTable) -> None:
-    """What several of Megatron's arguments decide together."""
-    if str(fields.content.get("optim.name", "")).startswith(("distributed", "mcore_dist")):
-        values["parallel.sharding"] = "zero1"
-    for part in _DECIDING:
-        target, value = part.partition(":")[0], values.pop(part, None)
-        if value is not None and target in values:
-            values[target] = value
-    _finish_formats(values)
-    layers, pp = fields.content.get("num_layers"), values.get("parallel.pp", 1)
-    of_stage = values.pop("parallel.interleaving:layers", None)
+def _finish_megatron(values: dict[str, Any], fields: FieldReader) -> None:
+    """What several of Megatron's arguments decide together about the layout."""
+    for target, part in (
+        ("training.offload_optimizer", "offload:share"), ("training.compute", "compute:recipe"),
+    ):  # fmt: skip
+        if values.get(target) in (1.0, "fp8"):
+            values[target] = values.get(part, values[target])
+    layers, of_stage = fields.content.get("num_layers"), values.get("interleaving:layers")
     if of_stage and isinstance(layers, int):
-        values["parallel.interleaving"] = max(1, layers // pp // of_stage)
-    _finish_stages(values, layers, fields)
-    _finish_recomputation(values, layers)
-    kind, backend = (
-        values.pop(f"parallel.dispatcher:{part}", None) for part in ("type", "backend")
-    )
+        values["parallel.interleaving"] = max(1, layers // values.get("parallel.pp", 1) // of_stage)
+    kind = values.get("dispatcher:type")
     if kind and fields.content.get("num_experts", 1) != 1:
-        values["parallel.dispatcher"] = (backend or kind) if kind == "deepep" else kind
-    if values.get("parallel.tp", 1) == 1:
-        values["parallel.sequence_parallel"] = False
-    if any(key.startswith("model.") for key in values):
-        _finish_model(values, fields, table)
-    for key in ("group_query", "latent", "gate_word"):
-        values.pop(key, None)
-
-
-def _finish_formats(values: dict[str, Any]) -> None:
-    """The format of GEMMs, and what is captured."""
-    recipe = values.pop("training.compute:recipe", None) or "fp8"
-    if values.pop("training.compute:fp8", None):
-        values["training.compute"] = recipe
-    mixed = str(values.pop("training.compute:mixed", ""))
-    if found := next((one for word, one in _MIXED.items() if word in mixed), None):
-        values["training.compute"] = found
-    if values.pop("training.gradient_dtype:fp32", None) is False:
-        values["training.gradient_dtype"] = "bf16"
-    _finish_bucket(values, "fp32")
-    if values.pop("training.compute:fp4", None):
-        values["training.compute"] = "nvfp4"
-    if "full_iteration" in str(values.pop("training.cuda_graph:scope", "")):
-        values["training.cuda_graph"] = "full"
-
-
-def _finish_bucket(values: dict[str, Any], format_of_gradients: str) -> None:
-    """The bytes of a bucket that is stated in elements."""
-    count = values.pop("training.bucket_size:elements", None)
-    if count:
-        size = DType(values.get("training.gradient_dtype", format_of_gradients)).size_bytes
-        values["training.bucket_size"] = f"{int(count * size)} B"
-
-
-def _finish_recomputation(values: dict[str, Any], layers: Any) -> None:
-    """What is recomputed: parts of all layers, or so many layers of every virtual stage."""
-    parts, method, count = (
-        values.pop(f"training.recompute:{part}", None) for part in ("parts", "method", "layers")
-    )
-    if values.pop("checkpointing", False):
-        values.setdefault("training.recompute", "attention")
-    recompute = values.get("training.recompute")
-    if recompute == "attention" and parts:
+        backend = values.get("dispatcher:backend", kind)
+        values["parallel.dispatcher"] = backend if kind == "deepep" else kind
+    recompute, count = values.get("training.recompute"), values.get("recompute:layers")
+    if recompute == "attention" and (parts := values.get("recompute:parts")):
         values["training.recompute"] = "none"
         values["training.recompute_modules"] = re.findall(r"\w+", str(parts))
-    if recompute == "full" and method == "block" and count and isinstance(layers, int):
+    is_block = recompute == "full" and values.get("recompute:method") == "block"
+    if is_block and count and isinstance(layers, int):
         stages = values.get("parallel.pp", 1) * values.get("parallel.interleaving", 1)
         values["training.recompute_fraction"] = min(1.0, count * stages / layers)
 
 
-def _finish_stages(values: dict[str, Any], layers: Any, fields: FieldReader) -> None:
+def _finish_stages(values: dict[str, Any], fields: FieldReader) -> None:
     """Layers of every virtual stage, where the ends have others or a pattern states them."""
-    first, last, pattern = (
-        values.pop(f"parallel.stage_layers:{part}", None) for part in ("first", "last", "layout")
-    )
+    ends = [values.get(f"stages:{part}") for part in ("first", "last")]
     pp, chunks = values.get("parallel.pp", 1), values.get("parallel.interleaving", 1)
-    if pattern:
+    layers = fields.content.get("num_layers")
+    if pattern := values.get("stages:layout"):
         values["parallel.stage_layers"] = counts = _layers_of_stages(pattern)
         values["parallel.interleaving"] = max(1, len(counts) // pp)
-    elif (first or last) and pp > 1 and isinstance(layers, int):
-        ends = [first, last]
-        left = layers - sum(one or 0 for one in ends)
-        inner = pp - sum(one is not None for one in ends)
-        counts = [left // max(inner, 1)] * inner
-        counts = ([] if first is None else [first]) + counts + ([] if last is None else [last])
+    elif any(ends) and pp > 1 and isinstance(layers, int):
+        inner, left = pp - 2 + ends.count(None), layers - sum(one or 0 for one in ends)
+        first, last = ([one] if one is not None else [] for one in ends)
+        counts = [*first, *[left // max(inner, 1)] * inner, *last]
         if sum(counts) != layers or any(one % chunks for one in counts):
             fields.faults.add(
                 "decoder_first_pipeline_num_layers",
@@ -445,159 +312,111 @@ def _layers_of_stages(pattern: Any) -> list[int]:
 
 
 def _finish_model(values: dict[str, Any], fields: FieldReader, table: SettingsTable) -> None:
-    if "gate_word" in values:
-        values["model.gated_ffn"] = any(gate in str(values["gate_word"]) for gate in _GATES)
-    hidden, is_gated = values.get("model.hidden"), values.get("model.gated_ffn")
+    """What several of Megatron's arguments decide together about the model."""
+    content, hidden = fields.content, values.get("model.hidden")
+    fields.note("group_query_attention", "multi_latent_attention")
     if "model.ffn" not in values and hidden:
         # Megatron's own default: of a gated network two thirds, in whole blocks of 64.
+        is_gated = values.get("model.gated_ffn")
         values["model.ffn"] = 4 * hidden * 2 // 3 // 64 * 64 if is_gated else 4 * hidden
-    is_arguments = "swiglu" in fields.content or "group_query_attention" in fields.content
-    if values.get("group_query"):
+    if content.get("group_query_attention"):
         values.setdefault("model.kv_heads", 1)
-    elif is_arguments:
-        values.pop("model.kv_heads", None)
+    elif {"swiglu", "group_query_attention"} & content.keys() and "model.kv_heads" in values:
+        fault = "has no effect without group_query_attention; state that, or take it out"
+        fields.faults.add("num_query_groups", fault)
     values["model.dropout"] = bool(values.get("model.dropout"))
-    share = values.pop("masked_tokens:share", 0.15)
     if "model.head" in values and "sequence_length" in values:
+        share = values.get("masked_tokens:share", 0.15)
         values["masked_tokens"] = max(1, round(share * values["sequence_length"]))
-    _finish_latents(values)
+    if content.get("multi_latent_attention"):
+        latent = {"head_dim": 128, "kv_lora_rank": 512, "rope_dim": 64}
+        for key in (*latent, "q_lora_rank", "value_dim"):
+            values[f"model.{key}"] = values.get(f"model.latent:{key}", latent.get(key))
     if "model.window" in values:
-        values["model.window"] = _first_number(values["model.window"])
-    layers = values.get("model.layers")
-    networks = ["dense"] * (layers if isinstance(layers, int) else 0)
-    if values.get("model.experts", 1) == 1:
-        for key in ("experts", "top_k", "moe_ffn", "shared_experts:width", "dense_layers:pattern"):
-            values.pop(f"model.{key}", None)
-    else:
-        networks = _finish_experts(values, fields, len(networks))
-    if networks:
-        _finish_layers(values, networks, fields, table)
+        first = re.search(r"\d+", str(values["model.window"]))
+        values["model.window"] = int(first[0]) if first else None
+    if isinstance(layers := values.get("model.layers"), int):
+        _finish_layers(values, _networks(values, layers, fields), fields, table)
 
 
-def _finish_latents(values: dict[str, Any]) -> None:
-    if not values.get("latent"):
-        for key in ("kv_lora_rank", "q_lora_rank", "rope_dim", "value_dim"):
-            values.pop(f"model.{key}", None)
-    else:
-        values["model.head_dim"] = values.get("model.head_dim:latent", 128)
-        values.setdefault("model.kv_lora_rank", 512)
-        values.setdefault("model.rope_dim", 64)
-    values.pop("model.head_dim:latent", None)
+def _networks(values: dict[str, Any], layers: int, fields: FieldReader) -> list[str]:
+    """The network of each of so many *layers*.
 
-
-def _finish_experts(values: dict[str, Any], fields: FieldReader, layers: int) -> list[str]:
-    width = values.get("model.moe_ffn") or values.get("model.ffn")
-    shared = values.pop("model.shared_experts:width", None)
-    if shared and width:
-        if shared % width:
-            fields.faults.add(
-                "moe_shared_expert_intermediate_size",
-                f"must be a multiple of the width of an expert {width}, got {shared}",
-            )
-        values["model.shared_experts"] = shared // width
-    return _expert_layers(values.pop("model.dense_layers:pattern", 1), layers, fields)
-
-
-def _expert_layers(stated: Any, layers: int, fields: FieldReader) -> list[str]:
-    """The network of each of so many *layers*, where *stated* says which have experts.
-
-    It is a number, one layer in so many, or a list such as `[0]*3+[1]*58`.
+    Which have experts is a number, one layer in so many, or a list such as `[0]*3+[1]*58`.
     """
-    terms = re.sub(r"[\s()]", "", str(stated))
-    if isinstance(stated, int):
-        is_expert = ["1" if stated and layer % stated == 0 else "0" for layer in range(layers)]
-    elif re.fullmatch(r"(\[[01](,[01])*\](\*\d+)?\+?)+", terms):
-        parts = re.findall(r"\[([01,]+)\](?:\*(\d+))?", terms)
-        is_expert = [one for ones, times in parts for one in ones.split(",") * int(times or 1)]
-    else:
-        fields.faults.add(
-            "moe_layer_freq", f"must be a number or like ([0]*3+[1]*58), got {quote(stated)}"
-        )
-        return []
-    return ["experts" if one == "1" else "dense" for one in is_expert[:layers]]
+    if values.get("model.experts", 1) == 1:
+        for name in ("experts", "top_k", "moe_ffn"):
+            values.pop(f"model.{name}", None)
+        return ["dense"] * layers
+    shared, width = values.get("model.shared_experts:width"), values.get("model.moe_ffn")
+    values["model.shared_experts"] = fields.count_shared(
+        "moe_shared_expert_intermediate_size", shared, width or values.get("model.ffn")
+    )
+    stated = values.get("model.experts:pattern", 1)
+    found = work_out(stated) if isinstance(stated, str) else stated
+    if isinstance(found, int):
+        found = [int(found > 0 and layer % found == 0) for layer in range(layers)]
+    if not isinstance(found, list) or {*map(str, found)} - _NETWORKS.keys():
+        fault = f"must be a number or like ([0]*3+[1]*58), got {quote(stated)}"
+        fields.faults.add("moe_layer_freq", fault)
+        found = []
+    return [_NETWORKS[str(one)] for one in found[:layers]]
 
 
 def _finish_layers(
     values: dict[str, Any], networks: list[str], fields: FieldReader, table: SettingsTable
 ) -> None:
-    """What layers are where they differ: dense ones first, or a pattern."""
+    """What layers are, where they differ, as a pattern."""
     latent, window = values.get("model.kv_lora_rank"), values.get("model.window")
     usual = "latent" if latent else "windowed" if window else "full"
-    rule = next(
-        (one for one in table.mixers if any(map(fields.content.get, one["when"].split("|")))), None
-    )
+    rules = (one for one in table.mixers if fields.find(one["when"]))
     mixers = [usual] * len(networks)
-    if rule is not None:
+    if (rule := next(rules, None)) is not None:
         mixers = layer_words(fields, rule, len(networks), {}) or mixers
-    dense = networks.index("experts") if "experts" in networks else len(networks)
-    if rule is not None and values.get("parallel.cp", 1) > 1:
-        # States pass over whole sequences of some heads.
-        values["parallel.cp_kind"] = "all_to_all"
-    if mixers != [usual] * len(networks) or "dense" in networks[dense:]:
+        if values.get("parallel.cp", 1) > 1:
+            # States pass over whole sequences of some heads.
+            values["parallel.cp_kind"] = "all_to_all"
+    if len({*networks}) > 1 or {*mixers} - {usual}:
         values["model.pattern"] = pattern_of(mixers, networks)
-    elif 0 < dense < len(networks):
-        values["model.dense_layers"] = dense
 
 
-def _first_number(value: Any) -> int | None:
-    found = re.search(r"\d+", str(value))
-    return int(found[0]) if found else None
-
-
-def _finish_torchtitan(values: dict[str, Any]) -> None:
-    replicas, shards = (
-        values.pop("parallel.sharding:replicas", 1),
-        values.pop("parallel.sharding:shards", -1),
-    )
-    reshard, stages = values.pop("parallel.sharding:reshard"), values.get("parallel.pp", 1)
+def _finish_torchtitan(values: dict[str, Any], fields: FieldReader) -> None:
+    replicas, shards = values["sharding:replicas"], values.get("sharding:shards", -1)
+    reshard, stages = values["sharding:reshard"], values.get("parallel.pp", 1)
     # Weights stay gathered between forward and backward; pipelines have that by default.
     keeps = reshard == "never" or (reshard == "default" and stages > 1)
-    if shards == 1:
-        values["parallel.sharding"] = "none"
-    elif replicas > 1:
+    if shards != 1 and replicas > 1:
         values["parallel.sharding"] = "hsdp"
-        if shards > 1:
-            values["parallel.shard_group"] = shards
+        values["parallel.shard_group"] = shards if shards > 1 else None
     else:
-        values["parallel.sharding"] = "zero2" if keeps else "zero3"
-    if values.get("parallel.tp", 1) == 1:
-        values["parallel.sequence_parallel"] = False
-        values.pop("parallel.tp_overlap", None)
+        values["parallel.sharding"] = "none" if shards == 1 else "zero2" if keeps else "zero3"
     if stages == 1:
         # Only pipelines divide what a rank gets for a step.
         values["parallel.micro_batch"] = values.get("replica_batch")
-        values.pop("parallel.schedule", None)
-    elif values.get("parallel.schedule") == "interleaved":
-        values.pop("parallel.schedule")
-        values["parallel.interleaving"] = 2
-    every = values.pop("training.recompute_fraction:option")
-    if values.get("training.recompute") == "ops" and str(every).isdigit():
+        values["parallel.schedule"] = values["parallel.interleaving"] = None
+    every = str(values["recompute:option"])
+    if not (every == "op" or (every.isdigit() and int(every))):
+        fault = f"must be op or a number of layers, got {quote(every)}"
+        fields.faults.add("activation_checkpoint.selective_ac_option", fault)
+    if 0 in (replicas, shards):
+        fields.faults.add("parallelism", "must have degrees from 1, or -1 for what is left, got 0")
+    if values.get("training.recompute") == "ops" and every.isdigit():
         values["training.recompute"] = "full"
         values["training.recompute_fraction"] = 1 / max(1, int(every))
-    converters = re.findall(r"[\w.]+", str(values.pop("training.compute:converters", "")))
-    for name in _CONVERTERS.keys() & set(converters):
-        values["training.compute"] = _CONVERTERS[name]
 
 
 def _find_flavor(table: SettingsTable, fields: FieldReader) -> dict[str, Any]:
     """The model of that name and flavor; torchtitan keeps shapes in its code."""
-    model, flavor = (fields.content.get(f"model.{key}") for key in ("name", "flavor"))
-    entry = table.flavors.get(str(model), {}).get(str(flavor))
+    model, flavor = (str(fields.content.get(f"model.{key}")) for key in ("name", "flavor"))
+    entry = table.flavors.get(model, {}).get(flavor)
     if entry is None:
-        known = "; ".join(_iter_flavors(table))
+        known = "; ".join(f"{name}: {', '.join(some)}" for name, some in table.flavors.items())
         raise WorkloadError(
             f"{fields.document}: model.flavor must be one whose shape is known ({known}), got "
             f"{model} {flavor}: torchtitan keeps shapes in its code. Give the model with "
             "--workload and this file with --layout-from."
         )
-    for key in ("name", "flavor"):
-        value = fields.content[f"model.{key}"]
-        fields.uses.append(FieldUse(f"model.{key}", Use.READ, "model", value))
+    fields.note("model.name", "model.flavor", target="model")
     others = dict(entry)
-    base = load_yaml(SPEC_FOLDER / f"{others.pop('like')}.yaml")
-    return {"model": {**base["model"], **others}}
-
-
-def _iter_flavors(table: SettingsTable) -> Iterator[str]:
-    for name, flavors in table.flavors.items():
-        yield f"{name}: {', '.join(flavors)}"
+    shape: dict[str, Any] = load_yaml(SPEC_FOLDER / f"{others.pop('like')}.yaml")["model"]
+    return shape | others

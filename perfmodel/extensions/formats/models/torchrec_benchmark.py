@@ -6,132 +6,69 @@ by its sizes, and a pipeline. Everything has a default, so a short file is a who
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from embeddings.plan_document import NO_CACHE
-from perfmodel.base.errors import WorkloadError
 from perfmodel.base.reading import quote
-from perfmodel.extensions.formats.models.fields import (
-    FieldReader,
-    FieldUse,
-    Source,
-    Use,
-    default_sentence,
-    unknown_keys,
-)
+from perfmodel.extensions.formats.models.fields import FieldReader, FieldUse, Use
+from perfmodel.extensions.formats.models.settings import flatten, load_table, read_values
 
 KIND = "TorchRec benchmark"
 SECTIONS = {"RunOptions", "PipelineConfig", "EmbeddingTablesConfig"}
 """Sections by which a file is recognised; any two of them."""
-_PIPELINES = {
-    "base": 0, "hybrid_base": 0, "sparse_lite": 1, "sparse": 2, "semi": 2, "fused": 2,
-    "prefetch": 2, "prefetch-ems": 2, "sparse-threading": 2, "sparse-bwd-opt": 2,
-    "sparse-opt-stash": 2, "sparse-emb-stash": 2, "eval-sdd": 2, "eval-fused": 2,
-}  # fmt: skip
-"""What a pipeline does for the next batch during an iteration: copies it, also distributes it."""
-_EVALUATION = "eval"
-"""What names of pipelines without a backward pass begin with."""
 _CACHED, _UNCACHED = "fused_uvm_caching", "fused_uvm"
 """Kernels that read host memory, with a cache on the device and without."""
-_OPTIMIZERS = {
-    "EXACT_ADAGRAD": "adagrad", "EXACT_ROWWISE_ADAGRAD": "rowwise_adagrad", "EXACT_SGD": "sgd",
-    "SGD": "sgd", "ADAM": "adam",
-}  # fmt: skip
-_DTYPES = {"FP32": "fp32", "FP16": "fp16", "BF16": "bf16", "INT8": "int8"}
-_READS = {
-    "world_size": "RunOptions.world_size=2",
-    "batch_size": "RunOptions.batch_size=32768",
-    "pipeline": "PipelineConfig.pipeline=base",
-    "sparse_optimizer": "ShardingConfig.fused_params.optimizer|RunOptions.sparse_optimizer"
-                        "=EXACT_SGD",
-    "dense_optimizer": "ShardingConfig.dense_optimizer|RunOptions.dense_optimizer=SGD",
-    "features": "ModelSelectionConfig.model_config.num_float_features|"
-                "ModelInputConfig.num_float_features=10",
-    "pooling": "ModelInputConfig.feature_pooling_avg=10",
-    "model": "ModelSelectionConfig.model_name=test_sparse_nn",
-    "bottom": "ModelSelectionConfig.model_config.submodule_kwargs.dense_arch_hidden_sizes?",
-    "bottom_out": "ModelSelectionConfig.model_config.submodule_kwargs.dense_arch_out_size=8",
-    "top_out": "ModelSelectionConfig.model_config.submodule_kwargs.over_arch_out_size=16",
-    "top_layers": "ModelSelectionConfig.model_config.submodule_kwargs.over_arch_hidden_layers=5",
-    "unweighted": "EmbeddingTablesConfig.num_unweighted_features=100",
-    "weighted": "EmbeddingTablesConfig.num_weighted_features=100",
-    "width": "EmbeddingTablesConfig.embedding_feature_dim=128",
-    "rows": "EmbeddingTablesConfig.base_row_size=100000",
-    "dtype": "EmbeddingTablesConfig.table_data_type=FP32",
-    "further": "EmbeddingTablesConfig.additional_tables?",
-    "constraints": "PlannerConfig.additional_constraints?",
-    "sharding": "PlannerConfig.sharding_type|RunOptions.sharding_type=table_wise",
-    "cached": "ShardingConfig.fused_params.cache_load_factor=0.2",
-    "skew": "ModelInputConfig.power_law_alpha=0.0",
-    "kernel": "PlannerConfig.compute_kernel|RunOptions.compute_kernel=fused",
-}  # fmt: skip
-"""Where each figure is, with the benchmark's own default."""
-_LEAVES = ("further", "constraints")
+_DTYPES = ("fp32", "fp16", "bf16", "int8")
 _FURTHER, _SIZES = "additional_tables", ("num_embeddings", "embedding_dim")
-_IGNORED = (
-    r"^RunOptions\.(name|num_|output|profile|export|log|rank|debug|seed)|\.(lr|learning_rate|eps)$"
-)
-"""Keys without effect on time: names, numbers of repetitions, logging."""
 _READ_LISTS = 2
 """Lists of further tables that the benchmark uses: for features without weights, and with."""
 
 
 def read_benchmark(
     content: Mapping[str, Any], *, document: str, name: str, given: Collection[str] = ()
-) -> tuple[dict[str, Any], tuple[FieldUse, ...]]:
+) -> tuple[dict[str, Any], list[FieldUse]]:
     """The workload in the benchmark file *document*, and what became of its fields."""
-    leaves = {Source.parse(_READS[word]).keys[0] for word in _LEAVES}
-    fields = FieldReader(document, dict(_flat("", content, leaves)), given)
-    of = {word: fields.read(word, Source.parse(source)) for word, source in _READS.items()}
-    ignored = [key for key in fields.content if re.search(_IGNORED, key)]
-    fields.check_spelling(
-        {key for source in _READS.values() for key in Source.parse(source).keys}, ignored
-    )
-    lists = _further_tables(fields, of["further"], of["dtype"])
-    constraints = of["constraints"] or {}
+    planner = content.get("PlannerConfig")
+    planner = dict(planner) if isinstance(planner, Mapping) else {"": planner}
+    constraints = planner.pop("additional_constraints", None) or {}
+    flat, table = flatten({**content, "PlannerConfig": planner}, (), []), load_table("torchrec")
+    fields = FieldReader(document, flat, given, table.ignored)
+    of = read_values(table, fields)
+    lists = _further_tables(fields, of.get("tables:further"), of.get("tables:dtype"))
     if not isinstance(constraints, Mapping) or not all(
         isinstance(one, Mapping) for one in constraints.values()
     ):
         fields.faults.add("additional_constraints", f"must be by table, got {quote(constraints)}")
     # What follows counts with values of the right kind.
-    fields.faults.check(WorkloadError)
-    if of["model"] != "test_sparse_nn":
-        fields.faults.add("model_name", f"can only be test_sparse_nn, got {of['model']!r}")
-    pipeline = _one_of(fields, "pipeline", of["pipeline"], _PIPELINES)
-    optimizer = _one_of(fields, "sparse_optimizer", of["sparse_optimizer"], _OPTIMIZERS)
-    dense = _one_of(fields, "dense_optimizer", str(of["dense_optimizer"]).upper(), _OPTIMIZERS)
+    fields.check()
     tables: list[tuple[str, int, int, str]] = []
-    for place, (prefix, count) in enumerate(
-        (("table", of["unweighted"]), ("weighted_table", of["weighted"]))
-    ):
-        tables += [
-            (
-                f"{prefix}_{number}",
-                max(number + 1, 100) * of["rows"] // 100,
-                of["width"],
-                of["dtype"],
-            )
-            for number in range(count)
-        ]
-        tables += lists[place] if place < len(lists) else ()
-    dtypes = [_one_of(fields, "data_type", dtype, _DTYPES) for *_, dtype in tables]
+    of_prefix = {"table": of["tables:plain"], "weighted_table": of["tables:weighted"]}
+    usual = of["tables:width"], of["tables:dtype"]
+    for (prefix, count), more in zip(of_prefix.items(), lists, strict=True):
+        rows = (max(one + 1, 100) * of["tables:rows"] // 100 for one in range(count))
+        tables += [(f"{prefix}_{one}", many, *usual) for one, many in enumerate(rows)] + more
+    dtypes = [str(dtype).lower() for *_, dtype in tables]
+    for dtype in dict.fromkeys(dtypes):
+        fields.check_one_of("data_type", dtype, _DTYPES)
     limits = [constraints.get(name, {}) for name, *_ in tables]
-    uses = fields.finish(ignored)
-    weighted = of["weighted"] + (len(lists[1]) if len(lists) > 1 else 0)
+    pipeline = flat.get("PipelineConfig.pipeline", "base")
+    kind = f"{KIND} of the {pipeline} pipeline, {len(tables)} tables,"
+    weighted = of["tables:weighted"] + len(lists[1])
+    assumed = [
+        f"batch: {of['run:batch']:,} samples on each of {of['run:ranks']} ranks.",
+        f"Not modelled: weights of {weighted} features, norms, fetching cached rows ahead.",
+    ]
     return {
-        "name": name,
+        **fields.describe(name, kind, assumed),
         "family": "dlrm",
-        "description": f"TorchRec benchmark of the {of['pipeline']} pipeline, {len(tables)} tables",
-        "source": document,
-        "stack": "torchrec",
-        "batch": of["batch_size"] * of["world_size"],
-        "input": {"prefetch": bool(pipeline)},
+        "stack": table.stack,
+        "batch": of["run:batch"] * of["run:ranks"],
+        "input": {"prefetch": of["run:pipeline"] != "nothing"},
         "dense": {
-            "features": of["features"],
-            "bottom_mlp": [*(of["bottom"] or ()), of["bottom_out"]],
-            "top_mlp": [of["top_out"]] * (1 + of["top_layers"]),
+            "features": of["dense.features"],
+            "bottom_mlp": [*of.get("bottom:hidden", ()), of["bottom:out"]],
+            "top_mlp": [of["top:out"]] * (1 + of["top:layers"]),
             "interaction": "concat",
         },
         "embedding": {
@@ -140,71 +77,51 @@ def read_benchmark(
             "dtype": dtypes,
             "cached_ratios": [_cached_ratio(one, of) for one in limits],
             "sharding_types": [
-                "+".join(str(word).lower() for word in one.get("sharding_types", [of["sharding"]]))
-                for one in limits
+                "+".join(
+                    str(one).lower() for one in limit.get("sharding_types", [of["plan:sharding"]])
+                )
+                for limit in limits
             ],
-            "pooling_factors": of["pooling"],
-            "zipf_exponents": of["skew"],
-            "optimizer": optimizer,
+            **{
+                key: of[f"embedding.{key}"]
+                for key in ("pooling_factors", "zipf_exponents", "optimizer")
+            },
         },
         "training": {
-            "optimizer": dense,
-            "distribute_ahead": pipeline == _PIPELINES["sparse"],
-            "forward_only": str(of["pipeline"]).startswith(_EVALUATION),
+            "optimizer": of["training.optimizer"],
+            "distribute_ahead": of["run:pipeline"] in ("distributed", "forward"),
+            "forward_only": of["run:pipeline"] == "forward",
         },
         "sharding": {"sharder": "torchrec"},
-        "assumed": [
-            f"batch: {of['batch_size']:,} samples on each of {of['world_size']} ranks.",
-            f"Not modelled: weights of {weighted} features, norms, fetching cached rows ahead.",
-            *default_sentence(uses),
-        ],
-        "unknown_keys": unknown_keys(uses),
-    }, uses
+    }, fields.uses
 
 
 def _further_tables(
-    fields: FieldReader, stated: Any, dtype: str
+    fields: FieldReader, stated: Any, dtype: Any
 ) -> list[list[tuple[str, int, int, str]]]:
     """Tables listed one by one: for features without weights, then for those with."""
     lists = [one or [] for one in stated or []] if isinstance(stated, list | None) else [[stated]]
-    found: list[list[tuple[str, int, int, str]]] = []
-    for one in lists[:_READ_LISTS]:
-        found.append([])
+    found: list[list[tuple[str, int, int, str]]] = [[] for _ in range(_READ_LISTS)]
+    for place, one in enumerate(lists[:_READ_LISTS]):
         for table in one if isinstance(one, list) else [one]:
             sizes = [table.get(key) for key in _SIZES] if isinstance(table, Mapping) else [None]
             if not all(type(size) is int and size > 0 for size in sizes) or "name" not in table:
                 words = ", ".join(("name", *_SIZES))
-                fields.faults.add(
-                    _FURTHER, f"must be lists of tables ({words}), got {quote(table)}"
-                )
+                fault = f"must be lists of tables ({words}), got {quote(table)}"
+                fields.faults.add(_FURTHER, fault)
                 continue
             held = table.get("data_type")
             if held is None:
                 fields.uses.append(FieldUse(f"{_FURTHER}.data_type", Use.DEFAULTED, "", dtype))
             for key in table.keys() - {"name", "data_type", "feature_names", *_SIZES}:
                 fields.uses.append(FieldUse(f"{_FURTHER}.{key}", Use.UNKNOWN, "", table[key]))
-            found[-1].append((str(table["name"]), *sizes, held or dtype))
+            found[place].append((str(table["name"]), *sizes, held or dtype))
     return found
-
-
-def _flat(prefix: str, content: Mapping[str, Any], leaves: Collection[str]) -> Any:
-    for key, value in content.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and name not in leaves:
-            yield from _flat(f"{name}.", value, leaves)
-        else:
-            yield name, value
 
 
 def _cached_ratio(limits: Mapping[str, Any], of: Mapping[str, Any]) -> float:
     """The share on the device of a table with the constraints *limits*."""
-    kernel = str((limits.get("compute_kernels") or [of["kernel"]])[0]).lower()
+    kernel = str((limits.get("compute_kernels") or [of["plan:kernel"]])[0]).lower()
     if kernel == _CACHED:
-        return float((limits.get("cache_params") or {}).get("load_factor") or of["cached"])
+        return float((limits.get("cache_params") or {}).get("load_factor") or of["plan:cached"])
     return NO_CACHE if kernel == _UNCACHED else 1.0
-
-
-def _one_of(fields: FieldReader, key: str, word: Any, known: Mapping[str, Any]) -> Any:
-    if word not in known:
-        fields.faults.add(key, f"can only be {', '.join(known)}, got {word!r}")
-    return known.get(word)

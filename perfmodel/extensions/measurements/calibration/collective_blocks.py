@@ -35,6 +35,9 @@ from perfmodel.extensions.measurements.calibration.collective_fit import (
 KIND_PULL, OWN_PULL = 0.25, 0.05
 """How strongly a network is drawn to its prior, against an error of a row of one."""
 
+OF_HOST = ("proxy_ns", "ll_bytes_per_s")
+"""What proxies do is of the host's processor: a network of its kind says nothing of it."""
+
 _Entry = TypeVar("_Entry", HostEntry, FabricEntry)
 
 
@@ -115,8 +118,7 @@ def load_blocks() -> Blocks:
         "machines": (),
         "protocols": every,
         "pair_ll_bytes": 0,
-        "plan_latency_ns": 0.0,
-        "two_host_reach": 2.0,
+        "tree_reach": 1.0,
     }
 
     def block(
@@ -211,7 +213,10 @@ def _fit_fabrics(batches: Sequence[FitRows], partial: Calibration) -> tuple[Fabr
     blocks = load_blocks().fabrics
 
     def fit(
-        prior: FabricConstants, some: Sequence[ConstantBlock[FabricEntry]], pull: float
+        prior: FabricConstants,
+        some: Sequence[ConstantBlock[FabricEntry]],
+        pull: float,
+        frozen: tuple[str, ...] = (),
     ) -> FabricConstants:
         rows = [row for one in some for row in one.rows(batches, several_hosts=True)]
         if not rows:
@@ -222,7 +227,7 @@ def _fit_fabrics(batches: Sequence[FitRows], partial: Calibration) -> tuple[Fabr
             lambda batch, fabric: batch.predict_ns(
                 partial.constants(batch.wiring)._replace(fabric=fabric)
             ),
-            frozen=some[0].frozen,
+            frozen=(*some[0].frozen, *frozen),
             pull=pull,
         )
 
@@ -232,7 +237,7 @@ def _fit_fabrics(batches: Sequence[FitRows], partial: Calibration) -> tuple[Fabr
         measured = [block for block in alike if block.rows(batches, several_hosts=True)]
         is_known = any(block.learns_from for block in alike)
         start = alike[0].entry.constants if is_known else next(iter(common.values()))
-        common[kind] = _between(start, fit(start, alike, KIND_PULL), len(measured))
+        common[kind] = _between(start, fit(start, alike, KIND_PULL, OF_HOST), len(measured))
     found = {block.entry.name: fit(common[block.prior], [block], OWN_PULL) for block in blocks}
     for block in blocks:
         if block.reach_of:

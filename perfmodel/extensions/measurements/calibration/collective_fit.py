@@ -113,7 +113,7 @@ class FitRows:
     choice: Choice
     movement: Movement
     measured_ns: FloatArray
-    weight: float
+    weight: FloatArray
 
     def predict_ns(self, constants: Constants) -> FloatArray:
         """Predict the rows with other constants than those of the calibration."""
@@ -186,7 +186,8 @@ def _by_choice(
             choice=candidates[number],
             movement=build_movement(kind, candidates[number][0], sizes[taken], wiring),
             measured_ns=measured[taken],
-            weight=min(1.0, _CURVE_ROWS / len(rows)) ** 0.5,
+            # A row that NCCL may have made by another choice says less of this one.
+            weight=min(1.0, _CURVE_ROWS / len(rows)) ** 0.5 * shares[number, taken],
         )
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from collectives.calibration import Calibration, regime_of
+from collectives.calibration import REGIMES, Calibration, regime_of
 from collectives.collective import CollectiveKind
 from collectives.constants import (
     FabricConstants,
@@ -45,7 +45,7 @@ LATENCY_PRIOR, BANDWIDTH_PRIOR, PAIR_PRIOR = 0.5, 0.35, 0.2
 """How much machines differ from the shipped constants of their kind, in the logarithm."""
 LOG_PULL = 0.1
 """How strongly a constant is held to the three factors, against an error of a row of one."""
-_BANDWIDTHS = ("ll_ratio", "ll128_ratio", "simple_ratio", "nvls_ratio")
+_BANDWIDTHS = ("ll_ratio", "ll_bytes_per_s", "ll128_ratio", "simple_ratio", "nvls_ratio")
 
 Block = TypeVar("Block", HostConstants, FabricConstants)
 
@@ -183,15 +183,17 @@ def _held_out(rows: Sequence[CollectiveMeasurement], base: Calibration) -> list[
 def _uncertainty(held: Sequence[HeldOut], scope: str) -> dict[str, float]:
     """Standard deviations of what was measured, wide for few rows.
 
-    Kinds and regimes without rows have none, and fall back to those of machines left out.
+    Kinds without rows have none, and fall back to those of machines left out; regimes without rows
+    have that of all rows.
     """
-    errors: dict[str, list[float]] = {}
     kinds = {one.measurement.kind for one in held}
+    words = [kind.value for kind in kinds] + (["any"] if len(kinds) > 1 else [])
+    errors: dict[str, list[float]] = {
+        f"{scope}{word}/{regime}": [] for word in words for regime in REGIMES
+    }
     for one in held:
-        words = [one.measurement.kind.value, *(["any"] if len(kinds) > 1 else [])]
-        for word in words:
-            place = f"{scope}{word}/{regime_of(one.latency_ratio)}"
-            errors.setdefault(place, []).append(one.log_error)
+        for word in {one.measurement.kind.value, *words[len(kinds) :]}:
+            errors[f"{scope}{word}/{regime_of(one.latency_ratio)}"].append(one.log_error)
     whole = _sigma([one.log_error for one in held])
     # A regime of one or two rows says little by itself, so the spread of all rows is its least.
     return {key: round(max(_sigma(one), whole if len(one) < 4 else 0.0), 4)

@@ -17,13 +17,17 @@ import numpy as np
 
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.units import NS_PER_MS
-from perfmodel.costs.calibration_files import HEADER_KEYS, Entry, entries_to_text
+from perfmodel.costs.calibration_files import HEADER_KEYS, Entry
 from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.embedding import LookupPricer, lookups_terms
 from perfmodel.costs.embedding_constants import CONSTANTS, EmbeddingConstants, constants_for
 from perfmodel.costs.embedding_terms import Int64s
 from perfmodel.costs.estimates import interval_of
 from perfmodel.extensions.measurements.calibration.bounded_fit import load_limits, minimise
+from perfmodel.extensions.measurements.calibration.constants_file import (
+    documents_to_text,
+    entry_to_document,
+)
 from perfmodel.extensions.measurements.calibration.embedding_cases import EmbeddingCase
 from perfmodel.extensions.measurements.validation.scoreboard import Deviation, Scoreboard
 from perfmodel.graph.ops import Pass
@@ -69,7 +73,7 @@ def to_own_text(fit: EmbeddingFit, about: Mapping[str, str], device: Device) -> 
         None,
         constants.relative_sigma,
     )
-    return entries_to_text(about, [entry])
+    return documents_to_text(about, [entry_to_document(entry)])
 
 
 def _line(generation: str, constants: EmbeddingConstants, name: str) -> str:

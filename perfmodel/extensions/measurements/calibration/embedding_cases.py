@@ -7,12 +7,13 @@ source, in a table of kernels, or in a recording.
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from embeddings.distribution import UNIFORM, IndexDistribution, histogram_from_bins
+from embeddings.distribution import UNIFORM, IndexDistribution, ReuseHistogram
 from embeddings.table import OPTIMIZERS, EmbeddingTable, Lookup
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.fields import Count, Duration, Number, OneOf, Switch, Words
@@ -22,6 +23,10 @@ from perfmodel.workloads.fields import SpecSection
 from topologies import Device, load_device
 
 FIRST_KERNEL = "linearize_index_kernel"
+HISTOGRAM_EDGES = tuple(2.0**power for power in range(16))
+"""Upper edges of the first 16 bins of reuse: up to 1, 2, 4 ... 32,768; the 17th is open."""
+_MEAN_IN_BIN = 1 / (2 * math.log(2))
+"""Mean of what is spread evenly in logarithm over (u / 2, u], over u."""
 
 
 def read_kernel_table(
@@ -253,3 +258,20 @@ def _distribution(group: TableGroup, data: Path) -> IndexDistribution:
                     reuse=float(row["avg_reuse"]),
                 )
     raise MeasurementError(f"{path}: has no row of the year {group.reuse_year}.")
+
+
+def histogram_from_bins(
+    row_shares: tuple[float, ...], lookup_shares: tuple[float, ...], *, draws: float, reuse: float
+) -> ReuseHistogram:
+    """A histogram from the shares of distinct rows and of lookups by power-of-two bin.
+
+    *reuse* is the mean over all rows. Where a share of rows is printed too
+    coarsely to divide by, rows are taken to be spread evenly in logarithm.
+    """
+    means = []
+    edges = (*HISTOGRAM_EDGES, 2 * HISTOGRAM_EDGES[-1])
+    for row_share, lookup_share, edge in zip(row_shares, lookup_shares, edges, strict=True):
+        spread = max(edge * _MEAN_IN_BIN, 1.0)
+        mean = lookup_share * reuse / row_share if row_share >= 0.01 else spread
+        means.append(min(max(mean, edge / 2, 1.0), edge))
+    return ReuseHistogram(lookup_shares, tuple(means), draws)

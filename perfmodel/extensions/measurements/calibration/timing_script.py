@@ -1,12 +1,14 @@
 """Times the kernels and collectives of kernels.json under load, and writes table.csv beside it.
 
     python measure.py                            kernels of one GPU
-    torchrun --nproc-per-node GPUS measure.py    all GPUs at once, as in training, and collectives
+    torchrun --nproc-per-node GPUS measure.py    all GPUs at once, as in training, and collectives;
+                                                 the time of the slowest GPU counts
     python measure.py --dry-run                  small tensors on a CPU: all but the times
 
-Needs torch alone (lookups: FBGEMM, too). A kernel is repeated for --seconds, so that the GPU
-reaches the clock of a long run, and the second half counts. Operands rotate over copies larger
-than a cache, as in training. Products are timed in the layouts of training. Then:
+Needs torch alone (lookups FBGEMM, flash3 flash_attn_interface, too). A kernel is repeated for
+--seconds, so that the GPU reaches the clock of a long run, and the second half counts. Operands
+rotate over copies larger than a cache, as in training. Products are timed in the layouts of
+training. Then:
 
     perfmodel calibrate kernels table.csv --out my_kernels.yaml
 """
@@ -24,11 +26,12 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Row = dict[str, Any]
 Call = Callable[[], object]
@@ -36,6 +39,13 @@ Case = tuple[Row, Call]
 """What a row says besides its sizes, and what does it."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 DTYPES |= {"tf32": torch.float32, "fp64": torch.float64, "int32": torch.int32, "int64": torch.int64}
+BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash2": SDPBackend.FLASH_ATTENTION,
+    "unfused": SDPBackend.MATH,
+}
+FLASH3 = "flash3"
+"""Kernels of attention that torch has, and one with a package of its own."""
 ROTATED_BYTES, MOST_COPIES = 512 * 2**20, 16
 BATCH_S, CALLS = 0.05, 20
 """A batch of kernels takes so long; collectives are called equally often on all ranks."""
@@ -116,15 +126,30 @@ def grouped(row: Row) -> Iterator[Case]:
 
 
 def attention(row: Row) -> Iterator[Case]:
-    """Attention by the fastest kernel of torch, forward or backward."""
+    """Attention, forward or backward, by the kernel of torch that the job runs."""
+    kernel = row["kernel"] if row["on"] == "cuda" else "unfused"
+    if kernel not in (*BACKENDS, FLASH3):
+        raise UntimedError(f"no attention kernel {kernel} here")
     queries = (row["batch"], row["heads"], row["query_length"], row["head_dim"])
     keys = (row["batch"], row["kv_heads"], row["key_length"], row["head_dim"])
 
     def forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return functional.scaled_dot_product_attention(
-            query, key, value, is_causal=row["is_causal"], enable_gqa=queries[1] != keys[1]
-        )
+        if kernel == FLASH3:
+            turned = (one.transpose(1, 2) for one in (query, key, value))
+            found = import_module("flash_attn_interface").flash_attn_func(
+                *turned, causal=row["is_causal"]
+            )
+            return cast(torch.Tensor, found[0] if isinstance(found, tuple) else found)
+        with sdpa_kernel(BACKENDS[kernel]):
+            return functional.scaled_dot_product_attention(
+                query, key, value, is_causal=row["is_causal"], enable_gqa=queries[1] != keys[1]
+            )
 
+    tried = [torch.zeros(one, device=row["on"]).to(dtype_of(row)) for one in (queries, keys, keys)]
+    try:
+        forward(*tried)
+    except (ImportError, RuntimeError) as fault:
+        raise UntimedError(f"{kernel} does not run here: {fault}") from None
     if row["direction"] == "forward":
         yield {}, rotating(forward, row, queries, keys, keys)
         return
@@ -209,14 +234,12 @@ def lookup(row: Row) -> Iterator[Case]:
 def collective(row: Row) -> Iterator[Case]:
     """A collective of the first ranks of its hosts; other ranks take no part."""
     world = dist.get_world_size() if dist.is_initialized() else 1
-    is_small = row["on"] == "cpu"
-    if not dist.is_initialized() or (row["ranks"] > world and not is_small):
+    step = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    hosts, of_host = row["hosts"], row["ranks"] // row["hosts"]
+    if row["on"] == "cpu":
+        hosts, of_host = min(hosts, world // step), min(of_host, step)
+    if not dist.is_initialized() or hosts * step > world or of_host > step:
         raise UntimedError(f"needs torchrun with {row['ranks']} ranks on {row['hosts']} hosts")
-    hosts = min(row["hosts"], world)
-    of_host, step = (
-        min(row["ranks"], world) // hosts,
-        int(os.environ.get("LOCAL_WORLD_SIZE", world)),
-    )
     members = [host * step + place for host in range(hosts) for place in range(of_host)]
     group = dist.new_group(members)
     if dist.get_rank() not in members:
@@ -284,6 +307,16 @@ def start_ranks(*, is_dry: bool) -> bool:
     return True
 
 
+def take_slowest(rows: dict[str, Row]) -> None:
+    """Give *rows* the time of the slowest rank: a job goes at its pace."""
+    if not dist.is_initialized():
+        return
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, {key: row["latency_ms"] for key, row in rows.items()})
+    for key, row in rows.items():
+        row["latency_ms"] = max(times[key] for times in of_ranks if key in times)
+
+
 def main() -> None:
     """Time all rows, and write and say what was timed."""
     parser = argparse.ArgumentParser(
@@ -297,20 +330,23 @@ def main() -> None:
     is_first, seconds = start_ranks(is_dry=is_dry), 0.0 if is_dry else options.seconds
     about = {"device": plan["device"], "under_load": 1, "residency": "cold", "dry_run": int(is_dry)}
     about["collector"] = f"torch {torch.__version__}"
-    rows: list[Row] = []
+    rows: dict[str, Row] = {}
     for number, listed in enumerate(plan["kernels"]):
         row = {**(shrink(listed) if is_dry else listed), "on": "cpu" if is_dry else "cuda"}
         try:
             for extra, call in CASES[row["kind"]](row):
-                rows.append({**row, **extra, **about, "latency_ms": time_ms(call, row, seconds)})
+                told = {**row, **extra, **about, "latency_ms": time_ms(call, row, seconds)}
+                rows[f"{number} {extra}"] = told
         except (UntimedError, torch.OutOfMemoryError) as fault:
             if is_first:
                 print(f"not timed: row {number}, {row['kind']}: {fault}")
+    take_slowest(rows)
     if is_first:
         with (folder / "table.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+            names = dict.fromkeys(name for row in rows.values() for name in row)
+            writer = csv.DictWriter(file, list(names))
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows(rows.values())
         print(f"{len(rows)} times in {folder / 'table.csv'}")
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -13,8 +13,13 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
 from perfmodel.base.writing import printable_lines, write_json
 from perfmodel.cli.commands import command, command_group
-from perfmodel.cli.options import MeasuredCollectives, Outputs, argument
-from perfmodel.extensions.measurements.commands.validate import Limit, QuietRun, show_scores
+from perfmodel.cli.options import Outputs, argument
+from perfmodel.extensions.measurements.commands.validate import (
+    Limit,
+    MeasuredCollectives,
+    QuietRun,
+    show_scores,
+)
 from perfmodel.prediction.scenario import CalibrationFiles
 
 if TYPE_CHECKING:

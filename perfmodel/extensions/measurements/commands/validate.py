@@ -13,10 +13,11 @@ from perfmodel import api
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.options import Option
 from perfmodel.cli.commands import command, command_group
-from perfmodel.cli.options import MeasuredCollectives, Outputs, RunOptions, argument
+from perfmodel.cli.options import Outputs, RunOptions, argument
 from perfmodel.prediction.scenario import CalibrationFiles
 
 if TYPE_CHECKING:
+    from collectives.measurements import RunPlace
     from perfmodel.api.details import KernelKind
     from perfmodel.extensions.measurements.validation.scoreboard import Scoreboard
 
@@ -38,6 +39,35 @@ Limit = Annotated[
 ScoreFiles = Annotated[Outputs, "json_file", "report_file", "csv_file", "is_strict"]
 QuietRun = Annotated[RunOptions, "quiet"]
 validate = command_group(help="Compare predictions with measurements; exit 1 beyond the limit.")
+
+
+@dataclass(frozen=True)
+class MeasuredCollectives:
+    """Tables of measured collectives, and what the output of nccl-tests does not say."""
+
+    tables: Annotated[
+        tuple[str, ...],
+        argument(
+            "TABLE...",
+            "Output of nccl-tests (text or JSON), or CSV tables (`perfmodel schema collectives`).",
+        ),
+    ]
+    topology: Annotated[
+        str | None, Option(metavar="NAME|FILE", help="Machine that nccl-tests ran on.")
+    ] = None
+    hosts: Annotated[
+        int | None, Option(metavar="N", min=1, help="Hosts it ran on; default: as stated there.")
+    ] = None
+    kind: Annotated[
+        str | None, Option(metavar="KIND", help="Collective it ran; default: as stated there.")
+    ] = None
+
+    @property
+    def place(self) -> RunPlace:
+        """Where nccl-tests ran."""
+        from collectives.measurements import RunPlace
+
+        return RunPlace(topology=self.topology, hosts=self.hosts, kind=self.kind)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 A row without a time failed. Failures are judged together with the rows of the same source that
 ran. Balanced accuracy is the mean of the share of failures that were predicted and the share of
-successes that were predicted. Measured peaks of memory are compared with predicted ones.
+successes that were predicted. Measured peaks of memory are compared with predicted ones, both as
+allocators report them: without what the runtime takes before the first tensor.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from perfmodel.extensions.measurements.validation.scoreboard import (
     Deviation,
     Scoreboard,
 )
+from perfmodel.graph.job import RUNTIME_BYTES
 from perfmodel.workloads.transformer.layout_choice import USABLE_SHARE, ChosenLayout
 
 _BYTES_PER_GB = 1e9
@@ -142,7 +144,7 @@ def _judge(row: RunRow) -> FitVerdict:
 
 def _compare_memory(row: RunRow) -> Deviation | Unsupported:
     try:
-        predicted = _layout(row).peak_bytes / _BYTES_PER_GB
+        predicted = (_layout(row).peak_bytes - RUNTIME_BYTES) / _BYTES_PER_GB
     except InputError as fault:
         return Unsupported(str(row.name), " ".join(str(fault).split()))
     group = f"{row.text('framework') or 'not stated'}, {row.text('device')}"

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
+from perfmodel.extensions.measurements.validation.framework_stacks import choose_stack
 from perfmodel.extensions.measurements.validation.runs_table import RunRow
 from perfmodel.extensions.measurements.validation.runs_workloads import WORKLOADS
 from perfmodel.prediction.layouts.choosing import spec_of_layouts
 from perfmodel.prediction.question import PredictOptions, Setting
 from perfmodel.stacks.capabilities import Fusion
-from perfmodel.stacks.profiles import choose_stack
 from perfmodel.workloads.families import family_of
 from perfmodel.workloads.jobs import fill
 from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout

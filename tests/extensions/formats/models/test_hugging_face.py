@@ -13,7 +13,7 @@ from perfmodel.extensions.formats.models import read_foreign
 from perfmodel.extensions.formats.models.hugging_face import load_tables
 from perfmodel.workloads import load_workload
 from perfmodel.workloads.transformer.model import blocks_of
-from perfmodel.workloads.transformer.shapes import count_parameters
+from perfmodel.workloads.transformer.shapes import count_flops, count_parameters
 
 PUBLISHED_WITHIN = 1e-3
 
@@ -177,13 +177,13 @@ def test_infinity_in_a_file_is_no_obstacle(tmp_path):
         ({"model_type": "mimo_v2_flash", "hybrid_layer_pattern": [0]}, "each of 32 layers"),
         ({"model_type": "nemotron-nas", "block_configs": [{"attention": {"no_op": True},
           "ffn": {"no_op": True, "replace_with_linear": True}}]}, "without replace_with_linear"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "must name one of LlamaFor"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "must name llama with its"),
+        ({"architectures": ["MambaForCausalLM"]}, "must name llama with its language"),
         ({"hidden_size": None}, "hidden_size: must be given, but is missing"),
         ({"hidden_size": "${width}"}, "hidden_size: is the reference '${width}'"),
         ({"num_attention_heads": 31}, "hidden must be divisible by heads"),
         ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window: can only be"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "mlp_only_layers: can only be"),
-        ({"model_type": "deepseek_v3", "v_head_dim": 64, "qk_nope_head_dim": 128}, "must be equal"),
         ({"model_type": "gpt_oss", "layer_types": ["full_attention", "chunked_attention"] * 16},
          "layer_types: can only be modelled as sliding_attention, full_attention"),
     ],
@@ -203,3 +203,49 @@ def test_a_reference_does_not_matter_where_the_question_states_the_field(tmp_pat
 def test_a_folder_without_a_config_is_refused(tmp_path):
     with pytest.raises(WorkloadError, match="is a folder without config"):
         load_workload(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"num_hidden_layers": {}}, "layers"),
+        ({"num_hidden_layers": -3, "layer_types": []}, "layers"),
+        ({"num_hidden_layers": 10**11}, "layers"),
+        ({"model_type": "qwen3_vl", "text_config": "$X"}, "text_config must be a mapping"),
+        ({"model_type": "step3p7", "moe_intermediate_size": 8, "share_expert_dim": [1]},
+         "must be a multiple of the width"),
+        ({"model_type": "qwen3_5_text", "linear_key_head_dim": "", "linear_num_value_heads": 4,
+          "linear_num_key_heads": 4, "full_attention_interval": 4}, "must be given for"),
+        ({"model_type": "nemotron-nas", "block_configs": [{}]}, "block_configs[0]: must state"),
+    ],
+)  # fmt: skip
+def test_values_of_the_wrong_kind_are_refused_in_a_sentence(tmp_path, changed, said):
+    path = write(tmp_path, {"model_type": "llama", **LLAMA, **changed})
+    with pytest.raises(WorkloadError) as fault:
+        load_workload(path)
+    assert said in str(fault.value)
+
+
+def test_layers_that_a_file_leaves_alike_are_said(tmp_path):
+    fields = {key: value for key, value in KINDS["step3p7"][1].items() if key != "layer_types"}
+    fields.pop("first_k_dense_replace", None)
+    workload = load_workload(write(tmp_path, {"model_type": "step3p7", **fields}))
+    assert "layer_types (windowed)" in workload.assumed[-1]
+
+
+ACTIVE = {
+    "qwen3_5_moe": 3e9, "qwen3_5_text": 27e9, "deepseek_v32": 37e9, "glm_moe_dsa": 40e9,
+    "gemma4_text": 3.8e9, "nemotron_h": 55e9, "nemotron-nas": 49.9e9, "mimo_v2_flash": 15e9,
+    "step3p7": 11e9, "llama4_text": 17e9,
+}  # fmt: skip
+"""Parameters that work on a token, as names and cards of the models have them (two digits)."""
+
+
+@pytest.mark.parametrize("model_type", ACTIVE)
+def test_operations_of_a_short_sequence_are_six_for_every_active_parameter(tmp_path, model_type):
+    path = write(tmp_path, {"model_type": model_type, **KINDS[model_type][1]})
+    spec = load_workload(path, ["sequence_length=64", "batch=1"])
+    # Attention among 64 tokens is next to nothing. Cards count the embedding, or not.
+    active = count_flops(spec).model_flops / (6 * 64)
+    embedding = spec.model.vocab * spec.model.hidden
+    assert 0.95 * active <= ACTIVE[model_type] <= 1.05 * (active + embedding)

@@ -457,7 +457,7 @@ def test_defaults_and_repeated_arguments_are_named(tmp_path):
 def test_a_switch_is_true_or_false(tmp_path):
     path = tmp_path / "nemo.yaml"
     path.write_text(NEMO + "  tp_comm_overlap: 'yes'\n", encoding="utf-8")
-    with pytest.raises(WorkloadError, match="tp_comm_overlap: must be true or false"):
+    with pytest.raises(WorkloadError, match="tp_comm_overlap: must be one of true"):
         load_workload(str(path))
 
 
@@ -516,7 +516,8 @@ def scripts(folder, model=MODEL, run=RUN):
 
 def test_a_script_that_sources_its_model_computes_and_fills_lists(tmp_path):
     spec = load_workload(scripts(tmp_path))
-    assert (spec.model.layers, spec.model.experts, spec.model.dense_layers) == (6, 8, 2)
+    assert (spec.model.layers, spec.model.experts) == (6, 8)
+    assert spec.model.pattern == "2 x full/dense + 4 x full/experts"
     # 8 prompts with 4 samples each, in two steps, packed to 512 tokens.
     assert (spec.batch, spec.sequence_length, spec.parallel.micro_batch) == (16, 512, 1)
     assert any("packed to max_tokens_per_gpu" in said for said in spec.assumed)
@@ -532,18 +533,17 @@ def test_a_script_sources_nothing_outside_its_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("stated", "pattern", "dense"),
+    ("stated", "pattern"),
     [
-        ("[1]*6", None, 0),
-        ("([0]*1+[1]*5)", None, 1),
-        ("2", "full/experts + full/dense", 0),
-        ("[0,1,1,0,1,1]", "full/dense + 2 x full/experts", 0),
+        ("[1]*6", None),
+        ("([0]*1+[1]*5)", "full/dense + 5 x full/experts"),
+        ("2", "full/experts + full/dense"),
+        ("[0,1,1,0,1,1]", "full/dense + 2 x full/experts"),
     ],
 )
-def test_where_experts_are_may_be_a_list_a_product_or_a_number(tmp_path, stated, pattern, dense):
+def test_where_experts_are_may_be_a_list_a_product_or_a_number(tmp_path, stated, pattern):
     path = scripts(tmp_path, MODEL.replace('"$WHERE"', f'"{stated}"'))
-    model = load_workload(path).model
-    assert (model.pattern, model.dense_layers) == (pattern, dense)
+    assert load_workload(path).model.pattern == pattern
 
 
 @pytest.mark.parametrize(
@@ -659,3 +659,59 @@ def test_buckets_of_deepspeed_are_as_large_as_stated(tmp_path):
     path.write_text(json.dumps(DEEPSPEED | {"zero_optimization": zero}))
     training = load_workload("gpt2_124m", layout_from=path).training
     assert training.bucket_size == 1_000_000_000
+
+
+def test_a_file_that_states_no_layout_is_refused_as_one(tmp_path):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n")
+    with pytest.raises(WorkloadError, match="must be a workload with `parallel` or `training`"):
+        load_workload("gpt2_124m", layout_from=path)
+    path.write_text("parallel: {tp: 2}\nparalel: {pp: 2}\n")
+    with pytest.raises(WorkloadError, match="paralel"):
+        load_workload("gpt2_124m", layout_from=path)
+    path.write_text("parallel: {tp: 2}\n")
+    assert load_workload("gpt2_124m", layout_from=path).parallel.tp == 2
+
+
+@pytest.mark.parametrize("stated", ["[0]*99999999999", "[0]*2-[1]", "2**9", "print(1)", "[0,2]*3"])
+def test_a_list_of_layers_that_says_something_else_is_refused(tmp_path, stated):
+    path = scripts(tmp_path, MODEL.replace('"$WHERE"', f'"{stated}"'))
+    with pytest.raises(WorkloadError, match=r"moe_layer_freq: must be a number or like"):
+        load_workload(path)
+
+
+def test_a_registry_whose_number_only_the_program_knows_is_refused(tmp_path):
+    (tmp_path / "llama3").mkdir()
+    path = tmp_path / "llama3" / "config_registry.py"
+    path.write_text(REGISTRY.replace("tensor_parallel_degree=4", "tensor_parallel_degree=DEGREE"))
+    with pytest.raises(WorkloadError, match=r"tensor_parallel_degree: is the reference '\$DEGREE'"):
+        load_workload(f"{path}:small")
+    path.write_text(REGISTRY.replace("max_context_length=4096", "max_context_length=LENGTH"))
+    with pytest.raises(WorkloadError, match="must state whole numbers"):
+        load_workload(f"{path}:small")
+
+
+def test_nvidias_hybrid_script_has_their_vocabulary_and_says_so(file):
+    text = SCRIPT.replace('"--vocab-size 128256"', "--tokenizer-model $2")
+    workload = load_workload(file(text.replace("pretrain_gpt", "pretrain_hybrid")))
+    assert workload.model.vocab == 256_000
+    assert workload.assumed[0].endswith("is the vocabulary of NVIDIA hybrid models (assumed).")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('option = "op"', 'option = "0"', "selective_ac_option: must be op or a number"),
+        ("shard_degree = 8", "shard_degree = 0", "parallelism: must have degrees"),
+        ("replicate_degree = 2", "replicate_degree = 0", "parallelism: must have degrees"),
+    ],
+)
+def test_degrees_and_options_that_torchtitan_does_not_have_are_refused(file, before, after, said):
+    with pytest.raises(WorkloadError, match=said):
+        load_workload(file(TOML.replace(before, after), "job.toml"))
+
+
+def test_groups_of_queries_that_megatron_would_ignore_are_refused(file):
+    text = SCRIPT.replace("--group-query-attention ", "")
+    with pytest.raises(WorkloadError, match="num_query_groups: has no effect without"):
+        load_workload(file(text))

@@ -20,6 +20,7 @@ from perfmodel.extensions.measurements.calibration.own_kernels import (
     OCTAVES,
     SIGMA,
     Learning,
+    name_kernel,
     op_of,
     row_of,
     spot_of,
@@ -54,6 +55,16 @@ OPS = (
         dtype=DType.BF16, is_causal=True, direction=Pass.BACKWARD,
     ),
 )  # fmt: skip
+
+
+def test_attention_by_another_kernel_says_only_what_kinds_have_in_common():
+    device, stack = load_device("b200_sxm"), load_stack("nemo")
+    job, named = OPS[-1], replace(OPS[-1], kernel="flash2")
+    spots = [spot_of(name_kernel(op, device, stack)) for op in (job, named)]
+
+    assert name_kernel(job, device, stack).kernel == "cudnn"
+    logs, _ = Learning((spots[1],), (0.1,)).answer(spots)
+    assert logs[0] == pytest.approx(COMMON * logs[1])
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: type(op).__name__)

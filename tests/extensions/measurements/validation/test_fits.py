@@ -48,7 +48,8 @@ def test_measured_memory_is_compared_in_gigabytes(tmp_path):
     board = judge_fits([load_runs(write(tmp_path, TRANSFORMER | {"peak_mem_gb": "10"}))])
     [one] = board.memory.deviations
     setting = read_setting(load_runs(tmp_path / "runs.csv").rows[0])
-    assert one.predicted == layout_of(setting).peak_bytes / 1e9
+    # Allocators do not count what the runtime takes: 1 GiB.
+    assert one.predicted == (layout_of(setting).peak_bytes - 2**30) / 1e9
     assert (one.measured, one.low * 1.2, one.high) == (10.0, one.predicted, one.predicted * 1.2)
     assert "Peak memory, predicted and measured" in to_text(report_fits(board))
 

@@ -172,7 +172,7 @@ def test_many_micro_batches_are_continued_as_if_all_were_built(tmp_path, monkeyp
 
 
 TWO_HOSTS = {"n_gpus": "16", "n_nodes": "2"}
-ENCODER = {"arch": "encoder (MLM+NSP)", "tp": "1", "gated_ffn": "0"}
+ENCODER = {"arch": "encoder (MLM+NSP)", "tp": "1", "gated_ffn": "0", "gbs": "256", "mbs": "32"}
 WIDE = {"hidden": "8192", "heads": "64", "ffn": "28672", "layers": "1"}
 LARGE = {"layers": "24", "hidden": "4096", "heads": "32", "ffn": "14336", "gbs": "8", "tp": "1",
          "data_sharding": "zero3", "seq_len": "32768", "iter_time_s": "60"}  # fmt: skip

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from perfmodel.extensions.measurements.validation.framework_stacks import choose_stack
 from perfmodel.extensions.measurements.validation.runs_question import read_setting
 from perfmodel.extensions.measurements.validation.runs_table import RunRow
 from perfmodel.stacks.capabilities import Dispatcher
-from perfmodel.stacks.profiles import choose_stack
 from perfmodel.workloads.transformer.words import CudaGraph, Positions, Recompute
 
 GROK = {

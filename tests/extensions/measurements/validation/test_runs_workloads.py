@@ -6,10 +6,10 @@ import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.execution.executor import SerialExecutor
+from perfmodel.extensions.measurements.validation.framework_stacks import choose_stack
 from perfmodel.extensions.measurements.validation.runs import validate_runs
 from perfmodel.extensions.measurements.validation.runs_question import read_setting
 from perfmodel.extensions.measurements.validation.runs_table import RunRow, load_runs
-from perfmodel.stacks.profiles import choose_stack
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.spec import Interaction
 

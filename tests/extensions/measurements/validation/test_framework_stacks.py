@@ -8,8 +8,9 @@ import pytest
 
 from perfmodel.base.errors import CalibrationError, WorkloadError
 from perfmodel.base.forms import read_mapping
+from perfmodel.extensions.measurements.validation.framework_stacks import choose_stack
 from perfmodel.stacks.capabilities import FrameworkBehaviour
-from perfmodel.stacks.profiles import choose_stack, list_stacks, load_stack
+from perfmodel.stacks.profiles import list_stacks, load_stack
 from perfmodel.stacks.stack import Claim
 from perfmodel.workloads import build_job, load_workload
 from perfmodel.workloads.families import FAMILIES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.stacks.profiles import choose_stack
+from perfmodel.extensions.measurements.validation.framework_stacks import choose_stack
 from perfmodel.workloads import load_workload
 from perfmodel.workloads.transformer.words import StateSharding
 
