@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from perfmodel import api
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
@@ -27,9 +25,6 @@ Examples:
   perfmodel kernel memory --device h200_sxm --operator layer_norm --read 128MiB --write 128MiB
   perfmodel kernel embedding --device h100_sxm --rows 1000000 --width 128 --lookups 100 --batch 512
 """
-DEFAULT_STACK = "kernel_benchmark"
-DEVICE_HELP = "GPU: a name or a file, e.g. h100_sxm."
-STACK_HELP = f"Software stack that runs the kernel; default: {DEFAULT_STACK}."
 Size = Annotated[int, Option(min=1, max=2**31, help="")]
 Format = Annotated[
     DType, Option(parse=parse_dtype, help="Number format: bf16, fp16, fp8, fp32 ...")
@@ -41,21 +36,20 @@ kernel = command_group()
 class Target:
     """Where a kernel runs, and where its answer goes."""
 
-    device: Annotated[str | None, Option(metavar="NAME|FILE", help=DEVICE_HELP)] = None
-    stack: Annotated[str | None, Option(metavar="NAME|FILE", help=STACK_HELP)] = None
+    device: Annotated[
+        str, Option(metavar="NAME|FILE", help="GPU: a name or a file, e.g. h100_sxm.")
+    ]
+    stack: Annotated[
+        str, Option(metavar="NAME|FILE", help="Software stack that runs the kernel.")
+    ] = "kernel_benchmark"
     json_file: JsonFile = None
     calibration: CalibrationFiles = ()
     is_strict: Strict = False
 
 
 @kernel.callback(epilog=EPILOG)
-def _kernel(
-    context: typer.Context,
-    device: Annotated[str | None, typer.Option(metavar="NAME|FILE", help=DEVICE_HELP)] = None,
-    stack: Annotated[str | None, typer.Option(metavar="NAME|FILE", help=STACK_HELP)] = None,
-) -> None:
+def _kernel() -> None:
     """Price one kernel on a GPU."""
-    context.obj = Target(device, stack)
 
 
 @dataclass(frozen=True)
@@ -70,11 +64,11 @@ class GemmQuestion:
 
 
 @command(kernel)
-def gemm(*, context: typer.Context, question: GemmQuestion, target: Target) -> None:
+def gemm(*, question: GemmQuestion, target: Target) -> None:
     """A GEMM C[m, n] = A[m, k] B[k, n], or a batch of them."""
     from perfmodel.graph.ops import Gemm
 
-    _answer([Gemm(**vars(question))], target, context.obj)
+    _answer([Gemm(**vars(question))], target)
 
 
 @dataclass(frozen=True)
@@ -95,7 +89,7 @@ class AttentionQuestion:
 
 
 @command(kernel)
-def attention(*, context: typer.Context, question: AttentionQuestion, target: Target) -> None:
+def attention(*, question: AttentionQuestion, target: Target) -> None:
     """Attention of one layer."""
     from perfmodel.graph.ops import Attention, Pass
 
@@ -104,7 +98,7 @@ def attention(*, context: typer.Context, question: AttentionQuestion, target: Ta
     asked["kv_heads"] = asked["kv_heads"] or question.heads
     direction = Pass.BACKWARD if is_backward else Pass.FORWARD
     op = Attention(query_length=length, key_length=length, direction=direction, **asked)
-    _answer([op], target, context.obj)
+    _answer([op], target)
 
 
 @dataclass(frozen=True)
@@ -119,7 +113,7 @@ class MemoryQuestion:
 
 
 @command(kernel)
-def memory(*, context: typer.Context, question: MemoryQuestion, target: Target) -> None:
+def memory(*, question: MemoryQuestion, target: Target) -> None:
     """A kernel that is bound by its memory traffic."""
     from perfmodel.base.units import parse_size
     from perfmodel.graph.ops import MemoryBound
@@ -129,7 +123,7 @@ def memory(*, context: typer.Context, question: MemoryQuestion, target: Target) 
     if min(sizes) < 0:
         raise InputError(f"memory kernel: bytes must not be negative, got {read} and {write}.")
     op = MemoryBound(question.operator, *sizes, question.dtype, row_length=question.row_length)
-    _answer([op], target, context.obj)
+    _answer([op], target)
 
 
 @dataclass(frozen=True)
@@ -151,7 +145,7 @@ class EmbeddingQuestion:
 
 
 @command(kernel)
-def embedding(*, context: typer.Context, question: EmbeddingQuestion, target: Target) -> None:
+def embedding(*, question: EmbeddingQuestion, target: Target) -> None:
     """A lookup in embedding tables, and the backward pass that updates them."""
     from embeddings.distribution import UNIFORM, Zipf
     from embeddings.table import EmbeddingTable, Lookup
@@ -162,21 +156,15 @@ def embedding(*, context: typer.Context, question: EmbeddingQuestion, target: Ta
     held = tuple(EmbeddingTable(f"t{n}", *shape, indices) for n in range(question.tables))
     how = (question.batch, question.optimizer, question.kernel, question.is_warm)
     lookup = Lookup(held, *how)
-    _answer([EmbeddingOp(lookup, direction) for direction in Pass], target, context.obj)
+    _answer([EmbeddingOp(lookup, direction) for direction in Pass], target)
 
 
-def _answer(ops: Sequence[Op], target: Target, before: Target) -> None:
-    """Price *ops* on the *target*, which may also be named *before* the kind of kernel."""
+def _answer(ops: Sequence[Op], target: Target) -> None:
+    """Price *ops* on the *target*."""
     from perfmodel.reports.op_prices import report_kernel
 
-    device = target.device or before.device
-    if device is None:
-        raise InputError("kernel: no GPU is named. Give --device, for example --device h100_sxm.")
-    stack = target.stack or before.stack or DEFAULT_STACK
-    answers = [
-        api.price_kernel(op, device=device, stack=stack, calibration=target.calibration)
-        for op in ops
-    ]
+    place = {"device": target.device, "stack": target.stack, "calibration": target.calibration}
+    answers = [api.price_kernel(op, **place) for op in ops]
     # A lookup is answered with its update inside.
     document, *updates = [answer.to_json() for answer in answers]
     Outputs(target.json_file, is_strict=target.is_strict).write(

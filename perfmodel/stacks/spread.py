@@ -34,10 +34,9 @@ class FamilySpread(Form):
     *per_doubling* is added for every doubling of hosts beyond the evidence, *per_halving* for every
     halving of a rank's batch below it. *features* are added for what the job is, times how much of
     it the job has: the error of its kernels if kinds of kernels err independently (`kernels`; the
-    spread is then that of whole iterations), the time of communication and of the host as shares
-    of that of kernels, the latter once more for experts, 1 for experts and for products in eight or
-    four bits, and the settings that are guesses. *rows* and *sources* count the runs that these
-    estimates rest on.
+    spread is then that of whole iterations), 1 for experts and for products in four bits, the time
+    of the host as a share of that of kernels where there are experts, and the settings that are
+    guesses. *rows* and *sources* count the runs that these estimates rest on.
     """
 
     other_chip: _Sigma

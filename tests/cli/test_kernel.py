@@ -2,7 +2,7 @@ import pytest
 
 
 def test_a_product_is_answered_with_time_rate_bound_and_interval(typed):
-    words = "kernel --device h100_sxm gemm --m 4096 --n 4096 --k 4096 --dtype bf16 --json -"
+    words = "kernel gemm --device h100_sxm --m 4096 --n 4096 --k 4096 --dtype bf16 --json -"
     answer = typed(words).document
     assert answer["schema_version"] == 1
     low, high = answer["interval_ms"]
@@ -29,20 +29,20 @@ def test_a_product_is_answered_with_time_rate_bound_and_interval(typed):
 def test_the_options_are_the_shape_of_the_kernel(typed, monkeypatch, words, op):
     asked = []
     monkeypatch.setattr("perfmodel.api.price_kernel", lambda op, **_: asked.append(op) or 1 / 0)
-    typed(f"kernel --device h100_sxm {words}", code=1)
+    typed(f"kernel {words} --device h100_sxm", code=1)
     for name, value in op.items():
         found = getattr(asked[0], name)
         assert getattr(found, "value", found) == value
 
 
 def test_people_get_sentences(typed):
-    told = typed("kernel --device a100_sxm_80gb attention --length 2048 --heads 16 --causal").out
+    told = typed("kernel attention --device a100_sxm_80gb --length 2048 --heads 16 --causal").out
     assert "limited by" in told
     assert "90 %" in told
 
 
 def test_an_unknown_device_is_refused(typed):
-    assert "warp9" in typed("kernel --device warp9 gemm --m 1 --n 1 --k 1", code=1).said
+    assert "warp9" in typed("kernel gemm --device warp9 --m 1 --n 1 --k 1", code=1).said
 
 
 def test_calibration_says_what_it_needs(typed, tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -136,7 +137,7 @@ def iter_candidates(
     The own one is what `predict` would take, whatever its sizes are.
     """
     options = LayoutOptions(spec, cluster, stack, stated)
-    own = options.choose(spec, is_own=True)
+    own = options.choose(spec)
     if own is not None:
         yield own
     for split in options.iter_splits():
@@ -170,6 +171,7 @@ class LayoutOptions:
     ) -> None:
         self._spec, self._cluster, self._stack = spec, cluster, stack
         self._fixed = {word for word, field in searched_fields().items() if field in stated}
+        self._chosen: dict[tuple[object, ...], ChosenLayout | None] = {}
 
     def iter_splits(self) -> Iterator[dict[str, int]]:
         """Sizes of all degrees that are searched, each as the ones before it allow."""
@@ -257,32 +259,35 @@ class LayoutOptions:
         if runs > 1 and not load_schedules()[schedule].interleaves:
             return None
         parallel = {key: value for key, value in changes.items() if key != "recompute"}
-        return self.choose(
-            spec.model_copy(
-                update={
-                    "parallel": spec.parallel.model_copy(update=parallel),
-                    "training": spec.training.model_copy(
-                        update={"recompute": changes["recompute"]}
-                    ),
-                }
-            )
-        )
+        training = spec.training.model_copy(update={"recompute": changes["recompute"]})
+        sections = {"parallel": spec.parallel.model_copy(update=parallel), "training": training}
+        # What takes tokens to experts changes neither the layout nor its memory.
+        alike = tuple(value for word, value in changes.items() if word != "dispatcher")
+        return self.choose(spec.model_copy(update=sections), alike)
 
-    def choose(self, whole: TransformerSpec, *, is_own: bool = False) -> Candidate | None:
-        """The layout that *whole* states, completed; None where there is none."""
+    def choose(self, whole: TransformerSpec, alike: tuple[object, ...] = ()) -> Candidate | None:
+        """The layout that *whole* states, completed; None where there is none.
+
+        It is the same for all that are *alike*; the own layout is like no other.
+        """
+        if alike not in self._chosen:
+            self._chosen[alike] = self._complete(whole)
+        if (chosen := self._chosen[alike]) is None:
+            return None
+        layout = chosen.layout
+        split = {"tp": layout.tp, "pp": layout.pp, "micro_batch": layout.micro_batch}
+        parallel = whole.parallel.model_copy(update=split)
+        completed = whole.model_copy(update={"parallel": parallel})
+        return Candidate(completed, chosen, self._stack, is_own=not alike)
+
+    def _complete(self, whole: TransformerSpec) -> ChosenLayout | None:
         cluster = self._cluster
-        try:
-            chosen = choose_layout(
+        with suppress(WorkloadError):
+            return choose_layout(
                 whole,
                 rank_count=cluster.rank_count,
                 ranks_per_host=cluster.ranks_per_host,
                 memory_bytes=cluster.device.memory_bytes,
                 stack=self._stack,
             )
-        except WorkloadError:
-            return None
-        layout = chosen.layout
-        split = {"tp": layout.tp, "pp": layout.pp, "micro_batch": layout.micro_batch}
-        parallel = whole.parallel.model_copy(update=split)
-        completed = whole.model_copy(update={"parallel": parallel})
-        return Candidate(completed, chosen, self._stack, is_own)
+        return None
