@@ -437,7 +437,7 @@ def iter_kernels(priced: PricedJob, cluster: Cluster) -> Iterator[tuple[TimedCal
             if isinstance(op, Communication):
                 group = int(job.rank_group[rank, int(program.slot[task])])
                 ranks = job.groups[group].ranks
-                hosts = len({int(cluster.host_of_rank[one]) for one in ranks})
+                hosts = len(np.unique(cluster.seats_of(np.array(ranks))[0]))
                 yield TimedCall(op, len(ranks), hosts), *sums
             elif type(op) in KINDS.values():
                 yield TimedCall(op, 1, 1), *sums
