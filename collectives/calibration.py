@@ -314,7 +314,6 @@ def build_tuner(wiring: Wiring, calibration: Calibration) -> Tuner:
         wiring,
         entry.protocols,
         entry.pair_ll_bytes,
-        entry.plan_latency_ns,
         entry.tree_reach,
     )
 

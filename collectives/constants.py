@@ -7,29 +7,17 @@ of hosts and per network.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import Field
 
 from collectives.collective import CollectiveKind, Protocol
 from collectives.wiring import HostLinkClass
-from perfmodel.base.errors import CalibrationError
 from perfmodel.base.fields import Constant, Count, Line, Switch, Words
 from perfmodel.base.forms import KEEPS_UNITS, Form
 
 WholeBytes = Annotated[int, Field(strict=True, ge=0, le=2**60)]
-
-
-def _check_positive(owner: str, constants: object) -> None:
-    for field in fields(constants):  # type: ignore[arg-type]  # a dataclass instance
-        value = getattr(constants, field.name)
-        if not (isinstance(value, float) and math.isfinite(value) and value >= 0):
-            raise CalibrationError(
-                f"{owner}.{field.name}: must be a number of zero or more, got {value!r}. "
-                "Fit the calibration again."
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +61,6 @@ class HostConstants(Form):
     pair_crowding: Constant
     plateau_ns: Constant
     plateau_bytes: Constant
-
-    def __post_init__(self) -> None:
-        _check_positive("host constants", self)
 
     def before_2_24(self, software: SoftwareConstants) -> HostConstants:
         """The same for older releases of NCCL: dearer steps, other costs of pairwise exchanges."""
@@ -133,9 +118,6 @@ class FabricConstants(Form):
     pair_ll_peer_ns: Constant
     pair_burst_bytes: Constant
 
-    def __post_init__(self) -> None:
-        _check_positive("fabric constants", self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftwareConstants(Form):
@@ -150,9 +132,6 @@ class SoftwareConstants(Form):
     before_2_24_plateau_ratio: Constant
     before_2_24_peer_ratio: Constant
     byte_reduction_ratio: Constant
-
-    def __post_init__(self) -> None:
-        _check_positive("software constants", self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +154,8 @@ class HostEntry(Form):
 class FabricEntry(Form):
     """Constants between hosts, for the networks of *machines*.
 
-    *protocols* are those the network plugin leaves NCCL; *plan_latency_ns* is what it tells NCCL
-    of a message. *tree_reach* is how much of the network NCCL expects a tree to use. A pairwise
-    exchange with slices up to *pair_ll_bytes* goes by LL.
+    *protocols* are those the network plugin leaves NCCL; *tree_reach* is how much of the network
+    NCCL expects a tree to use. A pairwise exchange with slices up to *pair_ll_bytes* goes by LL.
     """
 
     __pydantic_config__ = KEEPS_UNITS
@@ -186,7 +164,6 @@ class FabricEntry(Form):
     machines: tuple[Words, ...]
     protocols: tuple[Protocol, ...]
     pair_ll_bytes: WholeBytes
-    plan_latency_ns: Constant
     tree_reach: Constant
     constants: FabricConstants
 

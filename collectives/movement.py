@@ -33,10 +33,10 @@ class Movement:
     """
 
     gpu_bytes: Any
-    local_bytes: Any
     nic_bytes: Any
     chunk_bytes: Any
     message_bytes: Any
+    local_bytes: Any = 0.0
     host_hops: Any = 0.0
     net_hops: Any = 0.0
     peers: Any = 0.0
@@ -58,7 +58,7 @@ def _ring(kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
         net_hops=net,
         gpu_bytes=sizes * share,
         local_bytes=sizes / n,
-        nic_bytes=sizes * share if hosts > 1 else sizes * 0.0,
+        nic_bytes=sizes * share * (hosts > 1),
         chunk_bytes=sizes / n,
         message_bytes=sizes / n,
     )
@@ -71,8 +71,7 @@ def _chain(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement
         host_hops=n - hosts,
         net_hops=hosts - 1,
         gpu_bytes=sizes,
-        local_bytes=sizes * 0.0,
-        nic_bytes=sizes if hosts > 1 else sizes * 0.0,
+        nic_bytes=sizes * float(hosts > 1),
         chunk_bytes=sizes / n,
         message_bytes=sizes / n,
         roots=1,
@@ -107,7 +106,6 @@ def _nvls(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
     return Movement(
         net_hops=2.0 * is_wide,
         gpu_bytes=sizes,
-        local_bytes=sizes * 0.0,
         nic_bytes=sizes * float(is_wide),
         chunk_bytes=sizes / wiring.rank_count,
         message_bytes=sizes / wiring.ranks_per_host if is_wide else sizes / wiring.rank_count,
@@ -120,7 +118,6 @@ def _nvls_tree(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Move
     return Movement(
         net_hops=2 * math.log2(hosts),
         gpu_bytes=sizes,
-        local_bytes=sizes * 0.0,
         nic_bytes=sizes * (1.0 if hosts == 2 else 2.0),
         chunk_bytes=sizes / wiring.rank_count,
         message_bytes=sizes,
@@ -161,7 +158,6 @@ def _pairwise(kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Moveme
     if kind is CollectiveKind.SEND_RECV:
         return Movement(
             gpu_bytes=sizes * float(outside == 0),
-            local_bytes=sizes * 0.0,
             nic_bytes=sizes * float(outside),
             chunk_bytes=sizes,
             message_bytes=sizes,

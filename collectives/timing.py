@@ -87,10 +87,9 @@ def _inside_ns(
     if algorithm in (CollectiveAlgorithm.NVLS, CollectiveAlgorithm.NVLS_TREE):
         sending = movement.gpu_bytes * ns_per_byte / host.nvls_ratio
         return sending + np.sqrt(host.nvls_fill_ns * sending)
-    if protocol is Protocol.LL:
-        return movement.gpu_bytes * ns_per_byte / host.ll_ratio
-    if protocol is Protocol.LL128:
-        return movement.gpu_bytes * ns_per_byte / host.ll128_ratio
+    if protocol is not Protocol.SIMPLE:
+        ratio = host.ll_ratio if protocol is Protocol.LL else host.ll128_ratio
+        return movement.gpu_bytes * ns_per_byte / ratio
     moved = movement.gpu_bytes + host.copy_ratio * movement.local_bytes
     sending = moved * ns_per_byte / host.simple_ratio
     return sending + np.sqrt(host.fill_ns * sending)

@@ -106,7 +106,6 @@ class Tuner:
     wiring: Wiring
     protocols: tuple[Protocol, ...]
     pair_ll_bytes: int = 0
-    plan_latency_ns: float = 0.0
     tree_reach: float = 1.0
     release: tuple[int, ...] = DEFAULT_NCCL_VERSION
 
@@ -154,9 +153,8 @@ class Tuner:
                 possible.append(CollectiveAlgorithm.TREE)
             if wiring.can_reduce_in_switch and wiring.ranks_per_host > 2:
                 possible += _by_switch(wiring)
-            # Where switches of the hosts reduce, they work with those of the network (NVLS).
-            is_asked = software.algorithm is CollectiveAlgorithm.COLLNET
-            if wiring.can_reduce_in_network and (is_asked or not wiring.can_reduce_in_switch):
+            # Where switches of the hosts reduce, those of the network work with them (NVLS).
+            if wiring.can_reduce_in_network and not wiring.can_reduce_in_switch:
                 possible.append(CollectiveAlgorithm.COLLNET)
         if kind in _GATHERED and wiring.ranks_per_host == 1 and software.nccl_version >= (2, 23):
             possible.append(CollectiveAlgorithm.PAT)
@@ -199,9 +197,7 @@ class Tuner:
         base = table.base_ns[algorithm][protocol]
         is_pcie = wiring.link_class in (HostLinkClass.PCIE_PEER, HostLinkClass.PCIE_HOST)
         inside = (table.pcie_ns if is_pcie else table.nvlink_ns)[algorithm][protocol]
-        # A message in Simple is flushed after it has arrived.
-        wire = self.plan_latency_ns * (2 if protocol is Protocol.SIMPLE else 1)
-        net = table.net_ns[algorithm][protocol] + wire
+        net = table.net_ns[algorithm][protocol]
         if algorithm is CollectiveAlgorithm.TREE:
             return base + 2 * ((wiring.ranks_per_host - 1) * inside + math.log2(hosts) * net)
         if algorithm is CollectiveAlgorithm.NVLS:
@@ -213,7 +209,7 @@ class Tuner:
         if algorithm is CollectiveAlgorithm.PAT:
             return base + math.log2(hosts) * net / 3.5 + n * 2.8 * _NS_PER_US
         if wiring.ranks_per_host == 1:
-            net = table.net_ns[CollectiveAlgorithm.TREE][protocol] + wire
+            net = table.net_ns[CollectiveAlgorithm.TREE][protocol]
         steps = 2 * (n - 1) if kind in _REDUCED else n - 1
         crossing = 0 if hosts == 1 else min(steps, 2 * hosts if kind in _REDUCED else hosts - 1)
         if hosts > 1:  # A ring keeps proxies busy at every step, inside hosts, too.

@@ -78,16 +78,9 @@ def chain_bandwidth(capacities: Capacities) -> float:
     NCCL finds one such chain where no ring fits, over one lane: the thinnest wire bounds it.
     """
     matrix = np.array(capacities, dtype=float)
-    reached = {0}
-    waiting = [0]
-    while waiting:
-        place = waiting.pop()
-        new = {int(other) for other in np.nonzero(matrix[place])[0]} - reached
-        reached |= new
-        waiting.extend(sorted(new))
-    if len(reached) < len(matrix):
-        return 0.0
-    return float(matrix[matrix > 0].min())
+    steps = (matrix > 0) + np.eye(len(matrix))
+    is_joined = np.linalg.matrix_power(steps, len(matrix))[0].all()
+    return float(matrix[matrix > 0].min()) if is_joined else 0.0
 
 
 class ByIdentity(Generic[T]):

@@ -246,9 +246,10 @@ class _Placer:
             by_rows = np.where(by_rows > 1, most, by_rows)
         over = np.maximum(np.maximum(above / by_rows, sent / most_sent), 1.0)
         work = self._columns * (by_rows * sent + lookups)
-        is_shut = np.broadcast_to(self._is_shut[:, held], work.shape)
-        # Among equals the fewest columns, which come first.
-        chosen = np.lexsort((work, over, is_shut), axis=1)[:, :1]
+        # One piece is never shut. Among equals the fewest columns, which come first.
+        over = np.where(self._is_shut[:, held], np.inf, over)
+        work = np.where(over == over.min(axis=1, keepdims=True), work, np.inf)
+        chosen = work.argmin(axis=1)[:, None]
         rows = np.take_along_axis(by_rows, chosen, axis=1)[:, 0].astype(np.int64)
         columns = self._columns[chosen[:, 0], 0]
         return [

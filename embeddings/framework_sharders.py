@@ -244,7 +244,7 @@ def list_options(task: ShardingTask, place: int) -> list[PlacementOption]:
     per_host = ranks // task.host_count
     if task.host_count > 1 and ranks % task.host_count == 0 and table.rows >= per_host > 1:
         cuts[ShardingKind.TABLE_ROW_WISE] = (1, per_host)
-    allowed = [way for way in cuts if way.value in table.sharding_types] or list(cuts)
+    allowed = [way for way in cuts if way.value in table.allowed_kinds] or list(cuts)
     found = []
     for way in allowed:
         columns, rows = cuts[way]

@@ -59,24 +59,22 @@ def offload_tables(task: ShardingTask) -> tuple[EmbeddingTable, ...]:
     )
     left = _FILLED * task.rank_count * task.room_bytes - buffers
     ways = [_ways(table) for table in task.tables]
-    chosen = [steps[0] for steps in ways]
-    left -= sum(table.held_bytes(task.optimizer) for table in chosen)
-    queue = [
-        _best_step(place, steps, chosen[place], task, left) for place, steps in enumerate(ways)
-    ]
+    steps = [_Steps(place, of_table, task) for place, of_table in enumerate(ways)]
+    chosen = [0] * len(ways)
+    left -= sum(int(one.held_bytes[0]) for one in steps)
+    queue = [one.best(0, left) for one in steps]
     heapq.heapify(queue)
     while queue:
         _, place, number = heapq.heappop(queue)
         if number == _NO_STEP:
             continue
-        taken = ways[place][number]
-        added = taken.held_bytes(task.optimizer) - chosen[place].held_bytes(task.optimizer)
+        added = steps[place].held_bytes[number] - steps[place].held_bytes[chosen[place]]
         if added <= left:
             left -= added
-            chosen[place] = taken
+            chosen[place] = number
         # Otherwise other tables took the room meanwhile, and a smaller step may fit.
-        heapq.heappush(queue, _best_step(place, ways[place], chosen[place], task, left))
-    return tuple(chosen)
+        heapq.heappush(queue, steps[place].best(chosen[place], left))
+    return tuple(of_table[number] for of_table, number in zip(ways, chosen, strict=True))
 
 
 def _ways(table: EmbeddingTable) -> list[EmbeddingTable]:
@@ -87,35 +85,42 @@ def _ways(table: EmbeddingTable) -> list[EmbeddingTable]:
     return [*cached, replace(table, memory=TableMemory.DEVICE)]
 
 
-def _best_step(
-    place: int, ways: Sequence[EmbeddingTable], now: EmbeddingTable, task: ShardingTask, left: float
-) -> tuple[float, int, int]:
-    """What the best step from *now* saves per byte (negative, for a heap), and the way it leads to.
+class _Steps:
+    """Steps of the table at *place* from a smaller cache to a larger one: *ways*, and their bytes.
 
-    Of equally good ones the largest that fits in *left* bytes.
+    A way holds bytes on the device, and a batch fetches rows from host memory.
     """
-    held = now.held_bytes(task.optimizer)
-    found = [
-        (_saved_per_byte(now, ways[number], task), number)
-        for number in range(ways.index(now) + 1, len(ways))
-        if ways[number].held_bytes(task.optimizer) - held <= left
-    ]
-    if not found:
-        return 0.0, place, _NO_STEP
-    saved, number = max((round(saved, 12), number) for saved, number in found)
-    return -saved, place, number
 
+    def __init__(self, place: int, ways: Sequence[EmbeddingTable], task: ShardingTask) -> None:
+        self._place = place
+        self._fetched = np.append(_fetched(ways[0], task.batch_size, np.array(CACHE_RATIOS)), 0.0)
+        self.held_bytes = np.array([way.held_bytes(task.optimizer) for way in ways])
 
-def _saved_per_byte(less: EmbeddingTable, more: EmbeddingTable, task: ShardingTask) -> float:
-    added = more.held_bytes(task.optimizer) - less.held_bytes(task.optimizer)
-    saved = fetched_bytes(less, task.batch_size) - fetched_bytes(more, task.batch_size)
-    return saved / max(added, 1)
+    def best(self, now: int, left: float) -> tuple[float, int, int]:
+        """What the best step from *now* saves per byte (negative, for a heap), and where it leads.
+
+        Of equally good ones the largest that fits in *left* bytes.
+        """
+        added = self.held_bytes[now + 1 :] - self.held_bytes[now]
+        saved = (self._fetched[now] - self._fetched[now + 1 :]) / np.maximum(added, 1)
+        saved = np.where(added <= left, saved.round(12), -np.inf)
+        if not saved.size or saved.max() == -np.inf:
+            return 0.0, self._place, _NO_STEP
+        number = len(self.held_bytes) - 1 - int(saved[::-1].argmax())
+        return -float(saved.max()), self._place, number
 
 
 def fetched_bytes(table: EmbeddingTable, batch_size: int) -> float:
     """Bytes of rows that a batch fetches from host memory."""
     if table.memory is not TableMemory.HOST_CACHED:
         return 0.0
+    return float(_fetched(table, batch_size, table.cached_ratio))
+
+
+def _fetched(
+    table: EmbeddingTable, batch_size: int, cached_ratio: float | Floats
+) -> float | Floats:
+    """The same with caches of *cached_ratio* of the rows."""
     draws = batch_size * table.pooling_factor
-    rows = missed_rows(table.popularity, table.cached_ratio * table.rows, draws)
-    return float(rows) * table.width * table.dtype.size_bytes
+    rows = missed_rows(table.popularity, cached_ratio * table.rows, draws)
+    return rows * table.width * table.dtype.size_bytes

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from embeddings.plan import Shard, ShardingKind, ShardingPlan
 from embeddings.plan_document import find_unrunnable
 from embeddings.popularity import Floats, Int64s
-from embeddings.table import EmbeddingTable
+from embeddings.table import NARROWEST, EmbeddingTable
 from perfmodel.base.compiling import compiled
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import BYTES_PER_GIB
@@ -51,7 +51,7 @@ class ShardingTask:
     ranks_per_host: int | None = None
     seed: int = 0
     data_parallel_below_bytes: int = 0
-    min_width: int = 32
+    min_width: int = NARROWEST
     max_shard_bytes: int = 24 * 2**30
     number_bytes: int = 0
     key_bytes: int = 0
@@ -80,7 +80,7 @@ class ShardingTask:
             kind
             for kind in ShardingKind
             if kind not in refused
-            and (not table.sharding_types or kind.value in table.sharding_types)
+            and (not table.sharding_types or kind.value in table.allowed_kinds)
         )
 
     def allows(self, table: EmbeddingTable, kind: ShardingKind, ranks: Sequence[int]) -> bool:
@@ -179,7 +179,7 @@ def find_broken(plan: ShardingPlan, framework: str = "") -> tuple[int, ...]:
 def _is_kept(plan: ShardingPlan, place: int) -> bool:
     table = plan.tables[place]
     held = {shard.rank for shard in plan.shards_of_table[place]} or set(range(plan.rank_count))
-    is_kind = not table.sharding_types or plan.kinds[place].value in table.sharding_types
+    is_kind = not table.sharding_types or plan.kinds[place].value in table.allowed_kinds
     return is_kind and (not table.ranks or held <= set(table.ranks))
 
 
@@ -237,7 +237,7 @@ def _place_as_allowed(
     own = plan.kinds[place]
     # What was cut because it is large stays cut.
     own = own if own in task.kinds_of(table) else ShardingKind.ROW_WISE
-    words = table.sharding_types or (own, ShardingKind.TABLE_WISE)
+    words = table.allowed_kinds or (own, ShardingKind.TABLE_WISE)
     for kind in map(ShardingKind, words):
         if kind not in task.kinds_of(table):
             continue

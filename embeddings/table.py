@@ -20,6 +20,8 @@ OPTIMIZERS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 0, "adam": 2}
 """Updates that are fused into the backward pass, and the numbers of state per weight of each."""
 KERNELS = ("fbgemm", "fbgemm_2022", "two_step", "table_batched")
 """Implementations of the fused kernel."""
+NARROWEST = 32
+"""Columns of the narrowest piece that tables are cut into."""
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 MOST_TABLES, MOST_ROWS, MOST_WIDTH, MOST_LOOKUPS = 2**16, 10**12, 2**24, 1e9
 """Far above any real model; beyond these limits products of sizes overflow."""
@@ -132,6 +134,12 @@ class EmbeddingTable:
     def is_constrained(self) -> bool:
         """Whether it states how it may be cut, or on which ranks it may be."""
         return bool(self.sharding_types or self.ranks)
+
+    @property
+    def allowed_kinds(self) -> tuple[str, ...]:
+        """What *sharding_types* names; column-wise, a table too narrow to cut is one piece."""
+        is_whole = "column_wise" in self.sharding_types and self.width < 2 * NARROWEST
+        return (*self.sharding_types, *(("table_wise",) if is_whole else ()))
 
     def __hash__(self) -> int:
         """By what usually distinguishes tables: plans ask for the terms of a million pieces."""

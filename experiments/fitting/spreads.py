@@ -1,7 +1,7 @@
 """Spreads: what runs with whole sources left out say of intervals.
 
-A run's spread is that of its stack and chip, beside parts for what is known of it: experts,
-formats, communication, host, and the errors of its kernels (`FamilySpread.features`).
+A run's spread is that of its stack and chip, beside parts for what is known of it: experts and
+their host, formats, guesses, and the errors of its kernels (`FamilySpread.features`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from experiments.fitting.problem import Problem
 from experiments.fitting.runs import Case
 
 FEATURES: dict[str, tuple[str, ...]] = {
-    "transformer": (
-        *("kernels", "communication", "host"),
-        *("experts", "host of experts", "eight_bits", "four_bits", "guesses"),
-    ),
+    "transformer": ("kernels", "experts", "host of experts", "four_bits", "guesses"),
     "dlrm": (),
 }
 SEEN = {"transformer": 1.1, "dlrm": 1.1}

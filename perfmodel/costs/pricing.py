@@ -174,14 +174,10 @@ def features_of(
     errors_ns[FAMILIES.index("host")] = 0.0
     formats = {op.dtype for op in job.ops if isinstance(op, Gemm | GroupedGemm)}
     has_experts = float(any(isinstance(op, GroupedGemm) for op in job.ops))
-    host = min(float(host_ns) / device_ns, 1.0)
     return {
         KERNELS: float(np.linalg.norm(errors_ns)) / device_ns,
-        "communication": float(by_family[FAMILIES.index(COMMUNICATION_FAMILY)]) / device_ns,
-        "host": host,
         "experts": has_experts,
-        "host of experts": host * has_experts,
-        "eight_bits": float(any(one.size_bits == BITS_PER_BYTE for one in formats)),
+        "host of experts": has_experts * min(float(host_ns) / device_ns, 1.0),
         "four_bits": float(any(one.size_bits < BITS_PER_BYTE for one in formats)),
     }
 

@@ -30,8 +30,12 @@ class Straggler:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether others wait for it at all."""
-        return self.waited_ns >= 1
+        """Whether others wait for it long enough to tell."""
+        return self.waited_ns >= LEAST_NS
+
+
+LEAST_NS = 100
+"""What is shorter nobody can measure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,11 @@ def compare_works(first: PlanWork, second: PlanWork) -> tuple[str, ...]:
     """Sentences that say why *first* is faster than *second*, or is not."""
     apart_ns = second.iteration_ns - first.iteration_ns
     word = "longer" if apart_ns >= 0 else "less"
-    takes = f"{format_duration(abs(apart_ns))} {word} than" if abs(apart_ns) >= 1 else "as long as"
+    takes = (
+        f"{format_duration(abs(apart_ns))} {word} than"
+        if abs(apart_ns) >= LEAST_NS
+        else "as long as"
+    )
     sentences = [
         f"{second.name} takes {takes} {first.name}: "
         + (_parts(first, second) or "no part of it differs much")

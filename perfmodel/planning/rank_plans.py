@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,13 @@ from perfmodel.planning.plan_work import (
     find_straggler,
 )
 from perfmodel.planning.question import RankQuestion
-from perfmodel.planning.ranking import RankedPlan, Ranking, beats_next, number_ties
+from perfmodel.planning.ranking import (
+    RankedPlan,
+    Ranking,
+    beats_next,
+    join_reasons,
+    number_ties,
+)
 from perfmodel.prediction.answer import PathShare, Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.plans.evaluator import (
@@ -36,6 +43,7 @@ from perfmodel.prediction.plans.evaluator import (
 )
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
+from perfmodel.workloads.dlrm.dense import dense_parameters
 from perfmodel.workloads.dlrm.run import DlrmRun
 
 PAIR_SIGMA = 0.134
@@ -58,7 +66,7 @@ def rank_plans(
     loaded = load_task(question)
     made = make_plans(question, loaded, executor, on_phase)
     if not made.plans:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in made.refused)
+        reasons = "; ".join(join_reasons(made.refused))
         raise PlanError(f"rank: no plan could be made. {reasons}")
     ranking = order_plans(loaded.evaluator, question, made, executor=executor, on_phase=on_phase)
     return replace(ranking, facts=(*ranking.facts, *loaded.facts))
@@ -100,12 +108,15 @@ def order_plans(
 
 def _facts(evaluator: PlanEvaluator, question: RankQuestion) -> tuple[str, ...]:
     spec, cluster = evaluator.spec, evaluator.cluster
-    tables = spec.embedding.tables()
+    tables, named = spec.embedding.tables(), spec.name
+    if question.tables is not None:
+        dense = f"{dense_parameters(spec) / 1e6:,.3g} M parameters"
+        named = f"{Path(question.tables).name}, with the dense part of {spec.name} ({dense})"
     total = sum(table.size_bytes for table in tables) / BYTES_PER_GIB
     hosts = f"{cluster.host_count} host{'s' if cluster.host_count > 1 else ''}"
     return (
         f"{question.topology}: {hosts}, {cluster.rank_count} ranks",
-        f"{spec.name}: {len(tables)} tables, {total:.1f} GiB of weights",
+        f"{named}: {len(tables)} tables, {total:.1f} GiB of weights",
         f"batch {spec.batch:,}, {spec.batch // cluster.rank_count:,} samples per rank",
         f"stack {evaluator.stack.name}",
     )

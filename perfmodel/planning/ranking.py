@@ -111,10 +111,7 @@ class Ranking(Shown):
     @property
     def refusals(self) -> tuple[str, ...]:
         """Why plans could not be made, one line per reason."""
-        names: dict[str, list[str]] = {}
-        for name, reason in self.refused:
-            names.setdefault(reason, []).append(name)
-        return tuple(f"{', '.join(some)}: {reason}" for reason, some in names.items())
+        return join_reasons(self.refused)
 
     @property
     def loader(self) -> tuple[str, ...]:
@@ -160,6 +157,14 @@ class Ranking(Shown):
         if len(ties) > 1:
             words = f"{', '.join(ties)} are tied and fastest"
         return f"{words}, {100 * ahead:.0f} % ahead of {after.plan.name}; limited by {bound}."
+
+
+def join_reasons(refused: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Names and reasons of *refused*, one line per reason."""
+    names: dict[str, list[str]] = {}
+    for name, reason in refused:
+        names.setdefault(reason, []).append(name)
+    return tuple(f"{', '.join(some)}: {reason}" for reason, some in names.items())
 
 
 def number_ties(times_ns: Sequence[float]) -> list[int]:

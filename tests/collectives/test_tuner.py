@@ -278,11 +278,6 @@ def test_between_hosts_the_processor_decides_what_ll_is_planned_with(cpu, ll_bus
     assert tuner.bandwidth_bytes_per_s(kind, ring_ll) == pytest.approx(ll_bus * 16 / 30)
     # 8 steps cross a border at 2.7 us; the proxies of the other 22 take longer than 0.6 us.
     assert tuner.latency_ns(kind, ring_ll) == pytest.approx(6_600 + 8 * 2_700 + 22 * proxy_ns)
-    # A plugin that reports a latency makes crossings dearer, Simple's twice.
-    far = replace(tuner, plan_latency_ns=75_000.0)
-    assert far.latency_ns(kind, ring_ll) - tuner.latency_ns(kind, ring_ll) == 8 * 75_000
-    simple = (CollectiveAlgorithm.RING, Protocol.SIMPLE)
-    assert far.latency_ns(kind, simple) - tuner.latency_ns(kind, simple) == 16 * 75_000
     # Before 2.21 a quarter of the bus.
     slow = replace(tuner, release=(2, 20), wiring=replace(wiring, nic_bandwidth_bytes_per_s=40e9))
     assert slow.bandwidth_bytes_per_s(kind, ring_ll) == pytest.approx(10e9 * 16 / 30)

@@ -95,3 +95,14 @@ def test_files_state_constraints_as_lists_or_words(tmp_path):
     yaml.write_text("tables:\n  - {name: a, rows: 10, width: 8, sharding_types: [by_magic]}\n")
     with pytest.raises(PlanError, match="by_magic"):
         load_tables(yaml)
+
+
+def test_a_table_too_narrow_to_cut_is_column_wise_in_one_piece():
+    narrow, wide = (
+        EmbeddingTable(name, rows=64, width=width, sharding_types=("column_wise",))
+        for name, width in (("narrow", 32), ("wide", 64))
+    )
+    task = ShardingTask((narrow, wide), rank_count=2, room_bytes=2**30, batch_size=8)
+    plan = build_named_plan("naive", task)
+    assert [kind.value for kind in plan.kinds] == ["table_wise", "column_wise"]
+    assert not find_broken(plan)

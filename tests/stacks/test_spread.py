@@ -115,11 +115,11 @@ def test_what_the_file_says_does_not_change_under_a_question():
 
 def test_what_a_job_has_of_a_feature_widens_its_interval_by_as_much():
     known = load_spread().families["transformer"].features
-    features = {"experts": 1.0, "communication": 0.5}
+    features = {"experts": 1.0, "host of experts": 0.5}
     wide = spread(KNOWN, features=features)
-    parts = known["experts"], 0.5 * known["communication"]
+    parts = known["experts"], 0.5 * known["host of experts"]
     assert wide.relative_sigma == pytest.approx(math.hypot(0.05, *parts))
-    assert f"of it experts {known['experts']:.0%}" in wide.sentence
+    assert f", experts {known['experts']:.0%}" in wide.sentence
     # Features of kernels are counted, so their errors are not drawn besides.
     assert wide.includes_kernels
     assert not spread(replace(KNOWN, family="dlrm"), features=features).includes_kernels

@@ -169,7 +169,7 @@ def choose(parts: Parts) -> list[int]:
         said = worth @ (unknown**2 / (np.diag(unknown) + NOISE**2)) / SIGMA**2
         best = int(np.argmax(np.where(is_open, said, 0.0)))
         if not is_open[best] or said[best] <= least:
-            return places[chosen].tolist()
+            return [int(place) for place in places[chosen]]
         chosen.append(best)
         is_open[best] = False
         for is_alike, most in ((is_call, MOST_CALLS), (~is_call, MOST_KERNELS)):

@@ -23,6 +23,9 @@ _MISSING = object()
 _MOST, _MOST_REPEATS = 1e12, 65_536
 REPEATED = "\0repeated"
 """The key of arguments that a command line gives several times."""
+MOST_LAYERS = 10_000
+COUNTS = ("prompts", "samples", "steps", "layers", "first", "last")
+"""Parts of fields that are whole numbers from one, though a file may leave them out."""
 SPELLING_CUTOFF = 0.93
 """An unknown key so like a known one is a misspelling of it."""
 
@@ -118,8 +121,9 @@ class FieldReader:
         else:
             value = self.content[key]
             # A pattern may be one number or say every layer, and an option be a word.
-            is_count = type(source.default) is int and part not in ("pattern", "option")
-            least = min(source.default, 0) if is_count else None
+            least = 1 if part in COUNTS else None
+            if type(source.default) is int and part not in ("pattern", "option"):
+                least = 1 if target.startswith("parallel.") else min(source.default, 0)
             if isinstance(value, str) and "$" in value:
                 fault = f"is the reference {quote(value)}, which only its program can resolve. "
                 fault += f"Write the value there, or give --set {target}=VALUE"

@@ -18,7 +18,7 @@ from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.forms import Form, read_mapping
 from perfmodel.base.reading import quote
-from perfmodel.extensions.formats.models.fields import FieldReader, FieldUse
+from perfmodel.extensions.formats.models.fields import MOST_LAYERS, FieldReader, FieldUse
 from perfmodel.extensions.formats.models.layer_kinds import (
     layer_words,
     pattern_of,
@@ -32,7 +32,6 @@ TOKENS_PER_BATCH = 2**20
 """What is assumed where a file says nothing: tokens of a sequence, and of a batch."""
 _LANGUAGE = ("forcausallm", "forconditionalgeneration", "lmheadmodel")
 _MASKED = ("formaskedlm", "forpretraining", "model")
-MOST_LAYERS = 10_000
 FFN_RATIO, MASKED_SHARE = 4, 0.15
 """The width of a network that is not stated, in hidden widths, and how many tokens are masked."""
 _WINDOWS = {

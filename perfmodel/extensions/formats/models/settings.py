@@ -19,6 +19,7 @@ from perfmodel.base.errors import WorkloadError
 from perfmodel.base.forms import Form, read_mapping
 from perfmodel.base.reading import quote
 from perfmodel.extensions.formats.models.fields import (
+    MOST_LAYERS,
     REPEATED,
     FieldReader,
     FieldUse,
@@ -239,7 +240,8 @@ def _add_vocabulary(table: SettingsTable, flat: dict[str, Any]) -> Iterator[str]
 
 def _finish_batch(values: dict[str, Any], fields: FieldReader, table: SettingsTable) -> None:
     """Bytes of a bucket, and the batch of a data-parallel rank where none of the job is stated."""
-    if count := values.get("bucket:elements"):
+    count = values.get("bucket:elements")
+    if isinstance(count, int | float):
         usual = values.get("training.precision", "fp32") if table.stack == "deepspeed" else "fp32"
         size = DType(values.get("training.gradient_dtype", usual)).size_bytes
         values["training.bucket_size"] = f"{int(count * size)} B"
@@ -286,19 +288,21 @@ def _finish_stages(values: dict[str, Any], fields: FieldReader) -> None:
     ends = [values.get(f"stages:{part}") for part in ("first", "last")]
     pp, chunks = values.get("parallel.pp", 1), values.get("parallel.interleaving", 1)
     layers = fields.content.get("num_layers")
+    counts: list[int] = []
     if pattern := values.get("stages:layout"):
         values["parallel.stage_layers"] = counts = _layers_of_stages(pattern)
-        values["parallel.interleaving"] = max(1, len(counts) // pp)
+        values["parallel.interleaving"] = chunks = max(1, len(counts) // pp)
     elif any(ends) and pp > 1 and isinstance(layers, int):
         inner, left = pp - 2 + ends.count(None), layers - sum(one or 0 for one in ends)
         first, last = ([one] if one is not None else [] for one in ends)
         counts = [*first, *[left // max(inner, 1)] * inner, *last]
-        if sum(counts) != layers or any(one % chunks for one in counts):
-            fields.faults.add(
-                "decoder_first_pipeline_num_layers",
-                f"must leave equal stages: {layers} layers over {pp} stages of {chunks} parts",
-            )
         values["parallel.stage_layers"] = [one // chunks for one in counts] * chunks
+    is_uneven = not pattern and any(one % chunks for one in counts)
+    if counts and isinstance(layers, int) and (sum(counts) != layers or is_uneven):
+        fields.faults.add(
+            "pipeline_model_parallel_layout" if pattern else "decoder_first_pipeline_num_layers",
+            f"must place {layers} layers, in equal stages: {pp} of {chunks} parts, got {counts}",
+        )
 
 
 def _layers_of_stages(pattern: Any) -> list[int]:
@@ -306,6 +310,8 @@ def _layers_of_stages(pattern: Any) -> list[int]:
     if isinstance(pattern, list):
         return [stage.count("decoder") for stage in pattern]
     words = re.sub(r"[\s,]", "", str(pattern))
+    # No stage has thousands of layers; the rest does not add up to those of the model.
+    words = re.sub(r"\d{4,}", "0", words)
     for group in (r"\(([^()]*)\)\*(\d+)", r"(\w)\*(\d+)"):
         words = re.sub(group, lambda match: match[1] * int(match[2]), words)
     return [stage.count("t") for stage in words.split("|")]
@@ -315,7 +321,7 @@ def _finish_model(values: dict[str, Any], fields: FieldReader, table: SettingsTa
     """What several of Megatron's arguments decide together about the model."""
     content, hidden = fields.content, values.get("model.hidden")
     fields.note("group_query_attention", "multi_latent_attention")
-    if "model.ffn" not in values and hidden:
+    if "model.ffn" not in values and isinstance(hidden, int):
         # Megatron's own default: of a gated network two thirds, in whole blocks of 64.
         is_gated = values.get("model.gated_ffn")
         values["model.ffn"] = 4 * hidden * 2 // 3 // 64 * 64 if is_gated else 4 * hidden
@@ -325,9 +331,9 @@ def _finish_model(values: dict[str, Any], fields: FieldReader, table: SettingsTa
         fault = "has no effect without group_query_attention; state that, or take it out"
         fields.faults.add("num_query_groups", fault)
     values["model.dropout"] = bool(values.get("model.dropout"))
-    if "model.head" in values and "sequence_length" in values:
-        share = values.get("masked_tokens:share", 0.15)
-        values["masked_tokens"] = max(1, round(share * values["sequence_length"]))
+    length, share = values.get("sequence_length"), values.get("masked_tokens:share")
+    if "model.head" in values and isinstance(length, int) and isinstance(share, int | float):
+        values["masked_tokens"] = max(1, round(share * length))
     if content.get("multi_latent_attention"):
         latent = {"head_dim": 128, "kv_lora_rank": 512, "rope_dim": 64}
         for key in (*latent, "q_lora_rank", "value_dim"):
@@ -335,7 +341,7 @@ def _finish_model(values: dict[str, Any], fields: FieldReader, table: SettingsTa
     if "model.window" in values:
         first = re.search(r"\d+", str(values["model.window"]))
         values["model.window"] = int(first[0]) if first else None
-    if isinstance(layers := values.get("model.layers"), int):
+    if isinstance(layers := values.get("model.layers"), int) and layers <= MOST_LAYERS:
         _finish_layers(values, _networks(values, layers, fields), fields, table)
 
 

@@ -36,6 +36,7 @@ from perfmodel.extensions.measurements.calibration.own_kernels import (
     files_of,
     learn_calls,
     learning_of,
+    name_kernel,
     spot_of,
 )
 from perfmodel.graph.durations import DurationTable
@@ -371,8 +372,9 @@ class Parts:
         found: dict[Spot, TimedCall] = {}
         sums: dict[Spot, Floats] = {}
         for call, time_ns, unsure_ns in iter_kernels(priced, cluster):
-            spot = spot_of(call.op, ranks=call.ranks, hosts=call.hosts)
-            found.setdefault(spot, call)
+            op = name_kernel(call.op, cluster.device, stack)
+            spot = spot_of(op, ranks=call.ranks, hosts=call.hosts)
+            found.setdefault(spot, call._replace(op=op))
             sums[spot] = sums.get(spot, np.zeros(2)) + np.array([time_ns, unsure_ns])
         times, unsure = np.array([*sums.values()]).reshape(-1, 2).T
         return cls(
@@ -435,7 +437,7 @@ def iter_kernels(priced: PricedJob, cluster: Cluster) -> Iterator[tuple[TimedCal
             if isinstance(op, Communication):
                 group = int(job.rank_group[rank, int(program.slot[task])])
                 ranks = job.groups[group].ranks
-                hosts = len({int(cluster.host_of_rank[one]) for one in ranks})
+                hosts = len(np.unique(cluster.seats_of(np.array(ranks))[0]))
                 yield TimedCall(op, len(ranks), hosts), *sums
             elif type(op) in KINDS.values():
                 yield TimedCall(op, 1, 1), *sums

@@ -118,7 +118,6 @@ def load_blocks() -> Blocks:
         "machines": (),
         "protocols": every,
         "pair_ll_bytes": 0,
-        "plan_latency_ns": 0.0,
         "tree_reach": 1.0,
     }
 

@@ -54,7 +54,7 @@ KINDS: Mapping[str, type[Any]] = {
 }
 """What a row can be, by the word in its column `kind`."""
 _NO_SIZES = frozenset(
-    {"launches", "flops", "loads_singly", "kernel", "byte_matrix", "root", "is_queued", "routing"}
+    {"launches", "flops", "loads_singly", "byte_matrix", "root", "is_queued", "routing"}
 )
 """Fields that tables do not state: a measurement has their usual value."""
 SIGMA, COMMON, NOISE = 0.15, 0.4, 0.1
@@ -89,6 +89,13 @@ def spot_of(op: Any, *, ranks: int = 1, hosts: int = 1) -> Spot:
     words = [key if is_size[key] else one for key, one in cells.items()]
     sizes = [math.log2(1.0 + one) for key, one in cells.items() if is_size[key]]
     return Spot(type(op), (*words,), (*sizes,))
+
+
+def name_kernel(op: Any, device: Device, stack: SoftwareStack) -> Any:
+    """*op*; attention by the kernel that *stack* takes on *device*, if it names none."""
+    if isinstance(op, Attention) and op.kernel == "auto":
+        return replace(op, kernel=stack.attention_kernel(device.generation))
+    return op
 
 
 def row_of(op: Any) -> dict[str, Any]:
@@ -260,7 +267,7 @@ def learning_of(device: Device, stack: SoftwareStack) -> Learning:
             for one in load_kernels(path, changed_ns).kernels
             if one.device == device.name and one.kind != "collective"
         ]
-        ops = [op_of(one.kind, one.cells) for one in rows]
+        ops = [name_kernel(op_of(one.kind, one.cells), device, stack) for one in rows]
         logs = np.log([one.time for one in rows]) - np.log(price_timed(rows, ops, device, stack))
         while len(_LEARNT) >= _MOST_LEARNT:
             del _LEARNT[next(iter(_LEARNT))]
@@ -292,7 +299,8 @@ def adjust_ops(
     found: Estimates, ops: Sequence[Op], device: Device, stack: SoftwareStack
 ) -> Estimates:
     """*found*, the prices of *ops*, as the timed kernels of *device* have them."""
-    logs, left = learning_of(device, stack).answer([spot_of(op) for op in ops])
+    spots = [spot_of(name_kernel(op, device, stack)) for op in ops]
+    logs, left = learning_of(device, stack).answer(spots)
     return replace(
         found,
         duration_ns=found.duration_ns * np.exp(logs),

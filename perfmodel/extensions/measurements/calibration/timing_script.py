@@ -5,9 +5,10 @@
                                                  the time of the slowest GPU counts
     python measure.py --dry-run                  small tensors on a CPU: all but the times
 
-Needs torch alone (lookups: FBGEMM, too). A kernel is repeated for --seconds, so that the GPU
-reaches the clock of a long run, and the second half counts. Operands rotate over copies larger
-than a cache, as in training. Products are timed in the layouts of training. Then:
+Needs torch alone (lookups FBGEMM, flash3 flash_attn_interface, too). A kernel is repeated for
+--seconds, so that the GPU reaches the clock of a long run, and the second half counts. Operands
+rotate over copies larger than a cache, as in training. Products are timed in the layouts of
+training. Then:
 
     perfmodel calibrate kernels table.csv --out my_kernels.yaml
 """
@@ -25,11 +26,12 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Row = dict[str, Any]
 Call = Callable[[], object]
@@ -37,6 +39,13 @@ Case = tuple[Row, Call]
 """What a row says besides its sizes, and what does it."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 DTYPES |= {"tf32": torch.float32, "fp64": torch.float64, "int32": torch.int32, "int64": torch.int64}
+BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash2": SDPBackend.FLASH_ATTENTION,
+    "unfused": SDPBackend.MATH,
+}
+FLASH3 = "flash3"
+"""Kernels of attention that torch has, and one with a package of its own."""
 ROTATED_BYTES, MOST_COPIES = 512 * 2**20, 16
 BATCH_S, CALLS = 0.05, 20
 """A batch of kernels takes so long; collectives are called equally often on all ranks."""
@@ -117,15 +126,30 @@ def grouped(row: Row) -> Iterator[Case]:
 
 
 def attention(row: Row) -> Iterator[Case]:
-    """Attention by the fastest kernel of torch, forward or backward."""
+    """Attention, forward or backward, by the kernel of torch that the job runs."""
+    kernel = row["kernel"] if row["on"] == "cuda" else "unfused"
+    if kernel not in (*BACKENDS, FLASH3):
+        raise UntimedError(f"no attention kernel {kernel} here")
     queries = (row["batch"], row["heads"], row["query_length"], row["head_dim"])
     keys = (row["batch"], row["kv_heads"], row["key_length"], row["head_dim"])
 
     def forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return functional.scaled_dot_product_attention(
-            query, key, value, is_causal=row["is_causal"], enable_gqa=queries[1] != keys[1]
-        )
+        if kernel == FLASH3:
+            turned = (one.transpose(1, 2) for one in (query, key, value))
+            found = import_module("flash_attn_interface").flash_attn_func(
+                *turned, causal=row["is_causal"]
+            )
+            return cast(torch.Tensor, found[0] if isinstance(found, tuple) else found)
+        with sdpa_kernel(BACKENDS[kernel]):
+            return functional.scaled_dot_product_attention(
+                query, key, value, is_causal=row["is_causal"], enable_gqa=queries[1] != keys[1]
+            )
 
+    tried = [torch.zeros(one, device=row["on"]).to(dtype_of(row)) for one in (queries, keys, keys)]
+    try:
+        forward(*tried)
+    except (ImportError, RuntimeError) as fault:
+        raise UntimedError(f"{kernel} does not run here: {fault}") from None
     if row["direction"] == "forward":
         yield {}, rotating(forward, row, queries, keys, keys)
         return

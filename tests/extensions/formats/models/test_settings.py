@@ -600,7 +600,7 @@ def test_layers_of_stages_are_read_from_a_pattern_and_from_the_ends(tmp_path):
 
     ends = "--decoder-first-pipeline-num-layers 3"
     assert read_deep(tmp_path, ends).parallel.stage_layers == (3, 5)
-    with pytest.raises(WorkloadError, match="8 layers over 2 stages"):
+    with pytest.raises(WorkloadError, match="must place 8 layers"):
         read_deep(tmp_path, f"{ends} --decoder-last-pipeline-num-layers 4")
 
 
@@ -715,3 +715,18 @@ def test_groups_of_queries_that_megatron_would_ignore_are_refused(file):
     text = SCRIPT.replace("--group-query-attention ", "")
     with pytest.raises(WorkloadError, match="num_query_groups: has no effect without"):
         load_workload(file(text))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--pipeline-model-parallel-size 0", "--rollout-batch-size many", "--num-layers 99999999999",
+        "--decoder-first-pipeline-num-layers x", "--hidden-size wide --ffn-hidden-size null",
+        "--num-layers-per-virtual-pipeline-stage -1", "--seq-length long",
+        "--recompute-granularity full --recompute-method block --recompute-num-layers x",
+        '--pipeline-model-parallel-layout "Et|(tt|)*99999999999,tttL"',
+    ],
+)  # fmt: skip
+def test_arguments_of_the_wrong_kind_are_refused_in_a_sentence(tmp_path, words):
+    with pytest.raises(WorkloadError):
+        read_deep(tmp_path, words)
