@@ -25,7 +25,6 @@ from perfmodel.reports.prediction import next_changes
 from perfmodel.reports.rank_tables import (
     load_matrix,
     memory_front,
-    parts_of_plans,
     table_matrix,
 )
 from perfmodel.reports.text import (
@@ -151,7 +150,6 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             Section("Time against memory", more=lambda: [memory_front(ranking)]),
             Section(f"Load per rank under {name}", more=lambda: [load_matrix(best)]),
             Section(f"Where {name} puts the tables", more=lambda: [table_matrix(best)]),
-            Section("Part by part", more=lambda: [parts_of_plans(ranking)]),
             Section(f"Why {name} is first", [Sentences(ranking.comparison)]),
             Section(f"What would make {name} faster", [Sentences(advice)]),
             Section("Not ranked", [Sentences(ranking.refusals)]),

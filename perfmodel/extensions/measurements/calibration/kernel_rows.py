@@ -7,6 +7,7 @@ the clock of a long run) and `residency`. Collectives name their `topology`, `ra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,9 +52,12 @@ from topologies import (
     name_devices,
 )
 
+PASSES = {"sdp_fwd": ("forward", 2), "sdp_bwd": ("backward", 5)}
+"""Attention by pass: rates in such rows count so many products, of all pairs of a causal mask."""
 KIND_WORDS = {**{word: word for word in KINDS}, "matmul": "gemm", "group_matmul": "grouped"}
+KIND_WORDS |= dict.fromkeys(PASSES, "attention")
 """What tables call a kind of kernel."""
-SIZE_WORDS = {"m_per_group": "m"}
+SIZE_WORDS = {"m_per_group": "m", "num_heads": "heads", "num_key_value_heads": "kv_heads"}
 """What tables call a size."""
 STAGES = {"dgrad": ("m", "k", "n"), "wgrad": ("n", "k", "m")}
 """Gradients whose rows state m, n, k of the forward product: where their own are among them."""
@@ -109,6 +113,7 @@ def read_table(path: Path, device: str | None) -> KernelTable:
         if word not in KIND_WORDS:
             raise InputError(f"kind must be one of {', '.join(KIND_WORDS)}, got {quote(word)}")
         kind = KIND_WORDS[word]
+        cells |= _rated_cells(word, cells)
         if kind == "collective":
             cells["kind"] = cells.get("collective")
         op = op_of(kind, {**({"dtype": "bf16"} if kind != "lookup" else {}), **cells})
@@ -130,6 +135,23 @@ def read_table(path: Path, device: str | None) -> KernelTable:
         yield timed
 
     return read_rows(frame, read)
+
+
+def _rated_cells(word: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The cells of attention of a *row* of one of PASSES, with its time by its rate."""
+    if word not in PASSES:
+        return {}
+    if missing := {"batch", "seq_len", "heads", "qk_head_dim", "v_head_dim", "tflops"} - {*row}:
+        raise InputError(f"{word} must have {', '.join(sorted(missing))}")
+    (direction, products), width = PASSES[word], row["qk_head_dim"] + row["v_head_dim"]
+    flops = products * row["batch"] * row["seq_len"] ** 2 * row["heads"] * width
+    rate = parse_rate(row["tflops"]) or math.nan
+    return {
+        "query_length": row["seq_len"], "key_length": row["seq_len"], "head_dim": width // 2,
+        "is_causal": True, "direction": direction,
+        # 1e12 operations per second are 1e9 per millisecond.
+        "latency_ms": flops / 1e9 / rate,
+    }  # fmt: skip
 
 
 def _read_benchmark(kind: str, path: Path, device: str | None) -> KernelTable:

@@ -145,3 +145,19 @@ def test_gradients_stated_by_the_sizes_of_the_forward_product_are_put_in_order(t
 
     # The gradient of a weight of 3,072 x 5,120 sums over 1,232 tokens.
     assert kernel.op == GroupedGemm(20, 3072, 5120, 1232, DType.BF16)
+
+
+def test_rates_of_attention_count_all_pairs_and_five_products_backward(tmp_path):
+    header = "device,op,under_load,latency_ms,batch,seq_len,num_heads,num_key_value_heads,"
+    header += "qk_head_dim,v_head_dim,tflops"
+    rows = [f"b200_sxm,{word},1,,1,4096,64,8,192,128,1000" for word in ("sdp_fwd", "sdp_bwd")]
+    table = tmp_path / "sdp.csv"
+    table.write_text("\n".join([header, *rows]) + "\n")
+
+    forward, backward = read_tables([table], None)[0].kernels
+
+    # 2 x 4096^2 pairs x 64 heads x (192 + 128) = 0.687e12 operations at 1e15 a second.
+    assert forward.measured_ns == pytest.approx(687.2e3, rel=1e-3)
+    assert backward.measured_ns == pytest.approx(2.5 * forward.measured_ns)
+    assert (forward.op.head_dim, forward.op.kv_heads, forward.op.is_causal) == (160, 8, True)
+    assert backward.op.direction is Pass.BACKWARD
