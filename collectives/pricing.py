@@ -227,7 +227,7 @@ def _price_choice(
         stretch = (duration_ns - latency_ns) / slowest_ns if slowest_ns > 0 else 0.0
         sigma = calibration.relative_sigma(wiring, call.kind, size, ratio)
         sigma = math.hypot(sigma, UNSEEN_SIGMA) if wiring.is_unseen else sigma
-        if wiring.call_latency_ns and duration_ns > 0:
+        if wiring.call_latency_ns:
             waiting = min(wiring.call_latency_ns / duration_ns, 1.0)
             moving = (1.0 - waiting) * max(sigma, SHARED_SIGMA)
             sigma = math.hypot(moving, waiting * WAITING_SIGMA)

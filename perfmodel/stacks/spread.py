@@ -20,7 +20,7 @@ from pydantic import Field
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.fields import Count, Line
 from perfmodel.base.forms import Form, load_document
-from perfmodel.stacks.stack import Evidence, SoftwareStack
+from perfmodel.stacks.stack import SoftwareStack
 
 FILE = Path(__file__).parent / "spread.yaml"
 _Sigma = Annotated[float, Field(strict=True, ge=0, le=2)]
@@ -122,10 +122,12 @@ def find_spread(
         )
     own = stack.evidence.get(architecture)
     if own is not None:
-        base, words = own.spread, f"{_count(own)} with {stack.name} on {architecture}"
+        sources = f"{own.sources} publisher{'s' if own.sources > 1 else ''}"
+        words = f"{own.rows} runs of {sources} with {stack.name} on {architecture}"
+        base = own.spread
     elif stack.evidence:
-        chips = ", ".join(stack.evidence)
         base = max(family.other_chip, *(one.spread for one in stack.evidence.values()))
+        chips = ", ".join(stack.evidence)
         words = f"runs with {stack.name} on other GPUs ({chips}), none on {architecture}"
     else:
         base = family.no_runs
@@ -134,10 +136,9 @@ def find_spread(
             f"none with {stack.name}"
         )
     parts = {name: one * features.get(name, 0.0) for name, one in family.features.items()}
-    told = {name: one for name, one in parts.items() if one > base / 2}
+    told = sorted((one, name) for name, one in parts.items() if one > base / 2)
     if told:
-        widest = (f"{name} {one:.0%}" for name, one in sorted(told.items(), key=lambda it: -it[1]))
-        words += f"; of it {', '.join(widest)}"
+        words += f"; of it {', '.join(f'{name} {one:.0%}' for one, name in reversed(told))}"
     most = max((one.hosts for one in stack.evidence.values()), default=1)
     further = family.per_doubling * max(math.log2(max(hosts, 1) / most), 0.0)
     if further:
@@ -149,11 +150,6 @@ def find_spread(
     sigma = math.hypot(base, further, fewer, *parts.values())
     sentence = f"Interval: {sigma:.0%} (1 sigma) on every cost, from {words}."
     return Spread(sigma, sentence, includes_kernels=KERNELS in family.features)
-
-
-def _count(evidence: Evidence) -> str:
-    sources = f"{evidence.sources} publisher{'s' if evidence.sources > 1 else ''}"
-    return f"{evidence.rows} runs of {sources}"
 
 
 @lru_cache(maxsize=1)

@@ -18,7 +18,7 @@ Examples:
   perfmodel whatif --list
   perfmodel whatif job/ --apply scale:match=gemm,factor=0.5
   perfmodel whatif job/ --apply "gap:before=SendRecv,rank=2,to=20.5ms" --apply host_overhead
-  perfmodel whatif job/ --apply recompute --sweep bucket:size=25MB,100MB --report sizes.html
+  perfmodel whatif job/ --sweep scale:match=gemm,factor=0.25:1:x2 --report factors.html
   perfmodel whatif built_job/ --topology dgx_h100 --apply bucket:size=100MB
 \b
 JOB is a folder that `perfmodel import` or `save_job` wrote. A what-if is NAME, or
@@ -29,7 +29,7 @@ NAME:key=value,key=value. Patterns are found anywhere in a label, `*` is anythin
 ADVISE_EPILOG = """\b
 Examples:
   perfmodel advise job/
-  perfmodel advise emulated/ --topology dgx_h100
+  perfmodel advise built_job/ --topology dgx_h100
   perfmodel advise question.yaml --report advice.html
 """
 
