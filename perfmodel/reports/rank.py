@@ -160,6 +160,13 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
     ).warned(ranking.cautions)
 
 
+def _odds(share: float | None) -> str:
+    """*share* in words; no draw shows that an order is certain."""
+    if share is None:
+        return ""
+    return "over 99 %" if share > 0.99 else f"{100 * share:.0f} %"
+
+
 def _table(ranking: Ranking) -> Table:
     rows, above = [], 0
     for plan in ranking.plans:
@@ -169,7 +176,7 @@ def _table(ranking: Ranking) -> Table:
             plan.plan.name,
             f"{plan.answer.iteration_ns / NS_PER_MS:.3f}",
             f"{interval.low_ns / NS_PER_MS:.2f} to {interval.high_ns / NS_PER_MS:.2f}",
-            "" if plan.beats_next is None else f"{100 * plan.beats_next:.0f} %",
+            _odds(plan.beats_next),
             plan.bound,
             f"rank {plan.straggler.rank}: {', '.join(plan.straggler.tables) or 'no table'}"
             if plan.straggler.is_awaited
