@@ -9,23 +9,26 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint
 TEST_WORKERS ?= 2
 
 CUDA_TORCH ?= 2.15.0
+CUDA_TRITON ?= 3.9.0
 CUDA := .venv/cuda-$(CUDA_TORCH).stamp
+CUDA_PIP := .venv/cuda/bin/python -m pip install -qq --disable-pip-version-check
 
 .PHONY: predict emulate test lint core check bench mutants fuzz laws faults docs manual scoreboard figures release clean
 
 predict: $(PROGRAM)
 	@$(BIN)/perfmodel predict --topology dgx_h100.yaml
 
-test: $(TOOLS)
+test: $(TOOLS) $(CUDA)
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal
 
-# An environment with the CUDA build of torch, as published and without NVIDIA's packages, for `emulate --python`.
+# The environment that `perfmodel emulate` runs scripts in: a CUDA build of torch and its Triton as published, without NVIDIA's packages.
 emulate: $(CUDA)
 
-$(CUDA):
-	$(PYTHON) -m venv .venv/cuda
-	.venv/cuda/bin/python -m pip install -qq --disable-pip-version-check --no-deps torch==$(CUDA_TORCH)
-	.venv/cuda/bin/python -m pip install -qq --disable-pip-version-check numpy sympy networkx jinja2 filelock typing_extensions fsspec setuptools
+$(CUDA): | $(PROGRAM)
+	@echo "Setting up .venv/cuda with torch $(CUDA_TORCH) for emulation (once, 830 MB to download) ..."
+	@$(PYTHON) -m venv .venv/cuda
+	@$(CUDA_PIP) --no-deps torch==$(CUDA_TORCH) triton==$(CUDA_TRITON)
+	@$(CUDA_PIP) --constraint constraints.txt numpy sympy networkx jinja2 filelock typing_extensions fsspec setuptools
 	@touch $@
 
 lint: $(TOOLS)

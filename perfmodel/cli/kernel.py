@@ -163,8 +163,12 @@ def _answer(ops: Sequence[Op], target: Target) -> None:
     """Price *ops* on the *target*."""
     from perfmodel.reports.op_prices import report_kernel
 
-    place = {"device": target.device, "stack": target.stack, "calibration": target.calibration}
-    answers = [api.price_kernel(op, **place) for op in ops]
+    answers = [
+        api.price_kernel(
+            op, device=target.device, stack=target.stack, calibration=target.calibration
+        )
+        for op in ops
+    ]
     # A lookup is answered with its update inside.
     document, *updates = [answer.to_json() for answer in answers]
     Outputs(target.json_file, is_strict=target.is_strict).write(

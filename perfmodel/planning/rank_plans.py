@@ -116,7 +116,7 @@ def _facts(evaluator: PlanEvaluator, question: RankQuestion) -> tuple[str, ...]:
     hosts = f"{cluster.host_count} host{'s' if cluster.host_count > 1 else ''}"
     return (
         f"{question.topology}: {hosts}, {cluster.rank_count} ranks",
-        f"{named}: {len(tables)} tables, {total:.1f} GiB of weights",
+        f"{named}: {len(tables):,} tables, {total:.1f} GiB of weights",
         f"batch {spec.batch:,}, {spec.batch // cluster.rank_count:,} samples per rank",
         f"stack {evaluator.stack.name}",
     )

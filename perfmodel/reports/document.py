@@ -6,6 +6,7 @@ scenarios give equal bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,13 @@ from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS
 from perfmodel.reports.text import format_ranks, pick, to_question_document
 
 if TYPE_CHECKING:
+    from perfmodel.graph.job import RankMemory
     from perfmodel.prediction.answer import (
         Explanation,
         Interval,
         OpenSetting,
         PathShare,
         Prediction,
-        RankClass,
         RankWait,
         TimeParts,
     )
@@ -54,9 +55,9 @@ def to_document(
         "breakdown_ms": parts_ms(why.time),
         "ranks": [
             {
-                **_ranks(entry),
+                **ranks_document(entry.ranks),
                 "breakdown_ms": parts_ms(entry.time),
-                "memory_gib": _gib(entry.memory.total_bytes) if entry.memory.parts else None,
+                "memory_gib": to_gib(entry.memory.total_bytes) if entry.memory.parts else None,
             }
             for entry in why.rank_classes
         ],
@@ -166,8 +167,14 @@ def _throughput(prediction: Prediction, price: float | None) -> dict[str, Any] |
     }
 
 
-def _gib(size_bytes: int) -> float:
+def to_gib(size_bytes: int) -> float:
+    """*size_bytes* in GiB."""
     return round(size_bytes / BYTES_PER_GIB, 6)
+
+
+def parts_gib(memory: RankMemory) -> dict[str, float]:
+    """The parts of *memory* in GiB, by their names."""
+    return {part.name: to_gib(part.size_bytes) for part in memory.parts}
 
 
 def parts_ms(time: TimeParts) -> dict[str, float]:
@@ -180,8 +187,8 @@ def shares_by_provenance(why: Explanation) -> dict[str, float]:
     return {kind.word: round(ratio, 6) for kind, ratio in why.provenance_ratio.items()}
 
 
-def _ranks(rank_class: RankClass) -> dict[str, Any]:
-    ranks = rank_class.ranks
+def ranks_document(ranks: Sequence[int]) -> dict[str, Any]:
+    """*ranks* in full, and how many."""
     return {"ranks": format_ranks(ranks, max_pieces=EXACT), "count": len(ranks)}
 
 
@@ -204,15 +211,15 @@ def _memory(prediction: Prediction) -> dict[str, Any] | None:
     if memory is None:
         return None
     return {
-        "capacity": _gib(memory.capacity_bytes),
+        "capacity": to_gib(memory.capacity_bytes),
         "fits": memory.fits,
         "fits_probability": round(memory.probability, 6),
-        "peak": _gib(memory.peak_bytes),
+        "peak": to_gib(memory.peak_bytes),
         "by_rank": [
             {
-                **_ranks(entry),
-                "peak": _gib(entry.memory.total_bytes),
-                "parts": {part.name: _gib(part.size_bytes) for part in entry.memory.parts},
+                **ranks_document(entry.ranks),
+                "peak": to_gib(entry.memory.total_bytes),
+                "parts": parts_gib(entry.memory),
             }
             for entry in prediction.explanation.rank_classes
         ],

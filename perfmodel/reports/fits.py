@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.base.units import BYTES_PER_GIB, format_size
+from perfmodel.base.units import format_size
 from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table
-from perfmodel.reports.document import SCHEMA_VERSION
+from perfmodel.reports.document import SCHEMA_VERSION, parts_gib, ranks_document, to_gib
 from perfmodel.reports.text import format_ranks
 
 if TYPE_CHECKING:
@@ -23,20 +23,19 @@ def to_fits_document(answer: MemoryAnswer) -> dict[str, Any]:
         "kind": "fits",
         "fits": answer.fits,
         "fits_probability": round(answer.probability, 6),
-        "capacity_gib": _gib(answer.capacity_bytes),
-        "memory_gib": _gib(answer.peak_bytes),
-        "parts": {} if answer.fullest is None else _parts(answer.fullest.memory),
+        "capacity_gib": to_gib(answer.capacity_bytes),
+        "memory_gib": to_gib(answer.peak_bytes),
+        "parts": {} if answer.fullest is None else parts_gib(answer.fullest.memory),
         "by_rank": [
             {
-                "ranks": format_ranks(one.ranks, max_pieces=10**9),
-                "count": len(one.ranks),
-                "memory_gib": _gib(one.memory.total_bytes),
-                "parts": _parts(one.memory),
+                **ranks_document(one.ranks),
+                "memory_gib": to_gib(one.memory.total_bytes),
+                "parts": parts_gib(one.memory),
             }
             for one in answer.peaks
         ],
         "layouts": [
-            {"gpus": one.gpus, "set": list(one.overrides), "memory_gib": _gib(one.peak_bytes)}
+            {"gpus": one.gpus, "set": list(one.overrides), "memory_gib": to_gib(one.peak_bytes)}
             for one in answer.layouts
         ],
         "layouts_tried": answer.tried,
@@ -96,11 +95,3 @@ def _list(answer: MemoryAnswer) -> list[Table | Sentences]:
 
 def _size(memory: RankMemory, name: str) -> int:
     return sum(part.size_bytes for part in memory.parts if part.name == name)
-
-
-def _parts(memory: RankMemory) -> dict[str, float]:
-    return {part.name: _gib(part.size_bytes) for part in memory.parts}
-
-
-def _gib(size_bytes: int) -> float:
-    return round(size_bytes / BYTES_PER_GIB, 6)

@@ -25,7 +25,6 @@ from perfmodel.reports.prediction import next_changes
 from perfmodel.reports.rank_tables import (
     load_matrix,
     memory_front,
-    parts_of_plans,
     table_matrix,
 )
 from perfmodel.reports.text import (
@@ -151,7 +150,6 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             Section("Time against memory", more=lambda: [memory_front(ranking)]),
             Section(f"Load per rank under {name}", more=lambda: [load_matrix(best)]),
             Section(f"Where {name} puts the tables", more=lambda: [table_matrix(best)]),
-            Section("Part by part", more=lambda: [parts_of_plans(ranking)]),
             Section(f"Why {name} is first", [Sentences(ranking.comparison)]),
             Section(f"What would make {name} faster", [Sentences(advice)]),
             Section("Not ranked", [Sentences(ranking.refusals)]),
@@ -160,6 +158,13 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
         rows=to_ranking_rows(ranking),
         columns=160,
     ).warned(ranking.cautions)
+
+
+def _odds(share: float | None) -> str:
+    """*share* in words; no draw shows that an order is certain."""
+    if share is None:
+        return ""
+    return "over 99 %" if share > 0.99 else f"{100 * share:.0f} %"
 
 
 def _table(ranking: Ranking) -> Table:
@@ -171,7 +176,7 @@ def _table(ranking: Ranking) -> Table:
             plan.plan.name,
             f"{plan.answer.iteration_ns / NS_PER_MS:.3f}",
             f"{interval.low_ns / NS_PER_MS:.2f} to {interval.high_ns / NS_PER_MS:.2f}",
-            "" if plan.beats_next is None else f"{100 * plan.beats_next:.0f} %",
+            _odds(plan.beats_next),
             plan.bound,
             f"rank {plan.straggler.rank}: {', '.join(plan.straggler.tables) or 'no table'}"
             if plan.straggler.is_awaited

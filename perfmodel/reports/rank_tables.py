@@ -11,7 +11,6 @@ from perfmodel.planning.ranking import RankedPlan, Ranking
 from perfmodel.reports.blocks import Table
 
 MOST_RANKS, MOST_TABLES = 32, 60
-MOST_PARTS = 8
 
 
 def load_matrix(ranked: RankedPlan) -> Table:
@@ -50,19 +49,6 @@ def memory_front(ranking: Ranking) -> Table:
     headings = ["plan", "time ms", "against the first", "memory of the fullest rank, GiB", ""]
     note = "Every other plan is both slower and larger than one of these, or equal to it."
     return Table(headings, rows if len(ranking.plans) > 1 else [], (1, 2, 3), (0,), note=note)
-
-
-def parts_of_plans(ranking: Ranking) -> Table:
-    """Parts of the iteration under each plan, mean over ranks, shaded by the largest of a part."""
-    works = [one.work for one in ranking.plans[:MOST_PARTS]]
-    parts = list(works[0].parts_ns) if works else []
-    rows = [[part, *(f"{work.parts_ns[part] / NS_PER_MS:.3f}" for work in works)] for part in parts]
-    shades = [
-        [work.parts_ns[part] / max(*(one.parts_ns[part] for one in works), 1) for work in works]
-        for part in parts
-    ]
-    headings = ["ms", *(work.name for work in works)]
-    return Table(headings, rows, range(1, len(headings)), shades=shades)
 
 
 def table_matrix(ranked: RankedPlan) -> Table:

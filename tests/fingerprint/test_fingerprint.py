@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.extensions.emulation.emulating import check_environment
 from tests.fingerprint.asking import KINDS, ask, find_recorded, prepare
 from tests.fingerprint.questions import QUESTIONS
 
@@ -23,7 +24,7 @@ def folder(tmp_path_factory):
 )
 def test_an_answer_keeps_its_numbers_its_texts_and_its_looks(name, folder):
     if name.startswith("emulate"):
-        pytest.importorskip("torch")
+        check_environment()
     numbers, texts, looks = ask(name, folder)
     recorded = {kind: json.loads(find_recorded(kind).read_text("utf-8"))[name] for kind in KINDS}
 

@@ -31,7 +31,6 @@ from perfmodel.extensions.emulation.workers import (
     NEEDS_ALL_RANKS,
     WorkerOutcome,
     WorkerTask,
-    run_worker,
 )
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.storage import check_job_place, save_job
@@ -72,7 +71,7 @@ class ScriptFailedError(EmulationError):
 
 def emulate(request: Emulation, out: Path, *, place: WorkerRunner) -> EmulatedJob:
     """Run the script of *request* on *place* and write its job to the folder *out*."""
-    check_platform(request)
+    check_platform()
     check_job_place(out, is_overwriting=request.is_overwriting)
     device = load_gpu(request.device)
     facts = device_facts(device)
@@ -135,8 +134,7 @@ def _start(
     place: WorkerRunner, task: WorkerTask, parts: Sequence[tuple[int, ...]]
 ) -> WorkerOutcome:
     """Run one worker for each of *parts*."""
-    run = run_worker if task.request.python is None else run_ranks
-    outcomes = place.map(run, task, list(parts))
+    outcomes = place.map(run_ranks, task, list(parts))
     return WorkerOutcome(
         codes={rank: code for one in outcomes for rank, code in one.codes.items()},
         records={rank: found for one in outcomes for rank, found in one.records.items()},

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +16,6 @@ from perfmodel.base.options import Option, Overwrite, check_ranges
 if TYPE_CHECKING:
     from topologies import Device
 
-TORCH_VERSION = "2.13.0"
-"""The one version whose tables of virtual functions are known."""
 DEFAULT_WARMUP = 2
 DEFAULT_GPUS_PER_HOST = 8
 MOST_GPUS_PER_HOST = 64
@@ -49,9 +46,8 @@ class Emulation:
     others equal. With *is_plain* the script runs without the environment of torchrun. Hosts have
     *ranks_per_host* GPUs: by default eight, or as many as there are ranks. Kernels are chosen as
     *torch_release* does, by default the one that runs. *samples_per_iteration* of all ranks are
-    counted from what the script moves to the device, unless they are stated. With *python*, the
-    script runs in that interpreter's environment, on the virtual driver. An existing job is
-    replaced only if *is_overwriting*.
+    counted from what the script moves to the device, unless they are stated. The script runs in the
+    environment of the interpreter *python*. An existing job is replaced only if *is_overwriting*.
     """
 
     words: Annotated[
@@ -94,7 +90,7 @@ class Emulation:
         str | None,
         Option(
             metavar="X.Y.Z",
-            help=f"Choose kernels as this release of torch does; default: {TORCH_VERSION}.",
+            help="Choose kernels as this release of torch does; default: the one that runs.",
         ),
     ] = None
     samples_per_iteration: Annotated[
@@ -116,8 +112,8 @@ class Emulation:
         str | None,
         Option(
             metavar="PATH",
-            help="Experimental: run in the environment of this python, on its own CUDA build of "
-            "torch.",
+            help="Run in the environment of this python, on its own CUDA build of torch; default: "
+            "the one that `make emulate` sets up.",
         ),
     ] = None
     is_overwriting: Overwrite = False
@@ -161,32 +157,12 @@ def parse_release(text: str) -> tuple[int, ...]:
     return tuple(int(number or 0) for number in match.groups())
 
 
-def check_platform(request: Emulation) -> None:
-    """Refuse a machine or a build of torch on which the device cannot be made."""
+def check_platform() -> None:
+    """Refuse a machine that CUDA builds of torch for Linux on x86-64 do not run on."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise EmulationError(
             f"emulation: needs Linux on x86-64, this is {sys.platform} on {platform.machine()}. "
             "Emulate there and predict from the job here."
-        )
-    if request.python is not None:
-        return
-    try:
-        installed = version("torch")
-    except PackageNotFoundError:
-        raise EmulationError(
-            f"emulation: needs torch {TORCH_VERSION}, which is not installed. "
-            f"Run `pip install torch=={TORCH_VERSION}`."
-        ) from None
-    number, _, build = installed.partition("+")
-    if number != TORCH_VERSION:
-        raise EmulationError(
-            f"emulation: needs torch {TORCH_VERSION}, and {installed} is installed. The virtual "
-            f"device replaces internals of that version; run `pip install torch=={TORCH_VERSION}`."
-        )
-    if build.startswith(("cu", "rocm", "xpu")):
-        raise EmulationError(
-            f"emulation: needs the CPU build of torch, and {installed} is built for GPUs. Run "
-            f"`pip install torch=={TORCH_VERSION} --index-url https://download.pytorch.org/whl/cpu`."
         )
 
 

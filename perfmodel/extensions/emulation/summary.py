@@ -73,7 +73,7 @@ def describe_job(
 
 
 def _release(request: Emulation) -> str:
-    if request.torch_release is None or request.python is not None:
+    if request.torch_release is None:
         return ""
     return f"kernels as torch {request.torch_release} chooses them, "
 
@@ -131,7 +131,7 @@ def _iterations(record: RankRecord) -> list[str]:
     if record.compiled_regions:
         sentences.append(
             f"Compiled code is that of torch {record.torch_version}: its compiler ran for the "
-            f"virtual device (regions: {record.compiled_regions}), and every kernel it made is "
+            f"virtual GPUs (regions: {record.compiled_regions}), and every kernel it made is "
             "priced by the bytes it touches."
         )
     if record.fallbacks and not record.compiled_regions:

@@ -1,15 +1,13 @@
 """Workers: processes that run ranks, what they are ordered to do, and what came of it.
 
-A worker is one process that makes the device once and forks a process per rank; its ranks run
-at the same time. Orders and outcomes are plain values, because they travel to other processes
-and machines. A throttle lets only a few of its ranks work at once: scripts make their weights on
-the host before they move them, and eight ranks that do so at once need eight times that memory.
+A worker is one process that imports torch once and forks a process per rank; its ranks run at the
+same time. Orders and outcomes are plain values, because they travel to other processes and
+machines.
 """
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import json
 import os
 import re
@@ -17,9 +15,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -33,21 +30,7 @@ READY = "ready"
 CODES = "codes.json"
 FAULT = "fault_"
 """How files begin that hold the exception that ended a rank."""
-_START = """
-import sys
-first, sys.path[0] = sys.path[0], sys.argv[2]
-from perfmodel.extensions.emulation.device.worker import main
-sys.path[0] = first
-main()
-"""
-"""How a worker starts: it finds our package wherever it is installed, and hides the path. The
-script's folder comes back afterwards: torch must not take a folder `triton` there for Triton."""
-MOST_WORKING = 2
-"""Ranks of a worker that work at once."""
-_LOOK_S = 0.02
 _PR_SET_PDEATHSIG = 1
-STANDSTILL_S = 3.0
-"""Working ranks that use no processor time for this long are assumed to wait for others."""
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
 _LIBRARY_PATHS = ("site-packages", "perfmodel/extensions/emulation", "<frozen", "/lib/python")
 
@@ -108,19 +91,6 @@ def read_order(path: Path) -> WorkerOrder:
     made = (Emulation(**request), DeviceFacts(**device))
     rest = (fields[name] for name in ("folder", "code", "formats"))
     return WorkerOrder(*made, tuple(fields["ranks"]), *rest)
-
-
-def run_worker(task: WorkerTask, ranks: tuple[int, ...]) -> WorkerOutcome:
-    """Run *ranks* at the same time, on the virtual device."""
-    return run_process(
-        task,
-        ranks,
-        (sys.executable, "-c", _START),
-        dict(task.environment),
-        "the virtual device does not work with this build of torch on this machine: its self-test "
-        "failed. It needs torch 2.13.0, the CPU build, on Linux x86-64; install it with `pip "
-        "install torch==2.13.0` in a fresh environment.",
-    )
 
 
 def run_process(
@@ -214,62 +184,3 @@ def end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-
-
-class Throttle:
-    """Lets MOST_WORKING ranks of a worker work at once, by locks on files of *folder*.
-
-    A rank releases its lock while it waits for another one, and when it ends. A rank that gets no
-    lock because the others stand still (the script waits in a way of its own) goes on without.
-    """
-
-    def __init__(self, folder: Path, *, is_needed: bool) -> None:
-        paths = [folder / f"lock_{number}" for number in range(MOST_WORKING)] if is_needed else []
-        self._files = [os.open(path, os.O_RDWR | os.O_CREAT) for path in paths]
-        self._own: int | None = None
-
-    def take(self) -> None:
-        """Wait for a lock."""
-        seen: list[bytes] = []
-        since_s = time.monotonic()
-        while self._files and self._own is None:
-            self._own = next((file for file in self._files if _lock(file)), None)
-            if self._own is not None:
-                os.pwrite(self._own, f"{os.getpid():<12}".encode(), 0)
-                return
-            now = [_progress(os.pread(file, 12, 0)) for file in self._files]
-            if now != seen or any(state.startswith(b"R") for state in now):
-                seen, since_s = now, time.monotonic()
-            if time.monotonic() - since_s > STANDSTILL_S:
-                return
-            time.sleep(_LOOK_S)
-
-    @contextmanager
-    def released(self) -> Iterator[None]:
-        """Let another rank work while this one waits for it."""
-        if self._own is not None:
-            fcntl.lockf(self._own, fcntl.LOCK_UN)
-            self._own = None
-        try:
-            yield
-        finally:
-            self.take()
-
-
-def _progress(process: bytes) -> bytes:
-    """State and processor time of *process*."""
-    try:
-        text = Path("/proc", process.decode().strip(), "stat").read_bytes()
-    except OSError:
-        return b""
-    fields = text.rpartition(b")")[2].split()
-    return b" ".join((fields[0], fields[11], fields[12]))
-
-
-def _lock(file: int) -> bool:
-    try:
-        # Not inherited by processes that the script starts.
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

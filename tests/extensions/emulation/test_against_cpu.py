@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from perfmodel.extensions.emulation.driver.launch import run_ranks
 from perfmodel.extensions.emulation.rank_record import CallType, from_bytes
 from perfmodel.extensions.emulation.request import Emulation, device_facts, load_gpu
 from perfmodel.extensions.emulation.windows import Windows
-from perfmodel.extensions.emulation.workers import WorkerTask, run_worker
+from perfmodel.extensions.emulation.workers import WorkerTask
 from perfmodel.extensions.recordings.operators.calls import aten_name
-from tests.extensions.emulation.emulating import SCRIPTS
+from tests.extensions.emulation.emulating import SCRIPTS, check_environment
 
 HERE = Path(__file__).parent
 COMPARED = (
@@ -41,9 +42,10 @@ def on_the_cpu():
 
 
 def on_the_device(tmp_path):
+    check_environment()
     request = Emulation((str(SCRIPTS / "ddp.py"),), ranks=1, device="h100_sxm")
     facts, environment = device_facts(load_gpu(request.device)), tuple(os.environ.items())
-    outcome = run_worker(WorkerTask(request, facts, str(tmp_path), environment), (0,))
+    outcome = run_ranks(WorkerTask(request, facts, str(tmp_path), environment), (0,))
     windows = Windows(from_bytes(outcome.records[0]))
     record = windows.record
     names = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.extensions.emulation.device.attention import count_pairs, equal_lengths
+from perfmodel.extensions.emulation.driver.attention import count_pairs, equal_lengths
 
 
 def test_packed_sequences_of_unknown_lengths_are_taken_to_be_equally_long():

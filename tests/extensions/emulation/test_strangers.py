@@ -1,4 +1,4 @@
-"""What scripts of strangers do that the virtual device once refused, lost or never ended."""
+"""What scripts of strangers do that emulation once refused, lost or never ended."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from perfmodel.graph.ops import Gemm
 from tests.extensions.emulation.emulating import Run, emulate
 
 TRAINING = """
+import os
 import torch
 
+torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
 model = torch.nn.Linear(64, 64).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -124,7 +126,7 @@ train()
 
 
 def test_masks_and_counts_that_are_known_decide_how_much_is_selected(run):
-    assert "shape that depends on values (1 times)" in run(SELECTIONS).stderr
+    assert "shape that depends on values (2 times)" in run(SELECTIONS).stderr
 
 
 FLASH = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perfmodel.extensions.emulation.device.user_kernels import product_of, read_source
+from perfmodel.extensions.emulation.driver.user_kernels import product_of, read_source
 
 tl = None
 

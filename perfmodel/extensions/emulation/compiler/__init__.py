@@ -1,1 +1,1 @@
-"""The compiler of torch on the virtual device: what `torch.compile` makes of a script."""
+"""The compiler of torch on the virtual driver: what `torch.compile` makes of a script."""

@@ -13,7 +13,7 @@ import torch
 from torch._guards import tracing
 from torch.utils._python_dispatch import _disable_current_modes
 
-from perfmodel.extensions.emulation.device.base import Gpu
+from perfmodel.extensions.emulation.driver.gpu import Gpu
 from perfmodel.extensions.emulation.rank_record import CallType
 
 ROWS, COLUMNS, PICKED = 64, 512, 16

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch._dynamo import trace_rules
 
-from perfmodel.extensions.emulation.device import attention_packages, triton_stand_in, user_kernels
-from perfmodel.extensions.emulation.device.base import Gpu
+from perfmodel.extensions.emulation.driver import attention_packages, user_kernels
+from perfmodel.extensions.emulation.driver.gpu import Gpu
 
 _PADS_SINCE = (2, 5)
 """The first release of torch whose compiler pads products: a reading of one published time (124 M
@@ -36,7 +36,7 @@ def keep(value: Any) -> Callable[[], Any]:
 def guide_dynamo() -> None:
     """Let Dynamo follow stand-ins of packages, as it follows the real ones, and no more of ours."""
     trace_rules.add(__name__.partition(".")[0])
-    answered = {one.__file__ for one in (attention_packages, triton_stand_in, user_kernels)}
+    answered = {one.__file__ for one in (attention_packages, user_kernels)}
     rules: Any = trace_rules
     rules.get_legacy_mod_inlinelist = keep(trace_rules.get_legacy_mod_inlinelist() | answered)
 

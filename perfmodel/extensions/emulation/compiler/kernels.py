@@ -29,8 +29,9 @@ from torch._inductor.dependencies import MemoryDep
 from torch._inductor.virtualized import V
 
 from perfmodel.extensions.emulation.compiler.masks import AttentionTemplate, RegionMasks
-from perfmodel.extensions.emulation.device.base import Gpu
-from perfmodel.extensions.emulation.device.descriptions import DTYPE_WORDS
+from perfmodel.extensions.emulation.driver.descriptions import DTYPE_WORDS
+from perfmodel.extensions.emulation.driver.gpu import Gpu
+from perfmodel.extensions.emulation.driver.user_kernels import read_text, record_kernel
 
 MARK = "# perfmodel: "
 _LENGTHS = ("xnumel", "ynumel", "znumel", "r0_numel", "r1_numel")
@@ -144,7 +145,12 @@ class Launcher:
         self._operator = f"inductor.{name}"
         found = re.search(MARK + "(.*)", source)
         self._words: dict[str, Any] = json.loads(found[1]) if found else {}
+        # What Inductor did not schedule the script wrote.
+        self._script = None
         self._names = argument_names(name, source)
+        if found is None:
+            self._operator = re.sub(r"_\d+$", "", name)
+            self._script = read_text(source, tuple(self._names))
         self._attention = AttentionTemplate.find(source)
         self._shares = self._words.get("shares") or _guessed_shares(self._names, source)
         self._kinds: dict[Any, int] = {}
@@ -158,6 +164,8 @@ class Launcher:
             given = dict(zip(self._names, args, strict=False))
             words = self._attention.describe(self._gpu, given, self._masks)
             recorder.launch(recorder.intern_kind(words), recorder.state().device, 1)
+        elif recorder.is_on and self._script is not None:
+            self._run_of_script(args, *self._script)
         elif recorder.is_on:
             key = tuple(arg.shape if isinstance(arg, Tensor) else None for arg in args)
             kind = self._kinds.get(key)
@@ -165,6 +173,19 @@ class Launcher:
                 kind = self._kinds[key] = recorder.intern_kind(self._describe(args))
             recorder.launch(kind, recorder.state().device, 1)
         self._forget(args)
+
+    def _run_of_script(
+        self, args: Sequence[Any], names: Sequence[str], stored: Sequence[str], multiplies: bool
+    ) -> None:
+        """Record a kernel that the script wrote itself, in a compiled region."""
+        given = dict(zip(names, args, strict=False))
+        record_kernel(
+            self._gpu,
+            self._operator,
+            inputs=[one for name, one in given.items() if name not in stored],
+            outputs=[one for name, one in given.items() if name in stored],
+            has_products=multiplies,
+        )
 
     def _tensors(self, args: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
         for name, value in zip(self._names, args, strict=False):

@@ -22,14 +22,14 @@ from torch import Tensor, fx
 from torch._higher_order_ops.flex_attention import flex_attention
 from torch._subclasses.fake_tensor import is_fake
 
-from perfmodel.extensions.emulation.device.base import Gpu
-from perfmodel.extensions.emulation.device.descriptions import DTYPE_WORDS, is_inexact
-from perfmodel.extensions.emulation.device.flex import (
+from perfmodel.extensions.emulation.driver.descriptions import DTYPE_WORDS, is_inexact
+from perfmodel.extensions.emulation.driver.flex import (
     count_pairs_of_blocks,
     kept_share,
     share_of_blocks,
 )
-from perfmodel.extensions.emulation.device.values import MOST_KEPT
+from perfmodel.extensions.emulation.driver.gpu import Gpu
+from perfmodel.extensions.emulation.driver.values import MOST_KEPT
 
 _MASK, _INDICES, _COUNTS, _SIDES, _FUNCTION = 4, 3, (2, 4), slice(-3, -1), -1
 """Where the mask is among the arguments of flex_attention, and what is where in it."""

@@ -24,27 +24,20 @@ from perfmodel.extensions.emulation.compiler.check import prove_compiler
 from perfmodel.extensions.emulation.compiler.inductor import guide_dynamo, take_kernels
 from perfmodel.extensions.emulation.compiler.masks import FunctionShares, RegionMasks
 from perfmodel.extensions.emulation.compiler.sharing import FOLDER, alone, share_code
-from perfmodel.extensions.emulation.device.base import Gpu
-from perfmodel.extensions.emulation.device.descriptions import hide_code, script_line, show_line
-from perfmodel.extensions.emulation.device.triton_stand_in import hidden
+from perfmodel.extensions.emulation.driver.descriptions import hide_code, script_line, show_line
+from perfmodel.extensions.emulation.driver.gpu import Gpu
 from perfmodel.extensions.emulation.rank_record import COMPILED
-from perfmodel.extensions.emulation.workers import Throttle
 
 _TOLD_S = 2.0
 """Regions that take less processor time are not reported."""
 
 
 class Compiler:
-    """The compiler of one rank; ranks, also of later workers, share the code in *folder*.
+    """The compiler of one rank; ranks, also of later workers, share the code in *folder*."""
 
-    Of the *front* come the answers to what Dynamo and Inductor ask about a device that is not
-    torch's own.
-    """
-
-    def __init__(self, gpu: Gpu, folder: Path, throttle: Throttle, front: Any = None) -> None:
-        self._gpu, self._front = gpu, front
+    def __init__(self, gpu: Gpu, folder: Path) -> None:
+        self._gpu = gpu
         self._folder = folder
-        self._throttle = throttle
         self._is_installed = False
         self._fault: RuntimeError | None = None
         self._names: dict[int, str] = {}
@@ -57,8 +50,6 @@ class Compiler:
     def install(self) -> None:
         """Take over what `torch.compile` gives to Inductor."""
         guide_dynamo()
-        if self._front is not None:
-            self._front.install_dynamo(self._gpu)
         kind: Any = torch._TorchCompileInductorWrapper
         compile_region = kind.__call__
 
@@ -93,7 +84,7 @@ class Compiler:
         self, compile_region: Callable[[], Callable[..., Any]], eager: Callable[..., Any]
     ) -> Callable[..., Any]:
         start_s, place = time.process_time(), script_line()
-        with self._gpu.recorder.paused(), alone(self._folder, self._throttle), hidden():
+        with self._gpu.recorder.paused(), alone(self._folder):
             try:
                 self._prepare()
                 made = compile_region()
@@ -134,8 +125,6 @@ class Compiler:
     def _install_inductor(self) -> None:
         cache = self._folder / FOLDER
         hide_code(cache)
-        if self._front is not None:
-            self._front.answer_inductor(self._gpu)
         take_kernels(self._gpu, cache, lambda: self._masks)
         share_code()
         from torch._inductor.output_code import CompiledFxGraph

@@ -10,7 +10,6 @@ call answers with fake tensors, in the strides of the generated code. Here these
 from __future__ import annotations
 
 import fcntl
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,8 +19,6 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext
-
-from perfmodel.extensions.emulation.workers import Throttle
 
 FOLDER = "compiled"
 _NUMBER = re.compile(rb"(cuda:|type='cuda', index=)(\d+)")
@@ -39,18 +36,11 @@ def device_here(compiled_for: int) -> Callable[..., torch.device]:
 
 
 @contextmanager
-def alone(folder: Path, throttle: Throttle) -> Iterator[None]:
-    """Only one rank at a time is in a `with` block; others let the rest work meanwhile."""
-    file = os.open(folder / "compiling", os.O_RDWR | os.O_CREAT)
-    try:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            with throttle.released():
-                fcntl.lockf(file, fcntl.LOCK_EX)
+def alone(folder: Path) -> Iterator[None]:
+    """Only one rank at a time is in a `with` block."""
+    with (folder / "compiling").open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(file)
 
 
 def share_code() -> None:

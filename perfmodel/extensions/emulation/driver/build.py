@@ -76,6 +76,8 @@ def build_libraries(torch: Path, cuda: str) -> Path:
         _compile(draft / _CORE, [_SOURCES / "core.c"], [*flags, "-pthread"])
         for library, versions in names.items():
             _build(draft, library, versions, flags)
+            # Scripts that load the runtime themselves name no release.
+            (draft / f"{library.split('.so')[0]}.so").symlink_to(library)
     return folder
 
 

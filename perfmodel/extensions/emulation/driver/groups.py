@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 
-from perfmodel.extensions.emulation.device.descriptions import DTYPE_WORDS, script_line
-from perfmodel.extensions.emulation.device.recorder import Recorder
-from perfmodel.extensions.emulation.rank_record import CallType, GroupRecord
+from perfmodel.extensions.emulation.driver.descriptions import DTYPE_WORDS, script_line
+from perfmodel.extensions.emulation.driver.recorder import Recorder
+from perfmodel.extensions.emulation.rank_record import GroupRecord
 from perfmodel.extensions.emulation.workers import NEEDS_ALL_RANKS, WorkerOrder
 
 _CALLS = (
@@ -33,6 +34,7 @@ _FORMATS = (
 """Number formats by NCCL's numbers."""
 _dist: Any = dist
 _c10d: Any = c10d
+_mesh: Any = device_mesh
 """Modules whose type stubs lack what C++ defines."""
 _PAIRS = ("send", "recv_")
 """Operators whose third argument is the peer."""
@@ -68,7 +70,7 @@ class Groups:
         _c10d._store_based_barrier = lambda *_, **__: None
         logger: Any = torch._C._distributed_c10d.Logger
         logger.set_runtime_stats_and_log = lambda _: None
-        for module in (_dist, _c10d):
+        for module in (_dist, _c10d, _mesh):
             module.init_process_group = self._init_process_group
 
     def _init_process_group(self, backend: Any = None, *_: Any, **words: Any) -> None:
@@ -145,7 +147,7 @@ class Groups:
                 f"rank {self._rank} communicates with rank {record.ranks[peer]} ({script_line()})"
             ] = None
             raise SystemExit(NEEDS_ALL_RANKS)
-        self._append(words, thread, stream)
+        self._recorder.communicate(words, thread, stream)
 
     def _join(self, call: str) -> None:
         """One call for the messages that an operator is made of."""
@@ -156,14 +158,7 @@ class Groups:
         moved = sum(sent) or sum(one["bytes"] for one in parts if one["call"] != "recv")
         whole["bytes"] = 0 if call == "barrier" else moved
         del whole["place"]
-        self._append(whole, thread, stream)
-
-    def _append(self, words: dict[str, Any], thread: int, stream: int) -> None:
-        recorder = self._recorder
-        recorder.collectives.append(words)
-        recorder.operator_names.append(words["call"])
-        numbers = len(recorder.collectives) - 1, len(recorder.operator_names) - 1
-        recorder.calls.append((CallType.COLLECTIVE, numbers[0], thread, stream, numbers[1]))
+        self._recorder.communicate(whole, thread, stream)
 
 
 class _Store(_dist.Store):  # type: ignore[misc]  # a class of C++

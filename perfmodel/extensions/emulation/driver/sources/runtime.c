@@ -376,3 +376,14 @@ Status cudaLibraryGetKernel(Handle *kernel, Handle library, const char *name) {
   __cudaRegisterFunction(NULL, *kernel, NULL, *kernel);
   return 0;
 }
+
+/* Limits, such as the device's own heap, are kept and mean nothing. */
+static size_t limits[16];
+Status cudaDeviceSetLimit(int which, size_t value) {
+  limits[which & 15] = value;
+  return 0;
+}
+Status cudaDeviceGetLimit(size_t *value, int which) {
+  *value = limits[which & 15];
+  return 0;
+}

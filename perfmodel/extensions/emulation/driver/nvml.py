@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from perfmodel.extensions.emulation.device import nvidia_smi
-from perfmodel.extensions.emulation.device.base import Gpu
+from perfmodel.extensions.emulation.driver import nvidia_smi
+from perfmodel.extensions.emulation.driver.gpu import Gpu
 from perfmodel.extensions.emulation.request import DeviceFacts
 
 DRIVER = "570.124.06"

@@ -13,14 +13,13 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from perfmodel.extensions.emulation.device.attention import NAMESPACE
-from perfmodel.extensions.emulation.device.base import Gpu, keep_for_ever
+from perfmodel.extensions.emulation.driver.gpu import Gpu
 
 OPERATOR = "user_kernel"
 """How calls of such kernels are named in the record, before the name of the function."""
@@ -65,53 +64,31 @@ def install_nvrtc(gpu: Gpu) -> None:
 
 
 def install_triton(gpu: Gpu, jit: Any, autotuner: Any) -> None:
-    """Record launches of kernels made with the modules *jit* and *autotuner* of Triton.
+    """Record launches of kernels made with the modules *jit* and *autotuner* of Triton."""
 
-    A launch is an operator of ours, so that torch's compiler has it in its graph as it has those of
-    Triton.
-    """
-
-    def run_chosen(chosen: Any, *args: Any, **words: Any) -> None:
+    def run(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **words: Any) -> None:
+        del grid, warmup
         # An autotuner or a heuristic adds arguments to the kernel inside it.
-        inner = chosen.fn
-        while not isinstance(inner, jit.JITFunction):
-            inner = inner.fn
-        _run(inner, *args, **words)
+        while not isinstance(kernel, jit.JITFunction):
+            kernel = kernel.fn
+        names, stored, has_products = read_source(kernel.fn)
+        given = {**dict(zip(names, args, strict=False)), **words}
+        record_kernel(
+            gpu,
+            kernel.fn.__name__,
+            inputs=[value for name, value in given.items() if name not in stored],
+            outputs=[value for name, value in given.items() if name in stored],
+            has_products=has_products,
+        )
 
-    own = torch.library.Library(NAMESPACE, "FRAGMENT")
-    keep_for_ever(own)
-    own.define("launch(str name, Tensor[] read, Tensor(a!)[] written, bool has_products) -> ()")
-    own.impl("launch", partial(_record_launch, gpu), "CompositeExplicitAutograd")
-    # A launch has no gradient: the script states that of the function around it.
-    own.impl("launch", torch.library.fallthrough_kernel, "Autograd")
-    torch.library.register_fake(f"{NAMESPACE}::launch", lambda *_: None, lib=own)
-    jit.JITFunction.run = _run
-    for name in ("Autotuner", "Heuristics"):
-        kind = getattr(autotuner, name, None)
-        if kind is not None:
-            kind.run = run_chosen
-
-
-def _run(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **words: Any) -> None:
-    """Launch *kernel*; Dynamo follows this function."""
-    del grid, warmup
-    names, stored, has_products = _known(kernel.fn)
-    given = {**dict(zip(names, args, strict=False)), **words}
-    read = _tensors([value for name, value in given.items() if name not in stored])
-    written = _tensors([value for name, value in given.items() if name in stored])
-    torch.ops.perfmodel.launch(kernel.fn.__name__, read, written, has_products)
+    for kind in (jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics):
+        kind.run = run
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
     """Tensors of the device among *values*, and those that descriptors describe."""
     bases = [getattr(one, "base", one) for one in values]
     return [one for one in bases if isinstance(one, Tensor) and one.is_cuda]
-
-
-def _record_launch(
-    gpu: Gpu, name: str, read: list[Tensor], written: list[Tensor], has_products: bool
-) -> None:
-    record_kernel(gpu, name, inputs=read, outputs=written, has_products=has_products)
 
 
 def record_kernel(
@@ -163,9 +140,14 @@ def read_source(function: Any) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
     """
     names = tuple(inspect.signature(function).parameters)
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        return read_text(textwrap.dedent(inspect.getsource(function)), names)
     except (OSError, SyntaxError, TypeError):
         return names, names, False
+
+
+def read_text(text: str, names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """As `read_source`, of a kernel with the parameters *names* in *text*."""
+    tree = ast.parse(text)
     origins = {name: {name} for name in names}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AugAssign):
@@ -185,14 +167,6 @@ def read_source(function: Any) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
     # A pointer that helpers store to cannot be told from one they load from.
     written = tuple(name for name in names if name in stored) if stores else names
     return names, written, any(_called(call).startswith("dot") for call in calls)
-
-
-def _known(function: Any) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    """What the source of *function* says, without Dynamo following how it is read."""
-    return read_source(function)
-
-
-torch.compiler.assume_constant_result(_known)
 
 
 def _called(call: ast.Call) -> str:

@@ -8,8 +8,8 @@ import runpy
 import sys
 import threading
 import types
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,20 @@ import torch.distributed
 import torch.multiprocessing
 import torch.utils.data.dataloader as loading
 
-from perfmodel.extensions.emulation.device.descriptions import DTYPE_WORDS, script_line
-from perfmodel.extensions.emulation.device.recorder import Recorder, ScriptStop
-from perfmodel.extensions.emulation.device.steps import StepWatch
+from perfmodel.extensions.emulation.compiler.regions import Compiler
+from perfmodel.extensions.emulation.driver.attention import choose_as
+from perfmodel.extensions.emulation.driver.descriptions import DTYPE_WORDS, script_line
+from perfmodel.extensions.emulation.driver.flex import install_masks
+from perfmodel.extensions.emulation.driver.gpu import Gpu
+from perfmodel.extensions.emulation.driver.graphs import watch_graphs
+from perfmodel.extensions.emulation.driver.groups import Groups
+from perfmodel.extensions.emulation.driver.nvml import install_nvidia_smi
+from perfmodel.extensions.emulation.driver.operators import Operators
+from perfmodel.extensions.emulation.driver.packages import PackageFinder
+from perfmodel.extensions.emulation.driver.recorder import Recorder, ScriptStop
+from perfmodel.extensions.emulation.driver.steps import StepWatch
+from perfmodel.extensions.emulation.driver.user_kernels import install_nvrtc
+from perfmodel.extensions.emulation.driver.values import KnownValues
 from perfmodel.extensions.emulation.rank_record import CallType, RankRecord, to_bytes
 from perfmodel.extensions.emulation.workers import (
     FAULT,
@@ -28,15 +39,18 @@ from perfmodel.extensions.emulation.workers import (
     WorkerOrder,
 )
 
+_QUIET = {"TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+"""Threads of torch that watch a GPU which cannot hang."""
 _MASTER_PORT = "29500"
 _OWN_PACKAGES = frozenset({"collectives", "embeddings", "topologies", "traces"})
 
 
-class RankRun(ABC):
-    """One rank of *order*, from its environment to its record; devices add what is theirs."""
+class RankRun:
+    """One rank of *order* on the libraries of *driver*, from its environment to its record."""
 
-    def __init__(self, recorder: Recorder, order: WorkerOrder, rank: int) -> None:
-        self._recorder = recorder
+    def __init__(self, driver: Any, order: WorkerOrder, rank: int) -> None:
+        self._driver = driver
+        recorder = self._recorder = Recorder(driver)
         self._order = order
         self._request = order.request
         self._folder = Path(order.folder)
@@ -45,19 +59,53 @@ class RankRun(ABC):
         self._ending = threading.Lock()
         self._steps = StepWatch(recorder, order.request)
         DTYPE_WORDS.update(order.formats)
+        self._groups = Groups(driver, recorder, order, rank)
+        recorder.on_collective = self._groups.add
+        driver.exchange(order.folder.encode())
+        release = order.request.torch_release or torch.__version__
+        facts = order.device, order.request.host_size, release
+        self._gpu = Gpu(recorder, KnownValues(), *facts)
+        self._operators = Operators(self._gpu, self._groups)
+        self._compiler = Compiler(self._gpu, Path(order.code))
 
-    @abstractmethod
     def install(self) -> None:
-        """Prepare the device, its groups and its compiler for the script."""
-
-    @abstractmethod
-    def observed(self) -> dict[str, Any]:
-        """Fields of the record that only the device knows."""
+        """Watch operators, groups, graphs and compiled regions."""
+        os.environ.update(_QUIET)
+        self._operators.install()
+        self._groups.install()
+        self._compiler.install()
+        watch_graphs(self._recorder)
+        cuda: Any = torch.cuda
+        cuda._lazy_call(partial(choose_as, self._gpu))
+        install_nvrtc(self._gpu)
+        install_masks(self._gpu)
+        install_nvidia_smi(self._gpu.model, self._gpu.count, self._folder / f"bin_{self._rank}")
+        sys.meta_path.insert(0, PackageFinder(self._gpu))
 
     @property
-    @abstractmethod
     def has_guessed(self) -> bool:
-        """Whether objects of ranks that do not run were taken to be those of this rank."""
+        """Whether this rank may have failed for want of others."""
+        return len(self._order.ranks) < self._request.ranks > 1
+
+    def observed(self) -> dict[str, Any]:
+        """What torch's own allocator and the driver counted."""
+        missing = self._driver.missing.value.decode().split()
+        if missing:
+            self._recorder.notes[
+                "Functions of CUDA without a body were called and did nothing: "
+                f"{', '.join(sorted(missing)):.400}."
+            ] = None
+        devices = range(torch.cuda.device_count())
+        return {
+            "groups": tuple(self._groups.records.values()),
+            "peak_memory_bytes": max(map(torch.cuda.max_memory_allocated, devices)),
+            "reserved_memory_bytes": max(map(torch.cuda.max_memory_reserved, devices)),
+            "peak_place": self._operators.peak_place,
+            "compiled_regions": self._compiler.compiled_count,
+            "fallbacks": self._compiler.fallbacks,
+            "compile_cpu_s": self._compiler.cpu_s,
+            "pieces": tuple(self._operators.pieces),
+        }
 
     def run(self) -> int:
         """Run the script and write the record; its exit code."""

@@ -1,9 +1,8 @@
 """Attention: which kernel a GPU would run, and how many query-key pairs it computes.
 
-`scaled_dot_product_attention` goes to the first kernel that is enabled and fits, in the order of
-the torch release that is emulated. Packages and flex_attention go to an operator of ours, whose
-shapes are its only answer. Where sequences are packed, windows are narrow or blocks are left out,
-the pairs that are computed are counted from known values.
+torch chooses, in the order of the release that is emulated. Packages go to an operator of ours,
+whose shapes are its only answer. Where sequences are packed, windows are narrow or blocks are left
+out, the pairs that are computed are counted from known values.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from perfmodel.extensions.emulation.device.base import Gpu, keep_for_ever
-from perfmodel.extensions.emulation.device.descriptions import Args, Kwargs, argument
+from perfmodel.extensions.emulation.driver.descriptions import Args, Kwargs, argument
+from perfmodel.extensions.emulation.driver.gpu import Gpu, keep_for_ever
 
 OPERATORS = frozenset(
     {
@@ -29,19 +28,16 @@ OPERATORS = frozenset(
 )  # fmt: skip
 """Operators that are recorded with their kernel and pairs."""
 NAMESPACE = "perfmodel"
-_HALF = (torch.float16, torch.bfloat16)
-_MOST_HEAD_DIM = 256
 _STARTS = (("cum_seq_q", "cum_seq_k"), ("cu_seqlens_q", "cu_seqlens_k"), ("starts_q", "starts_k"))
 _CAUSAL = ("is_causal", "custom_mask_type")
 _FLASH2_SINCE = (2, 2)
 _CUDNN_FIRST = (((2, 5, 0), (2, 5, 1)), ((2, 9, 0), (2, 10, 0)), ((2, 11, 0), (99,)))
 """Releases of torch that take cuDNN's kernel first on Hopper and Blackwell, each to before another:
 opt-in from 2.5.1 on (pytorch 138522), first again in 2.9 (162073), with a newer cuDNN from 2.11."""
-_aten = torch.ops.aten
 
 
-def declare_attention(launch: Callable[..., None] | None = None) -> None:
-    """Define our operator; where it is a kernel of the device, *launch* records it."""
+def declare_attention(launch: Callable[..., None]) -> None:
+    """Define our operator, a kernel that *launch* records."""
     own = torch.library.Library(NAMESPACE, "DEF")
     settings = "Tensor? starts_q, Tensor? starts_k, bool is_causal, int left, int pairs, str kernel"
     own.define(f"attention(Tensor query, Tensor key, Tensor value, {settings}) -> (Tensor, Tensor)")
@@ -51,9 +47,8 @@ def declare_attention(launch: Callable[..., None] | None = None) -> None:
     )
     for name, shapes in (("attention", _shapes), ("attention_backward", _gradient_shapes)):
         torch.library.register_fake(f"{NAMESPACE}::{name}", shapes, lib=own)
-        if launch is not None:
-            op = getattr(torch.ops.perfmodel, name).default
-            own.impl(name, partial(_run, op, shapes, launch), "CUDA")
+        op = getattr(torch.ops.perfmodel, name).default
+        own.impl(name, partial(_run, op, shapes, launch), "CUDA")
     name = f"{NAMESPACE}::attention"
     torch.library.register_autograd(name, _backward, setup_context=_keep, lib=own)
     keep_for_ever(own)
@@ -62,48 +57,6 @@ def declare_attention(launch: Callable[..., None] | None = None) -> None:
 def _run(op: Any, shapes: Callable[..., Any], launch: Callable[..., None], *args: Any) -> Any:
     result = shapes(*args)
     launch(op, args, {}, result)
-    return result
-
-
-def install_attention(gpu: Gpu, library: torch.library.Library) -> None:
-    """Define our operator, and let torch's own choices end in kernels of a GPU."""
-    declare_attention()
-    torch._C._set_sdp_use_cudnn(True)
-    for key in ("AutogradCUDA", "CUDA"):
-        library.impl("scaled_dot_product_attention", partial(attend, gpu), key)
-
-
-def attend(
-    gpu: Gpu,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """`scaled_dot_product_attention` by the kernel that the emulated release would choose."""
-    tensors, needs_sums = (query, key, value), any(t.requires_grad for t in (query, key, value))
-    backend = _choose(gpu, query, attn_mask, is_grouped=enable_gqa)
-    if attn_mask is not None and backend in (SDPBackend.EFFICIENT_ATTENTION, _CUDNN):
-        if attn_mask.dtype == torch.bool:
-            attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
-        attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
-    attention: Callable[..., Any]
-    more: tuple[Any, ...] = (attn_mask, needs_sums, dropout_p, is_causal)
-    if backend == _CUDNN:
-        attention, more = _aten._scaled_dot_product_cudnn_attention, (*more, False)
-    elif backend == SDPBackend.FLASH_ATTENTION:
-        attention, more = _aten._scaled_dot_product_flash_attention, (dropout_p, is_causal, False)
-    elif backend == SDPBackend.EFFICIENT_ATTENTION:
-        attention = _aten._scaled_dot_product_efficient_attention
-    else:
-        attention = partial(_aten._scaled_dot_product_attention_math, enable_gqa=enable_gqa)
-        more = (attn_mask, dropout_p, is_causal, None)
-    result: Tensor = attention(*tensors, *more, scale=scale)[0]
     return result
 
 
@@ -120,36 +73,6 @@ def choose_as(gpu: Gpu) -> None:
         torch._fused_sdp_choice(some, some, some)
     others = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
     torch._C._set_sdp_priority_order([one.value for one in (*others, _CUDNN)])
-
-
-def _choose(gpu: Gpu, query: Tensor, mask: Tensor | None, *, is_grouped: bool) -> SDPBackend:
-    """The first kernel in torch's order that is enabled and can run.
-
-    Only the memory-efficient kernel has heads of any width, and the gradient of a mask.
-    """
-    major, width, is_split = gpu.model.capability[0], query.shape[-1], query.dim() == 4
-    is_half = query.dtype in _HALF and major >= 8
-    is_fusable = is_half and is_split and width <= _MOST_HEAD_DIM
-    is_aligned = width * query.itemsize % 16 == 0
-    fits = {
-        SDPBackend.FLASH_ATTENTION: is_fusable and mask is None,
-        SDPBackend.EFFICIENT_ATTENTION: is_split and is_aligned and not is_grouped,
-        _CUDNN: is_fusable and is_aligned and not (mask is not None and mask.requires_grad),
-        SDPBackend.MATH: True,
-    }
-    is_enabled = {
-        SDPBackend.FLASH_ATTENTION: torch._C._get_flash_sdp_enabled(),
-        SDPBackend.EFFICIENT_ATTENTION: torch._C._get_mem_efficient_sdp_enabled(),
-        _CUDNN: torch._C._get_cudnn_sdp_enabled(),
-        SDPBackend.MATH: torch._C._get_math_sdp_enabled(),
-    }
-    order = [SDPBackend(number) for number in torch._C._get_sdp_priority_order()]
-    if order[0] == SDPBackend.FLASH_ATTENTION and takes_cudnn_first(gpu.release, major):
-        order = [_CUDNN, *order]
-    for backend in order:
-        if fits.get(backend) and is_enabled[backend]:
-            return backend
-    raise RuntimeError("No available kernel. Aborting execution.")
 
 
 def takes_cudnn_first(release: tuple[int, ...], major: int) -> bool:

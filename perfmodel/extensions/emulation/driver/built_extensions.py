@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from perfmodel.extensions.emulation.device.base import Gpu
-from perfmodel.extensions.emulation.device.descriptions import tensors_in
-from perfmodel.extensions.emulation.device.user_kernels import record_kernel
+from perfmodel.extensions.emulation.driver.descriptions import tensors_in
+from perfmodel.extensions.emulation.driver.gpu import Gpu
+from perfmodel.extensions.emulation.driver.user_kernels import record_kernel
 
 _FUNCTION = re.compile(
     r"\b(void|(?:[\w:]*\b(?:Tensor|vector|tuple)\b(?:\s*<[^;{()]*>)?))\s*&?\s*"

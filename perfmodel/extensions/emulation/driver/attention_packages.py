@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfmodel.extensions.emulation.device.base import Gpu
-from perfmodel.extensions.emulation.device.user_kernels import record_kernel
+from perfmodel.extensions.emulation.driver.gpu import Gpu
+from perfmodel.extensions.emulation.driver.user_kernels import record_kernel
 
 _VERSION = "2.8.3"
 """What scripts see; no answer depends on it."""

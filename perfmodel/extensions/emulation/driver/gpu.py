@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from perfmodel.extensions.emulation.device.descriptions import describe_kernel
-from perfmodel.extensions.emulation.device.recorder import Recorder
+from perfmodel.extensions.emulation.driver.descriptions import describe_kernel
+from perfmodel.extensions.emulation.driver.recorder import Recorder
 from perfmodel.extensions.emulation.rank_record import CallType
 from perfmodel.extensions.emulation.request import DeviceFacts, parse_release
 

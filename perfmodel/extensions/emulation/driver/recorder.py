@@ -17,15 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident, main_thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from perfmodel.extensions.emulation.device.descriptions import script_line
+from perfmodel.extensions.emulation.driver.descriptions import script_line
 from perfmodel.extensions.emulation.rank_record import DEVICE_SHIFT, CallType
-
-if TYPE_CHECKING:
-    from perfmodel.extensions.emulation.device.native import NativeDevice, ThreadState
 
 _LOGGED = {
     1: CallType.RECORD,
@@ -34,6 +31,7 @@ _LOGGED = {
     4: CallType.SYNC_EVENT,
     5: CallType.SYNC_DEVICE,
 }
+_COLLECTIVE = 6
 _NO_OPERATOR = -1
 _REGION = "compiled_region"
 """What the host does before compiled code runs: guards, and the tensors that are passed in."""
@@ -47,7 +45,7 @@ class ScriptStop(SystemExit):
 class Recorder:
     """Collects calls of all threads; off until `is_on` is set. The script runs on *main_thread*."""
 
-    def __init__(self, native: NativeDevice) -> None:
+    def __init__(self, driver: Any) -> None:
         self.is_on = False
         self.is_over = False
         self.is_forked = False
@@ -64,27 +62,31 @@ class Recorder:
         self.operator_names: list[str] = []
         self.placeholders: Counter[str] = Counter()
         self.notes: dict[str, None] = {}
-        self._native = native
+        self.on_collective: Callable[[int, int, int], None] = lambda *_: None
+        self._driver = driver
         self._log_seen = 0
         self._kind_of: dict[str, int] = {}
-        self._states: dict[int, ThreadState] = {}
+        self._states: dict[int, Any] = {}
         self.main_thread = main_thread().ident or 0
         self._place: dict[int, tuple[object, int, int]] = {}
         self._before_capture: tuple[list[Any], bool] = ([], False)
         self._regions: dict[int, str] = {}
 
-    def state(self) -> ThreadState:
+    def state(self) -> Any:
         """Current device and stream of this thread."""
         thread = get_ident()
         if thread not in self._states:
-            self._states[thread] = self._native.thread_state()
+            self._states[thread] = self._driver.thread_state()
         return self._states[thread]
 
     def enter_stream(self) -> None:
-        """Let the next kernel run on the stream that torch is on: here it always does."""
+        """The state of a thread is that of its last kernel, which torch may not have launched."""
+        state = self.state()
+        state.stream.value = torch._C._cuda_getCurrentRawStream(state.device)
 
     def stream(self) -> int:
-        """The stream of this thread, with its device above bit 32."""
+        """The stream of this thread that torch is on, with its device above bit 32."""
+        self.enter_stream()
         state = self.state()
         return int(state.stream.value) | state.device << DEVICE_SHIFT
 
@@ -111,7 +113,9 @@ class Recorder:
         state = self._states.get(thread) or self.state()
         stream = state.stream.value | device << DEVICE_SHIFT
         operator = self._operator(thread, kind, depth + 1)
-        self._add(CallType.KERNEL, kind, thread, stream, operator)
+        # An operator was launched before what it made the driver do.
+        self.calls.append((CallType.KERNEL, kind, thread, stream, operator))
+        self.flush()
 
     def note(self, kind: int, depth: int = 1) -> None:
         """An operator that launches nothing, such as a view."""
@@ -122,14 +126,12 @@ class Recorder:
             operator = self._operator(thread, _NO_OPERATOR, depth + 1)
             self.calls.append((CallType.NOTE, kind, thread, 0, operator))
 
-    def communicate(self, call: dict[str, Any], stream: int) -> None:
-        """A collective on *stream*."""
-        if self.is_on:
-            self.collectives.append(call)
-            number, thread = len(self.collectives) - 1, get_ident()
-            operator = self._new_operator(call["call"])
-            self._add(CallType.COLLECTIVE, number, thread, stream, operator)
-            self._place.pop(thread, None)
+    def communicate(self, call: dict[str, Any], thread: int, stream: int) -> None:
+        """A collective of *thread* on *stream*."""
+        self.collectives.append(call)
+        operator = self._new_operator(call["call"])
+        number = len(self.collectives) - 1
+        self.calls.append((CallType.COLLECTIVE, number, thread, stream, operator))
 
     def synchronize(self, call_type: CallType, what: int = 0) -> None:
         """The host waits for the device."""
@@ -232,24 +234,22 @@ class Recorder:
         self.calls.append(call)
 
     def flush(self) -> None:
-        """Move what native code logged to the calls."""
-        count = self._native.log_count.value
+        """Move what the driver logged to the calls."""
+        count = self._driver.log_count.value
         if count == self._log_seen:
             return
-        for number in range(max(self._log_seen, count - len(self._native.log)), count):
-            entry = self._native.log[number % len(self._native.log)]
+        for number in range(max(self._log_seen, count - len(self._driver.log)), count):
+            entry = self._driver.log[number % len(self._driver.log)]
             kind, what, stream, thread = entry
             if not kind:
                 # Another thread has reserved the entry and not filled it yet.
                 break
             entry[0] = 0
             self._log_seen = number + 1
-            if self.is_on:
-                self.add_logged(kind, what, thread, stream)
-
-    def add_logged(self, kind: int, what: int, thread: int, stream: int) -> None:
-        """A call of *kind* that native code logged."""
-        self.calls.append((_LOGGED[kind], what, thread, stream, _NO_OPERATOR))
+            if self.is_on and kind == _COLLECTIVE:
+                self.on_collective(what, thread, stream)
+            elif self.is_on:
+                self.calls.append((_LOGGED[kind], what, thread, stream, _NO_OPERATOR))
 
     def _operator(self, thread: int, kind: int, depth: int) -> int:
         """The number of the operator that a call with *kind* belongs to."""

@@ -1,8 +1,6 @@
-"""flex_attention: its fused kernel, and how many blocks its mask leaves out.
+"""flex_attention: how many blocks its mask leaves out.
 
-Outside of compiled code torch would materialise all scores; scripts compile it, and what cannot be
-compiled here is answered as the kernel it would have become. A mask is evaluated on the host, at
-some points of every block, with the values that are known there.
+A mask is evaluated on the host, at some points of every block, with the values known there.
 """
 
 from __future__ import annotations
@@ -12,14 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
-from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
 from torch.nn.attention import flex_attention as masks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from perfmodel.extensions.emulation.device.base import Gpu
-from perfmodel.extensions.emulation.device.descriptions import Args, describe_tensor
+from perfmodel.extensions.emulation.driver.descriptions import Args, describe_tensor
+from perfmodel.extensions.emulation.driver.gpu import Gpu
 
 _POINTS = 8
 """Rows and columns of a block at which a mask is evaluated, its edges among them."""
@@ -28,40 +24,6 @@ _MOST_AT_ONCE = 1 << 22
 _MOST_POINTS, _FEWEST_ROWS = 1 << 24, 8
 """Points of a mask of compiled code that are evaluated, and rows of blocks of each head."""
 _UNKNOWN = "blocks that a mask leaves out"
-
-
-def install_flex(gpu: Gpu) -> None:
-    """Answer flex_attention and its masks."""
-    _install_masks(gpu)
-
-    def forward(query: Tensor, key: Tensor, value: Tensor, *more: Any) -> tuple[Tensor, ...]:
-        pairs = _pairs_of_blocks(gpu, query, key, more[1])
-        turned = [tensor.transpose(1, 2) for tensor in (query, key, value)]
-        out, sums = torch.ops.perfmodel.attention(*turned, None, None, False, -1, pairs, "flash2")
-        return out.transpose(1, 2), sums.transpose(1, 2), sums.transpose(1, 2)
-
-    def backward(
-        query: Tensor, key: Tensor, value: Tensor, out: Tensor, _: Any, grad: Any, *more: Any
-    ) -> tuple[Any, ...]:
-        pairs = _pairs_of_blocks(gpu, query, key, more[3])
-        turned = [tensor.transpose(1, 2) for tensor in (grad, query, key, value, out)]
-        grads = torch.ops.perfmodel.attention_backward(
-            *turned, None, None, False, -1, pairs, "flash2"
-        )
-        return (*[one.transpose(1, 2) for one in grads], tuple(None for _ in more[-2]))
-
-    key = DispatchKey.CompositeExplicitAutograd
-    for operator, function in ((flex_attention, forward), (flex_attention_backward, backward)):
-        operator.py_kernels[key] = function
-        operator._dispatch_cache.clear()
-
-
-def _pairs_of_blocks(gpu: Gpu, query: Tensor, key: Tensor, mask: Args) -> int:
-    """Pairs in the blocks of *mask* that are not left out, for all sequences of the batch."""
-    counts = [mask[place] for place in (2, 4) if mask[place] is not None]
-    share = share_of_blocks(gpu, counts, mask[3])
-    whole = query.shape[0] * query.shape[2] * key.shape[2]
-    return count_pairs_of_blocks(gpu, whole, share)
 
 
 def share_of_blocks(gpu: Gpu, counts: Sequence[Tensor], indices: Tensor) -> float | None:
@@ -97,13 +59,14 @@ class _KnownValues(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _host_tensor(self, tensor: Tensor) -> Tensor:
-        known = self._gpu.values.known(tensor)
+        known = self._gpu.values.known(tensor) if tensor.is_cuda else tensor
         if known is None:
             raise LookupError
         return known
 
 
-def _install_masks(gpu: Gpu) -> None:
+def install_masks(gpu: Gpu) -> None:
+    """Evaluate masks of blocks with the values that are known on the host."""
     original = masks.create_block_mask
 
     def create_block_mask(

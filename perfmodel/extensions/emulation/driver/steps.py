@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from perfmodel.extensions.emulation.device.recorder import Recorder
+from perfmodel.extensions.emulation.driver.recorder import Recorder
 from perfmodel.extensions.emulation.rank_record import IterationRecord
 from perfmodel.extensions.emulation.request import DEFAULT_WARMUP, Emulation
 
