@@ -21,7 +21,6 @@ EPILOG = """\b
 Examples:
   perfmodel kernel gemm --device h100_sxm --m 4096 --n 4096 --k 4096 --dtype bf16
   perfmodel kernel attention --device a100_sxm_80gb --batch 4 --length 4096 --heads 32
-  perfmodel kernel gemm --device h100_sxm --m 4096 --n 4096 --k 4096 --calibration my_gemm.yaml
   perfmodel kernel memory --device h200_sxm --operator layer_norm --read 128MiB --write 128MiB
   perfmodel kernel embedding --device h100_sxm --rows 1000000 --width 128 --lookups 100 --batch 512
 """

@@ -297,7 +297,8 @@ def start_ranks(*, is_dry: bool) -> bool:
         dist.init_process_group("gloo" if is_dry else "nccl")
         return dist.get_rank() == 0
     if is_dry:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]  # torch has it, its stubs do not
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     return True
 
 
