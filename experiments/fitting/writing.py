@@ -58,7 +58,9 @@ def write_stacks(problem: Problem, value: NDArray[np.float64], spreads: Spreads)
         for (kind, stack, word), one in found.items():
             if kind == "stack" and stack in lineage(name, family):
                 logs[word] = logs.get(word, 0.0) + one
-        host = logs.pop("host", 0.0)
+        # Relative to the stack it extends, whose releases take it over.
+        logs.pop("host", None)
+        host = found.get(("stack", name, "host"), 0.0)
         common = _of_generations(found)
         ratios: dict[str, Any] = {
             word: round(math.exp(one), 3)

@@ -44,8 +44,8 @@ def price_kernel(
     for file in calibration:
         if not is_json(Path(file)):
             raise CalibrationError(
-                f"{file}: must be a file of kernels that `perfmodel calibrate "
-                "gemm|attention|experts|memory` wrote, and is none."
+                f"{file}: must be a file of constants of kernels, as `perfmodel calibrate "
+                "embedding` writes it, and is none."
             )
     gpu = replace(load_device(device), calibrations=tuple(calibration))
     return answer_op(op, gpu, load_stack(stack))

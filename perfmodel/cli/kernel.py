@@ -21,7 +21,6 @@ EPILOG = """\b
 Examples:
   perfmodel kernel gemm --device h100_sxm --m 4096 --n 4096 --k 4096 --dtype bf16
   perfmodel kernel attention --device a100_sxm_80gb --batch 4 --length 4096 --heads 32
-  perfmodel kernel gemm --device h100_sxm --m 4096 --n 4096 --k 4096 --calibration my_gemm.yaml
   perfmodel kernel memory --device h200_sxm --operator layer_norm --read 128MiB --write 128MiB
   perfmodel kernel embedding --device h100_sxm --rows 1000000 --width 128 --lookups 100 --batch 512
 """
@@ -163,8 +162,12 @@ def _answer(ops: Sequence[Op], target: Target) -> None:
     """Price *ops* on the *target*."""
     from perfmodel.reports.op_prices import report_kernel
 
-    place = {"device": target.device, "stack": target.stack, "calibration": target.calibration}
-    answers = [api.price_kernel(op, **place) for op in ops]
+    answers = [
+        api.price_kernel(
+            op, device=target.device, stack=target.stack, calibration=target.calibration
+        )
+        for op in ops
+    ]
     # A lookup is answered with its update inside.
     document, *updates = [answer.to_json() for answer in answers]
     Outputs(target.json_file, is_strict=target.is_strict).write(

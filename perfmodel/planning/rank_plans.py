@@ -109,9 +109,9 @@ def order_plans(
 def _facts(evaluator: PlanEvaluator, question: RankQuestion) -> tuple[str, ...]:
     spec, cluster = evaluator.spec, evaluator.cluster
     tables, named = spec.embedding.tables(), spec.name
-    if question.tables is not None:
-        dense = f"{dense_parameters(spec) / 1e6:,.3g} M parameters"
-        named = f"{Path(question.tables).name}, with the dense part of {spec.name} ({dense})"
+    if question.tables:
+        named = f"{Path(question.tables).name}, with the dense part of {named} "
+        named += f"({dense_parameters(spec) / 1e6:,.3g} M parameters)"
     total = sum(table.size_bytes for table in tables) / BYTES_PER_GIB
     hosts = f"{cluster.host_count} host{'s' if cluster.host_count > 1 else ''}"
     return (

@@ -109,11 +109,6 @@ class Ranking(Shown):
         return target
 
     @property
-    def refusals(self) -> tuple[str, ...]:
-        """Why plans could not be made, one line per reason."""
-        return join_reasons(self.refused)
-
-    @property
     def loader(self) -> tuple[str, ...]:
         """What the stated loader does to the times, in a sentence; empty if there is none."""
         if self.load_ns is None:

@@ -10,7 +10,7 @@ from embeddings.index_data import DataStatistics
 from embeddings.plan_document import list_unrunnable, to_plan_document
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
 from perfmodel.planning.question import RankQuestion
-from perfmodel.planning.ranking import RankedPlan, Ranking
+from perfmodel.planning.ranking import RankedPlan, Ranking, join_reasons
 from perfmodel.reports.blocks import (
     Headline,
     Report,
@@ -152,7 +152,7 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             Section(f"Where {name} puts the tables", more=lambda: [table_matrix(best)]),
             Section(f"Why {name} is first", [Sentences(ranking.comparison)]),
             Section(f"What would make {name} faster", [Sentences(advice)]),
-            Section("Not ranked", [Sentences(ranking.refusals)]),
+            Section("Not ranked", [Sentences(join_reasons(ranking.refused))]),
             Section("Assumptions", more=lambda: [Sentences(ranking.assumptions)]),
         ),
         rows=to_ranking_rows(ranking),

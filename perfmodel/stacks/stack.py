@@ -401,9 +401,9 @@ class SoftwareStack(Form):
 
         One that is not known counts as `COMMON_CPU`.
         """
-        cpu = COMMON_CPU if cpu is None or cpu_speed(cpu) is None else cpu
+        cpu = cpu if cpu and cpu_speed(cpu) else COMMON_CPU
         speed, was = cpu_speed(cpu), cpu_speed(self.host.cpu)
-        if speed is None or was is None or cpu == self.host.cpu:
+        if not speed or not was or cpu == self.host.cpu:
             return self
         return replace(self, host=replace(self.host.faster(speed / was), cpu=cpu))
 

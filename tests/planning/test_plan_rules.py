@@ -17,7 +17,7 @@ from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import ScenarioError
 from perfmodel.planning.making import search_plans
 from perfmodel.planning.question import RankQuestion
-from perfmodel.planning.ranking import Ranking
+from perfmodel.planning.ranking import Ranking, join_reasons
 from perfmodel.planning.search import Neighbourhood, PlanSearch, SearchOutcome
 from perfmodel.prediction.plans.layout import COPIED, LayoutBook
 from perfmodel.prediction.scenario import Mode
@@ -111,7 +111,7 @@ def test_reasons_are_told_once_with_all_they_are_about():
     refused = (("a", "too large"), ("b", "odd"), ("c", "too large"))
     nothing: Any = None
     found = Ranking((), refused, (), Mode.PERIOD, 1, 1, nothing)
-    assert found.refusals == ("a, c: too large", "b: odd")
+    assert join_reasons(found.refused) == ("a, c: too large", "b: odd")
 
 
 def test_tables_of_sixteen_mebibytes_may_stand_on_every_rank():

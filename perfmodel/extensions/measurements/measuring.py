@@ -158,24 +158,23 @@ def choose(parts: Parts) -> list[int]:
             worth[rows] = variance[place] * parts.times_ns[rows] / whole
     least = LEAST * parts.variances.total(parts.shares)
     places = np.argsort(-worth, kind="stable")[: min(MOST_TRIED, np.sum(worth > least))]
-    if not len(places):
-        return []
     spots, worth = [parts.spots[place] for place in places], worth[places]
     is_call = np.array([isinstance(parts.calls[place].op, Communication) for place in places])
     is_open, chosen = np.ones(len(places), dtype=bool), list[int]()
     unknown = covariance(spots)
-    while True:
+    while is_open.any():
         # What a kernel says of itself and of like ones, beside those that were chosen before.
         said = worth @ (unknown**2 / (np.diag(unknown) + NOISE**2)) / SIGMA**2
         best = int(np.argmax(np.where(is_open, said, 0.0)))
-        if not is_open[best] or said[best] <= least:
-            return [int(place) for place in places[chosen]]
+        if said[best] <= least:
+            break
         chosen.append(best)
         is_open[best] = False
         for is_alike, most in ((is_call, MOST_CALLS), (~is_call, MOST_KERNELS)):
             is_open &= ~is_alike | (np.sum(is_alike[chosen]) < most)
         own = unknown[:, best]
         unknown = unknown - np.outer(own, own) / (own[best] + NOISE**2)
+    return [int(places[one]) for one in chosen]
 
 
 def _list(parts: Parts, known: Sequence[Learning], topology: str) -> Iterator[Listed]:

@@ -130,8 +130,8 @@ class PlanEvaluator:
             update={"input": spec.input.model_copy(update={"load_time": None})}
         )
         self.cluster = cluster
-        lean = {FrameworkBehaviour.LEAN_EXCHANGES}
-        self.stack = stack = replace(stack, habits=stack.habits - lean)
+        habits = stack.habits - {FrameworkBehaviour.LEAN_EXCHANGES}
+        self.stack = stack = replace(stack, habits=habits)
         local_batch(spec, rank_count=cluster.rank_count)
         run = DlrmRun(self.spec, cluster.rank_count, stack)
         self.catalog, self.pricer = PieceCatalog(run, cluster.device), PlanPricer(run, cluster)

@@ -89,7 +89,7 @@ class TransformerFamily(Family[TransformerSpec]):
         found = []
         for setting, value in stack.defaults_of(kind, chips).items():
             name, _, field = setting.partition(".")
-            section = getattr(spec, name, None)
+            section: Any = getattr(spec, name, None)
             if field not in getattr(type(section), "model_fields", {}):
                 raise WorkloadError(
                     f"stack {stack.name}: defaults: {setting!r} is no setting of a Transformer. "

@@ -309,19 +309,13 @@ def adjust_ops(
     )
 
 
-@lru_cache(maxsize=8)
-def _load_calls(path: Path, changed_ns: int) -> tuple[TimedKernel, ...]:
-    kernels = load_kernels(path, changed_ns).kernels
-    return tuple(one for one in kernels if one.kind == "collective")
-
-
 def learn_calls(cluster: Cluster) -> Learning:
     """What the timed collectives of *cluster* say of others; *cluster* is as calls see it."""
     spots, logs = [], []
     for path in files_of(cluster.device):
-        for one in _load_calls(path, path.stat().st_mtime_ns):
-            is_here = one.device == cluster.device.name and one.hosts <= cluster.host_count
-            if is_here and one.ranks <= cluster.rank_count:
+        for one in load_kernels(path, path.stat().st_mtime_ns).kernels:
+            is_here = one.kind == "collective" and one.device == cluster.device.name
+            if is_here and one.hosts <= cluster.host_count and one.ranks <= cluster.rank_count:
                 op = op_of(one.kind, one.cells)
                 price = price_collective(op, cluster=cluster, ranks=seats(one, cluster))
                 spots.append(spot_of(op, ranks=one.ranks, hosts=one.hosts))
