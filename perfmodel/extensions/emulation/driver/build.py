@@ -7,6 +7,7 @@ What was built is kept by the identity of sources and torch.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -69,16 +70,26 @@ def build_libraries(torch: Path, cuda: str) -> Path:
     folder = kept / "perfmodel" / f"driver-{digest.hexdigest()[:16]}"
     if folder.is_dir():
         return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "driver.lock").open("w") as lock:
+        # Emulations that begin at once build once; the others wait.
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            _fill(folder, torch, files, f"{major * 1000 + minor * 10}")
+    return folder
+
+
+def _fill(folder: Path, torch: Path, files: list[Path], cuda: str) -> None:
+    """Build into *folder* what *files* ask for."""
     names = _names_of(files)
     with draft_folder_of(folder) as draft:
         (draft / "stubs").mkdir()
-        flags = [f"-DCUDA={major * 1000 + minor * 10}", f"-DCUDNN={_cudnn(torch)}", f"-I{_SOURCES}"]
+        flags = [f"-DCUDA={cuda}", f"-DCUDNN={_cudnn(torch)}", f"-I{_SOURCES}"]
         _compile(draft / _CORE, [_SOURCES / "core.c"], [*flags, "-pthread"])
         for library, versions in names.items():
             _build(draft, library, versions, flags)
             # Scripts that load the runtime themselves name no release.
             (draft / f"{library.split('.so')[0]}.so").symlink_to(library)
-    return folder
 
 
 def _cudnn(torch: Path) -> int:

@@ -148,6 +148,16 @@ def script_line() -> str:
     return show_line(found.f_code, found.f_lineno)
 
 
+def line_of(fault: BaseException) -> str:
+    """The innermost line of the user's code that *fault* came through."""
+    found, trace = "no line of the script", fault.__traceback__
+    while trace is not None:
+        if _innermost(trace.tb_frame) is trace.tb_frame:
+            found = show_line(trace.tb_frame.f_code, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
 def show_line(code: CodeType, line: int) -> str:
     """A line of *code*, with its file as seen from where the script runs."""
     path = Path(code.co_filename)

@@ -20,7 +20,7 @@ import torch.utils.data.dataloader as loading
 
 from perfmodel.extensions.emulation.compiler.regions import Compiler
 from perfmodel.extensions.emulation.driver.attention import choose_as
-from perfmodel.extensions.emulation.driver.descriptions import DTYPE_WORDS, script_line
+from perfmodel.extensions.emulation.driver.descriptions import DTYPE_WORDS, line_of, script_line
 from perfmodel.extensions.emulation.driver.flex import install_masks
 from perfmodel.extensions.emulation.driver.gpu import Gpu
 from perfmodel.extensions.emulation.driver.graphs import watch_graphs
@@ -219,7 +219,7 @@ class RankRun:
                 code = NEEDS_ALL_RANKS
             else:
                 _show(fault)
-                said = f"{type(fault).__name__}: {fault}"
+                said = f"{line_of(fault)}: {type(fault).__name__}: {fault}"
                 (self._folder / f"{FAULT}{self._rank}").write_text(said, encoding="utf-8")
                 code = 1
         self._recorder.flush()
