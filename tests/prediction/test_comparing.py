@@ -49,7 +49,7 @@ def test_a_curve_that_the_host_holds_flat_has_a_knee_where_the_gpu_takes_over():
         sweep_scenario(SMALL, [axis]), build=build, axes=[axis], executor=SerialExecutor()
     )
     assert any(
-        sentence.startswith("Knee between batch=4,096 and 65,536: up to there mostly host")
+        sentence.startswith("Knee between batch=65,536 and 131,072: up to there mostly host")
         for sentence in found.findings
     )
     # Batches differ in work: the one that does most per second is best.
