@@ -143,7 +143,9 @@ def test_a_price_of_what_is_no_kernel_is_refused():
 def test_constants_of_one_kernel_come_from_a_file_of_kernels(tmp_path):
     (tmp_path / "machine.yaml").write_text("name: a\n")
     product = api.Gemm(m=64, n=64, k=64, dtype=api.DType.BF16)
-    with pytest.raises(CalibrationError, match=r"must be a file of constants of kernels, .* and is none"):
+    with pytest.raises(
+        CalibrationError, match=r"must be a file of constants of kernels, .* and is none"
+    ):
         api.price_kernel(product, device="h100_sxm", calibration=[str(tmp_path / "machine.yaml")])
 
 
