@@ -31,7 +31,7 @@ PACKAGES = HERE.parent
 NEEDED = ("ray", "numpy", "scipy", "pandas", "numba", "pyyaml", "matplotlib", "pyarrow", "typer",
           "rich", "jinja2", "pydantic", "orjson", "protobuf", "defusedxml")  # fmt: skip
 EXTRAS = {
-    "torch": "emulate, indices in torch files",
+    "torch": "indices in torch files",
     "starlette": "ui",
     "uvicorn": "ui",
 }
