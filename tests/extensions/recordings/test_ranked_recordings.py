@@ -41,13 +41,13 @@ def test_plans_take_what_the_recorded_kernels_of_one_of_them_say(folder):
     ranked(folder, sharders=("row_wise",)).save_plan(other)
     found = ranked(folder, plan_files=(str(ran), str(other)), job=str(folder / "job"))
     assert [one.plan.name for one in found.plans] == ["ran", "other"]
-    # Matrix multiplies and exchanges are predicted within 5 %; the copies of its own interaction
-    # are not in the model, so memory-bound kernels took longer than predicted.
+    # Matrix multiplies took 0.88 of what all runs on such GPUs say, exchanges what is predicted; the
+    # copies of its own interaction are not in the model, so memory-bound kernels took longer.
     told = found.facts[-1]
     assert "ran plan ran" in told
     ratios = {part.rpartition(" ")[0]: float(part.rpartition(" ")[2])
               for part in told.partition("predicted, ")[2].split(", ")}  # fmt: skip
-    assert ratios["matrix multiplies"] == pytest.approx(1, abs=0.05)
+    assert ratios["matrix multiplies"] == pytest.approx(0.9, abs=0.05)
     assert ratios["exchanges and reductions"] == pytest.approx(1, abs=0.1)
     assert ratios["memory-bound kernels"] > 1.2
     assert found.plans[0].answer.iteration_ns > before.plans[0].answer.iteration_ns
