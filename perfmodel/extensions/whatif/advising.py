@@ -201,7 +201,9 @@ def report_advice(advice: Advice) -> Report:
     return Report(
         title=f"Advice: {before.facts.job}",
         headline=Headline(
-            verdict=f"limited by {before.bound.name}, {before.bound_ratio:.0%} of the critical path",
+            verdict=(
+                f"limited by {before.bound.name} ({before.bound_ratio:.0%} of the critical path)"
+            ),
             is_good=not steps,
             answer=format_duration(before.iteration_ns),
             caption=f"per step, {describe_interval(before.interval)}",

@@ -41,8 +41,8 @@ def test_plans_take_what_the_recorded_kernels_of_one_of_them_say(folder):
     ranked(folder, sharders=("row_wise",)).save_plan(other)
     found = ranked(folder, plan_files=(str(ran), str(other)), job=str(folder / "job"))
     assert [one.plan.name for one in found.plans] == ["ran", "other"]
-    # Matrix multiplies took 0.88 of what all runs on such GPUs say, exchanges what is predicted; the
-    # copies of its own interaction are not in the model, so memory-bound kernels took longer.
+    # Matrix multiplies took 0.88 of what all runs on such GPUs say, exchanges what is predicted.
+    # Copies of its own interaction are not in the model: memory-bound kernels took longer.
     told = found.facts[-1]
     assert "ran plan ran" in told
     ratios = {part.rpartition(" ")[0]: float(part.rpartition(" ")[2])
