@@ -124,6 +124,11 @@ async def _home(site: Site, request: Request) -> Response:
     return site.refusal(request) or HTMLResponse(render(site), headers=page)
 
 
+async def _icon(_request: Request) -> Response:
+    """Browsers ask for one, whatever the page says."""
+    return Response(status_code=204, headers=HEADERS)
+
+
 async def _file(_site: Site, request: Request) -> Response:
     """A file of the page."""
     name = request.path_params["name"]
@@ -182,6 +187,7 @@ def build_app(site: Site) -> Starlette:
     return Starlette(
         routes=[
             Route("/", partial(_home, site)),
+            Route("/favicon.ico", _icon),
             Route("/drop", partial(_guarded, site, _drop), methods=["POST"]),
             *(Route(path, partial(_guarded, site, one)) for path, one in guarded.items()),
         ]
